@@ -1,0 +1,209 @@
+// The tensor bus: tensors held by the ranks of one job, laid out one way, move into the memory of the ranks of another,
+// independently launched job, laid out another way.
+//
+//   trainer rank r                                   inference rank q
+//   Bus bus({.job = "trainer", .rank = r, ...});     Bus bus({.job = "inference", .rank = q, ...});
+//   Pair pair = bus.pair({.name = "weights",         Pair pair = bus.pair({.name = "weights",
+//                         .peer = "inference"});                           .peer = "trainer"});
+//   Batch batch = pair.offer("policy", tensors);     Batch batch = pair.accept("policy", tensors);
+//   batch.send().wait();                             int64_t version = batch.recv().wait();
+//
+// Bus, Pair, Batch and Handle are move-only handles; the last one to go frees everything on both sides. Each may be used
+// from any thread; calls on one Batch are serialised. Every waiting call has a deadline and ends with tessera::Error:
+// kDeadlineExceeded, kPeerLost, kMismatch, kCancelled, kDataLoss, ... whose text names job/rank and what was waited for.
+// A forked child must not use a handle of its parent: its calls throw kInvalidArgument.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/dtype.h"
+#include "tessera/error.h"
+#include "tessera/layout.h"
+
+namespace tessera {
+
+using Timeout = std::chrono::nanoseconds;
+inline constexpr Timeout kRendezvousTimeout = std::chrono::seconds(300);
+inline constexpr Timeout kTransferTimeout = std::chrono::seconds(30);
+
+struct BusOptions {
+  std::string job;         // this job's name: what the peer calls it
+  Rank rank = 0;           // in this job, 0 .. world-1
+  int world = 1;
+  std::string store;       // URL; empty: TESSERA_STORE, else "auto"
+  std::string name_space;  // empty: TESSERA_NAMESPACE, else "default"
+  int threads = 0;         // that copy; 0: usable CPUs over this host's ranks, at least 1
+  bool digest = true;      // check every route's digest; either side may switch it off for both
+};
+
+struct PairOptions {
+  std::string name;                          // both jobs use one
+  std::string peer;                          // the other job's name
+  Timeout timeout = kRendezvousTimeout;      // until all ranks of both sides are in
+};
+
+// One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's mesh
+// registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal shape,
+// dtype and placements are replicas of each other.
+struct TensorSpec {
+  std::string name;
+  void* data = nullptr;            // first element of the local tensor; must outlive the Batch
+  DType dtype = DType::kF32;
+  Shape shape;                     // global
+  Layout layout;                   // a default-made one (no mesh): replicated over all ranks of the job
+  std::vector<Index> strides;      // of the local tensor, in elements; empty: contiguous row-major
+};
+
+// What the sending side offers, before a receiver decides what to take.
+struct ManifestEntry {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+  Layout layout;
+};
+
+// What a transfer has done so far, or did.
+struct Progress {
+  int64_t bytes_done = 0;   // that this rank has pulled (receiver) or that were pulled from it (sender)
+  int64_t bytes_total = 0;
+  double seconds = 0;       // since the data began to flow
+  double gigabytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes_done) * 1e-9 / seconds : 0; }
+};
+
+struct BatchStats {
+  int64_t tensors = 0;            // in this rank's batch
+  int64_t skipped = 0;            // names that only the sender has
+  int64_t routes = 0;             // of this rank
+  int64_t bytes_moved = 0;        // whole batch, all ranks, one transfer
+  int64_t bytes_lower_bound = 0;  // likewise
+  int64_t rank_bytes = 0;         // this rank's share
+  int64_t transfers = 0;          // completed
+  double register_seconds = 0;
+  // Work that a steady-state transfer must not do; each counts since registration.
+  int64_t store_requests = 0;
+  int64_t plans = 0;
+  int64_t allocations = 0;        // of staging, scratch and rings
+};
+
+// Layout-independent digest of one tensor's logical contents: docs/formats/digest.md.
+struct TensorDigest {
+  std::string name;
+  uint64_t d0 = 0;
+  uint64_t d1 = 0;
+  int64_t elements = 0;
+  std::string to_string() const;  // 32 hex digits
+};
+
+namespace bus {
+class BusImpl;
+class PairImpl;
+class BatchImpl;
+class Operation;
+}  // namespace bus
+
+// A send or recv under way. Dropping it never blocks; the operation goes on.
+class Handle {
+ public:
+  Handle(Handle&&) noexcept;
+  Handle& operator=(Handle&&) noexcept;
+  ~Handle();
+
+  // Blocks until the operation ends or its own deadline passes; returns the version. Throws what it failed with.
+  // May be called again: the outcome stays.
+  int64_t wait();
+  // Waits at most `timeout`: true once the operation has ended, well or not. Never throws for its outcome.
+  bool wait_for(Timeout timeout);
+  bool done() const;
+  // Ends it with kCancelled unless it has ended. A send that a receiver has begun to take, and a recv that has begun to
+  // write, cannot be cancelled: false. (Elsewhere the peers see the cancellation as such, not as a lost process.)
+  bool cancel();
+  Progress progress() const;
+  int64_t version() const;  // 0 while a recv has not chosen one
+
+ private:
+  friend class Batch;
+  explicit Handle(std::shared_ptr<bus::Operation> operation);
+  std::shared_ptr<bus::Operation> operation_;
+};
+
+// A set of tensors that is transferred as one.
+class Batch {
+ public:
+  Batch(Batch&&) noexcept;
+  Batch& operator=(Batch&&) noexcept;
+  ~Batch();  // close()
+
+  // Sender. Offers the registered memory as `version` (default: the last one + 1; must grow). Done when every attached
+  // receiving rank has taken it; until then the memory must not change. Collective over the side.
+  Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
+  // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
+  // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a version;
+  // once data flows, it ends after kTransferTimeout without progress.
+  Handle recv(std::optional<int64_t> min_version = {}, Timeout timeout = kTransferTimeout);
+
+  // The version held (receiver: last received; sender: last sent); 0 before the first.
+  int64_t version() const;
+  // Receiver: the newest complete version on offer, 0 if none; never blocks.
+  int64_t newest() const;
+  // Receiver: blocks until a version of at least `version` is on offer; returns it.
+  int64_t wait_version(int64_t version, Timeout timeout = kTransferTimeout);
+  // Receiver: false while a transfer has begun and not ended well, so that tensors may mix two versions.
+  bool torn() const;
+  BatchStats stats() const;
+  // Of the last transfer, this rank's cells only: sums over ranks (a replicated cell once) give the tensor's digest.
+  std::vector<TensorDigest> digests() const;
+  // Detaches: frees what both sides hold for this batch. The peer's later calls fail with kPeerLost, "closed the batch".
+  // Idempotent; waits for a transfer that reads or writes the registered memory.
+  void close();
+
+ private:
+  friend class Pair;
+  explicit Batch(std::shared_ptr<bus::BatchImpl> impl);
+  std::shared_ptr<bus::BatchImpl> impl_;
+};
+
+// Two jobs joined under a name.
+class Pair {
+ public:
+  Pair(Pair&&) noexcept;
+  Pair& operator=(Pair&&) noexcept;
+  ~Pair();
+
+  int peer_world() const;  // ranks of the other job
+
+  // Sender: registers `tensors` under `batch_id`; blocks until the receiving side has registered it too.
+  Batch offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout);
+  // Receiver: likewise. Its tensors may be a subset of what is offered; a name that is not offered is an error.
+  Batch accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout);
+  // Receiver: what the sending side offers under `batch_id`, in its order, once all its ranks have registered.
+  std::vector<ManifestEntry> manifest(const std::string& batch_id, Timeout timeout = kRendezvousTimeout);
+
+ private:
+  friend class Bus;
+  explicit Pair(std::shared_ptr<bus::PairImpl> impl);
+  std::shared_ptr<bus::PairImpl> impl_;
+};
+
+// This process' place on the bus: its name, its store and the threads that move its data (an embedded agent).
+class Bus {
+ public:
+  // Connects to the store and claims (job, rank). Throws kAlreadyExists, with both pids, if a living process has it.
+  explicit Bus(BusOptions options);
+  Bus(Bus&&) noexcept;
+  Bus& operator=(Bus&&) noexcept;
+  ~Bus();
+
+  // Blocks until all ranks of both jobs are in. Prints every 10 s who is missing.
+  Pair pair(const PairOptions& options);
+
+ private:
+  std::shared_ptr<bus::BusImpl> impl_;
+};
+
+}  // namespace tessera

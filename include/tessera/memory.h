@@ -1,0 +1,61 @@
+// Memory that another process can read in place: Tessera's allocator.
+//
+// Blocks come from memfd arenas (memfd_create, never named shared memory) of at least 64 MiB, advised for huge pages and
+// allocated up front with fallocate, so that a full machine is an error here and never a fault later. The owner maps an
+// arena, then seals it against shrinking, growing and any new writable mapping: a peer that receives the descriptor can
+// neither fault the owner nor write its data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace tessera {
+
+class SharedArena;
+
+// A block of shared memory, zeroed. Move-only; gives the block back to its arena when it goes.
+class SharedBuffer {
+ public:
+  SharedBuffer() = default;
+  SharedBuffer(SharedBuffer&& other) noexcept;
+  SharedBuffer& operator=(SharedBuffer&& other) noexcept;
+  ~SharedBuffer();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  friend class SharedHeap;
+  std::shared_ptr<SharedArena> arena_;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The process' arenas. Thread-safe.
+class SharedHeap {
+ public:
+  static SharedHeap& process();
+
+  // Throws Error(kResourceExhausted) that names the bytes wanted and what MemAvailable and the cgroup's memory.max leave.
+  // The block starts at a multiple of `alignment` (a power of two, at most 4096). 0 bytes give an empty buffer.
+  SharedBuffer allocate(size_t bytes, size_t alignment = 64);
+
+  struct Location {
+    std::shared_ptr<SharedArena> arena;
+    uint64_t offset = 0;
+  };
+  // Where [data, data + bytes) lies, if a block of this heap holds all of it.
+  std::optional<Location> locate(const void* data, size_t bytes) const;
+  // Bytes of arenas now mapped.
+  size_t mapped_bytes() const;
+
+ private:
+  SharedHeap();
+  ~SharedHeap();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

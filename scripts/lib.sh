@@ -1,0 +1,50 @@
+# Shared by the scripts: where the project is, and how a fresh Debian or Ubuntu machine gets what the build needs.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+: "${TESSERA_VENV:=$root/.venv}"
+jobs=${TESSERA_JOBS:-$(nproc)}
+
+build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv
+  libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libre2-dev
+  libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev)
+lint_packages=(clang-format-19 clang-tidy-19)
+
+say() { printf '\n== %s\n' "$*"; }
+
+# Installs those of the named Debian packages that are missing; quick when none is.
+need_packages() {
+  local missing=() package
+  for package in "$@"; do
+    dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  say "installing: ${missing[*]}"
+  local sudo=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { echo "these packages are missing, and neither root nor sudo is at hand: ${missing[*]}" >&2; exit 2; }
+    sudo=(sudo)
+  fi
+  "${sudo[@]}" apt-get update -qq
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# A virtual environment with the named PyPI packages; quick when they are there.
+need_venv() {
+  [ -x "$TESSERA_VENV/bin/python" ] || python3 -m venv "$TESSERA_VENV"
+  local stamp="$TESSERA_VENV/.installed-$(printf '%s ' "$@" | cksum | cut -d' ' -f1)"
+  [ -e "$stamp" ] && return 0
+  say "installing into the virtual environment: $*"
+  "$TESSERA_VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+  touch "$stamp"
+}
+
+# build PRESET [TARGET ...]
+build() {
+  local preset=$1
+  shift
+  say "building ($preset)"
+  cmake --preset "$preset" >"build-$preset.log" 2>&1 || { cat "build-$preset.log"; rm -f "build-$preset.log"; return 1; }
+  rm -f "build-$preset.log"
+  ninja -C "build/$preset" -j "$jobs" --quiet "$@"
+}

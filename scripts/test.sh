@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Sets a fresh Debian or Ubuntu machine up, builds, and runs every test but the slow ones.
+#   scripts/test.sh                  unit, property, multi-process, command and install tests
+#   scripts/test.sh --slow           the slow lane as well
+#   scripts/test.sh --preset asan    under a sanitizer (asan, tsan)
+#   scripts/test.sh [...] -- ARGS    further arguments for ctest, e.g. -- -R planner
+. "$(dirname "$0")/lib.sh"
+preset=cpu
+labels=(-LE slow)
+while [ $# -gt 0 ]; do
+  case $1 in
+    --preset) preset=$2; shift 2 ;;
+    --slow) labels=(); shift ;;
+    --) shift; break ;;
+    -h | --help) sed -n '2,6p' "$0"; exit 0 ;;
+    *) echo "scripts/test.sh: unknown argument $1 (see --help)" >&2; exit 2 ;;
+  esac
+done
+need_packages "${build_packages[@]}"
+build "$preset"
+say "testing ($preset)"
+export ASAN_OPTIONS="detect_leaks=1:abort_on_error=0:suppressions=$root/scripts/sanitizers.supp"
+export LSAN_OPTIONS="suppressions=$root/scripts/sanitizers.supp"
+export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$root/scripts/sanitizers.supp"
+export UBSAN_OPTIONS="print_stacktrace=1:suppressions=$root/scripts/sanitizers.supp"
+ctest --test-dir "build/$preset" --output-on-failure -j "$jobs" "${labels[@]}" "$@"

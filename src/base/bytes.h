@@ -1,0 +1,104 @@
+// Writing and reading of binary messages, little-endian. A reader never trusts its input: every read is checked against
+// what is left, and a length against a limit that the caller names.
+#pragma once
+
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/fail.h"
+
+namespace tessera {
+
+static_assert(std::endian::native == std::endian::little, "Tessera's messages and files are little-endian");
+
+// Appends to a growing buffer.
+class ByteWriter {
+ public:
+  template <typename T>
+    requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
+  void put(T value) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+    bytes_.insert(bytes_.end(), bytes, bytes + sizeof(T));
+  }
+  void put_bytes(std::span<const std::byte> bytes) {  // length (u32), then the bytes
+    put(static_cast<uint32_t>(bytes.size()));
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
+  void put_string(std::string_view text) { put_bytes(std::as_bytes(std::span(text))); }
+
+  size_t size() const { return bytes_.size(); }
+  std::span<const std::byte> view() const { return bytes_; }
+  std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+// Reads what a ByteWriter wrote. Every getter throws Error(kInvalidArgument) that names `what` when the message is too
+// short or a length above its limit; nothing is allocated before its length has been checked.
+class ByteReader {
+ public:
+  ByteReader(std::span<const std::byte> bytes, std::string_view what) : bytes_(bytes), what_(what) {}
+
+  template <typename T>
+    requires(std::is_arithmetic_v<T> && !std::same_as<T, bool>)
+  T get() {
+    T value;
+    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+  bool get_bool() {
+    const auto value = get<uint8_t>();
+    if (value > 1) fail(ErrorCode::kInvalidArgument, "{}: a flag is {}, neither 0 nor 1", what_, value);
+    return value == 1;
+  }
+  // An enum whose values are 0..last.
+  template <typename E>
+    requires std::is_enum_v<E>
+  E get_enum(E last) {
+    const auto value = get<std::underlying_type_t<E>>();
+    if (value < 0 || value > static_cast<std::underlying_type_t<E>>(last))
+      fail(ErrorCode::kInvalidArgument, "{}: unknown code {}", what_, static_cast<int64_t>(value));
+    return static_cast<E>(value);
+  }
+  // A count of elements that take at least `element_bytes` each in what is left.
+  uint32_t get_count(uint32_t limit, size_t element_bytes = 1) {
+    const auto count = get<uint32_t>();
+    if (count > limit || count * uint64_t{element_bytes} > left())
+      fail(ErrorCode::kInvalidArgument, "{}: a count of {} where at most {} fit", what_, count, limit);
+    return count;
+  }
+  std::span<const std::byte> get_bytes(uint32_t limit) { return take(get_count(limit)); }
+  std::string get_string(uint32_t limit) {
+    const auto bytes = get_bytes(limit);
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+
+  size_t left() const { return bytes_.size(); }
+  // Throws unless everything was read.
+  void finish() const {
+    if (!bytes_.empty()) fail(ErrorCode::kInvalidArgument, "{}: {} bytes too many", what_, bytes_.size());
+  }
+
+ private:
+  std::span<const std::byte> take(size_t count) {
+    if (count > bytes_.size())
+      fail(ErrorCode::kInvalidArgument, "{}: truncated, {} bytes wanted and {} left", what_, count, bytes_.size());
+    const auto taken = bytes_.first(count);
+    bytes_ = bytes_.subspan(count);
+    return taken;
+  }
+
+  std::span<const std::byte> bytes_;
+  std::string_view what_;
+};
+
+}  // namespace tessera

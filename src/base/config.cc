@@ -1,0 +1,46 @@
+#include "base/config.h"
+
+#include <array>
+#include <cstdlib>
+
+namespace tessera {
+namespace {
+
+constexpr std::array kVariables{
+    EnvironmentVariable{"TESSERA_LOG", "warn", "log level: trace, debug, info, warn, error or off"},
+    EnvironmentVariable{"TESSERA_STORE", "auto", "the store's URL: auto, tcp://HOST:PORT or etcd://HOST:PORT"},
+    EnvironmentVariable{"TESSERA_NAMESPACE", "default", "tells runs apart that share one store"},
+    EnvironmentVariable{"TESSERA_RUNTIME_DIR", "",
+                        "folder for sockets and locks; default $XDG_RUNTIME_DIR/tessera, else /tmp/tessera-UID"},
+    EnvironmentVariable{"TESSERA_FORCE_KERNEL", "",
+                        "codec kernels to use: scalar, or a SIMD target's name (SSE4, AVX2, AVX3, NEON, ...)"},
+    EnvironmentVariable{"TESSERA_FORCE_PULL", "",
+                        "how private memory of another process is read: readv or ring; default by measured cost"},
+};
+
+std::string value_of(std::string_view name) {
+  for (const EnvironmentVariable& variable : kVariables) {
+    if (variable.name != name) continue;
+    const char* set = std::getenv(std::string(name).c_str());
+    return set != nullptr && *set != '\0' ? std::string(set) : std::string(variable.default_value);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
+
+const Config& Config::get() {
+  static const Config config{
+      .log_level = value_of("TESSERA_LOG"),
+      .store = value_of("TESSERA_STORE"),
+      .name_space = value_of("TESSERA_NAMESPACE"),
+      .runtime_dir = value_of("TESSERA_RUNTIME_DIR"),
+      .force_kernel = value_of("TESSERA_FORCE_KERNEL"),
+      .force_pull = value_of("TESSERA_FORCE_PULL"),
+  };
+  return config;
+}
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// Every environment variable that Tessera reads, in one table.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+struct EnvironmentVariable {
+  std::string_view name;
+  std::string_view default_value;
+  std::string_view meaning;
+};
+
+// The table behind Config, for `tessera doctor` and the documentation.
+std::span<const EnvironmentVariable> environment_variables();
+
+// What the environment says, read once at the first call. Immutable, hence thread-safe.
+struct Config {
+  std::string log_level;     // TESSERA_LOG
+  std::string store;         // TESSERA_STORE
+  std::string name_space;    // TESSERA_NAMESPACE
+  std::string runtime_dir;   // TESSERA_RUNTIME_DIR
+  std::string force_kernel;  // TESSERA_FORCE_KERNEL
+  std::string force_pull;    // TESSERA_FORCE_PULL
+
+  static const Config& get();
+};
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+// Who a process is, so that a peer can tell it from another that got the same pid, and notice its death.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+#include "base/bytes.h"
+#include "base/fd.h"
+
+namespace tessera {
+
+// One life of one process: (boot id, pid namespace, pid, start time, random). A value.
+struct Incarnation {
+  std::string boot_id;         // /proc/sys/kernel/random/boot_id
+  uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid
+  int32_t pid = 0;             // in that namespace
+  uint64_t start_time = 0;     // clock ticks since boot, /proc/PID/stat field 22
+  uint64_t nonce = 0;          // random, drawn once a process
+
+  // This process. The nonce is drawn at the first call and again in a forked child.
+  static Incarnation self();
+
+  bool same_host(const Incarnation& other) const { return boot_id == other.boot_id; }
+  std::string to_string() const;  // "pid 4711 (started 123456)"
+  void write(ByteWriter& out) const;
+  static Incarnation read(ByteReader& in);
+  bool operator==(const Incarnation&) const = default;
+};
+
+enum class Liveness { kAlive, kDead, kUnknowable };  // unknowable: another host or another pid namespace
+
+Liveness liveness_of(const Incarnation& incarnation);
+
+// A pidfd of that very incarnation, readable once it has died. Empty if it is dead already or cannot be seen from here:
+// liveness_of() tells which.
+UniqueFd open_pidfd(const Incarnation& incarnation);
+
+// CPUs this process may use: the affinity mask, bounded by the cgroup's cpu.max; at least 1.
+int usable_cpus();
+
+}  // namespace tessera
