@@ -4,6 +4,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 : "${TESSERA_VENV:=$root/.venv}"
 jobs=${TESSERA_JOBS:-$(nproc)}
+# One cache for every clone and preset: paths below the root do not count.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv
   libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libre2-dev

@@ -1,0 +1,213 @@
+// The layout algebra: how the elements of a tensor lie on the ranks of a mesh. Pure values: no I/O, no threads.
+//
+// The semantics are those of PyTorch's DTensor (torch/distributed/tensor/placement_types.py): Shard splits like
+// torch.chunk, several mesh axes on one tensor dim nest left to right, StridedShard reorders that nesting. What a rank
+// owns is, per tensor dim, a sorted list of half-open intervals; the owned set is their product. A local tensor holds
+// its owned elements in ascending global order, row-major.
+//
+// All types are immutable in use, comparable and thread-compatible. Errors are tessera::Error(kInvalidArgument).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace tessera {
+
+using Rank = int32_t;
+using Index = int64_t;
+using Shape = std::vector<Index>;  // one size a dim; {} is a scalar; sizes may be 0
+
+inline constexpr int kMaxDims = 8;                      // of a tensor
+inline constexpr int kMaxAxes = 8;                      // of a mesh
+inline constexpr int kMaxRanks = 1 << 20;               // of a mesh
+inline constexpr Index kMaxElements = Index{1} << 62;   // of a tensor
+inline constexpr Index kMaxIntervals = Index{1} << 24;  // into which a layout may cut one dim, all ranks together
+
+// Product of the sizes. Throws when a size is negative, there are more than kMaxDims, or the product exceeds
+// kMaxElements; in that check a size of 0 counts as 1, so that no stride overflows either.
+Index element_count(std::span<const Index> shape);
+std::string to_string_shape(std::span<const Index> shape);  // "4096x4096", "scalar"
+Shape parse_shape(std::string_view text);
+
+// [begin, end), in elements along one dim.
+struct Interval {
+  Index begin = 0;
+  Index end = 0;
+  Index size() const { return end - begin; }
+  auto operator<=>(const Interval&) const = default;
+};
+
+// Sorted, disjoint, non-empty and non-adjacent intervals: one value for one set.
+class IntervalSet {
+ public:
+  IntervalSet() = default;
+  explicit IntervalSet(Interval interval);
+  // Takes intervals in ascending order; drops empty ones and merges those that touch.
+  static IntervalSet of_sorted(std::span<const Interval> intervals);
+
+  std::span<const Interval> intervals() const { return intervals_; }
+  bool empty() const { return intervals_.empty(); }
+  Index size() const { return size_; }
+  bool contains(Index element) const;
+  // How many elements of the set lie below `element`: the local index of an owned element. O(log intervals).
+  Index position_of(Index element) const;
+  // The elements at positions [first, last) of the set. REQUIRES: 0 <= first <= last <= size().
+  IntervalSet slice(Index first, Index last) const;
+  void append_slice(Index first, Index last, std::vector<Interval>& out) const;  // the same, behind what `out` holds
+  IntervalSet intersect(const IntervalSet& other) const;
+  bool operator==(const IntervalSet& other) const { return intervals_ == other.intervals_; }
+
+ private:
+  std::vector<Interval> intervals_;
+  std::vector<Index> before_;  // elements of the set below each interval; empty where there is one interval at most
+  Index size_ = 0;
+};
+
+// The product of one IntervalSet a dim. A 0-d region (no dims) holds one element unless it is `none`.
+class Region {
+ public:
+  Region() = default;  // 0-d, one element
+  explicit Region(std::vector<IntervalSet> dims) : dims_(std::move(dims)) {}
+  static Region full(std::span<const Index> shape);
+  // A region that holds nothing, of `ndim` dims (for a 0-d tensor too).
+  static Region none(int ndim);
+
+  int ndim() const { return static_cast<int>(dims_.size()); }
+  const IntervalSet& dim(int d) const { return dims_[static_cast<size_t>(d)]; }
+  std::span<const IntervalSet> dims() const { return dims_; }
+  bool empty() const;
+  Index size() const;     // elements
+  Shape extents() const;  // elements a dim: the shape of the local tensor
+  Region intersect(const Region& other) const;
+  std::string to_string() const;  // "[0:4,8:12][0:16]"
+  bool operator==(const Region&) const = default;
+
+ private:
+  std::vector<IntervalSet> dims_;
+  bool none_ = false;
+};
+
+// --- placements
+// -------------------------------------------------------------------------------------------------------
+
+// dim may be negative in what a user writes (-1 is the last); Layout::bind resolves it.
+struct Shard {
+  int dim = 0;
+  bool operator==(const Shard&) const = default;
+};
+// DTensor's _StridedShard: chunk the dim by split_factor first, each piece by the axis; a rank's pieces concatenated.
+struct StridedShard {
+  int dim = 0;
+  Index split_factor = 1;
+  bool operator==(const StridedShard&) const = default;
+};
+// Explicit boundaries: k+1 non-decreasing bounds from 0 to the dim's size for an axis of k ranks. Must be the outermost
+// (leftmost) axis on its dim; axes right of it chunk its piece.
+struct RaggedShard {
+  int dim = 0;
+  std::vector<Index> bounds;
+  bool operator==(const RaggedShard&) const = default;
+};
+struct Replicate {
+  bool operator==(const Replicate&) const = default;
+};
+enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct };
+std::string_view to_string(ReduceOp op);  // "sum", "avg", "min", "max", "product"
+// Every rank along the axis holds a term of each element.
+struct Partial {
+  ReduceOp op = ReduceOp::kSum;
+  bool operator==(const Partial&) const = default;
+};
+using Placement = std::variant<Replicate, Shard, StridedShard, RaggedShard, Partial>;
+std::string to_string(const Placement& placement);  // "R", "S0", "S0*2", "G0[0;16;32]", "Psum"
+
+// --- mesh
+// -------------------------------------------------------------------------------------------------------------
+
+struct Axis {
+  std::string name;  // may be empty
+  int size = 1;
+  bool operator==(const Axis&) const = default;
+};
+
+// An n-d array of distinct ranks, row-major, with optional axis names.
+class Mesh {
+ public:
+  Mesh() = default;  // no axes, no ranks
+  // Throws unless ranks are distinct, non-negative and as many as the product of the axes' sizes.
+  Mesh(std::vector<Axis> axes, std::vector<Rank> ranks);
+  // Ranks first, first+1, ...
+  explicit Mesh(std::vector<Axis> axes, Rank first = 0);
+
+  std::span<const Axis> axes() const { return axes_; }
+  int ndim() const { return static_cast<int>(axes_.size()); }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  std::span<const Rank> ranks() const { return ranks_; }
+  // Row-major position of a rank in the mesh; none if it is not in it. O(log size).
+  std::optional<int> position_of(Rank rank) const;
+  // Coordinate along every axis of the rank at a row-major position.
+  std::vector<int> coordinate(int position) const;
+  bool operator==(const Mesh& other) const { return axes_ == other.axes_ && ranks_ == other.ranks_; }
+
+ private:
+  std::vector<Axis> axes_;
+  std::vector<Rank> ranks_;
+  std::vector<std::pair<Rank, int>> by_rank_;  // sorted; empty where ranks are consecutive
+};
+
+// --- layout
+// -----------------------------------------------------------------------------------------------------------
+
+// A mesh and one placement for each of its axes.
+class Layout {
+ public:
+  Layout() = default;
+  // Throws unless there is one placement an axis. What depends on the shape is checked by bind().
+  Layout(Mesh mesh, std::vector<Placement> placements);
+
+  // "dp=2,tp=4@0-7:R,S1". Axes `name=size` or `size`; ranks `0-3`, `0,2,4-6` or left out with their '@' (0..n-1).
+  // Errors name the text, the position (in bytes, from 1) and what was expected there.
+  static Layout parse(std::string_view text);
+  std::string to_string() const;  // parse(to_string()) == *this
+
+  const Mesh& mesh() const { return mesh_; }
+  std::span<const Placement> placements() const { return placements_; }
+  bool has_partial() const;
+  // The op of the Partial axes, if any. (Different ops on two axes of one tensor are refused by bind().)
+  std::optional<ReduceOp> partial_op() const;
+
+  // The same layout with negative dims resolved against `shape`, after every check that needs a shape: dims in range,
+  // ragged bounds, one op. Throws Error(kInvalidArgument) that names the placement and the value.
+  Layout bind(std::span<const Index> shape) const;
+  // The same placements over other ranks: position i of the mesh becomes ranks[i].
+  Layout with_ranks(std::vector<Rank> ranks) const;
+  // Ranks shifted by `offset`, e.g. to number a second job's ranks behind the first's.
+  Layout shifted(Rank offset) const;
+
+  // What `rank` owns. Region::none for a rank outside the mesh. REQUIRES: bound to `shape`.
+  Region owned(std::span<const Index> shape, Rank rank) const;
+  // Shape of that rank's local tensor: owned().extents().
+  Shape local_shape(std::span<const Index> shape, Rank rank) const;
+  bool operator==(const Layout&) const = default;
+
+ private:
+  Mesh mesh_;
+  std::vector<Placement> placements_;
+};
+
+// The parts into which the mesh axes that shard tensor dim `dim` cut it: one IntervalSet for each combination of
+// coordinates along those axes, row-major over `axes` (the mesh axes, ascending). Parts are disjoint and cover the dim.
+// REQUIRES: `layout` is bound. O(number of intervals).
+struct DimPartition {
+  std::vector<int> axes;
+  std::vector<IntervalSet> parts;
+};
+DimPartition partition_dim(const Layout& layout, Index dim_size, int dim);
+
+}  // namespace tessera

@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "base/fail.h"
+#include "layout/text_reader.h"
+#include "tessera/layout.h"
+
+namespace tessera {
+namespace {
+
+// A name that the text form can hold.
+bool is_axis_name(std::string_view text) {
+  return TextReader("axis", text).name() == text;
+}
+
+// The product of the sizes, after every check of the axes alone.
+int checked_size(std::span<const Axis> axes) {
+  if (axes.empty() || axes.size() > kMaxAxes) {
+    fail(ErrorCode::kInvalidArgument, "a mesh of {} axes: it must have 1 to {}", axes.size(), kMaxAxes);
+  }
+  Index product = 1;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const Axis& axis = axes[i];
+    if (axis.size < 1)
+      fail(ErrorCode::kInvalidArgument, "mesh axis {} has size {}: it must be at least 1", i, axis.size);
+    if (!is_axis_name(axis.name)) {
+      fail(ErrorCode::kInvalidArgument, "mesh axis {} is named {}: a name is letters, digits, '_', '-' and '.'", i,
+           quoted(axis.name));
+    }
+    const auto same = [&](const Axis& other) { return !axis.name.empty() && other.name == axis.name; };
+    if (std::any_of(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(i), same)) {
+      fail(ErrorCode::kInvalidArgument, "two mesh axes are named \"{}\"", axis.name);
+    }
+    product *= axis.size;
+    if (product > kMaxRanks) fail(ErrorCode::kInvalidArgument, "a mesh of more than {} ranks", kMaxRanks);
+  }
+  return static_cast<int>(product);
+}
+
+std::vector<Rank> consecutive(int count, Rank first) {
+  if (first < 0 || first > std::numeric_limits<Rank>::max() - (count - 1)) {
+    fail(ErrorCode::kInvalidArgument, "{} ranks from {}: ranks are 0 to {}", count, first,
+         std::numeric_limits<Rank>::max());
+  }
+  std::vector<Rank> ranks(static_cast<size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), first);
+  return ranks;
+}
+
+}  // namespace
+
+Mesh::Mesh(std::vector<Axis> axes, Rank first)
+    : axes_(std::move(axes)), ranks_(consecutive(checked_size(axes_), first)) {}
+
+Mesh::Mesh(std::vector<Axis> axes, std::vector<Rank> ranks) : axes_(std::move(axes)), ranks_(std::move(ranks)) {
+  const int expected = checked_size(axes_);
+  if (ranks_.size() != static_cast<size_t>(expected)) {
+    fail(ErrorCode::kInvalidArgument, "{} rank{} for a mesh of {}", ranks_.size(), ranks_.size() == 1 ? "" : "s",
+         expected);
+  }
+  bool are_consecutive = true;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (ranks_[i] < 0) fail(ErrorCode::kInvalidArgument, "rank {} in a mesh: ranks are not negative", ranks_[i]);
+    are_consecutive &= ranks_[i] - ranks_[0] == static_cast<Rank>(i);
+  }
+  if (are_consecutive) return;
+  by_rank_.reserve(ranks_.size());
+  for (size_t i = 0; i < ranks_.size(); ++i) by_rank_.emplace_back(ranks_[i], static_cast<int>(i));
+  std::sort(by_rank_.begin(), by_rank_.end());
+  const auto twice = std::adjacent_find(by_rank_.begin(), by_rank_.end(),
+                                        [](const auto& a, const auto& b) { return a.first == b.first; });
+  if (twice != by_rank_.end()) fail(ErrorCode::kInvalidArgument, "rank {} is twice in the mesh", twice->first);
+}
+
+std::optional<int> Mesh::position_of(Rank rank) const {
+  if (ranks_.empty()) return std::nullopt;
+  if (by_rank_.empty()) {
+    const int64_t position = int64_t{rank} - ranks_[0];
+    if (position < 0 || position >= size()) return std::nullopt;
+    return static_cast<int>(position);
+  }
+  const auto at = std::lower_bound(by_rank_.begin(), by_rank_.end(), std::pair(rank, 0));
+  if (at == by_rank_.end() || at->first != rank) return std::nullopt;
+  return at->second;
+}
+
+std::vector<int> Mesh::coordinate(int position) const {
+  TESSERA_CHECK(0 <= position && position < size());
+  std::vector<int> along(axes_.size());
+  for (size_t i = axes_.size(); i-- > 0;) {
+    along[i] = position % axes_[i].size;
+    position /= axes_[i].size;
+  }
+  return along;
+}
+
+}  // namespace tessera

@@ -1,0 +1,15 @@
+// How one placement cuts a set of elements along its dim.
+#pragma once
+
+#include "tessera/layout.h"
+
+namespace tessera {
+
+// The tensor dim that the placement cuts, if it cuts one: Shard, StridedShard and RaggedShard do.
+std::optional<int> sharded_dim(const Placement& placement);
+
+// What `coordinate` of an axis of `axis_size` ranks keeps of `set`, the elements that the axes to the left left it.
+// O(log intervals) plus the intervals of the result, times the split factor of a StridedShard.
+IntervalSet part_of(const IntervalSet& set, const Placement& placement, int axis_size, int coordinate);
+
+}  // namespace tessera
