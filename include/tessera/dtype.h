@@ -1,0 +1,44 @@
+// Element types, named as safetensors names them (https://github.com/huggingface/safetensors), in lower case.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace tessera {
+
+enum class DType : uint8_t {
+  kF64,
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,  // 8-bit floats of the OCP formats; E8M0 is a bare power of two
+  kF4,      // E2M1, two elements a byte, the even one in the low nibble
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU64,
+  kU32,
+  kU16,
+  kU8,
+  kBool,
+  kC64,  // complex64: two f32
+};
+inline constexpr DType kLastDType = DType::kC64;
+
+int bits_of(DType dtype);  // 4 for kF4, else a multiple of 8
+// Bytes that `elements` take, when packed. REQUIRES: whole bytes.
+int64_t bytes_of(DType dtype, int64_t elements);
+std::string_view to_string(DType dtype);  // "f32", "bf16", "f8_e4m3", "f8_e5m2", "f8_e8m0", "f4", "i64", "bool", "c64"
+std::optional<DType> dtype_of(std::string_view name);  // the same names, any case
+DType parse_dtype(std::string_view name);              // throws Error(kInvalidArgument) that lists the names
+std::span<const DType> all_dtypes();
+
+bool is_integer(DType dtype);         // signed or unsigned, not bool
+bool is_castable_float(DType dtype);  // f64, f32, f16, bf16: what a plain cast on the bus may touch
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+// Non-temporal copies of one Highway target, for the kernels that end in one.
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(TESSERA_CODEC_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_CODEC_STREAM_INL_H_
+#undef TESSERA_CODEC_STREAM_INL_H_
+#else
+#define TESSERA_CODEC_STREAM_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::codec::HWY_NAMESPACE {
+
+inline constexpr size_t kLine = 64;
+
+// Bytes from p to the next line.
+HWY_INLINE size_t to_line(const std::byte* p) {
+  return (0 - reinterpret_cast<uintptr_t>(p)) % kLine;
+}
+
+// One line, to an aligned destination.
+HWY_INLINE void stream_line(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::CappedTag<uint8_t, kLine> d;
+  const auto* in = reinterpret_cast<const uint8_t*>(src);
+  auto* out = reinterpret_cast<uint8_t*>(dst);
+  for (size_t i = 0; i < kLine; i += hn::Lanes(d)) hn::Stream(hn::LoadU(d, in + i), d, out + i);
+}
+
+// From memory that is in the cache already.
+HWY_INLINE void stream_bytes(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t n) {
+  const size_t head = to_line(dst);
+  if (n < head + kLine) {
+    std::memcpy(dst, src, n);
+    return;
+  }
+  std::memcpy(dst, src, head);
+  size_t i = head;
+  for (; i + kLine <= n; i += kLine) stream_line(dst + i, src + i);
+  std::memcpy(dst + i, src + i, n - i);
+}
+
+}  // namespace tessera::codec::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,22 @@
+// Copies that write past the caches, for destinations larger than they are: no line of the destination is read first,
+// and the source's lines stay where they are.
+#pragma once
+
+#include <cstddef>
+
+namespace tessera {
+
+// Copies n bytes with non-temporal stores, of whole cache lines where it can. Either pointer may be unaligned; no
+// overlap. Other threads may see the bytes late until stream_fence(). Portable: a plain copy where there are no such
+// stores.
+void copy_stream(void* dst, const void* src, size_t n);
+
+// copy_stream for a block of rows, which hides the latency of the next rows' first lines: rows of 512 B then run nearly
+// as fast as long ones. Strides are in bytes and may be negative.
+void copy_stream_rows(void* dst, ptrdiff_t dst_stride, const void* src, ptrdiff_t src_stride, size_t row_bytes,
+                      size_t rows);
+
+// Orders the non-temporal stores of this thread before all its later stores: call it once, before publishing the data.
+void stream_fence();
+
+}  // namespace tessera
