@@ -8,10 +8,10 @@
 //   Batch batch = pair.offer("policy", tensors);     Batch batch = pair.accept("policy", tensors);
 //   batch.send().wait();                             int64_t version = batch.recv().wait();
 //
-// Bus, Pair, Batch and Handle are move-only handles; the last one to go frees everything on both sides. Each may be used
-// from any thread; calls on one Batch are serialised. Every waiting call has a deadline and ends with tessera::Error:
-// kDeadlineExceeded, kPeerLost, kMismatch, kCancelled, kDataLoss, ... whose text names job/rank and what was waited for.
-// A forked child must not use a handle of its parent: its calls throw kInvalidArgument.
+// Bus, Pair, Batch and Handle are move-only handles; the last one to go frees everything on both sides. Each may be
+// used from any thread; calls on one Batch are serialised. Every waiting call has a deadline and ends with
+// tessera::Error: kDeadlineExceeded, kPeerLost, kMismatch, kCancelled, kDataLoss, ... whose text names job/rank and
+// what was waited for. A forked child must not use a handle of its parent: its calls throw kInvalidArgument.
 #pragma once
 
 #include <chrono>
@@ -33,46 +33,46 @@ inline constexpr Timeout kRendezvousTimeout = std::chrono::seconds(300);
 inline constexpr Timeout kTransferTimeout = std::chrono::seconds(30);
 
 struct BusOptions {
-  std::string job;         // this job's name: what the peer calls it
-  Rank rank = 0;           // in this job, 0 .. world-1
+  std::string job = {};  // this job's name: what the peer calls it
+  Rank rank = 0;    // in this job, 0 .. world-1
   int world = 1;
-  std::string store;       // URL; empty: TESSERA_STORE, else "auto"
-  std::string name_space;  // empty: TESSERA_NAMESPACE, else "default"
+  std::string store = {};       // URL; empty: TESSERA_STORE, else "auto"
+  std::string name_space = {};  // empty: TESSERA_NAMESPACE, else "default"
   int threads = 0;         // that copy; 0: usable CPUs over this host's ranks, at least 1
   bool digest = true;      // check every route's digest; either side may switch it off for both
 };
 
 struct PairOptions {
-  std::string name;                          // both jobs use one
-  std::string peer;                          // the other job's name
-  Timeout timeout = kRendezvousTimeout;      // until all ranks of both sides are in
+  std::string name = {};                      // both jobs use one
+  std::string peer = {};                      // the other job's name
+  Timeout timeout = kRendezvousTimeout;  // until all ranks of both sides are in
 };
 
-// One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's mesh
-// registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal shape,
-// dtype and placements are replicas of each other.
+// One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
+// mesh registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal
+// shape, dtype and placements are replicas of each other.
 struct TensorSpec {
-  std::string name;
-  void* data = nullptr;            // first element of the local tensor; must outlive the Batch
+  std::string name = {};
+  void* data = nullptr;  // first element of the local tensor; must outlive the Batch
   DType dtype = DType::kF32;
-  Shape shape;                     // global
-  Layout layout;                   // a default-made one (no mesh): replicated over all ranks of the job
-  std::vector<Index> strides;      // of the local tensor, in elements; empty: contiguous row-major
+  Shape shape = {};                 // global
+  Layout layout = {};               // a default-made one (no mesh): replicated over all ranks of the job
+  std::vector<Index> strides = {};  // of the local tensor, in elements; empty: contiguous row-major
 };
 
 // What the sending side offers, before a receiver decides what to take.
 struct ManifestEntry {
-  std::string name;
+  std::string name = {};
   DType dtype = DType::kF32;
-  Shape shape;
-  Layout layout;
+  Shape shape = {};
+  Layout layout = {};
 };
 
 // What a transfer has done so far, or did.
 struct Progress {
-  int64_t bytes_done = 0;   // that this rank has pulled (receiver) or that were pulled from it (sender)
+  int64_t bytes_done = 0;  // that this rank has pulled (receiver) or that were pulled from it (sender)
   int64_t bytes_total = 0;
-  double seconds = 0;       // since the data began to flow
+  double seconds = 0;  // since the data began to flow
   double gigabytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes_done) * 1e-9 / seconds : 0; }
 };
 
@@ -88,12 +88,12 @@ struct BatchStats {
   // Work that a steady-state transfer must not do; each counts since registration.
   int64_t store_requests = 0;
   int64_t plans = 0;
-  int64_t allocations = 0;        // of staging, scratch and rings
+  int64_t allocations = 0;  // of staging, scratch and rings
 };
 
 // Layout-independent digest of one tensor's logical contents: docs/formats/digest.md.
 struct TensorDigest {
-  std::string name;
+  std::string name = {};
   uint64_t d0 = 0;
   uint64_t d1 = 0;
   int64_t elements = 0;
@@ -143,8 +143,8 @@ class Batch {
   // receiving rank has taken it; until then the memory must not change. Collective over the side.
   Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
   // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
-  // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a version;
-  // once data flows, it ends after kTransferTimeout without progress.
+  // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a
+  // version; once data flows, it ends after kTransferTimeout without progress.
   Handle recv(std::optional<int64_t> min_version = {}, Timeout timeout = kTransferTimeout);
 
   // The version held (receiver: last received; sender: last sent); 0 before the first.
@@ -158,8 +158,8 @@ class Batch {
   BatchStats stats() const;
   // Of the last transfer, this rank's cells only: sums over ranks (a replicated cell once) give the tensor's digest.
   std::vector<TensorDigest> digests() const;
-  // Detaches: frees what both sides hold for this batch. The peer's later calls fail with kPeerLost, "closed the batch".
-  // Idempotent; waits for a transfer that reads or writes the registered memory.
+  // Detaches: frees what both sides hold for this batch. The peer's later calls fail with kPeerLost, "closed the
+  // batch". Idempotent; waits for a transfer that reads or writes the registered memory.
   void close();
 
  private:

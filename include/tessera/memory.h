@@ -1,9 +1,9 @@
 // Memory that another process can read in place: Tessera's allocator.
 //
-// Blocks come from memfd arenas (memfd_create, never named shared memory) of at least 64 MiB, advised for huge pages and
-// allocated up front with fallocate, so that a full machine is an error here and never a fault later. The owner maps an
-// arena, then seals it against shrinking, growing and any new writable mapping: a peer that receives the descriptor can
-// neither fault the owner nor write its data.
+// Blocks come from memfd arenas (memfd_create, never named shared memory) of at least 64 MiB, advised for huge pages
+// and allocated up front with fallocate, so that a full machine is an error here and never a fault later. The owner
+// maps an arena, then seals it against shrinking, growing and any new writable mapping: a peer that receives the
+// descriptor can neither fault the owner nor write its data.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,8 @@ class SharedHeap {
  public:
   static SharedHeap& process();
 
-  // Throws Error(kResourceExhausted) that names the bytes wanted and what MemAvailable and the cgroup's memory.max leave.
-  // The block starts at a multiple of `alignment` (a power of two, at most 4096). 0 bytes give an empty buffer.
+  // Throws Error(kResourceExhausted) that names the bytes wanted and what MemAvailable and the cgroup's memory.max
+  // leave. The block starts at a multiple of `alignment` (a power of two, at most 4096). 0 bytes give an empty buffer.
   SharedBuffer allocate(size_t bytes, size_t alignment = 64);
 
   struct Location {

@@ -25,12 +25,11 @@ class ByteWriter {
   template <typename T>
     requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
   void put(T value) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-    bytes_.insert(bytes_.end(), bytes, bytes + sizeof(T));
+    append(&value, sizeof(T));
   }
   void put_bytes(std::span<const std::byte> bytes) {  // length (u32), then the bytes
     put(static_cast<uint32_t>(bytes.size()));
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    append(bytes.data(), bytes.size());
   }
   void put_string(std::string_view text) { put_bytes(std::as_bytes(std::span(text))); }
 
@@ -39,6 +38,12 @@ class ByteWriter {
   std::vector<std::byte> take() { return std::move(bytes_); }
 
  private:
+  void append(const void* data, size_t size) {
+    const size_t at = bytes_.size();
+    bytes_.resize(at + size);
+    if (size > 0) std::memcpy(bytes_.data() + at, data, size);
+  }
+
   std::vector<std::byte> bytes_;
 };
 

@@ -52,7 +52,11 @@ class Deadline {
   TimePoint when_;
 };
 
-inline constexpr Duration seconds(double s) { return Duration(static_cast<Duration::rep>(s * 1e9)); }
-inline constexpr double to_seconds(Duration d) { return static_cast<double>(d.count()) * 1e-9; }
+inline constexpr Duration seconds(double s) {
+  return Duration(static_cast<Duration::rep>(s * 1e9));
+}
+inline constexpr double to_seconds(Duration d) {
+  return static_cast<double>(d.count()) * 1e-9;
+}
 
 }  // namespace tessera

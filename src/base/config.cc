@@ -29,7 +29,9 @@ std::string value_of(std::string_view name) {
 
 }  // namespace
 
-std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
+std::span<const EnvironmentVariable> environment_variables() {
+  return kVariables;
+}
 
 const Config& Config::get() {
   static const Config config{

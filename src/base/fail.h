@@ -35,16 +35,16 @@ Status status_of_current_exception();
 
 }  // namespace tessera
 
-#define TESSERA_CHECK(condition)                                                    \
-  do {                                                                              \
-    if (!(condition)) ::tessera::check_failed(__FILE__, __LINE__, #condition, {});  \
+#define TESSERA_CHECK(condition)                                                   \
+  do {                                                                             \
+    if (!(condition)) ::tessera::check_failed(__FILE__, __LINE__, #condition, {}); \
   } while (false)
 
-#define TESSERA_CHECK_OP_(a, op, b)                                                                       \
-  do {                                                                                                    \
-    const auto& check_a_ = (a);                                                                           \
-    const auto& check_b_ = (b);                                                                           \
-    if (!(check_a_ op check_b_))                                                                          \
+#define TESSERA_CHECK_OP_(a, op, b)                                                                                \
+  do {                                                                                                             \
+    const auto& check_a_ = (a);                                                                                    \
+    const auto& check_b_ = (b);                                                                                    \
+    if (!(check_a_ op check_b_))                                                                                   \
       ::tessera::check_failed(__FILE__, __LINE__, #a " " #op " " #b, fmt::format("{} vs {}", check_a_, check_b_)); \
   } while (false)
 #define TESSERA_CHECK_EQ(a, b) TESSERA_CHECK_OP_(a, ==, b)

@@ -1,5 +1,5 @@
-// The project's logger: one line an event on standard error, level by TESSERA_LOG (trace, debug, info, warn, error, off;
-// default warn). Thread-safe.
+// The project's logger: one line an event on standard error, level by TESSERA_LOG (trace, debug, info, warn, error,
+// off; default warn). Thread-safe.
 #pragma once
 
 #include <spdlog/logger.h>

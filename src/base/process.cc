@@ -30,7 +30,7 @@ uint64_t start_time_of(int32_t pid) {
 }
 
 uint64_t pid_namespace() {
-  struct stat status {};
+  struct stat status{};
   return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
@@ -57,7 +57,9 @@ Incarnation Incarnation::self() {
   return self;
 }
 
-std::string Incarnation::to_string() const { return fmt::format("pid {} (started {})", pid, start_time); }
+std::string Incarnation::to_string() const {
+  return fmt::format("pid {} (started {})", pid, start_time);
+}
 
 void Incarnation::write(ByteWriter& out) const {
   out.put_string(boot_id);

@@ -1,0 +1,131 @@
+// The planner: who sends which elements to whom, so that every destination element is written exactly once from a rank
+// that holds it, with the fewest bytes and an even load. Pure and deterministic: every rank computes the same plan.
+//
+// Source and destination ranks share one numbering; a rank may be on both sides. See docs/design/planner.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/dtype.h"
+#include "tessera/layout.h"
+
+namespace tessera {
+
+struct TensorMeta {
+  Shape shape;
+  DType dtype = DType::kF32;
+  bool operator==(const TensorMeta&) const = default;
+};
+
+struct PlanOptions {
+  // ranks_by_host[h] lists the ranks of host h. Empty: one host. Ranks listed nowhere form one more host.
+  std::vector<std::vector<Rank>> hosts;
+  // A cell is not cut into pieces of fewer bytes than this (0: no limit). The bus uses kBusMinPiece.
+  int64_t min_piece_bytes = 0;
+  bool operator==(const PlanOptions&) const = default;
+};
+inline constexpr int64_t kBusMinPiece = 64 << 10;
+
+enum class RouteKind : uint8_t {
+  kLocal,      // the destination holds it already: src == dsts[0]
+  kP2P,        // one destination
+  kMulticast,  // several destinations of one region: once over the network to each host, then fanned out; on one host
+               // every destination pulls for itself
+};
+std::string_view to_string(RouteKind kind);
+
+// One region that one source rank provides.
+struct Route {
+  Rank src = 0;
+  RouteKind kind = RouteKind::kP2P;
+  uint32_t group = 0;  // index into Plan::groups: the destinations
+  Region region;       // in global coordinates
+  int64_t bytes = 0;   // of the region, counted once whatever the number of destinations
+};
+
+// One region of a Partial source, reduced once by `owner` out of what all `peers` hold (the owner among them,
+// ascending).
+struct Reduction {
+  ReduceOp op = ReduceOp::kSum;
+  Rank owner = 0;
+  uint32_t group = 0;  // index into Plan::groups: the peers
+  Region region;
+};
+
+// Byte figures. A multicast counts once at its source. Reduction traffic stands in `reduction_bytes` alone.
+struct PlanStats {
+  int64_t bytes_delivered = 0;    // every destination, local ones too
+  int64_t bytes_moved = 0;        // every destination that is not local
+  int64_t bytes_lower_bound = 0;  // what destinations lack themselves
+  int64_t bytes_between_hosts = 0;
+  int64_t max_egress = 0;              // of one source rank
+  int64_t max_egress_lower_bound = 0;  // max over holder classes c of ceil(B_c / |c|)
+  int64_t reduction_bytes = 0;
+  int64_t routes = 0;
+};
+
+// The plan of one tensor, or one rank's part of it. A value; cheap to share.
+struct Plan {
+  TensorMeta meta;
+  Layout src;                             // bound
+  Layout dst;                             // bound
+  std::vector<std::vector<Rank>> groups;  // destination groups and peer groups, each ascending, each stored once
+  std::vector<Route> routes;              // in a canonical order
+  std::vector<Reduction> reductions;
+  PlanStats stats;
+
+  std::span<const Rank> dsts(const Route& route) const { return groups[route.group]; }
+  std::span<const Rank> peers(const Reduction& reduction) const { return groups[reduction.group]; }
+  // Bytes each source rank sends (a multicast once), ascending by rank; ranks that send nothing are left out.
+  std::vector<std::pair<Rank, int64_t>> egress() const;
+
+  std::string dump() const;     // stable text, one route a line
+  std::string to_json() const;  // the schema in docs/formats/plan-json.md
+  std::string to_svg() const;   // a picture for people
+};
+
+// Plans one tensor. Throws Error(kInvalidArgument) for layouts that do not fit the shape, for a Partial destination
+// (the terms of a sum cannot be chosen for another job), for a Partial source whose dtype cannot be reduced, and where
+// a cut falls inside a byte.
+Plan redistribute(const TensorMeta& meta, const Layout& src, const Layout& dst, const PlanOptions& options = {});
+
+// Plans many tensors between the same ranks: what does not depend on the shape is computed once a pair of layouts, and
+// the plan once a kind (shape, dtype, layouts); tensors of one kind share it, rotated so that the load stays even over
+// the whole batch. Deterministic in the order of add(). Thread-compatible.
+class BatchPlanner {
+ public:
+  explicit BatchPlanner(PlanOptions options = {});
+  ~BatchPlanner();
+  BatchPlanner(BatchPlanner&&) noexcept;
+  BatchPlanner& operator=(BatchPlanner&&) noexcept;
+
+  // Adds a tensor; returns its ordinal (0, 1, ...). Amortised cost of a known kind: O(classes), no route is built.
+  uint32_t add(const TensorMeta& meta, const Layout& src, const Layout& dst);
+  uint32_t size() const;
+  uint32_t kinds() const;
+
+  // The plan of tensor `ordinal`, as everyone sees it. Equal to redistribute() but for the rotation.
+  Plan plan(uint32_t ordinal) const;
+  // Only the routes that `rank` sends or receives and the reductions it owns or feeds; builds nobody else's. stats
+  // covers that part. Routes come in the order of plan().
+  Plan plan_for(uint32_t ordinal, Rank rank) const;
+  // Figures of the whole batch: sums, and the maxima over ranks of the summed egress.
+  PlanStats stats() const;
+  // Summed egress by source rank, ascending by rank.
+  std::vector<std::pair<Rank, int64_t>> egress() const;
+  // Bytes of memory that the planner's caches hold, estimated.
+  size_t memory_bytes() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The text behind `tessera plan`: who sends what in words and a table, totals, lower bound, imbalance.
+std::string explain(const Plan& plan);
+
+}  // namespace tessera

@@ -1,0 +1,159 @@
+#include "base/framing.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <iterator>
+
+#include "base/bytes.h"
+#include "base/socket.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kReadBytes = 64 << 10;
+constexpr size_t kFillBytes = 256 << 10;
+constexpr size_t kJoinBytes = 64 << 10;
+
+struct Header {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t type;
+  uint32_t length;
+  uint16_t fds;
+  uint16_t zero;
+};
+static_assert(sizeof(Header) == kFrameHeaderBytes);
+
+}  // namespace
+
+bool FrameReader::fill(int fd) {
+  for (size_t filled = 0; filled < kFillBytes;) {
+    if (begin_ == end_) begin_ = end_ = 0;
+    if (begin_ > 0 && buffer_.size() - end_ < kReadBytes) {
+      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+      end_ -= begin_;
+      begin_ = 0;
+    }
+    if (buffer_.size() - end_ < kReadBytes) buffer_.resize(std::max(2 * buffer_.size(), kReadBytes));
+    std::vector<UniqueFd> fds;
+    const auto room = std::span(buffer_).subspan(end_);
+    const auto received = receive_some(fd, room, limits_.fds > 0 ? &fds : nullptr);
+    std::move(fds.begin(), fds.end(), std::back_inserter(fds_));
+    if (!received) return true;
+    if (*received == 0) {
+      ended_ = true;
+      return false;
+    }
+    end_ += *received;
+    filled += *received;
+    if (*received < room.size()) return true;  // drained, most likely: epoll tells
+  }
+  return true;
+}
+
+std::optional<Frame> FrameReader::next() {
+  const auto unread = std::span(buffer_).subspan(begin_, end_ - begin_);
+  if (ended_ && !unread.empty() && unread.size() < kFrameHeaderBytes)
+    fail(ErrorCode::kPeerLost, "the stream ended inside a frame's header");
+  if (unread.size() < kFrameHeaderBytes) return std::nullopt;
+  Header header;
+  std::memcpy(&header, unread.data(), sizeof(header));
+  if (header.magic != magic_)
+    fail(ErrorCode::kInvalidArgument, "a frame begins with {:#010x}, not {:#010x}: the peer speaks something else",
+         header.magic, magic_);
+  if (header.length > limits_.payload_bytes)
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} bytes, at most {} are allowed", header.type,
+         header.length, limits_.payload_bytes);
+  if (header.fds > limits_.fds || header.zero != 0)
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors, at most {} are allowed",
+         header.type, header.fds, limits_.fds);
+  if (header.fds > fds_.size())  // they come with the header's first byte
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors and brings {}", header.type,
+         header.fds, fds_.size());
+  if (unread.size() - kFrameHeaderBytes < header.length) {
+    if (ended_) fail(ErrorCode::kPeerLost, "the stream ended inside a frame of type {}", header.type);
+    return std::nullopt;
+  }
+
+  Frame frame{.version = header.version, .type = header.type, .payload = {}, .fds = {}};
+  const auto payload = unread.subspan(kFrameHeaderBytes, header.length);
+  frame.payload.assign(payload.begin(), payload.end());
+  frame.fds.reserve(header.fds);
+  for (uint16_t i = 0; i < header.fds; ++i) {
+    frame.fds.push_back(std::move(fds_.front()));
+    fds_.pop_front();
+  }
+  begin_ += kFrameHeaderBytes + header.length;
+  if (begin_ == end_) {
+    if (!fds_.empty()) fail(ErrorCode::kInvalidArgument, "{} descriptors came that no frame announced", fds_.size());
+    begin_ = end_ = 0;
+    if (buffer_.size() > kFillBytes) buffer_ = {};  // a large frame's memory is not kept
+  }
+  return frame;
+}
+
+void FrameWriter::push(uint16_t type, std::vector<std::byte> payload, std::vector<UniqueFd> fds) {
+  const size_t bytes = kFrameHeaderBytes + payload.size();
+  if (fds.size() > kMaxFdsPerMessage)
+    fail(ErrorCode::kInvalidArgument, "a frame with {} descriptors, {} at most", fds.size(), kMaxFdsPerMessage);
+  if (payload.size() > UINT32_MAX) fail(ErrorCode::kInvalidArgument, "a frame of {} bytes", payload.size());
+  if (!queue_.empty() && queued_bytes_ + bytes > max_queued_bytes_)
+    fail(ErrorCode::kResourceExhausted, "{} bytes wait for a peer that does not read, {} at most may", queued_bytes_,
+         max_queued_bytes_);
+  const Header header{.magic = magic_,
+                      .version = version_,
+                      .type = type,
+                      .length = static_cast<uint32_t>(payload.size()),
+                      .fds = static_cast<uint16_t>(fds.size()),
+                      .zero = 0};
+  const auto* head = reinterpret_cast<const std::byte*>(&header);
+  // Small frames share one system call.
+  const bool joins = !queue_.empty() && fds.empty() && queue_.back().bytes.size() + bytes <= kJoinBytes;
+  if (!joins) queue_.push_back({.bytes = {}, .fds = std::move(fds)});
+  std::vector<std::byte>& out = queue_.back().bytes;
+  if (!joins) out.reserve(bytes);
+  out.insert(out.end(), head, head + sizeof(header));
+  out.insert(out.end(), payload.begin(), payload.end());
+  queued_bytes_ += bytes;
+}
+
+bool FrameWriter::flush(int fd) {
+  while (!queue_.empty()) {
+    Outgoing& front = queue_.front();
+    std::array<int, kMaxFdsPerMessage> raw;
+    const size_t fds = sent_ == 0 ? front.fds.size() : 0;
+    for (size_t i = 0; i < fds; ++i) raw[i] = front.fds[i].get();
+    const size_t sent = send_some(fd, std::span(front.bytes).subspan(sent_), std::span(raw).first(fds));
+    if (sent == 0) return false;
+    front.fds.clear();
+    sent_ += sent;
+    queued_bytes_ -= sent;
+    if (sent_ == front.bytes.size()) {
+      queue_.pop_front();
+      sent_ = 0;
+    }
+  }
+  return true;
+}
+
+void FrameWriter::flush(int fd, Deadline deadline) {
+  while (!flush(fd)) {
+    if (!wait_ready(fd, POLLOUT, deadline))
+      fail(ErrorCode::kDeadlineExceeded, "{} bytes could not be sent before the deadline", queued_bytes_);
+  }
+}
+
+Frame wait_frame(int fd, FrameReader& reader, Deadline deadline) {
+  bool open = true;
+  while (true) {
+    if (auto frame = reader.next()) return std::move(*frame);
+    if (!open) fail(ErrorCode::kPeerLost, "the peer closed the connection where a frame was awaited");
+    if (!wait_ready(fd, POLLIN, deadline)) fail(ErrorCode::kDeadlineExceeded, "no frame came before the deadline");
+    open = reader.fill(fd);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,92 @@
+#include "base/process.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "base/socket.h"
+
+namespace tessera {
+namespace {
+
+// A child that waits to be killed, and who it is.
+class Child {
+ public:
+  Child() {
+    SocketPair pair = socket_pair();
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ByteWriter out;
+      Incarnation::self().write(out);
+      send_some(pair.second.get(), out.view());
+      while (true) ::pause();
+    }
+    EXPECT_TRUE(wait_ready(pair.first.get(), POLLIN, Deadline::after(seconds(30))));
+    std::vector<std::byte> bytes(4096);
+    bytes.resize(receive_some(pair.first.get(), bytes).value_or(0));
+    ByteReader in(bytes, "incarnation");
+    incarnation_ = Incarnation::read(in);
+  }
+  ~Child() { kill(); }
+
+  const Incarnation& incarnation() const { return incarnation_; }
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+ private:
+  pid_t pid_ = 0;
+  Incarnation incarnation_;
+};
+
+TEST(ProcessTest, ThisProcessIsAliveAndItself) {
+  const Incarnation self = Incarnation::self();
+  EXPECT_EQ(self, Incarnation::self());
+  EXPECT_EQ(self.pid, ::getpid());
+  EXPECT_GT(self.start_time, 0U);
+  EXPECT_EQ(liveness_of(self), Liveness::kAlive);
+}
+
+TEST(ProcessTest, AForkedChildIsAnotherIncarnation) {
+  const Child child;
+  EXPECT_NE(child.incarnation(), Incarnation::self());
+  EXPECT_NE(child.incarnation().nonce, Incarnation::self().nonce);
+  EXPECT_EQ(liveness_of(child.incarnation()), Liveness::kAlive);
+}
+
+TEST(ProcessTest, APidfdTellsOfTheDeath) {
+  Child child;
+  const UniqueFd fd = open_pidfd(child.incarnation());
+  ASSERT_TRUE(fd);
+  child.kill();
+  EXPECT_TRUE(wait_ready(fd.get(), POLLIN, Deadline::after(seconds(30))));
+  EXPECT_EQ(liveness_of(child.incarnation()), Liveness::kDead);
+}
+
+TEST(ProcessTest, AReusedPidIsNotTheSameProcess) {
+  const Child child;
+  Incarnation older = child.incarnation();
+  older.start_time -= 1;
+  EXPECT_FALSE(open_pidfd(older));
+  EXPECT_EQ(liveness_of(older), Liveness::kDead);
+}
+
+TEST(ProcessTest, AnotherHostOrNamespaceIsUnknowable) {
+  Incarnation elsewhere = Incarnation::self();
+  elsewhere.boot_id = "another";
+  EXPECT_EQ(liveness_of(elsewhere), Liveness::kUnknowable);
+  Incarnation contained = Incarnation::self();
+  contained.pid_namespace += 1;
+  EXPECT_EQ(liveness_of(contained), Liveness::kUnknowable);
+}
+
+TEST(ProcessTest, AtLeastOneCpuIsUsable) {
+  EXPECT_GE(usable_cpus(), 1);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,167 @@
+#include "base/runtime_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <vector>
+
+#include "base/config.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/socket.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "p-";
+constexpr size_t kOwnNameBytes = kPrefix.size() + 16;
+
+bool is_folder(const std::string& path) {
+  struct stat status{};
+  return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+void check_root(const std::string& root) {
+  struct stat status{};
+  if (::lstat(root.c_str(), &status) != 0) fail_errno(fmt::format("runtime folder {}", root));
+  const char* wrong = !S_ISDIR(status.st_mode)       ? "is not a folder (or a symbolic link to one)"
+                      : status.st_uid != ::geteuid() ? "belongs to another user"
+                      : (status.st_mode & 0077) != 0 ? "is open to other users (its mode must be 0700)"
+                                                     : nullptr;
+  if (wrong != nullptr)
+    fail(ErrorCode::kPermissionDenied, "runtime folder {} {}: set TESSERA_RUNTIME_DIR to a private folder", root,
+         wrong);
+}
+
+std::string random_name() {
+  std::random_device random;
+  return fmt::format("{}{:08x}{:08x}", kPrefix, random(), random());
+}
+
+// Whether `fd` is still what `path` names.
+bool same_file(int fd, const std::string& path) {
+  struct stat held{}, named{};
+  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
+         held.st_dev == named.st_dev;
+}
+
+// Removes the folder of a dead process. Its lock file goes last, so that whoever finds the folder half removed can
+// tell; a folder without one is empty: its owner is just about to begin, and tries another name if it loses this race.
+void remove_leftover(const std::string& folder) {
+  const std::string lock_path = folder + "/lock";
+  UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (lock && (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 || !same_file(lock.get(), lock_path))) return;
+  if (lock) {
+    std::error_code ignored;
+    std::vector<fs::path> entries;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) entries.push_back(entry.path());
+    for (const fs::path& entry : entries)
+      if (entry.filename() != "lock") fs::remove_all(entry, ignored);
+    ::unlink(lock_path.c_str());
+    log().info("removed {}, left over from a process that has died", folder);
+  }
+  ::rmdir(folder.c_str());
+}
+
+void remove_leftovers(const std::string& root) {
+  std::error_code ignored;
+  std::vector<std::string> folders;
+  for (const fs::directory_entry& entry : fs::directory_iterator(root, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kPrefix) && entry.symlink_status(ignored).type() == fs::file_type::directory)
+      folders.push_back(entry.path().string());
+  }
+  std::ranges::for_each(folders, remove_leftover);
+}
+
+}  // namespace
+
+std::string RuntimeDir::default_root() {
+  if (!Config::get().runtime_dir.empty()) return Config::get().runtime_dir;
+  const char* const xdg = std::getenv("XDG_RUNTIME_DIR");
+  if (xdg != nullptr && *xdg == '/' && is_folder(xdg)) return std::string(xdg) + "/tessera";
+  return fmt::format("/tmp/tessera-{}", ::geteuid());
+}
+
+std::string RuntimeDir::prepare_root(std::string root) {
+  if (root.empty()) fail(ErrorCode::kInvalidArgument, "the runtime folder's path is empty");
+  while (root.size() > 1 && root.ends_with('/')) root.pop_back();
+  const std::string longest = root + "/" + std::string(kOwnNameBytes + 1 + kMaxNameBytes, 'x');
+  SocketAddress::unix_path(longest);
+  if (::mkdir(root.c_str(), 0700) != 0 && errno != EEXIST)
+    fail_errno(fmt::format("create the runtime folder {}", root));
+  check_root(root);
+  remove_leftovers(root);
+  return root;
+}
+
+RuntimeDir RuntimeDir::open(std::string root) {
+  root = prepare_root(std::move(root));
+  constexpr int kAttempts = 100;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    RuntimeDir dir;
+    const std::string own = root + "/" + random_name();
+    if (::mkdir(own.c_str(), 0700) != 0) {
+      if (errno == EEXIST) continue;
+      fail_errno(fmt::format("create {}", own));
+    }
+    dir.lock_ = try_lock_file(own + "/lock");
+    if (!dir.lock_) continue;  // someone took the new folder for a leftover
+    dir.root_ = root;
+    dir.own_ = own;
+    dir.owner_ = ::getpid();
+    return dir;
+  }
+  fail(ErrorCode::kInternal, "no folder of our own could be kept in {} in {} attempts", root, kAttempts);
+}
+
+RuntimeDir& RuntimeDir::operator=(RuntimeDir&& other) noexcept {
+  if (this == &other) return *this;
+  remove_own();
+  root_ = std::move(other.root_);
+  own_ = std::move(other.own_);
+  lock_ = std::move(other.lock_);
+  owner_ = other.owner_;
+  return *this;
+}
+
+RuntimeDir::~RuntimeDir() {
+  remove_own();
+}
+
+void RuntimeDir::remove_own() noexcept {
+  if (!lock_ || owner_ != ::getpid()) return;
+  std::error_code ignored;
+  fs::remove_all(own_, ignored);
+  lock_.reset();
+}
+
+std::string RuntimeDir::path(std::string_view name) const {
+  if (name.empty() || name.size() > kMaxNameBytes || name.find('/') != std::string_view::npos)
+    fail(ErrorCode::kInvalidArgument, "'{}' is no name of 1 to {} bytes for the runtime folder", name, kMaxNameBytes);
+  return own_ + "/" + std::string(name);
+}
+
+UniqueFd try_lock_file(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd) {
+    if (errno == ENOENT) return {};  // its folder has just been removed
+    fail_errno(fmt::format("open {}", path));
+  }
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK || errno == EINTR) return {};
+    fail_errno(fmt::format("lock {}", path));
+  }
+  if (!same_file(fd.get(), path)) return {};
+  return fd;
+}
+
+}  // namespace tessera

@@ -1,0 +1,137 @@
+#include "base/runtime_dir.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "base/fail.h"
+#include "base/socket.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class RuntimeDirTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = "/tmp/tessera-test-XXXXXX";
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    parent_ = name;
+    root_ = parent_ + "/run";
+  }
+  void TearDown() override { fs::remove_all(parent_); }
+
+  size_t entries() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(root_), fs::directory_iterator()));
+  }
+  std::string error_of_open() const {
+    try {
+      RuntimeDir::open(root_);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  std::string parent_, root_;
+};
+
+TEST_F(RuntimeDirTest, AFolderOfOurOwnLivesAsLongAsTheObject) {
+  {
+    const RuntimeDir dir = RuntimeDir::open(root_ + "/");
+    EXPECT_EQ(dir.root(), root_);
+    struct stat status{};
+    ASSERT_EQ(::stat(root_.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0700U);
+    EXPECT_TRUE(fs::exists(dir.own() + "/lock"));
+    const UniqueFd socket = listen_unix(dir.path("agent.sock"));
+    EXPECT_EQ(entries(), 1U);
+  }
+  EXPECT_EQ(entries(), 0U);
+}
+
+TEST_F(RuntimeDirTest, LeftoversOfAKilledProcessGoAndLivingOnesStay) {
+  const RuntimeDir living = RuntimeDir::open(root_);
+  const SocketPair pair = socket_pair();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const RuntimeDir dir = RuntimeDir::open(root_);
+    std::ofstream(dir.path("leftover")) << "x";
+    send_some(pair.second.get(), std::as_bytes(std::span(std::string_view("!"))));
+    while (true) ::pause();
+  }
+  ASSERT_TRUE(wait_ready(pair.first.get(), POLLIN, Deadline::after(seconds(60))));
+  EXPECT_EQ(entries(), 2U);
+  RuntimeDir::prepare_root(root_);
+  EXPECT_EQ(entries(), 2U) << "a living process' folder was removed";
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  RuntimeDir::prepare_root(root_);
+  EXPECT_EQ(entries(), 1U);
+  EXPECT_TRUE(fs::exists(living.own()));
+}
+
+TEST_F(RuntimeDirTest, ManyThatStartTogetherEachKeepTheirs) {
+  constexpr int kThreads = 8, kRounds = 25;
+  std::atomic<int> lost = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t)
+    threads.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        const RuntimeDir dir = RuntimeDir::open(root_);
+        if (!fs::exists(dir.own() + "/lock")) ++lost;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(lost, 0);
+  EXPECT_EQ(entries(), 0U);
+}
+
+TEST_F(RuntimeDirTest, AnUnsafeRootIsRefusedWithTheVariablesName) {
+  ASSERT_EQ(::mkdir(root_.c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(root_.c_str(), 0755), 0);
+  EXPECT_THAT(error_of_open(), HasSubstr("open to other users"));
+  EXPECT_THAT(error_of_open(), HasSubstr("TESSERA_RUNTIME_DIR"));
+  fs::remove(root_);
+  fs::create_directory_symlink(parent_, root_);
+  EXPECT_THAT(error_of_open(), HasSubstr("symbolic link"));
+  fs::remove(root_);
+  std::ofstream(root_) << "a file";
+  EXPECT_THAT(error_of_open(), HasSubstr("is not a folder"));
+}
+
+TEST_F(RuntimeDirTest, ARootTooLongForASocketIsRefusedAtOnce) {
+  root_ = parent_ + "/" + std::string(80, 'r');
+  EXPECT_THAT(error_of_open(), HasSubstr("TESSERA_RUNTIME_DIR"));
+  EXPECT_FALSE(fs::exists(root_));
+}
+
+TEST_F(RuntimeDirTest, NamesAreShortAndPlain) {
+  const RuntimeDir dir = RuntimeDir::open(root_);
+  EXPECT_EQ(dir.path("a"), dir.own() + "/a");
+  for (const std::string& name : {std::string(), std::string("../x"), std::string(RuntimeDir::kMaxNameBytes + 1, 'n')})
+    EXPECT_THROW(dir.path(name), Error) << name;
+}
+
+TEST_F(RuntimeDirTest, ALockIsHeldByOneAndEndsWithItsDescriptor) {
+  const std::string path = parent_ + "/lock";
+  UniqueFd first = try_lock_file(path);
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(try_lock_file(path));
+  first.reset();
+  EXPECT_TRUE(try_lock_file(path));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,95 @@
+// Stream sockets, TCP and Unix: every one non-blocking and close-on-exec, every wait with a deadline.
+//
+// Free functions over descriptors: thread-safe as the kernel is. All throw Error; a refused or vanished peer is
+// kUnavailable when connecting and kPeerLost afterwards.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+
+namespace tessera {
+
+// The kernel's SCM_MAX_FD: descriptors that one message can carry.
+inline constexpr size_t kMaxFdsPerMessage = 253;
+
+struct HostPort {
+  std::string host;
+  uint16_t port = 0;
+  std::string to_string() const;  // "127.0.0.1:7070", "[::1]:7070"
+  bool operator==(const HostPort&) const = default;
+};
+
+// "host:port" or "[v6 address]:port". Throws kInvalidArgument that quotes the text.
+HostPort parse_host_port(std::string_view text);
+
+// One resolved address, IPv4, IPv6 or Unix. A value.
+class SocketAddress {
+ public:
+  // Asks the system's resolver, which may block on the network for other than numeric addresses and "localhost".
+  static std::vector<SocketAddress> resolve(const HostPort& host_port);
+  // Throws kInvalidArgument when the path does not fit sun_path (107 bytes), naming TESSERA_RUNTIME_DIR.
+  static SocketAddress unix_path(const std::string& path);
+
+  int family() const;
+  std::span<const std::byte> bytes() const { return bytes_; }
+  const std::string& name() const { return name_; }  // for messages
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::string name_;
+};
+
+// Listening sockets. A Unix socket gets mode 0600; its path must not exist. Port 0: ask local_port().
+UniqueFd listen_tcp(const HostPort& host_port);
+UniqueFd listen_unix(const std::string& path);
+uint16_t local_port(int fd);
+
+// One waiting connection; empty if there is none (or it went away meanwhile). Throws kResourceExhausted when the
+// process is out of descriptors: the connection then still waits.
+UniqueFd accept_connection(int listener);
+
+// Begins to connect. The socket becomes writable when the outcome is known: finish_connect() then throws unless it is
+// connected. Only a Unix socket whose backlog is full fails at once, with kUnavailable.
+UniqueFd start_connect(const SocketAddress& address);
+void finish_connect(int fd, std::string_view name);
+
+// Connects, trying every address of the host in turn.
+UniqueFd connect_tcp(const HostPort& host_port, Deadline deadline);
+UniqueFd connect_unix(const std::string& path, Deadline deadline);
+
+// Both ends of a connected Unix socket.
+struct SocketPair {
+  UniqueFd first, second;
+};
+SocketPair socket_pair();
+
+// Waits until fd is readable (POLLIN) or writable (POLLOUT), as `events` says. False at the deadline.
+bool wait_ready(int fd, short events, Deadline deadline);
+
+// Throws kPermissionDenied unless the process at the other end of this Unix socket runs with our effective uid. The
+// credentials are those of the moment of connect() or listen(). Returns the peer's pid (0: not visible from here).
+pid_t require_same_user(int fd);
+
+// Sends some of `bytes` (at least one byte, unless it would block: 0), the descriptors with the first of them. `fds`
+// holds at most kMaxFdsPerMessage and goes as a whole or not at all; only Unix sockets carry any. No SIGPIPE.
+size_t send_some(int fd, std::span<const std::byte> bytes, std::span<const int> fds = {});
+
+// Receives some bytes into `into`: their count, 0 at the end of the stream, nothing if it would block. Descriptors that
+// come along are appended to *fds, close-on-exec; with fds == nullptr, or beyond the kernel's limit, they are closed
+// (and in the latter case the call throws).
+std::optional<size_t> receive_some(int fd, std::span<std::byte> into, std::vector<UniqueFd>* fds = nullptr);
+
+// A second descriptor of the same file, close-on-exec.
+UniqueFd duplicate_fd(int fd);
+
+}  // namespace tessera

@@ -1,0 +1,234 @@
+#include "bus/agent.h"
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "base/log.h"
+#include "base/socket.h"
+#include "bus/records.h"
+#include "tessera/version.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kHandshakeTimeout = seconds(10);
+constexpr Duration kEarlyTimeout = seconds(300);  // the other side may still be registering
+constexpr Duration kAcceptPause = seconds(0.2);
+constexpr size_t kMaxWaiting = 4096;
+
+}  // namespace
+
+std::string Identity::name() const {
+  return rank_name(job, rank);
+}
+
+Agent::Agent(Identity identity, int threads)
+    : identity_(std::move(identity)),
+      pid_(::getpid()),
+      incarnation_(Incarnation::self()),
+      runtime_dir_(RuntimeDir::open()),
+      address_(runtime_dir_.path("agent")),
+      listener_(listen_unix(address_)),
+      loop_("tessera-agent"),
+      pull_pool_(threads, "tessera-pull"),
+      source_pool_(threads, "tessera-src") {
+  listen();
+  loop_.start();
+}
+
+Agent::~Agent() {
+  run_on_loop([this] {
+    loop_.remove_fd(listener_.get());
+    waiting_.clear();
+  });
+  loop_.stop();
+}
+
+void Agent::run_on_loop(const std::function<void()>& task) {
+  if (::getpid() != pid_)
+    fail(ErrorCode::kInvalidArgument, "{}: this is a forked child of pid {}; make a Bus of its own here",
+         identity_.name(), pid_);
+  if (loop_.on_thread()) {
+    task();
+    return;
+  }
+  struct Outcome {
+    std::mutex mutex;
+    std::condition_variable done_changed;
+    bool done = false;
+    Status status;
+  };
+  const auto outcome = std::make_shared<Outcome>();
+  const bool posted = loop_.post([outcome, &task] {
+    Status status;
+    try {
+      task();
+    } catch (...) {
+      status = status_of_current_exception();
+    }
+    const std::lock_guard lock(outcome->mutex);
+    outcome->status = status;
+    outcome->done = true;
+    outcome->done_changed.notify_all();
+  });
+  if (!posted) fail(ErrorCode::kCancelled, "the bus of {} is closed", identity_.name());
+  std::unique_lock lock(outcome->mutex);
+  outcome->done_changed.wait(lock, [&] { return outcome->done; });  // loop tasks do not block
+  outcome->status.throw_if_error();
+}
+
+void Agent::register_batch(const std::string& pair, const std::string& batch, Acceptor* acceptor) {
+  const auto [it, added] = batches_.try_emplace({pair, batch}, acceptor);
+  if (!added)
+    fail(ErrorCode::kAlreadyExists, "{} has registered batch {} of pair {} already: close that one first",
+         identity_.name(), batch, pair);
+  std::vector<uint64_t> early;
+  for (const auto& [id, waiting] : waiting_)
+    if (waiting.attach && waiting.attach->pair == pair && waiting.attach->batch == batch) early.push_back(id);
+  for (const uint64_t id : early) hand_over(id, *acceptor);
+}
+
+void Agent::unregister_batch(const std::string& pair, const std::string& batch) {
+  batches_.erase({pair, batch});
+}
+
+void Agent::call(const std::string& address, const std::string& peer_name, Deadline deadline,
+                 const std::function<void(std::shared_ptr<Link>)>& on_link) {
+  UniqueFd socket = connect_unix(address, deadline);
+  require_same_user(socket.get());
+  run_on_loop([&] {
+    std::shared_ptr<Link> link = Link::adopt(loop_, std::move(socket), peer_name);
+    on_link(link);
+    link->send(hello());
+  });
+}
+
+void Agent::listen() {
+  loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { accept_connections(); });
+}
+
+Hello Agent::hello() const {
+  return {.protocol_min = kProtocolMin,
+          .protocol_max = kProtocolMax,
+          .release = kVersion,
+          .name_space = identity_.name_space,
+          .job = identity_.job,
+          .rank = identity_.rank,
+          .incarnation = incarnation_};
+}
+
+void Agent::check_welcome(Frame& frame, const std::string& expected_name) const {
+  if (frame.type == static_cast<uint16_t>(MessageType::kReject)) {
+    const Reject reject = parse<Reject>(frame.payload);
+    throw Error(reject.code, reject.text);
+  }
+  if (frame.type != static_cast<uint16_t>(MessageType::kWelcome))
+    fail(ErrorCode::kMismatch, "answered Hello with message {}", frame.type);
+  const Welcome welcome = parse<Welcome>(frame.payload);
+  if (rank_name(welcome.job, welcome.rank) != expected_name)
+    fail(ErrorCode::kMismatch, "is {} now", rank_name(welcome.job, welcome.rank));
+}
+
+void Agent::accept_connections() {
+  try {
+    for (UniqueFd socket = accept_connection(listener_.get()); socket; socket = accept_connection(listener_.get())) {
+      require_same_user(socket.get());
+      if (waiting_.size() >= kMaxWaiting) {
+        log().warn("{}: a connection refused: {} wait already", identity_.name(), waiting_.size());
+        continue;
+      }
+      const uint64_t id = next_id_++;
+      Waiting& waiting = waiting_[id];
+      waiting.link = Link::adopt(loop_, std::move(socket), "a caller");
+      waiting.link->set_handlers([this, id](Frame& frame) { handle_frame(id, frame); },
+                                 [this, id](const Status&) { drop(id); });
+      waiting.timer = loop_.add_timer_after(kHandshakeTimeout, [this, id] {
+        reject(id, failed(ErrorCode::kDeadlineExceeded, "{}: no Hello within {} s", identity_.name(),
+                          to_seconds(kHandshakeTimeout)));
+      });
+    }
+  } catch (const Error& error) {
+    log().warn("{}: a connection refused: {}", identity_.name(), error.what());
+    if (error.code() != ErrorCode::kResourceExhausted) return;
+    // Out of descriptors: the caller still waits in the backlog, and would wake this loop without end.
+    loop_.remove_fd(listener_.get());
+    loop_.add_timer_after(kAcceptPause, [this] { listen(); });
+  }
+}
+
+void Agent::handle_frame(uint64_t id, Frame& frame) {
+  Waiting& waiting = waiting_.at(id);
+  if (frame.type == static_cast<uint16_t>(MessageType::kHello) && waiting.hello.job.empty()) {
+    waiting.hello = parse<Hello>(frame.payload);
+    const Hello& hello = waiting.hello;
+    const std::string caller = rank_name(hello.job, hello.rank);
+    if (hello.protocol_max < kProtocolMin || hello.protocol_min > kProtocolMax) {
+      reject(id, failed(ErrorCode::kMismatch,
+                        "no common protocol: {} (release {}) speaks {} to {}, {} (release {}) speaks {} to {}", caller,
+                        hello.release, hello.protocol_min, hello.protocol_max, identity_.name(), kVersion, kProtocolMin,
+                        kProtocolMax));
+      return;
+    }
+    if (hello.name_space != identity_.name_space) {
+      reject(id, failed(ErrorCode::kMismatch, "{} is of namespace {}, {} of {}", caller, hello.name_space,
+                        identity_.name(), identity_.name_space));
+      return;
+    }
+    waiting.link->set_name(caller);
+    waiting.link->send(Welcome{.protocol = std::min(hello.protocol_max, kProtocolMax),
+                               .release = kVersion,
+                               .job = identity_.job,
+                               .rank = identity_.rank,
+                               .incarnation = incarnation_});
+    return;
+  }
+  if (frame.type != static_cast<uint16_t>(MessageType::kAttach) || waiting.hello.job.empty() || waiting.attach)
+    fail(ErrorCode::kMismatch, "message {} where Hello and then Attach were due", frame.type);
+  waiting.attach = parse<Attach>(frame.payload);
+  loop_.cancel_timer(waiting.timer);
+  const auto it = batches_.find({waiting.attach->pair, waiting.attach->batch});
+  if (it != batches_.end()) {
+    hand_over(id, *it->second);
+    return;
+  }
+  waiting.timer = loop_.add_timer_after(kEarlyTimeout, [this, id] {
+    reject(id, failed(ErrorCode::kDeadlineExceeded, "{} has not registered this batch", identity_.name()));
+  });
+}
+
+void Agent::hand_over(uint64_t id, Acceptor& acceptor) {
+  Waiting waiting = std::move(waiting_.at(id));
+  loop_.cancel_timer(waiting.timer);
+  waiting_.erase(id);
+  const std::shared_ptr<Link> link = waiting.link;
+  try {
+    link->set_limits({.payload_bytes = kMaxMessageBytes, .fds = 0});
+    acceptor.accept({waiting.link, std::move(waiting.hello), std::move(*waiting.attach)});
+  } catch (const std::exception&) {
+    const Status status = status_of_current_exception();
+    log().warn("{}: {} refused: {}", identity_.name(), link->name(), status.message());
+    link->send(Reject{.code = status.code(), .text = status.message()});
+    link->close();
+  }
+}
+
+void Agent::reject(uint64_t id, const Status& status) {
+  const auto it = waiting_.find(id);
+  if (it == waiting_.end()) return;
+  log().warn("{}: a caller refused: {}", identity_.name(), status.message());
+  it->second.link->send(Reject{.code = status.code(), .text = status.message()});
+  it->second.link->close();
+  drop(id);
+}
+
+void Agent::drop(uint64_t id) {
+  const auto it = waiting_.find(id);
+  if (it == waiting_.end()) return;
+  loop_.cancel_timer(it->second.timer);
+  waiting_.erase(it);
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,103 @@
+// The embedded agent: the event loop, the listening socket and the worker threads with which one rank takes part in
+// transfers. A daemon agent will be the same object in another process, driven through the command ring.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/runtime_dir.h"
+#include "bus/link.h"
+#include "bus/messages.h"
+#include "exec/worker_pool.h"
+
+namespace tessera::bus {
+
+// Which process this is on the bus.
+struct Identity {
+  std::string name_space;
+  std::string job;
+  Rank rank = 0;
+  int world = 1;
+  std::string name() const;  // "trainer/3"
+};
+
+// A connection whose caller has said who it is and what it wants.
+struct Caller {
+  std::shared_ptr<Link> link;
+  Hello hello;
+  Attach attach;
+};
+
+// Whoever takes connections for a batch. Called on the loop's thread.
+class Acceptor {
+ public:
+  virtual ~Acceptor() = default;
+  // Takes the link over, or throws Error: the caller is told and the link closed.
+  virtual void accept(Caller caller) = 0;
+};
+
+// call(), run_on_loop() and the getters may be used from any thread; the rest happens on the loop.
+class Agent {
+ public:
+  Agent(Identity identity, int threads);
+  ~Agent();
+
+  const Identity& identity() const { return identity_; }
+  const std::string& address() const { return address_; }  // of the Unix socket
+  EventLoop& loop() { return loop_; }
+  // Pulls and sources never share threads: a ring is filled only while it is drained.
+  WorkerPool& pull_pool() { return pull_pool_; }
+  WorkerPool& source_pool() { return source_pool_; }
+  int threads() const { return pull_pool_.threads(); }
+
+  // From now on callers that attach to (pair, batch) are given to `acceptor`; those that came early, at once.
+  // On the loop's thread. Throws kAlreadyExists if this rank has that batch already.
+  void register_batch(const std::string& pair, const std::string& batch, Acceptor* acceptor);
+  void unregister_batch(const std::string& pair, const std::string& batch);
+
+  // Connects to another agent and says Hello; blocks. The link's handlers are the caller's to set, on the loop's
+  // thread, before any frame is read: `on_link` runs there.
+  void call(const std::string& address, const std::string& peer_name, Deadline deadline,
+            const std::function<void(std::shared_ptr<Link>)>& on_link);
+  // The caller's first message on a new link.
+  Hello hello() const;
+  // Checks an answer to Hello: throws what a Reject says, or kMismatch for another peer than expected.
+  void check_welcome(Frame& frame, const std::string& expected_name) const;
+
+  // Runs `task` on the loop's thread and waits until it has run; rethrows what it throws.
+  void run_on_loop(const std::function<void()>& task);
+
+ private:
+  struct Waiting {  // said Hello, or said Attach before the batch was there
+    std::shared_ptr<Link> link;
+    Hello hello;
+    std::optional<Attach> attach;
+    EventLoop::TimerId timer = 0;
+  };
+
+  void listen();
+  void accept_connections();
+  void handle_frame(uint64_t id, Frame& frame);
+  void hand_over(uint64_t id, Acceptor& acceptor);
+  void reject(uint64_t id, const Status& status);
+  void drop(uint64_t id);
+
+  const Identity identity_;
+  const int pid_;
+  const Incarnation incarnation_;
+  RuntimeDir runtime_dir_;
+  std::string address_;
+  UniqueFd listener_;
+  EventLoop loop_;
+  WorkerPool pull_pool_;
+  WorkerPool source_pool_;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, Waiting> waiting_;
+  std::map<std::pair<std::string, std::string>, Acceptor*> batches_;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,125 @@
+// What the two sides of a batch have in common. SenderBatch and ReceiverBatch are state machines on the agent's loop;
+// the public methods are called from user threads.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bus/agent.h"
+#include "bus/batch_routes.h"
+#include "bus/local_tensors.h"
+#include "bus/operation.h"
+#include "bus/rendezvous.h"
+
+namespace tessera::bus {
+
+// All that registration found out. `keep_alive` holds the bus and the pair.
+struct BatchSetup {
+  std::shared_ptr<void> keep_alive;
+  Agent* agent = nullptr;
+  Rendezvous* rendezvous = nullptr;
+  const Store* store = nullptr;
+  PairView view;
+  std::string id;
+  Agreement agreement;
+  BatchRoutes routes;
+  std::vector<LocalTensor> tensors;  // of this rank, in the order of the match
+};
+
+class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl> {
+ public:
+  ~BatchImpl() override = default;
+
+  // Connects to the ranks of the other side and waits until all are ready. Once.
+  void attach(Deadline deadline);
+  virtual std::shared_ptr<Operation> send(std::optional<int64_t> version, Timeout timeout);
+  virtual std::shared_ptr<Operation> recv(std::optional<int64_t> min_version, Timeout timeout);
+  virtual int64_t newest() const { return 0; }
+  virtual int64_t wait_version(int64_t version, Timeout timeout);
+  virtual bool torn() const { return false; }
+  int64_t version() const { return version_.load(); }
+  BatchStats stats() const;
+  std::vector<TensorDigest> digests() const;
+  void close();
+  // False in a forked child, where no call may be made.
+  bool in_own_process() const { return ::getpid() == pid_; }
+
+ protected:
+  explicit BatchImpl(BatchSetup setup);
+
+  // --- on the loop's thread ---
+  virtual void connect() = 0;                            // makes links, fills calls_
+  virtual std::vector<std::string> unready() const = 0;  // peers that are not attached yet
+  virtual void detach_all() = 0;
+  virtual Progress sample() const = 0;  // any thread
+  // Ends the current operation with `status`: now, or once nothing reads or writes the user's memory any more.
+  virtual void fail_operation(const Status& status) = 0;
+  // Fails an operation that depends on what was lost and tells the other peers.
+  virtual void on_broken() = 0;
+  // The current operation's deadline has come.
+  virtual void on_deadline() = 0;
+  // Ends the current operation early if nobody has begun to read or write for it; whether it did.
+  virtual bool cancel_operation() = 0;
+
+  // A peer was lost: the batch can do no more transfers. The first reason stays.
+  void break_batch(const Status& status);
+  Status broken_status() const;  // what later calls fail with
+  void readiness_changed();      // wakes attach() once nobody is unready
+  void fail_attach(const Status& status);
+  // The operation under way, if any; begin_operation() throws if there is one, or if the batch is broken or closed.
+  std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);
+  void set_deadline(Deadline deadline);
+  void end_operation(const Status& status);
+  double seconds_of_data() const;  // any thread
+  std::string describe() const;    // "batch policy of pair weights"
+  std::string tensor_name(uint32_t tensor) const { return setup_.tensors[tensor].name; }
+  EventLoop& loop() { return setup_.agent->loop(); }
+  const Identity& identity() const { return setup_.agent->identity(); }
+  Attach attach_message(Attach::Purpose purpose) const;
+  // The peer must be `job`/`hello.rank` as the pair knows it; throws kMismatch otherwise.
+  void check_caller(const Caller& caller, const std::string& job, const std::vector<RankRecord>& ranks) const;
+
+  // Connections this rank has to make, done by attach() on the user's thread.
+  struct Call {
+    std::string name;
+    RankRecord record;
+    std::function<void(std::shared_ptr<Link>)> on_link;
+  };
+  std::vector<Call> calls_;
+
+  BatchSetup setup_;
+  std::shared_ptr<Operation> operation_;  // current
+  const char* operation_name_ = "";
+  TimePoint operation_start_{};
+  Deadline deadline_ = Deadline::at({});
+  EventLoop::TimerId timer_ = 0;
+  std::atomic<TimePoint> data_start_{TimePoint{}};  // of the operation; the epoch before any data flows
+  Status broken_;                                   // the first peer lost, and why
+  uint64_t operation_number_ = 0;
+  bool closed_ = false;
+  std::atomic<int64_t> version_{0};
+  std::atomic<int64_t> transfers_{0};
+  std::atomic<int64_t> rank_bytes_{0};
+  std::atomic<int64_t> allocations_{0};
+  int64_t allocations_at_start_ = 0;
+  uint64_t store_requests_at_start_ = 0;
+  double register_seconds_ = 0;
+  const TimePoint created_;
+  const int pid_ = ::getpid();
+
+  mutable std::mutex mutex_;  // what follows
+  std::condition_variable changed_;
+  bool attached_ = false;
+  Status lost_;  // why attach() and wait_version() must give up
+  std::vector<std::string> unready_;
+  std::vector<Digest> digests_;  // by tensor, of the last transfer
+};
+
+}  // namespace tessera::bus

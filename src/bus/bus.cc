@@ -1,0 +1,244 @@
+#include "tessera/bus.h"
+
+#include <unistd.h>
+
+#include "base/config.h"
+#include "base/fail.h"
+#include "bus/agent.h"
+#include "bus/batch.h"
+#include "bus/receiver.h"
+#include "bus/rendezvous.h"
+#include "bus/sender.h"
+#include "tessera/store.h"
+
+namespace tessera {
+namespace bus {
+
+// A process' place on the bus. Pairs and batches keep it alive.
+class BusImpl {
+ public:
+  explicit BusImpl(BusOptions options) : options_(complete(std::move(options))) {
+    store_ = open_store(options_.store);
+    agent_ = std::make_unique<Agent>(
+        Identity{options_.name_space, options_.job, options_.rank, options_.world},
+        options_.threads > 0 ? options_.threads : std::max(1, usable_cpus() / std::max(1, options_.world)));
+    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->address());
+    rendezvous_->claim(Deadline::after(kRendezvousTimeout));
+  }
+
+  // A forked child has the parent's objects but none of its threads: any use would wait for them for ever.
+  void require_own_process() const {
+    if (::getpid() != pid_)
+      fail(ErrorCode::kInvalidArgument, "{}: this is a forked child of pid {}; make a Bus of its own here",
+           agent_->identity().name(), pid_);
+  }
+  bool in_own_process() const { return ::getpid() == pid_; }
+
+  const BusOptions& options() const { return options_; }
+  Store& store() { return *store_; }
+  Agent& agent() { return *agent_; }
+  Rendezvous& rendezvous() { return *rendezvous_; }
+
+ private:
+  static BusOptions complete(BusOptions options) {
+    const Config& config = Config::get();
+    if (options.store.empty()) options.store = config.store;
+    if (options.name_space.empty()) options.name_space = config.name_space;
+    check_name("job", options.job);
+    check_name("namespace", options.name_space);
+    if (options.world < 1 || options.world > kMaxWorld)
+      fail(ErrorCode::kInvalidArgument, "world {}: at least 1 and at most {} are possible", options.world, kMaxWorld);
+    if (options.rank < 0 || options.rank >= options.world)
+      fail(ErrorCode::kInvalidArgument, "rank {}: a job of world {} has ranks 0 to {}", options.rank, options.world,
+           options.world - 1);
+    if (options.threads < 0 || options.threads > 1024)
+      fail(ErrorCode::kInvalidArgument, "threads {}: 0 (choose) to 1024 are possible", options.threads);
+    return options;
+  }
+
+  const int pid_ = ::getpid();
+  const BusOptions options_;
+  // In this order: the rendezvous uses the store, nobody uses the rendezvous when it goes.
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Agent> agent_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+};
+
+class PairImpl {
+ public:
+  PairImpl(std::shared_ptr<BusImpl> bus, PairView view) : bus_(std::move(bus)), view_(std::move(view)) {}
+
+  const std::shared_ptr<BusImpl>& bus() const { return bus_; }
+  const PairView& view() const { return view_; }
+
+  std::shared_ptr<BatchImpl> register_batch(const std::shared_ptr<PairImpl>& self, const std::string& id,
+                                            std::span<const TensorSpec> tensors, bool sends, Timeout timeout) {
+    bus_->require_own_process();
+    check_name("batch", id);
+    const Deadline deadline = Deadline::after(timeout);
+    const Identity& identity = bus_->agent().identity();
+    BatchSetup setup;
+    setup.keep_alive = self;
+    setup.agent = &bus_->agent();
+    setup.rendezvous = &bus_->rendezvous();
+    setup.store = &bus_->store();
+    setup.view = view_;
+    setup.id = id;
+    try {
+      setup.agreement = bus_->rendezvous().exchange(view_, id, sends, bus_->options().digest,
+                                                    manifest_of(identity, tensors), deadline);
+      const auto own = static_cast<int>(view_.own.size());
+      const auto peer = static_cast<int>(view_.peer.size());
+      setup.routes = plan_batch(setup.agreement.match, sends ? own : peer, sends ? peer : own, sends, identity.rank);
+      setup.tensors = local_tensors(setup.agreement.match, tensors, identity.rank, sends);
+    } catch (...) {
+      bus_->rendezvous().withdraw(view_, id);
+      throw;
+    }
+    std::shared_ptr<BatchImpl> batch;
+    if (sends)
+      batch = std::make_shared<SenderBatch>(std::move(setup));
+    else
+      batch = std::make_shared<ReceiverBatch>(std::move(setup));
+    batch->attach(deadline);
+    return batch;
+  }
+
+ private:
+  std::shared_ptr<BusImpl> bus_;
+  PairView view_;
+};
+
+namespace {
+
+// Lets an object go without running its destructor: it belongs to the parent of this forked child.
+template <typename T>
+void abandon(std::shared_ptr<T> object) {
+  new std::shared_ptr<T>(std::move(object));
+}
+
+}  // namespace
+}  // namespace bus
+
+// --- Bus and Pair
+// -----------------------------------------------------------------------------------------------------
+
+Bus::Bus(BusOptions options) : impl_(std::make_shared<bus::BusImpl>(std::move(options))) {}
+Bus::Bus(Bus&&) noexcept = default;
+Bus& Bus::operator=(Bus&&) noexcept = default;
+Bus::~Bus() {
+  if (impl_ && !impl_->in_own_process()) bus::abandon(std::move(impl_));
+}
+
+Pair Bus::pair(const PairOptions& options) {
+  impl_->require_own_process();
+  bus::check_name("pair", options.name);
+  bus::check_name("peer job", options.peer);
+  if (options.peer == impl_->options().job)
+    fail(ErrorCode::kInvalidArgument, "pair {}: job {} cannot be paired with itself", options.name, options.peer);
+  return Pair(std::make_shared<bus::PairImpl>(
+      impl_, impl_->rendezvous().join(options.name, options.peer, Deadline::after(options.timeout))));
+}
+
+Pair::Pair(std::shared_ptr<bus::PairImpl> impl) : impl_(std::move(impl)) {}
+Pair::Pair(Pair&&) noexcept = default;
+Pair& Pair::operator=(Pair&&) noexcept = default;
+Pair::~Pair() {
+  if (impl_ && !impl_->bus()->in_own_process()) bus::abandon(std::move(impl_));
+}
+
+int Pair::peer_world() const {
+  return static_cast<int>(impl_->view().peer.size());
+}
+
+Batch Pair::offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout) {
+  return Batch(impl_->register_batch(impl_, batch_id, tensors, true, timeout));
+}
+
+Batch Pair::accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout) {
+  return Batch(impl_->register_batch(impl_, batch_id, tensors, false, timeout));
+}
+
+std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout timeout) {
+  impl_->bus()->require_own_process();
+  bus::check_name("batch", batch_id);
+  return impl_->bus()->rendezvous().peer_manifest(impl_->view(), batch_id, Deadline::after(timeout)).entries;
+}
+
+// --- Batch
+// ------------------------------------------------------------------------------------------------------------
+
+Batch::Batch(std::shared_ptr<bus::BatchImpl> impl) : impl_(std::move(impl)) {}
+Batch::Batch(Batch&&) noexcept = default;
+Batch& Batch::operator=(Batch&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  return *this;
+}
+Batch::~Batch() {
+  if (!impl_) return;
+  if (impl_->in_own_process())
+    impl_->close();
+  else
+    bus::abandon(std::move(impl_));
+}
+
+Handle Batch::send(std::optional<int64_t> version, Timeout timeout) {
+  return Handle(impl_->send(version, timeout));
+}
+Handle Batch::recv(std::optional<int64_t> min_version, Timeout timeout) {
+  return Handle(impl_->recv(min_version, timeout));
+}
+int64_t Batch::version() const {
+  return impl_->version();
+}
+int64_t Batch::newest() const {
+  return impl_->newest();
+}
+int64_t Batch::wait_version(int64_t version, Timeout timeout) {
+  return impl_->wait_version(version, timeout);
+}
+bool Batch::torn() const {
+  return impl_->torn();
+}
+BatchStats Batch::stats() const {
+  return impl_->stats();
+}
+std::vector<TensorDigest> Batch::digests() const {
+  return impl_->digests();
+}
+void Batch::close() {
+  impl_->close();
+}
+
+// --- Handle
+// -----------------------------------------------------------------------------------------------------------
+
+Handle::Handle(std::shared_ptr<bus::Operation> operation) : operation_(std::move(operation)) {}
+Handle::Handle(Handle&&) noexcept = default;
+Handle& Handle::operator=(Handle&&) noexcept = default;
+Handle::~Handle() = default;
+
+int64_t Handle::wait() {
+  return operation_->wait();
+}
+bool Handle::wait_for(Timeout timeout) {
+  return operation_->wait_for(timeout);
+}
+bool Handle::done() const {
+  return operation_->done();
+}
+bool Handle::cancel() {
+  return operation_->cancel();
+}
+Progress Handle::progress() const {
+  return operation_->progress();
+}
+int64_t Handle::version() const {
+  return operation_->version();
+}
+
+std::string TensorDigest::to_string() const {
+  return fmt::format("{:016x}{:016x}", d0, d1);
+}
+
+}  // namespace tessera

@@ -1,0 +1,138 @@
+#include "bus/link.h"
+
+#include <sys/ioctl.h>
+
+#include "base/log.h"
+#include "bus/records.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr size_t kMaxQueuedBytes = size_t{512}
+                                   << 20;  // attaching may queue a large table; steady state, a few messages
+
+}  // namespace
+
+std::shared_ptr<Link> Link::adopt(EventLoop& loop, UniqueFd socket, std::string peer_name) {
+  std::shared_ptr<Link> link(new Link(loop, std::move(socket), std::move(peer_name)));
+  const std::weak_ptr<Link> weak = link;
+  loop.add_fd(link->socket_.get(), EPOLLIN, [weak](uint32_t events) {
+    if (const auto self = weak.lock()) self->handle_events(events);
+  });
+  return link;
+}
+
+Link::Link(EventLoop& loop, UniqueFd socket, std::string peer_name)
+    : loop_(loop),
+      socket_(std::move(socket)),
+      name_(std::move(peer_name)),
+      reader_(kBusMagic, {.payload_bytes = kMaxHelloBytes, .fds = 0}),
+      writer_(kBusMagic, kProtocolMax, kMaxQueuedBytes) {}
+
+Link::~Link() {
+  close();
+}
+
+void Link::set_handlers(OnFrame on_frame, OnEnd on_end) {
+  handlers_ = std::make_shared<const Handlers>(Handlers{std::move(on_frame), std::move(on_end)});
+}
+
+void Link::watch_process(const Incarnation& incarnation) {
+  pidfd_ = open_pidfd(incarnation);
+  if (!pidfd_) {
+    if (liveness_of(incarnation) == Liveness::kDead)
+      end(failed(ErrorCode::kPeerLost, "{} ({}) has died", name_, incarnation.to_string()));
+    return;  // another pid namespace: the socket's end must do
+  }
+  const std::weak_ptr<Link> weak = weak_from_this();
+  loop_.add_fd(pidfd_.get(), EPOLLIN, [weak](uint32_t) {
+    if (const auto self = weak.lock()) self->handle_death();
+  });
+}
+
+void Link::send_bytes(MessageType type, std::vector<std::byte> payload, std::vector<UniqueFd> fds) {
+  if (!open()) return;
+  try {
+    writer_.push(static_cast<uint16_t>(type), std::move(payload), std::move(fds));
+    const bool flushed = writer_.flush(socket_.get());
+    if (flushed == writing_) {
+      writing_ = !flushed;
+      loop_.set_events(socket_.get(), writing_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    }
+  } catch (const Error& error) {
+    // Told from the loop, not from within the caller's own change of state.
+    loop_.post([self = shared_from_this(), status = Status(error.code(), fmt::format("{}: {}", name_, error.what()))] {
+      self->read_all();  // what it said before it went still counts
+      self->end(status);
+    });
+  }
+}
+
+void Link::handle_events(uint32_t events) {
+  const std::shared_ptr<Link> self = shared_from_this();  // a handler may drop the last other owner
+  if ((events & EPOLLOUT) != 0 && open()) {
+    try {
+      if (writer_.flush(socket_.get()) && writing_) {
+        writing_ = false;
+        loop_.set_events(socket_.get(), EPOLLIN);
+      }
+    } catch (const Error& error) {
+      read_all();
+      end(Status(error.code(), fmt::format("{}: {}", name_, error.what())));
+      return;
+    }
+  }
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && open() && !read_all())
+    end(failed(ErrorCode::kPeerLost, "{} has closed its connection", name_));
+}
+
+void Link::handle_death() {
+  const std::shared_ptr<Link> self = shared_from_this();
+  loop_.remove_fd(pidfd_.get());
+  for (int unread = 1; open() && unread > 0;) {  // what it said before it died still counts
+    if (!read_all() || !open() || ::ioctl(socket_.get(), FIONREAD, &unread) != 0) break;
+  }
+  end(failed(ErrorCode::kPeerLost, "{} has died", name_));
+}
+
+bool Link::read_all() {
+  if (!open()) return true;
+  try {
+    const bool more = reader_.fill(socket_.get());
+    while (open()) {
+      std::optional<Frame> frame = reader_.next();
+      if (!frame) break;
+      if (const auto handlers = handlers_) handlers->on_frame(*frame);
+    }
+    return more;
+  } catch (const std::exception&) {
+    const Status status = status_of_current_exception();
+    log().warn("{}: connection closed: {}", name_, status.message());
+    end(Status(status.code() == ErrorCode::kPeerLost ? ErrorCode::kPeerLost : ErrorCode::kMismatch,
+               fmt::format("{}: {}", name_, status.message())));
+    return true;
+  }
+}
+
+void Link::end(const Status& status) {
+  if (!open()) return;
+  const std::shared_ptr<const Handlers> handlers = handlers_;
+  close();
+  if (handlers) handlers->on_end(status);
+}
+
+void Link::close() {
+  if (!open()) return;
+  try {
+    writer_.flush(socket_.get());
+  } catch (const Error&) {
+    // The peer has gone: nobody is left to tell.
+  }
+  loop_.remove_fd(socket_.get());
+  if (pidfd_) loop_.remove_fd(pidfd_.get());
+  pidfd_.reset();
+  socket_.reset();
+  handlers_.reset();
+}
+
+}  // namespace tessera::bus

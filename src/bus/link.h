@@ -1,0 +1,65 @@
+// A connection between two agents, on the event loop: messages both ways, and the peer's death.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/event_loop.h"
+#include "base/framing.h"
+#include "bus/messages.h"
+
+namespace tessera::bus {
+
+// Lives on the loop's thread. Owned by shared_ptr; close() (or the last owner) ends it.
+class Link : public std::enable_shared_from_this<Link> {
+ public:
+  // Called with each frame. An exception out of it closes the link with that error: the peer sent what it must not.
+  using OnFrame = std::function<void(Frame&)>;
+  // Called once, unless close() came first: why the connection ended, naming the peer.
+  using OnEnd = std::function<void(const Status&)>;
+
+  static std::shared_ptr<Link> adopt(EventLoop& loop, UniqueFd socket, std::string peer_name);
+  ~Link();
+
+  void set_handlers(OnFrame on_frame, OnEnd on_end);
+  void set_name(std::string name) { name_ = std::move(name); }
+  const std::string& name() const { return name_; }  // "trainer/3"
+  // From now on ends at once when that process dies, socket or not. Same host and pid namespace only.
+  void watch_process(const Incarnation& incarnation);
+  void set_limits(FrameLimits limits) { reader_.set_limits(limits); }
+
+  template <typename Message>
+  void send(const Message& message, std::vector<UniqueFd> fds = {}) {
+    ByteWriter out;
+    message.write(out);
+    send_bytes(Message::kType, out.take(), std::move(fds));
+  }
+  // Sends what is queued as far as the socket takes it now, and closes. No handler runs afterwards.
+  void close();
+  bool open() const { return static_cast<bool>(socket_); }
+
+ private:
+  Link(EventLoop& loop, UniqueFd socket, std::string peer_name);
+  void send_bytes(MessageType type, std::vector<std::byte> payload, std::vector<UniqueFd> fds);
+  void handle_events(uint32_t events);
+  void handle_death();
+  bool read_all();  // false once the peer has ended the stream
+  void end(const Status& status);
+
+  EventLoop& loop_;
+  UniqueFd socket_;
+  UniqueFd pidfd_;
+  std::string name_;
+  FrameReader reader_;
+  FrameWriter writer_;
+  bool writing_ = false;  // EPOLLOUT is asked for
+  // Shared, so that a handler that closes its own link is not destroyed while it runs.
+  struct Handlers {
+    OnFrame on_frame;
+    OnEnd on_end;
+  };
+  std::shared_ptr<const Handlers> handlers_;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,281 @@
+#include "bus/manifest.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/fail.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr size_t kMaxFindings = 20;
+
+// A layout's text is written once and referred to by number: 20,000 tensors have a few dozen.
+class EntryWriter {
+ public:
+  explicit EntryWriter(std::span<const ManifestEntry> entries) {
+    for (const ManifestEntry& entry : entries) {
+      const auto [it, added] = numbers_.try_emplace(entry.layout.to_string(), static_cast<uint32_t>(texts_.size()));
+      if (added) texts_.push_back(it->first);
+      layout_of_.push_back(it->second);
+    }
+  }
+
+  void write(std::span<const ManifestEntry> entries, ByteWriter& out) const {
+    out.put(static_cast<uint32_t>(texts_.size()));
+    for (const std::string& text : texts_) out.put_string(text);
+    out.put(static_cast<uint32_t>(entries.size()));
+    for (size_t i = 0; i < entries.size(); ++i) {
+      out.put_string(entries[i].name);
+      out.put(entries[i].dtype);
+      out.put(static_cast<uint8_t>(entries[i].shape.size()));
+      for (const Index size : entries[i].shape) out.put(size);
+      out.put(layout_of_[i]);
+    }
+  }
+
+ private:
+  std::unordered_map<std::string, uint32_t> numbers_;
+  std::vector<std::string> texts_;
+  std::vector<uint32_t> layout_of_;
+};
+
+ManifestEntry read_entry(ByteReader& in, std::span<const Layout> layouts) {
+  ManifestEntry entry;
+  entry.name = in.get_string(kMaxNameBytes);
+  entry.dtype = in.get_enum(kLastDType);
+  const auto dims = in.get<uint8_t>();
+  if (dims > kMaxDims)
+    fail(ErrorCode::kInvalidArgument, "manifest: tensor {} has {} dims, at most {} are known", entry.name, dims,
+         kMaxDims);
+  for (int d = 0; d < dims; ++d) entry.shape.push_back(in.get<Index>());
+  element_count(entry.shape);
+  const auto layout = in.get<uint32_t>();
+  if (layout >= layouts.size())
+    fail(ErrorCode::kInvalidArgument, "manifest: tensor {} refers to layout {} of {}", entry.name, layout,
+         layouts.size());
+  entry.layout = layouts[layout].bind(entry.shape);
+  return entry;
+}
+
+std::vector<ManifestEntry> read_entries(ByteReader& in) {
+  std::vector<Layout> layouts;
+  for (uint32_t count = in.get_count(kMaxTensors, 4); count > 0; --count)
+    layouts.push_back(Layout::parse(in.get_string(1u << 20)));
+  std::vector<ManifestEntry> entries;
+  std::unordered_set<std::string> names;
+  for (uint32_t count = in.get_count(kMaxTensors, 10); count > 0; --count) {
+    entries.push_back(read_entry(in, layouts));
+    if (!names.insert(entries.back().name).second)
+      fail(ErrorCode::kInvalidArgument, "manifest: tensor {} occurs twice", entries.back().name);
+  }
+  return entries;
+}
+
+bool equal(const ManifestEntry& a, const ManifestEntry& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && a.layout == b.layout;
+}
+
+bool disjoint(const Mesh& a, const Mesh& b) {
+  return std::none_of(b.ranks().begin(), b.ranks().end(), [&](Rank rank) { return a.position_of(rank).has_value(); });
+}
+
+// Every disagreement of a registration, reported at once.
+class Findings {
+ public:
+  template <typename... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    if (++count_ <= kMaxFindings) lines_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+  void throw_if_any(std::string_view what) const {
+    if (count_ == 0) return;
+    const std::string more = count_ > kMaxFindings ? fmt::format("; and {} more", count_ - kMaxFindings) : "";
+    fail(ErrorCode::kMismatch, "{}: {}{}", what, fmt::join(lines_, "; "), more);
+  }
+
+ private:
+  size_t count_ = 0;
+  std::vector<std::string> lines_;
+};
+
+// One name as the ranks of a side register it.
+struct Claims {
+  struct Claim {
+    Rank rank;
+    const ManifestEntry* entry;
+  };
+  std::vector<Claim> claims;  // ascending by rank
+};
+
+// The disjoint meshes under which a name is registered, as one entry; findings for whatever does not agree.
+ManifestEntry merge_claims(const std::string& job, const Claims& claims, Findings& findings) {
+  const ManifestEntry& first = *claims.claims.front().entry;
+  const Rank first_rank = claims.claims.front().rank;
+  std::vector<const ManifestEntry*> meshes;  // distinct entries, in order of their lowest rank
+  for (const auto& [rank, entry] : claims.claims) {
+    const auto same = [&](const ManifestEntry* other) { return equal(*other, *entry); };
+    if (std::any_of(meshes.begin(), meshes.end(), same)) continue;
+    if (entry->dtype != first.dtype) {
+      findings.add("tensor {}: {}/{} has dtype {}, {}/{} has {}", first.name, job, rank, to_string(entry->dtype), job,
+                   first_rank, to_string(first.dtype));
+    } else if (entry->shape != first.shape) {
+      findings.add("tensor {}: {}/{} has shape {}, {}/{} has {}", first.name, job, rank, to_string_shape(entry->shape),
+                   job, first_rank, to_string_shape(first.shape));
+    } else {
+      const bool replica = std::ranges::equal(entry->layout.placements(), first.layout.placements()) &&
+                           std::ranges::equal(entry->layout.mesh().axes(), first.layout.mesh().axes()) &&
+                           std::all_of(meshes.begin(), meshes.end(), [&](const ManifestEntry* other) {
+                             return disjoint(other->layout.mesh(), entry->layout.mesh());
+                           });
+      if (replica)
+        meshes.push_back(entry);
+      else
+        findings.add("tensor {}: {}/{} has layout {}, {}/{} has {}", first.name, job, rank, entry->layout.to_string(),
+                     job, first_rank, first.layout.to_string());
+    }
+  }
+  ManifestEntry merged = first;
+  if (meshes.size() > 1) {
+    std::vector<Axis> axes{{"replica", static_cast<int>(meshes.size())}};
+    std::vector<Rank> ranks;
+    std::vector<Placement> placements{Replicate{}};
+    axes.insert(axes.end(), first.layout.mesh().axes().begin(), first.layout.mesh().axes().end());
+    placements.insert(placements.end(), first.layout.placements().begin(), first.layout.placements().end());
+    for (const ManifestEntry* entry : meshes)
+      ranks.insert(ranks.end(), entry->layout.mesh().ranks().begin(), entry->layout.mesh().ranks().end());
+    merged.layout = Layout(Mesh(std::move(axes), std::move(ranks)), std::move(placements));
+  }
+  return merged;
+}
+
+}  // namespace
+
+void Manifest::write(ByteWriter& out) const {
+  EntryWriter(entries).write(entries, out);
+}
+
+Manifest Manifest::read(ByteReader& in) {
+  return Manifest{read_entries(in)};
+}
+
+std::string Manifest::hash() const {
+  ByteWriter out;
+  write(out);
+  const XXH128_hash_t hash = XXH3_128bits(out.view().data(), out.size());
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, hash);
+  return std::string(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest));
+}
+
+ManifestDiff ManifestDiff::between(const Manifest& rank0, const Manifest& own) {
+  ManifestDiff diff;
+  std::unordered_map<std::string_view, const ManifestEntry*> mine, theirs;
+  for (const ManifestEntry& entry : own.entries) mine.emplace(entry.name, &entry);
+  for (const ManifestEntry& entry : rank0.entries) {
+    theirs.emplace(entry.name, &entry);
+    if (!mine.contains(entry.name)) diff.lacking.push_back(entry.name);
+  }
+  for (const ManifestEntry& entry : own.entries) {
+    const auto it = theirs.find(entry.name);
+    if (it == theirs.end() || !equal(*it->second, entry)) diff.entries.push_back(entry);
+  }
+  return diff;
+}
+
+void ManifestDiff::write(ByteWriter& out) const {
+  out.put(static_cast<uint32_t>(lacking.size()));
+  for (const std::string& name : lacking) out.put_string(name);
+  EntryWriter(entries).write(entries, out);
+}
+
+ManifestDiff ManifestDiff::read(ByteReader& in) {
+  ManifestDiff diff;
+  for (uint32_t count = in.get_count(kMaxTensors, 4); count > 0; --count)
+    diff.lacking.push_back(in.get_string(kMaxNameBytes));
+  diff.entries = read_entries(in);
+  return diff;
+}
+
+Manifest merge(const std::string& job, const Manifest& rank0, std::span<const ManifestDiff> diffs) {
+  Findings findings;
+  const auto world = static_cast<Rank>(diffs.size());
+  std::vector<std::string_view> order;
+  std::unordered_map<std::string_view, Claims> by_name;
+  std::unordered_map<std::string_view, std::vector<Rank>> lacking;  // of rank 0's names
+  for (const ManifestEntry& entry : rank0.entries) {
+    order.push_back(entry.name);
+    by_name[entry.name].claims.push_back({0, &entry});
+  }
+  for (Rank rank = 1; rank < world; ++rank) {
+    for (const std::string& name : diffs[static_cast<size_t>(rank)].lacking) lacking[name].push_back(rank);
+    for (const ManifestEntry& entry : diffs[static_cast<size_t>(rank)].entries) {
+      Claims& claims = by_name[entry.name];
+      if (claims.claims.empty()) order.push_back(entry.name);
+      claims.claims.push_back({rank, &entry});
+    }
+  }
+
+  Manifest merged;
+  for (const std::string_view name : order) {
+    const Claims& claims = by_name[name];
+    ManifestEntry entry = merge_claims(job, claims, findings);
+    const Rank first = claims.claims.front().rank;
+    for (const Rank rank : entry.layout.mesh().ranks()) {
+      if (rank >= world) {
+        findings.add("tensor {}: {}/{} lays it out over rank {}, but the job has {}", name, job, first, rank, world);
+        break;
+      }
+      // Rank 0's names are registered by every rank that does not say otherwise; other names only by those that say so.
+      const auto of_rank = [&](const Claims::Claim& claim) { return claim.rank == rank; };
+      const bool claimed = std::ranges::any_of(claims.claims, of_rank);
+      const auto it = lacking.find(name);
+      const bool lacks = it != lacking.end() && std::ranges::binary_search(it->second, rank);
+      if (first == 0 ? lacks && !claimed : !claimed)
+        findings.add("tensor {}: {}/{} is in its mesh ({}) but does not register it", name, job, rank,
+                     entry.layout.to_string());
+    }
+    merged.entries.push_back(std::move(entry));
+  }
+  findings.throw_if_any(fmt::format("the ranks of job {} disagree", job));
+  return merged;
+}
+
+Match match(const Manifest& sender, const std::string& sender_job, const Manifest& receiver,
+            const std::string& receiver_job) {
+  Findings findings;
+  Match matched;
+  std::unordered_map<std::string_view, const ManifestEntry*> wanted;
+  for (const ManifestEntry& entry : receiver.entries) wanted.emplace(entry.name, &entry);
+  for (const ManifestEntry& offered : sender.entries) {
+    const auto it = wanted.find(offered.name);
+    if (it == wanted.end()) {
+      ++matched.skipped;
+      continue;
+    }
+    const ManifestEntry& taken = *it->second;
+    wanted.erase(it);
+    if (offered.shape != taken.shape)
+      findings.add("tensor {}: shape {} in {}, {} in {}", offered.name, to_string_shape(offered.shape), sender_job,
+                   to_string_shape(taken.shape), receiver_job);
+    if (offered.dtype != taken.dtype && !(is_castable_float(offered.dtype) && is_castable_float(taken.dtype)))
+      findings.add("tensor {}: dtype {} in {} cannot be cast to {} in {} (f64, f32, f16 and bf16 can)", offered.name,
+                   to_string(offered.dtype), sender_job, to_string(taken.dtype), receiver_job);
+    if (taken.layout.has_partial())
+      findings.add(
+          "tensor {}: {} asks for layout {}: a Partial destination cannot be filled from another job, because "
+          "nothing says how its terms should be split; take R or S and reduce there",
+          offered.name, receiver_job, taken.layout.to_string());
+    matched.tensors.push_back({offered.name, offered.shape, offered.dtype, taken.dtype, offered.layout, taken.layout});
+  }
+  for (const ManifestEntry& entry : receiver.entries)
+    if (wanted.contains(entry.name)) findings.add("tensor {}: {} does not offer it", entry.name, sender_job);
+  findings.throw_if_any(fmt::format("jobs {} and {} do not match", sender_job, receiver_job));
+  return matched;
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,248 @@
+#include "bus/messages.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr uint32_t kMaxText = 64 << 10;
+constexpr uint32_t kMaxArenas = 1 << 16;
+
+void write_status(const Status& status, ByteWriter& out) {
+  out.put(static_cast<uint8_t>(status.code()));
+  out.put_string(std::string_view(status.message()).substr(0, kMaxText));
+}
+
+ErrorCode read_code(ByteReader& in) {
+  const auto code = in.get<uint8_t>();
+  if (code > static_cast<uint8_t>(ErrorCode::kInternal))
+    fail(ErrorCode::kInvalidArgument, "message: unknown error code {}", code);
+  return static_cast<ErrorCode>(code);
+}
+
+Status read_status(ByteReader& in) {
+  const ErrorCode code = read_code(in);
+  std::string text = in.get_string(kMaxText);
+  return code == ErrorCode::kOk ? Status() : Status(code, std::move(text));
+}
+
+}  // namespace
+
+std::string_view to_string(MessageType type) {
+  switch (type) {
+    case MessageType::kHello:
+      return "Hello";
+    case MessageType::kWelcome:
+      return "Welcome";
+    case MessageType::kReject:
+      return "Reject";
+    case MessageType::kAttach:
+      return "Attach";
+    case MessageType::kAttached:
+      return "Attached";
+    case MessageType::kPrepare:
+      return "Prepare";
+    case MessageType::kPrepared:
+      return "Prepared";
+    case MessageType::kOffer:
+      return "Offer";
+    case MessageType::kWithdraw:
+      return "Withdraw";
+    case MessageType::kTake:
+      return "Take";
+    case MessageType::kGrant:
+      return "Grant";
+    case MessageType::kRefuse:
+      return "Refuse";
+    case MessageType::kRevoke:
+      return "Revoke";
+    case MessageType::kDigests:
+      return "Digests";
+    case MessageType::kProgress:
+      return "Progress";
+    case MessageType::kDone:
+      return "Done";
+    case MessageType::kChosen:
+      return "Chosen";
+    case MessageType::kDetach:
+      return "Detach";
+    case MessageType::kBroken:
+      return "Broken";
+  }
+  return "an unknown message";
+}
+
+void Hello::write(ByteWriter& out) const {
+  out.put(protocol_min);
+  out.put(protocol_max);
+  out.put_string(release);
+  out.put_string(name_space);
+  out.put_string(job);
+  out.put(rank);
+  incarnation.write(out);
+}
+
+Hello Hello::read(ByteReader& in) {
+  Hello hello;
+  hello.protocol_min = in.get<uint16_t>();
+  hello.protocol_max = in.get<uint16_t>();
+  hello.release = in.get_string(64);
+  hello.name_space = in.get_string(256);
+  hello.job = in.get_string(64);
+  hello.rank = in.get<Rank>();
+  hello.incarnation = Incarnation::read(in);
+  return hello;
+}
+
+void Welcome::write(ByteWriter& out) const {
+  out.put(protocol);
+  out.put_string(release);
+  out.put_string(job);
+  out.put(rank);
+  incarnation.write(out);
+}
+
+Welcome Welcome::read(ByteReader& in) {
+  Welcome welcome;
+  welcome.protocol = in.get<uint16_t>();
+  welcome.release = in.get_string(64);
+  welcome.job = in.get_string(64);
+  welcome.rank = in.get<Rank>();
+  welcome.incarnation = Incarnation::read(in);
+  return welcome;
+}
+
+void Reject::write(ByteWriter& out) const {
+  write_status(Status(code, text), out);
+}
+
+Reject Reject::read(ByteReader& in) {
+  Reject reject;
+  reject.code = read_code(in);
+  reject.text = in.get_string(kMaxText);
+  if (reject.code == ErrorCode::kOk) fail(ErrorCode::kInvalidArgument, "Reject: without an error");
+  return reject;
+}
+
+void Attach::write(ByteWriter& out) const {
+  out.put_string(pair);
+  out.put_string(batch);
+  out.put(purpose);
+  out.put_string(match_hash);
+}
+
+Attach Attach::read(ByteReader& in) {
+  Attach attach;
+  attach.pair = in.get_string(64);
+  attach.batch = in.get_string(64);
+  attach.purpose = in.get_enum(Purpose::kControl);
+  attach.match_hash = in.get_string(16);
+  return attach;
+}
+
+void Attached::write(ByteWriter& out) const {
+  out.put(static_cast<uint32_t>(arenas.size()));
+  for (const ArenaDesc& arena : arenas) arena.write(out);
+  out.put(more_arenas);
+  out.put(static_cast<uint32_t>(places.size()));
+  for (const Place& place : places) {
+    place.memory.write(out);
+    out.put(place.origin);
+    out.put(static_cast<uint8_t>(place.strides.size()));
+    for (const Index stride : place.strides) out.put(stride);
+  }
+}
+
+Attached Attached::read(ByteReader& in) {
+  Attached attached;
+  for (uint32_t count = in.get_count(kMaxArenas, 12); count > 0; --count)
+    attached.arenas.push_back(ArenaDesc::read(in));
+  attached.more_arenas = in.get_bool();
+  for (uint32_t count = in.get_count(kMaxRoutes, 10); count > 0; --count) {
+    Place place;
+    place.memory = MemoryDesc::read(in);
+    place.origin = in.get<uint64_t>();
+    const auto dims = in.get<uint8_t>();
+    if (dims > kMaxDims) fail(ErrorCode::kInvalidArgument, "Attached: a tensor of {} dims", dims);
+    for (int d = 0; d < dims; ++d) place.strides.push_back(in.get<Index>());
+    attached.places.push_back(std::move(place));
+  }
+  return attached;
+}
+
+void Prepare::write(ByteWriter& out) const {
+  out.put(ring);
+  out.put(static_cast<uint32_t>(skipped.size()));
+  for (const uint32_t position : skipped) out.put(position);
+}
+
+Prepare Prepare::read(ByteReader& in) {
+  Prepare prepare;
+  prepare.ring = in.get_bool();
+  for (uint32_t count = in.get_count(kMaxRoutes, 4); count > 0; --count) {
+    const auto position = in.get<uint32_t>();
+    if (!prepare.skipped.empty() && position <= prepare.skipped.back())
+      fail(ErrorCode::kInvalidArgument, "Prepare: skipped routes out of order at {}", position);
+    prepare.skipped.push_back(position);
+  }
+  return prepare;
+}
+
+void Digests::write(ByteWriter& out) const {
+  out.put(version);
+  out.put(static_cast<uint32_t>(digests.size()));
+  for (const Digest& digest : digests) {
+    out.put(digest.d[0]);
+    out.put(digest.d[1]);
+    out.put(digest.elements);
+  }
+}
+
+Digests Digests::read(ByteReader& in) {
+  Digests read;
+  read.version = in.get<int64_t>();
+  for (uint32_t count = in.get_count(kMaxRoutes, 24); count > 0; --count) {
+    Digest digest;
+    digest.d[0] = in.get<uint64_t>();
+    digest.d[1] = in.get<uint64_t>();
+    digest.elements = in.get<uint64_t>();
+    read.digests.push_back(digest);
+  }
+  return read;
+}
+
+void ProgressReport::write(ByteWriter& out) const {
+  out.put(version);
+  out.put(bytes);
+}
+
+ProgressReport ProgressReport::read(ByteReader& in) {
+  ProgressReport report;
+  report.version = in.get<int64_t>();
+  report.bytes = in.get<int64_t>();
+  return report;
+}
+
+void Done::write(ByteWriter& out) const {
+  out.put(version);
+  out.put(bytes);
+  write_status(status, out);
+}
+
+Done Done::read(ByteReader& in) {
+  Done done;
+  done.version = in.get<int64_t>();
+  done.bytes = in.get<int64_t>();
+  done.status = read_status(in);
+  return done;
+}
+
+void Broken::write(ByteWriter& out) const {
+  write_status(status, out);
+}
+
+Broken Broken::read(ByteReader& in) {
+  Broken broken{.status = read_status(in)};
+  if (broken.status.ok()) fail(ErrorCode::kInvalidArgument, "Broken: without an error");
+  return broken;
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,216 @@
+// What agents say to each other, one struct a message type (docs/formats/bus-protocol.md). Frames carry the type;
+// `read` checks everything against limits before it believes it.
+//
+// A connection is opened by the side that pulls: a receiver to each sender, the owner of a reduction to each of its
+// peers, a receiver to its own rank 0. It says Hello, is answered Welcome (or Reject), says Attach, and then:
+//
+//   puller                              source
+//   ------                              ------
+//                              Attached  arenas (with descriptors) and where each tensor lies
+//   Prepare                              ring wanted? routes that ties make superfluous
+//                              Prepared  with the ring's descriptor, if wanted
+//                              Offer     a version is ready        (Withdraw: not any more)
+//   Take                                 may I read it?
+//                              Grant     (Refuse)
+//                              Digests   one a route
+//   Progress                             now and then
+//   Done                                 I have it, or why not
+//
+// and between ranks of a receiving job: Chosen (epoch, version), from rank 0 to the others. Either side ends with
+// Detach; Broken passes on that a third rank was lost; Revoke asks a puller to stop reading.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/process.h"
+#include "codec/digest.h"
+#include "tessera/error.h"
+#include "tessera/layout.h"
+#include "transport/memory_desc.h"
+
+namespace tessera::bus {
+
+inline constexpr uint32_t kBusMagic = 0x42535354;  // "TSSB"
+inline constexpr uint32_t kMaxHelloBytes = 4096;
+inline constexpr uint32_t kMaxMessageBytes = 256u << 20;
+inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
+
+enum class MessageType : uint16_t {
+  kHello = 1,
+  kWelcome,
+  kReject,
+  kAttach,
+  kAttached,
+  kPrepare,
+  kPrepared,
+  kOffer,
+  kWithdraw,
+  kTake,
+  kGrant,
+  kRefuse,
+  kRevoke,
+  kDigests,
+  kProgress,
+  kDone,
+  kChosen,
+  kDetach,
+  kBroken,
+};
+std::string_view to_string(MessageType type);
+
+// Who is calling, and which protocol versions it speaks.
+struct Hello {
+  static constexpr MessageType kType = MessageType::kHello;
+  uint16_t protocol_min = 0;
+  uint16_t protocol_max = 0;
+  std::string release;
+  std::string name_space;
+  std::string job;
+  Rank rank = 0;
+  Incarnation incarnation;
+  void write(ByteWriter& out) const;
+  static Hello read(ByteReader& in);
+};
+
+struct Welcome {
+  static constexpr MessageType kType = MessageType::kWelcome;
+  uint16_t protocol = 0;  // the highest both speak
+  std::string release;
+  std::string job;
+  Rank rank = 0;
+  Incarnation incarnation;
+  void write(ByteWriter& out) const;
+  static Welcome read(ByteReader& in);
+};
+
+// Ends a connection with a reason that the caller reports.
+struct Reject {
+  static constexpr MessageType kType = MessageType::kReject;
+  ErrorCode code = ErrorCode::kInternal;
+  std::string text;
+  void write(ByteWriter& out) const;
+  static Reject read(ByteReader& in);
+};
+
+struct Attach {
+  static constexpr MessageType kType = MessageType::kAttach;
+  enum class Purpose : uint8_t {
+    kPull,     // a receiver, to a sender
+    kReduce,   // the owner of a reduction, to a peer of its own job
+    kControl,  // a receiver, to its own rank 0
+  };
+  std::string pair;
+  std::string batch;
+  Purpose purpose = Purpose::kPull;
+  std::string match_hash;  // of what the two sides agreed on: both must have planned the same
+  void write(ByteWriter& out) const;
+  static Attach read(ByteReader& in);
+};
+
+// Where the source's data lies, in the order of the routes between the two ranks: one entry a tensor, or one a route
+// where the tensor is reduced first (docs/formats/bus-protocol.md).
+struct Attached {
+  static constexpr MessageType kType = MessageType::kAttached;
+  struct Place {
+    MemoryDesc memory;
+    uint64_t origin = 0;         // of the first element, from the start of `memory`
+    std::vector<Index> strides;  // bytes
+  };
+  std::vector<ArenaDesc> arenas;  // one descriptor each, with this frame
+  bool more_arenas = false;       // another Attached follows; only the last one has places
+  std::vector<Place> places;
+  void write(ByteWriter& out) const;
+  static Attached read(ByteReader& in);
+};
+
+struct Prepare {
+  static constexpr MessageType kType = MessageType::kPrepare;
+  bool ring = false;
+  std::vector<uint32_t> skipped;  // positions in the routes of this connection, ascending
+  void write(ByteWriter& out) const;
+  static Prepare read(ByteReader& in);
+};
+
+struct Prepared {
+  static constexpr MessageType kType = MessageType::kPrepared;
+  void write(ByteWriter&) const {}
+  static Prepared read(ByteReader&) { return {}; }
+};
+
+// Messages about one version differ in their type alone.
+template <MessageType type>
+struct VersionMessage {
+  static constexpr MessageType kType = type;
+  int64_t version = 0;
+  uint32_t epoch = 0;  // Take, Grant, Chosen: the transfer's number
+  void write(ByteWriter& out) const {
+    out.put(version);
+    out.put(epoch);
+  }
+  static VersionMessage read(ByteReader& in) {
+    VersionMessage message;
+    message.version = in.get<int64_t>();
+    message.epoch = in.get<uint32_t>();
+    if (message.version < 1) fail(ErrorCode::kInvalidArgument, "{}: version {}", to_string(type), message.version);
+    return message;
+  }
+};
+using Offer = VersionMessage<MessageType::kOffer>;
+using Withdraw = VersionMessage<MessageType::kWithdraw>;
+using Take = VersionMessage<MessageType::kTake>;
+using Grant = VersionMessage<MessageType::kGrant>;
+using Refuse = VersionMessage<MessageType::kRefuse>;
+using Revoke = VersionMessage<MessageType::kRevoke>;
+using Chosen = VersionMessage<MessageType::kChosen>;
+
+struct Digests {
+  static constexpr MessageType kType = MessageType::kDigests;
+  int64_t version = 0;
+  std::vector<Digest> digests;  // one a route of this connection
+  void write(ByteWriter& out) const;
+  static Digests read(ByteReader& in);
+};
+
+struct ProgressReport {
+  static constexpr MessageType kType = MessageType::kProgress;
+  int64_t version = 0;
+  int64_t bytes = 0;  // pulled over this connection so far
+  void write(ByteWriter& out) const;
+  static ProgressReport read(ByteReader& in);
+};
+
+struct Done {
+  static constexpr MessageType kType = MessageType::kDone;
+  int64_t version = 0;
+  int64_t bytes = 0;
+  Status status;
+  void write(ByteWriter& out) const;
+  static Done read(ByteReader& in);
+};
+
+struct Detach {
+  static constexpr MessageType kType = MessageType::kDetach;
+  void write(ByteWriter&) const {}
+  static Detach read(ByteReader&) { return {}; }
+};
+
+struct Broken {
+  static constexpr MessageType kType = MessageType::kBroken;
+  Status status;
+  void write(ByteWriter& out) const;
+  static Broken read(ByteReader& in);
+};
+
+// A whole message out of a frame's payload; throws if anything is left over.
+template <typename Message>
+Message parse(std::span<const std::byte> payload) {
+  ByteReader in(payload, to_string(Message::kType));
+  Message message = Message::read(in);
+  in.finish();
+  return message;
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,277 @@
+#include "bus/pull_link.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/socket.h"
+#include "transport/transport.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr uint32_t kMaxArenaFds = 1 << 14;
+
+}  // namespace
+
+PullLink::PullLink(Agent& agent, PullLinkOwner& owner, std::string peer_job, Rank rank, const RankRecord& record,
+                   std::vector<Wanted> routes, PullLinkOptions options)
+    : agent_(agent),
+      owner_(owner),
+      rank_(rank),
+      name_(rank_name(peer_job, rank)),
+      incarnation_(record.incarnation),
+      routes_(std::move(routes)),
+      options_(std::move(options)) {}
+
+PullLink::~PullLink() {
+  *alive_ = false;
+  if (link_) link_->close();
+}
+
+void PullLink::adopt(std::shared_ptr<Link> link) {
+  link_ = std::move(link);
+  link_->set_handlers([this](Frame& frame) { handle(frame); }, [this](const Status& status) { lose(status); });
+  link_->watch_process(incarnation_);
+}
+
+void PullLink::handle(Frame& frame) {
+  if (!welcomed_) {
+    agent_.check_welcome(frame, name_);
+    welcomed_ = true;
+    link_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+    link_->send(options_.attach);
+    return;
+  }
+  switch (static_cast<MessageType>(frame.type)) {
+    case MessageType::kReject: {
+      const Reject reject = parse<Reject>(frame.payload);
+      throw Error(reject.code, reject.text);
+    }
+    case MessageType::kAttached:
+      return handle_attached(frame);
+    case MessageType::kPrepared: {
+      if (ready_ || !program_) fail(ErrorCode::kMismatch, "Prepared out of turn");
+      if (frame.fds.size() != (program_->wants_ring() ? 1u : 0u))
+        fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
+      if (program_->wants_ring()) ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
+      if (options_.runs) {
+        const std::weak_ptr<bool> alive = alive_;
+        run_ = std::make_unique<PullRun>(
+            program_, agent_.pull_pool(),
+            [this, alive, &loop = agent_.loop()] {
+              loop.post([this, alive] {
+                if (const auto living = alive.lock(); living && *living) handle_run_done();
+              });
+            },
+            std::move(ring_));
+      }
+      ready_ = true;
+      return owner_.on_pull_ready(*this);
+    }
+    case MessageType::kOffer: {
+      offered_ = parse<Offer>(frame.payload).version;
+      return owner_.on_offer(*this);
+    }
+    case MessageType::kWithdraw: {
+      if (parse<Withdraw>(frame.payload).version != offered_) return;
+      offered_ = 0;
+      return owner_.on_offer(*this);
+    }
+    case MessageType::kGrant:
+      return handle_grant(parse<Grant>(frame.payload));
+    case MessageType::kRefuse: {
+      const Refuse refuse = parse<Refuse>(frame.payload);
+      if (state_ != State::kAsked || refuse.version != taking_) return;
+      return end_pull(failed(ErrorCode::kCancelled, "{} has withdrawn version {}", name_, refuse.version));
+    }
+    case MessageType::kRevoke: {
+      const Revoke revoke = parse<Revoke>(frame.payload);
+      if (revoke.version == taking_)
+        abort(failed(ErrorCode::kCancelled, "{} has given up version {} before it was taken", name_, revoke.version));
+      return;
+    }
+    case MessageType::kDigests: {
+      Digests digests = parse<Digests>(frame.payload);
+      if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
+      if (digests.digests.size() != routes_.size() || have_digests_)
+        fail(ErrorCode::kMismatch, "{} digests for {} routes", digests.digests.size(), routes_.size());
+      digests_ = std::move(digests.digests);
+      have_digests_ = true;
+      if (state_ == State::kChecking) check_digests();
+      return;
+    }
+    case MessageType::kDetach: {
+      offered_ = 0;
+      link_->close();
+      if (busy()) abort(failed(ErrorCode::kPeerLost, "{} has closed the batch", name_));
+      return owner_.on_pull_detached(*this);
+    }
+    case MessageType::kBroken:
+      return owner_.on_pull_broken(*this, parse<Broken>(frame.payload).status);
+    default:
+      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+  }
+}
+
+void PullLink::handle_attached(Frame& frame) {
+  if (program_) fail(ErrorCode::kMismatch, "Attached out of turn");
+  Attached part = parse<Attached>(frame.payload);
+  if (part.arenas.size() != frame.fds.size() || arena_fds_.size() + frame.fds.size() > kMaxArenaFds)
+    fail(ErrorCode::kMismatch, "{} arenas with {} descriptors", part.arenas.size(), frame.fds.size());
+  attached_.arenas.insert(attached_.arenas.end(), part.arenas.begin(), part.arenas.end());
+  for (UniqueFd& fd : frame.fds) arena_fds_.push_back(std::move(fd));
+  if (part.more_arenas) return;
+  attached_.places = std::move(part.places);
+  build();
+}
+
+void PullLink::build() {
+  const Endpoint peer{.process = incarnation_, .name = name_};
+  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
+  std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
+  for (size_t i = 0; i < attached_.arenas.size(); ++i) memory->add_arena(attached_.arenas[i], std::move(arena_fds_[i]));
+
+  std::vector<PullRoute> routes;
+  Prepare prepare;
+  const Attached::Place* place = nullptr;
+  size_t next_place = 0;
+  for (uint32_t i = 0; i < routes_.size(); ++i) {
+    Wanted& wanted = routes_[i];
+    const bool same = i > 0 && !wanted.per_route && !routes_[i - 1].per_route &&
+                      routes_[i - 1].route.what.tensor == wanted.route.what.tensor;
+    if (!same) {
+      if (next_place == attached_.places.size())
+        fail(ErrorCode::kMismatch, "places for {} tensors, more are needed", attached_.places.size());
+      place = &attached_.places[next_place++];
+    }
+    if (place->strides.size() != wanted.route.what.shape.size())
+      fail(ErrorCode::kMismatch, "a place of {} dims for a tensor of {}", place->strides.size(),
+           wanted.route.what.shape.size());
+    if (wanted.skipped) {
+      prepare.skipped.push_back(i);
+      continue;
+    }
+    PullRoute route = wanted.route;
+    route.memory = place->memory;
+    route.origin = place->origin;
+    route.src.strides = place->strides;
+    routes.push_back(std::move(route));
+    program_routes_.push_back(i);
+  }
+  if (next_place != attached_.places.size())
+    fail(ErrorCode::kMismatch, "places for {} tensors where {} are needed", attached_.places.size(), next_place);
+  program_ = std::make_shared<PullProgram>(std::move(memory), routes,
+                                           PullOptions{.digest = options_.digest, .private_path = std::nullopt});
+  attached_ = {};
+  arena_fds_.clear();
+  prepare.ring = program_->wants_ring();
+  link_->send(prepare);
+}
+
+void PullLink::send_take(int64_t version, uint32_t epoch) {
+  link_->send(Take{.version = version, .epoch = epoch});
+}
+
+void PullLink::take(int64_t version, uint32_t epoch) {
+  TESSERA_CHECK(state_ == State::kIdle);
+  state_ = State::kAsked;
+  taking_ = version;
+  epoch_ = epoch;
+  have_digests_ = false;
+  abort_status_ = {};
+  send_take(version, epoch);
+}
+
+void PullLink::handle_grant(const Grant& grant) {
+  // One that comes after abort() is of no use any more. (A batch's own run waits for the ring, not for Grant.)
+  if (state_ != State::kAsked || grant.version != taking_) return;
+  state_ = State::kPulling;
+  if (program_->routes() == 0) return handle_run_done();
+  run_->start(epoch_);
+}
+
+void PullLink::handle_run_done() {
+  if (state_ != State::kPulling) return;
+  const Status status = program_->routes() == 0 ? Status() : run_->status();
+  if (!status.ok()) return end_pull(status);
+  if (!options_.digest || program_->routes() == 0) return end_pull({});
+  state_ = State::kChecking;
+  if (!abort_status_.ok()) return end_pull(abort_status_);
+  if (have_digests_) check_digests();
+}
+
+void PullLink::check_digests() {
+  const std::span<const Digest> own = run_->digests();
+  for (size_t i = 0; i < program_routes_.size(); ++i) {
+    const Digest& theirs = digests_[program_routes_[i]];
+    if (own[i] == theirs) continue;
+    const RouteRegion& what = routes_[program_routes_[i]].route.what;
+    return end_pull(failed(
+        ErrorCode::kDataLoss,
+        "digest of tensor {} {} differs: {} sent {}, {} arrived; the memory was written while it was "
+        "offered, or the copy failed",
+        options_.tensor_name(what.tensor), what.region.to_string(), name_, theirs.to_string(), own[i].to_string()));
+  }
+  end_pull({});
+}
+
+void PullLink::end_pull(const Status& status) {
+  const int64_t version = taking_;
+  state_ = State::kIdle;
+  taking_ = 0;
+  if (status.ok()) {
+    pulled_ = version;
+    if (offered_ == version) offered_ = 0;
+  }
+  send_done(version, status);
+  owner_.on_pulled(*this, status);
+}
+
+void PullLink::send_done(int64_t version, const Status& status) {
+  if (open()) link_->send(Done{.version = version, .bytes = status.ok() ? bytes() : 0, .status = status});
+}
+
+void PullLink::send_progress() {
+  if (open() && taking_ != 0) link_->send(ProgressReport{.version = taking_, .bytes = bytes_done()});
+}
+
+void PullLink::abort(const Status& status) {
+  switch (state_) {
+    case State::kIdle:
+      return;
+    case State::kAsked:
+      // A Grant may be on its way: the source believes us to be reading until it hears Done.
+      return end_pull(status);
+    case State::kPulling:
+      abort_status_ = status;
+      if (run_) run_->abort(status);
+      return;
+    case State::kChecking:
+      return end_pull(status);
+  }
+}
+
+void PullLink::lose(const Status& status) {
+  offered_ = 0;
+  if (busy()) abort(status);
+  owner_.on_pull_lost(*this, status);
+}
+
+void PullLink::send_broken(const Status& status) {
+  if (open()) link_->send(Broken{.status = status});
+}
+
+void PullLink::detach() {
+  if (!open()) return;
+  link_->send(Detach{});
+  link_->close();
+}
+
+void PullLink::add_digests(std::span<Digest> sums) const {
+  if (!run_) return;
+  const std::span<const Digest> own = run_->digests();
+  for (size_t i = 0; i < own.size(); ++i) sums[routes_[program_routes_[i]].route.what.tensor] += own[i];
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,126 @@
+// The reading end of a connection: one rank that this one pulls from. On the loop's thread.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bus/agent.h"
+#include "bus/batch_routes.h"
+#include "bus/local_tensors.h"
+#include "bus/records.h"
+#include "exec/pull.h"
+
+namespace tessera::bus {
+
+class PullLink;
+
+// What a pull link reports to the batch that it fills. Called on the loop's thread.
+class PullLinkOwner {
+ public:
+  virtual ~PullLinkOwner() = default;
+  virtual void on_pull_ready(PullLink& link) = 0;
+  virtual void on_offer(PullLink& link) = 0;  // offered() has changed
+  // The pull of the version it was told to take has ended: all bytes are there and their digests agree, or why not.
+  virtual void on_pulled(PullLink& link, const Status& status) = 0;
+  virtual void on_pull_detached(PullLink& link) = 0;
+  virtual void on_pull_lost(PullLink& link, const Status& status) = 0;
+  virtual void on_pull_broken(PullLink& link, const Status& status) = 0;
+};
+
+// One route as this rank wants it; the source's place comes with Attached.
+struct Wanted {
+  PullRoute route;         // all but memory, origin and the source's strides
+  bool per_route = false;  // see Served
+  bool skipped = false;    // another route writes the same destination from the same source tensor
+};
+
+struct PullLinkOptions {
+  Attach attach;
+  bool digest = true;
+  std::function<std::string(uint32_t)> tensor_name;  // for messages
+  bool runs = true;                                  // false: the batch makes its own run of the program (reductions)
+};
+
+class PullLink {
+ public:
+  PullLink(Agent& agent, PullLinkOwner& owner, std::string peer_job, Rank rank, const RankRecord& record,
+           std::vector<Wanted> routes, PullLinkOptions options);
+  ~PullLink();  // REQUIRES: not running
+
+  // On the loop's thread, once Agent::call has made the connection.
+  void adopt(std::shared_ptr<Link> link);
+
+  Rank rank() const { return rank_; }
+  const std::string& name() const { return name_; }
+  bool open() const { return link_ && link_->open(); }
+  bool ready() const { return ready_; }
+  int64_t offered() const { return offered_; }  // 0: nothing
+  bool rings() const { return program_ && program_->wants_ring(); }
+  const std::shared_ptr<const PullProgram>& program() const { return program_; }
+  std::unique_ptr<BounceRing> take_ring() { return std::move(ring_); }  // for a batch that makes its own run
+  int64_t bytes() const { return program_ ? program_->bytes() : 0; }
+  int64_t bytes_done() const { return run_ ? run_->bytes_done() : 0; }  // any thread once ready
+
+  // From take() to on_pulled(): the destination may be written.
+  bool busy() const { return state_ != State::kIdle; }
+  // Whether this version's pull has ended well.
+  bool pulled(int64_t version) const { return pulled_ == version; }
+
+  void take(int64_t version, uint32_t epoch);
+  void send_take(int64_t version, uint32_t epoch);  // only asks; for a batch that makes its own run
+  void send_done(int64_t version, const Status& status);
+  void send_progress();
+  void abort(const Status& status);  // on_pulled() follows
+  void send_broken(const Status& status);
+  void detach();
+
+  // Sums of the last pull's digests by tensor, added to `sums` (one a tensor of the batch). `counted` routes alone.
+  void add_digests(std::span<Digest> sums) const;
+
+ private:
+  enum class State {
+    kIdle,
+    kAsked,     // Take is sent
+    kPulling,   // the run is on
+    kChecking,  // the run is over, the source's digests are awaited
+  };
+  void handle(Frame& frame);
+  void handle_attached(Frame& frame);
+  void build();
+  void handle_grant(const Grant& grant);
+  void handle_run_done();
+  void check_digests();
+  void end_pull(const Status& status);
+  void lose(const Status& status);
+
+  Agent& agent_;
+  PullLinkOwner& owner_;
+  const Rank rank_;
+  const std::string name_;
+  const Incarnation incarnation_;
+  std::vector<Wanted> routes_;
+  std::vector<uint32_t> program_routes_;  // positions of those that are not skipped
+  const PullLinkOptions options_;
+  std::shared_ptr<Link> link_;
+  bool welcomed_ = false;
+  bool ready_ = false;
+  Attached attached_;
+  std::vector<UniqueFd> arena_fds_;
+
+  std::shared_ptr<const PullProgram> program_;
+  std::unique_ptr<BounceRing> ring_;
+  std::unique_ptr<PullRun> run_;
+  int64_t offered_ = 0;
+  State state_ = State::kIdle;
+  int64_t taking_ = 0;
+  uint32_t epoch_ = 0;
+  int64_t pulled_ = 0;
+  bool have_digests_ = false;
+  std::vector<Digest> digests_;  // the source's
+  Status abort_status_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace tessera::bus

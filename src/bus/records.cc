@@ -1,0 +1,197 @@
+#include "bus/records.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+
+#include "base/fail.h"
+#include "tessera/store.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr uint16_t kRecordVersion = 1;
+
+ByteWriter begin() {
+  ByteWriter out;
+  out.put(kRecordVersion);
+  return out;
+}
+
+ByteReader begin(std::string_view key, std::string_view value) {
+  ByteReader in(std::as_bytes(std::span(value)), key);
+  if (const auto version = in.get<uint16_t>(); version != kRecordVersion)
+    fail(ErrorCode::kMismatch, "store key {}: record version {}, this release reads {}", key, version, kRecordVersion);
+  return in;
+}
+
+std::string finish(ByteWriter out) {
+  return std::string(as_store_value(out.view()));
+}
+
+void write_rank(const RankRecord& record, ByteWriter& out) {
+  record.incarnation.write(out);
+  out.put(record.world);
+  out.put_string(record.address);
+  out.put_string(record.release);
+}
+
+RankRecord read_rank(ByteReader& in, std::string_view key) {
+  RankRecord record;
+  record.incarnation = Incarnation::read(in);
+  record.world = in.get<int32_t>();
+  if (record.world < 1 || record.world > kMaxWorld)
+    fail(ErrorCode::kInvalidArgument, "store key {}: a world of {}", key, record.world);
+  record.address = in.get_string(108);
+  record.release = in.get_string(64);
+  return record;
+}
+
+}  // namespace
+
+std::string RankRecord::write() const {
+  ByteWriter out = begin();
+  write_rank(*this, out);
+  return finish(std::move(out));
+}
+
+RankRecord RankRecord::read(std::string_view key, std::string_view value) {
+  ByteReader in = begin(key, value);
+  RankRecord record = read_rank(in, key);
+  in.finish();
+  return record;
+}
+
+std::string PairRecord::write() const {
+  ByteWriter out = begin();
+  write_rank(rank, out);
+  out.put_string(peer);
+  return finish(std::move(out));
+}
+
+PairRecord PairRecord::read(std::string_view key, std::string_view value) {
+  ByteReader in = begin(key, value);
+  PairRecord record;
+  record.rank = read_rank(in, key);
+  record.peer = in.get_string(64);
+  in.finish();
+  return record;
+}
+
+std::string ManifestRecord::write() const {
+  ByteWriter out = begin();
+  incarnation.write(out);
+  manifest.write(out);
+  if (out.size() > kMaxStoreValueBytes)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "the manifest of {} tensors takes {} bytes, the store holds at most {} a value: register it as several batches",
+        manifest.entries.size(), out.size(), kMaxStoreValueBytes);
+  return finish(std::move(out));
+}
+
+ManifestRecord ManifestRecord::read(std::string_view key, std::string_view value) {
+  ByteReader in = begin(key, value);
+  ManifestRecord record;
+  record.incarnation = Incarnation::read(in);
+  record.manifest = Manifest::read(in);
+  in.finish();
+  return record;
+}
+
+std::string BatchRecord::write() const {
+  ByteWriter out = begin();
+  incarnation.write(out);
+  out.put(sends);
+  out.put(digest);
+  out.put_string(hash);
+  diff.write(out);
+  return finish(std::move(out));
+}
+
+BatchRecord BatchRecord::read(std::string_view key, std::string_view value) {
+  ByteReader in = begin(key, value);
+  BatchRecord record;
+  record.incarnation = Incarnation::read(in);
+  record.sends = in.get_bool();
+  record.digest = in.get_bool();
+  record.hash = in.get_string(16);
+  record.diff = ManifestDiff::read(in);
+  in.finish();
+  return record;
+}
+
+Incarnation record_incarnation(std::string_view key, std::string_view value) {
+  ByteReader in = begin(key, value);
+  return Incarnation::read(in);
+}
+
+void check_name(std::string_view what, std::string_view name) {
+  const bool good = std::ranges::all_of(
+      name, [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; });
+  if (name.empty() || name.size() > 64 || !good)
+    fail(ErrorCode::kInvalidArgument, "{} \"{}\": 1 to 64 letters, digits, '.', '_' or '-' are wanted", what,
+         name.substr(0, 80));
+}
+
+std::string rank_key(std::string_view name_space, std::string_view job, Rank rank) {
+  return store_key(name_space, "rank", fmt::format("{}/{}", job, rank));
+}
+
+std::string pair_prefix(std::string_view name_space, std::string_view pair) {
+  return store_key(name_space, "pair", fmt::format("{}/", pair));
+}
+
+std::string pair_key(std::string_view name_space, std::string_view pair, std::string_view job, Rank rank) {
+  return fmt::format("{}{}/{}", pair_prefix(name_space, pair), job, rank);
+}
+
+std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
+                         std::string_view job) {
+  return store_key(name_space, "batch", fmt::format("{}/{}/{}/", pair, batch, job));
+}
+
+std::string manifest_key(std::string_view name_space, std::string_view pair, std::string_view batch,
+                         std::string_view job) {
+  return batch_prefix(name_space, pair, batch, job) + "manifest";
+}
+
+std::string batch_key(std::string_view name_space, std::string_view pair, std::string_view batch, std::string_view job,
+                      Rank rank) {
+  return fmt::format("{}rank/{}", batch_prefix(name_space, pair, batch, job), rank);
+}
+
+std::string rank_name(std::string_view job, Rank rank) {
+  return fmt::format("{}/{}", job, rank);
+}
+
+JobRank parse_pair_key(std::string_view prefix, std::string_view key) {
+  JobRank parsed;
+  const std::string_view rest = key.substr(std::min(prefix.size(), key.size()));
+  const size_t slash = rest.find('/');
+  if (slash != std::string_view::npos) {
+    const std::string_view digits = rest.substr(slash + 1);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), parsed.rank);
+    if (error == std::errc{} && end == digits.data() + digits.size() && parsed.rank >= 0) {
+      parsed.job = rest.substr(0, slash);
+      return parsed;
+    }
+  }
+  fail(ErrorCode::kInvalidArgument, "store key {}: not JOB/RANK below {}", key, prefix);
+}
+
+std::string rank_list(std::string_view job, const std::vector<Rank>& ranks) {
+  std::string text;
+  int ranges = 0;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (++ranges > 8) return text + ", ...";
+    if (!text.empty()) text += ", ";
+    text += last == i ? rank_name(job, ranks[i]) : fmt::format("{}/{}-{}", job, ranks[i], ranks[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,90 @@
+// What ranks publish in the store, and under which keys (docs/formats/bus-protocol.md). Values; whatever is read is
+// checked.
+//
+//   NS/rank/JOB/RANK                          RankRecord    one a process: claims (job, rank)
+//   NS/pair/PAIR/JOB/RANK                     PairRecord
+//   NS/batch/PAIR/BATCH/JOB/manifest          ManifestRecord  by rank 0
+//   NS/batch/PAIR/BATCH/JOB/rank/RANK         BatchRecord
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/process.h"
+#include "bus/manifest.h"
+#include "tessera/layout.h"
+
+namespace tessera::bus {
+
+// Protocol versions this build speaks, and its release: two jobs may run different releases.
+inline constexpr uint16_t kProtocolMin = 1;
+inline constexpr uint16_t kProtocolMax = 1;
+
+inline constexpr int kMaxWorld = 1 << 20;
+
+struct RankRecord {
+  Incarnation incarnation;
+  int32_t world = 0;
+  std::string address;  // the agent's Unix socket
+  std::string release;
+
+  std::string write() const;
+  static RankRecord read(std::string_view key, std::string_view value);
+};
+
+struct PairRecord {
+  RankRecord rank;
+  std::string peer;  // the job this rank wants to be joined with
+
+  std::string write() const;
+  static PairRecord read(std::string_view key, std::string_view value);
+};
+
+struct ManifestRecord {
+  Incarnation incarnation;
+  Manifest manifest;
+
+  std::string write() const;
+  static ManifestRecord read(std::string_view key, std::string_view value);
+};
+
+struct BatchRecord {
+  Incarnation incarnation;
+  bool sends = false;  // offers (or accepts)
+  bool digest = true;
+  std::string hash;   // of this rank's manifest
+  ManifestDiff diff;  // against rank 0's
+
+  std::string write() const;
+  static BatchRecord read(std::string_view key, std::string_view value);
+};
+
+// Whose record it is, without reading the rest.
+Incarnation record_incarnation(std::string_view key, std::string_view value);
+
+// Names become parts of keys: not empty, at most 64 bytes of letters, digits, '.', '_' and '-'.
+void check_name(std::string_view what, std::string_view name);
+
+std::string rank_key(std::string_view name_space, std::string_view job, Rank rank);
+std::string pair_prefix(std::string_view name_space, std::string_view pair);
+std::string pair_key(std::string_view name_space, std::string_view pair, std::string_view job, Rank rank);
+std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
+                         std::string_view job);
+std::string manifest_key(std::string_view name_space, std::string_view pair, std::string_view batch,
+                         std::string_view job);
+std::string batch_key(std::string_view name_space, std::string_view pair, std::string_view batch, std::string_view job,
+                      Rank rank);
+
+// "trainer/3", as messages name a rank.
+std::string rank_name(std::string_view job, Rank rank);
+// "JOB/RANK" at the end of a pair key; throws for a key that no rank writes.
+struct JobRank {
+  std::string job;
+  Rank rank = 0;
+};
+JobRank parse_pair_key(std::string_view prefix, std::string_view key);
+// "ranks 0-2, 5" and the like, for messages about who is missing; at most eight ranges.
+std::string rank_list(std::string_view job, const std::vector<Rank>& ranks);
+
+}  // namespace tessera::bus

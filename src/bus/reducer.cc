@@ -1,0 +1,195 @@
+#include "bus/reducer.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "bus/batch.h"
+#include "codec/reduce.h"
+#include "transport/transport.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+size_t aligned(int64_t bytes) {
+  return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+Reducer::Reducer(Agent& agent, const BatchSetup& setup, const Attach& attach, Events events)
+    : agent_(agent), setup_(setup), events_(std::move(events)) {
+  const std::vector<OwnedReduction>& reductions = setup_.routes.reductions;
+  size_t result_bytes = 0;
+  size_t accumulator_bytes = 0;
+  for (const OwnedReduction& reduction : reductions) {
+    const DType dtype = setup_.agreement.match.tensors[reduction.tensor].src_dtype;
+    result_bytes += aligned(bytes_of(dtype, reduction.region.size()));
+    accumulator_bytes += aligned(bytes_of(accumulator_of(dtype), reduction.region.size()));
+  }
+  results_ = SharedHeap::process().allocate(result_bytes, kAlignment);
+  accumulators_.resize(accumulator_bytes + kAlignment);
+  std::byte* result = results_.data();
+  std::byte* accumulator = accumulators_.data();
+  for (const OwnedReduction& reduction : reductions) {
+    const DType dtype = setup_.agreement.match.tensors[reduction.tensor].src_dtype;
+    targets_.push_back({.op = reduction.op,
+                        .dtype = dtype,
+                        .elements = reduction.region.size(),
+                        .peers = static_cast<int>(reduction.peers.size()),
+                        .accumulator = accumulator,
+                        .result = result});
+    result += aligned(bytes_of(dtype, reduction.region.size()));
+    accumulator += aligned(bytes_of(accumulator_of(dtype), reduction.region.size()));
+  }
+
+  std::map<Rank, std::vector<Wanted>> wanted;  // by peer
+  for (size_t i = 0; i < reductions.size(); ++i)
+    for (const Rank peer : reductions[i].peers)
+      if (peer != agent_.identity().rank) wanted[peer].push_back({.route = route_into(i, peer)});
+  for (auto& [peer, routes] : wanted) {
+    PullLinkOptions options{.attach = attach,
+                            .digest = false,
+                            .tensor_name = [this](uint32_t tensor) { return setup_.tensors[tensor].name; },
+                            .runs = false};
+    links_.push_back(std::make_unique<PullLink>(agent_, *this, agent_.identity().job, peer,
+                                                setup_.view.own[static_cast<size_t>(peer)], std::move(routes),
+                                                std::move(options)));
+  }
+  if (links_.empty() && !targets_.empty()) build_run();
+}
+
+Reducer::~Reducer() {
+  *alive_ = false;
+}
+
+// Reduction `index` as it is read from `peer`: all but where the peer has it.
+PullRoute Reducer::route_into(size_t index, Rank peer) const {
+  const OwnedReduction& reduction = setup_.routes.reductions[index];
+  const Match::Tensor& matched = setup_.agreement.match.tensors[reduction.tensor];
+  PullRoute route;
+  route.what = {
+      .tensor = reduction.tensor, .shape = matched.shape, .dtype = matched.src_dtype, .region = reduction.region};
+  route.src.owned = matched.src.owned(matched.shape, peer);
+  route.dst_dtype = accumulator_of(matched.src_dtype);
+  route.dst = {.owned = reduction.region, .strides = byte_strides(route.dst_dtype, reduction.region.extents())};
+  route.data = targets_[index].accumulator;
+  route.combine = peer == reduction.peers.front() ? Combine::kFirst : Combine::kAccumulate;
+  route.op = reduction.op;
+  return route;
+}
+
+bool Reducer::ready() const {
+  return std::ranges::all_of(links_, [](const auto& link) { return link->ready(); });
+}
+
+void Reducer::on_pull_ready(PullLink&) {
+  if (ready()) build_run();
+  events_.ready_changed();
+}
+
+// One step a peer, in ascending rank order; this rank's own terms are read in place.
+void Reducer::build_run() {
+  std::vector<PullRoute> own;
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const OwnedReduction& reduction = setup_.routes.reductions[i];
+    PullRoute route = route_into(i, agent_.identity().rank);
+    const LocalTensor& local = setup_.tensors[reduction.tensor];
+    const ByteExtent extent = local.extent();
+    route.src.strides = local.array.strides;
+    route.memory = describe_memory(local.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
+    route.origin = static_cast<uint64_t>(-extent.begin);
+    own.push_back(std::move(route));
+  }
+  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
+  const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
+  ReduceRun::Step own_step{
+      .program = std::make_shared<PullProgram>(memory, own, PullOptions{.digest = false, .private_path = {}}),
+      .ring = nullptr,
+      .on_start = nullptr};
+
+  std::vector<ReduceRun::Step> steps;
+  bool own_is_in = false;
+  const auto add_own = [&] {
+    if (!std::exchange(own_is_in, true)) steps.push_back(std::move(own_step));
+  };
+  for (const auto& link : links_) {
+    if (link->rank() > agent_.identity().rank) add_own();
+    std::function<void()> on_start;
+    if (link->rings()) {
+      const std::weak_ptr<bool> alive = alive_;
+      on_start = [this, alive, peer = link.get(), &loop = agent_.loop()] {
+        loop.post([this, alive, peer] {
+          if (const auto living = alive.lock(); living && *living) peer->send_take(version_, epoch_);
+        });
+      };
+    }
+    steps.push_back({.program = link->program(), .ring = link->take_ring(), .on_start = std::move(on_start)});
+  }
+  add_own();
+  const std::weak_ptr<bool> alive = alive_;
+  run_ =
+      std::make_unique<ReduceRun>(std::move(steps), targets_, agent_.pull_pool(), [this, alive, &loop = agent_.loop()] {
+        loop.post([this, alive] {
+          if (const auto living = alive.lock(); living && *living) finish(run_->status());
+        });
+      });
+}
+
+void Reducer::start(int64_t version) {
+  version_ = version;
+  start_run();
+}
+
+void Reducer::on_offer(PullLink&) {
+  if (busy() && !running_) start_run();
+}
+
+void Reducer::start_run() {
+  if (!waiting_for().empty()) return;
+  running_ = true;
+  ++epoch_;
+  run_->start(epoch_);
+}
+
+std::vector<std::string> Reducer::waiting_for() const {
+  std::vector<std::string> names;
+  for (const auto& link : links_)
+    if (busy() && link->offered() != version_) names.push_back(link->name());
+  return names;
+}
+
+void Reducer::finish(const Status& status) {
+  running_ = false;
+  const int64_t version = std::exchange(version_, 0);
+  for (const auto& link : links_)
+    if (link->rings()) link->send_done(version, status);
+  events_.reduced(status);
+}
+
+void Reducer::abort(const Status& status) {
+  if (!busy()) return;
+  if (running_)
+    run_->abort(status);
+  else
+    finish(status);
+}
+
+void Reducer::on_pull_detached(PullLink& link) {
+  events_.lost(failed(ErrorCode::kPeerLost, "{} has closed the batch", link.name()));
+}
+
+void Reducer::on_pull_lost(PullLink&, const Status& status) {
+  events_.lost(status);
+}
+
+void Reducer::on_pull_broken(PullLink&, const Status& status) {
+  events_.lost(status);
+}
+
+void Reducer::detach() {
+  for (const auto& link : links_) link->detach();
+}
+
+}  // namespace tessera::bus

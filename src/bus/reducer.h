@@ -1,0 +1,72 @@
+// Reduces the Partial tensors of a batch before they are offered: this rank pulls the regions it owns from every rank
+// of its own job that holds a term, itself among them, and stores the result in scratch memory that receivers then
+// read.
+//
+// On the loop's thread. docs/formats/bus-protocol.md, "Reductions".
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bus/batch.h"
+#include "bus/pull_link.h"
+#include "exec/reduction.h"
+#include "tessera/memory.h"
+
+namespace tessera::bus {
+
+class Reducer final : public PullLinkOwner {
+ public:
+  struct Events {
+    std::function<void()> ready_changed;
+    std::function<void(const Status&)> lost;     // a peer was lost, or passes on that another was
+    std::function<void(const Status&)> reduced;  // the run begun by start() has ended
+  };
+  // Scratch is allocated here.
+  Reducer(Agent& agent, const BatchSetup& setup, const Attach& attach, Events events);
+  ~Reducer() override;
+
+  const std::vector<std::unique_ptr<PullLink>>& links() const { return links_; }
+  bool ready() const;
+  // Where reduction `index` of the batch's routes is stored, contiguous.
+  const std::byte* result(size_t index) const { return targets_[index].result; }
+
+  // Reduces `version` as soon as every peer offers it.
+  void start(int64_t version);
+  // reduced() follows if a version is under way.
+  void abort(const Status& status);
+  bool busy() const { return version_ != 0; }
+  std::vector<std::string> waiting_for() const;  // peers that have not offered the version under way
+  void detach();
+
+ private:
+  void on_pull_ready(PullLink& link) override;
+  void on_offer(PullLink& link) override;
+  void on_pulled(PullLink&, const Status&) override {}
+  void on_pull_detached(PullLink& link) override;
+  void on_pull_lost(PullLink& link, const Status& status) override;
+  void on_pull_broken(PullLink& link, const Status& status) override;
+
+  PullRoute route_into(size_t reduction, Rank peer) const;
+  void build_run();
+  void start_run();
+  void finish(const Status& status);
+
+  Agent& agent_;
+  const BatchSetup& setup_;
+  const Events events_;
+  SharedBuffer results_;
+  std::vector<std::byte> accumulators_;
+  std::vector<ReductionTarget> targets_;          // one a reduction
+  std::vector<std::unique_ptr<PullLink>> links_;  // other ranks, ascending
+  std::unique_ptr<ReduceRun> run_;
+  uint32_t epoch_ = 0;
+  int64_t version_ = 0;  // under way
+  bool running_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace tessera::bus

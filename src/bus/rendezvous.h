@@ -1,0 +1,67 @@
+// How ranks find each other and agree: blocking conversations with the store, on the user's thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "bus/agent.h"
+#include "bus/manifest.h"
+#include "bus/records.h"
+#include "tessera/bus.h"
+#include "tessera/store.h"
+
+namespace tessera::bus {
+
+// The ranks of both sides of a pair, by rank. Fixed once they have met.
+struct PairView {
+  std::string name;
+  std::string peer_job;
+  std::vector<RankRecord> own;
+  std::vector<RankRecord> peer;
+};
+
+// What both sides registered under one batch.
+struct Agreement {
+  Match match;
+  std::string match_hash;  // equal on all ranks of both sides that read the same records
+  bool digest = true;      // nobody switched it off
+};
+
+// Thread-safe. Every call throws kDeadlineExceeded at its deadline, naming who is missing.
+class Rendezvous {
+ public:
+  Rendezvous(Store& store, Identity identity, std::string address);
+  ~Rendezvous();  // gives the lease back: this rank's keys go
+
+  // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one
+  // that cannot be judged (another pid namespace) is waited for until its lease ends.
+  void claim(Deadline deadline);
+  // Waits until all ranks of both sides are in; every 10 s a line in the log says who is missing.
+  PairView join(const std::string& pair, const std::string& peer_job, Deadline deadline);
+  // Publishes what this rank registers and reads what all others do.
+  Agreement exchange(const PairView& view, const std::string& batch, bool sends, bool digest, const Manifest& own,
+                     Deadline deadline);
+  // What the other side offers.
+  Manifest peer_manifest(const PairView& view, const std::string& batch, Deadline deadline);
+  // Takes this rank's records of a batch back.
+  void withdraw(const PairView& view, const std::string& batch);
+
+ private:
+  struct Side {
+    Manifest manifest;
+    bool digest = true;
+  };
+  Side read_side(const PairView& view, const std::string& batch, const std::string& job,
+                 const std::vector<RankRecord>& ranks, bool sends, Deadline deadline);
+  template <typename Missing>
+  StoreView wait(const std::string& prefix, const Store::Predicate& complete, const std::string& what,
+                 const Missing& missing, Deadline deadline);
+
+  Store& store_;
+  const Identity identity_;
+  const RankRecord own_;
+  LeaseId lease_ = kNoLease;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,200 @@
+#include "bus/source_link.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/fail.h"
+#include "base/socket.h"
+#include "device/shared_arena.h"
+#include "tessera/memory.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr size_t kArenasPerFrame = 200;
+
+// What one tensor (or reduced region) takes around its first element, and how it is laid out there.
+Attached::Place place_of(const SourceRoute& route) {
+  const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
+  return {.memory = describe_memory(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin)),
+          .origin = static_cast<uint64_t>(-extent.begin),
+          .strides = route.src.strides};
+}
+
+}  // namespace
+
+SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, bool digest)
+    : agent_(agent),
+      owner_(owner),
+      link_(std::move(caller.link)),
+      rank_(caller.hello.rank),
+      name_(link_->name()),
+      routes_(std::move(routes)),
+      digest_(digest) {
+  for (const Served& served : routes_) bytes_ += bytes_of(served.route.what.dtype, served.route.what.region.size());
+  link_->set_handlers([this](Frame& frame) { handle(frame); },
+                      [this](const Status& status) { owner_.on_source_lost(*this, status); });
+  link_->watch_process(caller.hello.incarnation);
+  send_places();
+}
+
+SourceLink::~SourceLink() {
+  *alive_ = false;
+  if (link_) link_->close();
+}
+
+void SourceLink::send_places() {
+  Attached message;
+  std::map<uint32_t, std::shared_ptr<SharedArena>> arenas;
+  for (size_t i = 0; i < routes_.size(); ++i) {
+    const SourceRoute& route = routes_[i].route;
+    if (!routes_[i].per_route && i > 0 && !routes_[i - 1].per_route &&
+        routes_[i - 1].route.what.tensor == route.what.tensor)
+      continue;
+    message.places.push_back(place_of(route));
+    const MemoryDesc& memory = message.places.back().memory;
+    if (memory.kind != MemoryDesc::Kind::kShared || arenas.contains(memory.arena)) continue;
+    const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
+    const auto location =
+        SharedHeap::process().locate(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
+    if (location) arenas.emplace(memory.arena, location->arena);
+  }
+  // A message carries a bounded number of descriptors: more arenas take more messages, the last has the places.
+  Attached part;
+  std::vector<UniqueFd> fds;
+  const auto flush = [&] {
+    part.more_arenas = true;
+    link_->send(part, std::move(fds));
+    part = {};
+    fds.clear();
+  };
+  for (const auto& [id, arena] : arenas) {
+    if (fds.size() == kArenasPerFrame) flush();
+    part.arenas.push_back({.id = id, .bytes = arena->bytes()});
+    fds.push_back(duplicate_fd(arena->fd()));
+  }
+  part.places = std::move(message.places);
+  link_->send(part, std::move(fds));
+}
+
+void SourceLink::handle(Frame& frame) {
+  switch (static_cast<MessageType>(frame.type)) {
+    case MessageType::kPrepare:
+      return prepare(parse<Prepare>(frame.payload));
+    case MessageType::kTake: {
+      const Take take = parse<Take>(frame.payload);
+      if (!ready_ || taking_ != 0) fail(ErrorCode::kMismatch, "Take of version {} out of turn", take.version);
+      return owner_.on_take(*this, take.version, take.epoch);
+    }
+    case MessageType::kProgress: {
+      const ProgressReport report = parse<ProgressReport>(frame.payload);
+      if (report.version == taking_) progress_ = std::clamp<int64_t>(report.bytes, progress_.load(), bytes_);
+      return;
+    }
+    case MessageType::kDone: {
+      const Done done = parse<Done>(frame.payload);
+      if (taking_ == 0 && !done.status.ok()) return owner_.on_done(*this, done);  // it gave up before it began
+      if (done.version != taking_ || taking_ == 0)
+        fail(ErrorCode::kMismatch, "Done with version {} where {} was being taken", done.version, taking_);
+      taking_ = 0;
+      if (done.status.ok()) {
+        done_version_ = done.version;
+        progress_ = bytes_;
+      }
+      return owner_.on_done(*this, done);
+    }
+    case MessageType::kDetach:
+      link_->close();
+      return owner_.on_source_detached(*this);
+    case MessageType::kBroken:
+      return owner_.on_source_broken(*this, parse<Broken>(frame.payload).status);
+    default:
+      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+  }
+}
+
+void SourceLink::prepare(const Prepare& prepare) {
+  if (ready_) fail(ErrorCode::kMismatch, "Prepare came twice");
+  if (!prepare.skipped.empty() && prepare.skipped.back() >= routes_.size())
+    fail(ErrorCode::kMismatch, "Prepare skips route {} of {}", prepare.skipped.back(), routes_.size());
+  std::vector<UniqueFd> fds;
+  if (prepare.ring) {
+    std::vector<SourceRoute> routes;
+    for (uint32_t i = 0; i < routes_.size(); ++i) {
+      if (std::ranges::binary_search(prepare.skipped, i)) continue;
+      routes.push_back(routes_[i].route);
+      program_routes_.push_back(i);
+    }
+    program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_, .ring = true});
+    if (!program_->fills_ring()) fail(ErrorCode::kMismatch, "Prepare asks for a ring, but nothing here is private");
+    auto ring = BounceRing::create();
+    fds.push_back(duplicate_fd(ring->fd()));
+    pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
+    const std::weak_ptr<bool> alive = alive_;
+    run_ = std::make_unique<SourceRun>(
+        program_, *pool_,
+        [this, alive, &loop = agent_.loop()] {
+          loop.post([this, alive] {
+            if (const auto living = alive.lock(); !living || !*living) return;
+            running_ = false;
+            owner_.on_source_run_done(*this);
+          });
+        },
+        name_, std::move(ring));
+  }
+  ready_ = true;
+  link_->send(Prepared{}, std::move(fds));
+  owner_.on_source_ready(*this);
+}
+
+std::vector<Digest> SourceLink::run_digests() const {
+  if (!run_ || run_->digests().empty()) return {};
+  std::vector<Digest> digests(routes_.size());
+  for (size_t i = 0; i < program_routes_.size(); ++i) digests[program_routes_[i]] = run_->digests()[i];
+  return digests;
+}
+
+void SourceLink::offer(int64_t version) {
+  progress_ = 0;
+  link_->send(Offer{.version = version});
+}
+
+void SourceLink::withdraw(int64_t version) {
+  link_->send(Withdraw{.version = version});
+}
+
+void SourceLink::grant(int64_t version, uint32_t epoch) {
+  taking_ = version;
+  progress_ = 0;
+  link_->send(Grant{.version = version, .epoch = epoch});
+  if (!run_) return;
+  running_ = true;
+  run_->start(epoch);
+}
+
+void SourceLink::refuse(int64_t version) {
+  link_->send(Refuse{.version = version});
+}
+
+void SourceLink::revoke() {
+  if (taking_ != 0) link_->send(Revoke{.version = taking_});
+}
+
+void SourceLink::send_digests(int64_t version, std::vector<Digest> digests) {
+  link_->send(Digests{.version = version, .digests = std::move(digests)});
+}
+
+void SourceLink::send_broken(const Status& status) {
+  link_->send(Broken{.status = status});
+}
+
+void SourceLink::abort_run(const Status& status) {
+  if (running_) run_->abort(status);
+}
+
+void SourceLink::detach() {
+  link_->send(Detach{});
+  link_->close();
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,99 @@
+// The serving end of a connection: one rank that reads from this one. On the loop's thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bus/agent.h"
+#include "bus/batch_routes.h"
+#include "bus/local_tensors.h"
+#include "exec/source.h"
+
+namespace tessera::bus {
+
+class SourceLink;
+
+// What a source link reports to the batch it serves. Called on the loop's thread.
+class SourceLinkOwner {
+ public:
+  virtual ~SourceLinkOwner() = default;
+  virtual void on_source_ready(SourceLink& link) = 0;
+  // It asks to read `version`. The owner answers with grant() or refuse(), now.
+  virtual void on_take(SourceLink& link, int64_t version, uint32_t epoch) = 0;
+  virtual void on_done(SourceLink& link, const Done& done) = 0;
+  // The ring's run has ended (well or not).
+  virtual void on_source_run_done(SourceLink& link) = 0;
+  // The peer closed the batch, or was lost, or passes on that another was. The link is closed but for `broken`.
+  virtual void on_source_detached(SourceLink& link) = 0;
+  virtual void on_source_lost(SourceLink& link, const Status& status) = 0;
+  virtual void on_source_broken(SourceLink& link, const Status& status) = 0;
+};
+
+// What a route's source looks like in this rank's memory.
+struct Served {
+  SourceRoute route;
+  bool per_route = false;  // its place is this route's own (reduced), not the tensor's
+};
+
+class SourceLink {
+ public:
+  SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, bool digest);
+  ~SourceLink();
+
+  Rank rank() const { return rank_; }
+  const std::string& name() const { return name_; }
+  bool open() const { return link_ && link_->open(); }
+  bool ready() const { return ready_; }
+  bool rings() const { return program_ != nullptr; }
+  std::span<const Served> routes() const { return routes_; }
+  int64_t bytes() const { return bytes_; }
+
+  int64_t taking() const { return taking_; }  // the version it was granted and is not done with; 0 if none
+  int64_t done_version() const { return done_version_; }
+  int64_t progress() const { return progress_.load(); }  // bytes of that version, as it reports; any thread
+  bool running() const { return running_; }              // its ring is being filled
+  SourceRun* run() const { return run_.get(); }
+  // Of the ring's last run: one a route of the connection, zero where the receiver skips it. Empty without a ring.
+  std::vector<Digest> run_digests() const;
+
+  void offer(int64_t version);
+  void withdraw(int64_t version);
+  void grant(int64_t version, uint32_t epoch);
+  void refuse(int64_t version);
+  void revoke();  // asks it to stop reading; its Done follows
+  void send_digests(int64_t version, std::vector<Digest> digests);
+  void send_broken(const Status& status);
+  void abort_run(const Status& status);
+  void detach();
+
+ private:
+  void handle(Frame& frame);
+  void send_places();
+  void prepare(const Prepare& prepare);
+
+  Agent& agent_;
+  SourceLinkOwner& owner_;
+  std::shared_ptr<Link> link_;
+  const Rank rank_;
+  const std::string name_;
+  std::vector<Served> routes_;
+  const bool digest_;
+  int64_t bytes_ = 0;
+  bool ready_ = false;
+  int64_t taking_ = 0;
+  int64_t done_version_ = 0;
+  std::atomic<int64_t> progress_{0};
+  // With a ring only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's.
+  std::unique_ptr<WorkerPool> pool_;
+  std::shared_ptr<const SourceProgram> program_;
+  std::vector<uint32_t> program_routes_;  // positions of those in the program
+  std::unique_ptr<SourceRun> run_;
+  bool running_ = false;  // until the loop has heard of the end
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace tessera::bus

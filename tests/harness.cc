@@ -1,0 +1,161 @@
+#include "tests/harness.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "base/fail.h"
+#include "tessera/error.h"
+#include "tessera/store.h"
+
+namespace tessera::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+}  // namespace
+
+struct ProcessGroup::Child {
+  std::string name;
+  pid_t pid = -1;
+  std::string output;  // file
+};
+
+std::chrono::seconds hang_limit() {
+  return std::chrono::seconds(kSanitized ? 60 : 10);
+}
+
+TemporaryFolder::TemporaryFolder() {
+  std::string path = (std::filesystem::temp_directory_path() / "tessera-test-XXXXXX").string();
+  if (::mkdtemp(path.data()) == nullptr) fail_errno("mkdtemp " + path);
+  path_ = path;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+ProcessGroup::ProcessGroup() : start_(std::chrono::steady_clock::now()) {}
+
+ProcessGroup::~ProcessGroup() {
+  for (const Child& child : children_) {
+    if (child.pid <= 0) continue;
+    ::kill(child.pid, SIGKILL);
+    ::waitpid(child.pid, nullptr, 0);
+  }
+  if (store_ > 0) {
+    ::kill(store_, SIGKILL);
+    ::waitpid(store_, nullptr, 0);
+  }
+}
+
+pid_t ProcessGroup::start(const std::string& name, std::function<int()> body) {
+  Child child{.name = name, .pid = -1, .output = folder_.path() + "/out-" + std::to_string(children_.size())};
+  std::fflush(nullptr);
+  child.pid = ::fork();
+  if (child.pid < 0) fail_errno("fork");
+  if (child.pid > 0) {
+    children_.push_back(child);
+    return child.pid;
+  }
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing outlives the test
+  const int fd = ::open(child.output.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_APPEND, 0600);
+  ::dup2(fd, STDERR_FILENO);
+  ::setenv("TESSERA_RUNTIME_DIR", (folder_.path() + "/run").c_str(), 1);
+  int status = 1;
+  try {
+    status = body();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    status = 10 + static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+  }
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+std::string ProcessGroup::start_store() {
+  int ends[2];
+  if (::pipe(ends) != 0) fail_errno("pipe");
+  std::fflush(nullptr);
+  store_ = ::fork();
+  if (store_ < 0) fail_errno("fork");
+  if (store_ == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const auto server = serve_store("tcp://127.0.0.1:0");
+    const std::string address = server->address();
+    if (::write(ends[1], address.data(), address.size()) < 0) ::_exit(1);
+    ::close(ends[1]);
+    while (true) ::pause();
+  }
+  ::close(ends[1]);
+  std::string address(256, '\0');
+  pollfd readable{.fd = ends[0], .events = POLLIN, .revents = 0};
+  const ssize_t count =
+      ::poll(&readable, 1, 20'000) == 1 ? ::read(ends[0], address.data(), address.size()) : ssize_t{0};
+  ::close(ends[0]);
+  if (count <= 0) fail(ErrorCode::kInternal, "the store did not start");
+  address.resize(static_cast<size_t>(count));
+  return address;
+}
+
+void ProcessGroup::kill(pid_t pid, int signal) {
+  ::kill(pid, signal);
+}
+
+std::vector<Outcome> ProcessGroup::wait(std::chrono::seconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  std::vector<Outcome> outcomes(children_.size());
+  for (size_t left = children_.size(); left > 0;) {
+    for (size_t i = 0; i < children_.size(); ++i) {
+      Child& child = children_[i];
+      if (child.pid <= 0) continue;
+      const bool hung = std::chrono::steady_clock::now() > deadline;
+      if (hung) ::kill(child.pid, SIGKILL);
+      int status = 0;
+      if (::waitpid(child.pid, &status, hung ? 0 : WNOHANG) != child.pid) continue;
+      child.pid = -1;
+      --left;
+      outcomes[i] = {.name = child.name,
+                     .status = hung                ? -1000
+                               : WIFEXITED(status) ? WEXITSTATUS(status)
+                                                   : -WTERMSIG(status),
+                     .output = read_file(child.output),
+                     .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()};
+    }
+    if (left > 0) ::usleep(2000);  // waitpid has no deadline of its own
+  }
+  return outcomes;
+}
+
+std::vector<std::string> ProcessGroup::left_over() const {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path() + "/run", ignored))
+    names.push_back(entry.path().filename().string());
+  return names;
+}
+
+}  // namespace tessera::test

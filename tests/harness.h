@@ -1,0 +1,63 @@
+// Runs the ranks of a test as real processes, under a hang limit.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tessera::test {
+
+// How long a test waits for processes that should have ended: ten seconds, more under sanitizers.
+std::chrono::seconds hang_limit();
+
+// A temporary folder, removed with all it holds at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// What a rank's process ended with.
+struct Outcome {
+  std::string name;
+  int status = -1;     // exit status; -signal if it was killed; -1000 if it hung and was killed here
+  std::string output;  // what it wrote to standard error
+  double seconds = 0;  // from the group's start to its end
+};
+
+// A group of forked processes. The test's own process must have no other thread when start() is called.
+class ProcessGroup {
+ public:
+  ProcessGroup();
+  ~ProcessGroup();  // kills and reaps what is left
+
+  // Forks: `body` runs in the child with TESSERA_RUNTIME_DIR set to the group's folder, and its result is the exit
+  // status. An exception ends the child with its text on standard error: status 10 + the ErrorCode of a tessera::Error.
+  pid_t start(const std::string& name, std::function<int()> body);
+  // A store on its own process; returns its URL.
+  std::string start_store();
+  void kill(pid_t pid, int signal);
+  // Waits for all but the store, at most `limit`.
+  std::vector<Outcome> wait(std::chrono::seconds limit);
+  const std::string& folder() const { return folder_.path(); }
+  // What lies in the runtime folder: nothing, once all processes have ended well.
+  std::vector<std::string> left_over() const;
+
+ private:
+  struct Child;
+  TemporaryFolder folder_;
+  std::vector<Child> children_;
+  pid_t store_ = -1;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace tessera::test

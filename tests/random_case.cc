@@ -1,0 +1,242 @@
+#include "tests/random_case.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "codec/cast.h"
+#include "tests/brute_values.h"
+
+namespace tessera::test {
+namespace {
+
+template <typename T>
+T pick(std::mt19937_64& random, const std::vector<T>& from) {
+  return from[random() % from.size()];
+}
+
+int between(std::mt19937_64& random, int low, int high) {
+  return low + static_cast<int>(random() % static_cast<uint64_t>(high - low + 1));
+}
+
+// A mesh over some of the job's ranks, in any order, cut into one to three axes.
+Mesh random_mesh(std::mt19937_64& random, int world) {
+  std::vector<Rank> ranks(static_cast<size_t>(world));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::shuffle(ranks.begin(), ranks.end(), random);
+  ranks.resize(static_cast<size_t>(between(random, 1, world)));
+  std::vector<Axis> axes;
+  int left = static_cast<int>(ranks.size());
+  while (left > 1 && axes.size() < 2) {
+    std::vector<int> divisors;
+    for (int d = 1; d <= left; ++d)
+      if (left % d == 0) divisors.push_back(d);
+    const int size = pick(random, divisors);
+    axes.push_back({"", size});
+    left /= size;
+  }
+  axes.push_back({"", left});
+  return {axes, ranks};
+}
+
+RaggedShard random_ragged(std::mt19937_64& random, int dim, Index size, int ranks) {
+  std::vector<Index> bounds{0, size};
+  while (static_cast<int>(bounds.size()) < ranks + 1)
+    bounds.push_back(static_cast<Index>(random() % static_cast<uint64_t>(size + 1)));
+  std::ranges::sort(bounds);
+  return {dim, bounds};
+}
+
+Layout random_layout(std::mt19937_64& random, const Shape& shape, int world, bool may_reduce, ReduceOp op) {
+  const Mesh mesh = random_mesh(random, world);
+  std::vector<Placement> placements;
+  std::vector<bool> taken(shape.size(), false);
+  for (const Axis& axis : mesh.axes()) {
+    const int kind = between(random, 0, may_reduce ? 7 : 6);
+    const int dim = shape.empty() ? 0 : between(random, 0, static_cast<int>(shape.size()) - 1);
+    if (kind == 7) {
+      placements.push_back(Partial{op});
+    } else if (shape.empty() || kind <= 1) {
+      placements.push_back(Replicate{});
+    } else if (kind == 2) {
+      placements.push_back(StridedShard{dim, between(random, 1, 3)});
+    } else if (kind == 3 && !taken[static_cast<size_t>(dim)]) {
+      placements.push_back(random_ragged(random, dim, shape[static_cast<size_t>(dim)], axis.size));
+    } else {
+      placements.push_back(Shard{dim});
+    }
+    if (!shape.empty() && kind != 7 && kind > 1) taken[static_cast<size_t>(dim)] = true;
+  }
+  return {mesh, placements};
+}
+
+bool fits(const Layout& layout, const Shape& shape) {
+  try {
+    layout.bind(shape);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Calls `visit(global indices, position among the owned elements)` for every element that `region` holds.
+template <typename Visit>
+void for_each_element(const Shape& shape, const Region& region, const Visit& visit) {
+  if (region.empty()) return;
+  std::vector<std::vector<Index>> indices(shape.size());
+  for (size_t d = 0; d < shape.size(); ++d)
+    for (const Interval& interval : region.dim(static_cast<int>(d)).intervals())
+      for (Index i = interval.begin; i < interval.end; ++i) indices[d].push_back(i);
+  std::vector<size_t> at(shape.size(), 0);
+  std::vector<Index> global(shape.size());
+  while (true) {
+    for (size_t d = 0; d < at.size(); ++d) global[d] = indices[d][at[d]];
+    visit(global, at);
+    size_t d = at.size();
+    while (d > 0) {
+      --d;
+      if (++at[d] < indices[d].size()) break;
+      at[d] = 0;
+      if (d == 0) return;
+    }
+    if (at.empty()) return;
+  }
+}
+
+Index linear(const Shape& shape, const std::vector<Index>& global) {
+  Index index = 0;
+  for (size_t d = 0; d < shape.size(); ++d) index = index * shape[d] + global[d];
+  return index;
+}
+
+LocalData space(DType dtype, const Shape& extents, uint64_t seed) {
+  LocalData data;
+  const size_t bytes = static_cast<size_t>(bits_of(dtype)) / 8;
+  std::mt19937_64 random(seed);
+  const bool gaps = random() % 3 == 0;
+  std::vector<Index> strides(extents.size());
+  Index step = 1;
+  for (size_t d = extents.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= std::max<Index>(extents[d], 1);
+    if (gaps) step += static_cast<Index>(random() % 3);
+  }
+  if (gaps && extents.size() > 1 && random() % 2 == 0) {  // another order of the dims in memory
+    std::ranges::reverse(strides);
+    step = 1;
+    for (size_t d = 0; d < extents.size(); ++d) {
+      strides[d] = step;
+      step *= std::max<Index>(extents[d], 1) + 1;
+    }
+  }
+  if (gaps) data.strides = strides;
+  data.offset = gaps ? bytes * (random() % 4) : 0;
+  data.bytes.resize(data.offset + static_cast<size_t>(step) * bytes + 64);
+  return data;
+}
+
+size_t place(const LocalData& data, DType dtype, const Shape& extents, const std::vector<size_t>& at) {
+  Index element = 0;
+  Index contiguous = 1;
+  for (size_t d = extents.size(); d-- > 0;) {
+    element += static_cast<Index>(at[d]) * (data.strides.empty() ? contiguous : data.strides[d]);
+    contiguous *= extents[d];
+  }
+  return data.offset + static_cast<size_t>(element) * static_cast<size_t>(bits_of(dtype)) / 8;
+}
+
+// This rank's coordinate along the Partial axes, as one number, and how many there are.
+std::pair<int, int> partial_term(const Layout& layout, Rank rank) {
+  const auto position = layout.mesh().position_of(rank);
+  if (!position) return {0, 1};
+  const std::vector<int> coordinate = layout.mesh().coordinate(*position);
+  int term = 0;
+  int terms = 1;
+  for (size_t axis = 0; axis < coordinate.size(); ++axis) {
+    if (!std::holds_alternative<Partial>(layout.placements()[axis])) continue;
+    term = term * layout.mesh().axes()[axis].size + coordinate[axis];
+    terms *= layout.mesh().axes()[axis].size;
+  }
+  return {term, terms};
+}
+
+}  // namespace
+
+RandomCase random_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world) {
+  static const std::vector<DType> kFloats{DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+  static const std::vector<DType> kReducible{DType::kF64,  DType::kF32, DType::kF16,
+                                             DType::kBF16, DType::kI32, DType::kI64};
+  static const std::vector<ReduceOp> kOps{ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kAvg,
+                                          ReduceOp::kProduct};
+  RandomCase a;
+  a.name = name;
+  a.seed = random();
+  for (int d = between(random, 0, 4); d > 0; --d)
+    a.shape.push_back(random() % 12 == 0 ? 0 : between(random, 1, a.shape.empty() ? 40 : 13));
+  const bool reduce = random() % 4 == 0;
+  const ReduceOp op = pick(random, kOps);
+  const std::vector<DType> any(all_dtypes().begin(), all_dtypes().end());
+  do {
+    a.src_dtype = pick(random, reduce ? kReducible : any);
+  } while (a.src_dtype == DType::kF4 || (reduce && op == ReduceOp::kAvg && is_integer(a.src_dtype)));
+  a.dst_dtype = is_castable_float(a.src_dtype) && random() % 2 == 0 ? pick(random, kFloats) : a.src_dtype;
+  do {
+    a.src = random_layout(random, a.shape, source_world, reduce, op);
+  } while (!fits(a.src, a.shape));
+  do {
+    a.dst = random_layout(random, a.shape, destination_world, false, op);
+  } while (!fits(a.dst, a.shape));
+  return a;
+}
+
+LocalData source_data(const RandomCase& a, Rank rank, int64_t version) {
+  const Region owned = a.src.bind(a.shape).owned(a.shape, rank);
+  const Shape extents = owned.extents();
+  LocalData data = space(a.src_dtype, extents, a.seed + static_cast<uint64_t>(rank));
+  const auto [term, terms] = partial_term(a.src, rank);
+  for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
+    store_value(a.src_dtype, term_value(a.seed, version, linear(a.shape, global), term, terms),
+                data.bytes.data() + place(data, a.src_dtype, extents, at));
+  });
+  return data;
+}
+
+LocalData destination_space(const RandomCase& a, Rank rank) {
+  const Region owned = a.dst.bind(a.shape).owned(a.shape, rank);
+  LocalData data = space(a.dst_dtype, owned.extents(), ~a.seed + static_cast<uint64_t>(rank));
+  std::ranges::fill(data.bytes, std::byte{0xA5});
+  return data;
+}
+
+std::string check_destination(const RandomCase& a, Rank rank, int64_t version, const LocalData& data) {
+  const Region owned = a.dst.bind(a.shape).owned(a.shape, rank);
+  const Shape extents = owned.extents();
+  const int terms = partial_term(a.src, a.src.mesh().size() > 0 ? a.src.mesh().ranks()[0] : 0).second;
+  const size_t bytes = static_cast<size_t>(bits_of(a.dst_dtype)) / 8;
+  std::vector<bool> written(data.bytes.size(), false);
+  std::string wrong;
+  for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
+    std::byte source[16];
+    std::byte expected[16];
+    const auto op = a.src.partial_op();
+    store_value(a.src_dtype, reduced_value(a.src_dtype, op, a.seed, version, linear(a.shape, global), terms), source);
+    if (a.src_dtype == a.dst_dtype)
+      std::memcpy(expected, source, bytes);
+    else
+      cast_row(a.src_dtype, a.dst_dtype)(source, expected, 1);
+    const size_t offset = place(data, a.dst_dtype, extents, at);
+    std::fill_n(written.begin() + static_cast<ptrdiff_t>(offset), bytes, true);
+    if (wrong.empty() && std::memcmp(expected, data.bytes.data() + offset, bytes) != 0)
+      wrong = fmt::format("{} {} {} {} -> {} {}: element {} on rank {} is wrong", a.name, to_string_shape(a.shape),
+                          to_string(a.src_dtype), a.src.to_string(), to_string(a.dst_dtype), a.dst.to_string(),
+                          fmt::join(global, ","), rank);
+  });
+  for (size_t i = 0; i < written.size() && wrong.empty(); ++i)
+    if (!written[i] && data.bytes[i] != std::byte{0xA5})
+      wrong = fmt::format("{}: byte {} beside the elements of rank {} was written", a.name, i, rank);
+  return wrong;
+}
+
+}  // namespace tessera::test

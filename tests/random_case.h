@@ -1,0 +1,39 @@
+// Random tensors, layouts and dtypes for transfers between two jobs, and what every element must be. Deterministic in
+// the seed, so that all ranks of both jobs make the same cases without a word between them.
+#pragma once
+
+#include <cstddef>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tessera/bus.h"
+
+namespace tessera::test {
+
+struct RandomCase {
+  std::string name;
+  Shape shape;
+  DType src_dtype = DType::kF32;
+  DType dst_dtype = DType::kF32;
+  Layout src;
+  Layout dst;
+  uint64_t seed = 0;
+};
+
+RandomCase random_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world);
+
+// One rank's local tensor in memory of its own, perhaps with gaps between the elements.
+struct LocalData {
+  std::vector<std::byte> bytes;
+  std::vector<Index> strides;  // elements; empty: contiguous
+  size_t offset = 0;           // of the first element in `bytes`
+};
+
+// What source rank `rank` holds of `a` for `version`, and the bytes every destination element must have.
+LocalData source_data(const RandomCase& a, Rank rank, int64_t version);
+LocalData destination_space(const RandomCase& a, Rank rank);
+// Empty, or what is wrong with the first element that differs.
+std::string check_destination(const RandomCase& a, Rank rank, int64_t version, const LocalData& data);
+
+}  // namespace tessera::test
