@@ -197,7 +197,7 @@ LocalData source_data(const RandomCase& a, Rank rank, int64_t version) {
   LocalData data = space(a.src_dtype, extents, a.seed + static_cast<uint64_t>(rank));
   const auto [term, terms] = partial_term(a.src, rank);
   for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
-    store_value(a.src_dtype, term_value(a.seed, version, linear(a.shape, global), term, terms),
+    store_value(a.src_dtype, static_cast<double>(term_value(a.seed, version, linear(a.shape, global), term, terms)),
                 data.bytes.data() + place(data, a.src_dtype, extents, at));
   });
   return data;

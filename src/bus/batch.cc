@@ -50,6 +50,7 @@ void BatchImpl::check_caller(const Caller& caller, const std::string& job, const
 void BatchImpl::attach(Deadline deadline) {
   setup_.agent->run_on_loop([this] {
     connect();
+    watch_members();
     setup_.agent->register_batch(setup_.view.name, setup_.id, this);
     readiness_changed();
   });
@@ -76,9 +77,36 @@ void BatchImpl::attach(Deadline deadline) {
     close();
     throw;
   }
+  setup_.agent->run_on_loop([this] { unwatch_members(); });
   allocations_at_start_ = allocations_.load();
   store_requests_at_start_ = setup_.store->requests();
   register_seconds_ += to_seconds(Clock::steady().now() - created_);
+}
+
+void BatchImpl::watch_members() {
+  const auto watch = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      UniqueFd fd = open_pidfd(ranks[rank].incarnation);
+      const std::string name = rank_name(job, static_cast<Rank>(rank));
+      if (!fd) {
+        if (liveness_of(ranks[rank].incarnation) == Liveness::kDead)
+          break_batch(failed(ErrorCode::kPeerLost, "{} has died", name));
+        continue;
+      }
+      loop().add_fd(fd.get(), EPOLLIN, [this, name, raw = fd.get()](uint32_t) {
+        loop().remove_fd(raw);
+        break_batch(failed(ErrorCode::kPeerLost, "{} has died", name));
+      });
+      member_pidfds_.push_back(std::move(fd));
+    }
+  };
+  watch(identity().job, setup_.view.own);
+  watch(setup_.view.peer_job, setup_.view.peer);
+}
+
+void BatchImpl::unwatch_members() {
+  for (const UniqueFd& fd : member_pidfds_) loop().remove_fd(fd.get());
+  member_pidfds_.clear();
 }
 
 void BatchImpl::readiness_changed() {
@@ -196,6 +224,7 @@ void BatchImpl::close() {
   if (pending) pending->wait_for(std::chrono::hours(1));
   setup_.agent->run_on_loop([&] {
     loop().cancel_timer(timer_);
+    unwatch_members();
     detach_all();
   });
   try {

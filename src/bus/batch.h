@@ -73,6 +73,8 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   Status broken_status() const;  // what later calls fail with
   void readiness_changed();      // wakes attach() once nobody is unready
   void fail_attach(const Status& status);
+  void watch_members();  // until all are attached: a process that dies has no link yet to tell
+  void unwatch_members();
   // The operation under way, if any; begin_operation() throws if there is one, or if the batch is broken or closed.
   std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);
   void set_deadline(Deadline deadline);
@@ -93,6 +95,7 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
     std::function<void(std::shared_ptr<Link>)> on_link;
   };
   std::vector<Call> calls_;
+  std::vector<UniqueFd> member_pidfds_;
 
   BatchSetup setup_;
   std::shared_ptr<Operation> operation_;  // current

@@ -4,6 +4,7 @@
 
 #include "base/config.h"
 #include "base/fail.h"
+#include "base/log.h"
 #include "bus/agent.h"
 #include "bus/batch.h"
 #include "bus/receiver.h"
@@ -85,14 +86,17 @@ class PairImpl {
     setup.view = view_;
     setup.id = id;
     try {
-      setup.agreement = bus_->rendezvous().exchange(view_, id, sends, bus_->options().digest,
-                                                    manifest_of(identity, tensors), deadline);
+      Manifest manifest = manifest_of(identity, tensors);
+      if (!sends)
+        find_ties(registered_tensors(manifest, tensors, identity.rank));  // refuse overlaps before others wait
+      setup.agreement =
+          bus_->rendezvous().exchange(view_, id, sends, bus_->options().digest, std::move(manifest), deadline);
       const auto own = static_cast<int>(view_.own.size());
       const auto peer = static_cast<int>(view_.peer.size());
       setup.routes = plan_batch(setup.agreement.match, sends ? own : peer, sends ? peer : own, sends, identity.rank);
       setup.tensors = local_tensors(setup.agreement.match, tensors, identity.rank, sends);
     } catch (...) {
-      bus_->rendezvous().withdraw(view_, id);
+      give_up(id, status_of_current_exception());
       throw;
     }
     std::shared_ptr<BatchImpl> batch;
@@ -100,11 +104,27 @@ class PairImpl {
       batch = std::make_shared<SenderBatch>(std::move(setup));
     else
       batch = std::make_shared<ReceiverBatch>(std::move(setup));
-    batch->attach(deadline);
+    try {
+      batch->attach(deadline);
+    } catch (...) {
+      give_up(id, status_of_current_exception());
+      throw;
+    }
     return batch;
   }
 
  private:
+  // The others are waiting for this rank.
+  void give_up(const std::string& batch, const Status& status) {
+    try {
+      bus_->rendezvous().report(view_, batch, status);
+      bus_->rendezvous().withdraw(view_, batch);
+    } catch (const Error& error) {
+      log().info("{}: the others cannot be told that it gives batch {} up: {}", bus_->agent().identity().name(), batch,
+                 error.what());
+    }
+  }
+
   std::shared_ptr<BusImpl> bus_;
   PairView view_;
 };

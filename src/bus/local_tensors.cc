@@ -118,21 +118,38 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
   return manifest;
 }
 
+namespace {
+
+LocalTensor local_tensor(const std::string& name, DType dtype, Region owned, const TensorSpec* spec) {
+  LocalTensor tensor{
+      .name = name, .dtype = dtype, .array = {.owned = std::move(owned), .strides = {}}, .data = nullptr};
+  if (spec == nullptr || tensor.array.owned.empty()) return tensor;
+  tensor.data = static_cast<std::byte*>(spec->data);
+  tensor.array.strides = byte_strides(dtype, tensor.array.owned.extents(), spec->strides);
+  return tensor;
+}
+
+}  // namespace
+
+std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<const TensorSpec> specs, Rank rank) {
+  std::vector<LocalTensor> tensors;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const ManifestEntry& entry = manifest.entries[i];
+    tensors.push_back(local_tensor(entry.name, entry.dtype, entry.layout.owned(entry.shape, rank), &specs[i]));
+  }
+  return tensors;
+}
+
 std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends) {
   std::unordered_map<std::string_view, const TensorSpec*> by_name;
   for (const TensorSpec& spec : specs) by_name.emplace(spec.name, &spec);
   std::vector<LocalTensor> tensors;
   tensors.reserve(match.tensors.size());
   for (const Match::Tensor& matched : match.tensors) {
-    LocalTensor tensor{
-        .name = matched.name, .dtype = sends ? matched.src_dtype : matched.dst_dtype, .array = {}, .data = nullptr};
-    tensor.array.owned = (sends ? matched.src : matched.dst).owned(matched.shape, rank);
     const auto it = by_name.find(matched.name);
-    if (it != by_name.end() && !tensor.array.owned.empty()) {
-      tensor.data = static_cast<std::byte*>(it->second->data);
-      tensor.array.strides = byte_strides(tensor.dtype, tensor.array.owned.extents(), it->second->strides);
-    }
-    tensors.push_back(std::move(tensor));
+    tensors.push_back(local_tensor(matched.name, sends ? matched.src_dtype : matched.dst_dtype,
+                                   (sends ? matched.src : matched.dst).owned(matched.shape, rank),
+                                   it == by_name.end() ? nullptr : it->second));
   }
   return tensors;
 }

@@ -28,6 +28,9 @@ struct LocalTensor {
 // do not fit the local shape.
 Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs);
 
+// The local tensors of what this rank registers, in the order of its manifest.
+std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<const TensorSpec> specs, Rank rank);
+
 // This rank's local tensors in the order of `match`. `sends` picks the side.
 std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends);
 

@@ -11,6 +11,7 @@ namespace tessera::bus {
 namespace {
 
 constexpr uint16_t kRecordVersion = 1;
+constexpr uint32_t kMaxFailureBytes = 64 << 10;
 
 ByteWriter begin() {
   ByteWriter out;
@@ -121,6 +122,29 @@ BatchRecord BatchRecord::read(std::string_view key, std::string_view value) {
   return record;
 }
 
+std::string FailureRecord::write() const {
+  ByteWriter out = begin();
+  incarnation.write(out);
+  out.put(static_cast<uint8_t>(status.code()));
+  out.put_string(std::string_view(status.message()).substr(0, kMaxFailureBytes));
+  out.put(static_cast<uint32_t>(seen.size()));
+  for (const uint64_t nonce : seen) out.put(nonce);
+  return finish(std::move(out));
+}
+
+FailureRecord FailureRecord::read(std::string_view key, std::string_view value) {
+  ByteReader in = begin(key, value);
+  FailureRecord record;
+  record.incarnation = Incarnation::read(in);
+  const auto code = in.get<uint8_t>();
+  if (code == 0 || code > static_cast<uint8_t>(ErrorCode::kInternal))
+    fail(ErrorCode::kInvalidArgument, "store key {}: unknown error code {}", key, code);
+  record.status = Status(static_cast<ErrorCode>(code), in.get_string(kMaxFailureBytes));
+  for (uint32_t count = in.get_count(2 * kMaxWorld, 8); count > 0; --count) record.seen.push_back(in.get<uint64_t>());
+  in.finish();
+  return record;
+}
+
 Incarnation record_incarnation(std::string_view key, std::string_view value) {
   ByteReader in = begin(key, value);
   return Incarnation::read(in);
@@ -159,6 +183,15 @@ std::string manifest_key(std::string_view name_space, std::string_view pair, std
 std::string batch_key(std::string_view name_space, std::string_view pair, std::string_view batch, std::string_view job,
                       Rank rank) {
   return fmt::format("{}rank/{}", batch_prefix(name_space, pair, batch, job), rank);
+}
+
+std::string pair_failure_prefix(std::string_view name_space, std::string_view pair) {
+  return pair_prefix(name_space, pair) + "!failed/";  // no job has such a name
+}
+
+std::string failure_key(std::string_view name_space, std::string_view pair, std::string_view batch,
+                        std::string_view job, Rank rank) {
+  return fmt::format("{}failed/{}", batch_prefix(name_space, pair, batch, job), rank);
 }
 
 std::string rank_name(std::string_view job, Rank rank) {

@@ -3,8 +3,10 @@
 //
 //   NS/rank/JOB/RANK                          RankRecord    one a process: claims (job, rank)
 //   NS/pair/PAIR/JOB/RANK                     PairRecord
+//   NS/pair/PAIR/!failed/JOB/RANK             FailureRecord  why that rank gave up; outlives it
 //   NS/batch/PAIR/BATCH/JOB/manifest          ManifestRecord  by rank 0
 //   NS/batch/PAIR/BATCH/JOB/rank/RANK         BatchRecord
+//   NS/batch/PAIR/BATCH/JOB/failed/RANK       FailureRecord  likewise
 #pragma once
 
 #include <cstdint>
@@ -60,6 +62,16 @@ struct BatchRecord {
   static BatchRecord read(std::string_view key, std::string_view value);
 };
 
+// A rank that cannot register tells the others why, so that they need not wait for it.
+struct FailureRecord {
+  Incarnation incarnation;
+  Status status;
+  std::vector<uint64_t> seen;  // nonces of the processes whose records it read: to them it speaks
+
+  std::string write() const;
+  static FailureRecord read(std::string_view key, std::string_view value);
+};
+
 // Whose record it is, without reading the rest.
 Incarnation record_incarnation(std::string_view key, std::string_view value);
 
@@ -75,6 +87,10 @@ std::string manifest_key(std::string_view name_space, std::string_view pair, std
                          std::string_view job);
 std::string batch_key(std::string_view name_space, std::string_view pair, std::string_view batch, std::string_view job,
                       Rank rank);
+
+std::string pair_failure_prefix(std::string_view name_space, std::string_view pair);
+std::string failure_key(std::string_view name_space, std::string_view pair, std::string_view batch,
+                        std::string_view job, Rank rank);
 
 // "trainer/3", as messages name a rank.
 std::string rank_name(std::string_view job, Rank rank);

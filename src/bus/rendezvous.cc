@@ -15,12 +15,18 @@ namespace {
 
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
+constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while something is waited for
 
 // The records of a pair, judged against each other.
 class PairRecords {
  public:
-  PairRecords(const StoreView& items, std::string_view prefix) {
+  PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t own_nonce) {
     for (const auto& [key, item] : items) {
+      if (key.starts_with(failures)) {
+        const FailureRecord record = FailureRecord::read(key, item.value);
+        if (std::ranges::find(record.seen, own_nonce) != record.seen.end()) record.status.throw_if_error();
+        continue;
+      }
       const JobRank who = parse_pair_key(prefix, key);
       jobs_[who.job].emplace(who.rank, PairRecord::read(key, item.value));
     }
@@ -64,6 +70,13 @@ class PairRecords {
     return rank_list(job, ranks);
   }
 
+  std::vector<uint64_t> nonces() const {
+    std::vector<uint64_t> all;
+    for (const auto& [job, ranks] : jobs_)
+      for (const auto& [rank, record] : ranks) all.push_back(record.rank.incarnation.nonce);
+    return all;
+  }
+
   std::vector<RankRecord> take(const std::string& job) {
     std::vector<RankRecord> ranks;
     for (auto& [rank, record] : jobs_.at(job)) ranks.push_back(std::move(record.rank));
@@ -100,10 +113,10 @@ Rendezvous::~Rendezvous() {
   }
 }
 
-template <typename Missing>
-StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& complete, const std::string& what,
-                           const Missing& missing, Deadline deadline) {
+StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
+                           Deadline deadline) {
   const TimePoint start = Clock::steady().now();
+  TimePoint reminded = start;
   StoreView seen;
   const auto remember = [&](const StoreView& view) {
     seen = view;
@@ -111,15 +124,18 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   };
   while (true) {
     try {
-      return store_.wait_for(prefix, remember, std::min(deadline.left(), kReminder));
+      return store_.wait_for(prefix, remember, std::min(deadline.left(), kCheckPeriod));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kDeadlineExceeded) throw;
-      const double waited = to_seconds(Clock::steady().now() - start);
-      if (deadline.passed())
-        fail(ErrorCode::kDeadlineExceeded, "{}: {} waited {:.0f} s, missing: {}", what, identity_.name(), waited,
-             missing(seen));
-      log().warn("{}: {} has waited {:.0f} s, missing: {}", what, identity_.name(), waited, missing(seen));
     }
+    const TimePoint now = Clock::steady().now();
+    const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}", waited.what, identity_.name(),
+                                         to_seconds(now - start), waited.missing(seen));
+    if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
+    if (waited.check) waited.check(seen);
+    if (now - reminded < kReminder) continue;
+    reminded = now;
+    log().warn("{}", text);
   }
 }
 
@@ -139,8 +155,11 @@ void Rendezvous::claim(Deadline deadline) {
       log().warn("{} is held by a process that cannot be seen from here ({}): waiting for its lease to end",
                  identity_.name(), holder.incarnation.to_string());
       wait(
-          key, [&](const StoreView& view) { return !view.contains(key); }, "claiming the rank",
-          [&](const StoreView&) { return fmt::format("the end of the lease of {}", identity_.name()); }, deadline);
+          key, [&](const StoreView& view) { return !view.contains(key); },
+          {.what = "claiming the rank",
+           .missing = [&](const StoreView&) { return fmt::format("the end of the lease of {}", identity_.name()); },
+           .check = nullptr},
+          deadline);
       swap.current.mod_revision = 0;
     }
     swap = store_.compare_and_set(key, swap.current.mod_revision, value, {.lease = lease_}, deadline.left());
@@ -149,19 +168,28 @@ void Rendezvous::claim(Deadline deadline) {
 
 PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, Deadline deadline) {
   const std::string prefix = pair_prefix(identity_.name_space, pair);
+  store_.erase(pair_failure_prefix(identity_.name_space, pair) + rank_name(identity_.job, identity_.rank),
+               deadline.left());
   store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
              PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, deadline.left());
+  const std::string failures = pair_failure_prefix(identity_.name_space, pair);
+  const auto read = [&](const StoreView& view) { return PairRecords(view, prefix, failures, own_.incarnation.nonce); };
   const auto complete = [&](const StoreView& view) {
+    const PairRecords records = read(view);
     try {
-      const PairRecords records(view, prefix);
       const bool own = records.complete(identity_.job, peer_job);
       return records.complete(peer_job, identity_.job) && own;
     } catch (const Error& error) {
-      throw Error(error.code(), fmt::format("pair {}: {}", pair, error.what()));
+      // Those whose records were read may not have read this rank's yet, and it will not be there for long.
+      const Status status(error.code(), fmt::format("pair {}: {}", pair, error.what()));
+      store_.put(failures + rank_name(identity_.job, identity_.rank),
+                 FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = records.nonces()}.write(), {},
+                 seconds(1));
+      throw Error(status.code(), status.message());
     }
   };
   const auto missing = [&](const StoreView& view) {
-    const PairRecords records(view, prefix);
+    const PairRecords records = read(view);
     std::string text;
     for (const std::string& job : {identity_.job, peer_job}) {
       const std::string ranks = records.missing(job);
@@ -169,12 +197,13 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
     }
     return text;
   };
-  PairRecords records(wait(prefix, complete, fmt::format("pair {}", pair), missing, deadline), prefix);
+  PairRecords records = read(
+      wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, deadline));
   return {.name = pair, .peer_job = peer_job, .own = records.take(identity_.job), .peer = records.take(peer_job)};
 }
 
-Rendezvous::Side Rendezvous::read_side(const PairView& view, const std::string& batch, const std::string& job,
-                                       const std::vector<RankRecord>& ranks, bool sends, Deadline deadline) {
+StoreView Rendezvous::await_side(const PairView& view, const std::string& batch, const std::string& job,
+                                 const std::vector<RankRecord>& ranks, Deadline deadline) {
   const std::string prefix = batch_prefix(identity_.name_space, view.name, batch, job);
   const std::string manifest = manifest_key(identity_.name_space, view.name, batch, job);
   const auto key_of = [&](size_t rank) {
@@ -187,6 +216,7 @@ Rendezvous::Side Rendezvous::read_side(const PairView& view, const std::string& 
     return missing;
   };
   const auto complete = [&](const StoreView& items) {
+    throw_if_failed(view, batch, job, ranks, items);
     if (!items.contains(manifest) || !missing_ranks(items).empty()) return false;
     for (size_t rank = 0; rank < ranks.size(); ++rank)  // records of an earlier process do not count
       if (record_incarnation(key_of(rank), items.at(key_of(rank)).value) != ranks[rank].incarnation) return false;
@@ -197,12 +227,26 @@ Rendezvous::Side Rendezvous::read_side(const PairView& view, const std::string& 
     return absent.empty() ? fmt::format("a registration by the present processes of job {}", job)
                           : rank_list(job, absent);
   };
-  const StoreView items = wait(prefix, complete, fmt::format("pair {}, batch {}", view.name, batch), missing, deadline);
+  const auto check = [&](const StoreView& items) {
+    for (const Rank rank : missing_ranks(items))
+      if (liveness_of(ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead)
+        fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} died before it had registered", view.name, batch,
+             rank_name(job, rank));
+  };
+  return wait(prefix, complete,
+              {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check},
+              deadline);
+}
 
+// Judged only once both sides are in, so that every rank of both comes to hear of every disagreement.
+Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string& batch, const std::string& job,
+                                        size_t world, bool sends, const StoreView& items) const {
+  const std::string manifest = manifest_key(identity_.name_space, view.name, batch, job);
   Side side;
   std::vector<ManifestDiff> diffs;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    BatchRecord record = BatchRecord::read(key_of(rank), items.at(key_of(rank)).value);
+  for (size_t rank = 0; rank < world; ++rank) {
+    const std::string key = batch_key(identity_.name_space, view.name, batch, job, static_cast<Rank>(rank));
+    BatchRecord record = BatchRecord::read(key, items.at(key).value);
     if (record.sends != sends)
       fail(ErrorCode::kMismatch, "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts",
            view.name, batch, rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
@@ -219,25 +263,35 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
   const std::string prefix = batch_prefix(identity_.name_space, view.name, batch, identity_.job);
   const std::string manifest = manifest_key(identity_.name_space, view.name, batch, identity_.job);
   BatchRecord record{.incarnation = own_.incarnation, .sends = sends, .digest = digest, .hash = own.hash(), .diff = {}};
+  store_.erase(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), deadline.left());
   if (identity_.rank == 0) {
     store_.put(manifest, ManifestRecord{.incarnation = own_.incarnation, .manifest = own}.write(), {.lease = lease_},
                deadline.left());
   } else {
     const auto published = [&](const StoreView& items) {
+      throw_if_failed(view, batch, identity_.job, view.own, items);
       const auto it = items.find(manifest);
       return it != items.end() && record_incarnation(manifest, it->second.value) == view.own[0].incarnation;
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
-    const StoreView items =
-        wait(manifest, published, fmt::format("pair {}, batch {}", view.name, batch), missing, deadline);
+    const auto check = [&](const StoreView&) {
+      if (liveness_of(view.own[0].incarnation) == Liveness::kDead)
+        fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} died before it had registered", view.name, batch,
+             rank_name(identity_.job, 0));
+    };
+    const StoreView items = wait(
+        prefix, published,
+        {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check}, deadline);
     const Manifest rank0 = ManifestRecord::read(manifest, items.at(manifest).value).manifest;
     if (rank0.hash() != record.hash) record.diff = ManifestDiff::between(rank0, own);
   }
   store_.put(batch_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record.write(),
              {.lease = lease_}, deadline.left());
 
-  const Side mine = read_side(view, batch, identity_.job, view.own, sends, deadline);
-  const Side theirs = read_side(view, batch, view.peer_job, view.peer, !sends, deadline);
+  const StoreView own_items = await_side(view, batch, identity_.job, view.own, deadline);
+  const StoreView peer_items = await_side(view, batch, view.peer_job, view.peer, deadline);
+  const Side mine = judge_side(view, batch, identity_.job, view.own.size(), sends, own_items);
+  const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !sends, peer_items);
   const Manifest& sender = sends ? mine.manifest : theirs.manifest;
   const Manifest& receiver = sends ? theirs.manifest : mine.manifest;
   const std::string& sender_job = sends ? identity_.job : view.peer_job;
@@ -247,8 +301,27 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
           .digest = mine.digest && theirs.digest};
 }
 
+void Rendezvous::throw_if_failed(const PairView& view, const std::string& batch, const std::string& job,
+                                 const std::vector<RankRecord>& ranks, const StoreView& items) const {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto it = items.find(failure_key(identity_.name_space, view.name, batch, job, static_cast<Rank>(rank)));
+    if (it == items.end()) continue;
+    const FailureRecord record = FailureRecord::read(it->first, it->second.value);
+    if (record.incarnation != ranks[rank].incarnation || record.incarnation == own_.incarnation) continue;
+    throw Error(record.status.code(),
+                fmt::format("{} gave up: {}", rank_name(job, static_cast<Rank>(rank)), record.status.message()));
+  }
+}
+
+void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
+  // Without a lease: it must be there for those who come to read it after this process has gone.
+  store_.put(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank),
+             FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(), {}, seconds(1));
+}
+
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {
-  return read_side(view, batch, view.peer_job, view.peer, true, deadline).manifest;
+  const StoreView items = await_side(view, batch, view.peer_job, view.peer, deadline);
+  return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 
 void Rendezvous::withdraw(const PairView& view, const std::string& batch) {

@@ -1,6 +1,7 @@
 // How ranks find each other and agree: blocking conversations with the store, on the user's thread.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,8 @@ class Rendezvous {
                      Deadline deadline);
   // What the other side offers.
   Manifest peer_manifest(const PairView& view, const std::string& batch, Deadline deadline);
+  // Tells the other ranks that this one gave the batch up, and why; they fail with it.
+  void report(const PairView& view, const std::string& batch, const Status& status);
   // Takes this rank's records of a batch back.
   void withdraw(const PairView& view, const std::string& batch);
 
@@ -52,11 +55,19 @@ class Rendezvous {
     Manifest manifest;
     bool digest = true;
   };
-  Side read_side(const PairView& view, const std::string& batch, const std::string& job,
-                 const std::vector<RankRecord>& ranks, bool sends, Deadline deadline);
-  template <typename Missing>
-  StoreView wait(const std::string& prefix, const Store::Predicate& complete, const std::string& what,
-                 const Missing& missing, Deadline deadline);
+  StoreView await_side(const PairView& view, const std::string& batch, const std::string& job,
+                       const std::vector<RankRecord>& ranks, Deadline deadline);
+  Side judge_side(const PairView& view, const std::string& batch, const std::string& job, size_t world, bool sends,
+                  const StoreView& items) const;
+  // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called once a second, may throw.
+  struct Waited {
+    std::string what;
+    std::function<std::string(const StoreView&)> missing;
+    std::function<void(const StoreView&)> check;
+  };
+  StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited, Deadline deadline);
+  void throw_if_failed(const PairView& view, const std::string& batch, const std::string& job,
+                       const std::vector<RankRecord>& ranks, const StoreView& items) const;
 
   Store& store_;
   const Identity identity_;

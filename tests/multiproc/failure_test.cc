@@ -104,7 +104,7 @@ TEST_F(Failure, ARankThatNeverSendsIsNamedAtTheDeadline) {
   const pid_t pid = group_.start("trainer/1", [=, this] { return with_batch(late, store_, idle); });
   start(inference(0), receive_for_a_second);
   start(inference(1), [](Batch& batch, std::vector<float>&) {
-    batch.recv({}, std::chrono::seconds(1)).wait();
+    batch.recv({}, std::chrono::seconds(4)).wait();
     return 0;
   });
   // The idle rank has to be ended for wait(); the others must have given their verdicts by then.
@@ -133,9 +133,8 @@ TEST_F(Failure, ADuplicateRankIsRefusedWithBothPids) {
 TEST_F(Failure, RanksThatDisagreeOnTheWorldAreNamed) {
   start(trainer(0, 2), send_once);
   start(trainer(1, 3), send_once);
-  start(inference(0), receive_once);
   wait();
-  for (const char* name : {"trainer/0", "trainer/1", "inference/0"}) {
+  for (const char* name : {"trainer/0", "trainer/1"}) {
     EXPECT_EQ(of(name).status, kMismatch) << of(name).output;
     EXPECT_THAT(of(name).output,
                 AllOf(HasSubstr("world"), HasSubstr("trainer/1 says 3"), HasSubstr("trainer/0 says 2")));

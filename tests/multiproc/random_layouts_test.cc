@@ -99,8 +99,8 @@ TEST_P(RandomLayouts, EveryElementArrives) {
 INSTANTIATE_TEST_SUITE_P(Jobs, RandomLayouts,
                          testing::Values(Jobs{1, 1, 11}, Jobs{2, 3, 12}, Jobs{4, 2, 13}, Jobs{3, 4, 14}, Jobs{6, 1, 15},
                                          Jobs{4, 4, 16}),
-                         [](const auto& info) {
-                           return std::to_string(info.param.sources) + "To" + std::to_string(info.param.destinations);
+                         [](const auto& jobs) {
+                           return std::to_string(jobs.param.sources) + "To" + std::to_string(jobs.param.destinations);
                          });
 
 }  // namespace
