@@ -98,7 +98,11 @@ void Reducer::build_run() {
     const LocalTensor& local = setup_.tensors[reduction.tensor];
     const ByteExtent extent = local.extent();
     route.src.strides = local.array.strides;
-    route.memory = describe_memory(local.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
+    // By address, shared or not: the loopback transport reads this process' own memory.
+    route.memory = {.kind = MemoryDesc::Kind::kPrivate,
+                    .arena = 0,
+                    .offset = reinterpret_cast<uintptr_t>(local.data + extent.begin),
+                    .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
     route.origin = static_cast<uint64_t>(-extent.begin);
     own.push_back(std::move(route));
   }

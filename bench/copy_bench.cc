@@ -1,0 +1,411 @@
+// Rates of the data plane's paths beside the machine's own ceilings, in one process a role:
+//
+//   copy_bench [MIB] [THREADS] [PATTERN]     (cases whose name holds PATTERN)
+//
+// Four sources hold rows or columns of a matrix; THREADS receivers pull theirs with one worker each. All are threads of
+// one process, whose own memory is read as if it were a peer's. Every figure is the best of five rounds after a
+// warm-up, in GB of payload a second. Ceilings are measured in the same run.
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "codec/digest.h"
+#include "codec/stream.h"
+#include "device/shared_arena.h"
+#include "exec/pull.h"
+#include "exec/source.h"
+#include "tessera/memory.h"
+#include "transport/transport.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kRounds = 5;
+
+std::string& pattern() {
+  static std::string text;
+  return text;
+}
+
+// The best round: by the wall, and in CPU time of all threads, which says more on a machine that others use too.
+struct Cost {
+  double wall = 1e9;
+  double cpu = 1e9;
+};
+
+double cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+Cost cost_of(const std::function<void()>& body) {
+  body();  // warm-up
+  Cost best;
+  for (int round = 0; round < kRounds; ++round) {
+    const double cpu = cpu_seconds();
+    const auto begin = std::chrono::steady_clock::now();
+    body();
+    best.wall = std::min(best.wall, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    best.cpu = std::min(best.cpu, cpu_seconds() - cpu);
+  }
+  return best;
+}
+
+// What a ceiling cost for its bytes, and so what anything else is compared with.
+struct Rate {
+  double wall = 0;
+  double cpu = 0;
+};
+
+Rate report(const std::string& what, int64_t bytes, const Cost& cost, const Rate& ceiling = {}) {
+  const double gigabytes = static_cast<double>(bytes) * 1e-9;
+  const Rate rate{gigabytes / cost.wall, gigabytes / cost.cpu};
+  std::printf("%-46s %7.2f GB/s %7.2f GB a CPU second", what.c_str(), rate.wall, rate.cpu);
+  if (ceiling.wall > 0)
+    std::printf("   %.2f and %.2f of the ceiling", rate.wall / ceiling.wall, rate.cpu / ceiling.cpu);
+  std::printf("\n");
+  std::fflush(stdout);
+  return rate;
+}
+
+// Runs one body a thread, all at once.
+void in_parallel(int threads, const std::function<void(int)>& body) {
+  std::vector<std::thread> running;
+  for (int t = 0; t < threads; ++t) running.emplace_back(body, t);
+  for (std::thread& thread : running) thread.join();
+}
+
+class Event {
+ public:
+  void signal() {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+    changed_.notify_all();
+  }
+  void wait(int count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return count_ >= count; });
+    count_ -= count;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_ = 0;
+};
+
+struct Memory {
+  SharedBuffer shared;
+  std::unique_ptr<std::byte[]> own;
+  std::byte* data = nullptr;
+
+  Memory(size_t bytes, bool is_shared) {
+    if (is_shared) {
+      shared = SharedHeap::process().allocate(bytes, 4096);
+      data = shared.data();
+    } else {
+      own = std::make_unique<std::byte[]>(bytes);
+      data = own.get();
+    }
+    std::memset(data, 1, bytes);
+  }
+};
+
+struct Case {
+  std::string name;
+  Index rows, columns;  // of the whole matrix, bf16
+  bool src_rows, dst_rows;
+  bool shared;
+  bool digest = false;
+  DType dst_dtype = DType::kBF16;
+  std::optional<PullPath> path;
+  Index tensors = 1;
+};
+
+Region half(const Case& c, bool rows, Index part, Index parts) {
+  const Index n = rows ? c.rows : c.columns;
+  const IntervalSet cut({n * part / parts, n * (part + 1) / parts});
+  const IntervalSet all({0, rows ? c.columns : c.rows});
+  return rows ? Region({cut, all}) : Region({all, cut});
+}
+
+LocalArray array_of(const Region& region, DType dtype) {
+  return {region, byte_strides(dtype, region.extents())};
+}
+
+// Everything that moves in one case. Sources are this process' memory, but reached as if they were another's.
+class Transfer {
+ public:
+  Transfer(const Case& c, int receivers) : case_(c), receivers_(receivers) {
+    make_sources();
+    for (int r = 0; r < receivers_; ++r) make_receiver(r);
+    if (!fills_ring_ && c.digest)
+      for (size_t s = 0; s < kSources; ++s) make_source_run(s, source_routes_[s], nullptr);
+  }
+
+  void run(uint32_t epoch) {
+    for (auto& pull : pulls_) pull->start(epoch);
+    for (auto& source : source_runs_) source->start(epoch);
+    done_.wait(static_cast<int>(pulls_.size() + source_runs_.size()));
+    for (const auto& pull : pulls_) pull->status().throw_if_error();
+  }
+
+  int64_t bytes() const { return bytes_; }
+  double compile_seconds() const { return compile_seconds_; }
+
+ private:
+  static constexpr size_t kSources = 4;
+
+  void make_sources() {
+    for (const Transport* transport : TransportRegistry::builtin().transports())
+      if (transport->name() == "shm") peer_ = transport->connect({.process = Incarnation::self(), .name = "trainer/0"});
+    const auto bytes = static_cast<size_t>(case_.tensors * case_.rows * case_.columns * 2) / kSources;
+    std::set<uint32_t> known;
+    for (size_t s = 0; s < kSources; ++s) {
+      source_pools_.push_back(std::make_unique<WorkerPool>(1, "source"));
+      src_.push_back(std::make_unique<Memory>(bytes, case_.shared));
+      if (!case_.shared) continue;
+      const auto arena = SharedHeap::process().locate(src_.back()->data, 1)->arena;
+      if (known.insert(arena->id()).second)
+        peer_->add_arena({arena->id(), arena->bytes()}, UniqueFd(::dup(arena->fd())));
+    }
+    source_routes_.resize(kSources);
+  }
+
+  void make_receiver(int r) {
+    const Index elements = case_.tensors * case_.rows * case_.columns / receivers_;
+    pull_pools_.push_back(std::make_unique<WorkerPool>(1, "pull"));
+    dst_.push_back(std::make_unique<Memory>(static_cast<size_t>(bytes_of(case_.dst_dtype, elements)), false));
+    for (size_t s = 0; s < kSources; ++s) make_pull(r, s);
+  }
+
+  void make_pull(int r, size_t s) {
+    const Region src = half(case_, case_.src_rows, static_cast<Index>(s), kSources);
+    const Region dst = half(case_, case_.dst_rows, r, receivers_);
+    const Region region = src.intersect(dst);
+    if (region.empty()) return;
+    std::vector<PullRoute> routes;
+    std::vector<SourceRoute> source_routes;
+    for (Index t = 0; t < case_.tensors; ++t) {
+      std::byte* from = src_[s]->data + t * src.size() * 2;
+      routes.push_back({.what = {.shape = {case_.rows, case_.columns}, .dtype = DType::kBF16, .region = region},
+                        .src = array_of(src, DType::kBF16),
+                        .memory = describe_memory(from, static_cast<size_t>(src.size() * 2)),
+                        .dst = array_of(dst, case_.dst_dtype),
+                        .dst_dtype = case_.dst_dtype,
+                        .data = dst_.back()->data + bytes_of(case_.dst_dtype, t * dst.size())});
+      source_routes.push_back({.what = routes.back().what, .src = routes.back().src, .data = from});
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    auto program =
+        std::make_shared<PullProgram>(peer_, routes, PullOptions{.digest = case_.digest, .private_path = case_.path});
+    compile_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    bytes_ += program->bytes();
+    std::unique_ptr<BounceRing> ring;
+    if (program->wants_ring()) {
+      fills_ring_ = true;
+      ring = BounceRing::create();
+      make_source_run(s, source_routes, BounceRing::open(UniqueFd(::dup(ring->fd())), "inference/0"));
+    }
+    source_routes_[s].insert(source_routes_[s].end(), source_routes.begin(), source_routes.end());
+    pulls_.push_back(
+        std::make_unique<PullRun>(program, *pull_pools_.back(), [this] { done_.signal(); }, std::move(ring)));
+  }
+
+  // Rings have a thread each; digests of one source share one.
+  void make_source_run(size_t s, std::span<const SourceRoute> routes, std::unique_ptr<BounceRing> ring) {
+    auto program =
+        std::make_shared<SourceProgram>(routes, SourceOptions{.digest = case_.digest, .ring = ring != nullptr});
+    if (ring) ring_pools_.push_back(std::make_unique<WorkerPool>(1, "ring"));
+    WorkerPool& pool = ring ? *ring_pools_.back() : *source_pools_[s];
+    source_runs_.push_back(
+        std::make_unique<SourceRun>(program, pool, [this] { done_.signal(); }, "inference/0", std::move(ring)));
+  }
+
+  const Case& case_;
+  const int receivers_;
+  std::shared_ptr<PeerMemory> peer_;
+  std::vector<std::unique_ptr<Memory>> src_, dst_;
+  std::vector<std::vector<SourceRoute>> source_routes_;
+  bool fills_ring_ = false;
+  int64_t bytes_ = 0;
+  double compile_seconds_ = 0;
+  Event done_;
+  std::vector<std::unique_ptr<TransferRun>> pulls_, source_runs_;
+  std::vector<std::unique_ptr<WorkerPool>> pull_pools_, source_pools_, ring_pools_;  // end before the runs do
+};
+
+void run_case(const Case& c, int threads, const Rate& ceiling) {
+  if (c.name.find(pattern()) == std::string::npos) return;
+  Transfer transfer(c, threads);
+  uint32_t epoch = 0;
+  report(c.name, transfer.bytes(), cost_of([&] { transfer.run(++epoch); }), ceiling);
+  if (c.tensors > 1) std::printf("%-46s %7.3f s\n", "  programs compiled in", transfer.compile_seconds());
+}
+
+Rate copy_ceiling(int threads, size_t bytes, bool shared, const char* name,
+                  const std::function<void(std::byte*, const std::byte*, size_t)>& copy) {
+  Memory src(bytes, shared), dst(bytes, false);
+  const size_t share = bytes / static_cast<size_t>(threads);
+  const Cost cost = cost_of([&] {
+    in_parallel(threads, [&](int t) {
+      const size_t at = share * static_cast<size_t>(t);
+      copy(dst.data + at, src.data + at, share);
+    });
+  });
+  return report(name, static_cast<int64_t>(bytes), cost);
+}
+
+void run_all(size_t mib, int threads) {
+  const size_t bytes = mib << 20;
+  std::printf("%d threads, %zu MiB, best of %d\n", threads, mib, kRounds);
+  copy_ceiling(threads, bytes, true, "memcpy",
+               [](std::byte* d, const std::byte* s, size_t n) { std::memcpy(d, s, n); });
+  const Rate stream =
+      copy_ceiling(threads, bytes, true, "streaming copy", [](std::byte* d, const std::byte* s, size_t n) {
+        copy_stream(d, s, n);
+        stream_fence();
+      });
+  const Rate readv =
+      copy_ceiling(threads, bytes, false, "process_vm_readv", [](std::byte* d, const std::byte* s, size_t n) {
+        for (size_t at = 0; at < n; at += size_t{1} << 20) {
+          const size_t part = std::min(n - at, size_t{1} << 20);
+          iovec local{d + at, part};
+          iovec remote{const_cast<std::byte*>(s) + at, part};
+          if (::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) < 0) std::perror("process_vm_readv");
+        }
+      });
+  copy_ceiling(threads, bytes, true, "digest alone", [](std::byte*, const std::byte* s, size_t n) {
+    Digest digest;
+    digest_bytes(digest, 0, s, n);
+  });
+  copy_ceiling(threads, bytes, true, "digest and streaming copy", [](std::byte* d, const std::byte* s, size_t n) {
+    Digest digest;
+    digest_copy_rows(digest, 0, 8192, d, 8192, s, 8192, 8192, n / 8192);
+    stream_fence();
+  });
+  for (const Index columns : {Index{8192}, Index{1024}}) {
+    const Index rows = static_cast<Index>(bytes) / 2 / columns;
+    const std::string width = " " + std::to_string(columns) + " wide";
+    for (const bool digest : {false, true}) {
+      const std::string tail = width + (digest ? ", digest" : "");
+      run_case({.name = "mapped rows to rows" + tail,
+                .rows = rows,
+                .columns = columns,
+                .src_rows = true,
+                .dst_rows = true,
+                .shared = true,
+                .digest = digest,
+                .path = {}},
+               threads, stream);
+      run_case({.name = "mapped rows to columns" + tail,
+                .rows = rows,
+                .columns = columns,
+                .src_rows = true,
+                .dst_rows = false,
+                .shared = true,
+                .digest = digest,
+                .path = {}},
+               threads, stream);
+      run_case({.name = "mapped columns to rows" + tail,
+                .rows = rows,
+                .columns = columns,
+                .src_rows = false,
+                .dst_rows = true,
+                .shared = true,
+                .digest = digest,
+                .path = {}},
+               threads, stream);
+    }
+    run_case({.name = "mapped rows to columns, to f32" + width,
+              .rows = rows,
+              .columns = columns,
+              .src_rows = true,
+              .dst_rows = false,
+              .shared = true,
+              .dst_dtype = DType::kF32,
+              .path = {}},
+             threads, stream);
+    for (const PullPath path : {PullPath::kGet, PullPath::kRing}) {
+      const std::string head = std::string(to_string(path));
+      run_case({.name = head + " rows to rows" + width,
+                .rows = rows,
+                .columns = columns,
+                .src_rows = true,
+                .dst_rows = true,
+                .shared = false,
+                .path = path},
+               threads, readv);
+      run_case({.name = head + " rows to columns" + width,
+                .rows = rows,
+                .columns = columns,
+                .src_rows = true,
+                .dst_rows = false,
+                .shared = false,
+                .path = path},
+               threads, readv);
+      run_case({.name = head + " columns to rows" + width,
+                .rows = rows,
+                .columns = columns,
+                .src_rows = false,
+                .dst_rows = true,
+                .shared = false,
+                .path = path},
+               threads, readv);
+    }
+  }
+  run_case({.name = "mapped 10000 tensors of 4 KiB",
+            .rows = 32,
+            .columns = 64,
+            .src_rows = true,
+            .dst_rows = true,
+            .shared = true,
+            .path = {},
+            .tensors = 10'000},
+           threads, stream);
+  run_case({.name = "readv 10000 tensors of 4 KiB",
+            .rows = 32,
+            .columns = 64,
+            .src_rows = true,
+            .dst_rows = true,
+            .shared = false,
+            .path = PullPath::kGet,
+            .tensors = 10'000},
+           threads, readv);
+  run_case({.name = "ring 10000 tensors of 4 KiB",
+            .rows = 32,
+            .columns = 64,
+            .src_rows = true,
+            .dst_rows = true,
+            .shared = false,
+            .path = PullPath::kRing,
+            .tensors = 10'000},
+           threads, readv);
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const size_t mib = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 256;
+  const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
+  tessera::pattern() = argc > 3 ? argv[3] : "";
+  tessera::run_all(mib, threads);
+}

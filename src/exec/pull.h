@@ -1,0 +1,91 @@
+// The receiver's side: everything that one rank reads from one peer in a batch.
+//
+//   mapped   the peer's tensor lies in shared memory: copied straight from there, strided on both sides
+//   get      private memory, read by PeerMemory::get (process_vm_readv) in large requests
+//   ring     private memory that the peer packs into a BounceRing
+//
+// All private routes of one peer take one way, chosen when the program is made: by permission, then by the cost that
+// the sizes of the pieces predict; TESSERA_FORCE_PULL and PullOptions::private_path overrule it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "exec/route.h"
+#include "exec/transfer_run.h"
+#include "transport/peer_memory.h"
+#include "transport/shm/bounce_ring.h"
+
+namespace tessera {
+
+struct PullPart;
+struct Unit;
+
+enum class PullPath : uint8_t { kMapped, kGet, kRing };
+std::string_view to_string(PullPath path);  // "mapped", "readv", "ring"
+
+struct PullOptions {
+  bool digest = true;
+  std::optional<PullPath> private_path{};  // kGet or kRing; else TESSERA_FORCE_PULL, else by cost
+};
+
+// Compiled once at registration. Immutable, hence thread-safe; the memory it names must outlive its runs.
+class PullProgram {
+ public:
+  // Throws Error(kInvalidArgument) for a route that leaves the peer's memory or asks for a cast that does not exist,
+  // and kPermissionDenied if `private_path` asks for what is not permitted.
+  PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes, const PullOptions& options);
+  ~PullProgram();
+
+  // Whether the peer has to run a SourceProgram into a ring, over exactly the routes whose memory is private. The bus
+  // tells it so once.
+  bool wants_ring() const;
+  int64_t bytes() const;  // of the sources' dtypes
+  int64_t bytes(PullPath path) const;
+  size_t routes() const;
+  const PeerMemory& peer() const;
+  size_t memory_bytes() const;  // that the program itself takes, about
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<const Impl> impl_;
+};
+
+struct RunOptions {
+  Duration stall = seconds(30);  // ends with kDeadlineExceeded after so long without progress (ring only)
+};
+
+// One pull of a program. With a ring, the peer must be told to start its SourceRun of the same epoch, before or after
+// start(). That run takes up a thread of the peer's until this one has drained the ring: give it a pool of its own
+// (docs/design/data-plane.md).
+class PullRun final : public TransferRun {
+ public:
+  // REQUIRES: a ring exactly if program->wants_ring().
+  PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
+          std::unique_ptr<BounceRing> ring = {}, const RunOptions& options = {});
+  ~PullRun() override;
+
+  int64_t bytes() const override;
+  const PullProgram& program() const { return *program_; }
+
+ private:
+  size_t units() const override;
+  void run_unit(size_t index, std::span<std::byte> scratch) override;
+  void prepare(uint32_t epoch) override;
+  void interrupt(const Status& status) override;
+  void run_mapped(const Unit& unit);
+  void run_get(const Unit& unit, std::span<std::byte> scratch);
+  void drain_ring();
+  void finished(const PullPart& part, int64_t atoms, Digest digest);
+
+  std::shared_ptr<const PullProgram> program_;
+  std::unique_ptr<BounceRing> ring_;
+  RunOptions options_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+// What a PullProgram is made of. For pull*.cc only.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "exec/copy_block.h"
+#include "exec/pull.h"
+#include "exec/ring_stream.h"
+#include "exec/units.h"
+#include "exec/walk.h"
+
+namespace tessera {
+
+// One route, ready to run. Which walks are there depends on its path:
+//   mapped, direct get   `walk` goes from the source array to the destination
+//   get                  `remote` goes from the source array into packed staging, `walk` from there to the destination
+//   ring                 `walk` goes from the packed frame to the destination
+struct PullPart {
+  uint32_t route = 0;
+  int64_t elements_per_atom = 1;
+  BlockKernel kernel;
+  Walk walk{};
+  Walk remote{};
+  const std::byte* mapped = nullptr;  // mapped: first element of the source
+  MemoryDesc space{};                 // get: the peer's whole private memory, or the arena
+  int64_t origin = 0;                 // get: of the first element, in `space`
+  std::byte* data = nullptr;          // first element of the destination
+  bool direct = false;                // get: straight into the destination
+};
+
+struct PullProgram::Impl {
+  std::shared_ptr<const PeerMemory> peer;
+  bool digest = true;
+  size_t routes = 0;
+  std::vector<PullPart> mapped, get, ring;
+  std::vector<Unit> mapped_units, get_units;
+  RingStream stream;
+};
+
+}  // namespace tessera

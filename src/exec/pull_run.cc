@@ -1,0 +1,116 @@
+#include <utility>
+
+#include "base/fail.h"
+#include "codec/stream.h"
+#include "exec/get_batch.h"
+#include "exec/pull.h"
+#include "exec/pull_program.h"
+
+namespace tessera {
+
+PullRun::PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
+                 std::unique_ptr<BounceRing> ring, const RunOptions& options)
+    : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() : 0),
+      program_(std::move(program)),
+      ring_(std::move(ring)),
+      options_(options) {
+  TESSERA_CHECK_EQ(program_->wants_ring(), ring_ != nullptr);
+}
+
+PullRun::~PullRun() = default;
+
+int64_t PullRun::bytes() const {
+  return program_->bytes();
+}
+
+// The ring comes first: it has a peer waiting at its other end.
+size_t PullRun::units() const {
+  const PullProgram::Impl& program = program_->impl();
+  return (ring_ ? 1 : 0) + program.get_units.size() + program.mapped_units.size();
+}
+
+void PullRun::prepare(uint32_t epoch) {
+  if (ring_) ring_->begin_consume(epoch);
+}
+
+void PullRun::interrupt(const Status& status) {
+  if (ring_) ring_->interrupt(status);
+}
+
+void PullRun::run_unit(size_t index, std::span<std::byte> scratch) {
+  const PullProgram::Impl& program = program_->impl();
+  if (ring_) {
+    if (index == 0) return drain_ring();
+    --index;
+  }
+  if (index < program.get_units.size()) {
+    run_get(program.get_units[index], scratch);
+  } else {
+    run_mapped(program.mapped_units[index - program.get_units.size()]);
+  }
+  stream_fence();
+}
+
+void PullRun::finished(const PullPart& part, int64_t atoms, Digest digest) {
+  add_bytes(atoms * part.kernel.source_bytes());
+  if (!program_->impl().digest) return;
+  digest.elements = static_cast<uint64_t>(atoms * part.elements_per_atom);
+  add_digest(part.route, digest);
+}
+
+void PullRun::run_mapped(const Unit& unit) {
+  const PullProgram::Impl& program = program_->impl();
+  const auto atoms_of = [&](uint32_t p) { return program.mapped[p].walk.atoms(); };
+  for_each_part(unit, atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
+    const PullPart& part = program.mapped[p];
+    Digest digest;
+    part.walk.visit(first, last, [&](const Block& block) {
+      part.kernel.run(block, part.mapped, part.data, program.digest ? &digest : nullptr);
+    });
+    finished(part, last - first, digest);
+  });
+}
+
+void PullRun::run_get(const Unit& unit, std::span<std::byte> scratch) {
+  const PullProgram::Impl& program = program_->impl();
+  const auto on_finished = [&](const PullPart& part, int64_t atoms, const Digest& digest) {
+    finished(part, atoms, digest);
+  };
+  GetBatch batch(program, scratch);
+  Status status;
+  const auto atoms_of = [&](uint32_t p) { return program.get[p].walk.atoms(); };
+  for_each_part(unit, atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
+    if (status.ok()) status = batch.add(program.get[p], first, last, on_finished);
+  });
+  if (status.ok()) status = batch.finish(on_finished);
+  if (!status.ok()) abort(status);
+}
+
+void PullRun::drain_ring() {
+  const PullProgram::Impl& program = program_->impl();
+  RingStream::Cursor cursor(program.stream);
+  while (!cursor.at_end() && !aborted()) {
+    const size_t expected = cursor.frame_bytes();
+    const std::span<const std::byte> frame = ring_->acquire(Deadline::after(options_.stall));
+    if (frame.size() != expected) {
+      const Status why = ring_->status();
+      if (!why.ok()) return abort(Status(why.code(), fmt::format("{}: {}", program.peer->name(), why.message())));
+      if (frame.empty())
+        return abort(failed(ErrorCode::kDeadlineExceeded, "{}: nothing came through the bounce ring for {:.0f} s",
+                            program.peer->name(), to_seconds(options_.stall)));
+      return abort(failed(ErrorCode::kDataLoss, "{}: a frame of {} bytes in the bounce ring, {} expected",
+                          program.peer->name(), frame.size(), expected));
+    }
+    cursor.visit_frame([&](size_t p, int64_t first, int64_t last, size_t at) {
+      const PullPart& part = program.ring[p];
+      const int64_t bytes = part.kernel.source_bytes();
+      Digest digest;
+      unpack(part, first / bytes, last / bytes, frame.data() + at, program.digest ? &digest : nullptr);
+      finished(part, (last - first) / bytes, digest);
+    });
+    ring_->release();
+  }
+  stream_fence();
+}
+
+}  // namespace tessera

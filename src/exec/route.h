@@ -1,0 +1,73 @@
+// The routes that the executor carries out: a region of one tensor, as it lies on one side or on both.
+//
+// A route's stream is its elements row-major over the region, packed, in the source's dtype. The order depends on the
+// region alone, so that sender and receiver walk one route without a word between them.
+//
+// f4 elements travel as bytes, two at a time: cuts of the last dim are even, and its stride is that of a pair.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tessera/dtype.h"
+#include "tessera/layout.h"
+#include "transport/memory_desc.h"
+
+namespace tessera {
+
+// What one rank holds of a tensor and how it lies in memory.
+struct LocalArray {
+  Region owned{};  // global coordinates
+  std::vector<Index>
+      strides;  // BYTES from one element to the next, a dim; any sign, zero too (f4: last dim, of a pair)
+};
+
+// Strides in bytes of a local tensor whose strides in elements are `strides` (empty: contiguous row-major).
+// Throws Error(kInvalidArgument) for f4 strides that are not whole bytes.
+std::vector<Index> byte_strides(DType dtype, std::span<const Index> extents, std::span<const Index> strides = {});
+
+// The bytes that a local tensor takes around its first element: [first + begin, first + end). Both 0 if it is empty.
+struct ByteExtent {
+  int64_t begin = 0;  // at most 0
+  int64_t end = 0;
+};
+ByteExtent extent_of(DType dtype, std::span<const Index> extents, std::span<const Index> byte_strides);
+
+// One element's worth of work at the end of a route.
+enum class Combine : uint8_t {
+  kCopy,        // cast to the destination's dtype and store
+  kFirst,       // the first term of a reduction: store it in the accumulator's dtype
+  kAccumulate,  // a further one: combine with what the accumulator holds
+};
+
+// What both sides know of a route.
+struct RouteRegion {
+  uint32_t tensor = 0;        // ordinal in the batch; comes back in messages
+  Shape shape{};              // global
+  DType dtype = DType::kF32;  // the source's
+  Region region{};            // owned by both sides
+};
+
+// The sender's half.
+struct SourceRoute {
+  RouteRegion what{};
+  LocalArray src{};
+  const std::byte* data = nullptr;  // first element of the local tensor
+};
+
+// The receiver's half.
+struct PullRoute {
+  RouteRegion what{};
+  LocalArray src{};
+  MemoryDesc memory{};  // everything the source's local tensor takes (extent_of)
+  uint64_t origin = 0;  // of its first element, in bytes from the start of `memory`: -extent.begin
+  LocalArray dst{};
+  DType dst_dtype = DType::kF32;  // accumulating: the accumulator's
+  std::byte* data = nullptr;      // first element of the local tensor
+  Combine combine = Combine::kCopy;
+  ReduceOp op = ReduceOp::kSum;  // accumulating only
+};
+
+}  // namespace tessera

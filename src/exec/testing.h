@@ -1,0 +1,197 @@
+// For tests of the executor: random routes, their plain oracle, and a way to wait for runs.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "codec/cast.h"
+#include "codec/digest.h"
+#include "exec/pull.h"
+#include "exec/route.h"
+#include "exec/route_walk.h"
+#include "exec/source.h"
+
+namespace tessera::exec_testing {
+
+inline constexpr Duration kPatience = std::chrono::seconds(60);  // a hang, sanitizers included
+
+// What a run's Done signals and a test waits for.
+class Completion {
+ public:
+  TransferRun::Done callback() {
+    return [this] {
+      const std::lock_guard lock(mutex_);
+      ++count_;
+      changed_.notify_all();
+    };
+  }
+  bool wait(int count = 1) {
+    std::unique_lock lock(mutex_);
+    const bool reached = changed_.wait_for(lock, kPatience, [&] { return count_ >= count; });
+    count_ = reached ? count_ - count : count_;
+    return reached;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_ = 0;
+};
+
+using Random = std::mt19937_64;
+
+inline Index pick(Random& random, Index low, Index high) {
+  return std::uniform_int_distribution<Index>(low, high)(random);
+}
+
+// Intervals within [0, n), with even cuts if `step` is 2.
+inline IntervalSet random_subset(Random& random, const IntervalSet& of, Index step) {
+  if (pick(random, 0, 2) == 0) return of;
+  std::vector<Interval> intervals;
+  for (const Interval& whole : of.intervals()) {
+    for (Index at = whole.begin; at < whole.end;) {
+      const Index end = std::min(whole.end, at + step * pick(random, 1, 6));
+      if (pick(random, 0, 3) != 0) intervals.push_back({at, end});
+      at = end;
+    }
+  }
+  return IntervalSet::of_sorted(intervals);
+}
+
+// A local tensor with room around it: everything in `bytes`, its first element at `first`.
+struct Buffer {
+  LocalArray array;
+  size_t size = 0;
+  size_t first = 0;
+};
+
+// Contiguous, padded, permuted, reversed or (sources only) with a dim of stride zero.
+inline Buffer random_array(Random& random, const Region& owned, DType dtype, bool may_alias) {
+  const Shape extents = owned.extents();
+  const auto ndim = static_cast<Index>(extents.size());
+  std::vector<Index> order(extents.size());
+  for (size_t d = 0; d < order.size(); ++d) order[d] = static_cast<Index>(d);
+  const bool halves = dtype == DType::kF4;
+  if (pick(random, 0, 3) == 0 && ndim > 0) std::shuffle(order.begin(), order.end() - (halves ? 1 : 0), random);
+  const Index padding = pick(random, 0, 1) * pick(random, 0, 3);
+  std::vector<Index> strides(extents.size());
+  Index step = halves ? 1 : atom_bytes(dtype) * (pick(random, 0, 4) == 0 ? 2 : 1);
+  for (size_t k = order.size(); k-- > 0;) {
+    const auto d = static_cast<size_t>(order[k]);
+    const bool pairs = halves && d + 1 == extents.size();
+    strides[d] = step;
+    step *= std::max<Index>(pairs ? extents[d] / 2 : extents[d], 1);
+    step += padding * atom_bytes(dtype);
+    if (pick(random, 0, 7) == 0 && !pairs) strides[d] = -strides[d];
+    if (may_alias && pick(random, 0, 9) == 0 && !pairs) strides[d] = 0;
+  }
+  const ByteExtent extent = extent_of(dtype, extents, strides);
+  const size_t before = static_cast<size_t>(-extent.begin) + static_cast<size_t>(pick(random, 0, 1) * 8);
+  return {.array = {.owned = owned, .strides = strides},
+          .size = before + static_cast<size_t>(extent.end) + 16,
+          .first = before};
+}
+
+// A route and the memory on both sides of it.
+struct RandomRoute {
+  RouteRegion what;
+  Buffer src, dst;
+  DType dst_dtype = DType::kF32;
+
+  static RandomRoute make(Random& random, DType dtype, DType dst_dtype, Index max_size = 8) {
+    RandomRoute route;
+    const Index step = dtype == DType::kF4 ? 2 : 1;
+    const auto ndim = static_cast<size_t>(pick(random, dtype == DType::kF4 ? 1 : 0, 4));
+    std::vector<IntervalSet> src_dims, dst_dims, region;
+    for (size_t d = 0; d < ndim; ++d) {
+      const Index last_step = d + 1 == ndim ? step : 1;
+      const Index size =
+          last_step * pick(random, pick(random, 0, 15) == 0 ? 0 : 1, (d + 1 == ndim ? 4 : 1) * max_size / last_step);
+      const IntervalSet whole(Interval{0, size});
+      route.what.shape.push_back(size);
+      region.push_back(random_subset(random, whole, last_step));
+      const auto around = [&] { return pick(random, 0, 1) == 0 ? whole : region.back(); };
+      src_dims.push_back(around());
+      dst_dims.push_back(around());
+    }
+    route.what.dtype = dtype;
+    route.what.region = Region(region);
+    route.dst_dtype = dst_dtype;
+    route.src = random_array(random, Region(src_dims), dtype, true);
+    route.dst = random_array(random, Region(dst_dims), dst_dtype, false);
+    return route;
+  }
+};
+
+// Calls visit(global indices in atoms) for every atom of the region, row-major, in the plainest way.
+inline void for_each_atom(const RouteRegion& what, const std::function<void(const std::vector<Index>&)>& visit) {
+  const Index per_atom = elements_per_atom(what.dtype);
+  std::vector<Index> at(what.shape.size(), 0);
+  const auto size_of = [&](size_t d) { return d + 1 == at.size() ? what.shape[d] / per_atom : what.shape[d]; };
+  for (size_t d = 0; d < at.size(); ++d)
+    if (size_of(d) == 0) return;
+  while (true) {
+    bool inside = true;
+    for (size_t d = 0; d < at.size(); ++d)
+      inside = inside && what.region.dim(static_cast<int>(d)).contains(d + 1 == at.size() ? at[d] * per_atom : at[d]);
+    if (inside) visit(at);
+    size_t d = at.size();
+    while (d > 0 && ++at[d - 1] == size_of(d - 1)) at[--d] = 0;
+    if (d == 0) return;
+  }
+}
+
+// Where an atom lies, in bytes from the first element, counting owned elements one by one.
+inline int64_t plain_offset(const LocalArray& array, const std::vector<Index>& at, Index per_atom) {
+  int64_t offset = 0;
+  for (size_t d = 0; d < at.size(); ++d) {
+    const Index scale = d + 1 == at.size() ? per_atom : 1;
+    Index position = 0;
+    for (Index below = 0; below < at[d]; ++below)
+      position += array.owned.dim(static_cast<int>(d)).contains(below * scale) ? 1 : 0;
+    offset += position * array.strides[d];
+  }
+  return offset;
+}
+
+// What a pull should leave in `dst`, and the digest that both sides should find.
+inline Digest plain_pull(const RandomRoute& route, const std::byte* src, std::byte* dst) {
+  const Index per_atom = elements_per_atom(route.what.dtype);
+  const int64_t bytes = atom_bytes(route.what.dtype);
+  int64_t image_bytes = bytes;
+  for (size_t d = 0; d < route.what.shape.size(); ++d)
+    image_bytes *= d + 1 == route.what.shape.size() ? route.what.shape[d] / per_atom : route.what.shape[d];
+  std::vector<std::byte> image(static_cast<size_t>(image_bytes));
+  Digest digest;
+  const CastRow cast = cast_row(route.what.dtype, route.dst_dtype);
+  for_each_atom(route.what, [&](const std::vector<Index>& at) {
+    const std::byte* from = src + route.src.first + plain_offset(route.src.array, at, per_atom);
+    std::byte* to = dst + route.dst.first + plain_offset(route.dst.array, at, per_atom);
+    int64_t flat = 0;
+    for (size_t d = 0; d < at.size(); ++d)
+      flat = flat * (d + 1 == at.size() ? route.what.shape[d] / per_atom : route.what.shape[d]) + at[d];
+    std::memcpy(image.data() + flat * bytes, from, static_cast<size_t>(bytes));
+    if (route.what.dtype == route.dst_dtype) {
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+    } else {
+      cast(from, to, 1);
+    }
+    digest.elements += static_cast<uint64_t>(per_atom);
+  });
+  digest_bytes(digest, 0, image.data(), image.size());
+  return digest;
+}
+
+inline void fill_random(Random& random, std::byte* data, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(random());
+}
+
+}  // namespace tessera::exec_testing

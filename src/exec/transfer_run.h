@@ -1,0 +1,83 @@
+// One transfer under way, on either side: what PullRun, SourceRun and ReduceRun have in common.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "codec/digest.h"
+#include "exec/worker_pool.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+// Splits work into units that the pool's threads take in turn. Reusable: start() again once done. start() allocates
+// nothing. Thread-safe, but for start() and the results, which belong to whoever was told that it is done.
+class TransferRun {
+ public:
+  // Called once a start, on a worker thread, after the last access to anyone's memory. Must not throw or block. It may
+  // start other runs, and this one again; it must not destroy this run. Wait for Done, not for running() to turn false:
+  // only once Done has returned may the run be destroyed.
+  using Done = std::function<void()>;
+
+  virtual ~TransferRun();  // REQUIRES: not running
+  TransferRun(const TransferRun&) = delete;
+  TransferRun& operator=(const TransferRun&) = delete;
+
+  // Begins. `epoch` (above 0) numbers the transfers of a batch: both sides of a ring must use the same, a new one each
+  // time.
+  void start(uint32_t epoch);
+  // Makes it end soon with `status`, unless it has ended: the peer died, the user cancelled. The first failure stays.
+  // Any thread.
+  void abort(const Status& status);
+
+  bool running() const { return running_.load(std::memory_order_acquire); }
+  // Bytes of the source's dtype done since start(); any thread.
+  int64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
+  virtual int64_t bytes() const = 0;  // in all
+
+  // Results, once done.
+  Status status() const;
+  // One a route, in the order in which routes were given; empty if the program computes none.
+  std::span<const Digest> digests() const { return digests_; }
+
+ protected:
+  TransferRun(WorkerPool& pool, Done done, size_t digests);
+
+  // The number of units that may run at the same time, and what unit `index` does. run_unit() must not throw; it polls
+  // aborted() at least once a megabyte.
+  virtual size_t units() const = 0;
+  virtual void run_unit(size_t index, std::span<std::byte> scratch) = 0;
+  virtual void prepare(uint32_t epoch) = 0;          // at start(), before any unit
+  virtual void interrupt(const Status& status) = 0;  // at abort() and the first failure: wake what waits
+
+  bool aborted() const { return failed_.load(std::memory_order_relaxed); }
+  void add_bytes(int64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
+  void add_digest(size_t route, const Digest& digest);  // any worker
+
+ private:
+  class Lane final : public Job {
+   public:
+    void run(std::span<std::byte> scratch) override { owner->run_lane(scratch); }
+    TransferRun* owner = nullptr;
+  };
+  void run_lane(std::span<std::byte> scratch);
+
+  WorkerPool& pool_;
+  Done done_;
+  std::vector<Lane> lanes_;
+  std::vector<Digest> digests_;
+  std::atomic<size_t> next_unit_{0};
+  std::atomic<int> lanes_left_{0};
+  std::atomic<int64_t> bytes_done_{0};
+  std::atomic<bool> running_{false};
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;  // status_, digests_ while running
+  Status status_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+#include "transport/loopback/transport.h"
+
+#include "base/fail.h"
+#include "transport/loopback/peer_memory.h"
+
+namespace tessera {
+namespace {
+
+class LoopbackTransport final : public Transport {
+ public:
+  std::string_view name() const override { return "loopback"; }
+  Capability capability() const override { return {.available = true, .detail = "copies within a process"}; }
+  int score(const Endpoint& src, const Endpoint& dst) const override {
+    const bool host = src.device == DeviceKind::kHost && dst.device == DeviceKind::kHost;
+    return host && src.process == dst.process ? 100 : 0;
+  }
+  std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const override {
+    if (peer.process != Incarnation::self())
+      fail(ErrorCode::kInvalidArgument, "loopback to {}: {} is another process", peer.name, peer.process.to_string());
+    return std::make_unique<LoopbackMemory>(peer.name);
+  }
+};
+
+}  // namespace
+
+const Transport& loopback_transport() {
+  static const LoopbackTransport transport;
+  return transport;
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// process_vm_readv in requests of many pieces.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/error.h"
+
+namespace tessera {
+
+// Whether this process may read the private memory of `pid` at all: nothing is read. kPermissionDenied (another user,
+// Yama, a seccomp filter), kPeerLost, kUnimplemented (no such system call).
+Status probe_remote_read(pid_t pid);
+
+// Collects stretches and reads them in as few system calls as the kernel's limits allow. One thread.
+class RemoteReader {
+ public:
+  explicit RemoteReader(pid_t pid) : pid_(pid) {}
+
+  // Queues `bytes` at `address` of the process, for `out`; reads what is queued first when it is full.
+  Status add(uint64_t address, std::byte* out, size_t bytes);
+  // Reads what is queued. kPeerLost if the process has gone, or has no memory there any more.
+  Status flush();
+
+ private:
+  static constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
+
+  pid_t pid_;
+  size_t remotes_ = 0;
+  size_t locals_ = 0;
+  std::array<iovec, kMaxPieces> remote_;
+  std::array<iovec, kMaxPieces> local_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,99 @@
+// For tests: other processes.
+#pragma once
+
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+namespace tessera::transport_testing {
+
+// A forked process; killed, if need be, and reaped at the end. Fork before starting threads.
+class Child {
+ public:
+  // `body` returns the exit status.
+  explicit Child(const std::function<int()>& body) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::_exit(body());
+  }
+  ~Child() {
+    if (pid_ > 0) {
+      kill();
+      wait();
+    }
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void kill() const { ::kill(pid_, SIGKILL); }
+  int wait() {
+    int status = -1;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+// Makes process_vm_readv fail with EPERM in this process from now on, as container runtimes' filters do.
+inline bool forbid_process_vm_readv() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+// Memory that stays shared across fork(), for what a test and its child tell one another.
+template <typename T>
+class Shared {
+ public:
+  Shared() : value_(new(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T{}) {}
+  ~Shared() { ::munmap(value_, sizeof(T)); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  T* operator->() const { return value_; }
+  T& operator*() const { return *value_; }
+
+ private:
+  T* value_;
+};
+
+// A pipe on which one process waits for another.
+class Signal {
+ public:
+  Signal() { ok_ = ::pipe(ends_) == 0; }
+  ~Signal() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  Signal(const Signal&) = delete;
+  Signal& operator=(const Signal&) = delete;
+  void raise() const { ok_&& ::write(ends_[1], "!", 1) == 1; }
+  bool wait() const {
+    char byte = 0;
+    return ok_ && ::read(ends_[0], &byte, 1) == 1;
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+  bool ok_ = false;
+};
+
+}  // namespace tessera::transport_testing

@@ -1,0 +1,33 @@
+#include "transport/transport.h"
+
+#include "base/fail.h"
+#include "transport/loopback/transport.h"
+#include "transport/optional.h"
+#include "transport/shm/transport.h"
+
+namespace tessera {
+
+const TransportRegistry& TransportRegistry::builtin() {
+  static const TransportRegistry registry(
+      {&loopback_transport(), &shm_transport(), &cuda_ipc_transport(), &ucx_transport(), &nccl_transport()});
+  return registry;
+}
+
+const Transport& TransportRegistry::choose(const Endpoint& src, const Endpoint& dst) const {
+  const Transport* best = nullptr;
+  int best_score = 0;
+  for (const Transport* transport : transports_) {
+    const int score = transport->score(src, dst);
+    if (score <= best_score) continue;
+    best = transport;
+    best_score = score;
+  }
+  if (best != nullptr) return *best;
+  std::string lacks;
+  for (const Transport* transport : transports_)
+    lacks += fmt::format("; {}: {}", transport->name(), transport->capability().detail);
+  fail(ErrorCode::kUnimplemented, "no transport from {} ({}, {} memory) to {} ({}, {} memory){}", src.name,
+       src.process.to_string(), to_string(src.device), dst.name, dst.process.to_string(), to_string(dst.device), lacks);
+}
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+// The seam between the executor and whatever carries bytes. Every transport has its own folder with the same file
+// names; those that a build leaves out are a no_<name>.cc that says how to get them.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/process.h"
+#include "device/device.h"
+#include "transport/peer_memory.h"
+
+namespace tessera {
+
+// Whose memory it is, and on which kind of device.
+struct Endpoint {
+  Incarnation process;
+  std::string name;  // "trainer/3"
+  DeviceKind device = DeviceKind::kHost;
+};
+
+// Stateless and immutable: thread-safe.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string_view name() const = 0;
+  virtual Capability capability() const = 0;
+  // How well it moves bytes from `src` to `dst`: 0 if it cannot, otherwise the higher the better.
+  virtual int score(const Endpoint& src, const Endpoint& dst) const = 0;
+  // Reaches the memory of `peer` from this process. Throws kPeerLost if it is dead, kUnimplemented if unavailable.
+  virtual std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const = 0;
+};
+
+// The transports of this build, in a fixed order.
+class TransportRegistry {
+ public:
+  static const TransportRegistry& builtin();
+
+  std::span<const Transport* const> transports() const { return transports_; }
+  // The best for this pair. Throws Error(kUnimplemented) that says what each one lacks.
+  const Transport& choose(const Endpoint& src, const Endpoint& dst) const;
+
+  explicit TransportRegistry(std::vector<const Transport*> transports) : transports_(std::move(transports)) {}
+
+ private:
+  std::vector<const Transport*> transports_;
+};
+
+}  // namespace tessera
