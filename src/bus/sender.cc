@@ -17,7 +17,7 @@ SenderBatch::SenderBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {
   if (setup_.routes.reductions.empty()) return;
   reducer_ =
       std::make_unique<Reducer>(*setup_.agent, setup_, attach_message(Attach::Purpose::kReduce),
-                                Reducer::Events{.ready_changed = [this] { readiness_changed(); },
+                                Reducer::Events{.ready_changed = [this] { attached_one(); },
                                                 .lost = [this](const Status& status) { break_batch(status); },
                                                 .reduced = [this](const Status& status) { on_reduced(status); }});
   ++allocations_;
@@ -103,6 +103,11 @@ void SenderBatch::accept(Caller caller) {
 
 void SenderBatch::on_source_ready(SourceLink& link) {
   if (link.rings()) ++allocations_;
+  if (receivers_.contains(link.rank()) && receivers_.at(link.rank()).get() == &link) rank_bytes_ += link.bytes();
+  attached_one();
+}
+
+void SenderBatch::attached_one() {
   if (unready().empty()) build_digest_program();
   readiness_changed();
 }

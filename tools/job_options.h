@@ -1,0 +1,51 @@
+// Options that `tessera send` and `tessera recv` share: who this process is and whom it meets.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/bus.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::tools {
+
+// One batch a pair is all that the command moves; both sides call it this.
+inline constexpr char kBatchId[] = "checkpoint";
+
+struct JobOptions {
+  std::string store;
+  std::string name_space;
+  std::string job;
+  std::string peer;
+  std::string pair = "weights";
+  std::optional<int> rank;
+  std::optional<int> world;
+  std::optional<double> timeout_s;
+  int threads = 0;
+  bool no_digest = false;
+  bool json = false;
+  std::vector<std::string> layouts;
+
+  void declare(CLI::App& command);
+
+  // Each checks what it uses and throws Error(kInvalidArgument).
+  BusOptions bus() const;
+  PairOptions pair_options() const;
+  Timeout rendezvous_timeout() const;
+  Timeout transfer_timeout() const;
+};
+
+using Environment = std::function<const char*(const char*)>;  // getenv
+
+// `given`, or else the first of the environment variables that is set, a number from `least` up. Throws
+// Error(kInvalidArgument) that names `option` and the variables.
+int number_or_environment(std::string_view option, std::optional<int> given,
+                          std::initializer_list<const char*> variables, int least, const Environment& environment);
+
+}  // namespace tessera::tools

@@ -1,0 +1,82 @@
+#include "tools/job_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+
+#include "base/fail.h"
+
+namespace tessera::tools {
+namespace {
+
+using ::testing::HasSubstr;
+
+Environment environment(std::map<std::string, std::string> values) {
+  return [values = std::move(values)](const char* name) -> const char* {
+    const auto found = values.find(name);
+    return found == values.end() ? nullptr : found->second.c_str();
+  };
+}
+
+int rank(std::optional<int> given, const Environment& env) {
+  return number_or_environment("--rank", given, {"RANK", "SLURM_PROCID"}, 0, env);
+}
+
+std::string complaint(std::optional<int> given, const Environment& env) {
+  try {
+    rank(given, env);
+    return "none";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+}
+
+TEST(NumberOrEnvironment, TheOptionThenTheVariablesInOrder) {
+  const auto both = environment({{"RANK", "2"}, {"SLURM_PROCID", "5"}});
+  EXPECT_EQ(rank(7, both), 7);
+  EXPECT_EQ(rank({}, both), 2);
+  EXPECT_EQ(rank({}, environment({{"SLURM_PROCID", "5"}})), 5);
+  EXPECT_EQ(rank({}, environment({{"RANK", ""}, {"SLURM_PROCID", "0"}})), 0);
+}
+
+TEST(NumberOrEnvironment, SaysWhereABadNumberCameFrom) {
+  EXPECT_THAT(complaint({}, environment({})), HasSubstr("no --rank: give it, or set RANK or SLURM_PROCID"));
+  EXPECT_THAT(complaint({}, environment({{"RANK", "two"}})), HasSubstr("RANK is \"two\""));
+  EXPECT_THAT(complaint({}, environment({{"RANK", "1x"}})), HasSubstr("RANK is \"1x\""));
+  EXPECT_THAT(complaint({}, environment({{"SLURM_PROCID", "-1"}})), HasSubstr("SLURM_PROCID"));
+  EXPECT_THAT(complaint(-3, environment({})), HasSubstr("--rank is -3"));
+}
+
+JobOptions options(int rank_given, int world) {
+  JobOptions job;
+  job.job = "trainer";
+  job.peer = "inference";
+  job.rank = rank_given;
+  job.world = world;
+  return job;
+}
+
+TEST(JobOptions, ARankOutsideItsWorldIsRefused) {
+  EXPECT_EQ(options(3, 4).bus().rank, 3);
+  EXPECT_THROW(options(4, 4).bus(), Error);
+  EXPECT_THROW(options(0, 0).bus(), Error);
+}
+
+TEST(JobOptions, OneTimeoutServesTheRendezvousAndTheTransfer) {
+  JobOptions job = options(0, 1);
+  EXPECT_EQ(job.rendezvous_timeout(), std::chrono::seconds(300));
+  EXPECT_EQ(job.transfer_timeout(), std::chrono::seconds(30));
+  job.timeout_s = 2.5;
+  EXPECT_EQ(job.rendezvous_timeout(), std::chrono::milliseconds(2500));
+  EXPECT_EQ(job.transfer_timeout(), std::chrono::milliseconds(2500));
+  for (const double bad : {0.0, -1.0, 1e12, std::numeric_limits<double>::quiet_NaN()}) {
+    job.timeout_s = bad;
+    EXPECT_THROW(job.transfer_timeout(), Error) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::tools

@@ -1,0 +1,21 @@
+// Options that take several values: `--layout A B`, `--layout A --layout B` and `--layout=A` are one.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace tessera::tools {
+
+// Declares one. (CLI11's own several-values options split a value that begins with '[' and ends with ']', as a regex
+// may; hence one value a flag here, and expand_lists() beforehand.)
+inline CLI::Option* add_list(CLI::App& app, const std::string& flag, std::vector<std::string>& values,
+                             const std::string& help) {
+  return app.add_option(flag, values, help)->allow_extra_args(false);
+}
+
+// Repeats the flag before each further value of the list options (--layout, --skip, --checkpoint, --verify, --src,
+// --dst): {"--layout", "A", "B"} becomes {"--layout", "A", "--layout", "B"}.
+std::vector<std::string> expand_lists(const std::vector<std::string>& args);
+
+}  // namespace tessera::tools

@@ -1,0 +1,90 @@
+// The `tessera` command. Every error is one line on stderr: `tessera: <message>`.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "base/fail.h"
+#include "tessera/version.h"
+#include "tools/commands.h"
+#include "tools/exit_status.h"
+#include "tools/interrupt.h"
+#include "tools/list_option.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr char kDescription[] = "Moves the tensors of one running job into another, from any layout to any other.";
+constexpr char kExamples[] = R"(Examples:
+  tessera store --listen 127.0.0.1:7070
+  tessera send --job trainer --peer inference --rank 0 --world 1 --checkpoint model.safetensors --layout '.*=1:R'
+  tessera recv --job inference --peer trainer --rank 0 --world 1 --layout '.*=1:R' --out received/
+  tessera plan --shape 4096x4096 --dtype bf16 --src 'fsdp=4@0-3:S0' --dst 'tp=2@4-5:S1'
+  tessera doctor
+
+)";
+
+void declare(CLI::App& app, Run& run) {
+  app.set_version_flag("--version", fmt::format("tessera {}", kVersion));
+  app.require_subcommand(1);
+  app.footer(kExamples + std::string(exit_status_help()));
+  add_store_command(app, run);
+  add_send_command(app, run);
+  add_recv_command(app, run);
+  add_plan_command(app, run);
+  add_bench_command(app, run);
+  add_doctor_command(app, run);
+}
+
+ExitStatus complain(std::string message, ExitStatus status) {
+  std::ranges::replace(message, '\n', ' ');
+  fmt::print(stderr, "tessera: {}\n", message);
+  return status;
+}
+
+ExitStatus execute(const Run& run, Interrupt& interrupt) {
+  try {
+    return run(interrupt);
+  } catch (...) {
+    const Status status = status_of_current_exception();
+    const ExitStatus exit_status = exit_status_of(status.code(), interrupt.requested());
+    return complain(exit_status == ExitStatus::kInterrupted ? "interrupted" : status.message(), exit_status);
+  }
+}
+
+ExitStatus tessera_main(const std::vector<std::string>& args) {
+  CLI::App app(kDescription, "tessera");
+  Run run;
+  declare(app, run);
+  try {
+    std::vector<std::string> reversed = expand_lists(args);
+    std::ranges::reverse(reversed);  // as CLI11 takes them
+    app.parse(std::move(reversed));
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {  // --help, --version
+      app.exit(error);
+      return ExitStatus::kOk;
+    }
+    return complain(fmt::format("{}; see tessera --help", error.what()), ExitStatus::kBadInput);
+  }
+  Interrupt interrupt;
+  return execute(run, interrupt);
+}
+
+}  // namespace
+}  // namespace tessera::tools
+
+int main(int argc, char** argv) {
+  try {
+    std::signal(SIGPIPE, SIG_IGN);
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines reach a log file as they come
+    return static_cast<int>(tessera::tools::tessera_main({argv + 1, argv + argc}));
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "tessera: {}\n", error.what());
+    return static_cast<int>(tessera::tools::ExitStatus::kBadInput);
+  }
+}

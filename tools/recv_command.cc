@@ -1,0 +1,143 @@
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fail.h"
+#include "tessera/checkpoint.h"
+#include "tools/checkpoint_io.h"
+#include "tools/commands.h"
+#include "tools/follow.h"
+#include "tools/held_tensors.h"
+#include "tools/interrupt.h"
+#include "tools/job_options.h"
+#include "tools/layout_rules.h"
+#include "tools/list_option.h"
+#include "tools/transfer_report.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  One of two ranks that take a model as column shards, in bf16, and write their parts:
+    tessera recv --job inference --peer trainer --pair weights --rank 0 --world 2 \
+      --layout '.*bias=tp=2:R' --layout '.*=tp=2:S1' --dtype bf16 --out weights/
+
+  Three versions, each checked against the file it came from:
+    tessera recv --job inference --peer trainer --layout '.*=2:S0' --count 3 --verify step1 step2 step3)";
+
+struct RecvOptions {
+  JobOptions job;
+  std::string dtype;
+  std::vector<std::string> skip;
+  std::optional<int> count;
+  std::string out;
+  std::vector<std::string> verify;
+};
+
+// How many versions to take: --count, else one for each --verify, else one.
+int versions_of(const RecvOptions& options) {
+  const int verified = static_cast<int>(options.verify.size());
+  const int count = options.count.value_or(verified > 0 ? verified : 1);
+  if (verified > 0 && verified != count)
+    fail(ErrorCode::kInvalidArgument, "--verify is given {} times for {} versions: give it once a version", verified,
+         count);
+  return count;
+}
+
+std::optional<DType> target_dtype(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  const DType dtype = parse_dtype(name);
+  if (!is_castable_float(dtype))
+    fail(ErrorCode::kInvalidArgument, "--dtype {}: a plain cast goes to f64, f32, f16 or bf16", name);
+  return dtype;
+}
+
+// What is offered, less --skip, in the dtypes wanted here.
+std::vector<TensorInfo> wanted_tensors(const std::vector<ManifestEntry>& manifest, const NameFilter& skip,
+                                       std::optional<DType> dtype) {
+  std::vector<TensorInfo> tensors;
+  for (const ManifestEntry& entry : manifest) {
+    if (skip.matches(entry.name)) continue;
+    const bool cast = dtype && is_castable_float(entry.dtype);
+    tensors.push_back({entry.name, cast ? *dtype : entry.dtype, entry.shape});
+  }
+  if (tensors.empty())
+    fail(ErrorCode::kInvalidArgument, "nothing to receive: {} tensors are offered and --skip leaves none",
+         manifest.size());
+  return tensors;
+}
+
+void check_no_partial(const std::vector<TensorInfo>& tensors, const std::vector<Layout>& layouts) {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (layouts[i].has_partial())
+      fail(ErrorCode::kInvalidArgument,
+           "tensor {:?}: layout {}: a receiver cannot be Partial, the terms of a sum cannot be chosen for another job",
+           tensors[i].name, layouts[i].to_string());
+}
+
+std::filesystem::path make_folder(const std::string& name) {
+  std::error_code error;
+  std::filesystem::create_directories(name, error);
+  if (error) fail_errno(fmt::format("--out {}: cannot make the folder", name), error.value());
+  return name;
+}
+
+ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
+  TransferReport report{
+      .command = "recv", .bus = options.job.bus(), .pair = options.job.pair_options(), .stats = {}, .transfers = {}};
+  const Timeout timeout = options.job.transfer_timeout();
+  const LayoutRules rules = LayoutRules::parse(options.job.layouts);
+  const NameFilter skip = NameFilter::parse(options.skip, "--skip");
+  const std::optional<DType> dtype = target_dtype(options.dtype);
+  const int versions = versions_of(options);
+  std::vector<Checkpoint> checkpoints;
+  for (const std::string& path : options.verify) checkpoints.push_back(Checkpoint::open(path));
+  const std::filesystem::path folder = options.out.empty() ? std::filesystem::path() : make_folder(options.out);
+
+  Bus bus(report.bus);
+  Pair pair = bus.pair(report.pair);
+  std::vector<TensorInfo> tensors = wanted_tensors(pair.manifest(kBatchId, report.pair.timeout), skip, dtype);
+  std::vector<Layout> layouts = rules.assign(tensors);
+  check_no_partial(tensors, layouts);
+  const HeldTensors held(std::move(tensors), std::move(layouts), report.bus.rank, report.bus.world);
+  Batch batch = pair.accept(kBatchId, held.specs(), report.pair.timeout);
+  const std::string label = fmt::format("recv {}/{}", report.pair.name, report.bus.rank);
+  for (int i = 0; i < versions; ++i) {
+    interrupt.check();
+    Handle handle = batch.recv(std::nullopt, timeout);
+    Transfer& transfer = report.transfers.emplace_back();
+    transfer.version = follow(handle, label, interrupt);
+    transfer.progress = handle.progress();
+    transfer.digests = batch.digests();
+    report.stats = batch.stats();
+    if (!checkpoints.empty()) {
+      verify_slices(checkpoints[static_cast<size_t>(i)], held, interrupt);
+      transfer.verified = true;
+    }
+    if (!folder.empty()) transfer.file = write_slices(folder, held, transfer.version).string();
+    if (!options.job.json) fmt::print("{}\n", describe(report, transfer));
+  }
+  if (options.job.json) fmt::print("{}\n", to_json(report));
+  return ExitStatus::kOk;
+}
+
+}  // namespace
+
+void add_recv_command(CLI::App& app, Run& run) {
+  CLI::App& command =
+      *app.add_subcommand("recv", "Take what is offered, as one rank of the receiving job")->footer(kExamples);
+  const auto options = std::make_shared<RecvOptions>();
+  options->job.declare(command);
+  command.add_option("--dtype", options->dtype, "Cast f64, f32, f16 and bf16 tensors to this one of them");
+  add_list(command, "--skip", options->skip, "REGEX of whole tensor names to leave out; repeatable");
+  command.add_option("--count", options->count, "Versions to take, one after the other (default 1)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--out", options->out, "Folder for rank-NNNNN.safetensors, this rank's local tensors");
+  add_list(command, "--verify", options->verify, "Checkpoint to compare every element with; repeated: one a version");
+  command.callback(
+      [options, &run] { run = [options](Interrupt& interrupt) { return run_recv(*options, interrupt); }; });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,42 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "tessera/store.h"
+#include "tools/commands.h"
+#include "tools/interrupt.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr char kExamples[] = R"(Example:
+  tessera store --listen 127.0.0.1:7070
+  tessera send --store tcp://127.0.0.1:7070 ...
+
+On one machine no store need be started: --store auto, the default, lets the first command host it.)";
+
+}  // namespace
+
+void add_store_command(CLI::App& app, Run& run) {
+  CLI::App& command = *app.add_subcommand("store", "Run the store where jobs meet, until a signal")->footer(kExamples);
+  const auto listen = std::make_shared<std::string>("127.0.0.1:7070");
+  const auto json = std::make_shared<bool>(false);
+  command.add_option("--listen", *listen, "HOST:PORT; port 0 takes a free one")->capture_default_str();
+  command.add_flag("--json", *json, "Print {\"address\":\"...\"} when ready");
+  command.callback([listen, json, &run] {
+    run = [listen, json](Interrupt& interrupt) {
+      const std::unique_ptr<StoreServer> server = serve_store(*listen);
+      if (*json) {
+        fmt::print("{{\"address\":\"{}\"}}\n", server->address());
+      } else {
+        fmt::print("{}\n", server->address());
+      }
+      interrupt.wait();
+      return ExitStatus::kInterrupted;
+    };
+  });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,61 @@
+#include "tools/transfer_report.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tools/progress_bar.h"
+
+namespace tessera::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const Transfer& transfer) {
+  Json json{{"version", transfer.version},
+            {"bytes", transfer.progress.bytes_done},
+            {"seconds", transfer.progress.seconds},
+            {"gigabytes_per_second", transfer.progress.gigabytes_per_second()},
+            {"verified", transfer.verified}};
+  if (!transfer.file.empty()) json["file"] = transfer.file;
+  return json;
+}
+
+}  // namespace
+
+std::string describe(const TransferReport& report, const Transfer& transfer) {
+  return fmt::format("{} {}/{}: version {}: {} tensors, {} here ({} in all, lower bound {}), {:.3f} s, {:.2f} GB/s{}{}",
+                     report.command, report.bus.job, report.bus.rank, transfer.version, report.stats.tensors,
+                     format_bytes(transfer.progress.bytes_done), format_bytes(report.stats.bytes_moved),
+                     format_bytes(report.stats.bytes_lower_bound), transfer.progress.seconds,
+                     transfer.progress.gigabytes_per_second(), transfer.verified ? ", verified" : "",
+                     transfer.file.empty() ? "" : ", written to " + transfer.file);
+}
+
+std::string to_json(const TransferReport& report) {
+  const Transfer& last = report.transfers.back();
+  Json json{{"command", report.command},
+            {"job", report.bus.job},
+            {"rank", report.bus.rank},
+            {"world", report.bus.world},
+            {"peer", report.pair.peer},
+            {"pair", report.pair.name},
+            {"version", last.version},
+            {"tensors", report.stats.tensors},
+            {"skipped", report.stats.skipped},
+            {"routes", report.stats.routes},
+            {"bytes_moved", report.stats.bytes_moved},
+            {"bytes_lower_bound", report.stats.bytes_lower_bound},
+            {"rank_bytes", report.stats.rank_bytes},
+            {"register_seconds", report.stats.register_seconds},
+            {"seconds", last.progress.seconds},
+            {"gigabytes_per_second", last.progress.gigabytes_per_second()}};
+  json["transfers"] = Json::array();
+  for (const Transfer& transfer : report.transfers) json["transfers"].push_back(json_of(transfer));
+  json["digests"] = Json::array();
+  for (const TensorDigest& digest : last.digests)
+    json["digests"].push_back({{"name", digest.name}, {"digest", digest.to_string()}, {"elements", digest.elements}});
+  return json.dump();
+}
+
+}  // namespace tessera::tools

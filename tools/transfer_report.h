@@ -1,0 +1,36 @@
+// What `tessera send` and `tessera recv` say at the end, in words or in JSON.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/bus.h"
+
+namespace tessera::tools {
+
+// One version that has gone over.
+struct Transfer {
+  int64_t version = 0;
+  Progress progress;  // this rank's bytes
+  std::vector<TensorDigest> digests;
+  std::string file;       // written by --out; empty: none
+  bool verified = false;  // by --verify
+};
+
+struct TransferReport {
+  std::string command;  // "send" or "recv"
+  BusOptions bus;
+  PairOptions pair;
+  BatchStats stats;
+  std::vector<Transfer> transfers;  // at least one
+};
+
+// "recv inference/0: version 3: 104 tensors, 45.2 MB here (90.4 MB in all, lower bound 90.4 MB), 0.012 s, 3.77 GB/s".
+std::string describe(const TransferReport& report, const Transfer& transfer);
+
+// One JSON object. `bytes_moved` and `bytes_lower_bound` are those of the whole batch, all ranks, one transfer;
+// `version`, `seconds`, `gigabytes_per_second` (of this rank) and `digests` those of the last.
+std::string to_json(const TransferReport& report);
+
+}  // namespace tessera::tools
