@@ -1,0 +1,150 @@
+#include "store/auto_host.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/runtime_dir.h"
+#include "base/socket.h"
+
+namespace tessera::store {
+namespace {
+
+constexpr uint32_t kMembersMagic = 0x314d4b54;  // "TKM1"
+constexpr uint32_t kMaxMembers = 65536;
+constexpr size_t kMaxMembersBytes = size_t{16} << 20;
+
+struct MembersFile {
+  int64_t revision_floor = 0;
+  std::vector<Member> members;
+};
+
+std::string lock_path(const std::string& root) {
+  return root + "/store.lock";
+}
+std::string members_path(const std::string& root) {
+  return root + "/store.members";
+}
+
+std::vector<std::byte> read_small_file(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat status{};
+  if (!fd || ::fstat(fd.get(), &status) != 0) fail_errno(path);
+  if (!S_ISREG(status.st_mode) || static_cast<uint64_t>(status.st_size) > kMaxMembersBytes)
+    fail(ErrorCode::kInvalidArgument, "{}: {} bytes, {} at most", path, status.st_size, kMaxMembersBytes);
+  std::vector<std::byte> bytes(static_cast<size_t>(status.st_size));
+  const ssize_t got = ::read(fd.get(), bytes.data(), bytes.size());
+  bytes.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return bytes;
+}
+
+// What the host before this one has left; nothing if there was none, or it ended with nobody left.
+std::optional<MembersFile> read_members(const std::string& root) {
+  try {
+    const std::vector<std::byte> bytes = read_small_file(members_path(root));
+    ByteReader in(bytes, "store.members");
+    if (in.get<uint32_t>() != kMembersMagic) fail(ErrorCode::kInvalidArgument, "store.members is something else");
+    MembersFile file;
+    file.revision_floor = in.get<int64_t>();
+    if (file.revision_floor < 0 || file.revision_floor > kMaxRevision)
+      fail(ErrorCode::kInvalidArgument, "store.members: revision {}", file.revision_floor);
+    file.members.resize(in.get_count(kMaxMembers, sizeof(uint64_t)));
+    for (Member& member : file.members) {
+      member.client = in.get<uint64_t>();
+      member.incarnation = Incarnation::read(in);
+    }
+    return file;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNotFound) return std::nullopt;
+    log().warn("{}: the last host's clients are not known: {}", root, error.what());
+    return MembersFile{};
+  }
+}
+
+void write_members(const std::string& root, const MembersFile& file) {
+  ByteWriter out;
+  out.put(kMembersMagic);
+  out.put(file.revision_floor);
+  out.put(static_cast<uint32_t>(file.members.size()));
+  for (const Member& member : file.members) {
+    out.put(member.client);
+    member.incarnation.write(out);
+  }
+  const std::string path = members_path(root);
+  const std::string fresh = path + ".new";
+  const UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const auto bytes = out.view();
+  if (!fd || ::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) ||
+      ::rename(fresh.c_str(), path.c_str()) != 0)
+    log().warn("{} cannot be written ({}): a host after this one waits for its full time", path, std::strerror(errno));
+}
+
+// Gives the lock up, leaving for the next host what the clients that stay need of it.
+void leave(const std::string& root, UniqueFd lock, MembersFile file, uint64_t own_client) {
+  std::erase_if(file.members, [&](const Member& member) {
+    return member.client == own_client || liveness_of(member.incarnation) == Liveness::kDead;
+  });
+  ::unlink(AutoHost::socket_path(root).c_str());
+  if (file.members.empty()) {
+    ::unlink(members_path(root).c_str());
+  } else {
+    write_members(root, file);
+  }
+  ::unlink(lock_path(root).c_str());
+  lock.reset();
+}
+
+}  // namespace
+
+std::unique_ptr<AutoHost> AutoHost::try_start(const std::string& root, uint64_t own_client) {
+  UniqueFd lock = try_lock_file(lock_path(root));
+  if (!lock) return nullptr;
+  return std::unique_ptr<AutoHost>(new AutoHost(root, own_client, std::move(lock)));
+}
+
+AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
+    : root_(std::move(root)), own_client_(own_client), lock_(std::move(lock)) {
+  ServerOptions options;
+  options.same_user_only = true;
+  if (const auto before = read_members(root_)) {
+    revision_floor_ = options.revision_floor = before->revision_floor + kRevisionsPerStore;
+    members_ = before->members;
+    options.awaited = before->members;
+  }
+  options.on_members = [this](const std::vector<Member>& members) {
+    members_ = members;
+    write_members(root_, {.revision_floor = revision_floor_, .members = members});
+  };
+  // Bound under another name and renamed: a client finds the last host's socket, which refuses, or this one listening.
+  const std::string fresh = root_ + "/store.new";
+  ::unlink(fresh.c_str());
+  UniqueFd listener = listen_unix(fresh);
+  const std::string path = socket_path(root_);
+  if (::rename(fresh.c_str(), path.c_str()) != 0) fail_errno(fmt::format("rename {} to {}", fresh, path));
+  log().info("this process hosts the store at {}, following one of {} clients", path, options.awaited.size());
+  server_ = std::make_unique<Server>(std::move(listener), "unix://" + path, std::move(options));
+}
+
+AutoHost::~AutoHost() {
+  server_->stop();
+  // Before our connections end and wake the others, so that one of them can take the lock at once.
+  leave(root_, std::move(lock_), {.revision_floor = revision_floor_, .members = std::move(members_)}, own_client_);
+}
+
+void AutoHost::tidy(const std::string& root, uint64_t own_client) noexcept {
+  try {
+    UniqueFd lock = try_lock_file(lock_path(root));
+    if (!lock) return;
+    leave(root, std::move(lock), read_members(root).value_or(MembersFile{}), own_client);
+  } catch (...) {
+    log().warn("{} is not tidied up: {}", root, status_of_current_exception().message());
+  }
+}
+
+}  // namespace tessera::store

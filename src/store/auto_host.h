@@ -1,0 +1,44 @@
+// "auto": one of the processes of a machine hosts the store for the others, on a Unix socket in the runtime folder.
+//
+//   ROOT/store.lock     an flock held by the host: whoever takes it is the next one
+//   ROOT/store.sock     where it listens
+//   ROOT/store.members  its clients, for the next host: whom to wait for
+//
+// A host that ends removes what nobody needs any more; one that is killed leaves files that the next one replaces.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "store/server.h"
+
+namespace tessera::store {
+
+// Hosts until it is destroyed. Thread-compatible.
+class AutoHost {
+ public:
+  static std::string socket_path(const std::string& root) { return root + "/store.sock"; }
+
+  // Null if another process hosts. `own_client` is the client in this process: it goes when the host goes, so the next
+  // host shall not wait for it.
+  static std::unique_ptr<AutoHost> try_start(const std::string& root, uint64_t own_client);
+  ~AutoHost();
+  // For a client that ends while nobody hosts: removes what no living client needs.
+  static void tidy(const std::string& root, uint64_t own_client) noexcept;
+  AutoHost(const AutoHost&) = delete;
+  AutoHost& operator=(const AutoHost&) = delete;
+
+ private:
+  AutoHost(std::string root, uint64_t own_client, UniqueFd lock);
+
+  const std::string root_;
+  const uint64_t own_client_;
+  UniqueFd lock_;
+  int64_t revision_floor_ = 0;
+  std::vector<Member> members_;  // on the server's thread while it runs
+  std::unique_ptr<Server> server_;
+};
+
+}  // namespace tessera::store

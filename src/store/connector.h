@@ -1,0 +1,29 @@
+// How a client reaches its store: by address, or by hosting it. One implementation a URL scheme.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "tessera/store.h"
+
+namespace tessera::store {
+
+// Used on the client's thread only.
+class Connector {
+ public:
+  virtual ~Connector() = default;
+  // A socket that becomes writable once connected, or refused. Throws when that is known at once.
+  virtual UniqueFd start() = 0;
+  // Throws unless the connection stands and its other end may be trusted.
+  virtual void check(int fd) = 0;
+  // Attempts are made ever less often, down to one in this time.
+  virtual Duration longest_pause() const = 0;
+};
+
+// For tcp://, unix:// and auto. Throws kInvalidArgument for anything else. `client` is the client's id.
+std::unique_ptr<Connector> make_connector(std::string_view url, const StoreOptions& options, uint64_t client);
+
+}  // namespace tessera::store

@@ -1,0 +1,12 @@
+#include "base/fail.h"
+#include "store/etcd.h"
+
+namespace tessera::store {
+
+std::unique_ptr<Store> open_etcd(std::string_view url, const StoreOptions&) {
+  fail(ErrorCode::kUnimplemented,
+       "store {}: this build has no etcd client; build with -DTESSERA_ETCD=ON, or run `tessera store` and use tcp://",
+       url);
+}
+
+}  // namespace tessera::store

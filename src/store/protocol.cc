@@ -1,0 +1,266 @@
+#include "store/protocol.h"
+
+#include <random>
+
+#include "store/limits.h"
+
+#ifndef TESSERA_VERSION
+#define TESSERA_VERSION "0.1.0"
+#endif
+
+namespace tessera::store {
+namespace {
+
+constexpr uint32_t kMaxReleaseBytes = 64;
+constexpr uint32_t kMaxMessageBytes = 4096;
+constexpr size_t kMinKeyValueBytes = 4 + 4 + 4 * 8 + 1;
+
+std::string read_key(ByteReader& in) {
+  std::string key = in.get_string(kMaxStoreKeyBytes);
+  check_key(key);
+  return key;
+}
+
+int64_t read_revision(ByteReader& in, std::string_view what) {
+  const auto revision = in.get<int64_t>();
+  if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "{}: revision {}", what, revision);
+  return revision;
+}
+
+LeaseId read_lease(ByteReader& in) {
+  const auto lease = in.get<LeaseId>();
+  if (lease <= 0) fail(ErrorCode::kInvalidArgument, "a lease's id is {}", lease);
+  return lease;
+}
+
+void write_transaction(ByteWriter& out, const StoreTransaction& transaction) {
+  out.put(static_cast<uint32_t>(transaction.compares.size()));
+  for (const StoreCompare& compare : transaction.compares) {
+    out.put_string(compare.key);
+    out.put(compare.mod_revision);
+  }
+  out.put(static_cast<uint32_t>(transaction.operations.size()));
+  for (const StoreOperation& operation : transaction.operations) {
+    out.put(operation.type);
+    out.put_string(operation.key);
+    out.put_string(operation.value);
+    out.put(operation.options.lease);
+    out.put<uint8_t>(operation.options.decision ? 1 : 0);
+  }
+}
+
+StoreTransaction read_transaction(ByteReader& in) {
+  StoreTransaction transaction;
+  transaction.compares.resize(in.get_count(kMaxTransactionItems, 4 + 8));
+  for (StoreCompare& compare : transaction.compares) {
+    compare.key = read_key(in);
+    compare.mod_revision = read_revision(in, "a compare");
+  }
+  transaction.operations.resize(in.get_count(kMaxTransactionItems, 1 + 4 + 4 + 8 + 1));
+  for (StoreOperation& operation : transaction.operations) {
+    operation.type = in.get_enum(StoreOperation::Type::kDelete);
+    operation.key = read_key(in);
+    operation.value = in.get_string(kMaxStoreValueBytes);
+    operation.options.lease = in.get<LeaseId>();
+    operation.options.decision = in.get_bool();
+  }
+  check_transaction(transaction);
+  return transaction;
+}
+
+}  // namespace
+
+std::vector<std::byte> Hello::encode() const {
+  ByteWriter out;
+  out.put(min_version);
+  out.put(max_version);
+  out.put_string(release);
+  out.put(client);
+  out.put(last_instance);
+  out.put(last_revision);
+  incarnation.write(out);
+  return out.take();
+}
+
+Hello Hello::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "hello");
+  Hello hello;
+  hello.min_version = in.get<uint16_t>();
+  hello.max_version = in.get<uint16_t>();
+  hello.release = in.get_string(kMaxReleaseBytes);
+  if (hello.min_version > kMaxVersion || hello.max_version < kMinVersion) return hello;  // the rest may look otherwise
+  hello.client = in.get<uint64_t>();
+  hello.last_instance = in.get<uint64_t>();
+  hello.last_revision = read_revision(in, "hello");
+  hello.incarnation = Incarnation::read(in);
+  return hello;  // a later version may have more to say
+}
+
+std::vector<std::byte> Welcome::encode() const {
+  ByteWriter out;
+  out.put(version);
+  out.put_string(release);
+  out.put(instance);
+  return out.take();
+}
+
+Welcome Welcome::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "welcome");
+  Welcome welcome;
+  welcome.version = in.get<uint16_t>();
+  welcome.release = in.get_string(kMaxReleaseBytes);
+  welcome.instance = in.get<uint64_t>();
+  return welcome;
+}
+
+std::vector<std::byte> Request::encode() const {
+  ByteWriter out;
+  out.put(id);
+  out.put(op);
+  switch (op) {
+    case Op::kRange:
+    case Op::kErase:
+      out.put_string(key);
+      out.put<uint8_t>(prefix ? 1 : 0);
+      break;
+    case Op::kTransact:
+      out.put(token);
+      write_transaction(out, transaction);
+      break;
+    case Op::kGrant:
+      out.put(lease.lease);
+      out.put<int64_t>(lease.ttl.count());
+      break;
+    case Op::kRevoke:
+      out.put_bytes(encode_leases(leases));
+      break;
+  }
+  return out.take();
+}
+
+Request Request::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "request");
+  Request request;
+  request.id = in.get<uint64_t>();
+  request.op = in.get_enum(Op::kRevoke);
+  switch (request.op) {
+    case Op::kRange:
+    case Op::kErase:
+      request.key = in.get_string(kMaxStoreKeyBytes);
+      request.prefix = in.get_bool();
+      if (request.prefix) check_prefix(request.key);
+      if (!request.prefix) check_key(request.key);
+      break;
+    case Op::kTransact:
+      request.token = in.get<uint64_t>();
+      request.transaction = read_transaction(in);
+      break;
+    case Op::kGrant:
+      request.lease.lease = read_lease(in);
+      request.lease.ttl = Duration(in.get<int64_t>());
+      check_ttl(request.lease.ttl);
+      break;
+    case Op::kRevoke:
+      request.leases = decode_leases(in.get_bytes(4 + kMaxListedLeases * sizeof(LeaseId)));
+      break;
+  }
+  in.finish();
+  return request;
+}
+
+void TransactReply::write(ByteWriter& out) const {
+  out.put<uint8_t>(succeeded ? 1 : 0);
+  out.put(revision);
+  out.put(static_cast<uint32_t>(marks.size()));
+  for (const PutMark& mark : marks) {
+    out.put(mark.create_revision);
+    out.put(mark.version);
+  }
+  out.put(static_cast<uint32_t>(current.size()));
+  for (const KeyValue& kv : current) write_key_value(out, kv);
+}
+
+TransactReply TransactReply::read(ByteReader& in) {
+  TransactReply reply;
+  reply.succeeded = in.get_bool();
+  reply.revision = read_revision(in, "a transaction's reply");
+  reply.marks.resize(in.get_count(kMaxTransactionItems, 16));
+  for (PutMark& mark : reply.marks) {
+    mark.create_revision = in.get<int64_t>();
+    mark.version = in.get<int64_t>();
+  }
+  reply.current = read_key_values(in);
+  return reply;
+}
+
+std::vector<std::byte> encode_error(uint64_t request, const Status& status) {
+  ByteWriter out;
+  out.put(request);
+  out.put(static_cast<uint8_t>(status.code()));
+  out.put_string(std::string_view(status.message()).substr(0, kMaxMessageBytes));
+  return out.take();
+}
+
+Status read_status(ByteReader& in) {
+  const auto code = in.get<uint8_t>();
+  if (code == 0) return {};
+  if (code > static_cast<uint8_t>(ErrorCode::kInternal))
+    fail(ErrorCode::kInvalidArgument, "reply: error code {}", code);
+  return Status(static_cast<ErrorCode>(code), in.get_string(kMaxMessageBytes));
+}
+
+void write_key_value(ByteWriter& out, const KeyValue& kv) {
+  out.put_string(kv.key);
+  out.put_string(kv.value);
+  out.put(kv.create_revision);
+  out.put(kv.mod_revision);
+  out.put(kv.version);
+  out.put(kv.lease);
+  out.put<uint8_t>(kv.decision ? 1 : 0);
+}
+
+KeyValue read_key_value(ByteReader& in) {
+  KeyValue kv;
+  kv.key = read_key(in);
+  kv.value = in.get_string(kMaxStoreValueBytes);
+  kv.create_revision = read_revision(in, kv.key);
+  kv.mod_revision = read_revision(in, kv.key);
+  kv.version = in.get<int64_t>();
+  kv.lease = in.get<LeaseId>();
+  kv.decision = in.get_bool();
+  if (kv.version < 0 || kv.lease < 0)
+    fail(ErrorCode::kInvalidArgument, "'{}' has version {} and lease {}", kv.key, kv.version, kv.lease);
+  return kv;
+}
+
+std::vector<KeyValue> read_key_values(ByteReader& in) {
+  std::vector<KeyValue> all(in.get_count(kMaxKeys, kMinKeyValueBytes));
+  for (KeyValue& kv : all) kv = read_key_value(in);
+  return all;
+}
+
+std::vector<std::byte> encode_leases(std::span<const LeaseId> leases) {
+  ByteWriter out;
+  out.put(static_cast<uint32_t>(leases.size()));
+  for (const LeaseId lease : leases) out.put(lease);
+  return out.take();
+}
+
+std::vector<LeaseId> decode_leases(std::span<const std::byte> payload) {
+  ByteReader in(payload, "a list of leases");
+  std::vector<LeaseId> leases(in.get_count(kMaxListedLeases, sizeof(LeaseId)));
+  for (LeaseId& lease : leases) lease = read_lease(in);
+  in.finish();
+  return leases;
+}
+
+std::string_view release() {
+  return TESSERA_VERSION;
+}
+
+uint64_t random_id() {
+  std::random_device random;
+  return (uint64_t{random()} << 32) | random() | 1;
+}
+
+}  // namespace tessera::store

@@ -1,0 +1,128 @@
+// The messages between store client and server: docs/formats/store-protocol.md.
+//
+// Readers take a payload that another process wrote and throw Error(kInvalidArgument) unless every length, code and key
+// in it is sound.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/framing.h"
+#include "base/process.h"
+#include "tessera/store.h"
+
+namespace tessera::store {
+
+inline constexpr uint32_t kMagic = 0x31534b54;  // "TKS1"
+inline constexpr uint16_t kHelloVersion = 0;    // of Hello, Welcome and Refused, in every release
+inline constexpr uint16_t kMinVersion = 1;
+inline constexpr uint16_t kMaxVersion = 1;
+
+inline constexpr uint32_t kMaxHelloBytes = 4096;
+inline constexpr uint32_t kMaxRequestBytes = uint32_t{20} << 20;  // a transaction's values, its keys and some room
+inline constexpr uint32_t kMaxReplyBytes = uint32_t{256} << 20;
+inline constexpr uint32_t kMaxListedLeases = 4096;  // in one message
+// Revisions beyond it are refused: there is room above for every store that continues another.
+inline constexpr int64_t kMaxRevision = int64_t{1} << 61;
+
+enum class MessageType : uint16_t {
+  // client to server
+  kHello = 1,
+  kRepublishLeases = 2,
+  kRepublishKeys = 3,
+  kRepublishDone = 4,
+  kRequest = 5,
+  kWatch = 6,
+  kUnwatch = 7,
+  kKeepAlive = 8,
+  // server to client
+  kWelcome = 64,
+  kRefused = 65,
+  kReply = 66,
+  kEvents = 67,
+  kCompacted = 68,
+  kLeasesLost = 69,
+};
+
+struct Hello {
+  uint16_t min_version = kMinVersion;
+  uint16_t max_version = kMaxVersion;
+  std::string release;
+  uint64_t client = 0;         // random, one a client
+  uint64_t last_instance = 0;  // the store it last spoke to; 0: none
+  int64_t last_revision = 0;   // the highest it has seen of any
+  Incarnation incarnation{};
+
+  std::vector<std::byte> encode() const;
+  static Hello decode(std::span<const std::byte> payload);
+};
+
+struct Welcome {
+  uint16_t version = 0;
+  std::string release;
+  uint64_t instance = 0;  // random, one a server
+
+  std::vector<std::byte> encode() const;
+  static Welcome decode(std::span<const std::byte> payload);
+};
+
+struct LeaseTerm {
+  LeaseId lease = kNoLease;
+  Duration ttl{};
+};
+
+enum class Op : uint8_t { kRange, kErase, kTransact, kGrant, kRevoke };
+
+struct Request {
+  uint64_t id = 0;
+  Op op = Op::kRange;
+  std::string key{};    // kRange, kErase: a key, or
+  bool prefix = false;  //   a prefix
+  uint64_t token = 0;   // kTransact: random, the same when sent again
+  StoreTransaction transaction{};
+  LeaseTerm lease{};              // kGrant
+  std::vector<LeaseId> leases{};  // kRevoke
+
+  std::vector<std::byte> encode() const;
+  static Request decode(std::span<const std::byte> payload);
+};
+
+// A Reply is the request's id and an ErrorCode, then a message unless that is kOk, else what the operation yields:
+// kRange: revision, keys; kErase: count; kTransact: see below; kGrant, kRevoke: nothing.
+struct PutMark {
+  int64_t create_revision = 0;
+  int64_t version = 0;
+};
+struct TransactReply {
+  bool succeeded = false;
+  int64_t revision = 0;
+  std::vector<PutMark> marks;  // one a put, if it succeeded
+  std::vector<KeyValue> current;
+
+  void write(ByteWriter& out) const;
+  static TransactReply read(ByteReader& in);
+};
+
+std::vector<std::byte> encode_error(uint64_t request, const Status& status);
+Status read_status(ByteReader& in);
+
+void write_key_value(ByteWriter& out, const KeyValue& kv);
+KeyValue read_key_value(ByteReader& in);
+std::vector<KeyValue> read_key_values(ByteReader& in);
+
+std::vector<std::byte> encode_leases(std::span<const LeaseId> leases);
+std::vector<LeaseId> decode_leases(std::span<const std::byte> payload);
+
+std::string_view release();  // this build's, "0.1.0"
+
+inline uint16_t raw(MessageType type) {
+  return static_cast<uint16_t>(type);
+}
+
+uint64_t random_id();  // never 0
+
+}  // namespace tessera::store

@@ -1,0 +1,258 @@
+#include "store/server.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/socket.h"
+#include "store/limits.h"
+
+namespace tessera::store {
+namespace {
+
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
+
+}  // namespace
+
+std::string Server::Session::name() const {
+  return hello ? fmt::format("{} of release {}", hello->incarnation.to_string(), hello->release)
+               : std::string("a client that has not said who it is");
+}
+
+Server::Server(UniqueFd listener, std::string address, ServerOptions options)
+    : address_(std::move(address)),
+      options_(std::move(options)),
+      listener_(std::move(listener)),
+      state_(options_.limits, [this](std::span<const Event> events) { publish(events); }),
+      service_(state_, *options_.clock),
+      loop_("tessera-store", *options_.clock) {
+  if (options_.revision_floor > 0) state_.raise_revision(options_.revision_floor);
+  await(options_.awaited);
+  loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); });
+  loop_.start();
+}
+
+Server::~Server() {
+  stop();
+}
+
+void Server::on_accept() {
+  try {
+    while (UniqueFd fd = accept_connection(listener_.get())) {
+      if (options_.same_user_only) require_same_user(fd.get());
+      const uint64_t id = next_session_++;
+      const int raw_fd = fd.get();
+      sessions_[id] = std::make_unique<Session>(id, std::move(fd), options_.max_queued_bytes);
+      loop_.add_fd(raw_fd, EPOLLIN, [this, id](uint32_t events) { on_ready(id, events); });
+    }
+  } catch (const Error& error) {
+    log().warn("{}: a connection is refused: {}", address_, error.what());
+    if (error.code() == ErrorCode::kPermissionDenied) return;
+    loop_.remove_fd(listener_.get());  // it still waits, and would wake us at once
+    loop_.add_timer_after(kAcceptPause,
+                          [this] { loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); }); });
+  }
+}
+
+void Server::on_ready(uint64_t id, uint32_t events) {
+  Session& session = *sessions_.at(id);
+  try {
+    if ((events & EPOLLOUT) != 0 && session.writer.flush(session.fd.get())) {
+      if (session.ended) return drop(id, {});
+      update_events(session);
+    }
+    const bool hung_up = (events & (EPOLLHUP | EPOLLERR)) != 0;
+    if (session.ended || session.held) {
+      if (hung_up) drop(id, {});
+      return;
+    }
+    if ((events & EPOLLIN) == 0 && !hung_up) return;
+    const bool open = session.reader.fill(session.fd.get());
+    pump(session);
+    if (!open) drop(id, {});
+  } catch (...) {
+    drop(id, status_of_current_exception());
+  }
+}
+
+void Server::pump(Session& session) {
+  while (!session.held && !session.ended) {
+    std::optional<Frame> frame = session.reader.next();
+    if (!frame) return;
+    const bool asks = frame->type == raw(MessageType::kRequest) || frame->type == raw(MessageType::kWatch);
+    if (gathering_ && asks && session.hello) {
+      session.held = std::move(*frame);
+      update_events(session);
+      return;
+    }
+    handle(session, *frame);
+  }
+}
+
+void Server::handle(Session& session, const Frame& frame) {
+  const auto type = static_cast<MessageType>(frame.type);
+  if (!session.hello) {
+    if (type != MessageType::kHello)
+      fail(ErrorCode::kInvalidArgument, "a message of type {} came before the hello", frame.type);
+    return on_hello(session, frame);
+  }
+  if (frame.version < kMinVersion || frame.version > kMaxVersion)
+    fail(ErrorCode::kInvalidArgument, "a message of protocol {} after {} was agreed on", frame.version, kMaxVersion);
+  switch (type) {
+    case MessageType::kRequest:
+      send(session.id, MessageType::kReply, service_.answer(Request::decode(frame.payload)));
+      return arm_expiry();
+    case MessageType::kWatch:
+      return on_watch(session, frame);
+    case MessageType::kUnwatch: {
+      ByteReader in(frame.payload, "unwatch");
+      session.watches.erase(in.get<uint64_t>());
+      return in.finish();
+    }
+    case MessageType::kKeepAlive:
+      return on_keep_alive(session, frame);
+    case MessageType::kRepublishLeases:
+    case MessageType::kRepublishKeys:
+      return restore(frame);
+    case MessageType::kRepublishDone:
+      return stop_awaiting(session.hello->client);
+    default:
+      fail(ErrorCode::kInvalidArgument, "a message of unknown type {}", frame.type);
+  }
+}
+
+void Server::on_hello(Session& session, const Frame& frame) {
+  const Hello hello = Hello::decode(frame.payload);
+  if (hello.min_version > kMaxVersion || hello.max_version < kMinVersion) {
+    const Status refusal =
+        failed(ErrorCode::kMismatch,
+               "the client (release {}) speaks store protocol {} to {}, the store (release {}) {} to "
+               "{}: run releases that share one",
+               hello.release, hello.min_version, hello.max_version, release(), kMinVersion, kMaxVersion);
+    log().warn("{}: {}", address_, refusal.message());
+    send(session.id, MessageType::kRefused, encode_error(0, refusal));
+    session.ended = true;
+    return;
+  }
+  const bool returns = hello.last_instance != 0 && hello.last_instance != instance_;
+  if (returns && !gathering_ && state_.revision() == 0) begin_gathering();  // a restarted server: others will be back
+  if (hello.last_revision > state_.revision()) state_.raise_revision(hello.last_revision);
+  session.hello = hello;
+  session.reader.set_limits({.payload_bytes = kMaxRequestBytes});
+  const uint16_t version = std::min(hello.max_version, kMaxVersion);
+  send(session.id, MessageType::kWelcome,
+       Welcome{.version = version, .release = std::string(release()), .instance = instance_}.encode());
+  session.writer.set_version(version);
+  report_members();
+}
+
+void Server::on_watch(Session& session, const Frame& frame) {
+  ByteReader in(frame.payload, "watch");
+  const auto watch = in.get<uint64_t>();
+  std::string prefix = in.get_string(kMaxStoreKeyBytes);
+  const auto from = in.get<int64_t>();
+  in.finish();
+  if (from <= state_.compacted()) {
+    ByteWriter out;
+    out.put(watch);
+    out.put(state_.compacted());
+    return send(session.id, MessageType::kCompacted, out.take());
+  }
+  if (session.watches.size() >= kMaxKeys)
+    fail(ErrorCode::kResourceExhausted, "{} watches on one connection", session.watches.size());
+  send_events(session.id, watch, state_.events_from(from, prefix));
+  session.watches[watch] = std::move(prefix);
+}
+
+void Server::on_keep_alive(Session& session, const Frame& frame) {
+  std::vector<LeaseId> lost;
+  for (const LeaseId lease : decode_leases(frame.payload))
+    if (!state_.keep_alive(lease, loop_.clock().now())) lost.push_back(lease);
+  if (!lost.empty()) send(session.id, MessageType::kLeasesLost, encode_leases(lost));
+}
+
+void Server::send(uint64_t id, MessageType type, std::vector<std::byte> payload) {
+  Session& session = *sessions_.at(id);
+  session.writer.push(raw(type), std::move(payload));
+  if (!std::exchange(session.flush_due, true)) due_.push_back(id);
+  if (!std::exchange(flush_posted_, true)) loop_.post([this] { flush_due(); });
+}
+
+void Server::flush_due() {
+  flush_posted_ = false;
+  for (const uint64_t id : std::exchange(due_, {})) {
+    const auto found = sessions_.find(id);
+    if (found == sessions_.end()) continue;
+    Session& session = *found->second;
+    session.flush_due = false;
+    try {
+      if (session.writer.flush(session.fd.get()) && session.ended) {
+        drop(id, {});
+      } else {
+        update_events(session);
+      }
+    } catch (...) {
+      drop(id, status_of_current_exception());
+    }
+  }
+}
+
+void Server::publish(std::span<const Event> events) {
+  for (auto& [id, session] : sessions_) {
+    for (const auto& [watch, prefix] : session->watches) {
+      std::vector<Event> seen;
+      std::ranges::copy_if(events, std::back_inserter(seen),
+                           [&](const Event& event) { return event.kv->key.starts_with(prefix); });
+      try {
+        send_events(id, watch, seen);
+      } catch (...) {
+        const Status why = status_of_current_exception();
+        session->watches.clear();
+        loop_.post([this, slow = id, why] { drop(slow, why); });  // we may be inside its own request
+        break;
+      }
+    }
+  }
+}
+
+void Server::send_events(uint64_t session, uint64_t watch, std::span<const Event> events) {
+  if (events.empty()) return;
+  ByteWriter out;
+  out.put(watch);
+  out.put(static_cast<uint32_t>(events.size()));
+  for (const Event& event : events) {
+    out.put(event.type);
+    write_key_value(out, *event.kv);
+  }
+  send(session, MessageType::kEvents, out.take());
+}
+
+void Server::drop(uint64_t id, const Status& why) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return;
+  const std::unique_ptr<Session> session = std::move(found->second);
+  sessions_.erase(found);
+  loop_.remove_fd(session->fd.get());
+  if (!why.ok() && why.code() != ErrorCode::kPeerLost)
+    log().warn("{}: closed the connection to {}: {}", address_, session->name(), why.message());
+  if (session->hello) report_members();
+}
+
+void Server::update_events(const Session& session) {
+  const uint32_t in = session.held || session.ended ? 0U : uint32_t{EPOLLIN};
+  loop_.set_events(session.fd.get(), in | (session.writer.empty() ? 0U : uint32_t{EPOLLOUT}));
+}
+
+void Server::arm_expiry() {
+  const auto due = state_.next_expiry();
+  if (!due || (expiry_timer_ != 0 && expiry_due_ <= *due)) return;
+  loop_.cancel_timer(expiry_timer_);
+  expiry_due_ = *due;
+  expiry_timer_ = loop_.add_timer(*due, [this] {
+    expiry_timer_ = 0;
+    state_.expire(loop_.clock().now());
+    arm_expiry();
+  });
+}
+
+}  // namespace tessera::store

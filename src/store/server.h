@@ -1,0 +1,122 @@
+// The store's server: one thread, an EventLoop, for all connections. Protocol: docs/formats/store-protocol.md.
+//
+// A connection that sends anything malformed, or does not read what it is sent, is closed with a warning in the log; no
+// other notices. A server that follows another one (see `awaited`) first gathers what clients publish again: until then
+// it accepts connections and holds their requests.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/event_loop.h"
+#include "base/fd.h"
+#include "base/framing.h"
+#include "store/protocol.h"
+#include "store/service.h"
+#include "store/state.h"
+
+namespace tessera::store {
+
+struct Member {
+  uint64_t client = 0;
+  Incarnation incarnation;
+};
+
+struct ServerOptions {
+  const Clock* clock = &Clock::steady();
+  State::Limits limits{};
+  size_t max_queued_bytes = size_t{64} << 20;  // a connection; a slower reader is disconnected
+  Duration republication = std::chrono::seconds(1);
+  int64_t revision_floor = 0;     // revisions start above it
+  std::vector<Member> awaited{};  // clients of the server before this one: gather until all are back, or dead
+  bool same_user_only = false;    // for Unix sockets
+  // Called on the server's thread when a client has come or gone, with all there are and those awaited. Must not throw.
+  std::function<void(const std::vector<Member>&)> on_members{};
+};
+
+class Server final : public StoreServer {
+ public:
+  // `listener` is a listening socket, `address` its URL.
+  Server(UniqueFd listener, std::string address, ServerOptions options);
+  ~Server() override;
+
+  std::string address() const override { return address_; }
+  // Ends the thread; connections stay open, unserved, until the object ends. Idempotent.
+  void stop() { loop_.stop(); }
+  // For tests: what moves a FakeClock must run on this loop.
+  EventLoop& loop() { return loop_; }
+
+ private:
+  struct Session {
+    Session(uint64_t number, UniqueFd connection, size_t max_queued_bytes)
+        : id(number),
+          fd(std::move(connection)),
+          reader(kMagic, {.payload_bytes = kMaxHelloBytes}),
+          writer(kMagic, kHelloVersion, max_queued_bytes) {}
+
+    uint64_t id;
+    UniqueFd fd;
+    FrameReader reader;
+    FrameWriter writer;
+    std::optional<Hello> hello;               // once it has said so
+    std::map<uint64_t, std::string> watches;  // prefix by id
+    std::optional<Frame> held;                // waits for the end of gathering; meanwhile nothing more is read
+    bool flush_due = false;
+    bool ended = false;  // refused: close once everything is sent
+    std::string name() const;
+  };
+
+  struct Awaited {
+    Member member;
+    UniqueFd pidfd;  // empty: its death cannot be seen from here
+  };
+
+  void on_accept();
+  void on_ready(uint64_t id, uint32_t events);
+  void pump(Session& session);
+  void handle(Session& session, const Frame& frame);
+  void on_hello(Session& session, const Frame& frame);
+  void on_watch(Session& session, const Frame& frame);
+  void on_keep_alive(Session& session, const Frame& frame);
+  void restore(const Frame& frame);
+
+  void send(uint64_t session, MessageType type, std::vector<std::byte> payload);
+  void flush_due();
+  void publish(std::span<const Event> events);
+  void send_events(uint64_t session, uint64_t watch, std::span<const Event> events);
+  void drop(uint64_t id, const Status& why);
+  void update_events(const Session& session);
+
+  void await(const std::vector<Member>& members);
+  void stop_awaiting(uint64_t client);
+  void begin_gathering();
+  void end_gathering();
+  void arm_expiry();
+  void report_members();
+
+  const std::string address_;
+  const ServerOptions options_;
+  const uint64_t instance_ = random_id();
+  UniqueFd listener_;
+  std::map<uint64_t, std::unique_ptr<Session>> sessions_;
+  uint64_t next_session_ = 1;
+  std::vector<uint64_t> due_;  // sessions with something to flush
+  bool flush_posted_ = false;
+  State state_;
+  Service service_;
+  bool gathering_ = false;
+  std::map<uint64_t, Awaited> awaited_;  // by client
+  EventLoop::TimerId gather_timer_ = 0;
+  EventLoop::TimerId expiry_timer_ = 0;
+  TimePoint expiry_due_{};
+  EventLoop loop_;  // last: ends before what its callbacks use
+};
+
+}  // namespace tessera::store

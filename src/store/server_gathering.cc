@@ -1,0 +1,89 @@
+// The part of Server that continues a server before it: whom it waits for, and what they publish again.
+#include "base/fail.h"
+#include "base/log.h"
+#include "store/limits.h"
+#include "store/server.h"
+
+namespace tessera::store {
+
+void Server::await(const std::vector<Member>& members) {
+  for (const Member& member : members) {
+    if (liveness_of(member.incarnation) == Liveness::kDead) continue;
+    UniqueFd pidfd = open_pidfd(member.incarnation);
+    if (pidfd) loop_.add_fd(pidfd.get(), EPOLLIN, [this, client = member.client](uint32_t) { stop_awaiting(client); });
+    awaited_[member.client] = {.member = member, .pidfd = std::move(pidfd)};
+  }
+  if (!awaited_.empty()) begin_gathering();
+}
+
+void Server::stop_awaiting(uint64_t client) {
+  const auto found = awaited_.find(client);
+  if (found == awaited_.end()) return;
+  if (found->second.pidfd) loop_.remove_fd(found->second.pidfd.get());
+  awaited_.erase(found);
+  if (awaited_.empty()) loop_.post([this] { end_gathering(); });  // not amid a session's frames
+}
+
+void Server::begin_gathering() {
+  gathering_ = true;
+  gather_timer_ = loop_.add_timer_after(options_.republication, [this] { end_gathering(); });
+}
+
+void Server::end_gathering() {
+  if (!std::exchange(gathering_, false)) return;
+  loop_.cancel_timer(gather_timer_);
+  while (!awaited_.empty()) stop_awaiting(awaited_.begin()->first);
+  log().info("{}: answers from revision {} on, {} keys were published again", address_, state_.revision(),
+             state_.find_prefix("").size());
+  std::vector<uint64_t> holding;
+  for (const auto& [id, session] : sessions_)
+    if (session->held) holding.push_back(id);
+  for (const uint64_t id : holding) {
+    Session& session = *sessions_.at(id);
+    try {
+      const Frame frame = std::move(*session.held);
+      session.held.reset();
+      handle(session, frame);
+      pump(session);
+      update_events(session);
+    } catch (...) {
+      drop(id, status_of_current_exception());
+    }
+  }
+}
+
+void Server::restore(const Frame& frame) {
+  ByteReader in(frame.payload, "republication");
+  if (frame.type == raw(MessageType::kRepublishLeases)) {
+    for (uint32_t left = in.get_count(kMaxListedLeases, 16); left > 0; --left) {
+      const auto lease = in.get<LeaseId>();
+      const Duration ttl(in.get<int64_t>());
+      if (lease <= 0) fail(ErrorCode::kInvalidArgument, "a lease's id is {}", lease);
+      check_ttl(ttl);
+      state_.grant(lease, ttl, loop_.clock().now());
+    }
+    arm_expiry();
+  } else {
+    for (const KeyValue& kv : read_key_values(in)) {
+      if (kv.mod_revision > state_.revision()) state_.raise_revision(kv.mod_revision);
+      try {
+        state_.restore(kv, gathering_);
+      } catch (const Error& error) {  // its lease has gone, or the store is full
+        log().info("{}: '{}' is not taken back: {}", address_, kv.key, error.what());
+      }
+    }
+  }
+  in.finish();
+}
+
+void Server::report_members() {
+  if (!options_.on_members) return;
+  std::vector<Member> members;
+  for (const auto& [id, session] : sessions_)
+    if (session->hello && !awaited_.contains(session->hello->client))
+      members.push_back({.client = session->hello->client, .incarnation = session->hello->incarnation});
+  for (const auto& [client, awaited] : awaited_) members.push_back(awaited.member);
+  options_.on_members(members);
+}
+
+}  // namespace tessera::store

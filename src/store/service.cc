@@ -1,0 +1,80 @@
+#include "store/service.h"
+
+namespace tessera::store {
+namespace {
+
+constexpr size_t kRememberedTransactions = 4096;
+
+}  // namespace
+
+std::vector<std::byte> Service::answer(const Request& request) {
+  try {
+    ByteWriter out;
+    out.put(request.id);
+    out.put(static_cast<uint8_t>(ErrorCode::kOk));
+    switch (request.op) {
+      case Op::kRange:
+        range(request, out);
+        break;
+      case Op::kErase: {
+        const size_t erased = request.prefix ? state_.erase_prefix(request.key) : state_.erase(request.key);
+        out.put<int64_t>(static_cast<int64_t>(erased));
+        break;
+      }
+      case Op::kTransact:
+        transact(request).write(out);
+        break;
+      case Op::kGrant:
+        state_.grant(request.lease.lease, request.lease.ttl, clock_.now());
+        break;
+      case Op::kRevoke:
+        for (const LeaseId lease : request.leases) state_.revoke(lease);
+        break;
+    }
+    if (out.size() > kMaxReplyBytes)
+      fail(ErrorCode::kResourceExhausted, "'{}' holds {} bytes, more than one reply takes ({}): ask for less",
+           request.key, out.size(), kMaxReplyBytes);
+    return out.take();
+  } catch (...) {
+    return encode_error(request.id, status_of_current_exception());
+  }
+}
+
+void Service::range(const Request& request, ByteWriter& out) const {
+  std::vector<Record> records;
+  if (request.prefix) {
+    records = state_.find_prefix(request.key);
+  } else if (const Record record = state_.find(request.key)) {
+    records.push_back(record);
+  }
+  size_t bytes = 0;
+  for (const Record& record : records) bytes += record->key.size() + record->value.size();
+  if (bytes > kMaxReplyBytes)
+    fail(ErrorCode::kResourceExhausted, "'{}' holds {} bytes, more than one reply takes ({}): ask for less",
+         request.key, bytes, kMaxReplyBytes);
+  out.put(state_.revision());
+  out.put(static_cast<uint32_t>(records.size()));
+  for (const Record& record : records) write_key_value(out, *record);
+}
+
+TransactReply Service::transact(const Request& request) {
+  const auto done = done_.find(request.token);
+  if (done != done_.end()) return done->second;
+
+  const State::Outcome outcome = state_.transact(request.transaction);
+  TransactReply reply{.succeeded = outcome.succeeded, .revision = state_.revision(), .marks = {}, .current = {}};
+  for (const Record& record : outcome.stored)
+    reply.marks.push_back({.create_revision = record->create_revision, .version = record->version});
+  for (const Record& record : outcome.current) reply.current.push_back(*record);
+  if (!reply.succeeded || request.transaction.operations.empty()) return reply;
+
+  done_.emplace(request.token, reply);
+  done_order_.push_back(request.token);
+  if (done_order_.size() > kRememberedTransactions) {
+    done_.erase(done_order_.front());
+    done_order_.pop_front();
+  }
+  return reply;
+}
+
+}  // namespace tessera::store

@@ -1,0 +1,107 @@
+// The store's state machine: keys, revisions, leases and history, without sockets, threads or a clock of its own.
+//
+// Thread-compatible. Arguments have passed limits.h; what depends on the state is checked here, before any change.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "tessera/store.h"
+
+namespace tessera::store {
+
+using Record = std::shared_ptr<const KeyValue>;
+
+struct Event {
+  StoreEvent::Type type;
+  Record kv;
+  int64_t revision() const { return kv->mod_revision; }
+};
+
+// A store that continues another one starts at a multiple of this: no store makes that many changes.
+inline constexpr int64_t kRevisionsPerStore = int64_t{1} << 32;
+
+class State {
+ public:
+  struct Limits {
+    size_t history_events = 4096;
+    size_t history_bytes = size_t{16} << 20;  // keys and values
+  };
+  // Sees the events of every change, one call a revision, before the call that made it returns.
+  using Sink = std::function<void(std::span<const Event>)>;
+
+  explicit State(Limits limits, Sink sink = nullptr) : limits_(limits), sink_(std::move(sink)) {}
+
+  int64_t revision() const { return revision_; }
+  // Events up to and including this revision are forgotten: a watch must begin behind it.
+  int64_t compacted() const { return compacted_; }
+
+  Record find(std::string_view key) const;
+  std::vector<Record> find_prefix(std::string_view prefix) const;
+
+  struct Outcome {
+    bool succeeded = false;
+    std::vector<Record> stored{};   // one a put, in order
+    std::vector<Record> current{};  // if it failed: the compared keys that exist
+  };
+  // Throws kNotFound for an unknown lease, kResourceExhausted for a full store.
+  Outcome transact(const StoreTransaction& transaction);
+  // The number of keys deleted.
+  size_t erase(std::string_view key);
+  size_t erase_prefix(std::string_view prefix);
+
+  // Grants, or renews with another ttl.
+  void grant(LeaseId lease, Duration ttl, TimePoint now);
+  bool keep_alive(LeaseId lease, TimePoint now);  // false: there is no such lease
+  void revoke(LeaseId lease);                     // deletes its keys; nothing happens if it is unknown
+  void expire(TimePoint now);
+  std::optional<TimePoint> next_expiry() const;
+
+  // A key that a client publishes again, as it was in a store before this one. It stands unless the key has been
+  // written here, or published again with a later mod_revision. `silent`: it keeps its revisions and is no event, for a
+  // store that has not answered anybody yet; otherwise it is a new change. An unknown lease refuses it.
+  void restore(const KeyValue& kv, bool silent);
+  // Continues a store that had reached `revision`: the next revisions are above the next multiple of
+  // kRevisionsPerStore. All history is forgotten.
+  void raise_revision(int64_t revision);
+
+  // What happened under `prefix` from `from` on; `from` > compacted().
+  std::vector<Event> events_from(int64_t from, std::string_view prefix) const;
+
+ private:
+  struct Lease {
+    Duration ttl;
+    TimePoint expiry;
+    std::set<std::string, std::less<>> keys;
+  };
+
+  void check_room(const StoreTransaction& transaction) const;
+  Record store(KeyValue kv);
+  bool remove(std::string_view key, int64_t revision, std::vector<Event>& events);
+  void commit(std::vector<Event> events);
+  void detach(const KeyValue& kv);
+
+  const Limits limits_;
+  const Sink sink_;
+  int64_t revision_ = 0;
+  int64_t compacted_ = 0;
+  std::map<std::string, Record, std::less<>> keys_;
+  size_t stored_bytes_ = 0;
+  std::unordered_map<LeaseId, Lease> leases_;
+  std::set<std::pair<TimePoint, LeaseId>> expiries_;
+  std::deque<Event> history_;
+  size_t history_bytes_ = 0;
+  std::unordered_map<std::string, int64_t> restored_;  // keys that stand as published again: with which mod_revision
+};
+
+}  // namespace tessera::store

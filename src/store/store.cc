@@ -1,0 +1,97 @@
+// What every Store has in common, built on its own calls.
+#include "tessera/store.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+
+#include "base/fail.h"
+#include "store/limits.h"
+
+namespace tessera {
+namespace {
+
+// What a watch has brought and wait_for() has not yet taken.
+struct Feed {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<StoreEvent> events;
+  bool ended = false;
+
+  void add(const WatchUpdate& update) {
+    {
+      const std::lock_guard lock(mutex);
+      events.insert(events.end(), update.events.begin(), update.events.end());
+      ended = ended || update.type != WatchUpdate::Type::kEvents;
+    }
+    changed.notify_one();
+  }
+};
+
+void apply_events(const std::vector<StoreEvent>& events, StoreView& view) {
+  for (const StoreEvent& event : events) {
+    if (event.type == StoreEvent::Type::kPut) {
+      view.insert_or_assign(event.kv.key, event.kv);
+    } else {
+      view.erase(event.kv.key);
+    }
+  }
+}
+
+}  // namespace
+
+SwapResult Store::put_if_absent(std::string_view key, std::string_view value, PutOptions options, Timeout timeout) {
+  return compare_and_set(key, 0, value, options, timeout);
+}
+
+SwapResult Store::compare_and_set(std::string_view key, int64_t expected, std::string_view value, PutOptions options,
+                                  Timeout timeout) {
+  StoreTransaction transaction;
+  transaction.compares.push_back({.key = std::string(key), .mod_revision = expected});
+  transaction.operations.push_back(
+      {.type = StoreOperation::Type::kPut, .key = std::string(key), .value = std::string(value), .options = options});
+  TransactionResult result = transact(transaction, timeout);
+  SwapResult swap{.stored = result.succeeded, .current = {}};
+  if (!result.current.empty()) swap.current = std::move(result.current.begin()->second);
+  return swap;
+}
+
+StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout) {
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  const auto left = [until] { return std::max(Timeout::zero(), Timeout(until - std::chrono::steady_clock::now())); };
+  while (true) {
+    StoreRange range = this->range(prefix, left());
+    if (predicate(range.items)) return std::move(range.items);
+    const auto feed = std::make_shared<Feed>();
+    const auto watch =
+        this->watch(prefix, range.revision + 1, [feed](const WatchUpdate& update) { feed->add(update); });
+    for (bool ended = false; !ended;) {
+      std::vector<StoreEvent> events;
+      {
+        std::unique_lock lock(feed->mutex);
+        if (!feed->changed.wait_until(lock, until, [&] { return !feed->events.empty() || feed->ended; }))
+          fail(ErrorCode::kDeadlineExceeded,
+               "store {}: what was awaited under '{}*' did not come within {:.3g} s; {} "
+               "keys are there",
+               url(), prefix, std::chrono::duration<double>(timeout).count(), range.items.size());
+        events.swap(feed->events);
+        ended = feed->ended;
+      }
+      apply_events(events, range.items);
+      if (!ended && predicate(range.items)) return std::move(range.items);
+    }
+  }
+}
+
+std::string store_key(std::string_view name_space, std::string_view component, std::string_view key) {
+  for (const std::string_view part : {name_space, component}) {
+    if (part.empty() || part.find('/') != std::string_view::npos)
+      fail(ErrorCode::kInvalidArgument, "'{}' cannot be part of a store key: it is empty or has a '/'", part);
+  }
+  if (key.empty()) fail(ErrorCode::kInvalidArgument, "the key in '{}/{}' is empty", name_space, component);
+  std::string joined = fmt::format("{}/{}/{}", name_space, component, key);
+  store::check_key(joined);
+  return joined;
+}
+
+}  // namespace tessera

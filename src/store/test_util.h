@@ -1,0 +1,130 @@
+// Helpers of the store's tests.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/fail.h"
+#include "base/framing.h"
+#include "base/socket.h"
+#include "store/protocol.h"
+#include "store/server.h"
+
+namespace tessera::store {
+
+inline constexpr auto kLimit = std::chrono::seconds(60);  // of every wait in a test that should succeed
+
+inline Status status_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (...) {
+    return status_of_current_exception();
+  }
+  return {};
+}
+
+inline std::unique_ptr<Server> tcp_server(ServerOptions options = {}, uint16_t port = 0) {
+  UniqueFd listener = listen_tcp({"127.0.0.1", port});
+  const std::string url = fmt::format("tcp://127.0.0.1:{}", local_port(listener.get()));
+  return std::make_unique<Server>(std::move(listener), url, std::move(options));
+}
+
+inline HostPort host_port_of(const Server& server) {
+  return parse_host_port(server.address().substr(6));
+}
+
+// Runs `task` on the server's thread and waits for it: how a test moves the server's FakeClock.
+inline void run_on(Server& server, const std::function<void()>& task) {
+  std::promise<void> done;
+  ASSERT_TRUE(server.loop().post([&] {
+    task();
+    done.set_value();
+  }));
+  ASSERT_EQ(done.get_future().wait_for(kLimit), std::future_status::ready);
+}
+
+// Collects what a watch brings.
+class Events {
+ public:
+  Store::WatchCallback callback() {
+    return [this](const WatchUpdate& update) {
+      const std::lock_guard lock(mutex_);
+      updates_.push_back(update);
+      for (const StoreEvent& event : update.events)
+        lines_.push_back(fmt::format("{} {}={}", event.type == StoreEvent::Type::kPut ? "put" : "del", event.kv.key,
+                                     event.kv.value));
+      changed_.notify_all();
+    };
+  }
+  // The first `count` events as "put k=v" or "del k=", once they are there.
+  std::vector<std::string> wait(size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kLimit, [&] { return lines_.size() >= count; });
+    return lines_;
+  }
+  WatchUpdate::Type wait_end() {
+    std::unique_lock lock(mutex_);
+    const auto ended = [&] { return !updates_.empty() && updates_.back().type != WatchUpdate::Type::kEvents; };
+    EXPECT_TRUE(changed_.wait_for(lock, kLimit, ended));
+    return updates_.empty() ? WatchUpdate::Type::kEvents : updates_.back().type;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<WatchUpdate> updates_;
+  std::vector<std::string> lines_;
+};
+
+// A peer that sends what it likes.
+class RawPeer {
+ public:
+  explicit RawPeer(const Server& server)
+      : fd_(connect_tcp(host_port_of(server), Deadline::after(kLimit))),
+        reader_(kMagic, {.payload_bytes = kMaxReplyBytes}),
+        writer_(kMagic, kHelloVersion, size_t{1} << 30) {}
+
+  void greet(uint64_t client = random_id()) {
+    const Hello hello{.release = "test", .client = client, .incarnation = Incarnation::self()};
+    send(raw(MessageType::kHello), hello.encode());
+    EXPECT_EQ(receive().type, raw(MessageType::kWelcome));
+    writer_.set_version(kMaxVersion);
+  }
+  void send(uint16_t type, std::vector<std::byte> payload) {
+    writer_.push(type, std::move(payload));
+    writer_.flush(fd_.get(), Deadline::after(kLimit));
+  }
+  void send_raw(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      bytes = bytes.subspan(send_some(fd_.get(), bytes));
+      wait_ready(fd_.get(), POLLOUT, Deadline::after(kLimit));
+    }
+  }
+  Frame receive() { return wait_frame(fd_.get(), reader_, Deadline::after(kLimit)); }
+  // Whether the server closes the connection.
+  bool closed() {
+    return status_of([this] {
+             while (true) receive();
+           }).code() == ErrorCode::kPeerLost;
+  }
+  void end_sending() { ::shutdown(fd_.get(), SHUT_WR); }
+  void close() { fd_.reset(); }
+
+ private:
+  UniqueFd fd_;
+  FrameReader reader_;
+  FrameWriter writer_;
+};
+
+}  // namespace tessera::store
