@@ -34,17 +34,17 @@ inline constexpr Timeout kTransferTimeout = std::chrono::seconds(30);
 
 struct BusOptions {
   std::string job = {};  // this job's name: what the peer calls it
-  Rank rank = 0;    // in this job, 0 .. world-1
+  Rank rank = 0;         // in this job, 0 .. world-1
   int world = 1;
   std::string store = {};       // URL; empty: TESSERA_STORE, else "auto"
   std::string name_space = {};  // empty: TESSERA_NAMESPACE, else "default"
-  int threads = 0;         // that copy; 0: usable CPUs over this host's ranks, at least 1
-  bool digest = true;      // check every route's digest; either side may switch it off for both
+  int threads = 0;              // that copy; 0: usable CPUs over this host's ranks, at least 1
+  bool digest = true;           // check every route's digest; either side may switch it off for both
 };
 
 struct PairOptions {
-  std::string name = {};                      // both jobs use one
-  std::string peer = {};                      // the other job's name
+  std::string name = {};                 // both jobs use one
+  std::string peer = {};                 // the other job's name
   Timeout timeout = kRendezvousTimeout;  // until all ranks of both sides are in
 };
 

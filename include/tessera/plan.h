@@ -103,7 +103,8 @@ class BatchPlanner {
   BatchPlanner(BatchPlanner&&) noexcept;
   BatchPlanner& operator=(BatchPlanner&&) noexcept;
 
-  // Adds a tensor; returns its ordinal (0, 1, ...). Amortised cost of a known kind: O(classes), no route is built.
+  // Adds a tensor; returns its ordinal (0, 1, ...). A known kind costs O(source ranks), and no route is built. Throws
+  // what redistribute() throws; the batch then stays as it was.
   uint32_t add(const TensorMeta& meta, const Layout& src, const Layout& dst);
   uint32_t size() const;
   uint32_t kinds() const;
@@ -113,7 +114,8 @@ class BatchPlanner {
   // Only the routes that `rank` sends or receives and the reductions it owns or feeds; builds nobody else's. stats
   // covers that part. Routes come in the order of plan().
   Plan plan_for(uint32_t ordinal, Rank rank) const;
-  // Figures of the whole batch: sums, and the maxima over ranks of the summed egress.
+  // Figures of the whole batch: sums, and the maximum over ranks of the summed egress. max_egress_lower_bound: over all
+  // rank sets that are a holder class of some tensor, what the set and the sets within it have to serve, a rank.
   PlanStats stats() const;
   // Summed egress by source rank, ascending by rank.
   std::vector<std::pair<Rank, int64_t>> egress() const;

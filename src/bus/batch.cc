@@ -125,12 +125,12 @@ void BatchImpl::fail_attach(const Status& status) {
   changed_.notify_all();
 }
 
-std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout timeout) {
+std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout timeout, bool although_broken) {
   if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
   if (operation_)
     fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
          operation_name_, identity().name());
-  broken_status().throw_if_error();
+  if (!although_broken) broken_status().throw_if_error();
   const uint64_t number = ++operation_number_;
   operation_ = std::make_shared<Operation>(Operation::Hooks{
       .sample = [self = shared_from_this()] { return self->sample(); },

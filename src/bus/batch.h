@@ -76,7 +76,8 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   void watch_members();  // until all are attached: a process that dies has no link yet to tell
   void unwatch_members();
   // The operation under way, if any; begin_operation() throws if there is one, or if the batch is broken or closed.
-  std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);
+  // `although_broken`: what it needs was arranged before a peer was lost.
+  std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout, bool although_broken = false);
   void set_deadline(Deadline deadline);
   void end_operation(const Status& status);
   double seconds_of_data() const;  // any thread

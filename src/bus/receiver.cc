@@ -131,6 +131,7 @@ void ReceiverBatch::handle_leader(Frame& frame) {
       leader_->close();
       return break_batch(failed(ErrorCode::kPeerLost, "{} has closed the batch", rank_name(identity().job, 0)));
     case MessageType::kBroken:
+      sender_lost_ = true;  // perhaps: it tells of fellows, too, whom the senders see for themselves
       return break_batch(parse<Broken>(frame.payload).status);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
@@ -177,7 +178,7 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
 std::shared_ptr<Operation> ReceiverBatch::recv(std::optional<int64_t> min_version, Timeout timeout) {
   std::shared_ptr<Operation> operation;
   setup_.agent->run_on_loop([&] {
-    operation = begin_operation("recv", timeout);
+    operation = begin_operation("recv", timeout, chosen_.has_value());
     phase_ = Phase::kWaiting;
     min_version_ = std::max(min_version.value_or(0), version_.load() + 1);
     if (leads())
@@ -220,6 +221,7 @@ void ReceiverBatch::begin(const Chosen& chosen) {
   set_deadline(Deadline::after(kTransferTimeout));
   progress_timer_ = loop().add_timer_after(kProgressPeriod, [this] { watch_progress(); });
   take_more();
+  if (!broken_.ok() && needs_lost_sender()) fail_operation(broken_);
 }
 
 // --- pulling
@@ -363,6 +365,7 @@ void ReceiverBatch::on_pull_broken(PullLink&, const Status& status) {
 }
 
 void ReceiverBatch::on_pull_detached(PullLink& link) {
+  sender_lost_ = true;
   break_batch(failed(ErrorCode::kPeerLost, "{} has closed the batch", link.name()));
 }
 
@@ -377,21 +380,25 @@ void ReceiverBatch::on_broken() {
     if (lost_.ok()) lost_ = Status(broken_.code(), fmt::format("{}: {}", describe(), broken_.message()));
   }
   changed_.notify_all();
-  // A pull goes on as long as all that it still needs is there: a sender may well go once this rank is done with it.
-  if (phase_ == Phase::kPulling) {
-    const auto lost = [&](const auto& link) { return !link->open() && !link->pulled(taking_); };
-    if (std::ranges::none_of(links_, lost)) return;
-  }
+  // A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
+  // rank is done with it, and a fellow that has it may close.
+  const bool taking = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && chosen_);
+  if (taking && !needs_lost_sender()) return;
   fail_operation(broken_);
   broadcast_broken();
 }
 
+bool ReceiverBatch::needs_lost_sender() const {
+  const int64_t version = phase_ == Phase::kIdle ? chosen_->version : taking_;
+  return std::ranges::any_of(links_, [&](const auto& link) { return !link->open() && !link->pulled(version); });
+}
+
 void ReceiverBatch::broadcast_broken() {
   if (std::exchange(broken_told_, true)) return;
-  for (const auto& link : links_) link->send_broken(broken_);
+  if (sender_lost_)
+    for (const auto& link : links_) link->send_broken(broken_);
   for (const auto& [rank, follower] : followers_)
     if (follower->open()) follower->send(Broken{.status = broken_});
-  if (leader_ && leader_->open()) leader_->send(Broken{.status = broken_});
 }
 
 void ReceiverBatch::detach_all() {

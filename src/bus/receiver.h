@@ -56,6 +56,7 @@ class ReceiverBatch final : public BatchImpl, public PullLinkOwner {
   void check_ended();
   void watch_progress();
   std::string who_has_not_offered() const;
+  bool needs_lost_sender() const;  // REQUIRES: a version is being taken or chosen
   void broadcast_broken();
 
   std::vector<std::unique_ptr<PullLink>> links_;     // by rank of the sending job
@@ -73,6 +74,7 @@ class ReceiverBatch final : public BatchImpl, public PullLinkOwner {
   size_t rings_busy_ = 0;
   Status failure_;
   bool broken_told_ = false;
+  bool sender_lost_ = false;  // what broke the batch: then the other senders must be told, who have no links to it
   EventLoop::TimerId progress_timer_ = 0;
   int64_t progress_seen_ = 0;
 

@@ -183,8 +183,8 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
       // Those whose records were read may not have read this rank's yet, and it will not be there for long.
       const Status status(error.code(), fmt::format("pair {}: {}", pair, error.what()));
       store_.put(failures + rank_name(identity_.job, identity_.rank),
-                 FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = records.nonces()}.write(), {},
-                 seconds(1));
+                 FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = records.nonces()}.write(),
+                 {.decision = true}, seconds(1));
       throw Error(status.code(), status.message());
     }
   };
@@ -316,7 +316,8 @@ void Rendezvous::throw_if_failed(const PairView& view, const std::string& batch,
 void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
   // Without a lease: it must be there for those who come to read it after this process has gone.
   store_.put(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank),
-             FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(), {}, seconds(1));
+             FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(), {.decision = true},
+             seconds(1));
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {

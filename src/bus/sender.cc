@@ -357,10 +357,7 @@ void SenderBatch::on_source_broken(SourceLink& link, const Status& status) {
 }
 
 void SenderBatch::on_broken() {
-  for (const auto& [rank, link] : receivers_)
-    if (link->open()) link->send_broken(broken_);
-  for (const auto& [rank, link] : owners_)
-    if (link->open()) link->send_broken(broken_);
+  // Nobody has to be told: whoever can see this peer is connected to it.
   // A receiver that has all it wanted may go while others are still at it.
   if (phase_ == Phase::kOffered) {
     const auto gone = [&](const auto& entry) {

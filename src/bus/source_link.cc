@@ -184,10 +184,6 @@ void SourceLink::send_digests(int64_t version, std::vector<Digest> digests) {
   link_->send(Digests{.version = version, .digests = std::move(digests)});
 }
 
-void SourceLink::send_broken(const Status& status) {
-  link_->send(Broken{.status = status});
-}
-
 void SourceLink::abort_run(const Status& status) {
   if (running_) run_->abort(status);
 }

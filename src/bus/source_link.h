@@ -66,7 +66,6 @@ class SourceLink {
   void refuse(int64_t version);
   void revoke();  // asks it to stop reading; its Done follows
   void send_digests(int64_t version, std::vector<Digest> digests);
-  void send_broken(const Status& status);
   void abort_run(const Status& status);
   void detach();
 

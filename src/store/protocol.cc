@@ -1,12 +1,10 @@
 #include "store/protocol.h"
 
+#include "tessera/version.h"
+
 #include <random>
 
 #include "store/limits.h"
-
-#ifndef TESSERA_VERSION
-#define TESSERA_VERSION "0.1.0"
-#endif
 
 namespace tessera::store {
 namespace {
@@ -255,7 +253,7 @@ std::vector<LeaseId> decode_leases(std::span<const std::byte> payload) {
 }
 
 std::string_view release() {
-  return TESSERA_VERSION;
+  return kVersion;
 }
 
 uint64_t random_id() {
