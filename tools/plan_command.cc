@@ -171,6 +171,7 @@ void print_model(const Model& model) {
     }
   }
   std::vector<Row> rows;
+  rows.reserve(kinds.size());
   for (const auto& [kind, row] : kinds) rows.push_back(row);
   std::ranges::sort(rows, std::ranges::greater{}, [](const Row& row) { return row.tensors * row.bytes_moved; });
 

@@ -1,0 +1,230 @@
+#include <algorithm>
+#include <map>
+
+#include "plan/svg_canvas.h"
+#include "plan/tensor_picture.h"
+#include "plan/text.h"
+#include "tessera/plan.h"
+
+namespace tessera {
+namespace {
+
+using plan::bytes_text;
+using plan::Rect;
+using plan::SvgCanvas;
+
+constexpr double kWidth = 1200;
+constexpr double kHeight = 880;
+constexpr size_t kMaxBins = 32;  // boxes a column: more ranks share boxes, which bounds the picture's size
+constexpr size_t kMaxBars = 256;
+constexpr Rect kFlow{150, 130, 900, 400};
+constexpr Rect kSourceTensor{60, 600, 300, 210};
+constexpr Rect kDestinationTensor{420, 600, 300, 210};
+constexpr Rect kBars{800, 620, 340, 190};
+constexpr double kBoxWidth = 14;
+
+std::string colour_at(double fraction) {  // 0 to 1: through the hues, without closing the circle
+  return fmt::format("hsl({:.0f},62%,{:.0f}%)", fraction * 310, 62.0);
+}
+
+// Consecutive ranks that share one box.
+struct Bin {
+  std::vector<Rank> ranks;
+  int64_t bytes = 0;
+  double top = 0;
+  double height = 0;
+  double used = 0;  // by ribbons drawn so far
+};
+
+class Column {
+ public:
+  Column(const Layout& layout, double x) : x_(x) {
+    std::vector<Rank> ranks(layout.mesh().ranks().begin(), layout.mesh().ranks().end());
+    std::ranges::sort(ranks);
+    const size_t per_bin = (ranks.size() + kMaxBins - 1) / kMaxBins;
+    bins_.resize((ranks.size() + per_bin - 1) / per_bin);
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const size_t bin = i / per_bin;
+      bins_[bin].ranks.push_back(ranks[i]);
+      bin_of_[ranks[i]] = bin;
+    }
+  }
+
+  size_t bin_of(Rank rank) const { return bin_of_.at(rank); }
+  Bin& operator[](size_t bin) { return bins_[bin]; }
+  size_t size() const { return bins_.size(); }
+  double x() const { return x_; }
+
+  // Heights by bytes, but room for a label; `per_byte` pixels.
+  void arrange(int64_t total) {
+    const double gap = 4;
+    const auto count = static_cast<double>(bins_.size());
+    const double least = std::min(12.0, (kFlow.height - gap * (count - 1)) / count * 0.6);
+    const double room = kFlow.height - gap * (count - 1) - least * count;
+    double y = kFlow.y;
+    for (Bin& bin : bins_) {
+      bin.top = y;
+      bin.height = least + (total > 0 ? room * static_cast<double>(bin.bytes) / static_cast<double>(total) : 0);
+      y += bin.height + gap;
+    }
+  }
+
+ private:
+  double x_;
+  std::vector<Bin> bins_;
+  std::map<Rank, size_t> bin_of_;
+};
+
+class Picture {
+ public:
+  explicit Picture(const Plan& plan)
+      : plan_(plan), canvas_(kWidth, kHeight), from_(plan.src, kFlow.x), to_(plan.dst, kFlow.x + kFlow.width) {
+    colours_.assign(plan.src.mesh().ranks().begin(), plan.src.mesh().ranks().end());
+    std::ranges::sort(colours_);
+  }
+
+  std::string draw() {
+    draw_title();
+    draw_flow();
+    draw_tensors();
+    draw_bars();
+    return canvas_.take();
+  }
+
+ private:
+  std::string colour_of(Rank rank) const {
+    const auto at = std::ranges::lower_bound(colours_, rank) - colours_.begin();
+    return colour_at(static_cast<double>(at) / static_cast<double>(std::max<size_t>(colours_.size(), 1)));
+  }
+
+  static std::string shorten(const std::string& text) { return text.size() > 70 ? text.substr(0, 67) + "..." : text; }
+
+  void draw_title() {
+    const PlanStats& stats = plan_.stats;
+    canvas_.text(kWidth / 2, 34,
+                 fmt::format("{} {}:  {}  →  {}", to_string_shape(plan_.meta.shape), to_string(plan_.meta.dtype),
+                             shorten(plan_.src.to_string()), shorten(plan_.dst.to_string())),
+                 R"(text-anchor="middle" font-size="17" font-weight="bold")");
+    std::string figures = fmt::format(
+        "{} moved (lower bound {}), {} served by the ranks themselves; the busiest source sends {} (at least {})",
+        bytes_text(stats.bytes_moved), bytes_text(stats.bytes_lower_bound),
+        bytes_text(stats.bytes_delivered - stats.bytes_moved), bytes_text(stats.max_egress),
+        bytes_text(stats.max_egress_lower_bound));
+    if (stats.reduction_bytes > 0)
+      figures += fmt::format("; {} read for reductions", bytes_text(stats.reduction_bytes));
+    if (stats.bytes_between_hosts > 0)
+      figures += fmt::format("; {} between hosts", bytes_text(stats.bytes_between_hosts));
+    canvas_.text(kWidth / 2, 60, figures, R"(text-anchor="middle" font-size="13" fill="#555")");
+  }
+
+  // Who sends to whom: a band a pair of boxes, as thick as its bytes.
+  void draw_flow() {
+    std::map<std::pair<size_t, size_t>, int64_t> flows;
+    for (const Route& route : plan_.routes)
+      for (const Rank dst : plan_.dsts(route)) flows[{from_.bin_of(route.src), to_.bin_of(dst)}] += route.bytes;
+    int64_t total = 0;
+    for (const auto& [pair, bytes] : flows) {
+      from_[pair.first].bytes += bytes;
+      to_[pair.second].bytes += bytes;
+      total += bytes;
+    }
+    from_.arrange(total);
+    to_.arrange(total);
+    for (const auto& [pair, bytes] : flows) {
+      Bin& source = from_[pair.first];
+      Bin& destination = to_[pair.second];
+      const auto share = [bytes = bytes](const Bin& bin) {
+        return bin.height * static_cast<double>(bytes) / static_cast<double>(bin.bytes);
+      };
+      const double thickness = std::max(0.4, std::min(share(source), share(destination)));
+      canvas_.ribbon(from_.x() + kBoxWidth, source.top + source.used, to_.x(), destination.top + destination.used,
+                     thickness, colour_of(source.ranks.front()));
+      source.used += share(source);
+      destination.used += share(destination);
+    }
+    draw_column(from_, "end", from_.x() - 8, true);
+    draw_column(to_, "start", to_.x() + kBoxWidth + 8, false);
+    canvas_.text(from_.x() + kBoxWidth, kFlow.y - 18, heading("source", plan_.src),
+                 R"(text-anchor="end" font-weight="bold")");
+    canvas_.text(kWidth - 10, kFlow.y - 18, heading("destination", plan_.dst),
+                 R"(text-anchor="end" font-weight="bold")");
+    canvas_.text(kFlow.x + kFlow.width / 2, kFlow.y - 18, "bands: bytes delivered, in the colour of the sender",
+                 R"(text-anchor="middle" fill="#555")");
+  }
+
+  static std::string heading(const char* side, const Layout& layout) {
+    return plan::count_text(layout.mesh().size(), fmt::format("{} rank", side).c_str());
+  }
+
+  void draw_column(Column& column, const char* anchor, double text_x, bool coloured) {
+    for (size_t i = 0; i < column.size(); ++i) {
+      const Bin& bin = column[i];
+      canvas_.rect({column.x(), bin.top, kBoxWidth, bin.height}, coloured ? colour_of(bin.ranks.front()) : "#888",
+                   R"(stroke="#333" stroke-width=".6")");
+      const std::string ranks = plan::ranks_text(bin.ranks, 2);
+      const double size = std::clamp(bin.height, 7.0, 12.0);
+      canvas_.text(text_x, bin.top + bin.height / 2 + size * 0.35,
+                   bin.height < 9 ? ranks : fmt::format("{}  ({})", ranks, bytes_text(bin.bytes)),
+                   fmt::format(R"(text-anchor="{}" font-size="{:.3g}")", anchor, size));
+    }
+  }
+
+  void draw_tensors() {
+    const auto colour = [this](Rank rank) { return colour_of(rank); };
+    const auto title = [&](const Rect& frame, const char* text) {
+      canvas_.text(frame.x + frame.width / 2, frame.y - 26, text, R"(text-anchor="middle" font-weight="bold")");
+      canvas_.text(frame.x + frame.width / 2, frame.y - 9, plan::picture_axes(plan_),
+                   R"(text-anchor="middle" font-size="11" fill="#555")");
+    };
+    title(kSourceTensor, "the tensor as the sources hold it, striped by holder");
+    title(kDestinationTensor, "as the destinations take it, by sender");
+    draw_source_cut(canvas_, kSourceTensor, plan_, colour);
+    draw_destination_cut(canvas_, kDestinationTensor, plan_, colour);
+  }
+
+  // What each source sends, against what the fairest share would be.
+  void draw_bars() {
+    std::vector<int64_t> sent(colours_.size(), 0);
+    for (const auto& [rank, bytes] : plan_.egress())
+      sent[static_cast<size_t>(std::ranges::lower_bound(colours_, rank) - colours_.begin())] = bytes;
+    canvas_.text(kBars.x + kBars.width / 2, kBars.y - 46, "what each source sends",
+                 R"(text-anchor="middle" font-weight="bold")");
+    canvas_.text(kBars.x + kBars.width / 2, kBars.y - 29, "dashed: the least that the busiest must send",
+                 R"(text-anchor="middle" font-size="11" fill="#555")");
+    const size_t bars = std::min(sent.size(), kMaxBars);
+    const int64_t bound = plan_.stats.max_egress_lower_bound;
+    const auto highest = static_cast<double>(std::max<int64_t>({plan_.stats.max_egress, bound, 1}));
+    const double step = kBars.width / static_cast<double>(bars);
+    for (size_t bar = 0; bar < bars; ++bar) {
+      const size_t first = bar * sent.size() / bars;
+      const size_t last = (bar + 1) * sent.size() / bars;
+      const auto most = *std::max_element(sent.begin() + static_cast<std::ptrdiff_t>(first),
+                                          sent.begin() + static_cast<std::ptrdiff_t>(last));
+      const double height = kBars.height * static_cast<double>(most) / highest;
+      canvas_.rect({kBars.x + step * static_cast<double>(bar), kBars.y + kBars.height - height,
+                    std::max(step * 0.85, 0.8), height},
+                   colour_of(colours_[first]));
+      if (step > 22)
+        canvas_.text(kBars.x + step * (static_cast<double>(bar) + 0.42), kBars.y + kBars.height + 15,
+                     fmt::to_string(colours_[first]), R"(text-anchor="middle" font-size="11")");
+    }
+    const double y = kBars.y + kBars.height * (1 - static_cast<double>(bound) / highest);
+    canvas_.line(kBars.x, y, kBars.x + kBars.width, y, R"(stroke="#c00" stroke-dasharray="5 3")");
+    canvas_.text(kBars.x + kBars.width, y - 5, bytes_text(bound), R"(text-anchor="end" font-size="11" fill="#c00")");
+    canvas_.line(kBars.x, kBars.y + kBars.height, kBars.x + kBars.width, kBars.y + kBars.height, R"(stroke="#333")");
+  }
+
+  const Plan& plan_;
+  SvgCanvas canvas_;
+  Column from_;
+  Column to_;
+  std::vector<Rank> colours_;  // source ranks, ascending
+};
+
+}  // namespace
+
+std::string Plan::to_svg() const {
+  return Picture(*this).draw();
+}
+
+}  // namespace tessera

@@ -1,0 +1,16 @@
+// Reduction of the terms of one element, one value at a time: the reference of the reduction kernels.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "tessera/dtype.h"
+#include "tessera/layout.h"
+
+namespace tessera::plan {
+
+// Writes to `result` what the values at `terms` give, folded in their order. REQUIRES: `op` reduces `dtype` (bind.h).
+// Nothing need be aligned.
+void reduce_terms(ReduceOp op, DType dtype, std::span<const std::byte* const> terms, std::byte* result);
+
+}  // namespace tessera::plan

@@ -1,0 +1,38 @@
+// How the members of a holder class share what they have to serve.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "plan/kind.h"
+
+namespace tessera::plan {
+
+// `src` serves the elements from the end of the share before it up to `end`.
+struct Share {
+  Index end = 0;
+  Rank src = 0;
+};
+
+// The k-th of `parts` nearly equal parts of `total` begins here; the first total % parts of them are one longer.
+inline Index part_begin(Index total, Index parts, Index k) {
+  return total / parts * k + std::min(k, total % parts);
+}
+
+struct ShareOptions {
+  const HostMap* hosts = nullptr;
+  int rotation = 0;     // which candidate comes first
+  Index min_share = 1;  // elements
+};
+
+// Cuts `total` elements into at most one share for each candidate: equal over the candidates' hosts first, then over
+// the ranks of each host. Shares of no elements are left out. REQUIRES: candidates, total > 0.
+std::vector<Share> share_out(Index total, std::span<const Rank> candidates, const ShareOptions& options);
+
+// How many shares of at least `min_share` elements `total` gives to `candidates` ranks.
+Index share_count(Index total, Index candidates, Index min_share);
+
+// The smallest share, in elements, of which no piece falls below the options' min_piece_bytes.
+Index share_minimum(const Kind& kind, const PlanOptions& options);
+
+}  // namespace tessera::plan

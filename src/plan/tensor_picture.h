@@ -1,0 +1,20 @@
+// A tensor drawn as a rectangle: what the sources hold, and out of whose hands the destinations take it.
+#pragma once
+
+#include <functional>
+
+#include "plan/svg_canvas.h"
+#include "tessera/plan.h"
+
+namespace tessera::plan {
+
+using ColourOf = std::function<std::string(Rank)>;  // of a source rank
+
+// The cut of the source layout, each part with its ranks and striped in their colours.
+void draw_source_cut(SvgCanvas& canvas, const Rect& frame, const Plan& plan, const ColourOf& colour);
+// The cut of the destination layout, each element in the colour of the rank that sends it.
+void draw_destination_cut(SvgCanvas& canvas, const Rect& frame, const Plan& plan, const ColourOf& colour);
+// "rows: dim 0 (4096), columns: dim 1 (4096)": what the rectangle shows.
+std::string picture_axes(const Plan& plan);
+
+}  // namespace tessera::plan

@@ -1,0 +1,102 @@
+// From cells to routes: the one place that decides who serves what to whom.
+//
+// Every cell is served in pieces. A class shares its cells out over its members in canonical order; what a destination
+// holds itself it does not wait for. With several hosts a cell's destinations fall into jobs: those on a host that has
+// a member of the class are served by that host's members, all others by one multicast from any member, balanced over
+// the class' hosts first. Of a Partial source every element has one owner that reduces it: a destination that needs the
+// element, where one holds a term of it; so a reduce-scatter on the same ranks has local routes alone.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "plan/kind.h"
+#include "plan/shares.h"
+
+namespace tessera::plan {
+
+// One box of a cell, served to some of its group.
+struct Piece {
+  const Cell& cell;
+  const Box& box;
+  Index elements = 0;
+  Rank src = 0;
+  std::span<const Rank> dsts;  // ascending; src itself and no other for what a rank serves itself
+  bool whole_group = false;    // dsts is the cell's whole group
+};
+
+class RouteSink {
+ public:
+  virtual ~RouteSink() = default;
+  virtual void route(const Piece& piece) = 0;
+  // Before the routes of the same box: `owner` reduces it.
+  virtual void reduction(const Piece& piece, Rank owner) = 0;
+};
+
+class Walk {
+ public:
+  // `rotation` >= 0 shifts which member of a class gets its first share.
+  Walk(const Kind& kind, const HostMap& hosts, const PlanOptions& options, int rotation, RouteSink& sink);
+
+  void all();
+  // Visits every cell in which `rank` may take part, in the order of all().
+  void of(Rank rank);
+
+ private:
+  struct Exclusion {  // cells of the class that take no part in its shares
+    Index before = 0;
+    Index size = 0;  // of this one and those before
+  };
+  struct Job {  // of a class, where there are several hosts
+    Index total = 0;
+    std::vector<Rank> candidates;
+    std::vector<Share> shares;
+  };
+  struct Assignment {  // of a cell: some destinations to one job
+    size_t job = 0;
+    Index before = 0;  // elements of the job in cells before this one
+  };
+  // Destinations of a cell by the host that serves them, kForeign for those served from elsewhere.
+  struct Split {
+    int host = 0;
+    std::vector<Rank> dsts;
+  };
+
+  void enter(int cls);
+  void enter_hosts(int cls);
+  void exclude_self_served(int cls);
+  bool is_excluded(std::span<const LayoutPair::Shared> self) const;
+  Index place_in_class(const Cell& cell) const;
+
+  void visit(const Cell& cell);
+  void visit_partial(const Cell& cell, std::span<const LayoutPair::Shared> self);
+  void visit_hosts(const Cell& cell);
+  std::vector<Split> split_by_host(std::span<const Rank> dsts) const;
+  std::span<const Rank> others(const Cell& cell, std::span<const LayoutPair::Shared> self);
+
+  void serve(const Cell& cell, std::span<const Share> shares, Index before, std::span<const Rank> dsts);
+  void emit(const Cell& cell, const Box& box, Index elements, Rank src, std::span<const Rank> dsts);
+  ShareOptions share_options(int rotation) const;
+
+  const Kind& kind_;
+  const HostMap& hosts_;
+  int rotation_;
+  Index min_share_;  // elements
+  Index min_piece_;  // elements
+  RouteSink& sink_;
+
+  int cls_ = -1;  // that was entered; what follows belongs to it
+  std::vector<Share> shares_;
+  std::vector<Exclusion> excluded_;
+  std::vector<int> class_hosts_;  // sorted
+  std::vector<Job> jobs_;
+  std::vector<Assignment> assignments_;
+  std::vector<size_t> assignments_begin_;  // by the cell's ordinal in the class
+
+  std::vector<Rank> others_;  // scratch of visit()
+  std::vector<Rank> rest_;    // scratch of emit()
+  std::vector<Index> places_;
+  std::vector<Box> boxes_;
+};
+
+}  // namespace tessera::plan
