@@ -185,6 +185,10 @@ void Agent::handle_frame(uint64_t id, Frame& frame) {
                                .incarnation = incarnation_});
     return;
   }
+  if (frame.type == static_cast<uint16_t>(MessageType::kDetach)) {  // it gave up before this rank was ready
+    waiting.link->close();
+    return drop(id);
+  }
   if (frame.type != static_cast<uint16_t>(MessageType::kAttach) || waiting.hello.job.empty() || waiting.attach)
     fail(ErrorCode::kMismatch, "message {} where Hello and then Attach were due", frame.type);
   waiting.attach = parse<Attach>(frame.payload);

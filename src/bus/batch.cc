@@ -225,7 +225,7 @@ void BatchImpl::close() {
   setup_.agent->run_on_loop([&] {
     loop().cancel_timer(timer_);
     unwatch_members();
-    detach_all();
+    detach_all(broken_);
   });
   try {
     setup_.rendezvous->withdraw(setup_.view, setup_.id);

@@ -57,8 +57,8 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   // --- on the loop's thread ---
   virtual void connect() = 0;                            // makes links, fills calls_
   virtual std::vector<std::string> unready() const = 0;  // peers that are not attached yet
-  virtual void detach_all() = 0;
-  virtual Progress sample() const = 0;  // any thread
+  virtual void detach_all(const Status& why) = 0;        // ok: it is simply over
+  virtual Progress sample() const = 0;                   // any thread
   // Ends the current operation with `status`: now, or once nothing reads or writes the user's memory any more.
   virtual void fail_operation(const Status& status) = 0;
   // Fails an operation that depends on what was lost and tells the other peers.

@@ -235,6 +235,19 @@ Done Done::read(ByteReader& in) {
   return done;
 }
 
+Status Detach::reason(const std::string& name) const {
+  if (status.ok()) return failed(ErrorCode::kPeerLost, "{} has closed the batch", name);
+  return failed(status.code(), "{} has closed the batch: {}", name, status.message());
+}
+
+void Detach::write(ByteWriter& out) const {
+  write_status(status, out);
+}
+
+Detach Detach::read(ByteReader& in) {
+  return {.status = read_status(in)};
+}
+
 void Broken::write(ByteWriter& out) const {
   write_status(status, out);
 }

@@ -193,8 +193,11 @@ struct Done {
 
 struct Detach {
   static constexpr MessageType kType = MessageType::kDetach;
-  void write(ByteWriter&) const {}
-  static Detach read(ByteReader&) { return {}; }
+  Status status;  // why, if it is not simply over
+  // What the one who is told says of it: `name` is the rank that detached.
+  Status reason(const std::string& name) const;
+  void write(ByteWriter& out) const;
+  static Detach read(ByteReader& in);
 };
 
 struct Broken {

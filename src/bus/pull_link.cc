@@ -102,10 +102,11 @@ void PullLink::handle(Frame& frame) {
       return;
     }
     case MessageType::kDetach: {
+      const Status reason = parse<Detach>(frame.payload).reason(name_);
       offered_ = 0;
       link_->close();
-      if (busy()) abort(failed(ErrorCode::kPeerLost, "{} has closed the batch", name_));
-      return owner_.on_pull_detached(*this);
+      if (busy()) abort(reason);
+      return owner_.on_pull_detached(*this, reason);
     }
     case MessageType::kBroken:
       return owner_.on_pull_broken(*this, parse<Broken>(frame.payload).status);
@@ -262,9 +263,9 @@ void PullLink::send_broken(const Status& status) {
   if (open()) link_->send(Broken{.status = status});
 }
 
-void PullLink::detach() {
+void PullLink::detach(const Status& why) {
   if (!open()) return;
-  link_->send(Detach{});
+  link_->send(Detach{.status = why});
   link_->close();
 }
 

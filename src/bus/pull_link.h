@@ -24,7 +24,7 @@ class PullLinkOwner {
   virtual void on_offer(PullLink& link) = 0;  // offered() has changed
   // The pull of the version it was told to take has ended: all bytes are there and their digests agree, or why not.
   virtual void on_pulled(PullLink& link, const Status& status) = 0;
-  virtual void on_pull_detached(PullLink& link) = 0;
+  virtual void on_pull_detached(PullLink& link, const Status& reason) = 0;
   virtual void on_pull_lost(PullLink& link, const Status& status) = 0;
   virtual void on_pull_broken(PullLink& link, const Status& status) = 0;
 };
@@ -74,7 +74,7 @@ class PullLink {
   void send_progress();
   void abort(const Status& status);  // on_pulled() follows
   void send_broken(const Status& status);
-  void detach();
+  void detach(const Status& why);
 
   // Sums of the last pull's digests by tensor, added to `sums` (one a tensor of the batch). `counted` routes alone.
   void add_digests(std::span<Digest> sums) const;

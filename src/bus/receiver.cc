@@ -81,7 +81,7 @@ void ReceiverBatch::accept(Caller caller) {
         switch (static_cast<MessageType>(frame.type)) {
           case MessageType::kDetach:
             followers_.at(rank)->close();
-            return break_batch(failed(ErrorCode::kPeerLost, "{} has closed the batch", name));
+            return break_batch(parse<Detach>(frame.payload).reason(name));
           case MessageType::kBroken:
             return break_batch(parse<Broken>(frame.payload).status);
           default:
@@ -129,7 +129,7 @@ void ReceiverBatch::handle_leader(Frame& frame) {
     }
     case MessageType::kDetach:
       leader_->close();
-      return break_batch(failed(ErrorCode::kPeerLost, "{} has closed the batch", rank_name(identity().job, 0)));
+      return break_batch(parse<Detach>(frame.payload).reason(rank_name(identity().job, 0)));
     case MessageType::kBroken:
       sender_lost_ = true;  // perhaps: it tells of fellows, too, whom the senders see for themselves
       return break_batch(parse<Broken>(frame.payload).status);
@@ -364,9 +364,9 @@ void ReceiverBatch::on_pull_broken(PullLink&, const Status& status) {
   break_batch(status);
 }
 
-void ReceiverBatch::on_pull_detached(PullLink& link) {
+void ReceiverBatch::on_pull_detached(PullLink&, const Status& reason) {
   sender_lost_ = true;
-  break_batch(failed(ErrorCode::kPeerLost, "{} has closed the batch", link.name()));
+  break_batch(reason);
 }
 
 void ReceiverBatch::lose_fellow(const std::string&, const Status& status) {
@@ -401,16 +401,16 @@ void ReceiverBatch::broadcast_broken() {
     if (follower->open()) follower->send(Broken{.status = broken_});
 }
 
-void ReceiverBatch::detach_all() {
+void ReceiverBatch::detach_all(const Status& why) {
   loop().cancel_timer(progress_timer_);
-  for (const auto& link : links_) link->detach();
+  for (const auto& link : links_) link->detach(why);
   for (const auto& [rank, follower] : followers_) {
     if (!follower->open()) continue;
-    follower->send(Detach{});
+    follower->send(Detach{.status = why});
     follower->close();
   }
   if (leader_ && leader_->open()) {
-    leader_->send(Detach{});
+    leader_->send(Detach{.status = why});
     leader_->close();
   }
 }

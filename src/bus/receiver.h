@@ -30,7 +30,7 @@ class ReceiverBatch final : public BatchImpl, public PullLinkOwner {
 
   void connect() override;
   std::vector<std::string> unready() const override;
-  void detach_all() override;
+  void detach_all(const Status& why) override;
   Progress sample() const override;
   void fail_operation(const Status& status) override;
   void on_broken() override;
@@ -40,7 +40,7 @@ class ReceiverBatch final : public BatchImpl, public PullLinkOwner {
   void on_pull_ready(PullLink& link) override;
   void on_offer(PullLink& link) override;
   void on_pulled(PullLink& link, const Status& status) override;
-  void on_pull_detached(PullLink& link) override;
+  void on_pull_detached(PullLink& link, const Status& reason) override;
   void on_pull_lost(PullLink& link, const Status& status) override;
   void on_pull_broken(PullLink& link, const Status& status) override;
 

@@ -180,8 +180,8 @@ void Reducer::abort(const Status& status) {
     finish(status);
 }
 
-void Reducer::on_pull_detached(PullLink& link) {
-  events_.lost(failed(ErrorCode::kPeerLost, "{} has closed the batch", link.name()));
+void Reducer::on_pull_detached(PullLink&, const Status& reason) {
+  events_.lost(reason);
 }
 
 void Reducer::on_pull_lost(PullLink&, const Status& status) {
@@ -192,8 +192,8 @@ void Reducer::on_pull_broken(PullLink&, const Status& status) {
   events_.lost(status);
 }
 
-void Reducer::detach() {
-  for (const auto& link : links_) link->detach();
+void Reducer::detach(const Status& why) {
+  for (const auto& link : links_) link->detach(why);
 }
 
 }  // namespace tessera::bus

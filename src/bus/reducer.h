@@ -40,13 +40,13 @@ class Reducer final : public PullLinkOwner {
   void abort(const Status& status);
   bool busy() const { return version_ != 0; }
   std::vector<std::string> waiting_for() const;  // peers that have not offered the version under way
-  void detach();
+  void detach(const Status& why);
 
  private:
   void on_pull_ready(PullLink& link) override;
   void on_offer(PullLink& link) override;
   void on_pulled(PullLink&, const Status&) override {}
-  void on_pull_detached(PullLink& link) override;
+  void on_pull_detached(PullLink& link, const Status& reason) override;
   void on_pull_lost(PullLink& link, const Status& status) override;
   void on_pull_broken(PullLink& link, const Status& status) override;
 

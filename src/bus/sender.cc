@@ -300,8 +300,9 @@ void SenderBatch::on_deadline() {
       for (const auto& [rank, link] : *links) {
         if (link->taking() == 0 || !link->open()) continue;
         log().warn("{}: {} does not stop reading; its connection is closed", describe(), link->name());
-        link->detach();
-        break_batch(failed(ErrorCode::kPeerLost, "{} did not answer", link->name()));
+        const Status reason = failed(ErrorCode::kPeerLost, "{} did not answer", link->name());
+        link->detach(reason);
+        break_batch(reason);
       }
     }
     return check_ended();
@@ -341,9 +342,9 @@ bool SenderBatch::cancel_operation() {
   return true;
 }
 
-void SenderBatch::on_source_detached(SourceLink& link) {
-  link.abort_run(failed(ErrorCode::kPeerLost, "{} has closed the batch", link.name()));
-  break_batch(failed(ErrorCode::kPeerLost, "{} has closed the batch", link.name()));
+void SenderBatch::on_source_detached(SourceLink& link, const Status& reason) {
+  link.abort_run(reason);
+  break_batch(reason);
 }
 
 void SenderBatch::on_source_lost(SourceLink& link, const Status& status) {
@@ -378,12 +379,12 @@ Progress SenderBatch::sample() const {
   return progress;
 }
 
-void SenderBatch::detach_all() {
+void SenderBatch::detach_all(const Status& why) {
   for (const auto& [rank, link] : receivers_)
-    if (link->open()) link->detach();
+    if (link->open()) link->detach(why);
   for (const auto& [rank, link] : owners_)
-    if (link->open()) link->detach();
-  if (reducer_) reducer_->detach();
+    if (link->open()) link->detach(why);
+  if (reducer_) reducer_->detach(why);
 }
 
 }  // namespace tessera::bus

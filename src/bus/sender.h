@@ -31,7 +31,7 @@ class SenderBatch final : public BatchImpl, public SourceLinkOwner {
 
   void connect() override;
   std::vector<std::string> unready() const override;
-  void detach_all() override;
+  void detach_all(const Status& why) override;
   Progress sample() const override;
   void fail_operation(const Status& status) override;
   void on_broken() override;
@@ -42,7 +42,7 @@ class SenderBatch final : public BatchImpl, public SourceLinkOwner {
   void on_take(SourceLink& link, int64_t version, uint32_t epoch) override;
   void on_done(SourceLink& link, const Done& done) override;
   void on_source_run_done(SourceLink& link) override;
-  void on_source_detached(SourceLink& link) override;
+  void on_source_detached(SourceLink& link, const Status& reason) override;
   void on_source_lost(SourceLink& link, const Status& status) override;
   void on_source_broken(SourceLink& link, const Status& status) override;
 

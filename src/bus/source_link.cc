@@ -103,9 +103,11 @@ void SourceLink::handle(Frame& frame) {
       }
       return owner_.on_done(*this, done);
     }
-    case MessageType::kDetach:
+    case MessageType::kDetach: {
+      const Detach detach = parse<Detach>(frame.payload);
       link_->close();
-      return owner_.on_source_detached(*this);
+      return owner_.on_source_detached(*this, detach.reason(name_));
+    }
     case MessageType::kBroken:
       return owner_.on_source_broken(*this, parse<Broken>(frame.payload).status);
     default:
@@ -188,8 +190,8 @@ void SourceLink::abort_run(const Status& status) {
   if (running_) run_->abort(status);
 }
 
-void SourceLink::detach() {
-  link_->send(Detach{});
+void SourceLink::detach(const Status& why) {
+  link_->send(Detach{.status = why});
   link_->close();
 }
 

@@ -28,7 +28,7 @@ class SourceLinkOwner {
   // The ring's run has ended (well or not).
   virtual void on_source_run_done(SourceLink& link) = 0;
   // The peer closed the batch, or was lost, or passes on that another was. The link is closed but for `broken`.
-  virtual void on_source_detached(SourceLink& link) = 0;
+  virtual void on_source_detached(SourceLink& link, const Status& reason) = 0;
   virtual void on_source_lost(SourceLink& link, const Status& status) = 0;
   virtual void on_source_broken(SourceLink& link, const Status& status) = 0;
 };
@@ -67,7 +67,7 @@ class SourceLink {
   void revoke();  // asks it to stop reading; its Done follows
   void send_digests(int64_t version, std::vector<Digest> digests);
   void abort_run(const Status& status);
-  void detach();
+  void detach(const Status& why);
 
  private:
   void handle(Frame& frame);
