@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <numeric>
 #include <utility>
 
 #include "base/fail.h"
@@ -121,7 +122,8 @@ std::string Process::hear(Deadline deadline) {
 
 std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadline) {
   std::vector<std::string> messages(processes.size());
-  std::vector<size_t> silent;  // those whose message has not come, by index
+  std::vector<size_t> silent(processes.size());  // those whose message has not come, by index
+  std::iota(silent.begin(), silent.end(), size_t{0});
   const auto take_what_came = [&] {
     std::erase_if(silent, [&](size_t i) {
       if (!processes[i].has_message()) return false;
@@ -129,9 +131,9 @@ std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadlin
       return true;
     });
   };
-  for (size_t i = 0; i < processes.size(); ++i) silent.push_back(i);
   for (take_what_came(); !silent.empty(); take_what_came()) {
     std::vector<pollfd> polled;
+    polled.reserve(silent.size());
     for (const size_t i : silent) polled.push_back({processes[i].pipe_.get(), POLLIN, 0});
     const int ready = ::poll(polled.data(), polled.size(), deadline.poll_ms());
     if (ready < 0 && errno != EINTR) fail_errno("poll");

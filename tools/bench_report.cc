@@ -60,7 +60,6 @@ std::string size_text(int64_t bytes) {
 }
 
 // --- table
-// ------------------------------------------------------------------------------------------------------------
 
 std::string ceiling_row(std::string_view name, int64_t bytes, const std::vector<double>& seconds) {
   if (seconds.empty()) return fmt::format("{:<46}{:>8}\n", name, "-");
@@ -92,9 +91,8 @@ std::string transfer_table(const Report& report) {
                       "regist. s", "share", "target");
   for (const CaseResult& result : report.cases) text += case_row(report, result);
   return text +
-         "share: shared memory of the streaming copy, private memory of process_vm_readv, small tensors of "
-         "rows-to-rows "
-         "at 8192\n";
+         "share: shared memory of the streaming copy, private memory of process_vm_readv, small tensors of the large "
+         "rows-to-rows\n";
 }
 
 std::string death_row(const DeathResult& death) {
@@ -105,7 +103,6 @@ std::string death_row(const DeathResult& death) {
 }
 
 // --- JSON
-// -------------------------------------------------------------------------------------------------------------
 
 Json json_of(const Rate& rate) {
   return {{"median", rate.median}, {"min", rate.least}, {"max", rate.most}};

@@ -83,6 +83,7 @@ void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meet
 template <typename Source, typename Destination>
 std::vector<Process> start_ranks(const Source& source, const Destination& destination) {
   std::vector<Process> ranks;
+  ranks.reserve(kSources + kDestinations);
   for (Rank r = 0; r < kSources; ++r)
     ranks.push_back(Process::start(fmt::format("{}/{}", kSourceJob, r), [&](const Say& say) { source(r, say); }));
   for (Rank r = 0; r < kDestinations; ++r)

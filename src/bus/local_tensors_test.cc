@@ -1,0 +1,91 @@
+#include "bus/local_tensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tessera::bus {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const Identity kRank{.name_space = "default", .job = "inference", .rank = 0, .world = 2};
+
+// Rank 0's tensors, all of them replicated, in one buffer of floats.
+class Tensors {
+ public:
+  Tensors& add(const std::string& name, size_t offset, const Shape& shape, std::vector<Index> strides = {}) {
+    specs_.push_back({.name = name,
+                      .data = memory_.data() + offset,
+                      .dtype = DType::kF32,
+                      .shape = shape,
+                      .layout = {},
+                      .strides = std::move(strides)});
+    return *this;
+  }
+  std::vector<uint32_t> ties() const {
+    return find_ties(registered_tensors(manifest_of(kRank, specs_), specs_, kRank.rank));
+  }
+  std::string error() const {
+    try {
+      ties();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+ private:
+  std::vector<float> memory_ = std::vector<float>(4096);
+  std::vector<TensorSpec> specs_;
+};
+
+TEST(Ties, TensorsApartAreOnTheirOwn) {
+  EXPECT_THAT(Tensors().add("a", 0, {4, 4}).add("b", 16, {4, 4}).ties(), ElementsAre(0, 1));
+}
+
+TEST(Ties, TheSamePlaceTwiceIsOneTensor) {
+  EXPECT_THAT(Tensors().add("a", 32, {4, 4}).add("b", 0, {4, 4}).add("c", 32, {4, 4}).ties(), ElementsAre(0, 1, 0));
+}
+
+TEST(Ties, ColumnsOfAFusedMatrixInterleaveWithoutMeeting) {
+  EXPECT_THAT(Tensors().add("q", 0, {8, 2}, {4, 1}).add("k", 2, {8, 2}, {4, 1}).ties(), ElementsAre(0, 1));
+}
+
+TEST(Ties, AnOverlapIsRefusedByName) {
+  EXPECT_THAT(Tensors().add("a", 0, {4, 4}).add("b", 15, {4, 4}).error(), HasSubstr("tensors a and b overlap"));
+  EXPECT_THAT(Tensors().add("q", 0, {8, 3}, {4, 1}).add("k", 2, {8, 2}, {4, 1}).error(), HasSubstr("overlap"));
+}
+
+TEST(Ties, ATensorThatWritesAnElementTwiceIsRefused) {
+  EXPECT_THAT(Tensors().add("expanded", 0, {4, 4}, {0, 1}).error(), HasSubstr("expanded"));
+  EXPECT_THAT(Tensors().add("sliding", 0, {4, 4}, {2, 1}).error(), HasSubstr("sliding"));
+  EXPECT_THAT(Tensors().add("transposed", 0, {4, 4}, {1, 4}).error(), "no error");
+}
+
+TEST(ManifestOf, MissingMemoryBadRanksAndRepeatedNamesAreNamed) {
+  const auto error_of = [](const std::vector<TensorSpec>& specs) -> std::string {
+    try {
+      manifest_of(kRank, specs);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  float value = 0;
+  const TensorSpec good{.name = "a", .data = &value, .dtype = DType::kF32, .shape = {}, .layout = {}, .strides = {}};
+  EXPECT_EQ(error_of({good}), "no error");
+  EXPECT_THAT(error_of({good, good}), HasSubstr("tensor a of inference/0: registered twice"));
+  TensorSpec empty = good;
+  empty.data = nullptr;
+  EXPECT_THAT(error_of({empty}), HasSubstr("gave no memory"));
+  TensorSpec far = good;
+  far.layout = Layout::parse("3:R");
+  EXPECT_THAT(error_of({far}), HasSubstr("names rank 2, the job has 2"));
+  TensorSpec outside = empty;
+  outside.layout = Layout::parse("1@1:R");
+  EXPECT_EQ(error_of({outside}), "no error");
+}
+
+}  // namespace
+}  // namespace tessera::bus

@@ -1,0 +1,99 @@
+#include "bus/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "bus/records.h"
+
+namespace tessera::bus {
+namespace {
+
+template <typename Message>
+std::vector<std::byte> bytes_of_message(const Message& message) {
+  ByteWriter out;
+  message.write(out);
+  return out.take();
+}
+
+// Every proper prefix and every message with a byte too many is refused.
+template <typename Message>
+void expect_exact(const Message& message) {
+  std::vector<std::byte> bytes = bytes_of_message(message);
+  EXPECT_EQ(bytes_of_message(parse<Message>(bytes)), bytes);
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(parse<Message>(std::span(bytes).first(size)), Error)
+        << to_string(Message::kType) << " cut at " << size;
+  bytes.push_back(std::byte{0});
+  EXPECT_THROW(parse<Message>(bytes), Error);
+}
+
+TEST(Messages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
+  const Incarnation self = Incarnation::self();
+  expect_exact(Hello{1, 2, "0.1.0", "default", "trainer", 3, self});
+  expect_exact(Welcome{1, "0.1.0", "trainer", 3, self});
+  expect_exact(Reject{ErrorCode::kMismatch, "no"});
+  expect_exact(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
+  expect_exact(Attached{
+      {{1, 4096}},
+      false,
+      {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, 4}}, {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}}}});
+  expect_exact(Prepare{true, {0, 3, 7}});
+  expect_exact(Take{.version = 5, .epoch = 2});
+  expect_exact(Digests{5, {{{1, 2}, 3}, {{4, 5}, 6}}});
+  expect_exact(ProgressReport{5, 1000});
+  expect_exact(Done{5, 10, Status(ErrorCode::kDataLoss, "digest")});
+  expect_exact(Detach{Status(ErrorCode::kPeerLost, "gone")});
+  expect_exact(Broken{Status(ErrorCode::kPeerLost, "gone")});
+}
+
+TEST(Messages, RandomBytesNeverDoMoreThanThrow) {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 20'000; ++i) {
+    std::vector<std::byte> bytes(random() % 64);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 4 == 0 ? random() : 0);
+    const auto attempt = [&](auto message) {
+      try {
+        parse<decltype(message)>(bytes);
+      } catch (const Error&) {
+      }
+    };
+    attempt(Hello{});
+    attempt(Attached{});
+    attempt(Prepare{});
+    attempt(Digests{});
+    attempt(Done{});
+    attempt(Broken{});
+  }
+}
+
+TEST(Messages, SkippedRoutesMustAscend) {
+  EXPECT_THROW(parse<Prepare>(bytes_of_message(Prepare{false, {3, 3}})), Error);
+  EXPECT_THROW(parse<Prepare>(bytes_of_message(Prepare{false, {3, 1}})), Error);
+}
+
+TEST(Records, AnotherVersionIsNamed) {
+  std::string value = RankRecord{Incarnation::self(), 4, "/run/agent", "0.1.0"}.write();
+  EXPECT_EQ(RankRecord::read("key", value).world, 4);
+  value[0] = 9;
+  try {
+    RankRecord::read("key", value);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("version 9"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Records, NamesThatCannotBePartsOfKeysAreRefused) {
+  for (const char* name : {"", "a/b", "a b", "\xff", "!failed"}) EXPECT_THROW(check_name("job", name), Error) << name;
+  EXPECT_THROW(check_name("job", std::string(65, 'a')), Error);
+  EXPECT_NO_THROW(check_name("job", "trainer-0.v1_x"));
+}
+
+TEST(Records, RanksAreListedInRanges) {
+  EXPECT_EQ(rank_list("t", {0, 1, 2, 5}), "t/0-2, t/5");
+  EXPECT_EQ(rank_list("t", {}), "");
+}
+
+}  // namespace
+}  // namespace tessera::bus

@@ -1,0 +1,288 @@
+"""The `tessera` command as its users meet it: real processes, exit statuses, one clear line for each mistake.
+
+    cli_test.py PATH_OF_TESSERA [unittest arguments]
+
+Uses the standard library alone; checkpoints are written and read by hand.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+TESSERA = None
+SIZES = {"F32": 4, "BF16": 2, "I64": 8, "F64": 8, "U8": 1}
+HANG = 60  # seconds; sanitizers are slow
+
+
+def write_safetensors(path, tensors, header=None):
+    """tensors: name -> (dtype, shape, bytes)."""
+    entries, data = {}, b""
+    for name, (dtype, shape, raw) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = header if header is not None else json.dumps(entries).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def read_safetensors(path):
+    raw = pathlib.Path(path).read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    metadata = header.pop("__metadata__", {})
+    return metadata, {name: (e["dtype"], e["shape"], data[slice(*e["data_offsets"])]) for name, e in header.items()}
+
+
+def floats(count, scale=1.0):
+    return struct.pack(f"<{count}f", *(scale * i for i in range(count)))
+
+
+class CommandTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="tessera-cli-")
+        self.path = pathlib.Path(self.folder.name)
+        self.environment = dict(os.environ, TESSERA_RUNTIME_DIR=str(self.path / "run"))
+        self.processes = []
+        self.model = self.path / "model.safetensors"
+        write_safetensors(self.model, {
+            "w": ("F32", [6, 8], floats(48)),
+            "bias": ("F32", [8], floats(8, 0.5)),
+            "steps": ("I64", [], struct.pack("<q", 7)),
+            "none": ("F32", [0, 4], b""),
+        })
+
+    def tearDown(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.folder.cleanup()
+
+    def start(self, *arguments):
+        process = subprocess.Popen([TESSERA, *map(str, arguments)], env=self.environment, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        return process
+
+    def finish(self, process):
+        output, errors = process.communicate(timeout=HANG)
+        return process.returncode, output, errors
+
+    def run_command(self, *arguments):
+        return self.finish(self.start(*arguments))
+
+    def sender(self, rank=0, world=1, layout=".*=1:R", checkpoints=None, *more):
+        files = [part for path in (checkpoints or [self.model]) for part in ("--checkpoint", path)]
+        return self.start("send", "--job", "trainer", "--peer", "inference", "--rank", rank, "--world", world,
+                          "--layout", layout, "--timeout", 20, "--json", *files, *more)
+
+    def receiver(self, rank=0, world=1, layout=".*=1:R", *more):
+        return self.start("recv", "--job", "inference", "--peer", "trainer", "--rank", rank, "--world", world,
+                          "--layout", layout, "--timeout", 20, "--json", *more)
+
+    def assert_one_line(self, result, status, *texts):
+        code, _, errors = result
+        self.assertEqual(code, status, errors)
+        lines = [line for line in errors.splitlines() if line.startswith("tessera: ")]
+        self.assertEqual(len(lines), 1, errors)
+        for text in texts:
+            self.assertIn(text, lines[0])
+
+
+class Transfers(CommandTest):
+    def test_rows_become_columns_and_files_say_what_they_hold(self):
+        out = self.path / "out"
+        processes = [self.sender(rank, 2, "(w|bias|none)=2:S0", None, "--layout", ".*=2:R")
+                     for rank in range(2)]
+        processes += [self.receiver(rank, 2, "w=tp=2:S1", "--layout", ".*=tp=2:R", "--out", out, "--verify", self.model)
+                      for rank in range(2)]
+        for process in processes:
+            code, output, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+            self.assertEqual(json.loads(output)["bytes_moved"], json.loads(output)["bytes_lower_bound"])
+        for rank in range(2):
+            metadata, tensors = read_safetensors(out / f"rank-0000{rank}.safetensors")
+            self.assertEqual(metadata["version"], "1")
+            self.assertEqual(json.loads(metadata["tensors"])["w"],
+                             {"shape": [6, 8], "dtype": "f32", "layout": "tp=2:S1"})
+            values = struct.unpack("<24f", tensors["w"][2])
+            self.assertEqual(list(values), [8.0 * r + 4 * rank + c for r in range(6) for c in range(4)])
+            self.assertEqual(tensors["steps"], ("I64", [], struct.pack("<q", 7)))
+        self.assertEqual(sorted(p.name for p in out.iterdir()), ["rank-00000.safetensors", "rank-00001.safetensors"])
+
+    def test_a_cast_touches_floats_alone_and_several_versions_follow_each_other(self):
+        second = self.path / "second.safetensors"
+        write_safetensors(second, {
+            "w": ("F32", [6, 8], floats(48, 2.0)),
+            "bias": ("F32", [8], floats(8, 3.0)),
+            "steps": ("I64", [], struct.pack("<q", 8)),
+            "none": ("F32", [0, 4], b""),
+        })
+        out = self.path / "out"
+        sender = self.sender(0, 1, ".*=1:R", [self.model, second], "--version", 5)
+        receiver = self.receiver(0, 1, ".*=1:R", "--dtype", "bf16", "--count", 2, "--out", out,
+                                 "--verify", self.model, "--verify", second)
+        self.assertEqual(self.finish(sender)[0], 0)
+        code, output, errors = self.finish(receiver)
+        self.assertEqual(code, 0, errors)
+        self.assertEqual([t["version"] for t in json.loads(output)["transfers"]], [5, 6])
+        metadata, tensors = read_safetensors(out / "rank-00000.safetensors")
+        self.assertEqual(metadata["version"], "6")
+        self.assertEqual(tensors["w"][0], "BF16")
+        self.assertEqual(tensors["steps"][2], struct.pack("<q", 8))
+
+    def test_a_checkpoint_sent_as_partial_terms_adds_up(self):
+        senders = [self.sender(rank, 2, ".*=2:Psum") for rank in range(2)]
+        receiver = self.receiver(0, 1, ".*=1:R", "--verify", self.model)
+        for process in [*senders, receiver]:
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+
+    def test_verification_against_another_file_fails_with_status_1(self):
+        other = self.path / "other.safetensors"
+        write_safetensors(other, {
+            "w": ("F32", [6, 8], floats(48, 1.5)),
+            "bias": ("F32", [8], floats(8, 0.5)),
+            "steps": ("I64", [], struct.pack("<q", 7)),
+            "none": ("F32", [0, 4], b""),
+        })
+        self.sender()
+        self.assert_one_line(self.finish(self.receiver(0, 1, ".*=1:R", "--verify", other)), 1, "w")
+
+    def test_a_killed_sender_ends_the_receiver_with_status_4_and_no_partial_file(self):
+        out = self.path / "out"
+        sender = self.sender(0, 1, ".*=1:R", [self.model])
+        receiver = self.receiver(0, 1, ".*=1:R", "--count", 1000, "--out", out)
+        deadline = time.monotonic() + HANG
+        while not list(out.glob("*.safetensors")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        sender.send_signal(signal.SIGKILL)
+        self.assert_one_line(self.finish(receiver), 4, "trainer/0")
+        self.assertEqual([p.name for p in out.iterdir()], ["rank-00000.safetensors"])
+
+    def test_an_interrupted_command_ends_with_status_130(self):
+        sender = self.sender()
+        deadline = time.monotonic() + HANG
+        while not list((self.path / "run").glob("p-*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        sender.send_signal(signal.SIGINT)
+        self.assertEqual(self.finish(sender)[0], 130)
+
+    def test_nobody_there_ends_with_status_3_naming_who_is_missing(self):
+        result = self.run_command("send", "--job", "trainer", "--peer", "inference", "--rank", 0, "--world", 1,
+                                  "--checkpoint", self.model, "--layout", ".*=1:R", "--timeout", 0.5)
+        self.assert_one_line(result, 3, "inference")
+
+
+class Mistakes(CommandTest):
+    def test_unmatched_tensors_are_listed(self):
+        result = self.run_command("send", "--job", "a", "--peer", "b", "--rank", 0, "--world", 1, "--checkpoint",
+                                  self.model, "--layout", "w=1:R")
+        self.assert_one_line(result, 2, "bias", "steps")
+
+    def test_bad_layouts_checkpoints_and_ranks(self):
+        cases = [
+            (["--layout", ".*=2:S0,S1", "--checkpoint", self.model], "placement"),
+            (["--layout", "(=1:R", "--checkpoint", self.model], "("),
+            (["--layout", ".*=1:R", "--checkpoint", self.path / "missing.safetensors"], "missing.safetensors"),
+            (["--layout", ".*=1:S5", "--checkpoint", self.model], "5"),
+        ]
+        for arguments, text in cases:
+            with self.subTest(text=text):
+                result = self.run_command("send", "--job", "a", "--peer", "b", "--rank", 0, "--world", 1, "--timeout", 2,
+                                          *arguments)
+                self.assert_one_line(result, 2, text)
+        result = self.run_command("send", "--job", "a", "--peer", "b", "--rank", 3, "--world", 2, "--checkpoint",
+                                  self.model, "--layout", ".*=2:R")
+        self.assertEqual(result[0], 2, result[2])
+
+    def test_hostile_headers(self):
+        file = self.path / "hostile.safetensors"
+        headers = {
+            "deep": b"[" * 100_000,
+            "overlap": json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+                                   "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode(),
+            "overflow": json.dumps({"a": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}}).encode(),
+            "outside": json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [1000, 1016]}}).encode(),
+        }
+        for name, header in headers.items():
+            with self.subTest(name=name):
+                write_safetensors(file, {"a": ("F32", [2], floats(2))}, header)
+                result = self.run_command("plan", "--checkpoint", file, "--src", ".*=1:R", "--dst", ".*=1@1:R")
+                self.assert_one_line(result, 2, "hostile.safetensors")
+        file.write_bytes(struct.pack("<Q", 2**60) + b"{}")
+        result = self.run_command("plan", "--checkpoint", file, "--src", ".*=1:R", "--dst", ".*=1@1:R")
+        self.assert_one_line(result, 2, "hostile.safetensors")
+
+    def test_a_receiver_that_asks_for_a_name_in_another_dtype_class_is_told(self):
+        self.sender()
+        result = self.finish(self.receiver(0, 1, ".*=1:R", "--dtype", "i64"))
+        self.assert_one_line(result, 2, "i64")
+
+
+class Plans(CommandTest):
+    def test_json_has_the_documented_form(self):
+        code, output, errors = self.run_command("plan", "--shape", "4096x4096", "--dtype", "bf16", "--src",
+                                                "dp=2,fsdp=4@0-7:R,S0", "--dst", "tp=4@8-11:S1", "--json")
+        self.assertEqual(code, 0, errors)
+        plan = json.loads(output)
+        self.assertEqual(plan["shape"], [4096, 4096])
+        self.assertEqual(plan["stats"]["bytes_moved"], 4096 * 4096 * 2)
+        self.assertEqual(plan["stats"]["max_egress"], plan["stats"]["max_egress_lower_bound"])
+        self.assertEqual(sum(route["bytes"] for route in plan["routes"]), plan["stats"]["bytes_delivered"])
+        for route in plan["routes"]:
+            self.assertEqual(set(route), {"src", "dsts", "kind", "region", "bytes"})
+
+    def test_a_picture_and_an_explanation(self):
+        picture = self.path / "plan.svg"
+        code, output, errors = self.run_command("plan", "--shape", "64x64", "--dtype", "f32", "--src", "4:S0", "--dst",
+                                                "2@4-5:S1", "--svg", picture)
+        self.assertEqual(code, 0, errors)
+        self.assertIn("lower bound", output)
+        self.assertTrue(picture.read_text().lstrip().startswith("<"))
+
+    def test_invalid_layouts_give_one_line_and_status_2(self):
+        for source in ("dp=2@0-7:R", "2:S0,S1", "2:X", "dp=2:S9", "0:R", "2@0-99999999999:R"):
+            with self.subTest(source=source):
+                result = self.run_command("plan", "--shape", "8x8", "--dtype", "f32", "--src", source, "--dst", "1@9:R")
+                self.assert_one_line(result, 2)
+
+    def test_a_whole_model(self):
+        code, output, errors = self.run_command("plan", "--checkpoint", self.model, "--src", ".*=1:R", "--dst",
+                                                "w=2@1-2:S1", "--dst", ".*=2@1-2:R")
+        self.assertEqual(code, 0, errors)
+        self.assertIn("4", output)
+
+
+class Others(CommandTest):
+    def test_every_command_has_help_with_examples(self):
+        for command in ("store", "send", "recv", "plan", "doctor"):
+            code, output, _ = self.run_command(command, "--help")
+            self.assertEqual(code, 0)
+            self.assertIn("tessera " + command, output)
+
+    def test_doctor_speaks_json(self):
+        code, output, errors = self.run_command("doctor", "--json")
+        self.assertEqual(code, 0, errors)
+        json.loads(output)
+
+    def test_a_store_serves_tcp_until_it_is_told_to_stop(self):
+        store = self.start("store", "--listen", "127.0.0.1:0")
+        address = store.stdout.readline().strip().split()[-1]
+        self.environment["TESSERA_STORE"] = address if address.startswith("tcp://") else "tcp://" + address
+        for process in (self.sender(), self.receiver(0, 1, ".*=1:R", "--verify", self.model)):
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+        store.send_signal(signal.SIGTERM)
+        self.assertIn(store.wait(timeout=HANG), (0, 130))
+
+
+if __name__ == "__main__":
+    TESSERA = sys.argv.pop(1)
+    unittest.main()
