@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 
 #include "tests/harness.h"
@@ -14,6 +15,7 @@ struct Jobs {
   int sources;
   int destinations;
   uint64_t seed;
+  const char* pull;  // TESSERA_FORCE_PULL: how private memory is read
 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -61,6 +63,7 @@ int send_all(const Jobs& jobs, const std::string& store, Rank rank) {
 }
 
 int receive_all(const Jobs& jobs, const std::string& store, Rank rank) {
+  ::setenv("TESSERA_FORCE_PULL", jobs.pull, 1);
   const std::vector<RandomCase> cases = cases_of(jobs);
   Bus bus({.job = "inference", .rank = rank, .world = jobs.destinations, .store = store, .threads = 1});
   Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
@@ -97,8 +100,8 @@ TEST_P(RandomLayouts, EveryElementArrives) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, RandomLayouts,
-                         testing::Values(Jobs{1, 1, 11}, Jobs{2, 3, 12}, Jobs{4, 2, 13}, Jobs{3, 4, 14}, Jobs{6, 1, 15},
-                                         Jobs{4, 4, 16}),
+                         testing::Values(Jobs{1, 1, 11, ""}, Jobs{2, 3, 12, "ring"}, Jobs{4, 2, 13, "readv"},
+                                         Jobs{3, 4, 14, ""}, Jobs{6, 1, 15, "ring"}, Jobs{4, 4, 16, "readv"}),
                          [](const auto& jobs) {
                            return std::to_string(jobs.param.sources) + "To" + std::to_string(jobs.param.destinations);
                          });
