@@ -168,11 +168,13 @@ void BatchImpl::end_operation(const Status& status) {
 }
 
 void BatchImpl::break_batch(const Status& status) {
-  if (!broken_.ok() || closed_) return;
-  broken_ = status;
-  log().info("{}: {}: {}", identity().name(), describe(), status.message());
-  fail_attach(status);
-  on_broken();
+  if (closed_) return;
+  if (broken_.ok()) {
+    broken_ = status;
+    log().info("{}: {}: {}", identity().name(), describe(), status.message());
+    fail_attach(status);
+  }
+  on_broken(status);  // each time: what a second loss takes away may be what the operation still needs
 }
 
 Status BatchImpl::broken_status() const {

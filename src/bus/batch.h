@@ -61,8 +61,8 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   virtual Progress sample() const = 0;                   // any thread
   // Ends the current operation with `status`: now, or once nothing reads or writes the user's memory any more.
   virtual void fail_operation(const Status& status) = 0;
-  // Fails an operation that depends on what was lost and tells the other peers.
-  virtual void on_broken() = 0;
+  // Fails an operation that depends on what was lost and tells the other peers. Called for every loss.
+  virtual void on_broken(const Status& latest) = 0;
   // The current operation's deadline has come.
   virtual void on_deadline() = 0;
   // Ends the current operation early if nobody has begun to read or write for it; whether it did.

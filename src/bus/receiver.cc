@@ -373,7 +373,7 @@ void ReceiverBatch::lose_fellow(const std::string&, const Status& status) {
   break_batch(status);
 }
 
-void ReceiverBatch::on_broken() {
+void ReceiverBatch::on_broken(const Status& latest) {
   {
     const std::lock_guard lock(mutex_);
     newest_ = 0;
@@ -384,7 +384,7 @@ void ReceiverBatch::on_broken() {
   // rank is done with it, and a fellow that has it may close.
   const bool taking = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && chosen_);
   if (taking && !needs_lost_sender()) return;
-  fail_operation(broken_);
+  fail_operation(latest);
   broadcast_broken();
 }
 

@@ -33,7 +33,7 @@ class ReceiverBatch final : public BatchImpl, public PullLinkOwner {
   void detach_all(const Status& why) override;
   Progress sample() const override;
   void fail_operation(const Status& status) override;
-  void on_broken() override;
+  void on_broken(const Status& latest) override;
   void on_deadline() override;
   bool cancel_operation() override;
 

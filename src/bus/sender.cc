@@ -357,7 +357,7 @@ void SenderBatch::on_source_broken(SourceLink& link, const Status& status) {
   if (link.done_version() != offering_) fail_operation(status);  // it will not take this version any more
 }
 
-void SenderBatch::on_broken() {
+void SenderBatch::on_broken(const Status& latest) {
   // Nobody has to be told: whoever can see this peer is connected to it.
   // A receiver that has all it wanted may go while others are still at it.
   if (phase_ == Phase::kOffered) {
@@ -366,7 +366,7 @@ void SenderBatch::on_broken() {
     };
     if (std::ranges::none_of(receivers_, gone)) return check_ended();
   }
-  fail_operation(broken_);
+  fail_operation(latest);
 }
 
 Progress SenderBatch::sample() const {
