@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <ostream>
 #include <random>
 
 #include "tests/harness.h"
@@ -16,6 +17,8 @@ struct Jobs {
   int destinations;
   uint64_t seed;
   const char* pull;  // TESSERA_FORCE_PULL: how private memory is read
+
+  friend void PrintTo(const Jobs& jobs, std::ostream* out) { *out << "seed " << jobs.seed << " " << jobs.pull; }
 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
