@@ -2,6 +2,7 @@
 // transfers. A daemon agent will be the same object in another process, driven through the command ring.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -53,6 +54,9 @@ class Agent {
   WorkerPool& pull_pool() { return pull_pool_; }
   WorkerPool& source_pool() { return source_pool_; }
   int threads() const { return pull_pool_.threads(); }
+  // Batches planned by this agent so far; a transfer that plans would show here.
+  void count_plan() { plans_.fetch_add(1); }
+  int64_t plans() const { return plans_.load(); }
 
   // From now on callers that attach to (pair, batch) are given to `acceptor`; those that came early, at once.
   // On the loop's thread. Throws kAlreadyExists if this rank has that batch already.
@@ -95,6 +99,7 @@ class Agent {
   EventLoop loop_;
   WorkerPool pull_pool_;
   WorkerPool source_pool_;
+  std::atomic<int64_t> plans_{0};
   uint64_t next_id_ = 1;
   std::map<uint64_t, Waiting> waiting_;
   std::map<std::pair<std::string, std::string>, Acceptor*> batches_;

@@ -79,6 +79,7 @@ void BatchImpl::attach(Deadline deadline) {
   }
   setup_.agent->run_on_loop([this] { unwatch_members(); });
   allocations_at_start_ = allocations_.load();
+  plans_at_start_ = setup_.agent->plans();
   store_requests_at_start_ = setup_.store->requests();
   register_seconds_ += to_seconds(Clock::steady().now() - created_);
 }
@@ -197,7 +198,7 @@ BatchStats BatchImpl::stats() const {
           .transfers = transfers_.load(),
           .register_seconds = register_seconds_,
           .store_requests = static_cast<int64_t>(setup_.store->requests() - store_requests_at_start_),
-          .plans = 0,
+          .plans = setup_.agent->plans() - plans_at_start_,
           .allocations = allocations_.load() - allocations_at_start_};
 }
 

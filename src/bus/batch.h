@@ -113,6 +113,7 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   std::atomic<int64_t> rank_bytes_{0};
   std::atomic<int64_t> allocations_{0};
   int64_t allocations_at_start_ = 0;
+  int64_t plans_at_start_ = 0;
   uint64_t store_requests_at_start_ = 0;
   double register_seconds_ = 0;
   const TimePoint created_;

@@ -93,6 +93,7 @@ class PairImpl {
           bus_->rendezvous().exchange(view_, id, sends, bus_->options().digest, std::move(manifest), deadline);
       const auto own = static_cast<int>(view_.own.size());
       const auto peer = static_cast<int>(view_.peer.size());
+      bus_->agent().count_plan();
       setup.routes = plan_batch(setup.agreement.match, sends ? own : peer, sends ? peer : own, sends, identity.rank);
       setup.tensors = local_tensors(setup.agreement.match, tensors, identity.rank, sends);
     } catch (...) {
