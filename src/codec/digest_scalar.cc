@@ -26,16 +26,17 @@ void add_row(const std::byte* data, size_t offset, size_t n, uint64_t sums[2]) {
   }
 }
 
-void block_rows(const DigestRows& rows, uint64_t sums[2]) {
+void block_rows(const DigestRows& rows, Prefetcher& /*ahead*/, uint64_t sums[2]) {
   for (size_t r = 0; r < rows.rows; ++r)
     add_row(rows.data + static_cast<ptrdiff_t>(r) * rows.data_stride, rows.offset + r * rows.image_stride,
             rows.row_bytes, sums);
 }
 
-void block_copy(std::byte* dst, const std::byte* src, size_t offset, size_t n, Prefetcher& /*ahead*/,
-                uint64_t sums[2]) {
-  add_row(src, offset, n, sums);
-  std::memcpy(dst, src, n);
+void block_copy(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, Prefetcher& ahead, uint64_t sums[2]) {
+  block_rows(rows, ahead, sums);
+  for (size_t r = 0; r < rows.rows; ++r)
+    std::memcpy(dst + static_cast<ptrdiff_t>(r) * dst_stride, rows.data + static_cast<ptrdiff_t>(r) * rows.data_stride,
+                rows.row_bytes);
 }
 
 }  // namespace

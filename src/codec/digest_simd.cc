@@ -60,7 +60,7 @@ HWY_INLINE void add_part_of_word(const std::byte* data, size_t offset, size_t n,
   sums.of_1.part += uint64_t{word} * kWordMultipliers[1][offset / sizeof(bytes)];
 }
 
-HWY_INLINE void add_row(const std::byte* data, size_t offset, size_t n, Sums& sums) {
+HWY_INLINE void add_row(const std::byte* data, size_t offset, size_t n, Prefetcher& ahead, Sums& sums) {
   const size_t head = std::min(n, (0 - offset) % sizeof(uint32_t));
   if (head != 0) {
     add_part_of_word(data, offset, head, sums);
@@ -71,6 +71,12 @@ HWY_INLINE void add_row(const std::byte* data, size_t offset, size_t n, Sums& su
   const size_t lanes = hn::Lanes(D32());
   const size_t step = lanes * sizeof(uint32_t);
   size_t word = offset / sizeof(uint32_t);
+  for (; n >= kLine; n -= kLine) {
+    ahead.step();
+    for (size_t i = 0; i < kLine; i += step, data += step, word += lanes)
+      add_words(hn::LoadU(D32(), reinterpret_cast<const uint32_t*>(data)), word, sums);
+  }
+  if (head + n != 0) ahead.step();
   for (; n >= step; n -= step, data += step, word += lanes)
     add_words(hn::LoadU(D32(), reinterpret_cast<const uint32_t*>(data)), word, sums);
   if (n != 0) {  // zeros do not count, so neither do the multipliers behind the last
@@ -105,31 +111,37 @@ HWY_INLINE void add_up(const Sums& vectors, uint64_t sums[2]) {
   sums[1] += total(vectors.of_1);
 }
 
-void block_rows(const DigestRows& rows, uint64_t sums[2]) {
+void block_rows(const DigestRows& rows, Prefetcher& ahead, uint64_t sums[2]) {
   Sums vectors = no_sums();
   for (size_t r = 0; r < rows.rows; ++r)
     add_row(rows.data + static_cast<ptrdiff_t>(r) * rows.data_stride, rows.offset + r * rows.image_stride,
-            rows.row_bytes, vectors);
+            rows.row_bytes, ahead, vectors);
   add_up(vectors, sums);
 }
 
-void block_copy(std::byte* dst, const std::byte* src, size_t offset, size_t n, Prefetcher& ahead, uint64_t sums[2]) {
-  Sums vectors = no_sums();
+HWY_INLINE void copy_row(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t offset, size_t n,
+                         Prefetcher& ahead, Sums& sums) {
   const size_t head = to_line(dst);
   size_t done = 0;
   if (head + kLine <= n && (offset + head) % sizeof(uint32_t) == 0) {  // lines of dst begin where words do
-    if (head != 0) add_row(src, offset, head, vectors);
+    if (head != 0) add_row(src, offset, head, ahead, sums);
     std::memcpy(dst, src, head);
     for (done = head; done + kLine <= n; done += kLine) {
       ahead.step();
-      add_line(src + done, dst + done, (offset + done) / sizeof(uint32_t), vectors);
+      add_line(src + done, dst + done, (offset + done) / sizeof(uint32_t), sums);
     }
   }
   if (done < n) {
-    ahead.advance(n - done);
-    add_row(src + done, offset + done, n - done, vectors);
+    add_row(src + done, offset + done, n - done, ahead, sums);
     stream_bytes(dst + done, src + done, n - done);
   }
+}
+
+void block_copy(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, Prefetcher& ahead, uint64_t sums[2]) {
+  Sums vectors = no_sums();
+  for (size_t r = 0; r < rows.rows; ++r)
+    copy_row(dst + static_cast<ptrdiff_t>(r) * dst_stride, rows.data + static_cast<ptrdiff_t>(r) * rows.data_stride,
+             rows.offset + r * rows.image_stride, rows.row_bytes, ahead, vectors);
   add_up(vectors, sums);
 }
 

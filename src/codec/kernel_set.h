@@ -27,23 +27,23 @@ struct StreamKernels {
                     size_t rows);
 };
 
-// Rows inside one block of the image: row r starts at byte `offset + r * image_stride` of the block. Sums W_j * T_k[j]
-// into sums[k]. REQUIRES: every row ends at or before the block's end.
+// Rows of the image: row r starts at byte `offset + r * image_stride`.
 struct DigestRows {
   const std::byte* data;
   ptrdiff_t data_stride;
-  size_t offset;
-  size_t image_stride;
+  uint64_t offset;
+  uint64_t image_stride;
   size_t row_bytes;
   size_t rows;
 };
 class Prefetcher;
+// Add W_j * T_k[j] to sums[k]. Offsets count from the start of a block in which every row ends; `ahead` stands at the
+// first row and is stepped by every line that is read.
 struct DigestKernels {
   std::string_view target;
-  void (*block_rows)(const DigestRows& rows, uint64_t sums[2]);
-  // The same for one run of n bytes from byte `offset` of the block, which is streamed to `dst` on the way.
-  void (*block_copy)(std::byte* dst, const std::byte* src, size_t offset, size_t n, Prefetcher& ahead,
-                     uint64_t sums[2]);
+  void (*block_rows)(const DigestRows& rows, Prefetcher& ahead, uint64_t sums[2]);
+  // Streams the rows to `dst` on the way.
+  void (*block_copy)(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, Prefetcher& ahead, uint64_t sums[2]);
 };
 
 // Of the floats that have SIMD variants: f64, f32, f16, bf16, as DType numbers them.

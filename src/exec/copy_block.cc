@@ -15,15 +15,7 @@ constexpr int64_t kL1Bytes = 16 << 10;    // read twice: the second time from L1
 constexpr int64_t kStreamRow = 256;       // bytes from which streaming a row pays
 constexpr int64_t kAtomsAtOnce = 256;     // gathered and scattered together
 constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of a plain copy its source is asked for
-constexpr int64_t kDigestBytes = 4096;    // digested while as much again is on its way
 constexpr int64_t kCacheLine = 64;
-
-// REQUIRES: the block is small: it is read as it is.
-void digest_part(Digest& digest, const Block& block, const std::byte* src, int64_t row_bytes) {
-  digest_rows(digest, static_cast<uint64_t>(block.offset[kImage]), static_cast<uint64_t>(block.row_step[kImage]),
-              src + block.offset[kSource], block.row_step[kSource], static_cast<size_t>(row_bytes),
-              static_cast<size_t>(block.rows));
-}
 
 template <typename T>
 void move_atoms(const std::byte* src, int64_t src_step, std::byte* dst, int64_t dst_step, int64_t count) {
@@ -87,18 +79,9 @@ void split_block(const Block& block, const Offsets& atom_bytes, int64_t bytes, V
 }  // namespace
 
 void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes) {
-  const int64_t row_bytes = block.row_atoms * atom_bytes;
-  if (block.rows == 1 || row_bytes < kCacheLine) return digest_part(digest, block, src, row_bytes);
-  const int64_t rows_at_once = std::max<int64_t>(kDigestBytes / row_bytes, 1);
-  for (int64_t row = 0; row < block.rows; row += rows_at_once) {
-    Block part = block;
-    add_steps(part.offset, block.row_step, row);
-    part.rows = std::min(rows_at_once, block.rows - row);
-    const int64_t next_end = std::min(row + 2 * rows_at_once, block.rows);
-    for (int64_t next = row + rows_at_once; next < next_end; ++next)
-      prefetch_row(src + block.offset[kSource] + next * block.row_step[kSource], row_bytes);
-    digest_part(digest, part, src, row_bytes);
-  }
+  digest_rows(digest, static_cast<uint64_t>(block.offset[kImage]), static_cast<uint64_t>(block.row_step[kImage]),
+              src + block.offset[kSource], block.row_step[kSource], static_cast<size_t>(block.row_atoms * atom_bytes),
+              static_cast<size_t>(block.rows));
 }
 
 BlockKernel::BlockKernel(DType from, DType to, Combine combine, ReduceOp op, Store store)
@@ -135,12 +118,12 @@ void BlockKernel::copy(const Block& block, const std::byte* src, std::byte* dst,
   const int64_t src_step = block.row_step[kSource];
   const int64_t dst_step = block.row_step[kDestination];
   if (block.row_atoms == 1) {
-    if (digest != nullptr) digest_part(*digest, block, src, row_bytes);
+    if (digest != nullptr) digest_block(*digest, block, src, src_bytes_);
     move_atoms(src_bytes_, from, src_step, to, dst_step, block.rows);
   } else if (store_ == Store::kCache) {
     split_block(block, {src_bytes_, src_bytes_, src_bytes_}, kL1Bytes, [&](const Block& part) {
       const int64_t part_bytes = part.row_atoms * src_bytes_;
-      if (digest != nullptr) digest_part(*digest, part, src, part_bytes);
+      if (digest != nullptr) digest_block(*digest, part, src, src_bytes_);
       copy_rows(src + part.offset[kSource], src_step, dst + part.offset[kDestination], dst_step, part_bytes, part.rows);
     });
   } else if (digest != nullptr) {
@@ -153,7 +136,7 @@ void BlockKernel::copy(const Block& block, const std::byte* src, std::byte* dst,
 
 void BlockKernel::convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const {
   split_block(block, {src_bytes_, dst_bytes_, src_bytes_}, kL1Bytes, [&](const Block& part) {
-    if (digest != nullptr) digest_part(*digest, part, src, part.row_atoms * src_bytes_);
+    if (digest != nullptr) digest_block(*digest, part, src, src_bytes_);
     if (part.row_atoms == 1) {
       convert_atoms(part, src, dst);
     } else {

@@ -12,8 +12,7 @@
 
 namespace tessera {
 
-// Digests the source's rows of a block where they lie. Asks for the next rows while it works on the present ones: the
-// processor's own prefetchers do not see from one short row to the next.
+// Digests the source's rows of a block where they lie. (Digest::elements is the caller's.)
 void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes);
 
 // Chosen once a route. Immutable, hence thread-safe.
