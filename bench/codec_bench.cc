@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -20,6 +21,7 @@
 #include "codec/kernel.h"
 #include "codec/reduce.h"
 #include "codec/stream.h"
+#include "tessera/error.h"
 
 namespace tessera {
 namespace {
@@ -203,7 +205,7 @@ BENCHMARK(digest_and_copy)->Arg(512)->Arg(1024)->Arg(8192)->Arg(kImageStride);
 }  // namespace
 }  // namespace tessera
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   benchmark::AddCustomContext("kernel", std::string(tessera::active_kernel()));
@@ -211,4 +213,7 @@ int main(int argc, char** argv) {
   tessera::register_casts();
   benchmark::RunSpecifiedBenchmarks();
   return 0;
+} catch (const tessera::Error& error) {
+  std::fprintf(stderr, "codec_bench: %s\n", error.what());
+  return 2;
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the table of PyTorch's own shard layouts that src/layout/torch_table_test.cc reads.
 
-    python3 -m venv /tmp/torchenv && /tmp/torchenv/bin/pip install torch==2.13.0 numpy
-    /tmp/torchenv/bin/python scripts/torch_layout_table.py > src/layout/testdata/torch_layouts.tsv
+    python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 numpy
+    .venv/bin/python scripts/torch_layout_table.py > src/layout/testdata/torch_layouts.tsv
 
 Every entry comes from DTensor itself: one process plays every rank of a mesh in turn over the fake process group and
 distributes an arange tensor with `distribute_tensor(..., src_data_rank=None)`; the values in its local tensor say which

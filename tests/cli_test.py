@@ -174,6 +174,26 @@ class Transfers(CommandTest):
         sender.send_signal(signal.SIGINT)
         self.assertEqual(self.finish(sender)[0], 130)
 
+    def test_a_command_that_waits_for_the_other_job_is_interrupted_and_leaves_nothing(self):
+        run = self.path / "run"
+        for sent in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=sent):
+                receiver = self.receiver()
+                deadline = time.monotonic() + HANG
+                while not list(run.glob("p-*")) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                time.sleep(0.3)  # it waits by now; sooner is as good
+                receiver.send_signal(sent)
+                self.assert_one_line(self.finish(receiver), 130, "interrupted")
+                self.assertEqual(list(run.iterdir()), [])
+
+    def test_the_time_out_holds_for_the_store_as_well(self):
+        begin = time.monotonic()
+        result = self.run_command("recv", "--store", "tcp://127.0.0.1:1", "--job", "a", "--peer", "b", "--rank", 0,
+                                  "--world", 1, "--layout", ".*=1:R", "--timeout", 1)
+        self.assert_one_line(result, 2, "127.0.0.1:1", "waited 1 s")
+        self.assertLess(time.monotonic() - begin, 8)
+
     def test_nobody_there_ends_with_status_3_naming_who_is_missing(self):
         result = self.run_command("send", "--job", "trainer", "--peer", "inference", "--rank", 0, "--world", 1,
                                   "--checkpoint", self.model, "--layout", ".*=1:R", "--timeout", 0.5)

@@ -64,6 +64,7 @@ Process Process::start(std::string name, const std::function<void(const Say&)>& 
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail_errno("pipe2");
   UniqueFd reading(ends[0]), writing(ends[1]);
+  writing.keep_across_fork();
   std::fflush(stdout);
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();

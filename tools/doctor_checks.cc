@@ -118,6 +118,13 @@ std::string describe(const PathCost& cost) {
   return fmt::format("{:.1f} GB/s, {:.0f} ns a piece", cost.byte > 0 ? 1e-9 / cost.byte : 0.0, cost.piece * 1e9);
 }
 
+// Whether Yama's scope keeps the processes of one user from reading one another: in scope 1 they may with the consent
+// of the one that is read.
+bool yama_forbids(std::string_view scope) {
+  if (scope.empty() || scope == "0" || ::geteuid() == 0) return false;
+  return scope != "1" || Config::get().allow_ptrace != "any";
+}
+
 Check private_memory() {
   Check check{"processes", "private memory", State::kGood, "", ""};
   const std::string yama = line_of("/proc/sys/kernel/yama/ptrace_scope");
@@ -125,10 +132,13 @@ Check private_memory() {
     check.state = State::kLimited;
     check.detail = fmt::format("bounce ring only: {}", probe.message());
     check.fix = "a sandbox may forbid process_vm_readv: allow it, or hold tensors in Tessera's shared memory";
-  } else if (!yama.empty() && yama != "0" && ::geteuid() != 0) {
+  } else if (yama_forbids(yama)) {
     check.state = State::kLimited;
     check.detail = fmt::format("bounce ring between unrelated processes: Yama's ptrace_scope is {}", yama);
-    check.fix = "sysctl kernel.yama.ptrace_scope=0, or hold tensors in Tessera's shared memory";
+    check.fix = fmt::format("{}sysctl kernel.yama.ptrace_scope=0, or hold tensors in Tessera's shared memory",
+                            yama == "1" ? "TESSERA_ALLOW_PTRACE=any where memory is to be read lets every process of "
+                                          "the user read it by process_vm_readv; or "
+                                        : "");
   } else {
     const PullCosts& costs = pull_costs();
     check.detail = fmt::format("process_vm_readv ({}) for pieces of {} and more, the bounce ring ({}) for smaller ones",
@@ -136,6 +146,8 @@ Check private_memory() {
   }
   const std::string& forced = Config::get().force_pull;
   if (!forced.empty()) check.detail += fmt::format("; TESSERA_FORCE_PULL={}", forced);
+  if (const std::string& allowed = Config::get().allow_ptrace; !allowed.empty())
+    check.detail += fmt::format("; TESSERA_ALLOW_PTRACE={}", allowed);
   return check;
 }
 

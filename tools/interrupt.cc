@@ -16,7 +16,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr Duration kGrace = std::chrono::seconds(1);
+constexpr Duration kGrace = std::chrono::seconds(3);
 
 UniqueFd make_event() {
   UniqueFd fd(::eventfd(0, EFD_CLOEXEC));
@@ -80,24 +80,9 @@ void Interrupt::serve() {
 
   signalfd_siginfo first{};
   [[maybe_unused]] const ssize_t taken = ::read(signals_.get(), &first, sizeof(first));
-  requested_.store(true, std::memory_order_release);
+  stop_.request_stop();
   set_event(came_);
-  {
-    const std::lock_guard lock(mutex_);
-    if (cancel_) cancel_();
-  }
   if (wait(Deadline::after(kGrace).poll_ms())) end_now();
-}
-
-Interrupt::Scope::Scope(Interrupt& interrupt, std::function<void()> cancel) : interrupt_(interrupt) {
-  const std::lock_guard lock(interrupt.mutex_);
-  interrupt.cancel_ = std::move(cancel);
-  if (interrupt.requested()) interrupt.cancel_();
-}
-
-Interrupt::Scope::~Scope() {
-  const std::lock_guard lock(interrupt_.mutex_);
-  interrupt_.cancel_ = nullptr;
 }
 
 }  // namespace tessera::tools

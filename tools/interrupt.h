@@ -1,9 +1,8 @@
 // SIGINT and SIGTERM as an orderly end: what is under way is cancelled, destructors run, the process ends with 130.
 #pragma once
 
-#include <atomic>
 #include <functional>
-#include <mutex>
+#include <stop_token>
 #include <thread>
 
 #include "base/fd.h"
@@ -11,8 +10,9 @@
 namespace tessera::tools {
 
 // Make one, first thing in main(): it blocks both signals for the threads that start later, and waits for them on a
-// thread of its own. A command that has not ended a second after the signal, or at a second one, is ended by
-// _exit(130): a wait that cannot be cancelled must not hold the user. Thread-safe.
+// thread of its own. Whatever waits is stopped through stop_token(); a command that has not ended three seconds after
+// the signal, or at a second one, is ended by _exit(130): what cannot be cancelled (a transfer that has begun to write)
+// must not hold the user. Thread-safe.
 class Interrupt {
  public:
   Interrupt();
@@ -20,7 +20,9 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  bool requested() const { return requested_.load(std::memory_order_acquire); }
+  // Stop is requested by the first signal, on the signal thread.
+  std::stop_token stop_token() const { return stop_.get_token(); }
+  bool requested() const { return stop_.stop_requested(); }
   // Throws Error(kCancelled) after a signal. Call it between steps.
   void check() const;
   // Blocks until a signal comes.
@@ -29,21 +31,16 @@ class Interrupt {
   // While it lives, a signal calls `cancel`, on the signal thread; at once if the signal has come already.
   class Scope {
    public:
-    Scope(Interrupt& interrupt, std::function<void()> cancel);
-    ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
+    Scope(Interrupt& interrupt, std::function<void()> cancel) : callback_(interrupt.stop_token(), std::move(cancel)) {}
 
    private:
-    Interrupt& interrupt_;
+    std::stop_callback<std::function<void()>> callback_;
   };
 
  private:
   void serve();
 
-  std::atomic<bool> requested_{false};
-  std::mutex mutex_;
-  std::function<void()> cancel_;  // guarded by mutex_
+  std::stop_source stop_;
   UniqueFd signals_;
   UniqueFd came_;   // readable once a signal has come
   UniqueFd ended_;  // readable once the destructor runs

@@ -56,11 +56,22 @@ ExitStatus execute(const Run& run, Interrupt& interrupt) {
   }
 }
 
+// Throws for a first word that is no command, which the parser would call a missing one.
+void check_command(const CLI::App& app, const std::vector<std::string>& args) {
+  const auto word = std::ranges::find_if(args, [](const std::string& arg) { return !arg.starts_with('-'); });
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  if (word == args.end() || std::ranges::find(names, *word) != names.end()) return;
+  throw CLI::ParseError(fmt::format("unknown command '{}': there are {}", *word, fmt::join(names, ", ")),
+                        CLI::ExitCodes::ExtrasError);
+}
+
 ExitStatus tessera_main(const std::vector<std::string>& args) {
   CLI::App app(kDescription, "tessera");
   Run run;
   declare(app, run);
   try {
+    check_command(app, args);
     std::vector<std::string> reversed = expand_lists(args);
     std::ranges::reverse(reversed);  // as CLI11 takes them
     app.parse(std::move(reversed));

@@ -87,6 +87,8 @@ std::filesystem::path make_folder(const std::string& name) {
 ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
   TransferReport report{
       .command = "recv", .bus = options.job.bus(), .pair = options.job.pair_options(), .stats = {}, .transfers = {}};
+  report.bus.timeout = report.pair.timeout;
+  report.bus.stop = interrupt.stop_token();
   const Timeout timeout = options.job.transfer_timeout();
   const LayoutRules rules = LayoutRules::parse(options.job.layouts);
   const NameFilter skip = NameFilter::parse(options.skip, "--skip");

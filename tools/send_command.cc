@@ -69,6 +69,8 @@ std::vector<Checkpoint> open_all(const std::vector<std::string>& paths) {
 ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
   TransferReport report{
       .command = "send", .bus = options.job.bus(), .pair = options.job.pair_options(), .stats = {}, .transfers = {}};
+  report.bus.timeout = report.pair.timeout;
+  report.bus.stop = interrupt.stop_token();
   const Timeout timeout = options.job.transfer_timeout();
   const LayoutRules rules = LayoutRules::parse(options.job.layouts);
   const std::vector<Checkpoint> checkpoints = open_all(options.checkpoints);

@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -36,10 +37,15 @@ struct BusOptions {
   std::string job = {};  // this job's name: what the peer calls it
   Rank rank = 0;         // in this job, 0 .. world-1
   int world = 1;
-  std::string store = {};       // URL; empty: TESSERA_STORE, else "auto"
-  std::string name_space = {};  // empty: TESSERA_NAMESPACE, else "default"
-  int threads = 0;              // that copy; 0: usable CPUs over this host's ranks, at least 1
-  bool digest = true;           // check every route's digest; either side may switch it off for both
+  std::string store = {};                // URL; empty: TESSERA_STORE, else "auto"
+  std::string name_space = {};           // empty: TESSERA_NAMESPACE, else "default"
+  int threads = 0;                       // that copy; 0: usable CPUs over this host's ranks, at least 1
+  bool digest = true;                    // check every route's digest; either side may switch it off for both
+  Timeout timeout = kRendezvousTimeout;  // until the store answers and (job, rank) is this process'
+  // Once a stop is requested, from any thread, all that waits for other ranks to come ends with kCancelled, now and
+  // from then on: Bus(), pair(), offer(), accept(), manifest(), wait_version(). What was published is taken back as the
+  // objects go. (A transfer under way is cancelled by its Handle.)
+  std::stop_token stop = {};
 };
 
 struct PairOptions {
@@ -89,6 +95,8 @@ struct BatchStats {
   int64_t store_requests = 0;
   int64_t plans = 0;
   int64_t allocations = 0;  // of staging, scratch and rings
+  // Nor does it allocate for each tensor or byte: what a transfer takes from the heap is its operation and the messages
+  // between ranks, a few small blocks a peer (tests/multiproc/heap_test.cc counts them).
 };
 
 // Layout-independent digest of one tensor's logical contents: docs/formats/digest.md.
@@ -193,7 +201,8 @@ class Pair {
 // This process' place on the bus: its name, its store and the threads that move its data (an embedded agent).
 class Bus {
  public:
-  // Connects to the store and claims (job, rank). Throws kAlreadyExists, with both pids, if a living process has it.
+  // Connects to the store and claims (job, rank). Throws kAlreadyExists, with both pids, if a living process has it,
+  // and kUnavailable if no store answers within BusOptions::timeout.
   explicit Bus(BusOptions options);
   Bus(Bus&&) noexcept;
   Bus& operator=(Bus&&) noexcept;

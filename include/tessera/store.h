@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -165,19 +166,22 @@ class Store {
                              Timeout timeout = kDefaultTimeout);
 
   // Waits until what `prefix` holds satisfies `predicate` and returns it: one range and one watch, no polling. The
-  // predicate runs on the calling thread. Throws kDeadlineExceeded.
-  StoreView wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout);
+  // predicate runs on the calling thread. Throws kDeadlineExceeded, and kCancelled once `stop` is requested.
+  StoreView wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout, std::stop_token stop = {});
 };
 
 struct StoreOptions {
   // For "auto"; empty: the default (see TESSERA_RUNTIME_DIR).
   std::string runtime_dir{};
-  // How long open_store() waits for the first connection.
+  // How long open_store() waits for the first connection; a line in the log every 10 s says that it does.
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(10);
+  // Once it is requested, nothing waits for a connection any more: open_store(), and calls of the client without one,
+  // end with kCancelled. Calls of a connected client still work, so that it can take back what it has put.
+  std::stop_token stop{};
 };
 
 // "auto", "tcp://HOST:PORT", "unix:///PATH" (for tests) or "etcd://HOST:PORT" (kUnimplemented in a build without it).
-// Throws kInvalidArgument for any other URL and kUnavailable if no store answers in time.
+// Throws kInvalidArgument for any other URL, kUnavailable if no store answers in time and kCancelled once stopped.
 std::unique_ptr<Store> open_store(std::string_view url, const StoreOptions& options = {});
 
 // A server on a thread of its own, which ends with the object. Thread-safe.

@@ -12,10 +12,15 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_NAMESPACE", "default", "tells runs apart that share one store"},
     EnvironmentVariable{"TESSERA_RUNTIME_DIR", "",
                         "folder for sockets and locks; default $XDG_RUNTIME_DIR/tessera, else /tmp/tessera-UID"},
+    EnvironmentVariable{"XDG_RUNTIME_DIR", "",
+                        "the session's own folder, as the system sets it: the default of TESSERA_RUNTIME_DIR is in it"},
     EnvironmentVariable{"TESSERA_FORCE_KERNEL", "",
                         "codec kernels to use: scalar, or a SIMD target's name (SSE4, AVX2, AVX3, NEON, ...)"},
     EnvironmentVariable{"TESSERA_FORCE_PULL", "",
                         "how private memory of another process is read: readv or ring; default by measured cost"},
+    EnvironmentVariable{"TESSERA_ALLOW_PTRACE", "",
+                        "any: where Yama asks for consent, lets every process of this user read (and trace) this one "
+                        "while a bus is open, so that private memory needs no bounce ring; default no"},
 };
 
 std::string value_of(std::string_view name) {
@@ -39,8 +44,10 @@ const Config& Config::get() {
       .store = value_of("TESSERA_STORE"),
       .name_space = value_of("TESSERA_NAMESPACE"),
       .runtime_dir = value_of("TESSERA_RUNTIME_DIR"),
+      .xdg_runtime_dir = value_of("XDG_RUNTIME_DIR"),
       .force_kernel = value_of("TESSERA_FORCE_KERNEL"),
       .force_pull = value_of("TESSERA_FORCE_PULL"),
+      .allow_ptrace = value_of("TESSERA_ALLOW_PTRACE"),
   };
   return config;
 }

@@ -18,12 +18,14 @@ std::span<const EnvironmentVariable> environment_variables();
 
 // What the environment says, read once at the first call. Immutable, hence thread-safe.
 struct Config {
-  std::string log_level;     // TESSERA_LOG
-  std::string store;         // TESSERA_STORE
-  std::string name_space;    // TESSERA_NAMESPACE
-  std::string runtime_dir;   // TESSERA_RUNTIME_DIR
-  std::string force_kernel;  // TESSERA_FORCE_KERNEL
-  std::string force_pull;    // TESSERA_FORCE_PULL
+  std::string log_level;        // TESSERA_LOG
+  std::string store;            // TESSERA_STORE
+  std::string name_space;       // TESSERA_NAMESPACE
+  std::string runtime_dir;      // TESSERA_RUNTIME_DIR
+  std::string xdg_runtime_dir;  // XDG_RUNTIME_DIR
+  std::string force_kernel;     // TESSERA_FORCE_KERNEL
+  std::string force_pull;       // TESSERA_FORCE_PULL
+  std::string allow_ptrace;     // TESSERA_ALLOW_PTRACE
 
   static const Config& get();
 };

@@ -15,6 +15,7 @@ class Child {
  public:
   Child() {
     SocketPair pair = socket_pair();
+    pair.second.keep_across_fork();
     pid_ = ::fork();
     if (pid_ == 0) {
       ByteWriter out;

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <random>
 #include <vector>
@@ -86,8 +85,8 @@ void remove_leftovers(const std::string& root) {
 
 std::string RuntimeDir::default_root() {
   if (!Config::get().runtime_dir.empty()) return Config::get().runtime_dir;
-  const char* const xdg = std::getenv("XDG_RUNTIME_DIR");
-  if (xdg != nullptr && *xdg == '/' && is_folder(xdg)) return std::string(xdg) + "/tessera";
+  const std::string& xdg = Config::get().xdg_runtime_dir;
+  if (xdg.starts_with('/') && is_folder(xdg)) return xdg + "/tessera";
   return fmt::format("/tmp/tessera-{}", ::geteuid());
 }
 

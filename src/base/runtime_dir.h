@@ -5,7 +5,7 @@
 //   ROOT/p-<16 hex>/lock  an flock held for the RuntimeDir's life
 //
 // Whether a folder is left over from a dead process is judged by that flock alone, never by a pid; whoever opens the
-// root removes such folders. A forked child shares its parent's locks until it calls exec.
+// root removes such folders. A forked child holds none of its parent's locks.
 #pragma once
 
 #include <sys/types.h>

@@ -63,7 +63,8 @@ TEST_F(RuntimeDirTest, AFolderOfOurOwnLivesAsLongAsTheObject) {
 
 TEST_F(RuntimeDirTest, LeftoversOfAKilledProcessGoAndLivingOnesStay) {
   const RuntimeDir living = RuntimeDir::open(root_);
-  const SocketPair pair = socket_pair();
+  SocketPair pair = socket_pair();
+  pair.second.keep_across_fork();
   const pid_t child = ::fork();
   if (child == 0) {
     const RuntimeDir dir = RuntimeDir::open(root_);

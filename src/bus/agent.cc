@@ -47,7 +47,7 @@ Agent::~Agent() {
   loop_.stop();
 }
 
-void Agent::run_on_loop(const std::function<void()>& task) {
+void Agent::run_and_wait(const std::function<void()>& task) {
   if (::getpid() != pid_)
     fail(ErrorCode::kInvalidArgument, "{}: this is a forked child of pid {}; make a Bus of its own here",
          identity_.name(), pid_);
@@ -60,24 +60,23 @@ void Agent::run_on_loop(const std::function<void()>& task) {
     std::condition_variable done_changed;
     bool done = false;
     Status status;
-  };
-  const auto outcome = std::make_shared<Outcome>();
-  const bool posted = loop_.post([outcome, &task] {
+  } outcome;
+  const bool posted = loop_.post([&outcome, &task] {
     Status status;
     try {
       task();
     } catch (...) {
       status = status_of_current_exception();
     }
-    const std::lock_guard lock(outcome->mutex);
-    outcome->status = status;
-    outcome->done = true;
-    outcome->done_changed.notify_all();
+    const std::lock_guard lock(outcome.mutex);  // held to the end: the waiter may not go before it is released
+    outcome.status = status;
+    outcome.done = true;
+    outcome.done_changed.notify_all();
   });
   if (!posted) fail(ErrorCode::kCancelled, "the bus of {} is closed", identity_.name());
-  std::unique_lock lock(outcome->mutex);
-  outcome->done_changed.wait(lock, [&] { return outcome->done; });  // loop tasks do not block
-  outcome->status.throw_if_error();
+  std::unique_lock lock(outcome.mutex);
+  outcome.done_changed.wait(lock, [&] { return outcome.done; });  // loop tasks do not block
+  outcome.status.throw_if_error();
 }
 
 void Agent::register_batch(const std::string& pair, const std::string& batch, Acceptor* acceptor) {
@@ -121,10 +120,6 @@ Hello Agent::hello() const {
 }
 
 void Agent::check_welcome(Frame& frame, const std::string& expected_name) const {
-  if (frame.type == static_cast<uint16_t>(MessageType::kReject)) {
-    const Reject reject = parse<Reject>(frame.payload);
-    throw Error(reject.code, reject.text);
-  }
   if (frame.type != static_cast<uint16_t>(MessageType::kWelcome))
     fail(ErrorCode::kMismatch, "answered Hello with message {}", frame.type);
   const Welcome welcome = parse<Welcome>(frame.payload);
@@ -214,8 +209,7 @@ void Agent::hand_over(uint64_t id, Acceptor& acceptor) {
   } catch (const std::exception&) {
     const Status status = status_of_current_exception();
     log().warn("{}: {} refused: {}", identity_.name(), link->name(), status.message());
-    link->send(Reject{.code = status.code(), .text = status.message()});
-    link->close();
+    link->reject(status);
   }
 }
 
@@ -223,8 +217,7 @@ void Agent::reject(uint64_t id, const Status& status) {
   const auto it = waiting_.find(id);
   if (it == waiting_.end()) return;
   log().warn("{}: a caller refused: {}", identity_.name(), status.message());
-  it->second.link->send(Reject{.code = status.code(), .text = status.message()});
-  it->second.link->close();
+  it->second.link->reject(status);
   drop(id);
 }
 

@@ -14,6 +14,7 @@
 #include "bus/link.h"
 #include "bus/messages.h"
 #include "exec/worker_pool.h"
+#include "transport/shm/ptrace_consent.h"
 
 namespace tessera::bus {
 
@@ -69,11 +70,14 @@ class Agent {
             const std::function<void(std::shared_ptr<Link>)>& on_link);
   // The caller's first message on a new link.
   Hello hello() const;
-  // Checks an answer to Hello: throws what a Reject says, or kMismatch for another peer than expected.
+  // Checks an answer to Hello: throws kMismatch for another peer than expected.
   void check_welcome(Frame& frame, const std::string& expected_name) const;
 
   // Runs `task` on the loop's thread and waits until it has run; rethrows what it throws.
-  void run_on_loop(const std::function<void()>& task);
+  template <typename Task>
+  void run_on_loop(Task&& task) {
+    run_and_wait(std::ref(task));  // a reference is what std::function holds without a block of its own
+  }
 
  private:
   struct Waiting {  // said Hello, or said Attach before the batch was there
@@ -83,6 +87,7 @@ class Agent {
     EventLoop::TimerId timer = 0;
   };
 
+  void run_and_wait(const std::function<void()>& task);
   void listen();
   void accept_connections();
   void handle_frame(uint64_t id, Frame& frame);
@@ -93,6 +98,7 @@ class Agent {
   const Identity identity_;
   const int pid_;
   const Incarnation incarnation_;
+  const PtraceConsent ptrace_consent_;
   RuntimeDir runtime_dir_;
   std::string address_;
   UniqueFd listener_;

@@ -66,9 +66,10 @@ void BatchImpl::attach(Deadline deadline) {
     }
     std::unique_lock lock(mutex_);
     const auto ready = [&] { return attached_ || !lost_.ok(); };
-    while (!changed_.wait_for(lock, std::min(deadline.left(), kReminder), ready)) {
+    while (!changed_.wait_for(lock, setup_.stop, std::min(deadline.left(), kReminder), ready)) {
       const std::string waiting =
           fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
+      if (setup_.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
       if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
       log().warn("{}", waiting);
     }
@@ -132,17 +133,7 @@ std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout 
     fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
          operation_name_, identity().name());
   if (!although_broken) broken_status().throw_if_error();
-  const uint64_t number = ++operation_number_;
-  operation_ = std::make_shared<Operation>(Operation::Hooks{
-      .sample = [self = shared_from_this()] { return self->sample(); },
-      .cancel =
-          [self = shared_from_this(), number] {
-            bool cancelled = false;
-            self->setup_.agent->run_on_loop(
-                [&] { cancelled = self->operation_ && self->operation_number_ == number && self->cancel_operation(); });
-            return cancelled;
-          },
-  });
+  operation_ = std::make_shared<Operation>(shared_from_this(), ++operation_number_);
   operation_name_ = what;
   operation_start_ = Clock::steady().now();
   data_start_ = TimePoint{};
@@ -152,17 +143,29 @@ std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout 
 
 void BatchImpl::set_deadline(Deadline deadline) {
   deadline_ = deadline;
+  if (timer_ != 0 && timer_due_ <= deadline.when()) return;
   loop().cancel_timer(timer_);
-  timer_ = loop().add_timer(deadline.when(), [this] {
-    timer_ = 0;
-    if (operation_) on_deadline();
-  });
+  timer_due_ = deadline.when();
+  timer_ = loop().add_timer(timer_due_, [this] { watch_deadline(); });
+}
+
+void BatchImpl::watch_deadline() {
+  timer_ = 0;
+  if (!operation_) return;
+  if (deadline_.passed())
+    on_deadline();
+  else
+    set_deadline(deadline_);
+}
+
+bool BatchImpl::cancel(uint64_t operation) {
+  bool cancelled = false;
+  setup_.agent->run_on_loop([&] { cancelled = operation_ && operation_number_ == operation && cancel_operation(); });
+  return cancelled;
 }
 
 void BatchImpl::end_operation(const Status& status) {
   if (!operation_) return;
-  loop().cancel_timer(timer_);
-  timer_ = 0;
   const std::shared_ptr<Operation> operation = std::exchange(operation_, nullptr);
   if (status.ok()) ++transfers_;
   operation->finish(status, sample());

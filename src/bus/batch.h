@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct BatchSetup {
   Agent* agent = nullptr;
   Rendezvous* rendezvous = nullptr;
   const Store* store = nullptr;
+  std::stop_token stop;
   PairView view;
   std::string id;
   Agreement agreement;
@@ -33,7 +35,7 @@ struct BatchSetup {
   std::vector<LocalTensor> tensors;  // of this rank, in the order of the match
 };
 
-class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl> {
+class BatchImpl : public Acceptor, public OperationOwner, public std::enable_shared_from_this<BatchImpl> {
  public:
   ~BatchImpl() override = default;
 
@@ -47,6 +49,7 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   int64_t version() const { return version_.load(); }
   BatchStats stats() const;
   std::vector<TensorDigest> digests() const;
+  bool cancel(uint64_t operation) override;
   void close();
   // False in a forked child, where no call may be made.
   bool in_own_process() const { return ::getpid() == pid_; }
@@ -58,7 +61,6 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   virtual void connect() = 0;                            // makes links, fills calls_
   virtual std::vector<std::string> unready() const = 0;  // peers that are not attached yet
   virtual void detach_all(const Status& why) = 0;        // ok: it is simply over
-  virtual Progress sample() const = 0;                   // any thread
   // Ends the current operation with `status`: now, or once nothing reads or writes the user's memory any more.
   virtual void fail_operation(const Status& status) = 0;
   // Fails an operation that depends on what was lost and tells the other peers. Called for every loss.
@@ -78,7 +80,8 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   // The operation under way, if any; begin_operation() throws if there is one, or if the batch is broken or closed.
   // `although_broken`: what it needs was arranged before a peer was lost.
   std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout, bool although_broken = false);
-  void set_deadline(Deadline deadline);
+  void set_deadline(Deadline deadline);  // of the operation
+  void watch_deadline();
   void end_operation(const Status& status);
   double seconds_of_data() const;  // any thread
   std::string describe() const;    // "batch policy of pair weights"
@@ -100,10 +103,14 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
 
   BatchSetup setup_;
   std::shared_ptr<Operation> operation_;  // current
+  std::vector<Digest> sums_;              // those of the present transfer, as it ends; swapped with digests_
   const char* operation_name_ = "";
   TimePoint operation_start_{};
   Deadline deadline_ = Deadline::at({});
+  // Left alone as the deadline moves on or the operation ends: when it is due it looks. So an operation seldom sets
+  // one.
   EventLoop::TimerId timer_ = 0;
+  TimePoint timer_due_{};
   std::atomic<TimePoint> data_start_{TimePoint{}};  // of the operation; the epoch before any data flows
   Status broken_;                                   // the first peer lost, and why
   uint64_t operation_number_ = 0;
@@ -120,7 +127,7 @@ class BatchImpl : public Acceptor, public std::enable_shared_from_this<BatchImpl
   const int pid_ = ::getpid();
 
   mutable std::mutex mutex_;  // what follows
-  std::condition_variable changed_;
+  std::condition_variable_any changed_;
   bool attached_ = false;
   Status lost_;  // why attach() and wait_version() must give up
   std::vector<std::string> unready_;

@@ -19,12 +19,13 @@ namespace bus {
 class BusImpl {
  public:
   explicit BusImpl(BusOptions options) : options_(complete(std::move(options))) {
-    store_ = open_store(options_.store);
+    const Deadline deadline = Deadline::after(options_.timeout);
+    store_ = open_store(options_.store, {.connect_timeout = options_.timeout, .stop = options_.stop});
     agent_ = std::make_unique<Agent>(
         Identity{options_.name_space, options_.job, options_.rank, options_.world},
         options_.threads > 0 ? options_.threads : std::max(1, usable_cpus() / std::max(1, options_.world)));
-    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->address());
-    rendezvous_->claim(Deadline::after(kRendezvousTimeout));
+    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->address(), options_.stop);
+    rendezvous_->claim(deadline);
   }
 
   // A forked child has the parent's objects but none of its threads: any use would wait for them for ever.
@@ -83,6 +84,7 @@ class PairImpl {
     setup.agent = &bus_->agent();
     setup.rendezvous = &bus_->rendezvous();
     setup.store = &bus_->store();
+    setup.stop = bus_->options().stop;
     setup.view = view_;
     setup.id = id;
     try {

@@ -102,16 +102,40 @@ bool Link::read_all() {
     while (open()) {
       std::optional<Frame> frame = reader_.next();
       if (!frame) break;
-      if (const auto handlers = handlers_) handlers->on_frame(*frame);
+      handle_frame(*frame);
     }
     return more;
   } catch (const std::exception&) {
     const Status status = status_of_current_exception();
     log().warn("{}: connection closed: {}", name_, status.message());
-    end(Status(status.code() == ErrorCode::kPeerLost ? ErrorCode::kPeerLost : ErrorCode::kMismatch,
-               fmt::format("{}: {}", name_, status.message())));
+    if (!open()) return true;
+    // What does not parse is the peer's mistake, not an argument of the user's.
+    const ErrorCode code = status.code() == ErrorCode::kInvalidArgument ? ErrorCode::kMismatch : status.code();
+    const std::shared_ptr<const Handlers> handlers = handlers_;
+    reject(Status(code, status.message()));
+    if (handlers) handlers->on_end(Status(code, fmt::format("{}: {}", name_, status.message())));
     return true;
   }
+}
+
+void Link::handle_frame(Frame& frame) {
+  if (frame.type == static_cast<uint16_t>(MessageType::kReject)) {
+    const Reject reject = parse<Reject>(frame.payload);
+    return end(failed(reject.code, "{} refuses the connection: {}", name_, reject.text));
+  }
+  if (const auto handlers = handlers_) handlers->on_frame(frame);
+}
+
+void Link::reject(const Status& reason) {
+  if (!open()) return;
+  ByteWriter out;
+  Reject{.code = reason.code(), .text = reason.message()}.write(out);
+  try {
+    writer_.push(static_cast<uint16_t>(Reject::kType), out.take());
+  } catch (const Error&) {
+    // The peer does not read: it will find the connection closed.
+  }
+  close();
 }
 
 void Link::end(const Status& status) {

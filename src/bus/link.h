@@ -14,7 +14,8 @@ namespace tessera::bus {
 // Lives on the loop's thread. Owned by shared_ptr; close() (or the last owner) ends it.
 class Link : public std::enable_shared_from_this<Link> {
  public:
-  // Called with each frame. An exception out of it closes the link with that error: the peer sent what it must not.
+  // Called with each frame but Reject, which ends the link. An exception out of it closes the link with that error: the
+  // peer sent what it must not, or asks for what cannot be. The peer is told by a Reject.
   using OnFrame = std::function<void(Frame&)>;
   // Called once, unless close() came first: why the connection ended, naming the peer.
   using OnEnd = std::function<void(const Status&)>;
@@ -35,6 +36,8 @@ class Link : public std::enable_shared_from_this<Link> {
     message.write(out);
     send_bytes(Message::kType, out.take(), std::move(fds));
   }
+  // Tells the peer why and closes. No handler runs afterwards.
+  void reject(const Status& reason);
   // Sends what is queued as far as the socket takes it now, and closes. No handler runs afterwards.
   void close();
   bool open() const { return static_cast<bool>(socket_); }
@@ -44,6 +47,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void send_bytes(MessageType type, std::vector<std::byte> payload, std::vector<UniqueFd> fds);
   void handle_events(uint32_t events);
   void handle_death();
+  void handle_frame(Frame& frame);
   bool read_all();  // false once the peer has ended the stream
   void end(const Status& status);
 

@@ -1,10 +1,19 @@
 #include "bus/messages.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
 namespace tessera::bus {
 namespace {
 
 constexpr uint32_t kMaxText = 64 << 10;
+constexpr uint32_t kMaxRejectText = 2 << 10;
 constexpr uint32_t kMaxArenas = 1 << 16;
+
+// Digests travel as they lie in memory: u64 d0, u64 d1, u64 elements.
+static_assert(sizeof(Digest) == 24 && std::is_trivially_copyable_v<Digest>);
+static_assert(offsetof(Digest, d) == 0 && offsetof(Digest, elements) == 16);
 
 void write_status(const Status& status, ByteWriter& out) {
   out.put(static_cast<uint8_t>(status.code()));
@@ -111,13 +120,13 @@ Welcome Welcome::read(ByteReader& in) {
 }
 
 void Reject::write(ByteWriter& out) const {
-  write_status(Status(code, text), out);
+  write_status(Status(code, text.substr(0, kMaxRejectText)), out);
 }
 
 Reject Reject::read(ByteReader& in) {
   Reject reject;
   reject.code = read_code(in);
-  reject.text = in.get_string(kMaxText);
+  reject.text = in.get_string(kMaxRejectText);
   if (reject.code == ErrorCode::kOk) fail(ErrorCode::kInvalidArgument, "Reject: without an error");
   return reject;
 }
@@ -188,24 +197,17 @@ Prepare Prepare::read(ByteReader& in) {
 
 void Digests::write(ByteWriter& out) const {
   out.put(version);
-  out.put(static_cast<uint32_t>(digests.size()));
-  for (const Digest& digest : digests) {
-    out.put(digest.d[0]);
-    out.put(digest.d[1]);
-    out.put(digest.elements);
-  }
+  out.put_bytes(std::as_bytes(std::span(digests)));  // at once: there is one a route
 }
 
 Digests Digests::read(ByteReader& in) {
   Digests read;
   read.version = in.get<int64_t>();
-  for (uint32_t count = in.get_count(kMaxRoutes, 24); count > 0; --count) {
-    Digest digest;
-    digest.d[0] = in.get<uint64_t>();
-    digest.d[1] = in.get<uint64_t>();
-    digest.elements = in.get<uint64_t>();
-    read.digests.push_back(digest);
-  }
+  const std::span<const std::byte> bytes = in.get_bytes(kMaxRoutes * sizeof(Digest));
+  if (bytes.size() % sizeof(Digest) != 0)
+    fail(ErrorCode::kInvalidArgument, "Digests: {} bytes are no whole number of digests", bytes.size());
+  read.digests.resize(bytes.size() / sizeof(Digest));
+  std::ranges::copy(bytes, std::as_writable_bytes(std::span(read.digests)).begin());
   return read;
 }
 

@@ -86,7 +86,7 @@ struct Welcome {
   static Welcome read(ByteReader& in);
 };
 
-// Ends a connection with a reason that the caller reports.
+// Ends a connection with a reason that the other end reports. Longer texts are cut: it fits wherever a Hello does.
 struct Reject {
   static constexpr MessageType kType = MessageType::kReject;
   ErrorCode code = ErrorCode::kInternal;

@@ -47,6 +47,19 @@ TEST(Messages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
   expect_exact(Broken{Status(ErrorCode::kPeerLost, "gone")});
 }
 
+TEST(Messages, ALongRejectIsCutToWhatAHelloMayTake) {
+  const std::vector<std::byte> bytes = bytes_of_message(Reject{ErrorCode::kMismatch, std::string(100'000, 'x')});
+  EXPECT_LE(bytes.size(), kMaxHelloBytes);
+  EXPECT_EQ(parse<Reject>(bytes).text, std::string(2048, 'x'));
+}
+
+TEST(Messages, DigestsAreWhole) {
+  ByteWriter out;
+  out.put(int64_t{1});
+  out.put_bytes(std::vector<std::byte>(25));
+  EXPECT_THROW(parse<Digests>(out.view()), Error);
+}
+
 TEST(Messages, RandomBytesNeverDoMoreThanThrow) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 20'000; ++i) {

@@ -8,14 +8,14 @@ void Operation::set_version(int64_t version) {
 }
 
 void Operation::finish(const Status& status, const Progress& progress) {
-  Hooks dropped;  // destroyed outside the lock: they may hold the last reference to the batch
+  std::shared_ptr<OperationOwner> dropped;  // outside the lock: it may be the last reference to the batch
   {
     const std::lock_guard lock(mutex_);
     if (done_) return;
     done_ = true;
     status_ = status;
     progress_ = progress;
-    dropped = std::exchange(hooks_, {});
+    dropped = std::move(owner_);
   }
   ended_.notify_all();
 }
@@ -38,23 +38,19 @@ bool Operation::done() const {
 }
 
 bool Operation::cancel() {
-  std::function<bool()> cancel;
-  {
-    const std::lock_guard lock(mutex_);
-    if (done_) return false;
-    cancel = hooks_.cancel;
-  }
-  return cancel && cancel();
+  const std::shared_ptr<OperationOwner> working = owner();
+  return working && working->cancel(number_);
 }
 
 Progress Operation::progress() const {
-  std::function<Progress()> sample;
-  {
-    const std::lock_guard lock(mutex_);
-    if (done_) return progress_;
-    sample = hooks_.sample;
-  }
-  return sample ? sample() : Progress{};
+  if (const std::shared_ptr<OperationOwner> working = owner()) return working->sample();
+  const std::lock_guard lock(mutex_);
+  return progress_;
+}
+
+std::shared_ptr<OperationOwner> Operation::owner() const {
+  const std::lock_guard lock(mutex_);
+  return owner_;
 }
 
 int64_t Operation::version() const {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -12,16 +11,18 @@
 
 namespace tessera::bus {
 
-// Ends exactly once. Thread-safe.
+// What works on operations. Called from any thread.
+class OperationOwner {
+ public:
+  virtual ~OperationOwner() = default;
+  virtual Progress sample() const = 0;          // of the operation under way
+  virtual bool cancel(uint64_t operation) = 0;  // ends it early if nobody has begun to read or write for it
+};
+
+// Ends exactly once, and lets its owner go then. Thread-safe.
 class Operation {
  public:
-  // `sample` gives the progress while the operation runs, `cancel` asks the batch to end it; both may be called from
-  // any thread until the operation has ended, and are dropped then.
-  struct Hooks {
-    std::function<Progress()> sample;
-    std::function<bool()> cancel;
-  };
-  explicit Operation(Hooks hooks) : hooks_(std::move(hooks)) {}
+  Operation(std::shared_ptr<OperationOwner> owner, uint64_t number) : number_(number), owner_(std::move(owner)) {}
 
   void set_version(int64_t version);
   // The first call decides; `progress` is what progress() says from then on.
@@ -35,9 +36,12 @@ class Operation {
   int64_t version() const;
 
  private:
+  std::shared_ptr<OperationOwner> owner() const;  // null once it has ended
+
+  const uint64_t number_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;
-  Hooks hooks_;
+  std::shared_ptr<OperationOwner> owner_;
   bool done_ = false;
   Status status_;
   int64_t version_ = 0;

@@ -22,10 +22,10 @@ PullLink::PullLink(Agent& agent, PullLinkOwner& owner, std::string peer_job, Ran
       name_(rank_name(peer_job, rank)),
       incarnation_(record.incarnation),
       routes_(std::move(routes)),
-      options_(std::move(options)) {}
+      options_(std::move(options)),
+      run_done_(agent.loop(), [this] { handle_run_done(); }) {}
 
 PullLink::~PullLink() {
-  *alive_ = false;
   if (link_) link_->close();
 }
 
@@ -44,10 +44,6 @@ void PullLink::handle(Frame& frame) {
     return;
   }
   switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kReject: {
-      const Reject reject = parse<Reject>(frame.payload);
-      throw Error(reject.code, reject.text);
-    }
     case MessageType::kAttached:
       return handle_attached(frame);
     case MessageType::kPrepared: {
@@ -55,17 +51,8 @@ void PullLink::handle(Frame& frame) {
       if (frame.fds.size() != (program_->wants_ring() ? 1u : 0u))
         fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
       if (program_->wants_ring()) ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
-      if (options_.runs) {
-        const std::weak_ptr<bool> alive = alive_;
-        run_ = std::make_unique<PullRun>(
-            program_, agent_.pull_pool(),
-            [this, alive, &loop = agent_.loop()] {
-              loop.post([this, alive] {
-                if (const auto living = alive.lock(); living && *living) handle_run_done();
-              });
-            },
-            std::move(ring_));
-      }
+      if (options_.runs)
+        run_ = std::make_unique<PullRun>(program_, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_));
       ready_ = true;
       return owner_.on_pull_ready(*this);
     }

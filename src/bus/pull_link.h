@@ -9,6 +9,7 @@
 #include "bus/agent.h"
 #include "bus/batch_routes.h"
 #include "bus/local_tensors.h"
+#include "bus/loop_signal.h"
 #include "bus/records.h"
 #include "exec/pull.h"
 
@@ -111,6 +112,7 @@ class PullLink {
 
   std::shared_ptr<const PullProgram> program_;
   std::unique_ptr<BounceRing> ring_;
+  LoopSignal run_done_;
   std::unique_ptr<PullRun> run_;
   int64_t offered_ = 0;
   State state_ = State::kIdle;
@@ -120,7 +122,6 @@ class PullLink {
   bool have_digests_ = false;
   std::vector<Digest> digests_;  // the source's
   Status abort_status_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace tessera::bus

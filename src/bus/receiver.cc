@@ -112,10 +112,6 @@ void ReceiverBatch::handle_leader(Frame& frame) {
     return;
   }
   switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kReject: {
-      const Reject reject = parse<Reject>(frame.payload);
-      throw Error(reject.code, reject.text);
-    }
     case MessageType::kPrepared:
       leader_ready_ = true;
       return readiness_changed();
@@ -168,9 +164,13 @@ void ReceiverBatch::on_offer(PullLink& link) {
 int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
   std::unique_lock lock(mutex_);
   const auto ready = [&] { return newest_.load() >= version || !lost_.ok(); };
-  if (!changed_.wait_for(lock, timeout, ready))
+  if (!changed_.wait_for(lock, setup_.stop, timeout, ready)) {
+    if (setup_.stop.stop_requested())
+      fail(ErrorCode::kCancelled, "{}: the wait of {} for version {} was interrupted", describe(), identity().name(),
+           version);
     fail(ErrorCode::kDeadlineExceeded, "{}: {} waited {:.1f} s for version {}; the newest on offer is {}", describe(),
          identity().name(), to_seconds(timeout), version, newest_.load());
+  }
   lost_.throw_if_error();
   return newest_.load();
 }
@@ -219,7 +219,8 @@ void ReceiverBatch::begin(const Chosen& chosen) {
     to_take_.push_back(links_[(i + static_cast<size_t>(identity().rank)) % links_.size()].get());
   rings_busy_ = 0;
   set_deadline(Deadline::after(kTransferTimeout));
-  progress_timer_ = loop().add_timer_after(kProgressPeriod, [this] { watch_progress(); });
+  if (progress_timer_ == 0)  // else the last transfer's is still to come: it serves this one as well
+    progress_timer_ = loop().add_timer_after(kProgressPeriod, [this] { watch_progress(); });
   take_more();
   if (!broken_.ok() && needs_lost_sender()) fail_operation(broken_);
 }
@@ -230,16 +231,17 @@ void ReceiverBatch::begin(const Chosen& chosen) {
 // Mapped and one-sided sources are asked all at once. A ring occupies a thread here and one there while it is drained,
 // so no more are asked than can be drained: otherwise two ranks could wait for each other's sources for ever.
 void ReceiverBatch::take_more() {
-  std::vector<PullLink*> rest;
-  std::vector<PullLink*> now;
-  for (PullLink* link : to_take_) {
-    const bool waits = link->rings() && rings_busy_ >= static_cast<size_t>(setup_.agent->threads());
-    if (!waits && link->rings()) ++rings_busy_;
-    (waits ? rest : now).push_back(link);
+  const auto may_take = [&](const PullLink* link) {
+    return !link->rings() || rings_busy_ < static_cast<size_t>(setup_.agent->threads());
+  };
+  while (phase_ == Phase::kPulling) {
+    const auto next = std::ranges::find_if(to_take_, may_take);
+    if (next == to_take_.end()) return;
+    PullLink* link = *next;
+    to_take_.erase(next);
+    if (link->rings()) ++rings_busy_;
+    link->take(taking_, epoch_);
   }
-  to_take_ = std::move(rest);
-  for (PullLink* link : now)
-    if (phase_ == Phase::kPulling) link->take(taking_, epoch_);
 }
 
 void ReceiverBatch::on_pulled(PullLink& link, const Status& status) {
@@ -259,14 +261,13 @@ void ReceiverBatch::check_ended() {
   if (phase_ == Phase::kPulling &&
       !std::ranges::all_of(links_, [&](const auto& link) { return link->pulled(taking_); }))
     return;
-  loop().cancel_timer(progress_timer_);
   const bool good = phase_ == Phase::kPulling;
   phase_ = Phase::kIdle;
   if (good) {
-    std::vector<Digest> sums(setup_.tensors.size());
-    for (const auto& link : links_) link->add_digests(sums);
+    sums_.assign(setup_.tensors.size(), {});
+    for (const auto& link : links_) link->add_digests(sums_);
     const std::lock_guard lock(mutex_);
-    digests_ = std::move(sums);
+    digests_.swap(sums_);
     version_ = taking_;
     torn_ = false;
     newest_ = complete_version();

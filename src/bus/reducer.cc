@@ -19,7 +19,10 @@ size_t aligned(int64_t bytes) {
 }  // namespace
 
 Reducer::Reducer(Agent& agent, const BatchSetup& setup, const Attach& attach, Events events)
-    : agent_(agent), setup_(setup), events_(std::move(events)) {
+    : agent_(agent),
+      setup_(setup),
+      events_(std::move(events)),
+      run_done_(agent.loop(), [this] { finish(run_->status()); }) {
   const std::vector<OwnedReduction>& reductions = setup_.routes.reductions;
   size_t result_bytes = 0;
   size_t accumulator_bytes = 0;
@@ -60,9 +63,7 @@ Reducer::Reducer(Agent& agent, const BatchSetup& setup, const Attach& attach, Ev
   if (links_.empty() && !targets_.empty()) build_run();
 }
 
-Reducer::~Reducer() {
-  *alive_ = false;
-}
+Reducer::~Reducer() = default;
 
 // Reduction `index` as it is read from `peer`: all but where the peer has it.
 PullRoute Reducer::route_into(size_t index, Rank peer) const {
@@ -122,23 +123,14 @@ void Reducer::build_run() {
     if (link->rank() > agent_.identity().rank) add_own();
     std::function<void()> on_start;
     if (link->rings()) {
-      const std::weak_ptr<bool> alive = alive_;
-      on_start = [this, alive, peer = link.get(), &loop = agent_.loop()] {
-        loop.post([this, alive, peer] {
-          if (const auto living = alive.lock(); living && *living) peer->send_take(version_, epoch_);
-        });
-      };
+      const auto take = [this, peer = link.get()] { peer->send_take(version_, epoch_); };
+      take_signals_.push_back(std::make_unique<LoopSignal>(agent_.loop(), take));
+      on_start = [signal = take_signals_.back().get()] { signal->raise(); };
     }
     steps.push_back({.program = link->program(), .ring = link->take_ring(), .on_start = std::move(on_start)});
   }
   add_own();
-  const std::weak_ptr<bool> alive = alive_;
-  run_ =
-      std::make_unique<ReduceRun>(std::move(steps), targets_, agent_.pull_pool(), [this, alive, &loop = agent_.loop()] {
-        loop.post([this, alive] {
-          if (const auto living = alive.lock(); living && *living) finish(run_->status());
-        });
-      });
+  run_ = std::make_unique<ReduceRun>(std::move(steps), targets_, agent_.pull_pool(), [this] { run_done_.raise(); });
 }
 
 void Reducer::start(int64_t version) {

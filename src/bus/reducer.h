@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bus/batch.h"
+#include "bus/loop_signal.h"
 #include "bus/pull_link.h"
 #include "exec/reduction.h"
 #include "tessera/memory.h"
@@ -60,13 +61,14 @@ class Reducer final : public PullLinkOwner {
   const Events events_;
   SharedBuffer results_;
   std::vector<std::byte> accumulators_;
-  std::vector<ReductionTarget> targets_;          // one a reduction
-  std::vector<std::unique_ptr<PullLink>> links_;  // other ranks, ascending
+  std::vector<ReductionTarget> targets_;                   // one a reduction
+  std::vector<std::unique_ptr<PullLink>> links_;           // other ranks, ascending
+  std::vector<std::unique_ptr<LoopSignal>> take_signals_;  // one a link with a ring: its step begins
+  LoopSignal run_done_;
   std::unique_ptr<ReduceRun> run_;
   uint32_t epoch_ = 0;
   int64_t version_ = 0;  // under way
   bool running_ = false;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace tessera::bus

@@ -96,16 +96,17 @@ std::string hash_of(const Manifest& sender, const Manifest& receiver) {
 
 }  // namespace
 
-Rendezvous::Rendezvous(Store& store, Identity identity, std::string address)
+Rendezvous::Rendezvous(Store& store, Identity identity, std::string address, std::stop_token stop)
     : store_(store),
       identity_(std::move(identity)),
       own_{.incarnation = Incarnation::self(),
            .world = identity_.world,
            .address = std::move(address),
            .release = kVersion},
-      lease_(store.grant_lease(kLeaseTtl)) {}
+      stop_(std::move(stop)) {}
 
 Rendezvous::~Rendezvous() {
+  if (lease_ == kNoLease) return;
   try {
     store_.revoke_lease(lease_, seconds(1));
   } catch (const Error& error) {
@@ -124,13 +125,15 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   };
   while (true) {
     try {
-      return store_.wait_for(prefix, remember, std::min(deadline.left(), kCheckPeriod));
+      return store_.wait_for(prefix, remember, std::min(deadline.left(), kCheckPeriod), stop_);
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kDeadlineExceeded) throw;
+      const bool stopped = error.code() == ErrorCode::kCancelled && stop_.stop_requested();
+      if (error.code() != ErrorCode::kDeadlineExceeded && !stopped) throw;
     }
     const TimePoint now = Clock::steady().now();
     const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}", waited.what, identity_.name(),
                                          to_seconds(now - start), waited.missing(seen));
+    if (stop_.stop_requested()) throw Error(ErrorCode::kCancelled, text + ": interrupted");
     if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
     if (waited.check) waited.check(seen);
     if (now - reminded < kReminder) continue;
@@ -140,6 +143,7 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
 }
 
 void Rendezvous::claim(Deadline deadline) {
+  lease_ = store_.grant_lease(kLeaseTtl, deadline.left());
   const std::string key = rank_key(identity_.name_space, identity_.job, identity_.rank);
   const std::string value = own_.write();
   SwapResult swap = store_.put_if_absent(key, value, {.lease = lease_}, deadline.left());
@@ -308,16 +312,18 @@ void Rendezvous::throw_if_failed(const PairView& view, const std::string& batch,
     if (it == items.end()) continue;
     const FailureRecord record = FailureRecord::read(it->first, it->second.value);
     if (record.incarnation != ranks[rank].incarnation || record.incarnation == own_.incarnation) continue;
-    throw Error(record.status.code(),
+    const bool cancelled = record.status.code() == ErrorCode::kCancelled;  // there, not here
+    throw Error(cancelled ? ErrorCode::kPeerLost : record.status.code(),
                 fmt::format("{} gave up: {}", rank_name(job, static_cast<Rank>(rank)), record.status.message()));
   }
 }
 
 void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
-  // Without a lease: it must be there for those who come to read it after this process has gone.
+  // An error is there for those, too, who come to read it after this process has gone.
+  const bool cancelled = status.code() == ErrorCode::kCancelled;
+  const PutOptions options{.lease = cancelled ? lease_ : kNoLease, .decision = !cancelled};
   store_.put(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank),
-             FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(), {.decision = true},
-             seconds(1));
+             FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(), options, seconds(1));
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -29,10 +30,11 @@ struct Agreement {
   bool digest = true;      // nobody switched it off
 };
 
-// Thread-safe. Every call throws kDeadlineExceeded at its deadline, naming who is missing.
+// Thread-safe. Every call throws kDeadlineExceeded at its deadline, and kCancelled once `stop` is requested, naming who
+// is missing.
 class Rendezvous {
  public:
-  Rendezvous(Store& store, Identity identity, std::string address);
+  Rendezvous(Store& store, Identity identity, std::string address, std::stop_token stop);
   ~Rendezvous();  // gives the lease back: this rank's keys go
 
   // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one
@@ -45,7 +47,8 @@ class Rendezvous {
                      Deadline deadline);
   // What the other side offers.
   Manifest peer_manifest(const PairView& view, const std::string& batch, Deadline deadline);
-  // Tells the other ranks that this one gave the batch up, and why; they fail with it.
+  // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
+  // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
   // Takes this rank's records of a batch back.
   void withdraw(const PairView& view, const std::string& batch);
@@ -72,6 +75,7 @@ class Rendezvous {
   Store& store_;
   const Identity identity_;
   const RankRecord own_;
+  const std::stop_token stop_;
   LeaseId lease_ = kNoLease;
 };
 

@@ -12,7 +12,8 @@ constexpr Duration kRevokeGrace = seconds(5);  // for receivers to stop reading
 
 }  // namespace
 
-SenderBatch::SenderBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {
+SenderBatch::SenderBatch(BatchSetup setup)
+    : BatchImpl(std::move(setup)), digests_done_(loop(), [this] { on_digests(); }) {
   // Scratch comes before anyone can attach: its place is told with the rest.
   if (setup_.routes.reductions.empty()) return;
   reducer_ =
@@ -21,10 +22,6 @@ SenderBatch::SenderBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {
                                                 .lost = [this](const Status& status) { break_batch(status); },
                                                 .reduced = [this](const Status& status) { on_reduced(status); }});
   ++allocations_;
-}
-
-SenderBatch::~SenderBatch() {
-  *alive_ = false;
 }
 
 // --- attaching
@@ -125,15 +122,8 @@ void SenderBatch::build_digest_program() {
     routes.push_back(sent_route(setup_.routes.sent[i]));
   }
   digest_program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .ring = false});
-  const std::weak_ptr<bool> alive = alive_;
   digest_run_ = std::make_unique<SourceRun>(
-      digest_program_, setup_.agent->source_pool(),
-      [this, alive, &agent_loop = loop()] {
-        agent_loop.post([this, alive] {
-          if (const auto living = alive.lock(); living && *living) on_digests();
-        });
-      },
-      "the digests");
+      digest_program_, setup_.agent->source_pool(), [this] { digests_done_.raise(); }, "the digests");
 }
 
 // --- offering
@@ -245,9 +235,9 @@ void SenderBatch::check_ended() {
   if (phase_ == Phase::kOffered) {
     for (const auto& [rank, link] : receivers_)
       if (link->done_version() != offering_) return;
-    std::vector<Digest> sums = sum_digests();
+    sum_digests();
     const std::lock_guard lock(mutex_);
-    digests_ = std::move(sums);
+    digests_.swap(sums_);
   }
   const bool good = phase_ == Phase::kOffered;
   phase_ = Phase::kIdle;
@@ -255,13 +245,13 @@ void SenderBatch::check_ended() {
 }
 
 // By tensor, each sent route once: from the shared run, else from the first ring that carried it.
-std::vector<Digest> SenderBatch::sum_digests() const {
-  std::vector<Digest> sums(setup_.tensors.size());
-  std::vector<bool> counted(setup_.routes.sent.size(), false);
+void SenderBatch::sum_digests() {
+  sums_.assign(setup_.tensors.size(), {});
+  counted_.assign(setup_.routes.sent.size(), false);
   const auto add = [&](uint32_t route, const Digest& digest) {
-    if (counted[route]) return;
-    counted[route] = true;
-    sums[setup_.routes.sent[route].tensor] += digest;
+    if (counted_[route]) return;
+    counted_[route] = true;
+    sums_[setup_.routes.sent[route].tensor] += digest;
   };
   for (size_t i = 0; i < digested_.size(); ++i) add(digested_[i], digest_run_->digests()[i]);
   for (const auto& [rank, link] : receivers_) {
@@ -269,7 +259,6 @@ std::vector<Digest> SenderBatch::sum_digests() const {
     for (size_t i = 0; i < digests.size(); ++i)
       if (digests[i].elements != 0) add(setup_.routes.by_peer[static_cast<size_t>(rank)][i].route, digests[i]);
   }
-  return sums;
 }
 
 // --- failing

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bus/batch.h"
+#include "bus/loop_signal.h"
 #include "bus/reducer.h"
 #include "bus/source_link.h"
 
@@ -21,7 +22,7 @@ namespace tessera::bus {
 class SenderBatch final : public BatchImpl, public SourceLinkOwner {
  public:
   explicit SenderBatch(BatchSetup setup);
-  ~SenderBatch() override;
+  ~SenderBatch() override = default;
 
   std::shared_ptr<Operation> send(std::optional<int64_t> version, Timeout timeout) override;
   void accept(Caller caller) override;
@@ -56,7 +57,7 @@ class SenderBatch final : public BatchImpl, public SourceLinkOwner {
   void on_digests();
   void send_digests(SourceLink& link);
   void check_ended();
-  std::vector<Digest> sum_digests() const;
+  void sum_digests();
   std::string who_has_not_taken() const;
 
   std::map<Rank, std::unique_ptr<SourceLink>> receivers_;
@@ -66,15 +67,16 @@ class SenderBatch final : public BatchImpl, public SourceLinkOwner {
   // One digest a sent route, whoever takes it; receivers with a ring have theirs computed as the ring is filled.
   std::shared_ptr<const SourceProgram> digest_program_;
   std::vector<uint32_t> digested_;  // indices into routes.sent, in the program's order
+  LoopSignal digests_done_;
   std::unique_ptr<SourceRun> digest_run_;
   bool digest_running_ = false;
   bool have_digests_ = false;
+  std::vector<bool> counted_;  // by sent route, while digests are summed
 
   Phase phase_ = Phase::kIdle;
   int64_t offering_ = 0;
   Status failure_;
   TimePoint last_activity_{};
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace tessera::bus

@@ -30,7 +30,8 @@ SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std:
       rank_(caller.hello.rank),
       name_(link_->name()),
       routes_(std::move(routes)),
-      digest_(digest) {
+      digest_(digest),
+      run_done_(agent.loop(), [this] { handle_run_done(); }) {
   for (const Served& served : routes_) bytes_ += bytes_of(served.route.what.dtype, served.route.what.region.size());
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); });
@@ -39,7 +40,6 @@ SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std:
 }
 
 SourceLink::~SourceLink() {
-  *alive_ = false;
   if (link_) link_->close();
 }
 
@@ -132,21 +132,16 @@ void SourceLink::prepare(const Prepare& prepare) {
     auto ring = BounceRing::create();
     fds.push_back(duplicate_fd(ring->fd()));
     pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
-    const std::weak_ptr<bool> alive = alive_;
-    run_ = std::make_unique<SourceRun>(
-        program_, *pool_,
-        [this, alive, &loop = agent_.loop()] {
-          loop.post([this, alive] {
-            if (const auto living = alive.lock(); !living || !*living) return;
-            running_ = false;
-            owner_.on_source_run_done(*this);
-          });
-        },
-        name_, std::move(ring));
+    run_ = std::make_unique<SourceRun>(program_, *pool_, [this] { run_done_.raise(); }, name_, std::move(ring));
   }
   ready_ = true;
   link_->send(Prepared{}, std::move(fds));
   owner_.on_source_ready(*this);
+}
+
+void SourceLink::handle_run_done() {
+  running_ = false;
+  owner_.on_source_run_done(*this);
 }
 
 std::vector<Digest> SourceLink::run_digests() const {

@@ -11,6 +11,7 @@
 #include "bus/agent.h"
 #include "bus/batch_routes.h"
 #include "bus/local_tensors.h"
+#include "bus/loop_signal.h"
 #include "exec/source.h"
 
 namespace tessera::bus {
@@ -73,6 +74,7 @@ class SourceLink {
   void handle(Frame& frame);
   void send_places();
   void prepare(const Prepare& prepare);
+  void handle_run_done();
 
   Agent& agent_;
   SourceLinkOwner& owner_;
@@ -90,9 +92,9 @@ class SourceLink {
   std::unique_ptr<WorkerPool> pool_;
   std::shared_ptr<const SourceProgram> program_;
   std::vector<uint32_t> program_routes_;  // positions of those in the program
+  LoopSignal run_done_;
   std::unique_ptr<SourceRun> run_;
   bool running_ = false;  // until the loop has heard of the end
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace tessera::bus

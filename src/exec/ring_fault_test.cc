@@ -6,7 +6,9 @@
 
 #include <memory>
 #include <thread>
+#include <utility>
 
+#include "base/socket.h"
 #include "base/thread.h"
 #include "exec/pull.h"
 #include "exec/source.h"
@@ -43,6 +45,13 @@ struct Tensor {
   }
 };
 
+// A second descriptor of the ring, which a forked child gets too.
+UniqueFd descriptor_for_child(const BounceRing& ring) {
+  UniqueFd fd = duplicate_fd(ring.fd());
+  fd.keep_across_fork();
+  return fd;
+}
+
 // What the bus does: aborts the run when the peer's pidfd fires.
 class Watch {
  public:
@@ -76,8 +85,8 @@ int fill_a_part_of(BounceRing& ring, size_t frames) {
 
 TEST(RingFault, AReceiverEndsSoonAfterItsSenderIsKilled) {
   std::unique_ptr<BounceRing> ring = BounceRing::create();
-  const int fd = ring->fd();
-  Child sender([&] { return fill_a_part_of(*BounceRing::open(UniqueFd(::dup(fd)), "inference/0"), 20); });
+  UniqueFd for_child = descriptor_for_child(*ring);
+  Child sender([&] { return fill_a_part_of(*BounceRing::open(std::move(for_child), "inference/0"), 20); });
   Tensor tensor;
   std::vector<float> into(kElements);
   const PullRoute route = tensor.pull(reinterpret_cast<uintptr_t>(tensor.values.data()), into);
@@ -101,9 +110,9 @@ TEST(RingFault, AReceiverEndsSoonAfterItsSenderIsKilled) {
 
 TEST(RingFault, ASenderEndsSoonAfterItsReceiverIsKilled) {
   std::unique_ptr<BounceRing> ring = BounceRing::create();
-  const int fd = ring->fd();
+  UniqueFd for_child = descriptor_for_child(*ring);
   Child receiver([&] {
-    const auto own = BounceRing::open(UniqueFd(::dup(fd)), "trainer/0");
+    const auto own = BounceRing::open(std::move(for_child), "trainer/0");
     own->begin_consume(1);
     for (int f = 0; f < 5; ++f) {
       if (own->acquire(Deadline::after(kPatience)).empty()) return 1;
@@ -129,7 +138,7 @@ TEST(RingFault, ASenderEndsSoonAfterItsReceiverIsKilled) {
 
 TEST(RingFault, ARefusedSystemCallLeadsToTheRingAndTheDataArrives) {
   std::unique_ptr<BounceRing> ring = BounceRing::create();
-  const int fd = ring->fd();
+  UniqueFd for_child = descriptor_for_child(*ring);
   Child receiver([&] {
     if (!forbid_process_vm_readv()) return 2;
     std::shared_ptr<PeerMemory> shm;
@@ -148,7 +157,7 @@ TEST(RingFault, ARefusedSystemCallLeadsToTheRingAndTheDataArrives) {
     }
     WorkerPool pool(1, "pull");
     Completion done;
-    PullRun run(program, pool, done.callback(), BounceRing::open(UniqueFd(::dup(fd)), "trainer/0"));
+    PullRun run(program, pool, done.callback(), BounceRing::open(std::move(for_child), "trainer/0"));
     run.start(1);
     if (!done.wait() || !run.status().ok()) return 6;
     return into == tensor.values ? 0 : 7;

@@ -24,12 +24,12 @@ class Actor {
 
   explicit Actor(const std::function<Script()>& begin) {
     SocketPair pair = socket_pair();
+    pair.second.keep_across_fork();
     pid_ = ::fork();
     if (pid_ != 0) {
       fd_ = std::move(pair.first);
       return;
     }
-    pair.first.reset();
     Status status = status_of([&] {
       const Script script = begin();
       for (std::string line = read_line(pair.second.get()); line != "end"; line = read_line(pair.second.get())) {

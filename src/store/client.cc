@@ -13,6 +13,7 @@ namespace tessera::store {
 namespace {
 
 constexpr Duration kFarewellTime = std::chrono::seconds(1);
+constexpr Duration kReminder = std::chrono::seconds(10);
 
 // TransactionResult::current: what was put, or what stood in the way.
 StoreView current_keys(const StoreTransaction& transaction, const TransactReply& reply) {
@@ -53,10 +54,11 @@ class Client::WatchHandle final : public Watch {
   std::shared_ptr<Watching> watching_;
 };
 
-Client::Client(std::string url, std::unique_ptr<Connector> connector, uint64_t id)
+Client::Client(std::string url, std::unique_ptr<Connector> connector, uint64_t id, std::stop_token stop)
     : url_(std::move(url)),
       id_(id),
       owner_(::getpid()),
+      stop_(std::move(stop)),
       link_status_(ErrorCode::kUnavailable, "not connected yet"),
       loop_(std::make_unique<EventLoop>("tessera-kv")) {
   link_ = std::make_unique<Link>(
@@ -67,6 +69,11 @@ Client::Client(std::string url, std::unique_ptr<Connector> connector, uint64_t i
                       .on_down = [this](const Status& why) { on_down(why); }});
   loop_->post([this] { link_->connect(); });
   loop_->start();
+  on_stop_.emplace(stop_, [this] {
+    loop_->post([this] { fail_if_hopeless(); });
+    const std::lock_guard lock(mutex_);
+    link_changed_.notify_all();
+  });
 }
 
 Client::~Client() {
@@ -79,9 +86,18 @@ Client::~Client() {
 
 void Client::wait_connected(Timeout timeout) {
   std::unique_lock lock(mutex_);
-  const auto until = std::chrono::steady_clock::now() + timeout;
-  link_changed_.wait_until(lock, until, [&] { return link_status_.ok() || lasting(link_status_.code()); });
+  const TimePoint start = Clock::steady().now();
+  const Deadline deadline = Deadline::at(start + timeout);
+  const auto settled = [&] {
+    return link_status_.ok() || lasting(link_status_.code()) || stop_.stop_requested() || deadline.passed();
+  };
+  while (!link_changed_.wait_for(lock, std::min(deadline.left(), kReminder), settled))
+    log().warn("store {} has not answered for {:.0f} s: {}", url_, to_seconds(Clock::steady().now() - start),
+               link_status_.message());
   if (link_status_.ok()) return;
+  if (!lasting(link_status_.code()) && stop_.stop_requested())
+    fail(ErrorCode::kCancelled, "store {}: the wait for a connection was interrupted: {}", url_,
+         link_status_.message());
   fail(lasting(link_status_.code()) ? link_status_.code() : ErrorCode::kUnavailable,
        "store {} cannot be reached (waited {:.3g} s): {}", url_, to_seconds(timeout), link_status_.message());
 }
@@ -273,6 +289,13 @@ Status Client::link_status() const {
   return link_status_;
 }
 
+Status Client::hopeless() const {
+  const Status link = link_status();
+  if (link.ok() || lasting(link.code())) return link;
+  if (!stop_.stop_requested()) return {};
+  return failed(ErrorCode::kCancelled, "interrupted while there was no connection: {}", link.message());
+}
+
 void Client::set_link_status(const Status& status) {
   {
     const std::lock_guard lock(mutex_);
@@ -283,6 +306,7 @@ void Client::set_link_status(const Status& status) {
 
 void Client::close() {
   if (owner_ != ::getpid() || closing_.exchange(true)) return;
+  on_stop_.reset();
   auto farewell = std::make_shared<Call>();
   farewell->id = next_id_++;
   farewell->what = "close";

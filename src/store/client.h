@@ -10,6 +10,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -23,10 +25,10 @@ namespace tessera::store {
 
 class Client final : public Store {
  public:
-  Client(std::string url, std::unique_ptr<Connector> connector, uint64_t id);
+  Client(std::string url, std::unique_ptr<Connector> connector, uint64_t id, std::stop_token stop = {});
   ~Client() override;
 
-  // Waits for the first connection. Throws kUnavailable at the deadline.
+  // Waits for the first connection. Throws kUnavailable at the deadline, kCancelled once stopped.
   void wait_connected(Timeout timeout);
 
   const std::string& url() const override { return url_; }
@@ -57,6 +59,7 @@ class Client final : public Store {
   int64_t erase_keys(std::string_view key, bool prefix, Timeout timeout);
   void end_watch(const std::shared_ptr<Watching>& watching);
   Status link_status() const;
+  Status hopeless() const;  // why a call without a connection fails at once, or ok
   void set_link_status(const Status& status);
 
   // The client's thread.
@@ -65,6 +68,7 @@ class Client final : public Store {
   void on_ready(const Welcome& welcome);
   void on_frame(MessageType type, ByteReader& in);
   void on_down(const Status& why);
+  void fail_if_hopeless();
   void on_reply(ByteReader& in);
   void on_events(ByteReader& in);
   void on_compacted(ByteReader& in);
@@ -79,6 +83,7 @@ class Client final : public Store {
   const std::string url_;
   const uint64_t id_;
   const pid_t owner_;
+  const std::stop_token stop_;
   std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> closing_{false};
@@ -95,7 +100,8 @@ class Client final : public Store {
   uint64_t instance_ = 0;      // the store last spoken to
   int64_t last_revision_ = 0;  // the highest seen
   std::unique_ptr<Link> link_;
-  std::unique_ptr<EventLoop> loop_;  // last: ends before what its callbacks use
+  std::unique_ptr<EventLoop> loop_;  // ends before what its callbacks use
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };
 
 }  // namespace tessera::store

@@ -15,8 +15,7 @@ Hello Client::hello() const {
 }
 
 void Client::submit(const std::shared_ptr<Call>& call) {
-  const Status link = link_status();
-  if (lasting(link.code())) return call->end(link);
+  if (const Status status = hopeless(); !status.ok()) return call->end(status);
   calls_[call->id] = call;
   if (link_->ready()) link_->send(MessageType::kRequest, call->request);
 }
@@ -38,8 +37,13 @@ void Client::on_down(const Status& why) {
   if (link_status().ok()) log().info("store {}: connection lost: {}", url_, why.message());
   set_link_status(why);
   std::erase_if(calls_, [](const auto& entry) { return entry.second->abandoned; });
-  if (!lasting(why.code())) return;
-  for (const auto& [id, call] : std::exchange(calls_, {})) call->end(why);
+  fail_if_hopeless();
+}
+
+void Client::fail_if_hopeless() {
+  const Status status = hopeless();
+  if (status.ok()) return;
+  for (const auto& [id, call] : std::exchange(calls_, {})) call->end(status);
 }
 
 void Client::on_frame(MessageType type, ByteReader& in) {

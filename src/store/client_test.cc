@@ -315,6 +315,39 @@ TEST(ConnectionTest, WithoutAServerACallIsUnavailable) {
   EXPECT_THAT(status.message(), HasSubstr("put 'ns/bus/key'"));
 }
 
+// A call that nobody will answer, ended from another thread; the minute is never waited for.
+TEST(ConnectionTest, AStopEndsWhatWaitsForAConnection) {
+  std::stop_source source;
+  auto server = tcp_server();
+  const std::string url = server->address();
+  const auto store = open_store(url, {.stop = source.get_token()});
+  server.reset();
+  auto call =
+      std::async(std::launch::async, [&] { return status_of([&] { store->get("key", std::chrono::minutes(1)); }); });
+  auto opening = std::async(std::launch::async, [&] {
+    return status_of(
+        [&] { open_store(url, {.connect_timeout = std::chrono::minutes(1), .stop = source.get_token()}); });
+  });
+  source.request_stop();
+  for (const Status& status : {call.get(), opening.get()}) {
+    EXPECT_EQ(status.code(), ErrorCode::kCancelled);
+    EXPECT_THAT(status.message(), HasSubstr(url));
+  }
+}
+
+TEST(ConnectionTest, AStoppedClientTakesBackWhatItHasPut) {
+  std::stop_source source;
+  const auto server = tcp_server();
+  const auto store = open_store(server->address(), {.stop = source.get_token()});
+  store->put("key", "value");
+  source.request_stop();
+  const Status status = status_of([&] {
+    store->wait_for("nobody", [](const StoreView&) { return false; }, std::chrono::minutes(1), source.get_token());
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kCancelled);
+  EXPECT_EQ(store->erase("key"), 1);
+}
+
 TEST(ConnectionTest, ARestartedServerGetsBackWhatItsClientsHaveAndSaw) {
   ServerOptions options;
   options.republication = std::chrono::milliseconds(200);

@@ -32,7 +32,8 @@ class UnixServer final : public StoreServer {
 std::unique_ptr<Store> open_store(std::string_view url, const StoreOptions& options) {
   if (url.starts_with("etcd://")) return store::open_etcd(url, options);
   const uint64_t id = store::random_id();
-  auto client = std::make_unique<store::Client>(std::string(url), store::make_connector(url, options, id), id);
+  auto client =
+      std::make_unique<store::Client>(std::string(url), store::make_connector(url, options, id), id, options.stop);
   client->wait_connected(options.connect_timeout);
   return client;
 }

@@ -14,7 +14,7 @@ namespace {
 // What a watch has brought and wait_for() has not yet taken.
 struct Feed {
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable_any changed;
   std::vector<StoreEvent> events;
   bool ended = false;
 
@@ -56,7 +56,7 @@ SwapResult Store::compare_and_set(std::string_view key, int64_t expected, std::s
   return swap;
 }
 
-StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout) {
+StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout, std::stop_token stop) {
   const auto until = std::chrono::steady_clock::now() + timeout;
   const auto left = [until] { return std::max(Timeout::zero(), Timeout(until - std::chrono::steady_clock::now())); };
   while (true) {
@@ -69,11 +69,14 @@ StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, T
       std::vector<StoreEvent> events;
       {
         std::unique_lock lock(feed->mutex);
-        if (!feed->changed.wait_until(lock, until, [&] { return !feed->events.empty() || feed->ended; }))
+        if (!feed->changed.wait_until(lock, stop, until, [&] { return !feed->events.empty() || feed->ended; })) {
+          if (stop.stop_requested())
+            fail(ErrorCode::kCancelled, "store {}: the wait for '{}*' was interrupted", url(), prefix);
           fail(ErrorCode::kDeadlineExceeded,
                "store {}: what was awaited under '{}*' did not come within {:.3g} s; {} "
                "keys are there",
                url(), prefix, std::chrono::duration<double>(timeout).count(), range.items.size());
+        }
         events.swap(feed->events);
         ended = feed->ended;
       }

@@ -6,7 +6,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <thread>
+
+#include "tessera/store.h"
 #include "tests/multiproc/jobs.h"
+#include "transport/testing.h"
 
 namespace tessera::test {
 namespace {
@@ -176,6 +181,113 @@ TEST_F(Failure, MissingRanksAreNamedAtTheRendezvousDeadline) {
   EXPECT_EQ(of("trainer/0").status, kDeadline) << of("trainer/0").output;
   EXPECT_THAT(of("trainer/0").output,
               AllOf(HasSubstr("trainer/1"), HasSubstr("job inference"), HasSubstr("pair weights")));
+}
+
+// Both ends, though only the receiver knows that it may not read the sender's private memory.
+TEST_F(Failure, ARefusedAttachIsExplainedToBothSides) {
+  start(trainer(0, 1), send_once);
+  group_.start("inference/0", [this] {
+    ::setenv("TESSERA_FORCE_PULL", "readv", 1);
+    if (!transport_testing::forbid_process_vm_readv()) return 1;
+    return with_batch(inference(0, 1), store_, receive_once);
+  });
+  wait();
+  for (const char* name : {"trainer/0", "inference/0"}) {
+    EXPECT_EQ(of(name).status, kError + static_cast<int>(ErrorCode::kPermissionDenied)) << of(name).output;
+    EXPECT_THAT(of(name).output, AllOf(HasSubstr("trainer/0"), HasSubstr("inference/0"),
+                                       HasSubstr("process_vm_readv is forced but not permitted")));
+  }
+}
+
+// Rendezvous that nobody answers, stopped from another thread.
+class Stopped : public Failure {
+ protected:
+  void expect_cancelled_and_nothing_left(const std::string& name, const char* waited_for) {
+    wait();
+    EXPECT_EQ(of(name).status, kError + static_cast<int>(ErrorCode::kCancelled)) << of(name).output;
+    EXPECT_THAT(of(name).output, AllOf(HasSubstr(waited_for), HasSubstr("interrupted")));
+    EXPECT_THAT(open_store(store_)->range("").items, testing::IsEmpty());
+    EXPECT_THAT(group_.left_over(), testing::Each(testing::Not(testing::StartsWith("p-"))));
+  }
+  void outlast(const std::string& job) const {
+    open_store(store_)->wait_for(
+        store_key("default", "rank", job + "/"), [](const StoreView& ranks) { return ranks.empty(); }, hang_limit());
+  }
+  static std::jthread stop_soon(std::stop_source& source) {
+    return std::jthread([&source] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // by then it waits; sooner is as good
+      source.request_stop();
+    });
+  }
+};
+
+TEST_F(Stopped, APairThatWaitsForTheOtherJob) {
+  group_.start("trainer/0", [this] {
+    std::stop_source source;
+    const std::jthread stopper = stop_soon(source);
+    Bus bus({.job = "trainer", .store = store_, .stop = source.get_token()});
+    bus.pair({.name = "weights", .peer = "inference"});
+    return 0;
+  });
+  expect_cancelled_and_nothing_left("trainer/0", "pair weights: trainer/0 has waited");
+}
+
+TEST_F(Stopped, AManifestThatNobodyOffers) {
+  group_.start("trainer/0", [this] {
+    Bus bus({.job = "trainer", .store = store_});
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    outlast("inference");
+    return 0;
+  });
+  group_.start("inference/0", [this] {
+    std::stop_source source;
+    Bus bus({.job = "inference", .store = store_, .stop = source.get_token()});
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    const std::jthread stopper = stop_soon(source);
+    pair.manifest("policy");
+    return 0;
+  });
+  expect_cancelled_and_nothing_left("inference/0", "batch policy: inference/0 has waited");
+}
+
+TEST_F(Stopped, ABatchThatTheOtherSideDoesNotRegister) {
+  group_.start("inference/0", [this] {
+    Bus bus({.job = "inference", .store = store_});
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    outlast("trainer");
+    return 0;
+  });
+  group_.start("trainer/0", [this] {
+    std::stop_source source;
+    Bus bus({.job = "trainer", .store = store_, .stop = source.get_token()});
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    const std::jthread stopper = stop_soon(source);
+    float weight = 1;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    pair.offer("policy", {&spec, 1});
+    return 0;
+  });
+  expect_cancelled_and_nothing_left("trainer/0", "batch policy: trainer/0 has waited");
+}
+
+TEST_F(Stopped, ABusWithoutAStore) {
+  group_.start("trainer/0", [] {
+    std::stop_source source;
+    const std::jthread stopper = stop_soon(source);
+    Bus bus({.job = "trainer", .store = "tcp://127.0.0.1:1", .stop = source.get_token()});
+    return 0;
+  });
+  expect_cancelled_and_nothing_left("trainer/0", "store tcp://127.0.0.1:1");
+}
+
+TEST_F(Failure, ABusGivesUpAStoreThatDoesNotAnswerAtItsOwnDeadline) {
+  group_.start("trainer/0", [] {
+    Bus bus({.job = "trainer", .store = "tcp://127.0.0.1:1", .timeout = std::chrono::milliseconds(200)});
+    return 0;
+  });
+  wait();
+  EXPECT_EQ(of("trainer/0").status, kError + static_cast<int>(ErrorCode::kUnavailable)) << of("trainer/0").output;
+  EXPECT_LT(of("trainer/0").seconds, 5);
 }
 
 TEST_F(Failure, AVersionThatDoesNotGrowIsRefusedWithBothNumbers) {

@@ -35,11 +35,17 @@ constexpr GroupFiles kV2{"/sys/fs/cgroup", "memory.max", "memory.current", "inac
 constexpr GroupFiles kV1{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
                          "total_inactive_file", "total_active_file"};
 
-void lower_to_group(MemoryLimits& limits, const std::string& folder, const GroupFiles& names) {
+struct Machine {
+  std::string root;
+  uint64_t memory = 0;  // MemTotal, bytes
+};
+
+// The first generation writes "unlimited" as a number of its own, beyond any memory.
+void lower_to_group(MemoryLimits& limits, const Machine& machine, const std::string& folder, const GroupFiles& names) {
   const std::string limit_file = fmt::format("{}/{}", folder, names.limit);
   const auto limit = read_number(limit_file);
   const auto usage = read_number(fmt::format("{}/{}", folder, names.usage));
-  if (!limit || !usage) return;
+  if (!limit || !usage || *limit >= machine.memory) return;
   const std::string stat = fmt::format("{}/memory.stat", folder);
   const uint64_t cache =
       read_number(stat, names.inactive_file).value_or(0) + read_number(stat, names.active_file).value_or(0);
@@ -52,20 +58,24 @@ void lower_to_group(MemoryLimits& limits, const std::string& folder, const Group
 
 // This process' group and all above it. In a container the path may count from outside: then only the mount's own root
 // is there to be read, which is the container's group.
-void read_groups(MemoryLimits& limits, const std::string& root, std::string path, const GroupFiles& names) {
-  const std::string mount = root + std::string(names.mount);
+void read_groups(MemoryLimits& limits, const Machine& machine, std::string path, const GroupFiles& names) {
+  const std::string mount = machine.root + std::string(names.mount);
   while (path.size() > 1) {
-    lower_to_group(limits, mount + path, names);
+    lower_to_group(limits, machine, mount + path, names);
     path.resize(path.find_last_of('/'));
   }
-  lower_to_group(limits, mount, names);
+  lower_to_group(limits, machine, mount, names);
 }
 
 }  // namespace
 
 MemoryLimits read_memory_limits(const std::string& root) {
   MemoryLimits limits;
-  limits.available = read_number(root + "/proc/meminfo", "MemAvailable:").value_or(UINT64_MAX >> 10) << 10;
+  const auto meminfo = [&](std::string_view key) {  // KiB there, bytes here
+    return read_number(root + "/proc/meminfo", key).value_or(UINT64_MAX >> 10) << 10;
+  };
+  limits.available = meminfo("MemAvailable:");
+  const Machine machine{.root = root, .memory = meminfo("MemTotal:")};
   std::ifstream groups(root + "/proc/self/cgroup");
   std::string line;  // "0::/path" or "4:memory:/path"
   while (std::getline(groups, line)) {
@@ -73,8 +83,8 @@ MemoryLimits read_memory_limits(const std::string& root) {
     const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (controllers.empty()) read_groups(limits, root, line.substr(second + 1), kV2);
-    if (controllers == "memory") read_groups(limits, root, line.substr(second + 1), kV1);
+    if (controllers.empty()) read_groups(limits, machine, line.substr(second + 1), kV2);
+    if (controllers == "memory") read_groups(limits, machine, line.substr(second + 1), kV1);
   }
   return limits;
 }

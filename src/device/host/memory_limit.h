@@ -11,7 +11,8 @@ namespace tessera {
 
 struct MemoryLimits {
   uint64_t available = 0;              // MemAvailable of /proc/meminfo
-  std::optional<uint64_t> group_left;  // what the tightest control group's limit leaves, its page cache counted as free
+  std::optional<uint64_t> group_left;  // what the tightest control group's limit leaves, its page cache counted as
+                                       // free; a limit that the machine's memory cannot reach is none
   std::string group_limit_file;        // the file that names that limit
 };
 

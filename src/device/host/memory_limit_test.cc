@@ -53,6 +53,18 @@ TEST(MemoryLimits, FirstGenerationGroupsAndContainersAreUnderstood) {
   EXPECT_EQ(machine.limits().group_left, 0u);
 }
 
+TEST(MemoryLimits, ALimitBeyondTheMachinesMemoryIsNone) {
+  FakeMachine machine;
+  machine.write("proc/self/cgroup", "4:memory:/job\n");
+  machine.write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "8200\n");
+  machine.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_FALSE(machine.limits().group_left);
+  machine.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "4096000\n");  // all of it
+  EXPECT_FALSE(machine.limits().group_left);
+  machine.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "4095000\n");
+  EXPECT_EQ(machine.limits().group_left, 4095000u - 8200u);
+}
+
 TEST(RequireMemory, NamesEveryFigure) {
   const MemoryLimits limits{.available = 5000, .group_left = 3000, .group_limit_file = "/sys/fs/cgroup/memory.max"};
   EXPECT_NO_THROW(require_memory(3000, "shared memory", limits));

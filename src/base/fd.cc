@@ -1,0 +1,90 @@
+#include "base/fd.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+constexpr size_t kWordBits = 64;
+
+// A bit for each number that a UniqueFd owns. Pages that no number has touched take no memory.
+constinit std::array<std::atomic<uint64_t>, kMaxTrackedFds / kWordBits> tracked{};
+
+// Held shared while a descriptor is untracked and closed, exclusively across a fork: a fork between the two would leave
+// the child with a descriptor that nobody closes.
+struct ForkLock {
+  std::shared_mutex mutex{};
+  ForkLock* parents = nullptr;  // stays locked for ever: its owner, and all who wait for it, are threads of the parent
+};
+constinit ForkLock first_lock;
+constinit std::atomic<ForkLock*> fork_lock{&first_lock};  // this process' own
+constinit ForkLock* childs_lock = nullptr;                // during a fork; guarded by fork_lock
+
+std::shared_lock<std::shared_mutex> not_forking() {
+  return std::shared_lock(fork_lock.load(std::memory_order_relaxed)->mutex);
+}
+
+std::atomic<uint64_t>& word_of(int fd) {
+  return tracked[static_cast<size_t>(fd) / kWordBits];
+}
+uint64_t bit_of(int fd) {
+  return uint64_t{1} << (static_cast<size_t>(fd) % kWordBits);
+}
+
+void clear_bit(int fd) {
+  if (fd < kMaxTrackedFds) word_of(fd).fetch_and(~bit_of(fd), std::memory_order_relaxed);
+}
+
+}  // namespace
+
+// Only what is safe in a child of a process with threads: no allocation, no destructor, no lock but its own.
+struct ForkHandlers {
+  static void install() { [[maybe_unused]] static const int installed = ::pthread_atfork(before, in_parent, in_child); }
+
+  static void before() {
+    ForkLock* const own = fork_lock.load(std::memory_order_relaxed);
+    own->mutex.lock();
+    childs_lock = new ForkLock{.parents = own};  // here, since the child must not allocate
+  }
+  static void in_parent() {
+    delete std::exchange(childs_lock, nullptr);
+    fork_lock.load(std::memory_order_relaxed)->mutex.unlock();
+  }
+  static void in_child() {
+    for (size_t w = 0; w < tracked.size(); ++w) {
+      uint64_t bits = tracked[w].load(std::memory_order_relaxed);
+      if (bits == 0) continue;  // not written to, so that the child does not copy the page
+      tracked[w].store(0, std::memory_order_relaxed);
+      for (; bits != 0; bits &= bits - 1) ::close(static_cast<int>(w * kWordBits) + std::countr_zero(bits));
+    }
+    UniqueFd::current_.fetch_add(1, std::memory_order_relaxed);
+    fork_lock.store(std::exchange(childs_lock, nullptr), std::memory_order_relaxed);
+  }
+};
+
+void UniqueFd::track(int fd) {
+  ForkHandlers::install();
+  const auto lock = not_forking();
+  if (fd < kMaxTrackedFds) word_of(fd).fetch_or(bit_of(fd), std::memory_order_relaxed);
+}
+
+void UniqueFd::untrack(int fd) {
+  const auto lock = not_forking();
+  clear_bit(fd);
+}
+
+void UniqueFd::close_owned(int fd, bool kept) {
+  const auto lock = not_forking();
+  if (!kept) clear_bit(fd);
+  ::close(fd);
+}
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+#include "transport/shm/ptrace_consent.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/log.h"
+
+namespace tessera {
+namespace {
+
+// How many objects of process `pid` hold the consent. Those that a forked child inherits do not count in it.
+struct Holders {
+  std::mutex mutex;
+  pid_t pid = 0;
+  int count = 0;
+};
+
+Holders& holders() {
+  static Holders holders;
+  return holders;
+}
+
+void give() {
+  if (::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) == 0)
+    log().warn("TESSERA_ALLOW_PTRACE=any: every process of this user may read and trace this one");
+  else if (errno != EINVAL)  // EINVAL: no Yama, nobody asks
+    log().warn("TESSERA_ALLOW_PTRACE=any: prctl(PR_SET_PTRACER): {}", std::strerror(errno));
+}
+
+}  // namespace
+
+PtraceConsent::PtraceConsent(std::string_view option) {
+  if (option.empty()) return;
+  if (option != "any") fail(ErrorCode::kInvalidArgument, "TESSERA_ALLOW_PTRACE is \"{}\": it must be any", option);
+  const std::lock_guard lock(holders().mutex);
+  giver_ = ::getpid();
+  if (std::exchange(holders().pid, giver_) != giver_) holders().count = 0;
+  if (holders().count++ == 0) give();
+}
+
+PtraceConsent::~PtraceConsent() {
+  if (giver_ != ::getpid()) return;
+  const std::lock_guard lock(holders().mutex);
+  if (--holders().count == 0) (void)::prctl(PR_SET_PTRACER, 0, 0, 0, 0);
+}
+
+}  // namespace tessera

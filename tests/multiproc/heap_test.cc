@@ -1,0 +1,117 @@
+// What a transfer takes from the heap, counted: this program replaces operator new.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "tessera/memory.h"
+#include "tests/multiproc/jobs.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TESSERA_COUNTS_HEAP 0  // sanitizers bring an operator new of their own
+#else
+#define TESSERA_COUNTS_HEAP 1
+#endif
+
+namespace tessera::test {
+namespace {
+std::atomic<int64_t> heap_blocks{0};
+}
+}  // namespace tessera::test
+
+#if TESSERA_COUNTS_HEAP
+// Not inlined: the compiler would take new and free() for a mismatch.
+[[gnu::noinline]] void* operator new(size_t size) {
+  tessera::test::heap_blocks.fetch_add(1, std::memory_order_relaxed);
+  if (void* block = std::malloc(size)) return block;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* block) noexcept {
+  std::free(block);
+}
+[[gnu::noinline]] void operator delete(void* block, size_t) noexcept {
+  std::free(block);
+}
+#endif
+
+namespace tessera::test {
+namespace {
+
+constexpr int64_t kElements = 64;  // of a tensor
+constexpr int kWarmUp = 5;
+constexpr size_t kTransfers = 41;
+// Of one rank with one peer: the operation, its messages and what they take to be posted, written and read.
+constexpr int64_t kMostBlocks = 24;
+
+// Blocks that all threads of this process take in a transfer: the median, as a lease may be renewed in one of them.
+template <typename Transfer>
+int64_t blocks_of(Transfer transfer) {
+  for (int i = 0; i < kWarmUp; ++i) transfer();
+  std::array<int64_t, kTransfers> counts;
+  for (int64_t& count : counts) {
+    const int64_t before = heap_blocks.load();
+    transfer();
+    count = heap_blocks.load() - before;
+  }
+  std::ranges::sort(counts);
+  return counts[kTransfers / 2];
+}
+
+std::vector<TensorSpec> specs_of(int count, std::byte* data) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < count; ++i)
+    specs.push_back({.name = "t" + std::to_string(i),
+                     .data = data + static_cast<size_t>(i) * kElements * sizeof(float),
+                     .dtype = DType::kF32,
+                     .shape = {kElements}});
+  return specs;
+}
+
+// One rank's job: a batch of one tensor and one of a thousand. Checks its own counts.
+int run_rank(const std::string& store, bool sends, bool shared) {
+  constexpr int kMany = 1000;
+  const size_t bytes = kMany * kElements * sizeof(float);
+  Bus bus({.job = sends ? "trainer" : "inference", .store = store, .threads = 1});
+  Pair pair = bus.pair({.name = "weights", .peer = sends ? "inference" : "trainer"});
+  const SharedBuffer mapped = SharedHeap::process().allocate(bytes);
+  std::vector<std::byte> own(bytes);
+  std::byte* data = shared ? mapped.data() : own.data();
+  const auto count = [&](const std::string& id, int tensors) {
+    const std::vector<TensorSpec> specs = specs_of(tensors, data);
+    Batch batch = sends ? pair.offer(id, specs) : pair.accept(id, specs);
+    return blocks_of([&] { (sends ? batch.send() : batch.recv()).wait(); });
+  };
+  const int64_t one = count("one", 1);
+  const int64_t many = count("many", kMany);
+  std::fprintf(stderr, "%s takes %lld blocks for one tensor, %lld for %d\n", sends ? "sender" : "receiver",
+               static_cast<long long>(one), static_cast<long long>(many), kMany);
+  return one == many && many <= kMostBlocks ? 0 : 5;
+}
+
+class Heap : public testing::TestWithParam<const char*> {};
+
+TEST_P(Heap, ATransferTakesAsManyBlocksForAThousandTensorsAsForOne) {
+  if (!TESSERA_COUNTS_HEAP) GTEST_SKIP() << "a sanitizer counts for itself";
+  const std::string path = GetParam();
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  for (const bool sends : {true, false})
+    group.start(sends ? "trainer" : "inference", [=] {
+      if (path == "ring") ::setenv("TESSERA_FORCE_PULL", "ring", 1);
+      return run_rank(store, sends, path == "mapped");
+    });
+  for (const Outcome& outcome : group.wait(2 * hang_limit())) {
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+    std::printf("%s", outcome.output.c_str());
+  }
+}
+INSTANTIATE_TEST_SUITE_P(, Heap, testing::Values("mapped", "private", "ring"),
+                         [](const auto& path) { return std::string(path.param); });
+
+}  // namespace
+}  // namespace tessera::test
