@@ -8,6 +8,9 @@ function(tessera_compile_options target)
   if(TESSERA_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
+  if(CMAKE_UNITY_BUILD)  # what a source keeps to itself is in an included file then
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  endif()
   if(TESSERA_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer
                                              -fno-sanitize-recover=all)

@@ -33,8 +33,10 @@ void train(int rank) {
   tessera::Batch batch = pair.offer("policy", {&tensor, 1});
 
   for (int64_t version = 1; version <= kVersions; ++version) {
-    for (int64_t i = 0; i < elements; ++i)  // "an optimiser step": element (r, c) becomes 100 * version + 10 * r + c
-      weight[i] = static_cast<float>(100 * version + 10 * (rank * kRows / 2 + i / kColumns) + i % kColumns);
+    for (int64_t i = 0; i < elements; ++i) {  // "an optimiser step": element (r, c) becomes 100 * version + 10 * r + c
+      const int64_t row = rank * kRows / 2 + i / kColumns;
+      weight[i] = static_cast<float>(100 * version + 10 * row + i % kColumns);
+    }
     batch.send(version).wait();  // done when both inference ranks have it; the memory is ours again
   }
 }

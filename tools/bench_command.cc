@@ -22,7 +22,7 @@ namespace {
 
 using bench::Process;
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kBenchExamples[] = R"(Examples:
   tessera bench                                  # everything: some minutes, up to 5 GiB of memory
   tessera bench --quick                          # a few cases of 64 MiB
   tessera bench --only 'columns/8192/shared' --json
@@ -112,8 +112,8 @@ class Benchmark {
 }  // namespace
 
 void add_bench_command(CLI::App& app, Run& run) {
-  CLI::App& command =
-      *app.add_subcommand("bench", "Measure this machine's ceilings and Tessera's share of them")->footer(kExamples);
+  CLI::App& command = *app.add_subcommand("bench", "Measure this machine's ceilings and Tessera's share of them")
+                           ->footer(kBenchExamples);
   const auto options = std::make_shared<Options>();
   command.add_option("--size", options->bytes, "Of the tensors in a large case, as 256MiB or 1GiB (default: 1GiB)")
       ->transform(CLI::AsSizeValue(false));

@@ -16,7 +16,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kDoctorExamples[] = R"(Examples:
   tessera doctor
   tessera doctor --json)";
 
@@ -65,7 +65,7 @@ void print_json(const std::vector<Check>& checks) {
 
 void add_doctor_command(CLI::App& app, Run& run) {
   CLI::App& command = *app.add_subcommand("doctor", "Say what this machine can do, what is missing and how to get it")
-                           ->footer(kExamples);
+                           ->footer(kDoctorExamples);
   const auto json = std::make_shared<bool>(false);
   command.add_flag("--json", *json, "Print one JSON object");
   command.callback([json, &run] {

@@ -27,7 +27,7 @@ namespace {
 using plan::bytes_text;
 using plan::ratio_text;
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kPlanExamples[] = R"(Examples:
   One tensor; source and destination ranks share one numbering:
     tessera plan --shape 4096x4096 --dtype bf16 --src 'dp=2,fsdp=4@0-7:R,S0' --dst 'tp=4@8-11:S1' --svg plan.svg
 
@@ -233,7 +233,8 @@ ExitStatus run_plan(const PlanArguments& arguments) {
 }  // namespace
 
 void add_plan_command(CLI::App& app, Run& run) {
-  CLI::App& command = *app.add_subcommand("plan", "Explain and draw who would send what to whom")->footer(kExamples);
+  CLI::App& command =
+      *app.add_subcommand("plan", "Explain and draw who would send what to whom")->footer(kPlanExamples);
   const auto arguments = std::make_shared<PlanArguments>();
   command.add_option("--shape", arguments->shape, "One tensor: 4096x4096, or scalar");
   command.add_option("--dtype", arguments->dtype, "Its element type: f32, bf16, f8_e4m3, i64, ...");

@@ -19,7 +19,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kRecvExamples[] = R"(Examples:
   One of two ranks that take a model as column shards, in bf16, and write their parts:
     tessera recv --job inference --peer trainer --pair weights --rank 0 --world 2 \
       --layout '.*bias=tp=2:R' --layout '.*=tp=2:S1' --dtype bf16 --out weights/
@@ -129,7 +129,7 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
 
 void add_recv_command(CLI::App& app, Run& run) {
   CLI::App& command =
-      *app.add_subcommand("recv", "Take what is offered, as one rank of the receiving job")->footer(kExamples);
+      *app.add_subcommand("recv", "Take what is offered, as one rank of the receiving job")->footer(kRecvExamples);
   const auto options = std::make_shared<RecvOptions>();
   options->job.declare(command);
   command.add_option("--dtype", options->dtype, "Cast f64, f32, f16 and bf16 tensors to this one of them");

@@ -19,7 +19,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr char kExamples[] = R"(Examples:
+constexpr char kSendExamples[] = R"(Examples:
   One of four ranks that hold a model as FSDP shards:
     tessera send --job trainer --peer inference --pair weights --rank 0 --world 4 \
       --checkpoint model.safetensors --layout '.*=fsdp=4:S0'
@@ -103,7 +103,7 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
 
 void add_send_command(CLI::App& app, Run& run) {
   CLI::App& command =
-      *app.add_subcommand("send", "Offer a checkpoint, as one rank of the sending job")->footer(kExamples);
+      *app.add_subcommand("send", "Offer a checkpoint, as one rank of the sending job")->footer(kSendExamples);
   const auto options = std::make_shared<SendOptions>();
   options->job.declare(command);
   add_list(command, "--checkpoint", options->checkpoints,

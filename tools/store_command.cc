@@ -11,7 +11,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr char kExamples[] = R"(Example:
+constexpr char kStoreExamples[] = R"(Example:
   tessera store --listen 127.0.0.1:7070
   tessera send --store tcp://127.0.0.1:7070 ...
 
@@ -20,7 +20,8 @@ On one machine no store need be started: --store auto, the default, lets the fir
 }  // namespace
 
 void add_store_command(CLI::App& app, Run& run) {
-  CLI::App& command = *app.add_subcommand("store", "Run the store where jobs meet, until a signal")->footer(kExamples);
+  CLI::App& command =
+      *app.add_subcommand("store", "Run the store where jobs meet, until a signal")->footer(kStoreExamples);
   const auto listen = std::make_shared<std::string>("127.0.0.1:7070");
   const auto json = std::make_shared<bool>(false);
   command.add_option("--listen", *listen, "HOST:PORT; port 0 takes a free one")->capture_default_str();

@@ -16,6 +16,9 @@ namespace tessera::checkpoint {
 // Derived classes hide the events they take and provide `std::string where() const`, which says where the parser is.
 template <typename Derived>
 class JsonEvents {
+  friend Derived;
+  JsonEvents() = default;
+
  public:
   bool null() { return unexpected("null"); }
   bool boolean(bool) { return unexpected("a boolean"); }

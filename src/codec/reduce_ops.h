@@ -1,6 +1,7 @@
 // One step of each reduction, on plain values.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -32,17 +33,26 @@ struct Multiply {
   }
 };
 
+template <typename T>
+bool is_nan(T x) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return std::isnan(x);
+  } else {
+    return false;
+  }
+}
+
 struct Minimum {
   template <typename T>
   static T apply(T acc, T x) {
-    return x < acc || x != x ? x : acc;
+    return x < acc || is_nan(x) ? x : acc;
   }
 };
 
 struct Maximum {
   template <typename T>
   static T apply(T acc, T x) {
-    return x > acc || x != x ? x : acc;
+    return x > acc || is_nan(x) ? x : acc;
   }
 };
 

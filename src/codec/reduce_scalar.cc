@@ -1,4 +1,5 @@
 // The reference reductions of floats.
+#include <cmath>
 #include <type_traits>
 
 #include "codec/float_types.h"
@@ -24,7 +25,7 @@ Accumulator<T> widen(typename T::Bits code) {
 template <typename T>
 typename T::Bits round_once(Accumulator<T> value) {
   if constexpr (std::is_same_v<T, F64>) {
-    return value != value ? kNaNF64 : std::bit_cast<uint64_t>(value);
+    return std::isnan(value) ? kNaNF64 : std::bit_cast<uint64_t>(value);
   } else {
     return T::encode(value);
   }
@@ -36,7 +37,7 @@ void accumulate_first(const void* src, void* acc, size_t n) {
 }
 
 template <typename T, typename Op>
-void accumulate(const void* src, void* acc, size_t n) {
+void accumulate_next(const void* src, void* acc, size_t n) {
   for (size_t i = 0; i < n; ++i)
     store_at(acc, i, Op::apply(load_at<Accumulator<T>>(acc, i), widen<T>(load_at<typename T::Bits>(src, i))));
 }
@@ -48,14 +49,14 @@ void finish(const void* acc, void* dst, size_t n, int count) {
 }
 
 template <typename... T>
-ReduceKernels make_kernels(TypeList<T...>) {
+ReduceKernels make_reduce_kernels(TypeList<T...>) {
   return {.target = "scalar",
           .first = {accumulate_first<T>...},
-          .next = {{accumulate<T, Add>...},
-                   {accumulate<T, Add>...},
-                   {accumulate<T, Minimum>...},
-                   {accumulate<T, Maximum>...},
-                   {accumulate<T, Multiply>...}},
+          .next = {{accumulate_next<T, Add>...},
+                   {accumulate_next<T, Add>...},
+                   {accumulate_next<T, Minimum>...},
+                   {accumulate_next<T, Maximum>...},
+                   {accumulate_next<T, Multiply>...}},
           .finish = {finish<T, false>...},
           .finish_average = {finish<T, true>...}};
 }
@@ -63,7 +64,7 @@ ReduceKernels make_kernels(TypeList<T...>) {
 }  // namespace
 
 const ReduceKernels& scalar_reduce() {
-  static const ReduceKernels kernels = make_kernels(ReducedTypes{});
+  static const ReduceKernels kernels = make_reduce_kernels(ReducedTypes{});
   return kernels;
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kBytes = size_t{4} << 20;
 constexpr size_t kPiece = 1024;
+constexpr size_t kPieces = kBytes / kPiece;
 constexpr size_t kRequest = size_t{256} << 10;  // of one get, and of the staging that bounces
 constexpr double kClearly = 0.8;
 constexpr int kRounds = 3;
@@ -61,7 +62,7 @@ double ring_seconds(Samples& samples, size_t piece, size_t stride) {
 
 PathCost cost_of(double contiguous, double in_pieces) {
   return {.byte = contiguous / static_cast<double>(kBytes),
-          .piece = std::max(in_pieces - contiguous, 0.0) / static_cast<double>(kBytes / kPiece)};
+          .piece = std::max(in_pieces - contiguous, 0.0) / static_cast<double>(kPieces)};
 }
 
 }  // namespace

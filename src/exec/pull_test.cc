@@ -21,19 +21,9 @@ using exec_testing::pick;
 using exec_testing::plain_pull;
 using exec_testing::Random;
 using exec_testing::RandomRoute;
+using exec_testing::reach_self;
 
 enum class Way { kLoopback, kMapped, kReadv, kRing };
-
-Endpoint own_endpoint() {
-  return {.process = Incarnation::self(), .name = "trainer/0"};
-}
-
-// The memory of this very process, reached through `transport` as if it were another's.
-std::shared_ptr<PeerMemory> reach_self(std::string_view transport) {
-  for (const Transport* candidate : TransportRegistry::builtin().transports())
-    if (candidate->name() == transport) return candidate->connect(own_endpoint());
-  return nullptr;
-}
 
 // One random batch of routes with memory on both sides, the sources shared or private.
 class Batch {

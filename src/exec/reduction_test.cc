@@ -16,13 +16,7 @@ namespace tessera {
 namespace {
 
 using exec_testing::Completion;
-
-std::shared_ptr<PeerMemory> reach_self(std::string_view transport) {
-  for (const Transport* candidate : TransportRegistry::builtin().transports())
-    if (candidate->name() == transport)
-      return candidate->connect({.process = Incarnation::self(), .name = "trainer/0"});
-  return nullptr;
-}
+using exec_testing::reach_self;
 
 constexpr Index kRows = 40;
 constexpr Index kColumns = 30;

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -18,8 +20,19 @@
 #include "exec/route.h"
 #include "exec/route_walk.h"
 #include "exec/source.h"
+#include "transport/transport.h"
 
 namespace tessera::exec_testing {
+
+// This process as a peer of its own, and its memory, reached through `transport` as if it were another's.
+inline Endpoint own_endpoint() {
+  return {.process = Incarnation::self(), .name = "trainer/0"};
+}
+inline std::shared_ptr<PeerMemory> reach_self(std::string_view transport) {
+  for (const Transport* candidate : TransportRegistry::builtin().transports())
+    if (candidate->name() == transport) return candidate->connect(own_endpoint());
+  return nullptr;
+}
 
 inline constexpr Duration kPatience = std::chrono::seconds(60);  // a hang, sanitizers included
 

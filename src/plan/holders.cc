@@ -60,7 +60,8 @@ Holders::Holders(const Layout& layout, int ndim)
   Place place;
   for (size_t position = 0; position < places_.size(); ++position) {
     places_[position] = place;
-    ranks_[static_cast<size_t>(place.cls * members_ + place.member)] = mesh_.ranks()[position];
+    ranks_[static_cast<size_t>(place.cls) * static_cast<size_t>(members_) + static_cast<size_t>(place.member)] =
+        mesh_.ranks()[position];
     for (size_t a = axes.size(); a-- > 0;) {
       place.cls += step[a].cls;
       place.member += step[a].member;

@@ -1,4 +1,6 @@
 // Larger random tensors, and the planner's speed in CPU time of this process.
+#include <gtest/gtest.h>
+
 #include <ctime>
 
 #include "plan/property_check.h"

@@ -133,8 +133,8 @@ class Picture {
     for (const auto& [pair, bytes] : flows) {
       Bin& source = from_[pair.first];
       Bin& destination = to_[pair.second];
-      const auto share = [bytes = bytes](const Bin& bin) {
-        return bin.height * static_cast<double>(bytes) / static_cast<double>(bin.bytes);
+      const auto share = [flow = bytes](const Bin& bin) {
+        return bin.height * static_cast<double>(flow) / static_cast<double>(bin.bytes);
       };
       const double thickness = std::max(0.4, std::min(share(source), share(destination)));
       canvas_.ribbon(from_.x() + kBoxWidth, source.top + source.used, to_.x(), destination.top + destination.used,

@@ -1,4 +1,6 @@
 // Twenty thousand random redistributions, each judged element by element.
+#include <gtest/gtest.h>
+
 #include "plan/property_check.h"
 
 namespace tessera::plan {

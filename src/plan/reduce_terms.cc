@@ -30,8 +30,8 @@ void write(T value, std::byte* to) {
 template <typename T>
 T wrapping(ReduceOp op, T a, T b) {
   using Wide = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
-  const auto x = static_cast<Wide>(a);
-  const auto y = static_cast<Wide>(b);
+  const Wide x = std::make_unsigned_t<T>(a);
+  const Wide y = std::make_unsigned_t<T>(b);
   return static_cast<T>(op == ReduceOp::kSum ? x + y : x * y);
 }
 
