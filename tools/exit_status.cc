@@ -12,9 +12,8 @@ ExitStatus exit_status_of(ErrorCode code, bool interrupted) {
     case ErrorCode::kDeadlineExceeded:
       return ExitStatus::kDeadline;
     case ErrorCode::kPeerLost:
+    case ErrorCode::kCancelled:  // by the other side
       return ExitStatus::kPeerLost;
-    case ErrorCode::kCancelled:
-      return ExitStatus::kPeerLost;  // the other side
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kMismatch:
     case ErrorCode::kNotFound:

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/socket.h"
+#include "base/testing.h"
 
 namespace tessera {
 namespace {
@@ -18,7 +19,6 @@ namespace {
 using testing::HasSubstr;
 
 constexpr uint32_t kMagic = 0x41424344;
-const Deadline kSoon = Deadline::after(seconds(60));
 
 std::vector<std::byte> payload_of(size_t size, uint8_t seed = 1) {
   std::vector<std::byte> payload(size);
@@ -35,21 +35,6 @@ std::vector<std::byte> header(uint32_t magic, uint32_t length, uint16_t fds = 0,
   out.put(fds);
   out.put(zero);
   return out.take();
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-size_t open_fds() {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
-  return count;
 }
 
 TEST(FramingTest, FramesArriveInOrderWithTheirTypesAndVersions) {

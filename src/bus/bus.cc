@@ -91,8 +91,7 @@ class PairImpl {
       Manifest manifest = manifest_of(identity, tensors);
       if (!sends)
         find_ties(registered_tensors(manifest, tensors, identity.rank));  // refuse overlaps before others wait
-      setup.agreement =
-          bus_->rendezvous().exchange(view_, id, sends, bus_->options().digest, std::move(manifest), deadline);
+      setup.agreement = bus_->rendezvous().exchange(view_, id, sends, bus_->options().digest, manifest, deadline);
       const auto own = static_cast<int>(view_.own.size());
       const auto peer = static_cast<int>(view_.peer.size());
       bus_->agent().count_plan();

@@ -14,7 +14,7 @@ constexpr uint32_t kMaxArenaFds = 1 << 14;
 
 }  // namespace
 
-PullLink::PullLink(Agent& agent, PullLinkOwner& owner, std::string peer_job, Rank rank, const RankRecord& record,
+PullLink::PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_job, Rank rank, const RankRecord& record,
                    std::vector<Wanted> routes, PullLinkOptions options)
     : agent_(agent),
       owner_(owner),

@@ -46,7 +46,7 @@ struct PullLinkOptions {
 
 class PullLink {
  public:
-  PullLink(Agent& agent, PullLinkOwner& owner, std::string peer_job, Rank rank, const RankRecord& record,
+  PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_job, Rank rank, const RankRecord& record,
            std::vector<Wanted> routes, PullLinkOptions options);
   ~PullLink();  // REQUIRES: not running
 

@@ -26,7 +26,7 @@ ByteReader begin(std::string_view key, std::string_view value) {
   return in;
 }
 
-std::string finish(ByteWriter out) {
+std::string finish(const ByteWriter& out) {
   return std::string(as_store_value(out.view()));
 }
 
@@ -53,7 +53,7 @@ RankRecord read_rank(ByteReader& in, std::string_view key) {
 std::string RankRecord::write() const {
   ByteWriter out = begin();
   write_rank(*this, out);
-  return finish(std::move(out));
+  return finish(out);
 }
 
 RankRecord RankRecord::read(std::string_view key, std::string_view value) {
@@ -67,7 +67,7 @@ std::string PairRecord::write() const {
   ByteWriter out = begin();
   write_rank(rank, out);
   out.put_string(peer);
-  return finish(std::move(out));
+  return finish(out);
 }
 
 PairRecord PairRecord::read(std::string_view key, std::string_view value) {
@@ -88,7 +88,7 @@ std::string ManifestRecord::write() const {
         ErrorCode::kInvalidArgument,
         "the manifest of {} tensors takes {} bytes, the store holds at most {} a value: register it as several batches",
         manifest.entries.size(), out.size(), kMaxStoreValueBytes);
-  return finish(std::move(out));
+  return finish(out);
 }
 
 ManifestRecord ManifestRecord::read(std::string_view key, std::string_view value) {
@@ -107,7 +107,7 @@ std::string BatchRecord::write() const {
   out.put(digest);
   out.put_string(hash);
   diff.write(out);
-  return finish(std::move(out));
+  return finish(out);
 }
 
 BatchRecord BatchRecord::read(std::string_view key, std::string_view value) {
@@ -129,7 +129,7 @@ std::string FailureRecord::write() const {
   out.put_string(std::string_view(status.message()).substr(0, kMaxFailureBytes));
   out.put(static_cast<uint32_t>(seen.size()));
   for (const uint64_t nonce : seen) out.put(nonce);
-  return finish(std::move(out));
+  return finish(out);
 }
 
 FailureRecord FailureRecord::read(std::string_view key, std::string_view value) {

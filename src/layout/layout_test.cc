@@ -6,7 +6,7 @@
 
 #include "layout/brute_force.h"
 #include "layout/random_layout.h"
-#include "layout/testing.h"
+#include "base/testing.h"
 #include "tessera/layout.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "layout/random_layout.h"
-#include "layout/testing.h"
+#include "base/testing.h"
 #include "tessera/layout.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "layout/testing.h"
+#include "base/testing.h"
 #include "tessera/layout.h"
 
 namespace tessera {

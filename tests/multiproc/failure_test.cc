@@ -25,18 +25,6 @@ constexpr int kMismatch = kError + static_cast<int>(ErrorCode::kMismatch);
 constexpr int kDeadline = kError + static_cast<int>(ErrorCode::kDeadlineExceeded);
 constexpr int kExists = kError + static_cast<int>(ErrorCode::kAlreadyExists);
 
-Side trainer(Rank rank, int world = 2) {
-  return {.job = "trainer",
-          .peer = "inference",
-          .rank = rank,
-          .world = world,
-          .layout = world == 1 ? "1:S0" : "2:S0",
-          .sends = true};
-}
-Side inference(Rank rank, int world = 2) {
-  return {.job = "inference", .peer = "trainer", .rank = rank, .world = world, .layout = world == 1 ? "1:R" : "2:S1"};
-}
-
 int send_once(Batch& batch, std::vector<float>&) {
   batch.send().wait();
   return 0;

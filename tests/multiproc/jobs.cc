@@ -2,6 +2,19 @@
 
 namespace tessera::test {
 
+Side trainer(Rank rank, int world) {
+  return {.job = "trainer",
+          .peer = "inference",
+          .rank = rank,
+          .world = world,
+          .layout = std::to_string(world) + ":S0",
+          .sends = true};
+}
+
+Side inference(Rank rank, int world) {
+  return {.job = "inference", .peer = "trainer", .rank = rank, .world = world, .layout = std::to_string(world) + ":S1"};
+}
+
 std::vector<float> local_tensor(const Side& side) {
   const Layout layout = Layout::parse(side.layout).bind(side.shape);
   return std::vector<float>(static_cast<size_t>(layout.owned(side.shape, side.rank).size()) + 1);

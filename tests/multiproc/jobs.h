@@ -23,6 +23,10 @@ struct Side {
   Timeout rendezvous = std::chrono::seconds(8);
 };
 
+// Rows at the trainer's ranks, columns at the inference job's.
+Side trainer(Rank rank, int world = 2);
+Side inference(Rank rank, int world = 2);
+
 // The local tensor of a side, zeroed.
 std::vector<float> local_tensor(const Side& side);
 

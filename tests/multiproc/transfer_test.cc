@@ -15,18 +15,6 @@ namespace {
 
 using testing::HasSubstr;
 
-Side trainer(Rank rank, int world) {
-  return {.job = "trainer",
-          .peer = "inference",
-          .rank = rank,
-          .world = world,
-          .layout = std::to_string(world) + ":S0",
-          .sends = true};
-}
-Side inference(Rank rank, int world) {
-  return {.job = "inference", .peer = "trainer", .rank = rank, .world = world, .layout = std::to_string(world) + ":S1"};
-}
-
 void expect_all_well(ProcessGroup& group) {
   for (const Outcome& outcome : group.wait(2 * hang_limit()))
     EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;

@@ -141,7 +141,8 @@ bool BounceRing::wait(Side& own, Ready ready, const Deadline& deadline) {
   while (true) {
     const uint32_t bell = own.bell.load(std::memory_order_seq_cst);
     if (interrupted_.load(std::memory_order_acquire)) break;
-    if ((is_ready = ready())) break;
+    is_ready = ready();
+    if (is_ready) break;
     const Duration left = deadline.left();
     if (left == Duration::zero()) break;
     futex_wait(own.bell, bell, left);

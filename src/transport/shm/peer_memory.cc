@@ -37,14 +37,14 @@ Status ShmPeerMemory::get(const MemoryDesc& memory, std::span<const Piece> piece
 // The process must have lived through the whole request: then the pid was its own all the time.
 Status ShmPeerMemory::get_private(const MemoryDesc& memory, std::span<const Piece> pieces,
                                   std::span<const std::span<std::byte>> out) const {
-  const Status lost = failed(ErrorCode::kPeerLost, "{}: {} died", name_, process_.to_string());
-  if (dead()) return lost;
+  const auto lost = [&] { return failed(ErrorCode::kPeerLost, "{}: {} died", name_, process_.to_string()); };
+  if (dead()) return lost();
   RemoteReader reader(process_.pid);
   Status status = scatter(pieces, out, [&](uint64_t offset, std::span<std::byte> part) {
     return reader.add(memory.offset + offset, part.data(), part.size());
   });
   if (status.ok()) status = reader.flush();
-  if (dead()) return lost;
+  if (dead()) return lost();
   if (!status.ok()) return Status(status.code(), fmt::format("{}: {}", name_, status.message()));
   return status;
 }

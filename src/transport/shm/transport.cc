@@ -14,7 +14,7 @@ class ShmTransport final : public Transport {
   std::string_view name() const override { return "shm"; }
 
   Capability capability() const override {
-    const Capability host = device_capability(DeviceKind::kHost);
+    Capability host = device_capability(DeviceKind::kHost);
     if (!host.available) return host;
     const Status readv = probe_remote_read(::getpid());
     return {.available = true,
