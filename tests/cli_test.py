@@ -281,6 +281,13 @@ class Plans(CommandTest):
 
 
 class Others(CommandTest):
+    def test_an_unknown_command_is_named_with_those_there_are(self):
+        code, output, errors = self.run_command("bogus")
+        self.assertEqual((code, output), (2, ""))
+        self.assertIn("'bogus'", errors)
+        self.assertIn("recv", errors)
+        self.assertEqual(len(errors.splitlines()), 1)
+
     def test_every_command_has_help_with_examples(self):
         for command in ("store", "send", "recv", "plan", "doctor"):
             code, output, _ = self.run_command(command, "--help")

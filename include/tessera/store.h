@@ -167,7 +167,8 @@ class Store {
 
   // Waits until what `prefix` holds satisfies `predicate` and returns it: one range and one watch, no polling. The
   // predicate runs on the calling thread. Throws kDeadlineExceeded, and kCancelled once `stop` is requested.
-  StoreView wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout, std::stop_token stop = {});
+  StoreView wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout,
+                     const std::stop_token& stop = {});
 };
 
 struct StoreOptions {

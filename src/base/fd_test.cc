@@ -16,11 +16,10 @@
 
 #include "base/event_loop.h"
 #include "base/socket.h"
+#include "base/testing.h"
 
 namespace tessera {
 namespace {
-
-constexpr Duration kSoon = seconds(30);
 
 bool is_open(int fd) {
   return ::fcntl(fd, F_GETFD) >= 0;
@@ -73,7 +72,7 @@ TEST(UniqueFdFork, APeerSeesTheEndThoughAChildLivesOn) {
   SocketPair pair = socket_pair();
   const IdleChild child;
   pair.first.reset();
-  ASSERT_TRUE(wait_ready(pair.second.get(), POLLIN, Deadline::after(kSoon)));
+  ASSERT_TRUE(wait_ready(pair.second.get(), POLLIN, soon()));
   std::vector<std::byte> bytes(1);
   EXPECT_EQ(receive_some(pair.second.get(), bytes), 0U);
   EXPECT_TRUE(child.alive());

@@ -46,11 +46,11 @@ TEST(FramingTest, FramesArriveInOrderWithTheirTypesAndVersions) {
   EXPECT_TRUE(writer.flush(pair.first.get()));
 
   FrameReader reader(kMagic, {});
-  const Frame first = wait_frame(pair.second.get(), reader, kSoon);
+  const Frame first = wait_frame(pair.second.get(), reader, soon());
   EXPECT_EQ(first.type, 10);
   EXPECT_EQ(first.version, 1);
   EXPECT_EQ(first.payload, payload_of(5));
-  const Frame second = wait_frame(pair.second.get(), reader, kSoon);
+  const Frame second = wait_frame(pair.second.get(), reader, soon());
   EXPECT_EQ(second.type, 11);
   EXPECT_EQ(second.version, 2);
   EXPECT_TRUE(second.payload.empty());
@@ -80,11 +80,11 @@ TEST(FramingTest, LargeAndSmallFramesPassAFullSocketInOrder) {
   std::thread sender([&] {
     FrameWriter writer(kMagic, 1, size_t{1} << 30);
     for (size_t i = 0; i < sizes.size(); ++i) writer.push(static_cast<uint16_t>(i), payload_of(sizes[i]));
-    writer.flush(pair.first.get(), kSoon);
+    writer.flush(pair.first.get(), soon());
   });
   FrameReader reader(kMagic, {.payload_bytes = 2'000'000});
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const Frame frame = wait_frame(pair.second.get(), reader, kSoon);
+    const Frame frame = wait_frame(pair.second.get(), reader, soon());
     ASSERT_EQ(frame.type, i);
     ASSERT_EQ(frame.payload, payload_of(sizes[i]));
   }
@@ -104,9 +104,9 @@ TEST(FramingTest, DescriptorsStayWithTheirFrame) {
   writer.push(3, payload_of(3), some_fds(kMaxFdsPerMessage));
   EXPECT_TRUE(writer.flush(pair.first.get()));
   FrameReader reader(kMagic, {.payload_bytes = 100, .fds = kMaxFdsPerMessage});
-  EXPECT_EQ(wait_frame(pair.second.get(), reader, kSoon).fds.size(), 2U);
-  EXPECT_EQ(wait_frame(pair.second.get(), reader, kSoon).fds.size(), 0U);
-  EXPECT_EQ(wait_frame(pair.second.get(), reader, kSoon).fds.size(), kMaxFdsPerMessage);
+  EXPECT_EQ(wait_frame(pair.second.get(), reader, soon()).fds.size(), 2U);
+  EXPECT_EQ(wait_frame(pair.second.get(), reader, soon()).fds.size(), 0U);
+  EXPECT_EQ(wait_frame(pair.second.get(), reader, soon()).fds.size(), kMaxFdsPerMessage);
 }
 
 TEST(FramingTest, TheQueueIsBoundedButOneFrameAlwaysFits) {
@@ -134,7 +134,7 @@ TEST(FramingTest, EveryMalformedHeaderIsAnErrorThatSaysWhy) {
     const SocketPair pair = socket_pair();
     send_some(pair.first.get(), bad.bytes);
     FrameReader reader(kMagic, {.payload_bytes = 100});
-    EXPECT_THAT(error_of([&] { wait_frame(pair.second.get(), reader, kSoon); }), HasSubstr(bad.complaint));
+    EXPECT_THAT(error_of([&] { wait_frame(pair.second.get(), reader, soon()); }), HasSubstr(bad.complaint));
   }
 }
 
@@ -145,7 +145,7 @@ TEST(FramingTest, AnEndInsideAFrameIsAnError) {
     send_some(pair.first.get(), std::span(whole).first(length));
     pair.first.reset();
     FrameReader reader(kMagic, {});
-    EXPECT_THAT(error_of([&] { wait_frame(pair.second.get(), reader, kSoon); }), HasSubstr("ended inside")) << length;
+    EXPECT_THAT(error_of([&] { wait_frame(pair.second.get(), reader, soon()); }), HasSubstr("ended inside")) << length;
   }
 }
 
@@ -157,7 +157,7 @@ TEST(FramingTest, UnannouncedDescriptorsAreRefusedAndClosed) {
     const std::array<int, 1> fds{pair.first.get()};
     ASSERT_EQ(send_some(pair.first.get(), plain, fds), plain.size());
     FrameReader reader(kMagic, {.payload_bytes = 100, .fds = 4});
-    EXPECT_THAT(error_of([&] { wait_frame(pair.second.get(), reader, kSoon); }), HasSubstr("no frame announced"));
+    EXPECT_THAT(error_of([&] { wait_frame(pair.second.get(), reader, soon()); }), HasSubstr("no frame announced"));
   }
   EXPECT_EQ(open_fds(), before);
 }
@@ -175,7 +175,7 @@ TEST(FramingTest, RandomBytesNeverYieldMoreThanTheyHold) {
     FrameReader reader(kMagic, {.payload_bytes = 64});
     size_t received = 0;
     error_of([&] {
-      while (true) received += kFrameHeaderBytes + wait_frame(pair.second.get(), reader, kSoon).payload.size();
+      while (true) received += kFrameHeaderBytes + wait_frame(pair.second.get(), reader, soon()).payload.size();
     });
     EXPECT_LE(received, stream.size());
   }

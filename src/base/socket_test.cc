@@ -54,8 +54,8 @@ TEST(HostPortTest, QuotesWhatIsWrong) {
 
 TEST_F(SocketTest, TcpCarriesBytesBothWays) {
   const UniqueFd listener = listen_tcp({"127.0.0.1", 0});
-  const UniqueFd client = connect_tcp({"127.0.0.1", local_port(listener.get())}, kSoon);
-  ASSERT_TRUE(wait_ready(listener.get(), POLLIN, kSoon));
+  const UniqueFd client = connect_tcp({"127.0.0.1", local_port(listener.get())}, soon());
+  ASSERT_TRUE(wait_ready(listener.get(), POLLIN, soon()));
   const UniqueFd server = accept_connection(listener.get());
   EXPECT_FALSE(accept_connection(listener.get()));
   for (const int fd : {listener.get(), client.get(), server.get()}) {
@@ -64,7 +64,7 @@ TEST_F(SocketTest, TcpCarriesBytesBothWays) {
   }
   const std::string text = "hello";
   EXPECT_EQ(send_some(client.get(), std::as_bytes(std::span(text))), text.size());
-  ASSERT_TRUE(wait_ready(server.get(), POLLIN, kSoon));
+  ASSERT_TRUE(wait_ready(server.get(), POLLIN, soon()));
   std::array<std::byte, 64> buffer;
   EXPECT_EQ(receive_some(server.get(), buffer), text.size());
   EXPECT_EQ(receive_some(server.get(), buffer), std::nullopt);
@@ -75,10 +75,10 @@ TEST_F(SocketTest, ARefusedConnectionIsUnavailableAndNamesTheAddress) {
   {
     port = local_port(listen_tcp({"127.0.0.1", 0}).get());
   }
-  const std::string error = error_of([&] { connect_tcp({"127.0.0.1", port}, kSoon); });
+  const std::string error = error_of([&] { connect_tcp({"127.0.0.1", port}, soon()); });
   EXPECT_THAT(error, HasSubstr("unavailable"));
   EXPECT_THAT(error, HasSubstr(fmt::format("127.0.0.1:{}", port)));
-  EXPECT_THAT(error_of([&] { connect_unix(folder_ + "/nobody", kSoon); }), HasSubstr("unavailable"));
+  EXPECT_THAT(error_of([&] { connect_unix(folder_ + "/nobody", soon()); }), HasSubstr("unavailable"));
 }
 
 TEST_F(SocketTest, AUnixSocketIsPrivateAndKnowsItsUser) {
@@ -87,7 +87,7 @@ TEST_F(SocketTest, AUnixSocketIsPrivateAndKnowsItsUser) {
   struct stat status{};
   ASSERT_EQ(::stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600U);
-  const UniqueFd client = connect_unix(path, kSoon);
+  const UniqueFd client = connect_unix(path, soon());
   const UniqueFd server = accept_connection(listener.get());
   EXPECT_TRUE(non_blocking(client.get()));
   EXPECT_EQ(require_same_user(client.get()), ::getpid());
@@ -98,7 +98,7 @@ TEST_F(SocketTest, AFullBacklogEndsAtTheDeadline) {
   const std::string path = folder_ + "/s";
   const UniqueFd listener = listen_unix(path);
   ASSERT_EQ(::listen(listener.get(), 0), 0);
-  const UniqueFd first = connect_unix(path, kSoon);
+  const UniqueFd first = connect_unix(path, soon());
   EXPECT_THAT(error_of([&] { connect_unix(path, Deadline::after(std::chrono::milliseconds(20))); }),
               HasSubstr("deadline-exceeded"));
 }

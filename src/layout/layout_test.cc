@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <ctime>
 
+#include "base/testing.h"
 #include "layout/brute_force.h"
 #include "layout/random_layout.h"
-#include "base/testing.h"
 #include "tessera/layout.h"
 
 namespace tessera {

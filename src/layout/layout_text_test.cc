@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "layout/random_layout.h"
 #include "base/testing.h"
+#include "layout/random_layout.h"
 #include "tessera/layout.h"
 
 namespace tessera {

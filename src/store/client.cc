@@ -290,7 +290,7 @@ Status Client::link_status() const {
 }
 
 Status Client::hopeless() const {
-  const Status link = link_status();
+  Status link = link_status();
   if (link.ok() || lasting(link.code())) return link;
   if (!stop_.stop_requested()) return {};
   return failed(ErrorCode::kCancelled, "interrupted while there was no connection: {}", link.message());

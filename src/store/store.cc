@@ -56,7 +56,8 @@ SwapResult Store::compare_and_set(std::string_view key, int64_t expected, std::s
   return swap;
 }
 
-StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout, std::stop_token stop) {
+StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout,
+                          const std::stop_token& stop) {
   const auto until = std::chrono::steady_clock::now() + timeout;
   const auto left = [until] { return std::max(Timeout::zero(), Timeout(until - std::chrono::steady_clock::now())); };
   while (true) {

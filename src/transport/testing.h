@@ -13,6 +13,8 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdio>
+#include <exception>
 #include <functional>
 #include <utility>
 
@@ -21,11 +23,17 @@ namespace tessera::transport_testing {
 // A forked process; killed, if need be, and reaped at the end. Fork before starting threads.
 class Child {
  public:
+  static constexpr int kThrew = 125;
   // `body` returns the exit status.
   explicit Child(const std::function<int()>& body) : pid_(::fork()) {
     if (pid_ != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    ::_exit(body());
+    try {
+      ::_exit(body());
+    } catch (const std::exception& error) {  // else gtest would catch it, and go on in the child
+      std::fprintf(stderr, "child: %s\n", error.what());
+      ::_exit(kThrew);
+    }
   }
   ~Child() {
     if (pid_ > 0) {
