@@ -95,8 +95,8 @@ struct BatchStats {
   int64_t store_requests = 0;
   int64_t plans = 0;
   int64_t allocations = 0;  // of staging, scratch and rings
-  // Nor does it allocate for each tensor or byte: what a transfer takes from the heap is its operation and the messages
-  // between ranks, a few small blocks a peer (tests/multiproc/heap_test.cc counts them).
+  // Nor does it take anything from the heap, once a few transfers have grown what is kept between them:
+  // tests/multiproc/heap_test.cc counts the calls of operator new.
 };
 
 // Layout-independent digest of one tensor's logical contents: docs/formats/digest.md.

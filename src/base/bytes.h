@@ -33,6 +33,11 @@ class ByteWriter {
   }
   void put_string(std::string_view text) { put_bytes(std::as_bytes(std::span(text))); }
 
+  // Keeps the memory for what is written next, but no more than `most` bytes.
+  void clear(size_t most) {
+    bytes_.clear();
+    if (bytes_.capacity() > most) bytes_ = {};
+  }
   size_t size() const { return bytes_.size(); }
   std::span<const std::byte> view() const { return bytes_; }
   std::vector<std::byte> take() { return std::move(bytes_); }

@@ -137,12 +137,12 @@ bool EventLoop::stopping() {
 void EventLoop::run_tasks() {
   uint64_t ignored = 0;
   (void)!::read(wake_.get(), &ignored, sizeof(ignored));
-  std::vector<Task> tasks;
   {
     const std::lock_guard lock(mutex_);
-    tasks.swap(tasks_);
+    running_.swap(tasks_);
   }
-  for (const Task& task : tasks) guarded("a task", task);
+  for (const Task& task : running_) guarded("a task", task);
+  running_.clear();
 }
 
 void EventLoop::run_timers() {

@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -82,13 +83,15 @@ class EventLoop {
   UniqueFd wake_;  // eventfd, written by post() and stop()
 
   std::mutex mutex_;
-  std::vector<Task> tasks_;  // guarded by mutex_
-  bool stopping_ = false;    // guarded by mutex_
+  std::vector<Task> tasks_;    // guarded by mutex_
+  std::vector<Task> running_;  // empty between rounds: what posts and timers take from the heap is kept for the next
+  bool stopping_ = false;      // guarded by mutex_
 
   std::unordered_map<int, uint64_t> ids_;  // a descriptor's number may be reused: events carry the id
   std::unordered_map<uint64_t, std::shared_ptr<Watched>> watched_;
-  std::map<std::pair<TimePoint, TimerId>, Task> timers_;
-  std::unordered_map<TimerId, TimePoint> timer_times_;
+  std::pmr::unsynchronized_pool_resource pool_;
+  std::pmr::map<std::pair<TimePoint, TimerId>, Task> timers_{&pool_};
+  std::pmr::unordered_map<TimerId, TimePoint> timer_times_{&pool_};
   uint64_t next_id_ = 1;
 
   std::thread thread_;

@@ -22,7 +22,7 @@ constinit std::array<std::atomic<uint64_t>, kMaxTrackedFds / kWordBits> tracked{
 // the child with a descriptor that nobody closes.
 struct ForkLock {
   std::shared_mutex mutex{};
-  ForkLock* parents = nullptr;  // stays locked for ever: its owner, and all who wait for it, are threads of the parent
+  ForkLock* parents = nullptr;  // unused in the child: it counts waiters that are threads of the parent alone
 };
 constinit ForkLock first_lock;
 constinit std::atomic<ForkLock*> fork_lock{&first_lock};  // this process' own
@@ -66,7 +66,9 @@ struct ForkHandlers {
       for (; bits != 0; bits &= bits - 1) ::close(static_cast<int>(w * kWordBits) + std::countr_zero(bits));
     }
     UniqueFd::current_.fetch_add(1, std::memory_order_relaxed);
-    fork_lock.store(std::exchange(childs_lock, nullptr), std::memory_order_relaxed);
+    ForkLock* const own = std::exchange(childs_lock, nullptr);
+    fork_lock.store(own, std::memory_order_relaxed);
+    own->parents->mutex.unlock();
   }
 };
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/socket.h"
@@ -55,10 +56,16 @@ bool FrameReader::fill(int fd) {
 }
 
 std::optional<Frame> FrameReader::next() {
+  Frame frame;
+  if (!next(frame)) return std::nullopt;
+  return frame;
+}
+
+bool FrameReader::next(Frame& frame) {
   const auto unread = std::span(buffer_).subspan(begin_, end_ - begin_);
   if (ended_ && !unread.empty() && unread.size() < kFrameHeaderBytes)
     fail(ErrorCode::kPeerLost, "the stream ended inside a frame's header");
-  if (unread.size() < kFrameHeaderBytes) return std::nullopt;
+  if (unread.size() < kFrameHeaderBytes) return false;
   Header header;
   std::memcpy(&header, unread.data(), sizeof(header));
   if (header.magic != magic_)
@@ -75,11 +82,14 @@ std::optional<Frame> FrameReader::next() {
          header.fds, fds_.size());
   if (unread.size() - kFrameHeaderBytes < header.length) {
     if (ended_) fail(ErrorCode::kPeerLost, "the stream ended inside a frame of type {}", header.type);
-    return std::nullopt;
+    return false;
   }
 
-  Frame frame{.version = header.version, .type = header.type, .payload = {}, .fds = {}};
+  frame.version = header.version;
+  frame.type = header.type;
+  frame.fds.clear();
   const auto payload = unread.subspan(kFrameHeaderBytes, header.length);
+  if (frame.payload.capacity() > kFillBytes) frame.payload = {};  // as below
   frame.payload.assign(payload.begin(), payload.end());
   frame.fds.reserve(header.fds);
   for (uint16_t i = 0; i < header.fds; ++i) {
@@ -92,10 +102,10 @@ std::optional<Frame> FrameReader::next() {
     begin_ = end_ = 0;
     if (buffer_.size() > kFillBytes) buffer_ = {};  // a large frame's memory is not kept
   }
-  return frame;
+  return true;
 }
 
-void FrameWriter::push(uint16_t type, std::vector<std::byte> payload, std::vector<UniqueFd> fds) {
+void FrameWriter::push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds) {
   const size_t bytes = kFrameHeaderBytes + payload.size();
   if (fds.size() > kMaxFdsPerMessage)
     fail(ErrorCode::kInvalidArgument, "a frame with {} descriptors, {} at most", fds.size(), kMaxFdsPerMessage);
@@ -112,7 +122,7 @@ void FrameWriter::push(uint16_t type, std::vector<std::byte> payload, std::vecto
   const auto* head = reinterpret_cast<const std::byte*>(&header);
   // Small frames share one system call.
   const bool joins = !queue_.empty() && fds.empty() && queue_.back().bytes.size() + bytes <= kJoinBytes;
-  if (!joins) queue_.push_back({.bytes = {}, .fds = std::move(fds)});
+  if (!joins) queue_.push_back({.bytes = std::exchange(spare_, {}), .fds = std::move(fds)});
   std::vector<std::byte>& out = queue_.back().bytes;
   if (!joins) out.reserve(bytes);
   out.insert(out.end(), head, head + sizeof(header));
@@ -132,7 +142,10 @@ bool FrameWriter::flush(int fd) {
     sent_ += sent;
     queued_bytes_ -= sent;
     if (sent_ == front.bytes.size()) {
-      queue_.pop_front();
+      spare_ = std::move(front.bytes);
+      spare_.clear();
+      if (spare_.capacity() > kJoinBytes) spare_ = {};
+      queue_.erase(queue_.begin());
       sent_ = 0;
     }
   }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/clock.h"
@@ -47,7 +48,8 @@ class FrameReader {
   // Receives what is there, at most about 256 KiB so that one connection cannot hold up the others. False once the
   // peer has ended the stream between two frames: next() may still have some.
   bool fill(int fd);
-  // The next whole frame, if it has arrived.
+  // Puts the next whole frame, if it has arrived, into `frame`, whose memory it uses; else false.
+  bool next(Frame& frame);
   std::optional<Frame> next();
   // For a protocol that needs larger frames after its hello. Applies to frames not yet taken.
   void set_limits(FrameLimits limits) { limits_ = limits; }
@@ -73,7 +75,7 @@ class FrameWriter {
   void set_version(uint16_t version) { version_ = version; }
   // Queues one frame. Throws kResourceExhausted, queueing nothing, if the bound would be passed, unless the queue is
   // empty: one frame always fits.
-  void push(uint16_t type, std::vector<std::byte> payload, std::vector<UniqueFd> fds = {});
+  void push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds = {});
   // Sends what goes without blocking. True once nothing is left; else call again when fd is writable (EPOLLOUT).
   bool flush(int fd);
   // Sends everything, blocking; throws kDeadlineExceeded. For set-up and tests.
@@ -90,8 +92,9 @@ class FrameWriter {
   uint32_t magic_;
   uint16_t version_;
   size_t max_queued_bytes_;
-  std::deque<Outgoing> queue_;
-  size_t sent_ = 0;  // of queue_.front()
+  std::vector<Outgoing> queue_;   // short: frames are joined
+  std::vector<std::byte> spare_;  // memory of the last one sent
+  size_t sent_ = 0;               // of queue_.front()
   size_t queued_bytes_ = 0;
 };
 

@@ -133,7 +133,12 @@ std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout 
     fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
          operation_name_, identity().name());
   if (!although_broken) broken_status().throw_if_error();
-  operation_ = std::make_shared<Operation>(shared_from_this(), ++operation_number_);
+  if (ended_ && ended_.use_count() == 1) {
+    operation_ = std::move(ended_);
+    operation_->restart(shared_from_this(), ++operation_number_);
+  } else {
+    operation_ = std::make_shared<Operation>(shared_from_this(), ++operation_number_);
+  }
   operation_name_ = what;
   operation_start_ = Clock::steady().now();
   data_start_ = TimePoint{};
@@ -166,8 +171,9 @@ bool BatchImpl::cancel(uint64_t operation) {
 
 void BatchImpl::end_operation(const Status& status) {
   if (!operation_) return;
-  const std::shared_ptr<Operation> operation = std::exchange(operation_, nullptr);
+  ended_ = std::move(operation_);
   if (status.ok()) ++transfers_;
+  const std::shared_ptr<Operation> operation = ended_;  // finish() may let the batch go
   operation->finish(status, sample());
 }
 

@@ -103,6 +103,7 @@ class BatchImpl : public Acceptor, public OperationOwner, public std::enable_sha
 
   BatchSetup setup_;
   std::shared_ptr<Operation> operation_;  // current
+  std::shared_ptr<Operation> ended_;      // the last one: used again once its handles have gone
   std::vector<Digest> sums_;              // those of the present transfer, as it ends; swapped with digests_
   const char* operation_name_ = "";
   TimePoint operation_start_{};

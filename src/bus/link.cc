@@ -50,10 +50,10 @@ void Link::watch_process(const Incarnation& incarnation) {
   });
 }
 
-void Link::send_bytes(MessageType type, std::vector<std::byte> payload, std::vector<UniqueFd> fds) {
+void Link::send_bytes(MessageType type, std::span<const std::byte> payload, std::vector<UniqueFd> fds) {
   if (!open()) return;
   try {
-    writer_.push(static_cast<uint16_t>(type), std::move(payload), std::move(fds));
+    writer_.push(static_cast<uint16_t>(type), payload, std::move(fds));
     const bool flushed = writer_.flush(socket_.get());
     if (flushed == writing_) {
       writing_ = !flushed;
@@ -99,11 +99,7 @@ bool Link::read_all() {
   if (!open()) return true;
   try {
     const bool more = reader_.fill(socket_.get());
-    while (open()) {
-      std::optional<Frame> frame = reader_.next();
-      if (!frame) break;
-      handle_frame(*frame);
-    }
+    while (open() && reader_.next(incoming_)) handle_frame(incoming_);
     return more;
   } catch (const std::exception&) {
     const Status status = status_of_current_exception();
@@ -131,7 +127,7 @@ void Link::reject(const Status& reason) {
   ByteWriter out;
   Reject{.code = reason.code(), .text = reason.message()}.write(out);
   try {
-    writer_.push(static_cast<uint16_t>(Reject::kType), out.take());
+    writer_.push(static_cast<uint16_t>(Reject::kType), out.view());
   } catch (const Error&) {
     // The peer does not read: it will find the connection closed.
   }

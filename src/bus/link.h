@@ -32,9 +32,9 @@ class Link : public std::enable_shared_from_this<Link> {
 
   template <typename Message>
   void send(const Message& message, std::vector<UniqueFd> fds = {}) {
-    ByteWriter out;
-    message.write(out);
-    send_bytes(Message::kType, out.take(), std::move(fds));
+    outgoing_.clear(kKeptBytes);
+    message.write(outgoing_);
+    send_bytes(Message::kType, outgoing_.view(), std::move(fds));
   }
   // Tells the peer why and closes. No handler runs afterwards.
   void reject(const Status& reason);
@@ -43,8 +43,10 @@ class Link : public std::enable_shared_from_this<Link> {
   bool open() const { return static_cast<bool>(socket_); }
 
  private:
+  static constexpr size_t kKeptBytes = size_t{256} << 10;  // of a message's memory, for the next one
+
   Link(EventLoop& loop, UniqueFd socket, std::string peer_name);
-  void send_bytes(MessageType type, std::vector<std::byte> payload, std::vector<UniqueFd> fds);
+  void send_bytes(MessageType type, std::span<const std::byte> payload, std::vector<UniqueFd> fds);
   void handle_events(uint32_t events);
   void handle_death();
   void handle_frame(Frame& frame);
@@ -57,6 +59,8 @@ class Link : public std::enable_shared_from_this<Link> {
   std::string name_;
   FrameReader reader_;
   FrameWriter writer_;
+  Frame incoming_;        // the frame that a handler sees
+  ByteWriter outgoing_;   // the message that is sent
   bool writing_ = false;  // EPOLLOUT is asked for
   // Shared, so that a handler that closes its own link is not destroyed while it runs.
   struct Handlers {

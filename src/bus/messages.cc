@@ -200,8 +200,8 @@ void Digests::write(ByteWriter& out) const {
   out.put_bytes(std::as_bytes(std::span(digests)));  // at once: there is one a route
 }
 
-Digests Digests::read(ByteReader& in) {
-  Digests read;
+Digests Digests::read(ByteReader& in, std::vector<Digest> room) {
+  Digests read{.digests = std::move(room)};
   read.version = in.get<int64_t>();
   const std::span<const std::byte> bytes = in.get_bytes(kMaxRoutes * sizeof(Digest));
   if (bytes.size() % sizeof(Digest) != 0)

@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -171,7 +172,7 @@ struct Digests {
   int64_t version = 0;
   std::vector<Digest> digests;  // one a route of this connection
   void write(ByteWriter& out) const;
-  static Digests read(ByteReader& in);
+  static Digests read(ByteReader& in, std::vector<Digest> room = {});
 };
 
 struct ProgressReport {
@@ -207,11 +208,11 @@ struct Broken {
   static Broken read(ByteReader& in);
 };
 
-// A whole message out of a frame's payload; throws if anything is left over.
-template <typename Message>
-Message parse(std::span<const std::byte> payload) {
+// A whole message out of a frame's payload; throws if anything is left over. `more` is what its read() takes besides.
+template <typename Message, typename... More>
+Message parse(std::span<const std::byte> payload, More&&... more) {
   ByteReader in(payload, to_string(Message::kType));
-  Message message = Message::read(in);
+  Message message = Message::read(in, std::forward<More>(more)...);
   in.finish();
   return message;
 }

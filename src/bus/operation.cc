@@ -2,6 +2,16 @@
 
 namespace tessera::bus {
 
+void Operation::restart(std::shared_ptr<OperationOwner> owner, uint64_t number) {
+  const std::lock_guard lock(mutex_);  // orders this after what the last user saw
+  number_ = number;
+  owner_ = std::move(owner);
+  done_ = false;
+  status_ = {};
+  version_ = 0;
+  progress_ = {};
+}
+
 void Operation::set_version(int64_t version) {
   const std::lock_guard lock(mutex_);
   version_ = version;

@@ -23,6 +23,8 @@ class OperationOwner {
 class Operation {
  public:
   Operation(std::shared_ptr<OperationOwner> owner, uint64_t number) : number_(number), owner_(std::move(owner)) {}
+  // Becomes a new one. REQUIRES: it has ended, and nobody else refers to it.
+  void restart(std::shared_ptr<OperationOwner> owner, uint64_t number);
 
   void set_version(int64_t version);
   // The first call decides; `progress` is what progress() says from then on.
@@ -38,9 +40,9 @@ class Operation {
  private:
   std::shared_ptr<OperationOwner> owner() const;  // null once it has ended
 
-  const uint64_t number_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;
+  uint64_t number_;
   std::shared_ptr<OperationOwner> owner_;
   bool done_ = false;
   Status status_;

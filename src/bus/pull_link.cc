@@ -1,6 +1,7 @@
 #include "bus/pull_link.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -79,11 +80,11 @@ void PullLink::handle(Frame& frame) {
       return;
     }
     case MessageType::kDigests: {
-      Digests digests = parse<Digests>(frame.payload);
+      Digests digests = parse<Digests>(frame.payload, std::move(spare_digests_));
       if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
       if (digests.digests.size() != routes_.size() || have_digests_)
         fail(ErrorCode::kMismatch, "{} digests for {} routes", digests.digests.size(), routes_.size());
-      digests_ = std::move(digests.digests);
+      spare_digests_ = std::exchange(digests_, std::move(digests.digests));
       have_digests_ = true;
       if (state_ == State::kChecking) check_digests();
       return;

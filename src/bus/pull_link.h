@@ -121,6 +121,7 @@ class PullLink {
   int64_t pulled_ = 0;
   bool have_digests_ = false;
   std::vector<Digest> digests_;  // the source's
+  std::vector<Digest> spare_digests_;
   Status abort_status_;
 };
 

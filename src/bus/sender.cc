@@ -196,21 +196,19 @@ void SenderBatch::send_digests(SourceLink& link) {
   if (link.rings() || !setup_.agreement.digest) return;
   const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(link.rank())];
   const std::span<const Digest> digests = digest_run_->digests();
-  std::vector<Digest> wanted;
-  wanted.reserve(routes.size());
-  for (const LinkRoute& route : routes) {
-    const auto at = std::ranges::lower_bound(digested_, route.route);
-    wanted.push_back(digests[static_cast<size_t>(at - digested_.begin())]);
+  for (size_t i = 0; i < routes.size(); ++i) {
+    const auto at = std::ranges::lower_bound(digested_, routes[i].route);
+    link.digests()[i] = digests[static_cast<size_t>(at - digested_.begin())];
   }
-  link.send_digests(offering_, std::move(wanted));
+  link.send_digests(offering_);
 }
 
 void SenderBatch::on_source_run_done(SourceLink& link) {
   const Status status = link.run()->status();
   if (!status.ok() && phase_ == Phase::kOffered && link.open()) {
     fail_operation(status);
-  } else if (std::vector<Digest> digests = link.run_digests(); status.ok() && link.taking() != 0 && !digests.empty()) {
-    link.send_digests(link.taking(), std::move(digests));
+  } else if (status.ok() && link.taking() != 0 && !link.run_digests().empty()) {
+    link.send_digests(link.taking());
   }
   check_ended();
 }
@@ -255,7 +253,7 @@ void SenderBatch::sum_digests() {
   };
   for (size_t i = 0; i < digested_.size(); ++i) add(digested_[i], digest_run_->digests()[i]);
   for (const auto& [rank, link] : receivers_) {
-    const std::vector<Digest> digests = link->run_digests();
+    const std::span<const Digest> digests = link->run_digests();
     for (size_t i = 0; i < digests.size(); ++i)
       if (digests[i].elements != 0) add(setup_.routes.by_peer[static_cast<size_t>(rank)][i].route, digests[i]);
   }

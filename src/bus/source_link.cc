@@ -33,6 +33,7 @@ SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std:
       digest_(digest),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {
   for (const Served& served : routes_) bytes_ += bytes_of(served.route.what.dtype, served.route.what.region.size());
+  digests_.digests.resize(routes_.size());
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); });
   link_->watch_process(caller.hello.incarnation);
@@ -144,11 +145,10 @@ void SourceLink::handle_run_done() {
   owner_.on_source_run_done(*this);
 }
 
-std::vector<Digest> SourceLink::run_digests() const {
+std::span<const Digest> SourceLink::run_digests() {
   if (!run_ || run_->digests().empty()) return {};
-  std::vector<Digest> digests(routes_.size());
-  for (size_t i = 0; i < program_routes_.size(); ++i) digests[program_routes_[i]] = run_->digests()[i];
-  return digests;
+  for (size_t i = 0; i < program_routes_.size(); ++i) digests_.digests[program_routes_[i]] = run_->digests()[i];
+  return digests_.digests;
 }
 
 void SourceLink::offer(int64_t version) {
@@ -177,8 +177,9 @@ void SourceLink::revoke() {
   if (taking_ != 0) link_->send(Revoke{.version = taking_});
 }
 
-void SourceLink::send_digests(int64_t version, std::vector<Digest> digests) {
-  link_->send(Digests{.version = version, .digests = std::move(digests)});
+void SourceLink::send_digests(int64_t version) {
+  digests_.version = version;
+  link_->send(digests_);
 }
 
 void SourceLink::abort_run(const Status& status) {

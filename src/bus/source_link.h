@@ -58,15 +58,17 @@ class SourceLink {
   int64_t progress() const { return progress_.load(); }  // bytes of that version, as it reports; any thread
   bool running() const { return running_; }              // its ring is being filled
   SourceRun* run() const { return run_.get(); }
-  // Of the ring's last run: one a route of the connection, zero where the receiver skips it. Empty without a ring.
-  std::vector<Digest> run_digests() const;
+  // What send_digests() sends: one a route of the connection.
+  std::span<Digest> digests() { return digests_.digests; }
+  // Makes them those of the ring's last run, zero where the receiver skips a route, and gives them; empty without.
+  std::span<const Digest> run_digests();
 
   void offer(int64_t version);
   void withdraw(int64_t version);
   void grant(int64_t version, uint32_t epoch);
   void refuse(int64_t version);
   void revoke();  // asks it to stop reading; its Done follows
-  void send_digests(int64_t version, std::vector<Digest> digests);
+  void send_digests(int64_t version);
   void abort_run(const Status& status);
   void detach(const Status& why);
 
@@ -83,6 +85,7 @@ class SourceLink {
   const std::string name_;
   std::vector<Served> routes_;
   const bool digest_;
+  Digests digests_;  // kept, so that a transfer takes nothing from the heap
   int64_t bytes_ = 0;
   bool ready_ = false;
   int64_t taking_ = 0;

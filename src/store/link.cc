@@ -83,8 +83,8 @@ void Link::on_welcome(const Frame& frame) {
   callbacks_.on_ready(welcome);
 }
 
-void Link::send(MessageType type, std::vector<std::byte> payload) {
-  writer_->push(raw(type), std::move(payload));
+void Link::send(MessageType type, std::span<const std::byte> payload) {
+  writer_->push(raw(type), payload);
   if (flush_timer_ != 0) return;
   flush_timer_ = loop_.add_timer(loop_.clock().now(), [this] {
     flush_timer_ = 0;

@@ -33,7 +33,7 @@ class Link {
   void connect();
   bool ready() const { return stage_ == Stage::kReady; }
   // REQUIRES: ready(). Sends when the loop comes round.
-  void send(MessageType type, std::vector<std::byte> payload);
+  void send(MessageType type, std::span<const std::byte> payload);
 
  private:
   enum class Stage { kDown, kConnecting, kGreeting, kReady };

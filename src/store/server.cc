@@ -171,9 +171,9 @@ void Server::on_keep_alive(Session& session, const Frame& frame) {
   if (!lost.empty()) send(session.id, MessageType::kLeasesLost, encode_leases(lost));
 }
 
-void Server::send(uint64_t id, MessageType type, std::vector<std::byte> payload) {
+void Server::send(uint64_t id, MessageType type, std::span<const std::byte> payload) {
   Session& session = *sessions_.at(id);
-  session.writer.push(raw(type), std::move(payload));
+  session.writer.push(raw(type), payload);
   if (!std::exchange(session.flush_due, true)) due_.push_back(id);
   if (!std::exchange(flush_posted_, true)) loop_.post([this] { flush_due(); });
 }

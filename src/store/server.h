@@ -87,7 +87,7 @@ class Server final : public StoreServer {
   void on_keep_alive(Session& session, const Frame& frame);
   void restore(const Frame& frame);
 
-  void send(uint64_t session, MessageType type, std::vector<std::byte> payload);
+  void send(uint64_t session, MessageType type, std::span<const std::byte> payload);
   void flush_due();
   void publish(std::span<const Event> events);
   void send_events(uint64_t session, uint64_t watch, std::span<const Event> events);

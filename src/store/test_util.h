@@ -102,7 +102,7 @@ class RawPeer {
     writer_.set_version(kMaxVersion);
   }
   void send(uint16_t type, std::vector<std::byte> payload) {
-    writer_.push(type, std::move(payload));
+    writer_.push(type, payload);
     writer_.flush(fd_.get(), Deadline::after(kLimit));
   }
   void send_raw(std::span<const std::byte> bytes) {
