@@ -94,7 +94,7 @@ void EventLoop::remove_fd(int fd) {
 
 EventLoop::TimerId EventLoop::add_timer(TimePoint when, Task task) {
   const TimerId id = next_id_++;
-  timers_.emplace(std::pair(when, id), std::move(task));
+  timers_[{when, id}] = std::move(task);
   timer_times_[id] = when;
   return id;
 }
