@@ -1,6 +1,7 @@
 #include "exec/pull.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/config.h"
@@ -53,6 +54,12 @@ MemoryDesc whole_space(const MemoryDesc& memory) {
   return {.kind = memory.kind, .arena = memory.arena, .offset = 0, .bytes = memory.offset + memory.bytes};
 }
 
+int64_t bytes_of_parts(const std::vector<PullPart>& parts) {
+  int64_t bytes = 0;
+  for (const PullPart& part : parts) bytes += part.walk.atoms() * part.kernel.source_bytes();
+  return bytes;
+}
+
 // Turns routes into parts.
 class Compiler {
  public:
@@ -64,6 +71,7 @@ class Compiler {
     for (size_t r = 0; r < routes_.size(); ++r) compile(r);
     program_.mapped_units = cut(program_.mapped);
     program_.get_units = cut(program_.get);
+    program_.bytes = {bytes_of_parts(program_.mapped), bytes_of_parts(program_.get), bytes_of_parts(program_.ring)};
   }
 
  private:
@@ -143,12 +151,6 @@ class Compiler {
   PullPath private_path_ = PullPath::kGet;
 };
 
-int64_t bytes_of_parts(const std::vector<PullPart>& parts) {
-  int64_t bytes = 0;
-  for (const PullPart& part : parts) bytes += part.walk.atoms() * part.kernel.source_bytes();
-  return bytes;
-}
-
 size_t memory_of_parts(const std::vector<PullPart>& parts) {
   size_t bytes = parts.capacity() * sizeof(PullPart);
   for (const PullPart& part : parts) bytes += part.walk.memory_bytes() + part.remote.memory_bytes() - 2 * sizeof(Walk);
@@ -179,19 +181,11 @@ bool PullProgram::wants_ring() const {
 }
 
 int64_t PullProgram::bytes() const {
-  return bytes(PullPath::kMapped) + bytes(PullPath::kGet) + bytes(PullPath::kRing);
+  return std::accumulate(impl_->bytes.begin(), impl_->bytes.end(), int64_t{0});
 }
 
 int64_t PullProgram::bytes(PullPath path) const {
-  switch (path) {
-    case PullPath::kMapped:
-      return bytes_of_parts(impl_->mapped);
-    case PullPath::kGet:
-      return bytes_of_parts(impl_->get);
-    case PullPath::kRing:
-      return bytes_of_parts(impl_->ring);
-  }
-  return 0;
+  return impl_->bytes[static_cast<size_t>(path)];
 }
 
 size_t PullProgram::routes() const {

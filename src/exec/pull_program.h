@@ -1,6 +1,7 @@
 // What a PullProgram is made of. For pull*.cc only.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct PullProgram::Impl {
   size_t routes = 0;
   std::vector<PullPart> mapped, get, ring;
   std::vector<Unit> mapped_units, get_units;
+  std::array<int64_t, 3> bytes{};  // by PullPath, of the sources' dtypes
   RingStream stream;
 };
 
