@@ -42,6 +42,7 @@ struct BusOptions {
   int threads = 0;                       // that copy; 0: usable CPUs over this host's ranks, at least 1
   bool digest = true;                    // check every route's digest; either side may switch it off for both
   Timeout timeout = kRendezvousTimeout;  // until the store answers and (job, rank) is this process'
+  Timeout stall = kTransferTimeout;      // a transfer fails after so long without progress
   // Once a stop is requested, from any thread, all that waits for other ranks to come ends with kCancelled, now and
   // from then on: Bus(), pair(), offer(), accept(), manifest(), wait_version(). What was published is taken back as the
   // objects go. (A transfer under way is cancelled by its Handle.)
@@ -161,7 +162,7 @@ class Batch {
   int64_t newest() const;
   // Receiver: blocks until a version of at least `version` is on offer; returns it.
   int64_t wait_version(int64_t version, Timeout timeout = kTransferTimeout);
-  // Receiver: false while a transfer has begun and not ended well, so that tensors may mix two versions.
+  // Receiver: whether a transfer has begun and not ended well, so that tensors may mix two versions.
   bool torn() const;
   BatchStats stats() const;
   // Of the last transfer, this rank's cells only: sums over ranks (a replicated cell once) give the tensor's digest.

@@ -1,7 +1,5 @@
 #include "bus/agent.h"
 
-#include <unistd.h>
-
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -27,7 +25,6 @@ std::string Identity::name() const {
 
 Agent::Agent(Identity identity, int threads)
     : identity_(std::move(identity)),
-      pid_(::getpid()),
       incarnation_(Incarnation::self()),
       runtime_dir_(RuntimeDir::open()),
       address_(runtime_dir_.path("agent")),
@@ -48,9 +45,7 @@ Agent::~Agent() {
 }
 
 void Agent::run_and_wait(const std::function<void()>& task) {
-  if (::getpid() != pid_)
-    fail(ErrorCode::kInvalidArgument, "{}: this is a forked child of pid {}; make a Bus of its own here",
-         identity_.name(), pid_);
+  process_.require(identity_.name());
   if (loop_.on_thread()) {
     task();
     return;
@@ -79,19 +74,24 @@ void Agent::run_and_wait(const std::function<void()>& task) {
   outcome.status.throw_if_error();
 }
 
-void Agent::register_batch(const std::string& pair, const std::string& batch, Acceptor* acceptor) {
-  const auto [it, added] = batches_.try_emplace({pair, batch}, acceptor);
-  if (!added)
+void Agent::require_unregistered(const std::string& pair, const std::string& batch) const {
+  if (batches_.contains({pair, batch}))
     fail(ErrorCode::kAlreadyExists, "{} has registered batch {} of pair {} already: close that one first",
          identity_.name(), batch, pair);
+}
+
+void Agent::register_batch(const std::string& pair, const std::string& batch, Acceptor* acceptor) {
+  require_unregistered(pair, batch);
+  batches_.emplace(std::pair(pair, batch), acceptor);
   std::vector<uint64_t> early;
   for (const auto& [id, waiting] : waiting_)
     if (waiting.attach && waiting.attach->pair == pair && waiting.attach->batch == batch) early.push_back(id);
   for (const uint64_t id : early) hand_over(id, *acceptor);
 }
 
-void Agent::unregister_batch(const std::string& pair, const std::string& batch) {
-  batches_.erase({pair, batch});
+void Agent::unregister_batch(const std::string& pair, const std::string& batch, const Acceptor* acceptor) {
+  const auto it = batches_.find({pair, batch});
+  if (it != batches_.end() && it->second == acceptor) batches_.erase(it);
 }
 
 void Agent::call(const std::string& address, const std::string& peer_name, Deadline deadline,

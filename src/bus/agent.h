@@ -13,6 +13,7 @@
 #include "base/runtime_dir.h"
 #include "bus/link.h"
 #include "bus/messages.h"
+#include "bus/own_process.h"
 #include "exec/worker_pool.h"
 #include "transport/shm/ptrace_consent.h"
 
@@ -60,9 +61,10 @@ class Agent {
   int64_t plans() const { return plans_.load(); }
 
   // From now on callers that attach to (pair, batch) are given to `acceptor`; those that came early, at once.
-  // On the loop's thread. Throws kAlreadyExists if this rank has that batch already.
+  // On the loop's thread. Throw kAlreadyExists if this rank has that batch already.
+  void require_unregistered(const std::string& pair, const std::string& batch) const;
   void register_batch(const std::string& pair, const std::string& batch, Acceptor* acceptor);
-  void unregister_batch(const std::string& pair, const std::string& batch);
+  void unregister_batch(const std::string& pair, const std::string& batch, const Acceptor* acceptor);
 
   // Connects to another agent and says Hello; blocks. The link's handlers are the caller's to set, on the loop's
   // thread, before any frame is read: `on_link` runs there.
@@ -96,7 +98,7 @@ class Agent {
   void drop(uint64_t id);
 
   const Identity identity_;
-  const int pid_;
+  const OwnProcess process_;
   const Incarnation incarnation_;
   const PtraceConsent ptrace_consent_;
   RuntimeDir runtime_dir_;

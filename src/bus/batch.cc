@@ -48,13 +48,13 @@ void BatchImpl::check_caller(const Caller& caller, const std::string& job, const
 }
 
 void BatchImpl::attach(Deadline deadline) {
-  setup_.agent->run_on_loop([this] {
-    connect();
-    watch_members();
-    setup_.agent->register_batch(setup_.view.name, setup_.id, this);
-    readiness_changed();
-  });
   try {
+    setup_.agent->run_on_loop([this] {
+      connect();
+      watch_members();
+      setup_.agent->register_batch(setup_.view.name, setup_.id, this);
+      readiness_changed();
+    });
     for (const Call& call : calls_) {
       try {
         setup_.agent->call(call.record.address, call.name, deadline, call.on_link);
@@ -73,7 +73,7 @@ void BatchImpl::attach(Deadline deadline) {
       if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
       log().warn("{}", waiting);
     }
-    lost_.throw_if_error();
+    if (!attached_) lost_.throw_if_error();  // else as if it had come later: a version may be there to be taken
   } catch (...) {
     close();
     throw;
@@ -182,8 +182,8 @@ void BatchImpl::break_batch(const Status& status) {
   if (broken_.ok()) {
     broken_ = status;
     log().info("{}: {}: {}", identity().name(), describe(), status.message());
-    fail_attach(status);
   }
+  if (!may_go_on()) fail_attach(status);
   on_broken(status);  // each time: what a second loss takes away may be what the operation still needs
 }
 
@@ -227,7 +227,7 @@ void BatchImpl::close() {
   setup_.agent->run_on_loop([&] {
     if (closed_) return;
     closed_ = true;
-    setup_.agent->unregister_batch(setup_.view.name, setup_.id);
+    setup_.agent->unregister_batch(setup_.view.name, setup_.id, this);
     pending = operation_;
     if (operation_)
       fail_operation(failed(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name()));

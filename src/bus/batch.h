@@ -2,8 +2,6 @@
 // the public methods are called from user threads.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -17,6 +15,7 @@
 #include "bus/batch_routes.h"
 #include "bus/local_tensors.h"
 #include "bus/operation.h"
+#include "bus/own_process.h"
 #include "bus/rendezvous.h"
 
 namespace tessera::bus {
@@ -28,6 +27,7 @@ struct BatchSetup {
   Rendezvous* rendezvous = nullptr;
   const Store* store = nullptr;
   std::stop_token stop;
+  Timeout stall = kTransferTimeout;
   PairView view;
   std::string id;
   Agreement agreement;
@@ -52,7 +52,7 @@ class BatchImpl : public Acceptor, public OperationOwner, public std::enable_sha
   bool cancel(uint64_t operation) override;
   void close();
   // False in a forked child, where no call may be made.
-  bool in_own_process() const { return ::getpid() == pid_; }
+  bool in_own_process() const { return process_.here(); }
 
  protected:
   explicit BatchImpl(BatchSetup setup);
@@ -63,6 +63,8 @@ class BatchImpl : public Acceptor, public OperationOwner, public std::enable_sha
   virtual void detach_all(const Status& why) = 0;        // ok: it is simply over
   // Ends the current operation with `status`: now, or once nothing reads or writes the user's memory any more.
   virtual void fail_operation(const Status& status) = 0;
+  // Whether what was lost leaves an operation, begun or to come, that can still be done.
+  virtual bool may_go_on() const { return false; }
   // Fails an operation that depends on what was lost and tells the other peers. Called for every loss.
   virtual void on_broken(const Status& latest) = 0;
   // The current operation's deadline has come.
@@ -125,7 +127,7 @@ class BatchImpl : public Acceptor, public OperationOwner, public std::enable_sha
   uint64_t store_requests_at_start_ = 0;
   double register_seconds_ = 0;
   const TimePoint created_;
-  const int pid_ = ::getpid();
+  const OwnProcess process_;
 
   mutable std::mutex mutex_;  // what follows
   std::condition_variable_any changed_;

@@ -1,12 +1,11 @@
 #include "tessera/bus.h"
 
-#include <unistd.h>
-
 #include "base/config.h"
 #include "base/fail.h"
 #include "base/log.h"
 #include "bus/agent.h"
 #include "bus/batch.h"
+#include "bus/own_process.h"
 #include "bus/receiver.h"
 #include "bus/rendezvous.h"
 #include "bus/sender.h"
@@ -28,13 +27,8 @@ class BusImpl {
     rendezvous_->claim(deadline);
   }
 
-  // A forked child has the parent's objects but none of its threads: any use would wait for them for ever.
-  void require_own_process() const {
-    if (::getpid() != pid_)
-      fail(ErrorCode::kInvalidArgument, "{}: this is a forked child of pid {}; make a Bus of its own here",
-           agent_->identity().name(), pid_);
-  }
-  bool in_own_process() const { return ::getpid() == pid_; }
+  void require_own_process() const { process_.require(agent_->identity().name()); }
+  bool in_own_process() const { return process_.here(); }
 
   const BusOptions& options() const { return options_; }
   Store& store() { return *store_; }
@@ -58,7 +52,7 @@ class BusImpl {
     return options;
   }
 
-  const int pid_ = ::getpid();
+  const OwnProcess process_;
   const BusOptions options_;
   // In this order: the rendezvous uses the store, nobody uses the rendezvous when it goes.
   std::unique_ptr<Store> store_;
@@ -85,8 +79,11 @@ class PairImpl {
     setup.rendezvous = &bus_->rendezvous();
     setup.store = &bus_->store();
     setup.stop = bus_->options().stop;
+    setup.stall = bus_->options().stall;
     setup.view = view_;
     setup.id = id;
+    // What the live one has published must not be overwritten.
+    bus_->agent().run_on_loop([&] { bus_->agent().require_unregistered(view_.name, id); });
     try {
       Manifest manifest = manifest_of(identity, tensors);
       if (!sends)

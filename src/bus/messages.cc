@@ -195,6 +195,21 @@ Prepare Prepare::read(ByteReader& in) {
   return prepare;
 }
 
+template <MessageType type>
+void EndMessage<type>::write(ByteWriter& out) const {
+  VersionMessage<type>{.version = version, .epoch = epoch}.write(out);
+  write_status(reason, out);
+}
+
+template <MessageType type>
+EndMessage<type> EndMessage<type>::read(ByteReader& in) {
+  const auto of = VersionMessage<type>::read(in);
+  return {.version = of.version, .epoch = of.epoch, .reason = read_status(in)};
+}
+
+template struct EndMessage<MessageType::kRefuse>;
+template struct EndMessage<MessageType::kRevoke>;
+
 void Digests::write(ByteWriter& out) const {
   out.put(version);
   out.put_bytes(std::as_bytes(std::span(digests)));  // at once: there is one a route

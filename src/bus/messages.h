@@ -163,9 +163,20 @@ using Offer = VersionMessage<MessageType::kOffer>;
 using Withdraw = VersionMessage<MessageType::kWithdraw>;
 using Take = VersionMessage<MessageType::kTake>;
 using Grant = VersionMessage<MessageType::kGrant>;
-using Refuse = VersionMessage<MessageType::kRefuse>;
-using Revoke = VersionMessage<MessageType::kRevoke>;
 using Chosen = VersionMessage<MessageType::kChosen>;
+
+// What the source says instead of Grant, or after it: `reason` is what the puller fails with.
+template <MessageType type>
+struct EndMessage {
+  static constexpr MessageType kType = type;
+  int64_t version = 0;
+  uint32_t epoch = 0;  // of the Take that this is about
+  Status reason;
+  void write(ByteWriter& out) const;
+  static EndMessage read(ByteReader& in);
+};
+using Refuse = EndMessage<MessageType::kRefuse>;
+using Revoke = EndMessage<MessageType::kRevoke>;
 
 struct Digests {
   static constexpr MessageType kType = MessageType::kDigests;

@@ -40,6 +40,8 @@ TEST(Messages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
       {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, 4}}, {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}}}});
   expect_exact(Prepare{true, {0, 3, 7}});
   expect_exact(Take{.version = 5, .epoch = 2});
+  expect_exact(Refuse{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kCancelled, "withdrawn")});
+  expect_exact(Revoke{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kPeerLost, "gone")});
   expect_exact(Digests{5, {{{1, 2}, 3}, {{4, 5}, 6}}});
   expect_exact(ProgressReport{5, 1000});
   expect_exact(Done{5, 10, Status(ErrorCode::kDataLoss, "digest")});
@@ -76,6 +78,7 @@ TEST(Messages, RandomBytesNeverDoMoreThanThrow) {
     attempt(Prepare{});
     attempt(Digests{});
     attempt(Done{});
+    attempt(Revoke{});
     attempt(Broken{});
   }
 }

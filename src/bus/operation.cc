@@ -31,6 +31,7 @@ void Operation::finish(const Status& status, const Progress& progress) {
 }
 
 int64_t Operation::wait() {
+  process_.require("a handle");
   std::unique_lock lock(mutex_);
   ended_.wait(lock, [&] { return done_; });  // the batch ends every operation at its deadline
   status_.throw_if_error();
@@ -38,21 +39,25 @@ int64_t Operation::wait() {
 }
 
 bool Operation::wait_for(Timeout timeout) {
+  process_.require("a handle");
   std::unique_lock lock(mutex_);
   return ended_.wait_for(lock, timeout, [&] { return done_; });
 }
 
 bool Operation::done() const {
+  process_.require("a handle");
   const std::lock_guard lock(mutex_);
   return done_;
 }
 
 bool Operation::cancel() {
+  process_.require("a handle");
   const std::shared_ptr<OperationOwner> working = owner();
   return working && working->cancel(number_);
 }
 
 Progress Operation::progress() const {
+  process_.require("a handle");
   if (const std::shared_ptr<OperationOwner> working = owner()) return working->sample();
   const std::lock_guard lock(mutex_);
   return progress_;

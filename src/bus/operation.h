@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/clock.h"
+#include "bus/own_process.h"
 #include "tessera/bus.h"
 #include "tessera/error.h"
 
@@ -40,6 +41,7 @@ class Operation {
  private:
   std::shared_ptr<OperationOwner> owner() const;  // null once it has ended
 
+  const OwnProcess process_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   uint64_t number_;

@@ -70,13 +70,12 @@ void PullLink::handle(Frame& frame) {
       return handle_grant(parse<Grant>(frame.payload));
     case MessageType::kRefuse: {
       const Refuse refuse = parse<Refuse>(frame.payload);
-      if (state_ != State::kAsked || refuse.version != taking_) return;
-      return end_pull(failed(ErrorCode::kCancelled, "{} has withdrawn version {}", name_, refuse.version));
+      if (state_ != State::kAsked || refuse.epoch != epoch_) return;
+      return end_pull(given_up(refuse.version, refuse.reason));
     }
     case MessageType::kRevoke: {
       const Revoke revoke = parse<Revoke>(frame.payload);
-      if (revoke.version == taking_)
-        abort(failed(ErrorCode::kCancelled, "{} has given up version {} before it was taken", name_, revoke.version));
+      if (taking_ != 0 && revoke.epoch == epoch_) abort(given_up(revoke.version, revoke.reason));
       return;
     }
     case MessageType::kDigests: {
@@ -158,8 +157,10 @@ void PullLink::build() {
   link_->send(prepare);
 }
 
-void PullLink::send_take(int64_t version, uint32_t epoch) {
-  link_->send(Take{.version = version, .epoch = epoch});
+Status PullLink::given_up(int64_t version, const Status& reason) const {
+  const bool told = !reason.ok() && !reason.message().empty();
+  return failed(told ? reason.code() : ErrorCode::kCancelled, "{} has given up version {}{}{}", name_, version,
+                told ? ": " : "", told ? reason.message() : "");
 }
 
 void PullLink::take(int64_t version, uint32_t epoch) {
@@ -169,13 +170,15 @@ void PullLink::take(int64_t version, uint32_t epoch) {
   epoch_ = epoch;
   have_digests_ = false;
   abort_status_ = {};
-  send_take(version, epoch);
+  link_->send(Take{.version = version, .epoch = epoch});
 }
 
 void PullLink::handle_grant(const Grant& grant) {
-  // One that comes after abort() is of no use any more. (A batch's own run waits for the ring, not for Grant.)
-  if (state_ != State::kAsked || grant.version != taking_) return;
+  // One that comes after abort() is of no use any more.
+  if (state_ != State::kAsked || grant.epoch != epoch_) return;
   state_ = State::kPulling;
+  owner_.on_granted(*this);
+  if (!options_.runs) return;
   if (program_->routes() == 0) return handle_run_done();
   run_->start(epoch_);
 }
@@ -217,6 +220,11 @@ void PullLink::end_pull(const Status& status) {
   owner_.on_pulled(*this, status);
 }
 
+void PullLink::finish(const Status& status) {
+  TESSERA_CHECK(busy());
+  end_pull(status);
+}
+
 void PullLink::send_done(int64_t version, const Status& status) {
   if (open()) link_->send(Done{.version = version, .bytes = status.ok() ? bytes() : 0, .status = status});
 }
@@ -234,8 +242,8 @@ void PullLink::abort(const Status& status) {
       return end_pull(status);
     case State::kPulling:
       abort_status_ = status;
-      if (run_) run_->abort(status);
-      return;
+      if (run_) return run_->abort(status);
+      return owner_.on_aborted(*this, status);
     case State::kChecking:
       return end_pull(status);
   }

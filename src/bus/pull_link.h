@@ -22,9 +22,12 @@ class PullLinkOwner {
  public:
   virtual ~PullLinkOwner() = default;
   virtual void on_pull_ready(PullLink& link) = 0;
-  virtual void on_offer(PullLink& link) = 0;  // offered() has changed
+  virtual void on_offer(PullLink& link) = 0;    // offered() has changed
+  virtual void on_granted(PullLink& link) = 0;  // the source lets it read, from now on
   // The pull of the version it was told to take has ended: all bytes are there and their digests agree, or why not.
   virtual void on_pulled(PullLink& link, const Status& status) = 0;
+  // Of an owner that makes its own run: it must not go on reading. The owner calls finish() once it does not.
+  virtual void on_aborted(PullLink&, const Status&) {}
   virtual void on_pull_detached(PullLink& link, const Status& reason) = 0;
   virtual void on_pull_lost(PullLink& link, const Status& status) = 0;
   virtual void on_pull_broken(PullLink& link, const Status& status) = 0;
@@ -66,11 +69,13 @@ class PullLink {
 
   // From take() to on_pulled(): the destination may be written.
   bool busy() const { return state_ != State::kIdle; }
+  bool granted() const { return state_ == State::kPulling; }
   // Whether this version's pull has ended well.
   bool pulled(int64_t version) const { return pulled_ == version; }
 
   void take(int64_t version, uint32_t epoch);
-  void send_take(int64_t version, uint32_t epoch);  // only asks; for a batch that makes its own run
+  // Of an owner that makes its own run: nothing reads any more. REQUIRES: busy(). on_pulled() follows.
+  void finish(const Status& status);
   void send_done(int64_t version, const Status& status);
   void send_progress();
   void abort(const Status& status);  // on_pulled() follows
@@ -91,6 +96,7 @@ class PullLink {
   void handle_attached(Frame& frame);
   void build();
   void handle_grant(const Grant& grant);
+  Status given_up(int64_t version, const Status& reason) const;
   void handle_run_done();
   void check_digests();
   void end_pull(const Status& status);

@@ -158,10 +158,12 @@ void ReceiverBatch::on_offer(PullLink& link) {
     newest_ = complete;
   }
   changed_.notify_all();
+  if (!broken_.ok() && !may_go_on()) end_waits();
   if (phase_ == Phase::kWaiting && leads()) choose();
 }
 
 int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
+  process_.require(identity().name());
   std::unique_lock lock(mutex_);
   const auto ready = [&] { return newest_.load() >= version || !lost_.ok(); };
   if (!changed_.wait_for(lock, setup_.stop, timeout, ready)) {
@@ -171,7 +173,7 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
     fail(ErrorCode::kDeadlineExceeded, "{}: {} waited {:.1f} s for version {}; the newest on offer is {}", describe(),
          identity().name(), to_seconds(timeout), version, newest_.load());
   }
-  lost_.throw_if_error();
+  if (newest_.load() < version) lost_.throw_if_error();
   return newest_.load();
 }
 
@@ -204,12 +206,12 @@ void ReceiverBatch::begin(const Chosen& chosen) {
     phase_ = Phase::kIdle;
     end_operation(failed(ErrorCode::kMismatch, "{}: {} chose version {}, {} wants at least {}: recv is collective",
                          describe(), rank_name(identity().job, 0), chosen.version, identity().name(), min_version_));
+    if (!broken_.ok()) end_waits();
     return;
   }
   phase_ = Phase::kPulling;
   taking_ = chosen.version;
   failure_ = {};
-  torn_ = true;
   operation_->set_version(taking_);
   data_start_ = Clock::steady().now();
   progress_seen_ = 0;
@@ -218,9 +220,9 @@ void ReceiverBatch::begin(const Chosen& chosen) {
   for (size_t i = 0; i < links_.size(); ++i)
     to_take_.push_back(links_[(i + static_cast<size_t>(identity().rank)) % links_.size()].get());
   rings_busy_ = 0;
-  set_deadline(Deadline::after(kTransferTimeout));
+  set_deadline(Deadline::after(setup_.stall));
   if (progress_timer_ == 0)  // else the last transfer's is still to come: it serves this one as well
-    progress_timer_ = loop().add_timer_after(kProgressPeriod, [this] { watch_progress(); });
+    progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
   take_more();
   if (!broken_.ok() && needs_lost_sender()) fail_operation(broken_);
 }
@@ -242,6 +244,10 @@ void ReceiverBatch::take_more() {
     if (link->rings()) ++rings_busy_;
     link->take(taking_, epoch_);
   }
+}
+
+void ReceiverBatch::on_granted(PullLink& link) {
+  if (link.bytes() != 0) torn_ = true;
 }
 
 void ReceiverBatch::on_pulled(PullLink& link, const Status& status) {
@@ -273,7 +279,9 @@ void ReceiverBatch::check_ended() {
     newest_ = complete_version();
   }
   end_operation(good ? Status() : failure_);
-  if (!broken_.ok()) broadcast_broken();
+  if (broken_.ok()) return;
+  end_waits();
+  broadcast_broken();
 }
 
 void ReceiverBatch::fail_operation(const Status& status) {
@@ -298,6 +306,10 @@ void ReceiverBatch::fail_operation(const Status& status) {
   check_ended();
 }
 
+Duration ReceiverBatch::progress_period() const {
+  return std::min<Duration>(kProgressPeriod, setup_.stall / 4);
+}
+
 void ReceiverBatch::watch_progress() {
   progress_timer_ = 0;
   if (phase_ != Phase::kPulling) return;
@@ -308,9 +320,9 @@ void ReceiverBatch::watch_progress() {
   }
   if (bytes != progress_seen_) {
     progress_seen_ = bytes;
-    set_deadline(Deadline::after(kTransferTimeout));
+    set_deadline(Deadline::after(setup_.stall));
   }
-  progress_timer_ = loop().add_timer_after(kProgressPeriod, [this] { watch_progress(); });
+  progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
 }
 
 void ReceiverBatch::on_deadline() {
@@ -325,7 +337,7 @@ void ReceiverBatch::on_deadline() {
   std::vector<std::string> names;
   for (const auto& link : links_)
     if (link->busy()) names.push_back(link->name());
-  fail_operation(failed(ErrorCode::kDeadlineExceeded, "no progress for {:.0f} s from {}", to_seconds(kTransferTimeout),
+  fail_operation(failed(ErrorCode::kDeadlineExceeded, "no progress for {:.0f} s from {}", to_seconds(setup_.stall),
                         fmt::join(names, ", ")));
 }
 
@@ -375,18 +387,27 @@ void ReceiverBatch::lose_fellow(const std::string&, const Status& status) {
 }
 
 void ReceiverBatch::on_broken(const Status& latest) {
+  if (may_go_on()) return;
+  end_waits();
+  fail_operation(latest);
+  broadcast_broken();
+}
+
+// A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
+// rank is done with it, and a fellow that has it may close.
+bool ReceiverBatch::may_go_on() const {
+  const bool takes = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && chosen_);
+  return takes && !needs_lost_sender();
+}
+
+// No version will come any more.
+void ReceiverBatch::end_waits() {
   {
     const std::lock_guard lock(mutex_);
     newest_ = 0;
-    if (lost_.ok()) lost_ = Status(broken_.code(), fmt::format("{}: {}", describe(), broken_.message()));
+    if (lost_.ok()) lost_ = broken_status();
   }
   changed_.notify_all();
-  // A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
-  // rank is done with it, and a fellow that has it may close.
-  const bool taking = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && chosen_);
-  if (taking && !needs_lost_sender()) return;
-  fail_operation(latest);
-  broadcast_broken();
 }
 
 bool ReceiverBatch::needs_lost_sender() const {

@@ -40,6 +40,7 @@ class ReceiverBatch final : public BatchImpl, public PullLinkOwner {
   void on_pull_ready(PullLink& link) override;
   void on_offer(PullLink& link) override;
   void on_pulled(PullLink& link, const Status& status) override;
+  void on_granted(PullLink& link) override;
   void on_pull_detached(PullLink& link, const Status& reason) override;
   void on_pull_lost(PullLink& link, const Status& status) override;
   void on_pull_broken(PullLink& link, const Status& status) override;
@@ -55,8 +56,11 @@ class ReceiverBatch final : public BatchImpl, public PullLinkOwner {
   void take_more();
   void check_ended();
   void watch_progress();
+  Duration progress_period() const;
   std::string who_has_not_offered() const;
-  bool needs_lost_sender() const;  // REQUIRES: a version is being taken or chosen
+  bool needs_lost_sender() const;
+  bool may_go_on() const override;
+  void end_waits();  // REQUIRES: a version is being taken or chosen
   void broadcast_broken();
 
   std::vector<std::unique_ptr<PullLink>> links_;     // by rank of the sending job

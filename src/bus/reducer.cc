@@ -123,7 +123,9 @@ void Reducer::build_run() {
     if (link->rank() > agent_.identity().rank) add_own();
     std::function<void()> on_start;
     if (link->rings()) {
-      const auto take = [this, peer = link.get()] { peer->send_take(version_, epoch_); };
+      const auto take = [this, peer = link.get()] {
+        if (running_ && !peer->busy()) peer->take(version_, epoch_);
+      };
       take_signals_.push_back(std::make_unique<LoopSignal>(agent_.loop(), take));
       on_start = [signal = take_signals_.back().get()] { signal->raise(); };
     }
@@ -135,18 +137,40 @@ void Reducer::build_run() {
 
 void Reducer::start(int64_t version) {
   version_ = version;
-  start_run();
+  ask();
 }
 
 void Reducer::on_offer(PullLink&) {
-  if (busy() && !running_) start_run();
+  if (busy() && !asked_) ask();
+}
+
+// A peer whose ring is read is asked when its step begins: the ring is filled from then on.
+void Reducer::ask() {
+  if (!waiting_for().empty()) return;
+  asked_ = true;
+  ++epoch_;
+  for (const auto& link : links_)
+    if (!link->rings()) link->take(version_, epoch_);
+  start_run();
+}
+
+void Reducer::on_granted(PullLink&) {
+  if (asked_ && !running_) start_run();
 }
 
 void Reducer::start_run() {
-  if (!waiting_for().empty()) return;
+  const auto may_read = [](const auto& link) { return link->rings() || link->granted(); };
+  if (!std::ranges::all_of(links_, may_read)) return;
   running_ = true;
-  ++epoch_;
   run_->start(epoch_);
+}
+
+void Reducer::on_pulled(PullLink&, const Status& status) {
+  if (!status.ok()) abort(status);  // refused; after finish() nothing is under way
+}
+
+void Reducer::on_aborted(PullLink&, const Status& status) {
+  abort(status);
 }
 
 std::vector<std::string> Reducer::waiting_for() const {
@@ -158,9 +182,14 @@ std::vector<std::string> Reducer::waiting_for() const {
 
 void Reducer::finish(const Status& status) {
   running_ = false;
+  asked_ = false;
   const int64_t version = std::exchange(version_, 0);
-  for (const auto& link : links_)
-    if (link->rings()) link->send_done(version, status);
+  for (const auto& link : links_) {
+    if (link->busy())
+      link->finish(status);
+    else if (!status.ok())
+      link->send_done(version, status);  // it would wait for this rank otherwise
+  }
   events_.reduced(status);
 }
 

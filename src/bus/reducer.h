@@ -46,14 +46,17 @@ class Reducer final : public PullLinkOwner {
  private:
   void on_pull_ready(PullLink& link) override;
   void on_offer(PullLink& link) override;
-  void on_pulled(PullLink&, const Status&) override {}
+  void on_granted(PullLink& link) override;
+  void on_pulled(PullLink& link, const Status& status) override;
+  void on_aborted(PullLink& link, const Status& status) override;
   void on_pull_detached(PullLink& link, const Status& reason) override;
   void on_pull_lost(PullLink& link, const Status& status) override;
   void on_pull_broken(PullLink& link, const Status& status) override;
 
   PullRoute route_into(size_t reduction, Rank peer) const;
   void build_run();
-  void start_run();
+  void ask();        // the peers whose memory is read, once all offer the version
+  void start_run();  // once they have granted it
   void finish(const Status& status);
 
   Agent& agent_;
@@ -68,6 +71,7 @@ class Reducer final : public PullLinkOwner {
   std::unique_ptr<ReduceRun> run_;
   uint32_t epoch_ = 0;
   int64_t version_ = 0;  // under way
+  bool asked_ = false;
   bool running_ = false;
 };
 

@@ -141,6 +141,7 @@ std::shared_ptr<Operation> SenderBatch::send(std::optional<int64_t> version, Tim
     version_ = next;
     offering_ = next;
     failure_ = {};
+    failure_cause_ = {};
     have_digests_ = false;
     last_activity_ = Clock::steady().now();
     for (const auto& [rank, link] : owners_) link->offer(next);
@@ -176,7 +177,11 @@ void SenderBatch::offer() {
 void SenderBatch::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
   const bool reduces = owners_.contains(link.rank()) && owners_.at(link.rank()).get() == &link;
   const bool on_offer = version == offering_ && (phase_ == Phase::kOffered || (reduces && phase_ == Phase::kReducing));
-  if (!on_offer) return link.refuse(version);
+  if (!on_offer) {
+    const bool given_up = version == offering_ && !failure_cause_.ok();
+    return link.refuse(version, epoch, given_up ? failure_cause_ : failed(ErrorCode::kCancelled, "it was withdrawn"));
+  }
+  if (link.running()) fail(ErrorCode::kMismatch, "Take of version {} before the last one's ring was drained", version);
   if (data_start_.load() == TimePoint{}) data_start_ = Clock::steady().now();
   last_activity_ = Clock::steady().now();
   link.grant(version, epoch);
@@ -211,6 +216,10 @@ void SenderBatch::on_source_run_done(SourceLink& link) {
     link.send_digests(link.taking());
   }
   check_ended();
+}
+
+void SenderBatch::on_progress(SourceLink&) {
+  last_activity_ = Clock::steady().now();
 }
 
 void SenderBatch::on_done(SourceLink& link, const Done& done) {
@@ -265,6 +274,7 @@ void SenderBatch::sum_digests() {
 void SenderBatch::fail_operation(const Status& status) {
   if (phase_ == Phase::kIdle || phase_ == Phase::kFailing) return;
   phase_ = Phase::kFailing;
+  failure_cause_ = status;
   failure_ = Status(status.code(), fmt::format("{}: {} while {} sent version {}", describe(), status.message(),
                                                identity().name(), offering_));
   if (digest_running_) digest_run_->abort(status);
@@ -272,7 +282,7 @@ void SenderBatch::fail_operation(const Status& status) {
   for (const auto* links : {&receivers_, &owners_}) {
     for (const auto& [rank, link] : *links) {
       if (link->open()) link->withdraw(offering_);
-      if (link->open() && link->taking() != 0) link->revoke();
+      if (link->open() && link->taking() != 0) link->revoke(status);
       link->abort_run(status);
     }
   }
@@ -297,7 +307,7 @@ void SenderBatch::on_deadline() {
   const auto taking = [&](const auto& entry) {
     return entry.second->taking() == offering_ || entry.second->done_version() == offering_;
   };
-  const TimePoint until = last_activity_ + kTransferTimeout;
+  const TimePoint until = last_activity_ + setup_.stall;
   if (phase_ == Phase::kOffered && std::ranges::all_of(receivers_, taking) && Clock::steady().now() < until)
     return set_deadline(Deadline::at(until));  // all are at it, and were heard of lately
   fail_operation(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}",

@@ -42,6 +42,7 @@ class SenderBatch final : public BatchImpl, public SourceLinkOwner {
   void on_source_ready(SourceLink& link) override;
   void on_take(SourceLink& link, int64_t version, uint32_t epoch) override;
   void on_done(SourceLink& link, const Done& done) override;
+  void on_progress(SourceLink& link) override;
   void on_source_run_done(SourceLink& link) override;
   void on_source_detached(SourceLink& link, const Status& reason) override;
   void on_source_lost(SourceLink& link, const Status& status) override;
@@ -76,6 +77,7 @@ class SenderBatch final : public BatchImpl, public SourceLinkOwner {
   Phase phase_ = Phase::kIdle;
   int64_t offering_ = 0;
   Status failure_;
+  Status failure_cause_;  // as others hear it
   TimePoint last_activity_{};
 };
 

@@ -84,13 +84,16 @@ void SourceLink::handle(Frame& frame) {
       return prepare(parse<Prepare>(frame.payload));
     case MessageType::kTake: {
       const Take take = parse<Take>(frame.payload);
-      if (!ready_ || taking_ != 0) fail(ErrorCode::kMismatch, "Take of version {} out of turn", take.version);
+      if (!ready_ || taking_ != 0 || take.version == done_version_ || take.epoch <= epoch_)
+        fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn", take.version, take.epoch);
+      epoch_ = take.epoch;
       return owner_.on_take(*this, take.version, take.epoch);
     }
     case MessageType::kProgress: {
       const ProgressReport report = parse<ProgressReport>(frame.payload);
-      if (report.version == taking_) progress_ = std::clamp<int64_t>(report.bytes, progress_.load(), bytes_);
-      return;
+      if (report.version != taking_ || report.bytes <= progress_.load()) return;
+      progress_ = std::min(report.bytes, bytes_);
+      return owner_.on_progress(*this);
     }
     case MessageType::kDone: {
       const Done done = parse<Done>(frame.payload);
@@ -169,12 +172,12 @@ void SourceLink::grant(int64_t version, uint32_t epoch) {
   run_->start(epoch);
 }
 
-void SourceLink::refuse(int64_t version) {
-  link_->send(Refuse{.version = version});
+void SourceLink::refuse(int64_t version, uint32_t epoch, const Status& reason) {
+  link_->send(Refuse{.version = version, .epoch = epoch, .reason = reason});
 }
 
-void SourceLink::revoke() {
-  if (taking_ != 0) link_->send(Revoke{.version = taking_});
+void SourceLink::revoke(const Status& reason) {
+  if (taking_ != 0) link_->send(Revoke{.version = taking_, .epoch = epoch_, .reason = reason});
 }
 
 void SourceLink::send_digests(int64_t version) {

@@ -23,8 +23,9 @@ class SourceLinkOwner {
  public:
   virtual ~SourceLinkOwner() = default;
   virtual void on_source_ready(SourceLink& link) = 0;
-  // It asks to read `version`. The owner answers with grant() or refuse(), now.
+  // It asks to read `version`. The owner answers with grant() or refuse(), now. Not while its ring is being filled.
   virtual void on_take(SourceLink& link, int64_t version, uint32_t epoch) = 0;
+  virtual void on_progress(SourceLink& link) = 0;  // more bytes than before
   virtual void on_done(SourceLink& link, const Done& done) = 0;
   // The ring's run has ended (well or not).
   virtual void on_source_run_done(SourceLink& link) = 0;
@@ -66,8 +67,8 @@ class SourceLink {
   void offer(int64_t version);
   void withdraw(int64_t version);
   void grant(int64_t version, uint32_t epoch);
-  void refuse(int64_t version);
-  void revoke();  // asks it to stop reading; its Done follows
+  void refuse(int64_t version, uint32_t epoch, const Status& reason);
+  void revoke(const Status& reason);  // asks it to stop reading; its Done follows
   void send_digests(int64_t version);
   void abort_run(const Status& status);
   void detach(const Status& why);
@@ -89,6 +90,7 @@ class SourceLink {
   int64_t bytes_ = 0;
   bool ready_ = false;
   int64_t taking_ = 0;
+  uint32_t epoch_ = 0;  // of the last Take
   int64_t done_version_ = 0;
   std::atomic<int64_t> progress_{0};
   // With a ring only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's.

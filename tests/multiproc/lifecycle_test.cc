@@ -1,0 +1,119 @@
+// Batches that come and go: fellows that are done early, ids used twice, objects in a forked child.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/testing.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::HasSubstr;
+
+// The same one for all that call it.
+void run_on_one_cpu() {
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  ::sched_getaffinity(0, sizeof(usable), &usable);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu)
+    if (CPU_ISSET(cpu, &usable)) CPU_SET(cpu, &one);
+  ::sched_setaffinity(0, sizeof(one), &one);
+}
+
+class Lifecycle : public testing::Test {
+ protected:
+  void start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
+    group_.start(side.job + "/" + std::to_string(side.rank),
+                 [=, store = store_] { return with_batch(side, store, body); });
+  }
+  void expect_success() {
+    for (const Outcome& outcome : group_.wait(hang_limit()))
+      EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+  }
+
+  ProcessGroup group_;
+  std::string store_ = group_.start_store();
+};
+
+// On one CPU a rank may well have received all and closed before its fellow has woken from accept().
+TEST_F(Lifecycle, AFellowThatIsDoneEarlyTakesNothingAwayFromTheOthers) {
+  constexpr int kRounds = 30;
+  const auto rounds = [store = store_](const std::string& job, Rank rank, int world) {
+    run_on_one_cpu();
+    const bool sends = job == "trainer";
+    Bus bus({.job = job, .rank = rank, .world = world, .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = sends ? "inference" : "trainer"});
+    std::vector<float> data(16);
+    const TensorSpec tensor{.name = "t", .data = data.data(), .shape = {16}};
+    for (int round = 0; round < kRounds; ++round) {
+      const std::string id = "round-" + std::to_string(round);
+      Batch batch = sends ? pair.offer(id, {&tensor, 1}) : pair.accept(id, {&tensor, 1});
+      if (rank == 1) batch.wait_version(1);
+      (sends ? batch.send() : batch.recv()).wait();
+    }
+    return 0;
+  };
+  group_.start("trainer/0", [=] { return rounds("trainer", 0, 1); });
+  for (const Rank rank : {0, 1, 2})
+    group_.start("inference/" + std::to_string(rank), [=] { return rounds("inference", rank, 3); });
+  expect_success();
+}
+
+TEST_F(Lifecycle, RegisteringALiveBatchAgainIsRefusedAndHarmsNothing) {
+  group_.start("trainer/0", [store = store_] {
+    Bus bus({.job = "trainer", .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    std::vector<float> data(16);
+    const TensorSpec tensor{.name = "t", .data = data.data(), .shape = {16}};
+    Batch batch = pair.offer("policy", {&tensor, 1});
+    const std::string error = error_of([&] { (void)pair.offer("policy", {&tensor, 1}); });
+    if (error.find("close that one first") == std::string::npos) return 1;
+    batch.send().wait();
+    batch.send().wait();
+    return 0;
+  });
+  group_.start("inference/0", [store = store_] {
+    Bus bus({.job = "inference", .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    std::vector<float> data(16);
+    const TensorSpec tensor{.name = "t", .data = data.data(), .shape = {16}};
+    Batch batch = pair.accept("policy", {&tensor, 1});
+    batch.recv().wait();
+    if (pair.manifest("policy").size() != 1) return 1;  // what it published is still there
+    batch.recv().wait();
+    return 0;
+  });
+  expect_success();
+}
+
+TEST_F(Lifecycle, AHandleInAForkedChildSaysSoInsteadOfWaiting) {
+  start(trainer(0, 1), [](Batch& batch, std::vector<float>&) {
+    Handle handle = batch.send();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const auto forked = [](const std::string& error) { return error.find("forked child") != std::string::npos; };
+      const bool all = forked(error_of([&] { handle.wait(); })) &&
+                       forked(error_of([&] { (void)handle.wait_for(std::chrono::hours(1)); })) &&
+                       forked(error_of([&] { (void)handle.done(); })) &&
+                       forked(error_of([&] { (void)handle.progress(); }));
+      ::_exit(all ? 0 : 1);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    handle.wait();
+    return status;
+  });
+  start(inference(0, 1), [](Batch& batch, std::vector<float>&) {
+    batch.recv().wait();
+    return 0;
+  });
+  expect_success();
+}
+
+}  // namespace
+}  // namespace tessera::test

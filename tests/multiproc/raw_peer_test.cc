@@ -1,0 +1,379 @@
+// Ranks against a peer that speaks the protocol by hand: it takes its time, or says what it must not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "base/socket.h"
+#include "base/testing.h"
+#include "bus/agent.h"
+#include "bus/local_tensors.h"
+#include "bus/manifest.h"
+#include "bus/rendezvous.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using bus::Attach;
+using bus::Attached;
+using bus::Digests;
+using bus::Done;
+using bus::Grant;
+using bus::MessageType;
+using bus::Offer;
+using bus::Prepare;
+using bus::Prepared;
+using bus::ProgressReport;
+using bus::Refuse;
+using bus::Revoke;
+using bus::Take;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int kError = 10;  // + ErrorCode: see ProcessGroup::start
+constexpr int kPeerLost = kError + static_cast<int>(ErrorCode::kPeerLost);
+constexpr int kDeadline = kError + static_cast<int>(ErrorCode::kDeadlineExceeded);
+constexpr int kCancelled = kError + static_cast<int>(ErrorCode::kCancelled);
+constexpr int kDataLoss = kError + static_cast<int>(ErrorCode::kDataLoss);
+
+// One tensor, private and replicated, between two jobs.
+constexpr Index kElements = 1 << 20;
+TensorSpec spec(std::vector<float>& data, const char* layout = "") {
+  TensorSpec spec{.name = "t", .data = data.data(), .dtype = DType::kF32, .shape = {static_cast<Index>(data.size())}};
+  if (*layout != '\0') spec.layout = Layout::parse(layout);
+  return spec;
+}
+
+// A rank that registers as others do, and then speaks for itself. Frames are kept until they are asked for.
+class RawRank final : public bus::Acceptor {
+ public:
+  RawRank(const std::string& store, const std::string& job, const std::string& peer, Rank rank, int world)
+      : store_(open_store(store)),
+        agent_({"default", job, rank, world}, 1),
+        rendezvous_(*store_, agent_.identity(), agent_.address(), {}) {
+    rendezvous_.claim(soon());
+    view_ = rendezvous_.join("weights", peer, soon());
+  }
+  ~RawRank() override {
+    agent_.run_on_loop([this] {
+      agent_.unregister_batch("weights", "policy", this);
+      if (link_) link_->close();
+      link_ = nullptr;
+      for (const auto& link : pullers_) link->close();
+      pullers_.clear();
+    });
+  }
+
+  void exchange(std::span<const TensorSpec> tensors, bool sends) {
+    const auto manifest = bus::manifest_of(agent_.identity(), tensors);
+    match_hash_ = rendezvous_.exchange(view_, "policy", sends, true, manifest, soon()).match_hash;
+  }
+  // As a receiver: up to Prepared.
+  void attach_to(Rank rank, bool ring) {
+    agent_.call(view_.peer[static_cast<size_t>(rank)].address, "peer", soon(), [&](std::shared_ptr<bus::Link> link) {
+      link->set_limits({.payload_bytes = bus::kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+      adopt(std::move(link));
+    });
+    (void)next(MessageType::kWelcome);
+    send(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .match_hash = match_hash_});
+    (void)next(MessageType::kAttached);
+    send(Prepare{.ring = ring, .skipped = {}});
+    (void)next(MessageType::kPrepared);
+  }
+  // As one whose terms are read, and that sends nothing itself.
+  void serve() {
+    agent_.run_on_loop([this] { agent_.register_batch("weights", "policy", this); });
+  }
+  void accept(bus::Caller caller) override {
+    if (caller.attach.purpose == Attach::Purpose::kPull) return serve_nothing(std::move(caller.link));
+    adopt(std::move(caller.link));
+    const std::lock_guard lock(mutex_);
+    called_ = true;
+    changed_.notify_all();
+  }
+  // To that caller: where `data` lies.
+  void send_place(const std::vector<float>& data) {
+    {
+      std::unique_lock lock(mutex_);
+      if (!changed_.wait_for(lock, soon().left(), [&] { return called_; }))
+        throw Error(ErrorCode::kDeadlineExceeded, "nobody came for the terms");
+    }
+    const MemoryDesc memory{.kind = MemoryDesc::Kind::kPrivate,
+                            .offset = reinterpret_cast<uintptr_t>(data.data()),
+                            .bytes = data.size() * sizeof(float)};
+    Attached attached;
+    attached.places.push_back({.memory = memory, .origin = 0, .strides = {sizeof(float)}});
+    send(attached);
+  }
+
+  template <typename Message>
+  void send(const Message& message) {
+    agent_.run_on_loop([&] { link_->send(message); });
+  }
+  // The next frame, which must be of that type; throws what ended the link if that comes instead.
+  std::vector<std::byte> next(MessageType type) {
+    auto [came, payload] = take();
+    if (came != type)
+      throw Error(ErrorCode::kMismatch,
+                  std::string(bus::to_string(came)) + " where " + std::string(bus::to_string(type)) + " was due");
+    return std::move(payload);
+  }
+  template <typename Message>
+  Message next() {
+    return bus::parse<Message>(next(Message::kType));
+  }
+  // The next one of its type, whatever comes before.
+  template <typename Message>
+  Message until() {
+    for (;;) {
+      auto [type, payload] = take();
+      if (type == Message::kType) return bus::parse<Message>(payload);
+    }
+  }
+
+ private:
+  std::pair<MessageType, std::vector<std::byte>> take() {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, soon().left(), [&] { return !frames_.empty() || !end_.ok(); }))
+      throw Error(ErrorCode::kDeadlineExceeded, "no message came");
+    if (frames_.empty()) end_.throw_if_error();
+    auto frame = std::move(frames_.front());
+    frames_.pop_front();
+    return frame;
+  }
+  void serve_nothing(std::shared_ptr<bus::Link> link) {
+    link->set_handlers(
+        [raw = link.get()](Frame& frame) {
+          if (static_cast<MessageType>(frame.type) == MessageType::kPrepare) raw->send(Prepared{});
+        },
+        [](const Status&) {});
+    link->send(Attached{});
+    pullers_.push_back(std::move(link));
+  }
+  void adopt(std::shared_ptr<bus::Link> link) {
+    link_ = std::move(link);
+    link_->set_handlers(
+        [this](Frame& frame) {
+          const std::lock_guard lock(mutex_);
+          frames_.emplace_back(static_cast<MessageType>(frame.type), frame.payload);
+          changed_.notify_all();
+        },
+        [this](const Status& status) {
+          const std::lock_guard lock(mutex_);
+          end_ = status;
+          changed_.notify_all();
+        });
+  }
+
+  std::shared_ptr<Store> store_;
+  bus::Agent agent_;
+  bus::Rendezvous rendezvous_;
+  bus::PairView view_;
+  std::string match_hash_;
+  std::shared_ptr<bus::Link> link_;  // on the loop's thread
+  std::vector<std::shared_ptr<bus::Link>> pullers_;
+  std::mutex mutex_;  // what follows
+  std::condition_variable changed_;
+  std::deque<std::pair<MessageType, std::vector<std::byte>>> frames_;
+  Status end_;
+  bool called_ = false;
+};
+
+class RawPeer : public testing::Test {
+ protected:
+  void start(const std::string& name, const std::function<int()>& body) { group_.start(name, body); }
+  // A real sender, whose batch `body` uses.
+  void start_trainer(const std::function<int(Batch&)>& body, Timeout stall = kTransferTimeout) {
+    start("trainer/0", [=, store = store_] {
+      Bus bus({.job = "trainer", .store = store, .threads = 1, .stall = stall});
+      Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+      std::vector<float> data(kElements);
+      const TensorSpec tensor = spec(data);
+      Batch batch = pair.offer("policy", {&tensor, 1});
+      return body(batch);
+    });
+  }
+  // A receiver by hand, attached to trainer/0 and offered version 1.
+  void start_puller(Rank rank, int world, bool ring, const std::function<int(RawRank&)>& body) {
+    start("inference/" + std::to_string(rank), [=, store = store_] {
+      RawRank raw(store, "inference", "trainer", rank, world);
+      std::vector<float> data(kElements);
+      const TensorSpec tensor = spec(data);
+      raw.exchange({&tensor, 1}, false);
+      raw.attach_to(0, ring);
+      (void)raw.next<Offer>();
+      return body(raw);
+    });
+  }
+  const Outcome& of(const std::string& name) {
+    if (outcomes_.empty()) outcomes_ = group_.wait(hang_limit());
+    for (const Outcome& outcome : outcomes_)
+      if (outcome.name == name) return outcome;
+    ADD_FAILURE() << "no process " << name;
+    return outcomes_.front();
+  }
+
+  ProcessGroup group_;
+  std::string store_ = group_.start_store();
+  std::vector<Outcome> outcomes_;
+};
+
+int send_once(Batch& batch) {
+  batch.send().wait();
+  return 0;
+}
+
+TEST_F(RawPeer, ATakeWithoutAnEpochEndsTheConnectionAndNoMore) {
+  start_trainer(send_once);
+  start_puller(0, 1, true, [](RawRank& raw) {
+    raw.send(Take{.version = 1, .epoch = 0});
+    (void)raw.next<Grant>();
+    return 0;
+  });
+  EXPECT_EQ(of("trainer/0").status, kError + static_cast<int>(ErrorCode::kMismatch)) << of("trainer/0").output;
+  EXPECT_THAT(of("trainer/0").output, AllOf(HasSubstr("inference/0"), HasSubstr("epoch 0 out of turn")));
+  EXPECT_THAT(of("inference/0").output, HasSubstr("out of turn"));
+}
+
+TEST_F(RawPeer, ATakeWhileTheRingIsBeingFilledEndsTheConnectionAndNoMore) {
+  start_trainer(send_once);
+  start_puller(0, 1, true, [](RawRank& raw) {
+    raw.send(Take{.version = 1, .epoch = 1});
+    (void)raw.next<Grant>();
+    raw.send(Done{.version = 1, .bytes = 0, .status = {}});  // nothing was drained
+    raw.send(Take{.version = 1, .epoch = 2});
+    (void)raw.next<Grant>();
+    return 0;
+  });
+  EXPECT_EQ(of("trainer/0").status, 0) << of("trainer/0").output;  // it was told that all had arrived
+  EXPECT_THAT(of("trainer/0").output, AllOf(HasSubstr("inference/0"), HasSubstr("out of turn")));
+  EXPECT_THAT(of("inference/0").output, HasSubstr("out of turn"));
+}
+
+// Longer than a transfer may stand still, and than the operation's own time, but never standing still.
+TEST_F(RawPeer, ASlowReceiverIsWaitedForAsLongAsItProgresses) {
+  static constexpr milliseconds kStall{1000};
+  start_trainer(
+      [](Batch& batch) {
+        batch.send({}, milliseconds(500)).wait();
+        return 0;
+      },
+      kStall);
+  start_puller(0, 1, false, [](RawRank& raw) {
+    raw.send(Take{.version = 1, .epoch = 1});
+    (void)raw.next<Grant>();
+    constexpr int kReports = 50;
+    for (int i = 1; i <= kReports; ++i) {
+      std::this_thread::sleep_for(kStall / 20);
+      raw.send(ProgressReport{.version = 1, .bytes = i});
+    }
+    (void)raw.next<Digests>();
+    raw.send(Done{.version = 1, .bytes = 1, .status = {}});
+    return 0;
+  });
+  EXPECT_EQ(of("trainer/0").status, 0) << of("trainer/0").output;
+  EXPECT_EQ(of("inference/0").status, 0) << of("inference/0").output;
+}
+
+TEST_F(RawPeer, AReceiverThatStandsStillIsNamed) {
+  start_trainer(
+      [](Batch& batch) {
+        batch.send({}, milliseconds(100)).wait();
+        return 0;
+      },
+      milliseconds(300));
+  start_puller(0, 1, false, [](RawRank& raw) {
+    raw.send(Take{.version = 1, .epoch = 1});
+    (void)raw.next<Grant>();
+    const auto revoke = raw.until<Revoke>();
+    raw.send(Done{.version = 1, .bytes = 0, .status = revoke.reason});
+    return revoke.epoch == 1 && revoke.reason.code() == ErrorCode::kDeadlineExceeded ? 0 : 1;
+  });
+  EXPECT_EQ(of("inference/0").status, 0) << of("inference/0").output;
+  EXPECT_EQ(of("trainer/0").status, kDeadline) << of("trainer/0").output;
+  EXPECT_THAT(of("trainer/0").output, HasSubstr("inference/0 did not finish"));
+}
+
+// One receiver finds the data damaged: the other hears of that, and not that the sender changed its mind.
+TEST_F(RawPeer, WhoeverIsToldToStopReadingIsToldWhy) {
+  int reading[2];
+  ASSERT_EQ(::pipe(reading), 0);
+  start_trainer(send_once);
+  start_puller(0, 2, false, [&](RawRank& raw) {
+    raw.send(Take{.version = 1, .epoch = 1});
+    (void)raw.next<Grant>();
+    EXPECT_EQ(::write(reading[1], "", 1), 1);
+    const auto revoke = raw.until<Revoke>();
+    raw.send(Done{.version = 1, .bytes = 0, .status = revoke.reason});
+    revoke.reason.throw_if_error();
+    return 0;
+  });
+  start_puller(1, 2, false, [&](RawRank& raw) {
+    char ignored = 0;
+    EXPECT_EQ(::read(reading[0], &ignored, 1), 1);
+    raw.send(Done{.version = 1, .bytes = 0, .status = Status(ErrorCode::kDataLoss, "the digest of t differs")});
+    (void)raw.next(MessageType::kWithdraw);
+    raw.send(Take{.version = 1, .epoch = 1});
+    const Refuse refuse = raw.next<Refuse>();
+    return refuse.reason.code() == ErrorCode::kDataLoss ? 0 : 1;
+  });
+  EXPECT_EQ(of("trainer/0").status, kDataLoss) << of("trainer/0").output;
+  for (const int fd : reading) ::close(fd);
+  EXPECT_EQ(of("inference/0").status, kDataLoss) << of("inference/0").output;
+  EXPECT_THAT(of("inference/0").output, AllOf(HasSubstr("inference/1"), HasSubstr("the digest of t differs")));
+  EXPECT_EQ(of("inference/1").status, 0) << of("inference/1").output;
+}
+
+// A rank whose Partial terms are read has lent its memory: it must be asked, however it is read, and may refuse.
+TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
+  static constexpr Index kOne = 1;  // element, so that one rank reduces it all
+  start("trainer/0", [store = store_] {
+    ::setenv("TESSERA_FORCE_PULL", "readv", 1);
+    Bus bus({.job = "trainer", .world = 2, .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    std::vector<float> data(kOne);
+    const TensorSpec tensor = spec(data, "2:Psum");
+    Batch batch = pair.offer("policy", {&tensor, 1});
+    batch.send().wait();
+    return 0;
+  });
+  start("trainer/1", [store = store_] {
+    RawRank raw(store, "trainer", "inference", 1, 2);
+    std::vector<float> data(kOne);
+    const TensorSpec tensor = spec(data, "2:Psum");
+    raw.exchange({&tensor, 1}, true);
+    raw.serve();
+    raw.send_place(data);
+    (void)raw.next<Prepare>();
+    raw.send(Prepared{});
+    raw.send(Offer{.version = 1});
+    const Take take = raw.next<Take>();
+    raw.send(Refuse{.version = 1, .epoch = take.epoch, .reason = Status(ErrorCode::kCancelled, "it is gone")});
+    const Done done = raw.next<Done>();
+    return done.status.ok() ? 1 : 0;
+  });
+  start("inference/0", [store = store_] {
+    Bus bus({.job = "inference", .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    std::vector<float> data(kOne);
+    const TensorSpec tensor = spec(data);
+    Batch batch = pair.accept("policy", {&tensor, 1});
+    batch.wait_version(1);
+    return 0;
+  });
+  EXPECT_EQ(of("trainer/1").status, 0) << of("trainer/1").output;
+  EXPECT_EQ(of("trainer/0").status, kCancelled) << of("trainer/0").output;
+  EXPECT_THAT(of("trainer/0").output, HasSubstr("trainer/1 has given up version 1: it is gone"));
+  EXPECT_EQ(of("inference/0").status, kPeerLost) << of("inference/0").output;
+}
+
+}  // namespace
+}  // namespace tessera::test
