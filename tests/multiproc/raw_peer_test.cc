@@ -1,12 +1,16 @@
 // Ranks against a peer that speaks the protocol by hand: it takes its time, or says what it must not.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <array>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 #include "base/socket.h"
@@ -51,6 +55,27 @@ TensorSpec spec(std::vector<float>& data, const char* layout = "") {
   if (*layout != '\0') spec.layout = Layout::parse(layout);
   return spec;
 }
+
+// Raised once, by a process that was forked after it was made; waited for by others.
+class Signal {
+ public:
+  Signal() {
+    if (::pipe2(ends_.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+  }
+  ~Signal() {
+    for (const int end : ends_) ::close(end);
+  }
+  Signal(const Signal&) = delete;
+  Signal& operator=(const Signal&) = delete;
+
+  void raise() const { EXPECT_EQ(::write(ends_[1], "", 1), 1); }
+  void wait() const {
+    if (!wait_ready(ends_[0], POLLIN, soon())) throw Error(ErrorCode::kDeadlineExceeded, "no signal came");
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+};
 
 // A rank that registers as others do, and then speaks for itself. Frames are kept until they are asked for.
 class RawRank final : public bus::Acceptor {
@@ -304,29 +329,34 @@ TEST_F(RawPeer, AReceiverThatStandsStillIsNamed) {
 
 // One receiver finds the data damaged: the other hears of that, and not that the sender changed its mind.
 TEST_F(RawPeer, WhoeverIsToldToStopReadingIsToldWhy) {
-  int reading[2];
-  ASSERT_EQ(::pipe(reading), 0);
-  start_trainer(send_once);
+  const Signal reading;
+  const Signal refused;
+  start_trainer([&](Batch& batch) {
+    Handle handle = batch.send();
+    handle.wait_for(hang_limit());
+    refused.wait();  // with the batch still open
+    handle.wait();
+    return 0;
+  });
   start_puller(0, 2, false, [&](RawRank& raw) {
     raw.send(Take{.version = 1, .epoch = 1});
     (void)raw.next<Grant>();
-    EXPECT_EQ(::write(reading[1], "", 1), 1);
+    reading.raise();
     const auto revoke = raw.until<Revoke>();
     raw.send(Done{.version = 1, .bytes = 0, .status = revoke.reason});
     revoke.reason.throw_if_error();
     return 0;
   });
   start_puller(1, 2, false, [&](RawRank& raw) {
-    char ignored = 0;
-    EXPECT_EQ(::read(reading[0], &ignored, 1), 1);
+    reading.wait();
     raw.send(Done{.version = 1, .bytes = 0, .status = Status(ErrorCode::kDataLoss, "the digest of t differs")});
     (void)raw.next(MessageType::kWithdraw);
     raw.send(Take{.version = 1, .epoch = 1});
     const Refuse refuse = raw.next<Refuse>();
+    refused.raise();
     return refuse.reason.code() == ErrorCode::kDataLoss ? 0 : 1;
   });
   EXPECT_EQ(of("trainer/0").status, kDataLoss) << of("trainer/0").output;
-  for (const int fd : reading) ::close(fd);
   EXPECT_EQ(of("inference/0").status, kDataLoss) << of("inference/0").output;
   EXPECT_THAT(of("inference/0").output, AllOf(HasSubstr("inference/1"), HasSubstr("the digest of t differs")));
   EXPECT_EQ(of("inference/1").status, 0) << of("inference/1").output;
