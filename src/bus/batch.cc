@@ -92,12 +92,12 @@ void BatchImpl::watch_members() {
       const std::string name = rank_name(job, static_cast<Rank>(rank));
       if (!fd) {
         if (liveness_of(ranks[rank].incarnation) == Liveness::kDead)
-          break_batch(failed(ErrorCode::kPeerLost, "{} has died", name));
+          break_batch(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
         continue;
       }
       loop().add_fd(fd.get(), EPOLLIN, [this, name, raw = fd.get()](uint32_t) {
         loop().remove_fd(raw);
-        break_batch(failed(ErrorCode::kPeerLost, "{} has died", name));
+        break_batch(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
       });
       member_pidfds_.push_back(std::move(fd));
     }

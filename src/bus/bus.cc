@@ -1,5 +1,7 @@
 #include "tessera/bus.h"
 
+#include <atomic>
+
 #include "base/config.h"
 #include "base/fail.h"
 #include "base/log.h"
@@ -64,8 +66,33 @@ class PairImpl {
  public:
   PairImpl(std::shared_ptr<BusImpl> bus, PairView view) : bus_(std::move(bus)), view_(std::move(view)) {}
 
+  ~PairImpl() {
+    if (!owes_) return;
+    try {
+      bus_->rendezvous().leave(view_);
+    } catch (const Error& error) {
+      log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(),
+                 view_.name, error.what());
+    }
+  }
+  PairImpl(const PairImpl&) = delete;
+  PairImpl& operator=(const PairImpl&) = delete;
+
   const std::shared_ptr<BusImpl>& bus() const { return bus_; }
   const PairView& view() const { return view_; }
+
+  std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) {
+    bus_->require_own_process();
+    check_name("batch", id);
+    owes_ = true;
+    try {
+      return bus_->rendezvous().peer_manifest(view_, id, Deadline::after(timeout)).entries;
+    } catch (const Error& error) {
+      // After a deadline it may be asked for again; all else ends the batch, for which the other side is waiting.
+      if (error.code() != ErrorCode::kDeadlineExceeded) give_up(id, status_of_current_exception());
+      throw;
+    }
+  }
 
   std::shared_ptr<BatchImpl> register_batch(const std::shared_ptr<PairImpl>& self, const std::string& id,
                                             std::span<const TensorSpec> tensors, bool sends, Timeout timeout) {
@@ -109,12 +136,14 @@ class PairImpl {
       give_up(id, status_of_current_exception());
       throw;
     }
+    owes_ = false;
     return batch;
   }
 
  private:
   // The others are waiting for this rank.
   void give_up(const std::string& batch, const Status& status) {
+    owes_ = false;
     try {
       bus_->rendezvous().report(view_, batch, status);
       bus_->rendezvous().withdraw(view_, batch);
@@ -126,6 +155,9 @@ class PairImpl {
 
   std::shared_ptr<BusImpl> bus_;
   PairView view_;
+  // The others may wait for a registration: it has joined, or asked for a manifest, and neither registered nor given up
+  // since.
+  std::atomic<bool> owes_{true};
 };
 
 namespace {
@@ -179,9 +211,7 @@ Batch Pair::accept(const std::string& batch_id, std::span<const TensorSpec> tens
 }
 
 std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout timeout) {
-  impl_->bus()->require_own_process();
-  bus::check_name("batch", batch_id);
-  return impl_->bus()->rendezvous().peer_manifest(impl_->view(), batch_id, Deadline::after(timeout)).entries;
+  return impl_->manifest(batch_id, timeout);
 }
 
 // --- Batch

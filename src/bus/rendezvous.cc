@@ -87,6 +87,12 @@ class PairRecords {
   std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;
 };
 
+// Whether `key` holds a record of that very process: those of an earlier one do not count.
+bool is_of(const Incarnation& incarnation, const std::string& key, const StoreView& items) {
+  const auto it = items.find(key);
+  return it != items.end() && record_incarnation(key, it->second.value) == incarnation;
+}
+
 std::string hash_of(const Manifest& sender, const Manifest& receiver) {
   const std::string both = sender.hash() + receiver.hash();
   XXH128_canonical_t canonical;
@@ -174,8 +180,9 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
   const std::string prefix = pair_prefix(identity_.name_space, pair);
   store_.erase(pair_failure_prefix(identity_.name_space, pair) + rank_name(identity_.job, identity_.rank),
                deadline.left());
-  store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
-             PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, deadline.left());
+  const int64_t revision =
+      store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
+                 PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, deadline.left());
   const std::string failures = pair_failure_prefix(identity_.name_space, pair);
   const auto read = [&](const StoreView& view) { return PairRecords(view, prefix, failures, own_.incarnation.nonce); };
   const auto complete = [&](const StoreView& view) {
@@ -203,7 +210,11 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
   };
   PairRecords records = read(
       wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, deadline));
-  return {.name = pair, .peer_job = peer_job, .own = records.take(identity_.job), .peer = records.take(peer_job)};
+  return {.name = pair,
+          .peer_job = peer_job,
+          .own = records.take(identity_.job),
+          .peer = records.take(peer_job),
+          .revision = revision};
 }
 
 StoreView Rendezvous::await_side(const PairView& view, const std::string& batch, const std::string& job,
@@ -216,33 +227,25 @@ StoreView Rendezvous::await_side(const PairView& view, const std::string& batch,
   const auto missing_ranks = [&](const StoreView& items) {
     std::vector<Rank> missing;
     for (size_t rank = 0; rank < ranks.size(); ++rank)
-      if (!items.contains(key_of(rank))) missing.push_back(static_cast<Rank>(rank));
+      if (!is_of(ranks[rank].incarnation, key_of(rank), items)) missing.push_back(static_cast<Rank>(rank));
     return missing;
   };
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(view, batch, job, ranks, items);
-    if (!items.contains(manifest) || !missing_ranks(items).empty()) return false;
-    for (size_t rank = 0; rank < ranks.size(); ++rank)  // records of an earlier process do not count
-      if (record_incarnation(key_of(rank), items.at(key_of(rank)).value) != ranks[rank].incarnation) return false;
-    return record_incarnation(manifest, items.at(manifest).value) == ranks[0].incarnation;
+    return is_of(ranks[0].incarnation, manifest, items) && missing_ranks(items).empty();
   };
   const auto missing = [&](const StoreView& items) {
     const std::vector<Rank> absent = missing_ranks(items);
-    return absent.empty() ? fmt::format("a registration by the present processes of job {}", job)
-                          : rank_list(job, absent);
+    return absent.empty() ? fmt::format("the manifest of {}", rank_name(job, 0)) : rank_list(job, absent);
   };
   const auto check = [&](const StoreView& items) {
-    for (const Rank rank : missing_ranks(items))
-      if (liveness_of(ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead)
-        fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} died before it had registered", view.name, batch,
-             rank_name(job, rank));
+    throw_if_gone(view, batch, job, ranks, missing_ranks(items), deadline);
   };
   return wait(prefix, complete,
               {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check},
               deadline);
 }
 
-// Judged only once both sides are in, so that every rank of both comes to hear of every disagreement.
 Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string& batch, const std::string& job,
                                         size_t world, bool sends, const StoreView& items) const {
   const std::string manifest = manifest_key(identity_.name_space, view.name, batch, job);
@@ -274,15 +277,10 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
   } else {
     const auto published = [&](const StoreView& items) {
       throw_if_failed(view, batch, identity_.job, view.own, items);
-      const auto it = items.find(manifest);
-      return it != items.end() && record_incarnation(manifest, it->second.value) == view.own[0].incarnation;
+      return is_of(view.own[0].incarnation, manifest, items);
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
-    const auto check = [&](const StoreView&) {
-      if (liveness_of(view.own[0].incarnation) == Liveness::kDead)
-        fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} died before it had registered", view.name, batch,
-             rank_name(identity_.job, 0));
-    };
+    const auto check = [&](const StoreView&) { throw_if_gone(view, batch, identity_.job, view.own, {0}, deadline); };
     const StoreView items = wait(
         prefix, published,
         {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check}, deadline);
@@ -292,9 +290,11 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
   store_.put(batch_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record.write(),
              {.lease = lease_}, deadline.left());
 
+  // Fellows that disagree are at fault whatever the other side says, and need not wait for it to be told. The other
+  // side hears of it by the failure that they report.
   const StoreView own_items = await_side(view, batch, identity_.job, view.own, deadline);
-  const StoreView peer_items = await_side(view, batch, view.peer_job, view.peer, deadline);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), sends, own_items);
+  const StoreView peer_items = await_side(view, batch, view.peer_job, view.peer, deadline);
   const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !sends, peer_items);
   const Manifest& sender = sends ? mine.manifest : theirs.manifest;
   const Manifest& receiver = sends ? theirs.manifest : mine.manifest;
@@ -318,12 +318,49 @@ void Rendezvous::throw_if_failed(const PairView& view, const std::string& batch,
   }
 }
 
-void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
+void Rendezvous::throw_if_gone(const PairView& view, const std::string& batch, const std::string& job,
+                               const std::vector<RankRecord>& ranks, const std::vector<Rank>& missing,
+                               Deadline deadline) const {
+  // In this order: a process that ends as it should takes its records back before.
+  std::vector<Rank> dead;
+  for (const Rank rank : missing)
+    if (liveness_of(ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
+  const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
+  const StoreView left = store_.range(failures, deadline.left()).items;
+  for (const Rank rank : missing)
+    if (is_of(ranks[static_cast<size_t>(rank)].incarnation, failures + rank_name(job, rank), left))
+      fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} left before it had registered", view.name, batch,
+           rank_name(job, rank));
+  if (dead.empty()) return;
+  const std::string key = pair_key(identity_.name_space, view.name, job, dead.front());
+  const bool in_order = !store_.get(key, deadline.left());
+  fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} {} before it had registered", view.name, batch,
+       rank_name(job, dead.front()), in_order ? "left" : "died");
+}
+
+void Rendezvous::publish_failure(const std::string& key, const Status& status) {
   // An error is there for those, too, who come to read it after this process has gone.
   const bool cancelled = status.code() == ErrorCode::kCancelled;
-  const PutOptions options{.lease = cancelled ? lease_ : kNoLease, .decision = !cancelled};
-  store_.put(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank),
-             FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(), options, seconds(1));
+  store_.put(key, FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(),
+             {.lease = cancelled ? lease_ : kNoLease, .decision = !cancelled}, seconds(1));
+}
+
+void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
+  publish_failure(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), status);
+}
+
+void Rendezvous::leave(const PairView& view) {
+  const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
+  const std::string own = pair_key(identity_.name_space, view.name, identity_.job, identity_.rank);
+  const StoreView records = store_.range(pair_prefix(identity_.name_space, view.name), seconds(1)).items;
+  const auto it = records.find(own);
+  if (it == records.end() || it->second.mod_revision != view.revision) return;  // it has joined anew since
+  const bool heard = std::ranges::any_of(
+      records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
+  if (!heard) return;
+  publish_failure(failures + rank_name(identity_.job, identity_.rank),
+                  failed(stop_.stop_requested() ? ErrorCode::kCancelled : ErrorCode::kPeerLost, "{} has left pair {}",
+                         identity_.name(), view.name));
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {

@@ -21,6 +21,7 @@ struct PairView {
   std::string peer_job;
   std::vector<RankRecord> own;
   std::vector<RankRecord> peer;
+  int64_t revision = 0;  // of this rank's record: a later one tells that it has joined again
 };
 
 // What both sides registered under one batch.
@@ -50,6 +51,8 @@ class Rendezvous {
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
   // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
+  // Tells those that still wait for this rank to register something under the pair that it never will.
+  void leave(const PairView& view);
   // Takes this rank's records of a batch back.
   void withdraw(const PairView& view, const std::string& batch);
 
@@ -71,6 +74,10 @@ class Rendezvous {
   StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited, Deadline deadline);
   void throw_if_failed(const PairView& view, const std::string& batch, const std::string& job,
                        const std::vector<RankRecord>& ranks, const StoreView& items) const;
+  // Throws if one of the `missing` ranks has left the pair or died.
+  void throw_if_gone(const PairView& view, const std::string& batch, const std::string& job,
+                     const std::vector<RankRecord>& ranks, const std::vector<Rank>& missing, Deadline deadline) const;
+  void publish_failure(const std::string& key, const Status& status);
 
   Store& store_;
   const Identity identity_;
