@@ -1,8 +1,8 @@
 """The main job, as scripts/demo.sh runs it once everything is built.
 
-Writes three versions of a model, starts 4 processes of job "trainer" (dp=2, fsdp=2, as stored) and, apart from them, 2 of
-job "inference" (tp=2, bf16), and has every element of every version checked against the file it came from. Prints a table
-and writes the plan's picture to build/demo/.
+Writes three versions of a model, starts 4 processes of job "trainer" (dp=2, fsdp=2, as stored) and, apart from them, 2
+of job "inference" (tp=2, bf16), and has every element of every version checked against the file it came from. Prints a
+table and writes the plan's picture to build/demo/.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def texts(rules, ranks=""):
 
 
 def files_of(checkpoint):
-    """The index, if there is one, and the .safetensors files that hold the tensors (docs/formats/checkpoint-files.md)."""
+    """The index, if there is one, and the .safetensors files with the tensors (docs/formats/checkpoint-files.md)."""
     if checkpoint.is_dir():
         checkpoint = next(checkpoint.glob("*.safetensors.index.json"), None) or next(checkpoint.glob("*.safetensors"))
     if checkpoint.suffix != ".json":
@@ -154,7 +154,8 @@ def run_jobs(paths, tensors, out, patience, environment):
                 processes[f"trainer/{rank}"] = start("trainer", "inference", rank, TRAINERS, arguments, environment)
             for rank in range(INFERERS):
                 arguments = repeat("--verify", paths) + repeat("--layout", texts(fitted(INFERENCE_RULES, tensors)))
-                arguments += ["--timeout", str(patience // 2), "--dtype", "bf16", "--count", str(VERSIONS), "--out", str(out)]
+                arguments += ["--dtype", "bf16", "--count", str(VERSIONS), "--out", str(out)]
+                arguments += ["--timeout", str(patience // 2)]
                 processes[f"inference/{rank}"] = start("inference", "trainer", rank, INFERERS, arguments, environment)
             outcomes = {pool.submit(process.communicate): name for name, process in processes.items()}
             reports = {}
