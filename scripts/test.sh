@@ -9,18 +9,19 @@ preset=cpu
 labels=(-LE slow)
 while [ $# -gt 0 ]; do
   case $1 in
-    --preset) preset=$2; shift 2 ;;
+    --preset) [ $# -ge 2 ] || fail 2 "--preset needs a name: cpu, asan or tsan"; preset=$2; shift 2 ;;
     --slow) labels=(); shift ;;
     --) shift; break ;;
-    -h | --help) sed -n '2,6p' "$0"; exit 0 ;;
-    *) echo "scripts/test.sh: unknown argument $1 (see --help)" >&2; exit 2 ;;
+    -h | --help) show_help; exit 0 ;;
+    *) fail 2 "unknown argument $1 (see --help)" ;;
   esac
 done
 need_packages "${build_packages[@]}"
 build "$preset"
 say "testing ($preset)"
-export ASAN_OPTIONS="detect_leaks=1:abort_on_error=0:suppressions=$root/scripts/sanitizers.supp"
-export LSAN_OPTIONS="suppressions=$root/scripts/sanitizers.supp"
-export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$root/scripts/sanitizers.supp"
-export UBSAN_OPTIONS="print_stacktrace=1:suppressions=$root/scripts/sanitizers.supp"
+suppressions="suppressions='$root/scripts/sanitizers.supp'"  # quoted for their parsers: a path may hold blanks
+export ASAN_OPTIONS="detect_leaks=1:abort_on_error=0:$suppressions"
+export LSAN_OPTIONS="$suppressions"
+export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:$suppressions"
+export UBSAN_OPTIONS="print_stacktrace=1:$suppressions"
 ctest --test-dir "build/$preset" --output-on-failure -j "$jobs" "${labels[@]}" "$@"

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 TESSERA = None
 SIZES = {"F32": 4, "BF16": 2, "I64": 8, "F64": 8, "U8": 1}
@@ -64,8 +65,8 @@ class CommandTest(unittest.TestCase):
             process.communicate()
         self.folder.cleanup()
 
-    def start(self, *arguments):
-        process = subprocess.Popen([TESSERA, *map(str, arguments)], env=self.environment, stdout=subprocess.PIPE,
+    def start(self, *arguments, program=None):
+        process = subprocess.Popen([program or TESSERA, *map(str, arguments)], env=self.environment, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         self.processes.append(process)
         return process
@@ -85,6 +86,12 @@ class CommandTest(unittest.TestCase):
     def receiver(self, rank=0, world=1, layout=".*=1:R", *more):
         return self.start("recv", "--job", "inference", "--peer", "trainer", "--rank", rank, "--world", world,
                           "--layout", layout, "--timeout", 20, "--json", *more)
+
+    def wait_for(self, folder, pattern):
+        deadline = time.monotonic() + HANG
+        while not list(folder.glob(pattern)):
+            self.assertLess(time.monotonic(), deadline, f"no {pattern} in {folder}")
+            time.sleep(0.01)
 
     def assert_one_line(self, result, status, *texts):
         code, _, errors = result
@@ -155,22 +162,60 @@ class Transfers(CommandTest):
         self.sender()
         self.assert_one_line(self.finish(self.receiver(0, 1, ".*=1:R", "--verify", other)), 1, "w")
 
+    def kill_in_mid_stream(self, victim, survivor, out):
+        """Kills `victim` once a version has arrived; `survivor` stands still meanwhile, so that others are to come."""
+        self.wait_for(out, "*.safetensors")
+        survivor.send_signal(signal.SIGSTOP)
+        victim.kill()
+        self.assertEqual(self.finish(victim)[0], -signal.SIGKILL)
+        survivor.send_signal(signal.SIGCONT)
+
+    def start_stream(self, out):
+        versions = 300
+        return (self.sender(0, 1, ".*=1:R", [self.model] * versions),
+                self.receiver(0, 1, ".*=1:R", "--count", versions, "--out", out))
+
+    def assert_ended_by_death(self, result, name, out):
+        self.assert_one_line(result, 4, name)
+        self.assertNotIn("closed the batch", result[2])  # which is what a process says that ends well
+        self.assertEqual([p.name for p in out.iterdir()], ["rank-00000.safetensors"])
+        self.assertEqual(read_safetensors(out / "rank-00000.safetensors")[1], read_safetensors(self.model)[1])
+
     def test_a_killed_sender_ends_the_receiver_with_status_4_and_no_partial_file(self):
         out = self.path / "out"
-        sender = self.sender(0, 1, ".*=1:R", [self.model])
-        receiver = self.receiver(0, 1, ".*=1:R", "--count", 1000, "--out", out)
-        deadline = time.monotonic() + HANG
-        while not list(out.glob("*.safetensors")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        sender.send_signal(signal.SIGKILL)
-        self.assert_one_line(self.finish(receiver), 4, "trainer/0")
-        self.assertEqual([p.name for p in out.iterdir()], ["rank-00000.safetensors"])
+        sender, receiver = self.start_stream(out)
+        self.kill_in_mid_stream(sender, receiver, out)
+        self.assert_ended_by_death(self.finish(receiver), "trainer/0", out)
+
+    def test_a_killed_receiver_ends_the_sender_with_status_4_and_no_partial_file(self):
+        out = self.path / "out"
+        sender, receiver = self.start_stream(out)
+        self.kill_in_mid_stream(receiver, sender, out)
+        self.assert_ended_by_death(self.finish(sender), "inference/0", out)
+
+    def test_skipped_tensors_are_not_received(self):
+        out = self.path / "out"
+        sender = self.sender()
+        receiver = self.receiver(0, 1, ".*=1:R", "--skip", "bias|no.e", "--skip", "st", "--out", out)
+        for process in (sender, receiver):
+            code, output, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+            self.assertEqual((json.loads(output)["tensors"], json.loads(output)["skipped"]), (2, 2))
+        self.assertEqual(set(read_safetensors(out / "rank-00000.safetensors")[1]), {"w", "steps"})  # whole names match
+
+    def test_ranks_whose_layouts_disagree_are_told_so(self):
+        matrix = self.path / "matrix.safetensors"
+        write_safetensors(matrix, {"w": ("F32", [6, 8], floats(48))})
+        processes = [self.sender(0, 2, ".*=2:S0", [matrix]), self.sender(1, 2, ".*=2:R", [matrix]), self.receiver()]
+        results = [self.finish(process) for process in processes]
+        for code, _, errors in results:
+            self.assertIn(code, (2, 4), errors)
+            self.assertNotIn("died", errors)
+        self.assertTrue(any("disagree" in errors for _, _, errors in results), results)
 
     def test_an_interrupted_command_ends_with_status_130(self):
         sender = self.sender()
-        deadline = time.monotonic() + HANG
-        while not list((self.path / "run").glob("p-*")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self.wait_for(self.path / "run", "p-*")
         sender.send_signal(signal.SIGINT)
         self.assertEqual(self.finish(sender)[0], 130)
 
@@ -179,10 +224,7 @@ class Transfers(CommandTest):
         for sent in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(signal=sent):
                 receiver = self.receiver()
-                deadline = time.monotonic() + HANG
-                while not list(run.glob("p-*")) and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                time.sleep(0.3)  # it waits by now; sooner is as good
+                self.wait_for(run, "p-*/agent")  # its socket: what is left to do is to wait
                 receiver.send_signal(sent)
                 self.assert_one_line(self.finish(receiver), 130, "interrupted")
                 self.assertEqual(list(run.iterdir()), [])
@@ -240,10 +282,8 @@ class Mistakes(CommandTest):
         result = self.run_command("plan", "--checkpoint", file, "--src", ".*=1:R", "--dst", ".*=1@1:R")
         self.assert_one_line(result, 2, "hostile.safetensors")
 
-    def test_a_receiver_that_asks_for_a_name_in_another_dtype_class_is_told(self):
-        self.sender()
-        result = self.finish(self.receiver(0, 1, ".*=1:R", "--dtype", "i64"))
-        self.assert_one_line(result, 2, "i64")
+    def test_a_cast_goes_to_floats_alone(self):
+        self.assert_one_line(self.finish(self.receiver(0, 1, ".*=1:R", "--dtype", "i64")), 2, "--dtype i64", "bf16")
 
 
 class Plans(CommandTest):
@@ -265,19 +305,42 @@ class Plans(CommandTest):
                                                 "2@4-5:S1", "--svg", picture)
         self.assertEqual(code, 0, errors)
         self.assertIn("lower bound", output)
-        self.assertTrue(picture.read_text().lstrip().startswith("<"))
+        svg = xml.etree.ElementTree.parse(picture)
+        texts = [element.text for element in svg.iter() if element.tag.endswith("}text")]
+        self.assertIn("64x64 f32:  4:S0  →  2@4-5:S1", texts)
+        ranks = [f"{rank}  ({size} KiB)" for rank, size in enumerate((4, 4, 4, 4, 8, 8))]
+        self.assertEqual([text for text in texts if text in ranks], ranks)
+        bands = [element for element in svg.iter() if element.get("fill-opacity") == ".45"]
+        self.assertEqual(len(bands), 4 * 2)  # each source has columns for both destinations
 
     def test_invalid_layouts_give_one_line_and_status_2(self):
-        for source in ("dp=2@0-7:R", "2:S0,S1", "2:X", "dp=2:S9", "0:R", "2@0-99999999999:R"):
+        cases = {
+            "dp=2@0-7:R": "8 ranks for a mesh of 2",
+            "2:S0,S1": "2 placements for a mesh of 1",
+            "2:X": 'expected a placement (R, S<dim>, S<dim>*<factor>, G<dim>[<bound>;...], Psum|Pavg|Pmin|Pmax|Pproduct), '
+                   'got "X"',
+            "dp=2:S9": 'at 7: expected a dim from -8 to 7, got "9"',
+            "0:R": "at 1: expected an axis",
+            "2@0-99999999999:R": 'at 5: expected a rank from 0 to 2147483647, got "99999999999"',
+        }
+        for source, text in cases.items():
             with self.subTest(source=source):
                 result = self.run_command("plan", "--shape", "8x8", "--dtype", "f32", "--src", source, "--dst", "1@9:R")
-                self.assert_one_line(result, 2)
+                self.assert_one_line(result, 2, json.dumps(source), text)
 
     def test_a_whole_model(self):
-        code, output, errors = self.run_command("plan", "--checkpoint", self.model, "--src", ".*=1:R", "--dst",
-                                                "w=2@1-2:S1", "--dst", ".*=2@1-2:R")
+        arguments = ["plan", "--checkpoint", self.model, "--src", ".*=1:R", "--dst", "w=2@1-2:S1", "--dst", ".*=2@1-2:R"]
+        code, output, errors = self.run_command(*arguments)
         self.assertEqual(code, 0, errors)
-        self.assertIn("4", output)
+        self.assertIn("4 tensors of 4 kinds", output)
+        code, output, errors = self.run_command(*arguments, "--json")
+        self.assertEqual(code, 0, errors)
+        plan = json.loads(output)
+        moved = {tensor["name"]: (tensor["dst"], tensor["bytes_moved"]) for tensor in plan["tensors"]}
+        self.assertEqual(moved, {"w": ("2@1-2:S1", 6 * 8 * 4), "bias": ("2@1-2:R", 2 * 8 * 4),
+                                 "steps": ("2@1-2:R", 2 * 8), "none": ("2@1-2:R", 0)})
+        self.assertEqual(plan["stats"]["bytes_moved"], sum(size for _, size in moved.values()))
+        self.assertEqual(plan["stats"]["bytes_lower_bound"], plan["stats"]["bytes_moved"])
 
 
 class Others(CommandTest):
@@ -289,10 +352,24 @@ class Others(CommandTest):
         self.assertEqual(len(errors.splitlines()), 1)
 
     def test_every_command_has_help_with_examples(self):
-        for command in ("store", "send", "recv", "plan", "doctor"):
-            code, output, _ = self.run_command(command, "--help")
-            self.assertEqual(code, 0)
-            self.assertIn("tessera " + command, output)
+        for command in ("store", "send", "recv", "plan", "bench", "doctor"):
+            with self.subTest(command=command):
+                code, output, errors = self.run_command(command, "--help")
+                self.assertEqual((code, errors), (0, ""))
+                self.assertIn("tessera " + command, output.partition("Example")[2])
+
+    def test_the_minimal_example_runs(self):
+        minimal = pathlib.Path(TESSERA).with_name("minimal")
+        if not minimal.exists():
+            self.skipTest(f"{minimal} is not built")
+        trainers = [self.start("trainer", rank, program=minimal) for rank in range(2)]
+        inference = [self.start("inference", rank, program=minimal) for rank in range(2)]
+        for process in trainers:
+            self.assertEqual(self.finish(process), (0, "", ""))
+        for rank, process in enumerate(inference):
+            code, output, errors = self.finish(process)
+            self.assertEqual((code, errors), (0, ""))
+            self.assertEqual(output.splitlines()[-1], f"inference/{rank} holds version 3, 0 elements wrong")
 
     def test_doctor_speaks_json(self):
         code, output, errors = self.run_command("doctor", "--json")
