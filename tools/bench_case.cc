@@ -81,6 +81,10 @@ std::string_view to_string(Memory memory) {
   return memory == Memory::kShared ? "shared" : "private";
 }
 
+std::string_view to_string(Victim victim) {
+  return victim == Victim::kSource ? "killed-source" : "killed-destination";
+}
+
 std::vector<Case> all_cases(int64_t bytes) {
   std::vector<Case> cases;
   for (const Memory memory : kMemories) {

@@ -19,6 +19,10 @@ inline constexpr int kDestinations = 2;  // processes that receive them, one cop
 enum class Memory : uint8_t { kShared, kPrivate };
 std::string_view to_string(Memory memory);
 
+// A process that is killed while the other side waits for a transfer.
+enum class Victim : uint8_t { kSource, kDestination };
+std::string_view to_string(Victim victim);  // "killed-source"
+
 // One transfer to be measured. All tensors are matrices of bf16 at the source.
 struct Case {
   std::string name{};  // "rows-to-columns/8192/shared/digest"

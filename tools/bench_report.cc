@@ -12,10 +12,7 @@
 #include "base/config.h"
 #include "base/process.h"
 #include "tessera/version.h"
-
-#ifndef TESSERA_COMMIT
-#define TESSERA_COMMIT ""
-#endif
+#include "tools/commit.h"
 
 namespace tessera::bench {
 namespace {
@@ -211,9 +208,8 @@ Status Report::status() const {
 std::string to_table(const Report& report) {
   const Machine& m = report.machine;
   std::string text =
-      fmt::format("tessera {}{}{}; {}, {} CPUs, {}, {}, load {:.2f}{}{}\n", kVersion, *TESSERA_COMMIT ? " at " : "",
-                  TESSERA_COMMIT, m.cpu, m.cpus, m.kernel, size_text(m.memory_bytes), m.load,
-                  m.forced.empty() ? "" : "; ", fmt::join(m.forced, ", "));
+      fmt::format("tessera {} at {}; {}, {} CPUs, {}, {}, load {:.2f}{}{}\n", kVersion, kCommit, m.cpu, m.cpus,
+                  m.kernel, size_text(m.memory_bytes), m.load, m.forced.empty() ? "" : "; ", fmt::join(m.forced, ", "));
   text += fmt::format(
       "{} of bf16 from {} processes to {}, one copying thread each of the latter; {} repetitions after a warm-up\n",
       size_text(report.bytes), kSources, kDestinations, report.repeat);
@@ -226,7 +222,7 @@ std::string to_table(const Report& report) {
 
 std::string to_json(const Report& report) {
   Json json{{"version", kVersion},
-            {"commit", TESSERA_COMMIT},
+            {"commit", kCommit},
             {"machine", json_of(report.machine)},
             {"bytes", report.bytes},
             {"repeat", report.repeat},

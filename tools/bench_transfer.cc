@@ -111,10 +111,6 @@ Case tiny_case() {
 
 }  // namespace
 
-std::string_view to_string(Victim victim) {
-  return victim == Victim::kSource ? "killed-source" : "killed-destination";
-}
-
 TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting) {
   const int transfers = 2 + repeat;  // the first, a warm-up, those that count
   std::vector<Process> ranks =

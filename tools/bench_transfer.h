@@ -29,9 +29,6 @@ struct Meeting {
 // first process to fail threw, behind its name. REQUIRES: the calling process has one thread.
 TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting);
 
-enum class Victim : uint8_t { kSource, kDestination };
-std::string_view to_string(Victim victim);  // "killed-source"
-
 // Kills one process while the other side's ranks wait for a transfer: seconds from the signal until the slowest of them
 // has its error. Throws if one of them ends otherwise. REQUIRES: the calling process has one thread.
 double time_death(Victim victim, const Meeting& meeting);
