@@ -66,7 +66,7 @@ TEST(BenchReport, AVerdictThatCannotBeGivenIsSaidToBeUnknown) {
   const CaseResult failed{.what = kShared, .status = Status(ErrorCode::kPeerLost, "gone"), .times = {}};
   const Report report = report_of({failed, result_of(kSmall, 0.25), result_of(kPrivate, 0.25)});
   EXPECT_EQ(case_json(report, 0).at("error"), "gone");
-  for (const size_t unknown : {1, 2}) {
+  for (const size_t unknown : {size_t{1}, size_t{2}}) {
     EXPECT_TRUE(case_json(report, unknown).at("share").is_null());
     EXPECT_TRUE(case_json(report, unknown).at("met").is_null());
   }
