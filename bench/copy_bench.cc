@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -273,25 +274,31 @@ Rate copy_ceiling(int threads, size_t bytes, bool shared, const char* name,
   return report(name, static_cast<int64_t>(bytes), cost);
 }
 
-void run_all(size_t mib, int threads) {
-  const size_t bytes = mib << 20;
-  std::printf("%d threads, %zu MiB, best of %d\n", threads, mib, kRounds);
+// What cases are compared with.
+struct Ceilings {
+  Rate stream;
+  Rate readv;
+};
+
+void read_own_memory(std::byte* dst, const std::byte* src, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += size_t{1} << 20) {
+    const size_t part = std::min(bytes - at, size_t{1} << 20);
+    const iovec local{dst + at, part};
+    const iovec remote{const_cast<std::byte*>(src) + at, part};
+    if (::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) < 0) std::perror("process_vm_readv");
+  }
+}
+
+Ceilings run_ceilings(size_t bytes, int threads) {
+  Ceilings ceilings;
   copy_ceiling(threads, bytes, true, "memcpy",
                [](std::byte* d, const std::byte* s, size_t n) { std::memcpy(d, s, n); });
-  const Rate stream =
+  ceilings.stream =
       copy_ceiling(threads, bytes, true, "streaming copy", [](std::byte* d, const std::byte* s, size_t n) {
         copy_stream(d, s, n);
         stream_fence();
       });
-  const Rate readv =
-      copy_ceiling(threads, bytes, false, "process_vm_readv", [](std::byte* d, const std::byte* s, size_t n) {
-        for (size_t at = 0; at < n; at += size_t{1} << 20) {
-          const size_t part = std::min(n - at, size_t{1} << 20);
-          iovec local{d + at, part};
-          iovec remote{const_cast<std::byte*>(s) + at, part};
-          if (::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) < 0) std::perror("process_vm_readv");
-        }
-      });
+  ceilings.readv = copy_ceiling(threads, bytes, false, "process_vm_readv", read_own_memory);
   copy_ceiling(threads, bytes, true, "digest alone", [](std::byte*, const std::byte* s, size_t n) {
     Digest digest;
     digest_bytes(digest, 0, s, n);
@@ -301,103 +308,67 @@ void run_all(size_t mib, int threads) {
     digest_copy_rows(digest, 0, 8192, d, 8192, s, 8192, 8192, n / 8192);
     stream_fence();
   });
-  for (const Index columns : {Index{8192}, Index{1024}}) {
-    const Index rows = static_cast<Index>(bytes) / 2 / columns;
-    const std::string width = " " + std::to_string(columns) + " wide";
-    for (const bool digest : {false, true}) {
-      const std::string tail = width + (digest ? ", digest" : "");
-      run_case({.name = "mapped rows to rows" + tail,
-                .rows = rows,
-                .columns = columns,
-                .src_rows = true,
-                .dst_rows = true,
-                .shared = true,
-                .digest = digest,
-                .path = {}},
-               threads, stream);
-      run_case({.name = "mapped rows to columns" + tail,
-                .rows = rows,
-                .columns = columns,
-                .src_rows = true,
-                .dst_rows = false,
-                .shared = true,
-                .digest = digest,
-                .path = {}},
-               threads, stream);
-      run_case({.name = "mapped columns to rows" + tail,
-                .rows = rows,
-                .columns = columns,
-                .src_rows = false,
-                .dst_rows = true,
-                .shared = true,
-                .digest = digest,
-                .path = {}},
-               threads, stream);
-    }
-    run_case({.name = "mapped rows to columns, to f32" + width,
-              .rows = rows,
-              .columns = columns,
-              .src_rows = true,
-              .dst_rows = false,
-              .shared = true,
-              .dst_dtype = DType::kF32,
-              .path = {}},
-             threads, stream);
-    for (const PullPath path : {PullPath::kGet, PullPath::kRing}) {
-      const std::string head = std::string(to_string(path));
-      run_case({.name = head + " rows to rows" + width,
-                .rows = rows,
-                .columns = columns,
-                .src_rows = true,
-                .dst_rows = true,
-                .shared = false,
-                .path = path},
-               threads, readv);
-      run_case({.name = head + " rows to columns" + width,
-                .rows = rows,
-                .columns = columns,
-                .src_rows = true,
-                .dst_rows = false,
-                .shared = false,
-                .path = path},
-               threads, readv);
-      run_case({.name = head + " columns to rows" + width,
-                .rows = rows,
-                .columns = columns,
-                .src_rows = false,
-                .dst_rows = true,
-                .shared = false,
-                .path = path},
-               threads, readv);
+  return ceilings;
+}
+
+struct Change {
+  const char* name;
+  bool src_rows, dst_rows;
+};
+constexpr Change kRowsToRows{"rows to rows", true, true};
+constexpr Change kRowsToColumns{"rows to columns", true, false};
+constexpr Change kColumnsToRows{"columns to rows", false, true};
+
+// `path`: of private memory; empty: shared memory, which is mapped.
+Case case_of(const Change& change, Index rows, Index columns, std::optional<PullPath> path) {
+  return {.name = std::string(path ? to_string(*path) : "mapped") + " " + change.name,
+          .rows = rows,
+          .columns = columns,
+          .src_rows = change.src_rows,
+          .dst_rows = change.dst_rows,
+          .shared = !path,
+          .path = path};
+}
+
+void run_large_cases(size_t bytes, Index columns, int threads, const Ceilings& ceilings) {
+  const Index rows = static_cast<Index>(bytes) / 2 / columns;
+  const std::string width = " " + std::to_string(columns) + " wide";
+  for (const bool digest : {false, true}) {
+    for (const Change& change : {kRowsToRows, kRowsToColumns, kColumnsToRows}) {
+      Case c = case_of(change, rows, columns, {});
+      c.name += width + (digest ? ", digest" : "");
+      c.digest = digest;
+      run_case(c, threads, ceilings.stream);
     }
   }
-  run_case({.name = "mapped 10000 tensors of 4 KiB",
-            .rows = 32,
-            .columns = 64,
-            .src_rows = true,
-            .dst_rows = true,
-            .shared = true,
-            .path = {},
-            .tensors = 10'000},
-           threads, stream);
-  run_case({.name = "readv 10000 tensors of 4 KiB",
-            .rows = 32,
-            .columns = 64,
-            .src_rows = true,
-            .dst_rows = true,
-            .shared = false,
-            .path = PullPath::kGet,
-            .tensors = 10'000},
-           threads, readv);
-  run_case({.name = "ring 10000 tensors of 4 KiB",
-            .rows = 32,
-            .columns = 64,
-            .src_rows = true,
-            .dst_rows = true,
-            .shared = false,
-            .path = PullPath::kRing,
-            .tensors = 10'000},
-           threads, readv);
+  Case cast = case_of(kRowsToColumns, rows, columns, {});
+  cast.name += ", to f32" + width;
+  cast.dst_dtype = DType::kF32;
+  run_case(cast, threads, ceilings.stream);
+  for (const PullPath path : {PullPath::kGet, PullPath::kRing}) {
+    for (const Change& change : {kRowsToRows, kRowsToColumns, kColumnsToRows}) {
+      Case c = case_of(change, rows, columns, path);
+      c.name += width;
+      run_case(c, threads, ceilings.readv);
+    }
+  }
+}
+
+void run_small_cases(int threads, const Ceilings& ceilings) {
+  for (const std::optional<PullPath> path : {std::optional<PullPath>(), {PullPath::kGet}, {PullPath::kRing}}) {
+    Case c = case_of(kRowsToRows, 32, 64, path);
+    c.name += ", 10000 tensors of 4 KiB";
+    c.tensors = 10'000;
+    run_case(c, threads, path ? ceilings.readv : ceilings.stream);
+  }
+}
+
+void run_all(size_t mib, int threads) {
+  const size_t bytes = mib << 20;
+  std::printf("%d threads, %zu MiB, best of %d\n", threads, mib, kRounds);
+  const Ceilings ceilings = run_ceilings(bytes, threads);
+  for (const Index columns : {8192, 1024}) run_large_cases(bytes, columns, threads, ceilings);
+  run_small_cases(threads, ceilings);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <set>
 
 namespace tessera::bench {
 namespace {
@@ -36,12 +37,16 @@ std::optional<double> target_of(const Change& change, Index width, Memory memory
   return change.contiguous ? 0.85 : wide ? 0.5 : 0.4;
 }
 
-std::string name_of(std::string_view what, Memory memory, DType dtype, bool digest) {
-  return fmt::format("{}/{}{}{}", what, to_string(memory), dtype == DType::kF32 ? "/f32" : "", digest ? "/digest" : "");
+std::string name_of(std::string_view what, Memory memory, bool digest) {
+  return fmt::format("{}/{}{}", what, to_string(memory), digest ? "/digest" : "");
+}
+
+std::string large_name(const Change& change, Index width, Memory memory, bool digest) {
+  return name_of(fmt::format("{}/{}", change.name, width), memory, digest);
 }
 
 Case large_case(const Change& change, Index width, int64_t bytes, Memory memory, bool digest) {
-  return {.name = name_of(fmt::format("{}/{}", change.name, width), memory, DType::kBF16, digest),
+  return {.name = large_name(change, width, memory, digest),
           .src = std::string(change.src),
           .dst = std::string(change.dst),
           .shape = {bytes / (2 * width), width},
@@ -51,10 +56,18 @@ Case large_case(const Change& change, Index width, int64_t bytes, Memory memory,
           .quick = change.name == "rows-to-rows" ? width == kWidths[0] : change.name == "rows-to-columns" && !digest};
 }
 
-Case cast_case(const Change& change, Index width, int64_t bytes, Memory memory) {
+struct Cast {
+  DType from;
+  DType to;
+};
+constexpr std::array kCasts{Cast{DType::kF32, DType::kBF16}, Cast{DType::kBF16, DType::kF32}};
+
+Case cast_case(const Change& change, Index width, int64_t bytes, Memory memory, const Cast& cast) {
   Case c = large_case(change, width, bytes, memory, false);
-  c.name = name_of(fmt::format("{}/{}", change.name, width), memory, DType::kF32, false);
-  c.dst_dtype = DType::kF32;
+  c.name += fmt::format("/{}-{}", to_string(cast.from), to_string(cast.to));
+  c.shape[0] = bytes * 8 / (bits_of(cast.from) * width);
+  c.src_dtype = cast.from;
+  c.dst_dtype = cast.to;
   c.target.reset();
   c.quick = change.name == "rows-to-columns" && width == kWidths[0];
   return c;
@@ -62,14 +75,14 @@ Case cast_case(const Change& change, Index width, int64_t bytes, Memory memory) 
 
 Case small_case(Memory memory, bool digest) {
   const Change& rows = kChanges[0];
-  return {.name = name_of(fmt::format("{}x4KiB", kSmallTensors), memory, DType::kBF16, digest),
+  return {.name = name_of(fmt::format("{}x4KiB", kSmallTensors), memory, digest),
           .src = std::string(rows.src),
           .dst = std::string(rows.dst),
           .shape = {kSmallRows, kSmallColumns},
           .tensors = kSmallTensors,
           .memory = memory,
           .digest = digest,
-          .baseline = name_of(fmt::format("{}/{}", rows.name, kWidths[0]), memory, DType::kBF16, digest),
+          .baseline = large_name(rows, kWidths[0], memory, digest),
           .target = kSmallTarget,
           .register_target_s = kSmallRegisterSeconds,
           .quick = !digest};
@@ -81,16 +94,31 @@ std::string_view to_string(Memory memory) {
   return memory == Memory::kShared ? "shared" : "private";
 }
 
+std::string_view to_string(Victim victim) {
+  return victim == Victim::kSource ? "killed-source" : "killed-destination";
+}
+
 std::vector<Case> all_cases(int64_t bytes) {
   std::vector<Case> cases;
   for (const Memory memory : kMemories) {
     for (const bool digest : {false, true})
       for (const Index width : kWidths)
         for (const Change& change : kChanges) cases.push_back(large_case(change, width, bytes, memory, digest));
-    for (const Index width : kWidths)
-      for (const Change& change : {kChanges[0], kChanges[1]}) cases.push_back(cast_case(change, width, bytes, memory));
+    for (const Cast& cast : kCasts)
+      for (const Index width : kWidths)
+        for (const Change& change : {kChanges[0], kChanges[1]})
+          cases.push_back(cast_case(change, width, bytes, memory, cast));
     for (const bool digest : {false, true}) cases.push_back(small_case(memory, digest));
   }
+  return cases;
+}
+
+std::vector<Case> select_cases(std::vector<Case> cases, const std::function<bool(const Case&)>& wanted) {
+  std::set<std::string> baselines;
+  for (const Case& c : cases)
+    if (wanted(c)) baselines.insert(c.baseline);
+  for (Case& c : cases) c.only_baseline = !wanted(c);
+  std::erase_if(cases, [&](const Case& c) { return c.only_baseline && !baselines.contains(c.name); });
   return cases;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,12 +15,20 @@
 namespace tessera::bench {
 
 inline constexpr int kSources = 4;       // processes that hold the tensors
-inline constexpr int kDestinations = 2;  // processes that receive them, one copying thread each
+inline constexpr int kDestinations = 2;  // processes that receive them
+
+// Threads of a ceiling, and CPUs for all of a benchmark: what a case's many threads do is held against what as many
+// CPUs can.
+inline constexpr int kCpus = 2;
 
 enum class Memory : uint8_t { kShared, kPrivate };
 std::string_view to_string(Memory memory);
 
-// One transfer to be measured. All tensors are matrices of bf16 at the source.
+// A process that is killed while the other side waits for a transfer.
+enum class Victim : uint8_t { kSource, kDestination };
+std::string_view to_string(Victim victim);  // "killed-source"
+
+// One transfer to be measured. All tensors are matrices.
 struct Case {
   std::string name{};  // "rows-to-columns/8192/shared/digest"
   std::string src{};   // layout over kSources ranks
@@ -27,6 +36,7 @@ struct Case {
   Shape shape{};       // of each tensor
   int tensors = 1;
   Memory memory = Memory::kShared;  // of the sources; destinations always write private memory
+  DType src_dtype = DType::kBF16;
   DType dst_dtype = DType::kBF16;
   bool digest = false;
   // What its rate is compared with: that case's rate; empty: the ceiling, streaming copies for shared memory and
@@ -35,9 +45,13 @@ struct Case {
   std::optional<double> target{};             // share of it to reach
   std::optional<double> register_target_s{};  // seconds in which all tensors should be registered
   bool quick = false;                         // in the short selection too
+  bool only_baseline = false;                 // not asked for: measured because others are compared with it
 };
 
-// Every case; the large ones move matrices of `bytes` in all. A baseline precedes those that name it.
+// Every case; the large ones have sources that hold `bytes` in all. A baseline precedes those that name it.
 std::vector<Case> all_cases(int64_t bytes);
+
+// Those of `cases` that are `wanted`, and their baselines, in the order given.
+std::vector<Case> select_cases(std::vector<Case> cases, const std::function<bool(const Case&)>& wanted);
 
 }  // namespace tessera::bench

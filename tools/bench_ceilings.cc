@@ -39,10 +39,10 @@ struct Span {
 
 // One Span for each thread and round.
 std::vector<std::vector<Span>> run_rounds(int rounds, const CopyPart& copy) {
-  std::vector<std::vector<Span>> spans(kDestinations, std::vector<Span>(static_cast<size_t>(rounds)));
-  std::barrier start(kDestinations);
+  std::vector<std::vector<Span>> spans(kCpus, std::vector<Span>(static_cast<size_t>(rounds)));
+  std::barrier start(kCpus);
   std::vector<std::thread> threads;
-  for (int t = 0; t < kDestinations; ++t)
+  for (int t = 0; t < kCpus; ++t)
     threads.push_back(start_thread(fmt::format("copy-{}", t), [&, t] {
       for (Span& span : spans[static_cast<size_t>(t)]) {
         start.arrive_and_wait();
@@ -106,9 +106,9 @@ std::vector<double> measured_apart(const std::string& name, const std::function<
 }  // namespace
 
 std::vector<double> time_streaming_copy(int64_t bytes, int repeat) {
-  const size_t part = static_cast<size_t>(bytes) / kDestinations;
+  const size_t part = static_cast<size_t>(bytes) / kCpus;
   return measured_apart("streaming copy", [&] {
-    const SharedBuffer src = SharedHeap::process().allocate(part * kDestinations, 4096);
+    const SharedBuffer src = SharedHeap::process().allocate(part * kCpus, 4096);
     std::memset(src.data(), 1, src.size());
     const auto dst = touched_memory(src.size());
     return time_rounds(repeat, [&](int thread) {
@@ -121,14 +121,14 @@ std::vector<double> time_streaming_copy(int64_t bytes, int repeat) {
 }
 
 std::vector<double> time_process_vm_readv(int64_t bytes, int repeat) {
-  const size_t part = static_cast<size_t>(bytes) / kDestinations;
+  const size_t part = static_cast<size_t>(bytes) / kCpus;
   std::vector<Process> owners;
-  for (int i = 0; i < kDestinations; ++i) owners.push_back(start_owner(i, part));
+  for (int i = 0; i < kCpus; ++i) owners.push_back(start_owner(i, part));
   std::vector<const std::byte*> addresses;
   for (const std::string& said : hear_all(owners, Deadline::after(kPatience)))
     addresses.push_back(reinterpret_cast<const std::byte*>(nlohmann::json::parse(said).get<uintptr_t>()));
   return measured_apart("process_vm_readv", [&] {
-    const auto dst = touched_memory(part * kDestinations);
+    const auto dst = touched_memory(part * kCpus);
     return time_rounds(repeat, [&](int thread) {
       const auto t = static_cast<size_t>(thread);
       return read_all(dst.get() + part * t, owners[t].pid(), addresses[t], part);

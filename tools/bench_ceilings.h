@@ -1,4 +1,4 @@
-// What the machine itself can do, with as many threads as Tessera copies with: the measure of everything else.
+// What the machine itself can do, with a thread for each CPU that the cases run on: the measure of everything else.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace tessera::bench {
 
 // Each returns the seconds that `repeat` repetitions took, after a warm-up, to copy `bytes` in all, which count once:
-// kDestinations threads, each with its own part, timed from the first one's begin to the last one's end. They run in
+// kCpus threads, each with its own part, timed from the first one's begin to the last one's end. They run in
 // forked processes, which end with the call. REQUIRES: the calling process has one thread. Block for a minute at most.
 
 // Streaming stores (codec/stream.h) out of shared into private memory.

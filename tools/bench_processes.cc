@@ -1,16 +1,21 @@
 #include "tools/bench_processes.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstdint>
 #include <cstdio>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -144,6 +149,30 @@ std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadlin
       if (polled[k].revents != 0) processes[silent[k]].receive();
   }
   return messages;
+}
+
+Barrier::Barrier(uint32_t processes) : processes_(processes) {
+  void* memory = ::mmap(nullptr, sizeof *arrivals_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) fail_errno("mmap");
+  arrivals_ = new (memory) std::atomic<uint32_t>(0);
+}
+
+Barrier::~Barrier() {
+  ::munmap(arrivals_, sizeof *arrivals_);
+}
+
+// By futex: std::atomic's own wait() is for the threads of one process.
+void Barrier::arrive_and_wait(Deadline deadline) {
+  uint32_t arrived = arrivals_->fetch_add(1) + 1;
+  const uint32_t all = (arrived + processes_ - 1) / processes_ * processes_;
+  if (arrived == all) ::syscall(SYS_futex, arrivals_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  for (; arrived < all; arrived = arrivals_->load()) {
+    if (deadline.passed())
+      fail(ErrorCode::kDeadlineExceeded, "only {} of {} came in time", arrived % processes_, processes_);
+    const auto left = deadline.left().count();
+    const timespec limit{left / 1'000'000'000, left % 1'000'000'000};
+    ::syscall(SYS_futex, arrivals_, FUTEX_WAIT, arrived, &limit, nullptr, 0);
+  }
 }
 
 }  // namespace tessera::bench

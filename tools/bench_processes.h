@@ -3,6 +3,8 @@
 
 #include <sys/types.h>
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -54,5 +56,22 @@ class Process {
 
 // The next message of each. Throws as soon as any of them has failed or ended, like Process::hear().
 std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadline);
+
+// Where processes wait for each other: those that are forked while it exists. Each call returns once all have made as
+// many.
+class Barrier {
+ public:
+  explicit Barrier(uint32_t processes);
+  Barrier(const Barrier&) = delete;
+  Barrier& operator=(const Barrier&) = delete;
+  ~Barrier();
+
+  // Throws kDeadlineExceeded.
+  void arrive_and_wait(Deadline deadline);
+
+ private:
+  const uint32_t processes_;
+  std::atomic<uint32_t>* arrivals_;  // of all processes so far, in memory that they share
+};
 
 }  // namespace tessera::bench

@@ -12,10 +12,7 @@
 #include "base/config.h"
 #include "base/process.h"
 #include "tessera/version.h"
-
-#ifndef TESSERA_COMMIT
-#define TESSERA_COMMIT ""
-#endif
+#include "tools/commit.h"
 
 namespace tessera::bench {
 namespace {
@@ -26,8 +23,8 @@ constexpr double kDeathTarget = 1;  // seconds
 
 // What a case's rate is compared with.
 struct Comparison {
-  std::string with;  // "streaming_copy"; empty: nothing of this run
-  double share = 0;
+  std::string with;             // "streaming_copy"
+  std::optional<double> share;  // of its rate, which may not be known
 };
 
 Comparison compare(const Report& report, const CaseResult& result) {
@@ -36,12 +33,13 @@ Comparison compare(const Report& report, const CaseResult& result) {
     for (const CaseResult& other : report.cases)
       if (other.what.name == result.what.baseline && other.status.ok())
         return {other.what.name, rate / rate_of(other.times.bytes_moved, other.times.seconds).median};
-    return {};
+    return {result.what.baseline, {}};
   }
   const bool shared = result.what.memory == Memory::kShared;
   const std::vector<double>& ceiling = shared ? report.streaming_copy : report.process_vm_readv;
-  if (ceiling.empty()) return {};
-  return {shared ? "streaming_copy" : "process_vm_readv", rate / rate_of(report.bytes, ceiling).median};
+  const std::string name = shared ? "streaming_copy" : "process_vm_readv";
+  if (ceiling.empty()) return {name, {}};
+  return {name, rate / rate_of(report.bytes, ceiling).median};
 }
 
 double median(std::vector<double> values) {
@@ -50,7 +48,7 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-std::string_view verdict(bool met) {
+std::string verdict(bool met) {
   return met ? "met" : "MISSED";
 }
 
@@ -74,12 +72,15 @@ std::string case_row(const Report& report, const CaseResult& result) {
   const Comparison comparison = compare(report, result);
   std::string row = fmt::format("{:<46}{:8.2f}{:8.2f}{:8.2f}{:10.4f}{:10.4f}", what.name, rate.median, rate.least,
                                 rate.most, result.times.first_seconds, result.times.register_seconds);
-  row += comparison.with.empty() ? fmt::format("{:>8}", "-") : fmt::format("{:8.2f}", comparison.share);
-  if (what.target && !comparison.with.empty())
-    row += fmt::format("{:8.2f}  {}", *what.target, verdict(comparison.share >= *what.target));
+  row += comparison.share ? fmt::format("{:8.2f}", *comparison.share) : fmt::format("{:>8}", "-");
+  if (what.target)
+    row += fmt::format("{:8.2f}  {}", *what.target,
+                       comparison.share ? verdict(*comparison.share >= *what.target)
+                                        : fmt::format("unknown without {}", comparison.with));
   if (what.register_target_s)
     row += fmt::format("; registered in {:g} s: {}", *what.register_target_s,
                        verdict(result.times.register_seconds < *what.register_target_s));
+  if (what.only_baseline) row += "; only since another case is compared with it";
   return row + "\n";
 }
 
@@ -127,12 +128,10 @@ void add_measured(const Report& report, const CaseResult& result, Json& json) {
   json["first_seconds"] = times.first_seconds;
   json["seconds"] = times.seconds;
   json["gigabytes_per_second"] = json_of(rate_of(times.bytes_moved, times.seconds));
-  const Comparison comparison = compare(report, result);
-  if (!comparison.with.empty()) {
-    json["share_of"] = comparison.with;
-    json["share"] = comparison.share;
-    if (result.what.target) json["met"] = comparison.share >= *result.what.target;
-  }
+  const auto [with, share] = compare(report, result);
+  json["share_of"] = with;
+  json["share"] = share ? Json(*share) : Json();
+  if (result.what.target) json["met"] = share ? Json(*share >= *result.what.target) : Json();
   if (result.what.register_target_s) json["register_met"] = times.register_seconds < *result.what.register_target_s;
 }
 
@@ -144,9 +143,10 @@ Json json_of(const Report& report, const CaseResult& result) {
             {"shape", what.shape},
             {"tensors", what.tensors},
             {"memory", to_string(what.memory)},
-            {"src_dtype", to_string(DType::kBF16)},
+            {"src_dtype", to_string(what.src_dtype)},
             {"dst_dtype", to_string(what.dst_dtype)},
-            {"digest", what.digest}};
+            {"digest", what.digest},
+            {"only_baseline", what.only_baseline}};
   if (what.target) json["target"] = *what.target;
   if (what.register_target_s) json["register_target_seconds"] = *what.register_target_s;
   if (result.status.ok()) {
@@ -211,12 +211,11 @@ Status Report::status() const {
 std::string to_table(const Report& report) {
   const Machine& m = report.machine;
   std::string text =
-      fmt::format("tessera {}{}{}; {}, {} CPUs, {}, {}, load {:.2f}{}{}\n", kVersion, *TESSERA_COMMIT ? " at " : "",
-                  TESSERA_COMMIT, m.cpu, m.cpus, m.kernel, size_text(m.memory_bytes), m.load,
-                  m.forced.empty() ? "" : "; ", fmt::join(m.forced, ", "));
-  text += fmt::format(
-      "{} of bf16 from {} processes to {}, one copying thread each of the latter; {} repetitions after a warm-up\n",
-      size_text(report.bytes), kSources, kDestinations, report.repeat);
+      fmt::format("tessera {} at {}; {}, {} CPUs, {}, {}, load {:.2f}{}{}\n", kVersion, kCommit, m.cpu, m.cpus,
+                  m.kernel, size_text(m.memory_bytes), m.load, m.forced.empty() ? "" : "; ", fmt::join(m.forced, ", "));
+  text +=
+      fmt::format("{} from {} processes to {}; everything, ceilings too, on CPUs {}; {} repetitions after a warm-up\n",
+                  size_text(report.bytes), kSources, kDestinations, fmt::join(report.cpus, " and "), report.repeat);
   if (!report.cases.empty()) text += transfer_table(report);
   if (!report.deaths.empty())
     text += fmt::format("\n{:<46}{:>10}{:>10}{:>10}{:>10}\n", "noticing a death", "median s", "min", "max", "target");
@@ -226,13 +225,14 @@ std::string to_table(const Report& report) {
 
 std::string to_json(const Report& report) {
   Json json{{"version", kVersion},
-            {"commit", TESSERA_COMMIT},
+            {"commit", kCommit},
             {"machine", json_of(report.machine)},
             {"bytes", report.bytes},
             {"repeat", report.repeat},
             {"sources", kSources},
             {"destinations", kDestinations},
-            {"copying_threads", kDestinations},
+            {"ceiling_threads", kCpus},
+            {"pinned_to_cpus", report.cpus},
             {"ceilings",
              {{"streaming_copy", ceiling_json(report.bytes, report.streaming_copy)},
               {"process_vm_readv", ceiling_json(report.bytes, report.process_vm_readv)}}},

@@ -44,7 +44,8 @@ struct DeathResult {
 
 struct Report {
   Machine machine;
-  int64_t bytes = 0;  // of a large case
+  std::vector<int> cpus;  // that everything ran on
+  int64_t bytes = 0;      // of a large case
   int repeat = 0;
   // Seconds for `bytes`, measured before and after the cases; empty if it cannot be measured, or was not asked for.
   std::vector<double> streaming_copy;

@@ -1,6 +1,7 @@
 #include "tools/bench_run.h"
 
 #include <re2/re2.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,15 +30,31 @@ struct Selection {
 Selection select(const RunOptions& options) {
   const RE2 only(options.only, RE2::Quiet);
   if (!only.ok()) fail(ErrorCode::kInvalidArgument, "--only {:?}: {}", options.only, only.error());
-  Selection selection;
-  for (Case& c : all_cases(options.bytes))
-    if (RE2::PartialMatch(c.name, only) && (c.quick || !options.quick)) selection.cases.push_back(std::move(c));
+  Selection selection{.cases = select_cases(all_cases(options.bytes), [&](const Case& c) {
+                        return RE2::PartialMatch(c.name, only) && (c.quick || !options.quick);
+                      })};
   for (const Victim victim : {Victim::kSource, Victim::kDestination})
     if (RE2::PartialMatch(std::string(to_string(victim)), only)) selection.victims.push_back(victim);
   if (selection.cases.empty() && selection.victims.empty())
     fail(ErrorCode::kInvalidArgument,
          "--only {:?} is found in no case's name; names look like rows-to-columns/8192/shared/digest", options.only);
   return selection;
+}
+
+// Keeps this process, and whatever it will fork, on the first `count` CPUs that it may use, or on all if there are no
+// more; returns their numbers.
+std::vector<int> pin_to_first_cpus(int count) {
+  cpu_set_t usable, chosen;
+  if (::sched_getaffinity(0, sizeof usable, &usable) != 0) fail_errno("sched_getaffinity");
+  CPU_ZERO(&chosen);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE && std::ssize(cpus) < count; ++cpu) {
+    if (!CPU_ISSET(cpu, &usable)) continue;
+    CPU_SET(cpu, &chosen);
+    cpus.push_back(cpu);
+  }
+  if (::sched_setaffinity(0, sizeof chosen, &chosen) != 0) fail_errno("sched_setaffinity");
+  return cpus;
 }
 
 // A store in a process of its own.
@@ -66,7 +83,10 @@ class Runner {
   Runner(const RunOptions& options, const OnStep& on_step)
       : selection_(select(options)),
         on_step_(on_step),
-        report_{.machine = this_machine(), .bytes = options.bytes, .repeat = options.repeat} {
+        report_{.machine = this_machine(),
+                .cpus = pin_to_first_cpus(kCpus),
+                .bytes = options.bytes,
+                .repeat = options.repeat} {
     const int ceilings = (selection_.uses(Memory::kShared) ? 2 : 0) + (selection_.uses(Memory::kPrivate) ? 2 : 0);
     steps_ = ceilings + static_cast<int>(selection_.cases.size() + selection_.victims.size());
   }

@@ -1,5 +1,6 @@
 #include "tools/bench_tensors.h"
 
+#include <array>
 #include <cstring>
 
 #include "base/fail.h"
@@ -12,15 +13,20 @@ uint16_t value_at(Index tensor, Index row, Index column) {
   return static_cast<uint16_t>(0x1000 + ((tensor * 131 + row * 31 + column * 7) & 0x1fff));
 }
 
-// bf16 is the upper half of an f32.
-bool holds(const std::byte* element, DType dtype, uint16_t bf16) {
-  if (dtype == DType::kBF16) return std::memcmp(element, &bf16, sizeof bf16) == 0;
-  const uint32_t f32 = uint32_t{bf16} << 16;
-  return std::memcmp(element, &f32, sizeof f32) == 0;
-}
-
 size_t element_bytes(DType dtype) {
   return static_cast<size_t>(bits_of(dtype)) / 8;
+}
+
+// The same value in `dtype`, bf16 or f32, whose upper half a bf16 is.
+void put(std::byte* element, DType dtype, uint16_t bf16) {
+  const uint32_t f32 = uint32_t{bf16} << 16;
+  std::memcpy(element, dtype == DType::kBF16 ? static_cast<const void*>(&bf16) : &f32, element_bytes(dtype));
+}
+
+bool holds(const std::byte* element, DType dtype, uint16_t bf16) {
+  std::array<std::byte, sizeof(float)> wanted{};
+  put(wanted.data(), dtype, bf16);
+  return std::memcmp(element, wanted.data(), element_bytes(dtype)) == 0;
 }
 
 const Interval& interval_of(const Region& region, int dim) {
@@ -48,7 +54,7 @@ RankTensors::RankTensors(const Case& c, const std::string& layout, Rank rank, DT
 }
 
 RankTensors RankTensors::of_source(const Case& c, Rank rank) {
-  RankTensors tensors(c, c.src, rank, DType::kBF16, c.memory);
+  RankTensors tensors(c, c.src, rank, c.src_dtype, c.memory);
   tensors.fill();
   return tensors;
 }
@@ -59,10 +65,11 @@ RankTensors RankTensors::of_destination(const Case& c, Rank rank) {
 
 void RankTensors::fill() {
   const Interval rows = interval_of(owned_, 0), columns = interval_of(owned_, 1);
-  auto* element = reinterpret_cast<uint16_t*>(data_);
+  std::byte* element = data_;
   for (Index tensor = 0; tensor < tensors_; ++tensor)
     for (Index row = rows.begin; row < rows.end; ++row)
-      for (Index column = columns.begin; column < columns.end; ++column) *element++ = value_at(tensor, row, column);
+      for (Index column = columns.begin; column < columns.end; ++column, element += element_bytes(dtype_))
+        put(element, dtype_, value_at(tensor, row, column));
 }
 
 std::vector<TensorSpec> RankTensors::specs() const {

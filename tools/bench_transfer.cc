@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <thread>
@@ -51,31 +52,35 @@ Member join_destinations(const Meeting& meeting, Rank rank, bool digest) {
   return {meeting, kDestinationJob, kSourceJob, rank, kDestinations, digest};
 }
 
-void be_source(const Case& c, Rank rank, int transfers, const Meeting& meeting, const Say& say) {
+void be_source(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
   const RankTensors tensors = RankTensors::of_source(c, rank);
   Member member = join_sources(meeting, rank, c.digest);
   Batch batch = member.pair.offer(kBatch, tensors.specs(), kMeetTimeout);
-  for (int version = 1; version <= transfers; ++version) batch.send(version).wait();
-  say(Json{{"register_seconds", batch.stats().register_seconds}}.dump());
+  std::vector<int64_t> begins;
+  for (int version = 1; version <= transfers; ++version) {
+    barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
+    begins.push_back(now_ns());
+    batch.send(version).wait();
+  }
+  say(Json{{"register_seconds", batch.stats().register_seconds}, {"begins", begins}}.dump());
 }
 
-void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meeting, const Say& say) {
+void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
   const RankTensors tensors = RankTensors::of_destination(c, rank);
   Member member = join_destinations(meeting, rank, c.digest);
   Batch batch = member.pair.accept(kBatch, tensors.specs(), kMeetTimeout);
-  std::vector<double> seconds;
+  std::vector<int64_t> ends;
   for (int version = 1; version <= transfers; ++version) {
-    batch.wait_version(version);
-    const TimePoint begin = Clock::steady().now();
+    barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
     batch.recv(version).wait();
-    seconds.push_back(to_seconds(Clock::steady().now() - begin));
+    ends.push_back(now_ns());
   }
   tensors.check();
   const BatchStats stats = batch.stats();
   say(Json{{"register_seconds", stats.register_seconds},
            {"bytes_moved", stats.bytes_moved},
            {"bytes_lower_bound", stats.bytes_lower_bound},
-           {"seconds", seconds}}
+           {"ends", ends}}
           .dump());
 }
 
@@ -90,6 +95,14 @@ std::vector<Process> start_ranks(const Source& source, const Destination& destin
     ranks.push_back(
         Process::start(fmt::format("{}/{}", kDestinationJob, r), [&](const Say& say) { destination(r, say); }));
   return ranks;
+}
+
+// `pick` of what two ranks say of each transfer; `a` is empty at first.
+template <typename Pick>
+std::vector<int64_t> pairwise(std::vector<int64_t> a, std::vector<int64_t> b, const Pick& pick) {
+  if (a.empty()) return b;
+  std::ranges::transform(a, b, a.begin(), pick);
+  return a;
 }
 
 // Says "waiting" once `handle` has begun, then when its peer's death reached it.
@@ -111,28 +124,29 @@ Case tiny_case() {
 
 }  // namespace
 
-std::string_view to_string(Victim victim) {
-  return victim == Victim::kSource ? "killed-source" : "killed-destination";
-}
-
 TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting) {
   const int transfers = 2 + repeat;  // the first, a warm-up, those that count
+  Barrier barrier(kSources + kDestinations);
   std::vector<Process> ranks =
-      start_ranks([&](Rank r, const Say& say) { be_source(c, r, transfers, meeting, say); },
-                  [&](Rank r, const Say& say) { be_destination(c, r, transfers, meeting, say); });
+      start_ranks([&](Rank r, const Say& say) { be_source(c, r, transfers, meeting, barrier, say); },
+                  [&](Rank r, const Say& say) { be_destination(c, r, transfers, meeting, barrier, say); });
   TransferTimes times;
-  std::vector<double> slowest(static_cast<size_t>(transfers));
+  std::vector<int64_t> begins, ends;  // of each transfer
   for (const std::string& said : hear_all(ranks, Deadline::after(kCaseTimeout))) {
     const Json json = Json::parse(said);
     times.register_seconds = std::max(times.register_seconds, json.at("register_seconds").get<double>());
-    if (!json.contains("seconds")) continue;
+    if (json.contains("begins")) {
+      begins = pairwise(begins, json.at("begins"), [](int64_t a, int64_t b) { return std::min(a, b); });
+      continue;
+    }
+    ends = pairwise(ends, json.at("ends"), [](int64_t a, int64_t b) { return std::max(a, b); });
     times.bytes_moved = json.at("bytes_moved");
     times.bytes_lower_bound = json.at("bytes_lower_bound");
-    const auto seconds = json.at("seconds").get<std::vector<double>>();
-    std::ranges::transform(slowest, seconds, slowest.begin(), [](double a, double b) { return std::max(a, b); });
   }
-  times.first_seconds = slowest.front();
-  times.seconds.assign(slowest.begin() + 2, slowest.end());
+  std::ranges::transform(ends, begins, std::back_inserter(times.seconds),
+                         [](int64_t end, int64_t begin) { return to_seconds(Duration(end - begin)); });
+  times.first_seconds = times.seconds.front();
+  times.seconds.erase(times.seconds.begin(), times.seconds.begin() + 2);
   return times;
 }
 

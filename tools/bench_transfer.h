@@ -24,13 +24,10 @@ struct Meeting {
   std::string name_space;  // not used by any other case
 };
 
-// Runs kSources and kDestinations processes, one thread each. A transfer's time is that from a destination's call of
-// recv(), the version being on offer already, until it has its part; the slower destination counts. Throws what the
-// first process to fail threw, behind its name. REQUIRES: the calling process has one thread.
+// Runs kSources and kDestinations processes, one thread each for either end's work. A transfer's time is that from the
+// first source's call of send(), which all ranks have waited for together, until the last destination has its part.
+// Throws what the first process to fail threw, behind its name. REQUIRES: the calling process has one thread.
 TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting);
-
-enum class Victim : uint8_t { kSource, kDestination };
-std::string_view to_string(Victim victim);  // "killed-source"
 
 // Kills one process while the other side's ranks wait for a transfer: seconds from the signal until the slowest of them
 // has its error. Throws if one of them ends otherwise. REQUIRES: the calling process has one thread.

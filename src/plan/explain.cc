@@ -97,9 +97,9 @@ std::string explain(const Plan& plan) {
     text += fmt::format("{:<18} {}\n", name, value);
   };
   line("routes", fmt::to_string(stats.routes));
-  line("delivered", bytes_text(stats.bytes_delivered));
-  line("moved", fmt::format("{}, {} of it local", bytes_text(stats.bytes_moved),
-                            bytes_text(stats.bytes_delivered - stats.bytes_moved)));
+  line("delivered", fmt::format("{}, {} of it local", bytes_text(stats.bytes_delivered),
+                                bytes_text(stats.bytes_delivered - stats.bytes_moved)));
+  line("moved", bytes_text(stats.bytes_moved));
   line("lower bound", fmt::format("{} (moved / bound: {})", bytes_text(stats.bytes_lower_bound),
                                   ratio_text(stats.bytes_moved, stats.bytes_lower_bound)));
   if (stats.bytes_between_hosts > 0) line("between hosts", bytes_text(stats.bytes_between_hosts));

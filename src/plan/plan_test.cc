@@ -102,6 +102,11 @@ TEST(Plan, ExplainNamesSendersTotalsBoundAndImbalance) {
   EXPECT_THAT(text, HasSubstr("busiest source     4 MiB, at least 4 MiB must (imbalance: 1.00)"));
 }
 
+TEST(Plan, ExplainCountsWhatStaysOnARankAsDeliveredNotAsMoved) {
+  const std::string text = explain(plan_of("8x8", "f32", "4:S0", "2@0-1:S0"));  // rank 0 keeps its two rows
+  EXPECT_THAT(text, HasSubstr("delivered          256 B, 64 B of it local\nmoved              192 B\n"));
+}
+
 TEST(Plan, ExplainStaysShortForManyRanks) {
   const std::string text = explain(plan_of("8192x8192", "bf16", "fsdp=1024:S0", "dp=64,tp=16@1024-2047:R,S1"));
   EXPECT_THAT(text, HasSubstr("... and 16344 more rows"));
