@@ -30,8 +30,10 @@ class FakeClock final : public Clock {
 // The moment at which a wait gives up. A value.
 class Deadline {
  public:
+  // A timeout beyond the end of time is none.
   static Deadline after(Duration timeout, const Clock& clock = Clock::steady()) {
-    return Deadline(clock.now() + timeout);
+    const TimePoint now = clock.now();
+    return Deadline(timeout < TimePoint::max() - now ? now + timeout : TimePoint::max());
   }
   static Deadline at(TimePoint when) { return Deadline(when); }
 

@@ -27,6 +27,14 @@ TEST(ClockTest, PollTimeIsRoundedUpSoThatNobodySpinsThroughTheLastMillisecond) {
   EXPECT_GT(Deadline::after(std::chrono::hours(100'000), clock).poll_ms(clock), 0);
 }
 
+TEST(ClockTest, ATimeoutBeyondTheEndOfTimeNeverPasses) {
+  for (const Duration endless : {Duration::max(), Duration::max() - Duration(1)}) {
+    const Deadline deadline = Deadline::after(endless);
+    EXPECT_FALSE(deadline.passed());
+    EXPECT_GT(deadline.poll_ms(), 0);
+  }
+}
+
 TEST(ClockTest, SteadyTimeDoesNotGoBack) {
   const TimePoint before = Clock::steady().now();
   EXPECT_LE(before, Clock::steady().now());

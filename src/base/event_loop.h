@@ -57,7 +57,9 @@ class EventLoop {
   void remove_fd(int fd);  // nothing happens if it is not there
 
   TimerId add_timer(TimePoint when, Task task);
-  TimerId add_timer_after(Duration delay, Task task) { return add_timer(clock_.now() + delay, std::move(task)); }
+  TimerId add_timer_after(Duration delay, Task task) {
+    return add_timer(Deadline::after(delay, clock_).when(), std::move(task));
+  }
   void cancel_timer(TimerId id);  // nothing happens if it has run or never was
 
   const Clock& clock() const { return clock_; }

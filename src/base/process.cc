@@ -2,15 +2,17 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <mutex>
 #include <random>
 #include <sstream>
+
+#include "base/control_groups.h"
 
 namespace tessera {
 namespace {
@@ -38,6 +40,11 @@ std::string boot_id() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   return id;
+}
+
+bool has_our_pids(const Incarnation& other) {
+  const Incarnation self = Incarnation::self();
+  return self.same_host(other) && self.pid_namespace == other.pid_namespace;
 }
 
 }  // namespace
@@ -81,20 +88,21 @@ Incarnation Incarnation::read(ByteReader& in) {
 }
 
 UniqueFd open_pidfd(const Incarnation& incarnation) {
-  const Incarnation self = Incarnation::self();
-  if (!self.same_host(incarnation) || self.pid_namespace != incarnation.pid_namespace) return {};
+  if (!has_our_pids(incarnation)) return {};
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, incarnation.pid, 0)));
   // The pid may have been given to another process before the call: the start time tells.
   if (fd && start_time_of(incarnation.pid) != incarnation.start_time) return {};
   return fd;
 }
 
+// Dead only on proof: pidfd_open() may be refused, descriptors may have run out, /proc may hide others.
 Liveness liveness_of(const Incarnation& incarnation) {
-  const Incarnation self = Incarnation::self();
-  if (!self.same_host(incarnation)) return Liveness::kUnknowable;
-  if (self.pid_namespace != incarnation.pid_namespace) return Liveness::kUnknowable;
+  if (!has_our_pids(incarnation)) return Liveness::kUnknowable;
+  if (::kill(incarnation.pid, 0) != 0 && errno == ESRCH) return Liveness::kDead;
+  const uint64_t start_time = start_time_of(incarnation.pid);
+  if (start_time != 0 && start_time != incarnation.start_time) return Liveness::kDead;  // the pid is another's now
   const UniqueFd fd = open_pidfd(incarnation);
-  if (!fd) return errno == EMFILE || errno == ENFILE ? Liveness::kUnknowable : Liveness::kDead;
+  if (!fd) return Liveness::kUnknowable;
   pollfd poll_fd{.fd = fd.get(), .events = POLLIN, .revents = 0};
   return ::poll(&poll_fd, 1, 0) == 0 ? Liveness::kAlive : Liveness::kDead;  // a zombie is readable: dead
 }
@@ -102,13 +110,8 @@ Liveness liveness_of(const Incarnation& incarnation) {
 int usable_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  int cpus = ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (file >> quota >> period && quota != "max" && period > 0)
-    cpus = std::min(cpus, static_cast<int>(std::ceil(std::strtod(quota.c_str(), nullptr) / period)));
-  return std::max(cpus, 1);
+  const auto mask = static_cast<uint64_t>(::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1);
+  return static_cast<int>(std::max<uint64_t>(std::min(mask, group_cpus().value_or(mask)), 1));
 }
 
 }  // namespace tessera

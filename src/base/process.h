@@ -29,7 +29,8 @@ struct Incarnation {
   bool operator==(const Incarnation&) const = default;
 };
 
-enum class Liveness { kAlive, kDead, kUnknowable };  // unknowable: another host or another pid namespace
+// Unknowable: on another host, in another pid namespace, or this process may not look. A lease then tells.
+enum class Liveness { kAlive, kDead, kUnknowable };
 
 Liveness liveness_of(const Incarnation& incarnation);
 
@@ -37,7 +38,7 @@ Liveness liveness_of(const Incarnation& incarnation);
 // liveness_of() tells which.
 UniqueFd open_pidfd(const Incarnation& incarnation);
 
-// CPUs this process may use: the affinity mask, bounded by the cgroup's cpu.max; at least 1.
+// CPUs this process may use: the affinity mask, bounded by its control groups; at least 1.
 int usable_cpus();
 
 }  // namespace tessera

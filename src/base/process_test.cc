@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <functional>
+
 #include "base/socket.h"
+#include "base/testing.h"
 
 namespace tessera {
 namespace {
@@ -83,6 +87,27 @@ TEST(ProcessTest, AnotherHostOrNamespaceIsUnknowable) {
   Incarnation contained = Incarnation::self();
   contained.pid_namespace += 1;
   EXPECT_EQ(liveness_of(contained), Liveness::kUnknowable);
+}
+
+// Runs `body` in a forked process of its own.
+bool holds_in_a_child(const std::function<bool()>& body) {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(body() ? 0 : 1);
+  int status = -1;
+  return ::waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+TEST(ProcessTest, WhoMayNotLookTakesNobodyForDead) {
+  Child child;
+  const auto seen_as = [&](Liveness expected) {
+    return holds_in_a_child([&] {
+      return forbid_system_call(SYS_pidfd_open) && !open_pidfd(child.incarnation()) &&
+             liveness_of(child.incarnation()) == expected;
+    });
+  };
+  EXPECT_TRUE(seen_as(Liveness::kUnknowable));
+  child.kill();
+  EXPECT_TRUE(seen_as(Liveness::kDead));
 }
 
 TEST(ProcessTest, AtLeastOneCpuIsUsable) {

@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "base/fail.h"
 
 namespace tessera {
@@ -33,6 +35,7 @@ MappedArena::MappedArena(UniqueFd fd, uint64_t bytes, std::string_view owner) : 
   if (data == MAP_FAILED) fail_errno(fmt::format("shared memory of {}: mmap of {} bytes", owner, bytes));
   ::madvise(data, bytes_, MADV_HUGEPAGE);
   data_ = static_cast<const std::byte*>(data);
+  fd_.reset();
 }
 
 MappedArena::~MappedArena() {
@@ -40,6 +43,12 @@ MappedArena::~MappedArena() {
 }
 
 Status MappedArena::read(uint64_t offset, std::span<std::byte> out) const {
+  if (data_ != nullptr) {
+    TESSERA_CHECK_LE(offset, bytes_);
+    TESSERA_CHECK_LE(out.size(), bytes_ - offset);
+    std::memcpy(out.data(), data_ + offset, out.size());
+    return {};
+  }
   while (!out.empty()) {
     const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;

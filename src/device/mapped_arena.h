@@ -25,11 +25,12 @@ class MappedArena {
   uint64_t bytes() const { return bytes_; }
   // Null if the file could shrink: use read().
   const std::byte* data() const { return data_; }
-  // Copies [offset, offset + out.size()). kPeerLost if the file has become shorter than that.
+  // Copies [offset, offset + out.size()), which must lie within bytes(). kPeerLost if the file has become shorter than
+  // that.
   Status read(uint64_t offset, std::span<std::byte> out) const;
 
  private:
-  UniqueFd fd_;
+  UniqueFd fd_;  // only where it is not mapped
   uint64_t bytes_ = 0;
   const std::byte* data_ = nullptr;
 };

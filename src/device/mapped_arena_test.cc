@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/testing.h"
 #include "device/shared_arena.h"
 
 namespace tessera {
@@ -23,6 +24,16 @@ TEST(MappedArena, SeesWhatTheOwnerWrites) {
   ASSERT_NE(mapped.data(), nullptr);
   std::strcpy(reinterpret_cast<char*>(arena.data()) + 12345, "weights");
   EXPECT_STREQ(reinterpret_cast<const char*>(mapped.data()) + 12345, "weights");
+  std::array<std::byte, 7> bytes{};
+  EXPECT_EQ(mapped.read(12345, bytes), Status());
+  EXPECT_EQ(std::memcmp(bytes.data(), "weights", 7), 0);
+}
+
+TEST(MappedArena, KeepsNoDescriptorOnceItIsMapped) {
+  const SharedArena arena(1, SharedArena::kHugePage);
+  const size_t before = open_fds();
+  const MappedArena mapped(copy_of(arena.fd()), arena.bytes(), "trainer/0");
+  EXPECT_EQ(open_fds(), before);
 }
 
 TEST(MappedArena, IsNotMappedWhenItCouldShrinkAndReadsSurviveThat) {

@@ -57,7 +57,8 @@ class PullProgram {
 };
 
 struct RunOptions {
-  Duration stall = seconds(30);  // ends with kDeadlineExceeded after so long without progress (ring only)
+  // Ends with kDeadlineExceeded after so long without progress. Ring only, and for a source once the pull has begun.
+  Duration stall = seconds(30);
 };
 
 // One pull of a program. With a ring, the peer must be told to start its SourceRun of the same epoch, before or after
@@ -86,6 +87,7 @@ class PullRun final : public TransferRun {
   std::shared_ptr<const PullProgram> program_;
   std::unique_ptr<BounceRing> ring_;
   RunOptions options_;
+  uint32_t epoch_ = 0;
 };
 
 }  // namespace tessera

@@ -30,7 +30,7 @@ size_t PullRun::units() const {
 }
 
 void PullRun::prepare(uint32_t epoch) {
-  if (ring_) ring_->begin_consume(epoch);
+  epoch_ = epoch;
 }
 
 void PullRun::interrupt(const Status& status) {
@@ -89,6 +89,9 @@ void PullRun::run_get(const Unit& unit, std::span<std::byte> scratch) {
 void PullRun::drain_ring() {
   const PullProgram::Impl& program = program_->impl();
   RingStream::Cursor cursor(program.stream);
+  // Now, not at start(): the sender counts from here how long nothing moves. It forgets an abort() before it, hence
+  // aborted() comes after.
+  ring_->begin_consume(epoch_);
   while (!cursor.at_end() && !aborted()) {
     const size_t expected = cursor.frame_bytes();
     const std::span<const std::byte> frame = ring_->acquire(Deadline::after(options_.stall));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <future>
 #include <memory>
 
 #include "device/shared_arena.h"
@@ -239,6 +240,58 @@ TEST(PullRun, EndsWhenAbortedWhileTheSenderIsSilent) {
   EXPECT_EQ(run.status().code(), ErrorCode::kCancelled);
   run.abort(Status(ErrorCode::kPeerLost, "too late"));
   EXPECT_EQ(run.status().code(), ErrorCode::kCancelled);
+}
+
+// Occupies a thread until it is let go.
+class Occupation final : public Job {
+ public:
+  explicit Occupation(WorkerPool& pool) { pool.submit(*this); }
+  void run(std::span<std::byte> /*scratch*/) override { gate_.get_future().wait_for(kPatience); }
+  void end() { gate_.set_value(); }
+
+ private:
+  std::promise<void> gate_;
+};
+
+TEST(PullRun, ARingThatWaitsForAThreadHasNotBegun) {
+  LargeMatrix matrix;
+  const PullRoute route = matrix.route();
+  WorkerPool pulls(1, "pull");
+  Occupation other(pulls);
+  auto program = std::make_shared<PullProgram>(reach_self("shm"), std::span(&route, 1),
+                                               PullOptions{.private_path = PullPath::kRing});
+  auto drained = BounceRing::create();
+  const auto filled = BounceRing::open(UniqueFd(::dup(drained->fd())), "trainer/0");
+  Completion done;
+  PullRun run(program, pulls, done.callback(), std::move(drained), {.stall = kPatience});
+  run.start(1);
+  filled->begin_produce(1);
+  EXPECT_TRUE(filled->reserve(Deadline::after(Duration::zero())).empty());
+  other.end();
+  EXPECT_FALSE(filled->reserve(Deadline::after(kPatience)).empty());
+  run.abort(Status(ErrorCode::kCancelled, "seen enough"));
+  ASSERT_TRUE(done.wait());
+}
+
+TEST(SourceRun, IsNotStalledByAReceiverThatHasNotBegun) {
+  constexpr Index kElements = 1000;  // a frame: with a ring that has begun it never waits
+  const std::vector<float> src(kElements, 1.5f);
+  const Region whole = Region::full(Shape{kElements});
+  const SourceRoute route{.what = {.shape = {kElements}, .dtype = DType::kF32, .region = whole},
+                          .src = {whole, {4}},
+                          .data = reinterpret_cast<const std::byte*>(src.data())};
+  WorkerPool sources(1, "source");
+  auto ring = BounceRing::create();
+  UniqueFd fd(::dup(ring->fd()));
+  Completion done;
+  SourceRun run(std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.ring = true}), sources,
+                done.callback(), "inference/0", std::move(ring), {.stall = Duration::zero()});
+  run.start(1);
+  const auto consumer = BounceRing::open(std::move(fd), "trainer/0");
+  consumer->begin_consume(1);
+  EXPECT_EQ(consumer->acquire(Deadline::after(kPatience)).size(), kElements * sizeof(float));
+  ASSERT_TRUE(done.wait());
+  EXPECT_EQ(run.status(), Status());
 }
 
 TEST(PullRun, EndsAtTheStallLimitWhenNothingComes) {

@@ -157,9 +157,12 @@ void SourceRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
 void SourceRun::fill_ring() {
   const SourceProgram::Impl& program = program_->impl();
   RingStream::Cursor cursor(program.stream);
+  // The receiver begins when it has a thread to spare, which its other transfers may hold up for long. It says itself
+  // when it gives up; a stall is what comes after it has begun.
+  Duration patience = Duration::max();
   while (!cursor.at_end() && !aborted()) {
     const size_t bytes_in_frame = cursor.frame_bytes();
-    const std::span<std::byte> slot = ring_->reserve(Deadline::after(options_.stall));
+    const std::span<std::byte> slot = ring_->reserve(Deadline::after(patience));
     if (slot.empty()) {
       const Status why = ring_->status();
       if (!why.ok()) return abort(Status(why.code(), fmt::format("{}: {}", peer_, why.message())));
@@ -178,6 +181,7 @@ void SourceRun::fill_ring() {
       add_bytes(last - first);
     });
     ring_->publish(bytes_in_frame);
+    patience = options_.stall;
   }
 }
 

@@ -52,7 +52,7 @@ std::optional<MembersFile> read_members(const std::string& root) {
     if (in.get<uint32_t>() != kMembersMagic) fail(ErrorCode::kInvalidArgument, "store.members is something else");
     MembersFile file;
     file.revision_floor = in.get<int64_t>();
-    if (file.revision_floor < 0 || file.revision_floor > kMaxRevision)
+    if (file.revision_floor < 0 || file.revision_floor > kMaxContinued)
       fail(ErrorCode::kInvalidArgument, "store.members: revision {}", file.revision_floor);
     file.members.resize(in.get_count(kMaxMembers, sizeof(uint64_t)));
     for (Member& member : file.members) {

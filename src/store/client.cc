@@ -263,7 +263,7 @@ void Client::check_caller(std::string_view what) const {
 }
 
 void Client::perform(const std::shared_ptr<Call>& call, Timeout timeout) {
-  const auto until = std::chrono::steady_clock::now() + timeout;
+  const TimePoint until = Deadline::after(timeout).when();
   if (!loop_->post([this, call] { submit(call); }))
     fail(ErrorCode::kCancelled, "store {}: {}: the client is closed", url_, call->what);
   std::unique_lock lock(call->mutex);

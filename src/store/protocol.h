@@ -26,8 +26,10 @@ inline constexpr uint32_t kMaxHelloBytes = 4096;
 inline constexpr uint32_t kMaxRequestBytes = uint32_t{20} << 20;  // a transaction's values, its keys and some room
 inline constexpr uint32_t kMaxReplyBytes = uint32_t{256} << 20;
 inline constexpr uint32_t kMaxListedLeases = 4096;  // in one message
-// Revisions beyond it are refused: there is room above for every store that continues another.
+// Revisions beyond it are refused.
 inline constexpr int64_t kMaxRevision = int64_t{1} << 61;
+// The highest that a store lets others tell it to continue from: the other half is room for its own.
+inline constexpr int64_t kMaxContinued = kMaxRevision / 2;
 
 enum class MessageType : uint16_t {
   // client to server

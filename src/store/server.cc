@@ -1,6 +1,7 @@
 #include "store/server.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -11,8 +12,22 @@ namespace tessera::store {
 namespace {
 
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
+// A client that has more than this of answers to read is not served until it has read them.
+constexpr size_t kMaxQueuedAnswers = size_t{1} << 20;
+// The writer itself need not count: answers are bounded by that, events by ServerOptions.
+constexpr size_t kMaxQueuedBytes = std::numeric_limits<size_t>::max() / 2;
 
 }  // namespace
+
+Server::Session::Session(uint64_t number, UniqueFd connection)
+    : id(number),
+      fd(std::move(connection)),
+      reader(kMagic, {.payload_bytes = kMaxHelloBytes}),
+      writer(kMagic, kHelloVersion, kMaxQueuedBytes) {}
+
+bool Server::Session::takes_requests() const {
+  return !held && !ended && queued_answers() <= kMaxQueuedAnswers;
+}
 
 std::string Server::Session::name() const {
   return hello ? fmt::format("{} of release {}", hello->incarnation.to_string(), hello->release)
@@ -42,7 +57,7 @@ void Server::on_accept() {
       if (options_.same_user_only) require_same_user(fd.get());
       const uint64_t id = next_session_++;
       const int raw_fd = fd.get();
-      sessions_[id] = std::make_unique<Session>(id, std::move(fd), options_.max_queued_bytes);
+      sessions_[id] = std::make_unique<Session>(id, std::move(fd));
       loop_.add_fd(raw_fd, EPOLLIN, [this, id](uint32_t events) { on_ready(id, events); });
     }
   } catch (const Error& error) {
@@ -57,12 +72,10 @@ void Server::on_accept() {
 void Server::on_ready(uint64_t id, uint32_t events) {
   Session& session = *sessions_.at(id);
   try {
-    if ((events & EPOLLOUT) != 0 && session.writer.flush(session.fd.get())) {
-      if (session.ended) return drop(id, {});
-      update_events(session);
-    }
+    if ((events & EPOLLOUT) != 0) advance(session);
+    if (!sessions_.contains(id)) return;
     const bool hung_up = (events & (EPOLLHUP | EPOLLERR)) != 0;
-    if (session.ended || session.held) {
+    if (!session.takes_requests()) {
       if (hung_up) drop(id, {});
       return;
     }
@@ -75,8 +88,15 @@ void Server::on_ready(uint64_t id, uint32_t events) {
   }
 }
 
+// Sends what goes and serves what waited for that. The session may be gone afterwards.
+void Server::advance(Session& session) {
+  if (session.writer.flush(session.fd.get()) && session.ended) return drop(session.id, {});
+  pump(session);
+  update_events(session);
+}
+
 void Server::pump(Session& session) {
-  while (!session.held && !session.ended) {
+  while (session.takes_requests()) {
     std::optional<Frame> frame = session.reader.next();
     if (!frame) return;
     const bool asks = frame->type == raw(MessageType::kRequest) || frame->type == raw(MessageType::kWatch);
@@ -85,8 +105,14 @@ void Server::pump(Session& session) {
       update_events(session);
       return;
     }
-    handle(session, *frame);
+    take(session, *frame);
   }
+}
+
+void Server::take(Session& session, const Frame& frame) {
+  const size_t events = session.queued_events();
+  handle(session, frame);
+  session.answer_bytes = session.writer.queued_bytes() - events;
 }
 
 void Server::handle(Session& session, const Frame& frame) {
@@ -136,7 +162,7 @@ void Server::on_hello(Session& session, const Frame& frame) {
   }
   const bool returns = hello.last_instance != 0 && hello.last_instance != instance_;
   if (returns && !gathering_ && state_.revision() == 0) begin_gathering();  // a restarted server: others will be back
-  if (hello.last_revision > state_.revision()) state_.raise_revision(hello.last_revision);
+  continue_from(hello.last_revision);
   session.hello = hello;
   session.reader.set_limits({.payload_bytes = kMaxRequestBytes});
   const uint16_t version = std::min(hello.max_version, kMaxVersion);
@@ -186,11 +212,7 @@ void Server::flush_due() {
     Session& session = *found->second;
     session.flush_due = false;
     try {
-      if (session.writer.flush(session.fd.get()) && session.ended) {
-        drop(id, {});
-      } else {
-        update_events(session);
-      }
+      advance(session);
     } catch (...) {
       drop(id, status_of_current_exception());
     }
@@ -203,10 +225,12 @@ void Server::publish(std::span<const Event> events) {
       std::vector<Event> seen;
       std::ranges::copy_if(events, std::back_inserter(seen),
                            [&](const Event& event) { return event.kv->key.starts_with(prefix); });
-      try {
+      if (session->queued_events() <= options_.max_queued_bytes) {
         send_events(id, watch, seen);
-      } catch (...) {
-        const Status why = status_of_current_exception();
+      } else {
+        const Status why = failed(ErrorCode::kResourceExhausted,
+                                  "{} bytes of events wait for a peer that does not read, {} at most may",
+                                  session->queued_events(), options_.max_queued_bytes);
         session->watches.clear();
         loop_.post([this, slow = id, why] { drop(slow, why); });  // we may be inside its own request
         break;
@@ -239,7 +263,7 @@ void Server::drop(uint64_t id, const Status& why) {
 }
 
 void Server::update_events(const Session& session) {
-  const uint32_t in = session.held || session.ended ? 0U : uint32_t{EPOLLIN};
+  const uint32_t in = session.takes_requests() ? uint32_t{EPOLLIN} : 0U;
   loop_.set_events(session.fd.get(), in | (session.writer.empty() ? 0U : uint32_t{EPOLLOUT}));
 }
 

@@ -1,10 +1,12 @@
 // The store's server: one thread, an EventLoop, for all connections. Protocol: docs/formats/store-protocol.md.
 //
-// A connection that sends anything malformed, or does not read what it is sent, is closed with a warning in the log; no
-// other notices. A server that follows another one (see `awaited`) first gathers what clients publish again: until then
-// it accepts connections and holds their requests.
+// A connection that sends anything malformed, or does not read what its watches bring, is closed with a warning in the
+// log; no other notices. What a client asks for waits until it has read most of what it asked for before. A server that
+// follows another one (see `awaited`) first gathers what clients publish again: until then it accepts connections and
+// holds their requests.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -32,7 +34,7 @@ struct Member {
 struct ServerOptions {
   const Clock* clock = &Clock::steady();
   State::Limits limits{};
-  size_t max_queued_bytes = size_t{64} << 20;  // a connection; a slower reader is disconnected
+  size_t max_queued_bytes = size_t{64} << 20;  // of events, a connection; a slower reader is disconnected
   Duration republication = std::chrono::seconds(1);
   int64_t revision_floor = 0;     // revisions start above it
   std::vector<Member> awaited{};  // clients of the server before this one: gather until all are back, or dead
@@ -55,11 +57,7 @@ class Server final : public StoreServer {
 
  private:
   struct Session {
-    Session(uint64_t number, UniqueFd connection, size_t max_queued_bytes)
-        : id(number),
-          fd(std::move(connection)),
-          reader(kMagic, {.payload_bytes = kMaxHelloBytes}),
-          writer(kMagic, kHelloVersion, max_queued_bytes) {}
+    Session(uint64_t number, UniqueFd connection);
 
     uint64_t id;
     UniqueFd fd;
@@ -69,7 +67,11 @@ class Server final : public StoreServer {
     std::map<uint64_t, std::string> watches;  // prefix by id
     std::optional<Frame> held;                // waits for the end of gathering; meanwhile nothing more is read
     bool flush_due = false;
-    bool ended = false;  // refused: close once everything is sent
+    bool ended = false;       // refused: close once everything is sent
+    size_t answer_bytes = 0;  // at most so many of the queued bytes are answers, the others events
+    size_t queued_answers() const { return std::min(answer_bytes, writer.queued_bytes()); }
+    size_t queued_events() const { return writer.queued_bytes() - queued_answers(); }
+    bool takes_requests() const;
     std::string name() const;
   };
 
@@ -80,11 +82,14 @@ class Server final : public StoreServer {
 
   void on_accept();
   void on_ready(uint64_t id, uint32_t events);
+  void advance(Session& session);
   void pump(Session& session);
+  void take(Session& session, const Frame& frame);
   void handle(Session& session, const Frame& frame);
   void on_hello(Session& session, const Frame& frame);
   void on_watch(Session& session, const Frame& frame);
   void on_keep_alive(Session& session, const Frame& frame);
+  void continue_from(int64_t revision);
   void restore(const Frame& frame);
 
   void send(uint64_t session, MessageType type, std::span<const std::byte> payload);

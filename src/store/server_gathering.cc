@@ -1,4 +1,6 @@
 // The part of Server that continues a server before it: whom it waits for, and what they publish again.
+#include <algorithm>
+
 #include "base/fail.h"
 #include "base/log.h"
 #include "store/limits.h"
@@ -43,13 +45,18 @@ void Server::end_gathering() {
     try {
       const Frame frame = std::move(*session.held);
       session.held.reset();
-      handle(session, frame);
+      take(session, frame);
       pump(session);
       update_events(session);
     } catch (...) {
       drop(id, status_of_current_exception());
     }
   }
+}
+
+void Server::continue_from(int64_t revision) {
+  revision = std::min(revision, kMaxContinued);
+  if (revision > state_.revision()) state_.raise_revision(revision);
 }
 
 void Server::restore(const Frame& frame) {
@@ -65,7 +72,7 @@ void Server::restore(const Frame& frame) {
     arm_expiry();
   } else {
     for (const KeyValue& kv : read_key_values(in)) {
-      if (kv.mod_revision > state_.revision()) state_.raise_revision(kv.mod_revision);
+      continue_from(kv.mod_revision);
       try {
         state_.restore(kv, gathering_);
       } catch (const Error& error) {  // its lease has gone, or the store is full

@@ -135,6 +135,52 @@ TEST(ServerTest, AWatcherThatDoesNotReadIsDisconnectedAndNobodyElse) {
   EXPECT_EQ(client->range("big/").items.size(), 4U);
 }
 
+TEST(ServerTest, AnswersThatAreReadLateCostNobodyTheConnection) {
+  ServerOptions options;
+  options.max_queued_bytes = 1 << 20;
+  const auto server = tcp_server(std::move(options));
+  const auto client = open_store(server->address());
+  for (int i = 0; i < 4; ++i) client->put(fmt::format("big/{}", i), std::string(4 << 20, 'v'));
+
+  RawPeer late(*server);
+  late.greet();
+  ByteWriter watch;
+  watch.put<uint64_t>(1);
+  watch.put_string("small/");
+  watch.put<int64_t>(client->put("small/key", "before") + 1);
+  late.send(raw(MessageType::kWatch), watch.take());
+  constexpr uint64_t kRequests = 6;  // more than sockets keep
+  for (uint64_t id = 1; id <= kRequests; ++id)
+    late.send(raw(MessageType::kRequest), Request{.id = id, .op = Op::kRange, .key = "big/", .prefix = true}.encode());
+  client->put("small/key", "after");
+
+  uint64_t answered = 0;
+  bool told = false;
+  while (answered < kRequests || !told) {
+    const Frame frame = late.receive();
+    ByteReader in(frame.payload, "frame");
+    if (frame.type == raw(MessageType::kEvents)) {
+      told = true;
+    } else {
+      ASSERT_EQ(frame.type, raw(MessageType::kReply));
+      EXPECT_EQ(in.get<uint64_t>(), ++answered);
+      EXPECT_TRUE(read_status(in).ok());
+    }
+  }
+}
+
+TEST(ServerTest, AHelloThatClaimsTheLastRevisionLeavesTheStoreInUse) {
+  const auto server = tcp_server();
+  const auto client = open_store(server->address());
+  RawPeer peer(*server);
+  peer.send(raw(MessageType::kHello),
+            Hello{.release = "test", .client = 5, .last_revision = kMaxRevision, .incarnation = Incarnation::self()}
+                .encode());
+  EXPECT_EQ(peer.receive().type, raw(MessageType::kWelcome));
+  EXPECT_GT(client->put("key", "value", {}, kLimit), 0);
+  EXPECT_EQ(open_store(server->address())->get("key", kLimit)->value, "value");
+}
+
 TEST(ServerTest, ALostReplyIsRepeatedAndNotDoneTwice) {
   const auto server = tcp_server();
   Request request;

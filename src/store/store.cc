@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "store/limits.h"
 
@@ -58,7 +59,7 @@ SwapResult Store::compare_and_set(std::string_view key, int64_t expected, std::s
 
 StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout,
                           const std::stop_token& stop) {
-  const auto until = std::chrono::steady_clock::now() + timeout;
+  const TimePoint until = Deadline::after(timeout).when();
   const auto left = [until] { return std::max(Timeout::zero(), Timeout(until - std::chrono::steady_clock::now())); };
   while (true) {
     StoreRange range = this->range(prefix, left());

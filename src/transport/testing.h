@@ -1,9 +1,6 @@
 // For tests: other processes.
 #pragma once
 
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -11,12 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <utility>
+
+#include "base/testing.h"
 
 namespace tessera::transport_testing {
 
@@ -56,16 +53,8 @@ class Child {
   pid_t pid_;
 };
 
-// Makes process_vm_readv fail with EPERM in this process from now on, as container runtimes' filters do.
 inline bool forbid_process_vm_readv() {
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+  return forbid_system_call(SYS_process_vm_readv);
 }
 
 // Memory that stays shared across fork(), for what a test and its child tell one another.
