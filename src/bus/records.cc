@@ -79,9 +79,21 @@ PairRecord PairRecord::read(std::string_view key, std::string_view value) {
   return record;
 }
 
+void Registration::write(ByteWriter& out) const {
+  incarnation.write(out);
+  out.put(attempt);
+}
+
+Registration Registration::read(ByteReader& in) {
+  Registration of;
+  of.incarnation = Incarnation::read(in);
+  of.attempt = in.get<uint32_t>();
+  return of;
+}
+
 std::string ManifestRecord::write() const {
   ByteWriter out = begin();
-  incarnation.write(out);
+  of.write(out);
   manifest.write(out);
   if (out.size() > kMaxStoreValueBytes)
     fail(
@@ -94,7 +106,7 @@ std::string ManifestRecord::write() const {
 ManifestRecord ManifestRecord::read(std::string_view key, std::string_view value) {
   ByteReader in = begin(key, value);
   ManifestRecord record;
-  record.incarnation = Incarnation::read(in);
+  record.of = Registration::read(in);
   record.manifest = Manifest::read(in);
   in.finish();
   return record;
@@ -102,7 +114,7 @@ ManifestRecord ManifestRecord::read(std::string_view key, std::string_view value
 
 std::string BatchRecord::write() const {
   ByteWriter out = begin();
-  incarnation.write(out);
+  of.write(out);
   out.put(sends);
   out.put(digest);
   out.put_string(hash);
@@ -113,7 +125,7 @@ std::string BatchRecord::write() const {
 BatchRecord BatchRecord::read(std::string_view key, std::string_view value) {
   ByteReader in = begin(key, value);
   BatchRecord record;
-  record.incarnation = Incarnation::read(in);
+  record.of = Registration::read(in);
   record.sends = in.get_bool();
   record.digest = in.get_bool();
   record.hash = in.get_string(16);
@@ -124,30 +136,38 @@ BatchRecord BatchRecord::read(std::string_view key, std::string_view value) {
 
 std::string FailureRecord::write() const {
   ByteWriter out = begin();
-  incarnation.write(out);
+  of.write(out);
   out.put(static_cast<uint8_t>(status.code()));
   out.put_string(std::string_view(status.message()).substr(0, kMaxFailureBytes));
   out.put(static_cast<uint32_t>(seen.size()));
-  for (const uint64_t nonce : seen) out.put(nonce);
+  for (const Seen& one : seen) {
+    out.put(one.nonce);
+    out.put(one.attempt);
+  }
   return finish(out);
 }
 
 FailureRecord FailureRecord::read(std::string_view key, std::string_view value) {
   ByteReader in = begin(key, value);
   FailureRecord record;
-  record.incarnation = Incarnation::read(in);
+  record.of = Registration::read(in);
   const auto code = in.get<uint8_t>();
   if (code == 0 || code > static_cast<uint8_t>(ErrorCode::kInternal))
     fail(ErrorCode::kInvalidArgument, "store key {}: unknown error code {}", key, code);
   record.status = Status(static_cast<ErrorCode>(code), in.get_string(kMaxFailureBytes));
-  for (uint32_t count = in.get_count(2 * kMaxWorld, 8); count > 0; --count) record.seen.push_back(in.get<uint64_t>());
+  for (uint32_t count = in.get_count(2 * kMaxWorld, 12); count > 0; --count) {
+    Seen one;
+    one.nonce = in.get<uint64_t>();
+    one.attempt = in.get<uint32_t>();
+    record.seen.push_back(one);
+  }
   in.finish();
   return record;
 }
 
-Incarnation record_incarnation(std::string_view key, std::string_view value) {
+Registration record_registration(std::string_view key, std::string_view value) {
   ByteReader in = begin(key, value);
-  return Incarnation::read(in);
+  return Registration::read(in);
 }
 
 void check_name(std::string_view what, std::string_view name) {

@@ -43,8 +43,17 @@ struct PairRecord {
   static PairRecord read(std::string_view key, std::string_view value);
 };
 
-struct ManifestRecord {
+// Which registration of a batch a record belongs to: processes may register one again and again.
+struct Registration {
   Incarnation incarnation;
+  uint32_t attempt = 0;  // counts the process' registrations of that batch, from 1
+
+  void write(ByteWriter& out) const;
+  static Registration read(ByteReader& in);
+};
+
+struct ManifestRecord {
+  Registration of;
   Manifest manifest;
 
   std::string write() const;
@@ -52,7 +61,7 @@ struct ManifestRecord {
 };
 
 struct BatchRecord {
-  Incarnation incarnation;
+  Registration of;
   bool sends = false;  // offers (or accepts)
   bool digest = true;
   std::string hash;   // of this rank's manifest
@@ -64,16 +73,21 @@ struct BatchRecord {
 
 // A rank that cannot register tells the others why, so that they need not wait for it.
 struct FailureRecord {
-  Incarnation incarnation;
+  Registration of;  // the one that failed
   Status status;
-  std::vector<uint64_t> seen;  // nonces of the processes whose records it read: to them it speaks
+  struct Seen {
+    uint64_t nonce = 0;  // of the process
+    uint32_t attempt = 0;
+    bool operator==(const Seen&) const = default;
+  };
+  std::vector<Seen> seen;  // whose records it read: to them it speaks
 
   std::string write() const;
   static FailureRecord read(std::string_view key, std::string_view value);
 };
 
-// Whose record it is, without reading the rest.
-Incarnation record_incarnation(std::string_view key, std::string_view value);
+// Whose record of a batch it is, without reading the rest.
+Registration record_registration(std::string_view key, std::string_view value);
 
 // Names become parts of keys: not empty, at most 64 bytes of letters, digits, '.', '_' and '-'.
 void check_name(std::string_view what, std::string_view name);

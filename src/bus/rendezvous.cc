@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 
 #include "base/fail.h"
@@ -24,7 +25,8 @@ class PairRecords {
     for (const auto& [key, item] : items) {
       if (key.starts_with(failures)) {
         const FailureRecord record = FailureRecord::read(key, item.value);
-        if (std::ranges::find(record.seen, own_nonce) != record.seen.end()) record.status.throw_if_error();
+        if (std::ranges::find(record.seen, own_nonce, &FailureRecord::Seen::nonce) != record.seen.end())
+          record.status.throw_if_error();
         continue;
       }
       const JobRank who = parse_pair_key(prefix, key);
@@ -70,10 +72,10 @@ class PairRecords {
     return rank_list(job, ranks);
   }
 
-  std::vector<uint64_t> nonces() const {
-    std::vector<uint64_t> all;
+  std::vector<FailureRecord::Seen> seen() const {
+    std::vector<FailureRecord::Seen> all;
     for (const auto& [job, ranks] : jobs_)
-      for (const auto& [rank, record] : ranks) all.push_back(record.rank.incarnation.nonce);
+      for (const auto& [rank, record] : ranks) all.push_back({.nonce = record.rank.incarnation.nonce});
     return all;
   }
 
@@ -87,10 +89,10 @@ class PairRecords {
   std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;
 };
 
-// Whether `key` holds a record of that very process: those of an earlier one do not count.
-bool is_of(const Incarnation& incarnation, const std::string& key, const StoreView& items) {
-  const auto it = items.find(key);
-  return it != items.end() && record_incarnation(key, it->second.value) == incarnation;
+// A rank of a process, as a number. A process may have several, each with registrations of its own.
+uint64_t speaker_of(const Incarnation& incarnation, const std::string& job, Rank rank) {
+  const std::string name = rank_name(job, rank);
+  return XXH3_64bits_withSeed(name.data(), name.size(), incarnation.nonce);
 }
 
 std::string hash_of(const Manifest& sender, const Manifest& receiver) {
@@ -125,23 +127,35 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   const TimePoint start = Clock::steady().now();
   TimePoint reminded = start;
   StoreView seen;
-  const auto remember = [&](const StoreView& view) {
+  std::exception_ptr judged;  // what `complete` threw, whatever its code: not to be taken for the store's
+  const auto judge = [&](const StoreView& view) {
     seen = view;
-    return complete(view);
+    try {
+      return complete(view);
+    } catch (...) {
+      judged = std::current_exception();
+      return true;
+    }
   };
   while (true) {
+    std::string outage;
     try {
-      return store_.wait_for(prefix, remember, std::min(deadline.left(), kCheckPeriod), stop_);
+      StoreView view = store_.wait_for(prefix, judge, std::min(deadline.left(), kCheckPeriod), stop_);
+      if (judged) std::rethrow_exception(judged);
+      return view;
     } catch (const Error& error) {
+      if (judged) throw;
       const bool stopped = error.code() == ErrorCode::kCancelled && stop_.stop_requested();
-      if (error.code() != ErrorCode::kDeadlineExceeded && !stopped) throw;
+      const bool away = error.code() == ErrorCode::kUnavailable;  // a store may come back
+      if (error.code() != ErrorCode::kDeadlineExceeded && !stopped && !away) throw;
+      if (away) outage = fmt::format(" ({})", error.what());
     }
     const TimePoint now = Clock::steady().now();
-    const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}", waited.what, identity_.name(),
-                                         to_seconds(now - start), waited.missing(seen));
+    const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}{}", waited.what, identity_.name(),
+                                         to_seconds(now - start), waited.missing(seen), outage);
     if (stop_.stop_requested()) throw Error(ErrorCode::kCancelled, text + ": interrupted");
     if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
-    if (waited.check) waited.check(seen);
+    if (waited.check && outage.empty()) waited.check(seen);
     if (now - reminded < kReminder) continue;
     reminded = now;
     log().warn("{}", text);
@@ -194,7 +208,7 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
       // Those whose records were read may not have read this rank's yet, and it will not be there for long.
       const Status status(error.code(), fmt::format("pair {}: {}", pair, error.what()));
       store_.put(failures + rank_name(identity_.job, identity_.rank),
-                 FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = records.nonces()}.write(),
+                 FailureRecord{.of = {own_.incarnation, 0}, .status = status, .seen = records.seen()}.write(),
                  {.decision = true}, seconds(1));
       throw Error(status.code(), status.message());
     }
@@ -217,33 +231,66 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
           .revision = revision};
 }
 
-StoreView Rendezvous::await_side(const PairView& view, const std::string& batch, const std::string& job,
-                                 const std::vector<RankRecord>& ranks, Deadline deadline) {
-  const std::string prefix = batch_prefix(identity_.name_space, view.name, batch, job);
-  const std::string manifest = manifest_key(identity_.name_space, view.name, batch, job);
-  const auto key_of = [&](size_t rank) {
-    return batch_key(identity_.name_space, view.name, batch, job, static_cast<Rank>(rank));
-  };
+Rendezvous::History Rendezvous::History::next() const {
+  History next = *this;
+  for (const auto& [speaker, registration] : read) next.past[speaker] = registration;
+  next.read.clear();
+  next.heard = false;
+  next.over = false;
+  ++next.attempt;
+  return next;
+}
+
+Rendezvous::History& Rendezvous::history_of(const PairView& view, const std::string& batch) {
+  return histories_[{view.name, batch}];
+}
+
+uint64_t Rendezvous::Awaited::speaker(size_t rank) const {
+  return speaker_of(ranks[rank].incarnation, job, static_cast<Rank>(rank));
+}
+
+bool Rendezvous::Awaited::is_fresh(size_t rank, const std::string& key, const StoreView& items) const {
+  const auto it = items.find(key);
+  if (it == items.end()) return false;
+  const Registration of = record_registration(key, it->second.value);
+  if (of.incarnation != ranks[rank].incarnation) return false;  // an earlier process'
+  const auto past = history.past.find(speaker(rank));
+  return past == history.past.end() || of.attempt > past->second;
+}
+
+StoreView Rendezvous::await_side(const Awaited& side, Deadline deadline) {
+  const std::string& space = identity_.name_space;
+  const std::string manifest = manifest_key(space, side.view.name, side.batch, side.job);
   const auto missing_ranks = [&](const StoreView& items) {
     std::vector<Rank> missing;
-    for (size_t rank = 0; rank < ranks.size(); ++rank)
-      if (!is_of(ranks[rank].incarnation, key_of(rank), items)) missing.push_back(static_cast<Rank>(rank));
+    for (size_t rank = 0; rank < side.ranks.size(); ++rank)
+      if (!side.is_fresh(rank, batch_key(space, side.view.name, side.batch, side.job, static_cast<Rank>(rank)), items))
+        missing.push_back(static_cast<Rank>(rank));
     return missing;
   };
   const auto complete = [&](const StoreView& items) {
-    throw_if_failed(view, batch, job, ranks, items);
-    return is_of(ranks[0].incarnation, manifest, items) && missing_ranks(items).empty();
+    throw_if_failed(side, items);
+    return side.is_fresh(0, manifest, items) && missing_ranks(items).empty();
   };
   const auto missing = [&](const StoreView& items) {
     const std::vector<Rank> absent = missing_ranks(items);
-    return absent.empty() ? fmt::format("the manifest of {}", rank_name(job, 0)) : rank_list(job, absent);
+    return absent.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, absent);
   };
-  const auto check = [&](const StoreView& items) {
-    throw_if_gone(view, batch, job, ranks, missing_ranks(items), deadline);
-  };
-  return wait(prefix, complete,
-              {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check},
-              deadline);
+  const auto check = [&](const StoreView& items) { throw_if_gone(side, missing_ranks(items), deadline); };
+  return wait(
+      batch_prefix(space, side.view.name, side.batch, side.job), complete,
+      {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch), .missing = missing, .check = check},
+      deadline);
+}
+
+void Rendezvous::remember(const Awaited& side, const StoreView& items) {
+  const std::lock_guard lock(mutex_);
+  History& history = history_of(side.view, side.batch);
+  for (size_t rank = 0; rank < side.ranks.size(); ++rank) {
+    const std::string key =
+        batch_key(identity_.name_space, side.view.name, side.batch, side.job, static_cast<Rank>(rank));
+    history.read[side.speaker(rank)] = record_registration(key, items.at(key).value).attempt;
+  }
 }
 
 Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string& batch, const std::string& job,
@@ -269,18 +316,24 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
                                const Manifest& own, Deadline deadline) {
   const std::string prefix = batch_prefix(identity_.name_space, view.name, batch, identity_.job);
   const std::string manifest = manifest_key(identity_.name_space, view.name, batch, identity_.job);
-  BatchRecord record{.incarnation = own_.incarnation, .sends = sends, .digest = digest, .hash = own.hash(), .diff = {}};
-  store_.erase(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), deadline.left());
+  History history;
+  {
+    const std::lock_guard lock(mutex_);
+    history = history_of(view, batch) = history_of(view, batch).next();
+  }
+  const Registration of{own_.incarnation, history.attempt};
+  const Awaited fellows{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
+  const Awaited peers{.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history};
+  BatchRecord record{.of = of, .sends = sends, .digest = digest, .hash = own.hash(), .diff = {}};
   if (identity_.rank == 0) {
-    store_.put(manifest, ManifestRecord{.incarnation = own_.incarnation, .manifest = own}.write(), {.lease = lease_},
-               deadline.left());
+    store_.put(manifest, ManifestRecord{.of = of, .manifest = own}.write(), {.lease = lease_}, deadline.left());
   } else {
     const auto published = [&](const StoreView& items) {
-      throw_if_failed(view, batch, identity_.job, view.own, items);
-      return is_of(view.own[0].incarnation, manifest, items);
+      throw_if_failed(fellows, items);
+      return fellows.is_fresh(0, manifest, items);
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
-    const auto check = [&](const StoreView&) { throw_if_gone(view, batch, identity_.job, view.own, {0}, deadline); };
+    const auto check = [&](const StoreView&) { throw_if_gone(fellows, {0}, deadline); };
     const StoreView items = wait(
         prefix, published,
         {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check}, deadline);
@@ -292,61 +345,100 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
 
   // Fellows that disagree are at fault whatever the other side says, and need not wait for it to be told. The other
   // side hears of it by the failure that they report.
-  const StoreView own_items = await_side(view, batch, identity_.job, view.own, deadline);
+  const StoreView own_items = await_side(fellows, deadline);
+  remember(fellows, own_items);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), sends, own_items);
-  const StoreView peer_items = await_side(view, batch, view.peer_job, view.peer, deadline);
+  const StoreView peer_items = await_side(peers, deadline);
+  remember(peers, peer_items);
   const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !sends, peer_items);
   const Manifest& sender = sends ? mine.manifest : theirs.manifest;
   const Manifest& receiver = sends ? theirs.manifest : mine.manifest;
   const std::string& sender_job = sends ? identity_.job : view.peer_job;
   const std::string& receiver_job = sends ? view.peer_job : identity_.job;
-  return {.match = match(sender, sender_job, receiver, receiver_job),
-          .match_hash = hash_of(sender, receiver),
-          .digest = mine.digest && theirs.digest};
+  Agreement agreement{.match = match(sender, sender_job, receiver, receiver_job),
+                      .match_hash = hash_of(sender, receiver),
+                      .digest = mine.digest && theirs.digest};
+  // All others are here anew: whoever an earlier failure of this rank's spoke to has heard it.
+  store_.erase(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), deadline.left());
+  return agreement;
 }
 
-void Rendezvous::throw_if_failed(const PairView& view, const std::string& batch, const std::string& job,
-                                 const std::vector<RankRecord>& ranks, const StoreView& items) const {
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const auto it = items.find(failure_key(identity_.name_space, view.name, batch, job, static_cast<Rank>(rank)));
+// A failure speaks to the registrations that it was built on, whatever their ranks or the failed one do next; and to
+// those that have read nothing of it yet, until the failed rank has registered anew.
+void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
+  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
+  for (size_t r = 0; r < side.ranks.size(); ++r) {
+    const auto rank = static_cast<Rank>(r);
+    const auto it = items.find(failure_key(identity_.name_space, side.view.name, side.batch, side.job, rank));
     if (it == items.end()) continue;
     const FailureRecord record = FailureRecord::read(it->first, it->second.value);
-    if (record.incarnation != ranks[rank].incarnation || record.incarnation == own_.incarnation) continue;
-    const bool cancelled = record.status.code() == ErrorCode::kCancelled;  // there, not here
-    throw Error(cancelled ? ErrorCode::kPeerLost : record.status.code(),
-                fmt::format("{} gave up: {}", rank_name(job, static_cast<Rank>(rank)), record.status.message()));
+    if (record.of.incarnation != side.ranks[r].incarnation || side.speaker(r) == self) continue;
+    const auto known = std::ranges::find(record.seen, self, &FailureRecord::Seen::nonce);
+    if (known != record.seen.end()) {
+      if (known->attempt != side.history.attempt) continue;
+    } else {
+      const std::string key = batch_key(identity_.name_space, side.view.name, side.batch, side.job, rank);
+      const auto present = items.find(key);
+      const bool anew =
+          present != items.end() && record_registration(key, present->second.value).attempt > record.of.attempt;
+      if (anew || it->second.mod_revision <= side.history.ended) continue;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      History& history = history_of(side.view, side.batch);
+      history.ended = std::max(history.ended, it->second.mod_revision);
+      history.heard = true;
+    }
+    // Cancelled, or late, is what that rank was, not this one.
+    const bool own_affair =
+        record.status.code() == ErrorCode::kCancelled || record.status.code() == ErrorCode::kDeadlineExceeded;
+    throw Error(own_affair ? ErrorCode::kPeerLost : record.status.code(),
+                fmt::format("{} gave up: {}", rank_name(side.job, rank), record.status.message()));
   }
 }
 
-void Rendezvous::throw_if_gone(const PairView& view, const std::string& batch, const std::string& job,
-                               const std::vector<RankRecord>& ranks, const std::vector<Rank>& missing,
-                               Deadline deadline) const {
+void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const {
+  const PairView& view = side.view;
   // In this order: a process that ends as it should takes its records back before.
   std::vector<Rank> dead;
   for (const Rank rank : missing)
-    if (liveness_of(ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
+    if (liveness_of(side.ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
   const StoreView left = store_.range(failures, deadline.left()).items;
-  for (const Rank rank : missing)
-    if (is_of(ranks[static_cast<size_t>(rank)].incarnation, failures + rank_name(job, rank), left))
-      fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} left before it had registered", view.name, batch,
-           rank_name(job, rank));
+  for (const Rank rank : missing) {
+    const std::string key = failures + rank_name(side.job, rank);
+    const auto it = left.find(key);
+    if (it != left.end() &&
+        record_registration(key, it->second.value).incarnation == side.ranks[static_cast<size_t>(rank)].incarnation)
+      fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} left before it had registered", view.name, side.batch,
+           rank_name(side.job, rank));
+  }
   if (dead.empty()) return;
-  const std::string key = pair_key(identity_.name_space, view.name, job, dead.front());
+  const std::string key = pair_key(identity_.name_space, view.name, side.job, dead.front());
   const bool in_order = !store_.get(key, deadline.left());
-  fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} {} before it had registered", view.name, batch,
-       rank_name(job, dead.front()), in_order ? "left" : "died");
+  fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} {} before it had registered", view.name, side.batch,
+       rank_name(side.job, dead.front()), in_order ? "left" : "died");
 }
 
-void Rendezvous::publish_failure(const std::string& key, const Status& status) {
+int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record) {
   // An error is there for those, too, who come to read it after this process has gone.
-  const bool cancelled = status.code() == ErrorCode::kCancelled;
-  store_.put(key, FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(),
-             {.lease = cancelled ? lease_ : kNoLease, .decision = !cancelled}, seconds(1));
+  const bool cancelled = record.status.code() == ErrorCode::kCancelled;
+  return store_.put(key, record.write(), {.lease = cancelled ? lease_ : kNoLease, .decision = !cancelled}, seconds(1));
 }
 
 void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
-  publish_failure(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), status);
+  FailureRecord record{.of = {own_.incarnation, 0}, .status = status, .seen = {}};
+  {
+    const std::lock_guard lock(mutex_);
+    const History& history = history_of(view, batch);
+    if (history.heard) return;  // whoever this rank heard it from has told the others, too
+    record.of.attempt = history.attempt;
+    for (const auto& [speaker, attempt] : history.read) record.seen.push_back({.nonce = speaker, .attempt = attempt});
+  }
+  const int64_t revision =
+      publish_failure(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record);
+  const std::lock_guard lock(mutex_);
+  history_of(view, batch).ended = revision;
 }
 
 void Rendezvous::leave(const PairView& view) {
@@ -358,17 +450,30 @@ void Rendezvous::leave(const PairView& view) {
   const bool heard = std::ranges::any_of(
       records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
   if (!heard) return;
+  const ErrorCode why = stop_.stop_requested() ? ErrorCode::kCancelled : ErrorCode::kPeerLost;
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
-                  failed(stop_.stop_requested() ? ErrorCode::kCancelled : ErrorCode::kPeerLost, "{} has left pair {}",
-                         identity_.name(), view.name));
+                  {.of = {own_.incarnation, 0},
+                   .status = failed(why, "{} has left pair {}", identity_.name(), view.name),
+                   .seen = {}});
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {
-  const StoreView items = await_side(view, batch, view.peer_job, view.peer, deadline);
+  History history;
+  {
+    const std::lock_guard lock(mutex_);
+    history = history_of(view, batch);
+    if (history.over) history = history.next();
+  }
+  const StoreView items = await_side(
+      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, deadline);
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 
 void Rendezvous::withdraw(const PairView& view, const std::string& batch) {
+  {
+    const std::lock_guard lock(mutex_);
+    history_of(view, batch).over = true;
+  }
   store_.erase(batch_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), seconds(1));
   if (identity_.rank == 0)
     store_.erase(manifest_key(identity_.name_space, view.name, batch, identity_.job), seconds(1));

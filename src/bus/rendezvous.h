@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <mutex>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -61,8 +63,32 @@ class Rendezvous {
     Manifest manifest;
     bool digest = true;
   };
-  StoreView await_side(const PairView& view, const std::string& batch, const std::string& job,
-                       const std::vector<RankRecord>& ranks, Deadline deadline);
+  // What this rank knows of earlier registrations of a batch, so that a new one is not built on what they left.
+  struct History {
+    uint32_t attempt = 0;               // of this rank, the last
+    std::map<uint64_t, uint32_t> past;  // by speaker: the newest registration that an earlier attempt read
+    std::map<uint64_t, uint32_t> read;  // those that the present attempt has read
+    int64_t ended = 0;                  // revision of the newest failure that an attempt ended with
+    bool heard = false;                 // the present attempt ended with another's failure
+    bool over = true;                   // it was withdrawn
+    History next() const;               // that of the next attempt, as it begins
+  };
+  // A side of a batch as its records are waited for.
+  struct Awaited {
+    const PairView& view;
+    const std::string& batch;
+    const std::string& job;
+    const std::vector<RankRecord>& ranks;
+    const History& history;
+    uint64_t speaker(size_t rank) const;  // that rank of that process, as a number
+    // Whether `key` holds a record of that rank's that is newer than what an earlier attempt has read.
+    bool is_fresh(size_t rank, const std::string& key, const StoreView& items) const;
+  };
+  History& history_of(const PairView& view, const std::string& batch);  // under mutex_
+  // Fresh records of all its ranks.
+  StoreView await_side(const Awaited& side, Deadline deadline);
+  // The present attempt is built on these.
+  void remember(const Awaited& side, const StoreView& items);
   Side judge_side(const PairView& view, const std::string& batch, const std::string& job, size_t world, bool sends,
                   const StoreView& items) const;
   // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called once a second, may throw.
@@ -72,18 +98,18 @@ class Rendezvous {
     std::function<void(const StoreView&)> check;
   };
   StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited, Deadline deadline);
-  void throw_if_failed(const PairView& view, const std::string& batch, const std::string& job,
-                       const std::vector<RankRecord>& ranks, const StoreView& items) const;
+  void throw_if_failed(const Awaited& side, const StoreView& items);
   // Throws if one of the `missing` ranks has left the pair or died.
-  void throw_if_gone(const PairView& view, const std::string& batch, const std::string& job,
-                     const std::vector<RankRecord>& ranks, const std::vector<Rank>& missing, Deadline deadline) const;
-  void publish_failure(const std::string& key, const Status& status);
+  void throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const;
+  int64_t publish_failure(const std::string& key, const FailureRecord& record);  // its revision
 
   Store& store_;
   const Identity identity_;
   const RankRecord own_;
   const std::stop_token stop_;
   LeaseId lease_ = kNoLease;
+  mutable std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, History> histories_;  // by pair and batch; guarded by mutex_
 };
 
 }  // namespace tessera::bus

@@ -91,6 +91,78 @@ TEST_F(Lifecycle, RegisteringALiveBatchAgainIsRefusedAndHarmsNothing) {
   expect_success();
 }
 
+// Both sides hear of the mismatch, and what they heard does not spoil the next attempt.
+TEST_F(Lifecycle, AFailedRegistrationCanBeMendedAndTriedAgain) {
+  const auto retry = [store = store_](const std::string& job, Rank rank) {
+    const bool sends = job == "trainer";
+    Bus bus({.job = job, .rank = rank, .world = 2, .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = sends ? "inference" : "trainer"});
+    std::vector<float> data(32);
+    TensorSpec tensor{.name = "t", .data = data.data(), .shape = {sends ? 32 : 16}};
+    const auto register_it = [&] {
+      return sends ? pair.offer("policy", {&tensor, 1}, soon().left()) : pair.accept("policy", {&tensor, 1}, soon().left());
+    };
+    const std::string error = error_of([&] { (void)register_it(); });
+    if (error.find("shape") == std::string::npos) throw Error(ErrorCode::kInternal, "first attempt: " + error);
+    tensor.shape = {16};
+    Batch batch = register_it();
+    (sends ? batch.send() : batch.recv()).wait();
+    return 0;
+  };
+  for (const char* job : {"trainer", "inference"})
+    for (const Rank rank : {0, 1}) group_.start(std::string(job) + "/" + std::to_string(rank), [=] { return retry(job, rank); });
+  expect_success();
+}
+
+// The receiver is back before the sender has closed: it waits for the new registration and leaves the old one alone.
+TEST_F(Lifecycle, AnIdCanBeRegisteredAgainWhoeverComesFirst) {
+  const Signal closed;
+  const auto twice = [&](const std::string& job) {
+    const bool sends = job == "trainer";
+    Bus bus({.job = job, .store = store_, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = sends ? "inference" : "trainer"});
+    std::vector<float> data(16);
+    const TensorSpec tensor{.name = "t", .data = data.data(), .shape = {16}};
+    for (int round = 0; round < 2; ++round) {
+      Batch batch = sends ? pair.offer("policy", {&tensor, 1}) : pair.accept("policy", {&tensor, 1});
+      (sends ? batch.send() : batch.recv()).wait();
+      if (sends && round == 0) closed.wait();
+      if (!sends && round == 0) {
+        batch.close();
+        closed.raise_after(std::chrono::milliseconds(300));  // by when accept() waits; that it does is what is tested
+      }
+    }
+    return 0;
+  };
+  group_.start("trainer/0", [=] { return twice("trainer"); });
+  group_.start("inference/0", [=] { return twice("inference"); });
+  expect_success();
+}
+
+TEST_F(Lifecycle, ARankThatGivesUpAtItsOwnDeadlineIsHeardByTheOthers) {
+  const auto offer = [store = store_](Rank rank, Timeout timeout) {
+    Bus bus({.job = "trainer", .rank = rank, .world = 2, .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    std::vector<float> data(16);
+    const TensorSpec tensor{.name = "t", .data = data.data(), .shape = {16}};
+    (void)pair.offer("policy", {&tensor, 1}, timeout);
+    return 0;
+  };
+  group_.start("trainer/0", [=] { return offer(0, std::chrono::milliseconds(300)); });
+  group_.start("trainer/1", [=] { return offer(1, soon().left()); });
+  group_.start("inference/0", [store = store_] {
+    Bus bus({.job = "inference", .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    (void)pair.manifest("another", std::chrono::hours(1));  // until the trainers have gone
+    return 0;
+  });
+  for (const Outcome& outcome : group_.wait(hang_limit())) {
+    if (outcome.name != "trainer/1") continue;
+    EXPECT_EQ(outcome.status, 10 + static_cast<int>(ErrorCode::kPeerLost)) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("trainer/0 gave up: "));
+  }
+}
+
 TEST_F(Lifecycle, AHandleInAForkedChildSaysSoInsteadOfWaiting) {
   start(trainer(0, 1), [](Batch& batch, std::vector<float>&) {
     Handle handle = batch.send();
