@@ -20,17 +20,23 @@ constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while somethi
 // The records of a pair, judged against each other.
 class PairRecords {
  public:
-  PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t own_nonce) {
+  // `joined`: the revision at which this process, of that nonce, has joined. Failures before it are an earlier try's.
+  PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t own_nonce,
+              int64_t joined) {
     for (const auto& [key, item] : items) {
       if (key.starts_with(failures)) {
         const FailureRecord record = FailureRecord::read(key, item.value);
-        if (std::ranges::find(record.seen, own_nonce) != record.seen.end()) record.status.throw_if_error();
+        const bool told = std::ranges::find(record.seen, own_nonce) != record.seen.end();
+        if (told && item.mod_revision > joined) failure_ = record.status;
         continue;
       }
       const JobRank who = parse_pair_key(prefix, key);
       jobs_[who.job].emplace(who.rank, PairRecord::read(key, item.value));
     }
   }
+
+  // Throws what another rank has failed with or left for.
+  void throw_if_failed() const { failure_.throw_if_error(); }
 
   // Whether every rank of `job` is in. Throws kMismatch where ranks disagree.
   bool complete(const std::string& job, const std::string& wanted_peer) const {
@@ -85,6 +91,7 @@ class PairRecords {
 
  private:
   std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;
+  Status failure_;
 };
 
 // Whether `key` holds a record of that very process: those of an earlier one do not count.
@@ -184,19 +191,20 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
       store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
                  PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, deadline.left());
   const std::string failures = pair_failure_prefix(identity_.name_space, pair);
-  const auto read = [&](const StoreView& view) { return PairRecords(view, prefix, failures, own_.incarnation.nonce); };
+  const auto read = [&](const StoreView& view) {
+    return PairRecords(view, prefix, failures, own_.incarnation.nonce, revision);
+  };
   const auto complete = [&](const StoreView& view) {
     const PairRecords records = read(view);
     try {
+      records.throw_if_failed();
       const bool own = records.complete(identity_.job, peer_job);
       return records.complete(peer_job, identity_.job) && own;
     } catch (const Error& error) {
       // Those whose records were read may not have read this rank's yet, and it will not be there for long.
-      const Status status(error.code(), fmt::format("pair {}: {}", pair, error.what()));
-      store_.put(failures + rank_name(identity_.job, identity_.rank),
-                 FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = records.nonces()}.write(),
-                 {.decision = true}, seconds(1));
-      throw Error(status.code(), status.message());
+      publish_failure(failures + rank_name(identity_.job, identity_.rank), Status(error.code(), error.what()),
+                      records.nonces(), true);
+      throw Error(error.code(), fmt::format("pair {}: {}", pair, error.what()));
     }
   };
   const auto missing = [&](const StoreView& view) {
@@ -327,26 +335,30 @@ void Rendezvous::throw_if_gone(const PairView& view, const std::string& batch, c
     if (liveness_of(ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
   const StoreView left = store_.range(failures, deadline.left()).items;
-  for (const Rank rank : missing)
-    if (is_of(ranks[static_cast<size_t>(rank)].incarnation, failures + rank_name(job, rank), left))
-      fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} left before it had registered", view.name, batch,
-           rank_name(job, rank));
+  const std::string what = fmt::format("pair {}, batch {}", view.name, batch);
+  for (const Rank rank : missing) {
+    const std::string key = failures + rank_name(job, rank);
+    if (!is_of(ranks[static_cast<size_t>(rank)].incarnation, key, left)) continue;
+    const Status why = FailureRecord::read(key, left.at(key).value).status;
+    fail(why.code(), "{}: {}", what, why.message());
+  }
   if (dead.empty()) return;
   const std::string key = pair_key(identity_.name_space, view.name, job, dead.front());
   const bool in_order = !store_.get(key, deadline.left());
-  fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} {} before it had registered", view.name, batch,
-       rank_name(job, dead.front()), in_order ? "left" : "died");
+  fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered", what, rank_name(job, dead.front()),
+       in_order ? "left" : "died");
 }
 
-void Rendezvous::publish_failure(const std::string& key, const Status& status) {
-  // An error is there for those, too, who come to read it after this process has gone.
-  const bool cancelled = status.code() == ErrorCode::kCancelled;
-  store_.put(key, FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = {}}.write(),
-             {.lease = cancelled ? lease_ : kNoLease, .decision = !cancelled}, seconds(1));
+void Rendezvous::publish_failure(const std::string& key, const Status& status, std::vector<uint64_t> seen,
+                                 bool lasting) {
+  store_.put(key, FailureRecord{.incarnation = own_.incarnation, .status = status, .seen = std::move(seen)}.write(),
+             {.lease = lasting ? kNoLease : lease_, .decision = lasting}, seconds(1));
 }
 
 void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
-  publish_failure(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), status);
+  // An error is there for those, too, who come to read it after this process has gone.
+  publish_failure(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), status, {},
+                  status.code() != ErrorCode::kCancelled);
 }
 
 void Rendezvous::leave(const PairView& view) {
@@ -358,9 +370,12 @@ void Rendezvous::leave(const PairView& view) {
   const bool heard = std::ranges::any_of(
       records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
   if (!heard) return;
+  std::vector<uint64_t> seen;
+  for (const auto* side : {&view.own, &view.peer})
+    for (const RankRecord& record : *side) seen.push_back(record.incarnation.nonce);
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
-                  failed(stop_.stop_requested() ? ErrorCode::kCancelled : ErrorCode::kPeerLost, "{} has left pair {}",
-                         identity_.name(), view.name));
+                  failed(ErrorCode::kPeerLost, "{} left before it had registered", identity_.name()), std::move(seen),
+                  !stop_.stop_requested());
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {

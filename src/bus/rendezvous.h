@@ -51,7 +51,7 @@ class Rendezvous {
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
   // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
-  // Tells those that still wait for this rank to register something under the pair that it never will.
+  // Tells those of the pair that are still there that this rank will register nothing.
   void leave(const PairView& view);
   // Takes this rank's records of a batch back.
   void withdraw(const PairView& view, const std::string& batch);
@@ -77,7 +77,8 @@ class Rendezvous {
   // Throws if one of the `missing` ranks has left the pair or died.
   void throw_if_gone(const PairView& view, const std::string& batch, const std::string& job,
                      const std::vector<RankRecord>& ranks, const std::vector<Rank>& missing, Deadline deadline) const;
-  void publish_failure(const std::string& key, const Status& status);
+  // `seen`: to whose processes it speaks while they join. `lasting`: it outlives this process.
+  void publish_failure(const std::string& key, const Status& status, std::vector<uint64_t> seen, bool lasting);
 
   Store& store_;
   const Identity identity_;
