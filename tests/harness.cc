@@ -147,6 +147,7 @@ std::vector<Outcome> ProcessGroup::wait(std::chrono::seconds limit) {
     }
     if (left > 0) ::usleep(2000);  // waitpid has no deadline of its own
   }
+  children_.clear();
   return outcomes;
 }
 

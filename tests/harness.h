@@ -46,7 +46,7 @@ class ProcessGroup {
   // A store on its own process; returns its URL.
   std::string start_store();
   void kill(pid_t pid, int signal);
-  // Waits for all but the store, at most `limit`.
+  // Waits for all but the store, at most `limit`. More can be started afterwards.
   std::vector<Outcome> wait(std::chrono::seconds limit);
   const std::string& folder() const { return folder_.path(); }
   // What lies in the runtime folder: nothing, once all processes have ended well.

@@ -21,18 +21,23 @@ constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while somethi
 // The records of a pair, judged against each other.
 class PairRecords {
  public:
-  PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t own_nonce) {
+  // `joined`: the revision at which this process, of that nonce, has joined. Failures before it are an earlier try's.
+  PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t own_nonce,
+              int64_t joined) {
     for (const auto& [key, item] : items) {
       if (key.starts_with(failures)) {
         const FailureRecord record = FailureRecord::read(key, item.value);
-        if (std::ranges::find(record.seen, own_nonce, &FailureRecord::Seen::nonce) != record.seen.end())
-          record.status.throw_if_error();
+        const bool told = std::ranges::find(record.seen, own_nonce, &FailureRecord::Seen::nonce) != record.seen.end();
+        if (told && item.mod_revision > joined) failure_ = record.status;
         continue;
       }
       const JobRank who = parse_pair_key(prefix, key);
       jobs_[who.job].emplace(who.rank, PairRecord::read(key, item.value));
     }
   }
+
+  // Throws what another rank has failed with or left for.
+  void throw_if_failed() const { failure_.throw_if_error(); }
 
   // Whether every rank of `job` is in. Throws kMismatch where ranks disagree.
   bool complete(const std::string& job, const std::string& wanted_peer) const {
@@ -87,6 +92,7 @@ class PairRecords {
 
  private:
   std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;
+  Status failure_;
 };
 
 // A rank of a process, as a number. A process may have several, each with registrations of its own.
@@ -198,19 +204,21 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
       store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
                  PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, deadline.left());
   const std::string failures = pair_failure_prefix(identity_.name_space, pair);
-  const auto read = [&](const StoreView& view) { return PairRecords(view, prefix, failures, own_.incarnation.nonce); };
+  const auto read = [&](const StoreView& view) {
+    return PairRecords(view, prefix, failures, own_.incarnation.nonce, revision);
+  };
   const auto complete = [&](const StoreView& view) {
     const PairRecords records = read(view);
     try {
+      records.throw_if_failed();
       const bool own = records.complete(identity_.job, peer_job);
       return records.complete(peer_job, identity_.job) && own;
     } catch (const Error& error) {
       // Those whose records were read may not have read this rank's yet, and it will not be there for long.
-      const Status status(error.code(), fmt::format("pair {}: {}", pair, error.what()));
-      store_.put(failures + rank_name(identity_.job, identity_.rank),
-                 FailureRecord{.of = {own_.incarnation, 0}, .status = status, .seen = records.seen()}.write(),
-                 {.decision = true}, seconds(1));
-      throw Error(status.code(), status.message());
+      publish_failure(
+          failures + rank_name(identity_.job, identity_.rank),
+          {.of = {own_.incarnation, 0}, .status = Status(error.code(), error.what()), .seen = records.seen()}, true);
+      throw Error(error.code(), fmt::format("pair {}: {}", pair, error.what()));
     }
   };
   const auto missing = [&](const StoreView& view) {
@@ -405,25 +413,24 @@ void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& mis
     if (liveness_of(side.ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
   const StoreView left = store_.range(failures, deadline.left()).items;
+  const std::string what = fmt::format("pair {}, batch {}", view.name, side.batch);
   for (const Rank rank : missing) {
     const std::string key = failures + rank_name(side.job, rank);
     const auto it = left.find(key);
-    if (it != left.end() &&
-        record_registration(key, it->second.value).incarnation == side.ranks[static_cast<size_t>(rank)].incarnation)
-      fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} left before it had registered", view.name, side.batch,
-           rank_name(side.job, rank));
+    if (it == left.end()) continue;
+    const FailureRecord record = FailureRecord::read(key, it->second.value);
+    if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
+    fail(record.status.code(), "{}: {}", what, record.status.message());
   }
   if (dead.empty()) return;
   const std::string key = pair_key(identity_.name_space, view.name, side.job, dead.front());
   const bool in_order = !store_.get(key, deadline.left());
-  fail(ErrorCode::kPeerLost, "pair {}, batch {}: {} {} before it had registered", view.name, side.batch,
-       rank_name(side.job, dead.front()), in_order ? "left" : "died");
+  fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered", what, rank_name(side.job, dead.front()),
+       in_order ? "left" : "died");
 }
 
-int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record) {
-  // An error is there for those, too, who come to read it after this process has gone.
-  const bool cancelled = record.status.code() == ErrorCode::kCancelled;
-  return store_.put(key, record.write(), {.lease = cancelled ? lease_ : kNoLease, .decision = !cancelled}, seconds(1));
+int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record, bool lasting) {
+  return store_.put(key, record.write(), {.lease = lasting ? kNoLease : lease_, .decision = lasting}, seconds(1));
 }
 
 void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
@@ -435,8 +442,10 @@ void Rendezvous::report(const PairView& view, const std::string& batch, const St
     record.of.attempt = history.attempt;
     for (const auto& [speaker, attempt] : history.read) record.seen.push_back({.nonce = speaker, .attempt = attempt});
   }
+  // An error is there for those, too, who come to read it after this process has gone.
   const int64_t revision =
-      publish_failure(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record);
+      publish_failure(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record,
+                      status.code() != ErrorCode::kCancelled);
   const std::lock_guard lock(mutex_);
   history_of(view, batch).ended = revision;
 }
@@ -450,11 +459,14 @@ void Rendezvous::leave(const PairView& view) {
   const bool heard = std::ranges::any_of(
       records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
   if (!heard) return;
-  const ErrorCode why = stop_.stop_requested() ? ErrorCode::kCancelled : ErrorCode::kPeerLost;
+  std::vector<FailureRecord::Seen> seen;
+  for (const auto* side : {&view.own, &view.peer})
+    for (const RankRecord& record : *side) seen.push_back({.nonce = record.incarnation.nonce});
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
                   {.of = {own_.incarnation, 0},
-                   .status = failed(why, "{} has left pair {}", identity_.name(), view.name),
-                   .seen = {}});
+                   .status = failed(ErrorCode::kPeerLost, "{} left before it had registered", identity_.name()),
+                   .seen = std::move(seen)},
+                  !stop_.stop_requested());
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {

@@ -53,7 +53,7 @@ class Rendezvous {
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
   // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
-  // Tells those that still wait for this rank to register something under the pair that it never will.
+  // Tells those of the pair that are still there that this rank will register nothing.
   void leave(const PairView& view);
   // Takes this rank's records of a batch back.
   void withdraw(const PairView& view, const std::string& batch);
@@ -101,7 +101,8 @@ class Rendezvous {
   void throw_if_failed(const Awaited& side, const StoreView& items);
   // Throws if one of the `missing` ranks has left the pair or died.
   void throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const;
-  int64_t publish_failure(const std::string& key, const FailureRecord& record);  // its revision
+  // Its revision. `lasting`: it outlives this process.
+  int64_t publish_failure(const std::string& key, const FailureRecord& record, bool lasting);
 
   Store& store_;
   const Identity identity_;

@@ -1,14 +1,20 @@
 // What the others see when a rank dies, is late, or says something else than its fellows. Every case ends within the
-// hang limit, with an error that names who and what, and leaves nothing in the runtime folder but what a SIGKILLed
-// process could not remove.
+// hang limit, with an error that names who and what, and leaves nothing in the runtime folder but what SIGKILLed
+// processes could not remove, which the next process to start does for them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <thread>
 
+#include "base/fail.h"
+#include "base/runtime_dir.h"
+#include "base/socket.h"
 #include "tessera/store.h"
 #include "tests/multiproc/jobs.h"
 #include "transport/testing.h"
@@ -18,6 +24,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr int kError = 10;  // + ErrorCode: see ProcessGroup::start
 constexpr int kPeerLost = kError + static_cast<int>(ErrorCode::kPeerLost);
@@ -38,6 +45,10 @@ int die(Batch&, std::vector<float>&) {
   return 0;
 }
 
+// What trainer/0 has published once it has joined the pair, and once it has registered its tensors.
+const std::string kJoinedKey = store_key("default", "pair", "weights/trainer/0");
+const std::string kRegisteredKey = store_key("default", "batch", "weights/policy/trainer/rank/0");
+
 class Failure : public testing::Test {
  protected:
   void start(const Side& side, std::function<int(Batch&, std::vector<float>&)> body) {
@@ -49,7 +60,29 @@ class Failure : public testing::Test {
     ADD_FAILURE() << "no process " << name;
     return outcomes_.front();
   }
-  void wait() { outcomes_ = group_.wait(hang_limit()); }
+  void wait() {
+    outcomes_ = group_.wait(hang_limit());
+    const auto killed = std::ranges::count(outcomes_, -SIGKILL, &Outcome::status);
+    EXPECT_LE(left_folders(), killed);
+    afterwards("tidy", [] {
+      RuntimeDir::open();
+      return 0;
+    });
+    EXPECT_EQ(left_folders(), 0);
+  }
+  // Runs `body` in a process of its own, once all others have ended.
+  void afterwards(const std::string& name, std::function<int()> body) {
+    group_.start(name, std::move(body));
+    const Outcome outcome = group_.wait(hang_limit()).front();
+    EXPECT_EQ(outcome.status, 0) << name << ": " << outcome.output;
+  }
+  int64_t left_folders() const {
+    return std::ranges::count_if(group_.left_over(), [](const std::string& name) { return name.starts_with("p-"); });
+  }
+  // In a process of the group: returns once `key` is in the store.
+  void await_key(const std::string& key) const {
+    open_store(store_)->wait_for(key, [](const StoreView& items) { return !items.empty(); }, hang_limit());
+  }
 
   ProcessGroup group_;
   std::string store_ = group_.start_store();
@@ -81,46 +114,75 @@ TEST_F(Failure, AKilledReceiverIsNamedByEverySender) {
 }
 
 TEST_F(Failure, ARankThatNeverSendsIsNamedAtTheDeadline) {
-  const auto idle = [](Batch&, std::vector<float>&) {
-    ::pause();
-    return 0;
+  Barrier verdicts;  // nobody goes before all have theirs: a batch that is closed would give another one
+  const auto until_its_deadline = [&](Handle handle) {
+    handle.wait_for(hang_limit());
+    verdicts.pass();
+    return static_cast<int>(handle.wait());
   };
-  const auto receive_for_a_second = [](Batch& batch, std::vector<float>&) {
-    batch.recv({}, std::chrono::seconds(1)).wait();
-    return 0;
-  };
-  start(trainer(0), [](Batch& batch, std::vector<float>&) {
-    batch.send({}, std::chrono::seconds(3)).wait();
-    return 0;
-  });
-  const Side late = trainer(1);
-  const pid_t pid = group_.start("trainer/1", [=, this] { return with_batch(late, store_, idle); });
-  start(inference(0), receive_for_a_second);
-  start(inference(1), [](Batch& batch, std::vector<float>&) {
-    batch.recv({}, std::chrono::seconds(4)).wait();
+  const Timeout patience = std::chrono::milliseconds(500);
+  const auto receive = [&](Batch& batch, std::vector<float>&) { return until_its_deadline(batch.recv({}, patience)); };
+  start(trainer(0), [&](Batch& batch, std::vector<float>&) { return until_its_deadline(batch.send({}, patience)); });
+  start(trainer(1), [&](Batch&, std::vector<float>&) {
+    verdicts.pass();
     return 0;
   });
-  // The idle rank has to be ended for wait(); the others must have given their verdicts by then.
-  group_.start("killer", [pid] {
-    ::usleep(5'000'000);
-    return ::kill(pid, SIGKILL);
-  });
+  start(inference(0), receive);
+  start(inference(1), receive);
+  verdicts.open();
   wait();
-  EXPECT_EQ(of("inference/0").status, kDeadline) << of("inference/0").output;
-  EXPECT_THAT(of("inference/0").output, AllOf(HasSubstr("trainer/1"), HasSubstr("version")));
+  EXPECT_EQ(of("trainer/1").status, 0) << of("trainer/1").output;
+  for (const char* name : {"trainer/0", "inference/0", "inference/1"})
+    EXPECT_EQ(of(name).status, kDeadline) << name << ": " << of(name).output;
+  EXPECT_THAT(of("trainer/0").output, HasSubstr("inference/0, inference/1 did not come to take it"));
+  EXPECT_THAT(of("inference/0").output, AllOf(HasSubstr("for version 1 or newer"), HasSubstr("trainer/1")));
+  EXPECT_THAT(of("inference/1").output, HasSubstr("missing inference/0 to choose a version"));
 }
 
 TEST_F(Failure, ADuplicateRankIsRefusedWithBothPids) {
-  start(trainer(0, 1), [](Batch&, std::vector<float>&) { return 0; });
-  group_.start("second", [this] {
-    Bus bus({.job = "spare", .rank = 0, .world = 1, .store = store_});
-    Bus again({.job = "spare", .rank = 0, .world = 1, .store = store_});
+  Barrier claimed;
+  Barrier refused;
+  const pid_t first = group_.start("first", [&] {
+    const Bus bus({.job = "spare", .store = store_});
+    claimed.pass();
+    refused.pass();
     return 0;
   });
-  start(inference(0, 1), [](Batch&, std::vector<float>&) { return 0; });
+  const pid_t second = group_.start("second", [&] {
+    claimed.pass();
+    const Bus bus({.job = "spare", .store = store_});
+    return 0;
+  });
+  claimed.open();
+  refused.open();
   wait();
+  EXPECT_EQ(of("first").status, 0) << of("first").output;
   EXPECT_EQ(of("second").status, kExists) << of("second").output;
-  EXPECT_THAT(of("second").output, AllOf(HasSubstr("duplicate rank: spare/0 is pid"), HasSubstr("this is pid")));
+  EXPECT_THAT(of("second").output,
+              HasSubstr(fmt::format("spare/0 is pid {} already, and this is pid {}", first, second)));
+}
+
+TEST_F(Failure, ARankThatDiedWhileItWaitedIsReplacedByTheNextProcess) {
+  start(inference(0, 1), receive_once);
+  const pid_t first = group_.start("first", [this] { return with_batch(trainer(0), store_, send_once); });
+  Barrier dead;
+  group_.start("trainer/0", [=, this, &dead] {
+    const UniqueFd death(static_cast<int>(::syscall(SYS_pidfd_open, first, 0)));
+    await_key(kJoinedKey);
+    ::kill(first, SIGKILL);
+    if (!wait_ready(death.get(), POLLIN, Deadline::after(hang_limit()))) return 1;
+    dead.pass();
+    return with_batch(trainer(0), store_, send_once);
+  });
+  group_.start("trainer/1", [this, &dead] {
+    dead.pass();
+    return with_batch(trainer(1), store_, send_once);
+  });
+  dead.open();
+  wait();
+  EXPECT_EQ(of("first").status, -SIGKILL);
+  for (const char* name : {"trainer/0", "trainer/1", "inference/0"})
+    EXPECT_EQ(of(name).status, 0) << name << ": " << of(name).output;
 }
 
 TEST_F(Failure, RanksThatDisagreeOnTheWorldAreNamed) {
@@ -145,6 +207,79 @@ TEST_F(Failure, EveryMismatchIsReportedAtOnce) {
   for (const char* name : {"trainer/0", "trainer/1", "inference/0", "inference/1"}) {
     EXPECT_EQ(of(name).status, kMismatch) << name << ": " << of(name).output;
     EXPECT_THAT(of(name).output, AllOf(HasSubstr("trainer/1 has shape 64x40"), HasSubstr("trainer/0 has 64x48")));
+  }
+}
+
+TEST_F(Failure, SendersThatDisagreeSaySoThoughTheReceiverOnlyReadsTheManifest) {
+  Side odd = trainer(1);
+  odd.layout = "2:R";
+  start(trainer(0), send_once);
+  start(odd, send_once);
+  group_.start("inference/0", [this] {
+    return with_pair(inference(0, 1), store_,
+                     [](Pair& pair) { return static_cast<int>(pair.manifest("policy").size()); });
+  });
+  wait();
+  for (const char* name : {"trainer/0", "trainer/1", "inference/0"}) {
+    EXPECT_EQ(of(name).status, kMismatch) << name << ": " << of(name).output;
+    EXPECT_THAT(of(name).output,
+                HasSubstr("the ranks of job trainer disagree: tensor weight: trainer/1 has layout 2:R, "
+                          "trainer/0 has 2:S0"));
+  }
+}
+
+TEST_F(Failure, AReceiverThatLeavesOnceItHasReadTheManifestIsNotCalledDead) {
+  Barrier told;
+  start(trainer(0), send_once);
+  start(trainer(1), send_once);
+  group_.start("inference/0", [&] {
+    with_pair(inference(0, 1), store_, [](Pair& pair) { return static_cast<int>(pair.manifest("policy").size()); });
+    told.pass();  // the process lives on
+    return 0;
+  });
+  told.open();
+  wait();
+  EXPECT_EQ(of("inference/0").status, 0) << of("inference/0").output;
+  for (const char* name : {"trainer/0", "trainer/1"}) {
+    EXPECT_EQ(of(name).status, kPeerLost) << of(name).output;
+    EXPECT_THAT(of(name).output,
+                AllOf(HasSubstr("batch policy: inference/0 left before it had registered"), Not(HasSubstr("died"))));
+  }
+}
+
+// The others may have joined by then or not.
+TEST_F(Failure, ARankThatLeavesOnceItHasJoinedIsNamedByAllOthers) {
+  Barrier told;
+  start(trainer(0), send_once);
+  start(trainer(1), send_once);
+  start(inference(0), receive_once);
+  group_.start("inference/1", [&] {
+    with_pair(inference(1), store_, [](Pair&) { return 0; });
+    told.pass();
+    return 0;
+  });
+  told.open();
+  wait();
+  EXPECT_EQ(of("inference/1").status, 0) << of("inference/1").output;
+  for (const char* name : {"trainer/0", "trainer/1", "inference/0"}) {
+    EXPECT_EQ(of(name).status, kPeerLost) << of(name).output;
+    EXPECT_THAT(of(name).output, AllOf(HasSubstr("inference/1 left before it had registered"), Not(HasSubstr("died"))));
+  }
+}
+
+TEST_F(Failure, AReceiverThatDiesBeforeItRegistersIsCalledDead) {
+  start(trainer(0), send_once);
+  start(trainer(1), send_once);
+  group_.start("inference/0", [this] {
+    return with_pair(inference(0, 1), store_, [](Pair& pair) {
+      pair.manifest("policy");
+      return ::kill(::getpid(), SIGKILL);
+    });
+  });
+  wait();
+  for (const char* name : {"trainer/0", "trainer/1"}) {
+    EXPECT_EQ(of(name).status, kPeerLost) << of(name).output;
+    EXPECT_THAT(of(name).output, HasSubstr("inference/0 died before it had registered"));
   }
 }
 
@@ -187,23 +322,27 @@ TEST_F(Failure, ARefusedAttachIsExplainedToBothSides) {
   }
 }
 
-// Rendezvous that nobody answers, stopped from another thread.
+// Rendezvous that nobody answers, stopped from another thread once they have published what they wait with; should the
+// stop come before they wait, that is as good.
 class Stopped : public Failure {
  protected:
   void expect_cancelled_and_nothing_left(const std::string& name, const char* waited_for) {
     wait();
     EXPECT_EQ(of(name).status, kError + static_cast<int>(ErrorCode::kCancelled)) << of(name).output;
     EXPECT_THAT(of(name).output, AllOf(HasSubstr(waited_for), HasSubstr("interrupted")));
-    EXPECT_THAT(open_store(store_)->range("").items, testing::IsEmpty());
-    EXPECT_THAT(group_.left_over(), testing::Each(testing::Not(testing::StartsWith("p-"))));
+    afterwards("reader", [this] {
+      const StoreView left = open_store(store_)->range("").items;
+      for (const auto& [key, item] : left) std::fprintf(stderr, "%s\n", key.c_str());
+      return left.empty() ? 0 : 1;
+    });
   }
   void outlast(const std::string& job) const {
     open_store(store_)->wait_for(
         store_key("default", "rank", job + "/"), [](const StoreView& ranks) { return ranks.empty(); }, hang_limit());
   }
-  static std::jthread stop_soon(std::stop_source& source) {
-    return std::jthread([&source] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // by then it waits; sooner is as good
+  std::jthread stop_once_there(const std::string& key, std::stop_source& source) const {
+    return std::jthread([this, key, &source] {
+      await_key(key);
       source.request_stop();
     });
   }
@@ -212,7 +351,7 @@ class Stopped : public Failure {
 TEST_F(Stopped, APairThatWaitsForTheOtherJob) {
   group_.start("trainer/0", [this] {
     std::stop_source source;
-    const std::jthread stopper = stop_soon(source);
+    const std::jthread stopper = stop_once_there(kJoinedKey, source);
     Bus bus({.job = "trainer", .store = store_, .stop = source.get_token()});
     bus.pair({.name = "weights", .peer = "inference"});
     return 0;
@@ -231,7 +370,7 @@ TEST_F(Stopped, AManifestThatNobodyOffers) {
     std::stop_source source;
     Bus bus({.job = "inference", .store = store_, .stop = source.get_token()});
     Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
-    const std::jthread stopper = stop_soon(source);
+    const std::jthread stopper([&source] { source.request_stop(); });  // nothing is published
     pair.manifest("policy");
     return 0;
   });
@@ -247,9 +386,9 @@ TEST_F(Stopped, ABatchThatTheOtherSideDoesNotRegister) {
   });
   group_.start("trainer/0", [this] {
     std::stop_source source;
+    const std::jthread stopper = stop_once_there(kRegisteredKey, source);
     Bus bus({.job = "trainer", .store = store_, .stop = source.get_token()});
     Pair pair = bus.pair({.name = "weights", .peer = "inference"});
-    const std::jthread stopper = stop_soon(source);
     float weight = 1;
     const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
     pair.offer("policy", {&spec, 1});
@@ -258,14 +397,19 @@ TEST_F(Stopped, ABatchThatTheOtherSideDoesNotRegister) {
   expect_cancelled_and_nothing_left("trainer/0", "batch policy: trainer/0 has waited");
 }
 
-TEST_F(Stopped, ABusWithoutAStore) {
+TEST_F(Stopped, ABusWhoseStoreDoesNotAnswer) {
   group_.start("trainer/0", [] {
     std::stop_source source;
-    const std::jthread stopper = stop_soon(source);
-    Bus bus({.job = "trainer", .store = "tcp://127.0.0.1:1", .stop = source.get_token()});
+    const UniqueFd mute = listen_tcp({.host = "127.0.0.1", .port = 0});
+    const std::jthread stopper([&] {
+      if (wait_ready(mute.get(), POLLIN, Deadline::after(hang_limit()))) source.request_stop();  // it has connected
+    });
+    Bus bus({.job = "trainer",
+             .store = fmt::format("tcp://127.0.0.1:{}", local_port(mute.get())),
+             .stop = source.get_token()});
     return 0;
   });
-  expect_cancelled_and_nothing_left("trainer/0", "store tcp://127.0.0.1:1");
+  expect_cancelled_and_nothing_left("trainer/0", "store tcp://127.0.0.1:");
 }
 
 TEST_F(Failure, ABusGivesUpAStoreThatDoesNotAnswerAtItsOwnDeadline) {

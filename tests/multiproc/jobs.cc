@@ -1,5 +1,14 @@
 #include "tests/multiproc/jobs.h"
 
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "base/socket.h"
+
 namespace tessera::test {
 
 Side trainer(Rank rank, int world) {
@@ -20,19 +29,69 @@ std::vector<float> local_tensor(const Side& side) {
   return std::vector<float>(static_cast<size_t>(layout.owned(side.shape, side.rank).size()) + 1);
 }
 
+int with_pair(const Side& side, const std::string& store, const std::function<int(Pair& pair)>& body) {
+  Bus bus({.job = side.job,
+           .rank = side.rank,
+           .world = side.world,
+           .store = store,
+           .name_space = side.name_space,
+           .threads = 1,
+           .digest = side.digest});
+  Pair pair = bus.pair({.name = "weights", .peer = side.peer, .timeout = side.rendezvous});
+  return body(pair);
+}
+
 int with_batch(const Side& side, const std::string& store,
                const std::function<int(Batch& batch, std::vector<float>& tensor)>& body) {
-  Bus bus({.job = side.job, .rank = side.rank, .world = side.world, .store = store, .threads = 1});
-  Pair pair = bus.pair({.name = "weights", .peer = side.peer, .timeout = side.rendezvous});
-  std::vector<float> tensor = local_tensor(side);
-  const TensorSpec spec{.name = side.name,
-                        .data = tensor.data(),
-                        .dtype = side.dtype,
-                        .shape = side.shape,
-                        .layout = Layout::parse(side.layout)};
-  Batch batch = side.sends ? pair.offer("policy", {&spec, 1}, side.rendezvous)
-                           : pair.accept("policy", {&spec, 1}, side.rendezvous);
-  return body(batch, tensor);
+  return with_pair(side, store, [&](Pair& pair) {
+    std::vector<float> tensor = local_tensor(side);
+    const TensorSpec spec{.name = side.name,
+                          .data = tensor.data(),
+                          .dtype = side.dtype,
+                          .shape = side.shape,
+                          .layout = Layout::parse(side.layout)};
+    Batch batch = side.sends ? pair.offer("policy", {&spec, 1}, side.rendezvous)
+                             : pair.accept("policy", {&spec, 1}, side.rendezvous);
+    return body(batch, tensor);
+  });
+}
+
+void expect_all_well(ProcessGroup& group) {
+  for (const Outcome& outcome : group.wait(2 * hang_limit()))
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+  EXPECT_THAT(group.left_over(), testing::Each(testing::Not(testing::StartsWith("p-"))));
+}
+
+// Nobody ever writes: the pipe ends once the last process has let go of it.
+Barrier::Barrier() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe2");
+  read_end_ = UniqueFd(ends[0]);
+  write_end_ = UniqueFd(ends[1]);
+  read_end_.keep_across_fork();
+  write_end_.keep_across_fork();
+}
+
+void Barrier::pass() {
+  write_end_.reset();
+  if (!wait_ready(read_end_.get(), POLLIN, Deadline::after(hang_limit())))
+    fail(ErrorCode::kDeadlineExceeded, "barrier: not all have come");
+}
+
+Signal::Signal() : event_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)) {
+  if (!event_) fail_errno("eventfd");
+  event_.keep_across_fork();
+}
+
+void Signal::raise() const {
+  ::eventfd_write(event_.get(), 1);
+}
+
+void Signal::wait() const {
+  if (!wait_ready(event_.get(), POLLIN, Deadline::after(hang_limit())))
+    fail(ErrorCode::kDeadlineExceeded, "no signal came");
+  eventfd_t taken = 0;
+  ::eventfd_read(event_.get(), &taken);
 }
 
 }  // namespace tessera::test

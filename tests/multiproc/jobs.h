@@ -1,12 +1,23 @@
 // A trainer and an inference job of one float matrix, cut down to what a test wants to break.
 #pragma once
 
+#include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "tessera/bus.h"
 #include "tests/harness.h"
+
+// What a check inside a child reports: its exit status, behind the line that failed.
+#define REQUIRE_HERE(condition)                                            \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      return 5;                                                            \
+    }                                                                      \
+  } while (false)
 
 namespace tessera::test {
 
@@ -21,6 +32,8 @@ struct Side {
   std::string name = "weight";
   bool sends = false;
   Timeout rendezvous = std::chrono::seconds(8);
+  std::string name_space = {};
+  bool digest = true;
 };
 
 // Rows at the trainer's ranks, columns at the inference job's.
@@ -30,8 +43,37 @@ Side inference(Rank rank, int world = 2);
 // The local tensor of a side, zeroed.
 std::vector<float> local_tensor(const Side& side);
 
+// Joins the pair and calls `body`.
+int with_pair(const Side& side, const std::string& store, const std::function<int(Pair& pair)>& body);
 // Joins the pair, registers the tensor and calls `body`.
 int with_batch(const Side& side, const std::string& store,
                const std::function<int(Batch& batch, std::vector<float>& tensor)>& body);
+
+// Waits for all and expects status 0 of each, and an empty runtime folder.
+void expect_all_well(ProcessGroup& group);
+
+// Where the processes that are started while it lives wait for each other: pass() returns once each of them has come to
+// it or has ended.
+class Barrier {
+ public:
+  Barrier();
+  void pass();                         // in such a process, once
+  void open() { write_end_.reset(); }  // in the test itself, once it has started them all
+
+ private:
+  UniqueFd read_end_;
+  UniqueFd write_end_;
+};
+
+// Raised by one of the processes that are started while it lives, waited for by another.
+class Signal {
+ public:
+  Signal();
+  void raise() const;
+  void wait() const;  // takes one raise; throws kDeadlineExceeded past the hang limit
+
+ private:
+  UniqueFd event_;
+};
 
 }  // namespace tessera::test

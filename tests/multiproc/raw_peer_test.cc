@@ -1,16 +1,11 @@
 // Ranks against a peer that speaks the protocol by hand: it takes its time, or says what it must not.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <unistd.h>
 
-#include <array>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <mutex>
-#include <stdexcept>
 #include <thread>
 
 #include "base/socket.h"
@@ -55,27 +50,6 @@ TensorSpec spec(std::vector<float>& data, const char* layout = "") {
   if (*layout != '\0') spec.layout = Layout::parse(layout);
   return spec;
 }
-
-// Raised once, by a process that was forked after it was made; waited for by others.
-class Signal {
- public:
-  Signal() {
-    if (::pipe2(ends_.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
-  }
-  ~Signal() {
-    for (const int end : ends_) ::close(end);
-  }
-  Signal(const Signal&) = delete;
-  Signal& operator=(const Signal&) = delete;
-
-  void raise() const { EXPECT_EQ(::write(ends_[1], "", 1), 1); }
-  void wait() const {
-    if (!wait_ready(ends_[0], POLLIN, soon())) throw Error(ErrorCode::kDeadlineExceeded, "no signal came");
-  }
-
- private:
-  std::array<int, 2> ends_{};
-};
 
 // A rank that registers as others do, and then speaks for itself. Frames are kept until they are asked for.
 class RawRank final : public bus::Acceptor {

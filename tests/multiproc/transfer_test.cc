@@ -7,28 +7,13 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tessera/memory.h"
+#include "base/testing.h"
 #include "tests/multiproc/jobs.h"
 
 namespace tessera::test {
 namespace {
 
 using testing::HasSubstr;
-
-void expect_all_well(ProcessGroup& group) {
-  for (const Outcome& outcome : group.wait(2 * hang_limit()))
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-  EXPECT_THAT(group.left_over(), testing::Each(testing::Not(testing::StartsWith("p-"))));
-}
-
-// What a check inside a child reports: its exit status is the line's number.
-#define REQUIRE_HERE(condition)                                            \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      return 5;                                                            \
-    }                                                                      \
-  } while (false)
 
 TEST(Transfer, SteadyStateTouchesNoStoreAndAllocatesAndPlansNothing) {
   ProcessGroup group;
@@ -87,31 +72,86 @@ TEST(Transfer, AReceiverSeesWhatIsOnOfferAndWaitsForAVersion) {
 TEST(Transfer, ADroppedHandleLetsTheOperationGoOnAndACancelledOneIsRepeated) {
   ProcessGroup group;
   const std::string store = group.start_store();
-  group.start("trainer", [=] {
-    return with_batch(trainer(0, 1), store, [](Batch& batch, std::vector<float>&) {
+  Barrier arrived;
+  group.start("trainer", [&] {
+    return with_batch(trainer(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
       Handle first = batch.send(1);
       REQUIRE_HERE(first.cancel());
-      try {
-        first.wait();
-        return 6;
-      } catch (const Error& error) {
-        REQUIRE_HERE(error.code() == ErrorCode::kCancelled);
-      }
+      REQUIRE_HERE(error_of([&] { first.wait(); }).starts_with("cancelled: "));
+      std::ranges::fill(tensor, 2.0f);
       {
         const Handle dropped = batch.send(2);
       }
-      while (batch.stats().transfers == 0) ::usleep(1000);
-      batch.send(3).wait();
+      arrived.pass();
       return 0;
     });
   });
-  group.start("inference", [=] {
-    return with_batch(inference(0, 1), store, [](Batch& batch, std::vector<float>&) {
-      REQUIRE_HERE(batch.recv(2).wait() == 2);
-      REQUIRE_HERE(batch.recv().wait() == 3);
+  group.start("inference", [&] {
+    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
+      REQUIRE_HERE(batch.recv(2).wait() == 2 && tensor[0] == 2);
+      arrived.pass();
       return 0;
     });
   });
+  arrived.open();
+  expect_all_well(group);
+}
+
+TEST(Transfer, AHandleTellsTheBytesOfItsRankBeforeAndAfter) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  constexpr int64_t kBytes = 64 * 48 * sizeof(float);
+  Barrier offered;
+  const auto is = [](const Progress& progress, int64_t done) {
+    return progress.bytes_done == done && progress.bytes_total == kBytes / 2 && (progress.seconds > 0) == (done > 0);
+  };
+  for (Rank rank = 0; rank < 2; ++rank) {
+    group.start("trainer", [&, rank] {
+      return with_batch(trainer(rank), store, [&](Batch& batch, std::vector<float>&) {
+        Handle handle = batch.send();
+        REQUIRE_HERE(is(handle.progress(), 0));
+        offered.pass();
+        handle.wait();
+        REQUIRE_HERE(is(handle.progress(), kBytes / 2));
+        return 0;
+      });
+    });
+    group.start("inference", [&, rank] {
+      return with_batch(inference(rank), store, [&](Batch& batch, std::vector<float>&) {
+        offered.pass();
+        Handle handle = batch.recv();
+        handle.wait();
+        REQUIRE_HERE(is(handle.progress(), kBytes / 2));
+        return 0;
+      });
+    });
+  }
+  offered.open();
+  expect_all_well(group);
+}
+
+TEST(Transfer, EqualNamesInTwoNamespacesDoNotMeet) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  for (const auto& [name_space, value] : {std::pair{"blue", 1.0f}, std::pair{"green", 2.0f}}) {
+    Side sender = trainer(0, 1);
+    Side receiver = inference(0, 1);
+    sender.name_space = receiver.name_space = name_space;
+    group.start("trainer", [=] {
+      return with_batch(sender, store, [&](Batch& batch, std::vector<float>& tensor) {
+        std::ranges::fill(tensor, value);
+        batch.send().wait();
+        return 0;
+      });
+    });
+    group.start("inference", [=] {
+      return with_batch(receiver, store, [&](Batch& batch, std::vector<float>& tensor) {
+        batch.recv().wait();
+        REQUIRE_HERE(tensor[0] == value);
+        return 0;
+      });
+    });
+  }
   expect_all_well(group);
 }
 
