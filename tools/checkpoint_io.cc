@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/fail.h"
+#include "checkpoint/shown.h"
 #include "codec/cast.h"
 #include "tools/interrupt.h"
 
@@ -23,10 +24,11 @@ bool holds_neutral(const Layout& layout, Rank rank) {
   return false;
 }
 
-// The bits of one element e with x op e == x for every x.
-uint64_t neutral_bits(ReduceOp op, const TensorInfo& info) {
+// The bits of one element e with x op e == x: for every x, but that a product with 1+0i may turn the sign of a zero,
+// and makes NaN of infinity. REQUIRES: reducible(op, dtype).
+uint64_t neutral_bits(ReduceOp op, DType dtype) {
   const bool sum = op == ReduceOp::kSum;
-  switch (info.dtype) {
+  switch (dtype) {
     case DType::kF64:
       return sum ? 0x8000000000000000 : 0x3FF0000000000000;
     case DType::kF32:
@@ -35,18 +37,17 @@ uint64_t neutral_bits(ReduceOp op, const TensorInfo& info) {
       return sum ? 0x8000 : 0x3C00;
     case DType::kBF16:
       return sum ? 0x8000 : 0x3F80;
+    case DType::kC64:
+      return sum ? 0x8000000080000000 : 0x000000003F800000;
     default:
-      break;
+      TESSERA_CHECK(is_integer(dtype));
+      return sum ? 0 : 1;
   }
-  if (!sum && !is_integer(info.dtype))
-    fail(ErrorCode::kInvalidArgument, "tensor {:?}: {} cannot be held as a partial product", info.name,
-         to_string(info.dtype));
-  return sum ? 0 : 1;
 }
 
 void fill_neutral(const HeldTensor& tensor) {
-  const uint64_t bits = neutral_bits(*tensor.layout.partial_op(), tensor.info);
-  const size_t element = bits_of(tensor.info.dtype) < 8 ? 1 : static_cast<size_t>(bytes_of(tensor.info.dtype, 1));
+  const uint64_t bits = neutral_bits(*tensor.layout.partial_op(), tensor.info.dtype);
+  const auto element = static_cast<size_t>(bytes_of(tensor.info.dtype, 1));
   for (size_t offset = 0; offset < tensor.memory.size(); offset += element)
     std::memcpy(tensor.memory.data() + offset, &bits, element);
 }
@@ -97,8 +98,8 @@ void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, const 
     const TensorInfo& info = tensor.info;
     const TensorInfo* in_file = checkpoint.find(info.name);
     const auto fail_verify = [&](const std::string& why) {
-      fail(ErrorCode::kDataLoss, "verification failed on rank {}: tensor {:?} {} ({})", held.rank(), info.name, why,
-           checkpoint.path().string());
+      fail(ErrorCode::kDataLoss, "verification failed on rank {}: tensor {} {} ({})", held.rank(),
+           checkpoint::shown(info.name), why, checkpoint.path().string());
     };
     if (in_file == nullptr) fail_verify("is not in the checkpoint");
     const bool comparable =

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <complex>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -11,6 +12,7 @@
 #include "base/fail.h"
 #include "checkpoint/test_folder.h"
 #include "codec/cast.h"
+#include "codec/reduce.h"
 #include "tools/interrupt.h"
 
 namespace tessera::tools {
@@ -99,13 +101,35 @@ TEST_F(CheckpointIo, OtherReductionsHoldOnesOrTheSlice) {
   for (const char* layout : {"2:Pavg", "2:Pmin", "2:Pmax"}) EXPECT_THAT(second(layout), ElementsAre(0, 1, 2, 3));
 }
 
-TEST_F(CheckpointIo, AProductOfWhatHasNoOneIsRefused) {
-  const TensorView view{"e", DType::kF8E8M0, {0}, nullptr};
+// The slice of the first rank and what the second holds are folded as the owner of a reduction does it.
+TEST_F(CheckpointIo, ComplexTermsGiveTheTensorBack) {
+  const std::vector<std::complex<float>> values{{1.5F, -2}, {-3, 0.25F}, {1e30F, 1e-30F}, {0, 7}, {-0.0F, -0.0F}};
+  const auto count = static_cast<Index>(values.size());
+  const TensorView view{"z", DType::kC64, {count}, reinterpret_cast<const std::byte*>(values.data())};
   write_safetensors(folder_ / "c.safetensors", {&view, 1});
   const Checkpoint checkpoint = Checkpoint::open(folder_ / "c.safetensors");
-  const HeldTensors held = hold({"e", DType::kF8E8M0, {2}}, "2:Pproduct", 1, 2);
-  EXPECT_THAT(status_of([&] { load_slices(checkpoint, held, interrupt_); }).message(),
-              HasSubstr("tensor \"e\": f8_e8m0 cannot be held as a partial product"));
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct}) {
+    const bool sum = op == ReduceOp::kSum;
+    std::vector<std::complex<float>> folded(values.size());
+    for (const Rank rank : {0, 1}) {
+      const HeldTensors held = hold(checkpoint, sum ? "2:Psum" : "2:Pproduct", rank, 2);
+      load_slices(checkpoint, held, interrupt_);
+      accumulate_row(op, DType::kC64, rank == 0)(held.tensors().front().memory.data(), folded.data(), folded.size());
+    }
+    EXPECT_EQ(folded, values) << to_string(op);
+    if (sum) {  // to the bit
+      EXPECT_EQ(std::memcmp(folded.data(), values.data(), values.size() * sizeof(values[0])), 0);
+    }
+  }
+}
+
+TEST_F(CheckpointIo, TermsThatCannotBeReducedAreRefusedOnEveryRank) {
+  for (Rank rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(status_of([&] { hold({"e", DType::kF8E8M0, {2}}, "2:Pproduct", rank, 3); }).message(),
+                HasSubstr("tensor \"e\": its layout 2:Pproduct: f8_e8m0 cannot be reduced by product"));
+    EXPECT_THAT(status_of([&] { hold({"i", DType::kI32, {2}}, "2:Pavg", rank, 3); }).message(),
+                HasSubstr("i32 cannot be reduced by avg"));
+  }
 }
 
 TEST_F(CheckpointIo, ALayoutMustFitTheJobAndWholeBytes) {

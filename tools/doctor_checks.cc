@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <optional>
 
 #include "base/config.h"
 #include "base/fail.h"
@@ -13,7 +14,6 @@
 #include "codec/kernel.h"
 #include "device/device.h"
 #include "device/host/memory_limit.h"
-#include "exec/pull_cost.h"
 #include "tools/progress_bar.h"
 #include "transport/shm/remote_read.h"
 #include "transport/transport.h"
@@ -107,11 +107,12 @@ Check death_notice() {
           good ? "" : "needs Linux 5.3 and a visible /proc"};
 }
 
-// The smallest piece, a power of two, from which process_vm_readv is the cheaper way.
-int64_t readv_from_bytes(const PullCosts& costs) {
-  int64_t piece = 64;
-  while (piece < (1 << 20) && cheaper_private_path(costs, piece * 1024, 1024) != PullPath::kGet) piece *= 2;
-  return piece;
+// The smallest piece, a power of two, from which process_vm_readv is the cheaper way, if there is one.
+std::optional<int64_t> readv_from_bytes(const PullCosts& costs) {
+  constexpr int64_t kPieces = 1024;
+  for (int64_t piece = 64; piece <= int64_t{1} << 30; piece *= 2)
+    if (cheaper_private_path(costs, piece * kPieces, kPieces) == PullPath::kGet) return piece;
+  return std::nullopt;
 }
 
 std::string describe(const PathCost& cost) {
@@ -140,9 +141,7 @@ Check private_memory() {
                                           "the user read it by process_vm_readv; or "
                                         : "");
   } else {
-    const PullCosts& costs = pull_costs();
-    check.detail = fmt::format("process_vm_readv ({}) for pieces of {} and more, the bounce ring ({}) for smaller ones",
-                               describe(costs.readv), format_bytes(readv_from_bytes(costs)), describe(costs.ring));
+    check.detail = private_memory_text(pull_costs());
   }
   const std::string& forced = Config::get().force_pull;
   if (!forced.empty()) check.detail += fmt::format("; TESSERA_FORCE_PULL={}", forced);
@@ -182,6 +181,14 @@ std::string_view to_string(Check::State state) {
       return "missing";
   }
   return "unknown";
+}
+
+std::string private_memory_text(const PullCosts& costs) {
+  const std::string readv = fmt::format("process_vm_readv ({})", describe(costs.readv));
+  const std::string ring = fmt::format("the bounce ring ({})", describe(costs.ring));
+  if (const auto bytes = readv_from_bytes(costs))
+    return fmt::format("{} for pieces of {} and more, {} for smaller ones", readv, format_bytes(*bytes), ring);
+  return fmt::format("{} for all sizes, not {}", ring, readv);
 }
 
 std::vector<Check> examine_machine() {

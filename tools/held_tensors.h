@@ -24,8 +24,8 @@ struct HeldTensor {
 class HeldTensors {
  public:
   // Allocates one block for all. REQUIRES: one layout a tensor, bound to its shape. Throws Error(kInvalidArgument) that
-  // names the tensor where a layout has a rank outside the job or would cut an F4 element pair,
-  // Error(kResourceExhausted) where memory is short.
+  // names the tensor where a layout has a rank outside the job, has terms that cannot be reduced or would cut an F4
+  // element pair, Error(kResourceExhausted) where memory is short.
   HeldTensors(std::vector<TensorInfo> tensors, std::vector<Layout> layouts, Rank rank, int world);
 
   Rank rank() const { return rank_; }

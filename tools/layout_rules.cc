@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "checkpoint/shown.h"
 
 namespace tessera::tools {
 namespace {
@@ -73,7 +74,7 @@ std::vector<Layout> LayoutRules::assign(std::span<const TensorInfo> tensors) con
     try {
       layouts.push_back(rule->layout.bind(tensor.shape));
     } catch (const Error& error) {
-      fail(ErrorCode::kInvalidArgument, "tensor {:?} of shape {} under rule {:?}: {}", tensor.name,
+      fail(ErrorCode::kInvalidArgument, "tensor {} of shape {} under rule {:?}: {}", checkpoint::shown(tensor.name),
            to_string_shape(tensor.shape), rule->text, error.what());
     }
   }
@@ -103,11 +104,9 @@ bool NameFilter::matches(std::string_view name) const {
 }
 
 std::string list_names(std::span<const std::string> names, size_t limit) {
-  constexpr size_t kMaxName = 120;
   std::string list;
   for (const std::string& name : names.first(std::min(limit, names.size())))
-    list += fmt::format("{}{:?}{}", list.empty() ? "" : ", ", std::string_view(name).substr(0, kMaxName),
-                        name.size() > kMaxName ? "..." : "");
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", checkpoint::shown(name));
   if (names.size() > limit) list += fmt::format(" and {} more", names.size() - limit);
   return list;
 }

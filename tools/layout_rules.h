@@ -26,7 +26,7 @@ class LayoutRules {
   const Layout* find(std::string_view name) const;
 
   // One layout a tensor, in order, bound to its shape. Throws one line that lists the tensors without a rule (the first
-  // few and a count), or that names the tensor, its shape and the rule whose layout does not fit.
+  // hundred and a count), or that names the tensor, its shape and the rule whose layout does not fit.
   std::vector<Layout> assign(std::span<const TensorInfo> tensors) const;
 
  private:
@@ -53,7 +53,7 @@ class NameFilter {
   std::unique_ptr<Impl> impl_;
 };
 
-// "a, b, c and 17 more": at most `limit` names, quoted and on one line whatever they hold.
-std::string list_names(std::span<const std::string> names, size_t limit = 8);
+// "a, b, c and 17 more": at most `limit` names, each as checkpoint::shown() has it.
+std::string list_names(std::span<const std::string> names, size_t limit = 100);
 
 }  // namespace tessera::tools

@@ -5,13 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "tools/option_checks.h"
+
 namespace tessera::tools {
 
-// Declares one. (CLI11's own several-values options split a value that begins with '[' and ends with ']', as a regex
-// may; hence one value a flag here, and expand_lists() beforehand.)
+// Declares one, which takes no empty value. (CLI11's own several-values options split a value that begins with '[' and
+// ends with ']', as a regex may; hence one value a flag here, and expand_lists() beforehand.)
 inline CLI::Option* add_list(CLI::App& app, const std::string& flag, std::vector<std::string>& values,
                              const std::string& help) {
-  return app.add_option(flag, values, help)->allow_extra_args(false);
+  return app.add_option(flag, values, help)->allow_extra_args(false)->check(not_empty());
 }
 
 // Repeats the flag before each further value of the list options (--layout, --skip, --checkpoint, --verify, --src,

@@ -38,5 +38,11 @@ TEST(ListOption, OtherOptionsAreLeftAlone) {
   EXPECT_THROW(layouts_of({"--layout"}), CLI::ParseError);
 }
 
+TEST(ListOption, AnEmptyValueIsRefusedWhereverItStands) {
+  EXPECT_THROW(layouts_of({"--layout", ""}), CLI::ValidationError);
+  EXPECT_THROW(layouts_of({"--layout", "a=2:R", ""}), CLI::ValidationError);
+  EXPECT_THROW(layouts_of({"--layout="}), CLI::ParseError);
+}
+
 }  // namespace
 }  // namespace tessera::tools

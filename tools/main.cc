@@ -92,6 +92,7 @@ ExitStatus tessera_main(const std::vector<std::string>& args) {
 int main(int argc, char** argv) {
   try {
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);             // a file that grows too large is an error of the call, which says so
     std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines reach a log file as they come
     return static_cast<int>(tessera::tools::tessera_main({argv + 1, argv + argc}));
   } catch (const std::exception& error) {

@@ -1,10 +1,12 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/fail.h"
+#include "checkpoint/shown.h"
 #include "tessera/checkpoint.h"
 #include "tools/checkpoint_io.h"
 #include "tools/commands.h"
@@ -14,6 +16,7 @@
 #include "tools/job_options.h"
 #include "tools/layout_rules.h"
 #include "tools/list_option.h"
+#include "tools/option_checks.h"
 #include "tools/transfer_report.h"
 
 namespace tessera::tools {
@@ -73,8 +76,8 @@ void check_no_partial(const std::vector<TensorInfo>& tensors, const std::vector<
   for (size_t i = 0; i < tensors.size(); ++i)
     if (layouts[i].has_partial())
       fail(ErrorCode::kInvalidArgument,
-           "tensor {:?}: layout {}: a receiver cannot be Partial, the terms of a sum cannot be chosen for another job",
-           tensors[i].name, layouts[i].to_string());
+           "tensor {}: layout {}: a receiver cannot be Partial, the terms of a sum cannot be chosen for another job",
+           checkpoint::shown(tensors[i].name), layouts[i].to_string());
 }
 
 std::filesystem::path make_folder(const std::string& name) {
@@ -132,11 +135,13 @@ void add_recv_command(CLI::App& app, Run& run) {
       *app.add_subcommand("recv", "Take what is offered, as one rank of the receiving job")->footer(kRecvExamples);
   const auto options = std::make_shared<RecvOptions>();
   options->job.declare(command);
-  command.add_option("--dtype", options->dtype, "Cast f64, f32, f16 and bf16 tensors to this one of them");
+  command.add_option("--dtype", options->dtype, "Cast f64, f32, f16 and bf16 tensors to this one of them")
+      ->check(not_empty());
   add_list(command, "--skip", options->skip, "REGEX of whole tensor names to leave out; repeatable");
   command.add_option("--count", options->count, "Versions to take, one after the other (default 1)")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--out", options->out, "Folder for rank-NNNNN.safetensors, this rank's local tensors");
+      ->check(whole_number("a count", std::numeric_limits<int>::max()));
+  command.add_option("--out", options->out, "Folder for rank-NNNNN.safetensors, this rank's local tensors")
+      ->check(not_empty());
   add_list(command, "--verify", options->verify, "Checkpoint to compare every element with; repeated: one a version");
   command.callback(
       [options, &run] { run = [options](Interrupt& interrupt) { return run_recv(*options, interrupt); }; });

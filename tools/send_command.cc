@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/fail.h"
+#include "checkpoint/shown.h"
 #include "tessera/checkpoint.h"
 #include "tools/checkpoint_io.h"
 #include "tools/commands.h"
@@ -14,6 +15,7 @@
 #include "tools/job_options.h"
 #include "tools/layout_rules.h"
 #include "tools/list_option.h"
+#include "tools/option_checks.h"
 #include "tools/transfer_report.h"
 
 namespace tessera::tools {
@@ -28,11 +30,20 @@ constexpr char kSendExamples[] = R"(Examples:
     tessera send --job trainer --peer inference --checkpoint step1 --checkpoint step2 \
       --layout '.*norm.*=4:R' --layout '.*=4:S0')";
 
+constexpr int64_t kLastVersion = int64_t{1} << 62;  // leaves the bus room to count on
+
 struct SendOptions {
   JobOptions job;
   std::vector<std::string> checkpoints;
   std::optional<int64_t> version;
 };
+
+void check_versions(const SendOptions& options) {
+  const auto count = static_cast<int64_t>(options.checkpoints.size());
+  if (options.version && *options.version > kLastVersion - count + 1)
+    fail(ErrorCode::kInvalidArgument, "--version {} for {} checkpoints: the last version would be above {}",
+         *options.version, count, kLastVersion);
+}
 
 std::vector<TensorInfo> sorted_tensors(const Checkpoint& checkpoint) {
   std::vector<TensorInfo> tensors(checkpoint.tensors().begin(), checkpoint.tensors().end());
@@ -47,9 +58,9 @@ std::string describe(const TensorInfo* info) {
 // Versions of one batch have the same tensors.
 void check_same_tensors(const Checkpoint& first, const Checkpoint& other) {
   const auto complain = [&](const std::string& name) {
-    fail(ErrorCode::kInvalidArgument,
-         "tensor {:?} is {} in {} and {} in {}: all checkpoints must hold the same tensors", name,
-         describe(first.find(name)), first.path().string(), describe(other.find(name)), other.path().string());
+    fail(ErrorCode::kInvalidArgument, "tensor {} is {} in {} and {} in {}: all checkpoints must hold the same tensors",
+         checkpoint::shown(name), describe(first.find(name)), first.path().string(), describe(other.find(name)),
+         other.path().string());
   };
   for (const TensorInfo& info : first.tensors())
     if (const TensorInfo* found = other.find(info.name); found == nullptr || *found != info) complain(info.name);
@@ -72,6 +83,7 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
   report.bus.timeout = report.pair.timeout;
   report.bus.stop = interrupt.stop_token();
   const Timeout timeout = options.job.transfer_timeout();
+  check_versions(options);
   const LayoutRules rules = LayoutRules::parse(options.job.layouts);
   const std::vector<Checkpoint> checkpoints = open_all(options.checkpoints);
   std::vector<TensorInfo> tensors = sorted_tensors(checkpoints.front());
@@ -111,7 +123,7 @@ void add_send_command(CLI::App& app, Run& run) {
       ->required();
   command
       .add_option("--version", options->version, "Of the first checkpoint, the others follow (default: the last + 1)")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number("a version", kLastVersion));
   command.callback(
       [options, &run] { run = [options](Interrupt& interrupt) { return run_send(*options, interrupt); }; });
 }

@@ -190,9 +190,13 @@ std::string pair_key(std::string_view name_space, std::string_view pair, std::st
   return fmt::format("{}{}/{}", pair_prefix(name_space, pair), job, rank);
 }
 
+std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch) {
+  return store_key(name_space, "batch", fmt::format("{}/{}/", pair, batch));
+}
+
 std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
                          std::string_view job) {
-  return store_key(name_space, "batch", fmt::format("{}/{}/{}/", pair, batch, job));
+  return fmt::format("{}{}/", batch_prefix(name_space, pair, batch), job);
 }
 
 std::string manifest_key(std::string_view name_space, std::string_view pair, std::string_view batch,

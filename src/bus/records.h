@@ -95,6 +95,7 @@ void check_name(std::string_view what, std::string_view name);
 std::string rank_key(std::string_view name_space, std::string_view job, Rank rank);
 std::string pair_prefix(std::string_view name_space, std::string_view pair);
 std::string pair_key(std::string_view name_space, std::string_view pair, std::string_view job, Rank rank);
+std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch);
 std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
                          std::string_view job);
 std::string manifest_key(std::string_view name_space, std::string_view pair, std::string_view batch,

@@ -266,7 +266,7 @@ bool Rendezvous::Awaited::is_fresh(size_t rank, const std::string& key, const St
   return past == history.past.end() || of.attempt > past->second;
 }
 
-StoreView Rendezvous::await_side(const Awaited& side, Deadline deadline) {
+StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, Deadline deadline) {
   const std::string& space = identity_.name_space;
   const std::string manifest = manifest_key(space, side.view.name, side.batch, side.job);
   const auto missing_ranks = [&](const StoreView& items) {
@@ -278,6 +278,7 @@ StoreView Rendezvous::await_side(const Awaited& side, Deadline deadline) {
   };
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(side, items);
+    if (fellows != nullptr) throw_if_failed(*fellows, items);
     return side.is_fresh(0, manifest, items) && missing_ranks(items).empty();
   };
   const auto missing = [&](const StoreView& items) {
@@ -286,7 +287,7 @@ StoreView Rendezvous::await_side(const Awaited& side, Deadline deadline) {
   };
   const auto check = [&](const StoreView& items) { throw_if_gone(side, missing_ranks(items), deadline); };
   return wait(
-      batch_prefix(space, side.view.name, side.batch, side.job), complete,
+      batch_prefix(space, side.view.name, side.batch), complete,
       {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch), .missing = missing, .check = check},
       deadline);
 }
@@ -353,10 +354,10 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
 
   // Fellows that disagree are at fault whatever the other side says, and need not wait for it to be told. The other
   // side hears of it by the failure that they report.
-  const StoreView own_items = await_side(fellows, deadline);
+  const StoreView own_items = await_side(fellows, nullptr, deadline);
   remember(fellows, own_items);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), sends, own_items);
-  const StoreView peer_items = await_side(peers, deadline);
+  const StoreView peer_items = await_side(peers, &fellows, deadline);
   remember(peers, peer_items);
   const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !sends, peer_items);
   const Manifest& sender = sends ? mine.manifest : theirs.manifest;
@@ -477,7 +478,7 @@ Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batc
     if (history.over) history = history.next();
   }
   const StoreView items = await_side(
-      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, deadline);
+      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, nullptr, deadline);
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 

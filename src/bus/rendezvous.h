@@ -85,8 +85,8 @@ class Rendezvous {
     bool is_fresh(size_t rank, const std::string& key, const StoreView& items) const;
   };
   History& history_of(const PairView& view, const std::string& batch);  // under mutex_
-  // Fresh records of all its ranks.
-  StoreView await_side(const Awaited& side, Deadline deadline);
+  // Fresh records of all its ranks. `fellows`, whose records were read before, may still give up.
+  StoreView await_side(const Awaited& side, const Awaited* fellows, Deadline deadline);
   // The present attempt is built on these.
   void remember(const Awaited& side, const StoreView& items);
   Side judge_side(const PairView& view, const std::string& batch, const std::string& job, size_t world, bool sends,

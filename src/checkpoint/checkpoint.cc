@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "checkpoint/checkpoint_index.h"
 #include "checkpoint/safetensors_file.h"
+#include "checkpoint/shown.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -91,8 +92,8 @@ Checkpoint Checkpoint::open(const fs::path& given) {
   for (const auto& [file, names] : weights)
     for (const std::string& name : names)
       if (!impl->ids.contains(name))
-        fail(ErrorCode::kInvalidArgument, "{}: tensor {:?} is not in {}, where the index says it is", path.string(),
-             name, file);
+        fail(ErrorCode::kInvalidArgument, "{}: tensor {} is not in {}, where the index says it is", path.string(),
+             checkpoint::shown(name), file);
   return Checkpoint(std::move(impl));
 }
 
@@ -118,10 +119,11 @@ const TensorInfo* Checkpoint::find(std::string_view name) const {
 
 void Checkpoint::read_slice(std::string_view name, const Region& region, std::span<std::byte> dst) const {
   const auto found = impl_->ids.find(name);
-  if (found == impl_->ids.end()) fail(ErrorCode::kNotFound, "{}: it has no tensor {:?}", path().string(), name);
+  if (found == impl_->ids.end())
+    fail(ErrorCode::kNotFound, "{}: it has no tensor {}", path().string(), checkpoint::shown(name));
   const Impl::Place& place = impl_->places[found->second];
   const TensorInfo& info = place.entry->info;
-  const auto where = [&] { return fmt::format("{}: tensor {:?}", path().string(), name); };
+  const auto where = [&] { return fmt::format("{}: tensor {}", path().string(), checkpoint::shown(name)); };
   const auto inside = [&] {
     if (region.ndim() != static_cast<int>(info.shape.size())) return false;
     for (int d = 0; d < region.ndim(); ++d) {

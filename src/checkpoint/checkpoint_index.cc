@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "checkpoint/json_events.h"
 #include "checkpoint/safetensors_file.h"
+#include "checkpoint/shown.h"
 #include "checkpoint/strided_read.h"
 
 namespace tessera::checkpoint {
@@ -23,7 +24,7 @@ class IndexEvents : public JsonEvents<IndexEvents> {
     return std::move(files_);
   }
   std::string where() const {
-    return in_weights() ? fmt::format("{}: weight_map: {:?}", path_, tensor_) : std::string(path_);
+    return in_weights() ? fmt::format("{}: weight_map: {}", path_, shown(tensor_)) : std::string(path_);
   }
 
   bool null() { return skip("null"); }
@@ -53,7 +54,7 @@ class IndexEvents : public JsonEvents<IndexEvents> {
         fail(ErrorCode::kInvalidArgument, "{}: weight_map is there twice", path_);
     } else if (in_weights()) {
       if (!names_.insert(name).second)
-        fail(ErrorCode::kInvalidArgument, "{}: weight_map: {:?} is there twice", path_, name);
+        fail(ErrorCode::kInvalidArgument, "{}: weight_map: {} is there twice", path_, shown(name));
       tensor_ = std::move(name);
     }
     return true;
@@ -63,7 +64,7 @@ class IndexEvents : public JsonEvents<IndexEvents> {
     if (!in_weights()) return skip("a string");
     const std::filesystem::path file(value);
     if (file.empty() || file.filename() != file || value == "." || value == ".." || value.find('\0') != value.npos)
-      fail(ErrorCode::kInvalidArgument, "{}: {:?} is not the name of a file beside the index", where(), value);
+      fail(ErrorCode::kInvalidArgument, "{}: {} is not the name of a file beside the index", where(), shown(value));
     files_[value].insert(std::move(tensor_));
     return true;
   }

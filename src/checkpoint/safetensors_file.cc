@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "base/fail.h"
+#include "checkpoint/shown.h"
 #include "checkpoint/strided_read.h"
 
 namespace tessera::checkpoint {
@@ -40,7 +41,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
 
 void SafetensorsFile::read(const HeaderEntry& entry, const Region& region, std::span<std::byte> dst) const {
   const FileTensor tensor{fd_.get(), data_offset_ + entry.begin, entry.info.dtype, entry.info.shape};
-  read_region(tensor, region, dst, fmt::format("{}: tensor {:?}", path_, entry.info.name));
+  read_region(tensor, region, dst, fmt::format("{}: tensor {}", path_, shown(entry.info.name)));
 }
 
 }  // namespace tessera::checkpoint

@@ -8,6 +8,7 @@
 
 #include "base/fail.h"
 #include "checkpoint/json_events.h"
+#include "checkpoint/shown.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -33,9 +34,9 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
   std::string where() const {
     if (level_ == Level::kMetadata) return fmt::format("{}: {}", path_, kMetadataKey);
     if (level_ == Level::kFile || header_.tensors.empty()) return fmt::format("{}: header", path_);
-    const std::string& name = header_.tensors.back().info.name;
-    return field_.empty() ? fmt::format("{}: tensor {:?}", path_, name)
-                          : fmt::format("{}: tensor {:?}: {}", path_, name, field_);
+    const std::string name = shown(header_.tensors.back().info.name);
+    return field_.empty() ? fmt::format("{}: tensor {}", path_, name)
+                          : fmt::format("{}: tensor {}: {}", path_, name, field_);
   }
 
   bool start_object(size_t) {
@@ -70,10 +71,12 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
 
   bool key(std::string& name) {
     if (level_ == Level::kFile) {
-      if (!names_.insert(name).second) fail(ErrorCode::kInvalidArgument, "{}: tensor {:?} is there twice", path_, name);
+      if (!names_.insert(name).second)
+        fail(ErrorCode::kInvalidArgument, "{}: tensor {} is there twice", path_, shown(name));
       key_ = std::move(name);
     } else if (level_ == Level::kMetadata) {
-      if (header_.metadata.contains(name)) fail(ErrorCode::kInvalidArgument, "{}: {:?} is there twice", where(), name);
+      if (header_.metadata.contains(name))
+        fail(ErrorCode::kInvalidArgument, "{}: {} is there twice", where(), shown(name));
       key_ = std::move(name);
     } else {
       field_.clear();
@@ -81,7 +84,7 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
                          : name == "shape"        ? &seen_.shape
                          : name == "data_offsets" ? &seen_.offsets
                                                   : nullptr;
-      if (seen == nullptr) fail(ErrorCode::kInvalidArgument, "{}: unknown field {:?}", where(), name);
+      if (seen == nullptr) fail(ErrorCode::kInvalidArgument, "{}: unknown field {}", where(), shown(name));
       if (std::exchange(*seen, true)) fail(ErrorCode::kInvalidArgument, "{}: {} is there twice", where(), name);
       field_ = std::move(name);
     }
@@ -95,7 +98,7 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
     }
     if (level_ != Level::kTensor || field_ != "dtype" || in_array_) unexpected("a string");
     const auto dtype = dtype_of_file_name(value);
-    if (!dtype) fail(ErrorCode::kInvalidArgument, "{}: {:?} is not one that Tessera knows", where(), value);
+    if (!dtype) fail(ErrorCode::kInvalidArgument, "{}: {} is not one that Tessera knows", where(), shown(value));
     header_.tensors.back().info.dtype = *dtype;
     return true;
   }
@@ -152,7 +155,7 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
 
 void check_extent(const HeaderEntry& entry, std::string_view path) {
   const TensorInfo& info = entry.info;
-  const auto where = [&] { return fmt::format("{}: tensor {:?}", path, info.name); };
+  const auto where = [&] { return fmt::format("{}: tensor {}", path, shown(info.name)); };
   if (entry.begin > entry.end)
     fail(ErrorCode::kInvalidArgument, "{}: data_offsets [{}, {}] run backwards", where(), entry.begin, entry.end);
   const int bits = bits_of(info.dtype);
@@ -176,7 +179,7 @@ std::string json_string(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
   } catch (const nlohmann::json::type_error&) {
-    fail(ErrorCode::kInvalidArgument, "the name {:?} is not UTF-8, as safetensors wants it", text);
+    fail(ErrorCode::kInvalidArgument, "the name {} is not UTF-8, as safetensors wants it", shown(text));
   }
 }
 
@@ -184,7 +187,7 @@ std::string json_string(const std::string& text) {
 void check_coverage(const std::vector<HeaderEntry>& tensors, int64_t data_bytes, std::string_view path) {
   int64_t covered = 0;
   for (const HeaderEntry& entry : tensors) {
-    const auto where = [&] { return fmt::format("{}: tensor {:?}", path, entry.info.name); };
+    const auto where = [&] { return fmt::format("{}: tensor {}", path, shown(entry.info.name)); };
     if (entry.end > data_bytes)
       fail(ErrorCode::kInvalidArgument, "{}: its bytes end at {}, the file's data at {}: is the file truncated?",
            where(), entry.end, data_bytes);

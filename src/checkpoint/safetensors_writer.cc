@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "checkpoint/atomic_file.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/shown.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {
@@ -27,13 +28,13 @@ void check_tensors(const std::vector<TensorView>& tensors, const std::string& pa
   std::vector<std::string_view> names;
   for (const TensorView& tensor : tensors) {
     if (element_count(tensor.shape) * bits_of(tensor.dtype) % 8 != 0)
-      fail(ErrorCode::kInvalidArgument, "{}: tensor {:?}: shape {} of {} ends inside a byte", path, tensor.name,
-           to_string_shape(tensor.shape), to_string(tensor.dtype));
+      fail(ErrorCode::kInvalidArgument, "{}: tensor {}: shape {} of {} ends inside a byte", path,
+           checkpoint::shown(tensor.name), to_string_shape(tensor.shape), to_string(tensor.dtype));
     names.push_back(tensor.name);
   }
   std::ranges::sort(names);
   if (const auto twice = std::ranges::adjacent_find(names); twice != names.end())
-    fail(ErrorCode::kInvalidArgument, "{}: tensor {:?} is given twice", path, *twice);
+    fail(ErrorCode::kInvalidArgument, "{}: tensor {} is given twice", path, checkpoint::shown(*twice));
   if (std::ranges::binary_search(names, checkpoint::kMetadataKey))
     fail(ErrorCode::kInvalidArgument, "{}: a tensor cannot be called {}", path, checkpoint::kMetadataKey);
 }

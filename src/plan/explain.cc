@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
+#include <span>
 #include <tuple>
 
 #include "plan/holders.h"
+#include "plan/terms.h"
 #include "plan/text.h"
 #include "tessera/plan.h"
 
@@ -31,35 +34,52 @@ std::string shorten(std::string text, size_t limit) {
   return text;
 }
 
-// All pieces that one rank sends to one group.
+// All pieces that one rank sends to one group, or all terms that it lends to one owner.
 struct Row {
   int64_t pieces = 0;
   int64_t bytes = 0;
   const Region* region = nullptr;
+
+  void add(const Region& piece, int64_t piece_bytes) {
+    ++pieces;
+    bytes += piece_bytes;
+    region = &piece;
+  }
 };
+
+std::string row_text(Rank from, std::span<const Rank> to, std::string_view how, const Row& row) {
+  const std::string what = row.pieces == 1 ? shorten(row.region->to_string(), 48) : count_text(row.pieces, "piece");
+  return fmt::format("{:>6}  {:<24} {:<10} {:>12}  {}\n", from, ranks_text(to, 4), how, bytes_text(row.bytes),
+                     what.empty() ? "the scalar" : what);
+}
+
+std::string more_rows_text(size_t rows) {
+  if (rows <= kRows) return {};
+  return fmt::format("{:>6}  ... and {}\n", "", count_text(static_cast<int64_t>(rows - kRows), "more row"));
+}
+
+std::string term_rows(const Plan& plan) {
+  std::map<std::pair<Rank, Rank>, Row> rows;  // by peer and owner
+  plan::for_each_term(plan, [&](Rank peer, const Reduction& reduction, int64_t bytes) {
+    rows[{peer, reduction.owner}].add(reduction.region, bytes);
+  });
+  std::string text;
+  for (const auto& [key, row] : rows | std::views::take(kRows))
+    text += row_text(key.first, std::span(&key.second, 1), "term", row);
+  return text + more_rows_text(rows.size());
+}
 
 std::string route_table(const Plan& plan) {
   std::map<std::tuple<Rank, RouteKind, uint32_t>, Row> rows;
-  for (const Route& route : plan.routes) {
-    Row& row = rows[{route.src, route.kind, route.group}];
-    ++row.pieces;
-    row.bytes += route.bytes;
-    row.region = &route.region;
-  }
+  for (const Route& route : plan.routes) rows[{route.src, route.kind, route.group}].add(route.region, route.bytes);
   if (rows.empty()) return "Nothing has to move.\n";
   std::string text = fmt::format("{:>6}  {:<24} {:<10} {:>12}  {}\n", "from", "to", "how", "bytes", "what");
-  size_t shown = 0;
-  for (const auto& [key, row] : rows) {
-    if (shown++ == kRows) {
-      text += fmt::format("{:>6}  ... and {}\n", "", count_text(static_cast<int64_t>(rows.size() - kRows), "more row"));
-      break;
-    }
+  text += term_rows(plan);
+  for (const auto& [key, row] : rows | std::views::take(kRows)) {
     const auto& [src, kind, group] = key;
-    const std::string what = row.pieces == 1 ? shorten(row.region->to_string(), 48) : count_text(row.pieces, "piece");
-    text += fmt::format("{:>6}  {:<24} {:<10} {:>12}  {}\n", src, ranks_text(plan.groups[group], 4), to_string(kind),
-                        bytes_text(row.bytes), what.empty() ? "the scalar" : what);
+    text += row_text(src, plan.groups[group], to_string(kind), row);
   }
-  return text;
+  return text + more_rows_text(rows.size());
 }
 
 std::string reduction_text(const Plan& plan) {

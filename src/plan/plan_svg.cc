@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <map>
+#include <span>
 
 #include "plan/svg_canvas.h"
 #include "plan/tensor_picture.h"
+#include "plan/terms.h"
 #include "plan/text.h"
 #include "tessera/plan.h"
 
@@ -30,11 +32,18 @@ std::string colour_at(double fraction) {  // 0 to 1: through the hues, without c
 // Consecutive ranks that share one box.
 struct Bin {
   std::vector<Rank> ranks;
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // that a source sends, or a destination takes
+  int64_t terms = 0;  // that a source takes, to reduce them
   double top = 0;
   double height = 0;
-  double used = 0;  // by ribbons drawn so far
+  double used = 0;  // by bands drawn so far
+
+  int64_t load() const { return bytes + terms; }
+  // Of the height, what `part` of the load takes.
+  double share(int64_t part) const { return height * static_cast<double>(part) / static_cast<double>(load()); }
 };
+
+using Flows = std::map<std::pair<size_t, size_t>, int64_t>;  // bytes by boxes: from, to
 
 class Column {
  public:
@@ -55,8 +64,10 @@ class Column {
   size_t size() const { return bins_.size(); }
   double x() const { return x_; }
 
-  // Heights by bytes, but room for a label; `per_byte` pixels.
-  void arrange(int64_t total) {
+  // Heights by load, but room for a label.
+  void arrange() {
+    int64_t total = 0;
+    for (const Bin& bin : bins_) total += bin.load();
     const double gap = 4;
     const auto count = static_cast<double>(bins_.size());
     const double least = std::min(12.0, (kFlow.height - gap * (count - 1)) / count * 0.6);
@@ -64,7 +75,7 @@ class Column {
     double y = kFlow.y;
     for (Bin& bin : bins_) {
       bin.top = y;
-      bin.height = least + (total > 0 ? room * static_cast<double>(bin.bytes) / static_cast<double>(total) : 0);
+      bin.height = least + (total > 0 ? room * static_cast<double>(bin.load()) / static_cast<double>(total) : 0);
       y += bin.height + gap;
     }
   }
@@ -119,37 +130,62 @@ class Picture {
 
   // Who sends to whom: a band a pair of boxes, as thick as its bytes.
   void draw_flow() {
-    std::map<std::pair<size_t, size_t>, int64_t> flows;
+    Flows terms;
+    Flows flows;
+    plan::for_each_term(plan_, [&](Rank peer, const Reduction& reduction, int64_t bytes) {
+      terms[{from_.bin_of(peer), from_.bin_of(reduction.owner)}] += bytes;
+    });
     for (const Route& route : plan_.routes)
       for (const Rank dst : plan_.dsts(route)) flows[{from_.bin_of(route.src), to_.bin_of(dst)}] += route.bytes;
-    int64_t total = 0;
+    for (const auto& [pair, bytes] : terms) {
+      from_[pair.first].bytes += bytes;
+      from_[pair.second].terms += bytes;
+    }
     for (const auto& [pair, bytes] : flows) {
       from_[pair.first].bytes += bytes;
       to_[pair.second].bytes += bytes;
-      total += bytes;
     }
-    from_.arrange(total);
-    to_.arrange(total);
-    for (const auto& [pair, bytes] : flows) {
-      Bin& source = from_[pair.first];
-      Bin& destination = to_[pair.second];
-      const auto share = [flow = bytes](const Bin& bin) {
-        return bin.height * static_cast<double>(flow) / static_cast<double>(bin.bytes);
-      };
-      const double thickness = std::max(0.4, std::min(share(source), share(destination)));
-      canvas_.ribbon(from_.x() + kBoxWidth, source.top + source.used, to_.x(), destination.top + destination.used,
-                     thickness, colour_of(source.ranks.front()));
-      source.used += share(source);
-      destination.used += share(destination);
-    }
+    from_.arrange();
+    to_.arrange();
+    draw_terms(terms);
+    draw_routes(flows);
     draw_column(from_, "end", from_.x() - 8, true);
     draw_column(to_, "start", to_.x() + kBoxWidth + 8, false);
     canvas_.text(from_.x() + kBoxWidth, kFlow.y - 18, heading("source", plan_.src),
                  R"(text-anchor="end" font-weight="bold")");
     canvas_.text(kWidth - 10, kFlow.y - 18, heading("destination", plan_.dst),
                  R"(text-anchor="end" font-weight="bold")");
-    canvas_.text(kFlow.x + kFlow.width / 2, kFlow.y - 18, "bands: bytes delivered, in the colour of the sender",
+    canvas_.text(kFlow.x + kFlow.width / 2, kFlow.y - 18,
+                 plan_.reductions.empty()
+                     ? "bands: bytes delivered, in the colour of the sender"
+                     : "bands: bytes delivered, dashed: terms to be reduced, in the sender's colour",
                  R"(text-anchor="middle" fill="#555")");
+  }
+
+  void draw_terms(const Flows& terms) {
+    for (const auto& [pair, bytes] : terms) {
+      Bin& peer = from_[pair.first];
+      Bin& owner = from_[pair.second];
+      const double y1 = peer.top + peer.used;
+      peer.used += peer.share(bytes);
+      const double y2 = owner.top + owner.used;
+      owner.used += owner.share(bytes);
+      if (&peer == &owner) continue;  // ranks that share a box
+      canvas_.loop(from_.x() + kBoxWidth, y1, y2, std::min(peer.share(bytes), owner.share(bytes)),
+                   colour_of(peer.ranks.front()));
+    }
+  }
+
+  void draw_routes(const Flows& flows) {
+    for (const auto& [pair, bytes] : flows) {
+      Bin& source = from_[pair.first];
+      Bin& destination = to_[pair.second];
+      const double thickness = std::max(0.4, std::min(source.share(bytes), destination.share(bytes)));
+      canvas_.ribbon(from_.x() + kBoxWidth, source.top + source.used, to_.x(), destination.top + destination.used,
+                     thickness, colour_of(source.ranks.front()));
+      source.used += source.share(bytes);
+      destination.used += destination.share(bytes);
+    }
   }
 
   static std::string heading(const char* side, const Layout& layout) {
@@ -182,33 +218,47 @@ class Picture {
     draw_destination_cut(canvas_, kDestinationTensor, plan_, colour);
   }
 
-  // What each source sends, against what the fairest share would be.
+  // What each source sends, against what the fairest share would be. Terms stand on top: no bound is known for them.
   void draw_bars() {
-    std::vector<int64_t> sent(colours_.size(), 0);
-    for (const auto& [rank, bytes] : plan_.egress())
-      sent[static_cast<size_t>(std::ranges::lower_bound(colours_, rank) - colours_.begin())] = bytes;
+    struct Sent {
+      int64_t routes = 0;
+      int64_t terms = 0;
+      int64_t total() const { return routes + terms; }
+    };
+    std::vector<Sent> sent(colours_.size());
+    const auto of = [&](Rank rank) -> Sent& {
+      return sent[static_cast<size_t>(std::ranges::lower_bound(colours_, rank) - colours_.begin())];
+    };
+    for (const auto& [rank, bytes] : plan_.egress()) of(rank).routes = bytes;
+    plan::for_each_term(plan_, [&](Rank peer, const Reduction&, int64_t bytes) { of(peer).terms += bytes; });
     canvas_.text(kBars.x + kBars.width / 2, kBars.y - 46, "what each source sends",
                  R"(text-anchor="middle" font-weight="bold")");
-    canvas_.text(kBars.x + kBars.width / 2, kBars.y - 29, "dashed: the least that the busiest must send",
+    canvas_.text(kBars.x + kBars.width / 2, kBars.y - 29,
+                 plan_.reductions.empty() ? "dashed: the least that the busiest must send"
+                                          : "pale: terms; dashed: the least that the busiest must send of the rest",
                  R"(text-anchor="middle" font-size="11" fill="#555")");
     const size_t bars = std::min(sent.size(), kMaxBars);
     const int64_t bound = plan_.stats.max_egress_lower_bound;
-    const auto highest = static_cast<double>(std::max<int64_t>({plan_.stats.max_egress, bound, 1}));
+    const int64_t most = std::ranges::max(sent, {}, &Sent::total).total();
+    const double per_byte = kBars.height / static_cast<double>(std::max<int64_t>({most, bound, 1}));
     const double step = kBars.width / static_cast<double>(bars);
     for (size_t bar = 0; bar < bars; ++bar) {
       const size_t first = bar * sent.size() / bars;
       const size_t last = (bar + 1) * sent.size() / bars;
-      const auto most = *std::max_element(sent.begin() + static_cast<std::ptrdiff_t>(first),
-                                          sent.begin() + static_cast<std::ptrdiff_t>(last));
-      const double height = kBars.height * static_cast<double>(most) / highest;
-      canvas_.rect({kBars.x + step * static_cast<double>(bar), kBars.y + kBars.height - height,
-                    std::max(step * 0.85, 0.8), height},
-                   colour_of(colours_[first]));
+      const Sent& shown = *std::ranges::max_element(std::span(sent).subspan(first, last - first), {}, &Sent::total);
+      const double x = kBars.x + step * static_cast<double>(bar);
+      const double width = std::max(step * 0.85, 0.8);
+      const double height = per_byte * static_cast<double>(shown.routes);
+      const double terms = per_byte * static_cast<double>(shown.terms);
+      const double base = kBars.y + kBars.height;
+      canvas_.rect({x, base - height, width, height}, colour_of(colours_[first]));
+      if (terms > 0)
+        canvas_.rect({x, base - height - terms, width, terms}, colour_of(colours_[first]), R"(fill-opacity=".45")");
       if (step > 22)
         canvas_.text(kBars.x + step * (static_cast<double>(bar) + 0.42), kBars.y + kBars.height + 15,
                      fmt::to_string(colours_[first]), R"(text-anchor="middle" font-size="11")");
     }
-    const double y = kBars.y + kBars.height * (1 - static_cast<double>(bound) / highest);
+    const double y = kBars.y + kBars.height - per_byte * static_cast<double>(bound);
     canvas_.line(kBars.x, y, kBars.x + kBars.width, y, R"(stroke="#c00" stroke-dasharray="5 3")");
     canvas_.text(kBars.x + kBars.width, y - 5, bytes_text(bound), R"(text-anchor="end" font-size="11" fill="#c00")");
     canvas_.line(kBars.x, kBars.y + kBars.height, kBars.x + kBars.width, kBars.y + kBars.height, R"(stroke="#333")");

@@ -107,10 +107,24 @@ TEST(Plan, ExplainCountsWhatStaysOnARankAsDeliveredNotAsMoved) {
   EXPECT_THAT(text, HasSubstr("delivered          256 B, 64 B of it local\nmoved              192 B\n"));
 }
 
+TEST(Plan, TermsStandBesideTheRoutes) {
+  const Plan plan = plan_of("64x64", "bf16", "4:Psum", "tp=2@2-3:S1");
+  const std::string text = explain(plan);
+  EXPECT_THAT(text, HasSubstr("     0  2                        term              4 KiB  [0:64][0:32]\n"));
+  EXPECT_THAT(text, HasSubstr("     2  3                        term              4 KiB  [0:64][32:64]\n"));
+  EXPECT_THAT(text, Not(HasSubstr("     2  2                        term")));
+  const std::string picture = plan.to_svg();
+  EXPECT_THAT(picture, HasSubstr(">0  (8 KiB)<"));  // lends a term to each owner
+  EXPECT_THAT(picture, HasSubstr(">2  (8 KiB)<"));  // lends one, keeps its own result
+  EXPECT_THAT(picture, HasSubstr("terms to be reduced"));
+  EXPECT_THAT(plan_of("64x64", "bf16", "4:S0", "tp=2@4-5:S1").to_svg(), Not(HasSubstr("terms")));
+}
+
 TEST(Plan, ExplainStaysShortForManyRanks) {
   const std::string text = explain(plan_of("8192x8192", "bf16", "fsdp=1024:S0", "dp=64,tp=16@1024-2047:R,S1"));
   EXPECT_THAT(text, HasSubstr("... and 16344 more rows"));
   EXPECT_LT(text.size(), 8000U);
+  EXPECT_LT(explain(plan_of("8192x8192", "bf16", "256:Psum", "256@256-511:S0")).size(), 16'000U);
 }
 
 TEST(Plan, PicturesStaySmallForAThousandRanks) {
@@ -118,6 +132,7 @@ TEST(Plan, PicturesStaySmallForAThousandRanks) {
       plan_of("8192x8192", "bf16", "dp=16,fsdp=8,tp=8:R,S0*8,S0", "dp=64,tp=16@1024-2047:R,S1").to_svg();
   EXPECT_THAT(picture, StartsWith("<svg "));
   EXPECT_LT(picture.size(), 600'000U);
+  EXPECT_LT(plan_of("8192x8192", "bf16", "256:Psum", "256@256-511:S0").to_svg().size(), 600'000U);
 }
 
 struct Refusal {

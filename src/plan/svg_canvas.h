@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -46,6 +47,17 @@ class SvgCanvas {
     put("<path d=\"M{0:.4g} {1:.5g}C{2:.4g} {1:.5g} {2:.4g} {4:.5g} {3:.4g} {4:.5g}V{6:.5g}"
         "C{2:.4g} {6:.5g} {2:.4g} {5:.5g} {0:.4g} {5:.5g}Z\" fill=\"{7}\" fill-opacity=\".45\"/>\n",
         x1, y1, mid, x2, y2, y1 + thickness, y2 + thickness, fill);
+  }
+  // A band that leaves a vertical edge at (x, y1) to the right and comes back to it at (x, y2), outlined in dashes.
+  void loop(double x, double y1, double y2, double thickness, std::string_view fill) {
+    const double top = std::min(y1, y2);
+    const double bottom = std::max(y1, y2);
+    const double inner = x + 24 + (bottom - top - thickness) / 2;
+    const double outer = inner + thickness * 4 / 3;  // a curve goes 3/4 of the way to its control points
+    put("<path d=\"M{0:.4g} {1:.5g}C{2:.5g} {1:.5g} {2:.5g} {3:.5g} {0:.4g} {3:.5g}V{4:.5g}"
+        "C{5:.5g} {4:.5g} {5:.5g} {6:.5g} {0:.4g} {6:.5g}Z\" fill=\"{7}\" fill-opacity=\".2\" stroke=\"{7}\" "
+        "stroke-width=\".6\" stroke-dasharray=\"5 3\"/>\n",
+        x, top, outer, bottom + thickness, bottom, inner, top + thickness, fill);
   }
 
   std::string take() {

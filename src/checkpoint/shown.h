@@ -1,0 +1,17 @@
+// What a file holds, as errors show it.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+
+namespace tessera::checkpoint {
+
+// A name, or another text, in quotes: on one line whatever it holds, and cut at 120 bytes.
+inline std::string shown(std::string_view text) {
+  constexpr size_t kMost = 120;
+  return fmt::format("{:?}{}", text.substr(0, kMost), text.size() > kMost ? "..." : "");
+}
+
+}  // namespace tessera::checkpoint

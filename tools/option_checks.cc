@@ -1,0 +1,31 @@
+#include "tools/option_checks.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <utility>
+
+#include "checkpoint/shown.h"
+
+namespace tessera::tools {
+
+OptionCheck whole_number(std::string what, int64_t most) {
+  return [what = std::move(what), most](const std::string& text) -> std::string {
+    int64_t value = 0;
+    const char* const last = text.data() + text.size();
+    const auto [end, error] = std::from_chars(text.data(), last, value);
+    const bool number = end == last && !text.empty();
+    if (number && error == std::errc() && value >= 1 && value <= most) return {};
+    const bool too_large = number && !text.starts_with('-') && (error != std::errc() || value > most);
+    return fmt::format("{} is a whole number from 1{} (not {})", what, too_large ? fmt::format(" to {}", most) : "",
+                       checkpoint::shown(text));
+  };
+}
+
+OptionCheck not_empty() {
+  return [](const std::string& text) {
+    return text.empty() ? "the value is empty: give one, or leave the option out" : "";
+  };
+}
+
+}  // namespace tessera::tools
