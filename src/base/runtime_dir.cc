@@ -1,6 +1,7 @@
 #include "base/runtime_dir.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -161,6 +162,14 @@ UniqueFd try_lock_file(const std::string& path) {
   }
   if (!same_file(fd.get(), path)) return {};
   return fd;
+}
+
+UniqueFd lock_file(const std::string& path, const Deadline& deadline) {
+  while (true) {  // flock() knows no deadline
+    UniqueFd fd = try_lock_file(path);
+    if (fd || deadline.passed()) return fd;
+    ::poll(nullptr, 0, 1);
+  }
 }
 
 }  // namespace tessera

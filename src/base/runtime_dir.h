@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/clock.h"
 #include "base/fd.h"
 
 namespace tessera {
@@ -54,5 +55,7 @@ class RuntimeDir {
 // Takes an exclusive flock on `path` (created 0600 if need be) without waiting; empty if someone else holds it. The
 // lock ends with the descriptor. A file removed by its holder meanwhile counts as held: try again.
 UniqueFd try_lock_file(const std::string& path);
+// The same, but waits for whoever holds it; empty if that takes longer. For locks that are held briefly.
+UniqueFd lock_file(const std::string& path, const Deadline& deadline);
 
 }  // namespace tessera

@@ -15,6 +15,8 @@
 
 #include "base/fail.h"
 #include "base/socket.h"
+#include "base/testing.h"
+#include "base/thread.h"
 
 namespace tessera {
 namespace {
@@ -130,8 +132,10 @@ TEST_F(RuntimeDirTest, ALockIsHeldByOneAndEndsWithItsDescriptor) {
   UniqueFd first = try_lock_file(path);
   ASSERT_TRUE(first);
   EXPECT_FALSE(try_lock_file(path));
-  first.reset();
-  EXPECT_TRUE(try_lock_file(path));
+  EXPECT_FALSE(lock_file(path, Deadline::after(Duration::zero())));
+  std::thread holder = start_thread("holder", [&] { first.reset(); });
+  EXPECT_TRUE(lock_file(path, soon()));
+  holder.join();
 }
 
 }  // namespace

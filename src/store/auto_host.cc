@@ -19,6 +19,7 @@ namespace {
 constexpr uint32_t kMembersMagic = 0x314d4b54;  // "TKM1"
 constexpr uint32_t kMaxMembers = 65536;
 constexpr size_t kMaxMembersBytes = size_t{16} << 20;
+constexpr Duration kLeavingTime = std::chrono::seconds(1);  // one that is stopped meanwhile is not waited for
 
 struct MembersFile {
   int64_t revision_floor = 0;
@@ -27,6 +28,9 @@ struct MembersFile {
 
 std::string lock_path(const std::string& root) {
   return root + "/store.lock";
+}
+std::string leaving_path(const std::string& root) {
+  return root + "/store.leaving";
 }
 std::string members_path(const std::string& root) {
   return root + "/store.members";
@@ -85,6 +89,22 @@ void write_members(const std::string& root, const MembersFile& file) {
     log().warn("{} cannot be written ({}): a host after this one waits for its full time", path, std::strerror(errno));
 }
 
+// Whoever ends waits for its turn: a client that is about to end still counts as one that stays, and must come after.
+class Leaving {
+ public:
+  explicit Leaving(const std::string& root)
+      : path_(leaving_path(root)), lock_(lock_file(path_, Deadline::after(kLeavingTime))) {}
+  ~Leaving() {
+    if (lock_) ::unlink(path_.c_str());
+  }
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+
+ private:
+  const std::string path_;
+  const UniqueFd lock_;
+};
+
 // Gives the lock up, leaving for the next host what the clients that stay need of it.
 void leave(const std::string& root, UniqueFd lock, MembersFile file, uint64_t own_client) {
   std::erase_if(file.members, [&](const Member& member) {
@@ -114,11 +134,9 @@ AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
   options.same_user_only = true;
   if (const auto before = read_members(root_)) {
     revision_floor_ = options.revision_floor = before->revision_floor + kRevisionsPerStore;
-    members_ = before->members;
     options.awaited = before->members;
   }
   options.on_members = [this](const std::vector<Member>& members) {
-    members_ = members;
     write_members(root_, {.revision_floor = revision_floor_, .members = members});
   };
   // Bound under another name and renamed: a client finds the last host's socket, which refuses, or this one listening.
@@ -132,13 +150,16 @@ AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
 }
 
 AutoHost::~AutoHost() {
+  const Leaving turn(root_);
   server_->stop();
   // Before our connections end and wake the others, so that one of them can take the lock at once.
-  leave(root_, std::move(lock_), {.revision_floor = revision_floor_, .members = std::move(members_)}, own_client_);
+  leave(root_, std::move(lock_), {.revision_floor = revision_floor_, .members = server_->connected_members()},
+        own_client_);
 }
 
 void AutoHost::tidy(const std::string& root, uint64_t own_client) noexcept {
   try {
+    const Leaving turn(root);
     UniqueFd lock = try_lock_file(lock_path(root));
     if (!lock) return;
     leave(root, std::move(lock), read_members(root).value_or(MembersFile{}), own_client);

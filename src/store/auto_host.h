@@ -3,13 +3,14 @@
 //   ROOT/store.lock     an flock held by the host: whoever takes it is the next one
 //   ROOT/store.sock     where it listens
 //   ROOT/store.members  its clients, for the next host: whom to wait for
+//   ROOT/store.leaving  an flock held for a moment by whoever ends, host or client: one after the other, so that the
+//                       last one finds what the others have left
 //
 // A host that ends removes what nobody needs any more; one that is killed leaves files that the next one replaces.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "base/fd.h"
 #include "store/server.h"
@@ -25,7 +26,7 @@ class AutoHost {
   // host shall not wait for it.
   static std::unique_ptr<AutoHost> try_start(const std::string& root, uint64_t own_client);
   ~AutoHost();
-  // For a client that ends while nobody hosts: removes what no living client needs.
+  // For a client that has ended while nobody hosts: removes what no living client needs.
   static void tidy(const std::string& root, uint64_t own_client) noexcept;
   AutoHost(const AutoHost&) = delete;
   AutoHost& operator=(const AutoHost&) = delete;
@@ -37,7 +38,6 @@ class AutoHost {
   const uint64_t own_client_;
   UniqueFd lock_;
   int64_t revision_floor_ = 0;
-  std::vector<Member> members_;  // on the server's thread while it runs
   std::unique_ptr<Server> server_;
 };
 

@@ -58,6 +58,9 @@ class Actor {
   // Ends in an orderly way; the exit status.
   int end() {
     tell("end");
+    return wait_end();
+  }
+  int wait_end() {
     int status = -1;
     ::waitpid(std::exchange(pid_, 0), &status, 0);
     return status;
@@ -139,6 +142,18 @@ TEST_F(AutoHostTest, ProcessesThatStartTogetherFindEachOther) {
     for (const auto& one : actors) EXPECT_EQ(one->ask(fmt::format("wait rank/ {}", kActors)), "ok");
     for (const auto& one : actors) EXPECT_EQ(one->end(), 0);
     EXPECT_THAT(leftovers(), testing::IsEmpty());
+  }
+}
+
+TEST_F(AutoHostTest, ProcessesThatEndTogetherLeaveNothing) {
+  constexpr int kActors = 6;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::unique_ptr<Actor>> actors;
+    for (int i = 0; i < kActors; ++i) actors.push_back(actor());
+    for (const auto& one : actors) EXPECT_EQ(one->ask("own key here"), "ok");
+    for (const auto& one : actors) one->tell("end");
+    for (const auto& one : actors) EXPECT_EQ(one->wait_end(), 0);
+    ASSERT_THAT(leftovers(), testing::IsEmpty()) << "round " << round;
   }
 }
 

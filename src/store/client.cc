@@ -87,7 +87,7 @@ Client::~Client() {
 void Client::wait_connected(Timeout timeout) {
   std::unique_lock lock(mutex_);
   const TimePoint start = Clock::steady().now();
-  const Deadline deadline = Deadline::at(start + timeout);
+  const Deadline deadline = Deadline::after(timeout);
   const auto settled = [&] {
     return link_status_.ok() || lasting(link_status_.code()) || stop_.stop_requested() || deadline.passed();
   };

@@ -52,6 +52,8 @@ class Server final : public StoreServer {
   std::string address() const override { return address_; }
   // Ends the thread; connections stay open, unserved, until the object ends. Idempotent.
   void stop() { loop_.stop(); }
+  // After stop(): the clients that are still there, even where it had no time to notice, and those awaited.
+  std::vector<Member> connected_members() const;
   // For tests: what moves a FakeClock must run on this loop.
   EventLoop& loop() { return loop_; }
 
@@ -105,6 +107,7 @@ class Server final : public StoreServer {
   void end_gathering();
   void arm_expiry();
   void report_members();
+  std::vector<Member> members(bool (*counts)(const Session&)) const;
 
   const std::string address_;
   const ServerOptions options_;

@@ -1,4 +1,6 @@
 // The part of Server that continues a server before it: whom it waits for, and what they publish again.
+#include <poll.h>
+
 #include <algorithm>
 
 #include "base/fail.h"
@@ -84,13 +86,23 @@ void Server::restore(const Frame& frame) {
 }
 
 void Server::report_members() {
-  if (!options_.on_members) return;
+  if (options_.on_members) options_.on_members(members([](const Session&) { return true; }));
+}
+
+std::vector<Member> Server::connected_members() const {
+  return members([](const Session& session) {
+    pollfd poll_fd{.fd = session.fd.get(), .events = POLLRDHUP, .revents = 0};
+    return ::poll(&poll_fd, 1, 0) == 0;
+  });
+}
+
+std::vector<Member> Server::members(bool (*counts)(const Session&)) const {
   std::vector<Member> members;
   for (const auto& [id, session] : sessions_)
-    if (session->hello && !awaited_.contains(session->hello->client))
+    if (session->hello && !awaited_.contains(session->hello->client) && counts(*session))
       members.push_back({.client = session->hello->client, .incarnation = session->hello->incarnation});
   for (const auto& [client, awaited] : awaited_) members.push_back(awaited.member);
-  options_.on_members(members);
+  return members;
 }
 
 }  // namespace tessera::store
