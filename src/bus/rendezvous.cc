@@ -298,8 +298,8 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
   store_.put(batch_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record.write(),
              {.lease = lease_}, deadline.left());
 
-  // Fellows that disagree are at fault whatever the other side says, and need not wait for it to be told. The other
-  // side hears of it by the failure that they report.
+  // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
+  // or, where it is still joining, leave for.
   const StoreView own_items = await_side(view, batch, identity_.job, view.own, deadline);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), sends, own_items);
   const StoreView peer_items = await_side(view, batch, view.peer_job, view.peer, deadline);
@@ -361,7 +361,7 @@ void Rendezvous::report(const PairView& view, const std::string& batch, const St
                   status.code() != ErrorCode::kCancelled);
 }
 
-void Rendezvous::leave(const PairView& view) {
+void Rendezvous::leave(const PairView& view, const Status& reason) {
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
   const std::string own = pair_key(identity_.name_space, view.name, identity_.job, identity_.rank);
   const StoreView records = store_.range(pair_prefix(identity_.name_space, view.name), seconds(1)).items;
@@ -373,8 +373,7 @@ void Rendezvous::leave(const PairView& view) {
   std::vector<uint64_t> seen;
   for (const auto* side : {&view.own, &view.peer})
     for (const RankRecord& record : *side) seen.push_back(record.incarnation.nonce);
-  publish_failure(failures + rank_name(identity_.job, identity_.rank),
-                  failed(ErrorCode::kPeerLost, "{} left before it had registered", identity_.name()), std::move(seen),
+  publish_failure(failures + rank_name(identity_.job, identity_.rank), reason, std::move(seen),
                   !stop_.stop_requested());
 }
 
