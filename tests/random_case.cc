@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "codec/cast.h"
+#include "tessera/plan.h"
 #include "tests/brute_values.h"
 
 namespace tessera::test {
@@ -111,11 +112,20 @@ Index linear(const Shape& shape, const std::vector<Index>& global) {
   return index;
 }
 
-LocalData space(DType dtype, const Shape& extents, uint64_t seed) {
-  LocalData data;
-  const size_t bytes = static_cast<size_t>(bits_of(dtype)) / 8;
+// f4 can be cut at whole bytes only, and has no gaps within its last dim: here it has none at all.
+bool whole_bytes(const RandomCase& a, int source_world) {
+  try {
+    redistribute({a.shape, DType::kF4}, a.src, a.dst.shifted(source_world));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+LocalData space(DType dtype, const Shape& extents, uint64_t seed, bool shared) {
+  const auto bits = static_cast<size_t>(bits_of(dtype));
   std::mt19937_64 random(seed);
-  const bool gaps = random() % 3 == 0;
+  const bool gaps = dtype != DType::kF4 && random() % 3 == 0;
   std::vector<Index> strides(extents.size());
   Index step = 1;
   for (size_t d = extents.size(); d-- > 0;) {
@@ -131,9 +141,10 @@ LocalData space(DType dtype, const Shape& extents, uint64_t seed) {
       step *= std::max<Index>(extents[d], 1) + 1;
     }
   }
+  const size_t offset = gaps ? bits / 8 * (random() % 4) : 0;
+  LocalData data(offset + static_cast<size_t>(step) * bits / 8 + 64, shared);
+  data.offset = offset;
   if (gaps) data.strides = strides;
-  data.offset = gaps ? bytes * (random() % 4) : 0;
-  data.bytes.resize(data.offset + static_cast<size_t>(step) * bytes + 64);
   return data;
 }
 
@@ -145,6 +156,22 @@ size_t place(const LocalData& data, DType dtype, const Shape& extents, const std
     contiguous *= extents[d];
   }
   return data.offset + static_cast<size_t>(element) * static_cast<size_t>(bits_of(dtype)) / 8;
+}
+
+// The half of its byte that an f4 element is in.
+std::byte half_of(const std::vector<size_t>& at) {
+  return at.back() % 2 == 0 ? std::byte{0x0F} : std::byte{0xF0};
+}
+
+void store_element(DType dtype, double value, const std::vector<size_t>& at, std::byte* out) {
+  if (dtype != DType::kF4) return store_value(dtype, value, out);
+  const std::byte both{static_cast<uint8_t>((static_cast<int64_t>(value) & 15) * 0x11)};
+  *out = (*out & ~half_of(at)) | (both & half_of(at));
+}
+
+bool equal(DType dtype, const std::vector<size_t>& at, const std::byte* a, const std::byte* b) {
+  if (dtype == DType::kF4) return ((*a ^ *b) & half_of(at)) == std::byte{0};
+  return std::memcmp(a, b, static_cast<size_t>(bits_of(dtype)) / 8) == 0;
 }
 
 // This rank's coordinate along the Partial axes, as one number, and how many there are.
@@ -164,6 +191,13 @@ std::pair<int, int> partial_term(const Layout& layout, Rank rank) {
 
 }  // namespace
 
+LocalData::LocalData(size_t bytes, bool shared) {
+  if (shared)
+    shared_ = SharedHeap::process().allocate(bytes);
+  else
+    own_.resize(bytes);
+}
+
 RandomCase random_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world) {
   static const std::vector<DType> kFloats{DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
   static const std::vector<DType> kReducible{DType::kF64,  DType::kF32, DType::kF16,
@@ -180,61 +214,68 @@ RandomCase random_case(std::mt19937_64& random, const std::string& name, int sou
   const std::vector<DType> any(all_dtypes().begin(), all_dtypes().end());
   do {
     a.src_dtype = pick(random, reduce ? kReducible : any);
-  } while (a.src_dtype == DType::kF4 || (reduce && op == ReduceOp::kAvg && is_integer(a.src_dtype)));
+  } while (reduce && op == ReduceOp::kAvg && is_integer(a.src_dtype));
+  if (a.src_dtype == DType::kF4) a.shape.push_back(2 * between(random, 0, 12));
   a.dst_dtype = is_castable_float(a.src_dtype) && random() % 2 == 0 ? pick(random, kFloats) : a.src_dtype;
   do {
     a.src = random_layout(random, a.shape, source_world, reduce, op);
-  } while (!fits(a.src, a.shape));
-  do {
     a.dst = random_layout(random, a.shape, destination_world, false, op);
-  } while (!fits(a.dst, a.shape));
+  } while (!fits(a.src, a.shape) || !fits(a.dst, a.shape) ||
+           (a.src_dtype == DType::kF4 && !whole_bytes(a, source_world)));
+  a.src_shared = random() % 2 == 0;
+  a.dst_shared = random() % 2 == 0;
   return a;
 }
 
-LocalData source_data(const RandomCase& a, Rank rank, int64_t version) {
+LocalData source_space(const RandomCase& a, Rank rank) {
+  const Region owned = a.src.bind(a.shape).owned(a.shape, rank);
+  return space(a.src_dtype, owned.extents(), a.seed + static_cast<uint64_t>(rank), a.src_shared);
+}
+
+void fill_source(const RandomCase& a, Rank rank, int64_t version, LocalData& data) {
   const Region owned = a.src.bind(a.shape).owned(a.shape, rank);
   const Shape extents = owned.extents();
-  LocalData data = space(a.src_dtype, extents, a.seed + static_cast<uint64_t>(rank));
   const auto [term, terms] = partial_term(a.src, rank);
   for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
-    store_value(a.src_dtype, static_cast<double>(term_value(a.seed, version, linear(a.shape, global), term, terms)),
-                data.bytes.data() + place(data, a.src_dtype, extents, at));
+    store_element(a.src_dtype, static_cast<double>(term_value(a.seed, version, linear(a.shape, global), term, terms)),
+                  at, data.bytes().data() + place(data, a.src_dtype, extents, at));
   });
-  return data;
 }
 
 LocalData destination_space(const RandomCase& a, Rank rank) {
   const Region owned = a.dst.bind(a.shape).owned(a.shape, rank);
-  LocalData data = space(a.dst_dtype, owned.extents(), ~a.seed + static_cast<uint64_t>(rank));
-  std::ranges::fill(data.bytes, std::byte{0xA5});
+  LocalData data = space(a.dst_dtype, owned.extents(), ~a.seed + static_cast<uint64_t>(rank), a.dst_shared);
+  std::ranges::fill(data.bytes(), std::byte{0xA5});
   return data;
 }
 
-std::string check_destination(const RandomCase& a, Rank rank, int64_t version, const LocalData& data) {
+std::string check_destination(const RandomCase& a, Rank rank, int64_t version, LocalData& data) {
   const Region owned = a.dst.bind(a.shape).owned(a.shape, rank);
   const Shape extents = owned.extents();
   const int terms = partial_term(a.src, a.src.mesh().size() > 0 ? a.src.mesh().ranks()[0] : 0).second;
-  const size_t bytes = static_cast<size_t>(bits_of(a.dst_dtype)) / 8;
-  std::vector<bool> written(data.bytes.size(), false);
+  const size_t bytes = std::max<size_t>(static_cast<size_t>(bits_of(a.dst_dtype)) / 8, 1);
+  const std::span<const std::byte> got = data.bytes();
+  std::vector<bool> written(got.size(), false);
   std::string wrong;
   for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
-    std::byte source[16];
+    std::byte source[16] = {};
     std::byte expected[16];
     const auto op = a.src.partial_op();
-    store_value(a.src_dtype, reduced_value(a.src_dtype, op, a.seed, version, linear(a.shape, global), terms), source);
+    store_element(a.src_dtype, reduced_value(a.src_dtype, op, a.seed, version, linear(a.shape, global), terms), at,
+                  source);
     if (a.src_dtype == a.dst_dtype)
       std::memcpy(expected, source, bytes);
     else
       cast_row(a.src_dtype, a.dst_dtype)(source, expected, 1);
     const size_t offset = place(data, a.dst_dtype, extents, at);
     std::fill_n(written.begin() + static_cast<ptrdiff_t>(offset), bytes, true);
-    if (wrong.empty() && std::memcmp(expected, data.bytes.data() + offset, bytes) != 0)
+    if (wrong.empty() && !equal(a.dst_dtype, at, expected, got.data() + offset))
       wrong = fmt::format("{} {} {} {} -> {} {}: element {} on rank {} is wrong", a.name, to_string_shape(a.shape),
                           to_string(a.src_dtype), a.src.to_string(), to_string(a.dst_dtype), a.dst.to_string(),
                           fmt::join(global, ","), rank);
   });
   for (size_t i = 0; i < written.size() && wrong.empty(); ++i)
-    if (!written[i] && data.bytes[i] != std::byte{0xA5})
+    if (!written[i] && got[i] != std::byte{0xA5})
       wrong = fmt::format("{}: byte {} beside the elements of rank {} was written", a.name, i, rank);
   return wrong;
 }

@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "tessera/bus.h"
+#include "tessera/memory.h"
 
 namespace tessera::test {
 
@@ -18,22 +20,32 @@ struct RandomCase {
   DType dst_dtype = DType::kF32;
   Layout src;
   Layout dst;
+  bool src_shared = false;  // whether it lies in SharedHeap memory
+  bool dst_shared = false;
   uint64_t seed = 0;
 };
 
 RandomCase random_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world);
 
 // One rank's local tensor in memory of its own, perhaps with gaps between the elements.
-struct LocalData {
-  std::vector<std::byte> bytes;
+class LocalData {
+ public:
+  LocalData(size_t bytes, bool shared);
+  std::span<std::byte> bytes() { return shared_.size() > 0 ? std::span(shared_.data(), shared_.size()) : own_; }
+
   std::vector<Index> strides;  // elements; empty: contiguous
-  size_t offset = 0;           // of the first element in `bytes`
+  size_t offset = 0;           // of the first element in bytes()
+
+ private:
+  std::vector<std::byte> own_;
+  SharedBuffer shared_;
 };
 
-// What source rank `rank` holds of `a` for `version`, and the bytes every destination element must have.
-LocalData source_data(const RandomCase& a, Rank rank, int64_t version);
+// What source rank `rank` holds of `a`, and the bytes every destination element must have, for a version.
+LocalData source_space(const RandomCase& a, Rank rank);
+void fill_source(const RandomCase& a, Rank rank, int64_t version, LocalData& data);
 LocalData destination_space(const RandomCase& a, Rank rank);
 // Empty, or what is wrong with the first element that differs.
-std::string check_destination(const RandomCase& a, Rank rank, int64_t version, const LocalData& data);
+std::string check_destination(const RandomCase& a, Rank rank, int64_t version, LocalData& data);
 
 }  // namespace tessera::test

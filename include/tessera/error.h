@@ -1,7 +1,7 @@
 // Errors of Tessera: one code a kind, one exception type, and Status for threads that must not throw.
 //
-// Misuse and lost peers throw Error. A thread of Tessera never lets one escape: it keeps a Status in the Request it
-// works for, and whoever waits on that Request gets it thrown. All types here are values and thread-compatible.
+// Misuse and lost peers throw Error. A thread of Tessera never lets one escape: it keeps a Status in the operation that
+// it works for, and whoever waits on its Handle gets it thrown. All types here are values and thread-compatible.
 #pragma once
 
 #include <stdexcept>

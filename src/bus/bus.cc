@@ -1,6 +1,6 @@
 #include "tessera/bus.h"
 
-#include <atomic>
+#include <mutex>
 
 #include "base/config.h"
 #include "base/fail.h"
@@ -64,12 +64,13 @@ class BusImpl {
 
 class PairImpl {
  public:
-  PairImpl(std::shared_ptr<BusImpl> bus, PairView view) : bus_(std::move(bus)), view_(std::move(view)) {}
-
+  PairImpl(std::shared_ptr<BusImpl> bus, PairView view) : bus_(std::move(bus)), view_(std::move(view)) {
+    set_owing(unregistered());
+  }
   ~PairImpl() {
-    if (!owes_) return;
+    if (owing_.ok()) return;
     try {
-      bus_->rendezvous().leave(view_);
+      bus_->rendezvous().leave(view_, owing_);
     } catch (const Error& error) {
       log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(),
                  view_.name, error.what());
@@ -84,12 +85,15 @@ class PairImpl {
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) {
     bus_->require_own_process();
     check_name("batch", id);
-    owes_ = true;
+    set_owing(unregistered());
     try {
       return bus_->rendezvous().peer_manifest(view_, id, Deadline::after(timeout)).entries;
     } catch (const Error& error) {
       // After a deadline it may be asked for again; all else ends the batch, for which the other side is waiting.
-      if (error.code() != ErrorCode::kDeadlineExceeded) give_up(id, status_of_current_exception());
+      if (error.code() == ErrorCode::kDeadlineExceeded)
+        set_owing(gave_up(status_of_current_exception()));
+      else
+        give_up(id, status_of_current_exception());
       throw;
     }
   }
@@ -136,14 +140,14 @@ class PairImpl {
       give_up(id, status_of_current_exception());
       throw;
     }
-    owes_ = false;
+    set_owing({});
     return batch;
   }
 
  private:
   // The others are waiting for this rank.
   void give_up(const std::string& batch, const Status& status) {
-    owes_ = false;
+    set_owing(gave_up(status));
     try {
       bus_->rendezvous().report(view_, batch, status);
       bus_->rendezvous().withdraw(view_, batch);
@@ -153,11 +157,22 @@ class PairImpl {
     }
   }
 
-  std::shared_ptr<BusImpl> bus_;
-  PairView view_;
-  // The others may wait for a registration: it has joined, or asked for a manifest, and neither registered nor given up
-  // since.
-  std::atomic<bool> owes_{true};
+  void set_owing(Status reason) {
+    const std::lock_guard lock(mutex_);
+    owing_ = std::move(reason);
+  }
+  Status unregistered() const {
+    return failed(ErrorCode::kPeerLost, "{} left before it had registered", bus_->agent().identity().name());
+  }
+  Status gave_up(const Status& why) const {
+    const ErrorCode code = why.code() == ErrorCode::kCancelled ? ErrorCode::kPeerLost : why.code();  // to the others
+    return failed(code, "{} gave up: {}", bus_->agent().identity().name(), why.message());
+  }
+
+  const std::shared_ptr<BusImpl> bus_;
+  const PairView view_;
+  std::mutex mutex_;
+  Status owing_;  // not ok while the others may wait for a registration: what they are told if none comes
 };
 
 namespace {

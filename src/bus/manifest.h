@@ -18,7 +18,6 @@ namespace tessera::bus {
 
 inline constexpr uint32_t kMaxTensors = 1u << 22;
 inline constexpr uint32_t kMaxNameBytes = 4096;
-inline constexpr uint32_t kMaxManifestBytes = 512u << 20;
 
 // The tensors one rank registers, in its order. Layouts repeat, so each kind is stored once.
 struct Manifest {

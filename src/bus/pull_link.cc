@@ -47,54 +47,23 @@ void PullLink::handle(Frame& frame) {
   switch (static_cast<MessageType>(frame.type)) {
     case MessageType::kAttached:
       return handle_attached(frame);
-    case MessageType::kPrepared: {
-      if (ready_ || !program_) fail(ErrorCode::kMismatch, "Prepared out of turn");
-      if (frame.fds.size() != (program_->wants_ring() ? 1u : 0u))
-        fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
-      if (program_->wants_ring()) ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
-      if (options_.runs)
-        run_ = std::make_unique<PullRun>(program_, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_));
-      ready_ = true;
-      return owner_.on_pull_ready(*this);
-    }
-    case MessageType::kOffer: {
-      offered_ = parse<Offer>(frame.payload).version;
-      return owner_.on_offer(*this);
-    }
-    case MessageType::kWithdraw: {
-      if (parse<Withdraw>(frame.payload).version != offered_) return;
-      offered_ = 0;
-      return owner_.on_offer(*this);
-    }
+    case MessageType::kPrepared:
+      return handle_prepared(frame);
+    case MessageType::kOffer:
+      return set_offered(parse<Offer>(frame.payload).version);
+    case MessageType::kWithdraw:
+      if (parse<Withdraw>(frame.payload).version == offered_) set_offered(0);
+      return;
     case MessageType::kGrant:
       return handle_grant(parse<Grant>(frame.payload));
-    case MessageType::kRefuse: {
-      const Refuse refuse = parse<Refuse>(frame.payload);
-      if (state_ != State::kAsked || refuse.epoch != epoch_) return;
-      return end_pull(given_up(refuse.version, refuse.reason));
-    }
-    case MessageType::kRevoke: {
-      const Revoke revoke = parse<Revoke>(frame.payload);
-      if (taking_ != 0 && revoke.epoch == epoch_) abort(given_up(revoke.version, revoke.reason));
-      return;
-    }
-    case MessageType::kDigests: {
-      Digests digests = parse<Digests>(frame.payload, std::move(spare_digests_));
-      if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
-      if (digests.digests.size() != routes_.size() || have_digests_)
-        fail(ErrorCode::kMismatch, "{} digests for {} routes", digests.digests.size(), routes_.size());
-      spare_digests_ = std::exchange(digests_, std::move(digests.digests));
-      have_digests_ = true;
-      if (state_ == State::kChecking) check_digests();
-      return;
-    }
-    case MessageType::kDetach: {
-      const Status reason = parse<Detach>(frame.payload).reason(name_);
-      offered_ = 0;
-      link_->close();
-      if (busy()) abort(reason);
-      return owner_.on_pull_detached(*this, reason);
-    }
+    case MessageType::kRefuse:
+      return handle_refuse(parse<Refuse>(frame.payload));
+    case MessageType::kRevoke:
+      return handle_revoke(parse<Revoke>(frame.payload));
+    case MessageType::kDigests:
+      return handle_digests(parse<Digests>(frame.payload, std::move(spare_digests_)));
+    case MessageType::kDetach:
+      return handle_detach(parse<Detach>(frame.payload));
     case MessageType::kBroken:
       return owner_.on_pull_broken(*this, parse<Broken>(frame.payload).status);
     default:
@@ -163,6 +132,22 @@ Status PullLink::given_up(int64_t version, const Status& reason) const {
                 told ? ": " : "", told ? reason.message() : "");
 }
 
+void PullLink::handle_prepared(Frame& frame) {
+  if (ready_ || !program_) fail(ErrorCode::kMismatch, "Prepared out of turn");
+  if (frame.fds.size() != (program_->wants_ring() ? 1u : 0u))
+    fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
+  if (program_->wants_ring()) ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
+  if (options_.runs)
+    run_ = std::make_unique<PullRun>(program_, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_));
+  ready_ = true;
+  owner_.on_pull_ready(*this);
+}
+
+void PullLink::set_offered(int64_t version) {
+  offered_ = version;
+  owner_.on_offer(*this);
+}
+
 void PullLink::take(int64_t version, uint32_t epoch) {
   TESSERA_CHECK(state_ == State::kIdle);
   state_ = State::kAsked;
@@ -181,6 +166,31 @@ void PullLink::handle_grant(const Grant& grant) {
   if (!options_.runs) return;
   if (program_->routes() == 0) return handle_run_done();
   run_->start(epoch_);
+}
+
+void PullLink::handle_refuse(const Refuse& refuse) {
+  if (state_ == State::kAsked && refuse.epoch == epoch_) end_pull(given_up(refuse.version, refuse.reason));
+}
+
+void PullLink::handle_revoke(const Revoke& revoke) {
+  if (taking_ != 0 && revoke.epoch == epoch_) abort(given_up(revoke.version, revoke.reason));
+}
+
+void PullLink::handle_digests(Digests digests) {
+  if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
+  if (digests.digests.size() != routes_.size() || have_digests_)
+    fail(ErrorCode::kMismatch, "{} digests for {} routes", digests.digests.size(), routes_.size());
+  spare_digests_ = std::exchange(digests_, std::move(digests.digests));
+  have_digests_ = true;
+  if (state_ == State::kChecking) check_digests();
+}
+
+void PullLink::handle_detach(const Detach& detach) {
+  const Status reason = detach.reason(name_);
+  offered_ = 0;
+  link_->close();
+  if (busy()) abort(reason);
+  owner_.on_pull_detached(*this, reason);
 }
 
 void PullLink::handle_run_done() {

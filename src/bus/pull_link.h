@@ -95,8 +95,14 @@ class PullLink {
   void handle(Frame& frame);
   void handle_attached(Frame& frame);
   void build();
+  void handle_prepared(Frame& frame);
+  void set_offered(int64_t version);
   void handle_grant(const Grant& grant);
   Status given_up(int64_t version, const Status& reason) const;
+  void handle_refuse(const Refuse& refuse);
+  void handle_revoke(const Revoke& revoke);
+  void handle_digests(Digests digests);
+  void handle_detach(const Detach& detach);
   void handle_run_done();
   void check_digests();
   void end_pull(const Status& status);

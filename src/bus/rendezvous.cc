@@ -352,8 +352,8 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
   store_.put(batch_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record.write(),
              {.lease = lease_}, deadline.left());
 
-  // Fellows that disagree are at fault whatever the other side says, and need not wait for it to be told. The other
-  // side hears of it by the failure that they report.
+  // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
+  // or, where it is still joining, leave for.
   const StoreView own_items = await_side(fellows, nullptr, deadline);
   remember(fellows, own_items);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), sends, own_items);
@@ -451,7 +451,7 @@ void Rendezvous::report(const PairView& view, const std::string& batch, const St
   history_of(view, batch).ended = revision;
 }
 
-void Rendezvous::leave(const PairView& view) {
+void Rendezvous::leave(const PairView& view, const Status& reason) {
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
   const std::string own = pair_key(identity_.name_space, view.name, identity_.job, identity_.rank);
   const StoreView records = store_.range(pair_prefix(identity_.name_space, view.name), seconds(1)).items;
@@ -464,10 +464,7 @@ void Rendezvous::leave(const PairView& view) {
   for (const auto* side : {&view.own, &view.peer})
     for (const RankRecord& record : *side) seen.push_back({.nonce = record.incarnation.nonce});
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
-                  {.of = {own_.incarnation, 0},
-                   .status = failed(ErrorCode::kPeerLost, "{} left before it had registered", identity_.name()),
-                   .seen = std::move(seen)},
-                  !stop_.stop_requested());
+                  {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, !stop_.stop_requested());
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {

@@ -53,8 +53,8 @@ class Rendezvous {
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
   // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
-  // Tells those of the pair that are still there that this rank will register nothing.
-  void leave(const PairView& view);
+  // Tells those of the pair that are still there that this rank will register nothing more, and why.
+  void leave(const PairView& view, const Status& reason);
   // Takes this rank's records of a batch back.
   void withdraw(const PairView& view, const std::string& batch);
 

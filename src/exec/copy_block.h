@@ -31,7 +31,6 @@ class BlockKernel {
   void run(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
 
   int64_t source_bytes() const { return src_bytes_; }  // of an atom
-  int64_t destination_bytes() const { return dst_bytes_; }
   bool copies() const { return kind_ == Kind::kCopy; }  // bits move untouched
 
  private:

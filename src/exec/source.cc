@@ -99,9 +99,6 @@ SourceProgram::~SourceProgram() = default;
 bool SourceProgram::fills_ring() const {
   return impl_->stream.bytes() > 0;
 }
-bool SourceProgram::idle() const {
-  return impl_->bytes == 0;
-}
 int64_t SourceProgram::bytes() const {
   return impl_->bytes;
 }

@@ -28,8 +28,6 @@ class SourceProgram {
   ~SourceProgram();
 
   bool fills_ring() const;
-  // Nothing to digest and no ring to fill: no run is needed.
-  bool idle() const;
   int64_t bytes() const;
   size_t routes() const;
 

@@ -44,6 +44,14 @@ int die(Batch&, std::vector<float>&) {
   ::kill(::getpid(), SIGKILL);
   return 0;
 }
+using Body = std::function<int(Batch&, std::vector<float>&)>;
+// The body, once all that pass the barrier have attached.
+Body after(Barrier& attached, const Body& body) {
+  return [&attached, body](Batch& batch, std::vector<float>& tensor) {
+    attached.pass();
+    return body(batch, tensor);
+  };
+}
 
 // What trainer/0 has published once it has joined the pair, and once it has registered its tensors.
 const std::string kJoinedKey = store_key("default", "pair", "weights/trainer/0");
@@ -51,7 +59,7 @@ const std::string kRegisteredKey = store_key("default", "batch", "weights/policy
 
 class Failure : public testing::Test {
  protected:
-  void start(const Side& side, std::function<int(Batch&, std::vector<float>&)> body) {
+  void start(const Side& side, Body body) {
     group_.start(side.job + "/" + std::to_string(side.rank), [=, this] { return with_batch(side, store_, body); });
   }
   const Outcome& of(const std::string& name) const {
@@ -90,10 +98,12 @@ class Failure : public testing::Test {
 };
 
 TEST_F(Failure, AKilledSenderIsNamedByEveryReceiver) {
-  start(trainer(0), send_once);
-  start(trainer(1), die);
-  start(inference(0), receive_once);
-  start(inference(1), receive_once);
+  Barrier attached;
+  start(trainer(0), after(attached, send_once));
+  start(trainer(1), after(attached, die));
+  start(inference(0), after(attached, receive_once));
+  start(inference(1), after(attached, receive_once));
+  attached.open();
   wait();
   for (const char* name : {"inference/0", "inference/1", "trainer/0"}) {
     EXPECT_EQ(of(name).status, kPeerLost) << of(name).output;
@@ -102,10 +112,12 @@ TEST_F(Failure, AKilledSenderIsNamedByEveryReceiver) {
 }
 
 TEST_F(Failure, AKilledReceiverIsNamedByEverySender) {
-  start(trainer(0), send_once);
-  start(trainer(1), send_once);
-  start(inference(0), receive_once);
-  start(inference(1), die);
+  Barrier attached;
+  start(trainer(0), after(attached, send_once));
+  start(trainer(1), after(attached, send_once));
+  start(inference(0), after(attached, receive_once));
+  start(inference(1), after(attached, die));
+  attached.open();
   wait();
   for (const char* name : {"trainer/0", "trainer/1"}) {
     EXPECT_EQ(of(name).status, kPeerLost) << of(name).output;

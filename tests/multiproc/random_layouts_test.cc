@@ -1,4 +1,5 @@
-// Random tensors between two jobs of real processes: every element of every rank, bit for bit.
+// Random tensors between two jobs of real processes, in private and in shared memory: every element of every rank, bit
+// for bit.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -38,7 +39,7 @@ std::vector<RandomCase> cases_of(const Jobs& jobs) {
 
 TensorSpec spec_of(const RandomCase& a, LocalData& data, DType dtype, const Layout& layout) {
   return {.name = a.name,
-          .data = data.bytes.data() + data.offset,
+          .data = data.bytes().data() + data.offset,
           .dtype = dtype,
           .shape = a.shape,
           .layout = layout,
@@ -50,16 +51,13 @@ int send_all(const Jobs& jobs, const std::string& store, Rank rank) {
   Bus bus({.job = "trainer", .rank = rank, .world = jobs.sources, .store = store, .threads = 1});
   Pair pair = bus.pair({.name = "weights", .peer = "inference"});
   std::vector<LocalData> data;
-  for (const RandomCase& a : cases) data.push_back(source_data(a, rank, 1));
+  for (const RandomCase& a : cases) data.push_back(source_space(a, rank));
   std::vector<TensorSpec> specs;
   for (size_t i = 0; i < cases.size(); ++i)
     specs.push_back(spec_of(cases[i], data[i], cases[i].src_dtype, cases[i].src));
   Batch batch = pair.offer("policy", specs);
   for (int64_t version = 1; version <= kVersions; ++version) {
-    for (size_t i = 0; i < cases.size(); ++i) {
-      const LocalData fresh = source_data(cases[i], rank, version);
-      std::copy(fresh.bytes.begin(), fresh.bytes.end(), data[i].bytes.begin());
-    }
+    for (size_t i = 0; i < cases.size(); ++i) fill_source(cases[i], rank, version, data[i]);
     batch.send(version).wait();
   }
   return 0;
