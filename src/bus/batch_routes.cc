@@ -74,8 +74,13 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
   routes.by_peer.resize(static_cast<size_t>(sends ? receiver_world : sender_world));
   routes.reduced_by.resize(static_cast<size_t>(sends ? sender_world : 0));
   BatchPlanner planner({.hosts = {}, .min_piece_bytes = kBusMinPiece});
-  for (const Match::Tensor& tensor : match.tensors)
-    planner.add({tensor.shape, tensor.src_dtype}, tensor.src, tensor.dst.shifted(sender_world));
+  for (const Match::Tensor& tensor : match.tensors) {
+    try {
+      planner.add({tensor.shape, tensor.src_dtype}, tensor.src, tensor.dst.shifted(sender_world));
+    } catch (const Error& error) {
+      fail(error.code(), "tensor {}: {}", tensor.name, error.what());
+    }
+  }
   SenderRoutes sender(routes, match, sender_world, own);
   for (uint32_t ordinal = 0; ordinal < planner.size(); ++ordinal) {
     const Rank rank = sends ? own : own + sender_world;

@@ -1,6 +1,8 @@
 #include "bus/local_tensors.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <functional>
 #include <numeric>
 #include <unordered_map>
 #include <unordered_set>
@@ -12,63 +14,74 @@ namespace {
 
 using Extent = std::pair<std::byte*, std::byte*>;  // [first, second)
 
-// The contiguous runs of a strided tensor, ascending within themselves; adjacent ones merged.
-std::vector<Extent> runs_of(const LocalTensor& tensor) {
-  const Shape extents = tensor.array.owned.extents();
-  const std::vector<Index>& strides = tensor.array.strides;
-  const int64_t bits = bits_of(tensor.dtype);
-  // From the innermost dim outwards, as long as memory is contiguous.
-  int64_t run = std::max<int64_t>(bits / 8, 1);
-  int outer = static_cast<int>(extents.size());
-  while (outer > 0 && strides[static_cast<size_t>(outer) - 1] == run) {
-    const Index extent = extents[static_cast<size_t>(outer) - 1];
-    run *= bits < 8 && outer == static_cast<int>(extents.size()) ? (extent + 1) / 2 : extent;
-    --outer;
-  }
-  std::vector<Extent> runs;
-  std::vector<Index> at(static_cast<size_t>(outer), 0);
-  while (true) {
-    std::byte* begin = tensor.data;
-    for (size_t d = 0; d < at.size(); ++d) begin += at[d] * strides[d];
-    runs.emplace_back(begin, begin + run);
-    int d = outer - 1;
-    for (; d >= 0; --d) {
-      if (++at[static_cast<size_t>(d)] < extents[static_cast<size_t>(d)]) break;
-      at[static_cast<size_t>(d)] = 0;
-    }
-    if (d < 0) return runs;
-  }
-}
-
 bool same_place(const LocalTensor& a, const LocalTensor& b) {
   return a.data == b.data && a.dtype == b.dtype && a.array.owned == b.array.owned && a.array.strides == b.array.strides;
 }
 
-// Whether each dim steps over all that the dims of smaller stride span: no two elements can then meet.
-bool nested(const LocalTensor& tensor) {
-  const Shape extents = tensor.array.owned.extents();
-  std::vector<std::pair<Index, Index>> dims;  // |stride|, extent
-  for (size_t d = 0; d < extents.size(); ++d)
-    if (extents[d] > 1) dims.emplace_back(std::abs(tensor.array.strides[d]), extents[d]);
-  std::ranges::sort(dims);
-  Index span = std::max<Index>(bits_of(tensor.dtype) / 8, 1);
-  for (const auto& [stride, extent] : dims) {
-    if (bits_of(tensor.dtype) < 8 && &dims.front().second == &extent) {  // two elements a byte
-      span = (extent + 1) / 2;
-      continue;
-    }
-    if (stride < span) return false;
-    span += stride * (extent - 1);
+constexpr size_t kMaxRuns = size_t{1} << 20;
+
+// A tensor as bytes: runs of `run` bytes, repeated along dims of positive strides, the largest first.
+struct Footprint {
+  const LocalTensor* tensor = nullptr;
+  std::byte* begin = nullptr;
+  int64_t run = 0;
+  std::vector<MemoryDim> dims;
+
+  explicit Footprint(const LocalTensor& of)
+      : tensor(&of), begin(of.data + of.extent().begin), run(std::max(bits_of(of.dtype) / 8, 1)) {
+    for (const auto& [count, stride] : memory_dims(of.dtype, of.array.owned.extents(), of.array.strides))
+      if (count > 1) dims.push_back({count, std::abs(stride)});
+    std::ranges::sort(dims, std::greater<>{}, &MemoryDim::stride);
+    for (; !dims.empty() && dims.back().stride == run; dims.pop_back()) run *= dims.back().count;
   }
-  return true;
+
+  // From the first byte to the last, of one step of the outermost dim.
+  int64_t inner_span() const {
+    int64_t span = run;
+    for (size_t d = 1; d < dims.size(); ++d) span += dims[d].stride * (dims[d].count - 1);
+    return span;
+  }
+  size_t runs() const {
+    size_t count = 1;
+    for (const MemoryDim& dim : dims)
+      if (__builtin_mul_overflow(count, static_cast<size_t>(dim.count), &count)) return SIZE_MAX;
+    return count;
+  }
+  template <typename Visit>  // void(Extent)
+  void for_each_run(Visit visit, size_t dim = 0, int64_t offset = 0) const {
+    if (dim == dims.size()) return visit(Extent{begin + offset, begin + offset + run});
+    for (Index i = 0; i < dims[dim].count; ++i) for_each_run(visit, dim + 1, offset + i * dims[dim].stride);
+  }
+};
+
+// Whether all step alike and stay within one step of one another: then they meet in the first step or never.
+bool step_together(std::span<const Footprint> cluster) {
+  std::byte* begin = cluster.front().begin;
+  std::byte* end = begin;
+  for (const Footprint& one : cluster) {
+    if (one.dims.empty() || one.dims[0].stride != cluster.front().dims[0].stride) return false;
+    begin = std::min(begin, one.begin);
+    end = std::max(end, one.begin + one.inner_span());
+  }
+  return end - begin <= cluster.front().dims[0].stride;
 }
 
 // Tensors whose extents touch each other may still interleave (columns of a fused weight): their runs decide.
-void require_disjoint(std::span<const LocalTensor* const> cluster) {
+void require_disjoint(std::span<const LocalTensor* const> tensors) {
+  std::vector<Footprint> cluster;
+  cluster.reserve(tensors.size());
+  for (const LocalTensor* tensor : tensors) cluster.emplace_back(*tensor);
+  while (step_together(cluster))
+    for (Footprint& one : cluster) one.dims.erase(one.dims.begin());
+
   std::vector<std::pair<Extent, const LocalTensor*>> runs;
-  if (cluster.size() == 1 && nested(*cluster.front())) return;
-  for (const LocalTensor* tensor : cluster)
-    for (const Extent& run : runs_of(*tensor)) runs.emplace_back(run, tensor);
+  for (const Footprint& one : cluster) {
+    if (one.runs() > kMaxRuns - std::min(kMaxRuns, runs.size()))
+      fail(ErrorCode::kInvalidArgument,
+           "tensor {}: it lies in more than {} pieces among others' or its own: give it strides that nest",
+           one.tensor->name, kMaxRuns);
+    one.for_each_run([&](const Extent& run) { runs.emplace_back(run, one.tensor); });
+  }
   std::ranges::sort(runs, {}, [](const auto& run) { return run.first; });
   for (size_t i = 1; i < runs.size(); ++i) {
     if (runs[i].first.first >= runs[i - 1].first.second) continue;

@@ -13,18 +13,39 @@ Index halved(Index value, const char* what) {
   return value / 2;
 }
 
-IntervalSet halved(const IntervalSet& set) {
+// `set` of rows of `row` f4 elements, in pairs of elements.
+IntervalSet pairs_of(const IntervalSet& set, Index row) {
   std::vector<Interval> intervals(set.intervals().begin(), set.intervals().end());
-  for (Interval& interval : intervals) interval = {halved(interval.begin, "cut"), halved(interval.end, "cut")};
+  for (Interval& interval : intervals)
+    interval = {halved(interval.begin * row, "cut"), halved(interval.end * row, "cut")};
   return IntervalSet::of_sorted(intervals);
 }
 
-// Region of a route's array, in atoms.
-std::vector<IntervalSet> atoms_of(const Region& region, DType dtype) {
-  std::vector<IntervalSet> dims(region.dims().begin(), region.dims().end());
+// Two f4 elements share a byte, so that one dim counts in pairs: the last of even size. Below it all sizes are odd:
+// what lies there is one row of it, which nothing may cut.
+size_t paired_dim(std::span<const Index> extents) {
+  size_t d = extents.size() - 1;
+  while (d > 0 && extents[d] % 2 != 0) --d;
+  return d;
+}
+
+Index product_behind(std::span<const Index> extents, size_t dim) {
+  Index product = 1;
+  for (size_t d = dim + 1; d < extents.size(); ++d) product *= extents[d];
+  return product;
+}
+
+// A part of a tensor of `shape`, in atoms. Of f4, the dims below the paired one are gone.
+std::vector<IntervalSet> atoms_of(std::span<const IntervalSet> part, std::span<const Index> shape, DType dtype) {
+  std::vector<IntervalSet> dims(part.begin(), part.end());
   if (elements_per_atom(dtype) == 1) return dims;
-  if (dims.empty()) fail(ErrorCode::kInvalidArgument, "f4: a scalar is half a byte");
-  dims.back() = halved(dims.back());
+  if (shape.empty()) fail(ErrorCode::kInvalidArgument, "f4: a scalar is half a byte");
+  const size_t paired = paired_dim(shape);
+  for (size_t d = paired + 1; d < shape.size(); ++d)
+    if (dims[d].size() != shape[d])
+      fail(ErrorCode::kInvalidArgument, "f4: dim {} of odd size {} is cut inside a byte", d, shape[d]);
+  dims.erase(dims.begin() + static_cast<std::ptrdiff_t>(paired) + 1, dims.end());
+  dims.back() = pairs_of(dims.back(), product_behind(shape, paired));
   return dims;
 }
 
@@ -43,19 +64,16 @@ std::vector<Index> packed_strides(std::span<const IntervalSet> dims, int64_t byt
   return strides;
 }
 
-ArrayView view_of(const LocalArray* array, DType dtype, const std::vector<IntervalSet>& region) {
+ArrayView view_of(const LocalArray* array, DType dtype, const RouteRegion& what,
+                  const std::vector<IntervalSet>& region) {
   if (array == nullptr) return {region, packed_strides(region, atom_bytes(dtype))};
-  TESSERA_CHECK_EQ(array->strides.size(), region.size());
-  return {atoms_of(array->owned, dtype), array->strides};
+  TESSERA_CHECK_EQ(array->strides.size(), what.shape.size());
+  return {atoms_of(array->owned.dims(), what.shape, dtype), array->strides};
 }
 
 ArrayView image_of(const RouteRegion& what) {
-  std::vector<IntervalSet> whole;
-  for (const Index size : what.shape) whole.emplace_back(Interval{0, size});
-  if (elements_per_atom(what.dtype) == 2 && !whole.empty())
-    whole.back() = IntervalSet(Interval{0, halved(what.shape.back(), "row length")});
-  std::vector<Index> strides = packed_strides(whole, atom_bytes(what.dtype));
-  return {std::move(whole), std::move(strides)};
+  const std::vector<IntervalSet> whole = atoms_of(Region::full(what.shape).dims(), what.shape, what.dtype);
+  return {whole, packed_strides(whole, atom_bytes(what.dtype))};
 }
 
 }  // namespace
@@ -73,15 +91,19 @@ std::vector<Index> byte_strides(DType dtype, std::span<const Index> extents, std
   std::vector<Index> result(extents.size());
   if (!strides.empty() && strides.size() != extents.size())
     fail(ErrorCode::kInvalidArgument, "{} strides for a tensor of {} dims", strides.size(), extents.size());
+  const bool pairs = per_atom == 2 && !extents.empty();
+  const size_t paired = pairs ? paired_dim(extents) : 0;
+  if (pairs && extents[paired] % 2 != 0)
+    fail(ErrorCode::kInvalidArgument, "f4: {} elements end in the middle of a byte",
+         product_behind(extents, paired) * extents[paired]);
   Index step = 1;  // of a contiguous array, in elements
   for (size_t d = extents.size(); d-- > 0;) {
-    const bool last = d + 1 == extents.size();
     const Index elements = strides.empty() ? step : strides[d];
-    if (last && per_atom == 2) {
-      if (elements != 1 && extents[d] > 1)
-        fail(ErrorCode::kInvalidArgument, "f4: the last dim's stride is {}, it must be 1", elements);
-      result[d] = bytes;
-    } else if (per_atom == 2) {
+    if (pairs && d >= paired) {
+      if (elements != step && extents[d] > 1)
+        fail(ErrorCode::kInvalidArgument, "f4: the stride of dim {} is {}, it must be {}", d, elements, step);
+      result[d] = d == paired ? bytes : 0;
+    } else if (pairs) {
       result[d] = extents[d] > 1 ? halved(elements, "stride") : 0;
     } else if (__builtin_mul_overflow(elements, bytes, &result[d])) {
       fail(ErrorCode::kInvalidArgument, "a stride of {} elements is larger than any memory", elements);
@@ -91,19 +113,27 @@ std::vector<Index> byte_strides(DType dtype, std::span<const Index> extents, std
   return result;
 }
 
-ByteExtent extent_of(DType dtype, std::span<const Index> extents, std::span<const Index> byte_strides) {
+std::vector<MemoryDim> memory_dims(DType dtype, std::span<const Index> extents, std::span<const Index> byte_strides) {
   TESSERA_CHECK_EQ(extents.size(), byte_strides.size());
+  std::vector<MemoryDim> dims;
+  dims.reserve(extents.size());
+  for (size_t d = 0; d < extents.size(); ++d) dims.push_back({extents[d], byte_strides[d]});
+  if (elements_per_atom(dtype) == 1 || dims.empty()) return dims;
+  const size_t paired = paired_dim(extents);
+  dims.resize(paired + 1);
+  dims.back().count = dims.back().count * product_behind(extents, paired) / 2;
+  return dims;
+}
+
+ByteExtent extent_of(DType dtype, std::span<const Index> extents, std::span<const Index> byte_strides) {
   ByteExtent extent;
-  for (size_t d = 0; d < extents.size(); ++d) {
-    if (extents[d] == 0) return {};
-    const bool pairs = elements_per_atom(dtype) == 2 && d + 1 == extents.size();
-    const Index steps = pairs ? (extents[d] + 1) / 2 - 1 : extents[d] - 1;
+  for (const auto& [count, stride] : memory_dims(dtype, extents, byte_strides)) {
+    if (count == 0) return {};
     int64_t reach = 0;
-    int64_t& side = byte_strides[d] < 0 ? extent.begin : extent.end;
-    if (__builtin_mul_overflow(steps, byte_strides[d], &reach) || __builtin_add_overflow(side, reach, &side) ||
+    int64_t& side = stride < 0 ? extent.begin : extent.end;
+    if (__builtin_mul_overflow(count - 1, stride, &reach) || __builtin_add_overflow(side, reach, &side) ||
         side > INT64_MAX / 4 || side < INT64_MIN / 4)
-      fail(ErrorCode::kInvalidArgument, "a dim of {} elements, {} bytes apart, is larger than any memory", extents[d],
-           byte_strides[d]);
+      fail(ErrorCode::kInvalidArgument, "{} elements, {} bytes apart, are larger than any memory", count, stride);
   }
   extent.end += atom_bytes(dtype);
   return extent;
@@ -111,9 +141,9 @@ ByteExtent extent_of(DType dtype, std::span<const Index> extents, std::span<cons
 
 Walk make_walk(const RouteRegion& what, const WalkArrays& arrays, Walk::Order order) {
   if (what.region.empty()) return {};
-  const std::vector<IntervalSet> region = atoms_of(what.region, what.dtype);
-  const ArrayView src = view_of(arrays.src, what.dtype, region);
-  const ArrayView dst = view_of(arrays.dst, arrays.dst_dtype, region);
+  const std::vector<IntervalSet> region = atoms_of(what.region.dims(), what.shape, what.dtype);
+  const ArrayView src = view_of(arrays.src, what.dtype, what, region);
+  const ArrayView dst = view_of(arrays.dst, arrays.dst_dtype, what, region);
   const ArrayView image = arrays.image ? image_of(what) : ArrayView{};
   std::vector<std::array<DimView, kArrays>> dims(region.size());
   for (size_t d = 0; d < region.size(); ++d) {

@@ -3,7 +3,8 @@
 // A route's stream is its elements row-major over the region, packed, in the source's dtype. The order depends on the
 // region alone, so that sender and receiver walk one route without a word between them.
 //
-// f4 elements travel as bytes, two at a time: cuts of the last dim are even, and its stride is that of a pair.
+// f4 elements travel as bytes, two at a time. One dim, the last of even size, counts in pairs: its cuts are even and
+// its stride is that of a pair. The dims below it, of odd sizes, lie contiguous and whole in its rows.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +20,22 @@ namespace tessera {
 
 // What one rank holds of a tensor and how it lies in memory.
 struct LocalArray {
-  Region owned{};  // global coordinates
-  std::vector<Index>
-      strides;  // BYTES from one element to the next, a dim; any sign, zero too (f4: last dim, of a pair)
+  Region owned{};              // global coordinates
+  std::vector<Index> strides;  // BYTES from one element to the next, a dim; any sign, zero too (f4: byte_strides())
 };
 
 // Strides in bytes of a local tensor whose strides in elements are `strides` (empty: contiguous row-major).
-// Throws Error(kInvalidArgument) for f4 strides that are not whole bytes.
+// Of f4, the paired dim has the stride of a pair and those below it 0. Throws Error(kInvalidArgument) for f4 strides
+// that are not whole bytes.
 std::vector<Index> byte_strides(DType dtype, std::span<const Index> extents, std::span<const Index> strides = {});
+
+// A local tensor's dims as they lie in memory, outermost first: `count` atoms or rows, `stride` bytes apart. Of f4, the
+// paired dim takes in those below it.
+struct MemoryDim {
+  Index count = 0;
+  int64_t stride = 0;
+};
+std::vector<MemoryDim> memory_dims(DType dtype, std::span<const Index> extents, std::span<const Index> byte_strides);
 
 // The bytes that a local tensor takes around its first element: [first + begin, first + end). Both 0 if it is empty.
 struct ByteExtent {

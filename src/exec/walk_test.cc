@@ -122,9 +122,33 @@ TEST(Walk, FoldsWhatIsRegular) {
   EXPECT_EQ(blocks_of(shape, few, whole, few, Walk::Order::kFree, false), 2u);
 }
 
-TEST(ByteStrides, RefuseF4ThatIsCutInsideAByte) {
+TEST(ByteStrides, OfF4RowsOfOddLengthArePartOfTheDimThatIsPaired) {
   EXPECT_EQ(byte_strides(DType::kF4, Shape{3, 8}), (std::vector<Index>{4, 1}));
+  EXPECT_EQ(byte_strides(DType::kF4, Shape{2, 3}), (std::vector<Index>{1, 0}));
+  EXPECT_EQ(byte_strides(DType::kF4, Shape{4, 1}), (std::vector<Index>{1, 0}));
+  EXPECT_EQ(byte_strides(DType::kF4, Shape{5, 2, 3}, std::vector<Index>{10, 3, 1}), (std::vector<Index>{5, 1, 0}));
+  const ByteExtent padded = extent_of(DType::kF4, Shape{5, 2, 3}, std::vector<Index>{5, 1, 0});
+  EXPECT_EQ(padded.end, 4 * 5 + 3);
+}
+
+TEST(Walk, OfF4CutsRowsOfOddLengthInPairs) {
+  const Shape shape{2, 4, 3};
+  const LocalArray whole{Region::full(shape), byte_strides(DType::kF4, shape)};
+  const auto walk_of = [&](const Interval& rows, const Interval& columns) {
+    const Region region({IntervalSet({0, 2}), IntervalSet(rows), IntervalSet(columns)});
+    return make_walk({.shape = shape, .dtype = DType::kF4, .region = region},
+                     {.src = &whole, .dst_dtype = DType::kF4, .image = true}, Walk::Order::kRowMajor);
+  };
+  EXPECT_EQ(walk_of({0, 4}, {0, 3}).atoms(), 12);
+  const std::vector<Atom> lower{{3, 0, 3}, {4, 1, 4}, {5, 2, 5}, {9, 3, 9}, {10, 4, 10}, {11, 5, 11}};
+  EXPECT_EQ(walked(walk_of({2, 4}, {0, 3}), 0, 6, 1), lower);
+  EXPECT_THROW(walk_of({1, 3}, {0, 3}), Error);
+  EXPECT_THROW(walk_of({0, 4}, {0, 2}), Error);
+}
+
+TEST(ByteStrides, RefuseF4ThatIsCutInsideAByte) {
   EXPECT_THROW(byte_strides(DType::kF4, Shape{3, 7}), Error);
+  EXPECT_THROW(byte_strides(DType::kF4, Shape{2, 3}, std::vector<Index>{4, 1}), Error);
   EXPECT_THROW(byte_strides(DType::kF4, Shape{3, 8}, std::vector<Index>{8, 2}), Error);
   const RouteRegion odd{.shape = {8}, .dtype = DType::kF4, .region = Region({IntervalSet({1, 4})})};
   EXPECT_THROW(make_walk(odd, {.dst_dtype = DType::kF4}, Walk::Order::kRowMajor), Error);

@@ -23,7 +23,7 @@ Kind::Kind(TensorMeta meta, std::shared_ptr<const LayoutPair> pair)
 // whole everywhere, and every edge of a part must lie at an even number of elements.
 void Kind::set_granules() {
   granules_.fill(1);
-  if (bits_ >= 8) return;
+  if (bits_ >= 8 || std::ranges::count(meta_.shape, 0) > 0) return;
   const auto is_cut = [](const DimOverlaps& dim, Index size) {
     return std::ranges::any_of(dim.edges(), [&](Index edge) { return edge != 0 && edge != size; });
   };

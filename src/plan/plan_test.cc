@@ -180,5 +180,9 @@ TEST(Plan, FourBitRowsOfOddLengthMoveWholeWhereNothingCutsThem) {
   EXPECT_EQ(plan.routes.size(), 4U);
 }
 
+TEST(Plan, AnEmptyFourBitTensorIsCutNowhere) {
+  EXPECT_THAT(plan_of("4x0x3", "f4", "4:S2", "3@1-3:S1").routes, testing::IsEmpty());
+}
+
 }  // namespace
 }  // namespace tessera
