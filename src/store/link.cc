@@ -1,7 +1,6 @@
 #include "store/link.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -11,8 +10,6 @@ namespace {
 
 constexpr Duration kFirstPause = std::chrono::milliseconds(1);
 constexpr Duration kGreetingTime = std::chrono::seconds(5);
-// What waits to be sent is bounded by the calls that wait for its reply.
-constexpr size_t kMaxQueuedBytes = std::numeric_limits<size_t>::max() / 2;
 
 }  // namespace
 
@@ -51,7 +48,7 @@ void Link::on_events(uint32_t events) {
 void Link::greet() {
   connector_->check(fd_.get());
   reader_.emplace(kMagic, FrameLimits{.payload_bytes = kMaxHelloBytes + kMaxHelloBytes});
-  writer_.emplace(kMagic, kHelloVersion, kMaxQueuedBytes);
+  writer_.emplace(kMagic, kHelloVersion, kNoQueueLimit);  // bounded by the calls that wait for its replies
   stage_ = Stage::kGreeting;
   writer_->push(raw(MessageType::kHello), callbacks_.hello().encode());
   flush();

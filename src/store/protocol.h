@@ -4,7 +4,9 @@
 // in it is sound.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +20,9 @@
 namespace tessera::store {
 
 inline constexpr uint32_t kMagic = 0x31534b54;  // "TKS1"
-inline constexpr uint16_t kHelloVersion = 0;    // of Hello, Welcome and Refused, in every release
+// For writers whose queue is bounded elsewhere.
+inline constexpr size_t kNoQueueLimit = std::numeric_limits<size_t>::max() / 2;
+inline constexpr uint16_t kHelloVersion = 0;  // of Hello, Welcome and Refused, in every release
 inline constexpr uint16_t kMinVersion = 1;
 inline constexpr uint16_t kMaxVersion = 1;
 

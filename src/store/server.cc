@@ -1,7 +1,6 @@
 #include "store/server.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -14,8 +13,7 @@ namespace {
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 // A client that has more than this of answers to read is not served until it has read them.
 constexpr size_t kMaxQueuedAnswers = size_t{1} << 20;
-// The writer itself need not count: answers are bounded by that, events by ServerOptions.
-constexpr size_t kMaxQueuedBytes = std::numeric_limits<size_t>::max() / 2;
+// (Events are bounded by ServerOptions.)
 
 }  // namespace
 
@@ -23,7 +21,7 @@ Server::Session::Session(uint64_t number, UniqueFd connection)
     : id(number),
       fd(std::move(connection)),
       reader(kMagic, {.payload_bytes = kMaxHelloBytes}),
-      writer(kMagic, kHelloVersion, kMaxQueuedBytes) {}
+      writer(kMagic, kHelloVersion, kNoQueueLimit) {}
 
 bool Server::Session::takes_requests() const {
   return !held && !ended && queued_answers() <= kMaxQueuedAnswers;
