@@ -62,6 +62,7 @@ class BusImpl {
   std::unique_ptr<Rendezvous> rendezvous_;
 };
 
+// Two jobs joined. A rank that goes while others may wait for what it registers tells them why.
 class PairImpl {
  public:
   PairImpl(std::shared_ptr<BusImpl> bus, PairView view) : bus_(std::move(bus)), view_(std::move(view)) {

@@ -30,7 +30,7 @@ class BlockKernel {
   // (Digest::elements is the caller's.)
   void run(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
 
-  int64_t source_bytes() const { return src_bytes_; }  // of an atom
+  int64_t source_bytes() const { return src_bytes_; }   // of an atom
   bool copies() const { return kind_ == Kind::kCopy; }  // bits move untouched
 
  private:

@@ -59,7 +59,7 @@ const std::string kRegisteredKey = store_key("default", "batch", "weights/policy
 
 class Failure : public testing::Test {
  protected:
-  void start(const Side& side, Body body) {
+  void start(const Side& side, const Body& body) {
     group_.start(side.job + "/" + std::to_string(side.rank), [=, this] { return with_batch(side, store_, body); });
   }
   const Outcome& of(const std::string& name) const {
