@@ -26,12 +26,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr int kError = 10;  // + ErrorCode: see ProcessGroup::start
-constexpr int kPeerLost = kError + static_cast<int>(ErrorCode::kPeerLost);
-constexpr int kMismatch = kError + static_cast<int>(ErrorCode::kMismatch);
-constexpr int kDeadline = kError + static_cast<int>(ErrorCode::kDeadlineExceeded);
-constexpr int kExists = kError + static_cast<int>(ErrorCode::kAlreadyExists);
-
 int send_once(Batch& batch, std::vector<float>&) {
   batch.send().wait();
   return 0;
@@ -328,7 +322,7 @@ TEST_F(Failure, ARefusedAttachIsExplainedToBothSides) {
   });
   wait();
   for (const char* name : {"trainer/0", "inference/0"}) {
-    EXPECT_EQ(of(name).status, kError + static_cast<int>(ErrorCode::kPermissionDenied)) << of(name).output;
+    EXPECT_EQ(of(name).status, status_of(ErrorCode::kPermissionDenied)) << of(name).output;
     EXPECT_THAT(of(name).output, AllOf(HasSubstr("trainer/0"), HasSubstr("inference/0"),
                                        HasSubstr("process_vm_readv is forced but not permitted")));
   }
@@ -340,7 +334,7 @@ class Stopped : public Failure {
  protected:
   void expect_cancelled_and_nothing_left(const std::string& name, const char* waited_for) {
     wait();
-    EXPECT_EQ(of(name).status, kError + static_cast<int>(ErrorCode::kCancelled)) << of(name).output;
+    EXPECT_EQ(of(name).status, status_of(ErrorCode::kCancelled)) << of(name).output;
     EXPECT_THAT(of(name).output, AllOf(HasSubstr(waited_for), HasSubstr("interrupted")));
     afterwards("reader", [this] {
       const StoreView left = open_store(store_)->range("").items;
@@ -430,7 +424,7 @@ TEST_F(Failure, ABusGivesUpAStoreThatDoesNotAnswerAtItsOwnDeadline) {
     return 0;
   });
   wait();
-  EXPECT_EQ(of("trainer/0").status, kError + static_cast<int>(ErrorCode::kUnavailable)) << of("trainer/0").output;
+  EXPECT_EQ(of("trainer/0").status, status_of(ErrorCode::kUnavailable)) << of("trainer/0").output;
   EXPECT_LT(of("trainer/0").seconds, 5);
 }
 
@@ -442,7 +436,7 @@ TEST_F(Failure, AVersionThatDoesNotGrowIsRefusedWithBothNumbers) {
   });
   start(inference(0, 1), receive_once);
   wait();
-  EXPECT_EQ(of("trainer/0").status, kError + static_cast<int>(ErrorCode::kInvalidArgument)) << of("trainer/0").output;
+  EXPECT_EQ(of("trainer/0").status, status_of(ErrorCode::kInvalidArgument)) << of("trainer/0").output;
   EXPECT_THAT(of("trainer/0").output, HasSubstr("version 7 is not newer than 7"));
   EXPECT_EQ(of("inference/0").status, 0) << of("inference/0").output;
 }

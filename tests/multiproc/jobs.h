@@ -21,6 +21,17 @@
 
 namespace tessera::test {
 
+// What a child that an Error ends exits with: see ProcessGroup::start.
+constexpr int status_of(ErrorCode code) {
+  return 10 + static_cast<int>(code);
+}
+inline constexpr int kPeerLost = status_of(ErrorCode::kPeerLost);
+inline constexpr int kMismatch = status_of(ErrorCode::kMismatch);
+inline constexpr int kDeadline = status_of(ErrorCode::kDeadlineExceeded);
+inline constexpr int kExists = status_of(ErrorCode::kAlreadyExists);
+inline constexpr int kCancelled = status_of(ErrorCode::kCancelled);
+inline constexpr int kDataLoss = status_of(ErrorCode::kDataLoss);
+
 struct Side {
   std::string job;
   std::string peer;

@@ -37,12 +37,6 @@ using std::chrono::seconds;
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr int kError = 10;  // + ErrorCode: see ProcessGroup::start
-constexpr int kPeerLost = kError + static_cast<int>(ErrorCode::kPeerLost);
-constexpr int kDeadline = kError + static_cast<int>(ErrorCode::kDeadlineExceeded);
-constexpr int kCancelled = kError + static_cast<int>(ErrorCode::kCancelled);
-constexpr int kDataLoss = kError + static_cast<int>(ErrorCode::kDataLoss);
-
 // One tensor, private and replicated, between two jobs.
 constexpr Index kElements = 1 << 20;
 TensorSpec spec(std::vector<float>& data, const char* layout = "") {
@@ -225,25 +219,25 @@ class RawPeer : public testing::Test {
   std::vector<Outcome> outcomes_;
 };
 
-int send_once(Batch& batch) {
+int offer_once(Batch& batch) {
   batch.send().wait();
   return 0;
 }
 
 TEST_F(RawPeer, ATakeWithoutAnEpochEndsTheConnectionAndNoMore) {
-  start_trainer(send_once);
+  start_trainer(offer_once);
   start_puller(0, 1, true, [](RawRank& raw) {
     raw.send(Take{.version = 1, .epoch = 0});
     (void)raw.next<Grant>();
     return 0;
   });
-  EXPECT_EQ(of("trainer/0").status, kError + static_cast<int>(ErrorCode::kMismatch)) << of("trainer/0").output;
+  EXPECT_EQ(of("trainer/0").status, kMismatch) << of("trainer/0").output;
   EXPECT_THAT(of("trainer/0").output, AllOf(HasSubstr("inference/0"), HasSubstr("epoch 0 out of turn")));
   EXPECT_THAT(of("inference/0").output, HasSubstr("out of turn"));
 }
 
 TEST_F(RawPeer, ATakeWhileTheRingIsBeingFilledEndsTheConnectionAndNoMore) {
-  start_trainer(send_once);
+  start_trainer(offer_once);
   start_puller(0, 1, true, [](RawRank& raw) {
     raw.send(Take{.version = 1, .epoch = 1});
     (void)raw.next<Grant>();

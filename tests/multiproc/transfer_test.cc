@@ -286,7 +286,7 @@ TEST(Transfer, ARankThatClosesItsBatchIsNamed) {
   });
   const std::vector<Outcome> outcomes = group.wait(hang_limit());
   EXPECT_EQ(outcomes[0].status, 0) << outcomes[0].output;
-  EXPECT_EQ(outcomes[1].status, 10 + static_cast<int>(ErrorCode::kPeerLost)) << outcomes[1].output;
+  EXPECT_EQ(outcomes[1].status, kPeerLost) << outcomes[1].output;
   EXPECT_THAT(outcomes[1].output, HasSubstr("trainer/0 has closed the batch"));
 }
 
