@@ -53,6 +53,7 @@ struct PairOptions {
   std::string name = {};                 // both jobs use one
   std::string peer = {};                 // the other job's name
   Timeout timeout = kRendezvousTimeout;  // until all ranks of both sides are in
+  Layout layout = {};                    // of tensors that bring none; without: replicated over all ranks of the job
 };
 
 // One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
@@ -63,7 +64,7 @@ struct TensorSpec {
   void* data = nullptr;  // first element of the local tensor; must outlive the Batch
   DType dtype = DType::kF32;
   Shape shape = {};                 // global
-  Layout layout = {};               // a default-made one (no mesh): replicated over all ranks of the job
+  Layout layout = {};               // a default-made one (no mesh): that of the pair
   std::vector<Index> strides = {};  // of the local tensor, in elements; empty: contiguous row-major
 };
 
@@ -87,7 +88,7 @@ struct BatchStats {
   int64_t tensors = 0;            // in this rank's batch
   int64_t skipped = 0;            // names that only the sender has
   int64_t routes = 0;             // of this rank
-  int64_t bytes_moved = 0;        // whole batch, all ranks, one transfer
+  int64_t bytes_moved = 0;        // whole batch, all ranks, one transfer; as planned, with tied tensors each counted
   int64_t bytes_lower_bound = 0;  // likewise
   int64_t rank_bytes = 0;         // this rank's share
   int64_t transfers = 0;          // completed

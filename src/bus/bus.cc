@@ -65,7 +65,8 @@ class BusImpl {
 // Two jobs joined. A rank that goes while others may wait for what it registers tells them why.
 class PairImpl {
  public:
-  PairImpl(std::shared_ptr<BusImpl> bus, PairView view) : bus_(std::move(bus)), view_(std::move(view)) {
+  PairImpl(std::shared_ptr<BusImpl> bus, PairView view, Layout layout)
+      : bus_(std::move(bus)), view_(std::move(view)), layout_(std::move(layout)) {
     set_owing(unregistered());
   }
   ~PairImpl() {
@@ -117,7 +118,7 @@ class PairImpl {
     // What the live one has published must not be overwritten.
     bus_->agent().run_on_loop([&] { bus_->agent().require_unregistered(view_.name, id); });
     try {
-      Manifest manifest = manifest_of(identity, tensors);
+      Manifest manifest = manifest_of(identity, tensors, layout_);
       if (!sends)
         find_ties(registered_tensors(manifest, tensors, identity.rank));  // refuse overlaps before others wait
       setup.agreement = bus_->rendezvous().exchange(view_, id, sends, bus_->options().digest, manifest, deadline);
@@ -172,6 +173,7 @@ class PairImpl {
 
   const std::shared_ptr<BusImpl> bus_;
   const PairView view_;
+  const Layout layout_;  // of tensors that bring none
   std::mutex mutex_;
   Status owing_;  // not ok while the others may wait for a registration: what they are told if none comes
 };
@@ -204,7 +206,7 @@ Pair Bus::pair(const PairOptions& options) {
   if (options.peer == impl_->options().job)
     fail(ErrorCode::kInvalidArgument, "pair {}: job {} cannot be paired with itself", options.name, options.peer);
   return Pair(std::make_shared<bus::PairImpl>(
-      impl_, impl_->rendezvous().join(options.name, options.peer, Deadline::after(options.timeout))));
+      impl_, impl_->rendezvous().join(options.name, options.peer, Deadline::after(options.timeout)), options.layout));
 }
 
 Pair::Pair(std::shared_ptr<bus::PairImpl> impl) : impl_(std::move(impl)) {}

@@ -102,10 +102,10 @@ ByteExtent LocalTensor::extent() const {
   return extent_of(dtype, array.owned.extents(), array.strides);
 }
 
-Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs) {
+Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs, const Layout& fallback) {
   Manifest manifest;
   std::unordered_set<std::string_view> names;
-  const Layout everywhere(Mesh({Axis{"", identity.world}}), {Replicate{}});
+  const Layout none = fallback.mesh().size() != 0 ? fallback : Layout(Mesh({Axis{"", identity.world}}), {Replicate{}});
   for (const TensorSpec& spec : specs) {
     const std::string where = fmt::format("tensor {} of {}", spec.name, identity.name());
     if (spec.name.empty() || spec.name.size() > kMaxNameBytes)
@@ -113,7 +113,7 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
     if (!names.insert(spec.name).second) fail(ErrorCode::kInvalidArgument, "{}: registered twice", where);
     try {
       element_count(spec.shape);
-      Layout layout = (spec.layout.mesh().size() == 0 ? everywhere : spec.layout).bind(spec.shape);
+      Layout layout = (spec.layout.mesh().size() == 0 ? none : spec.layout).bind(spec.shape);
       for (const Rank rank : layout.mesh().ranks())
         if (rank >= identity.world)
           fail(ErrorCode::kInvalidArgument, "layout {} names rank {}, the job has {}", layout.to_string(), rank,

@@ -25,8 +25,8 @@ struct LocalTensor {
 
 // The manifest of what this rank registers: default layouts filled in, layouts bound. Throws Error(kInvalidArgument)
 // that names the tensor: bad shapes and layouts, names twice, data missing where the rank is in the mesh, strides that
-// do not fit the local shape.
-Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs);
+// do not fit the local shape. `fallback` is the layout of specs that bring none; empty: replicated over all ranks.
+Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs, const Layout& fallback = {});
 
 // The local tensors of what this rank registers, in the order of its manifest.
 std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<const TensorSpec> specs, Rank rank);

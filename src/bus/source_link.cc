@@ -21,6 +21,10 @@ Attached::Place place_of(const SourceRoute& route) {
           .strides = route.src.strides};
 }
 
+int64_t bytes_of_route(const Served& served) {
+  return bytes_of(served.route.what.dtype, served.route.what.region.size());
+}
+
 }  // namespace
 
 SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, bool digest)
@@ -32,7 +36,7 @@ SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std:
       routes_(std::move(routes)),
       digest_(digest),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {
-  for (const Served& served : routes_) bytes_ += bytes_of(served.route.what.dtype, served.route.what.region.size());
+  for (const Served& served : routes_) bytes_ += bytes_of_route(served);
   digests_.digests.resize(routes_.size());
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); });
@@ -123,6 +127,7 @@ void SourceLink::prepare(const Prepare& prepare) {
   if (ready_) fail(ErrorCode::kMismatch, "Prepare came twice");
   if (!prepare.skipped.empty() && prepare.skipped.back() >= routes_.size())
     fail(ErrorCode::kMismatch, "Prepare skips route {} of {}", prepare.skipped.back(), routes_.size());
+  for (const uint32_t skipped : prepare.skipped) bytes_ -= bytes_of_route(routes_[skipped]);
   std::vector<UniqueFd> fds;
   if (prepare.ring) {
     std::vector<SourceRoute> routes;

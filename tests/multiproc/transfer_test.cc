@@ -169,6 +169,7 @@ TEST(Transfer, TiedDestinationsAreWrittenOnceAndOverlapsAreRefused) {
     const std::vector<TensorSpec> specs{spec("embed", weight.data()), spec("head", weight.data())};
     Batch batch = pair.offer("policy", specs);
     batch.send().wait();
+    REQUIRE_HERE(batch.stats().rank_bytes == 128);  // once, not twice
     return 0;
   });
   group.start("inference", [=] {
@@ -178,7 +179,7 @@ TEST(Transfer, TiedDestinationsAreWrittenOnceAndOverlapsAreRefused) {
     const std::vector<TensorSpec> tied{spec("embed", weight.data()), spec("head", weight.data())};
     Batch batch = pair.accept("policy", tied);
     batch.recv().wait();
-    REQUIRE_HERE(batch.stats().rank_bytes == 128);  // once, not twice
+    REQUIRE_HERE(batch.stats().rank_bytes == 128);
     REQUIRE_HERE(weight[31] == 32.0f && weight[32] == 0.0f);
     return 0;
   });
