@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
+#include <thread>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -20,6 +21,8 @@ constexpr uint32_t kMembersMagic = 0x314d4b54;  // "TKM1"
 constexpr uint32_t kMaxMembers = 65536;
 constexpr size_t kMaxMembersBytes = size_t{16} << 20;
 constexpr Duration kLeavingTime = std::chrono::seconds(1);  // one that is stopped meanwhile is not waited for
+constexpr Duration kGoingTime = std::chrono::milliseconds(100);
+constexpr Duration kGoingPause = std::chrono::milliseconds(1);
 
 struct MembersFile {
   int64_t revision_floor = 0;
@@ -152,9 +155,16 @@ AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
 AutoHost::~AutoHost() {
   const Leaving turn(root_);
   server_->stop();
+  std::vector<Member> members = server_->connected_members();
+  // Who has not come back to this host may be ending, and have had its turn: it is given a moment to be gone.
+  const auto alive = [&](const Member& member) {
+    return member.client != own_client_ && liveness_of(member.incarnation) != Liveness::kDead;
+  };
+  const Deadline deadline = Deadline::after(kGoingTime);
+  while (server_->gathering() && !deadline.passed() && std::ranges::any_of(members, alive))
+    std::this_thread::sleep_for(kGoingPause);
   // Before our connections end and wake the others, so that one of them can take the lock at once.
-  leave(root_, std::move(lock_), {.revision_floor = revision_floor_, .members = server_->connected_members()},
-        own_client_);
+  leave(root_, std::move(lock_), {.revision_floor = revision_floor_, .members = std::move(members)}, own_client_);
 }
 
 void AutoHost::tidy(const std::string& root, uint64_t own_client) noexcept {

@@ -54,6 +54,7 @@ class Server final : public StoreServer {
   void stop() { loop_.stop(); }
   // After stop(): the clients that are still there, even where it had no time to notice, and those awaited.
   std::vector<Member> connected_members() const;
+  bool gathering() const { return !awaited_.empty(); }  // some of them have not come back yet; likewise
   // For tests: what moves a FakeClock must run on this loop.
   EventLoop& loop() { return loop_; }
 
