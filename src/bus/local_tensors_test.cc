@@ -107,16 +107,17 @@ TEST(ManifestOf, MissingMemoryBadRanksAndRepeatedNamesAreNamed) {
 
 TEST(ManifestOf, ATensorWithoutALayoutHasThePairsOrIsReplicated) {
   std::vector<float> values(4);
+  const Shape shape{4};
   const TensorSpec bare{
       .name = "a", .data = values.data(), .dtype = DType::kF32, .shape = {4}, .layout = {}, .strides = {}};
   TensorSpec own = bare;
   own.name = "b";
   own.layout = Layout::parse("1@0:S0");
   const std::vector<TensorSpec> specs{bare, own};
-  EXPECT_EQ(manifest_of(kRank, specs).entries[0].layout, Layout::parse("2:R").bind({4}));
+  EXPECT_EQ(manifest_of(kRank, specs).entries[0].layout, Layout::parse("2:R").bind(shape));
   const Manifest manifest = manifest_of(kRank, specs, Layout::parse("2:S0"));
-  EXPECT_EQ(manifest.entries[0].layout, Layout::parse("2:S0").bind({4}));
-  EXPECT_EQ(manifest.entries[1].layout, Layout::parse("1@0:S0").bind({4}));
+  EXPECT_EQ(manifest.entries[0].layout, Layout::parse("2:S0").bind(shape));
+  EXPECT_EQ(manifest.entries[1].layout, Layout::parse("1@0:S0").bind(shape));
 }
 
 }  // namespace
