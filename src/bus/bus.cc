@@ -117,6 +117,7 @@ class PairImpl {
     setup.id = id;
     // What the live one has published must not be overwritten.
     bus_->agent().run_on_loop([&] { bus_->agent().require_unregistered(view_.name, id); });
+    bus_->rendezvous().begin(view_, id);
     try {
       Manifest manifest = manifest_of(identity, tensors, layout_);
       if (!sends)

@@ -141,7 +141,7 @@ std::string FailureRecord::write() const {
   out.put_string(std::string_view(status.message()).substr(0, kMaxFailureBytes));
   out.put(static_cast<uint32_t>(seen.size()));
   for (const Seen& one : seen) {
-    out.put(one.nonce);
+    out.put(one.speaker);
     out.put(one.attempt);
   }
   return finish(out);
@@ -157,7 +157,7 @@ FailureRecord FailureRecord::read(std::string_view key, std::string_view value) 
   record.status = Status(static_cast<ErrorCode>(code), in.get_string(kMaxFailureBytes));
   for (uint32_t count = in.get_count(2 * kMaxWorld, 12); count > 0; --count) {
     Seen one;
-    one.nonce = in.get<uint64_t>();
+    one.speaker = in.get<uint64_t>();
     one.attempt = in.get<uint32_t>();
     record.seen.push_back(one);
   }

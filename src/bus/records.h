@@ -76,7 +76,7 @@ struct FailureRecord {
   Registration of;  // the one that failed
   Status status;
   struct Seen {
-    uint64_t nonce = 0;  // of the process
+    uint64_t speaker = 0;  // a rank of a process, as a number: speaker_of()
     uint32_t attempt = 0;
     bool operator==(const Seen&) const = default;
   };

@@ -18,16 +18,22 @@ constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
 constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while something is waited for
 
+// A rank of a process, as a number. A process may have several, each with registrations of its own.
+uint64_t speaker_of(const Incarnation& incarnation, const std::string& job, Rank rank) {
+  const std::string name = rank_name(job, rank);
+  return XXH3_64bits_withSeed(name.data(), name.size(), incarnation.nonce);
+}
+
 // The records of a pair, judged against each other.
 class PairRecords {
  public:
-  // `joined`: the revision at which this process, of that nonce, has joined. Failures before it are an earlier try's.
-  PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t own_nonce,
+  // `joined`: the revision at which this rank, `self`, has joined. Failures before it are an earlier try's.
+  PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t self,
               int64_t joined) {
     for (const auto& [key, item] : items) {
       if (key.starts_with(failures)) {
         const FailureRecord record = FailureRecord::read(key, item.value);
-        const bool told = std::ranges::find(record.seen, own_nonce, &FailureRecord::Seen::nonce) != record.seen.end();
+        const bool told = std::ranges::find(record.seen, self, &FailureRecord::Seen::speaker) != record.seen.end();
         if (told && item.mod_revision > joined) failure_ = record.status;
         continue;
       }
@@ -80,7 +86,8 @@ class PairRecords {
   std::vector<FailureRecord::Seen> seen() const {
     std::vector<FailureRecord::Seen> all;
     for (const auto& [job, ranks] : jobs_)
-      for (const auto& [rank, record] : ranks) all.push_back({.nonce = record.rank.incarnation.nonce});
+      for (const auto& [rank, record] : ranks)
+        all.push_back({.speaker = speaker_of(record.rank.incarnation, job, rank)});
     return all;
   }
 
@@ -94,12 +101,6 @@ class PairRecords {
   std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;
   Status failure_;
 };
-
-// A rank of a process, as a number. A process may have several, each with registrations of its own.
-uint64_t speaker_of(const Incarnation& incarnation, const std::string& job, Rank rank) {
-  const std::string name = rank_name(job, rank);
-  return XXH3_64bits_withSeed(name.data(), name.size(), incarnation.nonce);
-}
 
 std::string hash_of(const Manifest& sender, const Manifest& receiver) {
   const std::string both = sender.hash() + receiver.hash();
@@ -205,7 +206,7 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
                  PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, deadline.left());
   const std::string failures = pair_failure_prefix(identity_.name_space, pair);
   const auto read = [&](const StoreView& view) {
-    return PairRecords(view, prefix, failures, own_.incarnation.nonce, revision);
+    return PairRecords(view, prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank), revision);
   };
   const auto complete = [&](const StoreView& view) {
     const PairRecords records = read(view);
@@ -251,6 +252,18 @@ Rendezvous::History Rendezvous::History::next() const {
 
 Rendezvous::History& Rendezvous::history_of(const PairView& view, const std::string& batch) {
   return histories_[{view.name, batch}];
+}
+
+void Rendezvous::begin(const PairView& view, const std::string& batch) {
+  const std::lock_guard lock(mutex_);
+  History& history = history_of(view, batch);
+  if (history.over) history = history.next();
+}
+
+Rendezvous::History Rendezvous::begun(const PairView& view, const std::string& batch) {
+  begin(view, batch);
+  const std::lock_guard lock(mutex_);
+  return history_of(view, batch);
 }
 
 uint64_t Rendezvous::Awaited::speaker(size_t rank) const {
@@ -325,11 +338,7 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, b
                                const Manifest& own, Deadline deadline) {
   const std::string prefix = batch_prefix(identity_.name_space, view.name, batch, identity_.job);
   const std::string manifest = manifest_key(identity_.name_space, view.name, batch, identity_.job);
-  History history;
-  {
-    const std::lock_guard lock(mutex_);
-    history = history_of(view, batch) = history_of(view, batch).next();
-  }
+  const History history = begun(view, batch);
   const Registration of{own_.incarnation, history.attempt};
   const Awaited fellows{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
   const Awaited peers{.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history};
@@ -382,7 +391,7 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
     if (it == items.end()) continue;
     const FailureRecord record = FailureRecord::read(it->first, it->second.value);
     if (record.of.incarnation != side.ranks[r].incarnation || side.speaker(r) == self) continue;
-    const auto known = std::ranges::find(record.seen, self, &FailureRecord::Seen::nonce);
+    const auto known = std::ranges::find(record.seen, self, &FailureRecord::Seen::speaker);
     if (known != record.seen.end()) {
       if (known->attempt != side.history.attempt) continue;
     } else {
@@ -441,7 +450,7 @@ void Rendezvous::report(const PairView& view, const std::string& batch, const St
     const History& history = history_of(view, batch);
     if (history.heard) return;  // whoever this rank heard it from has told the others, too
     record.of.attempt = history.attempt;
-    for (const auto& [speaker, attempt] : history.read) record.seen.push_back({.nonce = speaker, .attempt = attempt});
+    for (const auto& [speaker, attempt] : history.read) record.seen.push_back({.speaker = speaker, .attempt = attempt});
   }
   // An error is there for those, too, who come to read it after this process has gone.
   const int64_t revision =
@@ -461,19 +470,18 @@ void Rendezvous::leave(const PairView& view, const Status& reason) {
       records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
   if (!heard) return;
   std::vector<FailureRecord::Seen> seen;
-  for (const auto* side : {&view.own, &view.peer})
-    for (const RankRecord& record : *side) seen.push_back({.nonce = record.incarnation.nonce});
+  const auto speak_to = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      seen.push_back({.speaker = speaker_of(ranks[rank].incarnation, job, static_cast<Rank>(rank))});
+  };
+  speak_to(identity_.job, view.own);
+  speak_to(view.peer_job, view.peer);
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
                   {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, !stop_.stop_requested());
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {
-  History history;
-  {
-    const std::lock_guard lock(mutex_);
-    history = history_of(view, batch);
-    if (history.over) history = history.next();
-  }
+  const History history = begun(view, batch);
   const StoreView items = await_side(
       {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, nullptr, deadline);
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;

@@ -45,6 +45,9 @@ class Rendezvous {
   void claim(Deadline deadline);
   // Waits until all ranks of both sides are in; every 10 s a line in the log says who is missing.
   PairView join(const std::string& pair, const std::string& peer_job, Deadline deadline);
+  // A registration of `batch` begins, unless one has and was not withdrawn: what is reported from now on is about it.
+  // exchange() and peer_manifest() begin by themselves.
+  void begin(const PairView& view, const std::string& batch);
   // Publishes what this rank registers and reads what all others do.
   Agreement exchange(const PairView& view, const std::string& batch, bool sends, bool digest, const Manifest& own,
                      Deadline deadline);
@@ -63,7 +66,8 @@ class Rendezvous {
     Manifest manifest;
     bool digest = true;
   };
-  // What this rank knows of earlier registrations of a batch, so that a new one is not built on what they left.
+  // What this rank knows of earlier registrations of a batch, so that a new one is not built on what they left. Kept as
+  // long as the rank: an id may be used again at any time.
   struct History {
     uint32_t attempt = 0;               // of this rank, the last
     std::map<uint64_t, uint32_t> past;  // by speaker: the newest registration that an earlier attempt read
@@ -84,6 +88,7 @@ class Rendezvous {
     // Whether `key` holds a record of that rank's that is newer than what an earlier attempt has read.
     bool is_fresh(size_t rank, const std::string& key, const StoreView& items) const;
   };
+  History begun(const PairView& view, const std::string& batch);
   History& history_of(const PairView& view, const std::string& batch);  // under mutex_
   // Fresh records of all its ranks. `fellows`, whose records were read before, may still give up.
   StoreView await_side(const Awaited& side, const Awaited* fellows, Deadline deadline);

@@ -118,6 +118,33 @@ TEST_F(Lifecycle, AFailedRegistrationCanBeMendedAndTriedAgain) {
   expect_success();
 }
 
+// The second attempt fails before it has published anything: the others hear of that one, too.
+TEST_F(Lifecycle, AnAttemptThatFailsAtOnceAfterAnotherIsHeard) {
+  group_.start("trainer/0", [store = store_] {
+    Bus bus({.job = "trainer", .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    std::vector<float> data(32);
+    TensorSpec tensor{.name = "t", .data = data.data(), .shape = {32}};
+    const auto error = [&] { return error_of([&] { (void)pair.offer("policy", {&tensor, 1}, soon().left()); }); };
+    REQUIRE_HERE(error().find("shape") != std::string::npos);
+    tensor.shape = {16};
+    REQUIRE_HERE(error().find("inference/0 gave up: ") != std::string::npos);
+    return 0;
+  });
+  group_.start("inference/0", [store = store_] {
+    Bus bus({.job = "inference", .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    std::vector<float> data(32);
+    std::vector<TensorSpec> tensors{{.name = "t", .data = data.data(), .shape = {16}}};
+    const auto error = [&] { return error_of([&] { (void)pair.accept("policy", tensors, soon().left()); }); };
+    REQUIRE_HERE(error().find("shape") != std::string::npos);
+    tensors.push_back({.name = "u", .data = data.data() + 1, .shape = {16}});
+    REQUIRE_HERE(error().find("overlap") != std::string::npos);
+    return 0;
+  });
+  expect_success();
+}
+
 // The receiver is back before the sender has closed: it waits for the new registration and leaves the old one alone.
 TEST_F(Lifecycle, AnIdCanBeRegisteredAgainWhoeverComesFirst) {
   const Signal closed;
