@@ -215,6 +215,8 @@ def main():
     tensors = json.loads(listing)["tensors"]
 
     folder = ROOT / "build/demo"
+    if checkpoint.resolve().is_relative_to(folder):
+        fail(f"{checkpoint} lies in {folder}, which is emptied now: move it elsewhere")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     picture = draw(checkpoint, tensors, folder)
