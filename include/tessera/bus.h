@@ -92,6 +92,7 @@ struct BatchStats {
   int64_t bytes_lower_bound = 0;  // likewise
   int64_t rank_bytes = 0;         // this rank's share
   int64_t transfers = 0;          // completed
+  int64_t sessions = 0;           // times that the batch was matched with another job, and planned; 1 at first
   double register_seconds = 0;
   // Work that a steady-state transfer must not do; each counts since registration.
   int64_t store_requests = 0;
@@ -166,7 +167,8 @@ class Batch {
   // Receiver: whether a transfer has begun and not ended well, so that tensors may mix two versions.
   bool torn() const;
   BatchStats stats() const;
-  // Of the last transfer, this rank's cells only: sums over ranks (a replicated cell once) give the tensor's digest.
+  // Of the last transfer in the present session, this rank's cells only: sums over ranks (a replicated cell once) give
+  // the tensor's digest.
   std::vector<TensorDigest> digests() const;
   // Detaches: frees what both sides hold for this batch. The peer's later calls fail with kPeerLost, "closed the
   // batch". Idempotent; waits for a transfer that reads or writes the registered memory.

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 
+#include "base/fail.h"
 #include "base/log.h"
 #include "base/socket.h"
 #include "bus/records.h"
@@ -74,24 +75,29 @@ void Agent::run_and_wait(const std::function<void()>& task) {
   outcome.status.throw_if_error();
 }
 
-void Agent::require_unregistered(const std::string& pair, const std::string& batch) const {
-  if (batches_.contains({pair, batch}))
+void Agent::claim_batch(const std::string& pair, const std::string& batch) {
+  const std::lock_guard lock(mutex_);
+  if (!batches_.emplace(pair, batch).second)
     fail(ErrorCode::kAlreadyExists, "{} has registered batch {} of pair {} already: close that one first",
          identity_.name(), batch, pair);
 }
 
-void Agent::register_batch(const std::string& pair, const std::string& batch, Acceptor* acceptor) {
-  require_unregistered(pair, batch);
-  batches_.emplace(std::pair(pair, batch), acceptor);
+void Agent::release_batch(const std::string& pair, const std::string& batch) {
+  const std::lock_guard lock(mutex_);
+  batches_.erase({pair, batch});
+}
+
+void Agent::open_session(const std::string& session, Acceptor* acceptor) {
+  TESSERA_CHECK(sessions_.emplace(session, acceptor).second);
   std::vector<uint64_t> early;
   for (const auto& [id, waiting] : waiting_)
-    if (waiting.attach && waiting.attach->pair == pair && waiting.attach->batch == batch) early.push_back(id);
+    if (waiting.attach && waiting.attach->session == session) early.push_back(id);
   for (const uint64_t id : early) hand_over(id, *acceptor);
 }
 
-void Agent::unregister_batch(const std::string& pair, const std::string& batch, const Acceptor* acceptor) {
-  const auto it = batches_.find({pair, batch});
-  if (it != batches_.end() && it->second == acceptor) batches_.erase(it);
+void Agent::close_session(const std::string& session, const Acceptor* acceptor) {
+  const auto it = sessions_.find(session);
+  if (it != sessions_.end() && it->second == acceptor) sessions_.erase(it);
 }
 
 void Agent::call(const std::string& address, const std::string& peer_name, Deadline deadline,
@@ -188,13 +194,14 @@ void Agent::handle_frame(uint64_t id, Frame& frame) {
     fail(ErrorCode::kMismatch, "message {} where Hello and then Attach were due", frame.type);
   waiting.attach = parse<Attach>(frame.payload);
   loop_.cancel_timer(waiting.timer);
-  const auto it = batches_.find({waiting.attach->pair, waiting.attach->batch});
-  if (it != batches_.end()) {
+  const auto it = sessions_.find(waiting.attach->session);
+  if (it != sessions_.end()) {
     hand_over(id, *it->second);
     return;
   }
   waiting.timer = loop_.add_timer_after(kEarlyTimeout, [this, id] {
-    reject(id, failed(ErrorCode::kDeadlineExceeded, "{} has not registered this batch", identity_.name()));
+    reject(id, failed(ErrorCode::kDeadlineExceeded, "{} has read no such registrations of batch {} of pair {}",
+                      identity_.name(), waiting_.at(id).attach->batch, waiting_.at(id).attach->pair));
   });
 }
 

@@ -6,6 +6,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,7 +37,7 @@ struct Caller {
   Attach attach;
 };
 
-// Whoever takes connections for a batch. Called on the loop's thread.
+// Whoever takes connections for a session of a batch. Called on the loop's thread.
 class Acceptor {
  public:
   virtual ~Acceptor() = default;
@@ -43,7 +45,7 @@ class Acceptor {
   virtual void accept(Caller caller) = 0;
 };
 
-// call(), run_on_loop() and the getters may be used from any thread; the rest happens on the loop.
+// call(), claim_batch(), run_on_loop() and the getters may be used from any thread; the rest happens on the loop.
 class Agent {
  public:
   Agent(Identity identity, int threads);
@@ -60,11 +62,12 @@ class Agent {
   void count_plan() { plans_.fetch_add(1); }
   int64_t plans() const { return plans_.load(); }
 
-  // From now on callers that attach to (pair, batch) are given to `acceptor`; those that came early, at once.
-  // On the loop's thread. Throw kAlreadyExists if this rank has that batch already.
-  void require_unregistered(const std::string& pair, const std::string& batch) const;
-  void register_batch(const std::string& pair, const std::string& batch, Acceptor* acceptor);
-  void unregister_batch(const std::string& pair, const std::string& batch, const Acceptor* acceptor);
+  // Throws kAlreadyExists if this rank has that batch already.
+  void claim_batch(const std::string& pair, const std::string& batch);
+  void release_batch(const std::string& pair, const std::string& batch);
+  // From now on callers that attach to `session` are given to `acceptor`; those that came early, at once. On the loop.
+  void open_session(const std::string& session, Acceptor* acceptor);
+  void close_session(const std::string& session, const Acceptor* acceptor);
 
   // Connects to another agent and says Hello; blocks. The link's handlers are the caller's to set, on the loop's
   // thread, before any frame is read: `on_link` runs there.
@@ -82,7 +85,7 @@ class Agent {
   }
 
  private:
-  struct Waiting {  // said Hello, or said Attach before the batch was there
+  struct Waiting {  // said Hello, or said Attach before the session was there
     std::shared_ptr<Link> link;
     Hello hello;
     std::optional<Attach> attach;
@@ -110,7 +113,9 @@ class Agent {
   std::atomic<int64_t> plans_{0};
   uint64_t next_id_ = 1;
   std::map<uint64_t, Waiting> waiting_;
-  std::map<std::pair<std::string, std::string>, Acceptor*> batches_;
+  std::map<std::string, Acceptor*, std::less<>> sessions_;
+  std::mutex mutex_;
+  std::set<std::pair<std::string, std::string>> batches_;  // (pair, batch); guarded by mutex_
 };
 
 }  // namespace tessera::bus

@@ -7,11 +7,6 @@
 #include "tessera/store.h"
 
 namespace tessera::bus {
-namespace {
-
-constexpr Duration kReminder = seconds(10);
-
-}  // namespace
 
 BatchImpl::BatchImpl(BatchSetup setup) : setup_(std::move(setup)), created_(Clock::steady().now()) {}
 
@@ -29,110 +24,104 @@ int64_t BatchImpl::wait_version(int64_t, Timeout) {
 }
 
 std::string BatchImpl::describe() const {
-  return fmt::format("batch {} of pair {}", setup_.id, setup_.view.name);
+  return fmt::format("batch {} of pair {}", setup_.id, setup_.pair);
 }
 
-Attach BatchImpl::attach_message(Attach::Purpose purpose) const {
-  return {.pair = setup_.view.name, .batch = setup_.id, .purpose = purpose, .match_hash = setup_.agreement.match_hash};
+// --- registering
+// ------------------------------------------------------------------------------------------------------
+
+void BatchImpl::open(const PairView& view, Deadline deadline) {
+  manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
+  if (!sends())
+    find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
+  Meeting* meeting = nullptr;
+  setup_.agent->run_on_loop([&] { meeting = &add_meeting(view); });
+  meeting->meet({.deadline = deadline, .stop = setup_.stop});
 }
 
-void BatchImpl::check_caller(const Caller& caller, const std::string& job, const std::vector<RankRecord>& ranks) const {
-  const Hello& hello = caller.hello;
-  const std::string who = rank_name(hello.job, hello.rank);
-  if (hello.job != job || hello.rank < 0 || static_cast<size_t>(hello.rank) >= ranks.size())
-    fail(ErrorCode::kMismatch, "{}: {} is not of job {} with its {} ranks", describe(), who, job, ranks.size());
-  if (ranks[static_cast<size_t>(hello.rank)].incarnation != hello.incarnation)
-    fail(ErrorCode::kMismatch, "{}: {} is not the process that joined the pair", describe(), who);
-  if (caller.attach.match_hash != setup_.agreement.match_hash)
-    fail(ErrorCode::kMismatch, "{}: {} has read other registrations than {}", describe(), who, identity().name());
+Rendezvous::Offer BatchImpl::own_offer() const {
+  return {.sends = sends(), .digest = setup_.digest, .version = version_.load(), .manifest = &manifest_};
 }
 
-void BatchImpl::attach(Deadline deadline) {
-  try {
-    setup_.agent->run_on_loop([this] {
-      connect();
-      watch_members();
-      setup_.agent->register_batch(setup_.view.name, setup_.id, this);
-      readiness_changed();
-    });
-    for (const Call& call : calls_) {
-      try {
-        setup_.agent->call(call.record.address, call.name, deadline, call.on_link);
-      } catch (const Error& error) {
-        const bool gone = error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kNotFound;
-        throw Error(gone ? ErrorCode::kPeerLost : error.code(),
-                    fmt::format("{}: {} cannot reach {}: {}", describe(), identity().name(), call.name, error.what()));
-      }
-    }
-    std::unique_lock lock(mutex_);
-    const auto ready = [&] { return attached_ || !lost_.ok(); };
-    while (!changed_.wait_for(lock, setup_.stop, std::min(deadline.left(), kReminder), ready)) {
-      const std::string waiting =
-          fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
-      if (setup_.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
-      if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
-      log().warn("{}", waiting);
-    }
-    if (!attached_) lost_.throw_if_error();  // else as if it had come later: a version may be there to be taken
-  } catch (...) {
-    close();
-    throw;
-  }
-  setup_.agent->run_on_loop([this] { unwatch_members(); });
+SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement) {
+  const auto own = static_cast<int>(view.own.size());
+  const auto peer = static_cast<int>(view.peer.size());
+  const Rank rank = identity().rank;
+  setup_.agent->count_plan();
+  BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
+  std::vector<LocalTensor> tensors = local_tensors(agreement.match, setup_.tensors, rank, sends());
+  return {.agent = setup_.agent,
+          .stall = setup_.stall,
+          .batch = setup_.id,
+          .view = view,
+          .agreement = std::move(agreement),
+          .routes = std::move(routes),
+          .tensors = std::move(tensors),
+          .on_allocation = [this] { ++allocations_; }};
+}
+
+Meeting& BatchImpl::add_meeting(PairView view) {
+  meetings_.push_back(std::make_unique<Meeting>(*setup_.agent, *setup_.rendezvous, *this, setup_.id, std::move(view)));
+  return *meetings_.back();
+}
+
+Meeting* BatchImpl::meeting_with(const std::string& job) {
+  const auto it = std::ranges::find_if(meetings_, [&](const auto& meeting) { return meeting->job() == job; });
+  return it == meetings_.end() ? nullptr : it->get();
+}
+
+void BatchImpl::forget(std::shared_ptr<Session> session) {
+  // Later: it may be one of its own functions that calls.
+  loop().post([session = std::move(session)] { session->close(session->broken_status()); });
+}
+
+void BatchImpl::retire(std::shared_ptr<Session> session) {
+  Meeting* meeting = meeting_with(session->peer_job());
+  forget(std::move(session));
+  if (!closed_ && meeting != nullptr) meeting->meet_in_background();
+}
+
+void BatchImpl::count_session(const Session& session, int64_t rank_bytes) {
+  const SessionSetup& made = session.setup();
+  const PlanStats& plan = made.routes.stats;
+  std::vector<std::string> names;
+  for (const LocalTensor& tensor : made.tensors) names.push_back(tensor.name);
+  const std::lock_guard lock(mutex_);
+  const int64_t sessions = figures_.sessions + 1;
+  const double register_seconds =
+      sessions == 1 ? to_seconds(Clock::steady().now() - created_) : figures_.register_seconds;
+  figures_ = {.tensors = static_cast<int64_t>(made.agreement.match.tensors.size()),
+              .skipped = made.agreement.match.skipped,
+              .routes = plan.routes,
+              .bytes_moved = plan.bytes_moved,
+              .bytes_lower_bound = plan.bytes_lower_bound,
+              .rank_bytes = rank_bytes,
+              .sessions = sessions,
+              .register_seconds = register_seconds};
+  names_ = std::move(names);
+  digests_.clear();
+  begin_count();
+}
+
+void BatchImpl::count_from_now() {
+  const std::lock_guard lock(mutex_);
+  begin_count();
+}
+
+void BatchImpl::begin_count() {
   allocations_at_start_ = allocations_.load();
   plans_at_start_ = setup_.agent->plans();
   store_requests_at_start_ = setup_.store->requests();
-  register_seconds_ += to_seconds(Clock::steady().now() - created_);
 }
 
-void BatchImpl::watch_members() {
-  const auto watch = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
-    for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      UniqueFd fd = open_pidfd(ranks[rank].incarnation);
-      const std::string name = rank_name(job, static_cast<Rank>(rank));
-      if (!fd) {
-        if (liveness_of(ranks[rank].incarnation) == Liveness::kDead)
-          break_batch(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
-        continue;
-      }
-      loop().add_fd(fd.get(), EPOLLIN, [this, name, raw = fd.get()](uint32_t) {
-        loop().remove_fd(raw);
-        break_batch(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
-      });
-      member_pidfds_.push_back(std::move(fd));
-    }
-  };
-  watch(identity().job, setup_.view.own);
-  watch(setup_.view.peer_job, setup_.view.peer);
-}
+// --- operations
+// -------------------------------------------------------------------------------------------------------
 
-void BatchImpl::unwatch_members() {
-  for (const UniqueFd& fd : member_pidfds_) loop().remove_fd(fd.get());
-  member_pidfds_.clear();
-}
-
-void BatchImpl::readiness_changed() {
-  const std::vector<std::string> waiting = unready();
-  const std::lock_guard lock(mutex_);
-  attached_ = waiting.empty();
-  unready_ = waiting;
-  changed_.notify_all();
-}
-
-void BatchImpl::fail_attach(const Status& status) {
-  const std::lock_guard lock(mutex_);
-  if (attached_ || !lost_.ok()) return;
-  lost_ =
-      Status(status.code(), fmt::format("{}: {} was attaching: {}", describe(), identity().name(), status.message()));
-  changed_.notify_all();
-}
-
-std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout timeout, bool although_broken) {
+std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout timeout) {
   if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
   if (operation_)
     fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
          operation_name_, identity().name());
-  if (!although_broken) broken_status().throw_if_error();
   if (ended_ && ended_.use_count() == 1) {
     operation_ = std::move(ended_);
     operation_->restart(shared_from_this(), ++operation_number_);
@@ -141,7 +130,7 @@ std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout 
   }
   operation_name_ = what;
   operation_start_ = Clock::steady().now();
-  data_start_ = TimePoint{};
+  data_start_ = {};
   set_deadline(Deadline::after(timeout));
   return operation_;
 }
@@ -177,45 +166,33 @@ void BatchImpl::end_operation(const Status& status) {
   operation->finish(status, sample());
 }
 
-void BatchImpl::break_batch(const Status& status) {
-  if (closed_) return;
-  if (broken_.ok()) {
-    broken_ = status;
-    log().info("{}: {}: {}", identity().name(), describe(), status.message());
-  }
-  if (!may_go_on()) fail_attach(status);
-  on_broken(status);  // each time: what a second loss takes away may be what the operation still needs
+Progress BatchImpl::sample() const {
+  Progress progress;
+  setup_.agent->run_on_loop([&] {
+    progress = sample_sessions();
+    progress.seconds = data_start_ == TimePoint{} ? 0 : to_seconds(Clock::steady().now() - data_start_);
+  });
+  return progress;
 }
 
-Status BatchImpl::broken_status() const {
-  return broken_.ok() ? Status() : Status(broken_.code(), fmt::format("{}: {}", describe(), broken_.message()));
-}
-
-double BatchImpl::seconds_of_data() const {
-  const TimePoint start = data_start_.load();
-  return start == TimePoint{} ? 0 : to_seconds(Clock::steady().now() - start);
-}
+// --- what it has done
+// -------------------------------------------------------------------------------------------------
 
 BatchStats BatchImpl::stats() const {
-  const PlanStats& plan = setup_.routes.stats;
-  return {.tensors = static_cast<int64_t>(setup_.agreement.match.tensors.size()),
-          .skipped = setup_.agreement.match.skipped,
-          .routes = plan.routes,
-          .bytes_moved = plan.bytes_moved,
-          .bytes_lower_bound = plan.bytes_lower_bound,
-          .rank_bytes = rank_bytes_.load(),
-          .transfers = transfers_.load(),
-          .register_seconds = register_seconds_,
-          .store_requests = static_cast<int64_t>(setup_.store->requests() - store_requests_at_start_),
-          .plans = setup_.agent->plans() - plans_at_start_,
-          .allocations = allocations_.load() - allocations_at_start_};
+  const std::lock_guard lock(mutex_);
+  BatchStats stats = figures_;
+  stats.transfers = transfers_.load();
+  stats.store_requests = static_cast<int64_t>(setup_.store->requests() - store_requests_at_start_);
+  stats.plans = setup_.agent->plans() - plans_at_start_;
+  stats.allocations = allocations_.load() - allocations_at_start_;
+  return stats;
 }
 
 std::vector<TensorDigest> BatchImpl::digests() const {
   const std::lock_guard lock(mutex_);
   std::vector<TensorDigest> named;
   for (size_t i = 0; i < digests_.size(); ++i)
-    named.push_back({.name = setup_.tensors[i].name,
+    named.push_back({.name = names_[i],
                      .d0 = digests_[i].d[0],
                      .d1 = digests_[i].d[1],
                      .elements = static_cast<int64_t>(digests_[i].elements)});
@@ -224,26 +201,23 @@ std::vector<TensorDigest> BatchImpl::digests() const {
 
 void BatchImpl::close() {
   std::shared_ptr<Operation> pending;
+  bool was_closed = false;
   setup_.agent->run_on_loop([&] {
-    if (closed_) return;
-    closed_ = true;
-    setup_.agent->unregister_batch(setup_.view.name, setup_.id, this);
+    was_closed = std::exchange(closed_, true);
     pending = operation_;
-    if (operation_)
+    if (operation_ && !was_closed)
       fail_operation(failed(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name()));
   });
   // The operation ends once nothing touches the registered memory any more; the batch itself bounds that time.
   if (pending) pending->wait_for(std::chrono::hours(1));
+  if (was_closed) return;
   setup_.agent->run_on_loop([&] {
     loop().cancel_timer(timer_);
-    unwatch_members();
-    detach_all(broken_);
+    close_sessions();
   });
-  try {
-    setup_.rendezvous->withdraw(setup_.view, setup_.id);
-  } catch (const Error& error) {
-    log().info("{}: its records stay in the store until the lease ends: {}", describe(), error.what());
-  }
+  for (const auto& meeting : meetings_) meeting->stop();
+  setup_.agent->run_on_loop([&] { close_sessions(); });  // one that a meeting has made meanwhile
+  setup_.agent->release_batch(setup_.pair, setup_.id);
 }
 
 }  // namespace tessera::bus

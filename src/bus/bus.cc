@@ -25,8 +25,8 @@ class BusImpl {
     agent_ = std::make_unique<Agent>(
         Identity{options_.name_space, options_.job, options_.rank, options_.world},
         options_.threads > 0 ? options_.threads : std::max(1, usable_cpus() / std::max(1, options_.world)));
-    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->address(), options_.stop);
-    rendezvous_->claim(deadline);
+    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->address());
+    rendezvous_->claim({.deadline = deadline, .stop = options_.stop});
   }
 
   void require_own_process() const { process_.require(agent_->identity().name()); }
@@ -72,7 +72,7 @@ class PairImpl {
   ~PairImpl() {
     if (owing_.ok()) return;
     try {
-      bus_->rendezvous().leave(view_, owing_);
+      bus_->rendezvous().leave(view_, owing_, !bus_->options().stop.stop_requested());
     } catch (const Error& error) {
       log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(),
                  view_.name, error.what());
@@ -89,7 +89,7 @@ class PairImpl {
     check_name("batch", id);
     set_owing(unregistered());
     try {
-      return bus_->rendezvous().peer_manifest(view_, id, Deadline::after(timeout)).entries;
+      return bus_->rendezvous().peer_manifest(view_, id, patience(timeout)).entries;
     } catch (const Error& error) {
       // After a deadline it may be asked for again; all else ends the batch, for which the other side is waiting.
       if (error.code() == ErrorCode::kDeadlineExceeded)
@@ -105,42 +105,31 @@ class PairImpl {
     bus_->require_own_process();
     check_name("batch", id);
     const Deadline deadline = Deadline::after(timeout);
-    const Identity& identity = bus_->agent().identity();
-    BatchSetup setup;
-    setup.keep_alive = self;
-    setup.agent = &bus_->agent();
-    setup.rendezvous = &bus_->rendezvous();
-    setup.store = &bus_->store();
-    setup.stop = bus_->options().stop;
-    setup.stall = bus_->options().stall;
-    setup.view = view_;
-    setup.id = id;
-    // What the live one has published must not be overwritten.
-    bus_->agent().run_on_loop([&] { bus_->agent().require_unregistered(view_.name, id); });
-    bus_->rendezvous().begin(view_, id);
-    try {
-      Manifest manifest = manifest_of(identity, tensors, layout_);
-      if (!sends)
-        find_ties(registered_tensors(manifest, tensors, identity.rank));  // refuse overlaps before others wait
-      setup.agreement = bus_->rendezvous().exchange(view_, id, sends, bus_->options().digest, manifest, deadline);
-      const auto own = static_cast<int>(view_.own.size());
-      const auto peer = static_cast<int>(view_.peer.size());
-      bus_->agent().count_plan();
-      setup.routes = plan_batch(setup.agreement.match, sends ? own : peer, sends ? peer : own, sends, identity.rank);
-      setup.tensors = local_tensors(setup.agreement.match, tensors, identity.rank, sends);
-    } catch (...) {
-      give_up(id, status_of_current_exception());
-      throw;
-    }
+    const BusOptions& options = bus_->options();
+    BatchSetup setup{.keep_alive = self,
+                     .agent = &bus_->agent(),
+                     .rendezvous = &bus_->rendezvous(),
+                     .store = &bus_->store(),
+                     .stop = options.stop,
+                     .stall = options.stall,
+                     .digest = options.digest,
+                     .pair = view_.name,
+                     .id = id,
+                     .layout = layout_,
+                     .tensors = {tensors.begin(), tensors.end()}};
+    bus_->agent().claim_batch(view_.name, id);  // what the live one has published must not be overwritten
     std::shared_ptr<BatchImpl> batch;
     if (sends)
       batch = std::make_shared<SenderBatch>(std::move(setup));
     else
       batch = std::make_shared<ReceiverBatch>(std::move(setup));
+    bus_->rendezvous().begin(view_, id);
     try {
-      batch->attach(deadline);
+      batch->open(view_, deadline);
     } catch (...) {
-      give_up(id, status_of_current_exception());
+      const Status why = status_of_current_exception();
+      give_up(id, why);
+      batch->close();
       throw;
     }
     set_owing({});
@@ -158,6 +147,10 @@ class PairImpl {
       log().info("{}: the others cannot be told that it gives batch {} up: {}", bus_->agent().identity().name(), batch,
                  error.what());
     }
+  }
+
+  Patience patience(Timeout timeout) const {
+    return {.deadline = Deadline::after(timeout), .stop = bus_->options().stop};
   }
 
   void set_owing(Status reason) {
@@ -207,7 +200,10 @@ Pair Bus::pair(const PairOptions& options) {
   if (options.peer == impl_->options().job)
     fail(ErrorCode::kInvalidArgument, "pair {}: job {} cannot be paired with itself", options.name, options.peer);
   return Pair(std::make_shared<bus::PairImpl>(
-      impl_, impl_->rendezvous().join(options.name, options.peer, Deadline::after(options.timeout)), options.layout));
+      impl_,
+      impl_->rendezvous().join(options.name, options.peer,
+                               {.deadline = Deadline::after(options.timeout), .stop = impl_->options().stop}),
+      options.layout));
 }
 
 Pair::Pair(std::shared_ptr<bus::PairImpl> impl) : impl_(std::move(impl)) {}

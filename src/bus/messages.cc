@@ -135,7 +135,7 @@ void Attach::write(ByteWriter& out) const {
   out.put_string(pair);
   out.put_string(batch);
   out.put(purpose);
-  out.put_string(match_hash);
+  out.put_string(session);
 }
 
 Attach Attach::read(ByteReader& in) {
@@ -143,7 +143,7 @@ Attach Attach::read(ByteReader& in) {
   attach.pair = in.get_string(64);
   attach.batch = in.get_string(64);
   attach.purpose = in.get_enum(Purpose::kControl);
-  attach.match_hash = in.get_string(16);
+  attach.session = in.get_string(16);
   return attach;
 }
 

@@ -106,7 +106,7 @@ struct Attach {
   std::string pair;
   std::string batch;
   Purpose purpose = Purpose::kPull;
-  std::string match_hash;  // of what the two sides agreed on: both must have planned the same
+  std::string session;  // which registrations the caller has read: both must have planned the same
   void write(ByteWriter& out) const;
   static Attach read(ByteReader& in);
 };

@@ -1,89 +1,58 @@
-// The receiving side of a batch.
-//
-//   idle --recv()--> waiting --chosen--> pulling --all pulled--> idle, version held
-//                       |                    |
-//                    failure              failure: runs are aborted, the batch stays torn
-//
-// Rank 0 chooses: the newest version that every sender offers. The others are told (epoch, version).
+// A batch that is accepted: what recv() and wait_version() wait for, whichever session brings it.
 #pragma once
 
-#include <map>
+#include <atomic>
+#include <memory>
+#include <optional>
 
 #include "bus/batch.h"
-#include "bus/pull_link.h"
+#include "bus/receiver_session.h"
 
 namespace tessera::bus {
 
-class ReceiverBatch final : public BatchImpl, public PullLinkOwner {
+class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
  public:
-  explicit ReceiverBatch(BatchSetup setup);
-  ~ReceiverBatch() override;
+  explicit ReceiverBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
 
   std::shared_ptr<Operation> recv(std::optional<int64_t> min_version, Timeout timeout) override;
   int64_t newest() const override { return newest_.load(); }
   int64_t wait_version(int64_t version, Timeout timeout) override;
   bool torn() const override { return torn_.load(); }
-  void accept(Caller caller) override;  // ranks other than 0, at rank 0
 
  private:
-  enum class Phase { kIdle, kWaiting, kPulling, kFailing };
+  bool sends() const override { return false; }
+  std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) override;
+  void on_met(std::shared_ptr<Session> session) override;
+  void on_not_met(const std::string& job, const Status& why) override;
 
-  void connect() override;
-  std::vector<std::string> unready() const override;
-  void detach_all(const Status& why) override;
-  Progress sample() const override;
+  void on_newest(int64_t version) override;
+  void on_chosen(int64_t version) override;
+  void on_writing() override { torn_ = true; }
+  void on_flow() override;
+  void on_recv_over(const Status& status) override;
+  void on_unavailable(const Status& why) override;
+  void on_receiver_retired() override;
+
   void fail_operation(const Status& status) override;
-  void on_broken(const Status& latest) override;
   void on_deadline() override;
   bool cancel_operation() override;
+  Progress sample_sessions() const override;
+  void close_sessions() override;
 
-  void on_pull_ready(PullLink& link) override;
-  void on_offer(PullLink& link) override;
-  void on_pulled(PullLink& link, const Status& status) override;
-  void on_granted(PullLink& link) override;
-  void on_pull_detached(PullLink& link, const Status& reason) override;
-  void on_pull_lost(PullLink& link, const Status& status) override;
-  void on_pull_broken(PullLink& link, const Status& status) override;
+  std::string waited() const;  // "batch ...: inference/0 waited 1.0 s for version 3 or newer"
 
-  std::vector<Wanted> wanted_from(Rank rank, std::span<const uint32_t> ties) const;
-  bool leads() const { return identity().rank == 0; }
-  void adopt_leader(std::shared_ptr<Link> link);
-  void handle_leader(Frame& frame);
-  void lose_fellow(const std::string& name, const Status& status);
-  int64_t complete_version() const;  // that all senders offer; 0 if none
-  void choose();                     // rank 0
-  void begin(const Chosen& chosen);
-  void take_more();
-  void check_ended();
-  void watch_progress();
-  Duration progress_period() const;
-  std::string who_has_not_offered() const;
-  bool needs_lost_sender() const;
-  bool may_go_on() const override;
-  void end_waits();  // REQUIRES: a version is being taken or chosen
-  void broadcast_broken();
-
-  std::vector<std::unique_ptr<PullLink>> links_;     // by rank of the sending job
-  std::map<Rank, std::shared_ptr<Link>> followers_;  // rank 0: the others
-  std::shared_ptr<Link> leader_;                     // the others: rank 0
-  bool leader_welcomed_ = false;
-  bool leader_ready_ = false;
-  std::optional<Chosen> chosen_;  // announced, not yet taken
-  uint32_t epoch_ = 0;            // of the last transfer
-
-  Phase phase_ = Phase::kIdle;
+  std::shared_ptr<ReceiverSession> session_;  // null while there is none
+  bool pending_ = false;                      // a recv waits for a session
   int64_t min_version_ = 0;
-  int64_t taking_ = 0;
-  std::vector<PullLink*> to_take_;  // in the order in which they will be asked
-  size_t rings_busy_ = 0;
-  Status failure_;
-  bool broken_told_ = false;
-  bool sender_lost_ = false;  // what broke the batch: then the other senders must be told, who have no links to it
-  EventLoop::TimerId progress_timer_ = 0;
-  int64_t progress_seen_ = 0;
+  Status absent_;  // why there is no session
 
   std::atomic<int64_t> newest_{0};
   std::atomic<bool> torn_{false};
+  // Under mutex_, for wait_version().
+  uint64_t losses_ = 0;
+  Status lost_;              // the last one
+  bool unreported_ = false;  // no call has ended with it: the next one does, unless the job is back
+  const Session* lost_session_ = nullptr;
 };
 
 }  // namespace tessera::bus

@@ -117,6 +117,7 @@ std::string BatchRecord::write() const {
   of.write(out);
   out.put(sends);
   out.put(digest);
+  out.put(version);
   out.put_string(hash);
   diff.write(out);
   return finish(out);
@@ -128,6 +129,8 @@ BatchRecord BatchRecord::read(std::string_view key, std::string_view value) {
   record.of = Registration::read(in);
   record.sends = in.get_bool();
   record.digest = in.get_bool();
+  record.version = in.get<int64_t>();
+  if (record.version < 0) fail(ErrorCode::kInvalidArgument, "store key {}: version {}", key, record.version);
   record.hash = in.get_string(16);
   record.diff = ManifestDiff::read(in);
   in.finish();
@@ -194,28 +197,38 @@ std::string batch_prefix(std::string_view name_space, std::string_view pair, std
   return store_key(name_space, "batch", fmt::format("{}/{}/", pair, batch));
 }
 
-std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
-                         std::string_view job) {
-  return fmt::format("{}{}/", batch_prefix(name_space, pair, batch), job);
-}
-
-std::string manifest_key(std::string_view name_space, std::string_view pair, std::string_view batch,
-                         std::string_view job) {
-  return batch_prefix(name_space, pair, batch, job) + "manifest";
-}
-
-std::string batch_key(std::string_view name_space, std::string_view pair, std::string_view batch, std::string_view job,
-                      Rank rank) {
-  return fmt::format("{}rank/{}", batch_prefix(name_space, pair, batch, job), rank);
-}
-
 std::string pair_failure_prefix(std::string_view name_space, std::string_view pair) {
   return pair_prefix(name_space, pair) + "!failed/";  // no job has such a name
 }
 
-std::string failure_key(std::string_view name_space, std::string_view pair, std::string_view batch,
-                        std::string_view job, Rank rank) {
-  return fmt::format("{}failed/{}", batch_prefix(name_space, pair, batch, job), rank);
+std::string meeting_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
+                           std::string_view job, std::string_view other_job) {
+  const auto [first, second] = std::minmax(job, other_job);
+  return fmt::format("{}{}+{}/", batch_prefix(name_space, pair, batch), first, second);  // no job's name has a '+'
+}
+
+std::string manifest_key(std::string_view meeting, std::string_view job) {
+  return fmt::format("{}{}/manifest", meeting, job);
+}
+
+std::string batch_key(std::string_view meeting, std::string_view job, Rank rank) {
+  return fmt::format("{}{}/rank/{}", meeting, job, rank);
+}
+
+std::string failure_key(std::string_view meeting, std::string_view job, Rank rank) {
+  return fmt::format("{}{}/failed/{}", meeting, job, rank);
+}
+
+std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job) {
+  if (!key.starts_with(batch_prefix)) return {};
+  const std::string_view rest = key.substr(batch_prefix.size());
+  const std::string_view jobs = rest.substr(0, rest.find('/'));
+  const size_t plus = jobs.find('+');
+  if (plus == std::string_view::npos) return {};
+  const std::string_view first = jobs.substr(0, plus);
+  const std::string_view second = jobs.substr(plus + 1);
+  if (first != job && second != job) return {};
+  return std::string(first == job ? second : first);
 }
 
 std::string rank_name(std::string_view job, Rank rank) {

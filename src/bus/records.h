@@ -4,9 +4,12 @@
 //   NS/rank/JOB/RANK                          RankRecord    one a process: claims (job, rank)
 //   NS/pair/PAIR/JOB/RANK                     PairRecord
 //   NS/pair/PAIR/!failed/JOB/RANK             FailureRecord  why that rank gave up; outlives it
-//   NS/batch/PAIR/BATCH/JOB/manifest          ManifestRecord  by rank 0
-//   NS/batch/PAIR/BATCH/JOB/rank/RANK         BatchRecord
-//   NS/batch/PAIR/BATCH/JOB/failed/RANK       FailureRecord  likewise
+//   NS/batch/PAIR/BATCH/JOBS/JOB/manifest     ManifestRecord  by rank 0
+//   NS/batch/PAIR/BATCH/JOBS/JOB/rank/RANK    BatchRecord
+//   NS/batch/PAIR/BATCH/JOBS/JOB/failed/RANK  FailureRecord  likewise
+//
+// JOBS names the two jobs that meet, in alphabetical order: "inference+trainer". A sender registers a batch once for
+// each receiving job.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +51,7 @@ struct Registration {
   Incarnation incarnation;
   uint32_t attempt = 0;  // counts the process' registrations of that batch, from 1
 
+  bool operator==(const Registration&) const = default;
   void write(ByteWriter& out) const;
   static Registration read(ByteReader& in);
 };
@@ -64,8 +68,9 @@ struct BatchRecord {
   Registration of;
   bool sends = false;  // offers (or accepts)
   bool digest = true;
-  std::string hash;   // of this rank's manifest
-  ManifestDiff diff;  // against rank 0's
+  int64_t version = 0;  // that this rank sent last, or holds; 0: none
+  std::string hash;     // of this rank's manifest
+  ManifestDiff diff;    // against rank 0's
 
   std::string write() const;
   static BatchRecord read(std::string_view key, std::string_view value);
@@ -96,16 +101,15 @@ std::string rank_key(std::string_view name_space, std::string_view job, Rank ran
 std::string pair_prefix(std::string_view name_space, std::string_view pair);
 std::string pair_key(std::string_view name_space, std::string_view pair, std::string_view job, Rank rank);
 std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch);
-std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
-                         std::string_view job);
-std::string manifest_key(std::string_view name_space, std::string_view pair, std::string_view batch,
-                         std::string_view job);
-std::string batch_key(std::string_view name_space, std::string_view pair, std::string_view batch, std::string_view job,
-                      Rank rank);
-
 std::string pair_failure_prefix(std::string_view name_space, std::string_view pair);
-std::string failure_key(std::string_view name_space, std::string_view pair, std::string_view batch,
-                        std::string_view job, Rank rank);
+// What follows lies below `meeting`, a meeting_prefix().
+std::string meeting_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
+                           std::string_view job, std::string_view other_job);
+std::string manifest_key(std::string_view meeting, std::string_view job);
+std::string batch_key(std::string_view meeting, std::string_view job, Rank rank);
+std::string failure_key(std::string_view meeting, std::string_view job, Rank rank);
+// The other one of the two jobs that meet under `key`, a key below a batch_prefix(); empty if `job` is none of them.
+std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job);
 
 // "trainer/3", as messages name a rank.
 std::string rank_name(std::string_view job, Rank rank);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/fail.h"
-#include "bus/batch.h"
 #include "codec/reduce.h"
 #include "transport/transport.h"
 
@@ -18,7 +17,7 @@ size_t aligned(int64_t bytes) {
 
 }  // namespace
 
-Reducer::Reducer(Agent& agent, const BatchSetup& setup, const Attach& attach, Events events)
+Reducer::Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, Events events)
     : agent_(agent),
       setup_(setup),
       events_(std::move(events)),

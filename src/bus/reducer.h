@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "bus/batch.h"
 #include "bus/loop_signal.h"
 #include "bus/pull_link.h"
+#include "bus/session.h"
 #include "exec/reduction.h"
 #include "tessera/memory.h"
 
@@ -27,7 +27,7 @@ class Reducer final : public PullLinkOwner {
     std::function<void(const Status&)> reduced;  // the run begun by start() has ended
   };
   // Scratch is allocated here.
-  Reducer(Agent& agent, const BatchSetup& setup, const Attach& attach, Events events);
+  Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, Events events);
   ~Reducer() override;
 
   const std::vector<std::unique_ptr<PullLink>>& links() const { return links_; }
@@ -60,7 +60,7 @@ class Reducer final : public PullLinkOwner {
   void finish(const Status& status);
 
   Agent& agent_;
-  const BatchSetup& setup_;
+  const SessionSetup& setup_;
   const Events events_;
   SharedBuffer results_;
   std::vector<std::byte> accumulators_;

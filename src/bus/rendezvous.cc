@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <set>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -17,6 +18,13 @@ namespace {
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
 constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while something is waited for
+constexpr Duration kLookPeriod = seconds(60);  // in the background
+constexpr Duration kStoreTimeout = seconds(10);
+
+// For one request of a conversation.
+Duration request_timeout(const Patience& patience) {
+  return patience.background ? std::min(patience.deadline.left(), kStoreTimeout) : patience.deadline.left();
+}
 
 // A rank of a process, as a number. A process may have several, each with registrations of its own.
 uint64_t speaker_of(const Incarnation& incarnation, const std::string& job, Rank rank) {
@@ -38,15 +46,20 @@ class PairRecords {
         continue;
       }
       const JobRank who = parse_pair_key(prefix, key);
-      jobs_[who.job].emplace(who.rank, PairRecord::read(key, item.value));
+      PairRecord record = PairRecord::read(key, item.value);
+      // One of a process that is dead stays until its lease ends or its successor comes, perhaps with another world.
+      if (liveness_of(record.rank.incarnation) == Liveness::kDead)
+        dead_.insert(who.job);
+      else
+        jobs_[who.job].emplace(who.rank, std::move(record));
     }
   }
 
   // Throws what another rank has failed with or left for.
   void throw_if_failed() const { failure_.throw_if_error(); }
 
-  // Whether every rank of `job` is in. Throws kMismatch where ranks disagree.
-  bool complete(const std::string& job, const std::string& wanted_peer) const {
+  // Whether every rank of `job` is in. Throws kMismatch where its ranks disagree.
+  bool complete(const std::string& job) const {
     const auto it = jobs_.find(job);
     if (it == jobs_.end()) return false;
     const auto& [first_rank, first] = *it->second.begin();
@@ -56,14 +69,11 @@ class PairRecords {
              rank_name(job, first_rank), first.rank.world);
       if (rank >= record.rank.world)
         fail(ErrorCode::kMismatch, "rank: {} is not below its world of {}", rank_name(job, rank), record.rank.world);
-      if (record.peer != wanted_peer)
-        fail(ErrorCode::kMismatch, "peer: {} wants to be joined with job {}, not {}", rank_name(job, rank), record.peer,
-             wanted_peer);
+      if (record.peer != first.peer)
+        fail(ErrorCode::kMismatch, "peer: {} wants to be joined with job {}, {} with {}", rank_name(job, rank),
+             record.peer, rank_name(job, first_rank), first.peer);
     }
-    if (it->second.size() < static_cast<size_t>(first.rank.world)) return false;
-    // A record of a process that is dead stays until its lease ends or its successor comes.
-    return std::ranges::none_of(
-        it->second, [](const auto& entry) { return liveness_of(entry.second.rank.incarnation) == Liveness::kDead; });
+    return it->second.size() == static_cast<size_t>(first.rank.world);
   }
 
   std::string missing(const std::string& job) const {
@@ -72,14 +82,12 @@ class PairRecords {
       std::string others;
       for (const auto& [name, ranks] : jobs_)
         others += fmt::format("{}{} ({})", others.empty() ? "" : ", ", name, ranks.size());
-      return fmt::format("all of job {} (here: {})", job, others.empty() ? "nobody" : others);
+      return fmt::format("all of job {} ({}here: {})", job, dead_.contains(job) ? "its processes have ended; " : "",
+                         others.empty() ? "nobody" : others);
     }
     std::vector<Rank> ranks;
-    for (Rank rank = 0; rank < it->second.begin()->second.rank.world; ++rank) {
-      const auto found = it->second.find(rank);
-      if (found == it->second.end() || liveness_of(found->second.rank.incarnation) == Liveness::kDead)
-        ranks.push_back(rank);
-    }
+    for (Rank rank = 0; rank < it->second.begin()->second.rank.world; ++rank)
+      if (!it->second.contains(rank)) ranks.push_back(rank);
     return rank_list(job, ranks);
   }
 
@@ -98,27 +106,35 @@ class PairRecords {
   }
 
  private:
-  std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;
+  std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;  // the living
+  std::set<std::string, std::less<>> dead_;                              // jobs of whom some are dead
   Status failure_;
 };
 
-std::string hash_of(const Manifest& sender, const Manifest& receiver) {
-  const std::string both = sender.hash() + receiver.hash();
+// What was agreed on, by whom: sender's members first.
+std::string session_of(const Manifest& sender, const Manifest& receiver, std::span<const Registration> senders,
+                       std::span<const Registration> receivers) {
+  ByteWriter out;
+  out.put_string(sender.hash());
+  out.put_string(receiver.hash());
+  for (const std::span<const Registration> side : {senders, receivers}) {
+    out.put(static_cast<uint32_t>(side.size()));
+    for (const Registration& of : side) of.write(out);
+  }
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(both.data(), both.size()));
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(out.view().data(), out.size()));
   return std::string(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest));
 }
 
 }  // namespace
 
-Rendezvous::Rendezvous(Store& store, Identity identity, std::string address, std::stop_token stop)
+Rendezvous::Rendezvous(Store& store, Identity identity, std::string address)
     : store_(store),
       identity_(std::move(identity)),
       own_{.incarnation = Incarnation::self(),
            .world = identity_.world,
            .address = std::move(address),
-           .release = kVersion},
-      stop_(std::move(stop)) {}
+           .release = kVersion} {}
 
 Rendezvous::~Rendezvous() {
   if (lease_ == kNoLease) return;
@@ -130,7 +146,10 @@ Rendezvous::~Rendezvous() {
 }
 
 StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
-                           Deadline deadline) {
+                           const Patience& patience) {
+  const auto& [deadline, stop, background] = patience;
+  const Duration period = background ? kLookPeriod : kCheckPeriod;
+  Duration reminder = kReminder;
   const TimePoint start = Clock::steady().now();
   TimePoint reminded = start;
   StoreView seen;
@@ -147,12 +166,12 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   while (true) {
     std::string outage;
     try {
-      StoreView view = store_.wait_for(prefix, judge, std::min(deadline.left(), kCheckPeriod), stop_);
+      StoreView view = store_.wait_for(prefix, judge, std::min(deadline.left(), period), stop);
       if (judged) std::rethrow_exception(judged);
       return view;
     } catch (const Error& error) {
       if (judged) throw;
-      const bool stopped = error.code() == ErrorCode::kCancelled && stop_.stop_requested();
+      const bool stopped = error.code() == ErrorCode::kCancelled && stop.stop_requested();
       const bool away = error.code() == ErrorCode::kUnavailable;  // a store may come back
       if (error.code() != ErrorCode::kDeadlineExceeded && !stopped && !away) throw;
       if (away) outage = fmt::format(" ({})", error.what());
@@ -160,20 +179,21 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
     const TimePoint now = Clock::steady().now();
     const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}{}", waited.what, identity_.name(),
                                          to_seconds(now - start), waited.missing(seen), outage);
-    if (stop_.stop_requested()) throw Error(ErrorCode::kCancelled, text + ": interrupted");
+    if (stop.stop_requested()) throw Error(ErrorCode::kCancelled, text + ": interrupted");
     if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
-    if (waited.check && outage.empty()) waited.check(seen);
-    if (now - reminded < kReminder) continue;
+    if (waited.check && outage.empty() && !background) waited.check(seen);
+    if (now - reminded < reminder) continue;
     reminded = now;
+    if (background) reminder = Duration::max();
     log().warn("{}", text);
   }
 }
 
-void Rendezvous::claim(Deadline deadline) {
-  lease_ = store_.grant_lease(kLeaseTtl, deadline.left());
+void Rendezvous::claim(const Patience& patience) {
+  lease_ = store_.grant_lease(kLeaseTtl, request_timeout(patience));
   const std::string key = rank_key(identity_.name_space, identity_.job, identity_.rank);
   const std::string value = own_.write();
-  SwapResult swap = store_.put_if_absent(key, value, {.lease = lease_}, deadline.left());
+  SwapResult swap = store_.put_if_absent(key, value, {.lease = lease_}, request_timeout(patience));
   while (!swap.stored) {
     const RankRecord holder = RankRecord::read(key, swap.current.value);
     if (holder.incarnation == own_.incarnation && holder.address == own_.address) return;  // our own, sent twice
@@ -190,35 +210,48 @@ void Rendezvous::claim(Deadline deadline) {
           {.what = "claiming the rank",
            .missing = [&](const StoreView&) { return fmt::format("the end of the lease of {}", identity_.name()); },
            .check = nullptr},
-          deadline);
+          patience);
       swap.current.mod_revision = 0;
     }
-    swap = store_.compare_and_set(key, swap.current.mod_revision, value, {.lease = lease_}, deadline.left());
+    swap = store_.compare_and_set(key, swap.current.mod_revision, value, {.lease = lease_}, request_timeout(patience));
   }
 }
 
-PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, Deadline deadline) {
-  const std::string prefix = pair_prefix(identity_.name_space, pair);
+PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, const Patience& patience) {
   store_.erase(pair_failure_prefix(identity_.name_space, pair) + rank_name(identity_.job, identity_.rank),
-               deadline.left());
+               request_timeout(patience));
   const int64_t revision =
       store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
-                 PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, deadline.left());
+                 PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, request_timeout(patience));
+  return await_pair(pair, peer_job, revision, revision, patience);
+}
+
+PairView Rendezvous::rejoin(const PairView& view, const Patience& patience) {
+  const StoreRange now = store_.range(pair_failure_prefix(identity_.name_space, view.name), request_timeout(patience));
+  return await_pair(view.name, view.peer_job, view.revision, now.revision, patience);
+}
+
+// Failures up to revision `failures_from` are an earlier try's.
+PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer_job, int64_t revision,
+                                int64_t failures_from, const Patience& patience) {
+  const std::string prefix = pair_prefix(identity_.name_space, pair);
   const std::string failures = pair_failure_prefix(identity_.name_space, pair);
   const auto read = [&](const StoreView& view) {
-    return PairRecords(view, prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank), revision);
+    return PairRecords(view, prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank),
+                       failures_from);
   };
   const auto complete = [&](const StoreView& view) {
     const PairRecords records = read(view);
     try {
       records.throw_if_failed();
-      const bool own = records.complete(identity_.job, peer_job);
-      return records.complete(peer_job, identity_.job) && own;
+      const bool own = records.complete(identity_.job);
+      return records.complete(peer_job) && own;
     } catch (const Error& error) {
       // Those whose records were read may not have read this rank's yet, and it will not be there for long.
-      publish_failure(
-          failures + rank_name(identity_.job, identity_.rank),
-          {.of = {own_.incarnation, 0}, .status = Status(error.code(), error.what()), .seen = records.seen()}, true);
+      if (!patience.background)
+        publish_failure(
+            failures + rank_name(identity_.job, identity_.rank),
+            {.of = {own_.incarnation, 0}, .status = Status(error.code(), error.what()), .seen = records.seen()}, true);
       throw Error(error.code(), fmt::format("pair {}: {}", pair, error.what()));
     }
   };
@@ -232,7 +265,7 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
     return text;
   };
   PairRecords records = read(
-      wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, deadline));
+      wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, patience));
   return {.name = pair,
           .peer_job = peer_job,
           .own = records.take(identity_.job),
@@ -250,8 +283,12 @@ Rendezvous::History Rendezvous::History::next() const {
   return next;
 }
 
+std::string Rendezvous::meeting(const PairView& view, const std::string& batch) const {
+  return meeting_prefix(identity_.name_space, view.name, batch, identity_.job, view.peer_job);
+}
+
 Rendezvous::History& Rendezvous::history_of(const PairView& view, const std::string& batch) {
-  return histories_[{view.name, batch}];
+  return histories_[meeting(view, batch)];
 }
 
 void Rendezvous::begin(const PairView& view, const std::string& batch) {
@@ -279,13 +316,13 @@ bool Rendezvous::Awaited::is_fresh(size_t rank, const std::string& key, const St
   return past == history.past.end() || of.attempt > past->second;
 }
 
-StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, Deadline deadline) {
-  const std::string& space = identity_.name_space;
-  const std::string manifest = manifest_key(space, side.view.name, side.batch, side.job);
+StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, const Patience& patience) {
+  const std::string records = meeting(side.view, side.batch);
+  const std::string manifest = manifest_key(records, side.job);
   const auto missing_ranks = [&](const StoreView& items) {
     std::vector<Rank> missing;
     for (size_t rank = 0; rank < side.ranks.size(); ++rank)
-      if (!side.is_fresh(rank, batch_key(space, side.view.name, side.batch, side.job, static_cast<Rank>(rank)), items))
+      if (!side.is_fresh(rank, batch_key(records, side.job, static_cast<Rank>(rank)), items))
         missing.push_back(static_cast<Rank>(rank));
     return missing;
   };
@@ -298,87 +335,181 @@ StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, De
     const std::vector<Rank> absent = missing_ranks(items);
     return absent.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, absent);
   };
-  const auto check = [&](const StoreView& items) { throw_if_gone(side, missing_ranks(items), deadline); };
+  const auto check = [&](const StoreView& items) { throw_if_gone(side, missing_ranks(items), patience.deadline); };
   return wait(
-      batch_prefix(space, side.view.name, side.batch), complete,
+      records, complete,
       {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch), .missing = missing, .check = check},
-      deadline);
+      patience);
 }
 
 void Rendezvous::remember(const Awaited& side, const StoreView& items) {
+  const std::string records = meeting(side.view, side.batch);
   const std::lock_guard lock(mutex_);
   History& history = history_of(side.view, side.batch);
   for (size_t rank = 0; rank < side.ranks.size(); ++rank) {
-    const std::string key =
-        batch_key(identity_.name_space, side.view.name, side.batch, side.job, static_cast<Rank>(rank));
+    const std::string key = batch_key(records, side.job, static_cast<Rank>(rank));
     history.read[side.speaker(rank)] = record_registration(key, items.at(key).value).attempt;
   }
 }
 
 Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string& batch, const std::string& job,
                                         size_t world, bool sends, const StoreView& items) const {
-  const std::string manifest = manifest_key(identity_.name_space, view.name, batch, job);
+  const std::string records = meeting(view, batch);
+  const std::string manifest = manifest_key(records, job);
   Side side;
   std::vector<ManifestDiff> diffs;
   for (size_t rank = 0; rank < world; ++rank) {
-    const std::string key = batch_key(identity_.name_space, view.name, batch, job, static_cast<Rank>(rank));
-    BatchRecord record = BatchRecord::read(key, items.at(key).value);
+    const std::string key = batch_key(records, job, static_cast<Rank>(rank));
+    const KeyValue& item = items.at(key);
+    BatchRecord record = BatchRecord::read(key, item.value);
     if (record.sends != sends)
       fail(ErrorCode::kMismatch, "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts",
            view.name, batch, rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
            job == identity_.job ? view.peer_job : identity_.job);
     side.digest = side.digest && record.digest;
+    side.versions.push_back(record.version);
+    side.members.push_back(std::move(record.of));
+    side.revision = std::max(side.revision, item.mod_revision);
     diffs.push_back(std::move(record.diff));
   }
   side.manifest = merge(job, ManifestRecord::read(manifest, items.at(manifest).value).manifest, diffs);
   return side;
 }
 
-Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, bool sends, bool digest,
-                               const Manifest& own, Deadline deadline) {
-  const std::string prefix = batch_prefix(identity_.name_space, view.name, batch, identity_.job);
-  const std::string manifest = manifest_key(identity_.name_space, view.name, batch, identity_.job);
+Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, const Offer& own,
+                               const Patience& patience) {
+  const std::string records = meeting(view, batch);
+  const std::string manifest = manifest_key(records, identity_.job);
   const History history = begun(view, batch);
   const Registration of{own_.incarnation, history.attempt};
   const Awaited fellows{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
   const Awaited peers{.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history};
-  BatchRecord record{.of = of, .sends = sends, .digest = digest, .hash = own.hash(), .diff = {}};
+  BatchRecord record{.of = of,
+                     .sends = own.sends,
+                     .digest = own.digest,
+                     .version = own.version,
+                     .hash = own.manifest->hash(),
+                     .diff = {}};
   if (identity_.rank == 0) {
-    store_.put(manifest, ManifestRecord{.of = of, .manifest = own}.write(), {.lease = lease_}, deadline.left());
+    store_.put(manifest, ManifestRecord{.of = of, .manifest = *own.manifest}.write(), {.lease = lease_},
+               request_timeout(patience));
   } else {
     const auto published = [&](const StoreView& items) {
       throw_if_failed(fellows, items);
       return fellows.is_fresh(0, manifest, items);
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
-    const auto check = [&](const StoreView&) { throw_if_gone(fellows, {0}, deadline); };
+    const auto check = [&](const StoreView&) { throw_if_gone(fellows, {0}, patience.deadline); };
     const StoreView items = wait(
-        prefix, published,
-        {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check}, deadline);
+        records, published,
+        {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check}, patience);
     const Manifest rank0 = ManifestRecord::read(manifest, items.at(manifest).value).manifest;
-    if (rank0.hash() != record.hash) record.diff = ManifestDiff::between(rank0, own);
+    if (rank0.hash() != record.hash) record.diff = ManifestDiff::between(rank0, *own.manifest);
   }
-  store_.put(batch_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record.write(),
-             {.lease = lease_}, deadline.left());
+  store_.put(batch_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_},
+             request_timeout(patience));
 
   // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
   // or, where it is still joining, leave for.
-  const StoreView own_items = await_side(fellows, nullptr, deadline);
+  const StoreView own_items = await_side(fellows, nullptr, patience);
   remember(fellows, own_items);
-  const Side mine = judge_side(view, batch, identity_.job, view.own.size(), sends, own_items);
-  const StoreView peer_items = await_side(peers, &fellows, deadline);
+  const Side mine = judge_side(view, batch, identity_.job, view.own.size(), own.sends, own_items);
+  const StoreView peer_items = await_side(peers, &fellows, patience);
   remember(peers, peer_items);
-  const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !sends, peer_items);
-  const Manifest& sender = sends ? mine.manifest : theirs.manifest;
-  const Manifest& receiver = sends ? theirs.manifest : mine.manifest;
-  const std::string& sender_job = sends ? identity_.job : view.peer_job;
-  const std::string& receiver_job = sends ? view.peer_job : identity_.job;
-  Agreement agreement{.match = match(sender, sender_job, receiver, receiver_job),
-                      .match_hash = hash_of(sender, receiver),
-                      .digest = mine.digest && theirs.digest};
+  const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !own.sends, peer_items);
+  const Side& sender = own.sends ? mine : theirs;
+  const Side& receiver = own.sends ? theirs : mine;
+  Agreement agreement{
+      .match = match(sender.manifest, own.sends ? identity_.job : view.peer_job, receiver.manifest,
+                     own.sends ? view.peer_job : identity_.job),
+      .session = session_of(sender.manifest, receiver.manifest, sender.members, receiver.members),
+      .digest = mine.digest && theirs.digest,
+      .sent_version = std::ranges::max(sender.versions),
+      .floor = 0,
+      .members = mine.members,
+      .revision = std::max(mine.revision, theirs.revision),
+  };
+  agreement.members.insert(agreement.members.end(), theirs.members.begin(), theirs.members.end());
+  // Versions of senders that were all started anew are not to be compared with what is held from those before.
+  if (agreement.sent_version > 0) agreement.floor = std::ranges::min(receiver.versions);
   // All others are here anew: whoever an earlier failure of this rank's spoke to has heard it.
-  store_.erase(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), deadline.left());
+  store_.erase(failure_key(records, identity_.job, identity_.rank), request_timeout(patience));
   return agreement;
+}
+
+std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string& batch, const Agreement& agreement,
+                                         std::function<void(const std::string& rank)> changed) {
+  const std::string records = meeting(view, batch);
+  struct Member {
+    std::string name;
+    Registration of;
+  };
+  std::map<std::string, Member> members;  // by key
+  for (size_t i = 0; i < agreement.members.size(); ++i) {
+    const bool own = i < view.own.size();
+    const auto rank = static_cast<Rank>(own ? i : i - view.own.size());
+    const std::string& job = own ? identity_.job : view.peer_job;
+    members.emplace(batch_key(records, job, rank), Member{rank_name(job, rank), agreement.members[i]});
+  }
+  return store_.watch(records, agreement.revision + 1,
+                      [members = std::move(members), changed = std::move(changed)](const WatchUpdate& update) {
+                        if (update.type == WatchUpdate::Type::kCompacted)
+                          for (const auto& [key, member] : members) changed(member.name);
+                        for (const StoreEvent& event : update.events) {
+                          const auto it = members.find(event.kv.key);
+                          if (it == members.end() || event.type != StoreEvent::Type::kPut) continue;
+                          try {
+                            const Registration of = record_registration(event.kv.key, event.kv.value);
+                            if (of != it->second.of) changed(it->second.name);
+                          } catch (const Error& error) {
+                            log().warn("{}", error.what());
+                          }
+                        }
+                      });
+}
+
+std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, std::function<void()> changed) {
+  const std::string prefix = pair_prefix(identity_.name_space, view.name);
+  std::map<std::string, Incarnation> members;  // by key
+  const auto add = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      members.emplace(pair_key(identity_.name_space, view.name, job, static_cast<Rank>(rank)), ranks[rank].incarnation);
+  };
+  add(identity_.job, view.own);
+  add(view.peer_job, view.peer);
+  const auto differs = [members = std::move(members)](const std::string& key, const std::string& value) {
+    const auto it = members.find(key);
+    try {
+      return it != members.end() && PairRecord::read(key, value).rank.incarnation != it->second;
+    } catch (const Error& error) {
+      log().warn("{}", error.what());
+      return false;
+    }
+  };
+  const StoreRange now = store_.range(prefix, kStoreTimeout);
+  for (const auto& [key, item] : now.items)
+    if (differs(key, item.value)) changed();
+  return store_.watch(prefix, now.revision + 1, [differs, changed = std::move(changed)](const WatchUpdate& update) {
+    if (update.type == WatchUpdate::Type::kCompacted) return changed();
+    for (const StoreEvent& event : update.events)
+      if (event.type == StoreEvent::Type::kPut && differs(event.kv.key, event.kv.value)) changed();
+  });
+}
+
+std::unique_ptr<Watch> Rendezvous::watch_jobs(const std::string& pair, const std::string& batch,
+                                              std::function<void(const std::string& job)> met) {
+  const std::string prefix = batch_prefix(identity_.name_space, pair, batch);
+  const auto look = [prefix, job = identity_.job, met](const std::string& key) {
+    const std::string other = met_job(prefix, key, job);
+    if (!other.empty() && key.find(fmt::format("/{}/rank/", other), prefix.size()) != std::string::npos) met(other);
+  };
+  const StoreRange now = store_.range(prefix, kStoreTimeout);
+  for (const auto& [key, item] : now.items) look(key);
+  return store_.watch(prefix, now.revision + 1, [look, met](const WatchUpdate& update) {
+    if (update.type == WatchUpdate::Type::kCompacted) met({});
+    for (const StoreEvent& event : update.events)
+      if (event.type == StoreEvent::Type::kPut) look(event.kv.key);
+  });
 }
 
 // A failure speaks to the registrations that it was built on, whatever their ranks or the failed one do next; and to
@@ -387,7 +518,7 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
   const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
   for (size_t r = 0; r < side.ranks.size(); ++r) {
     const auto rank = static_cast<Rank>(r);
-    const auto it = items.find(failure_key(identity_.name_space, side.view.name, side.batch, side.job, rank));
+    const auto it = items.find(failure_key(meeting(side.view, side.batch), side.job, rank));
     if (it == items.end()) continue;
     const FailureRecord record = FailureRecord::read(it->first, it->second.value);
     if (record.of.incarnation != side.ranks[r].incarnation || side.speaker(r) == self) continue;
@@ -395,7 +526,7 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
     if (known != record.seen.end()) {
       if (known->attempt != side.history.attempt) continue;
     } else {
-      const std::string key = batch_key(identity_.name_space, side.view.name, side.batch, side.job, rank);
+      const std::string key = batch_key(meeting(side.view, side.batch), side.job, rank);
       const auto present = items.find(key);
       const bool anew =
           present != items.end() && record_registration(key, present->second.value).attempt > record.of.attempt;
@@ -453,14 +584,13 @@ void Rendezvous::report(const PairView& view, const std::string& batch, const St
     for (const auto& [speaker, attempt] : history.read) record.seen.push_back({.speaker = speaker, .attempt = attempt});
   }
   // An error is there for those, too, who come to read it after this process has gone.
-  const int64_t revision =
-      publish_failure(failure_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), record,
-                      status.code() != ErrorCode::kCancelled);
+  const int64_t revision = publish_failure(failure_key(meeting(view, batch), identity_.job, identity_.rank), record,
+                                           status.code() != ErrorCode::kCancelled);
   const std::lock_guard lock(mutex_);
   history_of(view, batch).ended = revision;
 }
 
-void Rendezvous::leave(const PairView& view, const Status& reason) {
+void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting) {
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
   const std::string own = pair_key(identity_.name_space, view.name, identity_.job, identity_.rank);
   const StoreView records = store_.range(pair_prefix(identity_.name_space, view.name), seconds(1)).items;
@@ -477,13 +607,13 @@ void Rendezvous::leave(const PairView& view, const Status& reason) {
   speak_to(identity_.job, view.own);
   speak_to(view.peer_job, view.peer);
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
-                  {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, !stop_.stop_requested());
+                  {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, lasting);
 }
 
-Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, Deadline deadline) {
+Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, const Patience& patience) {
   const History history = begun(view, batch);
   const StoreView items = await_side(
-      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, nullptr, deadline);
+      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, nullptr, patience);
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 
@@ -492,9 +622,9 @@ void Rendezvous::withdraw(const PairView& view, const std::string& batch) {
     const std::lock_guard lock(mutex_);
     history_of(view, batch).over = true;
   }
-  store_.erase(batch_key(identity_.name_space, view.name, batch, identity_.job, identity_.rank), seconds(1));
-  if (identity_.rank == 0)
-    store_.erase(manifest_key(identity_.name_space, view.name, batch, identity_.job), seconds(1));
+  const std::string records = meeting(view, batch);
+  store_.erase(batch_key(records, identity_.job, identity_.rank), seconds(1));
+  if (identity_.rank == 0) store_.erase(manifest_key(records, identity_.job), seconds(1));
 }
 
 }  // namespace tessera::bus

@@ -26,38 +26,69 @@ struct PairView {
   int64_t revision = 0;  // of this rank's record: a later one tells that it has joined again
 };
 
+// How long a conversation may take, and what may end it before.
+struct Patience {
+  Deadline deadline;
+  std::stop_token stop;
+  // For processes to come back, however long that takes: who is absent is mentioned once, and is waited for even if it
+  // has left.
+  bool background = false;
+};
+
 // What both sides registered under one batch.
 struct Agreement {
   Match match;
-  std::string match_hash;  // equal on all ranks of both sides that read the same records
-  bool digest = true;      // nobody switched it off
+  std::string session;       // equal on all ranks of both sides that read the same registrations
+  bool digest = true;        // nobody switched it off
+  int64_t sent_version = 0;  // the last that a sending rank knows of
+  int64_t floor = 0;         // versions up to this are held by all receiving ranks
+  // Whose registrations it is built on: own ranks, then the peer's.
+  std::vector<Registration> members;
+  int64_t revision = 0;  // of the newest of their records
 };
 
-// Thread-safe. Every call throws kDeadlineExceeded at its deadline, and kCancelled once `stop` is requested, naming who
-// is missing.
+// Thread-safe. Every call throws kDeadlineExceeded at its deadline, and kCancelled once its `stop` is requested, naming
+// who is missing.
 class Rendezvous {
  public:
-  Rendezvous(Store& store, Identity identity, std::string address, std::stop_token stop);
+  Rendezvous(Store& store, Identity identity, std::string address);
   ~Rendezvous();  // gives the lease back: this rank's keys go
 
   // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one
   // that cannot be judged (another pid namespace) is waited for until its lease ends.
-  void claim(Deadline deadline);
+  void claim(const Patience& patience);
   // Waits until all ranks of both sides are in; every 10 s a line in the log says who is missing.
-  PairView join(const std::string& pair, const std::string& peer_job, Deadline deadline);
+  PairView join(const std::string& pair, const std::string& peer_job, const Patience& patience);
+  // Likewise once this rank is in: processes may have been replaced since, and jobs come back with another world.
+  PairView rejoin(const PairView& view, const Patience& patience);
   // A registration of `batch` begins, unless one has and was not withdrawn: what is reported from now on is about it.
   // exchange() and peer_manifest() begin by themselves.
   void begin(const PairView& view, const std::string& batch);
   // Publishes what this rank registers and reads what all others do.
-  Agreement exchange(const PairView& view, const std::string& batch, bool sends, bool digest, const Manifest& own,
-                     Deadline deadline);
+  struct Offer {
+    bool sends = false;
+    bool digest = true;
+    int64_t version = 0;  // sent last, or held
+    const Manifest* manifest = nullptr;
+  };
+  Agreement exchange(const PairView& view, const std::string& batch, const Offer& own, const Patience& patience);
+  // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers anew; for every
+  // one if what came meanwhile was missed.
+  std::unique_ptr<Watch> watch(const PairView& view, const std::string& batch, const Agreement& agreement,
+                               std::function<void(const std::string& rank)> changed);
+  // Calls `changed`, there, once a rank of the two jobs is another process than in `view`.
+  std::unique_ptr<Watch> watch_pair(const PairView& view, std::function<void()> changed);
+  // Calls `met`, there, for each other job that registers the batch with this one, now and later; often more than once.
+  // With an empty name: watch anew, something was missed.
+  std::unique_ptr<Watch> watch_jobs(const std::string& pair, const std::string& batch,
+                                    std::function<void(const std::string& job)> met);
   // What the other side offers.
-  Manifest peer_manifest(const PairView& view, const std::string& batch, Deadline deadline);
+  Manifest peer_manifest(const PairView& view, const std::string& batch, const Patience& patience);
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
   // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
   // Tells those of the pair that are still there that this rank will register nothing more, and why.
-  void leave(const PairView& view, const Status& reason);
+  void leave(const PairView& view, const Status& reason, bool lasting);
   // Takes this rank's records of a batch back.
   void withdraw(const PairView& view, const std::string& batch);
 
@@ -65,6 +96,9 @@ class Rendezvous {
   struct Side {
     Manifest manifest;
     bool digest = true;
+    std::vector<int64_t> versions;      // by rank
+    std::vector<Registration> members;  // by rank
+    int64_t revision = 0;
   };
   // What this rank knows of earlier registrations of a batch, so that a new one is not built on what they left. Kept as
   // long as the rank: an id may be used again at any time.
@@ -88,10 +122,13 @@ class Rendezvous {
     // Whether `key` holds a record of that rank's that is newer than what an earlier attempt has read.
     bool is_fresh(size_t rank, const std::string& key, const StoreView& items) const;
   };
+  std::string meeting(const PairView& view, const std::string& batch) const;
+  PairView await_pair(const std::string& pair, const std::string& peer_job, int64_t revision, int64_t failures_from,
+                      const Patience& patience);
   History begun(const PairView& view, const std::string& batch);
   History& history_of(const PairView& view, const std::string& batch);  // under mutex_
   // Fresh records of all its ranks. `fellows`, whose records were read before, may still give up.
-  StoreView await_side(const Awaited& side, const Awaited* fellows, Deadline deadline);
+  StoreView await_side(const Awaited& side, const Awaited* fellows, const Patience& patience);
   // The present attempt is built on these.
   void remember(const Awaited& side, const StoreView& items);
   Side judge_side(const PairView& view, const std::string& batch, const std::string& job, size_t world, bool sends,
@@ -102,7 +139,8 @@ class Rendezvous {
     std::function<std::string(const StoreView&)> missing;
     std::function<void(const StoreView&)> check;
   };
-  StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited, Deadline deadline);
+  StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
+                 const Patience& patience);
   void throw_if_failed(const Awaited& side, const StoreView& items);
   // Throws if one of the `missing` ranks has left the pair or died.
   void throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const;
@@ -112,10 +150,9 @@ class Rendezvous {
   Store& store_;
   const Identity identity_;
   const RankRecord own_;
-  const std::stop_token stop_;
   LeaseId lease_ = kNoLease;
   mutable std::mutex mutex_;
-  std::map<std::pair<std::string, std::string>, History> histories_;  // by pair and batch; guarded by mutex_
+  std::map<std::string, History> histories_;  // by meeting; guarded by mutex_
 };
 
 }  // namespace tessera::bus

@@ -6,124 +6,77 @@
 #include "base/log.h"
 
 namespace tessera::bus {
-namespace {
-
-constexpr Duration kRevokeGrace = seconds(5);  // for receivers to stop reading
-
-}  // namespace
-
-SenderBatch::SenderBatch(BatchSetup setup)
-    : BatchImpl(std::move(setup)), digests_done_(loop(), [this] { on_digests(); }) {
-  // Scratch comes before anyone can attach: its place is told with the rest.
-  if (setup_.routes.reductions.empty()) return;
-  reducer_ =
-      std::make_unique<Reducer>(*setup_.agent, setup_, attach_message(Attach::Purpose::kReduce),
-                                Reducer::Events{.ready_changed = [this] { attached_one(); },
-                                                .lost = [this](const Status& status) { break_batch(status); },
-                                                .reduced = [this](const Status& status) { on_reduced(status); }});
-  ++allocations_;
-}
 
 // --- attaching
 // --------------------------------------------------------------------------------------------------------
 
-void SenderBatch::connect() {
-  if (!reducer_) return;
-  for (const auto& link : reducer_->links()) {
-    PullLink* to = link.get();
-    calls_.push_back({link->name(), setup_.view.own[static_cast<size_t>(link->rank())],
-                      [to](std::shared_ptr<Link> made) { to->adopt(std::move(made)); }});
+void SenderBatch::open(const PairView& view, Deadline deadline) {
+  BatchImpl::open(view, deadline);
+  watch_jobs();
+  count_from_now();
+}
+
+void SenderBatch::watch_jobs() {
+  std::unique_ptr<Watch> watch = setup_.rendezvous->watch_jobs(
+      setup_.pair, setup_.id, [weak = weak_from_this(), &loop = loop()](const std::string& job) {
+        loop.post([weak, job] {
+          if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->meet_also(job);
+        });
+      });
+  setup_.agent->run_on_loop([&] { std::swap(jobs_watch_, watch); });
+}
+
+void SenderBatch::meet_also(const std::string& job) {
+  if (closed_) return;
+  if (job.empty())
+    return meetings_.front()->do_in_background(
+        [self = std::static_pointer_cast<SenderBatch>(shared_from_this())] { self->watch_jobs(); });
+  if (meeting_with(job) != nullptr) return;
+  log().info("{}: job {} comes to receive, too", describe(), job);
+  add_meeting({.name = setup_.pair, .peer_job = job, .own = {}, .peer = {}, .revision = 0}).meet_in_background();
+}
+
+std::shared_ptr<Session> SenderBatch::make_session(const PairView& view, Agreement agreement) {
+  return std::make_shared<SenderSession>(session_setup(view, std::move(agreement)), *this);
+}
+
+void SenderBatch::on_met(std::shared_ptr<Session> session) {
+  const std::string job = session->peer_job();
+  if (closed_ || session->broken()) {
+    absent_[job] = session->broken_status();
+    if (!std::static_pointer_cast<SenderSession>(session)->left()) unreported_ = absent_[job];
+    return retire(std::move(session));
   }
+  version_ = std::max(version_.load(), session->setup().agreement.sent_version);
+  newest_ = std::max(newest_, version_.load());
+  absent_.erase(job);
+  unreported_ = {};
+  const auto made = std::static_pointer_cast<SenderSession>(session);
+  sessions_[job] = made;
+  made->adopted();
+  int64_t rank_bytes = 0;
+  for (const auto& [name, other] : sessions_) rank_bytes += other->rank_bytes();
+  count_session(*session, rank_bytes);
+  if (offering_ != 0 && !ending_) made->offer(offering_);
 }
 
-std::vector<std::string> SenderBatch::unready() const {
-  std::vector<std::string> names;
-  const auto missing = [](const auto& links, Rank rank) {
-    const auto it = links.find(rank);
-    return it == links.end() || !it->second->ready();
-  };
-  for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.peer.size()); ++rank)
-    if (missing(receivers_, rank)) names.push_back(rank_name(setup_.view.peer_job, rank));
-  for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.own.size()); ++rank)
-    if (rank != identity().rank && !setup_.routes.reduced_by[static_cast<size_t>(rank)].empty() &&
-        missing(owners_, rank))
-      names.push_back(rank_name(identity().job, rank));
-  if (reducer_)
-    for (const auto& link : reducer_->links())
-      if (!link->ready()) names.push_back(link->name());
-  return names;
+void SenderBatch::on_not_met(const std::string& job, const Status& why) {
+  absent_[job] = why;
 }
 
-SourceRoute SenderBatch::source_route(const LinkRoute& route) const {
-  const Match::Tensor& matched = setup_.agreement.match.tensors[route.tensor];
-  const LocalTensor& local = setup_.tensors[route.tensor];
-  return {.what = {.tensor = route.tensor, .shape = matched.shape, .dtype = matched.src_dtype, .region = route.region},
-          .src = local.array,
-          .data = local.data};
+void SenderBatch::on_sender_retired(SenderSession& session) {
+  const std::string job = session.peer_job();
+  absent_[job] = session.broken_status();
+  if (reported_ != &session && !session.left()) unreported_ = session.broken_status();
+  // Later: whoever is at it may be going through the sessions.
+  loop().post([self = shared_from_this(), this, job, over = sessions_.at(job)] {
+    sessions_.erase(job);
+    retire(over);
+  });
 }
 
-SourceRoute SenderBatch::sent_route(const SentRoute& route) const {
-  SourceRoute source = source_route({.tensor = route.tensor, .route = 0, .region = route.region, .src_owned = {}});
-  if (route.reduction == SentRoute::kNone) return source;
-  source.src = {.owned = route.region, .strides = byte_strides(source.what.dtype, route.region.extents())};
-  source.data = reducer_->result(route.reduction);
-  return source;
-}
-
-std::vector<Served> SenderBatch::served_to(const Caller& caller) const {
-  std::vector<Served> served;
-  const auto rank = static_cast<size_t>(caller.hello.rank);
-  if (caller.attach.purpose == Attach::Purpose::kReduce) {
-    for (const LinkRoute& route : setup_.routes.reduced_by[rank]) served.push_back({source_route(route), false});
-  } else {
-    for (const LinkRoute& route : setup_.routes.by_peer[rank]) {
-      const SentRoute& sent = setup_.routes.sent[route.route];
-      served.push_back({sent_route(sent), sent.reduction != SentRoute::kNone});
-    }
-  }
-  return served;
-}
-
-void SenderBatch::accept(Caller caller) {
-  const bool reduces = caller.attach.purpose == Attach::Purpose::kReduce;
-  if (caller.attach.purpose == Attach::Purpose::kControl)
-    fail(ErrorCode::kMismatch, "{}: {} offers it and chooses no version", describe(), identity().name());
-  check_caller(caller, reduces ? identity().job : setup_.view.peer_job, reduces ? setup_.view.own : setup_.view.peer);
-  auto& links = reduces ? owners_ : receivers_;
-  const Rank rank = caller.hello.rank;
-  if (links.contains(rank))
-    fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), caller.link->name());
-  std::vector<Served> served = served_to(caller);
-  links.emplace(rank, std::make_unique<SourceLink>(*setup_.agent, *this, std::move(caller), std::move(served),
-                                                   setup_.agreement.digest && !reduces));
-}
-
-void SenderBatch::on_source_ready(SourceLink& link) {
-  if (link.rings()) ++allocations_;
-  if (receivers_.contains(link.rank()) && receivers_.at(link.rank()).get() == &link) rank_bytes_ += link.bytes();
-  attached_one();
-}
-
-void SenderBatch::attached_one() {
-  if (unready().empty()) build_digest_program();
-  readiness_changed();
-}
-
-void SenderBatch::build_digest_program() {
-  if (!setup_.agreement.digest || digest_program_) return;
-  std::vector<bool> wanted(setup_.routes.sent.size(), false);
-  for (const auto& [rank, link] : receivers_)
-    if (!link->rings())
-      for (const LinkRoute& route : setup_.routes.by_peer[static_cast<size_t>(rank)]) wanted[route.route] = true;
-  std::vector<SourceRoute> routes;
-  for (uint32_t i = 0; i < wanted.size(); ++i) {
-    if (!wanted[i]) continue;
-    digested_.push_back(i);
-    routes.push_back(sent_route(setup_.routes.sent[i]));
-  }
-  digest_program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .ring = false});
-  digest_run_ = std::make_unique<SourceRun>(
-      digest_program_, setup_.agent->source_pool(), [this] { digests_done_.raise(); }, "the digests");
+void SenderBatch::close_sessions() {
+  for (auto& [job, session] : std::exchange(sessions_, {})) session->close(session->broken_status());
 }
 
 // --- offering
@@ -132,256 +85,112 @@ void SenderBatch::build_digest_program() {
 std::shared_ptr<Operation> SenderBatch::send(std::optional<int64_t> version, Timeout timeout) {
   std::shared_ptr<Operation> operation;
   setup_.agent->run_on_loop([&] {
-    const int64_t next = version.value_or(version_.load() + 1);
+    const int64_t next = version.value_or(newest_ + 1);
     if (next <= version_.load())
       fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already", describe(),
            next, version_.load(), identity().name());
+    const auto whole = [](const auto& entry) { return !entry.second->broken(); };
+    if (!closed_ && std::ranges::none_of(sessions_, whole)) std::exchange(unreported_, {}).throw_if_error();
     operation = begin_operation("send", timeout);
     operation->set_version(next);
-    version_ = next;
     offering_ = next;
+    newest_ = std::max(newest_, next);
+    ending_ = false;
+    taken_ = false;
     failure_ = {};
-    failure_cause_ = {};
-    have_digests_ = false;
-    last_activity_ = Clock::steady().now();
-    for (const auto& [rank, link] : owners_) link->offer(next);
-    phase_ = Phase::kReducing;
-    if (reducer_)
-      reducer_->start(next);
-    else
-      offer();
+    lost_ = {};
+    for (const auto& [job, session] : sessions_)
+      if (!session->broken()) session->offer(next);
   });
   return operation;
 }
 
-void SenderBatch::on_reduced(const Status& status) {
-  if (phase_ == Phase::kFailing) return check_ended();
-  if (phase_ != Phase::kReducing) return;
-  if (!status.ok()) return fail_operation(status);
-  offer();
+void SenderBatch::on_taking(SenderSession&) {
+  if (data_start_ == TimePoint{}) data_start_ = Clock::steady().now();
 }
 
-void SenderBatch::offer() {
-  phase_ = Phase::kOffered;
-  for (const auto& [rank, link] : receivers_)
-    if (link->open()) link->offer(offering_);
-  if (!digest_run_) return;
-  if (digested_.empty()) {
-    have_digests_ = true;
-    return;
-  }
-  digest_running_ = true;
-  digest_run_->start(static_cast<uint32_t>(transfers_.load() + 1));
-}
-
-void SenderBatch::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
-  const bool reduces = owners_.contains(link.rank()) && owners_.at(link.rank()).get() == &link;
-  const bool on_offer = version == offering_ && (phase_ == Phase::kOffered || (reduces && phase_ == Phase::kReducing));
-  if (!on_offer) {
-    const bool given_up = version == offering_ && !failure_cause_.ok();
-    return link.refuse(version, epoch, given_up ? failure_cause_ : failed(ErrorCode::kCancelled, "it was withdrawn"));
-  }
-  if (link.running()) fail(ErrorCode::kMismatch, "Take of version {} before the last one's ring was drained", version);
-  if (data_start_.load() == TimePoint{}) data_start_ = Clock::steady().now();
-  last_activity_ = Clock::steady().now();
-  link.grant(version, epoch);
-  if (have_digests_ && !reduces) send_digests(link);
-}
-
-void SenderBatch::on_digests() {
-  digest_running_ = false;
-  have_digests_ = digest_run_->status().ok();
-  if (phase_ == Phase::kOffered)
-    for (const auto& [rank, link] : receivers_)
-      if (link->taking() == offering_) send_digests(*link);
-  check_ended();
-}
-
-void SenderBatch::send_digests(SourceLink& link) {
-  if (link.rings() || !setup_.agreement.digest) return;
-  const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(link.rank())];
-  const std::span<const Digest> digests = digest_run_->digests();
-  for (size_t i = 0; i < routes.size(); ++i) {
-    const auto at = std::ranges::lower_bound(digested_, routes[i].route);
-    link.digests()[i] = digests[static_cast<size_t>(at - digested_.begin())];
-  }
-  link.send_digests(offering_);
-}
-
-void SenderBatch::on_source_run_done(SourceLink& link) {
-  const Status status = link.run()->status();
-  if (!status.ok() && phase_ == Phase::kOffered && link.open()) {
-    fail_operation(status);
-  } else if (status.ok() && link.taking() != 0 && !link.run_digests().empty()) {
-    link.send_digests(link.taking());
-  }
-  check_ended();
-}
-
-void SenderBatch::on_progress(SourceLink&) {
-  last_activity_ = Clock::steady().now();
-}
-
-void SenderBatch::on_done(SourceLink& link, const Done& done) {
-  last_activity_ = Clock::steady().now();
-  const bool receives = receivers_.contains(link.rank()) && receivers_.at(link.rank()).get() == &link;
-  if (!done.status.ok()) {
-    link.abort_run(done.status);
-    if (done.version == offering_ && receives && (phase_ == Phase::kOffered || phase_ == Phase::kReducing))
-      fail_operation(Status(done.status.code(), fmt::format("{}: {}", link.name(), done.status.message())));
-  }
-  check_ended();
-}
-
-void SenderBatch::check_ended() {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kReducing) return;
-  if (digest_running_ || (reducer_ && reducer_->busy())) return;
-  for (const auto* links : {&receivers_, &owners_})
-    for (const auto& [rank, link] : *links)
-      if (link->running() || (link->open() && link->taking() != 0)) return;
-  if (phase_ == Phase::kOffered) {
-    for (const auto& [rank, link] : receivers_)
-      if (link->done_version() != offering_) return;
-    sum_digests();
+void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
+  if (status.ok()) {
+    session.sum_digests(sums_);
     const std::lock_guard lock(mutex_);
-    digests_.swap(sums_);
+    if (!taken_) digests_.swap(sums_);
+    taken_ = true;
+  } else if (status.code() == ErrorCode::kPeerLost) {
+    lost_ = status;
+    reported_ = &session;
+  } else if (failure_.ok()) {
+    failure_ = status;
   }
-  const bool good = phase_ == Phase::kOffered;
-  phase_ = Phase::kIdle;
-  end_operation(good ? Status() : failure_);
+  check_ended();
 }
 
-// By tensor, each sent route once: from the shared run, else from the first ring that carried it.
-void SenderBatch::sum_digests() {
-  sums_.assign(setup_.tensors.size(), {});
-  counted_.assign(setup_.routes.sent.size(), false);
-  const auto add = [&](uint32_t route, const Digest& digest) {
-    if (counted_[route]) return;
-    counted_[route] = true;
-    sums_[setup_.routes.sent[route].tensor] += digest;
-  };
-  for (size_t i = 0; i < digested_.size(); ++i) add(digested_[i], digest_run_->digests()[i]);
-  for (const auto& [rank, link] : receivers_) {
-    const std::span<const Digest> digests = link->run_digests();
-    for (size_t i = 0; i < digests.size(); ++i)
-      if (digests[i].elements != 0) add(setup_.routes.by_peer[static_cast<size_t>(rank)][i].route, digests[i]);
-  }
+bool SenderBatch::any_offering() const {
+  return std::ranges::any_of(sessions_, [](const auto& entry) { return !entry.second->idle(); });
 }
 
-// --- failing
-// ----------------------------------------------------------------------------------------------------------
+// A job that was lost is no failure as long as another one has the version.
+void SenderBatch::check_ended() {
+  if (offering_ == 0 || any_offering()) return;
+  const Status outcome = !failure_.ok() ? failure_ : taken_ ? Status() : lost_;
+  if (outcome.ok() && !taken_) return;  // nobody is attached: somebody may come
+  offering_ = 0;
+  if (outcome.ok()) version_ = operation_->version();  // else it may be sent again
+  end_operation(outcome);
+}
 
 void SenderBatch::fail_operation(const Status& status) {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing) return;
-  phase_ = Phase::kFailing;
-  failure_cause_ = status;
-  failure_ = Status(status.code(), fmt::format("{}: {} while {} sent version {}", describe(), status.message(),
-                                               identity().name(), offering_));
-  if (digest_running_) digest_run_->abort(status);
-  if (reducer_) reducer_->abort(status);
-  for (const auto* links : {&receivers_, &owners_}) {
-    for (const auto& [rank, link] : *links) {
-      if (link->open()) link->withdraw(offering_);
-      if (link->open() && link->taking() != 0) link->revoke(status);
-      link->abort_run(status);
-    }
-  }
-  set_deadline(Deadline::after(kRevokeGrace));
+  if (offering_ == 0 || std::exchange(ending_, true)) return;
+  if (!any_offering()) failure_ = status;
+  for (const auto& [job, session] : sessions_) session->fail_offer(status);
   check_ended();
+}
+
+Status SenderBatch::nobody_attached() const {
+  std::string text;
+  ErrorCode code = ErrorCode::kDeadlineExceeded;
+  for (const auto& [job, why] : absent_) {
+    text += fmt::format("{}job {}{}{}", text.empty() ? "" : "; ", job, why.ok() ? "" : ": ", why.message());
+    if (!why.ok()) code = why.code();
+  }
+  return failed(code, "{}: {} waited {:.1f} s to send version {}, and no job is attached{}{}", describe(),
+                identity().name(), to_seconds(Clock::steady().now() - operation_start_), offering_,
+                text.empty() ? "" : ": ", text);
 }
 
 void SenderBatch::on_deadline() {
-  if (phase_ == Phase::kFailing) {
-    // A receiver that was asked to stop reading does not answer: cut it off, which it sees as the end of this batch.
-    for (const auto* links : {&receivers_, &owners_}) {
-      for (const auto& [rank, link] : *links) {
-        if (link->taking() == 0 || !link->open()) continue;
-        log().warn("{}: {} does not stop reading; its connection is closed", describe(), link->name());
-        const Status reason = failed(ErrorCode::kPeerLost, "{} did not answer", link->name());
-        link->detach(reason);
-        break_batch(reason);
-      }
+  if (offering_ == 0) return;
+  if (!any_offering()) return fail_operation(nobody_attached());
+  // Jobs that are all at it, and were heard of lately, go on.
+  const TimePoint now = Clock::steady().now();
+  TimePoint until = TimePoint::max();
+  for (const auto& [job, session] : sessions_) {
+    if (session->idle()) continue;
+    if (session->flows_since(now - setup_.stall)) {
+      until = std::min(until, session->last_activity() + setup_.stall);
+      continue;
     }
-    return check_ended();
+    ending_ = true;
+    session->fail_offer(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}", to_seconds(now - operation_start_),
+                               session->who_has_not_taken()));
   }
-  const auto taking = [&](const auto& entry) {
-    return entry.second->taking() == offering_ || entry.second->done_version() == offering_;
-  };
-  const TimePoint until = last_activity_ + setup_.stall;
-  if (phase_ == Phase::kOffered && std::ranges::all_of(receivers_, taking) && Clock::steady().now() < until)
-    return set_deadline(Deadline::at(until));  // all are at it, and were heard of lately
-  fail_operation(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}",
-                        to_seconds(Clock::steady().now() - operation_start_), who_has_not_taken()));
-}
-
-std::string SenderBatch::who_has_not_taken() const {
-  if (phase_ == Phase::kReducing)
-    return fmt::format("{} have not offered their terms of the Partial tensors",
-                       fmt::join(reducer_->waiting_for(), ", "));
-  std::vector<std::string> absent;
-  std::vector<std::string> slow;
-  for (const auto& [rank, link] : receivers_) {
-    if (link->done_version() == offering_) continue;
-    (link->taking() == offering_ ? slow : absent).push_back(link->name());
-  }
-  std::string text;
-  if (!absent.empty()) text = fmt::format("{} did not come to take it", fmt::join(absent, ", "));
-  if (!slow.empty()) text += fmt::format("{}{} did not finish", text.empty() ? "" : "; ", fmt::join(slow, ", "));
-  return text;
+  if (offering_ != 0 && until != TimePoint::max()) set_deadline(Deadline::at(until));
 }
 
 bool SenderBatch::cancel_operation() {
-  if (phase_ == Phase::kFailing || phase_ == Phase::kIdle) return false;
-  for (const auto* links : {&receivers_, &owners_})
-    for (const auto& [rank, link] : *links)
-      if (link->taking() != 0 || link->done_version() == offering_) return false;
+  if (offering_ == 0 || ending_ || taken_) return false;
+  if (std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->begun(); })) return false;
   fail_operation(failed(ErrorCode::kCancelled, "the send was cancelled"));
   return true;
 }
 
-void SenderBatch::on_source_detached(SourceLink& link, const Status& reason) {
-  link.abort_run(reason);
-  break_batch(reason);
-}
-
-void SenderBatch::on_source_lost(SourceLink& link, const Status& status) {
-  link.abort_run(status);
-  break_batch(status);
-}
-
-void SenderBatch::on_source_broken(SourceLink& link, const Status& status) {
-  break_batch(status);
-  if (link.done_version() != offering_) fail_operation(status);  // it will not take this version any more
-}
-
-void SenderBatch::on_broken(const Status& latest) {
-  // Nobody has to be told: whoever can see this peer is connected to it.
-  // A receiver that has all it wanted may go while others are still at it.
-  if (phase_ == Phase::kOffered) {
-    const auto gone = [&](const auto& entry) {
-      return !entry.second->open() && entry.second->done_version() != offering_;
-    };
-    if (std::ranges::none_of(receivers_, gone)) return check_ended();
+Progress SenderBatch::sample_sessions() const {
+  Progress sum;
+  for (const auto& [job, session] : sessions_) {
+    const Progress one = session->sample();
+    sum.bytes_done += one.bytes_done;
+    sum.bytes_total += one.bytes_total;
   }
-  fail_operation(latest);
-}
-
-Progress SenderBatch::sample() const {
-  Progress progress;
-  for (const auto& [rank, link] : receivers_) {
-    progress.bytes_total += link->bytes();
-    progress.bytes_done += link->progress();
-  }
-  progress.seconds = seconds_of_data();
-  return progress;
-}
-
-void SenderBatch::detach_all(const Status& why) {
-  for (const auto& [rank, link] : receivers_)
-    if (link->open()) link->detach(why);
-  for (const auto& [rank, link] : owners_)
-    if (link->open()) link->detach(why);
-  if (reducer_) reducer_->detach(why);
+  return sum;
 }
 
 }  // namespace tessera::bus

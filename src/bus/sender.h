@@ -1,84 +1,57 @@
-// The sending side of a batch.
-//
-//   idle --send(v)--> reducing --own share reduced--> offered --every receiver done--> idle, v sent
-//          (only with Partial tensors)                   |
-//                                                     failing: withdrawn; ends once nobody reads any more
-//
-// The memory is the receivers' to read from send() until the operation ends, and the user's again afterwards.
+// A batch that is offered: one version at a time, to every job that is attached.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <optional>
-#include <vector>
+#include <string>
 
 #include "bus/batch.h"
-#include "bus/loop_signal.h"
-#include "bus/reducer.h"
-#include "bus/source_link.h"
+#include "bus/sender_session.h"
 
 namespace tessera::bus {
 
-class SenderBatch final : public BatchImpl, public SourceLinkOwner {
+class SenderBatch final : public BatchImpl, public SenderSessionOwner {
  public:
-  explicit SenderBatch(BatchSetup setup);
-  ~SenderBatch() override = default;
+  explicit SenderBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
 
+  void open(const PairView& view, Deadline deadline) override;
   std::shared_ptr<Operation> send(std::optional<int64_t> version, Timeout timeout) override;
-  void accept(Caller caller) override;
 
  private:
-  enum class Phase { kIdle, kReducing, kOffered, kFailing };
+  bool sends() const override { return true; }
+  std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) override;
+  void on_met(std::shared_ptr<Session> session) override;
+  void on_not_met(const std::string& job, const Status& why) override;
 
-  void connect() override;
-  std::vector<std::string> unready() const override;
-  void detach_all(const Status& why) override;
-  Progress sample() const override;
+  void on_taking(SenderSession& session) override;
+  void on_offer_over(SenderSession& session, const Status& status) override;
+  void on_sender_retired(SenderSession& session) override;
+
   void fail_operation(const Status& status) override;
-  void on_broken(const Status& latest) override;
   void on_deadline() override;
   bool cancel_operation() override;
+  Progress sample_sessions() const override;
+  void close_sessions() override;
 
-  void on_source_ready(SourceLink& link) override;
-  void on_take(SourceLink& link, int64_t version, uint32_t epoch) override;
-  void on_done(SourceLink& link, const Done& done) override;
-  void on_progress(SourceLink& link) override;
-  void on_source_run_done(SourceLink& link) override;
-  void on_source_detached(SourceLink& link, const Status& reason) override;
-  void on_source_lost(SourceLink& link, const Status& status) override;
-  void on_source_broken(SourceLink& link, const Status& status) override;
-
-  SourceRoute source_route(const LinkRoute& route) const;  // in this rank's tensor
-  SourceRoute sent_route(const SentRoute& route) const;    // there, or in the reduced scratch
-  std::vector<Served> served_to(const Caller& caller) const;
-  void attached_one();  // a receiver, an owner, or a peer of a reduction
-  void build_digest_program();
-  void on_reduced(const Status& status);
-  void offer();
-  void on_digests();
-  void send_digests(SourceLink& link);
+  void watch_jobs();
+  void meet_also(const std::string& job);
   void check_ended();
-  void sum_digests();
-  std::string who_has_not_taken() const;
+  bool any_offering() const;
+  Status nobody_attached() const;
 
-  std::map<Rank, std::unique_ptr<SourceLink>> receivers_;
-  std::map<Rank, std::unique_ptr<SourceLink>> owners_;  // ranks of this job that reduce what this one holds
-  std::unique_ptr<Reducer> reducer_;                    // what this rank reduces; null if nothing
-
-  // One digest a sent route, whoever takes it; receivers with a ring have theirs computed as the ring is filled.
-  std::shared_ptr<const SourceProgram> digest_program_;
-  std::vector<uint32_t> digested_;  // indices into routes.sent, in the program's order
-  LoopSignal digests_done_;
-  std::unique_ptr<SourceRun> digest_run_;
-  bool digest_running_ = false;
-  bool have_digests_ = false;
-  std::vector<bool> counted_;  // by sent route, while digests are summed
-
-  Phase phase_ = Phase::kIdle;
-  int64_t offering_ = 0;
-  Status failure_;
-  Status failure_cause_;  // as others hear it
-  TimePoint last_activity_{};
+  std::map<std::string, std::shared_ptr<SenderSession>> sessions_;  // by receiving job
+  std::map<std::string, Status> absent_;                            // why a job that was met is not attached
+  std::unique_ptr<Watch> jobs_watch_;
+  int64_t offering_ = 0;  // 0: nothing
+  int64_t newest_ = 0;    // that was ever offered, sent or not
+  bool ending_ = false;   // it is failing: nobody is offered it any more
+  bool taken_ = false;    // by a whole job
+  Status failure_;        // of the offer: it ends with that once nobody reads any more
+  Status lost_;           // a job that was at it
+  // A loss that no call has ended with: the next one does, unless the job has come back by then.
+  Status unreported_;
+  const SenderSession* reported_ = nullptr;
 };
 
 }  // namespace tessera::bus

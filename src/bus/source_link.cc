@@ -113,6 +113,7 @@ void SourceLink::handle(Frame& frame) {
     }
     case MessageType::kDetach: {
       const Detach detach = parse<Detach>(frame.payload);
+      left_ = detach.status.ok();
       link_->close();
       return owner_.on_source_detached(*this, detach.reason(name_));
     }

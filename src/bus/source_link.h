@@ -49,6 +49,7 @@ class SourceLink {
   Rank rank() const { return rank_; }
   const std::string& name() const { return name_; }
   bool open() const { return link_ && link_->open(); }
+  bool left() const { return left_; }  // the peer has closed the batch, as it should
   bool ready() const { return ready_; }
   bool rings() const { return program_ != nullptr; }
   std::span<const Served> routes() const { return routes_; }
@@ -89,6 +90,7 @@ class SourceLink {
   Digests digests_;  // kept, so that a transfer takes nothing from the heap
   int64_t bytes_ = 0;
   bool ready_ = false;
+  bool left_ = false;
   int64_t taking_ = 0;
   uint32_t epoch_ = 0;  // of the last Take
   int64_t done_version_ = 0;

@@ -49,7 +49,7 @@ Body after(Barrier& attached, const Body& body) {
 
 // What trainer/0 has published once it has joined the pair, and once it has registered its tensors.
 const std::string kJoinedKey = store_key("default", "pair", "weights/trainer/0");
-const std::string kRegisteredKey = store_key("default", "batch", "weights/policy/trainer/rank/0");
+const std::string kRegisteredKey = store_key("default", "batch", "weights/policy/inference+trainer/trainer/rank/0");
 
 class Failure : public testing::Test {
  protected:

@@ -51,13 +51,13 @@ class RawRank final : public bus::Acceptor {
   RawRank(const std::string& store, const std::string& job, const std::string& peer, Rank rank, int world)
       : store_(open_store(store)),
         agent_({"default", job, rank, world}, 1),
-        rendezvous_(*store_, agent_.identity(), agent_.address(), {}) {
-    rendezvous_.claim(soon());
-    view_ = rendezvous_.join("weights", peer, soon());
+        rendezvous_(*store_, agent_.identity(), agent_.address()) {
+    rendezvous_.claim({.deadline = soon(), .stop = {}});
+    view_ = rendezvous_.join("weights", peer, {.deadline = soon(), .stop = {}});
   }
   ~RawRank() override {
     agent_.run_on_loop([this] {
-      agent_.unregister_batch("weights", "policy", this);
+      agent_.close_session(session_, this);
       if (link_) link_->close();
       link_ = nullptr;
       for (const auto& link : pullers_) link->close();
@@ -67,7 +67,10 @@ class RawRank final : public bus::Acceptor {
 
   void exchange(std::span<const TensorSpec> tensors, bool sends) {
     const auto manifest = bus::manifest_of(agent_.identity(), tensors);
-    match_hash_ = rendezvous_.exchange(view_, "policy", sends, true, manifest, soon()).match_hash;
+    session_ = rendezvous_
+                   .exchange(view_, "policy", {.sends = sends, .digest = true, .version = 0, .manifest = &manifest},
+                             {.deadline = soon(), .stop = {}})
+                   .session;
   }
   // As a receiver: up to Prepared.
   void attach_to(Rank rank, bool ring) {
@@ -76,14 +79,14 @@ class RawRank final : public bus::Acceptor {
       adopt(std::move(link));
     });
     (void)next(MessageType::kWelcome);
-    send(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .match_hash = match_hash_});
+    send(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_});
     (void)next(MessageType::kAttached);
     send(Prepare{.ring = ring, .skipped = {}});
     (void)next(MessageType::kPrepared);
   }
   // As one whose terms are read, and that sends nothing itself.
   void serve() {
-    agent_.run_on_loop([this] { agent_.register_batch("weights", "policy", this); });
+    agent_.run_on_loop([this] { agent_.open_session(session_, this); });
   }
   void accept(bus::Caller caller) override {
     if (caller.attach.purpose == Attach::Purpose::kPull) return serve_nothing(std::move(caller.link));
@@ -170,7 +173,7 @@ class RawRank final : public bus::Acceptor {
   bus::Agent agent_;
   bus::Rendezvous rendezvous_;
   bus::PairView view_;
-  std::string match_hash_;
+  std::string session_;
   std::shared_ptr<bus::Link> link_;  // on the loop's thread
   std::vector<std::shared_ptr<bus::Link>> pullers_;
   std::mutex mutex_;  // what follows

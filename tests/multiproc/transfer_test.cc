@@ -18,8 +18,10 @@ using testing::HasSubstr;
 TEST(Transfer, SteadyStateTouchesNoStoreAndAllocatesAndPlansNothing) {
   ProcessGroup group;
   const std::string store = group.start_store();
-  const auto check = [](const Batch& batch, int64_t transfers) {
+  Barrier transferred;  // a batch that a peer has closed registers again
+  const auto check = [&](const Batch& batch, int64_t transfers) {
     const BatchStats stats = batch.stats();
+    transferred.pass();
     REQUIRE_HERE(stats.transfers == transfers);
     REQUIRE_HERE(stats.store_requests == 0);
     REQUIRE_HERE(stats.plans == 0);
@@ -28,13 +30,13 @@ TEST(Transfer, SteadyStateTouchesNoStoreAndAllocatesAndPlansNothing) {
     return 0;
   };
   for (Rank rank = 0; rank < 2; ++rank) {
-    group.start("trainer", [=] {
+    group.start("trainer", [=, &check] {
       return with_batch(trainer(rank, 2), store, [&](Batch& batch, std::vector<float>&) {
         for (int i = 0; i < 20; ++i) batch.send().wait();
         return check(batch, 20);
       });
     });
-    group.start("inference", [=] {
+    group.start("inference", [=, &check] {
       return with_batch(inference(rank, 2), store, [&](Batch& batch, std::vector<float>&) {
         for (int64_t i = 1; i <= 20; ++i) REQUIRE_HERE(batch.recv().wait() == i);
         REQUIRE_HERE(batch.version() == 20 && !batch.torn());
@@ -42,6 +44,7 @@ TEST(Transfer, SteadyStateTouchesNoStoreAndAllocatesAndPlansNothing) {
       });
     });
   }
+  transferred.open();
   expect_all_well(group);
 }
 

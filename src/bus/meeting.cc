@@ -1,0 +1,149 @@
+#include "bus/meeting.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/thread.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kFirstPause = seconds(0.05);  // after a registration that failed
+constexpr Duration kLongestPause = seconds(5);
+constexpr Duration kAttachTimeout = seconds(60);  // in the background
+
+}  // namespace
+
+Meeting::Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view)
+    : agent_(agent), rendezvous_(rendezvous), owner_(owner), batch_(std::move(batch)), view_(std::move(view)) {}
+
+Meeting::~Meeting() {
+  TESSERA_CHECK(!thread_.joinable());
+}
+
+// Until a session that all ranks of both jobs have read alike is attached.
+std::shared_ptr<Session> Meeting::meet_once(const Patience& patience) {
+  rendezvous_.begin(view_, batch_);
+  while (true) {
+    Agreement agreement = rendezvous_.exchange(view_, batch_, owner_.own_offer(), patience);
+    std::shared_ptr<Session> session = owner_.make_session(view_, agreement);
+    Status why;
+    try {
+      // Destroyed before the session: a callback that is under way is waited for.
+      const auto watch = rendezvous_.watch(view_, batch_, agreement,
+                                           [&session](const std::string& rank) { session->supersede(rank); });
+      Patience attaching = patience;
+      if (patience.background) attaching.deadline = Deadline::after(kAttachTimeout);
+      if (session->attach(attaching) == Session::Outcome::kAttached) return session;
+    } catch (...) {
+      agent_.run_on_loop([&, status = status_of_current_exception()] {
+        session->close(status);
+        session.reset();
+      });
+      throw;
+    }
+    agent_.run_on_loop([&] {
+      session->close(failed(ErrorCode::kUnavailable, "newer registrations are there"));
+      session.reset();
+    });
+    view_ = rendezvous_.rejoin(view_, patience);
+  }
+}
+
+void Meeting::meet(const Patience& patience) {
+  std::shared_ptr<Session> session = meet_once(patience);
+  agent_.run_on_loop([&] { owner_.on_met(std::move(session)); });
+}
+
+void Meeting::wake() {
+  if (stop_.stop_requested()) return;
+  if (!thread_.joinable()) thread_ = start_thread("tessera-meet", [this] { work(); });
+  changed_.notify_all();
+}
+
+void Meeting::meet_in_background() {
+  const std::lock_guard lock(mutex_);
+  wanted_ = true;
+  wake();
+}
+
+void Meeting::do_in_background(std::function<void()> task) {
+  const std::lock_guard lock(mutex_);
+  tasks_.push_back(std::move(task));
+  round_.request_stop();
+  wake();
+}
+
+void Meeting::stop() {
+  std::thread thread;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_.request_stop();
+    round_.request_stop();
+    thread = std::move(thread_);
+  }
+  if (thread.joinable()) thread.join();
+  withdraw();
+}
+
+void Meeting::withdraw() {
+  try {
+    rendezvous_.withdraw(view_, batch_);
+  } catch (const Error& error) {
+    log().info("batch {}: its records stay in the store until the lease ends: {}", batch_, error.what());
+  }
+}
+
+void Meeting::work() {
+  Duration pause = kFirstPause;
+  bool meets = false;
+  while (!stop_.stop_requested()) {
+    std::vector<std::function<void()>> tasks;
+    bool anew = false;
+    {
+      std::unique_lock lock(mutex_);
+      const auto asked = [this] { return wanted_ || !tasks_.empty(); };
+      if (!meets && !changed_.wait(lock, stop_.get_token(), asked)) return;
+      if (meets && changed_.wait_for(lock, stop_.get_token(), pause, asked)) pause = kFirstPause;
+      if (stop_.stop_requested()) return;
+      anew = std::exchange(wanted_, false);
+      tasks = std::exchange(tasks_, {});
+      round_ = std::stop_source();
+    }
+    if (anew) withdraw();
+    meets = meets || anew;
+    for (const auto& task : tasks) task();
+    if (!meets) continue;
+    meets = !retry();
+    pause = meets ? std::min(2 * pause, kLongestPause) : kFirstPause;
+  }
+}
+
+// Whether it has met, or need not any more.
+bool Meeting::retry() {
+  std::stop_source round;
+  {
+    const std::lock_guard lock(mutex_);
+    round = round_;
+  }
+  const Patience patience{.deadline = Deadline::at(TimePoint::max()), .stop = round.get_token(), .background = true};
+  try {
+    view_ = rendezvous_.rejoin(view_, patience);
+    const auto watch = rendezvous_.watch_pair(view_, [&round] { round.request_stop(); });
+    std::shared_ptr<Session> session = meet_once(patience);
+    agent_.run_on_loop([&] { owner_.on_met(std::move(session)); });
+    return true;
+  } catch (const Error& error) {
+    if (stop_.stop_requested()) return true;
+    if (error.code() == ErrorCode::kCancelled) return false;
+    const Status why(error.code(), error.what());
+    log().warn("batch {} with job {}: {}", batch_, job(), error.what());
+    withdraw();
+    agent_.run_on_loop([&] { owner_.on_not_met(job(), why); });
+    return false;
+  }
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,72 @@
+// A batch's dealings with one other job. It registers with that job, which gives a session; and again, in the
+// background, whenever the session has ended: processes may be replaced, and a whole job may come back with another
+// world, mesh or layout. Everything is matched and planned anew then.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bus/rendezvous.h"
+#include "bus/session.h"
+
+namespace tessera::bus {
+
+// What a meeting registers, and whom it tells.
+class MeetingOwner {
+ public:
+  virtual ~MeetingOwner() = default;
+  // --- any thread ---
+  virtual Rendezvous::Offer own_offer() const = 0;
+  // Plans what was agreed on. Throws Error for what cannot be.
+  virtual std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) = 0;
+  // --- on the loop's thread ---
+  virtual void on_met(std::shared_ptr<Session> session) = 0;  // attached
+  virtual void on_not_met(const std::string& job, const Status& why) = 0;
+};
+
+class Meeting {
+ public:
+  // `view` need have no ranks yet if the first registration is in the background.
+  Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view);
+  ~Meeting();  // REQUIRES: stopped, or nothing was ever registered in the background
+
+  const std::string& job() const { return view_.peer_job; }
+  // Registers and attaches on the caller's thread; on_met() has been called when it returns. Throws.
+  void meet(const Patience& patience);
+  // The same on a thread of its own, as often as it takes, now that a session has ended or another job has come.
+  void meet_in_background();
+  // Runs `task`, which may block for a while, on that thread.
+  void do_in_background(std::function<void()> task);
+  // No more registrations; what was published is taken back. Not on the loop's thread.
+  void stop();
+
+ private:
+  std::shared_ptr<Session> meet_once(const Patience& patience);
+  void wake();  // REQUIRES: mutex_ is held
+  void work();
+  bool retry();
+  void withdraw();
+
+  Agent& agent_;
+  Rendezvous& rendezvous_;
+  MeetingOwner& owner_;
+  const std::string batch_;
+  PairView view_;  // of the thread that meets
+  std::stop_source stop_;
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  // Guarded by mutex_.
+  bool wanted_ = false;
+  std::vector<std::function<void()>> tasks_;
+  std::stop_source
+      round_;           // of the present try: ended by stop(), by a task and by a process that is replaced meanwhile
+  std::thread thread_;  // started by the first that needs it
+};
+
+}  // namespace tessera::bus

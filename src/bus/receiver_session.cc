@@ -1,0 +1,388 @@
+#include "bus/receiver_session.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/log.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kProgressPeriod = seconds(0.5);  // while data flows
+
+}  // namespace
+
+ReceiverSession::ReceiverSession(SessionSetup setup, ReceiverSessionOwner& owner)
+    : Session(std::move(setup)), owner_(owner), floor_(setup_.agreement.floor) {}
+
+ReceiverSession::~ReceiverSession() = default;
+
+// --- attaching
+// --------------------------------------------------------------------------------------------------------
+
+std::vector<Wanted> ReceiverSession::wanted_from(Rank rank, std::span<const uint32_t> ties) const {
+  const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(rank)];
+  std::vector<Wanted> wanted;
+  wanted.reserve(routes.size());
+  for (const LinkRoute& route : routes) {
+    const Match::Tensor& matched = setup_.agreement.match.tensors[route.tensor];
+    const LocalTensor& local = setup_.tensors[route.tensor];
+    Wanted one;
+    one.route.what = {
+        .tensor = route.tensor, .shape = matched.shape, .dtype = matched.src_dtype, .region = route.region};
+    one.route.src.owned = route.src_owned;
+    one.route.dst = local.array;
+    one.route.dst_dtype = local.dtype;
+    one.route.data = local.data;
+    one.per_route = matched.src.has_partial();
+    one.skipped = ties[route.tensor] != route.tensor;
+    wanted.push_back(std::move(one));
+  }
+  return wanted;
+}
+
+void ReceiverSession::connect() {
+  const std::vector<uint32_t> ties = find_ties(setup_.tensors);
+  for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.peer.size()); ++rank) {
+    const RankRecord& record = setup_.view.peer[static_cast<size_t>(rank)];
+    links_.push_back(std::make_unique<PullLink>(
+        *setup_.agent, *this, setup_.view.peer_job, rank, record, wanted_from(rank, ties),
+        PullLinkOptions{.attach = attach_message(Attach::Purpose::kPull),
+                        .digest = setup_.agreement.digest,
+                        .tensor_name = [this](uint32_t tensor) { return tensor_name(tensor); }}));
+    PullLink* link = links_.back().get();
+    calls_.push_back({link->name(), record, [link](std::shared_ptr<Link> made) { link->adopt(std::move(made)); }});
+  }
+  if (!leads())
+    calls_.push_back({rank_name(identity().job, 0), setup_.view.own[0],
+                      [this](std::shared_ptr<Link> link) { adopt_leader(std::move(link)); }});
+}
+
+std::vector<std::string> ReceiverSession::unready() const {
+  std::vector<std::string> names;
+  for (const auto& link : links_)
+    if (!link->ready()) names.push_back(link->name());
+  if (!leads() && !leader_ready_) names.push_back(rank_name(identity().job, 0));
+  if (leads())
+    for (Rank rank = 1; rank < identity().world; ++rank)
+      if (!followers_.contains(rank)) names.push_back(rank_name(identity().job, rank));
+  return names;
+}
+
+void ReceiverSession::accept(Caller caller) {
+  if (!leads() || caller.attach.purpose != Attach::Purpose::kControl)
+    fail(ErrorCode::kMismatch, "{}: {} receives it and serves nothing", describe(), identity().name());
+  check_caller(caller, identity().job, setup_.view.own);
+  const Rank rank = caller.hello.rank;
+  const std::string name = caller.link->name();
+  if (rank == 0 || followers_.contains(rank))
+    fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), name);
+  caller.link->set_handlers(
+      [this, name, rank](Frame& frame) {
+        switch (static_cast<MessageType>(frame.type)) {
+          case MessageType::kDetach:
+            followers_.at(rank)->close();
+            return break_session(parse<Detach>(frame.payload).reason(name));
+          case MessageType::kBroken:
+            return break_session(parse<Broken>(frame.payload).status);
+          default:
+            fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+        }
+      },
+      [this](const Status& status) { break_session(status); });
+  caller.link->watch_process(caller.hello.incarnation);
+  caller.link->send(Prepared{});
+  followers_.emplace(rank, std::move(caller.link));
+  readiness_changed();
+}
+
+void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
+  leader_ = std::move(link);
+  const std::string name = leader_->name();
+  leader_->set_handlers([this](Frame& frame) { handle_leader(frame); },
+                        [this](const Status& status) { break_session(status); });
+  leader_->watch_process(setup_.view.own[0].incarnation);
+}
+
+void ReceiverSession::handle_leader(Frame& frame) {
+  if (!leader_welcomed_) {
+    setup_.agent->check_welcome(frame, leader_->name());
+    leader_welcomed_ = true;
+    leader_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = 0});
+    leader_->send(attach_message(Attach::Purpose::kControl));
+    return;
+  }
+  switch (static_cast<MessageType>(frame.type)) {
+    case MessageType::kPrepared:
+      leader_ready_ = true;
+      return readiness_changed();
+    case MessageType::kChosen: {
+      const Chosen chosen = parse<Chosen>(frame.payload);
+      if (chosen.version < floor_ || chosen.epoch <= epoch_ || (chosen_ && chosen.epoch <= chosen_->epoch))
+        fail(ErrorCode::kMismatch, "Chosen of version {} in epoch {} out of turn", chosen.version, chosen.epoch);
+      chosen_ = chosen;
+      if (phase_ == Phase::kWaiting) begin(chosen);
+      return;
+    }
+    case MessageType::kDetach:
+      leader_->close();
+      return break_session(parse<Detach>(frame.payload).reason(rank_name(identity().job, 0)));
+    case MessageType::kBroken:
+      sender_lost_ = true;  // perhaps: it tells of fellows, too, whom the senders see for themselves
+      return break_session(parse<Broken>(frame.payload).status);
+    default:
+      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+  }
+}
+
+void ReceiverSession::on_pull_ready(PullLink& link) {
+  rank_bytes_ += link.bytes();
+  if (link.rings()) setup_.on_allocation();
+  readiness_changed();
+}
+
+// --- versions
+// ---------------------------------------------------------------------------------------------------------
+
+int64_t ReceiverSession::complete_version() const {
+  const int64_t version = links_.front()->offered();
+  const bool complete =
+      std::ranges::all_of(links_, [&](const auto& link) { return link->open() && link->offered() == version; });
+  return complete ? version : 0;
+}
+
+void ReceiverSession::on_offer(PullLink& link) {
+  if (link.offered() == 0) chosen_.reset();  // withdrawn before this rank took it
+  owner_.on_newest(complete_version());
+  if (phase_ == Phase::kWaiting && leads()) choose();
+  if (retires()) owner_.on_receiver_retired();
+}
+
+void ReceiverSession::recv(int64_t min_version) {
+  phase_ = Phase::kWaiting;
+  min_version_ = std::max(min_version, floor_ + 1);
+  if (leads())
+    choose();
+  else if (chosen_)
+    begin(*chosen_);
+}
+
+void ReceiverSession::choose() {
+  const int64_t version = complete_version();
+  if (version < min_version_) return;
+  const Chosen chosen{.version = version, .epoch = epoch_ + 1};
+  for (const auto& [rank, follower] : followers_) follower->send(chosen);
+  begin(chosen);
+}
+
+void ReceiverSession::begin(const Chosen& chosen) {
+  chosen_.reset();
+  epoch_ = chosen.epoch;
+  if (chosen.version < min_version_) {
+    end_wait(failed(ErrorCode::kMismatch, "{}: {} chose version {}, {} wants at least {}: recv is collective",
+                    describe(), rank_name(identity().job, 0), chosen.version, identity().name(), min_version_));
+    return;
+  }
+  phase_ = Phase::kPulling;
+  taking_ = chosen.version;
+  failure_ = {};
+  owner_.on_chosen(taking_);
+  progress_seen_ = 0;
+  // Each rank begins with another source, so that they do not all read from one.
+  to_take_.clear();
+  for (size_t i = 0; i < links_.size(); ++i)
+    to_take_.push_back(links_[(i + static_cast<size_t>(identity().rank)) % links_.size()].get());
+  rings_busy_ = 0;
+  if (progress_timer_ == 0)  // else the last transfer's is still to come: it serves this one as well
+    progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
+  take_more();
+  if (!broken_.ok() && needs_lost_sender()) fail_recv(broken_);
+}
+
+// --- pulling
+// ----------------------------------------------------------------------------------------------------------
+
+// Mapped and one-sided sources are asked all at once. A ring occupies a thread here and one there while it is drained,
+// so no more are asked than can be drained: otherwise two ranks could wait for each other's sources for ever.
+void ReceiverSession::take_more() {
+  const auto may_take = [&](const PullLink* link) {
+    return !link->rings() || rings_busy_ < static_cast<size_t>(setup_.agent->threads());
+  };
+  while (phase_ == Phase::kPulling) {
+    const auto next = std::ranges::find_if(to_take_, may_take);
+    if (next == to_take_.end()) return;
+    PullLink* link = *next;
+    to_take_.erase(next);
+    if (link->rings()) ++rings_busy_;
+    link->take(taking_, epoch_);
+  }
+}
+
+void ReceiverSession::on_granted(PullLink& link) {
+  if (link.bytes() != 0) owner_.on_writing();
+}
+
+void ReceiverSession::on_pulled(PullLink& link, const Status& status) {
+  if (link.rings() && rings_busy_ > 0) --rings_busy_;
+  if (!status.ok()) {
+    fail_recv(status);
+  } else if (phase_ == Phase::kPulling) {
+    take_more();
+  }
+  check_ended();
+}
+
+void ReceiverSession::check_ended() {
+  if (phase_ == Phase::kIdle || phase_ == Phase::kWaiting) return;
+  const auto busy = [](const auto& link) { return link->busy(); };
+  if (std::ranges::any_of(links_, busy)) return;
+  if (phase_ == Phase::kPulling &&
+      !std::ranges::all_of(links_, [&](const auto& link) { return link->pulled(taking_); }))
+    return;
+  if (phase_ == Phase::kPulling) floor_ = taking_;
+  end_recv(phase_ == Phase::kPulling ? Status() : failure_);
+}
+
+void ReceiverSession::end_recv(const Status& status) {
+  phase_ = Phase::kIdle;
+  owner_.on_recv_over(status);
+  if (broken_.ok() || phase_ != Phase::kIdle) return;
+  owner_.on_unavailable(broken_status());
+  broadcast_broken();
+  if (retires()) owner_.on_receiver_retired();
+}
+
+void ReceiverSession::end_wait(const Status& status) {
+  end_recv(status);
+}
+
+void ReceiverSession::sum_digests(std::vector<Digest>& sums) const {
+  sums.assign(setup_.tensors.size(), {});
+  for (const auto& link : links_) link->add_digests(sums);
+}
+
+void ReceiverSession::fail_recv(const Status& status) {
+  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing) return;
+  const bool waiting = phase_ == Phase::kWaiting;
+  failure_ = Status(status.code(),
+                    fmt::format("{}: {} while {} {}", describe(), status.message(), identity().name(),
+                                waiting ? "waited for a version" : fmt::format("received version {}", taking_)));
+  if (waiting) {
+    end_recv(failure_);
+    return;
+  }
+  phase_ = Phase::kFailing;
+  to_take_.clear();
+  for (const auto& link : links_) {
+    if (link->busy())
+      link->abort(status);
+    else if (!link->pulled(taking_))
+      link->send_done(taking_, status);  // it would wait for this rank otherwise
+  }
+  check_ended();
+}
+
+Duration ReceiverSession::progress_period() const {
+  return std::min<Duration>(kProgressPeriod, setup_.stall / 4);
+}
+
+void ReceiverSession::watch_progress() {
+  progress_timer_ = 0;
+  if (phase_ != Phase::kPulling) return;
+  int64_t bytes = 0;
+  for (const auto& link : links_) {
+    bytes += link->bytes_done();
+    link->send_progress();
+  }
+  if (bytes != progress_seen_) {
+    progress_seen_ = bytes;
+    owner_.on_flow();
+  }
+  progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
+}
+
+Status ReceiverSession::stalled() const {
+  std::vector<std::string> names;
+  for (const auto& link : links_)
+    if (link->busy()) names.push_back(link->name());
+  return failed(ErrorCode::kDeadlineExceeded, "no progress for {:.0f} s from {}", to_seconds(setup_.stall),
+                fmt::join(names, ", "));
+}
+
+std::string ReceiverSession::missing() const {
+  if (!leads()) return rank_name(identity().job, 0) + " to choose a version";
+  std::vector<std::string> names;
+  for (const auto& link : links_)
+    if (link->offered() < min_version_)
+      names.push_back(link->offered() == 0 ? link->name()
+                                           : fmt::format("{} (offers {})", link->name(), link->offered()));
+  if (names.empty())
+    for (const auto& link : links_) names.push_back(fmt::format("{} (offers {})", link->name(), link->offered()));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+Progress ReceiverSession::sample() const {
+  Progress progress{.bytes_done = 0, .bytes_total = rank_bytes_, .seconds = 0};
+  for (const auto& link : links_) progress.bytes_done += link->bytes_done();
+  return progress;
+}
+
+// --- losing peers
+// -----------------------------------------------------------------------------------------------------
+
+void ReceiverSession::on_pull_lost(PullLink&, const Status& status) {
+  break_session(status);
+}
+
+void ReceiverSession::on_pull_broken(PullLink&, const Status& status) {
+  break_session(status);
+}
+
+void ReceiverSession::on_pull_detached(PullLink&, const Status& reason) {
+  sender_lost_ = true;
+  break_session(reason);
+}
+
+void ReceiverSession::on_broken(const Status& latest) {
+  if (may_go_on()) return;
+  owner_.on_unavailable(broken_status());
+  fail_recv(latest);
+  broadcast_broken();
+  if (retires()) owner_.on_receiver_retired();
+}
+
+// A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
+// rank is done with it, and a fellow that has it may close.
+bool ReceiverSession::may_go_on() const {
+  const bool takes = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && chosen_);
+  return takes && !needs_lost_sender();
+}
+
+bool ReceiverSession::needs_lost_sender() const {
+  const int64_t version = phase_ == Phase::kIdle ? chosen_->version : taking_;
+  return std::ranges::any_of(links_, [&](const auto& link) { return !link->open() && !link->pulled(version); });
+}
+
+void ReceiverSession::broadcast_broken() {
+  if (std::exchange(broken_told_, true)) return;
+  if (sender_lost_)
+    for (const auto& link : links_) link->send_broken(broken_);
+  for (const auto& [rank, follower] : followers_)
+    if (follower->open()) follower->send(Broken{.status = broken_});
+}
+
+void ReceiverSession::detach_all(const Status& why) {
+  loop().cancel_timer(progress_timer_);
+  for (const auto& link : links_) link->detach(why);
+  for (const auto& [rank, follower] : followers_) {
+    if (!follower->open()) continue;
+    follower->send(Detach{.status = why});
+    follower->close();
+  }
+  if (leader_ && leader_->open()) {
+    leader_->send(Detach{.status = why});
+    leader_->close();
+  }
+}
+
+}  // namespace tessera::bus

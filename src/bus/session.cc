@@ -1,0 +1,151 @@
+#include "bus/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/log.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kReminder = seconds(10);
+
+}  // namespace
+
+Session::Session(SessionSetup setup) : setup_(std::move(setup)) {}
+
+Session::~Session() = default;
+
+std::string Session::describe() const {
+  return fmt::format("batch {} of pair {}", setup_.batch, setup_.view.name);
+}
+
+Attach Session::attach_message(Attach::Purpose purpose) const {
+  return {.pair = setup_.view.name, .batch = setup_.batch, .purpose = purpose, .session = setup_.agreement.session};
+}
+
+void Session::check_caller(const Caller& caller, const std::string& job, const std::vector<RankRecord>& ranks) const {
+  const Hello& hello = caller.hello;
+  const std::string who = rank_name(hello.job, hello.rank);
+  if (hello.job != job || hello.rank < 0 || static_cast<size_t>(hello.rank) >= ranks.size())
+    fail(ErrorCode::kMismatch, "{}: {} is not of job {} with its {} ranks", describe(), who, job, ranks.size());
+  if (ranks[static_cast<size_t>(hello.rank)].incarnation != hello.incarnation)
+    fail(ErrorCode::kMismatch, "{}: {} is not the process that joined the pair", describe(), who);
+}
+
+Session::Outcome Session::attach(const Patience& patience) {
+  setup_.agent->run_on_loop([this] {
+    connect();
+    watch_members();
+    setup_.agent->open_session(setup_.agreement.session, this);
+    readiness_changed();
+  });
+  for (const Call& call : calls_) {
+    try {
+      setup_.agent->call(call.record.address, call.name, patience.deadline, call.on_link);
+    } catch (const Error& error) {
+      const bool gone = error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kNotFound;
+      throw Error(gone ? ErrorCode::kPeerLost : error.code(),
+                  fmt::format("{}: {} cannot reach {}: {}", describe(), identity().name(), call.name, error.what()));
+    }
+  }
+  {
+    std::unique_lock lock(mutex_);
+    const auto superseded = [&] {
+      const auto anew = [&](const std::string& name) { return superseded_.contains(name); };
+      return given_up_ || std::ranges::any_of(unready_, anew);
+    };
+    const auto decided = [&] { return ready_ || superseded() || !lost_.ok(); };
+    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), kReminder), decided)) {
+      const std::string waiting =
+          fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
+      if (patience.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
+      if (patience.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
+      log().warn("{}", waiting);
+    }
+    if (!ready_) {  // once it was, a loss is as if it had come later: a version may be there to be taken
+      if (superseded()) return Outcome::kSuperseded;
+      lost_.throw_if_error();
+    }
+  }
+  setup_.agent->run_on_loop([this] { unwatch_members(); });
+  return Outcome::kAttached;
+}
+
+void Session::supersede(const std::string& rank) {
+  const std::lock_guard lock(mutex_);
+  superseded_.insert(rank);
+  changed_.notify_all();
+}
+
+void Session::watch_members() {
+  const auto watch = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      UniqueFd fd = open_pidfd(ranks[rank].incarnation);
+      const std::string name = rank_name(job, static_cast<Rank>(rank));
+      if (!fd) {
+        if (liveness_of(ranks[rank].incarnation) == Liveness::kDead)
+          break_session(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
+        continue;
+      }
+      loop().add_fd(fd.get(), EPOLLIN, [this, name, raw = fd.get()](uint32_t) {
+        loop().remove_fd(raw);
+        break_session(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
+      });
+      member_pidfds_.push_back(std::move(fd));
+    }
+  };
+  watch(identity().job, setup_.view.own);
+  watch(setup_.view.peer_job, setup_.view.peer);
+}
+
+void Session::unwatch_members() {
+  for (const UniqueFd& fd : member_pidfds_) loop().remove_fd(fd.get());
+  member_pidfds_.clear();
+}
+
+void Session::readiness_changed() {
+  const std::vector<std::string> waiting = unready();
+  const std::lock_guard lock(mutex_);
+  ready_ = waiting.empty();
+  unready_ = waiting;
+  changed_.notify_all();
+}
+
+void Session::fail_attach(const Status& status) {
+  const std::lock_guard lock(mutex_);
+  if (ready_ || !lost_.ok()) return;
+  given_up_ = status.code() == ErrorCode::kUnavailable;  // see Meeting
+  lost_ =
+      Status(status.code(), fmt::format("{}: {} was attaching: {}", describe(), identity().name(), status.message()));
+  changed_.notify_all();
+}
+
+void Session::break_session(const Status& status) {
+  if (closed_) return;
+  if (broken_.ok()) {
+    broken_ = status;
+    log().info("{}: {}: {}", identity().name(), describe(), status.message());
+  }
+  if (!may_go_on()) fail_attach(status);
+  on_broken(status);  // each time: what a second loss takes away may be what the transfer still needs
+}
+
+bool Session::retires() {
+  return adopted_ && broken() && idle() && !std::exchange(retired_, true);
+}
+
+Status Session::broken_status() const {
+  return broken_.ok() ? Status() : Status(broken_.code(), fmt::format("{}: {}", describe(), broken_.message()));
+}
+
+void Session::close(const Status& why) {
+  if (closed_) return;
+  closed_ = true;
+  setup_.agent->close_session(setup_.agreement.session, this);
+  unwatch_members();
+  detach_all(why);
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,112 @@
+// Two jobs joined for one batch: from the registration that all their ranks have read until one of them is lost or
+// leaves. A batch goes from session to session as processes come and go; each has connections, programs and scratch of
+// its own. SenderSession and ReceiverSession are state machines on the agent's loop.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "bus/agent.h"
+#include "bus/batch_routes.h"
+#include "bus/local_tensors.h"
+#include "bus/rendezvous.h"
+
+namespace tessera::bus {
+
+// All that a registration found out.
+struct SessionSetup {
+  Agent* agent = nullptr;
+  Timeout stall = kTransferTimeout;
+  std::string batch;
+  PairView view;
+  Agreement agreement;
+  BatchRoutes routes;
+  std::vector<LocalTensor> tensors;  // of this rank, in the order of the match
+
+  // What the session has cost, for the batch's figures.
+  std::function<void()> on_allocation;
+};
+
+class Session : public Acceptor {
+ public:
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  ~Session() override;  // on the loop's thread, or after it has ended. REQUIRES: idle()
+
+  const SessionSetup& setup() const { return setup_; }
+  const std::string& peer_job() const { return setup_.view.peer_job; }
+
+  enum class Outcome { kAttached, kSuperseded };
+  // Connects to the ranks of both jobs and waits until all are ready; on a user's thread, once. Throws kPeerLost,
+  // kDeadlineExceeded, kCancelled, ...; close() it then, and where it is superseded.
+  Outcome attach(const Patience& patience);
+  // "inference/1" has registered anew since: attach() gives up unless that rank is attached already. Any thread.
+  void supersede(const std::string& rank);
+
+  // --- on the loop's thread ---
+  void adopted() { adopted_ = true; }  // by its batch: from now on it tells when it is over
+  bool broken() const { return !broken_.ok(); }
+  Status broken_status() const;            // why; names the batch
+  virtual bool idle() const = 0;           // nothing reads or writes tensors for it
+  void close(const Status& why);           // tells the peers; ok: it is simply over. REQUIRES: idle()
+  virtual int64_t rank_bytes() const = 0;  // that one transfer moves from or to this rank
+
+ protected:
+  explicit Session(SessionSetup setup);
+
+  virtual void connect() = 0;                            // makes links, fills calls_
+  virtual std::vector<std::string> unready() const = 0;  // peers that are not attached yet
+  virtual void detach_all(const Status& why) = 0;
+  // Whether what was lost leaves a transfer, begun or to come, that can still be done.
+  virtual bool may_go_on() const { return false; }
+  // Ends a transfer that depends on what was lost and tells the other peers. Called for every loss.
+  virtual void on_broken(const Status& latest) = 0;
+
+  // A peer was lost: once it is idle the session is over. The first reason stays.
+  void break_session(const Status& status);
+  bool retires();                // whether it is over, once: adopted, broken, and idle
+  void readiness_changed();      // wakes attach() once nobody is unready
+  std::string describe() const;  // "batch policy of pair weights"
+  std::string tensor_name(uint32_t tensor) const { return setup_.tensors[tensor].name; }
+  EventLoop& loop() { return setup_.agent->loop(); }
+  const Identity& identity() const { return setup_.agent->identity(); }
+  Attach attach_message(Attach::Purpose purpose) const;
+  // The peer must be `job`/`hello.rank` as the pair knows it; throws kMismatch otherwise.
+  void check_caller(const Caller& caller, const std::string& job, const std::vector<RankRecord>& ranks) const;
+
+  // Connections this rank has to make, done by attach().
+  struct Call {
+    std::string name;
+    RankRecord record;
+    std::function<void(std::shared_ptr<Link>)> on_link;
+  };
+  std::vector<Call> calls_;
+  SessionSetup setup_;
+  Status broken_;  // the first peer lost, and why
+
+ private:
+  void fail_attach(const Status& status);
+  void watch_members();  // until all are attached: a process that dies has no link yet to tell
+  void unwatch_members();
+
+  std::vector<UniqueFd> member_pidfds_;
+  bool closed_ = false;
+  bool adopted_ = false;
+  bool retired_ = false;
+
+  std::mutex mutex_;  // what follows
+  std::condition_variable_any changed_;
+  bool ready_ = false;
+  std::set<std::string> superseded_;  // ranks that have registered anew
+  bool given_up_ = false;             // by another rank, because of such a one
+  Status lost_;                       // why attach() must give up
+  std::vector<std::string> unready_;
+};
+
+}  // namespace tessera::bus
