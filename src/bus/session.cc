@@ -9,7 +9,7 @@
 namespace tessera::bus {
 namespace {
 
-constexpr Duration kReminder = seconds(10);
+constexpr Duration kAttachReminder = seconds(10);
 
 }  // namespace
 
@@ -57,7 +57,7 @@ Session::Outcome Session::attach(const Patience& patience) {
       return given_up_ || std::ranges::any_of(unready_, anew);
     };
     const auto decided = [&] { return ready_ || superseded() || !lost_.ok(); };
-    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), kReminder), decided)) {
+    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), kAttachReminder), decided)) {
       const std::string waiting =
           fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
       if (patience.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);

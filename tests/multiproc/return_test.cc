@@ -1,0 +1,199 @@
+// Ranks and jobs that go and come back while others stay: nobody else is restarted, and the next transfers are right.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+
+// What element `i` of the tensor is in a version.
+float value_of(int64_t version, Index i) {
+  return static_cast<float>(version * 10'000 + i);
+}
+
+// Every element that a side holds, by its index in the tensor, row-major.
+template <typename Visit>
+void for_each_element(const Side& side, std::vector<float>& tensor, Visit visit) {
+  const Layout layout = Layout::parse(side.layout).bind(side.shape);
+  const Region owned = layout.owned(side.shape, side.rank);
+  size_t at = 0;
+  for (const Interval& rows : owned.dim(0).intervals())
+    for (Index row = rows.begin; row < rows.end; ++row)
+      for (const Interval& columns : owned.dim(1).intervals())
+        for (Index column = columns.begin; column < columns.end; ++column)
+          visit(tensor[at++], row * side.shape[1] + column);
+}
+
+void fill(const Side& side, std::vector<float>& tensor, int64_t version) {
+  for_each_element(side, tensor, [&](float& element, Index i) { element = value_of(version, i); });
+}
+
+bool holds(const Side& side, std::vector<float>& tensor, int64_t version) {
+  bool all = true;
+  for_each_element(side, tensor, [&](float& element, Index i) { all = all && element == value_of(version, i); });
+  return all;
+}
+
+// Whether `transfer` went well; a lost peer is no error here.
+bool went_well(const std::function<void()>& transfer) {
+  try {
+    transfer();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeadlineExceeded) return false;
+    throw;
+  }
+}
+
+constexpr Timeout kPatience = std::chrono::seconds(5);
+constexpr int64_t kSteps = 200;
+constexpr int64_t kTurn = 10;
+
+class Return : public testing::Test {
+ protected:
+  // A trainer's rank: one version a step, whoever is there, until one was sent in session `sessions`.
+  void train(const Side& side, int64_t sessions, int64_t first_step = 1) {
+    start(side, [=](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t step = first_step; step < kSteps; ++step) {
+        fill(side, tensor, step);
+        if (!went_well([&] { batch.send(step, kPatience).wait(); }))
+          step = step / kTurn * kTurn + kTurn - 1;  // the ranks go on with the same one
+        else if (batch.stats().sessions >= sessions)
+          return 0;
+      }
+      return 6;
+    });
+  }
+  // A receiver's rank: takes what comes, and checks it, until a version came in session `sessions`.
+  void infer(const Side& side, int64_t sessions) {
+    start(side, [=](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t step = 1; step < kSteps; ++step) {
+        if (!went_well([&] { batch.recv({}, kPatience).wait(); })) continue;
+        REQUIRE_HERE(!batch.torn() && holds(side, tensor, batch.version()));
+        if (batch.stats().sessions >= sessions) return 0;
+      }
+      return 6;
+    });
+  }
+  // Takes or sends one version, and dies.
+  pid_t visit_and_die(const Side& side) {
+    return start(side, [=](Batch& batch, std::vector<float>& tensor) {
+      if (side.sends) fill(side, tensor, 1);
+      (side.sends ? batch.send(1, kPatience) : batch.recv({}, kPatience)).wait();
+      ::kill(::getpid(), SIGKILL);
+      return 0;
+    });
+  }
+  pid_t start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
+    return group_.start(side.job + "/" + std::to_string(side.rank) + (after_.empty() ? "" : ", again"),
+                        [=, this, after = after_] {
+                          for (const pid_t pid : after) await_end(pid);
+                          return with_batch(side, store_, body);
+                        });
+  }
+  // What is started from now on begins once these have ended.
+  void after(std::vector<pid_t> pids) { after_ = std::move(pids); }
+
+  void expect_success() {
+    for (const Outcome& outcome : group_.wait(3 * hang_limit()))
+      EXPECT_THAT(outcome.status, AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
+  }
+
+  static void await_end(pid_t pid) {
+    const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (!process) return;
+    pollfd wanted{.fd = process.get(), .events = POLLIN, .revents = 0};
+    ::poll(&wanted, 1, Deadline::after(hang_limit()).poll_ms());
+  }
+
+  ProcessGroup group_;
+  const std::string store_ = group_.start_store();
+  std::vector<pid_t> after_;
+};
+
+TEST_F(Return, AReceivingRank) {
+  for (const Rank rank : {0, 1}) train(trainer(rank), 2);
+  infer(inference(0), 2);
+  after({visit_and_die(inference(1))});
+  infer(inference(1), 1);
+  expect_success();
+}
+
+TEST_F(Return, TheReceivingRankThatChooses) {
+  for (const Rank rank : {0, 1}) train(trainer(rank), 2);
+  infer(inference(1), 2);
+  after({visit_and_die(inference(0))});
+  infer(inference(0), 1);
+  expect_success();
+}
+
+TEST_F(Return, ASendingRank) {
+  train(trainer(0), 2);
+  for (const Rank rank : {0, 1}) infer(inference(rank), 2);
+  after({visit_and_die(trainer(1))});
+  train(trainer(1), 1, kTurn);
+  expect_success();
+}
+
+TEST_F(Return, AReceivingJobOfAnotherWorldAndLayout) {
+  for (const Rank rank : {0, 1}) train(trainer(rank), 2);
+  after({visit_and_die(inference(0)), visit_and_die(inference(1))});
+  for (const Rank rank : {0, 1, 2}) infer(inference(rank, 3), 1);
+  expect_success();
+}
+
+TEST_F(Return, ASendingJobOfAnotherWorldWhoseVersionsBeginAgain) {
+  for (const Rank rank : {0, 1}) infer(inference(rank), 2);
+  after({visit_and_die(trainer(0)), visit_and_die(trainer(1))});
+  for (const Rank rank : {0, 1, 2}) train(trainer(rank, 3), 1);
+  expect_success();
+}
+
+// Other jobs take what is sent as it suits them; the one that was named first is there all the time.
+TEST_F(Return, OtherJobsThatComeAndGo) {
+  const Signal joined;
+  for (const Rank rank : {0, 1})
+    start(trainer(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      const Side side = trainer(rank);
+      for (int64_t step = 1; step < kSteps; ++step) {
+        fill(side, tensor, step);
+        batch.send(step, kPatience).wait();
+        if (step == 3) joined.wait();  // that many times as there are trainers
+      }
+      return 0;
+    });
+  for (const Rank rank : {0, 1})
+    start(inference(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      while (batch.version() < kSteps - 1) {
+        batch.recv({}, kPatience).wait();
+        REQUIRE_HERE(holds(inference(rank), tensor, batch.version()));
+      }
+      return 0;
+    });
+  Side other{.job = "evaluation", .peer = "trainer", .rank = 0, .world = 1, .layout = "1:R"};
+  start(other, [&](Batch& batch, std::vector<float>& tensor) {
+    for (int i = 0; i < 2; ++i) joined.raise();
+    for (int i = 0; i < 5; ++i) {
+      batch.recv({}, kPatience).wait();
+      REQUIRE_HERE(holds(other, tensor, batch.version()));
+    }
+    return 0;  // while the others go on
+  });
+  expect_success();
+}
+
+}  // namespace
+}  // namespace tessera::test
