@@ -56,6 +56,26 @@ struct PairOptions {
   Layout layout = {};                    // of tensors that bring none; without: replicated over all ranks of the job
 };
 
+// Where a batch's versions lie while they are sent, or received.
+enum class Mode : uint8_t {
+  // Sender: receivers read the registered memory; a send ends when every attached receiving rank has it.
+  // Receiver: into the registered memory at once, which is torn while a transfer is incomplete.
+  kInPlace,
+  // Sender: send() copies into shared memory and ends; receivers take the newest copy while the user writes on.
+  // Receiver: beside the registered memory, and into it once every rank of the job has got the version: all take it or
+  // none does.
+  kStaged,
+};
+
+struct BatchOptions {
+  Mode mode = Mode::kInPlace;
+  // Of a staged sender: copies of the registered tensors, 2 to 8. One is the newest; each receiving job may hold
+  // another one while it reads, so that with one more than there are jobs no send waits.
+  int snapshots = 2;
+  // Refuses a peer that comes back with another world, another mesh or other layouts (kMismatch).
+  bool pinned = false;
+};
+
 // One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
 // mesh registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal
 // shape, dtype and placements are replicas of each other.
@@ -134,6 +154,10 @@ class Handle {
   // Ends it with kCancelled unless it has ended. A send that a receiver has begun to take, and a recv that has begun to
   // write, cannot be cancelled: false. (Elsewhere the peers see the cancellation as such, not as a lost process.)
   bool cancel();
+  // Of a send: takes the version back, also once a staged send has ended. True if no receiver had begun to take it:
+  // none ever will; false otherwise, or if a newer version has replaced it. Where the receivers are about to choose, it
+  // waits for them, at most 10 s: if all ranks of the side call it they are all told the same.
+  bool withdraw();
   Progress progress() const;
   int64_t version() const;  // 0 while a recv has not chosen one
 
@@ -150,13 +174,20 @@ class Batch {
   Batch& operator=(Batch&&) noexcept;
   ~Batch();  // close()
 
-  // Sender. Offers the registered memory as `version` (default: the last one + 1; must grow). Done when every attached
-  // receiving rank has taken it; until then the memory must not change. Collective over the side.
+  // Sender. Offers the registered memory as `version` (default: the newest one + 1; must grow, unless that send
+  // failed). In place, done when every attached receiving rank has taken it; until then the memory must not change.
+  // Staged, done when it is copied. Collective over the side.
   Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
   // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
   // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a
   // version; once data flows, it ends after kTransferTimeout without progress.
   Handle recv(std::optional<int64_t> min_version = {}, Timeout timeout = kTransferTimeout);
+  // Staged receiver: the first half of recv(). Ends once all ranks have decided to take the version; the registered
+  // memory is as before until commit().
+  Handle stage(std::optional<int64_t> min_version = {}, Timeout timeout = kTransferTimeout);
+  // The second half: writes what is staged into the registered memory and returns its version. Local; blocks as long as
+  // the copy takes. kInvalidArgument if nothing is staged.
+  int64_t commit();
 
   // The version held (receiver: last received; sender: last sent); 0 before the first.
   int64_t version() const;
@@ -166,6 +197,9 @@ class Batch {
   int64_t wait_version(int64_t version, Timeout timeout = kTransferTimeout);
   // Receiver: whether a transfer has begun and not ended well, so that tensors may mix two versions.
   bool torn() const;
+  // Staged receiver: whether the store could not be reached when a version was decided on. The version held stays, no
+  // newer one is taken, and the next recv() or stage() settles it first, or fails with kUnavailable.
+  bool undecided() const;
   BatchStats stats() const;
   // Of the last transfer in the present session, this rank's cells only: sums over ranks (a replicated cell once) give
   // the tensor's digest.
@@ -190,9 +224,11 @@ class Pair {
   int peer_world() const;  // ranks of the other job
 
   // Sender: registers `tensors` under `batch_id`; blocks until the receiving side has registered it too.
-  Batch offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout);
+  Batch offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout,
+              const BatchOptions& options = {});
   // Receiver: likewise. Its tensors may be a subset of what is offered; a name that is not offered is an error.
-  Batch accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout);
+  Batch accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout,
+               const BatchOptions& options = {});
   // Receiver: what the sending side offers under `batch_id`, in its order, once all its ranks have registered.
   std::vector<ManifestEntry> manifest(const std::string& batch_id, Timeout timeout = kRendezvousTimeout);
 

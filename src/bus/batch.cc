@@ -18,6 +18,18 @@ std::shared_ptr<Operation> BatchImpl::recv(std::optional<int64_t>, Timeout) {
   fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not recv", describe(), identity().name());
 }
 
+std::shared_ptr<Operation> BatchImpl::stage(std::optional<int64_t>, Timeout) {
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not stage", describe(), identity().name());
+}
+
+int64_t BatchImpl::commit() {
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it has nothing to commit", describe(), identity().name());
+}
+
+bool BatchImpl::withdraw(int64_t) {
+  fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it has nothing to withdraw", describe(), identity().name());
+}
+
 int64_t BatchImpl::wait_version(int64_t, Timeout) {
   fail(ErrorCode::kInvalidArgument, "{}: {} offers it; versions are waited for where they are received", describe(),
        identity().name());
@@ -34,6 +46,12 @@ void BatchImpl::open(const PairView& view, Deadline deadline) {
   manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
   if (!sends())
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
+  if (staged()) {
+    shadow_ = std::make_unique<Shadow>(
+        *setup_.agent, manifest_, setup_.tensors, sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
+        sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, [this] { on_copied(); });
+    ++allocations_;
+  }
   Meeting* meeting = nullptr;
   setup_.agent->run_on_loop([&] { meeting = &add_meeting(view); });
   meeting->meet({.deadline = deadline, .stop = setup_.stop});
@@ -49,7 +67,8 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   const Rank rank = identity().rank;
   setup_.agent->count_plan();
   BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
-  std::vector<LocalTensor> tensors = local_tensors(agreement.match, setup_.tensors, rank, sends());
+  std::vector<LocalTensor> terms = local_tensors(agreement.match, setup_.tensors, rank, sends());
+  std::vector<LocalTensor> tensors = shadow_ ? local_tensors(agreement.match, shadow_->specs(), rank, sends()) : terms;
   return {.agent = setup_.agent,
           .stall = setup_.stall,
           .batch = setup_.id,
@@ -57,6 +76,10 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .agreement = std::move(agreement),
           .routes = std::move(routes),
           .tensors = std::move(tensors),
+          .terms = std::move(terms),
+          .staged = staged(),
+          .slots = shadow_ && sends() ? shadow_->slots() : 1,
+          .slot_bytes = shadow_ && sends() ? shadow_->slot_bytes() : 0,
           .on_allocation = [this] { ++allocations_; }};
 }
 
@@ -216,7 +239,11 @@ void BatchImpl::close() {
     close_sessions();
   });
   for (const auto& meeting : meetings_) meeting->stop();
-  setup_.agent->run_on_loop([&] { close_sessions(); });  // one that a meeting has made meanwhile
+  setup_.agent->run_on_loop([&] {
+    close_sessions();  // one that a meeting has made meanwhile
+    shadow_.reset();
+  });
+  on_closed();
   setup_.agent->release_batch(setup_.pair, setup_.id);
 }
 

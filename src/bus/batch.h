@@ -16,6 +16,7 @@
 #include "bus/operation.h"
 #include "bus/own_process.h"
 #include "bus/session.h"
+#include "bus/shadow.h"
 
 namespace tessera::bus {
 
@@ -24,13 +25,14 @@ struct BatchSetup {
   std::shared_ptr<void> keep_alive;
   Agent* agent = nullptr;
   Rendezvous* rendezvous = nullptr;
-  const Store* store = nullptr;
+  Store* store = nullptr;
   std::stop_token stop;
   Timeout stall = kTransferTimeout;
   bool digest = true;
   std::string pair;
   std::string id;
   Layout layout;  // of tensors that bring none
+  BatchOptions options;
   std::vector<TensorSpec> tensors;
 };
 
@@ -42,13 +44,17 @@ class BatchImpl : public MeetingOwner, public OperationOwner, public std::enable
   virtual void open(const PairView& view, Deadline deadline);
   virtual std::shared_ptr<Operation> send(std::optional<int64_t> version, Timeout timeout);
   virtual std::shared_ptr<Operation> recv(std::optional<int64_t> min_version, Timeout timeout);
+  virtual std::shared_ptr<Operation> stage(std::optional<int64_t> min_version, Timeout timeout);
+  virtual int64_t commit();
   virtual int64_t newest() const { return 0; }
   virtual int64_t wait_version(int64_t version, Timeout timeout);
   virtual bool torn() const { return false; }
+  virtual bool undecided() const { return false; }
   int64_t version() const { return version_.load(); }
   BatchStats stats() const;
   std::vector<TensorDigest> digests() const;
   bool cancel(uint64_t operation) override;
+  bool withdraw(int64_t version) override;
   Progress sample() const override;
   void close();
   // False in a forked child, where no call may be made.
@@ -59,6 +65,7 @@ class BatchImpl : public MeetingOwner, public OperationOwner, public std::enable
 
   // --- any thread ---
   virtual bool sends() const = 0;
+  bool staged() const { return setup_.options.mode == Mode::kStaged; }
   Rendezvous::Offer own_offer() const override;
   SessionSetup session_setup(const PairView& view, Agreement agreement);  // plans
   double seconds_of_data() const;
@@ -75,6 +82,9 @@ class BatchImpl : public MeetingOwner, public OperationOwner, public std::enable
   virtual bool cancel_operation() = 0;
   virtual Progress sample_sessions() const = 0;
   virtual void close_sessions() = 0;
+  virtual void on_copied() = 0;  // by the shadow
+  // On the thread of close(), once everything is over.
+  virtual void on_closed() {}
 
   // A job that has come is registered with, too.
   Meeting& add_meeting(PairView view);
@@ -95,6 +105,7 @@ class BatchImpl : public MeetingOwner, public OperationOwner, public std::enable
 
   BatchSetup setup_;
   Manifest manifest_;
+  std::unique_ptr<Shadow> shadow_;                  // staged
   std::vector<std::unique_ptr<Meeting>> meetings_;  // by job, as they came; grows on the loop's thread
   std::shared_ptr<Operation> operation_;            // current
   std::shared_ptr<Operation> ended_;                // the last one: used again once its handles have gone

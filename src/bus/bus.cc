@@ -101,9 +101,13 @@ class PairImpl {
   }
 
   std::shared_ptr<BatchImpl> register_batch(const std::shared_ptr<PairImpl>& self, const std::string& id,
-                                            std::span<const TensorSpec> tensors, bool sends, Timeout timeout) {
+                                            std::span<const TensorSpec> tensors, bool sends, Timeout timeout,
+                                            const BatchOptions& batch_options) {
     bus_->require_own_process();
     check_name("batch", id);
+    if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
+      fail(ErrorCode::kInvalidArgument, "batch {}: {} snapshots: 2 to {} are possible", id, batch_options.snapshots,
+           kMaxSlots);
     const Deadline deadline = Deadline::after(timeout);
     const BusOptions& options = bus_->options();
     BatchSetup setup{.keep_alive = self,
@@ -116,6 +120,7 @@ class PairImpl {
                      .pair = view_.name,
                      .id = id,
                      .layout = layout_,
+                     .options = batch_options,
                      .tensors = {tensors.begin(), tensors.end()}};
     bus_->agent().claim_batch(view_.name, id);  // what the live one has published must not be overwritten
     std::shared_ptr<BatchImpl> batch;
@@ -217,12 +222,14 @@ int Pair::peer_world() const {
   return static_cast<int>(impl_->view().peer.size());
 }
 
-Batch Pair::offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout) {
-  return Batch(impl_->register_batch(impl_, batch_id, tensors, true, timeout));
+Batch Pair::offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout,
+                  const BatchOptions& options) {
+  return Batch(impl_->register_batch(impl_, batch_id, tensors, true, timeout, options));
 }
 
-Batch Pair::accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout) {
-  return Batch(impl_->register_batch(impl_, batch_id, tensors, false, timeout));
+Batch Pair::accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout,
+                   const BatchOptions& options) {
+  return Batch(impl_->register_batch(impl_, batch_id, tensors, false, timeout, options));
 }
 
 std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout timeout) {
@@ -252,6 +259,12 @@ Handle Batch::send(std::optional<int64_t> version, Timeout timeout) {
 Handle Batch::recv(std::optional<int64_t> min_version, Timeout timeout) {
   return Handle(impl_->recv(min_version, timeout));
 }
+Handle Batch::stage(std::optional<int64_t> min_version, Timeout timeout) {
+  return Handle(impl_->stage(min_version, timeout));
+}
+int64_t Batch::commit() {
+  return impl_->commit();
+}
 int64_t Batch::version() const {
   return impl_->version();
 }
@@ -260,6 +273,9 @@ int64_t Batch::newest() const {
 }
 int64_t Batch::wait_version(int64_t version, Timeout timeout) {
   return impl_->wait_version(version, timeout);
+}
+bool Batch::undecided() const {
+  return impl_->undecided();
 }
 bool Batch::torn() const {
   return impl_->torn();
@@ -293,6 +309,9 @@ bool Handle::done() const {
 }
 bool Handle::cancel() {
   return operation_->cancel();
+}
+bool Handle::withdraw() {
+  return operation_->withdraw();
 }
 Progress Handle::progress() const {
   return operation_->progress();

@@ -75,6 +75,16 @@ std::string_view to_string(MessageType type) {
       return "Detach";
     case MessageType::kBroken:
       return "Broken";
+    case MessageType::kHold:
+      return "Hold";
+    case MessageType::kHeld:
+      return "Held";
+    case MessageType::kRelease:
+      return "Release";
+    case MessageType::kGot:
+      return "Got";
+    case MessageType::kDecided:
+      return "Decided";
   }
   return "an unknown message";
 }
@@ -148,6 +158,7 @@ Attach Attach::read(ByteReader& in) {
 }
 
 void Attached::write(ByteWriter& out) const {
+  out.put(slots);
   out.put(static_cast<uint32_t>(arenas.size()));
   for (const ArenaDesc& arena : arenas) arena.write(out);
   out.put(more_arenas);
@@ -157,11 +168,15 @@ void Attached::write(ByteWriter& out) const {
     out.put(place.origin);
     out.put(static_cast<uint8_t>(place.strides.size()));
     for (const Index stride : place.strides) out.put(stride);
+    out.put(place.slot_bytes);
   }
 }
 
 Attached Attached::read(ByteReader& in) {
   Attached attached;
+  attached.slots = in.get<uint32_t>();
+  if (attached.slots < 1 || attached.slots > kMaxSlots)
+    fail(ErrorCode::kInvalidArgument, "Attached: {} slots", attached.slots);
   for (uint32_t count = in.get_count(kMaxArenas, 12); count > 0; --count)
     attached.arenas.push_back(ArenaDesc::read(in));
   attached.more_arenas = in.get_bool();
@@ -172,6 +187,7 @@ Attached Attached::read(ByteReader& in) {
     const auto dims = in.get<uint8_t>();
     if (dims > kMaxDims) fail(ErrorCode::kInvalidArgument, "Attached: a tensor of {} dims", dims);
     for (int d = 0; d < dims; ++d) place.strides.push_back(in.get<Index>());
+    place.slot_bytes = in.get<uint64_t>();
     attached.places.push_back(std::move(place));
   }
   return attached;
@@ -209,6 +225,23 @@ EndMessage<type> EndMessage<type>::read(ByteReader& in) {
 
 template struct EndMessage<MessageType::kRefuse>;
 template struct EndMessage<MessageType::kRevoke>;
+template struct EndMessage<MessageType::kGot>;
+
+void Decided::write(ByteWriter& out) const {
+  VersionMessage<kType>{.version = version, .epoch = epoch}.write(out);
+  out.put(verdict);
+  write_status(reason, out);
+}
+
+Decided Decided::read(ByteReader& in) {
+  const auto of = VersionMessage<kType>::read(in);
+  Decided decided;
+  decided.version = of.version;
+  decided.epoch = of.epoch;
+  decided.verdict = in.get_enum(Verdict::kAskStore);
+  decided.reason = read_status(in);
+  return decided;
+}
 
 void Digests::write(ByteWriter& out) const {
   out.put(version);

@@ -10,14 +10,17 @@
 //   Prepare                              ring wanted? routes that ties make superfluous
 //                              Prepared  with the ring's descriptor, if wanted
 //                              Offer     a version is ready        (Withdraw: not any more)
+//   Hold                                 rank 0: keep it, I may choose it   (Release: I do not)
+//                              Held      (Refuse)
 //   Take                                 may I read it?
 //                              Grant     (Refuse)
 //                              Digests   one a route
 //   Progress                             now and then
 //   Done                                 I have it, or why not
 //
-// and between ranks of a receiving job: Chosen (epoch, version), from rank 0 to the others. Either side ends with
-// Detach; Broken passes on that a third rank was lost; Revoke asks a puller to stop reading.
+// and between ranks of a receiving job: Chosen (epoch, version), from rank 0 to the others; Got, from them, once they
+// have pulled it; Decided, to them, whether a staged version is committed. Either side ends with Detach; Broken passes
+// on that a third rank was lost; Revoke asks a puller to stop reading.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +41,7 @@ inline constexpr uint32_t kBusMagic = 0x42535354;  // "TSSB"
 inline constexpr uint32_t kMaxHelloBytes = 4096;
 inline constexpr uint32_t kMaxMessageBytes = 256u << 20;
 inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
+inline constexpr uint32_t kMaxSlots = 8;          // versions that a sender keeps
 
 enum class MessageType : uint16_t {
   kHello = 1,
@@ -59,6 +63,11 @@ enum class MessageType : uint16_t {
   kChosen,
   kDetach,
   kBroken,
+  kHold,
+  kHeld,
+  kRelease,
+  kGot,
+  kDecided,
 };
 std::string_view to_string(MessageType type);
 
@@ -119,7 +128,9 @@ struct Attached {
     MemoryDesc memory;
     uint64_t origin = 0;         // of the first element, from the start of `memory`
     std::vector<Index> strides;  // bytes
+    uint64_t slot_bytes = 0;     // slot s lies s times as far behind
   };
+  uint32_t slots = 1;             // that Offer names; one where tensors are read in place
   std::vector<ArenaDesc> arenas;  // one descriptor each, with this frame
   bool more_arenas = false;       // another Attached follows; only the last one has places
   std::vector<Place> places;
@@ -146,7 +157,7 @@ template <MessageType type>
 struct VersionMessage {
   static constexpr MessageType kType = type;
   int64_t version = 0;
-  uint32_t epoch = 0;  // Take, Grant, Chosen: the transfer's number
+  uint32_t epoch = 0;  // the transfer's number; Offer: the slot; Withdraw: 0
   void write(ByteWriter& out) const {
     out.put(version);
     out.put(epoch);
@@ -164,8 +175,12 @@ using Withdraw = VersionMessage<MessageType::kWithdraw>;
 using Take = VersionMessage<MessageType::kTake>;
 using Grant = VersionMessage<MessageType::kGrant>;
 using Chosen = VersionMessage<MessageType::kChosen>;
+using Hold = VersionMessage<MessageType::kHold>;
+using Held = VersionMessage<MessageType::kHeld>;
+using Release = VersionMessage<MessageType::kRelease>;
 
-// What the source says instead of Grant, or after it: `reason` is what the puller fails with.
+// Refuse and Revoke: what the source says instead of Held or Grant, or after it; `reason` is what the puller fails
+// with. Got: ok, or why that rank does not have it.
 template <MessageType type>
 struct EndMessage {
   static constexpr MessageType kType = type;
@@ -177,6 +192,22 @@ struct EndMessage {
 };
 using Refuse = EndMessage<MessageType::kRefuse>;
 using Revoke = EndMessage<MessageType::kRevoke>;
+using Got = EndMessage<MessageType::kGot>;
+
+struct Decided {
+  static constexpr MessageType kType = MessageType::kDecided;
+  enum class Verdict : uint8_t {
+    kAbort,
+    kCommit,
+    kAskStore,  // rank 0 does not know what the store holds
+  };
+  int64_t version = 0;
+  uint32_t epoch = 0;
+  Verdict verdict = Verdict::kAbort;
+  Status reason;  // of an abort
+  void write(ByteWriter& out) const;
+  static Decided read(ByteReader& in);
+};
 
 struct Digests {
   static constexpr MessageType kType = MessageType::kDigests;

@@ -34,12 +34,15 @@ TEST(Messages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
   expect_exact(Welcome{1, "0.1.0", "trainer", 3, self});
   expect_exact(Reject{ErrorCode::kMismatch, "no"});
   expect_exact(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
-  expect_exact(Attached{
-      {{1, 4096}},
-      false,
-      {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, 4}}, {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}}}});
+  expect_exact(Attached{3,
+                        {{1, 4096}},
+                        false,
+                        {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, 4}, 4096},
+                         {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}, 0}}});
   expect_exact(Prepare{true, {0, 3, 7}});
   expect_exact(Take{.version = 5, .epoch = 2});
+  expect_exact(Got{.version = 5, .epoch = 2, .reason = Status()});
+  expect_exact(Decided{5, 2, Decided::Verdict::kCommit, Status()});
   expect_exact(Refuse{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kCancelled, "withdrawn")});
   expect_exact(Revoke{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kPeerLost, "gone")});
   expect_exact(Digests{5, {{{1, 2}, 3}, {{4, 5}, 6}}});

@@ -6,6 +6,7 @@ void Operation::restart(std::shared_ptr<OperationOwner> owner, uint64_t number) 
   const std::lock_guard lock(mutex_);  // orders this after what the last user saw
   number_ = number;
   owner_ = std::move(owner);
+  batch_ = owner_;
   done_ = false;
   status_ = {};
   version_ = 0;
@@ -54,6 +55,18 @@ bool Operation::cancel() {
   process_.require("a handle");
   const std::shared_ptr<OperationOwner> working = owner();
   return working && working->cancel(number_);
+}
+
+bool Operation::withdraw() {
+  process_.require("a handle");
+  std::shared_ptr<OperationOwner> batch;
+  int64_t version = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    batch = batch_.lock();
+    version = version_;
+  }
+  return batch && batch->withdraw(version);
 }
 
 Progress Operation::progress() const {

@@ -18,12 +18,14 @@ class OperationOwner {
   virtual ~OperationOwner() = default;
   virtual Progress sample() const = 0;          // of the operation under way
   virtual bool cancel(uint64_t operation) = 0;  // ends it early if nobody has begun to read or write for it
+  virtual bool withdraw(int64_t version) = 0;   // likewise, though its send may have ended
 };
 
 // Ends exactly once, and lets its owner go then. Thread-safe.
 class Operation {
  public:
-  Operation(std::shared_ptr<OperationOwner> owner, uint64_t number) : number_(number), owner_(std::move(owner)) {}
+  Operation(std::shared_ptr<OperationOwner> owner, uint64_t number)
+      : number_(number), owner_(std::move(owner)), batch_(owner_) {}
   // Becomes a new one. REQUIRES: it has ended, and nobody else refers to it.
   void restart(std::shared_ptr<OperationOwner> owner, uint64_t number);
 
@@ -35,6 +37,7 @@ class Operation {
   bool wait_for(Timeout timeout);
   bool done() const;
   bool cancel();
+  bool withdraw();
   Progress progress() const;
   int64_t version() const;
 
@@ -46,6 +49,7 @@ class Operation {
   std::condition_variable ended_;
   uint64_t number_;
   std::shared_ptr<OperationOwner> owner_;
+  std::weak_ptr<OperationOwner> batch_;  // the owner, also once it has ended
   bool done_ = false;
   Status status_;
   int64_t version_ = 0;

@@ -50,10 +50,11 @@ void PullLink::handle(Frame& frame) {
     case MessageType::kPrepared:
       return handle_prepared(frame);
     case MessageType::kOffer:
-      return set_offered(parse<Offer>(frame.payload).version);
+      return handle_offer(parse<Offer>(frame.payload));
     case MessageType::kWithdraw:
-      if (parse<Withdraw>(frame.payload).version == offered_) set_offered(0);
-      return;
+      return withdraw_offer(parse<Withdraw>(frame.payload).version);
+    case MessageType::kHeld:
+      return handle_held(parse<Held>(frame.payload));
     case MessageType::kGrant:
       return handle_grant(parse<Grant>(frame.payload));
     case MessageType::kRefuse:
@@ -72,13 +73,14 @@ void PullLink::handle(Frame& frame) {
 }
 
 void PullLink::handle_attached(Frame& frame) {
-  if (program_) fail(ErrorCode::kMismatch, "Attached out of turn");
+  if (!programs_.empty()) fail(ErrorCode::kMismatch, "Attached out of turn");
   Attached part = parse<Attached>(frame.payload);
   if (part.arenas.size() != frame.fds.size() || arena_fds_.size() + frame.fds.size() > kMaxArenaFds)
     fail(ErrorCode::kMismatch, "{} arenas with {} descriptors", part.arenas.size(), frame.fds.size());
   attached_.arenas.insert(attached_.arenas.end(), part.arenas.begin(), part.arenas.end());
   for (UniqueFd& fd : frame.fds) arena_fds_.push_back(std::move(fd));
   if (part.more_arenas) return;
+  attached_.slots = part.slots;
   attached_.places = std::move(part.places);
   build();
 }
@@ -89,7 +91,8 @@ void PullLink::build() {
   std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
   for (size_t i = 0; i < attached_.arenas.size(); ++i) memory->add_arena(attached_.arenas[i], std::move(arena_fds_[i]));
 
-  std::vector<PullRoute> routes;
+  std::vector<PullRoute> routes;     // in the first slot
+  std::vector<uint64_t> slot_bytes;  // by route
   Prepare prepare;
   const Attached::Place* place = nullptr;
   size_t next_place = 0;
@@ -114,15 +117,23 @@ void PullLink::build() {
     route.origin = place->origin;
     route.src.strides = place->strides;
     routes.push_back(std::move(route));
+    slot_bytes.push_back(place->slot_bytes);
     program_routes_.push_back(i);
   }
   if (next_place != attached_.places.size())
     fail(ErrorCode::kMismatch, "places for {} tensors where {} are needed", attached_.places.size(), next_place);
-  program_ = std::make_shared<PullProgram>(std::move(memory), routes,
-                                           PullOptions{.digest = options_.digest, .private_path = std::nullopt});
+  for (uint32_t slot = 0; slot < attached_.slots; ++slot) {
+    for (size_t i = 0; slot > 0 && i < routes.size(); ++i)
+      if (__builtin_add_overflow(routes[i].memory.offset, slot_bytes[i], &routes[i].memory.offset))
+        fail(ErrorCode::kMismatch, "a slot of {} bytes", slot_bytes[i]);
+    programs_.push_back(std::make_shared<PullProgram>(
+        memory, routes, PullOptions{.digest = options_.digest, .private_path = std::nullopt}));
+  }
+  if (attached_.slots > 1 && rings())
+    fail(ErrorCode::kMismatch, "{} slots in private memory: one is possible", attached_.slots);
   attached_ = {};
   arena_fds_.clear();
-  prepare.ring = program_->wants_ring();
+  prepare.ring = rings();
   link_->send(prepare);
 }
 
@@ -133,19 +144,65 @@ Status PullLink::given_up(int64_t version, const Status& reason) const {
 }
 
 void PullLink::handle_prepared(Frame& frame) {
-  if (ready_ || !program_) fail(ErrorCode::kMismatch, "Prepared out of turn");
-  if (frame.fds.size() != (program_->wants_ring() ? 1u : 0u))
+  if (ready_ || programs_.empty()) fail(ErrorCode::kMismatch, "Prepared out of turn");
+  if (frame.fds.size() != (rings() ? 1u : 0u))
     fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
-  if (program_->wants_ring()) ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
-  if (options_.runs)
-    run_ = std::make_unique<PullRun>(program_, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_));
+  if (rings()) ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
+  for (const auto& program : programs_)
+    if (options_.runs)
+      runs_.push_back(
+          std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_)));
+  if (options_.runs) run_ = runs_.front().get();
+  offers_.reserve(kMaxSlots);
   ready_ = true;
   owner_.on_pull_ready(*this);
 }
 
-void PullLink::set_offered(int64_t version) {
-  offered_ = version;
+const std::shared_ptr<const PullProgram>& PullLink::program() const {
+  static const std::shared_ptr<const PullProgram> none;
+  return programs_.empty() ? none : programs_.front();
+}
+
+bool PullLink::offers(int64_t version) const {
+  return std::ranges::find(offers_, version, &Offered::version) != offers_.end();
+}
+
+int64_t PullLink::newest_below(int64_t version) const {
+  int64_t newest = 0;
+  for (const Offered& offered : offers_)
+    if (offered.version < version) newest = offered.version;
+  return newest;
+}
+
+void PullLink::handle_offer(const Offer& offer) {
+  if (!ready_ || offer.epoch >= programs_.size() || offer.version <= offered())
+    fail(ErrorCode::kMismatch, "Offer of version {} in slot {} out of turn", offer.version, offer.epoch);
+  std::erase_if(offers_, [&](const Offered& other) { return other.slot == offer.epoch; });
+  offers_.push_back({.version = offer.version, .slot = offer.epoch});
   owner_.on_offer(*this);
+}
+
+void PullLink::withdraw_offer(int64_t version) {
+  if (std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; }) != 0)
+    owner_.on_offer(*this);
+}
+
+void PullLink::hold(int64_t version, uint32_t epoch) {
+  hold_ = HoldState::kAsked;
+  hold_version_ = version;
+  hold_epoch_ = epoch;
+  link_->send(Hold{.version = version, .epoch = epoch});
+}
+
+void PullLink::handle_held(const Held& held) {
+  if (hold_ != HoldState::kAsked || held.epoch != hold_epoch_) return;  // released since
+  hold_ = HoldState::kHeld;
+  owner_.on_held(*this, true);
+}
+
+void PullLink::release() {
+  if (std::exchange(hold_, HoldState::kNone) == HoldState::kNone || !open()) return;
+  link_->send(Release{.version = hold_version_, .epoch = hold_epoch_});
 }
 
 void PullLink::take(int64_t version, uint32_t epoch) {
@@ -155,6 +212,9 @@ void PullLink::take(int64_t version, uint32_t epoch) {
   epoch_ = epoch;
   have_digests_ = false;
   abort_status_ = {};
+  hold_ = HoldState::kNone;
+  const auto offered = std::ranges::find(offers_, version, &Offered::version);
+  if (offered != offers_.end() && options_.runs) run_ = runs_[offered->slot].get();
   link_->send(Take{.version = version, .epoch = epoch});
 }
 
@@ -164,11 +224,16 @@ void PullLink::handle_grant(const Grant& grant) {
   state_ = State::kPulling;
   owner_.on_granted(*this);
   if (!options_.runs) return;
-  if (program_->routes() == 0) return handle_run_done();
+  if (program()->routes() == 0) return handle_run_done();
   run_->start(epoch_);
 }
 
 void PullLink::handle_refuse(const Refuse& refuse) {
+  if (hold_ == HoldState::kAsked && refuse.epoch == hold_epoch_) {
+    hold_ = HoldState::kNone;
+    std::erase_if(offers_, [&](const Offered& offered) { return offered.version == hold_version_; });
+    return owner_.on_held(*this, false);
+  }
   if (state_ == State::kAsked && refuse.epoch == epoch_) end_pull(given_up(refuse.version, refuse.reason));
 }
 
@@ -187,7 +252,7 @@ void PullLink::handle_digests(Digests digests) {
 
 void PullLink::handle_detach(const Detach& detach) {
   const Status reason = detach.reason(name_);
-  offered_ = 0;
+  offers_.clear();
   link_->close();
   if (busy()) abort(reason);
   owner_.on_pull_detached(*this, reason);
@@ -195,9 +260,9 @@ void PullLink::handle_detach(const Detach& detach) {
 
 void PullLink::handle_run_done() {
   if (state_ != State::kPulling) return;
-  const Status status = program_->routes() == 0 ? Status() : run_->status();
+  const Status status = program()->routes() == 0 ? Status() : run_->status();
   if (!status.ok()) return end_pull(status);
-  if (!options_.digest || program_->routes() == 0) return end_pull({});
+  if (!options_.digest || program()->routes() == 0) return end_pull({});
   state_ = State::kChecking;
   if (!abort_status_.ok()) return end_pull(abort_status_);
   if (have_digests_) check_digests();
@@ -224,7 +289,8 @@ void PullLink::end_pull(const Status& status) {
   taking_ = 0;
   if (status.ok()) {
     pulled_ = version;
-    if (offered_ == version) offered_ = 0;
+    if (programs_.size() == 1)
+      std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; });
   }
   send_done(version, status);
   owner_.on_pulled(*this, status);
@@ -252,7 +318,7 @@ void PullLink::abort(const Status& status) {
       return end_pull(status);
     case State::kPulling:
       abort_status_ = status;
-      if (run_) return run_->abort(status);
+      if (run_ != nullptr) return run_->abort(status);
       return owner_.on_aborted(*this, status);
     case State::kChecking:
       return end_pull(status);
@@ -260,7 +326,7 @@ void PullLink::abort(const Status& status) {
 }
 
 void PullLink::lose(const Status& status) {
-  offered_ = 0;
+  offers_.clear();
   if (busy()) abort(status);
   owner_.on_pull_lost(*this, status);
 }
@@ -276,7 +342,7 @@ void PullLink::detach(const Status& why) {
 }
 
 void PullLink::add_digests(std::span<Digest> sums) const {
-  if (!run_) return;
+  if (run_ == nullptr) return;
   const std::span<const Digest> own = run_->digests();
   for (size_t i = 0; i < own.size(); ++i) sums[routes_[program_routes_[i]].route.what.tensor] += own[i];
 }

@@ -23,6 +23,7 @@ class PullLinkOwner {
   virtual ~PullLinkOwner() = default;
   virtual void on_pull_ready(PullLink& link) = 0;
   virtual void on_offer(PullLink& link) = 0;    // offered() has changed
+  virtual void on_held(PullLink&, bool) {}      // the source keeps what hold() asked for, or has it no more
   virtual void on_granted(PullLink& link) = 0;  // the source lets it read, from now on
   // The pull of the version it was told to take has ended: all bytes are there and their digests agree, or why not.
   virtual void on_pulled(PullLink& link, const Status& status) = 0;
@@ -60,12 +61,15 @@ class PullLink {
   const std::string& name() const { return name_; }
   bool open() const { return link_ && link_->open(); }
   bool ready() const { return ready_; }
-  int64_t offered() const { return offered_; }  // 0: nothing
-  bool rings() const { return program_ && program_->wants_ring(); }
-  const std::shared_ptr<const PullProgram>& program() const { return program_; }
+  int64_t offered() const { return offers_.empty() ? 0 : offers_.back().version; }  // the newest; 0: nothing
+  bool offers(int64_t version) const;
+  int64_t newest_below(int64_t version) const;  // that is offered; 0: none
+  bool rings() const { return program() && program()->wants_ring(); }
+  // Of the first slot; null before the source has said where its memory is.
+  const std::shared_ptr<const PullProgram>& program() const;
   std::unique_ptr<BounceRing> take_ring() { return std::move(ring_); }  // for a batch that makes its own run
-  int64_t bytes() const { return program_ ? program_->bytes() : 0; }
-  int64_t bytes_done() const { return run_ ? run_->bytes_done() : 0; }  // any thread once ready
+  int64_t bytes() const { return program() ? program()->bytes() : 0; }
+  int64_t bytes_done() const { return run_ != nullptr ? run_->bytes_done() : 0; }
 
   // From take() to on_pulled(): the destination may be written.
   bool busy() const { return state_ != State::kIdle; }
@@ -73,6 +77,10 @@ class PullLink {
   // Whether this version's pull has ended well.
   bool pulled(int64_t version) const { return pulled_ == version; }
 
+  // Asks the source to keep a version until take() or release(): on_held() follows, unless the link ends.
+  void hold(int64_t version, uint32_t epoch);
+  void release();
+  bool holds() const { return hold_ == HoldState::kHeld; }
   void take(int64_t version, uint32_t epoch);
   // Of an owner that makes its own run: nothing reads any more. REQUIRES: busy(). on_pulled() follows.
   void finish(const Status& status);
@@ -86,6 +94,7 @@ class PullLink {
   void add_digests(std::span<Digest> sums) const;
 
  private:
+  enum class HoldState { kNone, kAsked, kHeld };
   enum class State {
     kIdle,
     kAsked,     // Take is sent
@@ -96,7 +105,9 @@ class PullLink {
   void handle_attached(Frame& frame);
   void build();
   void handle_prepared(Frame& frame);
-  void set_offered(int64_t version);
+  void handle_offer(const Offer& offer);
+  void withdraw_offer(int64_t version);
+  void handle_held(const Held& held);
   void handle_grant(const Grant& grant);
   Status given_up(int64_t version, const Status& reason) const;
   void handle_refuse(const Refuse& refuse);
@@ -122,11 +133,19 @@ class PullLink {
   Attached attached_;
   std::vector<UniqueFd> arena_fds_;
 
-  std::shared_ptr<const PullProgram> program_;
+  std::vector<std::shared_ptr<const PullProgram>> programs_;  // by slot
   std::unique_ptr<BounceRing> ring_;
   LoopSignal run_done_;
-  std::unique_ptr<PullRun> run_;
-  int64_t offered_ = 0;
+  std::vector<std::unique_ptr<PullRun>> runs_;  // by slot
+  PullRun* run_ = nullptr;                      // the present one, or the last
+  struct Offered {
+    int64_t version = 0;
+    uint32_t slot = 0;
+  };
+  std::vector<Offered> offers_;  // ascending versions; at most one a slot
+  HoldState hold_ = HoldState::kNone;
+  int64_t hold_version_ = 0;
+  uint32_t hold_epoch_ = 0;
   State state_ = State::kIdle;
   int64_t taking_ = 0;
   uint32_t epoch_ = 0;

@@ -100,6 +100,18 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
 }
 
 std::shared_ptr<Operation> ReceiverBatch::recv(std::optional<int64_t> min_version, Timeout timeout) {
+  return begin("recv", min_version, timeout);
+}
+
+std::shared_ptr<Operation> ReceiverBatch::stage(std::optional<int64_t> min_version, Timeout timeout) {
+  if (!staged())
+    fail(ErrorCode::kInvalidArgument, "{}: {} accepts it in place: stage() wants Mode::kStaged", describe(),
+         identity().name());
+  return begin("stage", min_version, timeout);
+}
+
+std::shared_ptr<Operation> ReceiverBatch::begin(const char* what, std::optional<int64_t> min_version, Timeout timeout) {
+  settle();
   std::shared_ptr<Operation> operation;
   setup_.agent->run_on_loop([&] {
     const bool usable = session_ && session_->usable();
@@ -107,12 +119,26 @@ std::shared_ptr<Operation> ReceiverBatch::recv(std::optional<int64_t> min_versio
       const std::lock_guard lock(mutex_);
       if (std::exchange(unreported_, false)) lost_.throw_if_error();
     }
-    operation = begin_operation("recv", timeout);
+    const int64_t ready = staged_version_.load();
+    const bool stages = std::string_view(what) == "stage";
+    if (ready != 0 && stages)
+      fail(ErrorCode::kInvalidArgument, "{}: version {} is staged at {}: commit() it first", describe(), ready,
+           identity().name());
+    operation = begin_operation(what, timeout);
     min_version_ = min_version.value_or(0);
-    pending_ = !usable;
-    if (usable) session_->recv(min_version_);
+    only_stages_ = stages;
+    waits_then_ = ready < min_version_;
+    if (ready == 0) return wait_for_version();
+    operation_->set_version(ready);
+    begin_commit();
   });
   return operation;
+}
+
+void ReceiverBatch::wait_for_version() {
+  waits_then_ = false;
+  pending_ = !session_ || !session_->usable();
+  if (!pending_) session_->recv(min_version_);
 }
 
 void ReceiverBatch::on_chosen(int64_t version) {
@@ -128,11 +154,17 @@ void ReceiverBatch::on_flow() {
 void ReceiverBatch::on_recv_over(const Status& status) {
   if (status.ok()) {
     session_->sum_digests(sums_);
-    const std::lock_guard lock(mutex_);
-    digests_.swap(sums_);
+    {
+      const std::lock_guard lock(mutex_);
+      digests_.swap(sums_);
+      newest_ = session_->complete_version();
+    }
+    if (staged()) {
+      staged_version_ = operation_->version();
+      return only_stages_ ? end_operation({}) : begin_commit();
+    }
     version_ = operation_->version();
     torn_ = false;
-    newest_ = session_->complete_version();
   }
   if (!status.ok()) {
     const std::lock_guard lock(mutex_);
@@ -141,10 +173,119 @@ void ReceiverBatch::on_recv_over(const Status& status) {
   end_operation(status);
 }
 
+// --- staged
+// -----------------------------------------------------------------------------------------------------------
+
+void ReceiverBatch::begin_commit() {
+  shadow_->copy_out(0);
+}
+
+void ReceiverBatch::on_copied() {
+  const Status status = shadow_->status();
+  if (status.ok()) version_ = staged_version_.exchange(0);
+  if (status.ok() && waits_then_) return wait_for_version();
+  end_operation(status);
+}
+
+int64_t ReceiverBatch::commit() {
+  process_.require(identity().name());
+  settle();
+  std::shared_ptr<Operation> operation;
+  setup_.agent->run_on_loop([&] {
+    const int64_t ready = staged_version_.load();
+    if (ready == 0)
+      fail(ErrorCode::kInvalidArgument, "{}: nothing is staged at {}: stage() comes first", describe(),
+           identity().name());
+    operation = begin_operation("commit", std::chrono::hours(1));
+    operation_->set_version(ready);
+    waits_then_ = false;
+    begin_commit();
+  });
+  return operation->wait();
+}
+
+bool ReceiverBatch::undecided() const {
+  const std::lock_guard lock(mutex_);
+  return undecided_.has_value();
+}
+
+// By whoever needs it first: a call, or the meeting, so that nobody registers what it may not hold.
+void ReceiverBatch::settle() const {
+  std::optional<Undecided> open;
+  {
+    const std::lock_guard lock(mutex_);
+    open = undecided_;
+  }
+  if (!open) return;
+  bool commit = false;
+  try {
+    commit = setup_.rendezvous->decide(open->key, false, {});
+  } catch (const Error& error) {
+    fail(ErrorCode::kUnavailable, "{}: {} does not know whether version {} was taken, and holds {}: {}", describe(),
+         identity().name(), open->version, version_.load(), error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  if (!undecided_ || undecided_->key != open->key) return;
+  undecided_.reset();
+  if (commit) staged_version_ = open->version;
+  log().info("{}: {}: version {} was {}", identity().name(), describe(), open->version, commit ? "taken" : "given up");
+}
+
+Rendezvous::Offer ReceiverBatch::own_offer() const {
+  settle();
+  Rendezvous::Offer offer = BatchImpl::own_offer();
+  offer.version = std::max(offer.version, staged_version_.load());
+  return offer;
+}
+
+std::string ReceiverBatch::decision_key(uint32_t epoch) const {
+  const SessionSetup& session = session_->setup();
+  return setup_.rendezvous->decision_key(session.view, session.batch, session.agreement.session, epoch);
+}
+
+void ReceiverBatch::on_all_got(int64_t version, uint32_t epoch) {
+  ask(version, epoch, true);
+}
+
+void ReceiverBatch::on_ask_store(int64_t version, uint32_t epoch) {
+  ask(version, epoch, false);
+}
+
+void ReceiverBatch::ask(int64_t version, uint32_t epoch, bool commit) {
+  const std::string key = decision_key(epoch);
+  const std::string before = commit ? std::exchange(last_decision_, key) : std::string();
+  const auto self = std::static_pointer_cast<ReceiverBatch>(shared_from_this());
+  meetings_.front()->do_in_background([self, this, session = session_, key, before, version, epoch, commit] {
+    auto verdict = Decided::Verdict::kAskStore;
+    Status reason;
+    try {
+      verdict = setup_.rendezvous->decide(key, commit, before) ? Decided::Verdict::kCommit : Decided::Verdict::kAbort;
+      if (verdict == Decided::Verdict::kAbort)
+        reason = failed(ErrorCode::kPeerLost, "a rank that had lost {} gave it up", rank_name(identity().job, 0));
+    } catch (const Error& error) {
+      reason = failed(ErrorCode::kUnavailable, "undecided: {}", error.what());
+      const std::lock_guard lock(mutex_);
+      undecided_ = Undecided{.version = version, .key = key};
+    }
+    loop().post([self, session, epoch, verdict, reason] { session->decided(epoch, verdict, reason); });
+  });
+}
+
+void ReceiverBatch::on_closed() {
+  if (last_decision_.empty()) return;
+  try {
+    setup_.rendezvous->forget_decision(last_decision_);
+  } catch (const Error& error) {
+    log().info("{}: the decision on its last version stays in the store: {}", describe(), error.what());
+  }
+}
+
 void ReceiverBatch::fail_operation(const Status& status) {
   if (std::exchange(pending_, false))
     end_operation(Status(status.code(), fmt::format("{}: {} while {} waited for a session", describe(),
                                                     status.message(), identity().name())));
+  else if (session_ && session_->deciding())
+    session_->give_up_deciding(status);
   else if (session_)
     session_->fail_recv(status);
 }
@@ -162,6 +303,8 @@ void ReceiverBatch::on_deadline() {
         failed(code, "{}, and no sending job is attached{}{}", waited(), absent_.ok() ? "" : ": ", absent_.message()));
   } else if (session_ && session_->waiting()) {
     session_->end_wait(failed(ErrorCode::kDeadlineExceeded, "{}: missing {}", waited(), session_->missing()));
+  } else if (session_ && session_->deciding()) {
+    session_->give_up_deciding(failed(ErrorCode::kDeadlineExceeded, "missing {}", session_->missing()));
   } else if (session_) {
     session_->fail_recv(session_->stalled());
   }

@@ -15,6 +15,9 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   explicit ReceiverBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
 
   std::shared_ptr<Operation> recv(std::optional<int64_t> min_version, Timeout timeout) override;
+  std::shared_ptr<Operation> stage(std::optional<int64_t> min_version, Timeout timeout) override;
+  int64_t commit() override;
+  bool undecided() const override;
   int64_t newest() const override { return newest_.load(); }
   int64_t wait_version(int64_t version, Timeout timeout) override;
   bool torn() const override { return torn_.load(); }
@@ -30,6 +33,8 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   void on_writing() override { torn_ = true; }
   void on_flow() override;
   void on_recv_over(const Status& status) override;
+  void on_all_got(int64_t version, uint32_t epoch) override;
+  void on_ask_store(int64_t version, uint32_t epoch) override;
   void on_unavailable(const Status& why) override;
   void on_receiver_retired() override;
 
@@ -38,6 +43,21 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
+  void on_copied() override;
+  void on_closed() override;
+  Rendezvous::Offer own_offer() const override;
+
+  // A staged version on which this rank does not know what was decided.
+  struct Undecided {
+    int64_t version = 0;
+    std::string key;  // of the decision
+  };
+  std::shared_ptr<Operation> begin(const char* what, std::optional<int64_t> min_version, Timeout timeout);
+  void wait_for_version();
+  void begin_commit();
+  void settle() const;  // throws kUnavailable
+  std::string decision_key(uint32_t epoch) const;
+  void ask(int64_t version, uint32_t epoch, bool commit);
 
   std::string waited() const;  // "batch ...: inference/0 waited 1.0 s for version 3 or newer"
 
@@ -46,9 +66,16 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   int64_t min_version_ = 0;
   Status absent_;  // why there is no session
 
+  // Staged.
+  bool only_stages_ = false;                        // the operation under way
+  bool waits_then_ = false;                         // it commits an earlier version first
+  std::string last_decision_;                       // rank 0: to be forgotten with the next one
+  mutable std::atomic<int64_t> staged_version_{0};  // decided on, not yet committed
+
   std::atomic<int64_t> newest_{0};
   std::atomic<bool> torn_{false};
-  // Under mutex_, for wait_version().
+  // Under mutex_; the losses are for wait_version().
+  mutable std::optional<Undecided> undecided_;
   uint64_t losses_ = 0;
   Status lost_;              // the last one
   bool unreported_ = false;  // no call has ended with it: the next one does, unless the job is back

@@ -13,7 +13,7 @@ constexpr Duration kProgressPeriod = seconds(0.5);  // while data flows
 }  // namespace
 
 ReceiverSession::ReceiverSession(SessionSetup setup, ReceiverSessionOwner& owner)
-    : Session(std::move(setup)), owner_(owner), floor_(setup_.agreement.floor) {}
+    : Session(std::move(setup)), owner_(owner), got_(setup_.view.own.size(), 0), floor_(setup_.agreement.floor) {}
 
 ReceiverSession::~ReceiverSession() = default;
 
@@ -85,6 +85,8 @@ void ReceiverSession::accept(Caller caller) {
             return break_session(parse<Detach>(frame.payload).reason(name));
           case MessageType::kBroken:
             return break_session(parse<Broken>(frame.payload).status);
+          case MessageType::kGot:
+            return handle_got(rank, parse<Got>(frame.payload));
           default:
             fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
         }
@@ -124,6 +126,8 @@ void ReceiverSession::handle_leader(Frame& frame) {
       if (phase_ == Phase::kWaiting) begin(chosen);
       return;
     }
+    case MessageType::kDecided:
+      return handle_decided(parse<Decided>(frame.payload));
     case MessageType::kDetach:
       leader_->close();
       return break_session(parse<Detach>(frame.payload).reason(rank_name(identity().job, 0)));
@@ -145,14 +149,21 @@ void ReceiverSession::on_pull_ready(PullLink& link) {
 // ---------------------------------------------------------------------------------------------------------
 
 int64_t ReceiverSession::complete_version() const {
-  const int64_t version = links_.front()->offered();
-  const bool complete =
-      std::ranges::all_of(links_, [&](const auto& link) { return link->open() && link->offered() == version; });
-  return complete ? version : 0;
+  for (int64_t version = links_.front()->offered(); version != 0;) {
+    int64_t lower = version;  // the newest that the one which lacks it offers instead
+    for (const auto& link : links_) {
+      if (!link->open()) return 0;
+      if (!link->offers(version)) lower = std::min(lower, link->newest_below(version));
+    }
+    if (lower == version) return version;
+    version = lower;
+  }
+  return 0;
 }
 
 void ReceiverSession::on_offer(PullLink& link) {
-  if (link.offered() == 0) chosen_.reset();  // withdrawn before this rank took it
+  if (chosen_ && !link.offers(chosen_->version) && !link.pulled(chosen_->version))
+    chosen_.reset();  // withdrawn before this rank took it
   owner_.on_newest(complete_version());
   if (phase_ == Phase::kWaiting && leads()) choose();
   if (retires()) owner_.on_receiver_retired();
@@ -167,12 +178,51 @@ void ReceiverSession::recv(int64_t min_version) {
     begin(*chosen_);
 }
 
+bool ReceiverSession::fellows_have(uint32_t epoch) const {
+  for (size_t rank = 1; rank < got_.size(); ++rank)
+    if (got_[rank] < epoch) return false;
+  return true;
+}
+
 void ReceiverSession::choose() {
   const int64_t version = complete_version();
-  if (version < min_version_) return;
-  const Chosen chosen{.version = version, .epoch = epoch_ + 1};
-  for (const auto& [rank, follower] : followers_) follower->send(chosen);
+  if (holding_ != 0 || version < min_version_ || !fellows_have(announced_)) return;
+  holding_ = version;
+  ++epoch_;
+  for (const auto& link : links_) link->hold(version, epoch_);
+}
+
+void ReceiverSession::on_held(PullLink&, bool held) {
+  if (holding_ == 0) return;
+  if (!held) {  // one has given it up since: another one will come
+    stop_holding();
+    if (phase_ == Phase::kWaiting) choose();
+    return;
+  }
+  if (!std::ranges::all_of(links_, [](const auto& link) { return link->holds(); })) return;
+  const Chosen chosen{.version = std::exchange(holding_, 0), .epoch = epoch_};
+  announced_ = epoch_;
+  vote_ = {};
+  for (const auto& [rank, follower] : followers_)
+    if (follower->open()) follower->send(chosen);
   begin(chosen);
+}
+
+void ReceiverSession::stop_holding() {
+  if (std::exchange(holding_, 0) == 0) return;
+  for (const auto& link : links_) link->release();
+}
+
+void ReceiverSession::handle_got(Rank rank, const Got& got) {
+  if (got.epoch != announced_ || got_[static_cast<size_t>(rank)] >= got.epoch)
+    fail(ErrorCode::kMismatch, "Got of epoch {} where {} was announced", got.epoch, announced_);
+  got_[static_cast<size_t>(rank)] = got.epoch;
+  if (!got.reason.ok() && vote_.ok())
+    vote_ = Status(got.reason.code(), fmt::format("{}: {}", rank_name(identity().job, rank), got.reason.message()));
+  if (phase_ == Phase::kWaiting) return choose();
+  if (!setup_.staged) return;
+  if (phase_ == Phase::kVoting) return check_votes();
+  if (phase_ == Phase::kPulling && !vote_.ok()) fail_recv(vote_);
 }
 
 void ReceiverSession::begin(const Chosen& chosen) {
@@ -234,16 +284,94 @@ void ReceiverSession::on_pulled(PullLink& link, const Status& status) {
 
 void ReceiverSession::check_ended() {
   if (phase_ == Phase::kIdle || phase_ == Phase::kWaiting) return;
+  if (phase_ == Phase::kVoting) return;
   const auto busy = [](const auto& link) { return link->busy(); };
   if (std::ranges::any_of(links_, busy)) return;
   if (phase_ == Phase::kPulling &&
       !std::ranges::all_of(links_, [&](const auto& link) { return link->pulled(taking_); }))
     return;
+  if (phase_ == Phase::kPulling && setup_.staged) return vote();
   if (phase_ == Phase::kPulling) floor_ = taking_;
-  end_recv(phase_ == Phase::kPulling ? Status() : failure_);
+  const Status status = phase_ == Phase::kPulling ? Status() : failure_;
+  tell_got(status);
+  end_recv(status);
+}
+
+// To rank 0, or from it to all where it is the one that has not got it.
+void ReceiverSession::tell_got(const Status& status) {
+  if (!leads()) {
+    if (leader_->open()) leader_->send(Got{.version = taking_, .epoch = epoch_, .reason = status});
+  } else if (setup_.staged && !status.ok()) {
+    for (const auto& [rank, follower] : followers_)
+      if (follower->open()) follower->send(Decided{.version = taking_, .epoch = epoch_, .reason = status});
+  }
+}
+
+// --- deciding
+// ---------------------------------------------------------------------------------------------------------
+
+void ReceiverSession::vote() {
+  phase_ = Phase::kVoting;
+  asked_ = false;
+  if (leads()) return check_votes();
+  tell_got({});
+  if (!leader_->open()) ask_store();
+}
+
+void ReceiverSession::ask_store() {
+  if (!std::exchange(asked_, true)) owner_.on_ask_store(taking_, epoch_);
+}
+
+void ReceiverSession::give_up_deciding(const Status& why) {
+  if (phase_ != Phase::kVoting || asked_) return;
+  if (leads())
+    decided(epoch_, Decided::Verdict::kAbort, why);
+  else
+    ask_store();
+}
+
+void ReceiverSession::check_votes() {
+  if (asked_) return;
+  if (!vote_.ok()) return decided(epoch_, Decided::Verdict::kAbort, vote_);
+  if (fellows_have(epoch_)) {
+    asked_ = true;
+    return owner_.on_all_got(taking_, epoch_);
+  }
+  for (const auto& [rank, follower] : followers_)
+    if (!follower->open() && got_[static_cast<size_t>(rank)] < epoch_)
+      return decided(epoch_, Decided::Verdict::kAbort, broken_);
+}
+
+void ReceiverSession::handle_decided(const Decided& decided) {
+  if (!setup_.staged) return;
+  if (chosen_ && chosen_->epoch == decided.epoch && decided.verdict == Decided::Verdict::kAbort) {
+    leader_->send(Got{.version = chosen_->version, .epoch = chosen_->epoch, .reason = decided.reason});
+    epoch_ = chosen_->epoch;
+    chosen_.reset();  // others have failed before this rank began
+    return;
+  }
+  if (decided.epoch != epoch_) return;
+  if (phase_ == Phase::kPulling && decided.verdict == Decided::Verdict::kAbort) return fail_recv(decided.reason);
+  if (phase_ != Phase::kVoting) return;
+  if (decided.verdict == Decided::Verdict::kAskStore) return ask_store();
+  this->decided(decided.epoch, decided.verdict, decided.reason);
+}
+
+void ReceiverSession::decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason) {
+  if (phase_ != Phase::kVoting || epoch != epoch_) return;
+  for (const auto& [rank, follower] : followers_)
+    if (follower->open())
+      follower->send(Decided{.version = taking_, .epoch = epoch_, .verdict = verdict, .reason = reason});
+  if (verdict == Decided::Verdict::kCommit) {
+    floor_ = taking_;
+    return end_recv({});
+  }
+  end_recv(Status(reason.code(), fmt::format("{}: version {} is not taken by {}: {}", describe(), taking_,
+                                             identity().name(), reason.message())));
 }
 
 void ReceiverSession::end_recv(const Status& status) {
+  stop_holding();
   phase_ = Phase::kIdle;
   owner_.on_recv_over(status);
   if (broken_.ok() || phase_ != Phase::kIdle) return;
@@ -262,7 +390,7 @@ void ReceiverSession::sum_digests(std::vector<Digest>& sums) const {
 }
 
 void ReceiverSession::fail_recv(const Status& status) {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing) return;
+  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing || phase_ == Phase::kVoting) return;
   const bool waiting = phase_ == Phase::kWaiting;
   failure_ = Status(status.code(),
                     fmt::format("{}: {} while {} {}", describe(), status.message(), identity().name(),
@@ -311,6 +439,9 @@ Status ReceiverSession::stalled() const {
 
 std::string ReceiverSession::missing() const {
   if (!leads()) return rank_name(identity().job, 0) + " to choose a version";
+  for (size_t rank = 1; rank < got_.size(); ++rank)
+    if (got_[rank] < announced_)
+      return fmt::format("{}, which has not taken the last one", rank_name(identity().job, static_cast<Rank>(rank)));
   std::vector<std::string> names;
   for (const auto& link : links_)
     if (link->offered() < min_version_)
@@ -344,6 +475,13 @@ void ReceiverSession::on_pull_detached(PullLink&, const Status& reason) {
 }
 
 void ReceiverSession::on_broken(const Status& latest) {
+  if (phase_ == Phase::kVoting) {
+    if (leads())
+      check_votes();
+    else if (!leader_->open())
+      ask_store();
+    return;
+  }
   if (may_go_on()) return;
   owner_.on_unavailable(broken_status());
   fail_recv(latest);
@@ -354,8 +492,12 @@ void ReceiverSession::on_broken(const Status& latest) {
 // A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
 // rank is done with it, and a fellow that has it may close.
 bool ReceiverSession::may_go_on() const {
+  if (phase_ == Phase::kVoting) return true;
   const bool takes = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && chosen_);
-  return takes && !needs_lost_sender();
+  if (!takes || needs_lost_sender()) return false;
+  // Staged, no rank is without the others.
+  const auto lost = [](const auto& follower) { return !follower.second->open(); };
+  return !setup_.staged || (leads() ? std::ranges::none_of(followers_, lost) : leader_->open());
 }
 
 bool ReceiverSession::needs_lost_sender() const {

@@ -1,10 +1,14 @@
 // The receiving side of a session.
 //
 //   idle --recv()--> waiting --chosen--> pulling --all pulled--> idle, version held
-//                       |                    |
+//                       |                    |     \--staged--> voting --decided--> idle
 //                    failure              failure: runs are aborted, the tensors stay torn
 //
-// Rank 0 chooses: the newest version that every sender offers. The others are told (epoch, version).
+// Rank 0 chooses: the newest version that every sender offers. It asks each sender to hold it, and once they all do the
+// others are told (epoch, version). They tell it when they have got it; before that it chooses no other.
+//
+// Staged, a version counts once all ranks have got it: rank 0 writes that down in the store, and tells the others. One
+// that loses rank 0 meanwhile asks the store.
 #pragma once
 
 #include <atomic>
@@ -29,6 +33,10 @@ class ReceiverSessionOwner {
   virtual void on_flow() = 0;                   // bytes have moved since the last call, or on_chosen()
   // What recv() began is over, and nothing writes for it any more.
   virtual void on_recv_over(const Status& status) = 0;
+  // Staged: all ranks have got it. The owner writes the decision down and calls decided(); soon, but not at once.
+  virtual void on_all_got(int64_t version, uint32_t epoch) = 0;
+  // Staged: whoever decides was lost, or does not know. The owner asks the store and calls decided(); not at once.
+  virtual void on_ask_store(int64_t version, uint32_t epoch) = 0;
   virtual void on_unavailable(const Status& why) = 0;  // no version will come from this session any more
   virtual void on_receiver_retired() = 0;              // broken and idle: close and drop it, not at once
 };
@@ -53,12 +61,16 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   Status stalled() const;               // no byte has come for too long
   std::string missing() const;          // who is waited for
   int64_t min_version() const { return min_version_; }
+  bool deciding() const { return phase_ == Phase::kVoting; }
+  void give_up_deciding(const Status& why);  // as far as it can
+  // What became of (version, epoch); `reason` of an abort, or why the store does not say: kAskStore ends the recv then.
+  void decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason);
   int64_t complete_version() const;  // that all senders offer; 0 if none
   void sum_digests(std::vector<Digest>& sums) const;
   Progress sample() const;  // any thread
 
  private:
-  enum class Phase { kIdle, kWaiting, kPulling, kFailing };
+  enum class Phase { kIdle, kWaiting, kPulling, kVoting, kFailing };
 
   void connect() override;
   std::vector<std::string> unready() const override;
@@ -68,6 +80,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
 
   void on_pull_ready(PullLink& link) override;
   void on_offer(PullLink& link) override;
+  void on_held(PullLink& link, bool held) override;
   void on_pulled(PullLink& link, const Status& status) override;
   void on_granted(PullLink& link) override;
   void on_pull_detached(PullLink& link, const Status& reason) override;
@@ -78,7 +91,15 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   bool leads() const { return identity().rank == 0; }
   void adopt_leader(std::shared_ptr<Link> link);
   void handle_leader(Frame& frame);
+  void handle_got(Rank rank, const Got& got);
+  void handle_decided(const Decided& decided);
   void choose();  // rank 0
+  void stop_holding();
+  bool fellows_have(uint32_t epoch) const;
+  void tell_got(const Status& status);
+  void vote();
+  void check_votes();
+  void ask_store();
   void begin(const Chosen& chosen);
   void take_more();
   void check_ended();
@@ -95,6 +116,11 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   bool leader_welcomed_ = false;
   bool leader_ready_ = false;
   std::optional<Chosen> chosen_;  // announced, not yet taken
+  int64_t holding_ = 0;           // rank 0: the version that it would choose, if all senders hold it
+  uint32_t announced_ = 0;        // rank 0: the epoch that it chose last
+  std::vector<uint32_t> got_;     // rank 0: by rank, the last epoch that it is done with
+  Status vote_;                   // rank 0: the first that has not got it
+  bool asked_ = false;            // the store is asked, or told
   uint32_t epoch_ = 0;            // of the last transfer
   int64_t floor_ = 0;             // versions up to this are not taken (again)
   int64_t rank_bytes_ = 0;

@@ -219,6 +219,12 @@ std::string failure_key(std::string_view meeting, std::string_view job, Rank ran
   return fmt::format("{}{}/failed/{}", meeting, job, rank);
 }
 
+std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch) {
+  std::string hex;
+  for (const char byte : session) hex += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return fmt::format("{}{}/decision/{}/{}", meeting, job, hex, epoch);
+}
+
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job) {
   if (!key.starts_with(batch_prefix)) return {};
   const std::string_view rest = key.substr(batch_prefix.size());

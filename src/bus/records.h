@@ -7,6 +7,8 @@
 //   NS/batch/PAIR/BATCH/JOBS/JOB/manifest     ManifestRecord  by rank 0
 //   NS/batch/PAIR/BATCH/JOBS/JOB/rank/RANK    BatchRecord
 //   NS/batch/PAIR/BATCH/JOBS/JOB/failed/RANK  FailureRecord  likewise
+//   NS/batch/PAIR/BATCH/JOBS/JOB/decision/SESSION/EPOCH
+//                                             "commit" or "abort": of a staged version
 //
 // JOBS names the two jobs that meet, in alphabetical order: "inference+trainer". A sender registers a batch once for
 // each receiving job.
@@ -23,8 +25,8 @@
 namespace tessera::bus {
 
 // Protocol versions this build speaks, and its release: two jobs may run different releases.
-inline constexpr uint16_t kProtocolMin = 1;
-inline constexpr uint16_t kProtocolMax = 1;
+inline constexpr uint16_t kProtocolMin = 2;
+inline constexpr uint16_t kProtocolMax = 2;
 
 inline constexpr int kMaxWorld = 1 << 20;
 
@@ -108,6 +110,7 @@ std::string meeting_prefix(std::string_view name_space, std::string_view pair, s
 std::string manifest_key(std::string_view meeting, std::string_view job);
 std::string batch_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string failure_key(std::string_view meeting, std::string_view job, Rank rank);
+std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch);
 // The other one of the two jobs that meet under `key`, a key below a batch_prefix(); empty if `job` is none of them.
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job);
 

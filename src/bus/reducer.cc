@@ -30,7 +30,8 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, 
     result_bytes += aligned(bytes_of(dtype, reduction.region.size()));
     accumulator_bytes += aligned(bytes_of(accumulator_of(dtype), reduction.region.size()));
   }
-  results_ = SharedHeap::process().allocate(result_bytes, kAlignment);
+  slot_bytes_ = result_bytes;
+  results_ = SharedHeap::process().allocate(setup_.slots * result_bytes, kAlignment);
   accumulators_.resize(accumulator_bytes + kAlignment);
   std::byte* result = results_.data();
   std::byte* accumulator = accumulators_.data();
@@ -95,7 +96,7 @@ void Reducer::build_run() {
   for (size_t i = 0; i < targets_.size(); ++i) {
     const OwnedReduction& reduction = setup_.routes.reductions[i];
     PullRoute route = route_into(i, agent_.identity().rank);
-    const LocalTensor& local = setup_.tensors[reduction.tensor];
+    const LocalTensor& local = setup_.terms[reduction.tensor];
     const ByteExtent extent = local.extent();
     route.src.strides = local.array.strides;
     // By address, shared or not: the loopback transport reads this process' own memory.
@@ -134,8 +135,9 @@ void Reducer::build_run() {
   run_ = std::make_unique<ReduceRun>(std::move(steps), targets_, agent_.pull_pool(), [this] { run_done_.raise(); });
 }
 
-void Reducer::start(int64_t version) {
+void Reducer::start(int64_t version, uint32_t slot) {
   version_ = version;
+  slot_ = slot;
   ask();
 }
 
@@ -161,7 +163,7 @@ void Reducer::start_run() {
   const auto may_read = [](const auto& link) { return link->rings() || link->granted(); };
   if (!std::ranges::all_of(links_, may_read)) return;
   running_ = true;
-  run_->start(epoch_);
+  run_->start(epoch_, slot_ * slot_bytes_);
 }
 
 void Reducer::on_pulled(PullLink&, const Status& status) {
@@ -175,7 +177,7 @@ void Reducer::on_aborted(PullLink&, const Status& status) {
 std::vector<std::string> Reducer::waiting_for() const {
   std::vector<std::string> names;
   for (const auto& link : links_)
-    if (busy() && link->offered() != version_) names.push_back(link->name());
+    if (busy() && !link->offers(version_)) names.push_back(link->name());
   return names;
 }
 

@@ -34,9 +34,10 @@ class Reducer final : public PullLinkOwner {
   bool ready() const;
   // Where reduction `index` of the batch's routes is stored, contiguous.
   const std::byte* result(size_t index) const { return targets_[index].result; }
+  uint64_t slot_bytes() const { return slot_bytes_; }  // from one slot's results to the next one's
 
-  // Reduces `version` as soon as every peer offers it.
-  void start(int64_t version);
+  // Reduces `version` into a slot as soon as every peer offers it.
+  void start(int64_t version, uint32_t slot);
   // reduced() follows if a version is under way.
   void abort(const Status& status);
   bool busy() const { return version_ != 0; }
@@ -63,6 +64,8 @@ class Reducer final : public PullLinkOwner {
   const SessionSetup& setup_;
   const Events events_;
   SharedBuffer results_;
+  uint64_t slot_bytes_ = 0;
+  uint32_t slot_ = 0;  // of the run under way
   std::vector<std::byte> accumulators_;
   std::vector<ReductionTarget> targets_;                   // one a reduction
   std::vector<std::unique_ptr<PullLink>> links_;           // other ranks, ascending

@@ -20,6 +20,7 @@ constexpr Duration kReminder = seconds(10);
 constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while something is waited for
 constexpr Duration kLookPeriod = seconds(60);  // in the background
 constexpr Duration kStoreTimeout = seconds(10);
+constexpr Duration kDecisionTimeout = seconds(5);
 
 // For one request of a conversation.
 Duration request_timeout(const Patience& patience) {
@@ -615,6 +616,33 @@ Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batc
   const StoreView items = await_side(
       {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, nullptr, patience);
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
+}
+
+std::string Rendezvous::decision_key(const PairView& view, const std::string& batch, const std::string& session,
+                                     uint32_t epoch) const {
+  return bus::decision_key(meeting(view, batch), identity_.job, session, epoch);
+}
+
+bool Rendezvous::decide(const std::string& key, bool commit, const std::string& before) {
+  const std::string verdict = commit ? "commit" : "abort";
+  StoreTransaction transaction{.compares = {{.key = key, .mod_revision = 0}},
+                               .operations = {{.type = StoreOperation::Type::kPut,
+                                               .key = key,
+                                               .value = verdict,
+                                               .options = {.lease = kNoLease, .decision = true}}}};
+  if (!before.empty()) transaction.operations.push_back({.type = StoreOperation::Type::kDelete, .key = before});
+  try {
+    const TransactionResult result = store_.transact(transaction, kDecisionTimeout);
+    const auto it = result.current.find(key);
+    if (it == result.current.end()) fail(ErrorCode::kUnavailable, "the store has no {}", key);
+    return it->second.value == "commit";
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kUnavailable, error.what());
+  }
+}
+
+void Rendezvous::forget_decision(const std::string& key) {
+  store_.erase(key, seconds(1));
 }
 
 void Rendezvous::withdraw(const PairView& view, const std::string& batch) {

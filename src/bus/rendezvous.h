@@ -89,6 +89,13 @@ class Rendezvous {
   void report(const PairView& view, const std::string& batch, const Status& status);
   // Tells those of the pair that are still there that this rank will register nothing more, and why.
   void leave(const PairView& view, const Status& reason, bool lasting);
+  // What the ranks of this job do with a staged version: one compare-and-set. Whoever comes first decides; returns
+  // whether it is taken. `before`, the decision on an earlier one, is forgotten. Throws kUnavailable if the store
+  // cannot be reached.
+  bool decide(const std::string& key, bool commit, const std::string& before);
+  std::string decision_key(const PairView& view, const std::string& batch, const std::string& session,
+                           uint32_t epoch) const;
+  void forget_decision(const std::string& key);
   // Takes this rank's records of a batch back.
   void withdraw(const PairView& view, const std::string& batch);
 

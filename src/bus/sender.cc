@@ -6,11 +6,17 @@
 #include "base/log.h"
 
 namespace tessera::bus {
+namespace {
+
+constexpr Duration kWithdrawTimeout = seconds(10);  // of receivers that are about to choose
+
+}  // namespace
 
 // --- attaching
 // --------------------------------------------------------------------------------------------------------
 
 void SenderBatch::open(const PairView& view, Deadline deadline) {
+  if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), 0);
   BatchImpl::open(view, deadline);
   watch_jobs();
   count_from_now();
@@ -57,7 +63,11 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   int64_t rank_bytes = 0;
   for (const auto& [name, other] : sessions_) rank_bytes += other->rank_bytes();
   count_session(*session, rank_bytes);
-  if (offering_ != 0 && !ending_) made->offer(offering_);
+  if (staged()) {
+    if (slots_[newest_slot_] != 0 && !made->reduces()) made->offer_slot(slots_[newest_slot_], newest_slot_);
+  } else if (offering_ != 0 && !ending_) {
+    made->offer(offering_);
+  }
 }
 
 void SenderBatch::on_not_met(const std::string& job, const Status& why) {
@@ -90,7 +100,8 @@ std::shared_ptr<Operation> SenderBatch::send(std::optional<int64_t> version, Tim
       fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already", describe(),
            next, version_.load(), identity().name());
     const auto whole = [](const auto& entry) { return !entry.second->broken(); };
-    if (!closed_ && std::ranges::none_of(sessions_, whole)) std::exchange(unreported_, {}).throw_if_error();
+    if (!closed_ && !staged() && std::ranges::none_of(sessions_, whole))
+      std::exchange(unreported_, {}).throw_if_error();
     operation = begin_operation("send", timeout);
     operation->set_version(next);
     offering_ = next;
@@ -99,14 +110,24 @@ std::shared_ptr<Operation> SenderBatch::send(std::optional<int64_t> version, Tim
     taken_ = false;
     failure_ = {};
     lost_ = {};
+    if (staged()) return begin_snapshot();
     for (const auto& [job, session] : sessions_)
       if (!session->broken()) session->offer(next);
   });
   return operation;
 }
 
+void SenderBatch::count_decision() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++decisions_;
+  }
+  changed_.notify_all();
+}
+
 void SenderBatch::on_taking(SenderSession&) {
-  if (data_start_ == TimePoint{}) data_start_ = Clock::steady().now();
+  count_decision();
+  if (operation_ && data_start_ == TimePoint{}) data_start_ = Clock::steady().now();
 }
 
 void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
@@ -125,7 +146,7 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
 }
 
 bool SenderBatch::any_offering() const {
-  return std::ranges::any_of(sessions_, [](const auto& entry) { return !entry.second->idle(); });
+  return std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->offering(); });
 }
 
 // A job that was lost is no failure as long as another one has the version.
@@ -142,7 +163,123 @@ void SenderBatch::fail_operation(const Status& status) {
   if (offering_ == 0 || std::exchange(ending_, true)) return;
   if (!any_offering()) failure_ = status;
   for (const auto& [job, session] : sessions_) session->fail_offer(status);
-  check_ended();
+  if (staged())
+    check_snapshot();
+  else
+    check_ended();
+}
+
+// --- staged
+// -----------------------------------------------------------------------------------------------------------
+
+bool SenderBatch::pinned(uint32_t slot) const {
+  return std::ranges::any_of(sessions_, [&](const auto& entry) { return entry.second->pinned(slot); });
+}
+
+// Not the newest one if another will do: receivers can take that while the next is copied.
+std::optional<uint32_t> SenderBatch::free_slot() const {
+  std::optional<uint32_t> found;
+  for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    if (pinned(slot)) continue;
+    if (slot != newest_slot_ || slots_[slot] == 0) return slot;
+    found = slot;
+  }
+  return found;
+}
+
+void SenderBatch::begin_snapshot() {
+  target_ = free_slot();
+  if (!target_) return;  // on_unpinned() will come
+  slots_[*target_] = 0;
+  for (const auto& [job, session] : sessions_) session->clear(*target_);
+  copied_ = false;
+  data_start_ = Clock::steady().now();
+  preparing_.clear();
+  prepared_.clear();
+  for (const auto& [job, session] : sessions_)
+    if (session->reduces() && !session->broken()) preparing_.insert(session.get());
+  shadow_->copy_in(*target_);
+  for (const auto& [job, session] : sessions_)
+    if (preparing_.contains(session.get())) session->prepare(offering_, *target_);
+}
+
+void SenderBatch::on_prepared(SenderSession& session, const Status& status) {
+  preparing_.erase(&session);
+  if (status.ok())
+    prepared_.insert(&session);
+  else if (!session.broken() && failure_.ok())  // a receiver that was lost is no failure: it does not get the version
+    failure_ = status;
+  check_snapshot();
+}
+
+void SenderBatch::on_copied() {
+  copied_ = true;
+  if (!shadow_->status().ok()) failure_ = shadow_->status();
+  check_snapshot();
+}
+
+void SenderBatch::check_snapshot() {
+  if (offering_ == 0 || !preparing_.empty() || (target_ && !copied_)) return;
+  const int64_t version = std::exchange(offering_, 0);
+  if (failure_.ok() && target_) {
+    slots_[*target_] = version;
+    newest_slot_ = *target_;
+    version_ = version;
+    for (const auto& [job, session] : sessions_)
+      if (!session->broken() && (!session->reduces() || prepared_.contains(session.get())))
+        session->offer_slot(version, *target_);
+  }
+  target_.reset();
+  end_operation(failure_);
+  count_decision();
+}
+
+void SenderBatch::on_digested(SenderSession& session, int64_t version) {
+  if (version != version_.load()) return;
+  session.sum_digests(sums_);
+  const std::lock_guard lock(mutex_);
+  digests_.swap(sums_);
+}
+
+void SenderBatch::on_unpinned(SenderSession&) {
+  count_decision();
+  if (staged() && offering_ != 0 && !target_ && !ending_) begin_snapshot();
+}
+
+// --- taking back
+// ------------------------------------------------------------------------------------------------------
+
+SenderBatch::Withdrawal SenderBatch::try_withdraw(int64_t version) {
+  const auto slot = std::ranges::find(slots_, version);
+  if (version == 0 || (version != offering_ && slot == slots_.end())) return Withdrawal::kTooLate;
+  for (const auto& [job, session] : sessions_)
+    if (session->begun(version) || (version == offering_ && taken_)) return Withdrawal::kTooLate;
+  for (const auto& [job, session] : sessions_)
+    if (session->undecided(version)) return Withdrawal::kUndecided;
+  if (version == offering_) {
+    if (staged() && target_) return Withdrawal::kUndecided;  // until it is copied
+    fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn", version));
+  } else {
+    *slot = 0;
+    for (const auto& [job, session] : sessions_) session->clear(static_cast<uint32_t>(slot - slots_.begin()));
+  }
+  return Withdrawal::kDone;
+}
+
+bool SenderBatch::withdraw(int64_t version) {
+  const Deadline deadline = Deadline::after(kWithdrawTimeout);
+  while (true) {
+    uint64_t seen = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      seen = decisions_;
+    }
+    Withdrawal outcome = Withdrawal::kTooLate;
+    setup_.agent->run_on_loop([&] { outcome = try_withdraw(version); });
+    if (outcome != Withdrawal::kUndecided) return outcome == Withdrawal::kDone;
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, deadline.left(), [&] { return decisions_ != seen; })) return false;
+  }
 }
 
 Status SenderBatch::nobody_attached() const {
@@ -159,12 +296,18 @@ Status SenderBatch::nobody_attached() const {
 
 void SenderBatch::on_deadline() {
   if (offering_ == 0) return;
+  if (staged() && target_ && preparing_.empty()) return;  // the copy is on its way
+  if (staged() && !target_)
+    return fail_operation(
+        failed(ErrorCode::kDeadlineExceeded,
+               "{}: {} waited {:.1f} s to send version {}: all {} snapshots are being read: allow more", describe(),
+               identity().name(), to_seconds(Clock::steady().now() - operation_start_), offering_, slots_.size()));
   if (!any_offering()) return fail_operation(nobody_attached());
   // Jobs that are all at it, and were heard of lately, go on.
   const TimePoint now = Clock::steady().now();
   TimePoint until = TimePoint::max();
   for (const auto& [job, session] : sessions_) {
-    if (session->idle()) continue;
+    if (!session->offering()) continue;
     if (session->flows_since(now - setup_.stall)) {
       until = std::min(until, session->last_activity() + setup_.stall);
       continue;
@@ -178,7 +321,9 @@ void SenderBatch::on_deadline() {
 
 bool SenderBatch::cancel_operation() {
   if (offering_ == 0 || ending_ || taken_) return false;
-  if (std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->begun(); })) return false;
+  if (staged() && target_) return false;
+  const auto begun = [&](const auto& entry) { return entry.second->begun(offering_); };
+  if (std::ranges::any_of(sessions_, begun)) return false;
   fail_operation(failed(ErrorCode::kCancelled, "the send was cancelled"));
   return true;
 }

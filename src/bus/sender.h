@@ -1,10 +1,12 @@
-// A batch that is offered: one version at a time, to every job that is attached.
+// A batch that is offered to every job that is attached: in place, one version at a time; staged, the newest copy.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "bus/batch.h"
 #include "bus/sender_session.h"
@@ -26,6 +28,9 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
 
   void on_taking(SenderSession& session) override;
   void on_offer_over(SenderSession& session, const Status& status) override;
+  void on_prepared(SenderSession& session, const Status& status) override;
+  void on_digested(SenderSession& session, int64_t version) override;
+  void on_unpinned(SenderSession& session) override;
   void on_sender_retired(SenderSession& session) override;
 
   void fail_operation(const Status& status) override;
@@ -33,11 +38,21 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
+  void on_copied() override;
+  bool withdraw(int64_t version) override;
 
   void watch_jobs();
   void meet_also(const std::string& job);
+  void count_decision();
   void check_ended();
   bool any_offering() const;
+  // Staged.
+  void begin_snapshot();
+  void check_snapshot();
+  bool pinned(uint32_t slot) const;
+  std::optional<uint32_t> free_slot() const;
+  enum class Withdrawal { kDone, kTooLate, kUndecided };
+  Withdrawal try_withdraw(int64_t version);
   Status nobody_attached() const;
 
   std::map<std::string, std::shared_ptr<SenderSession>> sessions_;  // by receiving job
@@ -46,9 +61,16 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   int64_t offering_ = 0;  // 0: nothing
   int64_t newest_ = 0;    // that was ever offered, sent or not
   bool ending_ = false;   // it is failing: nobody is offered it any more
-  bool taken_ = false;    // by a whole job
-  Status failure_;        // of the offer: it ends with that once nobody reads any more
-  Status lost_;           // a job that was at it
+  // Staged: what lies in each slot, 0 if nothing does; which one is newest; which one the version on its way goes into.
+  std::vector<int64_t> slots_;
+  uint32_t newest_slot_ = 0;
+  std::optional<uint32_t> target_;
+  bool copied_ = false;
+  std::set<const SenderSession*> preparing_, prepared_;
+  uint64_t decisions_ = 0;  // guarded by mutex_: for withdraw()
+  bool taken_ = false;      // by a whole job
+  Status failure_;          // of the offer: it ends with that once nobody reads any more
+  Status lost_;             // a job that was at it
   // A loss that no call has ended with: the next one does, unless the job has come back by then.
   Status unreported_;
   const SenderSession* reported_ = nullptr;

@@ -13,7 +13,7 @@ constexpr Duration kRevokeGrace = seconds(5);  // for receivers to stop reading
 }  // namespace
 
 SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
-    : Session(std::move(setup)), owner_(owner), digests_done_(loop(), [this] { on_digests(); }) {
+    : Session(std::move(setup)), owner_(owner), slots_(setup_.slots) {
   // Scratch comes before anyone can attach: its place is told with the rest.
   if (setup_.routes.reductions.empty()) return;
   reducer_ =
@@ -54,32 +54,38 @@ std::vector<std::string> SenderSession::unready() const {
   return names;
 }
 
-SourceRoute SenderSession::source_route(const LinkRoute& route) const {
+SourceRoute SenderSession::source_route(const LinkRoute& route, const LocalTensor& local) const {
   const Match::Tensor& matched = setup_.agreement.match.tensors[route.tensor];
-  const LocalTensor& local = setup_.tensors[route.tensor];
   return {.what = {.tensor = route.tensor, .shape = matched.shape, .dtype = matched.src_dtype, .region = route.region},
           .src = local.array,
           .data = local.data};
 }
 
-SourceRoute SenderSession::sent_route(const SentRoute& route) const {
-  SourceRoute source = source_route({.tensor = route.tensor, .route = 0, .region = route.region, .src_owned = {}});
-  if (route.reduction == SentRoute::kNone) return source;
-  source.src = {.owned = route.region, .strides = byte_strides(source.what.dtype, route.region.extents())};
-  source.data = reducer_->result(route.reduction);
-  return source;
+Served SenderSession::sent_route(const SentRoute& route, uint32_t slot) const {
+  Served served;
+  served.route = source_route({.tensor = route.tensor, .route = 0, .region = route.region, .src_owned = {}},
+                              setup_.tensors[route.tensor]);
+  served.slot_bytes = setup_.slot_bytes;
+  if (route.reduction != SentRoute::kNone) {
+    SourceRoute& source = served.route;
+    source.src = {.owned = route.region, .strides = byte_strides(source.what.dtype, route.region.extents())};
+    source.data = reducer_->result(route.reduction);
+    served.slot_bytes = staged() ? reducer_->slot_bytes() : 0;
+    served.per_route = true;
+  }
+  served.route.data += slot * served.slot_bytes;
+  return served;
 }
 
 std::vector<Served> SenderSession::served_to(const Caller& caller) const {
   std::vector<Served> served;
   const auto rank = static_cast<size_t>(caller.hello.rank);
   if (caller.attach.purpose == Attach::Purpose::kReduce) {
-    for (const LinkRoute& route : setup_.routes.reduced_by[rank]) served.push_back({source_route(route), false});
+    for (const LinkRoute& route : setup_.routes.reduced_by[rank])
+      served.push_back({.route = source_route(route, setup_.terms[route.tensor])});
   } else {
-    for (const LinkRoute& route : setup_.routes.by_peer[rank]) {
-      const SentRoute& sent = setup_.routes.sent[route.route];
-      served.push_back({sent_route(sent), sent.reduction != SentRoute::kNone});
-    }
+    for (const LinkRoute& route : setup_.routes.by_peer[rank])
+      served.push_back(sent_route(setup_.routes.sent[route.route], 0));
   }
   return served;
 }
@@ -95,107 +101,179 @@ void SenderSession::accept(Caller caller) {
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), caller.link->name());
   std::vector<Served> served = served_to(caller);
   links.emplace(rank, std::make_unique<SourceLink>(*setup_.agent, *this, std::move(caller), std::move(served),
-                                                   setup_.agreement.digest && !reduces));
+                                                   reduces ? 1 : setup_.slots, setup_.agreement.digest && !reduces));
+}
+
+bool SenderSession::is_receiver(const SourceLink& link) const {
+  const auto it = receivers_.find(link.rank());
+  return it != receivers_.end() && it->second.get() == &link;
 }
 
 void SenderSession::on_source_ready(SourceLink& link) {
   if (link.rings()) setup_.on_allocation();
-  if (receivers_.contains(link.rank()) && receivers_.at(link.rank()).get() == &link) rank_bytes_ += link.bytes();
+  if (is_receiver(link)) rank_bytes_ += link.bytes();
   attached_one();
 }
 
 void SenderSession::attached_one() {
-  if (unready().empty()) build_digest_program();
+  if (unready().empty()) build_digest_programs();
   readiness_changed();
 }
 
-void SenderSession::build_digest_program() {
-  if (!setup_.agreement.digest || digest_program_) return;
+void SenderSession::build_digest_programs() {
+  if (!setup_.agreement.digest || slots_.front().program) return;
   std::vector<bool> wanted(setup_.routes.sent.size(), false);
   for (const auto& [rank, link] : receivers_)
     if (!link->rings())
       for (const LinkRoute& route : setup_.routes.by_peer[static_cast<size_t>(rank)]) wanted[route.route] = true;
-  std::vector<SourceRoute> routes;
-  for (uint32_t i = 0; i < wanted.size(); ++i) {
-    if (!wanted[i]) continue;
-    digested_.push_back(i);
-    routes.push_back(sent_route(setup_.routes.sent[i]));
+  for (uint32_t i = 0; i < wanted.size(); ++i)
+    if (wanted[i]) digested_.push_back(i);
+  for (uint32_t index = 0; index < slots_.size(); ++index) {
+    std::vector<SourceRoute> routes;
+    for (const uint32_t i : digested_) routes.push_back(sent_route(setup_.routes.sent[i], index).route);
+    Slot& slot = slots_[index];
+    slot.program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .ring = false});
+    slot.done = std::make_unique<LoopSignal>(loop(), [this, index] { on_digests(index); });
+    slot.run = std::make_unique<SourceRun>(
+        slot.program, setup_.agent->source_pool(), [signal = slot.done.get()] { signal->raise(); }, "the digests");
   }
-  digest_program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .ring = false});
-  digest_run_ = std::make_unique<SourceRun>(
-      digest_program_, setup_.agent->source_pool(), [this] { digests_done_.raise(); }, "the digests");
 }
 
 // --- offering
 // ---------------------------------------------------------------------------------------------------------
 
+SenderSession::Slot* SenderSession::slot_of(int64_t version) {
+  const auto it = std::ranges::find(slots_, version, &Slot::version);
+  return it == slots_.end() || version == 0 ? nullptr : &*it;
+}
+
+const SenderSession::Slot* SenderSession::slot_of(int64_t version) const {
+  return const_cast<SenderSession*>(this)->slot_of(version);
+}
+
 void SenderSession::offer(int64_t version) {
+  reduce(version, 0);
+}
+
+void SenderSession::prepare(int64_t version, uint32_t slot) {
+  reduce(version, slot);
+}
+
+void SenderSession::reduce(int64_t version, uint32_t slot) {
   offering_ = version;
-  ++offers_;
+  offering_slot_ = slot;
   failure_ = {};
   failure_cause_ = {};
-  have_digests_ = false;
   last_activity_ = Clock::steady().now();
-  for (const auto& [rank, link] : owners_) link->offer(version);
+  for (const auto& [rank, link] : owners_) link->offer(version, 0);
   phase_ = Phase::kReducing;
   if (reducer_)
-    reducer_->start(version);
+    reducer_->start(version, slot);
   else
-    offer_reduced();
+    on_reduced({});
 }
 
 void SenderSession::on_reduced(const Status& status) {
-  if (phase_ == Phase::kFailing) return check_ended();
-  if (phase_ != Phase::kReducing) return;
+  if (phase_ != Phase::kReducing) return check_ended();
   if (!status.ok()) return fail_offer(status);
-  offer_reduced();
+  if (staged()) return check_ended();
+  phase_ = Phase::kOffered;
+  show(offering_, 0);
 }
 
-void SenderSession::offer_reduced() {
-  phase_ = Phase::kOffered;
+void SenderSession::offer_slot(int64_t version, uint32_t slot) {
+  show(version, slot);
+}
+
+void SenderSession::show(int64_t version, uint32_t index) {
+  Slot& slot = slots_[index];
+  slot.version = version;
+  slot.digested = false;
   for (const auto& [rank, link] : receivers_)
-    if (link->open()) link->offer(offering_);
-  if (!digest_run_) return;
+    if (link->open()) link->offer(version, index);
+  if (!slot.run) return;
   if (digested_.empty()) {
-    have_digests_ = true;
+    slot.digested = true;
     return;
   }
-  digest_running_ = true;
-  digest_run_->start(offers_);
+  slot.running = true;
+  slot.run->start(++offers_);
+}
+
+bool SenderSession::pinned(uint32_t index) const {
+  const Slot& slot = slots_[index];
+  if (slot.running || (slot.version != 0 && slot.version == held_)) return true;
+  return std::ranges::any_of(receivers_, [&](const auto& entry) {
+    return entry.second->open() && slot.version != 0 && entry.second->taking() == slot.version;
+  });
+}
+
+void SenderSession::clear(uint32_t index) {
+  const int64_t version = std::exchange(slots_[index].version, 0);
+  if (version == 0) return;
+  for (const auto& [rank, link] : receivers_)
+    if (link->open()) link->withdraw(version);
+}
+
+// --- being read
+// ---------------------------------------------------------------------------------------------------------
+
+void SenderSession::on_hold(SourceLink& link, int64_t version, uint32_t epoch) {
+  if (link.rank() != 0 || !is_receiver(link))
+    fail(ErrorCode::kMismatch, "Hold of version {}: rank 0 of the receivers chooses", version);
+  const bool gone = slot_of(version) == nullptr || phase_ == Phase::kFailing || broken();
+  if (gone) return link.refuse(version, epoch, failed(ErrorCode::kCancelled, "it was withdrawn"));
+  held_ = version;
+  link.keep(version, epoch);
+}
+
+void SenderSession::on_released(SourceLink& link) {
+  if (!is_receiver(link) || begun(held_)) return;
+  held_ = 0;
+  owner_.on_unpinned(*this);
 }
 
 void SenderSession::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
-  const bool reduces = owners_.contains(link.rank()) && owners_.at(link.rank()).get() == &link;
-  const bool on_offer = version == offering_ && (phase_ == Phase::kOffered || (reduces && phase_ == Phase::kReducing));
+  const bool reduces = !is_receiver(link);
+  const Slot* slot = slot_of(version);
+  const bool on_offer = reduces
+                            ? version == offering_ && (phase_ == Phase::kReducing || phase_ == Phase::kOffered)
+                            : slot != nullptr && (staged() ? !broken() || version == held_ : phase_ == Phase::kOffered);
   if (!on_offer) {
     const bool given_up = version == offering_ && !failure_cause_.ok();
     return link.refuse(version, epoch, given_up ? failure_cause_ : failed(ErrorCode::kCancelled, "it was withdrawn"));
   }
   if (link.running()) fail(ErrorCode::kMismatch, "Take of version {} before the last one's ring was drained", version);
   last_activity_ = Clock::steady().now();
+  if (!reduces) held_ = version;
   link.grant(version, epoch);
   owner_.on_taking(*this);
-  if (have_digests_ && !reduces) send_digests(link);
+  if (!reduces && slot->digested) send_digests(link, *slot);
 }
 
-void SenderSession::on_digests() {
-  digest_running_ = false;
-  have_digests_ = digest_run_->status().ok();
-  if (phase_ == Phase::kOffered)
-    for (const auto& [rank, link] : receivers_)
-      if (link->taking() == offering_) send_digests(*link);
+void SenderSession::on_digests(uint32_t index) {
+  Slot& slot = slots_[index];
+  slot.running = false;
+  slot.digested = slot.run->status().ok();
+  for (const auto& [rank, link] : receivers_)
+    if (slot.digested && slot.version != 0 && link->taking() == slot.version) send_digests(*link, slot);
+  if (slot.digested && staged()) {
+    summed_slot_ = index;
+    owner_.on_digested(*this, slot.version);
+  }
   check_ended();
+  if (staged()) owner_.on_unpinned(*this);
 }
 
-void SenderSession::send_digests(SourceLink& link) {
+void SenderSession::send_digests(SourceLink& link, const Slot& slot) {
   if (link.rings() || !setup_.agreement.digest) return;
   const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(link.rank())];
-  const std::span<const Digest> digests = digest_run_->digests();
+  const std::span<const Digest> digests = slot.run->digests();
   for (size_t i = 0; i < routes.size(); ++i) {
     const auto at = std::ranges::lower_bound(digested_, routes[i].route);
     link.digests()[i] = digests[static_cast<size_t>(at - digested_.begin())];
   }
-  link.send_digests(offering_);
+  link.send_digests(slot.version);
 }
 
 void SenderSession::on_source_run_done(SourceLink& link) {
@@ -214,31 +292,72 @@ void SenderSession::on_progress(SourceLink&) {
 
 void SenderSession::on_done(SourceLink& link, const Done& done) {
   last_activity_ = Clock::steady().now();
-  const bool receives = receivers_.contains(link.rank()) && receivers_.at(link.rank()).get() == &link;
   if (!done.status.ok()) {
     link.abort_run(done.status);
-    if (done.version == offering_ && receives && (phase_ == Phase::kOffered || phase_ == Phase::kReducing))
+    if (staged() && is_receiver(link))
+      log().info("{}: {} does not take version {}: {}", describe(), link.name(), done.version, done.status.message());
+    else if (done.version == offering_ && is_receiver(link) &&
+             (phase_ == Phase::kOffered || phase_ == Phase::kReducing))
       fail_offer(Status(done.status.code(), fmt::format("{}: {}", link.name(), done.status.message())));
   }
+  check_taken();
   check_ended();
 }
 
-void SenderSession::check_ended() {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kReducing) return;
-  if (digest_running_ || (reducer_ && reducer_->busy())) return;
+void SenderSession::check_taken() {
+  const auto over = [&](const auto& entry) { return entry.second->ended_version() == held_ || !entry.second->open(); };
+  if (held_ == 0 || !std::ranges::all_of(receivers_, over)) return;
+  held_ = 0;
+  owner_.on_unpinned(*this);
+}
+
+bool SenderSession::reading() const {
   for (const auto* links : {&receivers_, &owners_})
     for (const auto& [rank, link] : *links)
-      if (link->running() || (link->open() && link->taking() != 0)) return;
+      if (link->running() || (link->open() && link->taking() != 0)) return true;
+  return false;
+}
+
+bool SenderSession::idle() const {
+  if (phase_ != Phase::kIdle) return false;
+  const bool digesting = std::ranges::any_of(slots_, &Slot::running);
+  return !digesting && !(staged() && (reading() || held_ != 0));
+}
+
+void SenderSession::check_ended() {
+  if (staged()) {
+    const auto ended = [&](const auto& entry) { return entry.second->ended_version() == offering_; };
+    const bool lent = phase_ == Phase::kFailing
+                          ? std::ranges::any_of(owners_,
+                                                [](const auto& entry) {
+                                                  return entry.second->running() ||
+                                                         (entry.second->open() && entry.second->taking() != 0);
+                                                })
+                          : !std::ranges::all_of(owners_, ended);
+    if (phase_ != Phase::kIdle && !lent && !(reducer_ && reducer_->busy()))
+      end(phase_ == Phase::kFailing ? failure_ : Status());
+    else if (retires())
+      owner_.on_sender_retired(*this);
+    return;
+  }
+  if (phase_ == Phase::kIdle || phase_ == Phase::kReducing) return;
+  if (slots_.front().running || (reducer_ && reducer_->busy()) || reading()) return;
   if (phase_ == Phase::kOffered)
     for (const auto& [rank, link] : receivers_)
       if (link->done_version() != offering_) return;
-  end_offer(phase_ == Phase::kOffered ? Status() : failure_);
+  slots_.front().version = 0;
+  end(phase_ == Phase::kOffered ? Status() : failure_);
 }
 
-void SenderSession::end_offer(const Status& status) {
+void SenderSession::end(const Status& status) {
   phase_ = Phase::kIdle;
-  loop().cancel_timer(std::exchange(revoke_timer_, 0));
-  owner_.on_offer_over(*this, status);
+  if (!staged()) {
+    held_ = 0;
+    loop().cancel_timer(std::exchange(revoke_timer_, 0));
+    owner_.on_offer_over(*this, status);
+  } else {
+    owner_.on_prepared(*this, status);
+  }
   if (retires()) owner_.on_sender_retired(*this);
 }
 
@@ -251,7 +370,7 @@ void SenderSession::sum_digests(std::vector<Digest>& sums) {
     counted_[route] = true;
     sums[setup_.routes.sent[route].tensor] += digest;
   };
-  for (size_t i = 0; i < digested_.size(); ++i) add(digested_[i], digest_run_->digests()[i]);
+  for (size_t i = 0; i < digested_.size(); ++i) add(digested_[i], slots_[summed_slot_].run->digests()[i]);
   for (const auto& [rank, link] : receivers_) {
     const std::span<const Digest> digests = link->run_digests();
     for (size_t i = 0; i < digests.size(); ++i)
@@ -262,22 +381,27 @@ void SenderSession::sum_digests(std::vector<Digest>& sums) {
 // --- failing
 // ----------------------------------------------------------------------------------------------------------
 
+// Staged: what is on offer already stays.
 void SenderSession::fail_offer(const Status& status) {
   if (phase_ == Phase::kIdle || phase_ == Phase::kFailing) return;
   phase_ = Phase::kFailing;
   failure_cause_ = status;
   failure_ = Status(status.code(), fmt::format("{}: {} while {} sent version {}", describe(), status.message(),
                                                identity().name(), offering_));
-  if (digest_running_) digest_run_->abort(status);
   if (reducer_) reducer_->abort(status);
-  for (const auto* links : {&receivers_, &owners_}) {
-    for (const auto& [rank, link] : *links) {
+  const auto take_back = [&](const auto& links) {
+    for (const auto& [rank, link] : links) {
       if (link->open()) link->withdraw(offering_);
       if (link->open() && link->taking() != 0) link->revoke(status);
       link->abort_run(status);
     }
+  };
+  take_back(owners_);
+  if (!staged()) {
+    if (slots_.front().running) slots_.front().run->abort(status);
+    take_back(receivers_);
   }
-  revoke_timer_ = loop().add_timer_after(kRevokeGrace, [this] { stop_waiting_for_readers(); });
+  if (revoke_timer_ == 0) revoke_timer_ = loop().add_timer_after(kRevokeGrace, [this] { stop_waiting_for_readers(); });
   check_ended();
 }
 
@@ -287,12 +411,14 @@ void SenderSession::stop_waiting_for_readers() {
   for (const auto* links : {&receivers_, &owners_}) {
     for (const auto& [rank, link] : *links) {
       if (link->taking() == 0 || !link->open()) continue;
+      if (staged() && !broken() && is_receiver(*link)) continue;  // it was not asked
       log().warn("{}: {} does not stop reading; its connection is closed", describe(), link->name());
       const Status reason = failed(ErrorCode::kPeerLost, "{} did not answer", link->name());
       link->detach(reason);
       break_session(reason);
     }
   }
+  if (broken()) held_ = 0;
   check_ended();
 }
 
@@ -306,7 +432,7 @@ bool SenderSession::flows_since(TimePoint then) const {
 std::string SenderSession::who_has_not_taken() const {
   if (phase_ == Phase::kReducing)
     return fmt::format("{} have not offered their terms of the Partial tensors",
-                       fmt::join(reducer_->waiting_for(), ", "));
+                       fmt::join(reducer_ ? reducer_->waiting_for() : std::vector<std::string>{}, ", "));
   std::vector<std::string> absent;
   std::vector<std::string> slow;
   for (const auto& [rank, link] : receivers_) {
@@ -319,12 +445,16 @@ std::string SenderSession::who_has_not_taken() const {
   return text;
 }
 
-bool SenderSession::begun() const {
-  if (phase_ == Phase::kIdle) return false;
-  for (const auto* links : {&receivers_, &owners_})
-    for (const auto& [rank, link] : *links)
-      if (link->taking() != 0 || link->done_version() == offering_) return true;
-  return false;
+bool SenderSession::begun(int64_t version) const {
+  const auto at_it = [&](const auto& entry) {
+    return entry.second->taking() == version || entry.second->done_version() == version;
+  };
+  if (version == 0) return false;
+  return std::ranges::any_of(receivers_, at_it) || (!staged() && std::ranges::any_of(owners_, at_it));
+}
+
+bool SenderSession::undecided(int64_t version) const {
+  return version != 0 && held_ == version && !broken() && !begun(version);
 }
 
 void SenderSession::on_source_detached(SourceLink& link, const Status& reason) {
@@ -346,13 +476,21 @@ void SenderSession::on_source_broken(SourceLink& link, const Status& status) {
 void SenderSession::on_broken(const Status& latest) {
   // Nobody has to be told: whoever can see this peer is connected to it.
   // A receiver that has all it wanted may go while others are still at it.
-  if (phase_ == Phase::kOffered) {
-    const auto gone = [&](const auto& entry) {
-      return !entry.second->open() && entry.second->done_version() != offering_;
-    };
-    if (std::ranges::none_of(receivers_, gone)) return check_ended();
-  }
+  const auto gone = [&](const auto& entry) {
+    return !entry.second->open() && entry.second->done_version() != offering_;
+  };
+  if (!staged() && phase_ == Phase::kOffered && std::ranges::none_of(receivers_, gone)) return check_ended();
   fail_offer(latest);
+  if (staged()) {
+    // Others may go on with what they have chosen; they choose nothing any more.
+    check_taken();
+    for (const auto& [rank, link] : receivers_)
+      for (const Slot& slot : slots_)
+        if (link->open() && slot.version != 0 && slot.version != held_) link->withdraw(slot.version);
+    if (!idle() && revoke_timer_ == 0)
+      revoke_timer_ = loop().add_timer_after(setup_.stall, [this] { stop_waiting_for_readers(); });
+    owner_.on_unpinned(*this);
+  }
   if (retires()) owner_.on_sender_retired(*this);
 }
 
@@ -366,6 +504,7 @@ Progress SenderSession::sample() const {
 }
 
 void SenderSession::detach_all(const Status& why) {
+  loop().cancel_timer(std::exchange(revoke_timer_, 0));
   for (const auto& [rank, link] : receivers_)
     if (link->open()) link->detach(why);
   for (const auto& [rank, link] : owners_)

@@ -1,15 +1,20 @@
 // The sending side of a session: one receiving job.
 //
+// A version is offered in a slot. In place there is one slot, which is the user's memory: it is the receivers' to read
+// from offer() until on_offer_over().
+//
 //   idle --offer(v)--> reducing --own share reduced--> offered --every receiver done--> idle
 //          (only with Partial tensors)                   |
 //                                                     failing: withdrawn; ends once nobody reads any more
 //
-// The memory is the receivers' to read from offer() until on_offer_over().
+// Staged, a slot is a copy that stays on offer until it is wanted for a newer version: prepare() reduces into a slot
+// that is not pinned, offer() offers it and is over at once. What pins a slot: a reader, rank 0 of the receivers while
+// it decides, and then all its fellows until each of them has the version.
 #pragma once
 
-#include <atomic>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bus/loop_signal.h"
@@ -27,8 +32,12 @@ class SenderSessionOwner {
  public:
   virtual ~SenderSessionOwner() = default;
   virtual void on_taking(SenderSession& session) = 0;  // a receiver begins to read
-  // Nobody reads the version any more: every receiving rank has it, or why not.
+  // In place: nobody reads the version any more; every receiving rank has it, or why not.
   virtual void on_offer_over(SenderSession& session, const Status& status) = 0;
+  // Staged: what prepare() began is over.
+  virtual void on_prepared(SenderSession& session, const Status& status) = 0;
+  virtual void on_digested(SenderSession& session, int64_t version) = 0;  // staged: sum_digests() has those of it
+  virtual void on_unpinned(SenderSession& session) = 0;                   // a slot, or what withdraw() waited for
   virtual void on_sender_retired(SenderSession& session) = 0;  // broken and idle: close and drop it, not at once
 };
 
@@ -38,24 +47,45 @@ class SenderSession final : public Session, public SourceLinkOwner {
   ~SenderSession() override = default;
 
   void accept(Caller caller) override;
-  bool idle() const override { return phase_ == Phase::kIdle; }
+  bool idle() const override;
   int64_t rank_bytes() const override { return rank_bytes_; }
 
-  void offer(int64_t version);  // REQUIRES: idle(), attached, not broken
+  // In place. REQUIRES: idle(), adopted, not broken
+  void offer(int64_t version);
   // Ends the offer with `status` once nobody reads any more.
   void fail_offer(const Status& status);
+  bool offering() const { return phase_ != Phase::kIdle; }
+
+  // Staged.
+  bool pinned(uint32_t slot) const;
+  void clear(uint32_t slot);                        // nobody is offered it any more. REQUIRES: not pinned
+  void prepare(int64_t version, uint32_t slot);     // on_prepared() follows, at once where nothing is to be reduced
+  void offer_slot(int64_t version, uint32_t slot);  // prepared, unless nothing is to be reduced
+  bool reduces() const { return reducer_ != nullptr || !owners_.empty(); }
+
   bool left() const { return left_; }  // it is broken because a rank has closed the batch, as it should
-  bool begun() const;  // whether a receiver or an owner of a reduction has begun to read the version on offer
-  // Whether all receivers are at it and one was heard of since then.
+  // Whether a receiver has begun to read the version on offer; in place an owner of a reduction, too.
+  bool begun(int64_t version) const;
+  bool undecided(int64_t version) const;  // rank 0 of the receivers has not said yet whether it is taken
+  // In place: whether all receivers are at it and one was heard of since then.
   bool flows_since(TimePoint then) const;
   TimePoint last_activity() const { return last_activity_; }
   std::string who_has_not_taken() const;
-  Progress sample() const;  // any thread
+  Progress sample() const;
   // By tensor, of the last version; each sent route once.
   void sum_digests(std::vector<Digest>& sums);
 
  private:
   enum class Phase { kIdle, kReducing, kOffered, kFailing };
+  // One digest a sent route, whoever takes it; receivers with a ring have theirs computed as the ring is filled.
+  struct Slot {
+    int64_t version = 0;  // on offer; 0: none
+    std::shared_ptr<const SourceProgram> program;
+    std::unique_ptr<LoopSignal> done;
+    std::unique_ptr<SourceRun> run;
+    bool running = false;
+    bool digested = false;
+  };
 
   void connect() override;
   std::vector<std::string> unready() const override;
@@ -63,6 +93,8 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void on_broken(const Status& latest) override;
 
   void on_source_ready(SourceLink& link) override;
+  void on_hold(SourceLink& link, int64_t version, uint32_t epoch) override;
+  void on_released(SourceLink& link) override;
   void on_take(SourceLink& link, int64_t version, uint32_t epoch) override;
   void on_done(SourceLink& link, const Done& done) override;
   void on_progress(SourceLink& link) override;
@@ -71,17 +103,24 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void on_source_lost(SourceLink& link, const Status& status) override;
   void on_source_broken(SourceLink& link, const Status& status) override;
 
-  SourceRoute source_route(const LinkRoute& route) const;  // in this rank's tensor
-  SourceRoute sent_route(const SentRoute& route) const;    // there, or in the reduced scratch
+  bool staged() const { return setup_.slots > 1; }
+  SourceRoute source_route(const LinkRoute& route, const LocalTensor& local) const;
+  Served sent_route(const SentRoute& route, uint32_t slot) const;  // in that slot's tensor or result
   std::vector<Served> served_to(const Caller& caller) const;
-  void attached_one();  // a receiver, an owner, or a peer of a reduction
-  void build_digest_program();
+  bool is_receiver(const SourceLink& link) const;
+  Slot* slot_of(int64_t version);
+  const Slot* slot_of(int64_t version) const;
+  bool reading() const;  // somebody is
+  void attached_one();   // a receiver, an owner, or a peer of a reduction
+  void build_digest_programs();
+  void reduce(int64_t version, uint32_t slot);
   void on_reduced(const Status& status);
-  void offer_reduced();
-  void on_digests();
-  void send_digests(SourceLink& link);
+  void show(int64_t version, uint32_t slot);  // offers it
+  void on_digests(uint32_t slot);
+  void send_digests(SourceLink& link, const Slot& slot);
   void check_ended();
-  void end_offer(const Status& status);
+  void end(const Status& status);
+  void check_taken();  // by all, so that nobody pins it
   void stop_waiting_for_readers();
 
   SenderSessionOwner& owner_;
@@ -91,18 +130,16 @@ class SenderSession final : public Session, public SourceLinkOwner {
   int64_t rank_bytes_ = 0;
   bool left_ = false;
 
-  // One digest a sent route, whoever takes it; receivers with a ring have theirs computed as the ring is filled.
-  std::shared_ptr<const SourceProgram> digest_program_;
-  std::vector<uint32_t> digested_;  // indices into routes.sent, in the program's order
-  LoopSignal digests_done_;
-  std::unique_ptr<SourceRun> digest_run_;
-  bool digest_running_ = false;
-  bool have_digests_ = false;
-  std::vector<bool> counted_;  // by sent route, while digests are summed
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> digested_;  // indices into routes.sent, in the programs' order
+  std::vector<bool> counted_;       // by sent route, while digests are summed
+  uint32_t summed_slot_ = 0;
 
-  Phase phase_ = Phase::kIdle;
-  uint32_t offers_ = 0;  // so far
-  int64_t offering_ = 0;
+  Phase phase_ = Phase::kIdle;  // staged: kReducing and kFailing alone
+  uint32_t offers_ = 0;         // so far
+  int64_t offering_ = 0;        // or being reduced
+  uint32_t offering_slot_ = 0;
+  int64_t held_ = 0;  // the version that the receivers take, or may: chosen by their rank 0
   Status failure_;
   Status failure_cause_;  // as others hear it
   TimePoint last_activity_{};

@@ -27,7 +27,13 @@ struct SessionSetup {
   PairView view;
   Agreement agreement;
   BatchRoutes routes;
-  std::vector<LocalTensor> tensors;  // of this rank, in the order of the match
+  // Of this rank, in the order of the match: what is sent or received, in the first slot if it is staged, and what the
+  // user registered, whose Partial terms are read there.
+  std::vector<LocalTensor> tensors;
+  std::vector<LocalTensor> terms;
+  bool staged = false;
+  uint32_t slots = 1;       // of a sender: 1 in place
+  uint64_t slot_bytes = 0;  // from one slot's tensors to the next one's
 
   // What the session has cost, for the batch's figures.
   std::function<void()> on_allocation;

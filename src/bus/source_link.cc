@@ -14,11 +14,13 @@ namespace {
 constexpr size_t kArenasPerFrame = 200;
 
 // What one tensor (or reduced region) takes around its first element, and how it is laid out there.
-Attached::Place place_of(const SourceRoute& route) {
+Attached::Place place_of(const Served& served) {
+  const SourceRoute& route = served.route;
   const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
   return {.memory = describe_memory(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin)),
           .origin = static_cast<uint64_t>(-extent.begin),
-          .strides = route.src.strides};
+          .strides = route.src.strides,
+          .slot_bytes = served.slot_bytes};
 }
 
 int64_t bytes_of_route(const Served& served) {
@@ -27,7 +29,8 @@ int64_t bytes_of_route(const Served& served) {
 
 }  // namespace
 
-SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, bool digest)
+SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, uint32_t slots,
+                       bool digest)
     : agent_(agent),
       owner_(owner),
       link_(std::move(caller.link)),
@@ -41,14 +44,14 @@ SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std:
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); });
   link_->watch_process(caller.hello.incarnation);
-  send_places();
+  send_places(slots);
 }
 
 SourceLink::~SourceLink() {
   if (link_) link_->close();
 }
 
-void SourceLink::send_places() {
+void SourceLink::send_places(uint32_t slots) {
   Attached message;
   std::map<uint32_t, std::shared_ptr<SharedArena>> arenas;
   for (size_t i = 0; i < routes_.size(); ++i) {
@@ -56,7 +59,7 @@ void SourceLink::send_places() {
     if (!routes_[i].per_route && i > 0 && !routes_[i - 1].per_route &&
         routes_[i - 1].route.what.tensor == route.what.tensor)
       continue;
-    message.places.push_back(place_of(route));
+    message.places.push_back(place_of(routes_[i]));
     const MemoryDesc& memory = message.places.back().memory;
     if (memory.kind != MemoryDesc::Kind::kShared || arenas.contains(memory.arena)) continue;
     const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
@@ -78,6 +81,7 @@ void SourceLink::send_places() {
     part.arenas.push_back({.id = id, .bytes = arena->bytes()});
     fds.push_back(duplicate_fd(arena->fd()));
   }
+  part.slots = slots;
   part.places = std::move(message.places);
   link_->send(part, std::move(fds));
 }
@@ -86,6 +90,15 @@ void SourceLink::handle(Frame& frame) {
   switch (static_cast<MessageType>(frame.type)) {
     case MessageType::kPrepare:
       return prepare(parse<Prepare>(frame.payload));
+    case MessageType::kHold: {
+      const Hold hold = parse<Hold>(frame.payload);
+      if (!ready_ || hold.epoch <= epoch_)
+        fail(ErrorCode::kMismatch, "Hold of version {} in epoch {} out of turn", hold.version, hold.epoch);
+      return owner_.on_hold(*this, hold.version, hold.epoch);
+    }
+    case MessageType::kRelease:
+      (void)parse<Release>(frame.payload);
+      return owner_.on_released(*this);
     case MessageType::kTake: {
       const Take take = parse<Take>(frame.payload);
       if (!ready_ || taking_ != 0 || take.version == done_version_ || take.epoch <= epoch_)
@@ -101,10 +114,14 @@ void SourceLink::handle(Frame& frame) {
     }
     case MessageType::kDone: {
       const Done done = parse<Done>(frame.payload);
-      if (taking_ == 0 && !done.status.ok()) return owner_.on_done(*this, done);  // it gave up before it began
+      if (taking_ == 0 && !done.status.ok()) {  // it gave up before it began
+        ended_version_ = done.version;
+        return owner_.on_done(*this, done);
+      }
       if (done.version != taking_ || taking_ == 0)
         fail(ErrorCode::kMismatch, "Done with version {} where {} was being taken", done.version, taking_);
       taking_ = 0;
+      ended_version_ = done.version;
       if (done.status.ok()) {
         done_version_ = done.version;
         progress_ = bytes_;
@@ -160,9 +177,13 @@ std::span<const Digest> SourceLink::run_digests() {
   return digests_.digests;
 }
 
-void SourceLink::offer(int64_t version) {
-  progress_ = 0;
-  link_->send(Offer{.version = version});
+void SourceLink::offer(int64_t version, uint32_t slot) {
+  if (taking_ == 0) progress_ = 0;
+  link_->send(Offer{.version = version, .epoch = slot});
+}
+
+void SourceLink::keep(int64_t version, uint32_t epoch) {
+  link_->send(Held{.version = version, .epoch = epoch});
 }
 
 void SourceLink::withdraw(int64_t version) {

@@ -23,6 +23,9 @@ class SourceLinkOwner {
  public:
   virtual ~SourceLinkOwner() = default;
   virtual void on_source_ready(SourceLink& link) = 0;
+  // It asks to have `version` kept. The owner answers with keep() or refuse(), now.
+  virtual void on_hold(SourceLink& link, int64_t version, uint32_t epoch) = 0;
+  virtual void on_released(SourceLink& link) = 0;  // what was kept need not be any more
   // It asks to read `version`. The owner answers with grant() or refuse(), now. Not while its ring is being filled.
   virtual void on_take(SourceLink& link, int64_t version, uint32_t epoch) = 0;
   virtual void on_progress(SourceLink& link) = 0;  // more bytes than before
@@ -38,12 +41,14 @@ class SourceLinkOwner {
 // What a route's source looks like in this rank's memory.
 struct Served {
   SourceRoute route;
-  bool per_route = false;  // its place is this route's own (reduced), not the tensor's
+  bool per_route = false;   // its place is this route's own (reduced), not the tensor's
+  uint64_t slot_bytes = 0;  // slot s lies s times as far behind
 };
 
 class SourceLink {
  public:
-  SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, bool digest);
+  SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, uint32_t slots,
+             bool digest);
   ~SourceLink();
 
   Rank rank() const { return rank_; }
@@ -57,16 +62,18 @@ class SourceLink {
 
   int64_t taking() const { return taking_; }  // the version it was granted and is not done with; 0 if none
   int64_t done_version() const { return done_version_; }
-  int64_t progress() const { return progress_.load(); }  // bytes of that version, as it reports; any thread
-  bool running() const { return running_; }              // its ring is being filled
+  int64_t ended_version() const { return ended_version_; }  // that it is done with, well or not
+  int64_t progress() const { return progress_.load(); }     // bytes of that version, as it reports; any thread
+  bool running() const { return running_; }                 // its ring is being filled
   SourceRun* run() const { return run_.get(); }
   // What send_digests() sends: one a route of the connection.
   std::span<Digest> digests() { return digests_.digests; }
   // Makes them those of the ring's last run, zero where the receiver skips a route, and gives them; empty without.
   std::span<const Digest> run_digests();
 
-  void offer(int64_t version);
+  void offer(int64_t version, uint32_t slot);
   void withdraw(int64_t version);
+  void keep(int64_t version, uint32_t epoch);
   void grant(int64_t version, uint32_t epoch);
   void refuse(int64_t version, uint32_t epoch, const Status& reason);
   void revoke(const Status& reason);  // asks it to stop reading; its Done follows
@@ -76,7 +83,7 @@ class SourceLink {
 
  private:
   void handle(Frame& frame);
-  void send_places();
+  void send_places(uint32_t slots);
   void prepare(const Prepare& prepare);
   void handle_run_done();
 
@@ -94,6 +101,7 @@ class SourceLink {
   int64_t taking_ = 0;
   uint32_t epoch_ = 0;  // of the last Take
   int64_t done_version_ = 0;
+  int64_t ended_version_ = 0;
   std::atomic<int64_t> progress_{0};
   // With a ring only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's.
   std::unique_ptr<WorkerPool> pool_;

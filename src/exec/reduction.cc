@@ -25,6 +25,7 @@ class FinishRun final : public TransferRun {
     units_ = cut_into_units(sizes);
   }
   int64_t bytes() const override { return 0; }
+  void set_result_offset(size_t bytes) { result_offset_ = bytes; }
 
  private:
   size_t units() const override { return units_.size(); }
@@ -35,13 +36,15 @@ class FinishRun final : public TransferRun {
     for_each_part(units_[index], elements_of, [&](uint32_t t, int64_t first, int64_t last) {
       const ReductionTarget& target = targets_[t];
       finish_[t](target.accumulator + bytes_of(accumulator_of(target.dtype), first),
-                 target.result + bytes_of(target.dtype, first), static_cast<size_t>(last - first), target.peers);
+                 target.result + result_offset_ + bytes_of(target.dtype, first), static_cast<size_t>(last - first),
+                 target.peers);
     });
   }
 
   std::vector<ReductionTarget> targets_;
   std::vector<FinishRow> finish_;
   std::vector<Unit> units_;
+  size_t result_offset_ = 0;
 };
 
 }  // namespace
@@ -58,7 +61,9 @@ struct ReduceRun::Impl {
       bytes += runs.back()->bytes();
     }
     on_start.emplace_back();
-    runs.push_back(std::make_unique<FinishRun>(std::move(targets), pool, [this] { next(); }));
+    auto last = std::make_unique<FinishRun>(std::move(targets), pool, [this] { next(); });
+    finishing = last.get();
+    runs.push_back(std::move(last));
   }
 
   // REQUIRES: mutex is not held. Once a run is started, the whole chain may end, and this object go, at any moment.
@@ -93,6 +98,7 @@ struct ReduceRun::Impl {
   Done done;
   std::vector<std::function<void()>> on_start;
   std::vector<std::unique_ptr<TransferRun>> runs;  // one a step, and the last
+  FinishRun* finishing = nullptr;
   int64_t bytes = 0;
   uint32_t epoch = 0;
   std::atomic<bool> running{false};
@@ -109,12 +115,13 @@ ReduceRun::~ReduceRun() {
   TESSERA_CHECK(!running());
 }
 
-void ReduceRun::start(uint32_t epoch) {
+void ReduceRun::start(uint32_t epoch, size_t result_offset) {
   TESSERA_CHECK(!running());
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->status = {};
     impl_->epoch = epoch;
+    impl_->finishing->set_result_offset(result_offset);
     impl_->running.store(true, std::memory_order_release);
   }
   impl_->begin(0);

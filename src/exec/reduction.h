@@ -45,7 +45,8 @@ class ReduceRun {
             const RunOptions& options = {});
   ~ReduceRun();  // REQUIRES: not running
 
-  void start(uint32_t epoch);
+  // Results are stored `result_offset` bytes behind where their targets say.
+  void start(uint32_t epoch, size_t result_offset = 0);
   void abort(const Status& status);
   bool running() const;
   int64_t bytes_done() const;
