@@ -192,7 +192,6 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
   const RecordHead head{.incarnation = memory->incarnation(), .id = id.value_or(next_id), .type = type};
   if (!calls.try_emplace(head.id).second)
     fail(ErrorCode::kAlreadyExists, "command {} to {} is on its way", head.id, agent);
-  next_id = std::max(next_id, head.id + 1);
 
   ++on_their_way;
   RingState state = commands.try_push(head, payload);
@@ -205,6 +204,7 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
     if (leading) replies.nudge();  // it may wait for its turn to push
   }
   if (state == RingState::kReady) {
+    next_id = std::max(next_id, head.id + 1);
     wake_ready();
     return head.id;
   }
