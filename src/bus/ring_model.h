@@ -71,6 +71,7 @@ struct Faults {
   bool count_relaxed = false;        // the count carries nothing with it
   bool count_read_acquired = false;  // the count is read with acquire in the place of seq_cst
   bool count_read_relaxed = false;
+  bool head_relaxed = false;     // the head of a record is stored without release
   bool sleep_unchecked = false;  // the futex does not compare
   bool wake_forgotten = false;   // no wake-up call
 };
@@ -206,6 +207,7 @@ class Atomic {
       if (faults.count_released) order = std::memory_order_release;
       if (faults.count_relaxed) order = std::memory_order_relaxed;
     }
+    if (order == std::memory_order_release && faults.head_relaxed) order = std::memory_order_relaxed;
     Machine::current().store(location_, value, order);
   }
   T exchange(T value, std::memory_order /*all are seq_cst*/) {
