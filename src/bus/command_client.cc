@@ -148,8 +148,8 @@ void CommandCall::State::deliver(const Record& reply) {
     return end(failed(ErrorCode::kDataLoss, "a reply to command {}, which is not on its way", reply.head.id));
   try {
     found->second.outcome = read_outcome(reply);
-  } catch (const Error& error) {
-    return end(Status(ErrorCode::kDataLoss, error.what()));
+  } catch (...) {
+    return end(Status(ErrorCode::kDataLoss, status_of_current_exception().message()));
   }
   --on_their_way;
   if (found->second.dropped) calls.erase(found);

@@ -54,6 +54,8 @@ bool CommandLog::begin(uint64_t id, const std::shared_ptr<ReplySink>& sink) {
     } else if (const auto running = running_.find(id); running != running_.end()) {
       running->second.push_back(sink);
       return false;
+    } else if (running_.size() >= kMostRunning) {
+      outcome.status = failed(ErrorCode::kResourceExhausted, "{} commands are being executed already", kMostRunning);
     } else if (id > forgotten_) {
       running_[id].push_back(sink);
       return true;

@@ -38,6 +38,7 @@ class ReplySink {
 class CommandLog {
  public:
   static constexpr size_t kRemembered = 1024;
+  static constexpr size_t kMostRunning = 4096;
 
   explicit CommandLog(uint64_t incarnation, size_t remembered = kRemembered)
       : incarnation_(incarnation), remembered_(remembered) {}
@@ -45,8 +46,9 @@ class CommandLog {
   uint64_t incarnation() const { return incarnation_; }
   size_t running() const;
 
-  // A command came. True if it is to be executed now: finish() then ends it. Else it came before; the sink gets its
-  // outcome, now or when it ends, or kNotFound if it is too old to be remembered.
+  // A command came. True if it is to be executed now: finish() then ends it. Else the sink gets its outcome, now or
+  // when it ends: it came before. That is kNotFound if it is too old to be remembered; kResourceExhausted, and it may
+  // come again, where too many run already.
   bool begin(uint64_t id, const std::shared_ptr<ReplySink>& sink);
   void finish(uint64_t id, CommandOutcome outcome);
 

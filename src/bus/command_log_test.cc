@@ -80,6 +80,16 @@ TEST(CommandLog, AnOutcomeWhoseQueueIsGoneIsKeptForTheNext) {
   EXPECT_THAT(next->texts, ElementsAre("1 2 bytes"));
 }
 
+TEST(CommandLog, CommandsThatRunAreBounded) {
+  CommandLog log(1);
+  const auto replies = std::make_shared<Replies>();
+  for (uint64_t id = 1; id <= CommandLog::kMostRunning; ++id) ASSERT_TRUE(log.begin(id, replies));
+  EXPECT_FALSE(log.begin(5000, replies));
+  EXPECT_THAT(replies->texts, ElementsAre("5000 resource-exhausted"));
+  log.finish(1, result(0));
+  EXPECT_TRUE(log.begin(5000, replies));
+}
+
 TEST(CommandLog, OutcomesTravelInReplies) {
   const auto travel = [](const CommandOutcome& outcome) {
     Record record;

@@ -33,6 +33,7 @@ struct FileHeader {
   uint32_t reply_slots = 0;
 };
 static_assert(sizeof(FileHeader) == 24 && sizeof(FileHeader) <= kCommandsAt);
+static_assert(offsetof(RingSide<ProcessSync>, closed) == 8 && offsetof(RingSide<ProcessSync>, asleep) == 64);
 static_assert(sizeof(RingHeader<ProcessSync>) == kRepliesAt - kCommandsAt && kRepliesAt * 2 <= kSlotsAt);
 static_assert(sizeof(RingSlot<ProcessSync>) == kRecordBytes && std::atomic<uint64_t>::is_always_lock_free);
 

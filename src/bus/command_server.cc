@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <vector>
 
 #include "base/fail.h"
 #include "base/futex.h"
@@ -152,8 +153,8 @@ void CommandServer::close(const Status& reason) {
   state_->end(reason);
 }
 
-std::vector<PendingRecord> CommandServer::pending() const {
-  return state_->memory->commands().pending();
+const CommandRing& CommandServer::commands() const {
+  return state_->memory->commands();
 }
 
 }  // namespace tessera::bus

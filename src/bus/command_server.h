@@ -10,7 +10,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "bus/command_log.h"
 #include "bus/command_memory.h"
@@ -68,8 +67,8 @@ class CommandServer {
   // watcher that learns of the client's death. Thread-safe; the first reason stays.
   void close(const Status& reason);
 
-  // Commands that the thread has not taken yet. Thread-safe.
-  std::vector<PendingRecord> pending() const;
+  // The commands that the thread has not taken yet: size(), capacity(), pending(). Any thread.
+  const CommandRing& commands() const;
 
  private:
   struct State;
