@@ -45,6 +45,7 @@ class ProcessGroup {
   pid_t start(const std::string& name, std::function<int()> body);
   // A store on its own process; returns its URL.
   std::string start_store();
+  pid_t store_pid() const { return store_; }
   void kill(pid_t pid, int signal);
   // Waits for all but the store, at most `limit`. More can be started afterwards.
   std::vector<Outcome> wait(std::chrono::seconds limit);
