@@ -126,7 +126,7 @@ StoreRange Client::read_range(Request request, std::string what, Timeout timeout
   return ask<StoreRange>(
       std::move(request), std::move(what),
       [this](ByteReader& in, StoreRange& range) {
-        range.revision = in.get<int64_t>();
+        range.revision = read_revision(in, "a range's reply");
         note_revision(range.revision);
         for (KeyValue& kv : read_key_values(in)) {
           memory_.seen(kv);

@@ -19,16 +19,18 @@ std::string read_key(ByteReader& in) {
   return key;
 }
 
-int64_t read_revision(ByteReader& in, std::string_view what) {
-  const auto revision = in.get<int64_t>();
-  if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "{}: revision {}", what, revision);
-  return revision;
-}
-
 LeaseId read_lease(ByteReader& in) {
   const auto lease = in.get<LeaseId>();
   if (lease <= 0) fail(ErrorCode::kInvalidArgument, "a lease's id is {}", lease);
   return lease;
+}
+
+LeaseTerm read_lease_term(ByteReader& in) {
+  LeaseTerm term;
+  term.lease = read_lease(in);
+  term.ttl = Duration(in.get<int64_t>());
+  check_ttl(term.ttl);
+  return term;
 }
 
 void write_transaction(ByteWriter& out, const StoreTransaction& transaction) {
@@ -154,9 +156,7 @@ Request Request::decode(std::span<const std::byte> payload) {
       request.transaction = read_transaction(in);
       break;
     case Op::kGrant:
-      request.lease.lease = read_lease(in);
-      request.lease.ttl = Duration(in.get<int64_t>());
-      check_ttl(request.lease.ttl);
+      request.lease = read_lease_term(in);
       break;
     case Op::kRevoke:
       request.leases = decode_leases(in.get_bytes(4 + kMaxListedLeases * sizeof(LeaseId)));
@@ -207,6 +207,12 @@ Status read_status(ByteReader& in) {
   return Status(static_cast<ErrorCode>(code), in.get_string(kMaxMessageBytes));
 }
 
+int64_t read_revision(ByteReader& in, std::string_view what) {
+  const auto revision = in.get<int64_t>();
+  if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "{}: revision {}", what, revision);
+  return revision;
+}
+
 void write_key_value(ByteWriter& out, const KeyValue& kv) {
   out.put_string(kv.key);
   out.put_string(kv.value);
@@ -250,6 +256,71 @@ std::vector<LeaseId> decode_leases(std::span<const std::byte> payload) {
   for (LeaseId& lease : leases) lease = read_lease(in);
   in.finish();
   return leases;
+}
+
+std::vector<std::byte> encode_lease_terms(std::span<const LeaseTerm> terms) {
+  ByteWriter out;
+  out.put(static_cast<uint32_t>(terms.size()));
+  for (const LeaseTerm& term : terms) {
+    out.put(term.lease);
+    out.put<int64_t>(term.ttl.count());
+  }
+  return out.take();
+}
+
+std::vector<LeaseTerm> decode_lease_terms(std::span<const std::byte> payload) {
+  ByteReader in(payload, "a list of leases and their terms");
+  std::vector<LeaseTerm> terms(in.get_count(kMaxListedLeases, sizeof(LeaseId) + sizeof(int64_t)));
+  for (LeaseTerm& term : terms) term = read_lease_term(in);
+  in.finish();
+  return terms;
+}
+
+std::vector<std::byte> WatchStart::encode() const {
+  ByteWriter out;
+  out.put(watch);
+  out.put_string(prefix);
+  out.put(from);
+  return out.take();
+}
+
+WatchStart WatchStart::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "watch");
+  WatchStart start;
+  start.watch = in.get<uint64_t>();
+  start.prefix = in.get_string(kMaxStoreKeyBytes);
+  start.from = in.get<int64_t>();
+  in.finish();
+  return start;
+}
+
+WatchEvents WatchEvents::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "events");
+  WatchEvents message;
+  message.watch = in.get<uint64_t>();
+  message.events.resize(in.get_count(kMaxKeys, 1 + kMinKeyValueBytes));
+  for (StoreEvent& event : message.events) {
+    event.type = in.get_enum(StoreEvent::Type::kDelete);
+    event.kv = read_key_value(in);
+  }
+  in.finish();
+  return message;
+}
+
+std::vector<std::byte> Compacted::encode() const {
+  ByteWriter out;
+  out.put(watch);
+  out.put(revision);
+  return out.take();
+}
+
+Compacted Compacted::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "compacted");
+  Compacted message;
+  message.watch = in.get<uint64_t>();
+  message.revision = read_revision(in, "compacted");
+  in.finish();
+  return message;
 }
 
 std::string_view release() {

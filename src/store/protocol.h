@@ -116,12 +116,39 @@ struct TransactReply {
 std::vector<std::byte> encode_error(uint64_t request, const Status& status);
 Status read_status(ByteReader& in);
 
+int64_t read_revision(ByteReader& in, std::string_view what);
 void write_key_value(ByteWriter& out, const KeyValue& kv);
 KeyValue read_key_value(ByteReader& in);
 std::vector<KeyValue> read_key_values(ByteReader& in);
 
 std::vector<std::byte> encode_leases(std::span<const LeaseId> leases);
 std::vector<LeaseId> decode_leases(std::span<const std::byte> payload);
+std::vector<std::byte> encode_lease_terms(std::span<const LeaseTerm> terms);
+std::vector<LeaseTerm> decode_lease_terms(std::span<const std::byte> payload);
+
+struct WatchStart {
+  uint64_t watch = 0;
+  std::string prefix;
+  int64_t from = 0;  // a revision
+
+  std::vector<std::byte> encode() const;
+  static WatchStart decode(std::span<const std::byte> payload);
+};
+
+struct WatchEvents {
+  uint64_t watch = 0;
+  std::vector<StoreEvent> events;
+
+  static WatchEvents decode(std::span<const std::byte> payload);
+};
+
+struct Compacted {
+  uint64_t watch = 0;
+  int64_t revision = 0;
+
+  std::vector<std::byte> encode() const;
+  static Compacted decode(std::span<const std::byte> payload);
+};
 
 std::string_view release();  // this build's, "0.1.0"
 

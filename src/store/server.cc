@@ -171,21 +171,15 @@ void Server::on_hello(Session& session, const Frame& frame) {
 }
 
 void Server::on_watch(Session& session, const Frame& frame) {
-  ByteReader in(frame.payload, "watch");
-  const auto watch = in.get<uint64_t>();
-  std::string prefix = in.get_string(kMaxStoreKeyBytes);
-  const auto from = in.get<int64_t>();
-  in.finish();
-  if (from <= state_.compacted()) {
-    ByteWriter out;
-    out.put(watch);
-    out.put(state_.compacted());
-    return send(session.id, MessageType::kCompacted, out.take());
+  WatchStart start = WatchStart::decode(frame.payload);
+  if (start.from <= state_.compacted()) {
+    const Compacted answer{.watch = start.watch, .revision = state_.compacted()};
+    return send(session.id, MessageType::kCompacted, answer.encode());
   }
   if (session.watches.size() >= kMaxKeys)
     fail(ErrorCode::kResourceExhausted, "{} watches on one connection", session.watches.size());
-  send_events(session.id, watch, state_.events_from(from, prefix));
-  session.watches[watch] = std::move(prefix);
+  send_events(session.id, start.watch, state_.events_from(start.from, start.prefix));
+  session.watches[start.watch] = std::move(start.prefix);
 }
 
 void Server::on_keep_alive(Session& session, const Frame& frame) {

@@ -134,7 +134,10 @@ void State::restore(const KeyValue& kv, bool silent) {
                            .key = kv.key,
                            .value = kv.value,
                            .options = {.lease = kv.lease, .decision = kv.decision}};
-  if (silent) {
+  // Every put is a revision: a key that claims more than this store has reached is a new change.
+  const bool credible =
+      kv.mod_revision <= revision_ && kv.create_revision <= kv.mod_revision && kv.version <= kv.mod_revision;
+  if (silent && credible) {
     check_room({.compares = {}, .operations = {put}});
     store(kv);
   } else {

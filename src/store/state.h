@@ -69,7 +69,8 @@ class State {
 
   // A key that a client publishes again, as it was in a store before this one. It stands unless the key has been
   // written here, or published again with a later mod_revision. `silent`: it keeps its revisions and is no event, for a
-  // store that has not answered anybody yet; otherwise it is a new change. An unknown lease refuses it.
+  // store that has not answered anybody yet; otherwise, and where they cannot be true, it is a new change. An unknown
+  // lease refuses it.
   void restore(const KeyValue& kv, bool silent);
   // Continues a store that had reached `revision`: the next revisions are above the next multiple of
   // kRevisionsPerStore. All history is forgotten.
