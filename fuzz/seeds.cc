@@ -216,6 +216,8 @@ void add_texts(Seeds& seeds) {
   seeds.add("text", "rule", R"(rmodel\.layers\.[0-9]+\..*=tp=2:S0)");
   seeds.add("text", "filter", "f(lm_head|.*_proj)\\.weight");
   seeds.add("text", "address", "h[::1]:7070");
+  seeds.add("text", "scrape", "HGET /metrics?x=1 HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n\r\n");
+  seeds.add("text", "metrics", "m:9400");
   seeds.add("text", "dtype", "df8_e4m3");
   seeds.add("text", "name", "ntrainer-0.v1_x");
 }

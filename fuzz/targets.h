@@ -24,7 +24,7 @@ bool bus(Input input);          // a stream of frames between agents
 bool store(Input input);        // a stream of frames between a store's client and its server, both directions
 bool records(Input input);      // a letter for the kind, then what the store holds under a key of the bus
 bool memory(Input input);       // 'a', arenas and places in them; 'r', what a hostile peer writes into a bounce ring
-bool text(Input input);         // a letter for the kind, then what a user writes on the command line
+bool text(Input input);         // a letter for the kind, then what a user writes on the command line, or asks over HTTP
 
 struct Target {
   std::string_view name;  // also the folder's in fuzz/corpus/

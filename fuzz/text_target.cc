@@ -1,3 +1,4 @@
+#include "base/metrics_server.h"
 #include "base/socket.h"
 #include "bus/records.h"
 #include "fuzz/targets.h"
@@ -18,6 +19,14 @@ void check_host_port(std::string_view text) {
   TESSERA_CHECK(parse_host_port(parsed.to_string()) == parsed);
 }
 
+// Whatever is asked, every answer is one of HTTP/1.1 or a wait for more, and more is not waited for without an end.
+void check_http(std::string_view request) {
+  const std::string answer = answer_http(request);
+  TESSERA_CHECK(answer.empty() ? request.size() < 4096 : answer.starts_with("HTTP/1.1 "));
+  TESSERA_CHECK(answer.find("\r\n\r\n") != std::string::npos || answer.empty());
+  if (!answer.starts_with("HTTP/1.1 200 ")) fail(ErrorCode::kInvalidArgument, "no scrape");
+}
+
 }  // namespace
 
 bool text(Input input) {
@@ -35,6 +44,11 @@ bool text(Input input) {
         return check_host_port(text);
       case 'd':
         TESSERA_CHECK(parse_dtype(to_string(parse_dtype(text))) == parse_dtype(text));
+        return;
+      case 'H':
+        return check_http(text);
+      case 'm':
+        parse_metrics_address(text);
         return;
       case 'n':
         return bus::check_name("job", text);

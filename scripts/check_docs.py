@@ -18,7 +18,7 @@ CODES = (
     ("include/tessera/dtype.h", "DType", "docs/formats/bus-protocol.md"),
 )
 MOST_LINES = {"ARCHITECTURE.md": 120}
-PATH = re.compile(r"(src|include|tools|tests|bench|examples|docs|scripts|cmake|\.ci)/[\w./-]*")
+PATH = re.compile(r"(src|include|tools|tests|bench|fuzz|examples|docs|scripts|cmake|\.ci)/[\w./-]*")
 NAME = re.compile(r"([A-Z][a-z0-9]+){2,}|[a-z_0-9]+\(\)")
 
 root = pathlib.Path(__file__).resolve().parent.parent

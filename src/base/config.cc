@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_LOG", "warn", "log level: trace, debug, info, warn, error or off"},
+    EnvironmentVariable{"TESSERA_LOG_FORMAT", "text", "form of log lines: text, logfmt (key=value) or json"},
     EnvironmentVariable{"TESSERA_STORE", "auto", "the store's URL: auto, tcp://HOST:PORT or etcd://HOST:PORT"},
     EnvironmentVariable{"TESSERA_NAMESPACE", "default", "tells runs apart that share one store"},
     EnvironmentVariable{"TESSERA_RUNTIME_DIR", "",
@@ -41,6 +42,7 @@ std::span<const EnvironmentVariable> environment_variables() {
 const Config& Config::get() {
   static const Config config{
       .log_level = value_of("TESSERA_LOG"),
+      .log_format = value_of("TESSERA_LOG_FORMAT"),
       .store = value_of("TESSERA_STORE"),
       .name_space = value_of("TESSERA_NAMESPACE"),
       .runtime_dir = value_of("TESSERA_RUNTIME_DIR"),

@@ -19,6 +19,7 @@ std::span<const EnvironmentVariable> environment_variables();
 // What the environment says, read once at the first call. Immutable, hence thread-safe.
 struct Config {
   std::string log_level;        // TESSERA_LOG
+  std::string log_format;       // TESSERA_LOG_FORMAT
   std::string store;            // TESSERA_STORE
   std::string name_space;       // TESSERA_NAMESPACE
   std::string runtime_dir;      // TESSERA_RUNTIME_DIR
