@@ -23,6 +23,7 @@ constexpr char kDoctorExamples[] = R"(Examples:
 // What the environment holds now, or the default.
 std::string current_value(const EnvironmentVariable& variable) {
   const char* set = std::getenv(std::string(variable.name).c_str());
+  if (set != nullptr && variable.secret) return "(set)";
   return set != nullptr ? set : std::string(variable.default_value);
 }
 

@@ -172,7 +172,7 @@ class Store {
 };
 
 struct StoreOptions {
-  // For "auto"; empty: the default (see TESSERA_RUNTIME_DIR).
+  // For "auto", and where a "tcp://" store of this user leaves its token; empty: the default (see TESSERA_RUNTIME_DIR).
   std::string runtime_dir{};
   // How long open_store() waits for the first connection; a line in the log every 10 s says that it does.
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(10);
@@ -183,6 +183,10 @@ struct StoreOptions {
 
 // "auto", "tcp://HOST:PORT", "unix:///PATH" (for tests) or "etcd://HOST:PORT" (kUnimplemented in a build without it).
 // Throws kInvalidArgument for any other URL, kUnavailable if no store answers in time and kCancelled once stopped.
+//
+// A "tcp://" store and its client prove to each other that they know one token, which does not cross the wire; what
+// follows is neither encrypted nor signed. The token is in TESSERA_TOKEN, or in the file that TESSERA_TOKEN_FILE names,
+// or where a store of the same user and runtime folder has left it. kPermissionDenied if it is none or another.
 std::unique_ptr<Store> open_store(std::string_view url, const StoreOptions& options = {});
 
 // A server on a thread of its own, which ends with the object. Thread-safe.
@@ -193,8 +197,15 @@ class StoreServer {
   virtual std::string address() const = 0;
 };
 
-// Listens at "tcp://HOST:PORT" (port 0: any free one; "HOST:PORT" will do) or "unix:///PATH".
-std::unique_ptr<StoreServer> serve_store(std::string_view url);
+struct ServeOptions {
+  // Where a store that was given no token leaves the one that it makes up; empty: the default.
+  std::string runtime_dir{};
+};
+
+// Listens at "tcp://HOST:PORT" (port 0: any free one; "HOST:PORT" will do) or "unix:///PATH". A TCP store's token is
+// the environment's, as above; without one it makes one up if it listens on the loopback interface, else it throws
+// kPermissionDenied. On a Unix socket the kernel tells that a client is the same user's.
+std::unique_ptr<StoreServer> serve_store(std::string_view url, const ServeOptions& options = {});
 
 // "namespace/component/key". Throws kInvalidArgument for an empty part, a '/' in the first two, or a key too long.
 std::string store_key(std::string_view name_space, std::string_view component, std::string_view key);
