@@ -93,6 +93,31 @@ class Tokens(StoreTest):
             self.assertIn("(set)", output)
 
 
+class Data(StoreTest):
+    def test_a_transfer_goes_on_over_a_store_that_is_killed_and_started_again(self):
+        folder = self.path / "data"
+        first, address = self.store("--data", folder)
+        self.transfer()
+        first.kill()
+        first.wait(timeout=HANG)
+        _, again = self.store("--data", folder, listen=address.removeprefix("tcp://"))
+        self.assertEqual(again, address)
+        self.transfer()
+
+    def test_a_folder_that_cannot_be_used_ends_the_store_with_a_line(self):
+        folder = self.path / "data"
+        self.store("--data", folder)
+        self.assert_one_line(self.run_command("store", "--listen", "127.0.0.1:0", "--data", folder), 2,
+                             "another store", str(folder))
+        missing = self.path / "no" / "such"
+        self.assert_one_line(self.run_command("store", "--listen", "127.0.0.1:0", "--data", missing), 2, str(missing))
+        foreign = self.path / "foreign"
+        foreign.mkdir()
+        (foreign / "store.db").write_bytes(b"not a database" * 1000)
+        self.assert_one_line(self.run_command("store", "--listen", "127.0.0.1:0", "--data", foreign), 2,
+                             str(foreign / "store.db"))
+
+
 if __name__ == "__main__":
     cli_test.TESSERA = sys.argv.pop(1)
     unittest.main()

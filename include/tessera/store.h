@@ -4,9 +4,10 @@
 // that created and last modified it and may hang on a lease: when the lease ends, its keys are deleted as one change.
 // A range names the revision it is true at; a watch from the next revision then misses nothing.
 //
-// State is soft. A client remembers the keys it put under its leases and the decisions it saw (PutOptions::decision);
-// when it meets a store that has forgotten them (a restarted server, another host of "auto") it publishes them again,
-// with their revisions. Revisions keep growing across such a change; watches get kCompacted and list again.
+// State is soft, unless the store keeps it on disk (ServeOptions::data_dir). A client remembers the keys it put under
+// its leases and the decisions it saw (PutOptions::decision); when it meets a store that has forgotten them (a
+// restarted server, another host of "auto") it publishes them again, with their revisions. Revisions keep growing
+// across such a change; watches get kCompacted and list again.
 //
 // Protocol: docs/formats/store-protocol.md.
 #pragma once
@@ -200,6 +201,10 @@ class StoreServer {
 struct ServeOptions {
   // Where a store that was given no token leaves the one that it makes up; empty: the default.
   std::string runtime_dir{};
+  // Keeps the store's state in this folder, which is made if need be, so that keys, decisions and leases (with their
+  // full ttl) outlive the store's process; one store a folder. Empty: nowhere. A change that the disk refuses is
+  // refused. What is synced when: src/store/state_file.h.
+  std::string data_dir{};
 };
 
 // Listens at "tcp://HOST:PORT" (port 0: any free one; "HOST:PORT" will do) or "unix:///PATH". A TCP store's token is

@@ -20,8 +20,9 @@ constexpr std::string_view kUnix = "unix://";
 // Serves a Unix socket and removes it at the end.
 class UnixServer final : public StoreServer {
  public:
-  explicit UnixServer(std::string path)
-      : path_(std::move(path)), server_(listen_unix(path_), "unix://" + path_, {.same_user_only = true}) {}
+  UnixServer(std::string path, const ServeOptions& options)
+      : path_(std::move(path)),
+        server_(listen_unix(path_), "unix://" + path_, {.data_dir = options.data_dir, .same_user_only = true}) {}
   ~UnixServer() override { ::unlink(path_.c_str()); }
   std::string address() const override { return server_.address(); }
 
@@ -50,7 +51,8 @@ class TcpServer final : public StoreServer {
                               "store " + address);
       store::publish_token(*dir_, store::local_url(listener.get()), *token);
     }
-    server_.emplace(std::move(listener), address, store::ServerOptions{.token = std::move(token)});
+    server_.emplace(std::move(listener), address,
+                    store::ServerOptions{.data_dir = options.data_dir, .token = std::move(token)});
   }
   std::string address() const override { return server_->address(); }
 
@@ -71,7 +73,7 @@ std::unique_ptr<Store> open_store(std::string_view url, const StoreOptions& opti
 }
 
 std::unique_ptr<StoreServer> serve_store(std::string_view url, const ServeOptions& options) {
-  if (url.starts_with(kUnix)) return std::make_unique<UnixServer>(std::string(url.substr(kUnix.size())));
+  if (url.starts_with(kUnix)) return std::make_unique<UnixServer>(std::string(url.substr(kUnix.size())), options);
   if (url.find("://") != std::string_view::npos && !url.starts_with(kTcp))
     fail(ErrorCode::kInvalidArgument, "'{}': a store listens at tcp://HOST:PORT or unix:///PATH", url);
   return std::make_unique<TcpServer>(parse_host_port(url.starts_with(kTcp) ? url.substr(kTcp.size()) : url), options);

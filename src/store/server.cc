@@ -42,6 +42,12 @@ Server::Server(UniqueFd listener, std::string address, ServerOptions options)
       state_(options_.limits, [this](std::span<const Event> events) { publish(events); }),
       service_(state_, *options_.clock),
       loop_("tessera-store", *options_.clock) {
+  if (!options_.data_dir.empty()) {
+    file_.emplace(options_.data_dir);
+    file_->load(state_, options_.clock->now());
+    state_.set_keeper([this](const Change& change) { file_->keep(change); });
+    arm_expiry();
+  }
   if (options_.revision_floor > 0) state_.raise_revision(options_.revision_floor);
   await(options_.awaited);
   loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); });

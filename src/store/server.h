@@ -25,6 +25,7 @@
 #include "store/protocol.h"
 #include "store/service.h"
 #include "store/state.h"
+#include "store/state_file.h"
 #include "store/token.h"
 
 namespace tessera::store {
@@ -39,6 +40,7 @@ struct ServerOptions {
   State::Limits limits{};
   size_t max_queued_bytes = size_t{64} << 20;  // of events, a connection; a slower reader is disconnected
   Duration republication = std::chrono::seconds(1);
+  std::string data_dir{};         // keeps the state there; empty: nowhere
   int64_t revision_floor = 0;     // revisions start above it
   std::vector<Member> awaited{};  // clients of the server before this one: gather until all are back, or dead
   bool same_user_only = false;    // for Unix sockets
@@ -137,6 +139,7 @@ class Server final : public StoreServer {
   std::set<uint64_t> greeting_;  // sessions without a hello, the oldest first
   std::vector<uint64_t> due_;    // sessions with something to flush
   bool flush_posted_ = false;
+  std::optional<StateFile> file_;
   State state_;
   Service service_;
   bool gathering_ = false;
