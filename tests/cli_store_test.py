@@ -114,8 +114,8 @@ class Data(StoreTest):
         foreign = self.path / "foreign"
         foreign.mkdir()
         (foreign / "store.db").write_bytes(b"not a database" * 1000)
-        self.assert_one_line(self.run_command("store", "--listen", "127.0.0.1:0", "--data", foreign), 2,
-                             str(foreign / "store.db"))
+        self.assert_one_line(self.run_command("store", "--listen", "127.0.0.1:0", "--data", foreign), 1,
+                             str(foreign / "store.db"), "move the folder's files away")
 
 
 if __name__ == "__main__":

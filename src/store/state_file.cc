@@ -256,7 +256,12 @@ StateFile::StateFile(const std::string& folder) : path_(folder + "/store.db") {
   lock_ = try_lock_file(folder + "/lock");
   if (!lock_)
     fail(ErrorCode::kAlreadyExists, "another store keeps its state in {}: give each a folder of its own", folder);
-  database_ = std::make_unique<Database>(path_);
+  try {
+    database_ = std::make_unique<Database>(path_);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDataLoss) throw;
+    fail(error.code(), "{}: move the folder's files away to begin anew", error.what());
+  }
   sync_folder(folder);
   if (made) sync_folder(std::filesystem::absolute(folder).parent_path());
 }
@@ -281,7 +286,8 @@ void StateFile::load(State& state, TimePoint now) {
     }
     if (revision > 0) state.raise_revision(revision);
   } catch (const Error& error) {
-    fail(ErrorCode::kDataLoss, "{} holds what no store writes ({}): move it away to begin anew", path_, error.what());
+    fail(ErrorCode::kDataLoss, "{} holds what no store writes ({}): move the folder's files away to begin anew", path_,
+         error.what());
   }
 }
 
