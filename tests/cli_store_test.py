@@ -5,7 +5,6 @@
 
 import json
 import os
-import pathlib
 import signal
 import sys
 import unittest
@@ -116,6 +115,25 @@ class Data(StoreTest):
         (foreign / "store.db").write_bytes(b"not a database" * 1000)
         self.assert_one_line(self.run_command("store", "--listen", "127.0.0.1:0", "--data", foreign), 1,
                              str(foreign / "store.db"), "move the folder's files away")
+
+
+class Leftovers(StoreTest):
+    def doctor(self, *arguments):
+        code, output, errors = self.run_command("doctor", "--json", *arguments)
+        self.assertEqual(code, 0, errors)
+        return [check["detail"] for check in json.loads(output)["checks"] if check["name"] == "left over"]
+
+    def test_doctor_names_what_a_killed_store_left_and_removes_it(self):
+        store, address = self.store()
+        self.assertEqual(self.doctor(), [])
+        store.kill()
+        store.wait(timeout=HANG)
+        (found,) = self.doctor()
+        for text in (f"pid {store.pid}", f"store {address}", "--listen 127.0.0.1:0"):
+            self.assertIn(text, found)
+        self.assertEqual(self.doctor(), [found])
+        self.assertEqual(self.doctor("--clean"), [])
+        self.assertEqual(os.listdir(self.path / "run"), [])
 
 
 if __name__ == "__main__":

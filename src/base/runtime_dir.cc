@@ -47,9 +47,11 @@ void check_root(const std::string& root) {
          wrong);
 }
 
-std::string without_slash(std::string root) {
+// Without a final '/'. Throws if a socket's path in it would be too long.
+std::string plain_root(std::string root) {
   if (root.empty()) fail(ErrorCode::kInvalidArgument, "the runtime folder's path is empty");
   while (root.size() > 1 && root.ends_with('/')) root.pop_back();
+  SocketAddress::unix_path(root + "/" + std::string(kOwnNameBytes + 1 + RuntimeDir::kMaxNameBytes, 'x'));
   return root;
 }
 
@@ -97,7 +99,7 @@ std::vector<std::string> process_folders(const std::string& root) {
 
 // The same of a root that need not exist, once it has been checked.
 std::vector<std::string> process_folders_if_any(const std::string& root) {
-  const std::string folder = without_slash(root);
+  const std::string folder = plain_root(root);
   if (::access(folder.c_str(), F_OK) != 0 && errno == ENOENT) return {};
   check_root(folder);
   return process_folders(folder);
@@ -148,9 +150,7 @@ std::string RuntimeDir::default_root() {
 }
 
 std::string RuntimeDir::prepare_root(std::string root) {
-  root = without_slash(std::move(root));
-  const std::string longest = root + "/" + std::string(kOwnNameBytes + 1 + kMaxNameBytes, 'x');
-  SocketAddress::unix_path(longest);
+  root = plain_root(std::move(root));
   if (::mkdir(root.c_str(), 0700) != 0 && errno != EEXIST)
     fail_errno(fmt::format("create the runtime folder {}", root));
   check_root(root);
