@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <memory>
@@ -11,6 +12,14 @@
 
 namespace tessera::tools {
 namespace {
+
+// Every client takes a descriptor: as many as this process may have.
+void take_all_descriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 constexpr char kStoreExamples[] = R"(Examples:
   tessera store --listen 127.0.0.1:7070
@@ -33,6 +42,7 @@ void add_store_command(CLI::App& app, Run& run) {
   command.add_flag("--json", *json, "Print {\"address\":\"...\"} when ready");
   command.callback([listen, data, json, &run] {
     run = [listen, data, json](Interrupt& interrupt) {
+      take_all_descriptors();
       const std::unique_ptr<StoreServer> server = serve_store(*listen, {.data_dir = *data});
       if (*json) {
         fmt::print("{{\"address\":\"{}\"}}\n", server->address());

@@ -67,9 +67,9 @@ void Server::on_accept() {
       add_session(std::move(fd));
     }
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kResourceExhausted && !greeting_.empty()) return drop_greeting(error.what());
     log().warn("{}: a connection is refused: {}", address_, error.what());
     if (error.code() == ErrorCode::kPermissionDenied) return;
-    if (!greeting_.empty()) drop_greeting(error.what());
     loop_.remove_fd(listener_.get());  // it still waits, and would wake us at once
     loop_.add_timer_after(kAcceptPause,
                           [this] { loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); }); });

@@ -98,8 +98,9 @@ class Events {
 // A peer that sends what it likes.
 class RawPeer {
  public:
-  explicit RawPeer(const Server& server)
-      : fd_(connect_tcp(host_port_of(server), Deadline::after(kLimit))),
+  explicit RawPeer(const Server& server) : RawPeer(host_port_of(server)) {}
+  explicit RawPeer(const HostPort& server)
+      : fd_(connect_tcp(server, Deadline::after(kLimit))),
         reader_(kMagic, {.payload_bytes = kMaxReplyBytes}),
         writer_(kMagic, kHelloVersion, size_t{1} << 30) {}
 
