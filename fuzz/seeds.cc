@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/framing.h"
+#include "bus/command_ring.h"
 #include "bus/messages.h"
 #include "bus/records.h"
 #include "checkpoint/safetensors_header.h"
@@ -136,7 +137,9 @@ void add_store_messages(Seeds& seeds) {
   };
   seeds.add_store("Hello", Type::kHello,
                   store::Hello{.release = "0.1.0", .client = 7, .last_revision = 1, .incarnation = kSelf}.encode());
-  seeds.add_store("Welcome", Type::kWelcome, store::Welcome{1, "0.1.0", 9}.encode());
+  seeds.add_store("Challenge", Type::kChallenge, Challenge{kMaxVersion, "0.1.0", {}}.encode());
+  seeds.add_store("Proof", Type::kProof, encode_proof({}));
+  seeds.add_store("Welcome", Type::kWelcome, store::Welcome{kMaxVersion, "0.1.0", 9, Proof{}}.encode());
   seeds.add_store("Refused", Type::kRefused, encode_error(0, Status(ErrorCode::kMismatch, "no common protocol")));
   seeds.add_store("RepublishLeases", Type::kRepublishLeases,
                   encode_lease_terms(std::vector<LeaseTerm>{{5, seconds(10)}, {6, seconds(1)}}));
@@ -212,6 +215,30 @@ void add_memory(Seeds& seeds) {
   }
 }
 
+void add_commands(Seeds& seeds) {
+  constexpr uint32_t kSlots = 4;
+  ByteWriter queue;
+  queue.put('o');
+  queue.put(uint8_t{0});
+  queue.put(uint8_t{2 * kSlots});
+  queue.put(uint32_t{0x51435354});
+  queue.put(uint16_t{1});
+  queue.put(uint16_t{bus::kRecordBytes});
+  queue.put(uint64_t{1});
+  queue.put(kSlots);
+  queue.put(kSlots);
+  seeds.add("command", "queue", to_text(queue.view()));
+  ByteWriter ring;
+  ring.put('r');
+  ring.put(uint16_t{3840 + kSlots * bus::kRecordBytes + 24});  // a reply's type and length
+  ring.put(uint64_t{1 | 8 << 16});
+  ring.put(uint16_t{256});  // the agent's count of replies
+  ring.put(uint64_t{1});
+  ring.put(uint16_t{128});  // its count of commands taken
+  ring.put(uint64_t{1});
+  seeds.add("command", "ring", to_text(ring.view()));
+}
+
 void add_texts(Seeds& seeds) {
   seeds.add("text", "rule", R"(rmodel\.layers\.[0-9]+\..*=tp=2:S0)");
   seeds.add("text", "filter", "f(lm_head|.*_proj)\\.weight");
@@ -232,6 +259,7 @@ std::vector<Seed> seeds() {
   add_store_messages(all);
   add_records(all);
   add_memory(all);
+  add_commands(all);
   add_texts(all);
   return all.take();
 }

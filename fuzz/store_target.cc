@@ -50,6 +50,11 @@ class Conversation {
         return;
       case MessageType::kCompacted:
         return check<Compacted>(frame);
+      case MessageType::kChallenge:
+        return check<Challenge>(frame);
+      case MessageType::kProof:
+        TESSERA_CHECK(encode_proof(decode_proof(frame.payload)) == frame.payload);
+        return;
     }
     fail(ErrorCode::kInvalidArgument, "no such type");
   }

@@ -24,6 +24,7 @@ bool bus(Input input);          // a stream of frames between agents
 bool store(Input input);        // a stream of frames between a store's client and its server, both directions
 bool records(Input input);      // a letter for the kind, then what the store holds under a key of the bus
 bool memory(Input input);       // 'a', arenas and places in them; 'r', what a hostile peer writes into a bounce ring
+bool command(Input input);      // 'o', the memory of a command queue; 'r', what a hostile peer writes into its rings
 bool text(Input input);         // a letter for the kind, then what a user writes on the command line, or asks over HTTP
 
 struct Target {
@@ -31,8 +32,8 @@ struct Target {
   bool (*run)(Input input);
 };
 inline constexpr Target kTargets[] = {
-    {"layout", layout},   {"safetensors", safetensors}, {"bus", bus},   {"store", store},
-    {"records", records}, {"memory", memory},           {"text", text},
+    {"layout", layout},   {"safetensors", safetensors}, {"bus", bus},         {"store", store},
+    {"records", records}, {"memory", memory},           {"command", command}, {"text", text},
 };
 
 // Calls `read`; false if it throws an Error. Its message must be bounded: it goes to logs and to the peer.

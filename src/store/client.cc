@@ -98,8 +98,9 @@ void Client::wait_connected(Timeout timeout) {
   if (!lasting(link_status_.code()) && stop_.stop_requested())
     fail(ErrorCode::kCancelled, "store {}: the wait for a connection was interrupted: {}", url_,
          link_status_.message());
-  fail(lasting(link_status_.code()) ? link_status_.code() : ErrorCode::kUnavailable,
-       "store {} cannot be reached (waited {:.3g} s): {}", url_, to_seconds(timeout), link_status_.message());
+  if (lasting(link_status_.code())) fail(link_status_.code(), "store {}: {}", url_, link_status_.message());
+  fail(ErrorCode::kUnavailable, "store {} cannot be reached (waited {:.3g} s): {}", url_, to_seconds(timeout),
+       link_status_.message());
 }
 
 int64_t Client::put(std::string_view key, std::string_view value, PutOptions options, Timeout timeout) {

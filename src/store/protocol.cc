@@ -1,10 +1,11 @@
 #include "store/protocol.h"
 
-#include "tessera/version.h"
-
+#include <algorithm>
+#include <array>
 #include <random>
 
 #include "store/limits.h"
+#include "tessera/version.h"
 
 namespace tessera::store {
 namespace {
@@ -17,6 +18,15 @@ std::string read_key(ByteReader& in) {
   std::string key = in.get_string(kMaxStoreKeyBytes);
   check_key(key);
   return key;
+}
+
+// A nonce or a proof.
+std::array<std::byte, 32> read_digest(ByteReader& in) {
+  std::array<std::byte, 32> digest;
+  const auto bytes = in.get_bytes(digest.size());
+  if (bytes.size() != digest.size()) fail(ErrorCode::kInvalidArgument, "a nonce or proof of {} bytes", bytes.size());
+  std::ranges::copy(bytes, digest.begin());
+  return digest;
 }
 
 LeaseId read_lease(ByteReader& in) {
@@ -79,6 +89,7 @@ std::vector<std::byte> Hello::encode() const {
   out.put(last_instance);
   out.put(last_revision);
   incarnation.write(out);
+  out.put_bytes(nonce);
   return out.take();
 }
 
@@ -93,7 +104,25 @@ Hello Hello::decode(std::span<const std::byte> payload) {
   hello.last_instance = in.get<uint64_t>();
   hello.last_revision = read_revision(in, "hello");
   hello.incarnation = Incarnation::read(in);
+  hello.nonce = read_digest(in);
   return hello;  // a later version may have more to say
+}
+
+std::vector<std::byte> Challenge::encode() const {
+  ByteWriter out;
+  out.put(version);
+  out.put_string(release);
+  out.put_bytes(nonce);
+  return out.take();
+}
+
+Challenge Challenge::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "challenge");
+  Challenge challenge;
+  challenge.version = in.get<uint16_t>();
+  challenge.release = in.get_string(kMaxReleaseBytes);
+  challenge.nonce = read_digest(in);
+  return challenge;
 }
 
 std::vector<std::byte> Welcome::encode() const {
@@ -101,6 +130,8 @@ std::vector<std::byte> Welcome::encode() const {
   out.put(version);
   out.put_string(release);
   out.put(instance);
+  out.put<uint8_t>(proof ? 1 : 0);
+  if (proof) out.put_bytes(*proof);
   return out.take();
 }
 
@@ -110,6 +141,7 @@ Welcome Welcome::decode(std::span<const std::byte> payload) {
   welcome.version = in.get<uint16_t>();
   welcome.release = in.get_string(kMaxReleaseBytes);
   welcome.instance = in.get<uint64_t>();
+  if (welcome.version >= kMinVersion && in.get_bool()) welcome.proof = read_digest(in);
   return welcome;
 }
 
@@ -189,6 +221,19 @@ TransactReply TransactReply::read(ByteReader& in) {
   }
   reply.current = read_key_values(in);
   return reply;
+}
+
+std::vector<std::byte> encode_proof(const Proof& proof) {
+  ByteWriter out;
+  out.put_bytes(proof);
+  return out.take();
+}
+
+Proof decode_proof(std::span<const std::byte> payload) {
+  ByteReader in(payload, "proof");
+  const Proof proof = read_digest(in);
+  in.finish();
+  return proof;
 }
 
 std::vector<std::byte> encode_error(uint64_t request, const Status& status) {
