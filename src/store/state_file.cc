@@ -275,10 +275,13 @@ void StateFile::load(State& state, TimePoint now) {
       check_ttl(Duration(leases.integer(1)));
       state.grant(leases.integer(0), Duration(leases.integer(1)), now);
     }
-    const int64_t revision = std::max(number(database_->get(), "SELECT revision FROM store"),
-                                      number(database_->get(), "SELECT max(mod_revision) FROM keys"));
-    if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "revision {}", revision);
-    if (revision > 0) state.raise_revision(revision);
+    int64_t highest = 0;
+    for (const char* sql : {"SELECT revision FROM store", "SELECT max(mod_revision) FROM keys"}) {
+      const int64_t revision = number(database_->get(), sql);
+      if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "revision {}", revision);
+      highest = std::max(highest, revision);
+    }
+    if (highest > 0) state.raise_revision(highest);
     Statement keys(database_->get(),
                    "SELECT key, value, create_revision, mod_revision, version, lease, decision FROM keys");
     while (keys.step()) state.restore(read_row(keys), true);
