@@ -53,6 +53,7 @@ void JobOptions::declare(CLI::App& command) {
                      "Seconds to wait for the other job, and for each transfer (default: 300 and 30)");
   command.add_option("--threads", threads, "That copy (default: usable CPUs over the ranks on this machine)");
   command.add_flag("--no-digest", no_digest, "Do not check the digest of what arrives; either side may choose so");
+  command.add_flag("--pinned", pinned, "Refuse the other job if it comes back with another world or other layouts");
   command.add_flag("--json", json, "Print one JSON object at the end");
 }
 

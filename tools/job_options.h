@@ -29,6 +29,7 @@ struct JobOptions {
   std::optional<double> timeout_s;
   int threads = 0;
   bool no_digest = false;
+  bool pinned = false;
   bool json = false;
   std::vector<std::string> layouts;
 

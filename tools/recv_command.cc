@@ -37,6 +37,7 @@ struct RecvOptions {
   std::optional<int> count;
   std::string out;
   std::vector<std::string> verify;
+  bool staged = false;
 };
 
 // How many versions to take: --count, else one for each --verify, else one.
@@ -107,7 +108,8 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
   std::vector<Layout> layouts = rules.assign(tensors);
   check_no_partial(tensors, layouts);
   const HeldTensors held(std::move(tensors), std::move(layouts), report.bus.rank, report.bus.world);
-  Batch batch = pair.accept(kBatchId, held.specs(), report.pair.timeout);
+  Batch batch = pair.accept(kBatchId, held.specs(), report.pair.timeout,
+                            {.mode = options.staged ? Mode::kStaged : Mode::kInPlace, .pinned = options.job.pinned});
   const std::string label = fmt::format("recv {}/{}", report.pair.name, report.bus.rank);
   for (int i = 0; i < versions; ++i) {
     interrupt.check();
@@ -140,6 +142,8 @@ void add_recv_command(CLI::App& app, Run& run) {
   add_list(command, "--skip", options->skip, "REGEX of whole tensor names to leave out; repeatable");
   command.add_option("--count", options->count, "Versions to take, one after the other (default 1)")
       ->check(whole_number("a count", std::numeric_limits<int>::max()));
+  command.add_flag("--staged", options->staged,
+                   "Take a version on all ranks of this job or on none (needs the memory twice)");
   command.add_option("--out", options->out, "Folder for rank-NNNNN.safetensors, this rank's local tensors")
       ->check(not_empty());
   add_list(command, "--verify", options->verify, "Checkpoint to compare every element with; repeated: one a version");

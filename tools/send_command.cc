@@ -93,7 +93,7 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
 
   Bus bus(report.bus);
   Pair pair = bus.pair(report.pair);
-  Batch batch = pair.offer(kBatchId, held.specs(), report.pair.timeout);
+  Batch batch = pair.offer(kBatchId, held.specs(), report.pair.timeout, {.pinned = options.job.pinned});
   const std::string label = fmt::format("send {}/{}", report.pair.name, report.bus.rank);
   for (size_t i = 0; i < checkpoints.size(); ++i) {
     if (i > 0) load_slices(checkpoints[i], held, interrupt);

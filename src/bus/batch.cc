@@ -133,6 +133,9 @@ void BatchImpl::count_session(const Session& session, int64_t rank_bytes) {
   for (const LocalTensor& tensor : made.tensors) names.push_back(tensor.name);
   const std::lock_guard lock(mutex_);
   const int64_t sessions = figures_.sessions + 1;
+  if (sessions > 1)
+    log().info("{}: {} is matched with job {} anew, {} ranks, {} routes", identity().name(), describe(),
+               session.peer_job(), made.view.peer.size(), plan.routes);
   const double register_seconds =
       sessions == 1 ? to_seconds(Clock::steady().now() - created_) : figures_.register_seconds;
   figures_ = {.tensors = static_cast<int64_t>(made.agreement.match.tensors.size()),
