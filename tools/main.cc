@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "base/escape.h"
 #include "base/fail.h"
 #include "tessera/version.h"
 #include "tools/commands.h"
 #include "tools/exit_status.h"
 #include "tools/interrupt.h"
 #include "tools/list_option.h"
+#include "tools/observe.h"
 
 namespace tessera::tools {
 namespace {
@@ -28,7 +30,7 @@ constexpr char kExamples[] = R"(Examples:
 
 )";
 
-void declare(CLI::App& app, Run& run) {
+void declare(CLI::App& app, Run& run, ObserveOptions& observe) {
   app.set_version_flag("--version", fmt::format("tessera {}", kVersion));
   app.require_subcommand(1);
   app.footer(kExamples + std::string(exit_status_help()));
@@ -38,16 +40,18 @@ void declare(CLI::App& app, Run& run) {
   add_plan_command(app, run);
   add_bench_command(app, run);
   add_doctor_command(app, run);
+  for (const char* lasting : {"store", "send", "recv"}) observe.declare(*app.get_subcommand(lasting));
 }
 
 ExitStatus complain(std::string message, ExitStatus status) {
   std::ranges::replace(message, '\n', ' ');
-  fmt::print(stderr, "tessera: {}\n", message);
+  fmt::print(stderr, "tessera: {}\n", printable(message));  // it may repeat what a peer said
   return status;
 }
 
-ExitStatus execute(const Run& run, Interrupt& interrupt) {
+ExitStatus execute(const Run& run, const ObserveOptions& observe, Interrupt& interrupt) {
   try {
+    const Observation observation = observe.start();
     return run(interrupt);
   } catch (...) {
     const Status status = status_of_current_exception();
@@ -69,7 +73,8 @@ void check_command(const CLI::App& app, const std::vector<std::string>& args) {
 ExitStatus tessera_main(const std::vector<std::string>& args) {
   CLI::App app(kDescription, "tessera");
   Run run;
-  declare(app, run);
+  ObserveOptions observe;
+  declare(app, run, observe);
   try {
     check_command(app, args);
     std::vector<std::string> reversed = expand_lists(args);
@@ -83,7 +88,7 @@ ExitStatus tessera_main(const std::vector<std::string>& args) {
     return complain(fmt::format("{}; see tessera --help", error.what()), ExitStatus::kBadInput);
   }
   Interrupt interrupt;
-  return execute(run, interrupt);
+  return execute(run, observe, interrupt);
 }
 
 }  // namespace

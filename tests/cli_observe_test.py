@@ -1,0 +1,122 @@
+"""What a command tells of itself: metrics over HTTP, a trace for Perfetto, log lines that machines read.
+
+    cli_observe_test.py PATH_OF_TESSERA [unittest arguments]
+"""
+
+import json
+import signal
+import socket
+import sys
+import unittest
+import urllib.error
+import urllib.request
+
+import cli_test
+from cli_test import HANG, CommandTest
+
+
+def check_trace(test, path):
+    """The events of a trace, after what the Trace Event Format demands of each. Spans of one thread nest."""
+    with open(path) as file:
+        events = json.load(file)["traceEvents"]
+    open_spans, open_tracks = {}, {}
+    for event in events:
+        test.assertIsInstance(event["name"], str)
+        test.assertIsInstance(event["pid"], int)
+        phase = event["ph"]
+        test.assertIn(phase, "MXibe")
+        if phase == "M":
+            continue
+        test.assertGreaterEqual(event["ts"], 0)
+        test.assertEqual("dur" in event, phase == "X")
+        if phase == "X":
+            open_spans.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+        if phase in "be":
+            key = (event["cat"], event["id"], event["name"])
+            open_tracks[key] = open_tracks.get(key, 0) + (1 if phase == "b" else -1)
+    for spans in open_spans.values():
+        ends = []
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            test.assertTrue(not ends or end <= ends[-1], "spans of one thread overlap")
+            ends.append(end)
+    for key, balance in open_tracks.items():
+        test.assertGreaterEqual(balance, 0, key)
+    return events
+
+
+class Observed(CommandTest):
+    def store(self, *arguments):
+        store = self.start("store", "--listen", "127.0.0.1:0", *arguments)
+        store.stdout.readline()
+        return store
+
+    def test_metrics_are_served_on_loopback_until_the_end(self):
+        store = self.start("store", "--listen", "127.0.0.1:0", "--metrics", "0")
+        url = store.stderr.readline().split()[-1]
+        self.assertRegex(url, r"^http://127\.0\.0\.1:[0-9]+/metrics$")
+        with urllib.request.urlopen(url, timeout=HANG) as reply:
+            self.assertTrue(reply.headers["Content-Type"].startswith("text/plain; version=0.0.4"))
+            self.assertIn(b"# TYPE tessera_transfers_total counter\n", reply.read())
+        with self.assertRaises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url.replace("/metrics", "/"), timeout=HANG)
+        self.assertEqual(refused.exception.code, 404)
+        refused.exception.close()
+        store.send_signal(signal.SIGINT)
+        self.assertEqual(store.wait(timeout=HANG), 130)
+        port = int(url.split(":")[2].split("/")[0])
+        with self.assertRaises(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=HANG).close()
+
+    def test_an_address_that_cannot_be_served_is_a_mistake_in_one_line(self):
+        self.assert_one_line(self.run_command("store", "--metrics", "nonsense"), 2, "nonsense", "HOST:PORT")
+        self.assert_one_line(self.run_command("store", "--trace", "/nonexistent/t.json"), 2, "/nonexistent/t.json")
+
+    def test_a_trace_is_whole_after_an_interrupt(self):
+        trace = self.path / "trace.json"
+        self.environment["TESSERA_TRACE"] = str(trace)
+        store = self.store()
+        store.send_signal(signal.SIGINT)
+        self.assertEqual(store.wait(timeout=HANG), 130)
+        names = [event["args"]["name"] for event in check_trace(self, trace) if event["name"] == "process_name"]
+        self.assertEqual(names, ["tessera"])
+
+    def test_a_trace_of_a_transfer_has_the_structure_of_one(self):
+        traces = [self.path / "send.json", self.path / "recv.json"]
+        sender = self.sender(0, 1, ".*=1:R", None, "--trace", traces[0])
+        receiver = self.receiver(0, 1, ".*=1:R", "--verify", self.model, "--trace", traces[1])
+        for process in (sender, receiver):
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+        for trace in traces:
+            self.assertTrue(check_trace(self, trace))
+
+    def test_every_log_line_is_json_where_that_is_asked_for(self):
+        self.environment.update(TESSERA_LOG="trace", TESSERA_LOG_FORMAT="json")
+        processes = [self.sender(), self.receiver(0, 1, ".*=1:R", "--verify", self.model)]
+        lines = []
+        for process in processes:
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+            lines += [line for line in errors.splitlines() if line.startswith("{")]
+        self.assertTrue(lines)
+        for line in lines:
+            self.assertLessEqual({"ts", "level", "pid", "tid", "thread"}, json.loads(line).keys())
+
+    def test_a_level_or_form_that_does_not_exist_is_said_and_not_obeyed(self):
+        self.environment.update(TESSERA_LOG="verbose", TESSERA_LOG_FORMAT="xml")
+        store = self.start("store", "--listen", "127.0.0.1:0", "--json")
+        host, port = json.loads(store.stdout.readline())["address"].removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), timeout=HANG) as stranger:
+            stranger.sendall(b"no hello at all, and worth a warning")
+            stranger.recv(1)
+        store.send_signal(signal.SIGINT)
+        _, _, errors = self.finish(store)
+        for text in ("TESSERA_LOG is 'verbose'", "TESSERA_LOG_FORMAT is 'xml'"):
+            self.assertIn(text, errors)
+
+
+if __name__ == "__main__":
+    cli_test.TESSERA = sys.argv.pop(1)
+    unittest.main()
