@@ -59,6 +59,16 @@ void check_message(const Frame& frame) {
       return check<Detach>(frame.payload);
     case MessageType::kBroken:
       return check<Broken>(frame.payload);
+    case MessageType::kHold:
+      return check<Hold>(frame.payload);
+    case MessageType::kHeld:
+      return check<Held>(frame.payload);
+    case MessageType::kRelease:
+      return check<Release>(frame.payload);
+    case MessageType::kGot:
+      return check<Got>(frame.payload);
+    case MessageType::kDecided:
+      return check<Decided>(frame.payload);
   }
   fail(ErrorCode::kInvalidArgument, "no such type");
 }

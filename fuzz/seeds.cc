@@ -99,15 +99,21 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Welcome{1, "0.1.0", "inference", 0, kSelf});
   seeds.add_bus(Reject{ErrorCode::kMismatch, "no common protocol"});
   seeds.add_bus(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
-  seeds.add_bus(Attached{
-      {{1, 4096}},
-      false,
-      {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, -4}}, {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}}}});
+  seeds.add_bus(Attached{2,
+                         {{1, 4096}},
+                         false,
+                         {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, -4}, 4096},
+                          {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}, 0}}});
   seeds.add_bus(Prepare{true, {0, 3, 7}});
   seeds.add_bus(Prepared{});
   seeds.add_bus(Offer{.version = 5});
   seeds.add_bus(Withdraw{.version = 5});
   seeds.add_bus(Take{.version = 5, .epoch = 2});
+  seeds.add_bus(Hold{.version = 5, .epoch = 2});
+  seeds.add_bus(Held{.version = 5, .epoch = 2});
+  seeds.add_bus(Release{.version = 5, .epoch = 2});
+  seeds.add_bus(Got{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kDataLoss, "a digest differs")});
+  seeds.add_bus(Decided{5, 2, Decided::Verdict::kCommit, Status()});
   seeds.add_bus(Grant{.version = 5, .epoch = 2});
   seeds.add_bus(Refuse{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kCancelled, "withdrawn")});
   seeds.add_bus(Revoke{.version = 5, .epoch = 2, .reason = gone});
@@ -186,7 +192,7 @@ void add_records(Seeds& seeds) {
   seeds.add("records", "pair", "p" + PairRecord{rank, "inference"}.write());
   seeds.add("records", "manifest", "m" + ManifestRecord{of, {{embed, norm}}}.write());
   seeds.add("records", "batch",
-            "b" + BatchRecord{of, true, true, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
+            "b" + BatchRecord{of, true, true, 7, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
   seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());
   seeds.add("records", "registration", "g" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}.write());
   seeds.add("records", "key", "ktrainer/12");
