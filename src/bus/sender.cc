@@ -58,6 +58,8 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   absent_.erase(job);
   unreported_ = {};
   const auto made = std::static_pointer_cast<SenderSession>(session);
+  const auto whole = [](const auto& entry) { return !entry.second->broken(); };
+  if (std::ranges::any_of(sessions_, whole)) newcomers_.insert(made.get());
   sessions_[job] = made;
   made->adopted();
   int64_t rank_bytes = 0;
@@ -79,6 +81,7 @@ void SenderBatch::on_sender_retired(SenderSession& session) {
   absent_[job] = session.broken_status();
   if (reported_ != &session && !session.left()) unreported_ = session.broken_status();
   // Later: whoever is at it may be going through the sessions.
+  newcomers_.erase(&session);
   loop().post([self = shared_from_this(), this, job, over = sessions_.at(job)] {
     sessions_.erase(job);
     retire(over);
@@ -125,8 +128,9 @@ void SenderBatch::count_decision() {
   changed_.notify_all();
 }
 
-void SenderBatch::on_taking(SenderSession&) {
+void SenderBatch::on_taking(SenderSession& session) {
   count_decision();
+  if (session.begun(offering_)) newcomers_.erase(&session);
   if (operation_ && data_start_ == TimePoint{}) data_start_ = Clock::steady().now();
 }
 
@@ -136,6 +140,8 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
     const std::lock_guard lock(mutex_);
     if (!taken_) digests_.swap(sums_);
     taken_ = true;
+  } else if (newcomers_.contains(&session)) {
+    log().info("{}: job {} comes too late for version {}", describe(), session.peer_job(), offering_);
   } else if (status.code() == ErrorCode::kPeerLost) {
     lost_ = status;
     reported_ = &session;
@@ -149,8 +155,19 @@ bool SenderBatch::any_offering() const {
   return std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->offering(); });
 }
 
+void SenderBatch::leave_newcomers() {
+  const auto at_it = [&](const auto& entry) {
+    return entry.second->offering() && !newcomers_.contains(entry.second.get());
+  };
+  if (offering_ == 0 || ending_ || !taken_ || std::ranges::any_of(sessions_, at_it)) return;
+  for (const auto& [job, session] : sessions_)
+    if (session->offering() && !session->undecided(offering_))
+      session->fail_offer(failed(ErrorCode::kCancelled, "all others have it"));
+}
+
 // A job that was lost is no failure as long as another one has the version.
 void SenderBatch::check_ended() {
+  leave_newcomers();
   if (offering_ == 0 || any_offering()) return;
   const Status outcome = !failure_.ok() ? failure_ : taken_ ? Status() : lost_;
   if (outcome.ok() && !taken_) return;  // nobody is attached: somebody may come
@@ -243,6 +260,7 @@ void SenderBatch::on_digested(SenderSession& session, int64_t version) {
 
 void SenderBatch::on_unpinned(SenderSession&) {
   count_decision();
+  leave_newcomers();
   if (staged() && offering_ != 0 && !target_ && !ending_) begin_snapshot();
 }
 
