@@ -8,7 +8,7 @@ function(tessera_compile_options target)
   if(TESSERA_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
-  if(CMAKE_UNITY_BUILD)  # what a source keeps to itself is in an included file then
+  if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # what a source keeps to itself is in an included file then
     target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   endif()
   if(TESSERA_SANITIZE)

@@ -10,8 +10,15 @@ import pathlib
 import re
 import sys
 
+# Enums whose values travel, and the page that says what they mean: "NUMBER Name", or "| NUMBER | Name".
+CODES = (
+    ("src/bus/messages.h", "MessageType", "docs/formats/bus-protocol.md"),
+    ("src/store/protocol.h", "MessageType", "docs/formats/store-protocol.md"),
+    ("include/tessera/error.h", "ErrorCode", "docs/formats/bus-protocol.md"),
+    ("include/tessera/dtype.h", "DType", "docs/formats/bus-protocol.md"),
+)
 MOST_LINES = {"ARCHITECTURE.md": 120}
-PATH = re.compile(r"(src|include|tools|tests|bench|examples|docs|scripts|cmake|\.ci)/[\w./-]*")
+PATH = re.compile(r"(src|include|tools|tests|bench|fuzz|examples|docs|scripts|cmake|\.ci)/[\w./-]*")
 NAME = re.compile(r"([A-Z][a-z0-9]+){2,}|[a-z_0-9]+\(\)")
 
 root = pathlib.Path(__file__).resolve().parent.parent
@@ -46,7 +53,24 @@ def check(document):
                 yield f"{where}: name {name} occurs nowhere in the sources"
 
 
-findings = [finding for document in documents for finding in check(document)]
+def enumerators(header, enum):
+    """(name, value) of each."""
+    body = re.search(rf"enum class {enum}\b[^{{]*{{(.*?)}};", (root / header).read_text(), re.S).group(1)
+    value = -1
+    for name, given in re.findall(r"\bk(\w+)(?: = (\d+))?", re.sub(r"//.*", "", body)):
+        value = int(given) if given else value + 1
+        yield name, value
+
+
+def check_codes():
+    for header, enum, page in CODES:
+        text = (root / page).read_text()
+        for name, value in enumerators(header, enum):
+            if not re.search(rf"\b{value} (\| )?{name}\b", text):
+                yield f"{page}: no \"{value} {name}\", {enum} of {header}"
+
+
+findings = [finding for document in documents for finding in check(document)] + list(check_codes())
 for finding in findings:
     print(finding)
 print(f"docs: {len(documents)} documents, {len(findings)} finding(s)")

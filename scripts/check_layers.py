@@ -8,6 +8,7 @@ Rules (ARCHITECTURE.md):
   * a public header counts as the layer that implements it (PUBLIC);
   * layout/ and plan/ are pure: no threads, no I/O headers;
   * a CUDA or NCCL header is included only below a folder called cuda, cuda_ipc or nccl, and never from include/;
+  * no source reads the wall clock, which may jump: time is base/clock.h's;
   * public headers include only the standard library and other public headers.
 """
 import pathlib
@@ -30,6 +31,8 @@ IMPURE = re.compile(r"^(thread|mutex|future|fstream|iostream|filesystem|cstdio|u
 CUDA = re.compile(r"^(cuda.*|nccl.*|cub/.*|thrust/.*|nvtx.*)$")
 THIRD_PARTY_IN_PUBLIC = re.compile(r"^(fmt|spdlog|nlohmann|hwy|re2|xxhash|CLI|gtest|gmock)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
+
+WALL_CLOCK = re.compile(r"\bsystem_clock\b|\bCLOCK_REALTIME\b|\bgettimeofday\b|\btime\((nullptr|NULL|0)\)|\bsem_timedwait\b")
 
 root = pathlib.Path(__file__).resolve().parent.parent
 findings = []
@@ -59,6 +62,8 @@ def check(path):
     else:
         layer = None  # tools, tests, bench, examples: on top of everything
     for number, line in enumerate(path.read_text().splitlines(), 1):
+        if parts[0] in {"src", "include"} and WALL_CLOCK.search(line):
+            findings.append(f"{relative}:{number}: reads the wall clock, which may jump: use base/clock.h")
         match = INCLUDE.match(line)
         if not match:
             continue

@@ -10,9 +10,10 @@ jobs=${TESSERA_JOBS:-$(nproc)}
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv
-  libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libre2-dev
+  libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libre2-dev libssl-dev libsqlite3-dev
   libgtest-dev libgmock-dev libbenchmark-dev)
 lint_packages=(clang-format-19 clang-tidy-19)
+fuzz_packages=(clang-19 libclang-rt-19-dev)
 
 say() { printf '\n== %s\n' "$*"; }
 

@@ -12,7 +12,7 @@ case $mode in
 esac
 need_packages "${build_packages[@]}" "${lint_packages[@]}"
 
-mapfile -t sources < <(find include src tools tests bench examples -name '*.h' -o -name '*.cc' | sort)
+mapfile -t sources < <(find include src tools tests bench examples fuzz -name '*.h' -o -name '*.cc' | sort)
 say "clang-format (${#sources[@]} files)"
 if [ "$mode" = --fix ]; then clang-format-19 -i "${sources[@]}"; fi
 clang-format-19 --dry-run --Werror "${sources[@]}"

@@ -49,6 +49,8 @@ class CommandTest(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory(prefix="tessera-cli-")
         self.path = pathlib.Path(self.folder.name)
         self.environment = dict(os.environ, TESSERA_RUNTIME_DIR=str(self.path / "run"))
+        for secret in ("TESSERA_TOKEN", "TESSERA_TOKEN_FILE"):
+            self.environment.pop(secret, None)
         self.processes = []
         self.model = self.path / "model.safetensors"
         write_safetensors(self.model, {

@@ -33,6 +33,10 @@ constexpr bool kSanitized = false;
 
 constexpr useconds_t kPollMicroseconds = 2000;  // waitpid has no deadline of its own
 
+// The stores and clients of these tests share a token, whatever runtime folder they have; it is in the environment
+// before anything reads that.
+[[maybe_unused]] const int kTokenIsSet = ::setenv("TESSERA_TOKEN", "the token of the process tests", 1);
+
 std::string read_file(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};

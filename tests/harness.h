@@ -59,7 +59,7 @@ class ProcessGroup {
   pid_t start(const std::string& name, std::function<int()> body);
   // A store on its own process; returns its URL. One that was killed may be followed by another at the same one.
   std::string start_store(const std::string& url = "tcp://127.0.0.1:0");
-  pid_t store() const { return store_; }
+  pid_t store_pid() const { return store_; }
   void kill_store();
   void kill(pid_t pid, int signal);
   // Waits for one of them, at most `limit`.

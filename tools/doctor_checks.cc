@@ -1,10 +1,14 @@
 #include "tools/doctor_checks.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <ctime>
 #include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "base/config.h"
@@ -14,6 +18,7 @@
 #include "codec/kernel.h"
 #include "device/device.h"
 #include "device/host/memory_limit.h"
+#include "store/auto_host.h"
 #include "tools/progress_bar.h"
 #include "transport/shm/remote_read.h"
 #include "transport/transport.h"
@@ -150,13 +155,13 @@ Check private_memory() {
   return check;
 }
 
-Check runtime_directory() {
-  try {
-    return {"processes", "runtime directory", State::kGood, RuntimeDir::prepare_root(), ""};
-  } catch (const Error& error) {
-    return {"processes", "runtime directory", State::kMissing, error.what(),
-            "set TESSERA_RUNTIME_DIR to a folder of yours, mode 0700, with a short name"};
-  }
+// "pid 4711, trainer/3, since 2026-05-01 12:00:00 UTC: python train.py"
+std::string describe(const ProcessFolder& folder) {
+  std::string text = folder.pid > 0 ? fmt::format("pid {}", folder.pid) : "a process that has not said who it is";
+  if (!folder.role.empty()) text += ", " + folder.role;
+  if (folder.since > 0) text += fmt::format(", since {:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(std::time_t{folder.since}));
+  if (!folder.command.empty()) text += ": " + folder.command;
+  return text;
 }
 
 void add_transports(std::vector<Check>& checks) {
@@ -191,9 +196,37 @@ std::string private_memory_text(const PullCosts& costs) {
   return fmt::format("{} for all sizes, not {}", ring, readv);
 }
 
+std::vector<Check> examine_runtime_folder(const std::string& root) {
+  std::vector<Check> checks{{"processes", "runtime directory", State::kGood, root, ""}};
+  const std::string fix = "goes when the next process of a bus starts here, or now by `tessera doctor --clean`";
+  try {
+    size_t living = 0;
+    for (const ProcessFolder& folder : RuntimeDir::folders(root)) {
+      living += folder.living ? 1 : 0;
+      if (!folder.living)
+        checks.push_back({"processes", "left over", State::kLimited,
+                          fmt::format("{} of {}", folder.path.substr(folder.path.rfind('/') + 1), describe(folder)),
+                          fix});
+    }
+    checks[0].detail += fmt::format(", used by {} process{}", living, living == 1 ? "" : "es");
+    if (const auto names = store::AutoHost::left_over(root); !names.empty())
+      checks.push_back({"processes", "left over", State::kLimited,
+                        fmt::format("{} of a host of the store auto that was killed", fmt::join(names, ", ")), fix});
+  } catch (const Error& error) {
+    checks = {{"processes", "runtime directory", State::kMissing, error.what(),
+               "set TESSERA_RUNTIME_DIR to a folder of yours, mode 0700, with a short name"}};
+  }
+  return checks;
+}
+
+void clean_runtime_folder(const std::string& root) {
+  store::AutoHost::tidy(RuntimeDir::prepare_root(root), 0);
+}
+
 std::vector<Check> examine_machine() {
-  std::vector<Check> checks{cpus(),        kernels(),      available_memory(), shared_memory(),    huge_pages(),
-                            descriptors(), death_notice(), private_memory(),   runtime_directory()};
+  std::vector<Check> checks{cpus(),       kernels(),     available_memory(), shared_memory(),
+                            huge_pages(), descriptors(), death_notice(),     private_memory()};
+  std::ranges::move(examine_runtime_folder(RuntimeDir::default_root()), std::back_inserter(checks));
   add_transports(checks);
   return checks;
 }

@@ -23,7 +23,13 @@ std::string_view to_string(Check::State state);  // "good", "limited", "missing"
 // smaller ones".
 std::string private_memory_text(const PullCosts& costs);
 
-// Looks; changes nothing but that the runtime directory is made if it is not there. Never throws for what it finds.
+// Looks and changes nothing. Never throws for what it finds.
 std::vector<Check> examine_machine();
+
+// The same of the runtime folder `root` alone: whether it can be used, and one check for each thing that a process
+// which has died left there.
+std::vector<Check> examine_runtime_folder(const std::string& root);
+// Removes what those processes left. Throws Error.
+void clean_runtime_folder(const std::string& root);
 
 }  // namespace tessera::tools

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/runtime_dir.h"
 #include "tessera/version.h"
 #include "tools/commands.h"
 #include "tools/doctor_checks.h"
@@ -18,11 +19,13 @@ namespace {
 
 constexpr char kDoctorExamples[] = R"(Examples:
   tessera doctor
-  tessera doctor --json)";
+  tessera doctor --json
+  tessera doctor --clean)";
 
 // What the environment holds now, or the default.
 std::string current_value(const EnvironmentVariable& variable) {
   const char* set = std::getenv(std::string(variable.name).c_str());
+  if (set != nullptr && variable.secret) return "(set)";
   return set != nullptr ? set : std::string(variable.default_value);
 }
 
@@ -67,9 +70,12 @@ void add_doctor_command(CLI::App& app, Run& run) {
   CLI::App& command = *app.add_subcommand("doctor", "Say what this machine can do, what is missing and how to get it")
                            ->footer(kDoctorExamples);
   const auto json = std::make_shared<bool>(false);
+  const auto clean = std::make_shared<bool>(false);
   command.add_flag("--json", *json, "Print one JSON object");
-  command.callback([json, &run] {
-    run = [json](Interrupt&) {
+  command.add_flag("--clean", *clean, "First remove what processes that have died left in the runtime directory");
+  command.callback([json, clean, &run] {
+    run = [json, clean](Interrupt&) {
+      if (*clean) clean_runtime_folder(RuntimeDir::default_root());
       const std::vector<Check> checks = examine_machine();
       *json ? print_json(checks) : print_text(checks);
       return ExitStatus::kOk;

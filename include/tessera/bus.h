@@ -210,6 +210,7 @@ class Batch {
 
  private:
   friend class Pair;
+  friend class Bus;
   explicit Batch(std::shared_ptr<bus::BatchImpl> impl);
   std::shared_ptr<bus::BatchImpl> impl_;
 };
@@ -238,6 +239,12 @@ class Pair {
   std::shared_ptr<bus::PairImpl> impl_;
 };
 
+// What a batch over several pairs holds of one of them.
+struct BatchPart {
+  const Pair* pair = nullptr;
+  std::span<const TensorSpec> tensors = {};
+};
+
 // This process' place on the bus: its name, its store and the threads that move its data (an embedded agent).
 class Bus {
  public:
@@ -251,7 +258,17 @@ class Bus {
   // Blocks until all ranks of both jobs are in. Prints every 10 s who is missing.
   Pair pair(const PairOptions& options);
 
+  // A batch over several pairs of this bus with one and the same peer job, e.g. dense weights on one mesh and experts
+  // on another: transferred as one. Tensors that bring no layout take that of their pair; in manifests, errors and
+  // digests a name is "PAIR/NAME". Both jobs name the same pairs.
+  Batch offer(const std::string& batch_id, std::span<const BatchPart> parts, Timeout timeout = kRendezvousTimeout,
+              const BatchOptions& options = {});
+  Batch accept(const std::string& batch_id, std::span<const BatchPart> parts, Timeout timeout = kRendezvousTimeout,
+               const BatchOptions& options = {});
+
  private:
+  Batch register_parts(const std::string& batch_id, std::span<const BatchPart> parts, bool sends, Timeout timeout,
+                       const BatchOptions& options);
   std::shared_ptr<bus::BusImpl> impl_;
 };
 

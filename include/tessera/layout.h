@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -147,18 +148,21 @@ class Mesh {
 
   std::span<const Axis> axes() const { return axes_; }
   int ndim() const { return static_cast<int>(axes_.size()); }
-  int size() const { return static_cast<int>(ranks_.size()); }
-  std::span<const Rank> ranks() const { return ranks_; }
+  int size() const { return static_cast<int>(ranks().size()); }
+  std::span<const Rank> ranks() const { return ranks_ == nullptr ? std::span<const Rank>() : ranks_->list; }
   // Row-major position of a rank in the mesh; none if it is not in it. O(log size).
   std::optional<int> position_of(Rank rank) const;
   // Coordinate along every axis of the rank at a row-major position.
   std::vector<int> coordinate(int position) const;
-  bool operator==(const Mesh& other) const { return axes_ == other.axes_ && ranks_ == other.ranks_; }
+  bool operator==(const Mesh& other) const;
 
  private:
+  struct Ranks {
+    std::vector<Rank> list;
+    std::vector<std::pair<Rank, int>> positions;  // sorted; empty where ranks are consecutive
+  };
   std::vector<Axis> axes_;
-  std::vector<Rank> ranks_;
-  std::vector<std::pair<Rank, int>> by_rank_;  // sorted; empty where ranks are consecutive
+  std::shared_ptr<const Ranks> ranks_;  // of all copies: a model's tensors have a few meshes; null where there are none
 };
 
 // --- layout

@@ -4,9 +4,10 @@
 // that created and last modified it and may hang on a lease: when the lease ends, its keys are deleted as one change.
 // A range names the revision it is true at; a watch from the next revision then misses nothing.
 //
-// State is soft. A client remembers the keys it put under its leases and the decisions it saw (PutOptions::decision);
-// when it meets a store that has forgotten them (a restarted server, another host of "auto") it publishes them again,
-// with their revisions. Revisions keep growing across such a change; watches get kCompacted and list again.
+// State is soft, unless the store keeps it on disk (ServeOptions::data_dir). A client remembers the keys it put under
+// its leases and the decisions it saw (PutOptions::decision); when it meets a store that has forgotten them (a
+// restarted server, another host of "auto") it publishes them again, with their revisions. Revisions keep growing
+// across such a change; watches get kCompacted and list again.
 //
 // Protocol: docs/formats/store-protocol.md.
 #pragma once
@@ -172,7 +173,7 @@ class Store {
 };
 
 struct StoreOptions {
-  // For "auto"; empty: the default (see TESSERA_RUNTIME_DIR).
+  // For "auto", and where a "tcp://" store of this user leaves its token; empty: the default (see TESSERA_RUNTIME_DIR).
   std::string runtime_dir{};
   // How long open_store() waits for the first connection; a line in the log every 10 s says that it does.
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(10);
@@ -183,6 +184,10 @@ struct StoreOptions {
 
 // "auto", "tcp://HOST:PORT", "unix:///PATH" (for tests) or "etcd://HOST:PORT" (kUnimplemented in a build without it).
 // Throws kInvalidArgument for any other URL, kUnavailable if no store answers in time and kCancelled once stopped.
+//
+// A "tcp://" store and its client prove to each other that they know one token, which does not cross the wire; what
+// follows is neither encrypted nor signed. The token is in TESSERA_TOKEN, or in the file that TESSERA_TOKEN_FILE names,
+// or where a store of the same user and runtime folder has left it. kPermissionDenied if it is none or another.
 std::unique_ptr<Store> open_store(std::string_view url, const StoreOptions& options = {});
 
 // A server on a thread of its own, which ends with the object. Thread-safe.
@@ -193,8 +198,19 @@ class StoreServer {
   virtual std::string address() const = 0;
 };
 
-// Listens at "tcp://HOST:PORT" (port 0: any free one; "HOST:PORT" will do) or "unix:///PATH".
-std::unique_ptr<StoreServer> serve_store(std::string_view url);
+struct ServeOptions {
+  // Where a store that was given no token leaves the one that it makes up; empty: the default.
+  std::string runtime_dir{};
+  // Keeps the store's state in this folder, which is made if need be, so that keys, decisions and leases (with their
+  // full ttl) outlive the store's process; one store a folder. Empty: nowhere. A change that the disk refuses is
+  // refused. What is synced when: src/store/state_file.h.
+  std::string data_dir{};
+};
+
+// Listens at "tcp://HOST:PORT" (port 0: any free one; "HOST:PORT" will do) or "unix:///PATH". A TCP store's token is
+// the environment's, as above; without one it makes one up if it listens on the loopback interface, else it throws
+// kPermissionDenied. On a Unix socket the kernel tells that a client is the same user's.
+std::unique_ptr<StoreServer> serve_store(std::string_view url, const ServeOptions& options = {});
 
 // "namespace/component/key". Throws kInvalidArgument for an empty part, a '/' in the first two, or a key too long.
 std::string store_key(std::string_view name_space, std::string_view component, std::string_view key);

@@ -93,6 +93,7 @@ class ByteReader {
   }
 
   size_t left() const { return bytes_.size(); }
+  std::span<const std::byte> rest() { return take(left()); }
   // Throws unless everything was read.
   void finish() const {
     if (!bytes_.empty()) fail(ErrorCode::kInvalidArgument, "{}: {} bytes too many", what_, bytes_.size());

@@ -8,7 +8,12 @@ namespace {
 
 constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_LOG", "warn", "log level: trace, debug, info, warn, error or off"},
+    EnvironmentVariable{"TESSERA_LOG_FORMAT", "text", "form of log lines: text, logfmt (key=value) or json"},
     EnvironmentVariable{"TESSERA_STORE", "auto", "the store's URL: auto, tcp://HOST:PORT or etcd://HOST:PORT"},
+    EnvironmentVariable{"TESSERA_TOKEN", "",
+                        "the secret of a tcp:// store, for its clients as other users, in containers or on other hosts",
+                        true},
+    EnvironmentVariable{"TESSERA_TOKEN_FILE", "", "a file that holds it instead"},
     EnvironmentVariable{"TESSERA_NAMESPACE", "default", "tells runs apart that share one store"},
     EnvironmentVariable{"TESSERA_RUNTIME_DIR", "",
                         "folder for sockets and locks; default $XDG_RUNTIME_DIR/tessera, else /tmp/tessera-UID"},
@@ -41,7 +46,10 @@ std::span<const EnvironmentVariable> environment_variables() {
 const Config& Config::get() {
   static const Config config{
       .log_level = value_of("TESSERA_LOG"),
+      .log_format = value_of("TESSERA_LOG_FORMAT"),
       .store = value_of("TESSERA_STORE"),
+      .token = value_of("TESSERA_TOKEN"),
+      .token_file = value_of("TESSERA_TOKEN_FILE"),
       .name_space = value_of("TESSERA_NAMESPACE"),
       .runtime_dir = value_of("TESSERA_RUNTIME_DIR"),
       .xdg_runtime_dir = value_of("XDG_RUNTIME_DIR"),

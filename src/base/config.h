@@ -11,6 +11,7 @@ struct EnvironmentVariable {
   std::string_view name;
   std::string_view default_value;
   std::string_view meaning;
+  bool secret = false;  // its value is shown nowhere
 };
 
 // The table behind Config, for `tessera doctor` and the documentation.
@@ -19,7 +20,10 @@ std::span<const EnvironmentVariable> environment_variables();
 // What the environment says, read once at the first call. Immutable, hence thread-safe.
 struct Config {
   std::string log_level;        // TESSERA_LOG
+  std::string log_format;       // TESSERA_LOG_FORMAT
   std::string store;            // TESSERA_STORE
+  std::string token;            // TESSERA_TOKEN
+  std::string token_file;       // TESSERA_TOKEN_FILE
   std::string name_space;       // TESSERA_NAMESPACE
   std::string runtime_dir;      // TESSERA_RUNTIME_DIR
   std::string xdg_runtime_dir;  // XDG_RUNTIME_DIR

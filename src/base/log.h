@@ -1,11 +1,98 @@
-// The project's logger: one line an event on standard error, level by TESSERA_LOG (trace, debug, info, warn, error,
-// off; default warn). Thread-safe.
+// The project's logger: one line an event on standard error. Thread-safe.
+//
+// TESSERA_LOG sets the level (trace, debug, info, warn, error, off; default warn):
+//
+//   error  an invariant of Tessera's or a callback failed, and nobody else is told
+//   warn   it goes on, but a person should look: a peer refused, a late rank, a lease lost
+//   info   once in the life of a process, connection, pair or batch
+//   debug  once a version
+//   trace  once a message
+//
+// What a caller is told by an exception is not logged as well.
+//
+// TESSERA_LOG_FORMAT sets the form (text, logfmt, json; default text). A line has the time, the level, process and
+// thread, the event's name and fields where it has some, and the message:
+//
+//   2026-01-31T12:00:00.000000 4711/4712 tessera-agent info: batch.registered job=trainer rank=0 batch=policy: 2
+//   tensors ts=2026-01-31T12:00:00.000000Z level=info pid=4711 tid=4712 thread=tessera-agent event=batch.registered
+//   job=trainer ...
+//   {"ts":"2026-01-31T12:00:00.000000Z","level":"info","pid":4711,"tid":4712,"thread":"tessera-agent","event":...}
+//
+// Times are UTC. Fields and messages may hold what a peer sent: nothing in them ends the line or reaches a terminal as
+// a control (base/escape.h).
 #pragma once
 
+#include <fmt/format.h>
 #include <spdlog/logger.h>
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
 
 namespace tessera {
 
+// For messages without an event's name.
 spdlog::logger& log();
+
+using LogLevel = spdlog::level::level_enum;
+
+// A key (letters, digits, '_'; none that the line's head has) and its value, which must live as long as the call or
+// LogScope that takes it.
+// Keys with one meaning everywhere: job, rank, peer ("JOB/RANK"), pair, batch, version, bytes, seconds.
+struct LogField {
+  using Value = std::variant<int64_t, double, std::string_view>;
+
+  LogField() = default;
+  template <std::integral T>
+  LogField(std::string_view field, T number) : key(field), value(static_cast<int64_t>(number)) {}
+  LogField(std::string_view field, double number) : key(field), value(number) {}
+  LogField(std::string_view field, std::string_view text) : key(field), value(text) {}
+  LogField(std::string_view field, const std::string& text) : key(field), value(std::string_view(text)) {}
+  LogField(std::string_view field, const char* text) : key(field), value(std::string_view(text)) {}
+
+  std::string_view key{};
+  Value value{};
+};
+
+void write_event(LogLevel level, std::string_view name, std::initializer_list<LogField> fields,
+                 std::string_view message);
+
+// Logs an event: a name that stays ("batch.registered"), fields, and what a person reads.
+template <typename... Args>
+void log_event(LogLevel level, std::string_view name, std::initializer_list<LogField> fields,
+               fmt::format_string<Args...> format, Args&&... args) {
+  if (log().should_log(level)) write_event(level, name, fields, fmt::format(format, std::forward<Args>(args)...));
+}
+inline void log_event(LogLevel level, std::string_view name, std::initializer_list<LogField> fields) {
+  if (log().should_log(level)) write_event(level, name, fields, {});
+}
+
+// While it lives, every line that this thread logs carries these fields, too (the inner one's where scopes nest and
+// both have the key). Costs a few stores.
+class LogScope {
+ public:
+  static constexpr size_t kMostFields = 6;
+
+  LogScope(std::initializer_list<LogField> fields);
+  ~LogScope();
+  LogScope(const LogScope&) = delete;
+  LogScope& operator=(const LogScope&) = delete;
+
+ private:
+  friend class LineFormatter;
+  std::array<LogField, kMostFields> fields_{};
+  size_t count_;
+  const LogScope* const outer_;
+};
+
+enum class LogFormat { kText, kLogfmt, kJson };
+
+// What log() writes lines with; for tests.
+std::unique_ptr<spdlog::formatter> make_log_formatter(LogFormat format);
 
 }  // namespace tessera

@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
-#include <vector>
+#include <sstream>
 
 #include "base/config.h"
 #include "base/fail.h"
@@ -23,6 +26,9 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "p-";
 constexpr size_t kOwnNameBytes = kPrefix.size() + 16;
+constexpr size_t kMaxNoteText = 240;
+// How long a new folder's lock may be held by one who only looks whether it is held.
+constexpr Duration kLookTime = std::chrono::milliseconds(10);
 
 bool is_folder(const std::string& path) {
   struct stat status{};
@@ -39,6 +45,14 @@ void check_root(const std::string& root) {
   if (wrong != nullptr)
     fail(ErrorCode::kPermissionDenied, "runtime folder {} {}: set TESSERA_RUNTIME_DIR to a private folder", root,
          wrong);
+}
+
+// Without a final '/'. Throws if a socket's path in it would be too long.
+std::string plain_root(std::string root) {
+  if (root.empty()) fail(ErrorCode::kInvalidArgument, "the runtime folder's path is empty");
+  while (root.size() > 1 && root.ends_with('/')) root.pop_back();
+  SocketAddress::unix_path(root + "/" + std::string(kOwnNameBytes + 1 + RuntimeDir::kMaxNameBytes, 'x'));
+  return root;
 }
 
 std::string random_name() {
@@ -71,7 +85,7 @@ void remove_leftover(const std::string& folder) {
   ::rmdir(folder.c_str());
 }
 
-void remove_leftovers(const std::string& root) {
+std::vector<std::string> process_folders(const std::string& root) {
   std::error_code ignored;
   std::vector<std::string> folders;
   for (const fs::directory_entry& entry : fs::directory_iterator(root, ignored)) {
@@ -79,7 +93,51 @@ void remove_leftovers(const std::string& root) {
     if (name.starts_with(kPrefix) && entry.symlink_status(ignored).type() == fs::file_type::directory)
       folders.push_back(entry.path().string());
   }
-  std::ranges::for_each(folders, remove_leftover);
+  std::ranges::sort(folders);
+  return folders;
+}
+
+// The same of a root that need not exist, once it has been checked.
+std::vector<std::string> process_folders_if_any(const std::string& root) {
+  const std::string folder = plain_root(root);
+  if (::access(folder.c_str(), F_OK) != 0 && errno == ENOENT) return {};
+  check_root(folder);
+  return process_folders(folder);
+}
+
+// The owner's note: a line "pid N", one "command TEXT" and one "role TEXT".
+std::string plain(std::string_view text) {
+  std::string line(text.substr(0, kMaxNoteText));
+  std::ranges::replace_if(line, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+  while (line.ends_with(' ')) line.pop_back();
+  return line;
+}
+
+void write_note(const std::string& path, std::string_view role) {
+  std::ifstream arguments("/proc/self/cmdline");
+  const std::string command{std::istreambuf_iterator<char>(arguments), {}};
+  const std::string note = fmt::format("pid {}\ncommand {}\nrole {}\n", ::getpid(), plain(command), plain(role));
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd || ::write(fd.get(), note.data(), note.size()) != static_cast<ssize_t>(note.size()))
+    log().info("{} is not written: {}", path, std::strerror(errno));
+}
+
+void read_note(const std::string& path, ProcessFolder& folder) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat status{};
+  std::array<char, 3 * kMaxNoteText> text;
+  if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  const ssize_t got = ::read(fd.get(), text.data(), text.size());
+  folder.since = status.st_mtime;
+  std::istringstream note(std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(got, 0))));
+  for (std::string line; std::getline(note, line);) {
+    const size_t space = std::min(line.find(' '), line.size());
+    const std::string field = line.substr(0, space);
+    const std::string value = plain(std::string_view(line).substr(std::min(space + 1, line.size())));
+    if (field == "pid") folder.pid = static_cast<int32_t>(std::strtol(value.c_str(), nullptr, 10));
+    if (field == "command") folder.command = value;
+    if (field == "role") folder.role = value;
+  }
 }
 
 }  // namespace
@@ -92,18 +150,33 @@ std::string RuntimeDir::default_root() {
 }
 
 std::string RuntimeDir::prepare_root(std::string root) {
-  if (root.empty()) fail(ErrorCode::kInvalidArgument, "the runtime folder's path is empty");
-  while (root.size() > 1 && root.ends_with('/')) root.pop_back();
-  const std::string longest = root + "/" + std::string(kOwnNameBytes + 1 + kMaxNameBytes, 'x');
-  SocketAddress::unix_path(longest);
+  root = plain_root(std::move(root));
   if (::mkdir(root.c_str(), 0700) != 0 && errno != EEXIST)
     fail_errno(fmt::format("create the runtime folder {}", root));
   check_root(root);
-  remove_leftovers(root);
+  std::ranges::for_each(process_folders(root), remove_leftover);
   return root;
 }
 
-RuntimeDir RuntimeDir::open(std::string root) {
+std::vector<ProcessFolder> RuntimeDir::folders(const std::string& root) {
+  std::vector<ProcessFolder> found;
+  for (const std::string& path : process_folders_if_any(root)) {
+    found.push_back({.path = path, .living = is_lock_held(path + "/lock")});
+    read_note(path + "/owner", found.back());
+  }
+  return found;
+}
+
+std::vector<std::string> RuntimeDir::living_files(const std::string& root, std::string_view name) {
+  std::vector<std::string> found;
+  for (const std::string& folder : process_folders_if_any(root)) {
+    const std::string path = fmt::format("{}/{}", folder, name);
+    if (::access(path.c_str(), F_OK) == 0 && is_lock_held(folder + "/lock")) found.push_back(path);
+  }
+  return found;
+}
+
+RuntimeDir RuntimeDir::open(std::string root, std::string_view role) {
   root = prepare_root(std::move(root));
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -113,8 +186,9 @@ RuntimeDir RuntimeDir::open(std::string root) {
       if (errno == EEXIST) continue;
       fail_errno(fmt::format("create {}", own));
     }
-    dir.lock_ = try_lock_file(own + "/lock");
+    dir.lock_ = lock_file(own + "/lock", Deadline::after(kLookTime));
     if (!dir.lock_) continue;  // someone took the new folder for a leftover
+    write_note(own + "/owner", role);
     dir.root_ = root;
     dir.own_ = own;
     dir.owner_ = ::getpid();
@@ -162,6 +236,11 @@ UniqueFd try_lock_file(const std::string& path) {
   }
   if (!same_file(fd.get(), path)) return {};
   return fd;
+}
+
+bool is_lock_held(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  return fd && ::flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
 }
 
 UniqueFd lock_file(const std::string& path, const Deadline& deadline) {

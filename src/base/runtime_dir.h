@@ -3,6 +3,7 @@
 //   ROOT/                 0700, ours, not a symbolic link
 //   ROOT/p-<16 hex>/      one a process (in fact one a RuntimeDir), holding
 //   ROOT/p-<16 hex>/lock  an flock held for the RuntimeDir's life
+//   ROOT/p-<16 hex>/owner who made it, for people: `tessera doctor`
 //
 // Whether a folder is left over from a dead process is judged by that flock alone, never by a pid; whoever opens the
 // root removes such folders. A forked child holds none of its parent's locks.
@@ -10,13 +11,26 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/fd.h"
 
 namespace tessera {
+
+// One process' folder in the root, seen from outside.
+struct ProcessFolder {
+  std::string path{};
+  bool living = false;  // its lock is held
+  // What it says about itself; zero and empty where it does not. Nothing is decided by it.
+  int32_t pid = 0;        // in the pid namespace of that process
+  std::string command{};  // with its arguments, shortened
+  std::string role{};     // "trainer/3"
+  int64_t since = 0;      // seconds since the epoch
+};
 
 // Owns ROOT/p-<16 hex>/ and removes it at the end. Move-only; const members are thread-safe.
 class RuntimeDir {
@@ -28,8 +42,12 @@ class RuntimeDir {
   // final '/'. Throws kPermissionDenied naming the path and TESSERA_RUNTIME_DIR if the root is another user's, is open
   // to others or is not a real folder; kInvalidArgument if a socket's path in it would be too long.
   static std::string prepare_root(std::string root = default_root());
-  // The same, and makes the own folder.
-  static RuntimeDir open(std::string root = default_root());
+  // The same, and makes the own folder. `role` says what this process is, for people: "trainer/3".
+  static RuntimeDir open(std::string root = default_root(), std::string_view role = {});
+  // The folders in the root, by path; removes nothing. Empty if there is no root; throws as prepare_root() does.
+  static std::vector<ProcessFolder> folders(const std::string& root = default_root());
+  // The paths of the files called `name` in folders of living processes; likewise.
+  static std::vector<std::string> living_files(const std::string& root, std::string_view name);
 
   RuntimeDir(RuntimeDir&&) noexcept = default;
   RuntimeDir& operator=(RuntimeDir&& other) noexcept;
@@ -55,7 +73,10 @@ class RuntimeDir {
 // Takes an exclusive flock on `path` (created 0600 if need be) without waiting; empty if someone else holds it. The
 // lock ends with the descriptor. A file removed by its holder meanwhile counts as held: try again.
 UniqueFd try_lock_file(const std::string& path);
-// The same, but waits for whoever holds it; empty if that takes longer. For locks that are held briefly.
+// Whether someone holds the flock of that file. Creates nothing, and to look takes a shared lock for a moment.
+bool is_lock_held(const std::string& path);
+// The same as try_lock_file(), but waits for whoever holds it; empty if that takes longer. For locks that are held
+// briefly.
 UniqueFd lock_file(const std::string& path, const Deadline& deadline);
 
 }  // namespace tessera

@@ -85,6 +85,38 @@ TEST_F(RuntimeDirTest, LeftoversOfAKilledProcessGoAndLivingOnesStay) {
   EXPECT_TRUE(fs::exists(living.own()));
 }
 
+TEST_F(RuntimeDirTest, OnlyTheLockTellsTheLivingFromTheDeadWhateverTheNoteSays) {
+  const RuntimeDir living = RuntimeDir::open(root_);
+  for (const char* note : {"pid 999999999\n", "pid 1\ncommand init\n", "", "pid -5\nrole", "\xff\xfe"}) {
+    std::ofstream(living.path("owner")) << note;
+    const fs::path dead = fs::path(root_) / "p-0123456789abcdef";
+    fs::create_directory(dead);
+    std::ofstream(dead / "lock");
+    std::ofstream(dead / "owner") << "pid " << ::getpid() << "\n";  // its pid is another's by now: ours
+    const std::vector<ProcessFolder> folders = RuntimeDir::folders(root_);
+    ASSERT_EQ(folders.size(), 2U);
+    EXPECT_EQ(folders[0].living, folders[0].path == living.own());
+    EXPECT_EQ(folders[1].living, folders[1].path == living.own());
+    RuntimeDir::prepare_root(root_);
+    EXPECT_FALSE(fs::exists(dead)) << note;
+    EXPECT_TRUE(fs::exists(living.path("lock"))) << note;
+  }
+}
+
+TEST_F(RuntimeDirTest, AFolderSaysWhoseItIs) {
+  EXPECT_TRUE(RuntimeDir::folders(root_).empty());
+  EXPECT_FALSE(fs::exists(root_)) << "to look makes nothing";
+  const RuntimeDir dir = RuntimeDir::open(root_, "trainer/3\n");
+  const std::vector<ProcessFolder> folders = RuntimeDir::folders(root_ + "/");
+  ASSERT_EQ(folders.size(), 1U);
+  EXPECT_EQ(folders[0].path, dir.own());
+  EXPECT_TRUE(folders[0].living);
+  EXPECT_EQ(folders[0].pid, ::getpid());
+  EXPECT_THAT(folders[0].command, HasSubstr("base_test"));
+  EXPECT_EQ(folders[0].role, "trainer/3");
+  EXPECT_GT(folders[0].since, 0);
+}
+
 TEST_F(RuntimeDirTest, ManyThatStartTogetherEachKeepTheirs) {
   constexpr int kThreads = 8, kRounds = 25;
   std::atomic<int> lost = 0;
@@ -93,6 +125,7 @@ TEST_F(RuntimeDirTest, ManyThatStartTogetherEachKeepTheirs) {
     threads.emplace_back([&] {
       for (int round = 0; round < kRounds; ++round) {
         const RuntimeDir dir = RuntimeDir::open(root_);
+        RuntimeDir::folders(root_);  // who only looks disturbs nobody
         if (!fs::exists(dir.own() + "/lock")) ++lost;
       }
     });
@@ -112,6 +145,14 @@ TEST_F(RuntimeDirTest, AnUnsafeRootIsRefusedWithTheVariablesName) {
   fs::remove(root_);
   std::ofstream(root_) << "a file";
   EXPECT_THAT(error_of_open(), HasSubstr("is not a folder"));
+}
+
+TEST_F(RuntimeDirTest, AnotherUsersRootIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+  ASSERT_EQ(::mkdir(root_.c_str(), 0700), 0);
+  ASSERT_EQ(::chown(root_.c_str(), 65534, 65534), 0);
+  EXPECT_THAT(error_of_open(), HasSubstr("belongs to another user"));
+  EXPECT_THAT(error_of([&] { RuntimeDir::folders(root_); }), HasSubstr("belongs to another user"));
 }
 
 TEST_F(RuntimeDirTest, ARootTooLongForASocketIsRefusedAtOnce) {

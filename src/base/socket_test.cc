@@ -7,6 +7,8 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <filesystem>
@@ -92,6 +94,30 @@ TEST_F(SocketTest, AUnixSocketIsPrivateAndKnowsItsUser) {
   EXPECT_TRUE(non_blocking(client.get()));
   EXPECT_EQ(require_same_user(client.get()), ::getpid());
   EXPECT_EQ(require_same_user(server.get()), ::getpid());
+}
+
+TEST_F(SocketTest, AnotherUsersProcessIsRefusedEvenWhereTheSocketLetsItIn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const std::string path = folder_ + "/s";
+  const UniqueFd listener = listen_unix(path);
+  ASSERT_EQ(::chmod(folder_.c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(path.c_str(), 0666), 0);
+  const pid_t other = ::fork();
+  if (other == 0) {
+    const bool changed = ::setresuid(65534, 65534, 65534) == 0;
+    const std::string error = changed ? error_of([&] {
+      const UniqueFd fd = connect_unix(path, soon());
+      require_same_user(fd.get());
+    })
+                                      : "";
+    ::_exit(error.find("runs as uid 0") != std::string::npos ? 0 : 1);
+  }
+  ASSERT_TRUE(wait_ready(listener.get(), POLLIN, soon()));
+  const UniqueFd server = accept_connection(listener.get());
+  EXPECT_THAT(error_of([&] { require_same_user(server.get()); }), HasSubstr("runs as uid 65534"));
+  int status = -1;
+  ::waitpid(other, &status, 0);
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(SocketTest, AFullBacklogEndsAtTheDeadline) {

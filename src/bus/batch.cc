@@ -65,6 +65,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   const auto own = static_cast<int>(view.own.size());
   const auto peer = static_cast<int>(view.peer.size());
   const Rank rank = identity().rank;
+  if (setup_.options.pinned) require_pinned(view, agreement.match);
   setup_.agent->count_plan();
   BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
   std::vector<LocalTensor> terms = local_tensors(agreement.match, setup_.tensors, rank, sends());
@@ -81,6 +82,27 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .slots = shadow_ && sends() ? shadow_->slots() : 1,
           .slot_bytes = shadow_ && sends() ? shadow_->slot_bytes() : 0,
           .on_allocation = [this] { ++allocations_; }};
+}
+
+void BatchImpl::require_pinned(const PairView& view, const Match& match) {
+  Pinned now{.world = view.peer.size(), .layouts = {}};
+  for (const Match::Tensor& tensor : match.tensors)
+    now.layouts.emplace_back(tensor.name, (sends() ? tensor.dst : tensor.src).to_string());
+  const std::lock_guard lock(mutex_);
+  const auto [it, first] = pinned_.try_emplace(view.peer_job, now);
+  if (first || it->second == now) return;
+  const Pinned& before = it->second;
+  if (before.world != now.world)
+    fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with {} ranks, not {}", describe(),
+         view.peer_job, now.world, before.world);
+  for (const auto& [name, layout] : now.layouts) {
+    const auto known = std::ranges::find(before.layouts, name, &std::pair<std::string, std::string>::first);
+    if (known == before.layouts.end() || known->second != layout)
+      fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with tensor {} laid out {}, not {}",
+           describe(), view.peer_job, name, layout, known == before.layouts.end() ? "absent" : known->second);
+  }
+  fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with {} tensors, not {}", describe(),
+       view.peer_job, now.layouts.size(), before.layouts.size());
 }
 
 Meeting& BatchImpl::add_meeting(PairView view) {

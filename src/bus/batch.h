@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -126,7 +127,15 @@ class BatchImpl : public MeetingOwner, public OperationOwner, public std::enable
   const TimePoint created_;
   const OwnProcess process_;
 
+  void require_pinned(const PairView& view, const Match& match);
+
   mutable std::mutex mutex_;  // what follows
+  struct Pinned {
+    size_t world = 0;                                          // of the other job
+    std::vector<std::pair<std::string, std::string>> layouts;  // its, by tensor
+    bool operator==(const Pinned&) const = default;
+  };
+  std::map<std::string, Pinned> pinned_;  // by job, what it was first met with; if options.pinned
   std::condition_variable_any changed_;
   BatchStats figures_;              // of the newest session
   std::vector<std::string> names_;  // of its tensors

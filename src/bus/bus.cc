@@ -1,5 +1,6 @@
 #include "tessera/bus.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "base/config.h"
@@ -83,6 +84,7 @@ class PairImpl {
 
   const std::shared_ptr<BusImpl>& bus() const { return bus_; }
   const PairView& view() const { return view_; }
+  const Layout& layout() const { return layout_; }
 
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) {
     bus_->require_own_process();
@@ -179,6 +181,38 @@ class PairImpl {
 
 namespace {
 
+// The tensors of all pairs as those of the first one, in alphabetical order, so that both jobs meet there.
+struct Joined {
+  std::shared_ptr<PairImpl> pair;
+  std::vector<TensorSpec> tensors;
+};
+
+Joined join_parts(const BusImpl* bus, const std::string& batch,
+                  std::vector<std::pair<std::shared_ptr<PairImpl>, std::span<const TensorSpec>>> parts) {
+  if (parts.empty()) fail(ErrorCode::kInvalidArgument, "batch {}: it names no pair", batch);
+  std::ranges::sort(parts, {}, [](const auto& part) { return part.first->view().name; });
+  const PairView& first = parts.front().first->view();
+  Joined joined{.pair = parts.front().first, .tensors = {}};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto& [pair, tensors] = parts[i];
+    const PairView& view = pair->view();
+    if (pair->bus().get() != bus)
+      fail(ErrorCode::kInvalidArgument, "batch {}: pair {} is another bus'", batch, view.name);
+    if (i > 0 && view.name == parts[i - 1].first->view().name)
+      fail(ErrorCode::kInvalidArgument, "batch {}: pair {} is named twice", batch, view.name);
+    if (view.peer_job != first.peer_job)
+      fail(ErrorCode::kInvalidArgument,
+           "batch {}: pair {} is with job {}, pair {} with job {}: register one batch for each job", batch, first.name,
+           first.peer_job, view.name, view.peer_job);
+    for (TensorSpec tensor : tensors) {
+      if (parts.size() > 1) tensor.name = fmt::format("{}/{}", view.name, tensor.name);
+      if (tensor.layout == Layout{}) tensor.layout = pair->layout();
+      joined.tensors.push_back(std::move(tensor));
+    }
+  }
+  return joined;
+}
+
 // Lets an object go without running its destructor: it belongs to the parent of this forked child.
 template <typename T>
 void abandon(std::shared_ptr<T> object) {
@@ -209,6 +243,27 @@ Pair Bus::pair(const PairOptions& options) {
       impl_->rendezvous().join(options.name, options.peer,
                                {.deadline = Deadline::after(options.timeout), .stop = impl_->options().stop}),
       options.layout));
+}
+
+Batch Bus::register_parts(const std::string& batch_id, std::span<const BatchPart> parts, bool sends, Timeout timeout,
+                          const BatchOptions& options) {
+  std::vector<std::pair<std::shared_ptr<bus::PairImpl>, std::span<const TensorSpec>>> with;
+  for (const BatchPart& part : parts) {
+    if (part.pair == nullptr) fail(ErrorCode::kInvalidArgument, "batch {}: a part without a pair", batch_id);
+    with.emplace_back(part.pair->impl_, part.tensors);
+  }
+  const bus::Joined joined = bus::join_parts(impl_.get(), batch_id, std::move(with));
+  return Batch(joined.pair->register_batch(joined.pair, batch_id, joined.tensors, sends, timeout, options));
+}
+
+Batch Bus::offer(const std::string& batch_id, std::span<const BatchPart> parts, Timeout timeout,
+                 const BatchOptions& options) {
+  return register_parts(batch_id, parts, true, timeout, options);
+}
+
+Batch Bus::accept(const std::string& batch_id, std::span<const BatchPart> parts, Timeout timeout,
+                  const BatchOptions& options) {
+  return register_parts(batch_id, parts, false, timeout, options);
 }
 
 Pair::Pair(std::shared_ptr<bus::PairImpl> impl) : impl_(std::move(impl)) {}

@@ -14,6 +14,7 @@ namespace tessera::bus {
 namespace {
 
 constexpr size_t kMaxFindings = 20;
+constexpr size_t kMaxLayoutRanks = size_t{1} << 24;
 
 // A layout's text is written once and referred to by number: 20,000 tensors have a few dozen.
 class EntryWriter {
@@ -65,8 +66,13 @@ ManifestEntry read_entry(ByteReader& in, std::span<const Layout> layouts) {
 
 std::vector<ManifestEntry> read_entries(ByteReader& in) {
   std::vector<Layout> layouts;
-  for (uint32_t count = in.get_count(kMaxTensors, 4); count > 0; --count)
+  size_t ranks = 0;
+  for (uint32_t count = in.get_count(kMaxTensors, 4); count > 0; --count) {
     layouts.push_back(Layout::parse(in.get_string(1u << 20)));
+    ranks += layouts.back().mesh().ranks().size();
+    if (ranks > kMaxLayoutRanks)  // "1048576:R" is short
+      fail(ErrorCode::kInvalidArgument, "manifest: its layouts have more than {} ranks together", kMaxLayoutRanks);
+  }
   std::vector<ManifestEntry> entries;
   std::unordered_set<std::string> names;
   for (uint32_t count = in.get_count(kMaxTensors, 10); count > 0; --count) {

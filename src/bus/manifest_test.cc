@@ -49,6 +49,30 @@ TEST(Manifest, ComesBackAsItWasWritten) {
   EXPECT_EQ(read.hash(), manifest.hash());
 }
 
+// A peer's few bytes do not become many: a layout of a million ranks takes eleven.
+TEST(Manifest, TakesMemoryInProportionToItsBytes) {
+  const auto write = [](size_t layouts, size_t tensors) {
+    ByteWriter out;
+    out.put(static_cast<uint32_t>(layouts));
+    for (size_t i = 0; i < layouts; ++i) out.put_string("1048576:R");
+    out.put(static_cast<uint32_t>(tensors));
+    for (size_t i = 0; i < tensors; ++i) {
+      out.put_string(std::to_string(i));
+      out.put(DType::kF32);
+      out.put(uint8_t{0});
+      out.put(uint32_t{0});
+    }
+    return out.take();
+  };
+  const std::vector<std::byte> sound = write(1, 2);
+  ByteReader in(sound, "manifest");
+  const Manifest read = Manifest::read(in);
+  EXPECT_EQ(read.entries[0].layout.mesh().ranks().data(), read.entries[1].layout.mesh().ranks().data());
+  const std::vector<std::byte> bloated = write(17, 1);
+  ByteReader too_many(bloated, "manifest");
+  EXPECT_THROW(Manifest::read(too_many), Error);
+}
+
 TEST(Manifest, EveryTruncationIsAnError) {
   ByteWriter out;
   Manifest{{entry("a", {4, 6}, "2:S0"), entry("b", {8}, "2:R")}}.write(out);

@@ -143,8 +143,9 @@ bool Meeting::retry() {
     if (stop_.stop_requested()) return true;
     if (error.code() == ErrorCode::kCancelled) return false;
     const Status why(error.code(), error.what());
-    log().warn("batch {} with job {}: {}", batch_, job(), error.what());
-    withdraw();
+    if (error.what() != std::exchange(last_error_, error.what()))
+      log().warn("batch {} with job {}: {}", batch_, job(), error.what());
+    // What was published stays: the others may have read it, and would wait for a newer one if they had to try again.
     agent_.run_on_loop([&] { owner_.on_not_met(job(), why); });
     return false;
   }

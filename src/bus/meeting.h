@@ -57,7 +57,8 @@ class Meeting {
   Rendezvous& rendezvous_;
   MeetingOwner& owner_;
   const std::string batch_;
-  PairView view_;  // of the thread that meets
+  PairView view_;           // of the thread that meets
+  std::string last_error_;  // likewise
   std::stop_source stop_;
   std::mutex mutex_;
   std::condition_variable_any changed_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/fail_point.h"
 #include "base/log.h"
 
 namespace tessera::bus {
@@ -182,6 +183,7 @@ void ReceiverBatch::begin_commit() {
 }
 
 void ReceiverBatch::on_copied() {
+  fail_point("staged: copied");
   const Status status = shadow_->status();
   if (status.ok()) {
     version_ = staged_version_.exchange(0);
@@ -260,6 +262,7 @@ void ReceiverBatch::ask(int64_t version, uint32_t epoch, bool commit) {
   const std::string before = commit ? std::exchange(last_decision_, key) : std::string();
   const auto self = std::static_pointer_cast<ReceiverBatch>(shared_from_this());
   meetings_.front()->do_in_background([self, this, session = session_, key, before, version, epoch, commit] {
+    fail_point(commit ? "staged: before the store" : "staged: before the question");
     auto verdict = Decided::Verdict::kAskStore;
     Status reason;
     try {

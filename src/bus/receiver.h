@@ -30,7 +30,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
 
   void on_newest(int64_t version) override;
   void on_chosen(int64_t version) override;
-  void on_writing() override { torn_ = torn_ || !staged(); }
+  void on_writing() override { torn_ = !staged(); }
   void on_flow() override;
   void on_recv_over(const Status& status) override;
   void on_all_got(int64_t version, uint32_t epoch) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/fail_point.h"
 #include "base/log.h"
 
 namespace tessera::bus {
@@ -311,10 +312,12 @@ void ReceiverSession::tell_got(const Status& status) {
 // ---------------------------------------------------------------------------------------------------------
 
 void ReceiverSession::vote() {
+  fail_point("staged: pulled");
   phase_ = Phase::kVoting;
   asked_ = false;
   if (leads()) return check_votes();
   tell_got({});
+  fail_point("staged: voted");
   if (!leader_->open()) ask_store();
 }
 
@@ -359,9 +362,13 @@ void ReceiverSession::handle_decided(const Decided& decided) {
 
 void ReceiverSession::decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason) {
   if (phase_ != Phase::kVoting || epoch != epoch_) return;
-  for (const auto& [rank, follower] : followers_)
-    if (follower->open())
-      follower->send(Decided{.version = taking_, .epoch = epoch_, .verdict = verdict, .reason = reason});
+  fail_point("staged: decided");
+  for (const auto& [rank, follower] : followers_) {
+    if (!follower->open()) continue;
+    follower->send(Decided{.version = taking_, .epoch = epoch_, .verdict = verdict, .reason = reason});
+    fail_point("staged: told one");
+  }
+  fail_point("staged: told all");
   if (verdict == Decided::Verdict::kCommit) {
     floor_ = taking_;
     return end_recv({});

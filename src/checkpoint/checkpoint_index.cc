@@ -92,6 +92,12 @@ class IndexEvents : public JsonEvents<IndexEvents> {
 
 }  // namespace
 
+WeightMap parse_index(std::string_view json, std::string_view path) {
+  IndexEvents events(path);
+  nlohmann::json::sax_parse(json.begin(), json.end(), &events);
+  return events.take();
+}
+
 WeightMap read_index(const std::filesystem::path& path) {
   int64_t size = 0;
   const UniqueFd fd = open_regular_file(path, size);
@@ -100,10 +106,7 @@ WeightMap read_index(const std::filesystem::path& path) {
          kMaxIndexBytes);
   std::string json(static_cast<size_t>(size), '\0');
   read_exactly(fd.get(), 0, std::as_writable_bytes(std::span(json)), path.string());
-  const std::string name = path.string();
-  IndexEvents events(name);
-  nlohmann::json::sax_parse(json.begin(), json.end(), &events);
-  return events.take();
+  return parse_index(json, path.string());
 }
 
 }  // namespace tessera::checkpoint

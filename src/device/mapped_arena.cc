@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/fail.h"
@@ -46,7 +47,7 @@ Status MappedArena::read(uint64_t offset, std::span<std::byte> out) const {
   if (data_ != nullptr) {
     TESSERA_CHECK_LE(offset, bytes_);
     TESSERA_CHECK_LE(out.size(), bytes_ - offset);
-    std::memcpy(out.data(), data_ + offset, out.size());
+    std::copy_n(data_ + offset, out.size(), out.begin());
     return {};
   }
   while (!out.empty()) {

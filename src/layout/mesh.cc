@@ -51,37 +51,46 @@ std::vector<Rank> consecutive(int count, Rank first) {
 }  // namespace
 
 Mesh::Mesh(std::vector<Axis> axes, Rank first)
-    : axes_(std::move(axes)), ranks_(consecutive(checked_size(axes_), first)) {}
+    : axes_(std::move(axes)),
+      ranks_(std::make_shared<Ranks>(Ranks{.list = consecutive(checked_size(axes_), first), .positions = {}})) {}
 
-Mesh::Mesh(std::vector<Axis> axes, std::vector<Rank> ranks) : axes_(std::move(axes)), ranks_(std::move(ranks)) {
+Mesh::Mesh(std::vector<Axis> axes, std::vector<Rank> ranks) : axes_(std::move(axes)) {
   const int expected = checked_size(axes_);
-  if (ranks_.size() != static_cast<size_t>(expected)) {
-    fail(ErrorCode::kInvalidArgument, "{} rank{} for a mesh of {}", ranks_.size(), ranks_.size() == 1 ? "" : "s",
+  if (ranks.size() != static_cast<size_t>(expected)) {
+    fail(ErrorCode::kInvalidArgument, "{} rank{} for a mesh of {}", ranks.size(), ranks.size() == 1 ? "" : "s",
          expected);
   }
   bool are_consecutive = true;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (ranks_[i] < 0) fail(ErrorCode::kInvalidArgument, "rank {} in a mesh: ranks are not negative", ranks_[i]);
-    are_consecutive &= ranks_[i] - ranks_[0] == static_cast<Rank>(i);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] < 0) fail(ErrorCode::kInvalidArgument, "rank {} in a mesh: ranks are not negative", ranks[i]);
+    are_consecutive &= ranks[i] - ranks[0] == static_cast<Rank>(i);
   }
-  if (are_consecutive) return;
-  by_rank_.reserve(ranks_.size());
-  for (size_t i = 0; i < ranks_.size(); ++i) by_rank_.emplace_back(ranks_[i], static_cast<int>(i));
-  std::sort(by_rank_.begin(), by_rank_.end());
-  const auto twice = std::adjacent_find(by_rank_.begin(), by_rank_.end(),
-                                        [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (twice != by_rank_.end()) fail(ErrorCode::kInvalidArgument, "rank {} is twice in the mesh", twice->first);
+  std::vector<std::pair<Rank, int>> positions;
+  if (!are_consecutive) {
+    positions.reserve(ranks.size());
+    for (size_t i = 0; i < ranks.size(); ++i) positions.emplace_back(ranks[i], static_cast<int>(i));
+    std::sort(positions.begin(), positions.end());
+    const auto twice = std::adjacent_find(positions.begin(), positions.end(),
+                                          [](const auto& a, const auto& b) { return a.first == b.first; });
+    if (twice != positions.end()) fail(ErrorCode::kInvalidArgument, "rank {} is twice in the mesh", twice->first);
+  }
+  ranks_ = std::make_shared<Ranks>(Ranks{.list = std::move(ranks), .positions = std::move(positions)});
+}
+
+bool Mesh::operator==(const Mesh& other) const {
+  return axes_ == other.axes_ && (ranks_ == other.ranks_ || std::ranges::equal(ranks(), other.ranks()));
 }
 
 std::optional<int> Mesh::position_of(Rank rank) const {
-  if (ranks_.empty()) return std::nullopt;
-  if (by_rank_.empty()) {
-    const int64_t position = int64_t{rank} - ranks_[0];
+  if (ranks_ == nullptr) return std::nullopt;
+  const auto& positions = ranks_->positions;
+  if (positions.empty()) {
+    const int64_t position = int64_t{rank} - ranks_->list[0];
     if (position < 0 || position >= size()) return std::nullopt;
     return static_cast<int>(position);
   }
-  const auto at = std::lower_bound(by_rank_.begin(), by_rank_.end(), std::pair(rank, 0));
-  if (at == by_rank_.end() || at->first != rank) return std::nullopt;
+  const auto at = std::lower_bound(positions.begin(), positions.end(), std::pair(rank, 0));
+  if (at == positions.end() || at->first != rank) return std::nullopt;
   return at->second;
 }
 

@@ -39,6 +39,10 @@ std::string members_path(const std::string& root) {
   return root + "/store.members";
 }
 
+std::string fresh_path(const std::string& root) {
+  return root + "/store.new";
+}
+
 std::vector<std::byte> read_small_file(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   struct stat status{};
@@ -114,6 +118,7 @@ void leave(const std::string& root, UniqueFd lock, MembersFile file, uint64_t ow
     return member.client == own_client || liveness_of(member.incarnation) == Liveness::kDead;
   });
   ::unlink(AutoHost::socket_path(root).c_str());
+  ::unlink(fresh_path(root).c_str());
   if (file.members.empty()) {
     ::unlink(members_path(root).c_str());
   } else {
@@ -143,7 +148,7 @@ AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
     write_members(root_, {.revision_floor = revision_floor_, .members = members});
   };
   // Bound under another name and renamed: a client finds the last host's socket, which refuses, or this one listening.
-  const std::string fresh = root_ + "/store.new";
+  const std::string fresh = fresh_path(root_);
   ::unlink(fresh.c_str());
   UniqueFd listener = listen_unix(fresh);
   const std::string path = socket_path(root_);
@@ -165,6 +170,14 @@ AutoHost::~AutoHost() {
     std::this_thread::sleep_for(kGoingPause);
   // Before our connections end and wake the others, so that one of them can take the lock at once.
   leave(root_, std::move(lock_), {.revision_floor = revision_floor_, .members = std::move(members)}, own_client_);
+}
+
+std::vector<std::string> AutoHost::left_over(const std::string& root) {
+  std::vector<std::string> names;
+  if (is_lock_held(lock_path(root))) return names;
+  for (const std::string& path : {lock_path(root), socket_path(root), fresh_path(root), members_path(root)})
+    if (::access(path.c_str(), F_OK) == 0) names.push_back(path.substr(root.size() + 1));
+  return names;
 }
 
 void AutoHost::tidy(const std::string& root, uint64_t own_client) noexcept {

@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "store/server.h"
@@ -26,6 +27,8 @@ class AutoHost {
   // host shall not wait for it.
   static std::unique_ptr<AutoHost> try_start(const std::string& root, uint64_t own_client);
   ~AutoHost();
+  // What a host that was killed has left, by name; nothing while somebody hosts.
+  static std::vector<std::string> left_over(const std::string& root);
   // For a client that has ended while nobody hosts: removes what no living client needs.
   static void tidy(const std::string& root, uint64_t own_client) noexcept;
   AutoHost(const AutoHost&) = delete;

@@ -98,8 +98,9 @@ void Client::wait_connected(Timeout timeout) {
   if (!lasting(link_status_.code()) && stop_.stop_requested())
     fail(ErrorCode::kCancelled, "store {}: the wait for a connection was interrupted: {}", url_,
          link_status_.message());
-  fail(lasting(link_status_.code()) ? link_status_.code() : ErrorCode::kUnavailable,
-       "store {} cannot be reached (waited {:.3g} s): {}", url_, to_seconds(timeout), link_status_.message());
+  if (lasting(link_status_.code())) fail(link_status_.code(), "store {}: {}", url_, link_status_.message());
+  fail(ErrorCode::kUnavailable, "store {} cannot be reached (waited {:.3g} s): {}", url_, to_seconds(timeout),
+       link_status_.message());
 }
 
 int64_t Client::put(std::string_view key, std::string_view value, PutOptions options, Timeout timeout) {
@@ -126,7 +127,7 @@ StoreRange Client::read_range(Request request, std::string what, Timeout timeout
   return ask<StoreRange>(
       std::move(request), std::move(what),
       [this](ByteReader& in, StoreRange& range) {
-        range.revision = in.get<int64_t>();
+        range.revision = read_revision(in, "a range's reply");
         note_revision(range.revision);
         for (KeyValue& kv : read_key_values(in)) {
           memory_.seen(kv);

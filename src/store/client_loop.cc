@@ -77,20 +77,16 @@ void Client::on_reply(ByteReader& in) {
 }
 
 void Client::on_events(ByteReader& in) {
-  const auto id = in.get<uint64_t>();
+  WatchEvents message = WatchEvents::decode(in.rest());
   WatchUpdate update;
-  std::vector<StoreEvent> events(in.get_count(kMaxKeys, 1));
-  const auto found = watches_.find(id);
-  for (StoreEvent& event : events) {
-    event.type = in.get_enum(StoreEvent::Type::kDelete);
-    event.kv = read_key_value(in);
+  const auto found = watches_.find(message.watch);
+  for (StoreEvent& event : message.events) {
     note_revision(event.kv.mod_revision);
     if (event.type == StoreEvent::Type::kPut) memory_.seen(event.kv);
     if (event.type == StoreEvent::Type::kDelete) memory_.deleted(event.kv.key);
     if (found != watches_.end() && event.kv.mod_revision >= found->second->next)
       update.events.push_back(std::move(event));
   }
-  in.finish();
   if (update.events.empty()) return;
   update.revision = update.events.back().kv.mod_revision;
   const std::shared_ptr<Watching> watching = found->second;  // the callback may end it
@@ -99,19 +95,17 @@ void Client::on_events(ByteReader& in) {
 }
 
 void Client::on_compacted(ByteReader& in) {
-  const auto found = watches_.find(in.get<uint64_t>());
-  const auto revision = in.get<int64_t>();
-  in.finish();
-  note_revision(revision);
+  const Compacted message = Compacted::decode(in.rest());
+  const auto found = watches_.find(message.watch);
+  note_revision(message.revision);
   if (found == watches_.end()) return;
   const std::shared_ptr<Watching> watching = found->second;
   watches_.erase(found);
-  watching->deliver({.type = WatchUpdate::Type::kCompacted, .events = {}, .revision = revision});
+  watching->deliver({.type = WatchUpdate::Type::kCompacted, .events = {}, .revision = message.revision});
 }
 
 void Client::on_leases_lost(ByteReader& in) {
-  std::vector<LeaseId> lost(in.get_count(kMaxListedLeases, sizeof(LeaseId)));
-  for (LeaseId& lease : lost) lease = in.get<LeaseId>();
+  std::vector<LeaseId> lost = decode_leases(in.rest());
   std::erase_if(lost, [this](LeaseId lease) { return !memory_.has(lease); });
   if (lost.empty()) return;
   log().warn("store {}: {} of this process' leases had expired (was it stopped?); its keys are published again", url_,
@@ -125,11 +119,8 @@ void Client::republish(const Memory::Republication& republication) {
 }
 
 void Client::start_watch(const std::shared_ptr<Watching>& watching) {
-  ByteWriter out;
-  out.put(watching->id);
-  out.put_string(watching->prefix);
-  out.put(watching->next);
-  link_->send(MessageType::kWatch, out.take());
+  const WatchStart start{.watch = watching->id, .prefix = watching->prefix, .from = watching->next};
+  link_->send(MessageType::kWatch, start.encode());
 }
 
 void Client::renew(LeaseId lease) {

@@ -4,13 +4,14 @@
 #include "base/runtime_dir.h"
 #include "base/socket.h"
 #include "store/auto_host.h"
+#include "store/token_source.h"
 
 namespace tessera::store {
 namespace {
 
 class TcpConnector final : public Connector {
  public:
-  explicit TcpConnector(HostPort host_port) : host_port_(std::move(host_port)) {}
+  TcpConnector(HostPort host_port, std::string root) : host_port_(std::move(host_port)), root_(std::move(root)) {}
 
   UniqueFd start() override {
     if (next_ == addresses_.size()) {  // asked again after each round: an address may change
@@ -20,10 +21,21 @@ class TcpConnector final : public Connector {
     return start_connect(addresses_[next_++]);
   }
   void check(int fd) override { finish_connect(fd, host_port_.to_string()); }
+  std::optional<Token> token(int fd) override {
+    if (std::optional<Token> given = given_token()) return given;
+    const std::string address = peer_url(fd);
+    if (std::optional<Token> published = published_token(root_, address)) return published;
+    fail(ErrorCode::kPermissionDenied,
+         "it demands a token; none is set here, and in {} none is left by a store at {}: set TESSERA_TOKEN (or "
+         "TESSERA_TOKEN_FILE) to the one that the store was given, or run as the store's user with its "
+         "TESSERA_RUNTIME_DIR",
+         root_, address);
+  }
   Duration longest_pause() const override { return std::chrono::seconds(1); }
 
  private:
   HostPort host_port_;
+  std::string root_;  // of the runtime folder
   std::vector<SocketAddress> addresses_;
   size_t next_ = 0;
 };
@@ -37,6 +49,7 @@ class UnixConnector final : public Connector {
     finish_connect(fd, address_.name());
     require_same_user(fd);
   }
+  std::optional<Token> token(int) override { return std::nullopt; }
   Duration longest_pause() const override { return std::chrono::seconds(1); }
 
  private:
@@ -65,6 +78,7 @@ class AutoConnector final : public Connector {
     return socket_.start();
   }
   void check(int fd) override { socket_.check(fd); }
+  std::optional<Token> token(int fd) override { return socket_.token(fd); }
   Duration longest_pause() const override { return std::chrono::milliseconds(50); }
 
  private:
@@ -79,11 +93,9 @@ class AutoConnector final : public Connector {
 std::unique_ptr<Connector> make_connector(std::string_view url, const StoreOptions& options, uint64_t client) {
   constexpr std::string_view kTcp = "tcp://";
   constexpr std::string_view kUnix = "unix://";
-  if (url == "auto") {
-    const std::string root = options.runtime_dir.empty() ? RuntimeDir::default_root() : options.runtime_dir;
-    return std::make_unique<AutoConnector>(RuntimeDir::prepare_root(root), client);
-  }
-  if (url.starts_with(kTcp)) return std::make_unique<TcpConnector>(parse_host_port(url.substr(kTcp.size())));
+  const std::string root = options.runtime_dir.empty() ? RuntimeDir::default_root() : options.runtime_dir;
+  if (url == "auto") return std::make_unique<AutoConnector>(RuntimeDir::prepare_root(root), client);
+  if (url.starts_with(kTcp)) return std::make_unique<TcpConnector>(parse_host_port(url.substr(kTcp.size())), root);
   if (url.starts_with(kUnix)) return std::make_unique<UnixConnector>(std::string(url.substr(kUnix.size())));
   fail(ErrorCode::kInvalidArgument, "store '{}': a store is auto, tcp://HOST:PORT, unix:///PATH or etcd://HOST:PORT",
        url);

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "store/token.h"
 #include "tessera/store.h"
 
 namespace tessera::store {
@@ -19,6 +21,9 @@ class Connector {
   virtual UniqueFd start() = 0;
   // Throws unless the connection stands and its other end may be trusted.
   virtual void check(int fd) = 0;
+  // What both ends must prove to know; nothing where the kernel vouches for the other end. Throws kPermissionDenied if
+  // it is not known here.
+  virtual std::optional<Token> token(int fd) = 0;
   // Attempts are made ever less often, down to one in this time.
   virtual Duration longest_pause() const = 0;
 };

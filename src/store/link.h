@@ -40,6 +40,8 @@ class Link {
 
   void on_events(uint32_t events);
   void greet();
+  void on_greeting(const Frame& frame);
+  void on_challenge(const Frame& frame);
   void take(const Frame& frame);
   void on_welcome(const Frame& frame);
   void flush();
@@ -50,6 +52,8 @@ class Link {
   const Callbacks callbacks_;
   Stage stage_ = Stage::kDown;
   UniqueFd fd_;
+  Handshake handshake_;
+  std::optional<Token> token_;  // while it is proved
   std::optional<FrameReader> reader_;
   std::optional<FrameWriter> writer_;
   Duration pause_{};

@@ -11,13 +11,7 @@ std::vector<std::vector<std::byte>> lease_messages(const std::vector<LeaseTerm>&
   std::vector<std::vector<std::byte>> messages;
   for (size_t begin = 0; begin < terms.size(); begin += kMaxListedLeases) {
     const auto some = std::span(terms).subspan(begin, std::min<size_t>(kMaxListedLeases, terms.size() - begin));
-    ByteWriter out;
-    out.put(static_cast<uint32_t>(some.size()));
-    for (const LeaseTerm& term : some) {
-      out.put(term.lease);
-      out.put<int64_t>(term.ttl.count());
-    }
-    messages.push_back(out.take());
+    messages.push_back(encode_lease_terms(some));
   }
   return messages;
 }

@@ -1,10 +1,11 @@
 #include "store/protocol.h"
 
-#include "tessera/version.h"
-
+#include <algorithm>
+#include <array>
 #include <random>
 
 #include "store/limits.h"
+#include "tessera/version.h"
 
 namespace tessera::store {
 namespace {
@@ -19,16 +20,27 @@ std::string read_key(ByteReader& in) {
   return key;
 }
 
-int64_t read_revision(ByteReader& in, std::string_view what) {
-  const auto revision = in.get<int64_t>();
-  if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "{}: revision {}", what, revision);
-  return revision;
+// A nonce or a proof.
+std::array<std::byte, 32> read_digest(ByteReader& in) {
+  std::array<std::byte, 32> digest;
+  const auto bytes = in.get_bytes(digest.size());
+  if (bytes.size() != digest.size()) fail(ErrorCode::kInvalidArgument, "a nonce or proof of {} bytes", bytes.size());
+  std::ranges::copy(bytes, digest.begin());
+  return digest;
 }
 
 LeaseId read_lease(ByteReader& in) {
   const auto lease = in.get<LeaseId>();
   if (lease <= 0) fail(ErrorCode::kInvalidArgument, "a lease's id is {}", lease);
   return lease;
+}
+
+LeaseTerm read_lease_term(ByteReader& in) {
+  LeaseTerm term;
+  term.lease = read_lease(in);
+  term.ttl = Duration(in.get<int64_t>());
+  check_ttl(term.ttl);
+  return term;
 }
 
 void write_transaction(ByteWriter& out, const StoreTransaction& transaction) {
@@ -77,6 +89,7 @@ std::vector<std::byte> Hello::encode() const {
   out.put(last_instance);
   out.put(last_revision);
   incarnation.write(out);
+  out.put_bytes(nonce);
   return out.take();
 }
 
@@ -91,7 +104,25 @@ Hello Hello::decode(std::span<const std::byte> payload) {
   hello.last_instance = in.get<uint64_t>();
   hello.last_revision = read_revision(in, "hello");
   hello.incarnation = Incarnation::read(in);
+  hello.nonce = read_digest(in);
   return hello;  // a later version may have more to say
+}
+
+std::vector<std::byte> Challenge::encode() const {
+  ByteWriter out;
+  out.put(version);
+  out.put_string(release);
+  out.put_bytes(nonce);
+  return out.take();
+}
+
+Challenge Challenge::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "challenge");
+  Challenge challenge;
+  challenge.version = in.get<uint16_t>();
+  challenge.release = in.get_string(kMaxReleaseBytes);
+  challenge.nonce = read_digest(in);
+  return challenge;
 }
 
 std::vector<std::byte> Welcome::encode() const {
@@ -99,6 +130,8 @@ std::vector<std::byte> Welcome::encode() const {
   out.put(version);
   out.put_string(release);
   out.put(instance);
+  out.put<uint8_t>(proof ? 1 : 0);
+  if (proof) out.put_bytes(*proof);
   return out.take();
 }
 
@@ -108,6 +141,7 @@ Welcome Welcome::decode(std::span<const std::byte> payload) {
   welcome.version = in.get<uint16_t>();
   welcome.release = in.get_string(kMaxReleaseBytes);
   welcome.instance = in.get<uint64_t>();
+  if (welcome.version >= kMinVersion && in.get_bool()) welcome.proof = read_digest(in);
   return welcome;
 }
 
@@ -154,9 +188,7 @@ Request Request::decode(std::span<const std::byte> payload) {
       request.transaction = read_transaction(in);
       break;
     case Op::kGrant:
-      request.lease.lease = read_lease(in);
-      request.lease.ttl = Duration(in.get<int64_t>());
-      check_ttl(request.lease.ttl);
+      request.lease = read_lease_term(in);
       break;
     case Op::kRevoke:
       request.leases = decode_leases(in.get_bytes(4 + kMaxListedLeases * sizeof(LeaseId)));
@@ -191,6 +223,19 @@ TransactReply TransactReply::read(ByteReader& in) {
   return reply;
 }
 
+std::vector<std::byte> encode_proof(const Proof& proof) {
+  ByteWriter out;
+  out.put_bytes(proof);
+  return out.take();
+}
+
+Proof decode_proof(std::span<const std::byte> payload) {
+  ByteReader in(payload, "proof");
+  const Proof proof = read_digest(in);
+  in.finish();
+  return proof;
+}
+
 std::vector<std::byte> encode_error(uint64_t request, const Status& status) {
   ByteWriter out;
   out.put(request);
@@ -205,6 +250,12 @@ Status read_status(ByteReader& in) {
   if (code > static_cast<uint8_t>(ErrorCode::kInternal))
     fail(ErrorCode::kInvalidArgument, "reply: error code {}", code);
   return Status(static_cast<ErrorCode>(code), in.get_string(kMaxMessageBytes));
+}
+
+int64_t read_revision(ByteReader& in, std::string_view what) {
+  const auto revision = in.get<int64_t>();
+  if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "{}: revision {}", what, revision);
+  return revision;
 }
 
 void write_key_value(ByteWriter& out, const KeyValue& kv) {
@@ -250,6 +301,71 @@ std::vector<LeaseId> decode_leases(std::span<const std::byte> payload) {
   for (LeaseId& lease : leases) lease = read_lease(in);
   in.finish();
   return leases;
+}
+
+std::vector<std::byte> encode_lease_terms(std::span<const LeaseTerm> terms) {
+  ByteWriter out;
+  out.put(static_cast<uint32_t>(terms.size()));
+  for (const LeaseTerm& term : terms) {
+    out.put(term.lease);
+    out.put<int64_t>(term.ttl.count());
+  }
+  return out.take();
+}
+
+std::vector<LeaseTerm> decode_lease_terms(std::span<const std::byte> payload) {
+  ByteReader in(payload, "a list of leases and their terms");
+  std::vector<LeaseTerm> terms(in.get_count(kMaxListedLeases, sizeof(LeaseId) + sizeof(int64_t)));
+  for (LeaseTerm& term : terms) term = read_lease_term(in);
+  in.finish();
+  return terms;
+}
+
+std::vector<std::byte> WatchStart::encode() const {
+  ByteWriter out;
+  out.put(watch);
+  out.put_string(prefix);
+  out.put(from);
+  return out.take();
+}
+
+WatchStart WatchStart::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "watch");
+  WatchStart start;
+  start.watch = in.get<uint64_t>();
+  start.prefix = in.get_string(kMaxStoreKeyBytes);
+  start.from = in.get<int64_t>();
+  in.finish();
+  return start;
+}
+
+WatchEvents WatchEvents::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "events");
+  WatchEvents message;
+  message.watch = in.get<uint64_t>();
+  message.events.resize(in.get_count(kMaxKeys, 1 + kMinKeyValueBytes));
+  for (StoreEvent& event : message.events) {
+    event.type = in.get_enum(StoreEvent::Type::kDelete);
+    event.kv = read_key_value(in);
+  }
+  in.finish();
+  return message;
+}
+
+std::vector<std::byte> Compacted::encode() const {
+  ByteWriter out;
+  out.put(watch);
+  out.put(revision);
+  return out.take();
+}
+
+Compacted Compacted::decode(std::span<const std::byte> payload) {
+  ByteReader in(payload, "compacted");
+  Compacted message;
+  message.watch = in.get<uint64_t>();
+  message.revision = read_revision(in, "compacted");
+  in.finish();
+  return message;
 }
 
 std::string_view release() {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "base/clock.h"
 #include "base/framing.h"
 #include "base/process.h"
+#include "store/token.h"
 #include "tessera/store.h"
 
 namespace tessera::store {
@@ -22,9 +24,9 @@ namespace tessera::store {
 inline constexpr uint32_t kMagic = 0x31534b54;  // "TKS1"
 // For writers whose queue is bounded elsewhere.
 inline constexpr size_t kNoQueueLimit = std::numeric_limits<size_t>::max() / 2;
-inline constexpr uint16_t kHelloVersion = 0;  // of Hello, Welcome and Refused, in every release
-inline constexpr uint16_t kMinVersion = 1;
-inline constexpr uint16_t kMaxVersion = 1;
+inline constexpr uint16_t kHelloVersion = 0;  // of Hello, Challenge, Proof, Welcome and Refused, in every release
+inline constexpr uint16_t kMinVersion = 2;
+inline constexpr uint16_t kMaxVersion = 2;
 
 inline constexpr uint32_t kMaxHelloBytes = 4096;
 inline constexpr uint32_t kMaxRequestBytes = uint32_t{20} << 20;  // a transaction's values, its keys and some room
@@ -45,6 +47,7 @@ enum class MessageType : uint16_t {
   kWatch = 6,
   kUnwatch = 7,
   kKeepAlive = 8,
+  kProof = 9,
   // server to client
   kWelcome = 64,
   kRefused = 65,
@@ -52,6 +55,7 @@ enum class MessageType : uint16_t {
   kEvents = 67,
   kCompacted = 68,
   kLeasesLost = 69,
+  kChallenge = 70,
 };
 
 struct Hello {
@@ -62,15 +66,27 @@ struct Hello {
   uint64_t last_instance = 0;  // the store it last spoke to; 0: none
   int64_t last_revision = 0;   // the highest it has seen of any
   Incarnation incarnation{};
+  Nonce nonce{};
 
   std::vector<std::byte> encode() const;
   static Hello decode(std::span<const std::byte> payload);
 };
 
+// A server with a token asks the client for its proof.
+struct Challenge {
+  uint16_t version = 0;
+  std::string release;
+  Nonce nonce{};
+
+  std::vector<std::byte> encode() const;
+  static Challenge decode(std::span<const std::byte> payload);
+};
+
 struct Welcome {
   uint16_t version = 0;
   std::string release;
-  uint64_t instance = 0;  // random, one a server
+  uint64_t instance = 0;         // random, one a server
+  std::optional<Proof> proof{};  // of a server with a token
 
   std::vector<std::byte> encode() const;
   static Welcome decode(std::span<const std::byte> payload);
@@ -113,15 +129,45 @@ struct TransactReply {
   static TransactReply read(ByteReader& in);
 };
 
+std::vector<std::byte> encode_proof(const Proof& proof);
+Proof decode_proof(std::span<const std::byte> payload);
+
 std::vector<std::byte> encode_error(uint64_t request, const Status& status);
 Status read_status(ByteReader& in);
 
+int64_t read_revision(ByteReader& in, std::string_view what);
 void write_key_value(ByteWriter& out, const KeyValue& kv);
 KeyValue read_key_value(ByteReader& in);
 std::vector<KeyValue> read_key_values(ByteReader& in);
 
 std::vector<std::byte> encode_leases(std::span<const LeaseId> leases);
 std::vector<LeaseId> decode_leases(std::span<const std::byte> payload);
+std::vector<std::byte> encode_lease_terms(std::span<const LeaseTerm> terms);
+std::vector<LeaseTerm> decode_lease_terms(std::span<const std::byte> payload);
+
+struct WatchStart {
+  uint64_t watch = 0;
+  std::string prefix;
+  int64_t from = 0;  // a revision
+
+  std::vector<std::byte> encode() const;
+  static WatchStart decode(std::span<const std::byte> payload);
+};
+
+struct WatchEvents {
+  uint64_t watch = 0;
+  std::vector<StoreEvent> events;
+
+  static WatchEvents decode(std::span<const std::byte> payload);
+};
+
+struct Compacted {
+  uint64_t watch = 0;
+  int64_t revision = 0;
+
+  std::vector<std::byte> encode() const;
+  static Compacted decode(std::span<const std::byte> payload);
+};
 
 std::string_view release();  // this build's, "0.1.0"
 

@@ -6,11 +6,14 @@
 #include "base/log.h"
 #include "base/socket.h"
 #include "store/limits.h"
+#include "store/token_source.h"
 
 namespace tessera::store {
 namespace {
 
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
+// Before those that came first are heard: a crowd shall not push itself out.
+constexpr int kAcceptedAtOnce = 64;
 // A client that has more than this of answers to read is not served until it has read them.
 constexpr size_t kMaxQueuedAnswers = size_t{1} << 20;
 // (Events are bounded by ServerOptions.)
@@ -39,6 +42,12 @@ Server::Server(UniqueFd listener, std::string address, ServerOptions options)
       state_(options_.limits, [this](std::span<const Event> events) { publish(events); }),
       service_(state_, *options_.clock),
       loop_("tessera-store", *options_.clock) {
+  if (!options_.data_dir.empty()) {
+    file_.emplace(options_.data_dir);
+    file_->load(state_, options_.clock->now());
+    state_.set_keeper([this](const Change& change) { file_->keep(change); });
+    arm_expiry();
+  }
   if (options_.revision_floor > 0) state_.raise_revision(options_.revision_floor);
   await(options_.awaited);
   loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); });
@@ -51,20 +60,37 @@ Server::~Server() {
 
 void Server::on_accept() {
   try {
-    while (UniqueFd fd = accept_connection(listener_.get())) {
+    for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
+      UniqueFd fd = accept_connection(listener_.get());
+      if (!fd) return;
       if (options_.same_user_only) require_same_user(fd.get());
-      const uint64_t id = next_session_++;
-      const int raw_fd = fd.get();
-      sessions_[id] = std::make_unique<Session>(id, std::move(fd));
-      loop_.add_fd(raw_fd, EPOLLIN, [this, id](uint32_t events) { on_ready(id, events); });
+      add_session(std::move(fd));
     }
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kResourceExhausted && !greeting_.empty()) return drop_greeting(error.what());
     log().warn("{}: a connection is refused: {}", address_, error.what());
     if (error.code() == ErrorCode::kPermissionDenied) return;
     loop_.remove_fd(listener_.get());  // it still waits, and would wake us at once
     loop_.add_timer_after(kAcceptPause,
                           [this] { loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); }); });
   }
+}
+
+void Server::add_session(UniqueFd fd) {
+  const uint64_t id = next_session_++;
+  const int raw_fd = fd.get();
+  Session& session = *(sessions_[id] = std::make_unique<Session>(id, std::move(fd)));
+  loop_.add_fd(raw_fd, EPOLLIN, [this, id](uint32_t events) { on_ready(id, events); });
+  session.greeting_timer = loop_.add_timer_after(options_.greeting, [this, id] {
+    drop(id, failed(ErrorCode::kDeadlineExceeded, "no hello and no proof came within {:.3g} s",
+                    to_seconds(options_.greeting)));
+  });
+  greeting_.insert(id);
+  if (greeting_.size() > options_.max_greeting) drop_greeting("too many others say nothing either");
+}
+
+void Server::drop_greeting(std::string_view why) {
+  drop(*greeting_.begin(), Status(ErrorCode::kResourceExhausted, std::string(why)));
 }
 
 void Server::on_ready(uint64_t id, uint32_t events) {
@@ -116,9 +142,9 @@ void Server::take(Session& session, const Frame& frame) {
 void Server::handle(Session& session, const Frame& frame) {
   const auto type = static_cast<MessageType>(frame.type);
   if (!session.hello) {
-    if (type != MessageType::kHello)
-      fail(ErrorCode::kInvalidArgument, "a message of type {} came before the hello", frame.type);
-    return on_hello(session, frame);
+    if (type == MessageType::kHello && !session.greeting) return on_hello(session, frame);
+    if (type == MessageType::kProof && session.greeting) return on_proof(session, frame);
+    fail(ErrorCode::kInvalidArgument, "a message of type {} came before the hello", frame.type);
   }
   if (frame.version < kMinVersion || frame.version > kMaxVersion)
     fail(ErrorCode::kInvalidArgument, "a message of protocol {} after {} was agreed on", frame.version, kMaxVersion);
@@ -153,39 +179,56 @@ void Server::on_hello(Session& session, const Frame& frame) {
                "the client (release {}) speaks store protocol {} to {}, the store (release {}) {} to "
                "{}: run releases that share one",
                hello.release, hello.min_version, hello.max_version, release(), kMinVersion, kMaxVersion);
-    log().warn("{}: {}", address_, refusal.message());
-    send(session.id, MessageType::kRefused, encode_error(0, refusal));
-    session.ended = true;
-    return;
+    return refuse(session, refusal);
   }
+  const uint16_t version = std::min(hello.max_version, kMaxVersion);
+  if (!options_.token) return welcome(session, hello, std::nullopt);
+  const Handshake handshake{.version = version, .client = hello.nonce, .server = random_nonce()};
+  session.greeting = {.hello = hello, .handshake = handshake};
+  send(session.id, MessageType::kChallenge,
+       Challenge{.version = version, .release = std::string(release()), .nonce = handshake.server}.encode());
+}
+
+void Server::on_proof(Session& session, const Frame& frame) {
+  const Greeting greeting = *session.greeting;
+  if (!options_.token->proves(Side::kClient, greeting.handshake, decode_proof(frame.payload)))
+    return refuse(session, failed(ErrorCode::kPermissionDenied, "a client at {} does not know the token",
+                                  peer_url(session.fd.get())));
+  welcome(session, greeting.hello, options_.token->prove(Side::kServer, greeting.handshake));
+}
+
+void Server::refuse(Session& session, const Status& why) {
+  log().warn("{}: {}", address_, why.message());
+  send(session.id, MessageType::kRefused, encode_error(0, why));
+  session.ended = true;
+}
+
+void Server::welcome(Session& session, const Hello& hello, std::optional<Proof> proof) {
   const bool returns = hello.last_instance != 0 && hello.last_instance != instance_;
   if (returns && !gathering_ && state_.revision() == 0) begin_gathering();  // a restarted server: others will be back
   continue_from(hello.last_revision);
   session.hello = hello;
+  session.greeting.reset();
+  greeting_.erase(session.id);
+  loop_.cancel_timer(session.greeting_timer);
   session.reader.set_limits({.payload_bytes = kMaxRequestBytes});
   const uint16_t version = std::min(hello.max_version, kMaxVersion);
   send(session.id, MessageType::kWelcome,
-       Welcome{.version = version, .release = std::string(release()), .instance = instance_}.encode());
+       Welcome{.version = version, .release = std::string(release()), .instance = instance_, .proof = proof}.encode());
   session.writer.set_version(version);
   report_members();
 }
 
 void Server::on_watch(Session& session, const Frame& frame) {
-  ByteReader in(frame.payload, "watch");
-  const auto watch = in.get<uint64_t>();
-  std::string prefix = in.get_string(kMaxStoreKeyBytes);
-  const auto from = in.get<int64_t>();
-  in.finish();
-  if (from <= state_.compacted()) {
-    ByteWriter out;
-    out.put(watch);
-    out.put(state_.compacted());
-    return send(session.id, MessageType::kCompacted, out.take());
+  WatchStart start = WatchStart::decode(frame.payload);
+  if (start.from <= state_.compacted()) {
+    const Compacted answer{.watch = start.watch, .revision = state_.compacted()};
+    return send(session.id, MessageType::kCompacted, answer.encode());
   }
   if (session.watches.size() >= kMaxKeys)
     fail(ErrorCode::kResourceExhausted, "{} watches on one connection", session.watches.size());
-  send_events(session.id, watch, state_.events_from(from, prefix));
-  session.watches[watch] = std::move(prefix);
+  send_events(session.id, start.watch, state_.events_from(start.from, start.prefix));
+  session.watches[start.watch] = std::move(start.prefix);
 }
 
 void Server::on_keep_alive(Session& session, const Frame& frame) {
@@ -254,6 +297,8 @@ void Server::drop(uint64_t id, const Status& why) {
   if (found == sessions_.end()) return;
   const std::unique_ptr<Session> session = std::move(found->second);
   sessions_.erase(found);
+  greeting_.erase(id);
+  loop_.cancel_timer(session->greeting_timer);
   loop_.remove_fd(session->fd.get());
   if (!why.ok() && why.code() != ErrorCode::kPeerLost)
     log().warn("{}: closed the connection to {}: {}", address_, session->name(), why.message());

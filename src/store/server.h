@@ -1,9 +1,10 @@
 // The store's server: one thread, an EventLoop, for all connections. Protocol: docs/formats/store-protocol.md.
 //
 // A connection that sends anything malformed, or does not read what its watches bring, is closed with a warning in the
-// log; no other notices. What a client asks for waits until it has read most of what it asked for before. A server that
-// follows another one (see `awaited`) first gathers what clients publish again: until then it accepts connections and
-// holds their requests.
+// log; no other notices. One that has not said hello, and proved that it knows the token if there is one, may send
+// nothing else, has a short time and counts among a bounded number: of too many, the oldest goes. What a client asks
+// for waits until it has read most of what it asked for before. A server that follows another one (see `awaited`) first
+// gathers what clients publish again: until then it accepts connections and holds their requests.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +25,8 @@
 #include "store/protocol.h"
 #include "store/service.h"
 #include "store/state.h"
+#include "store/state_file.h"
+#include "store/token.h"
 
 namespace tessera::store {
 
@@ -36,9 +40,13 @@ struct ServerOptions {
   State::Limits limits{};
   size_t max_queued_bytes = size_t{64} << 20;  // of events, a connection; a slower reader is disconnected
   Duration republication = std::chrono::seconds(1);
+  std::string data_dir{};         // keeps the state there; empty: nowhere
   int64_t revision_floor = 0;     // revisions start above it
   std::vector<Member> awaited{};  // clients of the server before this one: gather until all are back, or dead
   bool same_user_only = false;    // for Unix sockets
+  std::optional<Token> token{};   // what clients must prove to know; for TCP
+  Duration greeting = std::chrono::seconds(10);  // a new connection's time to say hello
+  size_t max_greeting = 512;                     // connections that have not
   // Called on the server's thread when a client has come or gone, with all there are and those awaited. Must not throw.
   std::function<void(const std::vector<Member>&)> on_members{};
 };
@@ -59,6 +67,11 @@ class Server final : public StoreServer {
   EventLoop& loop() { return loop_; }
 
  private:
+  struct Greeting {
+    Hello hello;
+    Handshake handshake;
+  };
+
   struct Session {
     Session(uint64_t number, UniqueFd connection);
 
@@ -66,7 +79,9 @@ class Server final : public StoreServer {
     UniqueFd fd;
     FrameReader reader;
     FrameWriter writer;
-    std::optional<Hello> hello;               // once it has said so
+    std::optional<Hello> hello;        // once it has said so, and proved that it may
+    std::optional<Greeting> greeting;  // until then: what it has said, and what it must prove
+    EventLoop::TimerId greeting_timer = 0;
     std::map<uint64_t, std::string> watches;  // prefix by id
     std::optional<Frame> held;                // waits for the end of gathering; meanwhile nothing more is read
     bool flush_due = false;
@@ -84,12 +99,16 @@ class Server final : public StoreServer {
   };
 
   void on_accept();
+  void add_session(UniqueFd fd);
   void on_ready(uint64_t id, uint32_t events);
   void advance(Session& session);
   void pump(Session& session);
   void take(Session& session, const Frame& frame);
   void handle(Session& session, const Frame& frame);
   void on_hello(Session& session, const Frame& frame);
+  void on_proof(Session& session, const Frame& frame);
+  void welcome(Session& session, const Hello& hello, std::optional<Proof> proof);
+  void refuse(Session& session, const Status& why);
   void on_watch(Session& session, const Frame& frame);
   void on_keep_alive(Session& session, const Frame& frame);
   void continue_from(int64_t revision);
@@ -100,6 +119,7 @@ class Server final : public StoreServer {
   void publish(std::span<const Event> events);
   void send_events(uint64_t session, uint64_t watch, std::span<const Event> events);
   void drop(uint64_t id, const Status& why);
+  void drop_greeting(std::string_view why);
   void update_events(const Session& session);
 
   void await(const std::vector<Member>& members);
@@ -116,8 +136,10 @@ class Server final : public StoreServer {
   UniqueFd listener_;
   std::map<uint64_t, std::unique_ptr<Session>> sessions_;
   uint64_t next_session_ = 1;
-  std::vector<uint64_t> due_;  // sessions with something to flush
+  std::set<uint64_t> greeting_;  // sessions without a hello, the oldest first
+  std::vector<uint64_t> due_;    // sessions with something to flush
   bool flush_posted_ = false;
+  std::optional<StateFile> file_;
   State state_;
   Service service_;
   bool gathering_ = false;

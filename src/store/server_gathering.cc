@@ -62,17 +62,12 @@ void Server::continue_from(int64_t revision) {
 }
 
 void Server::restore(const Frame& frame) {
-  ByteReader in(frame.payload, "republication");
   if (frame.type == raw(MessageType::kRepublishLeases)) {
-    for (uint32_t left = in.get_count(kMaxListedLeases, 16); left > 0; --left) {
-      const auto lease = in.get<LeaseId>();
-      const Duration ttl(in.get<int64_t>());
-      if (lease <= 0) fail(ErrorCode::kInvalidArgument, "a lease's id is {}", lease);
-      check_ttl(ttl);
-      state_.grant(lease, ttl, loop_.clock().now());
-    }
+    for (const LeaseTerm& term : decode_lease_terms(frame.payload))
+      state_.grant(term.lease, term.ttl, loop_.clock().now());
     arm_expiry();
   } else {
+    ByteReader in(frame.payload, "republication");
     for (const KeyValue& kv : read_key_values(in)) {
       continue_from(kv.mod_revision);
       try {
@@ -81,8 +76,8 @@ void Server::restore(const Frame& frame) {
         log().info("{}: '{}' is not taken back: {}", address_, kv.key, error.what());
       }
     }
+    in.finish();
   }
-  in.finish();
 }
 
 void Server::report_members() {

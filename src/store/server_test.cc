@@ -173,10 +173,7 @@ TEST(ServerTest, AHelloThatClaimsTheLastRevisionLeavesTheStoreInUse) {
   const auto server = tcp_server();
   const auto client = open_store(server->address());
   RawPeer peer(*server);
-  peer.send(raw(MessageType::kHello),
-            Hello{.release = "test", .client = 5, .last_revision = kMaxRevision, .incarnation = Incarnation::self()}
-                .encode());
-  EXPECT_EQ(peer.receive().type, raw(MessageType::kWelcome));
+  peer.greet(Hello{.release = "test", .client = 5, .last_revision = kMaxRevision, .incarnation = Incarnation::self()});
   EXPECT_GT(client->put("key", "value", {}, kLimit), 0);
   EXPECT_EQ(open_store(server->address())->get("key", kLimit)->value, "value");
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "store/limits.h"
 
 namespace tessera::store {
@@ -40,22 +41,23 @@ State::Outcome State::transact(const StoreTransaction& transaction) {
   const int64_t revision = revision_ + 1;
   std::vector<Event> events;
   for (const StoreOperation& operation : transaction.operations) {
-    restored_.erase(operation.key);
+    const Record before = find(operation.key);
     if (operation.type == StoreOperation::Type::kDelete) {
-      remove(operation.key, revision, events);
+      if (before != nullptr) events.push_back(deletion_of(*before));
       continue;
     }
-    const Record before = find(operation.key);
-    outcome.stored.push_back(store({.key = operation.key,
-                                    .value = operation.value,
-                                    .create_revision = before == nullptr ? revision : before->create_revision,
-                                    .mod_revision = revision,
-                                    .version = before == nullptr ? 1 : before->version + 1,
-                                    .lease = operation.options.lease,
-                                    .decision = operation.options.decision}));
+    outcome.stored.push_back(std::make_shared<const KeyValue>(
+        KeyValue{.key = operation.key,
+                 .value = operation.value,
+                 .create_revision = before == nullptr ? revision : before->create_revision,
+                 .mod_revision = revision,
+                 .version = before == nullptr ? 1 : before->version + 1,
+                 .lease = operation.options.lease,
+                 .decision = operation.options.decision}));
     events.push_back({.type = StoreEvent::Type::kPut, .kv = outcome.stored.back()});
   }
-  commit(std::move(events));
+  if (!events.empty()) keep({.revision = revision, .events = events});
+  commit(events);
   return outcome;
 }
 
@@ -76,23 +78,27 @@ void State::check_room(const StoreTransaction& transaction) const {
 }
 
 size_t State::erase(std::string_view key) {
-  std::vector<Event> events;
-  const bool erased = remove(key, revision_ + 1, events);
-  commit(std::move(events));
-  return erased ? 1 : 0;
+  const Record record = find(key);
+  if (record == nullptr) return 0;
+  const Event event = deletion_of(*record);
+  keep({.revision = revision_ + 1, .events = std::span(&event, 1)});
+  commit({event});
+  return 1;
 }
 
 size_t State::erase_prefix(std::string_view prefix) {
   std::vector<Event> events;
-  for (const Record& record : find_prefix(prefix)) remove(record->key, revision_ + 1, events);
-  const size_t erased = events.size();
-  commit(std::move(events));
-  return erased;
+  for (const Record& record : find_prefix(prefix)) events.push_back(deletion_of(*record));
+  if (!events.empty()) keep({.revision = revision_ + 1, .events = events});
+  commit(events);
+  return events.size();
 }
 
 void State::grant(LeaseId lease, Duration ttl, TimePoint now) {
-  if (!leases_.contains(lease) && leases_.size() >= kMaxLeases)
+  const auto known = leases_.find(lease);
+  if (known == leases_.end() && leases_.size() >= kMaxLeases)
     fail(ErrorCode::kResourceExhausted, "the store has {} leases, it takes no more", leases_.size());
+  if (known == leases_.end() || known->second.ttl != ttl) keep({.revision = revision_, .lease = lease, .ttl = ttl});
   Lease& granted = leases_[lease];
   expiries_.erase({granted.expiry, lease});
   granted.ttl = ttl;
@@ -110,12 +116,12 @@ bool State::keep_alive(LeaseId lease, TimePoint now) {
 void State::revoke(LeaseId lease) {
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return;
-  const auto keys = found->second.keys;  // remove() takes them off the lease
   std::vector<Event> events;
-  for (const std::string& key : keys) remove(key, revision_ + 1, events);
+  for (const std::string& key : found->second.keys) events.push_back(deletion_of(*find(key)));
+  keep_if_possible({.revision = revision_ + (events.empty() ? 0 : 1), .events = events, .lease = lease});
   expiries_.erase({found->second.expiry, lease});
   leases_.erase(found);
-  commit(std::move(events));
+  commit(events);
 }
 
 void State::expire(TimePoint now) {
@@ -134,9 +140,14 @@ void State::restore(const KeyValue& kv, bool silent) {
                            .key = kv.key,
                            .value = kv.value,
                            .options = {.lease = kv.lease, .decision = kv.decision}};
-  if (silent) {
+  // Every put is a revision: a key that claims more than this store has reached is a new change.
+  const bool credible =
+      kv.mod_revision <= revision_ && kv.create_revision <= kv.mod_revision && kv.version <= kv.mod_revision;
+  if (silent && credible) {
     check_room({.compares = {}, .operations = {put}});
-    store(kv);
+    const Event event{.type = StoreEvent::Type::kPut, .kv = std::make_shared<const KeyValue>(kv)};
+    keep({.revision = revision_, .events = std::span(&event, 1)});
+    apply(event);
   } else {
     transact({.compares = {}, .operations = {put}});
   }
@@ -145,6 +156,7 @@ void State::restore(const KeyValue& kv, bool silent) {
 
 void State::raise_revision(int64_t revision) {
   revision_ = (std::max(revision, revision_) / kRevisionsPerStore + 1) * kRevisionsPerStore;
+  keep_if_possible({.revision = revision_});
   compacted_ = revision_;
   history_.clear();
   history_bytes_ = 0;
@@ -158,42 +170,31 @@ std::vector<Event> State::events_from(int64_t from, std::string_view prefix) con
   return events;
 }
 
-Record State::store(KeyValue kv) {
-  Record& record = keys_[kv.key];
-  if (record != nullptr) {
-    stored_bytes_ -= bytes_of(*record);
-    detach(*record);
+Event State::deletion_of(const KeyValue& kv) const {
+  return {.type = StoreEvent::Type::kDelete,
+          .kv = std::make_shared<const KeyValue>(KeyValue{.key = kv.key, .mod_revision = revision_ + 1})};
+}
+
+void State::keep(const Change& change) const {
+  if (keeper_) keeper_(change);
+}
+
+void State::keep_if_possible(const Change& change) const {
+  try {
+    keep(change);
+  } catch (const Error& error) {
+    log().error("a change goes on without being kept: {}", error.what());
   }
-  if (kv.lease != kNoLease) leases_.at(kv.lease).keys.insert(kv.key);
-  stored_bytes_ += bytes_of(kv);
-  record = std::make_shared<const KeyValue>(std::move(kv));
-  return record;
 }
 
-bool State::remove(std::string_view key, int64_t revision, std::vector<Event>& events) {
-  const auto found = keys_.find(key);
-  if (found == keys_.end()) return false;
-  const Record record = found->second;
-  stored_bytes_ -= bytes_of(*record);
-  detach(*record);
-  keys_.erase(found);
-  restored_.erase(record->key);
-  KeyValue deleted;
-  deleted.key = record->key;
-  deleted.mod_revision = revision;
-  events.push_back({.type = StoreEvent::Type::kDelete, .kv = std::make_shared<const KeyValue>(std::move(deleted))});
-  return true;
-}
-
-void State::detach(const KeyValue& kv) {
-  const auto lease = leases_.find(kv.lease);
-  if (lease != leases_.end()) lease->second.keys.erase(kv.key);
-}
-
-void State::commit(std::vector<Event> events) {
+// Does what was planned and kept: nothing fails any more.
+void State::commit(const std::vector<Event>& events) {
   if (events.empty()) return;
   revision_ += 1;
-  for (const Event& event : events) history_bytes_ += bytes_of(*event.kv);
+  for (const Event& event : events) {
+    apply(event);
+    history_bytes_ += bytes_of(*event.kv);
+  }
   history_.insert(history_.end(), events.begin(), events.end());
   if (sink_) sink_(events);
   while (history_.size() > limits_.history_events || history_bytes_ > limits_.history_bytes) {
@@ -203,6 +204,26 @@ void State::commit(std::vector<Event> events) {
       history_.pop_front();
     }
   }
+}
+
+void State::apply(const Event& event) {
+  const KeyValue& kv = *event.kv;
+  take_out(kv.key);
+  if (event.type == StoreEvent::Type::kDelete) return;
+  if (kv.lease != kNoLease) leases_.at(kv.lease).keys.insert(kv.key);
+  stored_bytes_ += bytes_of(kv);
+  keys_[kv.key] = event.kv;
+}
+
+void State::take_out(std::string_view key) {
+  const auto found = keys_.find(key);
+  if (found == keys_.end()) return;
+  const KeyValue& kv = *found->second;
+  stored_bytes_ -= bytes_of(kv);
+  const auto lease = leases_.find(kv.lease);
+  if (lease != leases_.end()) lease->second.keys.erase(kv.key);
+  restored_.erase(kv.key);
+  keys_.erase(found);
 }
 
 }  // namespace tessera::store

@@ -1,4 +1,5 @@
-// The store's state machine: keys, revisions, leases and history, without sockets, threads or a clock of its own.
+// The store's state machine: keys, revisions, leases and history, without sockets, files, threads or a clock of its
+// own. (Time comes as a TimePoint, which is monotonic: a wall clock that jumps ends no lease.)
 //
 // Thread-compatible. Arguments have passed limits.h; what depends on the state is checked here, before any change.
 #pragma once
@@ -28,6 +29,14 @@ struct Event {
   int64_t revision() const { return kv->mod_revision; }
 };
 
+// What one call changes: all of it happens, or nothing.
+struct Change {
+  int64_t revision = 0;             // the store's, afterwards
+  std::span<const Event> events{};  // puts and deletions
+  LeaseId lease = kNoLease;         // granted for `ttl`, or ended if that is zero
+  Duration ttl{};
+};
+
 // A store that continues another one starts at a multiple of this: no store makes that many changes.
 inline constexpr int64_t kRevisionsPerStore = int64_t{1} << 32;
 
@@ -40,7 +49,13 @@ class State {
   // Sees the events of every change, one call a revision, before the call that made it returns.
   using Sink = std::function<void(std::span<const Event>)>;
 
+  // Keeps every change outside before it happens here. If it throws, the change does not happen and the call throws;
+  // but a lease ends all the same, as its owner may be dead: it is back after a restart, and ends again.
+  using Keeper = std::function<void(const Change&)>;
+
   explicit State(Limits limits, Sink sink = nullptr) : limits_(limits), sink_(std::move(sink)) {}
+
+  void set_keeper(Keeper keeper) { keeper_ = std::move(keeper); }
 
   int64_t revision() const { return revision_; }
   // Events up to and including this revision are forgotten: a watch must begin behind it.
@@ -69,7 +84,8 @@ class State {
 
   // A key that a client publishes again, as it was in a store before this one. It stands unless the key has been
   // written here, or published again with a later mod_revision. `silent`: it keeps its revisions and is no event, for a
-  // store that has not answered anybody yet; otherwise it is a new change. An unknown lease refuses it.
+  // store that has not answered anybody yet; otherwise, and where they cannot be true, it is a new change. An unknown
+  // lease refuses it.
   void restore(const KeyValue& kv, bool silent);
   // Continues a store that had reached `revision`: the next revisions are above the next multiple of
   // kRevisionsPerStore. All history is forgotten.
@@ -86,13 +102,16 @@ class State {
   };
 
   void check_room(const StoreTransaction& transaction) const;
-  Record store(KeyValue kv);
-  bool remove(std::string_view key, int64_t revision, std::vector<Event>& events);
-  void commit(std::vector<Event> events);
-  void detach(const KeyValue& kv);
+  Event deletion_of(const KeyValue& kv) const;
+  void keep(const Change& change) const;
+  void keep_if_possible(const Change& change) const;
+  void commit(const std::vector<Event>& events);
+  void apply(const Event& event);
+  void take_out(std::string_view key);
 
   const Limits limits_;
   const Sink sink_;
+  Keeper keeper_;
   int64_t revision_ = 0;
   int64_t compacted_ = 0;
   std::map<std::string, Record, std::less<>> keys_;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 
 #include "base/fail.h"
@@ -286,6 +287,24 @@ TEST(StateTest, WhatWasWrittenHereOutranksWhatIsRestored) {
   state.transact({.compares = {}, .operations = {put("a", "here")}});
   state.restore({.key = "a", .value = "before", .create_revision = 1, .mod_revision = 99, .version = 1}, false);
   EXPECT_EQ(state.find("a")->value, "here");
+}
+
+TEST(StateTest, ARestoredKeyThatClaimsMoreThanTheStoreHasReachedIsANewChange) {
+  State state({});
+  state.raise_revision(100);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const KeyValue sound{.key = "a", .create_revision = 7, .mod_revision = 9, .version = 2};
+  for (const auto& [field, value] : {std::pair(&KeyValue::mod_revision, kMost),
+                                     {&KeyValue::create_revision, int64_t{10}},
+                                     {&KeyValue::version, kMost}}) {
+    KeyValue false_claim = sound;
+    false_claim.key = fmt::format("a{}", state.revision());
+    false_claim.*field = value;
+    state.restore(false_claim, true);
+    const Record stands = state.find(false_claim.key);
+    EXPECT_EQ(stands->mod_revision, state.revision());
+    EXPECT_EQ(stands->version, 1);
+  }
 }
 
 TEST(StateTest, AKeyOfALeaseThatNobodyHasIsNotRestored) {

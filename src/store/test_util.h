@@ -8,6 +8,7 @@
 
 #include <array>
 #include <condition_variable>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <memory>
@@ -34,7 +35,14 @@ inline Status status_of(const std::function<void()>& action) {
   return {};
 }
 
+// The servers and clients of these tests know one token; it is in the environment before anything reads that.
+inline const Token kToken = [] {
+  ::setenv("TESSERA_TOKEN", "the token of the store's tests", 1);
+  return Token("the token of the store's tests", "the tests");
+}();
+
 inline std::unique_ptr<Server> tcp_server(ServerOptions options = {}, uint16_t port = 0) {
+  if (!options.token) options.token = kToken;
   UniqueFd listener = listen_tcp({"127.0.0.1", port});
   const std::string url = fmt::format("tcp://127.0.0.1:{}", local_port(listener.get()));
   return std::make_unique<Server>(std::move(listener), url, std::move(options));
@@ -90,16 +98,27 @@ class Events {
 // A peer that sends what it likes.
 class RawPeer {
  public:
-  explicit RawPeer(const Server& server)
-      : fd_(connect_tcp(host_port_of(server), Deadline::after(kLimit))),
+  explicit RawPeer(const Server& server) : RawPeer(host_port_of(server)) {}
+  explicit RawPeer(const HostPort& server)
+      : fd_(connect_tcp(server, Deadline::after(kLimit))),
         reader_(kMagic, {.payload_bytes = kMaxReplyBytes}),
         writer_(kMagic, kHelloVersion, size_t{1} << 30) {}
 
   void greet(uint64_t client = random_id()) {
-    const Hello hello{.release = "test", .client = client, .incarnation = Incarnation::self()};
-    send(raw(MessageType::kHello), hello.encode());
-    EXPECT_EQ(receive().type, raw(MessageType::kWelcome));
+    greet(Hello{.release = "test", .client = client, .incarnation = Incarnation::self()});
+  }
+  void greet(const Hello& hello) {
+    EXPECT_EQ(prove(hello, kToken).type, raw(MessageType::kWelcome));
     writer_.set_version(kMaxVersion);
+  }
+  // The server's answer to a hello and a proof by `token`.
+  Frame prove(const Hello& hello, const Token& token) {
+    send(raw(MessageType::kHello), hello.encode());
+    const Challenge challenge = Challenge::decode(receive().payload);
+    send(raw(MessageType::kProof),
+         encode_proof(token.prove(Side::kClient,
+                                  {.version = challenge.version, .client = hello.nonce, .server = challenge.nonce})));
+    return receive();
   }
   void send(uint16_t type, std::vector<std::byte> payload) {
     writer_.push(type, payload);

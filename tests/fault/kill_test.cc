@@ -106,7 +106,7 @@ class Drill {
     bounds_.erase(actor);
   }
   void signal(const Actor& actor, int signal) {
-    ::kill(actor.role == Role::kStore ? group_.store() : pids_.at(actor), signal);
+    ::kill(actor.role == Role::kStore ? group_.store_pid() : pids_.at(actor), signal);
   }
   void strike(const Actor& actor, Fault fault) {
     static constexpr const char* kNames[] = {"kill", "stop", "stop and kill"};

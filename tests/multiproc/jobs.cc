@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "base/socket.h"
 
@@ -29,6 +31,54 @@ std::vector<float> local_tensor(const Side& side) {
   return std::vector<float>(static_cast<size_t>(layout.owned(side.shape, side.rank).size()) + 1);
 }
 
+namespace {
+
+float value_of(int64_t version, Index i) {
+  return static_cast<float>(version * 10'000 + i);
+}
+
+// Every element that a side holds, by its index in the tensor, row-major.
+template <typename Tensor, typename Visit>
+void for_each_element(const Side& side, Tensor& tensor, Visit visit) {
+  const Layout layout = Layout::parse(side.layout).bind(side.shape);
+  const Region owned = layout.owned(side.shape, side.rank);
+  size_t at = 0;
+  for (const Interval& rows : owned.dim(0).intervals())
+    for (Index row = rows.begin; row < rows.end; ++row)
+      for (const Interval& columns : owned.dim(1).intervals())
+        for (Index column = columns.begin; column < columns.end; ++column)
+          visit(tensor[at++], row * side.shape[1] + column);
+}
+
+}  // namespace
+
+void fill(const Side& side, std::vector<float>& tensor, int64_t version) {
+  for_each_element(side, tensor, [&](float& element, Index i) { element = value_of(version, i); });
+}
+
+bool holds(const Side& side, const std::vector<float>& tensor, int64_t version) {
+  bool all = true;
+  for_each_element(side, tensor, [&](const float& element, Index i) { all = all && element == value_of(version, i); });
+  return all;
+}
+
+void await_end(pid_t pid) {
+  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!process) return;  // reaped
+  pollfd wanted{.fd = process.get(), .events = POLLIN, .revents = 0};
+  ::poll(&wanted, 1, Deadline::after(hang_limit()).poll_ms());
+}
+
+bool went_well(const std::function<void()>& transfer) {
+  try {
+    transfer();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeadlineExceeded) return false;
+    throw;
+  }
+}
+
 int with_pair(const Side& side, const std::string& store, const std::function<int(Pair& pair)>& body) {
   Bus bus({.job = side.job,
            .rank = side.rank,
@@ -50,8 +100,8 @@ int with_batch(const Side& side, const std::string& store,
                           .dtype = side.dtype,
                           .shape = side.shape,
                           .layout = Layout::parse(side.layout)};
-    Batch batch = side.sends ? pair.offer("policy", {&spec, 1}, side.rendezvous)
-                             : pair.accept("policy", {&spec, 1}, side.rendezvous);
+    Batch batch = side.sends ? pair.offer("policy", {&spec, 1}, side.rendezvous, side.options)
+                             : pair.accept("policy", {&spec, 1}, side.rendezvous, side.options);
     return body(batch, tensor);
   });
 }

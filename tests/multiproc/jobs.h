@@ -45,6 +45,7 @@ struct Side {
   Timeout rendezvous = std::chrono::seconds(8);
   std::string name_space = {};
   bool digest = true;
+  BatchOptions options = {};
 };
 
 // Rows at the trainer's ranks, columns at the inference job's.
@@ -54,11 +55,20 @@ Side inference(Rank rank, int world = 2);
 // The local tensor of a side, zeroed.
 std::vector<float> local_tensor(const Side& side);
 
+// The contents that a version has: every element tells the version and its own index.
+void fill(const Side& side, std::vector<float>& tensor, int64_t version);
+bool holds(const Side& side, const std::vector<float>& tensor, int64_t version);
+
 // Joins the pair and calls `body`.
 int with_pair(const Side& side, const std::string& store, const std::function<int(Pair& pair)>& body);
 // Joins the pair, registers the tensor and calls `body`.
 int with_batch(const Side& side, const std::string& store,
                const std::function<int(Batch& batch, std::vector<float>& tensor)>& body);
+
+// Returns once that process has ended, reaped or not.
+void await_end(pid_t pid);
+// Whether `transfer` went well; a lost peer, or one that did not come in time, is no error here.
+bool went_well(const std::function<void()>& transfer);
 
 // Waits for all and expects status 0 of each, and an empty runtime folder.
 void expect_all_well(ProcessGroup& group);

@@ -234,5 +234,44 @@ TEST_F(Lifecycle, AHandleInAForkedChildSaysSoInsteadOfWaiting) {
   expect_success();
 }
 
+// Dense weights on one mesh, experts on another: one version of both, or none.
+TEST_F(Lifecycle, ABatchOverSeveralPairsIsTransferredAsOne) {
+  const auto run = [store = store_](const std::string& job, Rank rank) {
+    const bool sends = job == "trainer";
+    Bus bus({.job = job, .rank = rank, .world = 2, .store = store, .threads = 1});
+    const std::string peer = sends ? "inference" : "trainer";
+    const Pair dense = bus.pair({.name = "dense", .peer = peer, .layout = Layout::parse(sends ? "2:S0" : "2:R")});
+    const Pair experts = bus.pair({.name = "experts", .peer = peer, .layout = Layout::parse(sends ? "2:R" : "2:S0")});
+    std::vector<float> a(sends ? 8 : 16), b(sends ? 16 : 8);
+    const TensorSpec in_dense{.name = "w", .data = a.data(), .shape = {16}};
+    const TensorSpec in_experts{.name = "w", .data = b.data(), .shape = {16}};
+    std::vector<BatchPart> parts{{.pair = &experts, .tensors = {&in_experts, 1}},
+                                 {.pair = &dense, .tensors = {&in_dense, 1}}};
+    if (sends) std::ranges::reverse(parts);  // the order does not matter
+    const BatchOptions options{.mode = sends ? Mode::kInPlace : Mode::kStaged};
+    Batch batch =
+        sends ? bus.offer("policy", parts, soon().left()) : bus.accept("policy", parts, soon().left(), options);
+    for (int64_t version = 1; version <= 3; ++version) {
+      if (sends) {
+        std::ranges::fill(a, static_cast<float>(version));
+        std::ranges::fill(b, static_cast<float>(10 * version));
+        batch.send(version).wait();
+      } else {
+        if (batch.recv().wait() != version) return 1;
+        const auto all = [](const std::vector<float>& tensor, int64_t value) {
+          return std::ranges::count(tensor, static_cast<float>(value)) == std::ssize(tensor);
+        };
+        if (!all(a, version) || !all(b, 10 * version)) return 2;
+      }
+    }
+    const std::vector<TensorDigest> digests = batch.digests();
+    return digests.size() == 2 && digests[0].name == "dense/w" && digests[1].name == "experts/w" ? 0 : 3;
+  };
+  for (const char* job : {"trainer", "inference"})
+    for (const Rank rank : {0, 1})
+      group_.start(std::string(job) + "/" + std::to_string(rank), [=] { return run(job, rank); });
+  expect_success();
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -1,16 +1,9 @@
 // Ranks and jobs that go and come back while others stay: nobody else is restarted, and the next transfers are right.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <numeric>
-
-#include "base/clock.h"
-#include "base/fd.h"
 #include "tests/multiproc/jobs.h"
 
 namespace tessera::test {
@@ -18,45 +11,6 @@ namespace {
 
 using testing::AnyOf;
 using testing::HasSubstr;
-
-// What element `i` of the tensor is in a version.
-float value_of(int64_t version, Index i) {
-  return static_cast<float>(version * 10'000 + i);
-}
-
-// Every element that a side holds, by its index in the tensor, row-major.
-template <typename Visit>
-void for_each_element(const Side& side, std::vector<float>& tensor, Visit visit) {
-  const Layout layout = Layout::parse(side.layout).bind(side.shape);
-  const Region owned = layout.owned(side.shape, side.rank);
-  size_t at = 0;
-  for (const Interval& rows : owned.dim(0).intervals())
-    for (Index row = rows.begin; row < rows.end; ++row)
-      for (const Interval& columns : owned.dim(1).intervals())
-        for (Index column = columns.begin; column < columns.end; ++column)
-          visit(tensor[at++], row * side.shape[1] + column);
-}
-
-void fill(const Side& side, std::vector<float>& tensor, int64_t version) {
-  for_each_element(side, tensor, [&](float& element, Index i) { element = value_of(version, i); });
-}
-
-bool holds(const Side& side, std::vector<float>& tensor, int64_t version) {
-  bool all = true;
-  for_each_element(side, tensor, [&](float& element, Index i) { all = all && element == value_of(version, i); });
-  return all;
-}
-
-// Whether `transfer` went well; a lost peer is no error here.
-bool went_well(const std::function<void()>& transfer) {
-  try {
-    transfer();
-    return true;
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeadlineExceeded) return false;
-    throw;
-  }
-}
 
 constexpr Timeout kPatience = std::chrono::seconds(5);
 constexpr int64_t kSteps = 200;
@@ -112,13 +66,6 @@ class Return : public testing::Test {
       EXPECT_THAT(outcome.status, AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
   }
 
-  static void await_end(pid_t pid) {
-    const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    if (!process) return;
-    pollfd wanted{.fd = process.get(), .events = POLLIN, .revents = 0};
-    ::poll(&wanted, 1, Deadline::after(hang_limit()).poll_ms());
-  }
-
   ProcessGroup group_;
   const std::string store_ = group_.start_store();
   std::vector<pid_t> after_;
@@ -159,6 +106,45 @@ TEST_F(Return, ASendingJobOfAnotherWorldWhoseVersionsBeginAgain) {
   for (const Rank rank : {0, 1}) infer(inference(rank), 2);
   after({visit_and_die(trainer(0)), visit_and_die(trainer(1))});
   for (const Rank rank : {0, 1, 2}) train(trainer(rank, 3), 1);
+  expect_success();
+}
+
+// A job that has pinned what it met refuses another world, and takes the first one again.
+TEST_F(Return, APinnedBatchRefusesAnotherWorld) {
+  Side pinned = trainer(0, 1);
+  pinned.options.pinned = true;
+  const Signal refused;
+  start(pinned, [&](Batch& batch, std::vector<float>& tensor) {
+    fill(pinned, tensor, 1);
+    batch.send(1, kPatience).wait();
+    std::string error;
+    for (int64_t version = 2; version < 50 && error.find("pinned") == std::string::npos; ++version) {
+      try {
+        batch.send(version, std::chrono::milliseconds(200)).wait();
+      } catch (const Error& e) {
+        error = e.what();
+      }
+    }
+    REQUIRE_HERE(error.find("comes back with 2 ranks, not 1") != std::string::npos);
+    for (int i = 0; i < 2; ++i) refused.raise();
+    return 0;
+  });
+  after({visit_and_die(inference(0, 1))});
+  for (const Rank rank : {0, 1}) {
+    Side side = inference(rank, 2);
+    side.rendezvous = std::chrono::seconds(4);
+    group_.start("again", [=, this, &refused, after = after_] {
+      for (const pid_t pid : after) await_end(pid);
+      try {
+        return with_batch(side, store_, [&](Batch&, std::vector<float>&) {
+          refused.wait();
+          return 6;
+        });
+      } catch (const Error&) {
+        return 0;  // nobody attaches to it
+      }
+    });
+  }
   expect_success();
 }
 

@@ -1,0 +1,36 @@
+// Feeds a stream to a FrameReader, in two pieces.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "base/framing.h"
+#include "base/socket.h"
+#include "fuzz/targets.h"
+
+namespace tessera::fuzz {
+
+// Calls `take` with every frame of `stream`. Throws as FrameReader does.
+template <typename Take>
+void read_frames(Input stream, uint32_t magic, FrameLimits limits, Take take) {
+  constexpr size_t kMostInFlight = 32 << 10;  // fits the socket's buffer
+  const auto [ours, theirs] = socket_pair();
+  FrameReader reader(magic, limits);
+  Frame frame;
+  size_t piece = std::min(stream.size(), size_t{1} + stream.size() % 61);  // frames arrive cut anywhere
+  bool open = true;
+  while (open) {
+    if (stream.empty()) {
+      ::shutdown(theirs.get(), SHUT_WR);
+    } else {
+      TESSERA_CHECK_EQ(send_some(theirs.get(), stream.first(piece)), piece);
+      stream = stream.subspan(piece);
+      piece = std::min(stream.size(), kMostInFlight);
+    }
+    open = reader.fill(ours.get());
+    while (reader.next(frame)) take(frame);
+  }
+}
+
+}  // namespace tessera::fuzz

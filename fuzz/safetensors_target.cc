@@ -1,0 +1,51 @@
+#include "checkpoint/checkpoint_index.h"
+#include "checkpoint/safetensors_header.h"
+#include "fuzz/targets.h"
+
+namespace tessera::fuzz {
+namespace {
+
+using namespace checkpoint;
+
+void read_header(ByteReader& in) {
+  const auto data_bytes = static_cast<int64_t>(in.get<uint64_t>() >> 1);
+  const SafetensorsHeader header = parse_header(as_text(in.rest()), data_bytes, "a file");
+  std::vector<TensorView> tensors;
+  for (const HeaderEntry& entry : header.tensors) {
+    TESSERA_CHECK_EQ(entry.end - entry.begin, bytes_of(entry.info.dtype, element_count(entry.info.shape)));
+    TESSERA_CHECK_LE(entry.end, data_bytes);
+    tensors.push_back({entry.info.name, entry.info.dtype, entry.info.shape});
+  }
+  const SafetensorsHeader again = parse_header(format_header(tensors, header.metadata), data_bytes, "a file");
+  TESSERA_CHECK(again.metadata == header.metadata);
+  TESSERA_CHECK_EQ(again.tensors.size(), header.tensors.size());
+  for (size_t i = 0; i < header.tensors.size(); ++i) {
+    TESSERA_CHECK(again.tensors[i].info == header.tensors[i].info);
+    TESSERA_CHECK_EQ(again.tensors[i].begin, header.tensors[i].begin);
+  }
+}
+
+void read_index(ByteReader& in) {
+  for (const auto& [file, tensors] : parse_index(as_text(in.rest()), "an index")) {
+    TESSERA_CHECK(!file.empty() && file != "." && file != ".." && file.find('/') == std::string::npos);
+    TESSERA_CHECK(!tensors.empty());
+  }
+}
+
+}  // namespace
+
+bool safetensors(Input input) {
+  return accepts([&] {
+    ByteReader in(input, "input");
+    switch (in.get<char>()) {
+      case 'h':
+        return read_header(in);
+      case 'i':
+        return read_index(in);
+      default:
+        fail(ErrorCode::kInvalidArgument, "no such kind");
+    }
+  });
+}
+
+}  // namespace tessera::fuzz

@@ -1,0 +1,267 @@
+#include "fuzz/seeds.h"
+
+#include <fmt/format.h>
+
+#include <span>
+
+#include "base/bytes.h"
+#include "base/framing.h"
+#include "bus/command_ring.h"
+#include "bus/messages.h"
+#include "bus/records.h"
+#include "checkpoint/safetensors_header.h"
+#include "store/protocol.h"
+
+namespace tessera::fuzz {
+namespace {
+
+const Incarnation kSelf{.boot_id = "4b7b3f0a-7d3c-4a0e-9c38-0d1f3a7f2c11",
+                        .pid_namespace = 4026531836,
+                        .pid = 4711,
+                        .start_time = 123456,
+                        .nonce = 0x1122334455667788};
+
+std::string to_text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::string frame(uint32_t magic, uint16_t version, uint16_t type, std::span<const std::byte> payload) {
+  ByteWriter out;
+  out.put(magic);
+  out.put(version);
+  out.put(type);
+  out.put(static_cast<uint32_t>(payload.size()));
+  out.put(uint32_t{0});  // no descriptors
+  return to_text(out.view()) + to_text(payload);
+}
+
+class Seeds {
+ public:
+  void add(std::string target, std::string name, std::string bytes) {
+    all_.push_back({std::move(target), "seed-" + std::move(name), std::move(bytes)});
+  }
+
+  template <typename Message>
+  void add_bus(const Message& message) {
+    ByteWriter out;
+    message.write(out);
+    const std::string bytes =
+        frame(bus::kBusMagic, bus::kProtocolMax, static_cast<uint16_t>(Message::kType), out.view());
+    bus_stream_ += bytes;
+    add("bus", std::string(to_string(Message::kType)), bytes);
+  }
+
+  void add_store(std::string name, store::MessageType type, std::span<const std::byte> payload) {
+    const std::string bytes = frame(store::kMagic, store::kMaxVersion, raw(type), payload);
+    store_stream_ += bytes;
+    add("store", std::move(name), bytes);
+  }
+
+  std::vector<Seed> take() {
+    add("bus", "stream", bus_stream_);
+    add("store", "stream", store_stream_);
+    return std::move(all_);
+  }
+
+ private:
+  std::vector<Seed> all_;
+  std::string bus_stream_, store_stream_;
+};
+
+void add_layouts(Seeds& seeds) {
+  seeds.add("layout", "uneven", "dp=2,tp=4@0-7:R,S-1\n17x9");
+  seeds.add("layout", "nested", "2,3@5,3,1,0,7-8:S0,S0\n11x4x2");
+  seeds.add("layout", "strided", "dp=2,tp=2:S0*2,S0\n13x5");
+  seeds.add("layout", "ragged", "4:G0[0;3;3;9;16]\n16x2");
+  seeds.add("layout", "partial", "tp=2,dp=2:Pavg,Pavg\nscalar");
+  seeds.add("layout", "empty", "8:S0\n0x4");
+}
+
+void add_checkpoints(Seeds& seeds) {
+  const std::vector<TensorView> tensors{{"model.embed.weight", DType::kBF16, {8, 4}},
+                                        {"scale", DType::kF32, {}},
+                                        {"packed", DType::kF4, {6}},
+                                        {"none", DType::kI64, {0, 3}}};
+  ByteWriter header;
+  header.put('h');
+  header.put(uint64_t{2 * (64 + 4 + 3)});
+  seeds.add("safetensors", "header",
+            to_text(header.view()) + checkpoint::format_header(tensors, {{"format", "pt"}, {"note", "\n\"\\u00e9"}}));
+  seeds.add("safetensors", "index",
+            R"(i{"metadata":{"total_size":71,"nested":[{"a":null},-1,2.5,true]},)"
+            R"("weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
+}
+
+void add_bus_messages(Seeds& seeds) {
+  using namespace bus;
+  const Status gone(ErrorCode::kPeerLost, "trainer/3 (pid 4711) has died");
+  seeds.add_bus(Hello{1, 2, "0.1.0", "default", "trainer", 3, kSelf});
+  seeds.add_bus(Welcome{1, "0.1.0", "inference", 0, kSelf});
+  seeds.add_bus(Reject{ErrorCode::kMismatch, "no common protocol"});
+  seeds.add_bus(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
+  seeds.add_bus(Attached{
+      {{1, 4096}},
+      false,
+      {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, -4}}, {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}}}});
+  seeds.add_bus(Prepare{true, {0, 3, 7}});
+  seeds.add_bus(Prepared{});
+  seeds.add_bus(Offer{.version = 5});
+  seeds.add_bus(Withdraw{.version = 5});
+  seeds.add_bus(Take{.version = 5, .epoch = 2});
+  seeds.add_bus(Grant{.version = 5, .epoch = 2});
+  seeds.add_bus(Refuse{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kCancelled, "withdrawn")});
+  seeds.add_bus(Revoke{.version = 5, .epoch = 2, .reason = gone});
+  seeds.add_bus(Digests{5, {{{1, 2}, 3}, {{4, 5}, 6}}});
+  seeds.add_bus(ProgressReport{5, 1000});
+  seeds.add_bus(Done{5, 10, Status(ErrorCode::kDataLoss, "route 3: digests differ")});
+  seeds.add_bus(Chosen{.version = 5, .epoch = 2});
+  seeds.add_bus(Detach{});
+  seeds.add_bus(Broken{gone});
+}
+
+void add_store_messages(Seeds& seeds) {
+  using namespace store;
+  using Type = store::MessageType;
+  const std::vector<LeaseId> leases{5, 6};
+  const KeyValue kv{.key = "default/rank/trainer/0",
+                    .value = std::string("\1\0value", 7),
+                    .create_revision = 2,
+                    .mod_revision = 3,
+                    .version = 2,
+                    .lease = 5,
+                    .decision = true};
+  const auto listed = [](std::span<const KeyValue> keys, ByteWriter out) {
+    out.put(static_cast<uint32_t>(keys.size()));
+    for (const KeyValue& key : keys) write_key_value(out, key);
+    return out.take();
+  };
+  seeds.add_store("Hello", Type::kHello,
+                  store::Hello{.release = "0.1.0", .client = 7, .last_revision = 1, .incarnation = kSelf}.encode());
+  seeds.add_store("Challenge", Type::kChallenge, Challenge{kMaxVersion, "0.1.0", {}}.encode());
+  seeds.add_store("Proof", Type::kProof, encode_proof({}));
+  seeds.add_store("Welcome", Type::kWelcome, store::Welcome{kMaxVersion, "0.1.0", 9, Proof{}}.encode());
+  seeds.add_store("Refused", Type::kRefused, encode_error(0, Status(ErrorCode::kMismatch, "no common protocol")));
+  seeds.add_store("RepublishLeases", Type::kRepublishLeases,
+                  encode_lease_terms(std::vector<LeaseTerm>{{5, seconds(10)}, {6, seconds(1)}}));
+  seeds.add_store("RepublishKeys", Type::kRepublishKeys, listed({&kv, 1}, {}));
+  seeds.add_store("RepublishDone", Type::kRepublishDone, {});
+  seeds.add_store("Range", Type::kRequest, Request{.id = 1, .op = Op::kRange, .prefix = true}.encode());
+  StoreTransaction transaction;
+  transaction.compares.push_back({.key = "default/a", .mod_revision = 0});
+  transaction.operations.push_back({.key = "default/a", .value = "1", .options = {.lease = 5, .decision = true}});
+  transaction.operations.push_back({.type = StoreOperation::Type::kDelete, .key = "default/b"});
+  seeds.add_store("Transact", Type::kRequest,
+                  Request{.id = 2, .op = Op::kTransact, .token = 77, .transaction = transaction}.encode());
+  seeds.add_store("Watch", Type::kWatch, WatchStart{3, "default/", int64_t{1} << 33}.encode());
+  seeds.add_store("Erase", Type::kRequest, Request{.id = 3, .op = Op::kErase, .key = "default/a"}.encode());
+  seeds.add_store("Grant", Type::kRequest, Request{.id = 4, .op = Op::kGrant, .lease = {8, seconds(10)}}.encode());
+  seeds.add_store("Revoke", Type::kRequest, Request{.id = 5, .op = Op::kRevoke, .leases = leases}.encode());
+  ByteWriter watch;
+  watch.put(uint64_t{3});
+  seeds.add_store("Unwatch", Type::kUnwatch, watch.view());
+  seeds.add_store("KeepAlive", Type::kKeepAlive, encode_leases(leases));
+  seeds.add_store("LeasesLost", Type::kLeasesLost, encode_leases(leases));
+  seeds.add_store("Failed", Type::kReply, encode_error(9, Status(ErrorCode::kNotFound, "no such lease")));
+  ByteWriter reply;
+  reply.put(uint64_t{1});
+  reply.put(uint8_t{0});
+  reply.put(int64_t{3});
+  seeds.add_store("Reply", Type::kReply, listed({&kv, 1}, std::move(reply)));
+  ByteWriter events;
+  events.put(uint64_t{3});
+  events.put(uint32_t{1});
+  events.put(StoreEvent::Type::kPut);
+  write_key_value(events, kv);
+  seeds.add_store("Events", Type::kEvents, events.view());
+  seeds.add_store("Compacted", Type::kCompacted, store::Compacted{3, 4096}.encode());
+}
+
+void add_records(Seeds& seeds) {
+  using namespace bus;
+  const RankRecord rank{kSelf, 4, "/run/user/1000/tessera/agent-4711.sock", "0.1.0"};
+  const Registration of{kSelf, 1};
+  const ManifestEntry embed{"model.embed.weight", DType::kBF16, {64, 16}, Layout::parse("dp=2,tp=2:R,S0")};
+  const ManifestEntry norm{"model.norm.weight", DType::kF32, {16}, Layout::parse("4:R")};
+  seeds.add("records", "rank", "r" + rank.write());
+  seeds.add("records", "pair", "p" + PairRecord{rank, "inference"}.write());
+  seeds.add("records", "manifest", "m" + ManifestRecord{of, {{embed, norm}}}.write());
+  seeds.add("records", "batch",
+            "b" + BatchRecord{of, true, true, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
+  seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());
+  seeds.add("records", "registration", "g" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}.write());
+  seeds.add("records", "key", "ktrainer/12");
+}
+
+void add_memory(Seeds& seeds) {
+  for (const bool sealed : {true, false}) {
+    ByteWriter out;
+    out.put('a');
+    out.put(uint16_t{4096});
+    out.put(static_cast<uint8_t>(sealed ? 0 : 1));
+    ArenaDesc{.id = 3, .bytes = 4096}.write(out);
+    MemoryDesc{.kind = MemoryDesc::Kind::kShared, .arena = 3, .offset = 64, .bytes = 128}.write(out);
+    seeds.add("memory", sealed ? "sealed" : "unsealed", to_text(out.view()));
+  }
+  for (const bool produces : {true, false}) {
+    ByteWriter out;
+    out.put('r');
+    out.put(static_cast<uint8_t>(produces ? 0 : 1));
+    out.put(uint8_t{1});
+    out.put(static_cast<uint16_t>(produces ? 128 : 256));  // the consumer's place; the first frame's size
+    out.put(uint64_t{produces ? uint64_t{1} << 32 : 100});
+    out.put(uint16_t{0});  // the producer's place
+    out.put(uint64_t{1} << 32 | 1);
+    seeds.add("memory", produces ? "producer" : "consumer", to_text(out.view()));
+  }
+}
+
+void add_commands(Seeds& seeds) {
+  constexpr uint32_t kSlots = 4;
+  ByteWriter queue;
+  queue.put('o');
+  queue.put(uint8_t{0});
+  queue.put(uint8_t{2 * kSlots});
+  queue.put(uint32_t{0x51435354});
+  queue.put(uint16_t{1});
+  queue.put(uint16_t{bus::kRecordBytes});
+  queue.put(uint64_t{1});
+  queue.put(kSlots);
+  queue.put(kSlots);
+  seeds.add("command", "queue", to_text(queue.view()));
+  ByteWriter ring;
+  ring.put('r');
+  ring.put(uint16_t{3840 + kSlots * bus::kRecordBytes + 24});  // a reply's type and length
+  ring.put(uint64_t{1 | 8 << 16});
+  ring.put(uint16_t{256});  // the agent's count of replies
+  ring.put(uint64_t{1});
+  ring.put(uint16_t{128});  // its count of commands taken
+  ring.put(uint64_t{1});
+  seeds.add("command", "ring", to_text(ring.view()));
+}
+
+void add_texts(Seeds& seeds) {
+  seeds.add("text", "rule", R"(rmodel\.layers\.[0-9]+\..*=tp=2:S0)");
+  seeds.add("text", "filter", "f(lm_head|.*_proj)\\.weight");
+  seeds.add("text", "address", "h[::1]:7070");
+  seeds.add("text", "scrape", "HGET /metrics?x=1 HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n\r\n");
+  seeds.add("text", "metrics", "m:9400");
+  seeds.add("text", "dtype", "df8_e4m3");
+  seeds.add("text", "name", "ntrainer-0.v1_x");
+}
+
+}  // namespace
+
+std::vector<Seed> seeds() {
+  Seeds all;
+  add_layouts(all);
+  add_checkpoints(all);
+  add_bus_messages(all);
+  add_store_messages(all);
+  add_records(all);
+  add_memory(all);
+  add_commands(all);
+  add_texts(all);
+  return all.take();
+}
+
+}  // namespace tessera::fuzz

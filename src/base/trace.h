@@ -1,0 +1,94 @@
+// A trace of what a process does, for Perfetto (https://ui.perfetto.dev) and chrome://tracing: the JSON of the Trace
+// Event Format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+//
+// Off, a span costs one relaxed load. On, it costs two readings of the clock and one event in a buffer of its thread;
+// a thread of the tracer's own writes full buffers to the file. The file is valid JSON after every write, so that it
+// can be read while the process runs and after it was killed; what is lost then are the last events of each thread
+// (fewer than kBufferEvents). At most kMostBuffers wait to be written; beyond that events are dropped, counted, and the
+// count is in the file.
+//
+// Span names are string literals. A subject ("weights/policy", "trainer/3") is copied, cut at kSubjectBytes.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+
+namespace tessera {
+
+// What a span or instant is about, as far as it applies: 0 stands for "does not".
+struct TraceArgs {
+  std::string_view subject{};
+  int64_t version = 0;
+  int64_t bytes = 0;
+};
+
+class Trace {
+ public:
+  static constexpr size_t kBufferEvents = 1024;
+  static constexpr size_t kMostBuffers = 256;
+  static constexpr size_t kSubjectBytes = 47;
+
+  // Whether a trace is being written.
+  static bool on() { return on_.load(std::memory_order_relaxed); }
+
+  // Writes a trace of this process to `path` from now until it is destroyed; what was there is replaced. One at a time:
+  // throws Error(kAlreadyExists) while another lives, and where `path` cannot be written. A write that fails later ends
+  // the trace with a warning in the log. A forked child traces nothing.
+  static std::unique_ptr<Trace> start(const std::string& path);
+  ~Trace();
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+
+  // Something that happened now.
+  static void instant(const char* name, const TraceArgs& args) {
+    if (on()) record('i', name, now(), 0, args);
+  }
+  // Work that begins on one thread and may end on another, or overlap with others of its thread. `track` puts what
+  // belongs together, and nests, on one line: begin and end of a span have the same.
+  static void begin(const char* name, uint64_t track, const TraceArgs& args = {}) {
+    if (on()) record('b', name, now(), track, args);
+  }
+  static void end(const char* name, uint64_t track, const TraceArgs& args = {}) {
+    if (on()) record('e', name, now(), track, args);
+  }
+  // A number for `track`, of its own in this process.
+  static uint64_t new_track();
+
+ private:
+  friend class TraceSpan;
+  struct State;
+  Trace() = default;
+
+  static uint64_t now();  // nanoseconds
+  static void record(char phase, const char* name, uint64_t start, uint64_t extra, const TraceArgs& args);
+
+  static inline std::atomic<bool> on_{false};
+};
+
+// Work of one thread, from its construction to its destruction.
+class TraceSpan {
+ public:
+  explicit TraceSpan(const char* name, const TraceArgs& args = {})
+      : name_(name), args_(args), start_(Trace::on() ? Trace::now() : 0) {}
+  ~TraceSpan() {
+    if (start_ != 0) Trace::record('X', name_, start_, Trace::now() - start_, args_);
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+
+  // What was learnt meanwhile. args().subject must live as long as the span.
+  TraceArgs& args() { return args_; }
+
+ private:
+  const char* const name_;
+  TraceArgs args_;
+  const uint64_t start_;
+};
+
+}  // namespace tessera

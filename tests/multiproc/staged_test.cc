@@ -1,0 +1,387 @@
+// Versions that are staged: what is sent is a copy, what is received is taken by all ranks of the job or by none.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/fail_point.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+
+constexpr Timeout kPatience = std::chrono::seconds(5);
+
+Side staged(Side side) {
+  side.options.mode = Mode::kStaged;
+  return side;
+}
+
+class Staged : public testing::Test {
+ protected:
+  pid_t start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
+    return group_.start(side.job + "/" + std::to_string(side.rank),
+                        [=, this] { return with_batch(side, store_, body); });
+  }
+  void expect_success() {
+    for (const Outcome& outcome : group_.wait(3 * hang_limit()))
+      EXPECT_THAT(outcome.status, AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
+  }
+
+  ProcessGroup group_;
+  const std::string store_ = group_.start_store();
+};
+
+// Returns once all its threads stand still.
+void stop(pid_t pid) {
+  ::kill(pid, SIGSTOP);
+  const auto stands = [](const std::filesystem::directory_entry& thread) {
+    std::string line;
+    std::getline(std::ifstream(thread.path() / "stat"), line);
+    return line.find(") T ") != std::string::npos;
+  };
+  const std::filesystem::directory_iterator none;
+  const Deadline deadline = Deadline::after(hang_limit());
+  for (bool all = false; !all && !deadline.passed(); std::this_thread::yield())
+    all = std::all_of(std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task"), none, stands);
+}
+
+pid_t stopped_store = 0;
+int visits_to_the_store = 0;
+
+// --- sent
+// -------------------------------------------------------------------------------------------------------------
+
+TEST_F(Staged, ASendIsDoneThoughNobodyTakesItAndTheMemoryIsTheUsersAgain) {
+  constexpr int64_t kVersions = 50;
+  const Signal sent[2];
+  Barrier over;
+  for (const Rank rank : {0, 1})
+    start(staged(trainer(rank)), [&, rank](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= kVersions; ++version) {
+        fill(trainer(rank), tensor, version);
+        REQUIRE_HERE(batch.send(version, kPatience).wait() == version);
+        std::ranges::fill(tensor, -1.0F);  // training goes on
+      }
+      for (int i = 0; i < 2; ++i) sent[rank].raise();
+      over.pass();
+      return 0;
+    });
+  for (const Rank rank : {0, 1})
+    start(inference(rank), [&, rank](Batch& batch, std::vector<float>& tensor) {
+      for (const Signal& all : sent) all.wait();
+      batch.recv({}, kPatience).wait();
+      REQUIRE_HERE(batch.version() == kVersions && holds(inference(rank), tensor, kVersions));
+      over.pass();
+      return 0;
+    });
+  over.open();
+  expect_success();
+}
+
+// Whatever is taken while newer versions are copied over older ones is whole.
+TEST_F(Staged, WhatIsTakenWhileTrainingGoesOnIsOneVersion) {
+  constexpr int64_t kVersions = 300;
+  Barrier over;
+  for (const Rank rank : {0, 1})
+    start(staged(trainer(rank)), [&, rank](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= kVersions; ++version) {
+        fill(trainer(rank), tensor, version);
+        batch.send(version, kPatience).wait();
+      }
+      over.pass();
+      return 0;
+    });
+  for (const Rank rank : {0, 1})
+    start(inference(rank), [&, rank](Batch& batch, std::vector<float>& tensor) {
+      while (batch.version() < kVersions) {
+        batch.recv({}, kPatience).wait();
+        REQUIRE_HERE(holds(inference(rank), tensor, batch.version()));
+      }
+      over.pass();
+      return 0;
+    });
+  over.open();
+  expect_success();
+}
+
+TEST_F(Staged, PartialTermsAreReducedIntoTheCopy) {
+  constexpr int64_t kVersions = 20;
+  Barrier over;
+  for (const Rank rank : {0, 1}) {
+    Side side = staged(trainer(rank));
+    side.layout = "2:Psum";
+    start(side, [&, side](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= kVersions; ++version) {
+        fill(side, tensor, version);
+        batch.send(version, kPatience).wait();
+        std::ranges::fill(tensor, -1.0F);
+      }
+      over.pass();
+      return 0;
+    });
+  }
+  for (const Rank rank : {0, 1})
+    start(inference(rank), [&, rank](Batch& batch, std::vector<float>& tensor) {
+      while (batch.version() < kVersions) {
+        batch.recv({}, kPatience).wait();
+        std::vector<float> half = tensor;
+        for (float& element : half) element /= 2;  // two ranks, equal terms
+        REQUIRE_HERE(holds(inference(rank), half, batch.version()));
+      }
+      over.pass();
+      return 0;
+    });
+  over.open();
+  expect_success();
+}
+
+TEST_F(Staged, AVersionIsWithdrawnUnlessARankHasBegunToTakeIt) {
+  const Signal withdrawn;
+  const Signal taken;
+  const Signal checked;
+  start(staged(trainer(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
+    const Side side = trainer(0, 1);
+    fill(side, tensor, 1);
+    Handle first = batch.send(1, kPatience);
+    first.wait();
+    REQUIRE_HERE(first.withdraw() && !first.withdraw());
+    withdrawn.raise();
+    fill(side, tensor, 2);
+    Handle second = batch.send(2, kPatience);
+    second.wait();
+    taken.wait();
+    REQUIRE_HERE(!second.withdraw());
+    checked.raise();
+    return 0;
+  });
+  start(inference(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    withdrawn.wait();
+    REQUIRE_HERE(batch.recv({}, kPatience).wait() == 2 && holds(inference(0, 1), tensor, 2));
+    taken.raise();
+    checked.wait();
+    return 0;
+  });
+  expect_success();
+}
+
+TEST_F(Staged, ASendInPlaceIsWithdrawnOnAllRanksOrOnNone) {
+  struct Shared {
+    std::atomic<int> withdrawn[2];
+  };
+  auto* shared =
+      static_cast<Shared*>(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  for (const Rank rank : {0, 1})
+    start(trainer(rank), [=](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= 60; ++version) {
+        fill(trainer(rank), tensor, version);
+        Handle handle = batch.send(version, kPatience);
+        if (handle.withdraw()) shared->withdrawn[rank].fetch_add(1);
+        handle.wait_for(kPatience);
+      }
+      batch.send(100, kPatience).wait();
+      return 0;
+    });
+  for (const Rank rank : {0, 1})
+    start(inference(rank), [=](Batch& batch, std::vector<float>& tensor) {
+      while (batch.version() < 100) {
+        batch.recv({}, kPatience).wait();
+        REQUIRE_HERE(holds(inference(rank), tensor, batch.version()) || batch.version() == 100);
+      }
+      return 0;
+    });
+  expect_success();
+  EXPECT_EQ(shared->withdrawn[0].load(), shared->withdrawn[1].load());
+  ::munmap(shared, sizeof(Shared));
+}
+
+// --- received
+// ---------------------------------------------------------------------------------------------------------
+
+TEST_F(Staged, MemoryIsAsBeforeUntilTheVersionIsCommitted) {
+  const Signal checked;
+  start(trainer(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    for (int64_t version = 1; version <= 3; ++version) {
+      fill(trainer(0, 1), tensor, version);
+      batch.send(version, kPatience).wait();
+    }
+    checked.wait();
+    return 0;
+  });
+  start(staged(inference(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
+    const Side side = inference(0, 1);
+    REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1 && holds(side, tensor, 1));
+    REQUIRE_HERE(batch.stage({}, kPatience).wait() == 2);
+    REQUIRE_HERE(holds(side, tensor, 1) && batch.version() == 1 && !batch.torn());
+    const std::string error = [&] {
+      try {
+        (void)batch.stage({}, kPatience);
+      } catch (const Error& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    }();
+    REQUIRE_HERE(error.find("commit() it first") != std::string::npos);
+    REQUIRE_HERE(batch.commit() == 2 && holds(side, tensor, 2) && batch.version() == 2);
+    REQUIRE_HERE(batch.recv({}, kPatience).wait() == 3 && holds(side, tensor, 3));
+    checked.raise();
+    return 0;
+  });
+  expect_success();
+}
+
+// The store is stopped as rank 0 writes down what is decided: it does not know, keeps what it holds, and says so. Once
+// the store goes on all ranks settle alike.
+TEST_F(Staged, WithoutTheStoreAVersionIsUndecidedUntilItAnswers) {
+  Barrier settled;
+  Barrier over;
+  stopped_store = group_.store_pid();
+  auto* held = static_cast<std::atomic<int64_t>*>(
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  start(trainer(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    for (int64_t version = 1; version <= 2; ++version) {
+      fill(trainer(0, 1), tensor, version);
+      batch.send(version, kPatience).wait();
+    }
+    settled.pass();
+    fill(trainer(0, 1), tensor, 3);
+    batch.send(3, kPatience).wait();
+    over.pass();
+    return 0;
+  });
+  for (const Rank rank : {0, 1}) {
+    const Side side = staged(inference(rank));
+    group_.start("inference/" + std::to_string(rank), [&, side, rank, held] {
+      if (rank == 0)
+        fail_point_hook() = [](std::string_view place) {
+          if (place == "staged: before the store" && ++visits_to_the_store == 2) stop(stopped_store);
+        };
+      return with_batch(side, store_, [&](Batch& batch, std::vector<float>& tensor) {
+        REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1);
+        if (rank == 0) {
+          const std::string error = [&] {
+            try {
+              batch.recv({}, kPatience).wait();
+            } catch (const Error& e) {
+              return std::string(e.what());
+            }
+            return std::string();
+          }();
+          REQUIRE_HERE(error.find("undecided") != std::string::npos);
+          REQUIRE_HERE(batch.undecided() && batch.version() == 1 && holds(side, tensor, 1));
+          ::kill(stopped_store, SIGCONT);
+        }
+        int64_t version = batch.recv({}, kPatience).wait();  // at rank 0 what it had staged
+        held[rank] = version;
+        settled.pass();
+        REQUIRE_HERE(!batch.undecided() && holds(side, tensor, version));
+        while (version != 3) version = batch.recv({}, kPatience).wait();
+        REQUIRE_HERE(holds(side, tensor, 3));
+        over.pass();
+        return 0;
+      });
+    });
+  }
+  settled.open();
+  over.open();
+  expect_success();
+  EXPECT_EQ(held[0], held[1]);
+  EXPECT_EQ(held[0], 2);
+  ::munmap(held, 4096);
+}
+
+// One rank of the receivers dies at a step of version 2. The others hold version 1 or version 2, all the same one, and
+// whole; once it has been started again they all go on.
+struct Death {
+  const char* place;
+  Rank rank;
+};
+class StagedDeath : public Staged, public testing::WithParamInterface<Death> {};
+
+std::string place_to_die_at;
+int visits_to_live_through = 0;
+
+void die_there(std::string_view place) {
+  if (place == place_to_die_at && visits_to_live_through-- == 0) ::kill(::getpid(), SIGKILL);
+}
+
+TEST_P(StagedDeath, LeavesTheOthersWithOneVersion) {
+  constexpr int kRanks = 3;
+  auto* held = static_cast<std::atomic<int64_t>*>(
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
+    for (int64_t version = 1; version < 100; ++version) {
+      fill(trainer(0, 1), tensor, version);
+      if (went_well([&] { batch.send(version, kPatience).wait(); }) && batch.stats().sessions == 2) return 0;
+    }
+    return 6;
+  });
+  const auto receive = [&](Rank rank, int64_t sessions) {
+    const Side side = staged(inference(rank, kRanks));
+    return [=](Batch& batch, std::vector<float>& tensor) {
+      for (int call = 1; call < 100; ++call) {
+        const bool well = went_well([&] { batch.recv({}, kPatience).wait(); });
+        REQUIRE_HERE(!batch.torn() && (batch.version() == 0 || holds(side, tensor, batch.version())));
+        if (sessions == 2 && call == 2) held[rank] = batch.version();
+        if (well && batch.stats().sessions == sessions) return 0;
+      }
+      return 6;
+    };
+  };
+  pid_t dying = 0;
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    const Side side = staged(inference(rank, kRanks));
+    const pid_t pid = group_.start(side.job + "/" + std::to_string(rank), [=, this] {
+      if (rank == GetParam().rank) {
+        place_to_die_at = GetParam().place;
+        visits_to_live_through = std::string_view(GetParam().place) == "staged: told one" ? kRanks - 1 : 1;
+        fail_point_hook() = die_there;
+      }
+      return with_batch(side, store_, receive(rank, 2));
+    });
+    if (rank == GetParam().rank) dying = pid;
+  }
+  const Side side = staged(inference(GetParam().rank, kRanks));
+  group_.start("again", [=, this] {
+    await_end(dying);
+    return with_batch(side, store_, receive(side.rank, 1));
+  });
+  const std::vector<Outcome> outcomes = group_.wait(3 * hang_limit());
+  for (const Outcome& outcome : outcomes)
+    EXPECT_THAT(outcome.status, AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
+  std::vector<int64_t> versions;
+  for (Rank rank = 0; rank < kRanks; ++rank)
+    if (rank != GetParam().rank) versions.push_back(held[rank]);
+  EXPECT_EQ(versions[0], versions[1]);
+  EXPECT_THAT(versions[0], AnyOf(1, 2));
+  EXPECT_EQ(std::ranges::count(outcomes, -SIGKILL, &Outcome::status), 1) << "nobody came to " << GetParam().place;
+  ::munmap(held, 4096);
+}
+
+INSTANTIATE_TEST_SUITE_P(AtEachStep, StagedDeath,
+                         testing::Values(Death{"staged: pulled", 0}, Death{"staged: pulled", 1},
+                                         Death{"staged: voted", 1}, Death{"staged: before the store", 0},
+                                         Death{"staged: decided", 0}, Death{"staged: decided", 2},
+                                         Death{"staged: told one", 0}, Death{"staged: told all", 0},
+                                         Death{"staged: told all", 1}, Death{"staged: copied", 0},
+                                         Death{"staged: copied", 2}),
+                         [](const auto& param) {
+                           std::string name = std::string(param.param.place).substr(8);
+                           std::erase_if(name, [](char c) { return c == ' '; });
+                           return name + std::to_string(param.param.rank);
+                         });
+
+}  // namespace
+}  // namespace tessera::test
