@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -14,6 +15,8 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
+
+#include <fmt/format.h>
 
 #include "base/fail.h"
 #include "tessera/error.h"
@@ -27,6 +30,8 @@ constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
+
+constexpr useconds_t kPollMicroseconds = 2000;  // waitpid has no deadline of its own
 
 // The stores and clients of these tests share a token, whatever runtime folder they have; it is in the environment
 // before anything reads that.
@@ -44,6 +49,21 @@ struct ProcessGroup::Child {
   pid_t pid = -1;
   std::string output;  // file
 };
+
+Footprint Footprint::now() {
+  const auto entries = [](const char* folder) {
+    const std::filesystem::directory_iterator all(folder);
+    return static_cast<uint32_t>(std::distance(begin(all), end(all)));
+  };
+  Footprint print{.fds = entries("/proc/self/fd"), .threads = entries("/proc/self/task"), .mappings = 0};
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) print.mappings += line.find("/memfd:") != std::string::npos ? 1 : 0;
+  return print;
+}
+
+std::string Footprint::to_string() const {
+  return fmt::format("{} descriptors, {} threads, {} mappings", fds, threads, mappings);
+}
 
 std::chrono::seconds hang_limit() {
   return std::chrono::seconds(kSanitized ? 60 : 10);
@@ -75,7 +95,7 @@ ProcessGroup::~ProcessGroup() {
 }
 
 pid_t ProcessGroup::start(const std::string& name, std::function<int()> body) {
-  Child child{.name = name, .pid = -1, .output = folder_.path() + "/out-" + std::to_string(children_.size())};
+  Child child{.name = name, .pid = -1, .output = folder_.path() + "/out-" + std::to_string(started_++)};
   std::fflush(nullptr);
   child.pid = ::fork();
   if (child.pid < 0) fail_errno("fork");
@@ -100,7 +120,7 @@ pid_t ProcessGroup::start(const std::string& name, std::function<int()> body) {
   ::_exit(status);
 }
 
-std::string ProcessGroup::start_store() {
+std::string ProcessGroup::start_store(const std::string& url) {
   int ends[2];
   if (::pipe(ends) != 0) fail_errno("pipe");
   std::fflush(nullptr);
@@ -108,7 +128,7 @@ std::string ProcessGroup::start_store() {
   if (store_ < 0) fail_errno("fork");
   if (store_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const auto server = serve_store("tcp://127.0.0.1:0");
+    const auto server = serve_store(url);
     const std::string address = server->address();
     if (::write(ends[1], address.data(), address.size()) < 0) ::_exit(1);
     ::close(ends[1]);
@@ -125,31 +145,54 @@ std::string ProcessGroup::start_store() {
   return address;
 }
 
+void ProcessGroup::kill_store() {
+  ::kill(store_, SIGKILL);
+  ::waitpid(store_, nullptr, 0);
+  store_ = -1;
+}
+
 void ProcessGroup::kill(pid_t pid, int signal) {
   ::kill(pid, signal);
 }
 
+// Nothing while it lives; past the deadline it is killed.
+std::optional<Outcome> ProcessGroup::reap(Child& child, std::chrono::steady_clock::time_point deadline) const {
+  const bool hung = std::chrono::steady_clock::now() > deadline;
+  if (hung) ::kill(child.pid, SIGKILL);
+  int status = 0;
+  if (::waitpid(child.pid, &status, hung ? 0 : WNOHANG) != child.pid) return {};
+  child.pid = -1;
+  return Outcome{.name = child.name,
+                 .status = hung                ? -1000
+                           : WIFEXITED(status) ? WEXITSTATUS(status)
+                                               : -WTERMSIG(status),
+                 .output = read_file(child.output),
+                 .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()};
+}
+
+Outcome ProcessGroup::wait_for(pid_t pid, std::chrono::seconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto child = std::ranges::find(children_, pid, &Child::pid);
+  if (child == children_.end()) fail(ErrorCode::kInternal, "no process {}", pid);
+  while (true) {
+    if (std::optional<Outcome> outcome = reap(*child, deadline)) return *outcome;
+    ::usleep(kPollMicroseconds);
+  }
+}
+
 std::vector<Outcome> ProcessGroup::wait(std::chrono::seconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
+  std::erase_if(children_, [](const Child& child) { return child.pid <= 0; });  // waited for already
   std::vector<Outcome> outcomes(children_.size());
   for (size_t left = children_.size(); left > 0;) {
     for (size_t i = 0; i < children_.size(); ++i) {
-      Child& child = children_[i];
-      if (child.pid <= 0) continue;
-      const bool hung = std::chrono::steady_clock::now() > deadline;
-      if (hung) ::kill(child.pid, SIGKILL);
-      int status = 0;
-      if (::waitpid(child.pid, &status, hung ? 0 : WNOHANG) != child.pid) continue;
-      child.pid = -1;
-      --left;
-      outcomes[i] = {.name = child.name,
-                     .status = hung                ? -1000
-                               : WIFEXITED(status) ? WEXITSTATUS(status)
-                                                   : -WTERMSIG(status),
-                     .output = read_file(child.output),
-                     .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()};
+      if (children_[i].pid <= 0) continue;
+      if (std::optional<Outcome> outcome = reap(children_[i], deadline)) {
+        outcomes[i] = *outcome;
+        --left;
+      }
     }
-    if (left > 0) ::usleep(2000);  // waitpid has no deadline of its own
+    if (left > 0) ::usleep(kPollMicroseconds);
   }
   children_.clear();
   return outcomes;

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,19 @@ class TemporaryFolder {
   std::string path_;
 };
 
+// What a process holds of the machine: what it had before is what it has once all that it made has gone.
+struct Footprint {
+  uint32_t fds = 0;
+  uint32_t threads = 0;
+  uint32_t mappings = 0;  // of memfds
+  static Footprint now();
+  std::string to_string() const;
+  bool within(const Footprint& bound) const {
+    return fds <= bound.fds && threads <= bound.threads && mappings <= bound.mappings;
+  }
+  bool operator==(const Footprint&) const = default;
+};
+
 // What a rank's process ended with.
 struct Outcome {
   std::string name;
@@ -43,10 +57,13 @@ class ProcessGroup {
   // Forks: `body` runs in the child with TESSERA_RUNTIME_DIR set to the group's folder, and its result is the exit
   // status. An exception ends the child with its text on standard error: status 10 + the ErrorCode of a tessera::Error.
   pid_t start(const std::string& name, std::function<int()> body);
-  // A store on its own process; returns its URL.
-  std::string start_store();
+  // A store on its own process; returns its URL. One that was killed may be followed by another at the same one.
+  std::string start_store(const std::string& url = "tcp://127.0.0.1:0");
   pid_t store_pid() const { return store_; }
+  void kill_store();
   void kill(pid_t pid, int signal);
+  // Waits for one of them, at most `limit`.
+  Outcome wait_for(pid_t pid, std::chrono::seconds limit);
   // Waits for all but the store, at most `limit`. More can be started afterwards.
   std::vector<Outcome> wait(std::chrono::seconds limit);
   const std::string& folder() const { return folder_.path(); }
@@ -55,8 +72,10 @@ class ProcessGroup {
 
  private:
   struct Child;
+  std::optional<Outcome> reap(Child& child, std::chrono::steady_clock::time_point deadline) const;
   TemporaryFolder folder_;
   std::vector<Child> children_;
+  int started_ = 0;
   pid_t store_ = -1;
   std::chrono::steady_clock::time_point start_;
 };

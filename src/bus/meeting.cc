@@ -25,6 +25,7 @@ Meeting::~Meeting() {
 
 // Until a session that all ranks of both jobs have read alike is attached.
 std::shared_ptr<Session> Meeting::meet_once(const Patience& patience) {
+  const Status anew = failed(ErrorCode::kUnavailable, "newer registrations are there");  // the peers, too, try again
   rendezvous_.begin(view_, batch_);
   while (true) {
     Agreement agreement = rendezvous_.exchange(view_, batch_, owner_.own_offer(), patience);
@@ -38,14 +39,17 @@ std::shared_ptr<Session> Meeting::meet_once(const Patience& patience) {
       if (patience.background) attaching.deadline = Deadline::after(kAttachTimeout);
       if (session->attach(attaching) == Session::Outcome::kAttached) return session;
     } catch (...) {
-      agent_.run_on_loop([&, status = status_of_current_exception()] {
+      Status status = status_of_current_exception();
+      if (status.code() == ErrorCode::kCancelled && patience.background && !stop_.stop_requested())
+        status = anew;  // this try alone was given up
+      agent_.run_on_loop([&] {
         session->close(status);
         session.reset();
       });
       throw;
     }
     agent_.run_on_loop([&] {
-      session->close(failed(ErrorCode::kUnavailable, "newer registrations are there"));
+      session->close(anew);
       session.reset();
     });
     view_ = rendezvous_.rejoin(view_, patience);

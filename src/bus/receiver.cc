@@ -178,13 +178,17 @@ void ReceiverBatch::on_recv_over(const Status& status) {
 // -----------------------------------------------------------------------------------------------------------
 
 void ReceiverBatch::begin_commit() {
+  torn_ = true;
   shadow_->copy_out(0);
 }
 
 void ReceiverBatch::on_copied() {
   fail_point("staged: copied");
   const Status status = shadow_->status();
-  if (status.ok()) version_ = staged_version_.exchange(0);
+  if (status.ok()) {
+    version_ = staged_version_.exchange(0);
+    torn_ = false;
+  }
   if (status.ok() && waits_then_) return wait_for_version();
   end_operation(status);
 }
