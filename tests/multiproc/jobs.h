@@ -55,6 +55,8 @@ Side inference(Rank rank, int world = 2);
 // The local tensor of a side, zeroed.
 std::vector<float> local_tensor(const Side& side);
 
+inline constexpr Timeout kPatience = std::chrono::seconds(5);
+
 // The contents that a version has: every element tells the version and its own index.
 void fill(const Side& side, std::vector<float>& tensor, int64_t version);
 bool holds(const Side& side, const std::vector<float>& tensor, int64_t version);

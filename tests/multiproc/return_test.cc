@@ -12,7 +12,6 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
-constexpr Timeout kPatience = std::chrono::seconds(5);
 constexpr int64_t kSteps = 200;
 constexpr int64_t kTurn = 10;
 

@@ -22,8 +22,6 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
-constexpr Timeout kPatience = std::chrono::seconds(5);
-
 Side staged(Side side) {
   side.options.mode = Mode::kStaged;
   return side;
@@ -65,12 +63,12 @@ int visits_to_the_store = 0;
 // -------------------------------------------------------------------------------------------------------------
 
 TEST_F(Staged, ASendIsDoneThoughNobodyTakesItAndTheMemoryIsTheUsersAgain) {
-  constexpr int64_t kVersions = 50;
+  constexpr int64_t kLast = 50;
   const Signal sent[2];
   Barrier over;
   for (const Rank rank : {0, 1})
     start(staged(trainer(rank)), [&, rank](Batch& batch, std::vector<float>& tensor) {
-      for (int64_t version = 1; version <= kVersions; ++version) {
+      for (int64_t version = 1; version <= kLast; ++version) {
         fill(trainer(rank), tensor, version);
         REQUIRE_HERE(batch.send(version, kPatience).wait() == version);
         std::ranges::fill(tensor, -1.0F);  // training goes on
@@ -83,7 +81,7 @@ TEST_F(Staged, ASendIsDoneThoughNobodyTakesItAndTheMemoryIsTheUsersAgain) {
     start(inference(rank), [&, rank](Batch& batch, std::vector<float>& tensor) {
       for (const Signal& all : sent) all.wait();
       batch.recv({}, kPatience).wait();
-      REQUIRE_HERE(batch.version() == kVersions && holds(inference(rank), tensor, kVersions));
+      REQUIRE_HERE(batch.version() == kLast && holds(inference(rank), tensor, kLast));
       over.pass();
       return 0;
     });
@@ -93,11 +91,11 @@ TEST_F(Staged, ASendIsDoneThoughNobodyTakesItAndTheMemoryIsTheUsersAgain) {
 
 // Whatever is taken while newer versions are copied over older ones is whole.
 TEST_F(Staged, WhatIsTakenWhileTrainingGoesOnIsOneVersion) {
-  constexpr int64_t kVersions = 300;
+  constexpr int64_t kLast = 300;
   Barrier over;
   for (const Rank rank : {0, 1})
     start(staged(trainer(rank)), [&, rank](Batch& batch, std::vector<float>& tensor) {
-      for (int64_t version = 1; version <= kVersions; ++version) {
+      for (int64_t version = 1; version <= kLast; ++version) {
         fill(trainer(rank), tensor, version);
         batch.send(version, kPatience).wait();
       }
@@ -106,7 +104,7 @@ TEST_F(Staged, WhatIsTakenWhileTrainingGoesOnIsOneVersion) {
     });
   for (const Rank rank : {0, 1})
     start(inference(rank), [&, rank](Batch& batch, std::vector<float>& tensor) {
-      while (batch.version() < kVersions) {
+      while (batch.version() < kLast) {
         batch.recv({}, kPatience).wait();
         REQUIRE_HERE(holds(inference(rank), tensor, batch.version()));
       }
@@ -118,13 +116,13 @@ TEST_F(Staged, WhatIsTakenWhileTrainingGoesOnIsOneVersion) {
 }
 
 TEST_F(Staged, PartialTermsAreReducedIntoTheCopy) {
-  constexpr int64_t kVersions = 20;
+  constexpr int64_t kLast = 20;
   Barrier over;
   for (const Rank rank : {0, 1}) {
     Side side = staged(trainer(rank));
     side.layout = "2:Psum";
     start(side, [&, side](Batch& batch, std::vector<float>& tensor) {
-      for (int64_t version = 1; version <= kVersions; ++version) {
+      for (int64_t version = 1; version <= kLast; ++version) {
         fill(side, tensor, version);
         batch.send(version, kPatience).wait();
         std::ranges::fill(tensor, -1.0F);
@@ -135,7 +133,7 @@ TEST_F(Staged, PartialTermsAreReducedIntoTheCopy) {
   }
   for (const Rank rank : {0, 1})
     start(inference(rank), [&, rank](Batch& batch, std::vector<float>& tensor) {
-      while (batch.version() < kVersions) {
+      while (batch.version() < kLast) {
         batch.recv({}, kPatience).wait();
         std::vector<float> half = tensor;
         for (float& element : half) element /= 2;  // two ranks, equal terms
