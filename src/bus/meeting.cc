@@ -17,7 +17,12 @@ constexpr Duration kAttachTimeout = seconds(60);  // in the background
 }  // namespace
 
 Meeting::Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view)
-    : agent_(agent), rendezvous_(rendezvous), owner_(owner), batch_(std::move(batch)), view_(std::move(view)) {}
+    : agent_(agent),
+      rendezvous_(rendezvous),
+      owner_(owner),
+      batch_(std::move(batch)),
+      job_(view.peer_job),
+      view_(std::move(view)) {}
 
 Meeting::~Meeting() {
   TESSERA_CHECK(!thread_.joinable());

@@ -36,7 +36,7 @@ class Meeting {
   Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view);
   ~Meeting();  // REQUIRES: stopped, or nothing was ever registered in the background
 
-  const std::string& job() const { return view_.peer_job; }
+  const std::string& job() const { return job_; }
   // Registers and attaches on the caller's thread; on_met() has been called when it returns. Throws.
   void meet(const Patience& patience);
   // The same on a thread of its own, as often as it takes, now that a session has ended or another job has come.
@@ -57,6 +57,7 @@ class Meeting {
   Rendezvous& rendezvous_;
   MeetingOwner& owner_;
   const std::string batch_;
+  const std::string job_;
   PairView view_;           // of the thread that meets
   std::string last_error_;  // likewise
   std::stop_source stop_;

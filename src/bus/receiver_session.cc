@@ -101,7 +101,6 @@ void ReceiverSession::accept(Caller caller) {
 
 void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
   leader_ = std::move(link);
-  const std::string name = leader_->name();
   leader_->set_handlers([this](Frame& frame) { handle_leader(frame); },
                         [this](const Status& status) { break_session(status); });
   leader_->watch_process(setup_.view.own[0].incarnation);

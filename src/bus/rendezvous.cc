@@ -498,7 +498,7 @@ std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, std::functio
 }
 
 std::unique_ptr<Watch> Rendezvous::watch_jobs(const std::string& pair, const std::string& batch,
-                                              std::function<void(const std::string& job)> met) {
+                                              const std::function<void(const std::string& job)>& met) {
   const std::string prefix = batch_prefix(identity_.name_space, pair, batch);
   const auto look = [prefix, job = identity_.job, met](const std::string& key) {
     const std::string other = met_job(prefix, key, job);

@@ -81,7 +81,7 @@ class Rendezvous {
   // Calls `met`, there, for each other job that registers the batch with this one, now and later; often more than once.
   // With an empty name: watch anew, something was missed.
   std::unique_ptr<Watch> watch_jobs(const std::string& pair, const std::string& batch,
-                                    std::function<void(const std::string& job)> met);
+                                    const std::function<void(const std::string& job)>& met);
   // What the other side offers.
   Manifest peer_manifest(const PairView& view, const std::string& batch, const Patience& patience);
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to

@@ -47,7 +47,7 @@ std::shared_ptr<Session> SenderBatch::make_session(const PairView& view, Agreeme
 }
 
 void SenderBatch::on_met(std::shared_ptr<Session> session) {
-  const std::string job = session->peer_job();
+  const std::string& job = session->peer_job();
   if (closed_ || session->broken()) {
     absent_[job] = session->broken_status();
     if (!std::static_pointer_cast<SenderSession>(session)->left()) unreported_ = absent_[job];
@@ -77,7 +77,7 @@ void SenderBatch::on_not_met(const std::string& job, const Status& why) {
 }
 
 void SenderBatch::on_sender_retired(SenderSession& session) {
-  const std::string job = session.peer_job();
+  const std::string& job = session.peer_job();
   absent_[job] = session.broken_status();
   if (reported_ != &session && !session.left()) unreported_ = session.broken_status();
   // Later: whoever is at it may be going through the sessions.

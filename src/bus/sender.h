@@ -57,10 +57,10 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   Status nobody_attached() const;
 
   std::map<std::string, std::shared_ptr<SenderSession>> sessions_;  // by receiving job
-  // In place: jobs that came while others were there and have taken nothing yet. The ranks of this job may have met them
-  // at different versions, so that a send does not wait for them before they have begun to take it from all ranks.
+  // In place: jobs that came while others were there and have taken nothing yet. The ranks of this job may have met
+  // them at different versions, so that a send does not wait for them before they have begun to take it from all ranks.
   std::set<const SenderSession*> newcomers_;
-  std::map<std::string, Status> absent_;                            // why a job that was met is not attached
+  std::map<std::string, Status> absent_;  // why a job that was met is not attached
   std::unique_ptr<Watch> jobs_watch_;
   int64_t offering_ = 0;  // 0: nothing
   int64_t newest_ = 0;    // that was ever offered, sent or not

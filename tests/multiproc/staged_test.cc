@@ -9,6 +9,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <ostream>
 #include <string_view>
 #include <thread>
 
@@ -306,6 +307,9 @@ struct Death {
   const char* place;
   Rank rank;
 };
+void PrintTo(const Death& death, std::ostream* out) {
+  *out << death.place << ", rank " << death.rank;
+}
 class StagedDeath : public Staged, public testing::WithParamInterface<Death> {};
 
 std::string place_to_die_at;
