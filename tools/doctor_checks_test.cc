@@ -47,9 +47,9 @@ TEST_F(RuntimeFolderTest, WhatTheDeadLeftIsNamedAndTheLivingAreCounted) {
   const RuntimeDir living = RuntimeDir::open(root_, "trainer/0");
   const fs::path dead = fs::path(root_) / "p-0123456789abcdef";
   fs::create_directory(dead);
-  std::ofstream(dead / "lock");
+  std::ofstream(dead / "lock") << "";
   std::ofstream(dead / "owner") << "pid 4711\ncommand python train.py\nrole trainer/3\n";
-  std::ofstream(root_ + "/store.members");
+  std::ofstream(root_ + "/store.members") << "";
 
   const std::vector<Check> checks = examine_runtime_folder(root_);
   ASSERT_EQ(checks.size(), 3U);

@@ -91,7 +91,7 @@ TEST_F(RuntimeDirTest, OnlyTheLockTellsTheLivingFromTheDeadWhateverTheNoteSays) 
     std::ofstream(living.path("owner")) << note;
     const fs::path dead = fs::path(root_) / "p-0123456789abcdef";
     fs::create_directory(dead);
-    std::ofstream(dead / "lock");
+    std::ofstream(dead / "lock") << "";
     std::ofstream(dead / "owner") << "pid " << ::getpid() << "\n";  // its pid is another's by now: ours
     const std::vector<ProcessFolder> folders = RuntimeDir::folders(root_);
     ASSERT_EQ(folders.size(), 2U);

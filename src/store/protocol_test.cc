@@ -36,13 +36,30 @@ TEST(ProtocolTest, ARequestReadsBackAsWritten) {
 }
 
 TEST(ProtocolTest, AHelloReadsBackAsWritten) {
-  const Hello hello{
-      .release = "1.2", .client = 4, .last_instance = 5, .last_revision = 6, .incarnation = Incarnation::self()};
+  const Hello hello{.release = "1.2",
+                    .client = 4,
+                    .last_instance = 5,
+                    .last_revision = 6,
+                    .incarnation = Incarnation::self(),
+                    .nonce = random_nonce()};
   const Hello read = Hello::decode(hello.encode());
   EXPECT_EQ(read.release, "1.2");
   EXPECT_EQ(read.client, 4U);
   EXPECT_EQ(read.last_revision, 6);
   EXPECT_EQ(read.incarnation, Incarnation::self());
+  EXPECT_EQ(read.nonce, hello.nonce);
+}
+
+TEST(ProtocolTest, TheAnswersToAHelloReadBackAsWritten) {
+  const Challenge challenge{.version = 2, .release = "1.2", .nonce = random_nonce()};
+  EXPECT_EQ(Challenge::decode(challenge.encode()).version, 2);
+  EXPECT_EQ(Challenge::decode(challenge.encode()).nonce, challenge.nonce);
+  Welcome welcome{.version = 2, .release = "1.2", .instance = 5};
+  EXPECT_EQ(Welcome::decode(welcome.encode()).proof, std::nullopt);
+  welcome.proof = random_nonce();
+  EXPECT_EQ(Welcome::decode(welcome.encode()).instance, 5U);
+  EXPECT_EQ(Welcome::decode(welcome.encode()).proof, welcome.proof);
+  EXPECT_EQ(decode_proof(encode_proof(*welcome.proof)), *welcome.proof);
 }
 
 TEST(ProtocolTest, OfAHelloWithoutACommonVersionOnlyTheBeginningIsRead) {
@@ -65,6 +82,9 @@ TEST(ProtocolTest, DamagedMessagesAreRefusedOrSound) {
   const std::vector<Kind> kinds = {
       {full_request().encode(), [](auto bytes) { Request::decode(bytes); }},
       {hello.encode(), [](auto bytes) { Hello::decode(bytes); }},
+      {Challenge{.version = 2, .release = "1"}.encode(), [](auto bytes) { Challenge::decode(bytes); }},
+      {Welcome{.version = 2, .release = "1", .proof = Proof{}}.encode(), [](auto bytes) { Welcome::decode(bytes); }},
+      {encode_proof(Proof{}), [](auto bytes) { decode_proof(bytes); }},
       {encode_leases(leases), [](auto bytes) { decode_leases(bytes); }},
   };
   std::mt19937 random(3);
