@@ -1,6 +1,7 @@
 // Runs the ranks of a test as real processes, under a hang limit.
 #pragma once
 
+#include <sys/mman.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -8,6 +9,8 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "base/fail.h"
 
 namespace tessera::test {
 
@@ -38,6 +41,25 @@ struct Footprint {
     return fds <= bound.fds && threads <= bound.threads && mappings <= bound.mappings;
   }
   bool operator==(const Footprint&) const = default;
+};
+
+// A T of atomics, zeroed, in memory that forked processes share.
+template <typename T>
+class Shared {
+ public:
+  Shared() {
+    void* memory = ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) fail_errno("mmap");
+    value_ = new (memory) T{};
+  }
+  ~Shared() { ::munmap(value_, sizeof(T)); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  T& operator*() const { return *value_; }
+  T* operator->() const { return value_; }
+
+ private:
+  T* value_;
 };
 
 // What a rank's process ended with.

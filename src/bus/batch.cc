@@ -259,6 +259,7 @@ void BatchImpl::close() {
   // The operation ends once nothing touches the registered memory any more; the batch itself bounds that time.
   if (pending) pending->wait_for(std::chrono::hours(1));
   if (was_closed) return;
+  await_readers();
   setup_.agent->run_on_loop([&] {
     loop().cancel_timer(timer_);
     close_sessions();

@@ -84,6 +84,8 @@ class BatchImpl : public MeetingOwner, public OperationOwner, public std::enable
   virtual Progress sample_sessions() const = 0;
   virtual void close_sessions() = 0;
   virtual void on_copied() = 0;  // by the shadow
+  // On the thread of close(), before the sessions are: returns once nobody reads what is Tessera's own.
+  virtual void await_readers() {}
   // On the thread of close(), once everything is over.
   virtual void on_closed() {}
 

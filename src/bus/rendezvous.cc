@@ -113,9 +113,12 @@ class PairRecords {
 };
 
 // What was agreed on, by whom: sender's members first.
-std::string session_of(const Manifest& sender, const Manifest& receiver, std::span<const Registration> senders,
+std::string session_of(const std::string& pair, const std::string& batch, const Manifest& sender,
+                       const Manifest& receiver, std::span<const Registration> senders,
                        std::span<const Registration> receivers) {
   ByteWriter out;
+  out.put_string(pair);
+  out.put_string(batch);
   out.put_string(sender.hash());
   out.put_string(receiver.hash());
   for (const std::span<const Registration> side : {senders, receivers}) {
@@ -423,7 +426,7 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
   Agreement agreement{
       .match = match(sender.manifest, own.sends ? identity_.job : view.peer_job, receiver.manifest,
                      own.sends ? view.peer_job : identity_.job),
-      .session = session_of(sender.manifest, receiver.manifest, sender.members, receiver.members),
+      .session = session_of(view.name, batch, sender.manifest, receiver.manifest, sender.members, receiver.members),
       .digest = mine.digest && theirs.digest,
       .sent_version = std::ranges::max(sender.versions),
       .floor = 0,

@@ -300,6 +300,28 @@ bool SenderBatch::withdraw(int64_t version) {
   }
 }
 
+// The sessions bound how long that takes.
+void SenderBatch::await_readers() {
+  if (!staged()) return;
+  const Status why = failed(ErrorCode::kPeerLost, "{} has closed the batch", identity().name());
+  setup_.agent->run_on_loop([&] {
+    for (const auto& [job, session] : sessions_) session->leave(why);
+  });
+  while (true) {
+    uint64_t seen = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      seen = decisions_;
+    }
+    bool idle = false;
+    setup_.agent->run_on_loop(
+        [&] { idle = std::ranges::all_of(sessions_, [](const auto& entry) { return entry.second->idle(); }); });
+    if (idle) return;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return decisions_ != seen; });
+  }
+}
+
 Status SenderBatch::nobody_attached() const {
   std::string text;
   ErrorCode code = ErrorCode::kDeadlineExceeded;

@@ -40,6 +40,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void close_sessions() override;
   void on_copied() override;
   bool withdraw(int64_t version) override;
+  void await_readers() override;
 
   void watch_jobs();
   void meet_also(const std::string& job);

@@ -218,11 +218,15 @@ void SenderSession::clear(uint32_t index) {
 // --- being read
 // ---------------------------------------------------------------------------------------------------------
 
+Status SenderSession::why_withdrawn() const {
+  return leaving_.ok() ? failed(ErrorCode::kCancelled, "it was withdrawn") : leaving_;
+}
+
 void SenderSession::on_hold(SourceLink& link, int64_t version, uint32_t epoch) {
   if (link.rank() != 0 || !is_receiver(link))
     fail(ErrorCode::kMismatch, "Hold of version {}: rank 0 of the receivers chooses", version);
   const bool gone = slot_of(version) == nullptr || phase_ == Phase::kFailing || broken();
-  if (gone) return link.refuse(version, epoch, failed(ErrorCode::kCancelled, "it was withdrawn"));
+  if (gone) return link.refuse(version, epoch, why_withdrawn());
   held_ = version;
   link.keep(version, epoch);
 }
@@ -241,7 +245,7 @@ void SenderSession::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
                             : slot != nullptr && (staged() ? !broken() || version == held_ : phase_ == Phase::kOffered);
   if (!on_offer) {
     const bool given_up = version == offering_ && !failure_cause_.ok();
-    return link.refuse(version, epoch, given_up ? failure_cause_ : failed(ErrorCode::kCancelled, "it was withdrawn"));
+    return link.refuse(version, epoch, given_up ? failure_cause_ : why_withdrawn());
   }
   if (link.running()) fail(ErrorCode::kMismatch, "Take of version {} before the last one's ring was drained", version);
   last_activity_ = Clock::steady().now();
@@ -338,6 +342,7 @@ void SenderSession::check_ended() {
       end(phase_ == Phase::kFailing ? failure_ : Status());
     else if (retires())
       owner_.on_sender_retired(*this);
+    if (!leaving_.ok() && idle()) owner_.on_unpinned(*this);
     return;
   }
   if (phase_ == Phase::kIdle || phase_ == Phase::kReducing) return;
@@ -405,13 +410,27 @@ void SenderSession::fail_offer(const Status& status) {
   check_ended();
 }
 
+void SenderSession::leave(const Status& why) {
+  leaving_ = why;
+  for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    clear(slot);
+    if (slots_[slot].running) slots_[slot].run->abort(why);
+  }
+  held_ = 0;
+  for (const auto& [rank, link] : receivers_) {
+    if (link->open() && link->taking() != 0) link->revoke(why);
+    link->abort_run(why);
+  }
+  if (revoke_timer_ == 0) revoke_timer_ = loop().add_timer_after(kRevokeGrace, [this] { stop_waiting_for_readers(); });
+}
+
 // A receiver that was asked to stop reading does not answer: cut it off, which it sees as the end of this session.
 void SenderSession::stop_waiting_for_readers() {
   revoke_timer_ = 0;
   for (const auto* links : {&receivers_, &owners_}) {
     for (const auto& [rank, link] : *links) {
       if (link->taking() == 0 || !link->open()) continue;
-      if (staged() && !broken() && is_receiver(*link)) continue;  // it was not asked
+      if (staged() && !broken() && leaving_.ok() && is_receiver(*link)) continue;  // it was not asked
       log().warn("{}: {} does not stop reading; its connection is closed", describe(), link->name());
       const Status reason = failed(ErrorCode::kPeerLost, "{} did not answer", link->name());
       link->detach(reason);

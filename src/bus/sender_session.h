@@ -63,6 +63,9 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void offer_slot(int64_t version, uint32_t slot);  // prepared, unless nothing is to be reduced
   bool reduces() const { return reducer_ != nullptr || !owners_.empty(); }
 
+  // Staged: nothing is on offer any more, and who reads is asked to stop; on_unpinned() is called once it is idle.
+  void leave(const Status& why);
+
   bool left() const { return left_; }  // it is broken because a rank has closed the batch, as it should
   // Whether a receiver has begun to read the version on offer; in place an owner of a reduction, too.
   bool begun(int64_t version) const;
@@ -111,7 +114,8 @@ class SenderSession final : public Session, public SourceLinkOwner {
   Slot* slot_of(int64_t version);
   const Slot* slot_of(int64_t version) const;
   bool reading() const;  // somebody is
-  void attached_one();   // a receiver, an owner, or a peer of a reduction
+  Status why_withdrawn() const;
+  void attached_one();  // a receiver, an owner, or a peer of a reduction
   void build_digest_programs();
   void reduce(int64_t version, uint32_t slot);
   void on_reduced(const Status& status);
@@ -129,6 +133,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   std::unique_ptr<Reducer> reducer_;                    // what this rank reduces; null if nothing
   int64_t rank_bytes_ = 0;
   bool left_ = false;
+  Status leaving_;  // why, once leave() was called
 
   std::vector<Slot> slots_;
   std::vector<uint32_t> digested_;  // indices into routes.sent, in the programs' order

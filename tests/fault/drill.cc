@@ -1,7 +1,6 @@
 #include "tests/fault/drill.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -351,17 +350,6 @@ void Board::changed() {
 
 void Board::wait_for_change(uint32_t seen, const Deadline& deadline) const {
   futex_wait(changes, seen, deadline);
-}
-
-SharedBoard::SharedBoard() {
-  void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) fail_errno("mmap");
-  board_ = new (memory) Board{};
-  board_->step = 1;
-}
-
-SharedBoard::~SharedBoard() {
-  ::munmap(board_, sizeof(Board));
 }
 
 }  // namespace tessera::test

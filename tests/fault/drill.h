@@ -74,20 +74,6 @@ struct Board {
   void wait_for_change(uint32_t seen, const Deadline& deadline) const;
 };
 
-// In memory that forked processes share.
-class SharedBoard {
- public:
-  SharedBoard();
-  ~SharedBoard();
-  SharedBoard(const SharedBoard&) = delete;
-  SharedBoard& operator=(const SharedBoard&) = delete;
-  Board& operator*() const { return *board_; }
-  Board* operator->() const { return board_; }
-
- private:
-  Board* board_;
-};
-
 // A rank's part, in a process of its own, until the drill is stopped. What it checks, it throws as kInternal.
 int run_sender(const DrillPlan& plan, Board& board, const std::string& store, Rank rank);
 int run_receiver(const DrillPlan& plan, Board& board, const std::string& store, Rank rank);

@@ -55,6 +55,7 @@ enum class Fault { kKill, kStop, kStopThenKill };
 class Drill {
  public:
   explicit Drill(uint64_t seed) : plan_(DrillPlan::random(seed)), random_(~seed) {
+    board_->step = 1;
     for (Rank rank = 0; rank < plan_.senders; ++rank) actors_.push_back({Role::kSender, rank});
     for (Rank rank = 0; rank < plan_.receivers; ++rank) actors_.push_back({Role::kReceiver, rank});
     if (!plan_.auto_store) {
@@ -218,7 +219,7 @@ class Drill {
 
   const DrillPlan plan_;
   std::mt19937_64 random_;
-  SharedBoard board_;
+  const Shared<Board> board_;
   ProcessGroup group_;
   std::string store_ = "auto";
   std::vector<Actor> actors_;

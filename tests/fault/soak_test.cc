@@ -1,0 +1,207 @@
+// Thousands of transfers between processes that live through all of them: what each holds of the machine at the end is
+// what it held after a warm-up.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "base/fail.h"
+#include "base/futex.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // what a sanitizer remembers grows
+constexpr int kSanitizers = 10;
+#else
+constexpr bool kSanitized = false;
+constexpr int kSanitizers = 1;
+#endif
+#ifdef TESSERA_SLOW_LANE
+constexpr int kTransfers = 10'000 / kSanitizers;
+#else
+constexpr int kTransfers = 500 / kSanitizers;
+#endif
+constexpr int kPhases = 5;  // the first is the warm-up
+constexpr int kBatches = 3;
+constexpr int kRounds = (kTransfers + kPhases * kBatches - 1) / (kPhases * kBatches);  // of a phase
+constexpr uint64_t kRssSlack = uint64_t{2} << 20;
+constexpr uint64_t kSeed = 1;
+
+constexpr BatchOptions kInPlace{};
+constexpr BatchOptions kStaged{.mode = Mode::kStaged};
+
+struct Kind {
+  const char* id;
+  BatchOptions sender, receiver;
+};
+constexpr Kind kKinds[kBatches] = {{"in-place", kInPlace, kInPlace},
+                                   {"staged", kStaged, kStaged},
+                                   {"staged-to-in-place", {.mode = Mode::kStaged, .snapshots = 3}, kInPlace}};
+
+uint64_t resident_bytes() {
+  ::malloc_trim(0);
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> pages;
+  return pages * static_cast<uint64_t>(::getpagesize());
+}
+
+// Where all processes of the soak wait for each other between the phases.
+struct Phases {
+  std::atomic<uint32_t> word;  // a futex: how often one has come
+  std::atomic<bool> over;      // what the visitor does in this phase
+
+  void meet(uint32_t parties) {
+    const uint32_t turn = word.fetch_add(1) / parties;
+    futex_wake(word);
+    const Deadline deadline = Deadline::after(6 * hang_limit());
+    for (uint32_t now = word; now / parties == turn; now = word) {
+      if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "not all have come to the end of the phase");
+      futex_wait(word, now, deadline);
+    }
+  }
+};
+
+constexpr int kRanks = 2;
+constexpr uint32_t kProcesses = 2 * kRanks + 1;
+const Side kVisitor{.job = "evaluation", .peer = "trainer", .rank = 0, .world = 1, .layout = "1:R"};
+
+// A rank's batches, one of each kind.
+struct Member {
+  Member(const Side& side, const std::string& store)
+      : bus({.job = side.job, .rank = side.rank, .world = side.world, .store = store, .threads = 1}),
+        pair(bus.pair({.name = "weights", .peer = side.peer, .timeout = side.rendezvous})) {}
+  Batch open(const Side& side, const Kind& kind, std::vector<float>& tensor) {
+    const TensorSpec spec{
+        .name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+    return side.sends ? pair.offer(kind.id, {&spec, 1}, side.rendezvous, kind.sender)
+                      : pair.accept(kind.id, {&spec, 1}, side.rendezvous, kind.receiver);
+  }
+  Bus bus;
+  Pair pair;
+};
+
+// Runs the phases of one process, and compares.
+void soak(Phases& phases, const std::function<void()>& phase) {
+  Footprint warm;
+  uint64_t warm_bytes = 0;
+  for (int i = 0; i < kPhases; ++i) {
+    phase();
+    phases.meet(kProcesses);
+    // The last to leave a batch is heard of a little later, and nothing tells when.
+    const Deadline deadline = Deadline::after(hang_limit());
+    Footprint print = Footprint::now();
+    while (i > 0 && print != warm && !deadline.passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      print = Footprint::now();
+    }
+    const uint64_t bytes = resident_bytes();
+    std::fprintf(stderr, "phase %d: %s, %lu KiB\n", i, print.to_string().c_str(),
+                 static_cast<unsigned long>(bytes >> 10));
+    if (i == 0) {
+      warm = print;
+      warm_bytes = bytes;
+    } else if (print != warm || (!kSanitized && bytes > warm_bytes + kRssSlack)) {
+      fail(ErrorCode::kInternal, "{} and {} bytes after the warm-up, {} and {} bytes in phase {}", warm.to_string(),
+           warm_bytes, print.to_string(), bytes, i);
+    }
+    phases.over = false;
+    phases.meet(kProcesses);
+  }
+}
+
+// Both ranks make the same choices.
+int send_all(Phases& phases, const Side& side, const std::string& store) {
+  Member member(side, store);
+  std::vector<std::vector<float>> tensors(kBatches, local_tensor(side));
+  std::vector<Batch> batches;
+  for (size_t i = 0; i < kBatches; ++i) batches.push_back(member.open(side, kKinds[i], tensors[i]));
+  std::mt19937_64 random(kSeed);
+  int64_t version = 0;
+  soak(phases, [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      for (size_t i = 0; i < kBatches; ++i) {
+        fill(side, tensors[i], ++version);
+        Handle handle = batches[i].send(version);
+        const bool withdraws = i > 0 && random() % 3 == 0;
+        handle.wait();
+        if (!withdraws || !handle.withdraw()) continue;
+        fill(side, tensors[i], ++version);
+        batches[i].send(version).wait();
+      }
+    }
+    if (side.rank == 0) phases.over = true;
+  });
+  return 0;
+}
+
+int receive_all(Phases& phases, const Side& side, const std::string& store) {
+  Member member(side, store);
+  std::vector<std::vector<float>> tensors(kBatches, local_tensor(side));
+  std::vector<Batch> batches;
+  for (size_t i = 0; i < kBatches; ++i) batches.push_back(member.open(side, kKinds[i], tensors[i]));
+  soak(phases, [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      for (size_t i = 0; i < kBatches; ++i) {
+        Batch& batch = batches[i];
+        if (i == 1 && round % 2 == 0) {
+          batch.stage().wait();
+          batch.commit();
+        } else {
+          batch.recv().wait();
+        }
+        if (batch.torn() || !holds(side, tensors[i], batch.version()))
+          fail(ErrorCode::kInternal, "version {} of batch {} is not whole", batch.version(), kKinds[i].id);
+      }
+    }
+  });
+  return 0;
+}
+
+// Another job: registers, takes what is there, and leaves, again and again.
+int visit(Phases& phases, const std::string& store) {
+  Member member(kVisitor, store);
+  std::vector<float> tensor = local_tensor(kVisitor);
+  std::mt19937_64 random(kSeed);
+  int visits = 0;
+  soak(phases, [&] {
+    while (!phases.over) {
+      const Kind& kind = kKinds[random() % kBatches];
+      Batch batch = member.open(kVisitor, {kind.id, {}, random() % 2 == 0 ? kInPlace : kStaged}, tensor);
+      ++visits;
+      for (uint64_t i = random() % 3; i > 0 && !phases.over; --i)
+        if (went_well([&] { batch.recv({}, std::chrono::milliseconds(100)).wait(); }) &&
+            !holds(kVisitor, tensor, batch.version()))
+          fail(ErrorCode::kInternal, "version {} of batch {} is not whole", batch.version(), kind.id);
+    }
+  });
+  std::fprintf(stderr, "%d visits\n", visits);
+  return 0;
+}
+
+TEST(Soak, TransfersTakeNothingThatTheyDoNotGiveBack) {
+  const Shared<Phases> phases;
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    group.start(fmt::format("trainer/{}", rank), [&, rank] { return send_all(*phases, trainer(rank), store); });
+    group.start(fmt::format("inference/{}", rank), [&, rank] { return receive_all(*phases, inference(rank), store); });
+  }
+  group.start("evaluation/0", [&] { return visit(*phases, store); });
+  for (const Outcome& outcome : group.wait(std::chrono::seconds(kTransfers / 10) + 6 * hang_limit())) {
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+    std::printf("%s:\n%s", outcome.name.c_str(), outcome.output.c_str());
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
