@@ -173,7 +173,9 @@ class Drill {
     board_->stop = true;
     board_->changed();
     for (const Outcome& outcome : group_.wait(testing::Test::HasFailure() ? std::chrono::seconds(1) : 3 * hang_limit()))
-      EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+      EXPECT_TRUE(outcome.status == 0 && !testing::Test::HasFailure())
+          << outcome.name << " ended with " << outcome.status << ":\n"
+          << outcome.output;
     if (plan_.receiver.mode == Mode::kStaged) expect_equal_histories();
     group_.start("the next process", [auto_store = plan_.auto_store] {
       RuntimeDir::open();
