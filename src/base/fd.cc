@@ -18,17 +18,29 @@ constexpr size_t kWordBits = 64;
 // A bit for each number that a UniqueFd owns. Pages that no number has touched take no memory.
 constinit std::array<std::atomic<uint64_t>, kMaxTrackedFds / kWordBits> tracked{};
 
+// std::shared_mutex would let threads that close one descriptor after the other keep a fork waiting for ever: it prefers
+// readers.
+class ForkMutex {
+ public:
+  void lock() { ::pthread_rwlock_wrlock(&lock_); }
+  void unlock() { ::pthread_rwlock_unlock(&lock_); }
+  void lock_shared() { ::pthread_rwlock_rdlock(&lock_); }
+  void unlock_shared() { ::pthread_rwlock_unlock(&lock_); }
+
+ private:
+  pthread_rwlock_t lock_ = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+};
 // Held shared while a descriptor is untracked and closed, exclusively across a fork: a fork between the two would leave
 // the child with a descriptor that nobody closes.
 struct ForkLock {
-  std::shared_mutex mutex{};
+  ForkMutex mutex{};
   ForkLock* parents = nullptr;  // unused in the child: it counts waiters that are threads of the parent alone
 };
 constinit ForkLock first_lock;
 constinit std::atomic<ForkLock*> fork_lock{&first_lock};  // this process' own
 constinit ForkLock* childs_lock = nullptr;                // during a fork; guarded by fork_lock
 
-std::shared_lock<std::shared_mutex> not_forking() {
+std::shared_lock<ForkMutex> not_forking() {
   return std::shared_lock(fork_lock.load(std::memory_order_relaxed)->mutex);
 }
 

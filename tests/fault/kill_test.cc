@@ -149,6 +149,7 @@ class Drill {
       if (actor.role == Role::kStore || plan_.auto_store) continue;  // whoever hosts holds more
       Footprint bound = footprint_of(actor);
       ++bound.threads;  // one that registers anew, from the first loss on
+      ++bound.fds;      // the way to the store, should it have been away just then
       bounds_.try_emplace(actor, bound);
     }
   }

@@ -1,5 +1,5 @@
 // Thousands of transfers between processes that live through all of them: what each holds of the machine at the end is
-// what it held after a warm-up.
+// no more than what it held after a warm-up.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -92,7 +92,7 @@ struct Member {
 
 // Runs the phases of one process, and compares.
 void soak(Phases& phases, const std::function<void()>& phase) {
-  Footprint warm;
+  Footprint bound;
   uint64_t warm_bytes = 0;
   for (int i = 0; i < kPhases; ++i) {
     phase();
@@ -100,7 +100,7 @@ void soak(Phases& phases, const std::function<void()>& phase) {
     // The last to leave a batch is heard of a little later, and nothing tells when.
     const Deadline deadline = Deadline::after(hang_limit());
     Footprint print = Footprint::now();
-    while (i > 0 && print != warm && !deadline.passed()) {
+    while (i > 0 && !print.within(bound) && !deadline.passed()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       print = Footprint::now();
     }
@@ -108,11 +108,12 @@ void soak(Phases& phases, const std::function<void()>& phase) {
     std::fprintf(stderr, "phase %d: %s, %lu KiB\n", i, print.to_string().c_str(),
                  static_cast<unsigned long>(bytes >> 10));
     if (i == 0) {
-      warm = print;
+      bound = print;
+      bound.threads += kBatches;  // a batch that has lost a job registers anew with it, from then on
       warm_bytes = bytes;
-    } else if (print != warm || (!kSanitized && bytes > warm_bytes + kRssSlack)) {
-      fail(ErrorCode::kInternal, "{} and {} bytes after the warm-up, {} and {} bytes in phase {}", warm.to_string(),
-           warm_bytes, print.to_string(), bytes, i);
+    } else if (!print.within(bound) || (!kSanitized && bytes > warm_bytes + kRssSlack)) {
+      fail(ErrorCode::kInternal, "at most {} and {} bytes were to be had after the warm-up, {} and {} bytes in phase {}",
+           bound.to_string(), warm_bytes + kRssSlack, print.to_string(), bytes, i);
     }
     phases.over = false;
     phases.meet(kProcesses);
