@@ -125,34 +125,37 @@ void Meeting::work() {
     meets = meets || anew;
     for (const auto& task : tasks) task();
     if (!meets) continue;
-    meets = !retry();
-    pause = meets ? std::min(2 * pause, kLongestPause) : kFirstPause;
+    const Outcome outcome = retry();
+    meets = outcome != Outcome::kMet;
+    pause = outcome == Outcome::kFailed ? std::min(2 * pause, kLongestPause) : kFirstPause;
   }
 }
 
-// Whether it has met, or need not any more.
-bool Meeting::retry() {
+Meeting::Outcome Meeting::retry() {
   std::stop_source round;
   {
     const std::lock_guard lock(mutex_);
     round = round_;
   }
   const Patience patience{.deadline = Deadline::at(TimePoint::max()), .stop = round.get_token(), .background = true};
+  bool registered = false;
   try {
     view_ = rendezvous_.rejoin(view_, patience);
     const auto watch = rendezvous_.watch_pair(view_, [&round] { round.request_stop(); });
+    registered = true;
     std::shared_ptr<Session> session = meet_once(patience);
     agent_.run_on_loop([&] { owner_.on_met(std::move(session)); });
-    return true;
+    return Outcome::kMet;
   } catch (const Error& error) {
-    if (stop_.stop_requested()) return true;
-    if (error.code() == ErrorCode::kCancelled) return false;
+    if (stop_.stop_requested()) return Outcome::kMet;
+    if (error.code() == ErrorCode::kCancelled) return Outcome::kFailed;
     const Status why(error.code(), error.what());
     if (error.what() != std::exchange(last_error_, error.what()))
       log().warn("batch {} with job {}: {}", batch_, job(), error.what());
     // What was published stays: the others may have read it, and would wait for a newer one if they had to try again.
     agent_.run_on_loop([&] { owner_.on_not_met(job(), why); });
-    return false;
+    // Each failure is heard once: who hears of them does not repeat itself faster than they come.
+    return registered && rendezvous_.was_told(view_, batch_) ? Outcome::kTold : Outcome::kFailed;
   }
 }
 

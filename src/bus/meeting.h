@@ -50,7 +50,8 @@ class Meeting {
   std::shared_ptr<Session> meet_once(const Patience& patience);
   void wake();  // REQUIRES: mutex_ is held
   void work();
-  bool retry();
+  enum class Outcome { kMet, kFailed, kTold };  // kTold: another rank has failed, and may be at it again
+  Outcome retry();
   void withdraw();
 
   Agent& agent_;

@@ -281,7 +281,6 @@ Rendezvous::History Rendezvous::History::next() const {
   History next = *this;
   for (const auto& [speaker, registration] : read) next.past[speaker] = registration;
   next.read.clear();
-  next.heard = false;
   next.over = false;
   ++next.attempt;
   return next;
@@ -299,6 +298,7 @@ void Rendezvous::begin(const PairView& view, const std::string& batch) {
   const std::lock_guard lock(mutex_);
   History& history = history_of(view, batch);
   if (history.over) history = history.next();
+  history.heard = false;
 }
 
 Rendezvous::History Rendezvous::begun(const PairView& view, const std::string& batch) {
@@ -541,6 +541,7 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
       History& history = history_of(side.view, side.batch);
       history.ended = std::max(history.ended, it->second.mod_revision);
       history.heard = true;
+      history.over = history.over || known != record.seen.end();  // it has read this attempt, and waits for a newer one
     }
     // Cancelled, or late, is what that rank was, not this one.
     const bool own_affair =
@@ -612,6 +613,12 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
   speak_to(view.peer_job, view.peer);
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
                   {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, lasting);
+}
+
+bool Rendezvous::was_told(const PairView& view, const std::string& batch) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = histories_.find(meeting(view, batch));
+  return it != histories_.end() && it->second.heard;
 }
 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, const Patience& patience) {

@@ -87,6 +87,8 @@ class Rendezvous {
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
   // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
+  // Whether the registration that was begun last ended with what another rank had reported.
+  bool was_told(const PairView& view, const std::string& batch) const;
   // Tells those of the pair that are still there that this rank will register nothing more, and why.
   void leave(const PairView& view, const Status& reason, bool lasting);
   // What the ranks of this job do with a staged version: one compare-and-set. Whoever comes first decides; returns
@@ -115,7 +117,7 @@ class Rendezvous {
     std::map<uint64_t, uint32_t> read;  // those that the present attempt has read
     int64_t ended = 0;                  // revision of the newest failure that an attempt ended with
     bool heard = false;                 // the present attempt ended with another's failure
-    bool over = true;                   // it was withdrawn
+    bool over = true;                   // it was withdrawn, or another's failure has ended it
     History next() const;               // that of the next attempt, as it begins
   };
   // A side of a batch as its records are waited for.
