@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/fail.h"
@@ -132,10 +133,10 @@ std::string session_of(const std::string& pair, const std::string& batch, const 
 
 }  // namespace
 
-Rendezvous::Rendezvous(Store& store, Identity identity, std::string address)
+Rendezvous::Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address)
     : store_(store),
       identity_(std::move(identity)),
-      own_{.incarnation = Incarnation::self(),
+      own_{.incarnation = std::move(incarnation),
            .world = identity_.world,
            .address = std::move(address),
            .release = kVersion} {}
@@ -244,8 +245,9 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     return PairRecords(view, prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank),
                        failures_from);
   };
+  std::optional<PairRecords> met;  // as they were judged: a process may die before they are looked at again
   const auto complete = [&](const StoreView& view) {
-    const PairRecords records = read(view);
+    const PairRecords& records = met.emplace(read(view));
     try {
       records.throw_if_failed();
       const bool own = records.complete(identity_.job);
@@ -268,12 +270,11 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     }
     return text;
   };
-  PairRecords records = read(
-      wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, patience));
+  wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, patience);
   return {.name = pair,
           .peer_job = peer_job,
-          .own = records.take(identity_.job),
-          .peer = records.take(peer_job),
+          .own = met->take(identity_.job),
+          .peer = met->take(peer_job),
           .revision = revision};
 }
 
