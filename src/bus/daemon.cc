@@ -442,10 +442,10 @@ class Daemon::Impl {
     const std::string socket = agent_socket_name(options_.name_space, options_.job, options_.rank);
     address_ = runtime_dir_.path(socket);
     listener_ = listen_unix(address_);
-    // Of several that come at a time, the first by name stays.
-    const std::vector<std::string> all = RuntimeDir::living_files(runtime_dir_.root(), socket);
-    if (!all.empty() && std::ranges::min(all) != address_)
-      fail(ErrorCode::kAlreadyExists, "{} has an agent here already: {}", name_, std::ranges::min(all));
+    // Looked for once the own one is there: of two that come at a time, one sees the other at least.
+    for (const std::string& other : RuntimeDir::living_files(runtime_dir_.root(), socket))
+      if (other != address_)
+        fail(ErrorCode::kAlreadyExists, "{} has an agent here already, which listens at {}", name_, other);
     loop_.post([this] { listen(); });
     loop_.start();
   }
