@@ -258,15 +258,18 @@ void add_agent_messages(Seeds& seeds) {
   add_message("open", OpenSession{.release = "0.1",
                                   .worker = {.boot_id = "b", .pid = 7, .nonce = 9},
                                   .options = {.job = "trainer", .world = 2, .store = "auto", .name_space = "default"}});
-  add_message("opened", SessionOpened{.protocol = 1, .release = "0.1", .session = 5, .agent = {.boot_id = "b", .pid = 7}});
+  add_message("opened",
+              SessionOpened{.protocol = 1, .release = "0.1", .session = 5, .agent = {.boot_id = "b", .pid = 7}});
   add_message("failed", CallFailed{.status = Status(ErrorCode::kPeerLost, "gone")});
   add("close", AgentMessage::kClose, {});
   add_message("pair", PairCall{.session = 5, .options = {.name = "weights", .peer = "inference", .layout = layout}});
   add_message("paired", Paired{.pair = 1, .peer_world = 3});
   add_message("manifest", ManifestCall{.session = 5, .pair = 1, .batch = "policy", .timeout = Timeout(9)});
-  add_message("offered", Offered{.manifest = {.entries = {{.name = "w", .shape = {4}, .layout = layout.bind(Shape{4})}}}});
+  add_message("offered",
+              Offered{.manifest = {.entries = {{.name = "w", .shape = {4}, .layout = layout.bind(Shape{4})}}}});
   add_message("arenas", Arenas{.session = 5});
-  RegisterCall call{.session = 5, .pair = 1, .batch = "policy", .sends = true, .timeout = Timeout(9), .options = {}, .tensors = {}};
+  RegisterCall call{
+      .session = 5, .pair = 1, .batch = "policy", .sends = true, .timeout = Timeout(9), .options = {}, .tensors = {}};
   call.tensors.push_back({.spec = {.name = "w", .shape = {4, 2}, .layout = layout, .strides = {2, 1}},
                           .place = RegisterCall::Place{.arena = 0, .offset = 64}});
   call.tensors.push_back({.spec = {.name = "elsewhere", .shape = {}}, .place = {}});

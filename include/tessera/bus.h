@@ -258,6 +258,10 @@ class Bus {
   Bus& operator=(Bus&&) noexcept;
   ~Bus();
 
+  // False once its agent daemon has been lost: all calls of this bus and what was made of it end with kPeerLost; make a
+  // new one. Always true with an embedded agent.
+  bool alive() const;
+
   // Blocks until all ranks of both jobs are in. Prints every 10 s who is missing.
   Pair pair(const PairOptions& options);
 

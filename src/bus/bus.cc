@@ -93,6 +93,10 @@ Bus::~Bus() {
   if (impl_ && !impl_->in_own_process()) bus::abandon(std::move(impl_));
 }
 
+bool Bus::alive() const {
+  return impl_->alive();
+}
+
 Pair Bus::pair(const PairOptions& options) {
   impl_->require_own_process();
   bus::check(impl_->options(), options);

@@ -67,6 +67,7 @@ class BusClient {
   // Throws kInvalidArgument in a forked child.
   virtual void require_own_process() const = 0;
   virtual bool in_own_process() const = 0;
+  virtual bool alive() const = 0;
   virtual std::shared_ptr<PairClient> pair(const PairOptions& options) = 0;
 };
 

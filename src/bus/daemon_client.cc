@@ -77,6 +77,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
   const BusOptions& options() const override { return options_; }
   void require_own_process() const override { process_.require(identity_.name()); }
   bool in_own_process() const override { return process_.here(); }
+  bool alive() const override { return lost().ok(); }
   std::shared_ptr<PairClient> pair(const PairOptions& options) override;
 
   const Identity& identity() const { return identity_; }

@@ -37,6 +37,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
   Agent& agent() { return *agent_; }
   Rendezvous& rendezvous() { return *rendezvous_; }
 
+  bool alive() const override { return true; }
   std::shared_ptr<PairClient> pair(const PairOptions& options) override;
 
  private:

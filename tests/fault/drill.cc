@@ -150,17 +150,12 @@ class Member {
   }
   // Whether its agent was lost: everything is made anew then, and what the tensors hold is no longer known.
   bool lost_agent() {
-    if (!bus_ || options_.agent != "daemon") return false;
-    try {
-      if (batch_) batch_->torn();
-      return false;
-    } catch (const Error&) {
-      batch_.reset();
-      pair_.reset();
-      bus_.reset();
-      anew_ = true;
-      return true;
-    }
+    if (!bus_ || bus_->alive()) return false;
+    batch_.reset();
+    pair_.reset();
+    bus_.reset();
+    anew_ = true;
+    return true;
   }
   // Whether the batch cannot know what the tensors hold.
   bool anew() const { return anew_; }
