@@ -95,6 +95,9 @@ TEST_F(FaultTest, AStoreThatIsKilledIsContinuedByTheNextAtItsPlace) {
 }
 
 TEST_F(FaultTest, AServerWithoutDescriptorsServesThoseItHasAndLetsOthersIn) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "without a descriptor, the sanitizer's check of an object's type fails: it opens a pipe";
+#endif
   const auto server = serving("tcp://127.0.0.1:0", {}, 40);
   const std::string url = server->ask("url");
   const auto client = client_of(url);

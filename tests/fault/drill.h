@@ -24,8 +24,8 @@ struct DrillPlan {
   int receivers = 1;
   bool auto_store = false;
   BatchOptions sender, receiver;
-  bool stages = false;    // a staged receiver: stage() and commit(), one after the other
-  std::string pull = {};  // TESSERA_FORCE_PULL
+  bool stages = false;                                  // a staged receiver: stage() and commit(), one after the other
+  std::string pull = {};                                // TESSERA_FORCE_PULL
   bool sender_agents = false, receiver_agents = false;  // daemons
   // A tensor that takes a while, and random ones.
   std::string bulk_src = {}, bulk_dst = {};
