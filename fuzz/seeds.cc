@@ -9,6 +9,7 @@
 #include "bus/command_ring.h"
 #include "bus/messages.h"
 #include "bus/records.h"
+#include "bus/report.h"
 #include "checkpoint/safetensors_header.h"
 #include "store/protocol.h"
 
@@ -123,6 +124,20 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Chosen{.version = 5, .epoch = 2});
   seeds.add_bus(Detach{});
   seeds.add_bus(Broken{gone});
+  seeds.add_bus(Inspect{});
+  BatchReport batch{.pair = "weights", .id = "policy", .sends = true, .version = 7, .transfers = 3, .bytes = 4096};
+  batch.peers.push_back({"inference", 2, true});
+  batch.operation = "send";
+  batch.phase = "transfer";
+  batch.waits.push_back({"inference/1 to take version 8", 2'000'000});
+  seeds.add_bus(Report{.release = "0.1.0",
+                       .name_space = "default",
+                       .job = "trainer",
+                       .rank = 3,
+                       .world = 4,
+                       .incarnation = kSelf,
+                       .waits = {{"evaluation/0 to register (pair weights, batch policy)", 1}},
+                       .batches = {batch}});
 }
 
 void add_store_messages(Seeds& seeds) {

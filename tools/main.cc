@@ -51,7 +51,7 @@ ExitStatus complain(std::string message, ExitStatus status) {
 
 ExitStatus execute(const Run& run, const ObserveOptions& observe, Interrupt& interrupt) {
   try {
-    const Observation observation = observe.start();
+    const std::shared_ptr<Observation> observation = observe.start();
     return run(interrupt);
   } catch (...) {
     const Status status = status_of_current_exception();

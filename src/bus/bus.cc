@@ -6,6 +6,7 @@
 #include "base/config.h"
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/observation.h"
 #include "bus/agent.h"
 #include "bus/batch.h"
 #include "bus/own_process.h"
@@ -26,7 +27,7 @@ class BusImpl {
     agent_ = std::make_unique<Agent>(
         Identity{options_.name_space, options_.job, options_.rank, options_.world},
         options_.threads > 0 ? options_.threads : std::max(1, usable_cpus() / std::max(1, options_.world)));
-    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->address());
+    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->address(), agent_->waits());
     rendezvous_->claim({.deadline = deadline, .stop = options_.stop});
   }
 
@@ -56,6 +57,7 @@ class BusImpl {
   }
 
   const OwnProcess process_;
+  const std::shared_ptr<Observation> observation_ = Observation::start();
   const BusOptions options_;
   // In this order: the rendezvous uses the store, nobody uses the rendezvous when it goes.
   std::unique_ptr<Store> store_;
