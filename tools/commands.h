@@ -20,6 +20,7 @@ using Run = std::function<ExitStatus(Interrupt&)>;
 void add_store_command(CLI::App& app, Run& run);
 void add_send_command(CLI::App& app, Run& run);
 void add_recv_command(CLI::App& app, Run& run);
+void add_top_command(CLI::App& app, Run& run);
 void add_plan_command(CLI::App& app, Run& run);
 void add_bench_command(CLI::App& app, Run& run);
 void add_doctor_command(CLI::App& app, Run& run);
