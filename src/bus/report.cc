@@ -5,15 +5,15 @@
 namespace tessera::bus {
 namespace {
 
-constexpr uint32_t kMaxName = 64;
-constexpr uint32_t kMaxNameSpace = 256;
-constexpr uint32_t kMaxText = 1024;
+constexpr uint32_t kMaxReportName = 64;
+constexpr uint32_t kMaxReportNameSpace = 256;
+constexpr uint32_t kMaxReportText = 1024;
 constexpr uint32_t kMaxBatches = 4096;
 constexpr uint32_t kMaxPeers = 256;
 constexpr uint32_t kMaxWaits = 256;
 
 void put_text(std::string_view text, ByteWriter& out) {
-  out.put_string(text.substr(0, kMaxText));
+  out.put_string(text.substr(0, kMaxReportText));
 }
 
 template <typename T, typename Write>
@@ -40,7 +40,7 @@ void put_waits(const std::vector<Wait>& waits, ByteWriter& out) {
 std::vector<Wait> get_waits(ByteReader& in) {
   return get_list<Wait>(in, kMaxWaits, 12, [&] {
     Wait wait;
-    wait.text = in.get_string(kMaxText);
+    wait.text = in.get_string(kMaxReportText);
     wait.microseconds = in.get<int64_t>();
     return wait;
   });
@@ -66,19 +66,19 @@ void put_batch(const BatchReport& batch, ByteWriter& out) {
 
 BatchReport get_batch(ByteReader& in) {
   BatchReport batch;
-  batch.pair = in.get_string(kMaxName);
-  batch.id = in.get_string(kMaxName);
+  batch.pair = in.get_string(kMaxReportName);
+  batch.id = in.get_string(kMaxReportName);
   for (bool* flag : {&batch.sends, &batch.staged, &batch.torn, &batch.undecided}) *flag = in.get_bool();
   for (int64_t* number : {&batch.version, &batch.newest, &batch.transfers, &batch.bytes}) *number = in.get<int64_t>();
   batch.peers = get_list<BatchReport::Peer>(in, kMaxPeers, 9, [&] {
     BatchReport::Peer peer;
-    peer.job = in.get_string(kMaxName);
+    peer.job = in.get_string(kMaxReportName);
     peer.world = in.get<int32_t>();
     peer.attached = in.get_bool();
     return peer;
   });
-  batch.operation = in.get_string(kMaxText);
-  batch.phase = in.get_string(kMaxText);
+  batch.operation = in.get_string(kMaxReportText);
+  batch.phase = in.get_string(kMaxReportText);
   for (int64_t* number :
        {&batch.operation_version, &batch.operation_microseconds, &batch.bytes_done, &batch.bytes_total})
     *number = in.get<int64_t>();
@@ -112,9 +112,9 @@ Report Report::read(ByteReader& in) {
   if (const auto version = in.get<uint16_t>(); version != kReportVersion)
     fail(ErrorCode::kMismatch, "Report: version {}, this release reads {}", version, kReportVersion);
   Report report;
-  report.release = in.get_string(kMaxName);
-  report.name_space = in.get_string(kMaxNameSpace);
-  report.job = in.get_string(kMaxName);
+  report.release = in.get_string(kMaxReportName);
+  report.name_space = in.get_string(kMaxReportNameSpace);
+  report.job = in.get_string(kMaxReportName);
   report.rank = in.get<Rank>();
   report.world = in.get<int32_t>();
   report.incarnation = Incarnation::read(in);

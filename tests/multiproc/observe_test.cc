@@ -11,7 +11,7 @@
 namespace tessera::test {
 namespace {
 
-constexpr int64_t kBytes = 64 * 48 / 2 * int64_t{sizeof(float)};  // that each of two ranks sends or receives
+constexpr int64_t kRankBytes = 64 * 48 / 2 * int64_t{sizeof(float)};  // that each of two ranks sends or receives
 
 // What that rank's agent says, asked as `tessera top` does.
 bus::Report report_of(const std::string& store, const std::string& job, Rank rank) {
@@ -47,7 +47,7 @@ TEST(Observe, CountersTellWhatARankHasDone) {
       REQUIRE_HERE(metrics.store_requests.value() > 0);
       for (int i = 0; i < 3; ++i) (side.sends ? batch.send() : batch.recv()).wait();
       REQUIRE_HERE(metrics.transfers(at, tessera::Outcome::kDone).value() == 3);
-      REQUIRE_HERE(metrics.bytes(at).value() == 3 * kBytes);
+      REQUIRE_HERE(metrics.bytes(at).value() == 3 * kRankBytes);
       REQUIRE_HERE(metrics.versions_offered.value() == (side.sends ? 3U : 0U));
       REQUIRE_HERE(metrics.versions_committed.value() == (side.sends ? 0U : 3U));
       REQUIRE_HERE(metrics.exposition().find("pair=\"weights\",batch=\"policy\"") != std::string::npos);
@@ -114,9 +114,9 @@ TEST(Observe, AnAgentSaysForWhomItsBatchWaits) {
       const bus::BatchReport sender = report_of(store, "trainer", 0).batches.front();
       REQUIRE_HERE(sender.sends && sender.operation == "send" && sender.operation_version == 9);
       REQUIRE_HERE(sender.version == 7 && sender.newest == 9 && sender.transfers == 1);
-      REQUIRE_HERE(sender.bytes == 2 * kBytes && sender.peers.front().attached);
+      REQUIRE_HERE(sender.bytes == 2 * kRankBytes && sender.peers.front().attached);
       const bus::BatchReport idle = report_of(store, "inference", 0).batches.front();
-      REQUIRE_HERE(!idle.sends && idle.operation.empty() && idle.version == 7 && idle.bytes == 2 * kBytes);
+      REQUIRE_HERE(!idle.sends && idle.operation.empty() && idle.version == 7 && idle.bytes == 2 * kRankBytes);
       batch.recv().wait();
       Handle handle = batch.recv(12);
       REQUIRE_HERE(comes_to_wait(store, "inference", 0, "trainer/0 to offer version 12"));
