@@ -178,7 +178,7 @@ void ReceiverBatch::on_flow() {
 }
 
 void ReceiverBatch::on_recv_over(const Status& status) {
-  if (staged() && operation_->version() != 0) observe_decision(status);
+  if (staged() && data_start_ != TimePoint{}) observe_decision(status);
   if (status.ok()) {
     session_->sum_digests(sums_);
     {

@@ -1,8 +1,14 @@
 // What ranks tell of themselves: counters, and answers to whoever asks their agents.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 
 #include "base/metrics.h"
+#include "base/observation.h"
 #include "bus/inspection.h"
 #include "bus/records.h"
 #include "tessera/store.h"
@@ -92,6 +98,29 @@ TEST(Observe, ARecvThatFailsIsCountedAsSuch) {
     });
   });
   over.open();
+  expect_all_well(group);
+}
+
+TEST(Observe, ABusIsSeenAsTheEnvironmentAsksForAndNoLonger) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  const TemporaryFolder traces;
+  for (const Side& side : {trainer(0, 1), inference(0, 1)})
+    group.start(side.job, [&, side] {
+      ::setenv("TESSERA_METRICS", "0", 1);
+      ::setenv("TESSERA_TRACE", (traces.path() + "/%p.json").c_str(), 1);
+      const int status = with_batch(side, store, [&](Batch& batch, std::vector<float>&) {
+        REQUIRE_HERE(Trace::on());
+        REQUIRE_HERE(!Observation::start()->metrics_url().empty());
+        (side.sends ? batch.send() : batch.recv()).wait();
+        return 0;
+      });
+      REQUIRE_HERE(!Trace::on());
+      std::ifstream file(traces.path() + "/" + std::to_string(::getpid()) + ".json");
+      const std::string trace{std::istreambuf_iterator<char>(file), {}};
+      REQUIRE_HERE(trace.find(side.sends ? "\"name\":\"send\"" : "\"name\":\"recv\"") != std::string::npos);
+      return status;
+    });
   expect_all_well(group);
 }
 
