@@ -11,7 +11,7 @@ using namespace bus;
 template <typename Message>
 void check(std::span<const std::byte> payload) {
   const auto read = [](std::span<const std::byte> bytes) { return read_message<Message>(bytes, "message"); };
-  expect_round_trip(read(payload), read, [](const Message& message) { return bytes_of(message); });
+  expect_round_trip(read(payload), read, [](const Message& message) { return message_bytes(message); });
 }
 
 struct Empty {

@@ -1,4 +1,5 @@
 #include "bus/messages.h"
+#include "bus/report.h"
 #include "fuzz/frames.h"
 #include "fuzz/targets.h"
 
@@ -69,6 +70,10 @@ void check_message(const Frame& frame) {
       return check<Got>(frame.payload);
     case MessageType::kDecided:
       return check<Decided>(frame.payload);
+    case MessageType::kInspect:
+      return check<Inspect>(frame.payload);
+    case MessageType::kReport:
+      return check<Report>(frame.payload);
   }
   fail(ErrorCode::kInvalidArgument, "no such type");
 }

@@ -10,6 +10,7 @@
 #include "bus/command_ring.h"
 #include "bus/messages.h"
 #include "bus/records.h"
+#include "bus/report.h"
 #include "checkpoint/safetensors_header.h"
 #include "store/protocol.h"
 
@@ -124,6 +125,20 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Chosen{.version = 5, .epoch = 2});
   seeds.add_bus(Detach{});
   seeds.add_bus(Broken{gone});
+  seeds.add_bus(Inspect{});
+  BatchReport batch{.pair = "weights", .id = "policy", .sends = true, .version = 7, .transfers = 3, .bytes = 4096};
+  batch.peers.push_back({"inference", 2, true});
+  batch.operation = "send";
+  batch.phase = "transfer";
+  batch.waits.push_back({"inference/1 to take version 8", 2'000'000});
+  seeds.add_bus(Report{.release = "0.1.0",
+                       .name_space = "default",
+                       .job = "trainer",
+                       .rank = 3,
+                       .world = 4,
+                       .incarnation = kSelf,
+                       .waits = {{"evaluation/0 to register (pair weights, batch policy)", 1}},
+                       .batches = {batch}});
 }
 
 void add_store_messages(Seeds& seeds) {
@@ -252,7 +267,7 @@ void add_agent_messages(Seeds& seeds) {
     seeds.add("command", name, "f" + frame(kAgentMagic, kAgentProtocol, static_cast<uint16_t>(type), payload));
   };
   const auto add_message = [&]<typename Message>(const std::string& name, const Message& message) {
-    add(name, Message::kType, bytes_of(message));
+    add(name, Message::kType, message_bytes(message));
   };
   const Layout layout = Layout::parse("tp=2@0-1:S0");
   add_message("open", OpenSession{.release = "0.1",
@@ -275,7 +290,7 @@ void add_agent_messages(Seeds& seeds) {
   call.tensors.push_back({.spec = {.name = "elsewhere", .shape = {}}, .place = {}});
   add_message("register", call);
   add_message("registered", Registered{.batch = 2});
-  add("commit", AgentMessage::kCommit, bytes_of(ObjectCall{.session = 5, .object = 2, .version = 3, .timeout = {}}));
+  add("commit", AgentMessage::kCommit, message_bytes(ObjectCall{.session = 5, .object = 2, .version = 3, .timeout = {}}));
   add_message("number", Number{.value = 3});
   add_message("digests", DigestList{.digests = {{.name = "w", .d0 = 1, .d1 = 2, .elements = 8}}});
 
@@ -287,14 +302,14 @@ void add_agent_messages(Seeds& seeds) {
     out.put(static_cast<uint8_t>(result));
     seeds.add("command", name, to_text(out.view()) + to_text(payload));
   };
-  add_command("send", AgentCommand::kSend, false, bytes_of(TransferCommand{.batch = 2, .version = 7, .timeout = {}}));
+  add_command("send", AgentCommand::kSend, false, message_bytes(TransferCommand{.batch = 2, .version = 7, .timeout = {}}));
   OperationState state;
   state.done = true;
   state.version = 7;
-  add_command("sent", AgentCommand::kSend, true, bytes_of(state));
-  add_command("cancel", AgentCommand::kCancel, false, bytes_of(CommandId{.id = 4}));
-  add_command("state", AgentCommand::kState, false, bytes_of(BatchNumber{.batch = 2}));
-  add_command("state-of", AgentCommand::kState, true, bytes_of(BatchState{.version = 7, .newest = 8}));
+  add_command("sent", AgentCommand::kSend, true, message_bytes(state));
+  add_command("cancel", AgentCommand::kCancel, false, message_bytes(CommandId{.id = 4}));
+  add_command("state", AgentCommand::kState, false, message_bytes(BatchNumber{.batch = 2}));
+  add_command("state-of", AgentCommand::kState, true, message_bytes(BatchState{.version = 7, .newest = 8}));
   ByteWriter stats;
   write_stats({.tensors = 3}, stats);
   add_command("stats", AgentCommand::kStats, true, stats.view());

@@ -89,8 +89,14 @@ class Observed(CommandTest):
         for process in (sender, receiver):
             code, _, errors = self.finish(process)
             self.assertEqual(code, 0, errors)
-        for trace in traces:
-            self.assertTrue(check_trace(self, trace))
+        spans = [{"send", "register", "exchange", "attach", "wait for receivers", "transfer"},
+                 {"recv", "register", "exchange", "attach", "wait for a version", "pull", "take"}]
+        for trace, expected in zip(traces, spans):
+            events = check_trace(self, trace)
+            self.assertLessEqual(expected, {event["name"] for event in events})
+            ends = [event["args"] for event in events if event["ph"] == "e" and event["name"] in ("send", "recv")]
+            self.assertEqual([(end["subject"], end["version"]) for end in ends], [("weights/checkpoint", 1)])
+            self.assertEqual(ends[0]["bytes"], 4 * 48 + 4 * 8 + 8)
 
     def test_every_log_line_is_json_where_that_is_asked_for(self):
         self.environment.update(TESSERA_LOG="trace", TESSERA_LOG_FORMAT="json")
@@ -101,8 +107,31 @@ class Observed(CommandTest):
             self.assertEqual(code, 0, errors)
             lines += [line for line in errors.splitlines() if line.startswith("{")]
         self.assertTrue(lines)
-        for line in lines:
-            self.assertLessEqual({"ts", "level", "pid", "tid", "thread"}, json.loads(line).keys())
+        events = {}
+        for line in map(json.loads, lines):
+            self.assertLessEqual({"ts", "level", "pid", "tid", "thread"}, line.keys())
+            events.setdefault((line.get("job"), line.get("event")), []).append(line)
+        for job, expected in (("trainer", ["batch.registered", "version.offered", "transfer.done", "batch.closed"]),
+                              ("inference", ["batch.registered", "transfer.done", "batch.closed"])):
+            for event in expected:
+                [line] = events[job, event]
+                self.assertEqual((line["rank"], line["pair"], line["batch"]), (0, "weights", "checkpoint"))
+        [done] = events["inference", "transfer.done"]
+        self.assertEqual((done["version"], done["bytes"]), (1, 4 * 48 + 4 * 8 + 8))
+
+    def test_any_process_on_the_bus_shows_what_the_environment_asks_for(self):
+        self.environment.update(TESSERA_METRICS="0", TESSERA_TRACE=str(self.path / "trace-%p.json"))
+        sender, receiver = self.sender(), self.receiver(0, 1, ".*=1:R", "--verify", self.model)
+        for process in (sender, receiver):
+            self.assertRegex(process.stderr.readline(), r"^metrics at http://127\.0\.0\.1:[0-9]+/metrics$")
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+            check_trace(self, self.path / f"trace-{process.pid}.json")
+        self.environment["TESSERA_METRICS"] = "nonsense"
+        store = self.store()
+        store.send_signal(signal.SIGINT)
+        _, _, errors = self.finish(store)
+        self.assertIn("TESSERA_METRICS: ", errors)
 
     def test_a_level_or_form_that_does_not_exist_is_said_and_not_obeyed(self):
         self.environment.update(TESSERA_LOG="verbose", TESSERA_LOG_FORMAT="xml")

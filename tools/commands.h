@@ -21,6 +21,7 @@ void add_store_command(CLI::App& app, Run& run);
 void add_agent_command(CLI::App& app, Run& run);
 void add_send_command(CLI::App& app, Run& run);
 void add_recv_command(CLI::App& app, Run& run);
+void add_top_command(CLI::App& app, Run& run);
 void add_plan_command(CLI::App& app, Run& run);
 void add_bench_command(CLI::App& app, Run& run);
 void add_doctor_command(CLI::App& app, Run& run);

@@ -25,6 +25,7 @@ constexpr char kExamples[] = R"(Examples:
   tessera store --listen 127.0.0.1:7070
   tessera send --job trainer --peer inference --rank 0 --world 1 --checkpoint model.safetensors --layout '.*=1:R'
   tessera recv --job inference --peer trainer --rank 0 --world 1 --layout '.*=1:R' --out received/
+  tessera top
   tessera plan --shape 4096x4096 --dtype bf16 --src 'fsdp=4@0-3:S0' --dst 'tp=2@4-5:S1'
   tessera doctor
 
@@ -38,6 +39,7 @@ void declare(CLI::App& app, Run& run, ObserveOptions& observe) {
   add_agent_command(app, run);
   add_send_command(app, run);
   add_recv_command(app, run);
+  add_top_command(app, run);
   add_plan_command(app, run);
   add_bench_command(app, run);
   add_doctor_command(app, run);
@@ -52,7 +54,7 @@ ExitStatus complain(std::string message, ExitStatus status) {
 
 ExitStatus execute(const Run& run, const ObserveOptions& observe, Interrupt& interrupt) {
   try {
-    const Observation observation = observe.start();
+    const std::shared_ptr<Observation> observation = observe.start();
     return run(interrupt);
   } catch (...) {
     const Status status = status_of_current_exception();

@@ -5,25 +5,22 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
-#include "base/config.h"
 #include "tools/option_checks.h"
 
 namespace tessera::tools {
 
 void ObserveOptions::declare(CLI::App& command) {
-  trace = Config::get().trace;
-  command.add_option("--metrics", metrics, "Serve metrics for Prometheus at [HOST]:PORT; without HOST at 127.0.0.1")
+  command.add_option("--metrics", metrics, "Serve metrics for Prometheus at [HOST]:PORT (default: TESSERA_METRICS)")
       ->check(not_empty());
-  command.add_option("--trace", trace, "Write a trace for Perfetto to this file (default: TESSERA_TRACE)");
+  command.add_option("--trace", trace, "Write a trace for Perfetto to this file (default: TESSERA_TRACE)")
+      ->check(not_empty());
+  command.preparse_callback([this](size_t) { lasting = true; });
 }
 
-Observation ObserveOptions::start() const {
-  Observation observation;
-  if (!metrics.empty()) {
-    observation.metrics = std::make_unique<MetricsServer>(parse_metrics_address(metrics));
-    fmt::print(stderr, "metrics at {}\n", observation.metrics->url());
-  }
-  if (!trace.empty()) observation.trace = Trace::start(trace);
+std::shared_ptr<Observation> ObserveOptions::start() const {
+  if (!lasting) return nullptr;
+  std::shared_ptr<Observation> observation = Observation::start(metrics, trace);
+  if (const std::string url = observation->metrics_url(); !url.empty()) fmt::print(stderr, "metrics at {}\n", url);
   return observation;
 }
 

@@ -4,8 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "base/metrics_server.h"
-#include "base/trace.h"
+#include "base/observation.h"
 
 namespace CLI {
 class App;
@@ -13,19 +12,15 @@ class App;
 
 namespace tessera::tools {
 
-// What is served and written while it lives.
-struct Observation {
-  std::unique_ptr<MetricsServer> metrics;
-  std::unique_ptr<Trace> trace;
-};
-
 struct ObserveOptions {
   std::string metrics;
   std::string trace;
+  bool lasting = false;  // the command is one of those that declared them
 
   void declare(CLI::App& command);
-  // Says on stderr where the metrics are. Throws Error for an address or file that cannot be used.
-  Observation start() const;
+  // Says on stderr where the metrics are. Null for other commands. Throws Error for an address or file that cannot be
+  // used.
+  std::shared_ptr<Observation> start() const;
 };
 
 }  // namespace tessera::tools

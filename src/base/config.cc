@@ -9,7 +9,12 @@ namespace {
 constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_LOG", "warn", "log level: trace, debug, info, warn, error or off"},
     EnvironmentVariable{"TESSERA_LOG_FORMAT", "text", "form of log lines: text, logfmt (key=value) or json"},
-    EnvironmentVariable{"TESSERA_TRACE", "", "file for a trace of what a command does, for Perfetto; default none"},
+    EnvironmentVariable{"TESSERA_METRICS", "",
+                        "where a process on the bus serves its metrics: PORT or HOST:PORT, 0 for a free port, which "
+                        "the log tells at level info; default nowhere"},
+    EnvironmentVariable{"TESSERA_TRACE", "",
+                        "file for a trace of what a process on the bus does, for Perfetto; %p in it is the process' "
+                        "id; default none"},
     EnvironmentVariable{"TESSERA_STORE", "auto", "the store's URL: auto, tcp://HOST:PORT or etcd://HOST:PORT"},
     EnvironmentVariable{"TESSERA_TOKEN", "",
                         "the secret of a tcp:// store, for its clients as other users, in containers or on other hosts",
@@ -50,6 +55,7 @@ const Config& Config::get() {
   static const Config config{
       .log_level = value_of("TESSERA_LOG"),
       .log_format = value_of("TESSERA_LOG_FORMAT"),
+      .metrics = value_of("TESSERA_METRICS"),
       .trace = value_of("TESSERA_TRACE"),
       .store = value_of("TESSERA_STORE"),
       .agent = value_of("TESSERA_AGENT"),

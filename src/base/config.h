@@ -21,6 +21,7 @@ std::span<const EnvironmentVariable> environment_variables();
 struct Config {
   std::string log_level;        // TESSERA_LOG
   std::string log_format;       // TESSERA_LOG_FORMAT
+  std::string metrics;          // TESSERA_METRICS
   std::string trace;            // TESSERA_TRACE
   std::string store;            // TESSERA_STORE
   std::string agent;            // TESSERA_AGENT

@@ -74,6 +74,11 @@ void DurationHistogram::observe(Duration duration) {
   nanoseconds_.fetch_add(duration.count(), std::memory_order_relaxed);
 }
 
+Outcome outcome_of(const Status& status) {
+  if (status.ok()) return Outcome::kDone;
+  return status.code() == ErrorCode::kCancelled ? Outcome::kCancelled : Outcome::kFailed;
+}
+
 Metrics& Metrics::process() {
   static auto* const metrics = new Metrics;  // leaked on purpose: threads count while statics are torn down
   return *metrics;
@@ -118,14 +123,17 @@ std::string Metrics::exposition() const {
   out.counter("tessera_versions_withdrawn_total", "Versions withdrawn before a rank had begun", versions_withdrawn);
   out.counter("tessera_versions_committed_total", "Staged versions committed", versions_committed);
   out.counter("tessera_versions_aborted_total", "Staged versions that no rank committed", versions_aborted);
+  out.counter("tessera_versions_undecided_total", "Staged versions of which the store did not say what was decided",
+              versions_undecided);
   out.counter("tessera_digest_mismatches_total", "Routes whose bytes differ at both ends", digest_mismatches);
-  out.counter("tessera_peers_lost_total", "Peers that died, stopped or closed amid an operation", peers_lost);
+  out.gauge("tessera_sessions", "Sessions with other jobs", sessions);
+  out.counter("tessera_sessions_lost_total", "Sessions that ended because a peer died, failed or left", sessions_lost);
+  out.gauge("tessera_waits", "Waits for ranks to join, to register or to attach", waits);
   out.counter("tessera_messages_malformed_total", "Connections closed because of what came over them",
               messages_malformed);
   out.counter("tessera_connections_refused_total", "Callers turned away", connections_refused);
   out.gauge("tessera_connections", "Connections to other agents, both directions", connections);
   out.counter("tessera_commands_total", "Commands taken from the command queue", commands);
-  out.gauge("tessera_commands_queued", "Commands that wait in the command queue", commands_queued);
   out.counter("tessera_store_requests_total", "Requests made of the store", store_requests);
   out.counter("tessera_store_reconnects_total", "Connections to the store made after one was lost", store_reconnects);
   out.gauge("tessera_shared_memory_bytes", "Bytes of shared memory that this process owns", shared_memory_bytes);

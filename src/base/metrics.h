@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "base/clock.h"
+#include "tessera/error.h"
 
 namespace tessera {
 
@@ -59,6 +60,7 @@ class DurationHistogram {
 
 enum class TransferSide : uint8_t { kSend, kReceive };
 enum class Outcome : uint8_t { kDone, kFailed, kCancelled };
+Outcome outcome_of(const Status& status);
 
 // All of one process.
 class Metrics {
@@ -77,13 +79,15 @@ class Metrics {
   Counter versions_withdrawn;
   Counter versions_committed;  // staged receives
   Counter versions_aborted;    // likewise
+  Counter versions_undecided;  // likewise
   Counter digest_mismatches;
-  Counter peers_lost;
+  Gauge sessions;
+  Counter sessions_lost;
+  Gauge waits;                 // for ranks to join, to register or to attach
   Counter messages_malformed;  // from a peer or a client of the store
   Counter connections_refused;
   Gauge connections;  // between agents, both directions
   Counter commands;   // through the command queue
-  Gauge commands_queued;
   Counter store_requests;
   Counter store_reconnects;
   Gauge shared_memory_bytes;  // arenas of this process

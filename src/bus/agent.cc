@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "base/fail.h"
-#include "base/log.h"
+#include "base/metrics.h"
 #include "base/socket.h"
 #include "bus/records.h"
 #include "tessera/version.h"
@@ -22,6 +22,10 @@ constexpr size_t kMaxWaiting = 4096;
 
 std::string Identity::name() const {
   return rank_name(job, rank);
+}
+
+LogScope log_scope(const Identity& identity, std::string_view pair, std::string_view batch) {
+  return LogScope({{"job", identity.job}, {"rank", identity.rank}, {"pair", pair}, {"batch", batch}});
 }
 
 Agent::Agent(Identity identity, int threads)
@@ -139,6 +143,7 @@ void Agent::accept_connections() {
       require_same_user(socket.get());
       if (waiting_.size() >= kMaxWaiting) {
         log().warn("{}: a connection refused: {} wait already", identity_.name(), waiting_.size());
+        Metrics::process().connections_refused.add();
         continue;
       }
       const uint64_t id = next_id_++;
@@ -153,6 +158,7 @@ void Agent::accept_connections() {
     }
   } catch (const Error& error) {
     log().warn("{}: a connection refused: {}", identity_.name(), error.what());
+    Metrics::process().connections_refused.add();
     if (error.code() != ErrorCode::kResourceExhausted) return;
     // Out of descriptors: the caller still waits in the backlog, and would wake this loop without end.
     loop_.remove_fd(listener_.get());
@@ -186,6 +192,10 @@ void Agent::handle_frame(uint64_t id, Frame& frame) {
                                .incarnation = incarnation_});
     return;
   }
+  if (frame.type == static_cast<uint16_t>(MessageType::kInspect) && waiting.hello.job.empty()) {
+    (void)parse<Inspect>(frame.payload);
+    return waiting.link->send(report());  // the asker closes
+  }
   if (frame.type == static_cast<uint16_t>(MessageType::kDetach)) {  // it gave up before this rank was ready
     waiting.link->close();
     return drop(id);
@@ -205,6 +215,18 @@ void Agent::handle_frame(uint64_t id, Frame& frame) {
   });
 }
 
+Report Agent::report() const {
+  Report report{.release = kVersion,
+                .name_space = identity_.name_space,
+                .job = identity_.job,
+                .rank = identity_.rank,
+                .world = identity_.world,
+                .incarnation = incarnation_,
+                .waits = waits_.now()};
+  for (const Inspected* batch : inspected_) report.batches.push_back(batch->report());
+  return report;
+}
+
 void Agent::hand_over(uint64_t id, Acceptor& acceptor) {
   Waiting waiting = std::move(waiting_.at(id));
   loop_.cancel_timer(waiting.timer);
@@ -216,6 +238,7 @@ void Agent::hand_over(uint64_t id, Acceptor& acceptor) {
   } catch (const std::exception&) {
     const Status status = status_of_current_exception();
     log().warn("{}: {} refused: {}", identity_.name(), link->name(), status.message());
+    Metrics::process().connections_refused.add();
     link->reject(status);
   }
 }
@@ -224,6 +247,7 @@ void Agent::reject(uint64_t id, const Status& status) {
   const auto it = waiting_.find(id);
   if (it == waiting_.end()) return;
   log().warn("{}: a caller refused: {}", identity_.name(), status.message());
+  Metrics::process().connections_refused.add();
   it->second.link->reject(status);
   drop(id);
 }

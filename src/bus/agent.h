@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "base/event_loop.h"
+#include "base/log.h"
 #include "base/runtime_dir.h"
 #include "bus/link.h"
 #include "bus/messages.h"
 #include "bus/own_process.h"
+#include "bus/wait_list.h"
 #include "exec/worker_pool.h"
 #include "transport/shm/ptrace_consent.h"
 
@@ -30,6 +32,9 @@ struct Identity {
   std::string name() const;  // "trainer/3"
 };
 
+// What every line logged about a batch carries. The names must outlive it.
+LogScope log_scope(const Identity& identity, std::string_view pair, std::string_view batch);
+
 // A connection whose caller has said who it is and what it wants.
 struct Caller {
   std::shared_ptr<Link> link;
@@ -43,6 +48,13 @@ class Acceptor {
   virtual ~Acceptor() = default;
   // Takes the link over, or throws Error: the caller is told and the link closed.
   virtual void accept(Caller caller) = 0;
+};
+
+// What a batch says when somebody asks its agent. Called on the loop's thread.
+class Inspected {
+ public:
+  virtual ~Inspected() = default;
+  virtual BatchReport report() const = 0;
 };
 
 // call(), claim_batch(), run_on_loop() and the getters may be used from any thread; the rest happens on the loop.
@@ -69,6 +81,11 @@ class Agent {
   // From now on callers that attach to `session` are given to `acceptor`; those that came early, at once. On the loop.
   void open_session(const std::string& session, Acceptor* acceptor);
   void close_session(const std::string& session, const Acceptor* acceptor);
+
+  // Whose report goes into the agent's. On the loop.
+  void add_inspected(const Inspected* batch) { inspected_.push_back(batch); }
+  void remove_inspected(const Inspected* batch) { std::erase(inspected_, batch); }
+  WaitList& waits() { return waits_; }
 
   // Connects to another agent and says Hello; blocks. The link's handlers are the caller's to set, on the loop's
   // thread, before any frame is read: `on_link` runs there.
@@ -97,6 +114,7 @@ class Agent {
   void listen();
   void accept_connections();
   void handle_frame(uint64_t id, Frame& frame);
+  Report report() const;
   void hand_over(uint64_t id, Acceptor& acceptor);
   void reject(uint64_t id, const Status& status);
   void drop(uint64_t id);
@@ -112,6 +130,8 @@ class Agent {
   WorkerPool pull_pool_;
   WorkerPool source_pool_;
   std::atomic<int64_t> plans_{0};
+  WaitList waits_;
+  std::vector<const Inspected*> inspected_;
   uint64_t next_id_ = 1;
   std::map<uint64_t, Waiting> waiting_;
   std::map<std::string, Acceptor*, std::less<>> sessions_;

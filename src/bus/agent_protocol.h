@@ -243,7 +243,7 @@ Message read_message(std::span<const std::byte> bytes, std::string_view what) {
   return message;
 }
 template <typename Message>
-std::vector<std::byte> bytes_of(const Message& message) {
+std::vector<std::byte> message_bytes(const Message& message) {
   ByteWriter out;
   message.write(out);
   return out.take();

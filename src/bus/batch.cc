@@ -8,7 +8,10 @@
 
 namespace tessera::bus {
 
-BatchImpl::BatchImpl(BatchSetup setup) : setup_(std::move(setup)), created_(Clock::steady().now()) {}
+BatchImpl::BatchImpl(BatchSetup setup)
+    : setup_(std::move(setup)),
+      subject_(fmt::format("{}/{}", setup_.pair, setup_.id)),
+      created_(Clock::steady().now()) {}
 
 std::shared_ptr<OperationClient> BatchImpl::send(std::optional<int64_t>, Timeout) {
   fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it can recv, not send", describe(), identity().name());
@@ -52,8 +55,12 @@ void BatchImpl::open(const PairView& view, Deadline deadline) {
         sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, [this] { on_copied(); });
     ++allocations_;
   }
+  series_.emplace(metrics_, setup_.pair, setup_.id, side());
   Meeting* meeting = nullptr;
-  setup_.agent->run_on_loop([&] { meeting = &add_meeting(view); });
+  setup_.agent->run_on_loop([&] {
+    meeting = &add_meeting(view);
+    setup_.agent->add_inspected(this);
+  });
   meeting->meet({.deadline = deadline, .stop = setup_.stop});
 }
 
@@ -81,7 +88,12 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .staged = staged(),
           .slots = shadow_ && sends() ? shadow_->slots() : 1,
           .slot_bytes = shadow_ && sends() ? shadow_->slot_bytes() : 0,
-          .on_allocation = [this] { ++allocations_; }};
+          .on_allocation = [this] { ++allocations_; },
+          .on_moved =
+              [this](int64_t bytes) {
+                bytes_moved_ += bytes;
+                metrics_.bytes(side()).add(static_cast<uint64_t>(bytes));
+              }};
 }
 
 void BatchImpl::require_pinned(const PairView& view, const Match& match) {
@@ -133,11 +145,15 @@ void BatchImpl::count_session(const Session& session, int64_t rank_bytes) {
   for (const LocalTensor& tensor : made.tensors) names.push_back(tensor.name);
   const std::lock_guard lock(mutex_);
   const int64_t sessions = figures_.sessions + 1;
-  if (sessions > 1)
-    log().info("{}: {} is matched with job {} anew, {} ranks, {} routes", identity().name(), describe(),
-               session.peer_job(), made.view.peer.size(), plan.routes);
   const double register_seconds =
       sessions == 1 ? to_seconds(Clock::steady().now() - created_) : figures_.register_seconds;
+  {
+    const LogScope scope = log_scope();
+    log_event(LogLevel::info, sessions == 1 ? "batch.registered" : "batch.registered_again",
+              {{"with", session.peer_job()}, {"bytes", rank_bytes}, {"seconds", register_seconds}},
+              "{} tensors, {} routes, {} ranks at the other side", made.agreement.match.tensors.size(), plan.routes,
+              made.view.peer.size());
+  }
   figures_ = {.tensors = static_cast<int64_t>(made.agreement.match.tensors.size()),
               .skipped = made.agreement.match.skipped,
               .routes = plan.routes,
@@ -179,8 +195,16 @@ std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout 
   operation_name_ = what;
   operation_start_ = Clock::steady().now();
   data_start_ = {};
+  Trace::begin(operation_name_, track_, {.subject = subject_});
   set_deadline(Deadline::after(timeout));
   return operation_;
+}
+
+void BatchImpl::enter(const char* phase) {
+  if (phase_ != nullptr) Trace::end(phase_, track_);
+  phase_ = phase;
+  if (phase_ != nullptr && Trace::on())
+    Trace::begin(phase_, track_, {.subject = subject_, .version = operation_->version()});
 }
 
 void BatchImpl::set_deadline(Deadline deadline) {
@@ -208,10 +232,36 @@ bool BatchImpl::cancel(uint64_t operation) {
 
 void BatchImpl::end_operation(const Status& status) {
   if (!operation_) return;
+  enter(nullptr);
   ended_ = std::move(operation_);
   if (status.ok()) ++transfers_;
   const std::shared_ptr<Operation> operation = ended_;  // finish() may let the batch go
-  operation->finish(status, sample());
+  const Progress progress = sample();
+  observe_end(operation->version(), status, progress);
+  operation->finish(status, progress);
+}
+
+void BatchImpl::observe_end(int64_t version, const Status& status, const Progress& progress) {
+  const Duration took = Clock::steady().now() - operation_start_;
+  Trace::end(operation_name_, track_, {.subject = subject_, .version = version, .bytes = progress.bytes_done});
+  if (std::string_view(operation_name_) != kCommit) {
+    metrics_.transfers(side(), outcome_of(status)).add();
+    if (status.ok()) metrics_.seconds(side()).observe(took);
+  }
+  if (series_) series_->set_version(version_.load());
+  if (!log().should_log(LogLevel::debug)) return;
+  const LogScope scope = log_scope();
+  if (!status.ok())
+    log_event(LogLevel::debug, "transfer.failed", {{"operation", operation_name_}, {"version", version}}, "{}",
+              status.message());
+  else
+    log_event(LogLevel::debug, "transfer.done",
+              {{"operation", operation_name_},
+               {"version", version},
+               {"bytes", progress.bytes_done},
+               {"seconds", to_seconds(took)}},
+              "{:.3f} GB/s",
+              progress.seconds > 0 ? static_cast<double>(progress.bytes_done) * 1e-9 / progress.seconds : 0);
 }
 
 Progress BatchImpl::sample() const {
@@ -234,6 +284,38 @@ BatchStats BatchImpl::stats() const {
   stats.plans = setup_.agent->plans() - plans_at_start_;
   stats.allocations = allocations_.load() - allocations_at_start_;
   return stats;
+}
+
+BatchReport BatchImpl::report() const {
+  BatchReport report{.pair = setup_.pair,
+                     .id = setup_.id,
+                     .sends = sends(),
+                     .staged = staged(),
+                     .torn = torn(),
+                     .undecided = undecided(),
+                     .version = version_.load(),
+                     .newest = newest(),
+                     .transfers = transfers_.load(),
+                     .bytes = bytes_moved_};
+  const std::vector<const Session*> attached = sessions();
+  for (const auto& meeting : meetings_) {
+    const auto it = std::ranges::find(attached, meeting->job(), &Session::peer_job);
+    const bool there = it != attached.end() && !(*it)->broken();
+    report.peers.push_back({.job = meeting->job(),
+                            .world = it == attached.end() ? 0 : static_cast<int32_t>((*it)->setup().view.peer.size()),
+                            .attached = there});
+  }
+  if (!operation_) return report;
+  const Progress progress = sample();
+  report.operation = operation_name_;
+  report.phase = phase_ == nullptr ? "" : phase_;
+  report.operation_version = operation_->version();
+  report.operation_microseconds = microseconds_since(operation_start_);
+  report.bytes_done = progress.bytes_done;
+  report.bytes_total = progress.bytes_total;
+  for (std::string& text : waits_for())
+    report.waits.push_back({.text = std::move(text), .microseconds = report.operation_microseconds});
+  return report;
 }
 
 std::vector<TensorDigest> BatchImpl::digests() const {
@@ -267,9 +349,13 @@ void BatchImpl::close() {
   for (const auto& meeting : meetings_) meeting->stop();
   setup_.agent->run_on_loop([&] {
     close_sessions();  // one that a meeting has made meanwhile
+    setup_.agent->remove_inspected(this);
     shadow_.reset();
   });
   on_closed();
+  series_.reset();
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "batch.closed", {{"version", version_.load()}}, "{} transfers", transfers_.load());
   setup_.agent->release_batch(setup_.pair, setup_.id);
 }
 

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "base/metrics.h"
+#include "base/trace.h"
 #include "bus/agent.h"
 #include "bus/client.h"
 #include "bus/meeting.h"
@@ -21,6 +23,8 @@
 #include "bus/shadow.h"
 
 namespace tessera::bus {
+
+inline constexpr const char* kCommit = "commit";  // an operation, and a phase of others
 
 // What is registered, and with what. `keep_alive` holds the bus and the pair.
 struct BatchSetup {
@@ -41,6 +45,7 @@ struct BatchSetup {
 class BatchImpl : public BatchClient,
                   public MeetingOwner,
                   public OperationOwner,
+                  public Inspected,
                   public std::enable_shared_from_this<BatchImpl> {
  public:
   ~BatchImpl() override = default;
@@ -61,6 +66,7 @@ class BatchImpl : public BatchClient,
   bool cancel(uint64_t operation) override;
   bool withdraw(int64_t version) override;
   Progress sample() const override;
+  BatchReport report() const override;
   void close() override;
   bool in_own_process() const override { return process_.here(); }
 
@@ -74,6 +80,7 @@ class BatchImpl : public BatchClient,
   SessionSetup session_setup(const PairView& view, Agreement agreement);  // plans
   double seconds_of_data() const;
   std::string describe() const;  // "batch policy of pair weights"
+  LogScope log_scope() const { return bus::log_scope(identity(), setup_.pair, setup_.id); }
   const Identity& identity() const { return setup_.agent->identity(); }
   EventLoop& loop() const { return setup_.agent->loop(); }
 
@@ -86,7 +93,9 @@ class BatchImpl : public BatchClient,
   virtual bool cancel_operation() = 0;
   virtual Progress sample_sessions() const = 0;
   virtual void close_sessions() = 0;
-  virtual void on_copied() = 0;  // by the shadow
+  virtual std::vector<const Session*> sessions() const = 0;
+  virtual std::vector<std::string> waits_for() const = 0;  // the operation under way: "inference/1 to take version 7"
+  virtual void on_copied() = 0;                            // by the shadow
   // On the thread of close(), before the sessions are: returns once nobody reads what is Tessera's own.
   virtual void await_readers() {}
   // On the thread of close(), once everything is over.
@@ -103,11 +112,15 @@ class BatchImpl : public BatchClient,
 
   // The operation under way, if any; begin_operation() throws if there is one, or if the batch is closed.
   std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);
+  // What it does from now on: a span within the operation's. A literal; null: nothing more.
+  void enter(const char* phase);
   void set_deadline(Deadline deadline);  // of the operation
   void watch_deadline();
   void end_operation(const Status& status);
 
   void begin_count();  // REQUIRES: mutex_ is held
+  void observe_end(int64_t version, const Status& status, const Progress& progress);
+  TransferSide side() const { return sends() ? TransferSide::kSend : TransferSide::kReceive; }
 
   BatchSetup setup_;
   Manifest manifest_;
@@ -117,6 +130,7 @@ class BatchImpl : public BatchClient,
   std::shared_ptr<Operation> ended_;                // the last one: used again once its handles have gone
   std::vector<Digest> sums_;                        // those of the present transfer, as it ends; swapped with digests_
   const char* operation_name_ = "";
+  const char* phase_ = nullptr;
   TimePoint operation_start_{};
   Deadline deadline_ = Deadline::at({});
   // Left alone as the deadline moves on or the operation ends: when it is due it looks. So an operation seldom sets
@@ -129,6 +143,11 @@ class BatchImpl : public BatchClient,
   std::atomic<int64_t> version_{0};
   std::atomic<int64_t> transfers_{0};
   std::atomic<int64_t> allocations_{0};
+  int64_t bytes_moved_ = 0;
+  Metrics& metrics_ = Metrics::process();
+  std::optional<Metrics::Batch> series_;  // from open() to close()
+  const std::string subject_;             // "weights/policy", in traces
+  const uint64_t track_ = Trace::new_track();
   const TimePoint created_;
   const OwnProcess process_;
 

@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "base/futex.h"
+#include "base/metrics.h"
 #include "base/thread.h"
 
 namespace tessera::bus {
@@ -81,6 +82,7 @@ void CommandServer::State::run() {
 }
 
 void CommandServer::State::take(const Record& record) {
+  Metrics::process().commands.add();
   if (record.head.incarnation != log->incarnation())
     return end(failed(ErrorCode::kDataLoss, "command {} is of another incarnation", record.head.id));
   if (!admit())

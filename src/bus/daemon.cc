@@ -97,7 +97,7 @@ struct Connection {
 
   template <typename Message>
   void answer(const Message& message) noexcept {
-    answer(Message::kType, bytes_of(message));
+    answer(Message::kType, message_bytes(message));
   }
   void answer(AgentMessage type, std::span<const std::byte> payload = {}) noexcept {
     try {
@@ -341,15 +341,15 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
         return transfer(command, replier);
       case AgentCommand::kCancel: {
         const auto operation = this->operation(read_message<CommandId>(command.payload, name()).id);
-        return replier.succeed(bytes_of(Number{operation && operation->cancel() ? 1 : 0}));
+        return replier.succeed(message_bytes(Number{operation && operation->cancel() ? 1 : 0}));
       }
       case AgentCommand::kProgress: {
         const auto operation = this->operation(read_message<CommandId>(command.payload, name()).id);
-        return replier.succeed(bytes_of(operation ? state_of(*operation) : ended_state()));
+        return replier.succeed(message_bytes(operation ? state_of(*operation) : ended_state()));
       }
       case AgentCommand::kState: {
         const auto found = batch(read_message<BatchNumber>(command.payload, name()).batch);
-        return replier.succeed(bytes_of(BatchState{.version = found->version(),
+        return replier.succeed(message_bytes(BatchState{.version = found->version(),
                                                    .newest = found->newest(),
                                                    .torn = found->torn(),
                                                    .undecided = found->undecided()}));
@@ -377,7 +377,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
     }
     operation->on_end(
         [self = shared_from_this(), operation, id = command.id, owed = std::make_shared<Replier>(std::move(replier))] {
-          owed->succeed(bytes_of(state_of(*operation)));
+          owed->succeed(message_bytes(state_of(*operation)));
           const std::lock_guard lock(self->mutex_);
           self->operations_.erase(id);
         });

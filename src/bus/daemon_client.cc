@@ -89,14 +89,14 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
   template <typename Answer, typename Message>
   Answer call(AgentMessage type, const Message& message, Timeout timeout,
               std::span<const std::shared_ptr<SharedArena>> arenas = {}) {
-    const Frame frame = exchange(type, bytes_of(message), Answer::kType, timeout, arenas);
+    const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, arenas);
     return read_message<Answer>(frame.payload, agent_name_);
   }
   // A command that is answered at once.
   template <typename Message>
   std::vector<std::byte> ask(AgentCommand command, const Message& message) {
     require_own_process();
-    return commands_->call(static_cast<uint16_t>(command), bytes_of(message), Deadline::after(kQueueTimeout));
+    return commands_->call(static_cast<uint16_t>(command), message_bytes(message), Deadline::after(kQueueTimeout));
   }
 
   void mention_copies(uint64_t bytes) {
@@ -158,7 +158,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
     std::vector<UniqueFd> fds;
     fds.push_back(duplicate_fd(memory->fd()));
     const OpenSession open{.release = kVersion, .worker = self, .options = options_};
-    writer.push(static_cast<uint16_t>(AgentMessage::kOpen), bytes_of(open), std::move(fds));
+    writer.push(static_cast<uint16_t>(AgentMessage::kOpen), message_bytes(open), std::move(fds));
     const Deadline answer = Deadline::after(longer(options_.timeout, kGrace));
     writer.flush(socket_.get(), answer);
     std::optional<std::stop_callback<std::function<void()>>> stop;
@@ -214,7 +214,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
       std::vector<UniqueFd> fds;
       for (const auto& arena : arenas.subspan(i, std::min(kMaxFdsPerMessage, arenas.size() - i)))
         fds.push_back(duplicate_fd(arena->fd_for_agent()));
-      writer.push(static_cast<uint16_t>(AgentMessage::kArenas), bytes_of(Arenas{.session = session_}), std::move(fds));
+      writer.push(static_cast<uint16_t>(AgentMessage::kArenas), message_bytes(Arenas{.session = session_}), std::move(fds));
       writer.flush(socket.get(), deadline);
     }
     writer.push(static_cast<uint16_t>(type), payload);
@@ -408,7 +408,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     if (sends_ && kind == DaemonOperation::Kind::kSend) mirror_.copy_in();
     CommandCall call =
         bus_->commands().post(static_cast<uint16_t>(command),
-                              bytes_of(TransferCommand{.batch = number_, .version = version, .timeout = timeout}),
+                              message_bytes(TransferCommand{.batch = number_, .version = version, .timeout = timeout}),
                               Deadline::after(kQueueTimeout));
     current_ = std::make_shared<DaemonOperation>(shared_from_this(), kind, std::move(call));
     return current_;

@@ -5,6 +5,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/observation.h"
 #include "bus/agent.h"
 #include "bus/batch.h"
 #include "bus/own_process.h"
@@ -25,7 +26,8 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
     agent_ = std::make_unique<Agent>(
         Identity{options_.name_space, options_.job, options_.rank, options_.world},
         options_.threads > 0 ? options_.threads : std::max(1, usable_cpus() / std::max(1, options_.world)));
-    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->incarnation(), agent_->address());
+    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->incarnation(), agent_->address(),
+                                               agent_->waits());
     rendezvous_->claim({.deadline = deadline, .stop = options_.stop});
   }
 
@@ -42,6 +44,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
 
  private:
   const OwnProcess process_;
+  const std::shared_ptr<Observation> observation_ = Observation::start();
   const BusOptions options_;
   // In this order: the rendezvous uses the store, nobody uses the rendezvous when it goes.
   std::unique_ptr<Store> store_;

@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 
 #include "base/log.h"
+#include "base/metrics.h"
 #include "bus/records.h"
 
 namespace tessera::bus {
@@ -15,6 +16,7 @@ constexpr size_t kMaxQueuedBytes = size_t{512}
 
 std::shared_ptr<Link> Link::adopt(EventLoop& loop, UniqueFd socket, std::string peer_name) {
   std::shared_ptr<Link> link(new Link(loop, std::move(socket), std::move(peer_name)));
+  Metrics::process().connections.add(1);
   const std::weak_ptr<Link> weak = link;
   loop.add_fd(link->socket_.get(), EPOLLIN, [weak](uint32_t events) {
     if (const auto self = weak.lock()) self->handle_events(events);
@@ -104,6 +106,7 @@ bool Link::read_all() {
   } catch (const std::exception&) {
     const Status status = status_of_current_exception();
     log().warn("{}: connection closed: {}", name_, status.message());
+    if (status.code() != ErrorCode::kPeerLost) Metrics::process().messages_malformed.add();
     if (!open()) return true;
     // What does not parse is the peer's mistake, not an argument of the user's.
     const ErrorCode code = status.code() == ErrorCode::kInvalidArgument ? ErrorCode::kMismatch : status.code();
@@ -152,6 +155,7 @@ void Link::close() {
   if (pidfd_) loop_.remove_fd(pidfd_.get());
   pidfd_.reset();
   socket_.reset();
+  Metrics::process().connections.add(-1);
   handlers_.reset();
 }
 

@@ -5,7 +5,9 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/thread.h"
+#include "base/trace.h"
 
 namespace tessera::bus {
 namespace {
@@ -22,19 +24,40 @@ Meeting::Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std:
       owner_(owner),
       batch_(std::move(batch)),
       job_(view.peer_job),
+      subject_(fmt::format("{}/{}", view.name, batch_)),
       view_(std::move(view)) {}
 
 Meeting::~Meeting() {
   TESSERA_CHECK(!thread_.joinable());
 }
 
-// Until a session that all ranks of both jobs have read alike is attached.
 std::shared_ptr<Session> Meeting::meet_once(const Patience& patience) {
+  Metrics& metrics = Metrics::process();
+  const TimePoint start = Clock::steady().now();
+  const TraceSpan span("register", {.subject = subject_});
+  try {
+    std::shared_ptr<Session> session = register_and_attach(patience);
+    metrics.registrations(outcome_of({})).add();
+    metrics.registration_seconds.observe(Clock::steady().now() - start);
+    return session;
+  } catch (...) {
+    metrics.registrations(outcome_of(status_of_current_exception())).add();
+    throw;
+  }
+}
+
+// Until a session that all ranks of both jobs have read alike is attached.
+std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) {
   const Status anew = failed(ErrorCode::kUnavailable, "newer registrations are there");  // the peers, too, try again
   rendezvous_.begin(view_, batch_);
   while (true) {
-    Agreement agreement = rendezvous_.exchange(view_, batch_, owner_.own_offer(), patience);
+    Agreement agreement;
+    {
+      const TraceSpan span("exchange", {.subject = subject_});
+      agreement = rendezvous_.exchange(view_, batch_, owner_.own_offer(), patience);
+    }
     std::shared_ptr<Session> session = owner_.make_session(view_, agreement);
+    const TraceSpan span("attach", {.subject = subject_});
     Status why;
     try {
       // Destroyed before the session: a callback that is under way is waited for.
@@ -131,6 +154,11 @@ void Meeting::work() {
   }
 }
 
+void Meeting::log_registration_failure(const Error& error) const {
+  const LogScope scope = log_scope(agent_.identity(), view_.name, batch_);
+  log_event(LogLevel::warn, "registration.failed", {{"with", job_}}, "{}", error.what());
+}
+
 Meeting::Outcome Meeting::retry() {
   std::stop_source round;
   {
@@ -150,8 +178,7 @@ Meeting::Outcome Meeting::retry() {
     if (stop_.stop_requested()) return Outcome::kMet;
     if (error.code() == ErrorCode::kCancelled) return Outcome::kFailed;
     const Status why(error.code(), error.what());
-    if (error.what() != std::exchange(last_error_, error.what()))
-      log().warn("batch {} with job {}: {}", batch_, job(), error.what());
+    if (error.what() != std::exchange(last_error_, error.what())) log_registration_failure(error);
     // What was published stays: the others may have read it, and would wait for a newer one if they had to try again.
     agent_.run_on_loop([&] { owner_.on_not_met(job(), why); });
     // Each failure is heard once: who hears of them does not repeat itself faster than they come.

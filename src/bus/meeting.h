@@ -48,6 +48,8 @@ class Meeting {
 
  private:
   std::shared_ptr<Session> meet_once(const Patience& patience);
+  std::shared_ptr<Session> register_and_attach(const Patience& patience);
+  void log_registration_failure(const Error& error) const;
   void wake();  // REQUIRES: mutex_ is held
   void work();
   enum class Outcome { kMet, kFailed, kTold };  // kTold: another rank has failed, and may be at it again
@@ -59,8 +61,9 @@ class Meeting {
   MeetingOwner& owner_;
   const std::string batch_;
   const std::string job_;
-  PairView view_;           // of the thread that meets
-  std::string last_error_;  // likewise
+  const std::string subject_;  // "weights/policy", in traces
+  PairView view_;              // of the thread that meets
+  std::string last_error_;     // likewise
   std::stop_source stop_;
   std::mutex mutex_;
   std::condition_variable_any changed_;

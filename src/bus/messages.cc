@@ -85,6 +85,10 @@ std::string_view to_string(MessageType type) {
       return "Got";
     case MessageType::kDecided:
       return "Decided";
+    case MessageType::kInspect:
+      return "Inspect";
+    case MessageType::kReport:
+      return "Report";
   }
   return "an unknown message";
 }

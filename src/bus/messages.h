@@ -68,6 +68,8 @@ enum class MessageType : uint16_t {
   kRelease,
   kGot,
   kDecided,
+  kInspect,  // report.h
+  kReport,
 };
 std::string_view to_string(MessageType type);
 

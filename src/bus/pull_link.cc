@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/fail.h"
-#include "base/log.h"
+#include "base/metrics.h"
 #include "base/socket.h"
 #include "transport/transport.h"
 
@@ -215,6 +215,7 @@ void PullLink::take(int64_t version, uint32_t epoch) {
   hold_ = HoldState::kNone;
   const auto offered = std::ranges::find(offers_, version, &Offered::version);
   if (offered != offers_.end() && options_.runs) run_ = runs_[offered->slot].get();
+  Trace::begin("take", track_, {.subject = name_, .version = version});
   link_->send(Take{.version = version, .epoch = epoch});
 }
 
@@ -273,6 +274,7 @@ void PullLink::check_digests() {
   for (size_t i = 0; i < program_routes_.size(); ++i) {
     const Digest& theirs = digests_[program_routes_[i]];
     if (own[i] == theirs) continue;
+    Metrics::process().digest_mismatches.add();
     const RouteRegion& what = routes_[program_routes_[i]].route.what;
     return end_pull(failed(
         ErrorCode::kDataLoss,
@@ -287,6 +289,7 @@ void PullLink::end_pull(const Status& status) {
   const int64_t version = taking_;
   state_ = State::kIdle;
   taking_ = 0;
+  Trace::end("take", track_, {.version = version, .bytes = bytes_done()});
   if (status.ok()) {
     pulled_ = version;
     if (programs_.size() == 1)

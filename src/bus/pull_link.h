@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/trace.h"
 #include "bus/agent.h"
 #include "bus/batch_routes.h"
 #include "bus/local_tensors.h"
@@ -154,6 +155,7 @@ class PullLink {
   std::vector<Digest> digests_;  // the source's
   std::vector<Digest> spare_digests_;
   Status abort_status_;
+  const uint64_t track_ = Trace::new_track();
 };
 
 }  // namespace tessera::bus

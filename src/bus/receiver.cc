@@ -37,7 +37,7 @@ void ReceiverBatch::on_met(std::shared_ptr<Session> session) {
     unreported_ = false;
     lost_session_ = nullptr;
   }
-  if (std::exchange(pending_, false)) session_->recv(min_version_);
+  if (pending_) wait_for_version();
 }
 
 void ReceiverBatch::on_not_met(const std::string&, const Status& why) {
@@ -55,6 +55,25 @@ void ReceiverBatch::on_receiver_retired() {
 
 void ReceiverBatch::close_sessions() {
   if (const auto session = std::exchange(session_, nullptr)) session->close(session->broken_status());
+}
+
+std::vector<const Session*> ReceiverBatch::sessions() const {
+  return session_ ? std::vector<const Session*>{session_.get()} : std::vector<const Session*>{};
+}
+
+std::vector<std::string> ReceiverBatch::waits_for() const {
+  if (pending_) return {fmt::format("job {} to register", meetings_.front()->job())};
+  if (session_ && (session_->waiting() || session_->deciding())) return {session_->awaited()};
+  return {};
+}
+
+BatchReport ReceiverBatch::report() const {
+  BatchReport report = BatchImpl::report();
+  const std::lock_guard lock(mutex_);
+  for (const VersionWait& wait : version_waits_)
+    report.waits.push_back({.text = fmt::format("version {} to be on offer", wait.version),
+                            .microseconds = microseconds_since(wait.since)});
+  return report;
 }
 
 // --- versions
@@ -86,7 +105,11 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
   std::unique_lock lock(mutex_);
   const uint64_t losses = unreported_ ? losses_ - 1 : losses_;
   const auto ready = [&] { return newest_.load() >= version || losses_ != losses; };
-  if (!changed_.wait_for(lock, setup_.stop, timeout, ready)) {
+  const VersionWait wait{.version = version, .since = Clock::steady().now()};
+  version_waits_.push_back(wait);
+  const bool came = changed_.wait_for(lock, setup_.stop, timeout, ready);
+  version_waits_.erase(std::ranges::find(version_waits_, wait));
+  if (!came) {
     if (setup_.stop.stop_requested())
       fail(ErrorCode::kCancelled, "{}: the wait of {} for version {} was interrupted", describe(), identity().name(),
            version);
@@ -139,11 +162,13 @@ std::shared_ptr<Operation> ReceiverBatch::begin(const char* what, std::optional<
 void ReceiverBatch::wait_for_version() {
   waits_then_ = false;
   pending_ = !session_ || !session_->usable();
+  enter(pending_ ? "wait for a session" : "wait for a version");
   if (!pending_) session_->recv(min_version_);
 }
 
 void ReceiverBatch::on_chosen(int64_t version) {
   operation_->set_version(version);
+  enter("pull");
   data_start_ = Clock::steady().now();
   set_deadline(Deadline::after(setup_.stall));
 }
@@ -153,6 +178,7 @@ void ReceiverBatch::on_flow() {
 }
 
 void ReceiverBatch::on_recv_over(const Status& status) {
+  if (staged() && data_start_ != TimePoint{}) observe_decision(status);
   if (status.ok()) {
     session_->sum_digests(sums_);
     {
@@ -177,7 +203,23 @@ void ReceiverBatch::on_recv_over(const Status& status) {
 // --- staged
 // -----------------------------------------------------------------------------------------------------------
 
+void ReceiverBatch::observe_decision(const Status& status) {
+  const LogScope scope = log_scope();
+  const int64_t version = operation_->version();
+  if (status.ok()) {
+    metrics_.versions_committed.add();
+    log_event(LogLevel::debug, "version.committed", {{"version", version}});
+  } else if (undecided()) {
+    metrics_.versions_undecided.add();
+    log_event(LogLevel::warn, "version.undecided", {{"version", version}}, "{}", status.message());
+  } else {
+    metrics_.versions_aborted.add();
+    log_event(LogLevel::debug, "version.aborted", {{"version", version}}, "{}", status.message());
+  }
+}
+
 void ReceiverBatch::begin_commit() {
+  enter(kCommit);
   torn_ = true;
   shadow_->copy_out(0);
 }
@@ -202,7 +244,7 @@ int64_t ReceiverBatch::commit() {
     if (ready == 0)
       fail(ErrorCode::kInvalidArgument, "{}: nothing is staged at {}: stage() comes first", describe(),
            identity().name());
-    operation = begin_operation("commit", std::chrono::hours(1));
+    operation = begin_operation(kCommit, std::chrono::hours(1));
     operation_->set_version(ready);
     waits_then_ = false;
     begin_commit();
@@ -234,7 +276,9 @@ void ReceiverBatch::settle() const {
   if (!undecided_ || undecided_->key != open->key) return;
   undecided_.reset();
   if (commit) staged_version_ = open->version;
-  log().info("{}: {}: version {} was {}", identity().name(), describe(), open->version, commit ? "taken" : "given up");
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "version.settled", {{"version", open->version}}, "it was {}",
+            commit ? "taken" : "given up");
 }
 
 Rendezvous::Offer ReceiverBatch::own_offer() const {

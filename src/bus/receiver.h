@@ -21,6 +21,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   int64_t newest() const override { return newest_.load(); }
   int64_t wait_version(int64_t version, Timeout timeout) override;
   bool torn() const override { return torn_.load(); }
+  BatchReport report() const override;
 
  private:
   bool sends() const override { return false; }
@@ -32,6 +33,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   void on_chosen(int64_t version) override;
   void on_writing() override { torn_ = !staged(); }
   void on_flow() override;
+  void on_voting() override { enter("decide"); }
   void on_recv_over(const Status& status) override;
   void on_all_got(int64_t version, uint32_t epoch) override;
   void on_ask_store(int64_t version, uint32_t epoch) override;
@@ -43,6 +45,8 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
+  std::vector<const Session*> sessions() const override;
+  std::vector<std::string> waits_for() const override;
   void on_copied() override;
   void on_closed() override;
   Rendezvous::Offer own_offer() const override;
@@ -55,6 +59,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   std::shared_ptr<Operation> begin(const char* what, std::optional<int64_t> min_version, Timeout timeout);
   void wait_for_version();
   void begin_commit();
+  void observe_decision(const Status& status);
   void settle() const;  // throws kUnavailable
   std::string decision_key(uint32_t epoch) const;
   void ask(int64_t version, uint32_t epoch, bool commit);
@@ -80,6 +85,13 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   Status lost_;              // the last one
   bool unreported_ = false;  // no call has ended with it: the next one does, unless the job is back
   const Session* lost_session_ = nullptr;
+  // Threads in wait_version().
+  struct VersionWait {
+    int64_t version = 0;
+    TimePoint since;
+    bool operator==(const VersionWait&) const = default;
+  };
+  std::vector<VersionWait> version_waits_;
 };
 
 }  // namespace tessera::bus

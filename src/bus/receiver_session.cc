@@ -274,6 +274,7 @@ void ReceiverSession::on_granted(PullLink& link) {
 
 void ReceiverSession::on_pulled(PullLink& link, const Status& status) {
   if (link.rings() && rings_busy_ > 0) --rings_busy_;
+  if (status.ok()) setup_.on_moved(link.bytes());
   if (!status.ok()) {
     fail_recv(status);
   } else if (phase_ == Phase::kPulling) {
@@ -314,6 +315,7 @@ void ReceiverSession::vote() {
   fail_point("staged: pulled");
   phase_ = Phase::kVoting;
   asked_ = false;
+  owner_.on_voting();
   if (leads()) return check_votes();
   tell_got({});
   fail_point("staged: voted");
@@ -456,6 +458,15 @@ std::string ReceiverSession::missing() const {
   if (names.empty())
     for (const auto& link : links_) names.push_back(fmt::format("{} (offers {})", link->name(), link->offered()));
   return fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::string ReceiverSession::awaited() const {
+  if (phase_ == Phase::kVoting && asked_) return fmt::format("the store to say what becomes of version {}", taking_);
+  if (phase_ == Phase::kVoting && leads()) return fmt::format("the others to take version {}", taking_);
+  if (phase_ == Phase::kVoting)
+    return fmt::format("{} to say what becomes of version {}", rank_name(identity().job, 0), taking_);
+  if (!leads() || !fellows_have(announced_)) return missing();
+  return fmt::format("{} to offer version {}", missing(), min_version_);
 }
 
 Progress ReceiverSession::sample() const {

@@ -31,6 +31,7 @@ class ReceiverSessionOwner {
   virtual void on_chosen(int64_t version) = 0;  // data flows from now on
   virtual void on_writing() = 0;                // tensors are written from now on
   virtual void on_flow() = 0;                   // bytes have moved since the last call, or on_chosen()
+  virtual void on_voting() = 0;                 // staged: this rank has got it, and waits for what all decide
   // What recv() began is over, and nothing writes for it any more.
   virtual void on_recv_over(const Status& status) = 0;
   // Staged: all ranks have got it. The owner writes the decision down and calls decided(); soon, but not at once.
@@ -60,6 +61,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void end_wait(const Status& status);  // as it is. REQUIRES: waiting()
   Status stalled() const;               // no byte has come for too long
   std::string missing() const;          // who is waited for
+  std::string awaited() const;          // likewise, and for what: "trainer/0 to offer version 8"
   int64_t min_version() const { return min_version_; }
   bool deciding() const { return phase_ == Phase::kVoting; }
   void give_up_deciding(const Status& why);  // as far as it can

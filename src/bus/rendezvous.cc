@@ -133,8 +133,9 @@ std::string session_of(const std::string& pair, const std::string& batch, const 
 
 }  // namespace
 
-Rendezvous::Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address)
+Rendezvous::Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address, WaitList& waits)
     : store_(store),
+      waits_(waits),
       identity_(std::move(identity)),
       own_{.incarnation = std::move(incarnation),
            .world = identity_.world,
@@ -159,9 +160,13 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   TimePoint reminded = start;
   StoreView seen;
   std::exception_ptr judged;  // what `complete` threw, whatever its code: not to be taken for the store's
+  WaitList::Entry entry(waits_);
+  const auto tell = [&] { entry.set(fmt::format("{}{} ({})", waited.missing(seen), waited.until, waited.what)); };
+  bool told = false;
   const auto judge = [&](const StoreView& view) {
     seen = view;
     try {
+      if (!std::exchange(told, !background)) tell();
       return complete(view);
     } catch (...) {
       judged = std::current_exception();
@@ -181,6 +186,7 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
       if (error.code() != ErrorCode::kDeadlineExceeded && !stopped && !away) throw;
       if (away) outage = fmt::format(" ({})", error.what());
     }
+    tell();
     const TimePoint now = Clock::steady().now();
     const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}{}", waited.what, identity_.name(),
                                          to_seconds(now - start), waited.missing(seen), outage);
@@ -213,6 +219,7 @@ void Rendezvous::claim(const Patience& patience) {
       wait(
           key, [&](const StoreView& view) { return !view.contains(key); },
           {.what = "claiming the rank",
+           .until = "",
            .missing = [&](const StoreView&) { return fmt::format("the end of the lease of {}", identity_.name()); },
            .check = nullptr},
           patience);
@@ -270,7 +277,8 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     }
     return text;
   };
-  wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, patience);
+  wait(prefix, complete,
+       {.what = fmt::format("pair {}", pair), .until = " to join", .missing = missing, .check = nullptr}, patience);
   return {.name = pair,
           .peer_job = peer_job,
           .own = met->take(identity_.job),
@@ -341,10 +349,12 @@ StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, co
     return absent.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, absent);
   };
   const auto check = [&](const StoreView& items) { throw_if_gone(side, missing_ranks(items), patience.deadline); };
-  return wait(
-      records, complete,
-      {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch), .missing = missing, .check = check},
-      patience);
+  return wait(records, complete,
+              {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch),
+               .until = " to register",
+               .missing = missing,
+               .check = check},
+              patience);
 }
 
 void Rendezvous::remember(const Awaited& side, const StoreView& items) {
@@ -405,9 +415,12 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
     const auto check = [&](const StoreView&) { throw_if_gone(fellows, {0}, patience.deadline); };
-    const StoreView items = wait(
-        records, published,
-        {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check}, patience);
+    const StoreView items = wait(records, published,
+                                 {.what = fmt::format("pair {}, batch {}", view.name, batch),
+                                  .until = " to register",
+                                  .missing = missing,
+                                  .check = check},
+                                 patience);
     const Manifest rank0 = ManifestRecord::read(manifest, items.at(manifest).value).manifest;
     if (rank0.hash() != record.hash) record.diff = ManifestDiff::between(rank0, *own.manifest);
   }

@@ -51,7 +51,8 @@ struct Agreement {
 // who is missing.
 class Rendezvous {
  public:
-  Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address);
+  // `waits` is told whom it waits for.
+  Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address, WaitList& waits);
   ~Rendezvous();  // gives the lease back: this rank's keys go
 
   // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one
@@ -145,6 +146,7 @@ class Rendezvous {
   // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called once a second, may throw.
   struct Waited {
     std::string what;
+    std::string_view until;  // what is waited for those that are missing to do: "to join"
     std::function<std::string(const StoreView&)> missing;
     std::function<void(const StoreView&)> check;
   };
@@ -157,6 +159,7 @@ class Rendezvous {
   int64_t publish_failure(const std::string& key, const FailureRecord& record, bool lasting);
 
   Store& store_;
+  WaitList& waits_;
   const Identity identity_;
   const RankRecord own_;
   LeaseId lease_ = kNoLease;

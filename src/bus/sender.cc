@@ -38,7 +38,8 @@ void SenderBatch::meet_also(const std::string& job) {
     return meetings_.front()->do_in_background(
         [self = std::static_pointer_cast<SenderBatch>(shared_from_this())] { self->watch_jobs(); });
   if (meeting_with(job) != nullptr) return;
-  log().info("{}: job {} comes to receive, too", describe(), job);
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "job.joined", {{"with", job}}, "it comes to receive, too");
   add_meeting({.name = setup_.pair, .peer_job = job, .own = {}, .peer = {}, .revision = 0}).meet_in_background();
 }
 
@@ -92,6 +93,28 @@ void SenderBatch::close_sessions() {
   for (auto& [job, session] : std::exchange(sessions_, {})) session->close(session->broken_status());
 }
 
+std::vector<const Session*> SenderBatch::sessions() const {
+  std::vector<const Session*> all;
+  for (const auto& [job, session] : sessions_) all.push_back(session.get());
+  return all;
+}
+
+BatchReport SenderBatch::report() const {
+  BatchReport report = BatchImpl::report();
+  report.newest = newest_;
+  return report;
+}
+
+std::vector<std::string> SenderBatch::waits_for() const {
+  std::vector<std::string> texts;
+  for (const auto& [job, session] : sessions_)
+    if (session->offering()) texts.push_back(session->awaited());
+  if (staged() && !target_) texts.push_back(fmt::format("one of {} snapshots that nobody reads", slots_.size()));
+  if (!staged() && texts.empty())
+    for (const auto& meeting : meetings_) texts.push_back(fmt::format("job {} to register", meeting->job()));
+  return texts;
+}
+
 // --- offering
 // ---------------------------------------------------------------------------------------------------------
 
@@ -114,6 +137,8 @@ std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> versio
     failure_ = {};
     lost_ = {};
     if (staged()) return begin_snapshot();
+    observe_offer(next);
+    enter("wait for receivers");
     for (const auto& [job, session] : sessions_)
       if (!session->broken()) session->offer(next);
   });
@@ -131,7 +156,9 @@ void SenderBatch::count_decision() {
 void SenderBatch::on_taking(SenderSession& session) {
   count_decision();
   if (session.begun(offering_)) newcomers_.erase(&session);
-  if (operation_ && data_start_ == TimePoint{}) data_start_ = Clock::steady().now();
+  if (!operation_ || data_start_ != TimePoint{}) return;
+  data_start_ = Clock::steady().now();
+  enter("transfer");
 }
 
 void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
@@ -141,7 +168,8 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
     if (!taken_) digests_.swap(sums_);
     taken_ = true;
   } else if (newcomers_.contains(&session)) {
-    log().info("{}: job {} comes too late for version {}", describe(), session.peer_job(), offering_);
+    const LogScope scope = log_scope();
+    log_event(LogLevel::info, "job.late", {{"with", session.peer_job()}, {"version", offering_}});
   } else if (status.code() == ErrorCode::kPeerLost) {
     lost_ = status;
     reported_ = &session;
@@ -206,6 +234,7 @@ std::optional<uint32_t> SenderBatch::free_slot() const {
 
 void SenderBatch::begin_snapshot() {
   target_ = free_slot();
+  enter(target_ ? "copy" : "wait for a snapshot");
   if (!target_) return;  // on_unpinned() will come
   slots_[*target_] = 0;
   for (const auto& [job, session] : sessions_) session->clear(*target_);
@@ -239,6 +268,7 @@ void SenderBatch::check_snapshot() {
   if (offering_ == 0 || !preparing_.empty() || (target_ && !copied_)) return;
   const int64_t version = std::exchange(offering_, 0);
   if (failure_.ok() && target_) {
+    observe_offer(version);
     slots_[*target_] = version;
     newest_slot_ = *target_;
     version_ = version;
@@ -284,6 +314,18 @@ SenderBatch::Withdrawal SenderBatch::try_withdraw(int64_t version) {
   return Withdrawal::kDone;
 }
 
+void SenderBatch::observe_offer(int64_t version) {
+  metrics_.versions_offered.add();
+  const LogScope scope = log_scope();
+  log_event(LogLevel::debug, "version.offered", {{"version", version}});
+}
+
+void SenderBatch::observe_withdrawal(int64_t version) {
+  metrics_.versions_withdrawn.add();
+  const LogScope scope = log_scope();
+  log_event(LogLevel::debug, "version.withdrawn", {{"version", version}});
+}
+
 bool SenderBatch::withdraw(int64_t version) {
   const Deadline deadline = Deadline::after(kWithdrawTimeout);
   while (true) {
@@ -294,6 +336,7 @@ bool SenderBatch::withdraw(int64_t version) {
     }
     Withdrawal outcome = Withdrawal::kTooLate;
     setup_.agent->run_on_loop([&] { outcome = try_withdraw(version); });
+    if (outcome == Withdrawal::kDone) observe_withdrawal(version);
     if (outcome != Withdrawal::kUndecided) return outcome == Withdrawal::kDone;
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, deadline.left(), [&] { return decisions_ != seen; })) return false;
@@ -364,6 +407,7 @@ bool SenderBatch::cancel_operation() {
   if (staged() && target_) return false;
   const auto begun = [&](const auto& entry) { return entry.second->begun(offering_); };
   if (std::ranges::any_of(sessions_, begun)) return false;
+  observe_withdrawal(offering_);
   fail_operation(failed(ErrorCode::kCancelled, "the send was cancelled"));
   return true;
 }

@@ -19,6 +19,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
 
   void open(const PairView& view, Deadline deadline) override;
   std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
+  BatchReport report() const override;
 
  private:
   bool sends() const override { return true; }
@@ -38,6 +39,8 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
+  std::vector<const Session*> sessions() const override;
+  std::vector<std::string> waits_for() const override;
   void on_copied() override;
   bool withdraw(int64_t version) override;
   void await_readers() override;
@@ -45,6 +48,8 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void watch_jobs();
   void meet_also(const std::string& job);
   void count_decision();
+  void observe_offer(int64_t version);
+  void observe_withdrawal(int64_t version);
   void check_ended();
   void leave_newcomers();
   bool any_offering() const;

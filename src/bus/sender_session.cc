@@ -296,7 +296,9 @@ void SenderSession::on_progress(SourceLink&) {
 
 void SenderSession::on_done(SourceLink& link, const Done& done) {
   last_activity_ = Clock::steady().now();
-  if (!done.status.ok()) {
+  if (done.status.ok()) {
+    if (is_receiver(link)) setup_.on_moved(link.bytes());
+  } else {
     link.abort_run(done.status);
     if (staged() && is_receiver(link))
       log().info("{}: {} does not take version {}: {}", describe(), link.name(), done.version, done.status.message());
@@ -462,6 +464,16 @@ std::string SenderSession::who_has_not_taken() const {
   if (!absent.empty()) text = fmt::format("{} did not come to take it", fmt::join(absent, ", "));
   if (!slow.empty()) text += fmt::format("{}{} did not finish", text.empty() ? "" : "; ", fmt::join(slow, ", "));
   return text;
+}
+
+std::string SenderSession::awaited() const {
+  if (phase_ == Phase::kReducing)
+    return fmt::format("{} to offer terms of version {}",
+                       fmt::join(reducer_ ? reducer_->waiting_for() : std::vector<std::string>{}, ", "), offering_);
+  std::vector<std::string> names;
+  for (const auto& [rank, link] : receivers_)
+    if (link->done_version() != offering_) names.push_back(link->name());
+  return fmt::format("{} to take version {}", fmt::join(names, ", "), offering_);
 }
 
 bool SenderSession::begun(int64_t version) const {

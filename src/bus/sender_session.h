@@ -74,6 +74,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   bool flows_since(TimePoint then) const;
   TimePoint last_activity() const { return last_activity_; }
   std::string who_has_not_taken() const;
+  std::string awaited() const;  // "inference/1 to take version 7"; of the offer under way
   Progress sample() const;
   // By tensor, of the last version; each sent route once.
   void sum_digests(std::vector<Digest>& sums);

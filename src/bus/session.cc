@@ -5,6 +5,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/metrics.h"
 
 namespace tessera::bus {
 namespace {
@@ -50,13 +51,17 @@ Session::Outcome Session::attach(const Patience& patience) {
                   fmt::format("{}: {} cannot reach {}: {}", describe(), identity().name(), call.name, error.what()));
     }
   }
+  WaitList::Entry entry(setup_.agent->waits());
   {
     std::unique_lock lock(mutex_);
     const auto superseded = [&] {
       const auto anew = [&](const std::string& name) { return superseded_.contains(name); };
       return given_up_ || std::ranges::any_of(unready_, anew);
     };
-    const auto decided = [&] { return ready_ || superseded() || !lost_.ok(); };
+    const auto decided = [&] {
+      if (!unready_.empty()) entry.set(fmt::format("{} to attach ({})", fmt::join(unready_, ", "), describe()));
+      return ready_ || superseded() || !lost_.ok();
+    };
     while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), kAttachReminder), decided)) {
       const std::string waiting =
           fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
@@ -122,11 +127,18 @@ void Session::fail_attach(const Status& status) {
   changed_.notify_all();
 }
 
+void Session::adopted() {
+  adopted_ = true;
+  Metrics::process().sessions.add(1);
+}
+
 void Session::break_session(const Status& status) {
   if (closed_) return;
   if (broken_.ok()) {
     broken_ = status;
-    log().info("{}: {}: {}", identity().name(), describe(), status.message());
+    Metrics::process().sessions_lost.add();
+    const LogScope scope = log_scope(identity(), setup_.view.name, setup_.batch);
+    log_event(LogLevel::info, "session.lost", {{"with", peer_job()}}, "{}", status.message());
   }
   if (!may_go_on()) fail_attach(status);
   on_broken(status);  // each time: what a second loss takes away may be what the transfer still needs
@@ -143,6 +155,7 @@ Status Session::broken_status() const {
 void Session::close(const Status& why) {
   if (closed_) return;
   closed_ = true;
+  if (adopted_) Metrics::process().sessions.add(-1);
   setup_.agent->close_session(setup_.agreement.session, this);
   unwatch_members();
   detach_all(why);

@@ -35,8 +35,9 @@ struct SessionSetup {
   uint32_t slots = 1;       // of a sender: 1 in place
   uint64_t slot_bytes = 0;  // from one slot's tensors to the next one's
 
-  // What the session has cost, for the batch's figures.
+  // What the session has cost and done, for the batch's figures.
   std::function<void()> on_allocation;
+  std::function<void(int64_t bytes)> on_moved;  // to or from one peer, well
 };
 
 class Session : public Acceptor {
@@ -56,7 +57,7 @@ class Session : public Acceptor {
   void supersede(const std::string& rank);
 
   // --- on the loop's thread ---
-  void adopted() { adopted_ = true; }  // by its batch: from now on it tells when it is over
+  void adopted();  // by its batch: from now on it tells when it is over
   bool broken() const { return !broken_.ok(); }
   Status broken_status() const;            // why; names the batch
   virtual bool idle() const = 0;           // nothing reads or writes tensors for it

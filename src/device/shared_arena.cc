@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/metrics.h"
 #include "device/host/memory_limit.h"
 
 namespace tessera {
@@ -49,6 +50,7 @@ SharedArena::SharedArena(uint32_t id, size_t bytes) : id_(id), bytes_(round_up(b
   map_and_allocate();
   seal(F_SEAL_SHRINK | F_SEAL_GROW);
   free_.emplace(0, bytes_);
+  Metrics::process().shared_memory_bytes.add(static_cast<int64_t>(bytes_));
 }
 
 SharedArena::SharedArena(uint32_t id, UniqueFd fd, Access access, std::string_view owner)
@@ -63,7 +65,9 @@ SharedArena::SharedArena(uint32_t id, UniqueFd fd, Access access, std::string_vi
 }
 
 SharedArena::~SharedArena() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ == nullptr) return;
+  ::munmap(data_, bytes_);
+  Metrics::process().shared_memory_bytes.add(-static_cast<int64_t>(bytes_));
 }
 
 // Pages are made through the advised mapping first, because fallocate itself never makes huge ones; fallocate then

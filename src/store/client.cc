@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "store/client_calls.h"
 #include "store/limits.h"
 
@@ -212,7 +213,7 @@ std::unique_ptr<Watch> Client::watch(std::string_view prefix, int64_t from_revis
   watching->prefix = prefix;
   watching->next = from_revision;
   watching->callback = std::move(callback);
-  requests_.fetch_add(1, std::memory_order_relaxed);
+  count_request();
   const bool posted = loop_->post([this, watching] {
     if (watching->ended) return;
     watches_[watching->id] = watching;
@@ -250,9 +251,14 @@ Result Client::ask(Request request, std::string what, std::function<void(ByteRea
     read(in, *result);
     in.finish();
   };
-  requests_.fetch_add(1, std::memory_order_relaxed);
+  count_request();
   perform(call, timeout);
   return std::move(*result);
+}
+
+void Client::count_request() {
+  requests_.fetch_add(1, std::memory_order_relaxed);
+  Metrics::process().store_requests.add();
 }
 
 void Client::check_caller(std::string_view what) const {

@@ -50,6 +50,7 @@ class Client final : public Store {
   class WatchHandle;
 
   // Any thread.
+  void count_request();
   void check_caller(std::string_view what) const;
   template <typename Result>
   Result ask(Request request, std::string what, std::function<void(ByteReader&, Result&)> read, Timeout timeout);

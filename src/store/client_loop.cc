@@ -1,6 +1,7 @@
 // The half of Client that runs on its own thread.
 #include <algorithm>
 
+#include "base/metrics.h"
 #include "store/client_calls.h"
 #include "store/limits.h"
 
@@ -21,6 +22,7 @@ void Client::submit(const std::shared_ptr<Call>& call) {
 }
 
 void Client::on_ready(const Welcome& welcome) {
+  if (instance_ != 0) Metrics::process().store_reconnects.add();
   if (instance_ != welcome.instance) {
     republish(memory_.republication());
     instance_ = welcome.instance;

@@ -1,0 +1,65 @@
+#include "base/observation.h"
+
+#include <unistd.h>
+
+#include <mutex>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+struct Present {
+  std::mutex mutex;
+  std::weak_ptr<Observation> observation;
+  pid_t owner = 0;  // a forked child has the object, but none of its threads
+};
+
+Present& present() {
+  static auto* const present = new Present;  // leaked on purpose: a bus may outlive other statics
+  return *present;
+}
+
+}  // namespace
+
+std::shared_ptr<Observation> Observation::start(const std::string& metrics, const std::string& trace) {
+  Present& now = present();
+  const std::lock_guard lock(now.mutex);
+  if (now.owner == ::getpid())
+    if (std::shared_ptr<Observation> observation = now.observation.lock()) return observation;
+  const Config& config = Config::get();
+  const std::shared_ptr<Observation> made(new Observation);
+  const auto try_to = [](const char* variable, const auto& task) {
+    try {
+      task();
+    } catch (const Error& error) {
+      log().warn("{}: {}", variable, error.what());
+    }
+  };
+  if (!metrics.empty())
+    made->serve(metrics);
+  else if (!config.metrics.empty())
+    try_to("TESSERA_METRICS", [&] { made->serve(config.metrics); });
+  if (!trace.empty())
+    made->write(trace);
+  else if (!config.trace.empty())
+    try_to("TESSERA_TRACE", [&] { made->write(config.trace); });
+  now.observation = made;
+  now.owner = ::getpid();
+  return made;
+}
+
+void Observation::serve(const std::string& address) {
+  metrics_ = std::make_unique<MetricsServer>(parse_metrics_address(address));
+  const std::string url = metrics_->url();
+  log_event(LogLevel::info, "metrics.served", {{"url", url}});
+}
+
+void Observation::write(std::string file) {
+  if (const size_t at = file.find("%p"); at != std::string::npos) file.replace(at, 2, std::to_string(::getpid()));
+  trace_ = Trace::start(file);
+}
+
+}  // namespace tessera

@@ -1,0 +1,103 @@
+"""`tessera top`: who is on the bus, and who waits for whom.
+
+    cli_top_test.py PATH_OF_TESSERA [unittest arguments]
+"""
+
+import json
+import signal
+import sys
+import time
+import unittest
+
+import cli_test
+from cli_test import HANG, CommandTest, write_safetensors
+
+
+class Top(CommandTest):
+    def setUp(self):
+        super().setUp()
+        store = self.start("store", "--listen", "127.0.0.1:0")
+        self.environment["TESSERA_STORE"] = store.stdout.readline().strip()
+
+    def look(self):
+        code, output, errors = self.run_command("top", "--once", "--json")
+        self.assertEqual(code, 0, errors)
+        return json.loads(output)
+
+    def look_until(self, condition):
+        """The first look that `condition` finds what it wants in, and that."""
+        deadline = time.monotonic() + HANG
+        while True:
+            look = self.look()
+            found = condition(look)
+            if found:
+                return look, found
+            self.assertLess(time.monotonic(), deadline, json.dumps(look, indent=1))
+
+
+    def test_nobody_is_shown_where_nobody_is(self):
+        look = self.look()
+        self.assertEqual((look["ranks"], look["pairs"]), ([], []))
+        code, output, _ = self.run_command("top", "--once")
+        self.assertEqual(code, 0)
+        self.assertIn("namespace default", output)
+        self.assertIn("0 ranks of 0 jobs", output)
+
+    def test_a_rank_that_waits_says_for_whom(self):
+        first = self.sender(0, 2, ".*=2:R")
+
+        def joins(look):
+            return [wait["for"] for rank in look["ranks"] for wait in rank["waits"] if "to join" in wait["for"]]
+
+        look, [wait] = self.look_until(joins)
+        self.assertIn("trainer/1", wait)
+        [rank] = look["ranks"]
+        self.assertEqual((rank["job"], rank["rank"], rank["world"], rank["pid"]), ("trainer", 0, 2, first.pid))
+        self.assertEqual(rank["state"], "seen")
+        [pair] = look["pairs"]
+        self.assertEqual((pair["pair"], pair["job"], pair["peer"]), ("weights", "trainer", "inference"))
+        self.assertEqual((pair["ranks"], pair["world"]), (1, 2))
+        code, output, _ = self.run_command("top", "--once")
+        self.assertEqual(code, 0)
+        self.assertIn("waits for trainer/1", output)
+
+    def test_both_sides_show_versions_and_rates_while_data_flows(self):
+        size = 16 << 20
+        write_safetensors(self.model, {"w": ("U8", [size], bytes(size))})
+        self.sender(0, 1, ".*=1:R", [self.model] * 500)
+        self.receiver(0, 1, ".*=1:R", "--count", 500)
+
+        def batches(look):
+            found = {rank["job"]: batch for rank in look["ranks"] for batch in rank["batches"]}
+            return found if all(batch["transfers"] > 0 for batch in found.values()) and len(found) == 2 else None
+
+        look, found = self.look_until(batches)
+        self.assertEqual([rank["state"] for rank in look["ranks"]], ["seen", "seen"])
+        for job, peer, side in (("trainer", "inference", "send"), ("inference", "trainer", "receive")):
+            batch = found[job]
+            self.assertEqual((batch["pair"], batch["batch"], batch["side"]), ("weights", "checkpoint", side))
+            self.assertEqual(batch["peers"], [{"job": peer, "world": 1, "attached": True}])
+            self.assertEqual(batch["transfers"], batch["version"])
+            self.assertIn(batch["bytes"], (batch["version"] * size, (batch["version"] + 1) * size))
+            self.assertIsNone(batch["bytes_per_second"])
+        top = self.start("top", "--json", "--interval", "0.2")
+        top.stdout.readline()
+        second = batches(json.loads(top.stdout.readline()))
+        for batch in second.values():
+            self.assertGreater(batch["bytes_per_second"], 0)
+
+    def test_it_looks_again_until_it_is_interrupted(self):
+        top = self.start("top", "--json", "--interval", "0.1")
+        looks = [json.loads(top.stdout.readline()) for _ in range(3)]
+        self.assertEqual([look["ranks"] for look in looks], [[], [], []])
+        top.send_signal(signal.SIGINT)
+        self.assertEqual(self.finish(top)[0], 130)
+
+    def test_who_looks_does_not_become_the_store(self):
+        self.assert_one_line(self.run_command("top", "--once", "--store", "auto"), 2, "nobody hosts it", "--store")
+        self.assertFalse((self.path / "run" / "store.sock").exists())
+
+
+if __name__ == "__main__":
+    cli_test.TESSERA = sys.argv.pop(1)
+    unittest.main()
