@@ -18,7 +18,7 @@ namespace {
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
 constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while something is waited for
-constexpr Duration kLookPeriod = seconds(60);  // in the background
+constexpr Duration kLookPeriod = seconds(60);    // in the background
 constexpr Duration kStoreTimeout = seconds(10);
 constexpr Duration kDecisionTimeout = seconds(5);
 
@@ -279,7 +279,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
 
 Rendezvous::History Rendezvous::History::next() const {
   History next = *this;
-  for (const auto& [speaker, registration] : read) next.past[speaker] = registration;
+  for (const auto& [speaker, registration] : read) next.past[speaker] = std::max(next.past[speaker], registration);
   next.read.clear();
   next.over = false;
   ++next.attempt;
@@ -320,7 +320,7 @@ bool Rendezvous::Awaited::is_fresh(size_t rank, const std::string& key, const St
   return past == history.past.end() || of.attempt > past->second;
 }
 
-StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, const Patience& patience) {
+StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience) {
   const std::string records = meeting(side.view, side.batch);
   const std::string manifest = manifest_key(records, side.job);
   const auto missing_ranks = [&](const StoreView& items) {
@@ -332,7 +332,7 @@ StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, co
   };
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(side, items);
-    if (fellows != nullptr) throw_if_failed(*fellows, items);
+    if (other) throw_if_failed(*other, items);
     return side.is_fresh(0, manifest, items) && missing_ranks(items).empty();
   };
   const auto missing = [&](const StoreView& items) {
@@ -364,8 +364,7 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
   std::vector<ManifestDiff> diffs;
   for (size_t rank = 0; rank < world; ++rank) {
     const std::string key = batch_key(records, job, static_cast<Rank>(rank));
-    const KeyValue& item = items.at(key);
-    BatchRecord record = BatchRecord::read(key, item.value);
+    BatchRecord record = BatchRecord::read(key, items.at(key).value);
     if (record.sends != sends)
       fail(ErrorCode::kMismatch, "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts",
            view.name, batch, rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
@@ -373,7 +372,6 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
     side.digest = side.digest && record.digest;
     side.versions.push_back(record.version);
     side.members.push_back(std::move(record.of));
-    side.revision = std::max(side.revision, item.mod_revision);
     diffs.push_back(std::move(record.diff));
   }
   side.manifest = merge(job, ManifestRecord::read(manifest, items.at(manifest).value).manifest, diffs);
@@ -415,10 +413,10 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
 
   // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
   // or, where it is still joining, leave for.
-  const StoreView own_items = await_side(fellows, nullptr, patience);
+  const StoreView own_items = await_side(fellows, peers, patience);
   remember(fellows, own_items);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), own.sends, own_items);
-  const StoreView peer_items = await_side(peers, &fellows, patience);
+  const StoreView peer_items = await_side(peers, fellows, patience);
   remember(peers, peer_items);
   const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !own.sends, peer_items);
   const Side& sender = own.sends ? mine : theirs;
@@ -431,7 +429,6 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
       .sent_version = std::ranges::max(sender.versions),
       .floor = 0,
       .members = mine.members,
-      .revision = std::max(mine.revision, theirs.revision),
   };
   agreement.members.insert(agreement.members.end(), theirs.members.begin(), theirs.members.end());
   // Versions of senders that were all started anew are not to be compared with what is held from those before.
@@ -455,21 +452,24 @@ std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string
     const std::string& job = own ? identity_.job : view.peer_job;
     members.emplace(batch_key(records, job, rank), Member{rank_name(job, rank), agreement.members[i]});
   }
-  return store_.watch(records, agreement.revision + 1,
-                      [members = std::move(members), changed = std::move(changed)](const WatchUpdate& update) {
-                        if (update.type == WatchUpdate::Type::kCompacted)
-                          for (const auto& [key, member] : members) changed(member.name);
-                        for (const StoreEvent& event : update.events) {
-                          const auto it = members.find(event.kv.key);
-                          if (it == members.end() || event.type != StoreEvent::Type::kPut) continue;
-                          try {
-                            const Registration of = record_registration(event.kv.key, event.kv.value);
-                            if (of != it->second.of) changed(it->second.name);
-                          } catch (const Error& error) {
-                            log().warn("{}", error.what());
-                          }
-                        }
-                      });
+  const auto look = [members, changed](const std::string& key, const std::string& value) {
+    const auto it = members.find(key);
+    if (it == members.end()) return;
+    try {
+      if (record_registration(key, value) != it->second.of) changed(it->second.name);
+    } catch (const Error& error) {
+      log().warn("{}", error.what());
+    }
+  };
+  // The members' records were not all read at one time: what has changed since then is in no event to come.
+  const StoreRange now = store_.range(records, kStoreTimeout);
+  for (const auto& [key, item] : now.items) look(key, item.value);
+  return store_.watch(records, now.revision + 1, [look, members, changed](const WatchUpdate& update) {
+    if (update.type == WatchUpdate::Type::kCompacted)
+      for (const auto& [key, member] : members) changed(member.name);
+    for (const StoreEvent& event : update.events)
+      if (event.type == StoreEvent::Type::kPut) look(event.kv.key, event.kv.value);
+  });
 }
 
 std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, std::function<void()> changed) {
@@ -539,6 +539,10 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
     {
       const std::lock_guard lock(mutex_);
       History& history = history_of(side.view, side.batch);
+      // Those that it speaks to give up what it has read of them. What else this rank has read may stand.
+      history.read.clear();
+      for (const auto& [speaker, attempt] : record.seen) history.read[speaker] = attempt;
+      history.read[side.speaker(r)] = record.of.attempt;
       history.ended = std::max(history.ended, it->second.mod_revision);
       history.heard = true;
       history.over = history.over || known != record.seen.end();  // it has read this attempt, and waits for a newer one
@@ -624,7 +628,7 @@ bool Rendezvous::was_told(const PairView& view, const std::string& batch) const 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, const Patience& patience) {
   const History history = begun(view, batch);
   const StoreView items = await_side(
-      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, nullptr, patience);
+      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, {}, patience);
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 

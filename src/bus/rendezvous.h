@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -44,7 +45,6 @@ struct Agreement {
   int64_t floor = 0;         // versions up to this are held by all receiving ranks
   // Whose registrations it is built on: own ranks, then the peer's.
   std::vector<Registration> members;
-  int64_t revision = 0;  // of the newest of their records
 };
 
 // Thread-safe. Every call throws kDeadlineExceeded at its deadline, and kCancelled once its `stop` is requested, naming
@@ -107,13 +107,12 @@ class Rendezvous {
     bool digest = true;
     std::vector<int64_t> versions;      // by rank
     std::vector<Registration> members;  // by rank
-    int64_t revision = 0;
   };
   // What this rank knows of earlier registrations of a batch, so that a new one is not built on what they left. Kept as
   // long as the rank: an id may be used again at any time.
   struct History {
     uint32_t attempt = 0;               // of this rank, the last
-    std::map<uint64_t, uint32_t> past;  // by speaker: the newest registration that an earlier attempt read
+    std::map<uint64_t, uint32_t> past;  // by speaker: the newest registration that ended with an earlier attempt
     std::map<uint64_t, uint32_t> read;  // those that the present attempt has read
     int64_t ended = 0;                  // revision of the newest failure that an attempt ended with
     bool heard = false;                 // the present attempt ended with another's failure
@@ -136,13 +135,14 @@ class Rendezvous {
                       const Patience& patience);
   History begun(const PairView& view, const std::string& batch);
   History& history_of(const PairView& view, const std::string& batch);  // under mutex_
-  // Fresh records of all its ranks. `fellows`, whose records were read before, may still give up.
-  StoreView await_side(const Awaited& side, const Awaited* fellows, const Patience& patience);
+  // Fresh records of all its ranks. Those of the `other` side may give up meanwhile.
+  StoreView await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience);
   // The present attempt is built on these.
   void remember(const Awaited& side, const StoreView& items);
   Side judge_side(const PairView& view, const std::string& batch, const std::string& job, size_t world, bool sends,
                   const StoreView& items) const;
-  // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called once a second, may throw.
+  // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called once a second, may
+  // throw.
   struct Waited {
     std::string what;
     std::function<std::string(const StoreView&)> missing;
