@@ -57,6 +57,10 @@ void ReceiverBatch::close_sessions() {
   if (const auto session = std::exchange(session_, nullptr)) session->close(session->broken_status());
 }
 
+void ReceiverBatch::check_peers() {
+  if (session_) session_->check_peers();
+}
+
 // --- versions
 // ---------------------------------------------------------------------------------------------------------
 
@@ -86,7 +90,16 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
   std::unique_lock lock(mutex_);
   const uint64_t losses = unreported_ ? losses_ - 1 : losses_;
   const auto ready = [&] { return newest_.load() >= version || losses_ != losses; };
-  if (!changed_.wait_for(lock, setup_.stop, timeout, ready)) {
+  const Deadline deadline = Deadline::after(timeout);
+  Duration period = kSilence;
+  while (!changed_.wait_for(lock, setup_.stop, std::min(deadline.left(), period), ready)) {
+    if (!setup_.stop.stop_requested() && !deadline.passed()) {
+      period = kStopPeriod;
+      lock.unlock();
+      setup_.agent->run_on_loop([this] { check_peers(); });
+      lock.lock();
+      continue;
+    }
     if (setup_.stop.stop_requested())
       fail(ErrorCode::kCancelled, "{}: the wait of {} for version {} was interrupted", describe(), identity().name(),
            version);

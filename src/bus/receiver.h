@@ -43,6 +43,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
+  void check_peers() override;
   void on_copied() override;
   void on_closed() override;
   Rendezvous::Offer own_offer() const override;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
-constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while something is waited for
+constexpr Duration kCheckPeriod = seconds(0.4);  // of who has died or is stopped, while something is waited for
 constexpr Duration kLookPeriod = seconds(60);    // in the background
 constexpr Duration kStoreTimeout = seconds(10);
 constexpr Duration kDecisionTimeout = seconds(5);
@@ -339,7 +339,12 @@ StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> oth
     const std::vector<Rank> absent = missing_ranks(items);
     return absent.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, absent);
   };
-  const auto check = [&](const StoreView& items) { throw_if_gone(side, missing_ranks(items), patience.deadline); };
+  StopWatches stop_watches;
+  const auto check = [&](const StoreView& items) {
+    const std::vector<Rank> absent = missing_ranks(items);
+    throw_if_gone(side, absent, patience.deadline);
+    throw_if_stopped(side, absent, stop_watches);
+  };
   return wait(
       records, complete,
       {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch), .missing = missing, .check = check},
@@ -401,7 +406,11 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
       return fellows.is_fresh(0, manifest, items);
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
-    const auto check = [&](const StoreView&) { throw_if_gone(fellows, {0}, patience.deadline); };
+    StopWatches stop_watches;
+    const auto check = [&](const StoreView&) {
+      throw_if_gone(fellows, {0}, patience.deadline);
+      throw_if_stopped(fellows, {0}, stop_watches);
+    };
     const StoreView items = wait(
         records, published,
         {.what = fmt::format("pair {}, batch {}", view.name, batch), .missing = missing, .check = check}, patience);
@@ -577,6 +586,15 @@ void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& mis
   const bool in_order = !store_.get(key, deadline.left());
   fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered", what, rank_name(side.job, dead.front()),
        in_order ? "left" : "died");
+}
+
+void Rendezvous::throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopWatches& watches) {
+  for (const Rank rank : missing) {
+    const Status status =
+        watches[rank].look(rank_name(side.job, rank), side.ranks[static_cast<size_t>(rank)].incarnation);
+    if (!status.ok())
+      throw Error(status.code(), fmt::format("pair {}, batch {}: {}", side.view.name, side.batch, status.message()));
+  }
 }
 
 int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record, bool lasting) {

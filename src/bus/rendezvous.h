@@ -13,6 +13,7 @@
 #include "bus/agent.h"
 #include "bus/manifest.h"
 #include "bus/records.h"
+#include "bus/stopped_peer.h"
 #include "tessera/bus.h"
 #include "tessera/store.h"
 
@@ -141,7 +142,7 @@ class Rendezvous {
   void remember(const Awaited& side, const StoreView& items);
   Side judge_side(const PairView& view, const std::string& batch, const std::string& job, size_t world, bool sends,
                   const StoreView& items) const;
-  // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called once a second, may
+  // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called every kCheckPeriod, may
   // throw.
   struct Waited {
     std::string what;
@@ -153,6 +154,9 @@ class Rendezvous {
   void throw_if_failed(const Awaited& side, const StoreView& items);
   // Throws if one of the `missing` ranks has left the pair or died.
   void throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const;
+  // Likewise if one is stopped.
+  using StopWatches = std::map<Rank, StopWatch>;
+  static void throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopWatches& watches);
   // Its revision. `lasting`: it outlives this process.
   int64_t publish_failure(const std::string& key, const FailureRecord& record, bool lasting);
 

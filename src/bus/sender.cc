@@ -92,6 +92,11 @@ void SenderBatch::close_sessions() {
   for (auto& [job, session] : std::exchange(sessions_, {})) session->close(session->broken_status());
 }
 
+void SenderBatch::check_peers() {
+  if (staged() && target_ && preparing_.empty()) return;  // the copy is on its way
+  for (const auto& [job, session] : sessions_) session->check_peers();
+}
+
 // --- offering
 // ---------------------------------------------------------------------------------------------------------
 

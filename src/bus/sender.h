@@ -38,6 +38,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
+  void check_peers() override;
   void on_copied() override;
   bool withdraw(int64_t version) override;
   void await_readers() override;

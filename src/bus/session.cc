@@ -57,11 +57,18 @@ Session::Outcome Session::attach(const Patience& patience) {
       return given_up_ || std::ranges::any_of(unready_, anew);
     };
     const auto decided = [&] { return ready_ || superseded() || !lost_.ok(); };
-    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), kAttachReminder), decided)) {
+    Deadline reminder = Deadline::after(kAttachReminder);
+    Duration period = kSilence;
+    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), period), decided)) {
       const std::string waiting =
           fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
       if (patience.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
       if (patience.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
+      const Status stopped = look_for_stopped(unready_);
+      if (!stopped.ok()) throw Error(stopped.code(), fmt::format("{}: {}", waiting, stopped.message()));
+      period = kStopPeriod;
+      if (!reminder.passed()) continue;
+      reminder = Deadline::after(kAttachReminder);
       log().warn("{}", waiting);
     }
     if (!ready_) {  // once it was, a loss is as if it had come later: a version may be there to be taken
@@ -71,6 +78,24 @@ Session::Outcome Session::attach(const Patience& patience) {
   }
   setup_.agent->run_on_loop([this] { unwatch_members(); });
   return Outcome::kAttached;
+}
+
+Status Session::look_for_stopped(const std::vector<std::string>& names) {
+  const auto look = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const std::string name = rank_name(job, static_cast<Rank>(rank));
+      if (std::ranges::find(names, name) == names.end()) continue;
+      const Status status = stop_watches_[name].look(name, ranks[rank].incarnation);
+      if (!status.ok()) return status;
+    }
+    return Status();
+  };
+  const Status status = look(identity().job, setup_.view.own);
+  return status.ok() ? look(setup_.view.peer_job, setup_.view.peer) : status;
+}
+
+void Session::check_peers() {
+  for (Link* link : awaited()) link->end_if_stopped();
 }
 
 void Session::supersede(const std::string& rank) {

@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -16,6 +17,7 @@
 #include "bus/batch_routes.h"
 #include "bus/local_tensors.h"
 #include "bus/rendezvous.h"
+#include "bus/stopped_peer.h"
 
 namespace tessera::bus {
 
@@ -58,6 +60,8 @@ class Session : public Acceptor {
   // --- on the loop's thread ---
   void adopted() { adopted_ = true; }  // by its batch: from now on it tells when it is over
   bool broken() const { return !broken_.ok(); }
+  // Gives up peers that something here waits for and that are stopped: as if they had been lost. Every kStopPeriod.
+  void check_peers();
   Status broken_status() const;            // why; names the batch
   virtual bool idle() const = 0;           // nothing reads or writes tensors for it
   void close(const Status& why);           // tells the peers; ok: it is simply over. REQUIRES: idle()
@@ -68,6 +72,7 @@ class Session : public Acceptor {
 
   virtual void connect() = 0;                            // makes links, fills calls_
   virtual std::vector<std::string> unready() const = 0;  // peers that are not attached yet
+  virtual std::vector<Link*> awaited() const = 0;        // that a transfer needs to hear from now
   virtual void detach_all(const Status& why) = 0;
   // Whether what was lost leaves a transfer, begun or to come, that can still be done.
   virtual bool may_go_on() const { return false; }
@@ -98,10 +103,12 @@ class Session : public Acceptor {
 
  private:
   void fail_attach(const Status& status);
+  Status look_for_stopped(const std::vector<std::string>& names);
   void watch_members();  // until all are attached: a process that dies has no link yet to tell
   void unwatch_members();
 
   std::vector<UniqueFd> member_pidfds_;
+  std::map<std::string, StopWatch> stop_watches_;  // of attach(), by peer
   bool closed_ = false;
   bool adopted_ = false;
   bool retired_ = false;
