@@ -1,6 +1,7 @@
 #include "bus/session.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "base/fail.h"
@@ -10,6 +11,22 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kAttachReminder = seconds(10);
+
+// A peer that has registered and cannot be connected to: it has gone, or it cannot be reached from here.
+Status why_not_reached(const std::string& name, const RankRecord& record, const Error& error) {
+  const bool absent = error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kNotFound;
+  const bool refused = error.code() == ErrorCode::kPermissionDenied;
+  const std::filesystem::path root = std::filesystem::path(record.address).parent_path().parent_path();
+  std::error_code ignored;
+  const bool sees_its_root =
+      record.incarnation.pid_namespace == Incarnation::self().pid_namespace && std::filesystem::exists(root, ignored);
+  if (refused || (absent && !sees_its_root && liveness_of(record.incarnation) != Liveness::kDead))
+    return failed(ErrorCode::kUnavailable,
+                  "{} runs on this host, but its socket does not open: {}: run both jobs as one user, with the same "
+                  "TESSERA_RUNTIME_DIR",
+                  name, error.what());
+  return failed(absent ? ErrorCode::kPeerLost : error.code(), "cannot reach {}: {}", name, error.what());
+}
 
 }  // namespace
 
@@ -42,12 +59,15 @@ Session::Outcome Session::attach(const Patience& patience) {
     readiness_changed();
   });
   for (const Call& call : calls_) {
+    if (!Incarnation::self().same_host(call.record.incarnation))
+      fail(ErrorCode::kUnavailable,
+           "{}: {}: {} runs on another host (their boot ids differ): run both jobs on one host", describe(),
+           identity().name(), call.name);
     try {
       setup_.agent->call(call.record.address, call.name, patience.deadline, call.on_link);
     } catch (const Error& error) {
-      const bool gone = error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kNotFound;
-      throw Error(gone ? ErrorCode::kPeerLost : error.code(),
-                  fmt::format("{}: {} cannot reach {}: {}", describe(), identity().name(), call.name, error.what()));
+      const Status why = why_not_reached(call.name, call.record, error);
+      throw Error(why.code(), fmt::format("{}: {}: {}", describe(), identity().name(), why.message()));
     }
   }
   {
@@ -101,6 +121,12 @@ void Session::check_peers() {
 void Session::supersede(const std::string& rank) {
   const std::lock_guard lock(mutex_);
   superseded_.insert(rank);
+  changed_.notify_all();
+}
+
+void Session::give_up(const Status& why) {
+  const std::lock_guard lock(mutex_);
+  if (lost_.ok()) lost_ = Status(why.code(), fmt::format("{}: {}", describe(), why.message()));
   changed_.notify_all();
 }
 

@@ -56,6 +56,8 @@ class Session : public Acceptor {
   Outcome attach(const Patience& patience);
   // "inference/1" has registered anew since: attach() gives up unless that rank is attached already. Any thread.
   void supersede(const std::string& rank);
+  // A rank has given the registration up: so does attach(), unless all are attached already. Any thread.
+  void give_up(const Status& why);
 
   // --- on the loop's thread ---
   void adopted() { adopted_ = true; }  // by its batch: from now on it tells when it is over
