@@ -1,5 +1,6 @@
 #include "base/process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <sstream>
 
 #include "base/control_groups.h"
+#include "base/fail.h"
 
 namespace tessera {
 namespace {
@@ -54,6 +56,12 @@ std::string boot_id() {
   return id;
 }
 
+// What was not read for want of a descriptor is there nevertheless: whoever took it for empty would know no peer again.
+void require_descriptor() {
+  if (!UniqueFd(::open("/proc/self/stat", O_RDONLY | O_CLOEXEC)) && (errno == EMFILE || errno == ENFILE))
+    fail_errno("open /proc/self/stat");
+}
+
 bool has_our_pids(const Incarnation& other) {
   const Incarnation self = Incarnation::self();
   return self.same_host(other) && self.pid_namespace == other.pid_namespace;
@@ -67,11 +75,13 @@ Incarnation Incarnation::self() {
   const std::lock_guard lock(mutex);
   if (self.pid != ::getpid()) {
     std::random_device random;
-    self = {.boot_id = tessera::boot_id(),
-            .pid_namespace = tessera::pid_namespace(),
-            .pid = ::getpid(),
-            .start_time = start_time_of(::getpid()),
-            .nonce = (uint64_t{random()} << 32) | random()};
+    const Incarnation found{.boot_id = tessera::boot_id(),
+                            .pid_namespace = tessera::pid_namespace(),
+                            .pid = ::getpid(),
+                            .start_time = start_time_of(::getpid()),
+                            .nonce = (uint64_t{random()} << 32) | random()};
+    if (found.boot_id.empty() || found.start_time == 0) require_descriptor();
+    self = found;
   }
   return self;
 }

@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <map>
 #include <set>
@@ -21,6 +22,10 @@ constexpr Duration kCheckPeriod = seconds(0.4);  // of who has died or is stoppe
 constexpr Duration kLookPeriod = seconds(60);    // in the background
 constexpr Duration kStoreTimeout = seconds(10);
 constexpr Duration kDecisionTimeout = seconds(5);
+
+// Registrations of this process so far. Not of a Rendezvous: a process may have several buses, one after the other, and
+// what its peers know of it is by process.
+std::atomic<uint32_t> attempts{0};
 
 // For one request of a conversation.
 Duration request_timeout(const Patience& patience) {
@@ -282,7 +287,7 @@ Rendezvous::History Rendezvous::History::next() const {
   for (const auto& [speaker, registration] : read) next.past[speaker] = std::max(next.past[speaker], registration);
   next.read.clear();
   next.over = false;
-  ++next.attempt;
+  next.attempt = ++attempts;
   return next;
 }
 
@@ -448,36 +453,47 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
 }
 
 std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string& batch, const Agreement& agreement,
-                                         std::function<void(const std::string& rank)> changed) {
+                                         std::function<void(const std::string& rank)> changed,
+                                         std::function<void(const Status& why)> gave_up) {
   const std::string records = meeting(view, batch);
+  const Registration& own = agreement.members[static_cast<size_t>(identity_.rank)];
+  const FailureRecord::Seen self{.speaker = speaker_of(own.incarnation, identity_.job, identity_.rank),
+                                 .attempt = own.attempt};
   struct Member {
     std::string name;
     Registration of;
   };
-  std::map<std::string, Member> members;  // by key
+  std::map<std::string, Member> members;   // by key
+  std::map<std::string, Member> failures;  // that they may report; likewise
   for (size_t i = 0; i < agreement.members.size(); ++i) {
-    const bool own = i < view.own.size();
-    const auto rank = static_cast<Rank>(own ? i : i - view.own.size());
-    const std::string& job = own ? identity_.job : view.peer_job;
-    members.emplace(batch_key(records, job, rank), Member{rank_name(job, rank), agreement.members[i]});
+    const bool is_own = i < view.own.size();
+    const auto rank = static_cast<Rank>(is_own ? i : i - view.own.size());
+    const std::string& job = is_own ? identity_.job : view.peer_job;
+    const Member member{rank_name(job, rank), agreement.members[i]};
+    members.emplace(batch_key(records, job, rank), member);
+    if (member.of != own) failures.emplace(failure_key(records, job, rank), member);
   }
-  const auto look = [members, changed](const std::string& key, const std::string& value) {
+  const auto look = [=, this](const std::string& key, const KeyValue& item) {
     const auto it = members.find(key);
-    if (it == members.end()) return;
+    const auto failure = failures.find(key);
     try {
-      if (record_registration(key, value) != it->second.of) changed(it->second.name);
+      if (it != members.end() && record_registration(key, item.value) != it->second.of) changed(it->second.name);
+      if (failure == failures.end()) return;
+      const FailureRecord record = FailureRecord::read(key, item.value);
+      if (record.of.incarnation != failure->second.of.incarnation || std::ranges::count(record.seen, self) == 0) return;
+      gave_up(hear(view, batch, failure->second.name, record, item.mod_revision));
     } catch (const Error& error) {
       log().warn("{}", error.what());
     }
   };
   // The members' records were not all read at one time: what has changed since then is in no event to come.
   const StoreRange now = store_.range(records, kStoreTimeout);
-  for (const auto& [key, item] : now.items) look(key, item.value);
+  for (const auto& [key, item] : now.items) look(key, item);
   return store_.watch(records, now.revision + 1, [look, members, changed](const WatchUpdate& update) {
     if (update.type == WatchUpdate::Type::kCompacted)
       for (const auto& [key, member] : members) changed(member.name);
     for (const StoreEvent& event : update.events)
-      if (event.type == StoreEvent::Type::kPut) look(event.kv.key, event.kv.value);
+      if (event.type == StoreEvent::Type::kPut) look(event.kv.key, event.kv);
   });
 }
 
@@ -545,23 +561,30 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
           present != items.end() && record_registration(key, present->second.value).attempt > record.of.attempt;
       if (anew || it->second.mod_revision <= side.history.ended) continue;
     }
-    {
-      const std::lock_guard lock(mutex_);
-      History& history = history_of(side.view, side.batch);
-      // Those that it speaks to give up what it has read of them. What else this rank has read may stand.
-      history.read.clear();
-      for (const auto& [speaker, attempt] : record.seen) history.read[speaker] = attempt;
-      history.read[side.speaker(r)] = record.of.attempt;
-      history.ended = std::max(history.ended, it->second.mod_revision);
-      history.heard = true;
-      history.over = history.over || known != record.seen.end();  // it has read this attempt, and waits for a newer one
-    }
-    // Cancelled, or late, is what that rank was, not this one.
-    const bool own_affair =
-        record.status.code() == ErrorCode::kCancelled || record.status.code() == ErrorCode::kDeadlineExceeded;
-    throw Error(own_affair ? ErrorCode::kPeerLost : record.status.code(),
-                fmt::format("{} gave up: {}", rank_name(side.job, rank), record.status.message()));
+    hear(side.view, side.batch, rank_name(side.job, rank), record, it->second.mod_revision).throw_if_error();
   }
+}
+
+Status Rendezvous::hear(const PairView& view, const std::string& batch, const std::string& whose,
+                        const FailureRecord& record, int64_t revision) {
+  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
+  const JobRank who = parse_pair_key("", whose);
+  {
+    const std::lock_guard lock(mutex_);
+    History& history = history_of(view, batch);
+    // Those that it speaks to give up what it has read of them. What else this rank has read may stand.
+    history.read.clear();
+    for (const auto& [speaker, attempt] : record.seen) history.read[speaker] = attempt;
+    history.read[speaker_of(record.of.incarnation, who.job, who.rank)] = record.of.attempt;
+    history.ended = std::max(history.ended, revision);
+    history.heard = true;
+    history.over = history.over || history.read.contains(self);  // it has read this attempt, and waits for a newer one
+  }
+  // Cancelled, or late, is what that rank was, not this one.
+  const bool own_affair =
+      record.status.code() == ErrorCode::kCancelled || record.status.code() == ErrorCode::kDeadlineExceeded;
+  return Status(own_affair ? ErrorCode::kPeerLost : record.status.code(),
+                fmt::format("{} gave up: {}", whose, record.status.message()));
 }
 
 void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const {

@@ -74,9 +74,10 @@ class Rendezvous {
   };
   Agreement exchange(const PairView& view, const std::string& batch, const Offer& own, const Patience& patience);
   // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers anew; for every
-  // one if what came meanwhile was missed.
+  // one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what `agreement` is built on.
   std::unique_ptr<Watch> watch(const PairView& view, const std::string& batch, const Agreement& agreement,
-                               std::function<void(const std::string& rank)> changed);
+                               std::function<void(const std::string& rank)> changed,
+                               std::function<void(const Status& why)> gave_up);
   // Calls `changed`, there, once a rank of the two jobs is another process than in `view`.
   std::unique_ptr<Watch> watch_pair(const PairView& view, std::function<void()> changed);
   // Calls `met`, there, for each other job that registers the batch with this one, now and later; often more than once.
@@ -152,6 +153,9 @@ class Rendezvous {
   StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
                  const Patience& patience);
   void throw_if_failed(const Awaited& side, const StoreView& items);
+  // The present attempt ends with the failure of `whose` ("trainer/0"): what to throw.
+  Status hear(const PairView& view, const std::string& batch, const std::string& whose, const FailureRecord& record,
+              int64_t revision);
   // Throws if one of the `missing` ranks has left the pair or died.
   void throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const;
   // Likewise if one is stopped.
