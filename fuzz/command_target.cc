@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "bus/command_memory.h"
+#include "fuzz/agent_messages.h"
 #include "fuzz/targets.h"
 
 namespace tessera::fuzz {
@@ -68,6 +69,10 @@ bool command(Input input) {
         return open_queue(in);
       case 'r':
         return disturb_ring(in);
+      case 'f':
+        return read_agent_frames(in.rest());
+      case 'c':
+        return read_agent_command(in);
       default:
         fail(ErrorCode::kInvalidArgument, "no such kind");
     }

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/framing.h"
+#include "bus/agent_protocol.h"
 #include "bus/command_ring.h"
 #include "bus/messages.h"
 #include "bus/records.h"
@@ -245,6 +246,60 @@ void add_commands(Seeds& seeds) {
   seeds.add("command", "ring", to_text(ring.view()));
 }
 
+void add_agent_messages(Seeds& seeds) {
+  using namespace bus;
+  const auto add = [&](const std::string& name, AgentMessage type, std::span<const std::byte> payload) {
+    seeds.add("command", name, "f" + frame(kAgentMagic, kAgentProtocol, static_cast<uint16_t>(type), payload));
+  };
+  const auto add_message = [&]<typename Message>(const std::string& name, const Message& message) {
+    add(name, Message::kType, bytes_of(message));
+  };
+  const Layout layout = Layout::parse("tp=2@0-1:S0");
+  add_message("open", OpenSession{.release = "0.1",
+                                  .worker = {.boot_id = "b", .pid = 7, .nonce = 9},
+                                  .options = {.job = "trainer", .world = 2, .store = "auto", .name_space = "default"}});
+  add_message("opened",
+              SessionOpened{.protocol = 1, .release = "0.1", .session = 5, .agent = {.boot_id = "b", .pid = 7}});
+  add_message("failed", CallFailed{.status = Status(ErrorCode::kPeerLost, "gone")});
+  add("close", AgentMessage::kClose, {});
+  add_message("pair", PairCall{.session = 5, .options = {.name = "weights", .peer = "inference", .layout = layout}});
+  add_message("paired", Paired{.pair = 1, .peer_world = 3});
+  add_message("manifest", ManifestCall{.session = 5, .pair = 1, .batch = "policy", .timeout = Timeout(9)});
+  add_message("offered",
+              Offered{.manifest = {.entries = {{.name = "w", .shape = {4}, .layout = layout.bind(Shape{4})}}}});
+  add_message("arenas", Arenas{.session = 5});
+  RegisterCall call{
+      .session = 5, .pair = 1, .batch = "policy", .sends = true, .timeout = Timeout(9), .options = {}, .tensors = {}};
+  call.tensors.push_back({.spec = {.name = "w", .shape = {4, 2}, .layout = layout, .strides = {2, 1}},
+                          .place = RegisterCall::Place{.arena = 0, .offset = 64}});
+  call.tensors.push_back({.spec = {.name = "elsewhere", .shape = {}}, .place = {}});
+  add_message("register", call);
+  add_message("registered", Registered{.batch = 2});
+  add("commit", AgentMessage::kCommit, bytes_of(ObjectCall{.session = 5, .object = 2, .version = 3, .timeout = {}}));
+  add_message("number", Number{.value = 3});
+  add_message("digests", DigestList{.digests = {{.name = "w", .d0 = 1, .d1 = 2, .elements = 8}}});
+
+  const auto add_command = [&](const std::string& name, AgentCommand type, bool result,
+                               std::span<const std::byte> payload) {
+    ByteWriter out;
+    out.put('c');
+    out.put(type);
+    out.put(static_cast<uint8_t>(result));
+    seeds.add("command", name, to_text(out.view()) + to_text(payload));
+  };
+  add_command("send", AgentCommand::kSend, false, bytes_of(TransferCommand{.batch = 2, .version = 7, .timeout = {}}));
+  OperationState state;
+  state.done = true;
+  state.version = 7;
+  add_command("sent", AgentCommand::kSend, true, bytes_of(state));
+  add_command("cancel", AgentCommand::kCancel, false, bytes_of(CommandId{.id = 4}));
+  add_command("state", AgentCommand::kState, false, bytes_of(BatchNumber{.batch = 2}));
+  add_command("state-of", AgentCommand::kState, true, bytes_of(BatchState{.version = 7, .newest = 8}));
+  ByteWriter stats;
+  write_stats({.tensors = 3}, stats);
+  add_command("stats", AgentCommand::kStats, true, stats.view());
+}
+
 void add_texts(Seeds& seeds) {
   seeds.add("text", "rule", R"(rmodel\.layers\.[0-9]+\..*=tp=2:S0)");
   seeds.add("text", "filter", "f(lm_head|.*_proj)\\.weight");
@@ -266,6 +321,7 @@ std::vector<Seed> seeds() {
   add_records(all);
   add_memory(all);
   add_commands(all);
+  add_agent_messages(all);
   add_texts(all);
   return all.take();
 }

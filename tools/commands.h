@@ -18,6 +18,7 @@ class Interrupt;
 using Run = std::function<ExitStatus(Interrupt&)>;
 
 void add_store_command(CLI::App& app, Run& run);
+void add_agent_command(CLI::App& app, Run& run);
 void add_send_command(CLI::App& app, Run& run);
 void add_recv_command(CLI::App& app, Run& run);
 void add_plan_command(CLI::App& app, Run& run);

@@ -39,6 +39,8 @@ int number_or_environment(std::string_view option, std::optional<int> given,
 void JobOptions::declare(CLI::App& command) {
   command.add_option("--store", store, "Where jobs meet: auto, tcp://HOST:PORT (default: TESSERA_STORE, else auto)");
   command.add_option("--namespace", name_space, "Tells runs apart (default: TESSERA_NAMESPACE, else 'default')");
+  command.add_option("--agent", agent,
+                     "Who moves the data: embedded, or daemon: this rank's `tessera agent` (default: TESSERA_AGENT)");
   command.add_option("--job", job, "Name of this job")->required();
   command.add_option("--peer", peer, "Name of the other job")->required();
   command.add_option("--pair", pair, "Name under which the two meet")->capture_default_str();
@@ -67,6 +69,7 @@ BusOptions JobOptions::bus() const {
          options.world - 1);
   if (threads < 0) fail(ErrorCode::kInvalidArgument, "--threads {}: give 1 or more", threads);
   options.store = store;
+  options.agent = agent;
   options.name_space = name_space;
   options.threads = threads;
   options.digest = !no_digest;

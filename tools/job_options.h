@@ -22,6 +22,7 @@ struct JobOptions {
   std::string store;
   std::string name_space;
   std::string job;
+  std::string agent;
   std::string peer;
   std::string pair = "weights";
   std::optional<int> rank;

@@ -35,12 +35,13 @@ void declare(CLI::App& app, Run& run, ObserveOptions& observe) {
   app.require_subcommand(1);
   app.footer(kExamples + std::string(exit_status_help()));
   add_store_command(app, run);
+  add_agent_command(app, run);
   add_send_command(app, run);
   add_recv_command(app, run);
   add_plan_command(app, run);
   add_bench_command(app, run);
   add_doctor_command(app, run);
-  for (const char* lasting : {"store", "send", "recv"}) observe.declare(*app.get_subcommand(lasting));
+  for (const char* lasting : {"store", "agent", "send", "recv"}) observe.declare(*app.get_subcommand(lasting));
 }
 
 ExitStatus complain(std::string message, ExitStatus status) {

@@ -37,8 +37,11 @@ struct BusOptions {
   std::string job = {};  // this job's name: what the peer calls it
   Rank rank = 0;         // in this job, 0 .. world-1
   int world = 1;
-  std::string store = {};                // URL; empty: TESSERA_STORE, else "auto"
-  std::string name_space = {};           // empty: TESSERA_NAMESPACE, else "default"
+  std::string store = {};       // URL; empty: TESSERA_STORE, else "auto"
+  std::string name_space = {};  // empty: TESSERA_NAMESPACE, else "default"
+  // Who moves the data: "embedded", threads of this process, or "daemon", the `tessera agent` of this (namespace, job,
+  // rank) on this machine, which is waited for until `timeout`. Empty: TESSERA_AGENT, else "embedded".
+  std::string agent = {};
   int threads = 0;                       // that copy; 0: usable CPUs over this host's ranks, at least 1
   bool digest = true;                    // check every route's digest; either side may switch it off for both
   Timeout timeout = kRendezvousTimeout;  // until the store answers and (job, rank) is this process'
@@ -132,10 +135,10 @@ struct TensorDigest {
 };
 
 namespace bus {
-class BusImpl;
-class PairImpl;
-class BatchImpl;
-class Operation;
+class BusClient;
+class PairClient;
+class BatchClient;
+class OperationClient;
 }  // namespace bus
 
 // A send or recv under way. Dropping it never blocks; the operation goes on.
@@ -163,8 +166,8 @@ class Handle {
 
  private:
   friend class Batch;
-  explicit Handle(std::shared_ptr<bus::Operation> operation);
-  std::shared_ptr<bus::Operation> operation_;
+  explicit Handle(std::shared_ptr<bus::OperationClient> operation);
+  std::shared_ptr<bus::OperationClient> operation_;
 };
 
 // A set of tensors that is transferred as one.
@@ -211,8 +214,8 @@ class Batch {
  private:
   friend class Pair;
   friend class Bus;
-  explicit Batch(std::shared_ptr<bus::BatchImpl> impl);
-  std::shared_ptr<bus::BatchImpl> impl_;
+  explicit Batch(std::shared_ptr<bus::BatchClient> impl);
+  std::shared_ptr<bus::BatchClient> impl_;
 };
 
 // Two jobs joined under a name.
@@ -235,8 +238,8 @@ class Pair {
 
  private:
   friend class Bus;
-  explicit Pair(std::shared_ptr<bus::PairImpl> impl);
-  std::shared_ptr<bus::PairImpl> impl_;
+  explicit Pair(std::shared_ptr<bus::PairClient> impl);
+  std::shared_ptr<bus::PairClient> impl_;
 };
 
 // What a batch over several pairs holds of one of them.
@@ -255,6 +258,10 @@ class Bus {
   Bus& operator=(Bus&&) noexcept;
   ~Bus();
 
+  // False once its agent daemon has been lost: all calls of this bus and what was made of it end with kPeerLost; make a
+  // new one. Always true with an embedded agent.
+  bool alive() const;
+
   // Blocks until all ranks of both jobs are in. Prints every 10 s who is missing.
   Pair pair(const PairOptions& options);
 
@@ -269,7 +276,7 @@ class Bus {
  private:
   Batch register_parts(const std::string& batch_id, std::span<const BatchPart> parts, bool sends, Timeout timeout,
                        const BatchOptions& options);
-  std::shared_ptr<bus::BusImpl> impl_;
+  std::shared_ptr<bus::BusClient> impl_;
 };
 
 }  // namespace tessera

@@ -2,14 +2,15 @@
 //
 // Blocks come from memfd arenas (memfd_create, never named shared memory) of at least 64 MiB, advised for huge pages
 // and allocated up front with fallocate, so that a full machine is an error here and never a fault later. The owner
-// maps an arena, then seals it against shrinking, growing and any new writable mapping: a peer that receives the
-// descriptor can neither fault the owner nor write its data.
+// seals an arena against shrinking and growing, and, before a peer is given the descriptor, against any new writable
+// mapping: a peer can neither fault the owner nor write its data.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 namespace tessera {
 
@@ -48,6 +49,11 @@ class SharedHeap {
   };
   // Where [data, data + bytes) lies, if a block of this heap holds all of it.
   std::optional<Location> locate(const void* data, size_t bytes) const;
+  // Another process' arena, for which this one works: from now on locate() knows it, as long as the result lives. No
+  // block is cut from it. Duplicates `fd`, a memfd that came from `owner` (a name for messages). Throws
+  // Error(kInvalidArgument) unless it is sealed against shrinking, and kPermissionDenied if it is to be written and is
+  // sealed against that.
+  std::shared_ptr<SharedArena> adopt(int fd, bool writes, std::string_view owner);
   // Bytes of arenas now mapped.
   size_t mapped_bytes() const;
 

@@ -23,6 +23,7 @@ struct Config {
   std::string log_format;       // TESSERA_LOG_FORMAT
   std::string trace;            // TESSERA_TRACE
   std::string store;            // TESSERA_STORE
+  std::string agent;            // TESSERA_AGENT
   std::string token;            // TESSERA_TOKEN
   std::string token_file;       // TESSERA_TOKEN_FILE
   std::string name_space;       // TESSERA_NAMESPACE

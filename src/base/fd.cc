@@ -18,8 +18,8 @@ constexpr size_t kWordBits = 64;
 // A bit for each number that a UniqueFd owns. Pages that no number has touched take no memory.
 constinit std::array<std::atomic<uint64_t>, kMaxTrackedFds / kWordBits> tracked{};
 
-// std::shared_mutex would let threads that close one descriptor after the other keep a fork waiting for ever: it prefers
-// readers.
+// std::shared_mutex would let threads that close one descriptor after the other keep a fork waiting for ever: it
+// prefers readers.
 class ForkMutex {
  public:
   void lock() { ::pthread_rwlock_wrlock(&lock_); }

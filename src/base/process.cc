@@ -67,19 +67,29 @@ bool has_our_pids(const Incarnation& other) {
   return self.same_host(other) && self.pid_namespace == other.pid_namespace;
 }
 
+uint64_t draw_nonce() {
+  std::random_device random;
+  return (uint64_t{random()} << 32) | random();
+}
+
 }  // namespace
+
+Incarnation Incarnation::next() {
+  Incarnation next = self();
+  next.nonce = draw_nonce();
+  return next;
+}
 
 Incarnation Incarnation::self() {
   static Incarnation self;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (self.pid != ::getpid()) {
-    std::random_device random;
     const Incarnation found{.boot_id = tessera::boot_id(),
                             .pid_namespace = tessera::pid_namespace(),
                             .pid = ::getpid(),
                             .start_time = start_time_of(::getpid()),
-                            .nonce = (uint64_t{random()} << 32) | random()};
+                            .nonce = draw_nonce()};
     if (found.boot_id.empty() || found.start_time == 0) require_descriptor();
     self = found;
   }

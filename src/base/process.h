@@ -21,7 +21,13 @@ struct Incarnation {
 
   // This process. The nonce is drawn at the first call and again in a forked child.
   static Incarnation self();
+  // This process with a nonce of its own: for one of several lives in it, one after the other or side by side.
+  static Incarnation next();
 
+  bool same_process(const Incarnation& other) const {
+    return same_host(other) && pid_namespace == other.pid_namespace && pid == other.pid &&
+           start_time == other.start_time;
+  }
   bool same_host(const Incarnation& other) const { return boot_id == other.boot_id; }
   std::string to_string() const;  // "pid 4711 (started 123456)"
   void write(ByteWriter& out) const;

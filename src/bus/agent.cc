@@ -26,7 +26,7 @@ std::string Identity::name() const {
 
 Agent::Agent(Identity identity, int threads)
     : identity_(std::move(identity)),
-      incarnation_(Incarnation::self()),
+      incarnation_(Incarnation::next()),
       runtime_dir_(RuntimeDir::open(RuntimeDir::default_root(), identity_.name())),
       address_(runtime_dir_.path("agent")),
       listener_(listen_unix(address_)),

@@ -1,5 +1,5 @@
-// The embedded agent: the event loop, the listening socket and the worker threads with which one rank takes part in
-// transfers. A daemon agent will be the same object in another process, driven through the command ring.
+// The event loop, the listening socket and the worker threads with which one rank takes part in transfers: in the
+// user's process, or in a daemon (daemon.h).
 #pragma once
 
 #include <atomic>
@@ -52,7 +52,8 @@ class Agent {
   ~Agent();
 
   const Identity& identity() const { return identity_; }
-  const std::string& address() const { return address_; }  // of the Unix socket
+  const Incarnation& incarnation() const { return incarnation_; }  // of this agent: a process may have several
+  const std::string& address() const { return address_; }          // of the Unix socket
   EventLoop& loop() { return loop_; }
   // Pulls and sources never share threads: a ring is filled only while it is drained.
   WorkerPool& pull_pool() { return pull_pool_; }

@@ -10,15 +10,15 @@ namespace tessera::bus {
 
 BatchImpl::BatchImpl(BatchSetup setup) : setup_(std::move(setup)), created_(Clock::steady().now()) {}
 
-std::shared_ptr<Operation> BatchImpl::send(std::optional<int64_t>, Timeout) {
+std::shared_ptr<OperationClient> BatchImpl::send(std::optional<int64_t>, Timeout) {
   fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it can recv, not send", describe(), identity().name());
 }
 
-std::shared_ptr<Operation> BatchImpl::recv(std::optional<int64_t>, Timeout) {
+std::shared_ptr<OperationClient> BatchImpl::recv(std::optional<int64_t>, Timeout) {
   fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not recv", describe(), identity().name());
 }
 
-std::shared_ptr<Operation> BatchImpl::stage(std::optional<int64_t>, Timeout) {
+std::shared_ptr<OperationClient> BatchImpl::stage(std::optional<int64_t>, Timeout) {
   fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not stage", describe(), identity().name());
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bus/agent.h"
+#include "bus/client.h"
 #include "bus/meeting.h"
 #include "bus/operation.h"
 #include "bus/own_process.h"
@@ -37,29 +38,31 @@ struct BatchSetup {
   std::vector<TensorSpec> tensors;
 };
 
-class BatchImpl : public MeetingOwner, public OperationOwner, public std::enable_shared_from_this<BatchImpl> {
+class BatchImpl : public BatchClient,
+                  public MeetingOwner,
+                  public OperationOwner,
+                  public std::enable_shared_from_this<BatchImpl> {
  public:
   ~BatchImpl() override = default;
 
   // Registers with the job of `view`: blocks until both jobs are attached. Once; close() it if this throws.
   virtual void open(const PairView& view, Deadline deadline);
-  virtual std::shared_ptr<Operation> send(std::optional<int64_t> version, Timeout timeout);
-  virtual std::shared_ptr<Operation> recv(std::optional<int64_t> min_version, Timeout timeout);
-  virtual std::shared_ptr<Operation> stage(std::optional<int64_t> min_version, Timeout timeout);
-  virtual int64_t commit();
-  virtual int64_t newest() const { return 0; }
-  virtual int64_t wait_version(int64_t version, Timeout timeout);
-  virtual bool torn() const { return false; }
-  virtual bool undecided() const { return false; }
-  int64_t version() const { return version_.load(); }
-  BatchStats stats() const;
-  std::vector<TensorDigest> digests() const;
+  std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
+  std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) override;
+  std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override;
+  int64_t commit() override;
+  int64_t newest() const override { return 0; }
+  int64_t wait_version(int64_t version, Timeout timeout) override;
+  bool torn() const override { return false; }
+  bool undecided() const override { return false; }
+  int64_t version() const override { return version_.load(); }
+  BatchStats stats() const override;
+  std::vector<TensorDigest> digests() const override;
   bool cancel(uint64_t operation) override;
   bool withdraw(int64_t version) override;
   Progress sample() const override;
-  void close();
-  // False in a forked child, where no call may be made.
-  bool in_own_process() const { return process_.here(); }
+  void close() override;
+  bool in_own_process() const override { return process_.here(); }
 
  protected:
   explicit BatchImpl(BatchSetup setup);

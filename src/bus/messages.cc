@@ -15,11 +15,6 @@ constexpr uint32_t kMaxArenas = 1 << 16;
 static_assert(sizeof(Digest) == 24 && std::is_trivially_copyable_v<Digest>);
 static_assert(offsetof(Digest, d) == 0 && offsetof(Digest, elements) == 16);
 
-void write_status(const Status& status, ByteWriter& out) {
-  out.put(static_cast<uint8_t>(status.code()));
-  out.put_string(std::string_view(status.message()).substr(0, kMaxText));
-}
-
 ErrorCode read_code(ByteReader& in) {
   const auto code = in.get<uint8_t>();
   if (code > static_cast<uint8_t>(ErrorCode::kInternal))
@@ -27,13 +22,18 @@ ErrorCode read_code(ByteReader& in) {
   return static_cast<ErrorCode>(code);
 }
 
+}  // namespace
+
+void write_status(const Status& status, ByteWriter& out) {
+  out.put(static_cast<uint8_t>(status.code()));
+  out.put_string(std::string_view(status.message()).substr(0, kMaxText));
+}
+
 Status read_status(ByteReader& in) {
   const ErrorCode code = read_code(in);
   std::string text = in.get_string(kMaxText);
   return code == ErrorCode::kOk ? Status() : Status(code, std::move(text));
 }
-
-}  // namespace
 
 std::string_view to_string(MessageType type) {
   switch (type) {

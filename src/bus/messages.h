@@ -71,6 +71,10 @@ enum class MessageType : uint16_t {
 };
 std::string_view to_string(MessageType type);
 
+// An error code (u8) and a text, cut where it is long.
+void write_status(const Status& status, ByteWriter& out);
+Status read_status(ByteReader& in);
+
 // Who is calling, and which protocol versions it speaks.
 struct Hello {
   static constexpr MessageType kType = MessageType::kHello;

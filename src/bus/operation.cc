@@ -1,5 +1,7 @@
 #include "bus/operation.h"
 
+#include <utility>
+
 namespace tessera::bus {
 
 void Operation::restart(std::shared_ptr<OperationOwner> owner, uint64_t number) {
@@ -20,6 +22,7 @@ void Operation::set_version(int64_t version) {
 
 void Operation::finish(const Status& status, const Progress& progress) {
   std::shared_ptr<OperationOwner> dropped;  // outside the lock: it may be the last reference to the batch
+  std::function<void()> told;
   {
     const std::lock_guard lock(mutex_);
     if (done_) return;
@@ -27,8 +30,21 @@ void Operation::finish(const Status& status, const Progress& progress) {
     status_ = status;
     progress_ = progress;
     dropped = std::move(owner_);
+    told = std::exchange(on_end_, {});
   }
   ended_.notify_all();
+  if (told) told();
+}
+
+void Operation::on_end(std::function<void()> ended) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done_) {
+      on_end_ = std::move(ended);
+      return;
+    }
+  }
+  ended();
 }
 
 int64_t Operation::wait() {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 
 #include "base/clock.h"
+#include "bus/client.h"
 #include "bus/own_process.h"
 #include "tessera/bus.h"
 #include "tessera/error.h"
@@ -22,7 +24,7 @@ class OperationOwner {
 };
 
 // Ends exactly once, and lets its owner go then. Thread-safe.
-class Operation {
+class Operation final : public OperationClient {
  public:
   Operation(std::shared_ptr<OperationOwner> owner, uint64_t number)
       : number_(number), owner_(std::move(owner)), batch_(owner_) {}
@@ -33,13 +35,16 @@ class Operation {
   // The first call decides; `progress` is what progress() says from then on.
   void finish(const Status& status, const Progress& progress);
 
-  int64_t wait();
-  bool wait_for(Timeout timeout);
-  bool done() const;
-  bool cancel();
-  bool withdraw();
-  Progress progress() const;
-  int64_t version() const;
+  // Calls `ended` once, when it has ended: on the thread that ends it, or at once. One at a time.
+  void on_end(std::function<void()> ended);
+
+  int64_t wait() override;
+  bool wait_for(Timeout timeout) override;
+  bool done() const override;
+  bool cancel() override;
+  bool withdraw() override;
+  Progress progress() const override;
+  int64_t version() const override;
 
  private:
   std::shared_ptr<OperationOwner> owner() const;  // null once it has ended
@@ -54,6 +59,7 @@ class Operation {
   Status status_;
   int64_t version_ = 0;
   Progress progress_;
+  std::function<void()> on_end_;
 };
 
 }  // namespace tessera::bus

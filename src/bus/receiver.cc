@@ -113,11 +113,11 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
   return newest_.load();
 }
 
-std::shared_ptr<Operation> ReceiverBatch::recv(std::optional<int64_t> min_version, Timeout timeout) {
+std::shared_ptr<OperationClient> ReceiverBatch::recv(std::optional<int64_t> min_version, Timeout timeout) {
   return begin("recv", min_version, timeout);
 }
 
-std::shared_ptr<Operation> ReceiverBatch::stage(std::optional<int64_t> min_version, Timeout timeout) {
+std::shared_ptr<OperationClient> ReceiverBatch::stage(std::optional<int64_t> min_version, Timeout timeout) {
   if (!staged())
     fail(ErrorCode::kInvalidArgument, "{}: {} accepts it in place: stage() wants Mode::kStaged", describe(),
          identity().name());

@@ -14,8 +14,8 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
  public:
   explicit ReceiverBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
 
-  std::shared_ptr<Operation> recv(std::optional<int64_t> min_version, Timeout timeout) override;
-  std::shared_ptr<Operation> stage(std::optional<int64_t> min_version, Timeout timeout) override;
+  std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) override;
+  std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override;
   int64_t commit() override;
   bool undecided() const override;
   int64_t newest() const override { return newest_.load(); }

@@ -51,7 +51,7 @@ struct PairRecord {
 // Which registration of a batch a record belongs to: processes may register one again and again.
 struct Registration {
   Incarnation incarnation;
-  uint32_t attempt = 0;  // counts the process' registrations, from 1
+  uint32_t attempt = 0;  // counts the process' registrations of that batch, from 1
 
   bool operator==(const Registration&) const = default;
   void write(ByteWriter& out) const;

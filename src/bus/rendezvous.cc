@@ -4,9 +4,9 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/fail.h"
@@ -22,10 +22,6 @@ constexpr Duration kCheckPeriod = seconds(0.4);  // of who has died or is stoppe
 constexpr Duration kLookPeriod = seconds(60);    // in the background
 constexpr Duration kStoreTimeout = seconds(10);
 constexpr Duration kDecisionTimeout = seconds(5);
-
-// Registrations of this process so far. Not of a Rendezvous: a process may have several buses, one after the other, and
-// what its peers know of it is by process.
-std::atomic<uint32_t> attempts{0};
 
 // For one request of a conversation.
 Duration request_timeout(const Patience& patience) {
@@ -137,10 +133,10 @@ std::string session_of(const std::string& pair, const std::string& batch, const 
 
 }  // namespace
 
-Rendezvous::Rendezvous(Store& store, Identity identity, std::string address)
+Rendezvous::Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address)
     : store_(store),
       identity_(std::move(identity)),
-      own_{.incarnation = Incarnation::self(),
+      own_{.incarnation = std::move(incarnation),
            .world = identity_.world,
            .address = std::move(address),
            .release = kVersion} {}
@@ -249,8 +245,9 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     return PairRecords(view, prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank),
                        failures_from);
   };
+  std::optional<PairRecords> met;  // as they were judged: a process may die before they are looked at again
   const auto complete = [&](const StoreView& view) {
-    const PairRecords records = read(view);
+    const PairRecords& records = met.emplace(read(view));
     try {
       records.throw_if_failed();
       const bool own = records.complete(identity_.job);
@@ -273,12 +270,11 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     }
     return text;
   };
-  PairRecords records = read(
-      wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, patience));
+  wait(prefix, complete, {.what = fmt::format("pair {}", pair), .missing = missing, .check = nullptr}, patience);
   return {.name = pair,
           .peer_job = peer_job,
-          .own = records.take(identity_.job),
-          .peer = records.take(peer_job),
+          .own = met->take(identity_.job),
+          .peer = met->take(peer_job),
           .revision = revision};
 }
 
@@ -287,7 +283,7 @@ Rendezvous::History Rendezvous::History::next() const {
   for (const auto& [speaker, registration] : read) next.past[speaker] = std::max(next.past[speaker], registration);
   next.read.clear();
   next.over = false;
-  next.attempt = ++attempts;
+  ++next.attempt;
   return next;
 }
 

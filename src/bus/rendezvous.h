@@ -52,7 +52,7 @@ struct Agreement {
 // who is missing.
 class Rendezvous {
  public:
-  Rendezvous(Store& store, Identity identity, std::string address);
+  Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address);
   ~Rendezvous();  // gives the lease back: this rank's keys go
 
   // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one

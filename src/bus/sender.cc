@@ -100,7 +100,7 @@ void SenderBatch::check_peers() {
 // --- offering
 // ---------------------------------------------------------------------------------------------------------
 
-std::shared_ptr<Operation> SenderBatch::send(std::optional<int64_t> version, Timeout timeout) {
+std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> version, Timeout timeout) {
   std::shared_ptr<Operation> operation;
   setup_.agent->run_on_loop([&] {
     const int64_t next = version.value_or(newest_ + 1);

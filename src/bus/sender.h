@@ -18,7 +18,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   explicit SenderBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
 
   void open(const PairView& view, Deadline deadline) override;
-  std::shared_ptr<Operation> send(std::optional<int64_t> version, Timeout timeout) override;
+  std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
 
  private:
   bool sends() const override { return true; }

@@ -79,7 +79,7 @@ void SourceLink::send_places(uint32_t slots) {
   for (const auto& [id, arena] : arenas) {
     if (fds.size() == kArenasPerFrame) flush();
     part.arenas.push_back({.id = id, .bytes = arena->bytes()});
-    fds.push_back(duplicate_fd(arena->fd()));
+    fds.push_back(duplicate_fd(arena->fd_for_peer()));
   }
   part.slots = slots;
   part.places = std::move(message.places);

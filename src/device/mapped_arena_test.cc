@@ -20,7 +20,7 @@ UniqueFd copy_of(int fd) {
 
 TEST(MappedArena, SeesWhatTheOwnerWrites) {
   SharedArena arena(1, SharedArena::kHugePage);
-  const MappedArena mapped(copy_of(arena.fd()), arena.bytes(), "trainer/0");
+  const MappedArena mapped(copy_of(arena.fd_for_peer()), arena.bytes(), "trainer/0");
   ASSERT_NE(mapped.data(), nullptr);
   std::strcpy(reinterpret_cast<char*>(arena.data()) + 12345, "weights");
   EXPECT_STREQ(reinterpret_cast<const char*>(mapped.data()) + 12345, "weights");
@@ -32,7 +32,7 @@ TEST(MappedArena, SeesWhatTheOwnerWrites) {
 TEST(MappedArena, KeepsNoDescriptorOnceItIsMapped) {
   const SharedArena arena(1, SharedArena::kHugePage);
   const size_t before = open_fds();
-  const MappedArena mapped(copy_of(arena.fd()), arena.bytes(), "trainer/0");
+  const MappedArena mapped(copy_of(arena.fd_for_peer()), arena.bytes(), "trainer/0");
   EXPECT_EQ(open_fds(), before);
 }
 
@@ -51,8 +51,8 @@ TEST(MappedArena, IsNotMappedWhenItCouldShrinkAndReadsSurviveThat) {
 
 TEST(MappedArena, RefusesWhatIsNotAsAnnounced) {
   const SharedArena arena(1, SharedArena::kHugePage);
-  EXPECT_THROW(MappedArena(copy_of(arena.fd()), arena.bytes() + 1, "trainer/0"), Error);
-  EXPECT_THROW(MappedArena(copy_of(arena.fd()), 0, "trainer/0"), Error);
+  EXPECT_THROW(MappedArena(copy_of(arena.fd_for_peer()), arena.bytes() + 1, "trainer/0"), Error);
+  EXPECT_THROW(MappedArena(copy_of(arena.fd_for_peer()), 0, "trainer/0"), Error);
   EXPECT_THROW(MappedArena(UniqueFd(), 4096, "trainer/0"), Error);
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,18 @@ constexpr size_t round_up(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Read in this order: a size that is seen once the seal is there stays.
+size_t sealed_size(int fd, std::string_view owner) {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+    fail(ErrorCode::kInvalidArgument, "shared memory of {}: the descriptor is no memfd sealed against shrinking",
+         owner);
+  struct stat file{};
+  if (::fstat(fd, &file) != 0) fail_errno(fmt::format("shared memory of {}: fstat", owner));
+  if (file.st_size <= 0) fail(ErrorCode::kInvalidArgument, "shared memory of {}: it is empty", owner);
+  return static_cast<size_t>(file.st_size);
+}
+
 [[noreturn]] void fail_arena(const char* call, size_t bytes) {
   const int error = errno;
   const ErrorCode code = error == ENOSPC || error == ENOMEM ? ErrorCode::kResourceExhausted : code_of_errno(error);
@@ -34,8 +47,19 @@ SharedArena::SharedArena(uint32_t id, size_t bytes) : id_(id), bytes_(round_up(b
   fd_ = UniqueFd(::memfd_create("tessera-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) fail_arena("memfd_create", bytes_);
   map_and_allocate();
-  seal();
+  seal(F_SEAL_SHRINK | F_SEAL_GROW);
   free_.emplace(0, bytes_);
+}
+
+SharedArena::SharedArena(uint32_t id, UniqueFd fd, Access access, std::string_view owner)
+    : id_(id), bytes_(sealed_size(fd.get(), owner)), owner_(::getpid()), fd_(std::move(fd)) {
+  const int protection = access == Access::kWrite ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* data = ::mmap(nullptr, bytes_, protection, MAP_SHARED, fd_.get(), 0);
+  if (data == MAP_FAILED) fail_errno(fmt::format("shared memory of {}: mmap of {} bytes", owner, bytes_));
+  ::madvise(data, bytes_, MADV_HUGEPAGE);
+  data_ = static_cast<std::byte*>(data);
+  allocated_.emplace(0, bytes_);
+  pristine_ = bytes_;
 }
 
 SharedArena::~SharedArena() {
@@ -61,12 +85,23 @@ void SharedArena::map_and_allocate() {
   }
 }
 
-void SharedArena::seal() {
-  if (::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0) return;
+void SharedArena::seal(int seals) {
+  if (::fcntl(fd_.get(), F_ADD_SEALS, seals) == 0) return;
   const int error = errno;
   ::munmap(std::exchange(data_, nullptr), bytes_);
   errno = error;
   fail_arena("sealing", bytes_);
+}
+
+int SharedArena::fd_for_peer() {
+  if (writable_elsewhere() && ::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0)
+    fail_arena("sealing", bytes_);
+  return fd_.get();
+}
+
+bool SharedArena::writable_elsewhere() const {
+  const int seals = ::fcntl(fd_.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_FUTURE_WRITE) == 0;
 }
 
 std::byte* SharedArena::allocate(size_t bytes, size_t alignment) {

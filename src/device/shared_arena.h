@@ -1,5 +1,6 @@
 // One memfd of shared memory, and the free list that blocks are cut from. SharedHeap (tessera/memory.h) owns a set of
-// them; a peer that is given the descriptor opens it as a MappedArena.
+// them; a peer that is given the descriptor opens it as a MappedArena, and an agent daemon, which works for the owner,
+// as a SharedArena of its own.
 #pragma once
 
 #include <sys/types.h>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string_view>
 
 #include "base/fd.h"
 
@@ -20,14 +22,25 @@ class SharedArena {
   static constexpr size_t kHugePage = size_t{2} << 20;
   static constexpr size_t kMinBytes = size_t{64} << 20;
 
-  // Creates, allocates, maps and seals `bytes` (rounded up to kHugePage). Throws Error(kResourceExhausted).
+  // Creates, allocates and maps `bytes` (rounded up to kHugePage), sealed against a change of size. Throws
+  // Error(kResourceExhausted).
   SharedArena(uint32_t id, size_t bytes);
+  enum class Access { kRead, kWrite };
+  // Maps all of another process' arena, which is one block here. Throws Error(kInvalidArgument) if `fd`, which came
+  // from `owner` (a name for messages), is no memfd sealed against shrinking, and kPermissionDenied if it is to be
+  // written and is sealed against that.
+  SharedArena(uint32_t id, UniqueFd fd, Access access, std::string_view owner);
   ~SharedArena();
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
 
   uint32_t id() const { return id_; }  // unique in this process
-  int fd() const { return fd_.get(); }
+  // For a peer: sealed from now on against every writable mapping but those that there are. Throws Error.
+  int fd_for_peer();
+  // For the agent that works for this process, which may write there.
+  int fd_for_agent() const { return fd_.get(); }
+  // Whether an agent can still map it to write: no peer has been given it.
+  bool writable_elsewhere() const;
   size_t bytes() const { return bytes_; }
   std::byte* data() const { return data_; }
 
@@ -40,7 +53,7 @@ class SharedArena {
 
  private:
   void map_and_allocate();
-  void seal();
+  void seal(int seals);
 
   const uint32_t id_;
   const size_t bytes_;

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -103,6 +104,17 @@ std::optional<SharedHeap::Location> SharedHeap::locate(const void* data, size_t 
   if (arena == nullptr || !arena->holds(data, bytes)) return {};
   const auto* base = arena->data();
   return Location{std::move(arena), static_cast<uint64_t>(static_cast<const std::byte*>(data) - base)};
+}
+
+std::shared_ptr<SharedArena> SharedHeap::adopt(int fd, bool writes, std::string_view owner) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->forget_gone();
+  const auto access = writes ? SharedArena::Access::kWrite : SharedArena::Access::kRead;
+  UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own) fail_errno(fmt::format("shared memory of {}: another descriptor", owner));
+  auto arena = std::make_shared<SharedArena>(impl_->next_id++, std::move(own), access, owner);
+  impl_->arenas[arena->data()] = arena;
+  return arena;
 }
 
 size_t SharedHeap::mapped_bytes() const {

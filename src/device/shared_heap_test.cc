@@ -95,12 +95,12 @@ TEST(SharedHeap, RefusesOddAlignmentAndGivesNothingForNothing) {
 TEST(SharedArena, APeerCanNeitherWriteNorResize) {
   const SharedArena arena(1, SharedArena::kHugePage);
   arena.data()[0] = std::byte{42};
-  EXPECT_NE(::ftruncate(arena.fd(), 0), 0);
-  EXPECT_NE(::ftruncate(arena.fd(), static_cast<off_t>(2 * arena.bytes())), 0);
-  EXPECT_NE(::fallocate(arena.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
-  EXPECT_EQ(::pwrite(arena.fd(), "x", 1, 0), -1);
-  EXPECT_EQ(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, arena.fd(), 0), MAP_FAILED);
-  EXPECT_NE(::fcntl(arena.fd(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+  EXPECT_NE(::ftruncate(arena.fd_for_peer(), 0), 0);
+  EXPECT_NE(::ftruncate(arena.fd_for_peer(), static_cast<off_t>(2 * arena.bytes())), 0);
+  EXPECT_NE(::fallocate(arena.fd_for_peer(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
+  EXPECT_EQ(::pwrite(arena.fd_for_peer(), "x", 1, 0), -1);
+  EXPECT_EQ(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, arena.fd_for_peer(), 0), MAP_FAILED);
+  EXPECT_NE(::fcntl(arena.fd_for_peer(), F_ADD_SEALS, F_SEAL_WRITE), 0);
   EXPECT_EQ(arena.data()[0], std::byte{42});
   arena.data()[0] = std::byte{43};  // the owner still can
 }

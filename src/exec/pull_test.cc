@@ -97,7 +97,7 @@ class Batch {
       const auto arena = SharedHeap::process().locate(buffer.data(), buffer.size())->arena;
       if (std::find(known.begin(), known.end(), arena->id()) != known.end()) continue;
       known.push_back(arena->id());
-      peer_->add_arena({arena->id(), arena->bytes()}, UniqueFd(::dup(arena->fd())));
+      peer_->add_arena({arena->id(), arena->bytes()}, UniqueFd(::dup(arena->fd_for_peer())));
     }
   }
 

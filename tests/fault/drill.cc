@@ -133,6 +133,7 @@ class Member {
                 .rank = rank,
                 .world = sends ? plan.senders : plan.receivers,
                 .store = store,
+                .agent = (sends ? plan.sender_agents : plan.receiver_agents) ? "daemon" : "embedded",
                 .threads = 1,
                 .timeout = kPatience};
   }
@@ -147,6 +148,18 @@ class Member {
     }
     return *batch_;
   }
+  // Whether its agent was lost: everything is made anew then, and what the tensors hold is no longer known.
+  bool lost_agent() {
+    if (!bus_ || bus_->alive()) return false;
+    batch_.reset();
+    pair_.reset();
+    bus_.reset();
+    anew_ = true;
+    return true;
+  }
+  // Whether the batch cannot know what the tensors hold.
+  bool anew() const { return anew_; }
+  void took() { anew_ = false; }
 
  private:
   const DrillPlan& plan_;
@@ -160,6 +173,7 @@ class Member {
   std::optional<Bus> bus_;
   std::optional<Pair> pair_;
   std::optional<Batch> batch_;
+  bool anew_ = false;
 };
 
 // Calls `operation` once; false if it ended with a loss.
@@ -229,7 +243,7 @@ void check_after_loss(const Batch& batch, Tensors& tensors, RankBoard& mine) {
   ++mine.torn;
 }
 
-int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors) {
+int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors, bool anew) {
   if (!plan.stages || batch.undecided()) return batch.recv({}, kPatience).wait();
   const int64_t before = batch.version();
   try {
@@ -237,7 +251,7 @@ int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors) {
   } catch (const Error& error) {  // one that was undecided has been settled meanwhile
     if (error.code() != ErrorCode::kInvalidArgument) throw;
   }
-  if (const std::string wrong = tensors.differs(before); !wrong.empty())
+  if (const std::string wrong = anew ? "" : tensors.differs(before); !wrong.empty())
     fail(ErrorCode::kInternal, "staging has written to version {}: {}", before, wrong);
   return batch.commit();
 }
@@ -260,11 +274,17 @@ int run_sender(const DrillPlan& plan, Board& board, const std::string& store, Ra
     report(plan, board, mine, board.step);
     while (!board.stop) {
       Batch* batch = nullptr;
-      if (!went_well(board, mine, [&] { batch = &member.batch(); })) continue;
+      if (!went_well(board, mine, [&] { batch = &member.batch(); })) {
+        member.lost_agent();
+        continue;
+      }
       const int64_t step = next_step(board, mine);
       if (step == 0) break;
       member.tensors.fill(step);
-      if (went_well(board, mine, [&] { send(*batch, step); })) succeed(board, mine, step);
+      if (went_well(board, mine, [&] { send(*batch, step); }))
+        succeed(board, mine, step);
+      else
+        member.lost_agent();
       report(plan, board, mine, step);
     }
     ++board.senders_gone;
@@ -279,16 +299,29 @@ int run_receiver(const DrillPlan& plan, Board& board, const std::string& store, 
     Member member(plan, store, false, rank);
     while (board.senders_gone < plan.senders) {
       Batch* batch = nullptr;
-      if (!went_well(board, mine, [&] { batch = &member.batch(); })) continue;
+      if (!went_well(board, mine, [&] { batch = &member.batch(); })) {
+        member.lost_agent();
+        continue;
+      }
       int64_t version = 0;
-      if (!went_well(board, mine, [&] { version = take(plan, *batch, member.tensors); })) {
-        check_after_loss(*batch, member.tensors, mine);
+      int64_t held = 0;
+      bool torn = false;
+      const auto receive = [&] {
+        version = take(plan, *batch, member.tensors, member.anew());
+        held = batch->version();
+        torn = batch->torn();
+      };
+      if (!went_well(board, mine, receive)) {
+        const auto check = [&] {
+          if (!member.anew()) check_after_loss(*batch, member.tensors, mine);
+        };
+        if (member.lost_agent() || !went_well(board, mine, check)) mine.log(RankBoard::kKilled);
         continue;
       }
       const std::string wrong = member.tensors.differs(version);
-      if (!wrong.empty() || batch->torn() || batch->version() != version)
-        fail(ErrorCode::kInternal, "took version {}, holds {}{}: {}", version, batch->version(),
-             batch->torn() ? ", torn" : "", wrong);
+      if (!wrong.empty() || torn || held != version)
+        fail(ErrorCode::kInternal, "took version {}, holds {}{}: {}", version, held, torn ? ", torn" : "", wrong);
+      member.took();
       mine.log(version);
       succeed(board, mine, version);
     }
@@ -320,13 +353,19 @@ DrillPlan DrillPlan::random(uint64_t seed) {
   plan.bulk_dst_shared = flip();
   for (int i = any(1, 4); i > 0; --i)
     plan.cases.push_back(random_case(random, fmt::format("t{}", i), plan.senders, plan.receivers));
+  plan.sender_agents = any(1, 3) == 1;
+  plan.receiver_agents = any(1, 3) == 1;
   return plan;
 }
 
 std::string DrillPlan::to_string() const {
   const auto mode = [](const BatchOptions& options) { return options.mode == Mode::kStaged ? "staged" : "in place"; };
-  return fmt::format("seed {}: {} -> {}, {} store, {} -> {}{}, {}, {} tensors", seed, senders, receivers,
+  return fmt::format("seed {}: {} -> {}, {} store, {} -> {}{}{}, {}, {} tensors", seed, senders, receivers,
                      auto_store ? "auto" : "tcp", mode(sender), mode(receiver), stages ? " by stage and commit" : "",
+                     sender_agents && receiver_agents ? ", agents"
+                     : sender_agents                  ? ", senders' agents"
+                     : receiver_agents                ? ", receivers' agents"
+                                                      : "",
                      pull.empty() ? "any way of reading" : pull, 1 + cases.size());
 }
 

@@ -26,6 +26,7 @@ struct DrillPlan {
   BatchOptions sender, receiver;
   bool stages = false;    // a staged receiver: stage() and commit(), one after the other
   std::string pull = {};  // TESSERA_FORCE_PULL
+  bool sender_agents = false, receiver_agents = false;  // daemons
   // A tensor that takes a while, and random ones.
   std::string bulk_src = {}, bulk_dst = {};
   bool bulk_src_shared = false, bulk_dst_shared = false;

@@ -13,6 +13,7 @@
 #include "base/runtime_dir.h"
 #include "tessera/store.h"
 #include "tests/fault/drill.h"
+#include "tests/multiproc/agents.h"
 
 namespace tessera::test {
 namespace {
@@ -32,17 +33,22 @@ constexpr uint64_t kFirstSeed = 1;
 constexpr int kRoundsOfDrill = 4;  // processes live through so many
 
 // A process that can be lost, and comes back.
-enum class Role { kSender, kReceiver, kStore };
+enum class Role { kSender, kReceiver, kSenderAgent, kReceiverAgent, kStore };
 struct Actor {
   Role role;
   Rank rank = 0;
   auto operator<=>(const Actor&) const = default;
+  bool transfers() const { return role == Role::kSender || role == Role::kReceiver; }
   std::string name() const {
     switch (role) {
       case Role::kSender:
         return fmt::format("trainer/{}", rank);
       case Role::kReceiver:
         return fmt::format("inference/{}", rank);
+      case Role::kSenderAgent:
+        return fmt::format("trainer/{}'s agent", rank);
+      case Role::kReceiverAgent:
+        return fmt::format("inference/{}'s agent", rank);
       case Role::kStore:
         break;
     }
@@ -58,6 +64,10 @@ class Drill {
     board_->step = 1;
     for (Rank rank = 0; rank < plan_.senders; ++rank) actors_.push_back({Role::kSender, rank});
     for (Rank rank = 0; rank < plan_.receivers; ++rank) actors_.push_back({Role::kReceiver, rank});
+    for (Rank rank = 0; rank < plan_.senders && plan_.sender_agents; ++rank)
+      actors_.push_back({Role::kSenderAgent, rank});
+    for (Rank rank = 0; rank < plan_.receivers && plan_.receiver_agents; ++rank)
+      actors_.push_back({Role::kReceiverAgent, rank});
     if (!plan_.auto_store) {
       store_ = group_.start_store();
       actors_.push_back({Role::kStore});
@@ -101,6 +111,8 @@ class Drill {
       return;
     }
     pids_[actor] = group_.start(actor.name(), [this, actor] {
+      if (!actor.transfers())
+        return run_agent(actor.role == Role::kSenderAgent ? "trainer" : "inference", actor.rank, plan_.pull);
       const auto run = actor.role == Role::kSender ? run_sender : run_receiver;
       return run(plan_, *board_, store_, actor.rank);
     });
@@ -133,7 +145,7 @@ class Drill {
   void await_recovery() {
     const int64_t step = board_->step;
     const auto recovered = [&](const Actor& actor) {
-      if (actor.role == Role::kStore) return true;
+      if (!actor.transfers()) return true;
       if (board_of(actor).good <= step) return false;
       const auto bound = bounds_.find(actor);
       return bound == bounds_.end() || footprint_of(actor).within(bound->second);
@@ -146,7 +158,7 @@ class Drill {
       return;
     }
     for (const Actor& actor : actors_) {
-      if (actor.role == Role::kStore || plan_.auto_store) continue;  // whoever hosts holds more
+      if (!actor.transfers() || plan_.auto_store) continue;  // whoever hosts holds more
       Footprint bound = footprint_of(actor);
       ++bound.threads;  // one that registers anew, from the first loss on
       ++bound.fds;      // the way to the store, should it have been away just then
@@ -160,7 +172,7 @@ class Drill {
   std::string state() const {
     std::string text;
     for (const Actor& actor : actors_) {
-      if (actor.role == Role::kStore) continue;
+      if (!actor.transfers()) continue;
       const RankBoard& board = board_of(actor);
       text += fmt::format("{}: good {}, reported {}, losses {}, {}", actor.name(), board.good.load(),
                           board.reported.load(), board.losses.load(), footprint_of(actor).to_string());
@@ -173,10 +185,12 @@ class Drill {
   void finish() {
     board_->stop = true;
     board_->changed();
-    for (const Outcome& outcome : group_.wait(testing::Test::HasFailure() ? std::chrono::seconds(1) : 3 * hang_limit()))
-      EXPECT_TRUE(outcome.status == 0 && !testing::Test::HasFailure())
-          << outcome.name << " ended with " << outcome.status << ":\n"
-          << outcome.output;
+    const std::chrono::seconds limit = testing::Test::HasFailure() ? std::chrono::seconds(1) : 3 * hang_limit();
+    for (const Actor& actor : actors_)
+      if (actor.transfers()) expect_good_end(group_.wait_for(pids_.at(actor), limit));
+    for (const Actor& actor : actors_)
+      if (!actor.transfers() && actor.role != Role::kStore) signal(actor, SIGTERM);
+    for (const Outcome& outcome : group_.wait(limit)) expect_good_end(outcome);
     if (plan_.receiver.mode == Mode::kStaged) expect_equal_histories();
     group_.start("the next process", [auto_store = plan_.auto_store] {
       RuntimeDir::open();
@@ -187,12 +201,18 @@ class Drill {
     EXPECT_THAT(group_.left_over(), testing::IsEmpty());
     uint32_t losses = 0, torn = 0;
     for (const Actor& actor : actors_) {
-      if (actor.role == Role::kStore) continue;
+      if (!actor.transfers()) continue;
       losses += board_of(actor).losses;
       torn += board_of(actor).torn;
     }
     std::printf("%s: %s; %ld versions, %u operations lost, %u left torn\n", plan_.to_string().c_str(), history_.c_str(),
                 static_cast<long>(board_->step), losses, torn);
+  }
+
+  static void expect_good_end(const Outcome& outcome) {
+    EXPECT_TRUE(outcome.status == 0 && !testing::Test::HasFailure())
+        << outcome.name << " ended with " << outcome.status << ":\n"
+        << outcome.output;
   }
 
   // A version that one rank took, every other took too, unless it was killed about then.

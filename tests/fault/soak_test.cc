@@ -112,8 +112,9 @@ void soak(Phases& phases, const std::function<void()>& phase) {
       bound.threads += kBatches;  // a batch that has lost a job registers anew with it, from then on
       warm_bytes = bytes;
     } else if (!print.within(bound) || (!kSanitized && bytes > warm_bytes + kRssSlack)) {
-      fail(ErrorCode::kInternal, "at most {} and {} bytes were to be had after the warm-up, {} and {} bytes in phase {}",
-           bound.to_string(), warm_bytes + kRssSlack, print.to_string(), bytes, i);
+      fail(ErrorCode::kInternal,
+           "at most {} and {} bytes were to be had after the warm-up, {} and {} bytes in phase {}", bound.to_string(),
+           warm_bytes + kRssSlack, print.to_string(), bytes, i);
     }
     phases.over = false;
     phases.meet(kProcesses);

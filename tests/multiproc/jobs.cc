@@ -85,6 +85,7 @@ int with_pair(const Side& side, const std::string& store, const std::function<in
            .world = side.world,
            .store = store,
            .name_space = side.name_space,
+           .agent = side.agent,
            .threads = 1,
            .digest = side.digest});
   Pair pair = bus.pair({.name = "weights", .peer = side.peer, .timeout = side.rendezvous});

@@ -46,6 +46,7 @@ struct Side {
   std::string name_space = {};
   bool digest = true;
   BatchOptions options = {};
+  std::string agent = {};
 };
 
 // Rows at the trainer's ranks, columns at the inference job's.

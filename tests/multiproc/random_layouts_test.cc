@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tests/harness.h"
+#include "tests/multiproc/agents.h"
 #include "tests/random_case.h"
 
 namespace tessera::test {
@@ -18,8 +19,11 @@ struct Jobs {
   int destinations;
   uint64_t seed;
   const char* pull;  // TESSERA_FORCE_PULL: how private memory is read
+  const char* agent = "embedded";
 
-  friend void PrintTo(const Jobs& jobs, std::ostream* out) { *out << "seed " << jobs.seed << " " << jobs.pull; }
+  friend void PrintTo(const Jobs& jobs, std::ostream* out) {
+    *out << "seed " << jobs.seed << " " << jobs.pull << " " << jobs.agent;
+  }
 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -48,7 +52,7 @@ TensorSpec spec_of(const RandomCase& a, LocalData& data, DType dtype, const Layo
 
 int send_all(const Jobs& jobs, const std::string& store, Rank rank) {
   const std::vector<RandomCase> cases = cases_of(jobs);
-  Bus bus({.job = "trainer", .rank = rank, .world = jobs.sources, .store = store, .threads = 1});
+  Bus bus({.job = "trainer", .rank = rank, .world = jobs.sources, .store = store, .agent = jobs.agent, .threads = 1});
   Pair pair = bus.pair({.name = "weights", .peer = "inference"});
   std::vector<LocalData> data;
   for (const RandomCase& a : cases) data.push_back(source_space(a, rank));
@@ -66,7 +70,12 @@ int send_all(const Jobs& jobs, const std::string& store, Rank rank) {
 int receive_all(const Jobs& jobs, const std::string& store, Rank rank) {
   ::setenv("TESSERA_FORCE_PULL", jobs.pull, 1);
   const std::vector<RandomCase> cases = cases_of(jobs);
-  Bus bus({.job = "inference", .rank = rank, .world = jobs.destinations, .store = store, .threads = 1});
+  Bus bus({.job = "inference",
+           .rank = rank,
+           .world = jobs.destinations,
+           .store = store,
+           .agent = jobs.agent,
+           .threads = 1});
   Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
   std::vector<LocalData> data;
   for (const RandomCase& a : cases) data.push_back(destination_space(a, rank));
@@ -92,19 +101,25 @@ TEST_P(RandomLayouts, EveryElementArrives) {
   const Jobs jobs = GetParam();
   ProcessGroup group;
   const std::string store = group.start_store();
+  AgentGroup agents(group);
+  if (jobs.agent == std::string("daemon")) {
+    for (Rank rank = 0; rank < jobs.sources; ++rank) agents.start_agent("trainer", rank);
+    for (Rank rank = 0; rank < jobs.destinations; ++rank) agents.start_agent("inference", rank, jobs.pull);
+  }
   for (Rank rank = 0; rank < jobs.sources; ++rank)
-    group.start("trainer/" + std::to_string(rank), [=] { return send_all(jobs, store, rank); });
+    agents.start("trainer/" + std::to_string(rank), [=] { return send_all(jobs, store, rank); });
   for (Rank rank = 0; rank < jobs.destinations; ++rank)
-    group.start("inference/" + std::to_string(rank), [=] { return receive_all(jobs, store, rank); });
-  for (const Outcome& outcome : group.wait(6 * hang_limit()))
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+    agents.start("inference/" + std::to_string(rank), [=] { return receive_all(jobs, store, rank); });
+  agents.wait(6 * hang_limit());
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, RandomLayouts,
                          testing::Values(Jobs{1, 1, 11, ""}, Jobs{2, 3, 12, "ring"}, Jobs{4, 2, 13, "readv"},
-                                         Jobs{3, 4, 14, ""}, Jobs{6, 1, 15, "ring"}, Jobs{4, 4, 16, "readv"}),
+                                         Jobs{3, 4, 14, ""}, Jobs{6, 1, 15, "ring"}, Jobs{4, 4, 16, "readv"},
+                                         Jobs{2, 3, 17, "", "daemon"}, Jobs{3, 1, 18, "", "daemon"}),
                          [](const auto& jobs) {
-                           return std::to_string(jobs.param.sources) + "To" + std::to_string(jobs.param.destinations);
+                           return std::to_string(jobs.param.sources) + "To" + std::to_string(jobs.param.destinations) +
+                                  jobs.param.agent;
                          });
 
 }  // namespace

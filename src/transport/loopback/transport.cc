@@ -12,10 +12,10 @@ class LoopbackTransport final : public Transport {
   Capability capability() const override { return {.available = true, .detail = "copies within a process"}; }
   int score(const Endpoint& src, const Endpoint& dst) const override {
     const bool host = src.device == DeviceKind::kHost && dst.device == DeviceKind::kHost;
-    return host && src.process == dst.process ? 100 : 0;
+    return host && src.process.same_process(dst.process) ? 100 : 0;
   }
   std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const override {
-    if (peer.process != Incarnation::self())
+    if (!peer.process.same_process(Incarnation::self()))
       fail(ErrorCode::kInvalidArgument, "loopback to {}: {} is another process", peer.name, peer.process.to_string());
     return std::make_unique<LoopbackMemory>(peer.name);
   }

@@ -133,7 +133,7 @@ TEST(ShmPeerMemory, KnowsThatAFilterForbidsReading) {
 TEST(ShmPeerMemory, ChecksEveryRangeAgainstTheAnnouncedArenas) {
   const SharedArena arena(5, SharedArena::kHugePage);
   ShmPeerMemory peer(Incarnation::self(), "trainer/0");
-  peer.add_arena({5, arena.bytes()}, UniqueFd(::dup(arena.fd())));
+  peer.add_arena({5, arena.bytes()}, UniqueFd(::dup(arena.fd_for_peer())));
   const auto shared = [](uint32_t id, uint64_t offset, uint64_t bytes) {
     return MemoryDesc{.kind = MemoryDesc::Kind::kShared, .arena = id, .offset = offset, .bytes = bytes};
   };
@@ -141,7 +141,7 @@ TEST(ShmPeerMemory, ChecksEveryRangeAgainstTheAnnouncedArenas) {
   EXPECT_THROW(peer.mapped(shared(5, 1, arena.bytes())), Error);
   EXPECT_THROW(peer.mapped(shared(5, arena.bytes() + 1, 0)), Error);
   EXPECT_THROW(peer.mapped(shared(6, 0, 1)), Error);
-  EXPECT_THROW(peer.add_arena({5, arena.bytes()}, UniqueFd(::dup(arena.fd()))), Error);
+  EXPECT_THROW(peer.add_arena({5, arena.bytes()}, UniqueFd(::dup(arena.fd_for_peer()))), Error);
 }
 
 TEST(ShmPeerMemory, ReadsAnArenaThatCouldShrinkWithoutMappingIt) {

@@ -1,0 +1,82 @@
+// What Bus, Pair, Batch and Handle are handles of: the same calls, whether the agent is embedded in this process
+// (embedded.h) or a daemon (daemon_client.h). Semantics, errors and thread-safety are those of tessera/bus.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/bus.h"
+
+namespace tessera::bus {
+
+class OperationClient {
+ public:
+  virtual ~OperationClient() = default;
+  virtual int64_t wait() = 0;
+  virtual bool wait_for(Timeout timeout) = 0;
+  virtual bool done() const = 0;
+  virtual bool cancel() = 0;
+  virtual bool withdraw() = 0;
+  virtual Progress progress() const = 0;
+  virtual int64_t version() const = 0;
+};
+
+class BatchClient {
+ public:
+  virtual ~BatchClient() = default;
+  virtual std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) = 0;
+  virtual std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) = 0;
+  virtual std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) = 0;
+  virtual int64_t commit() = 0;
+  virtual int64_t version() const = 0;
+  virtual int64_t newest() const = 0;
+  virtual int64_t wait_version(int64_t version, Timeout timeout) = 0;
+  virtual bool torn() const = 0;
+  virtual bool undecided() const = 0;
+  virtual BatchStats stats() const = 0;
+  virtual std::vector<TensorDigest> digests() const = 0;
+  virtual void close() = 0;
+  // False in a forked child, where no other call may be made.
+  virtual bool in_own_process() const = 0;
+};
+
+class BusClient;
+
+class PairClient {
+ public:
+  virtual ~PairClient() = default;
+  virtual const BusClient* bus() const = 0;
+  virtual const std::string& name() const = 0;
+  virtual const std::string& peer_job() const = 0;
+  virtual const Layout& layout() const = 0;  // of tensors that bring none
+  virtual int peer_world() const = 0;
+  virtual std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout) = 0;
+  virtual std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors,
+                                                      bool sends, Timeout timeout, const BatchOptions& options) = 0;
+  virtual bool in_own_process() const = 0;
+};
+
+class BusClient {
+ public:
+  virtual ~BusClient() = default;
+  virtual const BusOptions& options() const = 0;  // completed from the environment
+  // Throws kInvalidArgument in a forked child.
+  virtual void require_own_process() const = 0;
+  virtual bool in_own_process() const = 0;
+  virtual bool alive() const = 0;
+  virtual std::shared_ptr<PairClient> pair(const PairOptions& options) = 0;
+};
+
+inline constexpr const char* kEmbeddedAgent = "embedded";
+inline constexpr const char* kDaemonAgent = "daemon";
+
+// Options completed from the environment. Throws kInvalidArgument for what cannot be.
+BusOptions complete(BusOptions options);
+// Throws kInvalidArgument unless the pair can be one of the bus'.
+void check(const BusOptions& bus, const PairOptions& pair);
+
+}  // namespace tessera::bus

@@ -1,0 +1,193 @@
+#include "bus/embedded.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "bus/agent.h"
+#include "bus/batch.h"
+#include "bus/own_process.h"
+#include "bus/receiver.h"
+#include "bus/rendezvous.h"
+#include "bus/sender.h"
+#include "tessera/store.h"
+
+namespace tessera::bus {
+namespace {
+
+// A process' place on the bus. Pairs and batches keep it alive.
+class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<EmbeddedBus> {
+ public:
+  explicit EmbeddedBus(BusOptions options) : options_(std::move(options)) {
+    const Deadline deadline = Deadline::after(options_.timeout);
+    store_ = open_store(options_.store, {.connect_timeout = options_.timeout, .stop = options_.stop});
+    agent_ = std::make_unique<Agent>(
+        Identity{options_.name_space, options_.job, options_.rank, options_.world},
+        options_.threads > 0 ? options_.threads : std::max(1, usable_cpus() / std::max(1, options_.world)));
+    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->incarnation(), agent_->address());
+    rendezvous_->claim({.deadline = deadline, .stop = options_.stop});
+  }
+
+  void require_own_process() const override { process_.require(agent_->identity().name()); }
+  bool in_own_process() const override { return process_.here(); }
+
+  const BusOptions& options() const override { return options_; }
+  Store& store() { return *store_; }
+  Agent& agent() { return *agent_; }
+  Rendezvous& rendezvous() { return *rendezvous_; }
+
+  bool alive() const override { return true; }
+  std::shared_ptr<PairClient> pair(const PairOptions& options) override;
+
+ private:
+  const OwnProcess process_;
+  const BusOptions options_;
+  // In this order: the rendezvous uses the store, nobody uses the rendezvous when it goes.
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Agent> agent_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+};
+
+// Two jobs joined. A rank that goes while others may wait for what it registers tells them why.
+class EmbeddedPair final : public PairClient, public std::enable_shared_from_this<EmbeddedPair> {
+ public:
+  EmbeddedPair(std::shared_ptr<EmbeddedBus> bus, PairView view, Layout layout)
+      : bus_(std::move(bus)), view_(std::move(view)), layout_(std::move(layout)) {
+    set_owing(unregistered());
+  }
+  ~EmbeddedPair() override {
+    if (owing_.ok()) return;
+    try {
+      bus_->rendezvous().leave(view_, owing_, !bus_->options().stop.stop_requested());
+    } catch (const Error& error) {
+      log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(),
+                 view_.name, error.what());
+    }
+  }
+  EmbeddedPair(const EmbeddedPair&) = delete;
+  EmbeddedPair& operator=(const EmbeddedPair&) = delete;
+
+  const BusClient* bus() const override { return bus_.get(); }
+  const std::string& name() const override { return view_.name; }
+  const std::string& peer_job() const override { return view_.peer_job; }
+  const Layout& layout() const override { return layout_; }
+  int peer_world() const override { return static_cast<int>(view_.peer.size()); }
+  bool in_own_process() const override { return bus_->in_own_process(); }
+
+  std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) override {
+    bus_->require_own_process();
+    check_name("batch", id);
+    set_owing(unregistered());
+    try {
+      return bus_->rendezvous().peer_manifest(view_, id, patience(timeout)).entries;
+    } catch (const Error& error) {
+      // After a deadline it may be asked for again; all else ends the batch, for which the other side is waiting.
+      if (error.code() == ErrorCode::kDeadlineExceeded)
+        set_owing(gave_up(status_of_current_exception()));
+      else
+        give_up(id, status_of_current_exception());
+      throw;
+    }
+  }
+
+  std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
+                                              Timeout timeout, const BatchOptions& batch_options) override {
+    bus_->require_own_process();
+    check_name("batch", id);
+    if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
+      fail(ErrorCode::kInvalidArgument, "batch {}: {} snapshots: 2 to {} are possible", id, batch_options.snapshots,
+           kMaxSlots);
+    const Deadline deadline = Deadline::after(timeout);
+    const BusOptions& options = bus_->options();
+    BatchSetup setup{.keep_alive = shared_from_this(),
+                     .agent = &bus_->agent(),
+                     .rendezvous = &bus_->rendezvous(),
+                     .store = &bus_->store(),
+                     .stop = options.stop,
+                     .stall = options.stall,
+                     .digest = options.digest,
+                     .pair = view_.name,
+                     .id = id,
+                     .layout = layout_,
+                     .options = batch_options,
+                     .tensors = {tensors.begin(), tensors.end()}};
+    bus_->agent().claim_batch(view_.name, id);  // what the live one has published must not be overwritten
+    std::shared_ptr<BatchImpl> batch;
+    if (sends)
+      batch = std::make_shared<SenderBatch>(std::move(setup));
+    else
+      batch = std::make_shared<ReceiverBatch>(std::move(setup));
+    bus_->rendezvous().begin(view_, id);
+    try {
+      batch->open(view_, deadline);
+    } catch (...) {
+      const Status why = status_of_current_exception();
+      give_up(id, why);
+      batch->close();
+      throw;
+    }
+    set_owing({});
+    return batch;
+  }
+
+ private:
+  // The others are waiting for this rank.
+  void give_up(const std::string& batch, const Status& status) {
+    set_owing(gave_up(status));
+    try {
+      bus_->rendezvous().report(view_, batch, status);
+      bus_->rendezvous().withdraw(view_, batch);
+    } catch (const Error& error) {
+      log().info("{}: the others cannot be told that it gives batch {} up: {}", bus_->agent().identity().name(), batch,
+                 error.what());
+    }
+  }
+
+  Patience patience(Timeout timeout) const {
+    return {.deadline = Deadline::after(timeout), .stop = bus_->options().stop};
+  }
+
+  void set_owing(Status reason) {
+    const std::lock_guard lock(mutex_);
+    owing_ = std::move(reason);
+  }
+  Status unregistered() const {
+    return failed(ErrorCode::kPeerLost, "{} left before it had registered", bus_->agent().identity().name());
+  }
+  Status gave_up(const Status& why) const {
+    const ErrorCode code = why.code() == ErrorCode::kCancelled ? ErrorCode::kPeerLost : why.code();  // to the others
+    return failed(code, "{} gave up: {}", bus_->agent().identity().name(), why.message());
+  }
+
+  const std::shared_ptr<EmbeddedBus> bus_;
+  const PairView view_;
+  const Layout layout_;  // of tensors that bring none
+  std::mutex mutex_;
+  Status owing_;  // not ok while the others may wait for a registration: what they are told if none comes
+};
+
+std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {
+  require_own_process();
+  return std::make_shared<EmbeddedPair>(
+      shared_from_this(),
+      rendezvous().join(options.name, options.peer,
+                        {.deadline = Deadline::after(options.timeout), .stop = options_.stop}),
+      options.layout);
+}
+
+}  // namespace
+
+std::shared_ptr<BusClient> open_embedded(BusOptions options) {
+  return std::make_shared<EmbeddedBus>(std::move(options));
+}
+
+std::shared_ptr<BatchImpl> embedded_batch(const std::shared_ptr<BatchClient>& batch) {
+  return std::static_pointer_cast<BatchImpl>(batch);
+}
+
+std::shared_ptr<Operation> embedded_operation(const std::shared_ptr<OperationClient>& operation) {
+  return std::static_pointer_cast<Operation>(operation);
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,51 @@
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "base/config.h"
+#include "bus/daemon.h"
+#include "tools/commands.h"
+#include "tools/interrupt.h"
+#include "tools/option_checks.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr char kAgentExamples[] = R"(Examples:
+  tessera agent --job trainer --rank 0
+  TESSERA_AGENT=daemon tessera send model.safetensors --job trainer --rank 0 ...
+
+One agent a rank, started before or after the worker, on its machine and with its TESSERA_RUNTIME_DIR. It outlives the
+worker: what the worker had posted for sending from shared memory is sent to its end, and the next worker is waited
+for. Where the store is, the worker says.)";
+
+}  // namespace
+
+void add_agent_command(CLI::App& app, Run& run) {
+  CLI::App& command =
+      *app.add_subcommand("agent", "Run the agent of one rank as a daemon, until a signal")->footer(kAgentExamples);
+  const auto options = std::make_shared<bus::DaemonOptions>();
+  const auto json = std::make_shared<bool>(false);
+  options->name_space = Config::get().name_space;
+  command.add_option("--job", options->job, "Name of the worker's job")->required()->check(not_empty());
+  command.add_option("--rank", options->rank, "The worker's rank in it")->required()->check(CLI::NonNegativeNumber);
+  command.add_option("--namespace", options->name_space, "Of the run")->capture_default_str();
+  command.add_flag("--json", *json, "Print {\"address\":\"...\"} when ready");
+  command.callback([options, json, &run] {
+    run = [options, json](Interrupt& interrupt) {
+      const bus::Daemon daemon(*options);
+      if (*json)
+        fmt::print("{}\n", nlohmann::json{{"address", daemon.address()}}.dump());
+      else
+        fmt::print("{}\n", daemon.address());
+      std::fflush(stdout);
+      interrupt.wait();
+      return ExitStatus::kInterrupted;
+    };
+  });
+}
+
+}  // namespace tessera::tools
