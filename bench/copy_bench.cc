@@ -185,7 +185,7 @@ class Transfer {
       if (!case_.shared) continue;
       const auto arena = SharedHeap::process().locate(src_.back()->data, 1)->arena;
       if (known.insert(arena->id()).second)
-        peer_->add_arena({arena->id(), arena->bytes()}, UniqueFd(::dup(arena->fd())));
+        peer_->add_arena({arena->id(), arena->bytes()}, UniqueFd(::dup(arena->fd_for_peer())));
     }
     source_routes_.resize(kSources);
   }

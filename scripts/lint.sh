@@ -20,6 +20,7 @@ clang-format-19 --dry-run --Werror "${sources[@]}"
 say "layers and documents"
 python3 scripts/check_layers.py
 python3 scripts/check_docs.py
+python3 scripts/check_troubleshooting.py
 [ "$mode" = --quick ] && exit 0
 
 say "clang-tidy"

@@ -116,6 +116,28 @@ class Files(CommandTest):
         self.processes.append(receiver)
         self.assert_one_line(self.finish(receiver), 2, "large")
 
+    def test_a_full_disk_ends_a_receiver_with_a_line_and_leaves_nothing_on_it(self):
+        full = self.path / "full"
+        full.mkdir()
+        user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
+        mounted = ["unshare", "--mount", *user, "sh", "-c", f"mount -t tmpfs -o size=64k none {full} && \"$@\"", "sh"]
+        try:
+            if subprocess.run([*mounted, "true"], capture_output=True, timeout=HANG).returncode != 0:
+                self.skipTest("no file system may be mounted here")
+        except FileNotFoundError:
+            self.skipTest("no unshare here")
+        write_safetensors(self.model, {"w": ("F32", [1 << 16], floats(1 << 16))})
+        self.sender()
+        receive = [cli_test.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
+                   "--layout", ".*=1:R", "--timeout", "20", "--out", full / "out"]
+        receiver = subprocess.Popen(
+            [*mounted, "sh", "-c", f'"$@"; code=$?; find {full} -type f; exit $code', "sh", *receive],
+            env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.processes.append(receiver)
+        code, output, errors = self.finish(receiver)
+        self.assertEqual((code, output), (2, ""), errors)
+        self.assertIn("No space left on device", errors)
+
 
 if __name__ == "__main__":
     cli_test.TESSERA = sys.argv.pop(1)

@@ -1,5 +1,6 @@
 #include "base/process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -13,22 +14,35 @@
 #include <sstream>
 
 #include "base/control_groups.h"
+#include "base/fail.h"
 
 namespace tessera {
 namespace {
 
-// Field 22 of /proc/PID/stat, 0 if the process is gone. The command name (field 2) may hold spaces and parentheses, so
-// counting starts behind its last ')'.
-uint64_t start_time_of(int32_t pid) {
+// Fields 3 and 22 of /proc/PID/stat, zero if the process is gone.
+struct Stat {
+  char state = 0;
+  uint64_t start_time = 0;
+};
+
+// The command name (field 2) may hold spaces and parentheses, so counting starts behind its last ')'.
+Stat stat_of(int32_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
-  if (!std::getline(file, line)) return 0;
+  if (!std::getline(file, line)) return {};
   const size_t end = line.rfind(')');
-  if (end == std::string::npos) return 0;
+  if (end == std::string::npos) return {};
   std::istringstream fields(line.substr(end + 1));
+  Stat stat;
+  fields >> stat.state;
   std::string field;
-  for (int number = 3; number <= 22; ++number) fields >> field;
-  return fields ? std::strtoull(field.c_str(), nullptr, 10) : 0;
+  for (int number = 4; number <= 22; ++number) fields >> field;
+  stat.start_time = std::strtoull(field.c_str(), nullptr, 10);
+  return fields ? stat : Stat{};
+}
+
+uint64_t start_time_of(int32_t pid) {
+  return stat_of(pid).start_time;
 }
 
 uint64_t pid_namespace() {
@@ -40,6 +54,12 @@ std::string boot_id() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   return id;
+}
+
+// What was not read for want of a descriptor is there nevertheless: whoever took it for empty would know no peer again.
+void require_descriptor() {
+  if (!UniqueFd(::open("/proc/self/stat", O_RDONLY | O_CLOEXEC)) && (errno == EMFILE || errno == ENFILE))
+    fail_errno("open /proc/self/stat");
 }
 
 bool has_our_pids(const Incarnation& other) {
@@ -65,11 +85,13 @@ Incarnation Incarnation::self() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (self.pid != ::getpid()) {
-    self = {.boot_id = tessera::boot_id(),
-            .pid_namespace = tessera::pid_namespace(),
-            .pid = ::getpid(),
-            .start_time = start_time_of(::getpid()),
-            .nonce = draw_nonce()};
+    const Incarnation found{.boot_id = tessera::boot_id(),
+                            .pid_namespace = tessera::pid_namespace(),
+                            .pid = ::getpid(),
+                            .start_time = start_time_of(::getpid()),
+                            .nonce = draw_nonce()};
+    if (found.boot_id.empty() || found.start_time == 0) require_descriptor();
+    self = found;
   }
   return self;
 }
@@ -115,6 +137,12 @@ Liveness liveness_of(const Incarnation& incarnation) {
   if (!fd) return Liveness::kUnknowable;
   pollfd poll_fd{.fd = fd.get(), .events = POLLIN, .revents = 0};
   return ::poll(&poll_fd, 1, 0) == 0 ? Liveness::kAlive : Liveness::kDead;  // a zombie is readable: dead
+}
+
+bool is_stopped(const Incarnation& incarnation) {
+  if (!has_our_pids(incarnation)) return false;
+  const Stat stat = stat_of(incarnation.pid);
+  return stat.start_time == incarnation.start_time && (stat.state == 'T' || stat.state == 't');
 }
 
 int usable_cpus() {

@@ -40,6 +40,9 @@ enum class Liveness { kAlive, kDead, kUnknowable };
 
 Liveness liveness_of(const Incarnation& incarnation);
 
+// Whether it is stopped now, by a signal or by a debugger. False where that cannot be seen from here.
+bool is_stopped(const Incarnation& incarnation);
+
 // A pidfd of that very incarnation, readable once it has died. Empty if it is dead already or cannot be seen from here:
 // liveness_of() tells which.
 UniqueFd open_pidfd(const Incarnation& incarnation);

@@ -31,7 +31,7 @@ LogScope log_scope(const Identity& identity, std::string_view pair, std::string_
 Agent::Agent(Identity identity, int threads)
     : identity_(std::move(identity)),
       incarnation_(Incarnation::next()),
-      runtime_dir_(RuntimeDir::open()),
+      runtime_dir_(RuntimeDir::open(RuntimeDir::default_root(), identity_.name())),
       address_(runtime_dir_.path("agent")),
       listener_(listen_unix(address_)),
       loop_("tessera-agent"),

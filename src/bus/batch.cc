@@ -197,6 +197,7 @@ std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout 
   data_start_ = {};
   Trace::begin(operation_name_, track_, {.subject = subject_});
   set_deadline(Deadline::after(timeout));
+  if (peers_timer_ == 0) peers_timer_ = loop().add_timer_after(kSilence, [this] { watch_peers(); });
   return operation_;
 }
 
@@ -222,6 +223,13 @@ void BatchImpl::watch_deadline() {
     on_deadline();
   else
     set_deadline(deadline_);
+}
+
+void BatchImpl::watch_peers() {
+  peers_timer_ = 0;
+  if (!operation_) return;
+  peers_timer_ = loop().add_timer_after(kStopPeriod, [this] { watch_peers(); });
+  if (Clock::steady().now() - operation_start_ >= kSilence) check_peers();
 }
 
 bool BatchImpl::cancel(uint64_t operation) {
@@ -344,6 +352,7 @@ void BatchImpl::close() {
   await_readers();
   setup_.agent->run_on_loop([&] {
     loop().cancel_timer(timer_);
+    loop().cancel_timer(peers_timer_);
     close_sessions();
   });
   for (const auto& meeting : meetings_) meeting->stop();

@@ -95,7 +95,8 @@ class BatchImpl : public BatchClient,
   virtual void close_sessions() = 0;
   virtual std::vector<const Session*> sessions() const = 0;
   virtual std::vector<std::string> waits_for() const = 0;  // the operation under way: "inference/1 to take version 7"
-  virtual void on_copied() = 0;                            // by the shadow
+  virtual void check_peers() = 0;  // Session::check_peers() of those that the operation under way waits for
+  virtual void on_copied() = 0;    // by the shadow
   // On the thread of close(), before the sessions are: returns once nobody reads what is Tessera's own.
   virtual void await_readers() {}
   // On the thread of close(), once everything is over.
@@ -116,6 +117,7 @@ class BatchImpl : public BatchClient,
   void enter(const char* phase);
   void set_deadline(Deadline deadline);  // of the operation
   void watch_deadline();
+  void watch_peers();
   void end_operation(const Status& status);
 
   void begin_count();  // REQUIRES: mutex_ is held
@@ -137,7 +139,8 @@ class BatchImpl : public BatchClient,
   // one.
   EventLoop::TimerId timer_ = 0;
   TimePoint timer_due_{};
-  TimePoint data_start_{};  // of the operation; the epoch before any data flows
+  EventLoop::TimerId peers_timer_ = 0;  // likewise
+  TimePoint data_start_{};              // of the operation; the epoch before any data flows
   uint64_t operation_number_ = 0;
   bool closed_ = false;
   std::atomic<int64_t> version_{0};

@@ -40,6 +40,7 @@ void Link::set_handlers(OnFrame on_frame, OnEnd on_end) {
 }
 
 void Link::watch_process(const Incarnation& incarnation) {
+  process_ = incarnation;
   pidfd_ = open_pidfd(incarnation);
   if (!pidfd_) {
     if (liveness_of(incarnation) == Liveness::kDead)
@@ -50,6 +51,12 @@ void Link::watch_process(const Incarnation& incarnation) {
   loop_.add_fd(pidfd_.get(), EPOLLIN, [weak](uint32_t) {
     if (const auto self = weak.lock()) self->handle_death();
   });
+}
+
+void Link::end_if_stopped() {
+  if (!open() || Clock::steady().now() - heard_ < kSilence) return;
+  const Status status = stop_watch_.look(name_, process_);
+  if (!status.ok()) reject_and_end(status, status);
 }
 
 void Link::send_bytes(MessageType type, std::span<const std::byte> payload, std::vector<UniqueFd> fds) {
@@ -101,6 +108,7 @@ bool Link::read_all() {
   if (!open()) return true;
   try {
     const bool more = reader_.fill(socket_.get());
+    heard_ = Clock::steady().now();
     while (open() && reader_.next(incoming_)) handle_frame(incoming_);
     return more;
   } catch (const std::exception&) {
@@ -110,9 +118,7 @@ bool Link::read_all() {
     if (!open()) return true;
     // What does not parse is the peer's mistake, not an argument of the user's.
     const ErrorCode code = status.code() == ErrorCode::kInvalidArgument ? ErrorCode::kMismatch : status.code();
-    const std::shared_ptr<const Handlers> handlers = handlers_;
-    reject(Status(code, status.message()));
-    if (handlers) handlers->on_end(Status(code, fmt::format("{}: {}", name_, status.message())));
+    reject_and_end(Status(code, status.message()), Status(code, fmt::format("{}: {}", name_, status.message())));
     return true;
   }
 }
@@ -135,6 +141,12 @@ void Link::reject(const Status& reason) {
     // The peer does not read: it will find the connection closed.
   }
   close();
+}
+
+void Link::reject_and_end(const Status& reason, const Status& status) {
+  const std::shared_ptr<const Handlers> handlers = handlers_;
+  reject(reason);
+  if (handlers) handlers->on_end(status);
 }
 
 void Link::end(const Status& status) {

@@ -8,6 +8,7 @@
 #include "base/event_loop.h"
 #include "base/framing.h"
 #include "bus/messages.h"
+#include "bus/stopped_peer.h"
 
 namespace tessera::bus {
 
@@ -28,6 +29,9 @@ class Link : public std::enable_shared_from_this<Link> {
   const std::string& name() const { return name_; }  // "trainer/3"
   // From now on ends at once when that process dies, socket or not. Same host and pid namespace only.
   void watch_process(const Incarnation& incarnation);
+  // Ends, and tells the peer, if that process is stopped and nothing has come from it for a while. To be called every
+  // kStopPeriod while something waits for it.
+  void end_if_stopped();
   void set_limits(FrameLimits limits) { reader_.set_limits(limits); }
 
   template <typename Message>
@@ -52,10 +56,14 @@ class Link : public std::enable_shared_from_this<Link> {
   void handle_frame(Frame& frame);
   bool read_all();  // false once the peer has ended the stream
   void end(const Status& status);
+  void reject_and_end(const Status& reason, const Status& status);
 
   EventLoop& loop_;
   UniqueFd socket_;
   UniqueFd pidfd_;
+  Incarnation process_;
+  StopWatch stop_watch_;
+  TimePoint heard_ = Clock::steady().now();
   std::string name_;
   FrameReader reader_;
   FrameWriter writer_;

@@ -61,8 +61,9 @@ std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) 
     Status why;
     try {
       // Destroyed before the session: a callback that is under way is waited for.
-      const auto watch = rendezvous_.watch(view_, batch_, agreement,
-                                           [&session](const std::string& rank) { session->supersede(rank); });
+      const auto watch = rendezvous_.watch(
+          view_, batch_, agreement, [&session](const std::string& rank) { session->supersede(rank); },
+          [&session](const Status& heard) { session->give_up(heard); });
       Patience attaching = patience;
       if (patience.background) attaching.deadline = Deadline::after(kAttachTimeout);
       if (session->attach(attaching) == Session::Outcome::kAttached) return session;

@@ -61,6 +61,7 @@ class PullLink {
   Rank rank() const { return rank_; }
   const std::string& name() const { return name_; }
   bool open() const { return link_ && link_->open(); }
+  Link* connection() const { return link_.get(); }  // null before adopt()
   bool ready() const { return ready_; }
   int64_t offered() const { return offers_.empty() ? 0 : offers_.back().version; }  // the newest; 0: nothing
   bool offers(int64_t version) const;

@@ -76,6 +76,10 @@ BatchReport ReceiverBatch::report() const {
   return report;
 }
 
+void ReceiverBatch::check_peers() {
+  if (session_) session_->check_peers();
+}
+
 // --- versions
 // ---------------------------------------------------------------------------------------------------------
 
@@ -107,15 +111,25 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
   const auto ready = [&] { return newest_.load() >= version || losses_ != losses; };
   const VersionWait wait{.version = version, .since = Clock::steady().now()};
   version_waits_.push_back(wait);
-  const bool came = changed_.wait_for(lock, setup_.stop, timeout, ready);
-  version_waits_.erase(std::ranges::find(version_waits_, wait));
-  if (!came) {
+  const auto forget = [&] { version_waits_.erase(std::ranges::find(version_waits_, wait)); };
+  const Deadline deadline = Deadline::after(timeout);
+  Duration period = kSilence;
+  while (!changed_.wait_for(lock, setup_.stop, std::min(deadline.left(), period), ready)) {
+    if (!setup_.stop.stop_requested() && !deadline.passed()) {
+      period = kStopPeriod;
+      lock.unlock();
+      setup_.agent->run_on_loop([this] { check_peers(); });  // its loop ends after its batches
+      lock.lock();
+      continue;
+    }
+    forget();
     if (setup_.stop.stop_requested())
       fail(ErrorCode::kCancelled, "{}: the wait of {} for version {} was interrupted", describe(), identity().name(),
            version);
     fail(ErrorCode::kDeadlineExceeded, "{}: {} waited {:.1f} s for version {}; the newest on offer is {}", describe(),
          identity().name(), to_seconds(timeout), version, newest_.load());
   }
+  forget();
   if (newest_.load() < version) {
     unreported_ = false;
     lost_.throw_if_error();

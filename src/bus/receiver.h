@@ -47,6 +47,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   void close_sessions() override;
   std::vector<const Session*> sessions() const override;
   std::vector<std::string> waits_for() const override;
+  void check_peers() override;
   void on_copied() override;
   void on_closed() override;
   Rendezvous::Offer own_offer() const override;

@@ -70,6 +70,19 @@ std::vector<std::string> ReceiverSession::unready() const {
   return names;
 }
 
+std::vector<Link*> ReceiverSession::awaited_links() const {
+  const bool pulls = phase_ == Phase::kPulling || phase_ == Phase::kFailing;
+  std::vector<Link*> links;
+  if (phase_ != Phase::kVoting)
+    for (const auto& link : links_)
+      if (!pulls || link->busy()) links.push_back(link->connection());
+  if (pulls) return links;
+  if (leader_) links.push_back(leader_.get());
+  for (const auto& [rank, follower] : followers_)
+    if (got_[static_cast<size_t>(rank)] < announced_) links.push_back(follower.get());
+  return links;
+}
+
 void ReceiverSession::accept(Caller caller) {
   if (!leads() || caller.attach.purpose != Attach::Purpose::kControl)
     fail(ErrorCode::kMismatch, "{}: {} receives it and serves nothing", describe(), identity().name());

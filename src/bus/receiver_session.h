@@ -76,6 +76,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
 
   void connect() override;
   std::vector<std::string> unready() const override;
+  std::vector<Link*> awaited_links() const override;
   void detach_all(const Status& why) override;
   void on_broken(const Status& latest) override;
   bool may_go_on() const override;

@@ -18,8 +18,8 @@ namespace {
 
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
-constexpr Duration kCheckPeriod = seconds(1);  // of who has died, while something is waited for
-constexpr Duration kLookPeriod = seconds(60);  // in the background
+constexpr Duration kCheckPeriod = seconds(0.4);  // of who has died or is stopped, while something is waited for
+constexpr Duration kLookPeriod = seconds(60);    // in the background
 constexpr Duration kStoreTimeout = seconds(10);
 constexpr Duration kDecisionTimeout = seconds(5);
 
@@ -288,7 +288,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
 
 Rendezvous::History Rendezvous::History::next() const {
   History next = *this;
-  for (const auto& [speaker, registration] : read) next.past[speaker] = registration;
+  for (const auto& [speaker, registration] : read) next.past[speaker] = std::max(next.past[speaker], registration);
   next.read.clear();
   next.over = false;
   ++next.attempt;
@@ -329,7 +329,7 @@ bool Rendezvous::Awaited::is_fresh(size_t rank, const std::string& key, const St
   return past == history.past.end() || of.attempt > past->second;
 }
 
-StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, const Patience& patience) {
+StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience) {
   const std::string records = meeting(side.view, side.batch);
   const std::string manifest = manifest_key(records, side.job);
   const auto missing_ranks = [&](const StoreView& items) {
@@ -341,14 +341,19 @@ StoreView Rendezvous::await_side(const Awaited& side, const Awaited* fellows, co
   };
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(side, items);
-    if (fellows != nullptr) throw_if_failed(*fellows, items);
+    if (other) throw_if_failed(*other, items);
     return side.is_fresh(0, manifest, items) && missing_ranks(items).empty();
   };
   const auto missing = [&](const StoreView& items) {
     const std::vector<Rank> absent = missing_ranks(items);
     return absent.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, absent);
   };
-  const auto check = [&](const StoreView& items) { throw_if_gone(side, missing_ranks(items), patience.deadline); };
+  StopWatches stop_watches;
+  const auto check = [&](const StoreView& items) {
+    const std::vector<Rank> absent = missing_ranks(items);
+    throw_if_gone(side, absent, patience.deadline);
+    throw_if_stopped(side, absent, stop_watches);
+  };
   return wait(records, complete,
               {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch),
                .until = " to register",
@@ -375,8 +380,7 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
   std::vector<ManifestDiff> diffs;
   for (size_t rank = 0; rank < world; ++rank) {
     const std::string key = batch_key(records, job, static_cast<Rank>(rank));
-    const KeyValue& item = items.at(key);
-    BatchRecord record = BatchRecord::read(key, item.value);
+    BatchRecord record = BatchRecord::read(key, items.at(key).value);
     if (record.sends != sends)
       fail(ErrorCode::kMismatch, "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts",
            view.name, batch, rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
@@ -384,7 +388,6 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
     side.digest = side.digest && record.digest;
     side.versions.push_back(record.version);
     side.members.push_back(std::move(record.of));
-    side.revision = std::max(side.revision, item.mod_revision);
     diffs.push_back(std::move(record.diff));
   }
   side.manifest = merge(job, ManifestRecord::read(manifest, items.at(manifest).value).manifest, diffs);
@@ -414,7 +417,11 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
       return fellows.is_fresh(0, manifest, items);
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
-    const auto check = [&](const StoreView&) { throw_if_gone(fellows, {0}, patience.deadline); };
+    StopWatches stop_watches;
+    const auto check = [&](const StoreView&) {
+      throw_if_gone(fellows, {0}, patience.deadline);
+      throw_if_stopped(fellows, {0}, stop_watches);
+    };
     const StoreView items = wait(records, published,
                                  {.what = fmt::format("pair {}, batch {}", view.name, batch),
                                   .until = " to register",
@@ -429,10 +436,10 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
 
   // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
   // or, where it is still joining, leave for.
-  const StoreView own_items = await_side(fellows, nullptr, patience);
+  const StoreView own_items = await_side(fellows, peers, patience);
   remember(fellows, own_items);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), own.sends, own_items);
-  const StoreView peer_items = await_side(peers, &fellows, patience);
+  const StoreView peer_items = await_side(peers, fellows, patience);
   remember(peers, peer_items);
   const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !own.sends, peer_items);
   const Side& sender = own.sends ? mine : theirs;
@@ -445,7 +452,6 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
       .sent_version = std::ranges::max(sender.versions),
       .floor = 0,
       .members = mine.members,
-      .revision = std::max(mine.revision, theirs.revision),
   };
   agreement.members.insert(agreement.members.end(), theirs.members.begin(), theirs.members.end());
   // Versions of senders that were all started anew are not to be compared with what is held from those before.
@@ -456,34 +462,48 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
 }
 
 std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string& batch, const Agreement& agreement,
-                                         std::function<void(const std::string& rank)> changed) {
+                                         std::function<void(const std::string& rank)> changed,
+                                         std::function<void(const Status& why)> gave_up) {
   const std::string records = meeting(view, batch);
+  const Registration& own = agreement.members[static_cast<size_t>(identity_.rank)];
+  const FailureRecord::Seen self{.speaker = speaker_of(own.incarnation, identity_.job, identity_.rank),
+                                 .attempt = own.attempt};
   struct Member {
     std::string name;
     Registration of;
   };
-  std::map<std::string, Member> members;  // by key
+  std::map<std::string, Member> members;   // by key
+  std::map<std::string, Member> failures;  // that they may report; likewise
   for (size_t i = 0; i < agreement.members.size(); ++i) {
-    const bool own = i < view.own.size();
-    const auto rank = static_cast<Rank>(own ? i : i - view.own.size());
-    const std::string& job = own ? identity_.job : view.peer_job;
-    members.emplace(batch_key(records, job, rank), Member{rank_name(job, rank), agreement.members[i]});
+    const bool is_own = i < view.own.size();
+    const auto rank = static_cast<Rank>(is_own ? i : i - view.own.size());
+    const std::string& job = is_own ? identity_.job : view.peer_job;
+    const Member member{rank_name(job, rank), agreement.members[i]};
+    members.emplace(batch_key(records, job, rank), member);
+    if (member.of != own) failures.emplace(failure_key(records, job, rank), member);
   }
-  return store_.watch(records, agreement.revision + 1,
-                      [members = std::move(members), changed = std::move(changed)](const WatchUpdate& update) {
-                        if (update.type == WatchUpdate::Type::kCompacted)
-                          for (const auto& [key, member] : members) changed(member.name);
-                        for (const StoreEvent& event : update.events) {
-                          const auto it = members.find(event.kv.key);
-                          if (it == members.end() || event.type != StoreEvent::Type::kPut) continue;
-                          try {
-                            const Registration of = record_registration(event.kv.key, event.kv.value);
-                            if (of != it->second.of) changed(it->second.name);
-                          } catch (const Error& error) {
-                            log().warn("{}", error.what());
-                          }
-                        }
-                      });
+  const auto look = [=, this](const std::string& key, const KeyValue& item) {
+    const auto it = members.find(key);
+    const auto failure = failures.find(key);
+    try {
+      if (it != members.end() && record_registration(key, item.value) != it->second.of) changed(it->second.name);
+      if (failure == failures.end()) return;
+      const FailureRecord record = FailureRecord::read(key, item.value);
+      if (record.of.incarnation != failure->second.of.incarnation || std::ranges::count(record.seen, self) == 0) return;
+      gave_up(hear(view, batch, failure->second.name, record, item.mod_revision));
+    } catch (const Error& error) {
+      log().warn("{}", error.what());
+    }
+  };
+  // The members' records were not all read at one time: what has changed since then is in no event to come.
+  const StoreRange now = store_.range(records, kStoreTimeout);
+  for (const auto& [key, item] : now.items) look(key, item);
+  return store_.watch(records, now.revision + 1, [look, members, changed](const WatchUpdate& update) {
+    if (update.type == WatchUpdate::Type::kCompacted)
+      for (const auto& [key, member] : members) changed(member.name);
+    for (const StoreEvent& event : update.events)
+      if (event.type == StoreEvent::Type::kPut) look(event.kv.key, event.kv);
+  });
 }
 
 std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, std::function<void()> changed) {
@@ -550,19 +570,30 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
           present != items.end() && record_registration(key, present->second.value).attempt > record.of.attempt;
       if (anew || it->second.mod_revision <= side.history.ended) continue;
     }
-    {
-      const std::lock_guard lock(mutex_);
-      History& history = history_of(side.view, side.batch);
-      history.ended = std::max(history.ended, it->second.mod_revision);
-      history.heard = true;
-      history.over = history.over || known != record.seen.end();  // it has read this attempt, and waits for a newer one
-    }
-    // Cancelled, or late, is what that rank was, not this one.
-    const bool own_affair =
-        record.status.code() == ErrorCode::kCancelled || record.status.code() == ErrorCode::kDeadlineExceeded;
-    throw Error(own_affair ? ErrorCode::kPeerLost : record.status.code(),
-                fmt::format("{} gave up: {}", rank_name(side.job, rank), record.status.message()));
+    hear(side.view, side.batch, rank_name(side.job, rank), record, it->second.mod_revision).throw_if_error();
   }
+}
+
+Status Rendezvous::hear(const PairView& view, const std::string& batch, const std::string& whose,
+                        const FailureRecord& record, int64_t revision) {
+  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
+  const JobRank who = parse_pair_key("", whose);
+  {
+    const std::lock_guard lock(mutex_);
+    History& history = history_of(view, batch);
+    // Those that it speaks to give up what it has read of them. What else this rank has read may stand.
+    history.read.clear();
+    for (const auto& [speaker, attempt] : record.seen) history.read[speaker] = attempt;
+    history.read[speaker_of(record.of.incarnation, who.job, who.rank)] = record.of.attempt;
+    history.ended = std::max(history.ended, revision);
+    history.heard = true;
+    history.over = history.over || history.read.contains(self);  // it has read this attempt, and waits for a newer one
+  }
+  // Cancelled, or late, is what that rank was, not this one.
+  const bool own_affair =
+      record.status.code() == ErrorCode::kCancelled || record.status.code() == ErrorCode::kDeadlineExceeded;
+  return Status(own_affair ? ErrorCode::kPeerLost : record.status.code(),
+                fmt::format("{} gave up: {}", whose, record.status.message()));
 }
 
 void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const {
@@ -587,6 +618,15 @@ void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& mis
   const bool in_order = !store_.get(key, deadline.left());
   fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered", what, rank_name(side.job, dead.front()),
        in_order ? "left" : "died");
+}
+
+void Rendezvous::throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopWatches& watches) {
+  for (const Rank rank : missing) {
+    const Status status =
+        watches[rank].look(rank_name(side.job, rank), side.ranks[static_cast<size_t>(rank)].incarnation);
+    if (!status.ok())
+      throw Error(status.code(), fmt::format("pair {}, batch {}: {}", side.view.name, side.batch, status.message()));
+  }
 }
 
 int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record, bool lasting) {
@@ -638,7 +678,7 @@ bool Rendezvous::was_told(const PairView& view, const std::string& batch) const 
 Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, const Patience& patience) {
   const History history = begun(view, batch);
   const StoreView items = await_side(
-      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, nullptr, patience);
+      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, {}, patience);
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 

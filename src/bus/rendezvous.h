@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "bus/agent.h"
 #include "bus/manifest.h"
 #include "bus/records.h"
+#include "bus/stopped_peer.h"
 #include "tessera/bus.h"
 #include "tessera/store.h"
 
@@ -44,7 +46,6 @@ struct Agreement {
   int64_t floor = 0;         // versions up to this are held by all receiving ranks
   // Whose registrations it is built on: own ranks, then the peer's.
   std::vector<Registration> members;
-  int64_t revision = 0;  // of the newest of their records
 };
 
 // Thread-safe. Every call throws kDeadlineExceeded at its deadline, and kCancelled once its `stop` is requested, naming
@@ -74,9 +75,10 @@ class Rendezvous {
   };
   Agreement exchange(const PairView& view, const std::string& batch, const Offer& own, const Patience& patience);
   // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers anew; for every
-  // one if what came meanwhile was missed.
+  // one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what `agreement` is built on.
   std::unique_ptr<Watch> watch(const PairView& view, const std::string& batch, const Agreement& agreement,
-                               std::function<void(const std::string& rank)> changed);
+                               std::function<void(const std::string& rank)> changed,
+                               std::function<void(const Status& why)> gave_up);
   // Calls `changed`, there, once a rank of the two jobs is another process than in `view`.
   std::unique_ptr<Watch> watch_pair(const PairView& view, std::function<void()> changed);
   // Calls `met`, there, for each other job that registers the batch with this one, now and later; often more than once.
@@ -108,13 +110,12 @@ class Rendezvous {
     bool digest = true;
     std::vector<int64_t> versions;      // by rank
     std::vector<Registration> members;  // by rank
-    int64_t revision = 0;
   };
   // What this rank knows of earlier registrations of a batch, so that a new one is not built on what they left. Kept as
   // long as the rank: an id may be used again at any time.
   struct History {
     uint32_t attempt = 0;               // of this rank, the last
-    std::map<uint64_t, uint32_t> past;  // by speaker: the newest registration that an earlier attempt read
+    std::map<uint64_t, uint32_t> past;  // by speaker: the newest registration that ended with an earlier attempt
     std::map<uint64_t, uint32_t> read;  // those that the present attempt has read
     int64_t ended = 0;                  // revision of the newest failure that an attempt ended with
     bool heard = false;                 // the present attempt ended with another's failure
@@ -137,13 +138,14 @@ class Rendezvous {
                       const Patience& patience);
   History begun(const PairView& view, const std::string& batch);
   History& history_of(const PairView& view, const std::string& batch);  // under mutex_
-  // Fresh records of all its ranks. `fellows`, whose records were read before, may still give up.
-  StoreView await_side(const Awaited& side, const Awaited* fellows, const Patience& patience);
+  // Fresh records of all its ranks. Those of the `other` side may give up meanwhile.
+  StoreView await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience);
   // The present attempt is built on these.
   void remember(const Awaited& side, const StoreView& items);
   Side judge_side(const PairView& view, const std::string& batch, const std::string& job, size_t world, bool sends,
                   const StoreView& items) const;
-  // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called once a second, may throw.
+  // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called every kCheckPeriod, may
+  // throw.
   struct Waited {
     std::string what;
     std::string_view until;  // what is waited for those that are missing to do: "to join"
@@ -153,8 +155,14 @@ class Rendezvous {
   StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
                  const Patience& patience);
   void throw_if_failed(const Awaited& side, const StoreView& items);
+  // The present attempt ends with the failure of `whose` ("trainer/0"): what to throw.
+  Status hear(const PairView& view, const std::string& batch, const std::string& whose, const FailureRecord& record,
+              int64_t revision);
   // Throws if one of the `missing` ranks has left the pair or died.
   void throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const;
+  // Likewise if one is stopped.
+  using StopWatches = std::map<Rank, StopWatch>;
+  static void throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopWatches& watches);
   // Its revision. `lasting`: it outlives this process.
   int64_t publish_failure(const std::string& key, const FailureRecord& record, bool lasting);
 

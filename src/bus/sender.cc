@@ -115,6 +115,11 @@ std::vector<std::string> SenderBatch::waits_for() const {
   return texts;
 }
 
+void SenderBatch::check_peers() {
+  if (staged() && target_ && preparing_.empty()) return;  // the copy is on its way
+  for (const auto& [job, session] : sessions_) session->check_peers();
+}
+
 // --- offering
 // ---------------------------------------------------------------------------------------------------------
 

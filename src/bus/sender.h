@@ -41,6 +41,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void close_sessions() override;
   std::vector<const Session*> sessions() const override;
   std::vector<std::string> waits_for() const override;
+  void check_peers() override;
   void on_copied() override;
   bool withdraw(int64_t version) override;
   void await_readers() override;

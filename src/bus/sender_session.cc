@@ -324,6 +324,23 @@ bool SenderSession::reading() const {
   return false;
 }
 
+// Staged, a receiver is waited for only where its slot is needed: see SenderBatch::check_peers().
+std::vector<Link*> SenderSession::awaited_links() const {
+  std::vector<Link*> links;
+  const auto at_it = [&](const SourceLink& link) { return link.taking() != 0; };
+  for (const auto& [rank, link] : receivers_) {
+    const bool pins = held_ != 0 && link->ended_version() != held_;
+    const bool needed = phase_ == Phase::kOffered && link->done_version() != offering_;
+    if (at_it(*link) || (staged() ? pins : needed)) links.push_back(link->connection());
+  }
+  for (const auto& [rank, link] : owners_)
+    if (at_it(*link) || (phase_ != Phase::kIdle && link->ended_version() != offering_))
+      links.push_back(link->connection());
+  if (reducer_ && reducer_->busy())
+    for (const auto& link : reducer_->links()) links.push_back(link->connection());
+  return links;
+}
+
 bool SenderSession::idle() const {
   if (phase_ != Phase::kIdle) return false;
   const bool digesting = std::ranges::any_of(slots_, &Slot::running);

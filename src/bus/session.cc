@@ -1,6 +1,7 @@
 #include "bus/session.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "base/fail.h"
@@ -11,6 +12,22 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kAttachReminder = seconds(10);
+
+// A peer that has registered and cannot be connected to: it has gone, or it cannot be reached from here.
+Status why_not_reached(const std::string& name, const RankRecord& record, const Error& error) {
+  const bool absent = error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kNotFound;
+  const bool refused = error.code() == ErrorCode::kPermissionDenied;
+  const std::filesystem::path root = std::filesystem::path(record.address).parent_path().parent_path();
+  std::error_code ignored;
+  const bool sees_its_root =
+      record.incarnation.pid_namespace == Incarnation::self().pid_namespace && std::filesystem::exists(root, ignored);
+  if (refused || (absent && !sees_its_root && liveness_of(record.incarnation) != Liveness::kDead))
+    return failed(ErrorCode::kUnavailable,
+                  "{} runs on this host, but its socket does not open: {}: run both jobs as one user, with the same "
+                  "TESSERA_RUNTIME_DIR",
+                  name, error.what());
+  return failed(absent ? ErrorCode::kPeerLost : error.code(), "cannot reach {}: {}", name, error.what());
+}
 
 }  // namespace
 
@@ -43,12 +60,15 @@ Session::Outcome Session::attach(const Patience& patience) {
     readiness_changed();
   });
   for (const Call& call : calls_) {
+    if (!Incarnation::self().same_host(call.record.incarnation))
+      fail(ErrorCode::kUnavailable,
+           "{}: {}: {} runs on another host (their boot ids differ): run both jobs on one host", describe(),
+           identity().name(), call.name);
     try {
       setup_.agent->call(call.record.address, call.name, patience.deadline, call.on_link);
     } catch (const Error& error) {
-      const bool gone = error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kNotFound;
-      throw Error(gone ? ErrorCode::kPeerLost : error.code(),
-                  fmt::format("{}: {} cannot reach {}: {}", describe(), identity().name(), call.name, error.what()));
+      const Status why = why_not_reached(call.name, call.record, error);
+      throw Error(why.code(), fmt::format("{}: {}: {}", describe(), identity().name(), why.message()));
     }
   }
   WaitList::Entry entry(setup_.agent->waits());
@@ -62,11 +82,18 @@ Session::Outcome Session::attach(const Patience& patience) {
       if (!unready_.empty()) entry.set(fmt::format("{} to attach ({})", fmt::join(unready_, ", "), describe()));
       return ready_ || superseded() || !lost_.ok();
     };
-    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), kAttachReminder), decided)) {
+    Deadline reminder = Deadline::after(kAttachReminder);
+    Duration period = kSilence;
+    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), period), decided)) {
       const std::string waiting =
           fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
       if (patience.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
       if (patience.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
+      const Status stopped = look_for_stopped(unready_);
+      if (!stopped.ok()) throw Error(stopped.code(), fmt::format("{}: {}", waiting, stopped.message()));
+      period = kStopPeriod;
+      if (!reminder.passed()) continue;
+      reminder = Deadline::after(kAttachReminder);
       log().warn("{}", waiting);
     }
     if (!ready_) {  // once it was, a loss is as if it had come later: a version may be there to be taken
@@ -78,9 +105,33 @@ Session::Outcome Session::attach(const Patience& patience) {
   return Outcome::kAttached;
 }
 
+Status Session::look_for_stopped(const std::vector<std::string>& names) {
+  const auto look = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const std::string name = rank_name(job, static_cast<Rank>(rank));
+      if (std::ranges::find(names, name) == names.end()) continue;
+      const Status status = stop_watches_[name].look(name, ranks[rank].incarnation);
+      if (!status.ok()) return status;
+    }
+    return Status();
+  };
+  const Status status = look(identity().job, setup_.view.own);
+  return status.ok() ? look(setup_.view.peer_job, setup_.view.peer) : status;
+}
+
+void Session::check_peers() {
+  for (Link* link : awaited_links()) link->end_if_stopped();
+}
+
 void Session::supersede(const std::string& rank) {
   const std::lock_guard lock(mutex_);
   superseded_.insert(rank);
+  changed_.notify_all();
+}
+
+void Session::give_up(const Status& why) {
+  const std::lock_guard lock(mutex_);
+  if (lost_.ok()) lost_ = Status(why.code(), fmt::format("{}: {}", describe(), why.message()));
   changed_.notify_all();
 }
 

@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -16,6 +17,7 @@
 #include "bus/batch_routes.h"
 #include "bus/local_tensors.h"
 #include "bus/rendezvous.h"
+#include "bus/stopped_peer.h"
 
 namespace tessera::bus {
 
@@ -55,10 +57,14 @@ class Session : public Acceptor {
   Outcome attach(const Patience& patience);
   // "inference/1" has registered anew since: attach() gives up unless that rank is attached already. Any thread.
   void supersede(const std::string& rank);
+  // A rank has given the registration up: so does attach(), unless all are attached already. Any thread.
+  void give_up(const Status& why);
 
   // --- on the loop's thread ---
   void adopted();  // by its batch: from now on it tells when it is over
   bool broken() const { return !broken_.ok(); }
+  // Gives up peers that something here waits for and that are stopped: as if they had been lost. Every kStopPeriod.
+  void check_peers();
   Status broken_status() const;            // why; names the batch
   virtual bool idle() const = 0;           // nothing reads or writes tensors for it
   void close(const Status& why);           // tells the peers; ok: it is simply over. REQUIRES: idle()
@@ -69,6 +75,7 @@ class Session : public Acceptor {
 
   virtual void connect() = 0;                            // makes links, fills calls_
   virtual std::vector<std::string> unready() const = 0;  // peers that are not attached yet
+  virtual std::vector<Link*> awaited_links() const = 0;        // that a transfer needs to hear from now
   virtual void detach_all(const Status& why) = 0;
   // Whether what was lost leaves a transfer, begun or to come, that can still be done.
   virtual bool may_go_on() const { return false; }
@@ -99,10 +106,12 @@ class Session : public Acceptor {
 
  private:
   void fail_attach(const Status& status);
+  Status look_for_stopped(const std::vector<std::string>& names);
   void watch_members();  // until all are attached: a process that dies has no link yet to tell
   void unwatch_members();
 
   std::vector<UniqueFd> member_pidfds_;
+  std::map<std::string, StopWatch> stop_watches_;  // of attach(), by peer
   bool closed_ = false;
   bool adopted_ = false;
   bool retired_ = false;

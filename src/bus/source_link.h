@@ -54,6 +54,7 @@ class SourceLink {
   Rank rank() const { return rank_; }
   const std::string& name() const { return name_; }
   bool open() const { return link_ && link_->open(); }
+  Link* connection() const { return link_.get(); }
   bool left() const { return left_; }  // the peer has closed the batch, as it should
   bool ready() const { return ready_; }
   bool rings() const { return program_ != nullptr; }

@@ -20,7 +20,8 @@ bool cannot_shrink(int fd) {
 
 }  // namespace
 
-MappedArena::MappedArena(UniqueFd fd, uint64_t bytes, std::string_view owner) : fd_(std::move(fd)), bytes_(bytes) {
+MappedArena::MappedArena(UniqueFd fd, uint64_t bytes, std::string_view owner)
+    : fd_(std::move(fd)), bytes_(bytes), owner_(owner) {
   // The seal is read before the size: once it is there, the size seen afterwards stays.
   const bool mappable = cannot_shrink(fd_.get());
   struct stat file{};
@@ -53,8 +54,11 @@ Status MappedArena::read(uint64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return failed(code_of_errno(errno), "shared memory: reading at {}: {}", offset, std::strerror(errno));
-    if (got == 0) return failed(ErrorCode::kPeerLost, "shared memory: its owner cut the file short at {}", offset);
+    if (got < 0)
+      return failed(code_of_errno(errno), "shared memory of {}: reading at {}: {}", owner_, offset,
+                    std::strerror(errno));
+    if (got == 0)
+      return failed(ErrorCode::kPeerLost, "shared memory of {}: the file was cut short at {}", owner_, offset);
     offset += static_cast<uint64_t>(got);
     out = out.subspan(static_cast<size_t>(got));
   }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/fd.h"
@@ -33,6 +34,7 @@ class MappedArena {
   UniqueFd fd_;  // only where it is not mapped
   uint64_t bytes_ = 0;
   const std::byte* data_ = nullptr;
+  std::string owner_;
 };
 
 }  // namespace tessera

@@ -30,7 +30,7 @@ TEST(MappedArena, SeesWhatTheOwnerWrites) {
 }
 
 TEST(MappedArena, KeepsNoDescriptorOnceItIsMapped) {
-  const SharedArena arena(1, SharedArena::kHugePage);
+  SharedArena arena(1, SharedArena::kHugePage);
   const size_t before = open_fds();
   const MappedArena mapped(copy_of(arena.fd_for_peer()), arena.bytes(), "trainer/0");
   EXPECT_EQ(open_fds(), before);
@@ -50,7 +50,7 @@ TEST(MappedArena, IsNotMappedWhenItCouldShrinkAndReadsSurviveThat) {
 }
 
 TEST(MappedArena, RefusesWhatIsNotAsAnnounced) {
-  const SharedArena arena(1, SharedArena::kHugePage);
+  SharedArena arena(1, SharedArena::kHugePage);
   EXPECT_THROW(MappedArena(copy_of(arena.fd_for_peer()), arena.bytes() + 1, "trainer/0"), Error);
   EXPECT_THROW(MappedArena(copy_of(arena.fd_for_peer()), 0, "trainer/0"), Error);
   EXPECT_THROW(MappedArena(UniqueFd(), 4096, "trainer/0"), Error);

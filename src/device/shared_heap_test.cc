@@ -93,7 +93,7 @@ TEST(SharedHeap, RefusesOddAlignmentAndGivesNothingForNothing) {
 
 // What a peer that holds the descriptor could try.
 TEST(SharedArena, APeerCanNeitherWriteNorResize) {
-  const SharedArena arena(1, SharedArena::kHugePage);
+  SharedArena arena(1, SharedArena::kHugePage);
   arena.data()[0] = std::byte{42};
   EXPECT_NE(::ftruncate(arena.fd_for_peer(), 0), 0);
   EXPECT_NE(::ftruncate(arena.fd_for_peer(), static_cast<off_t>(2 * arena.bytes())), 0);

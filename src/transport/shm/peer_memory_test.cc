@@ -131,7 +131,7 @@ TEST(ShmPeerMemory, KnowsThatAFilterForbidsReading) {
 }
 
 TEST(ShmPeerMemory, ChecksEveryRangeAgainstTheAnnouncedArenas) {
-  const SharedArena arena(5, SharedArena::kHugePage);
+  SharedArena arena(5, SharedArena::kHugePage);
   ShmPeerMemory peer(Incarnation::self(), "trainer/0");
   peer.add_arena({5, arena.bytes()}, UniqueFd(::dup(arena.fd_for_peer())));
   const auto shared = [](uint32_t id, uint64_t offset, uint64_t bytes) {

@@ -1,0 +1,371 @@
+// One fault at a time: the store is restarted, memory or descriptors are refused, a peer is not what it should be. No
+// call hangs, no staged version is mixed, nothing is left, and once the fault is over the transfer completes.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <random>
+
+#include "base/framing.h"
+#include "base/runtime_dir.h"
+#include "tessera/memory.h"
+#include "tests/multiproc/jobs.h"
+#include "tests/multiproc/raw_rank.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int64_t kVersion = 7;
+
+// Takes and sends whole versions, staged on both sides: a sender keeps its snapshot on offer.
+class Hazard : public testing::Test {
+ protected:
+  static Side staged(Side side) {
+    side.options.mode = Mode::kStaged;
+    return side;
+  }
+  void start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
+    group_.start(side.job + "/" + std::to_string(side.rank), [=, this] { return with_batch(side, store_, body); });
+  }
+  // Offers kVersion until it is told that all is over, to one receiver after the other.
+  void start_trainer(const Signal& over) {
+    const Side side = staged(trainer(0, 1));
+    start(side, [=, &over](Batch& batch, std::vector<float>& tensor) {
+      fill(side, tensor, kVersion);
+      batch.send(kVersion).wait();
+      over.wait();
+      return 0;
+    });
+  }
+  static int take(const std::string& store, Timeout timeout = kPatience) {
+    const Side side = staged(inference(0, 1));
+    Bus bus({.job = side.job, .store = store, .threads = 1, .timeout = timeout});
+    Pair pair = bus.pair({.name = "weights", .peer = side.peer, .timeout = timeout});
+    std::vector<float> tensor = local_tensor(side);
+    const TensorSpec spec = spec_of(side, tensor);
+    Batch batch = pair.accept("policy", {&spec, 1}, timeout, side.options);
+    batch.recv({}, timeout).wait();
+    return holds(side, tensor, kVersion) && !batch.torn() ? 0 : 5;
+  }
+  static TensorSpec spec_of(const Side& side, std::vector<float>& tensor) {
+    return {.name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+  }
+  // A process takes what is on offer before `faulty` runs, and another one afterwards.
+  void expect_taken_after(const std::string& faulty, const std::function<int()>& body) {
+    const Signal over;
+    start_trainer(over);
+    const auto run = [this](const std::string& name, const std::function<int()>& what) {
+      const Outcome outcome = group_.wait_for(group_.start(name, what), 3 * hang_limit());
+      EXPECT_EQ(outcome.status, 0) << name << ": " << outcome.output;
+    };
+    run("inference/0 before", [this] { return take(store_); });
+    run(faulty, body);
+    run("inference/0 afterwards", [this] { return take(store_); });
+    over.raise();
+    expect_all_well(group_);
+  }
+
+  ProcessGroup group_;
+  std::string store_ = group_.start_store();
+};
+
+// --- the store
+// --------------------------------------------------------------------------------------------------------
+
+TEST_F(Hazard, TheStoreIsRestartedInTheMidstOfARegistration) {
+  const Signal joined;
+  const auto transfer = [](const Side& side) {
+    return [=](Batch& batch, std::vector<float>& tensor) {
+      if (side.sends) fill(side, tensor, kVersion);
+      (side.sends ? batch.send(kVersion) : batch.recv()).wait();
+      return side.sends || holds(side, tensor, kVersion) ? 0 : 5;
+    };
+  };
+  for (const Side& side : {trainer(0), trainer(1), inference(0)}) start(side, transfer(side));
+  group_.start("watcher", [&] {
+    for (const char* rank : {"trainer/0", "trainer/1", "inference/0"})
+      open_store(store_)->wait_for(
+          store_key("default", "pair", std::string("weights/") + rank),
+          [](const StoreView& items) { return !items.empty(); }, hang_limit());
+    joined.raise();
+    return 0;
+  });
+  joined.wait();
+  group_.kill_store();
+  group_.start_store(store_);
+  start(inference(1), transfer(inference(1)));
+  expect_all_well(group_);
+}
+
+TEST_F(Hazard, TheStoreIsRestartedInTheMidstOfTransfers) {
+  constexpr int64_t kTransfers = 20;
+  const Signal begun;
+  for (const Side& side : {trainer(0), trainer(1), staged(inference(0)), staged(inference(1))})
+    start(side, [=, &begun](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= kTransfers; ++version) {
+        if (side.sends) fill(side, tensor, version);
+        const auto transfer = [&] {
+          try {
+            (side.sends ? batch.send(version, kPatience) : batch.recv(version, kPatience)).wait();
+            return true;
+          } catch (const Error& error) {
+            if (error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kPeerLost) return false;
+            throw;
+          }
+        };
+        while (!transfer()) continue;
+        REQUIRE_HERE(side.sends || (batch.version() >= version && holds(side, tensor, batch.version())));
+        if (version == 3) begun.raise();
+      }
+      return 0;
+    });
+  begun.wait();
+  group_.kill_store();
+  group_.start_store(store_);
+  expect_all_well(group_);
+}
+
+// --- what the machine refuses
+// -----------------------------------------------------------------------------------------
+
+TEST_F(Hazard, MemoryThatIsRefusedEndsTheRegistrationWithALine) {
+  expect_taken_after("inference/0 without memory", [this] {
+    REQUIRE_HERE(forbid_system_call(SYS_fallocate, ENOSPC));  // as a full machine does
+    const std::string error = error_of([&] { take(store_); });
+    std::fprintf(stderr, "%s\n", error.c_str());
+    REQUIRE_HERE(error.starts_with("resource-exhausted: ") && error.find("bytes") != std::string::npos);
+    return 0;
+  });
+}
+
+// With one more at each try, until there are enough for all.
+TEST_F(Hazard, DescriptorsThatRunOutAnywhereEndTheCallWithALine) {
+  expect_taken_after("inference/0 with few descriptors", [this] {
+    SharedHeap::process().allocate(1);  // which keeps an arena
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    const size_t before = open_fds();
+    for (rlim_t more = 0; more < 60; ++more) {
+      const rlimit few{.rlim_cur = before + more, .rlim_max = limit.rlim_max};
+      ::setrlimit(RLIMIT_NOFILE, &few);
+      std::string error = "(taken)";
+      try {
+        REQUIRE_HERE(take(store_, std::chrono::seconds(2)) == 0);
+      } catch (const std::exception& failure) {
+        error = failure.what();
+      }
+      ::setrlimit(RLIMIT_NOFILE, &limit);
+      std::fprintf(stderr, "%d more: %s\n", static_cast<int>(more), error.c_str());
+      REQUIRE_HERE(open_fds() == before);
+      if (error == "(taken)") return more > 5 ? 0 : 6;
+      REQUIRE_HERE(error.find("open files") != std::string::npos);
+    }
+    return 7;
+  });
+}
+
+// --- peers
+// ------------------------------------------------------------------------------------------------------------
+
+// A fork without fork handlers keeps what its parent had open: its sockets, and the lock of its runtime folder.
+TEST_F(Hazard, ASenderDiesThoughAForkHoldsItsSockets) {
+  const Shared<std::atomic<pid_t>> orphan;
+  const Signal died;
+  const pid_t first = group_.start("first", [&] {
+    return with_batch(trainer(0, 1), store_, [&](Batch&, std::vector<float>&) {
+      const auto child = static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+      if (child == 0)
+        while (true) ::pause();
+      *orphan = child;
+      return ::kill(::getpid(), SIGKILL);
+    });
+  });
+  start(inference(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    const std::string error = error_of([&] { batch.recv().wait(); });
+    died.raise();
+    std::fprintf(stderr, "%s\n", error.c_str());
+    REQUIRE_HERE(error.find("trainer/0") != std::string::npos && error.find("died") != std::string::npos);
+    batch.recv({}, kPatience).wait();
+    return holds(inference(0, 1), tensor, kVersion) ? 0 : 5;
+  });
+  EXPECT_EQ(group_.wait_for(first, hang_limit()).status, -SIGKILL);
+  died.wait();
+  start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
+    fill(trainer(0, 1), tensor, kVersion);
+    batch.send(kVersion).wait();
+    return 0;
+  });
+  for (const Outcome& outcome : group_.wait(2 * hang_limit()))
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+  EXPECT_EQ(::kill(*orphan, SIGKILL), 0);
+  await_end(*orphan);
+  group_.start("the next process", [] {
+    RuntimeDir::open();
+    return 0;
+  });
+  expect_all_well(group_);
+}
+
+// Its arena is not sealed, and goes while it is read.
+TEST_F(Hazard, ASenderShrinksItsMemory) {
+  constexpr size_t kBytes = 64 * 48 * sizeof(float);
+  group_.start("trainer/0", [&] {
+    const Side side = trainer(0, 1);
+    RawRank raw(store_, side.job, side.peer, 0, 1);
+    std::vector<float> tensor = local_tensor(side);
+    const TensorSpec spec = spec_of(side, tensor);
+    raw.exchange({&spec, 1}, true);
+    raw.serve(true);
+    raw.await_caller();
+    UniqueFd arena(::memfd_create("shrinks", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    REQUIRE_HERE(::ftruncate(arena.get(), kBytes) == 0);
+    bus::Attached attached;
+    attached.arenas.push_back({.id = 1, .bytes = kBytes});
+    attached.places.push_back({.memory = {.kind = MemoryDesc::Kind::kShared, .arena = 1, .offset = 0, .bytes = kBytes},
+                               .origin = 0,
+                               .strides = {48 * sizeof(float), sizeof(float)}});
+    std::vector<UniqueFd> fds;
+    fds.push_back(duplicate_fd(arena.get()));
+    raw.send(attached, std::move(fds));
+    (void)raw.next<bus::Prepare>();
+    raw.send(bus::Prepared{});
+    raw.send(bus::Offer{.version = 1});
+    const auto hold = raw.next<bus::Hold>();
+    raw.send(bus::Held{.version = 1, .epoch = hold.epoch});
+    const auto take = raw.next<bus::Take>();
+    REQUIRE_HERE(::ftruncate(arena.get(), 0) == 0);
+    raw.send(bus::Grant{.version = 1, .epoch = take.epoch});
+    const auto done = raw.until<bus::Done>();
+    REQUIRE_HERE(!done.status.ok());
+    return 0;
+  });
+  start(staged(inference(0, 1)), [](Batch& batch, std::vector<float>& tensor) {
+    const std::string error = error_of([&] { batch.recv({}, kPatience).wait(); });
+    std::fprintf(stderr, "%s\n", error.c_str());
+    REQUIRE_HERE(error.find("trainer/0") != std::string::npos);
+    REQUIRE_HERE(batch.version() == 0 && !batch.torn());
+    REQUIRE_HERE(std::ranges::count(tensor, 0.0f) == std::ssize(tensor));
+    return 0;
+  });
+  expect_all_well(group_);
+}
+
+// A puller by hand, which can say anything at any step.
+class Puller {
+ public:
+  static constexpr int kSteps = 5;
+  explicit Puller(const RawRank& raw) : raw_(raw), socket_(connect_unix(raw.peer(0).address, soon())) {}
+  void go_to(int step) {
+    if (step > 0) ask(raw_.hello(), bus::MessageType::kWelcome);
+    if (step > 1) {
+      reader_.set_limits({.payload_bytes = bus::kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+      ask(
+          bus::Attach{
+              .pair = "weights", .batch = "policy", .purpose = bus::Attach::Purpose::kPull, .session = raw_.session()},
+          bus::MessageType::kAttached);
+    }
+    if (step > 2) ask(bus::Prepare{.ring = false, .skipped = {}}, bus::MessageType::kPrepared);
+    if (step > 3) await(bus::MessageType::kOffer);
+    if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, bus::MessageType::kGrant);
+  }
+  void say(uint16_t type, std::span<const std::byte> payload) {
+    writer_.push(type, payload);
+    writer_.flush(socket_.get(), soon());
+  }
+  void say_raw(std::span<const std::byte> bytes) { send_some(socket_.get(), bytes); }
+  void await_end() {
+    try {
+      while (true) wait_frame(socket_.get(), reader_, soon());
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kDeadlineExceeded) throw;
+    }
+  }
+
+ private:
+  template <typename Message>
+  void ask(const Message& message, bus::MessageType answer) {
+    ByteWriter out;
+    message.write(out);
+    say(static_cast<uint16_t>(Message::kType), out.view());
+    await(answer);
+  }
+  void await(bus::MessageType type) {
+    while (wait_frame(socket_.get(), reader_, soon()).type != static_cast<uint16_t>(type)) continue;
+  }
+
+  const RawRank& raw_;
+  UniqueFd socket_;
+  FrameReader reader_{bus::kBusMagic, {.payload_bytes = bus::kMaxHelloBytes, .fds = 0}};
+  FrameWriter writer_{bus::kBusMagic, bus::kProtocolMax, 1 << 20};
+};
+
+TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
+  expect_taken_after("inference/0 that talks nonsense", [this] {
+    std::mt19937_64 random(1);
+    std::vector<std::byte> noise(200);
+    std::ranges::generate(noise, [&] { return static_cast<std::byte>(random()); });
+    const std::vector<std::function<void(Puller&)>> garbage{
+        [&](Puller& puller) { puller.say_raw(noise); },
+        [&](Puller& puller) { puller.say(999, noise); },
+        [&](Puller& puller) { puller.say(static_cast<uint16_t>(bus::MessageType::kTake), std::span(noise).first(3)); },
+        [&](Puller& puller) { puller.say(static_cast<uint16_t>(bus::MessageType::kHello), noise); },
+    };
+    const Side side = staged(inference(0, 1));
+    std::vector<float> tensor = local_tensor(side);
+    const TensorSpec spec = spec_of(side, tensor);
+    RawRank raw(store_, side.job, side.peer, 0, 1);
+    for (int step = 0; step <= Puller::kSteps; ++step)
+      for (const auto& say : garbage) {
+        raw.exchange({&spec, 1}, false);
+        Puller puller(raw);
+        puller.go_to(step);
+        say(puller);
+        puller.await_end();
+        raw.give_up();
+      }
+    return 0;
+  });
+}
+
+// Root may open the other's socket, and is told by whom it is answered; the other may not open root's.
+class OtherUser : public Hazard, public testing::WithParamInterface<const char*> {};
+
+TEST_P(OtherUser, IsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can start another user's process";
+  const std::string other = GetParam();
+  constexpr uid_t kNobody = 65534;
+  const TemporaryFolder folder;
+  ASSERT_EQ(::chown(folder.path().c_str(), kNobody, kNobody), 0);
+  const auto run = [&](const Side& side) {
+    return group_.start(side.job, [=, this, &folder] {
+      if (side.job == other) {
+        ::setenv("TESSERA_RUNTIME_DIR", folder.path().c_str(), 1);
+        if (::setresuid(kNobody, kNobody, kNobody) != 0) return 6;
+      }
+      return with_batch(side, store_, [&](Batch& batch, std::vector<float>&) {
+        (side.sends ? batch.send() : batch.recv()).wait();
+        return 0;
+      });
+    });
+  };
+  const pid_t sender = run(trainer(0, 1));
+  const Outcome receives = group_.wait_for(run(inference(0, 1)), hang_limit());
+  EXPECT_EQ(receives.status, status_of(ErrorCode::kUnavailable)) << receives.output;
+  EXPECT_THAT(receives.output, AllOf(HasSubstr("trainer/0"), HasSubstr("run both jobs as one user")));
+  const Outcome sends = group_.wait_for(sender, hang_limit());
+  EXPECT_NE(sends.status, 0);
+  EXPECT_THAT(sends.output, HasSubstr("inference/0"));
+}
+INSTANTIATE_TEST_SUITE_P(, OtherUser, testing::Values("trainer", "inference"),
+                         [](const auto& job) { return std::string(job.param); });
+
+}  // namespace
+}  // namespace tessera::test

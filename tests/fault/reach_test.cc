@@ -1,0 +1,97 @@
+// Peers that have registered and cannot be connected to: the receiver says which condition of one host fails, and its
+// way out. The sender's records are forged.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/testing.h"
+#include "bus/local_tensors.h"
+#include "bus/records.h"
+#include "tessera/store.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Reach : public testing::Test {
+ protected:
+  // A sender that registers `record` for itself and does nothing else; returns what the receiver fails with.
+  Outcome receive_from(const std::function<void(bus::RankRecord&)>& forge) {
+    const Signal over;
+    group_.start("trainer/0", [&] {
+      const Side side = trainer(0, 1);
+      bus::RankRecord record{.incarnation = Incarnation::self(), .world = 1, .address = "", .release = "test"};
+      forge(record);
+      const bus::Registration of{.incarnation = record.incarnation, .attempt = 1};
+      std::vector<float> tensor = local_tensor(side);
+      const TensorSpec spec{
+          .name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+      const bus::Manifest manifest =
+          bus::manifest_of({.name_space = "default", .job = side.job, .rank = 0, .world = 1}, {&spec, 1});
+      const auto store = open_store(store_);
+      const std::string meeting = bus::meeting_prefix("default", "weights", "policy", side.job, side.peer);
+      store->put(bus::pair_key("default", "weights", side.job, 0),
+                 bus::PairRecord{.rank = record, .peer = side.peer}.write());
+      store->put(bus::manifest_key(meeting, side.job), bus::ManifestRecord{.of = of, .manifest = manifest}.write());
+      store->put(
+          bus::batch_key(meeting, side.job, 0),
+          bus::BatchRecord{.of = of, .sends = true, .digest = true, .version = 0, .hash = manifest.hash(), .diff = {}}
+              .write());
+      over.wait();
+      return 0;
+    });
+    const pid_t receiver = group_.start("inference/0", [&] {
+      return with_batch(inference(0, 1), store_, [](Batch& batch, std::vector<float>&) {
+        batch.recv().wait();
+        return 0;
+      });
+    });
+    const Outcome outcome = group_.wait_for(receiver, 2 * hang_limit());
+    over.raise();
+    expect_all_well(group_);
+    return outcome;
+  }
+
+  ProcessGroup group_;
+  std::string store_ = group_.start_store();
+};
+
+TEST_F(Reach, APeerWithAnotherBootIdIsOnAnotherHost) {
+  const Outcome outcome = receive_from([](bus::RankRecord& record) {
+    record.incarnation.boot_id = "another host's";
+    record.address = "/tmp/tessera-0/p-0123456789abcdef/agent";
+  });
+  EXPECT_EQ(outcome.status, status_of(ErrorCode::kUnavailable)) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("trainer/0 runs on another host (their boot ids differ)"));
+}
+
+TEST_F(Reach, ALivingPeerWhoseRuntimeFolderIsNotHereNamesTheVariable) {
+  const Outcome outcome = receive_from(
+      [this](bus::RankRecord& record) { record.address = group_.folder() + "/elsewhere/p-0123456789abcdef/agent"; });
+  EXPECT_EQ(outcome.status, status_of(ErrorCode::kUnavailable)) << outcome.output;
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("trainer/0 runs on this host, but its socket does not open"),
+                                    HasSubstr("elsewhere"), HasSubstr("TESSERA_RUNTIME_DIR")));
+}
+
+// The same path, in another container.
+TEST_F(Reach, APeerOfAnotherPidNamespaceNamesTheVariableToo) {
+  const Outcome outcome = receive_from([this](bus::RankRecord& record) {
+    record.incarnation.pid_namespace += 1;
+    record.address = group_.folder() + "/run/p-0123456789abcdef/agent";
+  });
+  EXPECT_EQ(outcome.status, status_of(ErrorCode::kUnavailable)) << outcome.output;
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("its socket does not open"), HasSubstr("TESSERA_RUNTIME_DIR")));
+}
+
+// As one does that has closed its bus meanwhile.
+TEST_F(Reach, APeerThatHasTakenItsFolderAwayIsLost) {
+  const Outcome outcome = receive_from(
+      [this](bus::RankRecord& record) { record.address = group_.folder() + "/run/p-0123456789abcdef/agent"; });
+  EXPECT_EQ(outcome.status, kPeerLost) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("cannot reach trainer/0"));
+}
+
+}  // namespace
+}  // namespace tessera::test

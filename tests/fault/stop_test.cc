@@ -1,0 +1,179 @@
+// Peers that are stopped (SIGSTOP, a debugger): whoever waits for one is told at once, and the transfers go on when it
+// does. Peers that are merely slow are waited for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <map>
+#include <thread>
+
+#include "base/testing.h"
+#include "bus/stopped_peer.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+using Body = std::function<int(Batch&, std::vector<float>&)>;
+
+class Stop : public testing::Test {
+ protected:
+  void start(const Side& side, const Body& body) {
+    const std::string name = side.job + "/" + std::to_string(side.rank);
+    pids_[name] = group_.start(name, [=, this] { return with_batch(side, store_, body); });
+  }
+  Outcome outcome_of(const std::string& name) { return group_.wait_for(pids_.at(name), 2 * hang_limit()); }
+  // Once all others have ended.
+  void expect_stopped_is_named(const std::string& stopped, std::initializer_list<const char*> others) {
+    for (const char* name : others) {
+      const Outcome outcome = outcome_of(name);
+      EXPECT_EQ(outcome.status, kPeerLost) << name << ": " << outcome.output;
+      EXPECT_THAT(outcome.output, HasSubstr(fmt::format("{} (pid {}) is stopped", stopped, pids_.at(stopped))));
+    }
+    ::kill(pids_.at(stopped), SIGCONT);
+    const Outcome outcome = outcome_of(stopped);
+    EXPECT_EQ(outcome.status, kPeerLost) << outcome.output;  // it was given up
+    EXPECT_THAT(group_.left_over(), testing::Each(testing::Not(testing::StartsWith("p-"))));
+  }
+
+  ProcessGroup group_;
+  std::string store_ = group_.start_store();
+  std::map<std::string, pid_t> pids_;
+};
+
+// One that takes a version only if its fellows do.
+Side staged(Side side) {
+  side.options.mode = Mode::kStaged;
+  return side;
+}
+
+int send_once(Batch& batch, std::vector<float>&) {
+  batch.send().wait();
+  return 0;
+}
+int receive_once(Batch& batch, std::vector<float>&) {
+  batch.recv().wait();
+  return 0;
+}
+Body stopping_first(const Body& body) {
+  return [=](Batch& batch, std::vector<float>& tensor) {
+    ::raise(SIGSTOP);
+    return body(batch, tensor);
+  };
+}
+
+TEST_F(Stop, OfASenderEndsWhatWaitsForIt) {
+  start(trainer(0), send_once);
+  start(trainer(1), stopping_first(send_once));
+  start(inference(0), receive_once);
+  start(inference(1), receive_once);
+  expect_stopped_is_named("trainer/1", {"inference/0", "inference/1", "trainer/0"});
+}
+
+TEST_F(Stop, OfAReceiverEndsWhatWaitsForIt) {
+  start(trainer(0), send_once);
+  start(trainer(1), send_once);
+  start(staged(inference(0)), receive_once);
+  start(staged(inference(1)), stopping_first(receive_once));
+  expect_stopped_is_named("inference/1", {"trainer/0", "trainer/1", "inference/0"});
+}
+
+TEST_F(Stop, OfTheRankThatChoosesEndsAWaitForAVersion) {
+  start(trainer(0, 1), stopping_first(send_once));
+  start(inference(0, 1), [](Batch& batch, std::vector<float>&) { return static_cast<int>(batch.wait_version(1)); });
+  expect_stopped_is_named("trainer/0", {"inference/0"});
+}
+
+TEST_F(Stop, OfARankThatHasYetToRegisterEndsTheRegistration) {
+  pids_["trainer/1"] = group_.start("trainer/1", [this] {
+    return with_pair(trainer(1), store_, [](Pair& pair) {
+      ::raise(SIGSTOP);
+      const Side side = trainer(1);
+      std::vector<float> tensor = local_tensor(side);
+      const TensorSpec spec{
+          .name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+      (void)pair.offer("policy", {&spec, 1}, soon().left());
+      return 0;
+    });
+  });
+  start(trainer(0), send_once);
+  start(inference(0), receive_once);
+  start(inference(1), receive_once);
+  expect_stopped_is_named("trainer/1", {"trainer/0", "inference/0", "inference/1"});
+}
+
+// By the same processes and batches.
+TEST_F(Stop, IsOverWhenThePeerGoesOn) {
+  struct Board {
+    std::atomic<int> lost;
+  };
+  const Shared<Board> board;
+  const Signal stopped;
+  const auto until_it_goes_well = [&](const std::function<void()>& transfer) {
+    while (!went_well(transfer)) {
+      if (board->lost.fetch_add(1) == 0) stopped.raise();
+    }
+  };
+  for (const Side& side : {trainer(0), trainer(1), staged(inference(0)), staged(inference(1))})
+    start(side, [=, this](Batch& batch, std::vector<float>& tensor) {
+      if (side.job == "inference" && side.rank == 1) ::raise(SIGSTOP);
+      if (side.sends) {
+        fill(side, tensor, 7);
+        until_it_goes_well([&] { batch.send(7, kPatience).wait(); });
+        return 0;
+      }
+      until_it_goes_well([&] { batch.recv({}, kPatience).wait(); });
+      return holds(side, tensor, 7) && !batch.torn() ? 0 : 5;
+    });
+  stopped.wait();
+  ::kill(pids_.at("inference/1"), SIGCONT);
+  expect_all_well(group_);
+}
+
+// For longer than a stop takes to be noticed: the sender's process runs, and says nothing.
+TEST_F(Stop, IsNotSeenInAPeerThatIsSlow) {
+  start(trainer(0, 1), [](Batch& batch, std::vector<float>&) {
+    std::this_thread::sleep_for(5 * bus::kSilence);
+    batch.send().wait();
+    return 0;
+  });
+  start(inference(0, 1), receive_once);
+  expect_all_well(group_);
+}
+
+TEST(StopWatch, BelievesWhatItSeesTwice) {
+  ProcessGroup group;
+  const Shared<std::atomic<uint64_t>> started;
+  const Signal ready;
+  const pid_t pid = group.start("child", [&] {
+    *started = Incarnation::self().start_time;
+    ready.raise();
+    while (true) ::pause();
+    return 0;
+  });
+  ready.wait();
+  Incarnation child = Incarnation::self();
+  child.pid = pid;
+  child.start_time = *started;
+  const auto signal_and_await = [&](int signal, bool stopped) {
+    ::kill(pid, signal);
+    for (const Deadline deadline = soon(); is_stopped(child) != stopped && !deadline.passed();) ::sched_yield();
+  };
+  bus::StopWatch watch;
+  EXPECT_TRUE(watch.look("child", child).ok());
+  signal_and_await(SIGSTOP, true);
+  EXPECT_TRUE(watch.look("child", child).ok());
+  signal_and_await(SIGCONT, false);
+  EXPECT_TRUE(watch.look("child", child).ok());
+  signal_and_await(SIGSTOP, true);
+  EXPECT_TRUE(watch.look("child", child).ok());
+  EXPECT_THAT(watch.look("child", child).message(), AllOf(HasSubstr("is stopped"), HasSubstr("kill -CONT")));
+  child.start_time += 1;  // another process that has its pid now
+  EXPECT_TRUE(watch.look("child", child).ok());
+}
+
+}  // namespace
+}  // namespace tessera::test
