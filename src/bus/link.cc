@@ -55,7 +55,7 @@ void Link::watch_process(const Incarnation& incarnation) {
 
 void Link::end_if_stopped() {
   if (!open() || Clock::steady().now() - heard_ < kSilence) return;
-  const Status status = stop_watch_.look(name_, process_);
+  const Status status = stop_detector_.look(name_, process_);
   if (!status.ok()) reject_and_end(status, status);
 }
 

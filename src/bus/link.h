@@ -62,7 +62,7 @@ class Link : public std::enable_shared_from_this<Link> {
   UniqueFd socket_;
   UniqueFd pidfd_;
   Incarnation process_;
-  StopWatch stop_watch_;
+  StopDetector stop_detector_;
   TimePoint heard_ = Clock::steady().now();
   std::string name_;
   FrameReader reader_;

@@ -348,11 +348,11 @@ StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> oth
     const std::vector<Rank> absent = missing_ranks(items);
     return absent.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, absent);
   };
-  StopWatches stop_watches;
+  StopDetectors stop_detectors;
   const auto check = [&](const StoreView& items) {
     const std::vector<Rank> absent = missing_ranks(items);
     throw_if_gone(side, absent, patience.deadline);
-    throw_if_stopped(side, absent, stop_watches);
+    throw_if_stopped(side, absent, stop_detectors);
   };
   return wait(records, complete,
               {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch),
@@ -417,10 +417,10 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
       return fellows.is_fresh(0, manifest, items);
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
-    StopWatches stop_watches;
+    StopDetectors stop_detectors;
     const auto check = [&](const StoreView&) {
       throw_if_gone(fellows, {0}, patience.deadline);
-      throw_if_stopped(fellows, {0}, stop_watches);
+      throw_if_stopped(fellows, {0}, stop_detectors);
     };
     const StoreView items = wait(records, published,
                                  {.what = fmt::format("pair {}, batch {}", view.name, batch),
@@ -620,10 +620,10 @@ void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& mis
        in_order ? "left" : "died");
 }
 
-void Rendezvous::throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopWatches& watches) {
+void Rendezvous::throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopDetectors& detectors) {
   for (const Rank rank : missing) {
     const Status status =
-        watches[rank].look(rank_name(side.job, rank), side.ranks[static_cast<size_t>(rank)].incarnation);
+        detectors[rank].look(rank_name(side.job, rank), side.ranks[static_cast<size_t>(rank)].incarnation);
     if (!status.ok())
       throw Error(status.code(), fmt::format("pair {}, batch {}: {}", side.view.name, side.batch, status.message()));
   }

@@ -161,8 +161,8 @@ class Rendezvous {
   // Throws if one of the `missing` ranks has left the pair or died.
   void throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const;
   // Likewise if one is stopped.
-  using StopWatches = std::map<Rank, StopWatch>;
-  static void throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopWatches& watches);
+  using StopDetectors = std::map<Rank, StopDetector>;
+  static void throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopDetectors& detectors);
   // Its revision. `lasting`: it outlives this process.
   int64_t publish_failure(const std::string& key, const FailureRecord& record, bool lasting);
 

@@ -110,7 +110,7 @@ Status Session::look_for_stopped(const std::vector<std::string>& names) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const std::string name = rank_name(job, static_cast<Rank>(rank));
       if (std::ranges::find(names, name) == names.end()) continue;
-      const Status status = stop_watches_[name].look(name, ranks[rank].incarnation);
+      const Status status = stop_detectors_[name].look(name, ranks[rank].incarnation);
       if (!status.ok()) return status;
     }
     return Status();

@@ -111,7 +111,7 @@ class Session : public Acceptor {
   void unwatch_members();
 
   std::vector<UniqueFd> member_pidfds_;
-  std::map<std::string, StopWatch> stop_watches_;  // of attach(), by peer
+  std::map<std::string, StopDetector> stop_detectors_;  // of attach(), by peer
   bool closed_ = false;
   bool adopted_ = false;
   bool retired_ = false;

@@ -15,7 +15,7 @@ inline constexpr Duration kSilence = seconds(0.3);      // of a peer, before its
 inline constexpr Duration kStopPeriod = seconds(0.15);  // from one look to the next, while something waits
 
 // What is known of one peer's process.
-class StopWatch {
+class StopDetector {
  public:
   // kPeerLost if it is stopped, and was so at the last look; else ok. A job is continued one process after the other,
   // and a tracer stops a process for a moment at every system call: one look would not do.

@@ -144,7 +144,7 @@ TEST_F(Stop, IsNotSeenInAPeerThatIsSlow) {
   expect_all_well(group_);
 }
 
-TEST(StopWatch, BelievesWhatItSeesTwice) {
+TEST(StopDetector, BelievesWhatItSeesTwice) {
   ProcessGroup group;
   const Shared<std::atomic<uint64_t>> started;
   const Signal ready;
@@ -162,7 +162,7 @@ TEST(StopWatch, BelievesWhatItSeesTwice) {
     ::kill(pid, signal);
     for (const Deadline deadline = soon(); is_stopped(child) != stopped && !deadline.passed();) ::sched_yield();
   };
-  bus::StopWatch watch;
+  bus::StopDetector watch;
   EXPECT_TRUE(watch.look("child", child).ok());
   signal_and_await(SIGSTOP, true);
   EXPECT_TRUE(watch.look("child", child).ok());
