@@ -59,8 +59,6 @@ void clear_bit(int fd) {
 
 // Only what is safe in a child of a process with threads: no allocation, no destructor, no lock but its own.
 struct ForkHandlers {
-  static void install() { [[maybe_unused]] static const int installed = ::pthread_atfork(before, in_parent, in_child); }
-
   static void before() {
     ForkLock* const own = fork_lock.load(std::memory_order_relaxed);
     own->mutex.lock();
@@ -84,8 +82,15 @@ struct ForkHandlers {
   }
 };
 
+namespace {
+
+// As the program starts, before it has threads: a fork while one of them did this would leave the child waiting for it.
+[[maybe_unused]] const int installed =
+    ::pthread_atfork(ForkHandlers::before, ForkHandlers::in_parent, ForkHandlers::in_child);
+
+}  // namespace
+
 void UniqueFd::track(int fd) {
-  ForkHandlers::install();
   const auto lock = not_forking();
   if (fd < kMaxTrackedFds) word_of(fd).fetch_or(bit_of(fd), std::memory_order_relaxed);
 }
