@@ -290,7 +290,8 @@ void add_agent_messages(Seeds& seeds) {
   call.tensors.push_back({.spec = {.name = "elsewhere", .shape = {}}, .place = {}});
   add_message("register", call);
   add_message("registered", Registered{.batch = 2});
-  add("commit", AgentMessage::kCommit, message_bytes(ObjectCall{.session = 5, .object = 2, .version = 3, .timeout = {}}));
+  add("commit", AgentMessage::kCommit,
+      message_bytes(ObjectCall{.session = 5, .object = 2, .version = 3, .timeout = {}}));
   add_message("number", Number{.value = 3});
   add_message("digests", DigestList{.digests = {{.name = "w", .d0 = 1, .d1 = 2, .elements = 8}}});
 
@@ -302,7 +303,8 @@ void add_agent_messages(Seeds& seeds) {
     out.put(static_cast<uint8_t>(result));
     seeds.add("command", name, to_text(out.view()) + to_text(payload));
   };
-  add_command("send", AgentCommand::kSend, false, message_bytes(TransferCommand{.batch = 2, .version = 7, .timeout = {}}));
+  add_command("send", AgentCommand::kSend, false,
+              message_bytes(TransferCommand{.batch = 2, .version = 7, .timeout = {}}));
   OperationState state;
   state.done = true;
   state.version = 7;

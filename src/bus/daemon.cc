@@ -350,9 +350,9 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
       case AgentCommand::kState: {
         const auto found = batch(read_message<BatchNumber>(command.payload, name()).batch);
         return replier.succeed(message_bytes(BatchState{.version = found->version(),
-                                                   .newest = found->newest(),
-                                                   .torn = found->torn(),
-                                                   .undecided = found->undecided()}));
+                                                        .newest = found->newest(),
+                                                        .torn = found->torn(),
+                                                        .undecided = found->undecided()}));
       }
       case AgentCommand::kStats: {
         ByteWriter out;

@@ -214,7 +214,8 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
       std::vector<UniqueFd> fds;
       for (const auto& arena : arenas.subspan(i, std::min(kMaxFdsPerMessage, arenas.size() - i)))
         fds.push_back(duplicate_fd(arena->fd_for_agent()));
-      writer.push(static_cast<uint16_t>(AgentMessage::kArenas), message_bytes(Arenas{.session = session_}), std::move(fds));
+      writer.push(static_cast<uint16_t>(AgentMessage::kArenas), message_bytes(Arenas{.session = session_}),
+                  std::move(fds));
       writer.flush(socket.get(), deadline);
     }
     writer.push(static_cast<uint16_t>(type), payload);

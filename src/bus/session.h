@@ -75,7 +75,7 @@ class Session : public Acceptor {
 
   virtual void connect() = 0;                            // makes links, fills calls_
   virtual std::vector<std::string> unready() const = 0;  // peers that are not attached yet
-  virtual std::vector<Link*> awaited_links() const = 0;        // that a transfer needs to hear from now
+  virtual std::vector<Link*> awaited_links() const = 0;  // that a transfer needs to hear from now
   virtual void detach_all(const Status& why) = 0;
   // Whether what was lost leaves a transfer, begun or to come, that can still be done.
   virtual bool may_go_on() const { return false; }
