@@ -35,9 +35,9 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kAnswerTimeout = seconds(10);  // for a worker to read an answer
-constexpr Duration kAcceptPause = seconds(0.2);
+constexpr Duration kPauseOfAccepting = seconds(0.2);
 constexpr size_t kMaxConnections = 256;
-constexpr size_t kMaxArenas = 1 << 14;  // of a registration
+constexpr size_t kMaxArenasOfBatch = 1 << 14;  // of a registration
 
 uint64_t draw_number() {
   std::random_device random;
@@ -461,7 +461,7 @@ class Daemon::Impl {
         stopped_ = true;
       }
       if (of_one_that_has_gone) of_one_that_has_gone->hasten();
-      if (session_) leave(session_);
+      if (session_) leave();
       changed_.notify_all();
     });
     {
@@ -496,7 +496,7 @@ class Daemon::Impl {
       log().warn("agent of {}: a connection is refused: {}", name_, error.what());
       if (error.code() != ErrorCode::kResourceExhausted) return;
       loop_.remove_fd(listener_.get());
-      loop_.add_timer_after(kAcceptPause, [this] { listen(); });
+      loop_.add_timer_after(kPauseOfAccepting, [this] { listen(); });
     }
   }
 
@@ -519,7 +519,7 @@ class Daemon::Impl {
       connection->answer(CallFailed{.status = Status(error.code(), error.what())});
     }
     drop(connection->socket.get());
-    if (in_session && session_) leave(session_);
+    if (in_session && session_) leave();
   }
 
   void handle(const std::shared_ptr<Connection>& connection, Frame frame) {
@@ -531,7 +531,7 @@ class Daemon::Impl {
       }
       if (type != AgentMessage::kClose) fail(ErrorCode::kInvalidArgument, "message {} in a session", frame.type);
       drop(connection->socket.get());
-      return leave(session_);
+      return leave();
     }
     if (type == AgentMessage::kOpen) return open(connection, std::move(frame));
     ByteReader in(frame.payload, "a worker's call");
@@ -540,8 +540,8 @@ class Daemon::Impl {
       fail(ErrorCode::kNotFound, "agent of {}: there is no such session any more", name_);
     if (type == AgentMessage::kArenas) {
       for (UniqueFd& fd : frame.fds) connection->arenas.push_back(std::move(fd));
-      if (connection->arenas.size() > kMaxArenas)
-        fail(ErrorCode::kResourceExhausted, "more than {} arenas", kMaxArenas);
+      if (connection->arenas.size() > kMaxArenasOfBatch)
+        fail(ErrorCode::kResourceExhausted, "more than {} arenas", kMaxArenasOfBatch);
       return;
     }
     drop(connection->socket.get());  // it has said all; the answer follows
@@ -562,7 +562,7 @@ class Daemon::Impl {
     auto wanted = read_message<OpenSession>(frame.payload, "a worker's Open");
     if (wanted.protocol_min > kAgentProtocol || wanted.protocol_max < kAgentProtocol)
       fail(ErrorCode::kMismatch,
-           "the agent is release {} with protocol {}, the worker release {} with protocols {} to {}", kVersion,
+           "the agent is release {} with protocol {}, the worker release {} with protocols {} to {}", tessera::kVersion,
            kAgentProtocol, wanted.release, wanted.protocol_min, wanted.protocol_max);
     const BusOptions& bus = wanted.options;
     if (bus.name_space != options_.name_space || bus.job != options_.job || bus.rank != options_.rank)
@@ -580,7 +580,7 @@ class Daemon::Impl {
       loop_.add_fd(pidfd.get(), EPOLLIN, [this](uint32_t) {
         log().info("agent of {}: {} has died", name_, session_->name());
         drop(session_->connection()->socket.get());
-        leave(session_);
+        leave();
       });
     if (!session_->begin_serving()) return;
     tasks_.run("tessera-open", [this, session = session_, memory, deadline = Deadline::after(timeout)] {
@@ -588,7 +588,7 @@ class Daemon::Impl {
         await_turn(session, deadline);
         session->open(memory);
         session->connection()->answer(SessionOpened{.protocol = kAgentProtocol,
-                                                    .release = kVersion,
+                                                    .release = tessera::kVersion,
                                                     .session = session->number(),
                                                     .agent = Incarnation::self()});
       } catch (...) {
@@ -596,7 +596,7 @@ class Daemon::Impl {
         loop_.post([this, session] {
           if (session_ != session) return;
           drop(session->connection()->socket.get());
-          leave(session);
+          leave();
         });
       }
       session->end_serving();
@@ -604,10 +604,10 @@ class Daemon::Impl {
   }
 
   // The worker is not there any more, or will not be.
-  void leave(std::shared_ptr<WorkerSession> session) {
+  void leave() {
+    const std::shared_ptr<WorkerSession> session = std::exchange(session_, nullptr);
     if (pidfd_) loop_.remove_fd(pidfd_.get());
     pidfd_.reset();
-    session_.reset();
     session->retire();
     wake();
     tasks_.run("tessera-leave", [this, session] {

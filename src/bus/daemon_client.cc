@@ -38,7 +38,7 @@ constexpr Timeout kCopying = std::chrono::minutes(10);  // a commit; closing a b
 constexpr Duration kQueueTimeout = seconds(5);          // a command that is answered at once
 constexpr Duration kLook = seconds(10);                 // after which an agent that says nothing is asked
 constexpr Duration kLookForSocket = seconds(0.05);
-constexpr Duration kReminder = seconds(10);
+constexpr Duration kRemindAfter = seconds(10);
 
 // Grows without overflow.
 Timeout longer(Timeout timeout, Timeout by) {
@@ -129,7 +129,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
                       identity_.name(), what, options_.job, options_.rank);
       if (options_.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", missing);
       if (deadline.passed()) fail(ErrorCode::kUnavailable, "{}", missing);
-      if (Clock::steady().now() - reminded >= kReminder) {
+      if (Clock::steady().now() - reminded >= kRemindAfter) {
         reminded = Clock::steady().now();
         log().warn("{}", missing);
       }
@@ -157,7 +157,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
     FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
     std::vector<UniqueFd> fds;
     fds.push_back(duplicate_fd(memory->fd()));
-    const OpenSession open{.release = kVersion, .worker = self, .options = options_};
+    const OpenSession open{.release = tessera::kVersion, .worker = self, .options = options_};
     writer.push(static_cast<uint16_t>(AgentMessage::kOpen), message_bytes(open), std::move(fds));
     const Deadline answer = Deadline::after(longer(options_.timeout, kGrace));
     writer.flush(socket_.get(), answer);
@@ -168,7 +168,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
     const auto opened = read_message<SessionOpened>(frame.payload, agent_name_);
     if (opened.protocol != kAgentProtocol)
       fail(ErrorCode::kMismatch, "{}: it answers with protocol {}, release {}; this is release {} with protocol {}",
-           agent_name_, opened.protocol, opened.release, kVersion, kAgentProtocol);
+           agent_name_, opened.protocol, opened.release, tessera::kVersion, kAgentProtocol);
     session_ = opened.session;
     pidfd_ = open_pidfd(opened.agent);
     agent_name_ += fmt::format(" (pid {})", opened.agent.pid);
