@@ -209,9 +209,8 @@ RegisterCall RegisterCall::read(ByteReader& in) {
     tensor.spec.layout = read_layout(in);
     tensor.spec.strides = read_dims(in);
     if (!in.get_bool()) continue;
-    tensor.place.emplace();
-    tensor.place->arena = in.get<uint32_t>();
-    tensor.place->offset = in.get<uint64_t>();
+    const auto arena = in.get<uint32_t>();
+    tensor.place = Place{.arena = arena, .offset = in.get<uint64_t>()};
   }
   return call;
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -36,6 +37,7 @@ namespace {
 constexpr Timeout kGrace = std::chrono::seconds(10);    // beyond a call's own timeout, for the agent to answer
 constexpr Timeout kCopying = std::chrono::minutes(10);  // a commit; closing a batch whose transfer must end
 constexpr Duration kQueueTimeout = seconds(5);          // a command that is answered at once
+constexpr Duration kWaits = std::chrono::hours(1);      // of another thread for the same operation
 constexpr Duration kLook = seconds(10);                 // after which an agent that says nothing is asked
 constexpr Duration kLookForSocket = seconds(0.05);
 constexpr Duration kRemindAfter = seconds(10);
@@ -287,18 +289,42 @@ class DaemonOperation final : public OperationClient {
   int64_t version() const override { return state().version; }
 
  private:
-  bool settle(const Deadline& deadline);  // REQUIRES: mutex_ is held
+  // One thread at a time waits for the outcome and settles it; the others wait for their turn.
+  class Turn {
+   public:
+    Turn(DaemonOperation& operation, const Deadline& deadline) : operation_(operation) {
+      std::unique_lock lock(operation_.mutex_);
+      taken_ = operation_.turn_.wait_until(lock, deadline.when(), [&] { return !operation_.waited_for_; });
+      if (taken_) operation_.waited_for_ = true;
+    }
+    ~Turn() {
+      if (!taken_) return;
+      const std::lock_guard lock(operation_.mutex_);
+      operation_.waited_for_ = false;
+      operation_.turn_.notify_one();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    explicit operator bool() const { return taken_; }
+
+   private:
+    DaemonOperation& operation_;
+    bool taken_ = false;
+  };
+
+  bool settle(const Deadline& deadline);  // REQUIRES: it is this thread's turn
   OperationState state() const;
   bool agent_answers() const;
 
   const std::shared_ptr<DaemonBatch> batch_;
   const Kind kind_;
   const uint64_t id_;
-  std::timed_mutex mutex_;  // what follows
-  CommandCall call_;
-  bool settled_ = false;
-  mutable std::mutex outcome_mutex_;
-  OperationState outcome_;  // guarded by outcome_mutex_
+  CommandCall call_;          // of whose turn it is
+  bool settled_ = false;      // likewise
+  mutable std::mutex mutex_;  // what follows
+  std::condition_variable turn_;
+  bool waited_for_ = false;
+  OperationState outcome_;
 };
 
 class DaemonBatch final : public BatchClient, public std::enable_shared_from_this<DaemonBatch> {
@@ -490,19 +516,20 @@ bool DaemonOperation::settle(const Deadline& deadline) {
   }
   outcome.done = true;
   settled_ = true;
-  const std::lock_guard lock(outcome_mutex_);
+  const std::lock_guard lock(mutex_);
   outcome_ = std::move(outcome);
   return true;
 }
 
 int64_t DaemonOperation::wait() {
   batch_->bus().require_own_process();
-  const std::lock_guard lock(mutex_);
+  const Turn turn(*this, Deadline::after(kWaits));
+  if (!turn) fail(ErrorCode::kDeadlineExceeded, "{}: another thread waits for the same handle", batch_->describe());
   while (!settle(Deadline::after(kLook)))  // the agent ends every operation at its deadline
     if (!agent_answers())
       fail(ErrorCode::kDeadlineExceeded, "{}: {} does not answer; is it stopped?", batch_->describe(),
            batch_->bus().agent_name());
-  const std::lock_guard outcome_lock(outcome_mutex_);
+  const std::lock_guard lock(mutex_);
   outcome_.status.throw_if_error();
   return outcome_.version;
 }
@@ -510,8 +537,8 @@ int64_t DaemonOperation::wait() {
 bool DaemonOperation::wait_for(Timeout timeout) {
   batch_->bus().require_own_process();
   const Deadline deadline = Deadline::after(timeout);
-  const std::unique_lock lock(mutex_, timeout);
-  return lock.owns_lock() && settle(deadline);
+  const Turn turn(*this, deadline);
+  return turn && settle(deadline);
 }
 
 // One that is lost answers in its way: the command's outcome is there then.
@@ -526,12 +553,12 @@ bool DaemonOperation::agent_answers() const {
 
 OperationState DaemonOperation::state() const {
   const auto outcome = [this]() -> std::optional<OperationState> {
-    const std::lock_guard lock(outcome_mutex_);
+    const std::lock_guard lock(mutex_);
     return outcome_.done ? std::optional(outcome_) : std::nullopt;
   };
   if (const auto known = outcome()) return *known;
   DaemonBus& bus = batch_->bus();
-  const auto state = read_message<OperationState>(bus.ask(AgentCommand::kProgress, CommandId{id_}), bus.agent_name());
+  auto state = read_message<OperationState>(bus.ask(AgentCommand::kProgress, CommandId{id_}), bus.agent_name());
   if (!state.done) return state;
   // Its outcome is in the queue already.
   if (const_cast<DaemonOperation*>(this)->wait_for(kGrace))
