@@ -247,7 +247,6 @@ void SenderSession::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
     const bool given_up = version == offering_ && !failure_cause_.ok();
     return link.refuse(version, epoch, given_up ? failure_cause_ : why_withdrawn());
   }
-  if (link.running()) fail(ErrorCode::kMismatch, "Take of version {} before the last one's ring was drained", version);
   last_activity_ = Clock::steady().now();
   if (!reduces) held_ = version;
   link.grant(version, epoch);

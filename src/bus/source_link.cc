@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "base/fail.h"
 #include "base/socket.h"
@@ -101,9 +102,13 @@ void SourceLink::handle(Frame& frame) {
       return owner_.on_released(*this);
     case MessageType::kTake: {
       const Take take = parse<Take>(frame.payload);
-      if (!ready_ || taking_ != 0 || take.version == done_version_ || take.epoch <= epoch_)
+      if (!ready_ || taking_ != 0 || waiting_take_ || take.version == done_version_ || take.epoch <= epoch_)
         fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn", take.version, take.epoch);
       epoch_ = take.epoch;
+      if (running_) {  // the puller has drained the ring; the thread that filled it has still to say so
+        waiting_take_ = take;
+        return;
+      }
       return owner_.on_take(*this, take.version, take.epoch);
     }
     case MessageType::kProgress: {
@@ -115,6 +120,7 @@ void SourceLink::handle(Frame& frame) {
     case MessageType::kDone: {
       const Done done = parse<Done>(frame.payload);
       if (taking_ == 0 && !done.status.ok()) {  // it gave up before it began
+        waiting_take_.reset();
         ended_version_ = done.version;
         return owner_.on_done(*this, done);
       }
@@ -169,6 +175,8 @@ void SourceLink::prepare(const Prepare& prepare) {
 void SourceLink::handle_run_done() {
   running_ = false;
   owner_.on_source_run_done(*this);
+  const std::optional<Take> take = std::exchange(waiting_take_, std::nullopt);
+  if (take && link_->open()) owner_.on_take(*this, take->version, take->epoch);
 }
 
 std::span<const Digest> SourceLink::run_digests() {

@@ -110,7 +110,8 @@ class SourceLink {
   std::vector<uint32_t> program_routes_;  // positions of those in the program
   LoopSignal run_done_;
   std::unique_ptr<SourceRun> run_;
-  bool running_ = false;  // until the loop has heard of the end
+  bool running_ = false;              // until the loop has heard of the end
+  std::optional<Take> waiting_take_;  // until then
 };
 
 }  // namespace tessera::bus

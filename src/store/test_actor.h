@@ -44,7 +44,12 @@ class Actor {
     tell(line);
     return hear();
   }
-  void signal(int number) { ::kill(pid_, number); }
+  // SIGSTOP: returns once it is stopped.
+  void signal(int number) {
+    ::kill(pid_, number);
+    siginfo_t info{};
+    if (number == SIGSTOP) ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED);
+  }
   void kill() {
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);
