@@ -462,8 +462,8 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
 }
 
 std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string& batch, const Agreement& agreement,
-                                         std::function<void(const std::string& rank)> changed,
-                                         std::function<void(const Status& why)> gave_up) {
+                                         const std::function<void(const std::string& rank)>& changed,
+                                         const std::function<void(const Status& why)>& gave_up) {
   const std::string records = meeting(view, batch);
   const Registration& own = agreement.members[static_cast<size_t>(identity_.rank)];
   const FailureRecord::Seen self{.speaker = speaker_of(own.incarnation, identity_.job, identity_.rank),

@@ -77,8 +77,8 @@ class Rendezvous {
   // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers anew; for every
   // one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what `agreement` is built on.
   std::unique_ptr<Watch> watch(const PairView& view, const std::string& batch, const Agreement& agreement,
-                               std::function<void(const std::string& rank)> changed,
-                               std::function<void(const Status& why)> gave_up);
+                               const std::function<void(const std::string& rank)>& changed,
+                               const std::function<void(const Status& why)>& gave_up);
   // Calls `changed`, there, once a rank of the two jobs is another process than in `view`.
   std::unique_ptr<Watch> watch_pair(const PairView& view, std::function<void()> changed);
   // Calls `met`, there, for each other job that registers the batch with this one, now and later; often more than once.
