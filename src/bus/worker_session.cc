@@ -1,0 +1,328 @@
+#include "bus/worker_session.h"
+
+#include <random>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "bus/embedded.h"
+#include "bus/local_tensors.h"
+#include "device/shared_arena.h"
+#include "tessera/memory.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kAnswerTimeout = seconds(10);  // for a worker to read an answer
+
+uint64_t draw_number() {
+  std::random_device random;
+  return (uint64_t{random()} << 32) | random();
+}
+
+void cancel(Operation& operation) {
+  try {
+    operation.cancel();
+  } catch (const Error& error) {
+    log().info("agent: {}", error.what());
+  }
+}
+void close(BatchImpl& batch) {
+  try {
+    batch.close();
+  } catch (const Error& error) {
+    log().warn("agent: {}", error.what());
+  }
+}
+
+OperationState ended_state() {
+  OperationState state;
+  state.done = true;
+  return state;
+}
+OperationState state_of(Operation& operation) {
+  OperationState state;
+  state.done = operation.done();
+  if (state.done) {
+    try {
+      operation.wait();
+    } catch (const Error& error) {
+      state.status = Status(error.code(), error.what());
+    }
+  }
+  state.version = operation.version();
+  state.progress = operation.progress();
+  return state;
+}
+
+}  // namespace
+
+void WorkerConnection::answer(AgentMessage type, std::span<const std::byte> payload) noexcept {
+  try {
+    FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
+    writer.push(static_cast<uint16_t>(type), payload);
+    writer.flush(socket.get(), Deadline::after(kAnswerTimeout));
+  } catch (const Error& error) {
+    log().info("agent: an answer cannot be given: {}", error.what());
+  }
+}
+
+WorkerSession::WorkerSession(OpenSession open, std::shared_ptr<WorkerConnection> connection)
+    : number_(draw_number()),
+      worker_(std::move(open.worker)),
+      connection_(std::move(connection)),
+      options_(std::move(open.options)) {
+  options_.agent = kEmbeddedAgent;
+  options_.stop = stop_.get_token();
+}
+
+std::string WorkerSession::name() const {
+  return fmt::format("the worker {}", worker_.to_string());
+}
+
+// --- its life
+// ---------------------------------------------------------------------------------------------------------
+
+void WorkerSession::open(const std::shared_ptr<CommandMemory>& memory) {
+  bus_ = open_embedded(complete(options_));
+  commands_ =
+      std::make_unique<CommandServer>(memory, std::make_shared<CommandLog>(memory->incarnation()), name(),
+                                      [this](const Command& command, Replier& replier) { execute(command, replier); });
+}
+
+void WorkerSession::retire() {
+  {
+    const std::lock_guard lock(mutex_);
+    retired_ = true;
+  }
+  stop_.request_stop();
+}
+
+bool WorkerSession::begin_serving() {
+  const std::lock_guard lock(mutex_);
+  if (retired_) return false;
+  ++serving_;
+  return true;
+}
+
+void WorkerSession::end_serving() {
+  const std::lock_guard lock(mutex_);
+  --serving_;
+  idle_.notify_all();
+}
+
+bool WorkerSession::hastened() const {
+  const std::lock_guard lock(mutex_);
+  return hastened_;
+}
+
+void WorkerSession::hasten() {
+  std::vector<std::shared_ptr<Operation>> operations;
+  {
+    const std::lock_guard lock(mutex_);
+    hastened_ = true;
+    for (const auto& [id, operation] : operations_) operations.push_back(operation);
+  }
+  for (const auto& operation : operations) cancel(*operation);
+}
+
+void WorkerSession::end() {
+  std::map<uint32_t, RegisteredBatch> batches;
+  std::vector<std::shared_ptr<Operation>> operations;
+  {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return serving_ == 0; });  // all that waits has been told to stop
+    batches = std::exchange(batches_, {});
+  }
+  if (commands_) commands_->close(failed(ErrorCode::kCancelled, "{} has gone", name()));
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, operation] : operations_) operations.push_back(operation);
+  }
+  for (auto& [number, registered] : batches)
+    if (!registered.sends) close(*registered.batch);
+  for (const auto& operation : operations) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!hastened_ && !operation->done())
+        log().info("{} is gone; its send of version {} goes on", name(), operation->version());
+    }
+    if (hastened()) cancel(*operation);
+    operation->wait_for(std::chrono::hours(1));  // each ends at its own deadline
+  }
+  operations.clear();
+  for (auto& [number, registered] : batches) close(*registered.batch);
+  batches.clear();
+  commands_.reset();
+  {
+    const std::lock_guard lock(mutex_);
+    pairs_.clear();
+  }
+  bus_.reset();
+}
+
+// --- calls
+// ------------------------------------------------------------------------------------------------------------
+
+void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
+  const auto type = static_cast<AgentMessage>(frame.type);
+  switch (type) {
+    case AgentMessage::kPair:
+      return connection.answer(join(read_message<PairCall>(frame.payload, name())));
+    case AgentMessage::kManifest: {
+      const auto call = read_message<ManifestCall>(frame.payload, name());
+      return connection.answer(Offered{.manifest = {.entries = pair(call.pair)->manifest(call.batch, call.timeout)}});
+    }
+    case AgentMessage::kRegister:
+      return connection.answer(register_batch(read_message<RegisterCall>(frame.payload, name()), connection.arenas));
+    case AgentMessage::kDigests: {
+      const auto call = read_message<ObjectCall>(frame.payload, name());
+      return connection.answer(DigestList{.digests = batch(call.object)->digests()});
+    }
+    default:
+      return connection.answer(Number{.value = number_of(type, read_message<ObjectCall>(frame.payload, name()))});
+  }
+}
+
+std::shared_ptr<PairClient> WorkerSession::pair(uint32_t number) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = pairs_.find(number);
+  if (it == pairs_.end()) fail(ErrorCode::kNotFound, "agent: {} has no pair {}", name(), number);
+  return it->second;
+}
+
+std::shared_ptr<BatchImpl> WorkerSession::batch(uint32_t number) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = batches_.find(number);
+  if (it == batches_.end()) fail(ErrorCode::kNotFound, "agent: {} has no batch {}", name(), number);
+  return it->second.batch;
+}
+
+std::shared_ptr<Operation> WorkerSession::operation(uint64_t command) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = operations_.find(command);
+  return it == operations_.end() ? nullptr : it->second;
+}
+
+Paired WorkerSession::join(const PairCall& call) {
+  check(options_, call.options);
+  std::shared_ptr<PairClient> joined = bus_->pair(call.options);
+  const int peer_world = joined->peer_world();
+  const std::lock_guard lock(mutex_);
+  pairs_.emplace(++last_number_, std::move(joined));
+  return {.pair = last_number_, .peer_world = peer_world};
+}
+
+int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {
+  switch (type) {
+    case AgentMessage::kCommit:
+      return batch(call.object)->commit();
+    case AgentMessage::kWaitVersion:
+      return batch(call.object)->wait_version(call.version, call.timeout);
+    case AgentMessage::kWithdraw:
+      return batch(call.object)->withdraw(call.version) ? 1 : 0;
+    case AgentMessage::kCloseBatch: {
+      batch(call.object)->close();
+      RegisteredBatch closed;
+      const std::lock_guard lock(mutex_);
+      closed = std::move(batches_.extract(call.object).mapped());
+      return 1;
+    }
+    case AgentMessage::kClosePair: {
+      std::shared_ptr<PairClient> closed = pair(call.object);
+      const std::lock_guard lock(mutex_);
+      pairs_.erase(call.object);
+      return 1;
+    }
+    default:
+      fail(ErrorCode::kInvalidArgument, "agent: message {} is no call", static_cast<int>(type));
+  }
+}
+
+Registered WorkerSession::register_batch(RegisterCall call, const std::vector<UniqueFd>& fds) {
+  const std::shared_ptr<PairClient> with = pair(call.pair);
+  std::vector<std::shared_ptr<SharedArena>> arenas;
+  for (const UniqueFd& fd : fds) arenas.push_back(SharedHeap::process().adopt(fd.get(), !call.sends, name()));
+  const Identity identity{options_.name_space, options_.job, options_.rank, options_.world};
+  std::vector<TensorSpec> specs;
+  for (RegisterCall::Tensor& tensor : call.tensors) {
+    if (tensor.place) {
+      if (tensor.place->arena >= arenas.size() || tensor.place->offset > arenas[tensor.place->arena]->bytes())
+        fail(ErrorCode::kInvalidArgument, "tensor {}: it lies at {} of arena {}, which {} has not given",
+             tensor.spec.name, tensor.place->offset, tensor.place->arena, name());
+      tensor.spec.data = arenas[tensor.place->arena]->data() + tensor.place->offset;
+    }
+    specs.push_back(std::move(tensor.spec));
+  }
+  const std::vector<LocalTensor> tensors =
+      registered_tensors(manifest_of(identity, specs, with->layout()), specs, identity.rank);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].empty()) continue;
+    const SharedArena& arena = *arenas[call.tensors[i].place->arena];
+    const ByteExtent extent = tensors[i].extent();
+    const auto offset = static_cast<int64_t>(call.tensors[i].place->offset);
+    if (offset + extent.begin < 0 || extent.end > static_cast<int64_t>(arena.bytes()) - offset)
+      fail(ErrorCode::kInvalidArgument, "tensor {}: its bytes {} to {} around {} are not within the {} of its arena",
+           tensors[i].name, extent.begin, extent.end, offset, arena.bytes());
+  }
+  std::shared_ptr<BatchImpl> batch =
+      embedded_batch(with->register_batch(call.batch, specs, call.sends, call.timeout, call.options));
+  const std::lock_guard lock(mutex_);
+  batches_.emplace(++last_number_, RegisteredBatch{std::move(batch), std::move(arenas), call.sends});
+  return {.batch = last_number_};
+}
+
+// --- commands, on the queue's thread
+// ----------------------------------------------------------------------------------
+
+void WorkerSession::execute(const Command& command, Replier& replier) {
+  switch (static_cast<AgentCommand>(command.type)) {
+    case AgentCommand::kSend:
+    case AgentCommand::kRecv:
+    case AgentCommand::kStage:
+      return transfer(command, replier);
+    case AgentCommand::kCancel: {
+      const auto operation = this->operation(read_message<CommandId>(command.payload, name()).id);
+      return replier.succeed(message_bytes(Number{operation && operation->cancel() ? 1 : 0}));
+    }
+    case AgentCommand::kProgress: {
+      const auto operation = this->operation(read_message<CommandId>(command.payload, name()).id);
+      return replier.succeed(message_bytes(operation ? state_of(*operation) : ended_state()));
+    }
+    case AgentCommand::kState: {
+      const auto found = batch(read_message<BatchNumber>(command.payload, name()).batch);
+      return replier.succeed(message_bytes(BatchState{.version = found->version(),
+                                                      .newest = found->newest(),
+                                                      .torn = found->torn(),
+                                                      .undecided = found->undecided()}));
+    }
+    case AgentCommand::kStats: {
+      ByteWriter out;
+      write_stats(batch(read_message<BatchNumber>(command.payload, name()).batch)->stats(), out);
+      return replier.succeed(out.view());
+    }
+  }
+  fail(ErrorCode::kInvalidArgument, "agent: command {} is unknown", command.type);
+}
+
+void WorkerSession::transfer(const Command& command, Replier& replier) {
+  const auto wanted = read_message<TransferCommand>(command.payload, name());
+  const std::shared_ptr<BatchImpl> with = batch(wanted.batch);
+  const auto type = static_cast<AgentCommand>(command.type);
+  const std::shared_ptr<Operation> operation =
+      embedded_operation(type == AgentCommand::kSend   ? with->send(wanted.version, wanted.timeout)
+                         : type == AgentCommand::kRecv ? with->recv(wanted.version, wanted.timeout)
+                                                       : with->stage(wanted.version, wanted.timeout));
+  {
+    const std::lock_guard lock(mutex_);
+    operations_[command.id] = operation;
+  }
+  operation->on_end(
+      [self = shared_from_this(), operation, id = command.id, owed = std::make_shared<Replier>(std::move(replier))] {
+        owed->succeed(message_bytes(state_of(*operation)));
+        const std::lock_guard lock(self->mutex_);
+        self->operations_.erase(id);
+      });
+}
+
+}  // namespace tessera::bus
