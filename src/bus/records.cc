@@ -1,5 +1,8 @@
 #include "bus/records.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -89,6 +92,11 @@ Registration Registration::read(ByteReader& in) {
   of.incarnation = Incarnation::read(in);
   of.attempt = in.get<uint32_t>();
   return of;
+}
+
+uint64_t speaker_of(const Incarnation& incarnation, std::string_view job, Rank rank) {
+  const std::string name = rank_name(job, rank);
+  return XXH3_64bits_withSeed(name.data(), name.size(), incarnation.nonce);
 }
 
 std::string ManifestRecord::write() const {

@@ -78,15 +78,20 @@ struct BatchRecord {
   static BatchRecord read(std::string_view key, std::string_view value);
 };
 
+// A rank of a process, as a number. A process may have several, each with registrations of its own.
+uint64_t speaker_of(const Incarnation& incarnation, std::string_view job, Rank rank);
+
+// A registration that somebody has read.
+struct Seen {
+  uint64_t speaker = 0;  // speaker_of() whose it is
+  uint32_t attempt = 0;
+  bool operator==(const Seen&) const = default;
+};
+
 // A rank that cannot register tells the others why, so that they need not wait for it.
 struct FailureRecord {
   Registration of;  // the one that failed
   Status status;
-  struct Seen {
-    uint64_t speaker = 0;  // a rank of a process, as a number: speaker_of()
-    uint32_t attempt = 0;
-    bool operator==(const Seen&) const = default;
-  };
   std::vector<Seen> seen;  // whose records it read: to them it speaks
 
   std::string write() const;

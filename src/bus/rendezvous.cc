@@ -7,10 +7,10 @@
 #include <exception>
 #include <map>
 #include <optional>
-#include <set>
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "bus/pair_records.h"
 #include "tessera/version.h"
 
 namespace tessera::bus {
@@ -27,91 +27,6 @@ constexpr Duration kDecisionTimeout = seconds(5);
 Duration request_timeout(const Patience& patience) {
   return patience.background ? std::min(patience.deadline.left(), kStoreTimeout) : patience.deadline.left();
 }
-
-// A rank of a process, as a number. A process may have several, each with registrations of its own.
-uint64_t speaker_of(const Incarnation& incarnation, const std::string& job, Rank rank) {
-  const std::string name = rank_name(job, rank);
-  return XXH3_64bits_withSeed(name.data(), name.size(), incarnation.nonce);
-}
-
-// The records of a pair, judged against each other.
-class PairRecords {
- public:
-  // `joined`: the revision at which this rank, `self`, has joined. Failures before it are an earlier try's.
-  PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t self,
-              int64_t joined) {
-    for (const auto& [key, item] : items) {
-      if (key.starts_with(failures)) {
-        const FailureRecord record = FailureRecord::read(key, item.value);
-        const bool told = std::ranges::find(record.seen, self, &FailureRecord::Seen::speaker) != record.seen.end();
-        if (told && item.mod_revision > joined) failure_ = record.status;
-        continue;
-      }
-      const JobRank who = parse_pair_key(prefix, key);
-      PairRecord record = PairRecord::read(key, item.value);
-      // One of a process that is dead stays until its lease ends or its successor comes, perhaps with another world.
-      if (liveness_of(record.rank.incarnation) == Liveness::kDead)
-        dead_.insert(who.job);
-      else
-        jobs_[who.job].emplace(who.rank, std::move(record));
-    }
-  }
-
-  // Throws what another rank has failed with or left for.
-  void throw_if_failed() const { failure_.throw_if_error(); }
-
-  // Whether every rank of `job` is in. Throws kMismatch where its ranks disagree.
-  bool complete(const std::string& job) const {
-    const auto it = jobs_.find(job);
-    if (it == jobs_.end()) return false;
-    const auto& [first_rank, first] = *it->second.begin();
-    for (const auto& [rank, record] : it->second) {
-      if (record.rank.world != first.rank.world)
-        fail(ErrorCode::kMismatch, "world: {} says {}, {} says {}", rank_name(job, rank), record.rank.world,
-             rank_name(job, first_rank), first.rank.world);
-      if (rank >= record.rank.world)
-        fail(ErrorCode::kMismatch, "rank: {} is not below its world of {}", rank_name(job, rank), record.rank.world);
-      if (record.peer != first.peer)
-        fail(ErrorCode::kMismatch, "peer: {} wants to be joined with job {}, {} with {}", rank_name(job, rank),
-             record.peer, rank_name(job, first_rank), first.peer);
-    }
-    return it->second.size() == static_cast<size_t>(first.rank.world);
-  }
-
-  std::string missing(const std::string& job) const {
-    const auto it = jobs_.find(job);
-    if (it == jobs_.end()) {
-      std::string others;
-      for (const auto& [name, ranks] : jobs_)
-        others += fmt::format("{}{} ({})", others.empty() ? "" : ", ", name, ranks.size());
-      return fmt::format("all of job {} ({}here: {})", job, dead_.contains(job) ? "its processes have ended; " : "",
-                         others.empty() ? "nobody" : others);
-    }
-    std::vector<Rank> ranks;
-    for (Rank rank = 0; rank < it->second.begin()->second.rank.world; ++rank)
-      if (!it->second.contains(rank)) ranks.push_back(rank);
-    return rank_list(job, ranks);
-  }
-
-  std::vector<FailureRecord::Seen> seen() const {
-    std::vector<FailureRecord::Seen> all;
-    for (const auto& [job, ranks] : jobs_)
-      for (const auto& [rank, record] : ranks)
-        all.push_back({.speaker = speaker_of(record.rank.incarnation, job, rank)});
-    return all;
-  }
-
-  std::vector<RankRecord> take(const std::string& job) {
-    std::vector<RankRecord> ranks;
-    for (auto& [rank, record] : jobs_.at(job)) ranks.push_back(std::move(record.rank));
-    return ranks;
-  }
-
- private:
-  std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;  // the living
-  std::set<std::string, std::less<>> dead_;                              // jobs of whom some are dead
-  Status failure_;
-};
 
 // What was agreed on, by whom: sender's members first.
 std::string session_of(const std::string& pair, const std::string& batch, const Manifest& sender,
@@ -466,8 +381,7 @@ std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string
                                          const std::function<void(const Status& why)>& gave_up) {
   const std::string records = meeting(view, batch);
   const Registration& own = agreement.members[static_cast<size_t>(identity_.rank)];
-  const FailureRecord::Seen self{.speaker = speaker_of(own.incarnation, identity_.job, identity_.rank),
-                                 .attempt = own.attempt};
+  const Seen self{.speaker = speaker_of(own.incarnation, identity_.job, identity_.rank), .attempt = own.attempt};
   struct Member {
     std::string name;
     Registration of;
@@ -560,7 +474,7 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
     if (it == items.end()) continue;
     const FailureRecord record = FailureRecord::read(it->first, it->second.value);
     if (record.of.incarnation != side.ranks[r].incarnation || side.speaker(r) == self) continue;
-    const auto known = std::ranges::find(record.seen, self, &FailureRecord::Seen::speaker);
+    const auto known = std::ranges::find(record.seen, self, &Seen::speaker);
     if (known != record.seen.end()) {
       if (known->attempt != side.history.attempt) continue;
     } else {
@@ -658,7 +572,7 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
   const bool heard = std::ranges::any_of(
       records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
   if (!heard) return;
-  std::vector<FailureRecord::Seen> seen;
+  std::vector<Seen> seen;
   const auto speak_to = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
     for (size_t rank = 0; rank < ranks.size(); ++rank)
       seen.push_back({.speaker = speaker_of(ranks[rank].incarnation, job, static_cast<Rank>(rank))});
