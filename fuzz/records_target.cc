@@ -55,6 +55,9 @@ bool records(Input input) {
       case 'f':
         check<FailureRecord>(value);
         return;
+      case 'n':
+        check<RenewalRecord>(value);
+        return;
       case 'g':
         record_registration(kKey, value);
         return;

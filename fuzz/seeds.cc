@@ -210,6 +210,7 @@ void add_records(Seeds& seeds) {
   seeds.add("records", "batch",
             "b" + BatchRecord{of, true, true, 7, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
   seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());
+  seeds.add("records", "renewal", "n" + RenewalRecord{of, {{17, 2}, {18, 1}}}.write());
   seeds.add("records", "registration", "g" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}.write());
   seeds.add("records", "key", "ktrainer/12");
 }

@@ -58,12 +58,11 @@ std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) 
     }
     std::shared_ptr<Session> session = owner_.make_session(view_, agreement);
     const TraceSpan span("attach", {.subject = subject_});
-    Status why;
     try {
       // Destroyed before the session: a callback that is under way is waited for.
       const auto watch = rendezvous_.watch(
           view_, batch_, agreement, [&session](const std::string& rank) { session->supersede(rank); },
-          [&session](const Status& heard) { session->give_up(heard); });
+          [&session](const Status& heard) { session->give_up(heard); }, [&session] { session->begin_anew(); });
       Patience attaching = patience;
       if (patience.background) attaching.deadline = Deadline::after(kAttachTimeout);
       if (session->attach(attaching) == Session::Outcome::kAttached) return session;

@@ -51,6 +51,25 @@ RankRecord read_rank(ByteReader& in, std::string_view key) {
   return record;
 }
 
+void write_seen(const std::vector<Seen>& seen, ByteWriter& out) {
+  out.put(static_cast<uint32_t>(seen.size()));
+  for (const Seen& one : seen) {
+    out.put(one.speaker);
+    out.put(one.attempt);
+  }
+}
+
+std::vector<Seen> read_seen(ByteReader& in) {
+  std::vector<Seen> seen;
+  for (uint32_t count = in.get_count(2 * kMaxWorld, 12); count > 0; --count) {
+    Seen one;
+    one.speaker = in.get<uint64_t>();
+    one.attempt = in.get<uint32_t>();
+    seen.push_back(one);
+  }
+  return seen;
+}
+
 }  // namespace
 
 std::string RankRecord::write() const {
@@ -150,11 +169,7 @@ std::string FailureRecord::write() const {
   of.write(out);
   out.put(static_cast<uint8_t>(status.code()));
   out.put_string(std::string_view(status.message()).substr(0, kMaxFailureBytes));
-  out.put(static_cast<uint32_t>(seen.size()));
-  for (const Seen& one : seen) {
-    out.put(one.speaker);
-    out.put(one.attempt);
-  }
+  write_seen(seen, out);
   return finish(out);
 }
 
@@ -166,12 +181,23 @@ FailureRecord FailureRecord::read(std::string_view key, std::string_view value) 
   if (code == 0 || code > static_cast<uint8_t>(ErrorCode::kInternal))
     fail(ErrorCode::kInvalidArgument, "store key {}: unknown error code {}", key, code);
   record.status = Status(static_cast<ErrorCode>(code), in.get_string(kMaxFailureBytes));
-  for (uint32_t count = in.get_count(2 * kMaxWorld, 12); count > 0; --count) {
-    Seen one;
-    one.speaker = in.get<uint64_t>();
-    one.attempt = in.get<uint32_t>();
-    record.seen.push_back(one);
-  }
+  record.seen = read_seen(in);
+  in.finish();
+  return record;
+}
+
+std::string RenewalRecord::write() const {
+  ByteWriter out = begin();
+  of.write(out);
+  write_seen(stale, out);
+  return finish(out);
+}
+
+RenewalRecord RenewalRecord::read(std::string_view key, std::string_view value) {
+  ByteReader in = begin(key, value);
+  RenewalRecord record;
+  record.of = Registration::read(in);
+  record.stale = read_seen(in);
   in.finish();
   return record;
 }
@@ -225,6 +251,14 @@ std::string batch_key(std::string_view meeting, std::string_view job, Rank rank)
 
 std::string failure_key(std::string_view meeting, std::string_view job, Rank rank) {
   return fmt::format("{}{}/failed/{}", meeting, job, rank);
+}
+
+std::string renewal_prefix(std::string_view meeting, std::string_view job) {
+  return fmt::format("{}{}/renew/", meeting, job);
+}
+
+std::string renewal_key(std::string_view meeting, std::string_view job, Rank rank) {
+  return fmt::format("{}{}", renewal_prefix(meeting, job), rank);
 }
 
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch) {

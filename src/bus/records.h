@@ -7,6 +7,7 @@
 //   NS/batch/PAIR/BATCH/JOBS/JOB/manifest     ManifestRecord  by rank 0
 //   NS/batch/PAIR/BATCH/JOBS/JOB/rank/RANK    BatchRecord
 //   NS/batch/PAIR/BATCH/JOBS/JOB/failed/RANK  FailureRecord  likewise
+//   NS/batch/PAIR/BATCH/JOBS/JOB/renew/RANK   RenewalRecord
 //   NS/batch/PAIR/BATCH/JOBS/JOB/decision/SESSION/EPOCH
 //                                             "commit" or "abort": of a staged version
 //
@@ -98,6 +99,16 @@ struct FailureRecord {
   static FailureRecord read(std::string_view key, std::string_view value);
 };
 
+// A rank that registers again has read what others registered before, and will not build on that: those who have kept
+// it register anew. There while it registers.
+struct RenewalRecord {
+  Registration of;
+  std::vector<Seen> stale;
+
+  std::string write() const;
+  static RenewalRecord read(std::string_view key, std::string_view value);
+};
+
 // Whose record of a batch it is, without reading the rest.
 Registration record_registration(std::string_view key, std::string_view value);
 
@@ -115,6 +126,8 @@ std::string meeting_prefix(std::string_view name_space, std::string_view pair, s
 std::string manifest_key(std::string_view meeting, std::string_view job);
 std::string batch_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string failure_key(std::string_view meeting, std::string_view job, Rank rank);
+std::string renewal_prefix(std::string_view meeting, std::string_view job);
+std::string renewal_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch);
 // The other one of the two jobs that meet under `key`, a key below a batch_prefix(); empty if `job` is none of them.
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job);

@@ -257,6 +257,7 @@ StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> oth
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(side, items);
     if (other) throw_if_failed(*other, items);
+    if (other && (is_asked_to_renew(side, items) || is_asked_to_renew(*other, items))) return true;
     return side.is_fresh(0, manifest, items) && missing_ranks(items).empty();
   };
   const auto missing = [&](const StoreView& items) {
@@ -309,8 +310,60 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
   return side;
 }
 
+void Rendezvous::ask_to_renew(const Awaited& fellows, const Awaited& peers, const Patience& patience) {
+  if (fellows.history.past.empty()) return;
+  const std::string records = meeting(fellows.view, fellows.batch);
+  const StoreView items = store_.range(records, request_timeout(patience)).items;
+  RenewalRecord record{.of = {own_.incarnation, fellows.history.attempt}, .stale = {}};
+  for (const Awaited* side : {&fellows, &peers}) {
+    for (size_t rank = 0; rank < side->ranks.size(); ++rank) {
+      const std::string key = batch_key(records, side->job, static_cast<Rank>(rank));
+      const auto it = items.find(key);
+      if (it == items.end() || side->is_fresh(rank, key, items)) continue;
+      const Registration of = record_registration(key, it->second.value);
+      if (of.incarnation == side->ranks[rank].incarnation)
+        record.stale.push_back({.speaker = side->speaker(rank), .attempt = of.attempt});
+    }
+  }
+  if (record.stale.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    history_of(fellows.view, fellows.batch).asked = true;
+  }
+  store_.put(renewal_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_},
+             request_timeout(patience));
+}
+
+bool Rendezvous::is_asked_to_renew(const Awaited& by, const StoreView& items) const {
+  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
+  const std::string prefix = renewal_prefix(meeting(by.view, by.batch), by.job);
+  for (auto it = items.lower_bound(prefix); it != items.end() && it->first.starts_with(prefix); ++it) {
+    const RenewalRecord record = RenewalRecord::read(it->first, it->second.value);
+    const auto asked = std::ranges::find(record.stale, self, &Seen::speaker);
+    if (asked != record.stale.end() && asked->attempt >= by.history.attempt) return true;
+  }
+  return false;
+}
+
+void Rendezvous::forget_asking(const PairView& view, const std::string& batch, Duration timeout) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(history_of(view, batch).asked, false)) return;
+  }
+  store_.erase(renewal_key(meeting(view, batch), identity_.job, identity_.rank), timeout);
+}
+
 Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, const Offer& own,
                                const Patience& patience) {
+  while (true) {
+    if (std::optional<Agreement> agreement = try_exchange(view, batch, own, patience)) return *std::move(agreement);
+    const std::lock_guard lock(mutex_);
+    ++history_of(view, batch).attempt;  // what it has read stands
+  }
+}
+
+std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const std::string& batch, const Offer& own,
+                                                  const Patience& patience) {
   const std::string records = meeting(view, batch);
   const std::string manifest = manifest_key(records, identity_.job);
   const History history = begun(view, batch);
@@ -323,13 +376,17 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
                      .version = own.version,
                      .hash = own.manifest->hash(),
                      .diff = {}};
+  const auto outdated = [&](const StoreView& items) {
+    return is_asked_to_renew(fellows, items) || is_asked_to_renew(peers, items);
+  };
+  ask_to_renew(fellows, peers, patience);
   if (identity_.rank == 0) {
     store_.put(manifest, ManifestRecord{.of = of, .manifest = *own.manifest}.write(), {.lease = lease_},
                request_timeout(patience));
   } else {
     const auto published = [&](const StoreView& items) {
       throw_if_failed(fellows, items);
-      return fellows.is_fresh(0, manifest, items);
+      return outdated(items) || fellows.is_fresh(0, manifest, items);
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
     StopDetectors stop_detectors;
@@ -343,6 +400,7 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
                                   .missing = missing,
                                   .check = check},
                                  patience);
+    if (outdated(items)) return std::nullopt;
     const Manifest rank0 = ManifestRecord::read(manifest, items.at(manifest).value).manifest;
     if (rank0.hash() != record.hash) record.diff = ManifestDiff::between(rank0, *own.manifest);
   }
@@ -352,9 +410,11 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
   // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
   // or, where it is still joining, leave for.
   const StoreView own_items = await_side(fellows, peers, patience);
+  if (outdated(own_items)) return std::nullopt;
   remember(fellows, own_items);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), own.sends, own_items);
   const StoreView peer_items = await_side(peers, fellows, patience);
+  if (outdated(peer_items)) return std::nullopt;
   remember(peers, peer_items);
   const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !own.sends, peer_items);
   const Side& sender = own.sends ? mine : theirs;
@@ -373,13 +433,17 @@ Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, c
   if (agreement.sent_version > 0) agreement.floor = std::ranges::min(receiver.versions);
   // All others are here anew: whoever an earlier failure of this rank's spoke to has heard it.
   store_.erase(failure_key(records, identity_.job, identity_.rank), request_timeout(patience));
+  forget_asking(view, batch, request_timeout(patience));
   return agreement;
 }
 
 std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string& batch, const Agreement& agreement,
                                          const std::function<void(const std::string& rank)>& changed,
-                                         const std::function<void(const Status& why)>& gave_up) {
+                                         const std::function<void(const Status& why)>& gave_up,
+                                         const std::function<void()>& outdated) {
   const std::string records = meeting(view, batch);
+  const std::string renewals = renewal_prefix(records, identity_.job);
+  const std::string peer_renewals = renewal_prefix(records, view.peer_job);
   const Registration& own = agreement.members[static_cast<size_t>(identity_.rank)];
   const Seen self{.speaker = speaker_of(own.incarnation, identity_.job, identity_.rank), .attempt = own.attempt};
   struct Member {
@@ -400,6 +464,11 @@ std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string
     const auto it = members.find(key);
     const auto failure = failures.find(key);
     try {
+      if (key.starts_with(renewals) || key.starts_with(peer_renewals)) {
+        const RenewalRecord record = RenewalRecord::read(key, item.value);
+        if (std::ranges::count(record.stale, self) != 0) outdated();
+        return;
+      }
       if (it != members.end() && record_registration(key, item.value) != it->second.of) changed(it->second.name);
       if (failure == failures.end()) return;
       const FailureRecord record = FailureRecord::read(key, item.value);
@@ -629,6 +698,7 @@ void Rendezvous::withdraw(const PairView& view, const std::string& batch) {
     history_of(view, batch).over = true;
   }
   const std::string records = meeting(view, batch);
+  forget_asking(view, batch, seconds(1));
   store_.erase(batch_key(records, identity_.job, identity_.rank), seconds(1));
   if (identity_.rank == 0) store_.erase(manifest_key(records, identity_.job), seconds(1));
 }

@@ -75,10 +75,12 @@ class Rendezvous {
   };
   Agreement exchange(const PairView& view, const std::string& batch, const Offer& own, const Patience& patience);
   // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers anew; for every
-  // one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what `agreement` is built on.
+  // one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what `agreement` is built on, and
+  // `outdated` when one will not build on this rank's registration any more: exchange() makes it anew.
   std::unique_ptr<Watch> watch(const PairView& view, const std::string& batch, const Agreement& agreement,
                                const std::function<void(const std::string& rank)>& changed,
-                               const std::function<void(const Status& why)>& gave_up);
+                               const std::function<void(const Status& why)>& gave_up,
+                               const std::function<void()>& outdated);
   // Calls `changed`, there, once a rank of the two jobs is another process than in `view`.
   std::unique_ptr<Watch> watch_pair(const PairView& view, std::function<void()> changed);
   // Calls `met`, there, for each other job that registers the batch with this one, now and later; often more than once.
@@ -120,6 +122,7 @@ class Rendezvous {
     int64_t ended = 0;                  // revision of the newest failure that an attempt ended with
     bool heard = false;                 // the present attempt ended with another's failure
     bool over = true;                   // it was withdrawn, or another's failure has ended it
+    bool asked = false;                 // others to renew theirs
     History next() const;               // that of the next attempt, as it begins
   };
   // A side of a batch as its records are waited for.
@@ -138,7 +141,15 @@ class Rendezvous {
                       const Patience& patience);
   History begun(const PairView& view, const std::string& batch);
   History& history_of(const PairView& view, const std::string& batch);  // under mutex_
-  // Fresh records of all its ranks. Those of the `other` side may give up meanwhile.
+  // Unless this rank is asked to renew its registration meanwhile.
+  std::optional<Agreement> try_exchange(const PairView& view, const std::string& batch, const Offer& own,
+                                        const Patience& patience);
+  // Asks whoever has kept a registration that an earlier attempt of this rank has read.
+  void ask_to_renew(const Awaited& fellows, const Awaited& peers, const Patience& patience);
+  bool is_asked_to_renew(const Awaited& by, const StoreView& items) const;
+  void forget_asking(const PairView& view, const std::string& batch, Duration timeout);
+  // Fresh records of all its ranks, unless those of the `other` side give up, or somebody asks for another registration
+  // of this rank's.
   StoreView await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience);
   // The present attempt is built on these.
   void remember(const Awaited& side, const StoreView& items);

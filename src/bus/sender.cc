@@ -16,7 +16,7 @@ constexpr Duration kWithdrawTimeout = seconds(10);  // of receivers that are abo
 // --------------------------------------------------------------------------------------------------------
 
 void SenderBatch::open(const PairView& view, Deadline deadline) {
-  if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), 0);
+  if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), {});
   BatchImpl::open(view, deadline);
   watch_jobs();
   count_from_now();
@@ -49,13 +49,13 @@ std::shared_ptr<Session> SenderBatch::make_session(const PairView& view, Agreeme
 
 void SenderBatch::on_met(std::shared_ptr<Session> session) {
   const std::string& job = session->peer_job();
+  // A rank that comes back goes on where its fellows are. Later they may have sent what is this rank's to be sent next.
+  if (!std::exchange(counts_, true)) version_ = newest_ = session->setup().agreement.sent_version;
   if (closed_ || session->broken()) {
     absent_[job] = session->broken_status();
     if (!std::static_pointer_cast<SenderSession>(session)->left()) unreported_ = absent_[job];
     return retire(std::move(session));
   }
-  version_ = std::max(version_.load(), session->setup().agreement.sent_version);
-  newest_ = std::max(newest_, version_.load());
   absent_.erase(job);
   unreported_ = {};
   const auto made = std::static_pointer_cast<SenderSession>(session);
@@ -67,7 +67,8 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   for (const auto& [name, other] : sessions_) rank_bytes += other->rank_bytes();
   count_session(*session, rank_bytes);
   if (staged()) {
-    if (slots_[newest_slot_] != 0 && !made->reduces()) made->offer_slot(slots_[newest_slot_], newest_slot_);
+    const int64_t newest = slots_[newest_slot_].version;
+    if (newest != 0 && !made->reduces()) made->offer_slot(newest, newest_slot_);
   } else if (offering_ != 0 && !ending_) {
     made->offer(offering_);
   }
@@ -138,6 +139,7 @@ std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> versio
     offering_ = next;
     newest_ = std::max(newest_, next);
     ending_ = false;
+    begun_ = false;
     taken_ = false;
     failure_ = {};
     lost_ = {};
@@ -158,8 +160,19 @@ void SenderBatch::count_decision() {
   changed_.notify_all();
 }
 
-void SenderBatch::on_taking(SenderSession& session) {
+void SenderBatch::on_begun(int64_t version) {
+  if (version == offering_) begun_ = true;
+  for (Snapshot& slot : slots_)
+    if (slot.version == version) slot.begun = true;
   count_decision();
+}
+
+bool SenderBatch::begun(int64_t version) const {
+  const auto it = std::ranges::find(slots_, version, &Snapshot::version);
+  return it != slots_.end() ? it->begun : version == offering_ && begun_;
+}
+
+void SenderBatch::on_taking(SenderSession& session) {
   if (session.begun(offering_)) newcomers_.erase(&session);
   if (!operation_ || data_start_ != TimePoint{}) return;
   data_start_ = Clock::steady().now();
@@ -231,7 +244,7 @@ std::optional<uint32_t> SenderBatch::free_slot() const {
   std::optional<uint32_t> found;
   for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
     if (pinned(slot)) continue;
-    if (slot != newest_slot_ || slots_[slot] == 0) return slot;
+    if (slot != newest_slot_ || slots_[slot].version == 0) return slot;
     found = slot;
   }
   return found;
@@ -241,7 +254,7 @@ void SenderBatch::begin_snapshot() {
   target_ = free_slot();
   enter(target_ ? "copy" : "wait for a snapshot");
   if (!target_) return;  // on_unpinned() will come
-  slots_[*target_] = 0;
+  slots_[*target_] = {};
   for (const auto& [job, session] : sessions_) session->clear(*target_);
   copied_ = false;
   data_start_ = Clock::steady().now();
@@ -274,7 +287,7 @@ void SenderBatch::check_snapshot() {
   const int64_t version = std::exchange(offering_, 0);
   if (failure_.ok() && target_) {
     observe_offer(version);
-    slots_[*target_] = version;
+    slots_[*target_] = {.version = version};
     newest_slot_ = *target_;
     version_ = version;
     for (const auto& [job, session] : sessions_)
@@ -303,17 +316,16 @@ void SenderBatch::on_unpinned(SenderSession&) {
 // ------------------------------------------------------------------------------------------------------
 
 SenderBatch::Withdrawal SenderBatch::try_withdraw(int64_t version) {
-  const auto slot = std::ranges::find(slots_, version);
+  const auto slot = std::ranges::find(slots_, version, &Snapshot::version);
   if (version == 0 || (version != offering_ && slot == slots_.end())) return Withdrawal::kTooLate;
-  for (const auto& [job, session] : sessions_)
-    if (session->begun(version) || (version == offering_ && taken_)) return Withdrawal::kTooLate;
+  if (begun(version)) return Withdrawal::kTooLate;
   for (const auto& [job, session] : sessions_)
     if (session->undecided(version)) return Withdrawal::kUndecided;
   if (version == offering_) {
     if (staged() && target_) return Withdrawal::kUndecided;  // until it is copied
     fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn", version));
   } else {
-    *slot = 0;
+    *slot = {};
     for (const auto& [job, session] : sessions_) session->clear(static_cast<uint32_t>(slot - slots_.begin()));
   }
   return Withdrawal::kDone;

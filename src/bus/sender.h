@@ -28,6 +28,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void on_not_met(const std::string& job, const Status& why) override;
 
   void on_taking(SenderSession& session) override;
+  void on_begun(int64_t version) override;
   void on_offer_over(SenderSession& session, const Status& status) override;
   void on_prepared(SenderSession& session, const Status& status) override;
   void on_digested(SenderSession& session, int64_t version) override;
@@ -48,6 +49,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
 
   void watch_jobs();
   void meet_also(const std::string& job);
+  bool begun(int64_t version) const;
   void count_decision();
   void observe_offer(int64_t version);
   void observe_withdrawal(int64_t version);
@@ -71,9 +73,15 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   std::unique_ptr<Watch> jobs_watch_;
   int64_t offering_ = 0;  // 0: nothing
   int64_t newest_ = 0;    // that was ever offered, sent or not
+  bool counts_ = false;   // versions for itself: it knows what its job had sent before it came
   bool ending_ = false;   // it is failing: nobody is offered it any more
-  // Staged: what lies in each slot, 0 if nothing does; which one is newest; which one the version on its way goes into.
-  std::vector<int64_t> slots_;
+  bool begun_ = false;    // it was, by a receiver, who may have left since
+  // Staged: what lies in each slot; which one is newest; which one the version on its way goes into.
+  struct Snapshot {
+    int64_t version = 0;  // 0: none
+    bool begun = false;   // likewise
+  };
+  std::vector<Snapshot> slots_;
   uint32_t newest_slot_ = 0;
   std::optional<uint32_t> target_;
   bool copied_ = false;

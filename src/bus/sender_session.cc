@@ -179,6 +179,7 @@ void SenderSession::on_reduced(const Status& status) {
   if (staged()) return check_ended();
   phase_ = Phase::kOffered;
   show(offering_, 0);
+  owner_.on_unpinned(*this);
 }
 
 void SenderSession::offer_slot(int64_t version, uint32_t slot) {
@@ -250,6 +251,7 @@ void SenderSession::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
   last_activity_ = Clock::steady().now();
   if (!reduces) held_ = version;
   link.grant(version, epoch);
+  if (!reduces) owner_.on_begun(version);
   owner_.on_taking(*this);
   if (!reduces && slot->digested) send_digests(link, *slot);
 }
@@ -307,6 +309,7 @@ void SenderSession::on_done(SourceLink& link, const Done& done) {
   }
   check_taken();
   check_ended();
+  if (!is_receiver(link)) owner_.on_unpinned(*this);
 }
 
 void SenderSession::check_taken() {
@@ -496,12 +499,14 @@ bool SenderSession::begun(int64_t version) const {
   const auto at_it = [&](const auto& entry) {
     return entry.second->taking() == version || entry.second->done_version() == version;
   };
-  if (version == 0) return false;
-  return std::ranges::any_of(receivers_, at_it) || (!staged() && std::ranges::any_of(owners_, at_it));
+  return version != 0 && std::ranges::any_of(receivers_, at_it);
 }
 
 bool SenderSession::undecided(int64_t version) const {
-  return version != 0 && held_ == version && !broken() && !begun(version);
+  if (version == 0 || broken() || begun(version)) return false;
+  const auto reads_terms = [&](const auto& entry) { return entry.second->ended_version() != version; };
+  const bool reduces = phase_ == Phase::kReducing || std::ranges::any_of(owners_, reads_terms);
+  return held_ == version || (!staged() && version == offering_ && phase_ != Phase::kFailing && reduces);
 }
 
 void SenderSession::on_source_detached(SourceLink& link, const Status& reason) {
@@ -521,6 +526,7 @@ void SenderSession::on_source_broken(SourceLink& link, const Status& status) {
 }
 
 void SenderSession::on_broken(const Status& latest) {
+  if (held_ != 0 && !begun(held_)) owner_.on_begun(held_);
   // Nobody has to be told: whoever can see this peer is connected to it.
   // A receiver that has all it wanted may go while others are still at it.
   const auto gone = [&](const auto& entry) {

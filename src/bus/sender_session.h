@@ -31,7 +31,9 @@ class SenderSession;
 class SenderSessionOwner {
  public:
   virtual ~SenderSessionOwner() = default;
-  virtual void on_taking(SenderSession& session) = 0;  // a receiver begins to read
+  virtual void on_taking(SenderSession& session) = 0;  // a receiver, or an owner of a reduction, begins to read
+  // A receiver begins to read the version from a rank of this job, or may have: it was lost while it had it held.
+  virtual void on_begun(int64_t version) = 0;
   // In place: nobody reads the version any more; every receiving rank has it, or why not.
   virtual void on_offer_over(SenderSession& session, const Status& status) = 0;
   // Staged: what prepare() began is over.
@@ -67,9 +69,9 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void leave(const Status& why);
 
   bool left() const { return left_; }  // it is broken because a rank has closed the batch, as it should
-  // Whether a receiver has begun to read the version on offer; in place an owner of a reduction, too.
-  bool begun(int64_t version) const;
-  bool undecided(int64_t version) const;  // rank 0 of the receivers has not said yet whether it is taken
+  bool begun(int64_t version) const;   // a receiver reads it, or has read it
+  // Nobody can say yet whether it will be read: rank 0 of the receivers holds it, or (in place) it is being reduced.
+  bool undecided(int64_t version) const;
   // In place: whether all receivers are at it and one was heard of since then.
   bool flows_since(TimePoint then) const;
   TimePoint last_activity() const { return last_activity_; }

@@ -176,9 +176,11 @@ int visit(Phases& phases, const std::string& store) {
   std::mt19937_64 random(kSeed);
   int visits = 0;
   soak(phases, [&] {
-    while (!phases.over) {
-      const Kind& kind = kKinds[random() % kBatches];
-      Batch batch = member.open(kVisitor, {kind.id, {}, random() % 2 == 0 ? kInPlace : kStaged}, tensor);
+    // Every kind in both modes at first, so that the warm-up has seen them.
+    for (uint64_t visit = 0; visit < 2 * kBatches || !phases.over; ++visit) {
+      const uint64_t choice = visit < 2 * kBatches ? visit : random();
+      const Kind& kind = kKinds[choice / 2 % kBatches];
+      Batch batch = member.open(kVisitor, {kind.id, {}, choice % 2 == 0 ? kInPlace : kStaged}, tensor);
       ++visits;
       for (uint64_t i = random() % 3; i > 0 && !phases.over; --i)
         if (went_well([&] { batch.recv({}, std::chrono::milliseconds(100)).wait(); }) &&

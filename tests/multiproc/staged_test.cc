@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/fail_point.h"
+#include "base/metrics.h"
 #include "tests/multiproc/jobs.h"
 
 namespace tessera::test {
@@ -173,6 +174,61 @@ TEST_F(Staged, AVersionIsWithdrawnUnlessARankHasBegunToTakeIt) {
     checked.wait();
     return 0;
   });
+  expect_success();
+}
+
+TEST_F(Staged, AVersionThatAJobHasTakenIsNotWithdrawnOnceItHasLeft) {
+  const Signal left;
+  const Signal checked;
+  start(staged(trainer(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
+    fill(trainer(0, 1), tensor, 1);
+    Handle handle = batch.send(1, kPatience);
+    handle.wait();
+    left.wait();
+    while (Metrics::process().sessions.value() != 0) std::this_thread::yield();
+    REQUIRE_HERE(!handle.withdraw());
+    checked.raise();
+    return 0;
+  });
+  start(inference(0, 1), [&](Batch& batch, std::vector<float>&) {
+    REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1);
+    batch.close();
+    left.raise();
+    checked.wait();
+    return 0;
+  });
+  expect_success();
+}
+
+// What a fellow has sent already is still to be sent by this rank, also if a job has registered in between.
+TEST_F(Staged, ARankSendsWhatItsFellowHasSentWhenAJobComes) {
+  const Signal sent;
+  const Signal taken;  // for each sender by each receiver
+  start(staged(trainer(0)), [&](Batch& batch, std::vector<float>& tensor) {
+    fill(trainer(0), tensor, 1);
+    while (Metrics::process().sessions.value() != 2) std::this_thread::yield();
+    REQUIRE_HERE(batch.send({}, kPatience).wait() == 1);
+    for (int i = 0; i < 3; ++i) taken.wait();
+    return 0;
+  });
+  start(staged(trainer(1)), [&](Batch& batch, std::vector<float>& tensor) {
+    fill(trainer(1), tensor, 1);
+    REQUIRE_HERE(batch.send({}, kPatience).wait() == 1);
+    sent.raise();
+    for (int i = 0; i < 3; ++i) taken.wait();
+    return 0;
+  });
+  const auto receive = [&](const Side& side) {
+    return [&, side](Batch& batch, std::vector<float>& tensor) {
+      REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1 && holds(side, tensor, 1));
+      for (int i = 0; i < 2; ++i) taken.raise();
+      return 0;
+    };
+  };
+  for (const Rank rank : {0, 1}) start(inference(rank), receive(inference(rank)));
+  const Side other{.job = "evaluation", .peer = "trainer", .rank = 0, .world = 1, .layout = "1:R"};
+  sent.wait();
+  start(other, receive(other));
   expect_success();
 }
 
