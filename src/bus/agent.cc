@@ -168,7 +168,8 @@ void Agent::accept_connections() {
 
 void Agent::handle_frame(uint64_t id, Frame& frame) {
   Waiting& waiting = waiting_.at(id);
-  if (frame.type == static_cast<uint16_t>(MessageType::kHello) && waiting.hello.job.empty()) {
+  const auto is = [&frame](MessageType type) { return frame.type == static_cast<uint16_t>(type); };
+  if (is(MessageType::kHello) && waiting.hello.job.empty()) {
     waiting.hello = parse<Hello>(frame.payload);
     const Hello& hello = waiting.hello;
     const std::string caller = rank_name(hello.job, hello.rank);
@@ -192,15 +193,15 @@ void Agent::handle_frame(uint64_t id, Frame& frame) {
                                .incarnation = incarnation_});
     return;
   }
-  if (frame.type == static_cast<uint16_t>(MessageType::kInspect) && waiting.hello.job.empty()) {
+  if (is(MessageType::kInspect) && waiting.hello.job.empty()) {
     (void)parse<Inspect>(frame.payload);
     return waiting.link->send(report());  // the asker closes
   }
-  if (frame.type == static_cast<uint16_t>(MessageType::kDetach)) {  // it gave up before this rank was ready
+  if (is(MessageType::kDetach) || is(MessageType::kBroken)) {  // it gave up before this rank was ready
     waiting.link->close();
     return drop(id);
   }
-  if (frame.type != static_cast<uint16_t>(MessageType::kAttach) || waiting.hello.job.empty() || waiting.attach)
+  if (!is(MessageType::kAttach) || waiting.hello.job.empty() || waiting.attach)
     fail(ErrorCode::kMismatch, "message {} where Hello and then Attach were due", frame.type);
   waiting.attach = parse<Attach>(frame.payload);
   loop_.cancel_timer(waiting.timer);
