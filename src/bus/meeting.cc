@@ -59,10 +59,11 @@ std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) 
     std::shared_ptr<Session> session = owner_.make_session(view_, agreement);
     const TraceSpan span("attach", {.subject = subject_});
     try {
-      // Destroyed before the session: a callback that is under way is waited for.
+      // Its callbacks name the session itself: as this returns, `session` is moved from before they are waited for.
+      Session& attached = *session;
       const auto watch = rendezvous_.watch(
-          view_, batch_, agreement, [&session](const std::string& rank) { session->supersede(rank); },
-          [&session](const Status& heard) { session->give_up(heard); }, [&session] { session->begin_anew(); });
+          view_, batch_, agreement, [&attached](const std::string& rank) { attached.supersede(rank); },
+          [&attached](const Status& heard) { attached.give_up(heard); }, [&attached] { attached.begin_anew(); });
       Patience attaching = patience;
       if (patience.background) attaching.deadline = Deadline::after(kAttachTimeout);
       if (session->attach(attaching) == Session::Outcome::kAttached) return session;
