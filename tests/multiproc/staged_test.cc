@@ -203,25 +203,25 @@ TEST_F(Staged, AVersionThatAJobHasTakenIsNotWithdrawnOnceItHasLeft) {
 // What a fellow has sent already is still to be sent by this rank, also if a job has registered in between.
 TEST_F(Staged, ARankSendsWhatItsFellowHasSentWhenAJobComes) {
   const Signal sent;
-  const Signal taken;  // for each sender by each receiver
+  const Signal taken[2];  // told each sender by each receiver
   start(staged(trainer(0)), [&](Batch& batch, std::vector<float>& tensor) {
     fill(trainer(0), tensor, 1);
     while (Metrics::process().sessions.value() != 2) std::this_thread::yield();
     REQUIRE_HERE(batch.send({}, kPatience).wait() == 1);
-    for (int i = 0; i < 3; ++i) taken.wait();
+    for (int i = 0; i < 3; ++i) taken[0].wait();
     return 0;
   });
   start(staged(trainer(1)), [&](Batch& batch, std::vector<float>& tensor) {
     fill(trainer(1), tensor, 1);
     REQUIRE_HERE(batch.send({}, kPatience).wait() == 1);
     sent.raise();
-    for (int i = 0; i < 3; ++i) taken.wait();
+    for (int i = 0; i < 3; ++i) taken[1].wait();
     return 0;
   });
   const auto receive = [&](const Side& side) {
     return [&, side](Batch& batch, std::vector<float>& tensor) {
       REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1 && holds(side, tensor, 1));
-      for (int i = 0; i < 2; ++i) taken.raise();
+      for (const Signal& sender : taken) sender.raise();
       return 0;
     };
   };
