@@ -91,8 +91,12 @@ void Link::handle_events(uint32_t events) {
       return;
     }
   }
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && open() && !read_all())
-    end(failed(ErrorCode::kPeerLost, "{} has closed its connection", name_));
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) poll();
+}
+
+void Link::poll() {
+  const std::shared_ptr<Link> self = shared_from_this();
+  if (open() && !read_all()) end(failed(ErrorCode::kPeerLost, "{} has closed its connection", name_));
 }
 
 void Link::handle_death() {

@@ -32,6 +32,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // Ends, and tells the peer, if that process is stopped and nothing has come from it for a while. To be called every
   // kStopPeriod while something waits for it.
   void end_if_stopped();
+  // Handles what has come, and the end of the connection, now: before the loop gets to it.
+  void poll();
   void set_limits(FrameLimits limits) { reader_.set_limits(limits); }
 
   template <typename Message>

@@ -263,7 +263,12 @@ void PullLink::handle_run_done() {
   if (state_ != State::kPulling) return;
   const Status status = program()->routes() == 0 ? Status() : run_->status();
   if (!status.ok()) return end_pull(status);
-  if (!options_.digest || program()->routes() == 0) return end_pull({});
+  if (program()->routes() == 0) return end_pull({});
+  if (!options_.digest) {
+    // No digest tells what was read after the source gave up waiting for this rank, which was stopped perhaps.
+    link_->poll();
+    return end_pull(abort_status_);
+  }
   state_ = State::kChecking;
   if (!abort_status_.ok()) return end_pull(abort_status_);
   if (have_digests_) check_digests();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <map>
 #include <thread>
 
@@ -130,6 +131,41 @@ TEST_F(Stop, IsOverWhenThePeerGoesOn) {
     });
   stopped.wait();
   ::kill(pids_.at("inference/1"), SIGCONT);
+  expect_all_well(group_);
+}
+
+// One that is stopped as it reads is cut off, and the memory is the sender's again: what it reads then is no version,
+// and no digest says so.
+TEST_F(Stop, OfAReaderLeavesNoMixedVersionThatCountsAsWhole) {
+  const auto large = [](Side side) {
+    side.shape = {4096, 4096};
+    side.digest = false;
+    return side;
+  };
+  const Signal reading;
+  const Signal overwritten;
+  start(large(trainer(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
+    std::ranges::fill(tensor, 1.0F);
+    (void)went_well([&] { batch.send(1, kPatience).wait(); });  // it goes well where the reader is quick
+    std::ranges::fill(tensor, 2.0F);
+    overwritten.raise();
+    return 0;
+  });
+  start(large(inference(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
+    Handle handle = batch.recv({}, kPatience);
+    while (handle.progress().bytes_done == 0) std::this_thread::yield();
+    reading.raise();
+    if (went_well([&] { handle.wait(); })) {
+      REQUIRE_HERE(!batch.torn() && std::ranges::count(tensor, 1.0F) == std::ssize(tensor));
+    } else {
+      REQUIRE_HERE(batch.torn() && batch.version() == 0);
+    }
+    return 0;
+  });
+  reading.wait();
+  ::kill(pids_.at("inference/0"), SIGSTOP);
+  overwritten.wait();
+  ::kill(pids_.at("inference/0"), SIGCONT);
   expect_all_well(group_);
 }
 
