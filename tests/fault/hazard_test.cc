@@ -9,11 +9,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <random>
+#include <thread>
 
 #include "base/framing.h"
 #include "base/runtime_dir.h"
 #include "tessera/memory.h"
+#include "tests/fault/wall_clock.h"
 #include "tests/multiproc/jobs.h"
 #include "tests/multiproc/raw_rank.h"
 
@@ -76,6 +79,40 @@ class Hazard : public testing::Test {
   ProcessGroup group_;
   std::string store_ = group_.start_store();
 };
+
+// By days, to and fro, for all processes and the store: no deadline, lease or order of versions goes by it.
+TEST(WallClockJumps, AndTheTransfersGoOn) {
+  constexpr int64_t kTransfers = 100;
+  const WallClock clock;
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  const auto transfer = [=](const Side& side) {
+    return [=](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= kTransfers; ++version) {
+        if (side.sends) fill(side, tensor, version);
+        const int64_t done = (side.sends ? batch.send(version, kPatience) : batch.recv({}, kPatience)).wait();
+        if (done != version || !holds(side, tensor, version)) return 5;
+      }
+      return 0;
+    };
+  };
+  for (const Side& side : {trainer(0), trainer(1), inference(0), inference(1)})
+    group.start(fmt::format("{}/{}", side.job, side.rank), [=] { return with_batch(side, store, transfer(side)); });
+  const auto before = std::chrono::system_clock::now();
+  clock.jump(std::chrono::hours(24));
+  EXPECT_GT(std::chrono::system_clock::now() - before, std::chrono::hours(23));
+  std::atomic<bool> over = false;
+  std::thread jumps([&] {
+    std::mt19937_64 random(1);
+    while (!over) {
+      clock.jump(std::chrono::hours(static_cast<int64_t>(random() % 2000) - 1000));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  expect_all_well(group);
+  over = true;
+  jumps.join();
+}
 
 // --- the store
 // --------------------------------------------------------------------------------------------------------
@@ -217,9 +254,25 @@ TEST_F(Hazard, ASenderDiesThoughAForkHoldsItsSockets) {
   expect_all_well(group_);
 }
 
-// Its arena is not sealed, and goes while it is read.
-TEST_F(Hazard, ASenderShrinksItsMemory) {
+// To whom has come to read: an arena, which is not sealed, with the tensor in it. Returns once it is mapped.
+UniqueFd lend_arena(RawRank& raw) {
   constexpr size_t kBytes = 64 * 48 * sizeof(float);
+  UniqueFd arena(::memfd_create("lent", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (::ftruncate(arena.get(), kBytes) != 0) throw Error(ErrorCode::kInternal, "ftruncate");
+  bus::Attached attached;
+  attached.arenas.push_back({.id = 1, .bytes = kBytes});
+  attached.places.push_back({.memory = {.kind = MemoryDesc::Kind::kShared, .arena = 1, .offset = 0, .bytes = kBytes},
+                             .origin = 0,
+                             .strides = {48 * sizeof(float), sizeof(float)}});
+  std::vector<UniqueFd> fds;
+  fds.push_back(duplicate_fd(arena.get()));
+  raw.send(attached, std::move(fds));
+  (void)raw.next<bus::Prepare>();
+  return arena;
+}
+
+// While it is read.
+TEST_F(Hazard, ASenderShrinksItsMemory) {
   group_.start("trainer/0", [&] {
     const Side side = trainer(0, 1);
     RawRank raw(store_, side.job, side.peer, 0, 1);
@@ -228,17 +281,7 @@ TEST_F(Hazard, ASenderShrinksItsMemory) {
     raw.exchange({&spec, 1}, true);
     raw.serve(true);
     raw.await_caller();
-    UniqueFd arena(::memfd_create("shrinks", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    REQUIRE_HERE(::ftruncate(arena.get(), kBytes) == 0);
-    bus::Attached attached;
-    attached.arenas.push_back({.id = 1, .bytes = kBytes});
-    attached.places.push_back({.memory = {.kind = MemoryDesc::Kind::kShared, .arena = 1, .offset = 0, .bytes = kBytes},
-                               .origin = 0,
-                               .strides = {48 * sizeof(float), sizeof(float)}});
-    std::vector<UniqueFd> fds;
-    fds.push_back(duplicate_fd(arena.get()));
-    raw.send(attached, std::move(fds));
-    (void)raw.next<bus::Prepare>();
+    const UniqueFd arena = lend_arena(raw);
     raw.send(bus::Prepared{});
     raw.send(bus::Offer{.version = 1});
     const auto hold = raw.next<bus::Hold>();
@@ -336,6 +379,90 @@ TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
       }
     return 0;
   });
+}
+
+// Bytes that are no message of that type.
+template <bus::MessageType type>
+struct Nonsense {
+  static constexpr bus::MessageType kType = type;
+  std::span<const std::byte> payload;
+  void write(ByteWriter& out) const {
+    for (const std::byte byte : payload) out.put(byte);
+  }
+};
+
+// Does what a sender has to do up to that step.
+void serve_up_to(int step, RawRank& raw) {
+  raw.serve(true);
+  raw.await_caller();
+  if (step == 0) return;
+  (void)lend_arena(raw);
+  if (step == 1) return;
+  raw.send(bus::Prepared{});
+  if (step == 2) return;
+  raw.send(bus::Offer{.version = 1});
+  const auto hold = raw.next<bus::Hold>();
+  if (step == 3) return;
+  raw.send(bus::Held{.version = 1, .epoch = hold.epoch});
+  const auto take = raw.next<bus::Take>();
+  if (step == 4) return;
+  raw.send(bus::Grant{.version = 1, .epoch = take.epoch});
+}
+
+TEST_F(Hazard, ASenderSendsGarbageAtEveryStep) {
+  constexpr int kSteps = 6;
+  using Say = std::function<void(RawRank&)>;
+  std::mt19937_64 random(1);
+  std::vector<std::byte> noise(200);
+  std::ranges::generate(noise, [&] { return static_cast<std::byte>(random()); });
+  const std::vector<Say> garbage{
+      [&](RawRank& raw) { raw.send(Nonsense<static_cast<bus::MessageType>(999)>{noise}); },
+      [&](RawRank& raw) { raw.send(Nonsense<bus::MessageType::kAttached>{noise}); },
+      [&](RawRank& raw) { raw.send(Nonsense<bus::MessageType::kOffer>{std::span(noise).first(3)}); },
+      [&](RawRank& raw) { raw.send(Nonsense<bus::MessageType::kDigests>{noise}); },
+      [&](RawRank& raw) { raw.send(bus::Offer{.version = 1, .epoch = 77}); },  // in a slot that there is not
+  };
+  const size_t kCases = kSteps * garbage.size();
+  const Signal failed;
+  const Signal next;
+  const pid_t liar = group_.start("trainer/0 that talks nonsense", [&] {
+    const Side side = trainer(0, 1);
+    std::vector<float> tensor = local_tensor(side);
+    const TensorSpec spec = spec_of(side, tensor);
+    for (size_t i = 0; i < kCases; ++i) {
+      {
+        RawRank raw(store_, side.job, side.peer, 0, 1);
+        raw.exchange({&spec, 1}, true);
+        serve_up_to(static_cast<int>(i / garbage.size()), raw);
+        garbage[i % garbage.size()](raw);
+        failed.wait();
+      }
+      next.raise();
+    }
+    return 0;
+  });
+  const pid_t victim = group_.start("inference/0", [&] {
+    for (size_t i = 0; i < kCases; ++i) {
+      const std::string error = error_of([&] { take(store_); });
+      failed.raise();
+      if (error.find("trainer/0") == std::string::npos) {
+        std::fprintf(stderr, "case %zu: %s\n", i, error.c_str());
+        return 6;
+      }
+      next.wait();
+    }
+    return 0;
+  });
+  for (const pid_t pid : {liar, victim}) {
+    const Outcome outcome = group_.wait_for(pid, 3 * hang_limit());
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+  }
+  const Signal over;
+  start_trainer(over);
+  const Outcome outcome = group_.wait_for(group_.start("inference/0", [this] { return take(store_); }), hang_limit());
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+  over.raise();
+  expect_all_well(group_);
 }
 
 // Root may open the other's socket, and is told by whom it is answered; the other may not open root's.
