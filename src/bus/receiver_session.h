@@ -51,8 +51,8 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   bool idle() const override { return phase_ == Phase::kIdle && !(chosen_ && may_go_on()); }
   int64_t rank_bytes() const override { return rank_bytes_; }
 
-  // Whether a recv() may begin: it is whole, or a version is chosen that can still be taken.
-  bool usable() const { return !broken() || chosen_.has_value(); }
+  // Whether a recv() may begin: it is whole, or a version was chosen that can still be taken.
+  bool usable() const { return !broken() || (!retired() && chosen_ && may_go_on()); }
   // Takes a version of at least `min_version` that this session has not delivered yet.
   void recv(int64_t min_version);
   bool waiting() const { return phase_ == Phase::kWaiting; }

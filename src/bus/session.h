@@ -86,9 +86,10 @@ class Session : public Acceptor {
 
   // A peer was lost: once it is idle the session is over. The first reason stays.
   void break_session(const Status& status);
-  bool retires();                // whether it is over, once: adopted, broken, and idle
-  void readiness_changed();      // wakes attach() once nobody is unready
-  std::string describe() const;  // "batch policy of pair weights"
+  bool retires();                            // whether it is over, once: adopted, broken, and idle
+  bool retired() const { return retired_; }  // it did; its batch lets it go
+  void readiness_changed();                  // wakes attach() once nobody is unready
+  std::string describe() const;              // "batch policy of pair weights"
   std::string tensor_name(uint32_t tensor) const { return setup_.tensors[tensor].name; }
   EventLoop& loop() { return setup_.agent->loop(); }
   const Identity& identity() const { return setup_.agent->identity(); }

@@ -1,0 +1,92 @@
+// A worker's session with the daemon of its rank: the command queue that they share, and a connection for each call
+// that takes longer.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/framing.h"
+#include "bus/agent.h"
+#include "bus/agent_protocol.h"
+#include "bus/command_client.h"
+#include "bus/own_process.h"
+#include "device/shared_arena.h"
+#include "tessera/bus.h"
+
+namespace tessera::bus {
+
+inline constexpr Timeout kGrace = std::chrono::seconds(10);  // beyond a call's own timeout, for the agent to answer
+
+// Thread-safe. Once the daemon is lost every call throws that, with kPeerLost.
+class AgentSession {
+ public:
+  // Waits for the daemon, at most as `options` say, which are complete().
+  explicit AgentSession(BusOptions options);
+  ~AgentSession();  // the daemon has let go of what this rank holds in the store when it returns
+  AgentSession(const AgentSession&) = delete;
+  AgentSession& operator=(const AgentSession&) = delete;
+
+  const BusOptions& options() const { return options_; }
+  const Identity& identity() const { return identity_; }
+  const std::string& agent_name() const { return agent_name_; }  // "the agent of trainer/0 (pid 4711)"
+  uint64_t number() const { return number_; }
+  CommandClient& commands() { return *commands_; }
+  void require_own_process() const { process_.require(identity_.name()); }
+  bool in_own_process() const { return process_.here(); }
+  bool alive() const { return lost().ok(); }
+
+  // Sends `message` as a `type` on a connection of its own, after the `arenas`, and waits for its answer. Throws what
+  // the agent answered.
+  template <typename Answer, typename Message>
+  Answer call(AgentMessage type, const Message& message, Timeout timeout,
+              std::span<const std::shared_ptr<SharedArena>> arenas = {}) {
+    const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, arenas);
+    return read_message<Answer>(frame.payload, agent_name_);
+  }
+  // A command that is answered at once.
+  template <typename Message>
+  std::vector<std::byte> ask(AgentCommand command, const Message& message) {
+    return ask_bytes(command, message_bytes(message));
+  }
+
+ private:
+  // A connection to the daemon that runs, or begins to.
+  UniqueFd find(Deadline deadline);
+  UniqueFd connect(Deadline deadline) const;
+  void open(UniqueFd socket);
+  // A frame without contents on the session's connection. Never blocks for long; any thread.
+  void tell(AgentMessage type) noexcept;
+  Frame wait_answer(int socket, FrameReader& reader, AgentMessage expected, Deadline deadline) const;
+  Frame exchange(AgentMessage type, std::span<const std::byte> payload, AgentMessage expected, Timeout timeout,
+                 std::span<const std::shared_ptr<SharedArena>> arenas);
+  std::vector<std::byte> ask_bytes(AgentCommand command, std::span<const std::byte> payload);
+  void watch();  // until the session goes, or the agent does
+  Status lost() const;
+
+  const OwnProcess process_;
+  const BusOptions options_;
+  const Identity identity_;
+  std::string agent_name_;
+  const UniqueFd end_;  // an eventfd: the watcher is to end
+  std::string address_;
+  UniqueFd socket_;  // of the session
+  UniqueFd pidfd_;   // empty where the agent's pid is not visible
+  FrameReader reader_{kAgentMagic, {.payload_bytes = kMaxAgentFrame}};
+  uint64_t number_ = 0;
+  std::unique_ptr<CommandClient> commands_;
+  std::mutex tell_mutex_;
+  mutable std::mutex mutex_;
+  Status lost_;  // guarded by mutex_
+  std::thread watcher_;
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
+};
+
+}  // namespace tessera::bus
