@@ -51,14 +51,6 @@ Side staged(Side side) {
   return side;
 }
 
-int send_once(Batch& batch, std::vector<float>&) {
-  batch.send().wait();
-  return 0;
-}
-int receive_once(Batch& batch, std::vector<float>&) {
-  batch.recv().wait();
-  return 0;
-}
 Body stopping_first(const Body& body) {
   return [=](Batch& batch, std::vector<float>& tensor) {
     ::raise(SIGSTOP);

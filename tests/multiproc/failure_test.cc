@@ -26,14 +26,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-int send_once(Batch& batch, std::vector<float>&) {
-  batch.send().wait();
-  return 0;
-}
-int receive_once(Batch& batch, std::vector<float>&) {
-  batch.recv().wait();
-  return 0;
-}
 int die(Batch&, std::vector<float>&) {
   ::kill(::getpid(), SIGKILL);
   return 0;

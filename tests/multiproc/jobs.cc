@@ -62,6 +62,16 @@ bool holds(const Side& side, const std::vector<float>& tensor, int64_t version) 
   return all;
 }
 
+int send_once(Batch& batch, std::vector<float>&) {
+  batch.send().wait();
+  return 0;
+}
+
+int receive_once(Batch& batch, std::vector<float>&) {
+  batch.recv().wait();
+  return 0;
+}
+
 void await_end(pid_t pid) {
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!process) return;  // reaped

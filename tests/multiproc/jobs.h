@@ -68,6 +68,10 @@ int with_pair(const Side& side, const std::string& store, const std::function<in
 int with_batch(const Side& side, const std::string& store,
                const std::function<int(Batch& batch, std::vector<float>& tensor)>& body);
 
+// Bodies of a batch.
+int send_once(Batch& batch, std::vector<float>&);
+int receive_once(Batch& batch, std::vector<float>&);
+
 // Returns once that process has ended, reaped or not.
 void await_end(pid_t pid);
 // Whether `transfer` went well; a lost peer, or one that did not come in time, is no error here.
