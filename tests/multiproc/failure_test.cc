@@ -358,16 +358,19 @@ TEST_F(Stopped, APairThatWaitsForTheOtherJob) {
 }
 
 TEST_F(Stopped, AManifestThatNobodyOffers) {
-  group_.start("trainer/0", [this] {
+  const Signal met;
+  group_.start("trainer/0", [&, this] {
     Bus bus({.job = "trainer", .store = store_});
     Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    met.raise();
     outlast("inference");
     return 0;
   });
-  group_.start("inference/0", [this] {
+  group_.start("inference/0", [&] {
     std::stop_source source;
     Bus bus({.job = "inference", .store = store_, .stop = source.get_token()});
     Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    met.wait();
     const std::jthread stopper([&source] { source.request_stop(); });  // nothing is published
     pair.manifest("policy");
     return 0;
@@ -376,17 +379,20 @@ TEST_F(Stopped, AManifestThatNobodyOffers) {
 }
 
 TEST_F(Stopped, ABatchThatTheOtherSideDoesNotRegister) {
-  group_.start("inference/0", [this] {
+  const Signal met;
+  group_.start("inference/0", [&, this] {
     Bus bus({.job = "inference", .store = store_});
     Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    met.raise();
     outlast("trainer");
     return 0;
   });
-  group_.start("trainer/0", [this] {
+  group_.start("trainer/0", [&, this] {
     std::stop_source source;
     const std::jthread stopper = stop_once_there(kRegisteredKey, source);
     Bus bus({.job = "trainer", .store = store_, .stop = source.get_token()});
     Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    met.wait();
     float weight = 1;
     const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
     pair.offer("policy", {&spec, 1});
