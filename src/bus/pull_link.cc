@@ -183,8 +183,9 @@ void PullLink::handle_offer(const Offer& offer) {
 }
 
 void PullLink::withdraw_offer(int64_t version) {
-  if (std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; }) != 0)
-    owner_.on_offer(*this);
+  if (std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; }) == 0) return;
+  owner_.on_withdrawn(*this, version);
+  owner_.on_offer(*this);
 }
 
 void PullLink::hold(int64_t version, uint32_t epoch) {
@@ -213,8 +214,6 @@ void PullLink::take(int64_t version, uint32_t epoch) {
   have_digests_ = false;
   abort_status_ = {};
   hold_ = HoldState::kNone;
-  const auto offered = std::ranges::find(offers_, version, &Offered::version);
-  if (offered != offers_.end() && options_.runs) run_ = runs_[offered->slot].get();
   Trace::begin("take", track_, {.subject = name_, .version = version});
   link_->send(Take{.version = version, .epoch = epoch});
 }
@@ -222,6 +221,12 @@ void PullLink::take(int64_t version, uint32_t epoch) {
 void PullLink::handle_grant(const Grant& grant) {
   // One that comes after abort() is of no use any more.
   if (state_ != State::kAsked || grant.epoch != epoch_) return;
+  if (options_.runs && runs_.size() > 1) {
+    // Not before: rank 0 may have heard of the version, and have chosen it, before its Offer was here.
+    const auto offered = std::ranges::find(offers_, taking_, &Offered::version);
+    if (offered == offers_.end()) fail(ErrorCode::kMismatch, "Grant of version {} in no slot", taking_);
+    run_ = runs_[offered->slot].get();
+  }
   state_ = State::kPulling;
   owner_.on_granted(*this);
   if (!options_.runs) return;

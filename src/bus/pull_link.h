@@ -23,7 +23,8 @@ class PullLinkOwner {
  public:
   virtual ~PullLinkOwner() = default;
   virtual void on_pull_ready(PullLink& link) = 0;
-  virtual void on_offer(PullLink& link) = 0;    // offered() has changed
+  virtual void on_offer(PullLink& link) = 0;                    // offered() has changed
+  virtual void on_withdrawn(PullLink&, int64_t /*version*/) {}  // before on_offer(), if it was on offer
   virtual void on_held(PullLink&, bool) {}      // the source keeps what hold() asked for, or has it no more
   virtual void on_granted(PullLink& link) = 0;  // the source lets it read, from now on
   // The pull of the version it was told to take has ended: all bytes are there and their digests agree, or why not.
@@ -71,7 +72,7 @@ class PullLink {
   const std::shared_ptr<const PullProgram>& program() const;
   std::unique_ptr<BounceRing> take_ring() { return std::move(ring_); }  // for a batch that makes its own run
   int64_t bytes() const { return program() ? program()->bytes() : 0; }
-  int64_t bytes_done() const { return run_ != nullptr ? run_->bytes_done() : 0; }
+  int64_t bytes_done() const { return run_ != nullptr && state_ != State::kAsked ? run_->bytes_done() : 0; }
 
   // From take() to on_pulled(): the destination may be written.
   bool busy() const { return state_ != State::kIdle; }

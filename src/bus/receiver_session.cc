@@ -174,9 +174,11 @@ int64_t ReceiverSession::complete_version() const {
   return 0;
 }
 
-void ReceiverSession::on_offer(PullLink& link) {
-  if (chosen_ && !link.offers(chosen_->version) && !link.pulled(chosen_->version))
-    chosen_.reset();  // withdrawn before this rank took it
+void ReceiverSession::on_withdrawn(PullLink& link, int64_t version) {
+  if (chosen_ && chosen_->version == version && !link.pulled(version)) chosen_.reset();  // before this rank took it
+}
+
+void ReceiverSession::on_offer(PullLink&) {
   owner_.on_newest(complete_version());
   if (phase_ == Phase::kWaiting && leads()) choose();
   if (retires()) owner_.on_receiver_retired();

@@ -83,6 +83,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
 
   void on_pull_ready(PullLink& link) override;
   void on_offer(PullLink& link) override;
+  void on_withdrawn(PullLink& link, int64_t version) override;
   void on_held(PullLink& link, bool held) override;
   void on_pulled(PullLink& link, const Status& status) override;
   void on_granted(PullLink& link) override;
