@@ -63,7 +63,7 @@ std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) 
       Session& attached = *session;
       const auto watch = rendezvous_.watch(
           view_, batch_, agreement, [&attached](const std::string& rank) { attached.supersede(rank); },
-          [&attached](const Status& heard) { attached.give_up(heard); }, [&attached] { attached.begin_anew(); });
+          [&attached](const Status& heard) { attached.give_up(heard); });
       Patience attaching = patience;
       if (patience.background) attaching.deadline = Deadline::after(kAttachTimeout);
       if (session->attach(attaching) == Session::Outcome::kAttached) return session;

@@ -439,11 +439,8 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
 
 std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string& batch, const Agreement& agreement,
                                          const std::function<void(const std::string& rank)>& changed,
-                                         const std::function<void(const Status& why)>& gave_up,
-                                         const std::function<void()>& outdated) {
+                                         const std::function<void(const Status& why)>& gave_up) {
   const std::string records = meeting(view, batch);
-  const std::string renewals = renewal_prefix(records, identity_.job);
-  const std::string peer_renewals = renewal_prefix(records, view.peer_job);
   const Registration& own = agreement.members[static_cast<size_t>(identity_.rank)];
   const Seen self{.speaker = speaker_of(own.incarnation, identity_.job, identity_.rank), .attempt = own.attempt};
   struct Member {
@@ -452,22 +449,25 @@ std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string
   };
   std::map<std::string, Member> members;   // by key
   std::map<std::string, Member> failures;  // that they may report; likewise
+  std::map<std::string, Member> renewals;  // that they may ask for; likewise
   for (size_t i = 0; i < agreement.members.size(); ++i) {
     const bool is_own = i < view.own.size();
     const auto rank = static_cast<Rank>(is_own ? i : i - view.own.size());
     const std::string& job = is_own ? identity_.job : view.peer_job;
     const Member member{rank_name(job, rank), agreement.members[i]};
     members.emplace(batch_key(records, job, rank), member);
-    if (member.of != own) failures.emplace(failure_key(records, job, rank), member);
+    if (member.of == own) continue;
+    failures.emplace(failure_key(records, job, rank), member);
+    renewals.emplace(renewal_key(records, job, rank), member);
   }
   const auto look = [=, this](const std::string& key, const KeyValue& item) {
     const auto it = members.find(key);
     const auto failure = failures.find(key);
+    const auto renewal = renewals.find(key);
     try {
-      if (key.starts_with(renewals) || key.starts_with(peer_renewals)) {
+      if (renewal != renewals.end()) {
         const RenewalRecord record = RenewalRecord::read(key, item.value);
-        if (std::ranges::count(record.stale, self) != 0) outdated();
-        return;
+        if (std::ranges::count(record.stale, self) != 0) changed(renewal->second.name);
       }
       if (it != members.end() && record_registration(key, item.value) != it->second.of) changed(it->second.name);
       if (failure == failures.end()) return;

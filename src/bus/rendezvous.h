@@ -74,13 +74,12 @@ class Rendezvous {
     const Manifest* manifest = nullptr;
   };
   Agreement exchange(const PairView& view, const std::string& batch, const Offer& own, const Patience& patience);
-  // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers anew; for every
-  // one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what `agreement` is built on, and
-  // `outdated` when one will not build on this rank's registration any more: exchange() makes it anew.
+  // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers anew, or asks
+  // this rank to; for every one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what
+  // `agreement` is built on.
   std::unique_ptr<Watch> watch(const PairView& view, const std::string& batch, const Agreement& agreement,
                                const std::function<void(const std::string& rank)>& changed,
-                               const std::function<void(const Status& why)>& gave_up,
-                               const std::function<void()>& outdated);
+                               const std::function<void(const Status& why)>& gave_up);
   // Calls `changed`, there, once a rank of the two jobs is another process than in `view`.
   std::unique_ptr<Watch> watch_pair(const PairView& view, std::function<void()> changed);
   // Calls `met`, there, for each other job that registers the batch with this one, now and later; often more than once.

@@ -50,7 +50,7 @@ class Member {
       const Agreement agreement = exchange();
       std::atomic<bool> over = false;
       const auto end = [&over](const auto&...) { over = true; };
-      const auto watch = rendezvous_.watch(view_, kBatch, agreement, end, end, end);
+      const auto watch = rendezvous_.watch(view_, kBatch, agreement, end, end);
       set_session(agreement.session);
       const auto same = [&](const auto& other) { return other->session() == agreement.session; };
       while (!over)

@@ -135,12 +135,6 @@ void Session::give_up(const Status& why) {
   changed_.notify_all();
 }
 
-void Session::begin_anew() {
-  const std::lock_guard lock(mutex_);
-  given_up_ = true;
-  changed_.notify_all();
-}
-
 void Session::watch_members() {
   const auto watch = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {

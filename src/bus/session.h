@@ -59,8 +59,6 @@ class Session : public Acceptor {
   void supersede(const std::string& rank);
   // A rank has given the registration up: so does attach(), unless all are attached already. Any thread.
   void give_up(const Status& why);
-  // This rank's registration has to be made anew: attach() is superseded, unless all are attached already. Any thread.
-  void begin_anew();
 
   // --- on the loop's thread ---
   void adopted();  // by its batch: from now on it tells when it is over
