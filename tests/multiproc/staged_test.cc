@@ -232,35 +232,45 @@ TEST_F(Staged, ARankSendsWhatItsFellowHasSentWhenAJobComes) {
   expect_success();
 }
 
-TEST_F(Staged, ASendInPlaceIsWithdrawnOnAllRanksOrOnNone) {
-  struct Shared {
+// In place; the terms of Partial tensors are reduced before the version is on offer.
+class Withdrawn : public Staged, public testing::WithParamInterface<const char*> {};
+
+TEST_P(Withdrawn, OnAllRanksOrOnNone) {
+  struct Count {
     std::atomic<int> withdrawn[2];
   };
-  auto* shared =
-      static_cast<Shared*>(::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  for (const Rank rank : {0, 1})
-    start(trainer(rank), [=](Batch& batch, std::vector<float>& tensor) {
+  const Shared<Count> count;
+  const float terms = std::string_view(GetParam()) == "2:Psum" ? 2 : 1;  // equal ones
+  for (const Rank rank : {0, 1}) {
+    Side side = trainer(rank);
+    side.layout = GetParam();
+    start(side, [&, side](Batch& batch, std::vector<float>& tensor) {
       for (int64_t version = 1; version <= 60; ++version) {
-        fill(trainer(rank), tensor, version);
+        fill(side, tensor, version);
         Handle handle = batch.send(version, kPatience);
-        if (handle.withdraw()) shared->withdrawn[rank].fetch_add(1);
+        if (handle.withdraw()) count->withdrawn[side.rank].fetch_add(1);
         handle.wait_for(kPatience);
       }
       batch.send(100, kPatience).wait();
       return 0;
     });
+  }
   for (const Rank rank : {0, 1})
     start(inference(rank), [=](Batch& batch, std::vector<float>& tensor) {
       while (batch.version() < 100) {
         batch.recv({}, kPatience).wait();
-        REQUIRE_HERE(holds(inference(rank), tensor, batch.version()) || batch.version() == 100);
+        std::vector<float> term = tensor;
+        for (float& element : term) element /= terms;
+        REQUIRE_HERE(holds(inference(rank), term, batch.version()) || batch.version() == 100);
       }
       return 0;
     });
   expect_success();
-  EXPECT_EQ(shared->withdrawn[0].load(), shared->withdrawn[1].load());
-  ::munmap(shared, sizeof(Shared));
+  EXPECT_EQ(count->withdrawn[0].load(), count->withdrawn[1].load());
 }
+INSTANTIATE_TEST_SUITE_P(Staged, Withdrawn, testing::Values("2:S0", "2:Psum"), [](const auto& layout) {
+  return std::string_view(layout.param) == "2:S0" ? "Shards" : "PartialTerms";
+});
 
 // --- received
 // ---------------------------------------------------------------------------------------------------------
