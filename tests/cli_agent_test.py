@@ -8,14 +8,15 @@ import os
 import signal
 import sys
 import unittest
+import urllib.request
 
 import cli_test
 from cli_test import CommandTest
 
 
 class Agents(CommandTest):
-    def agent(self, job, rank=0):
-        process = self.start("agent", "--job", job, "--rank", str(rank), "--json")
+    def agent(self, job, *arguments, rank=0):
+        process = self.start("agent", "--job", job, "--rank", str(rank), "--json", *arguments)
         return process, json.loads(process.stdout.readline())["address"]
 
     def end(self, process):
@@ -53,6 +54,20 @@ class Agents(CommandTest):
 
     def test_an_agent_that_is_neither_is_an_error(self):
         self.assert_one_line(self.finish(self.sender(0, 1, ".*=1:R", None, "--agent", "other")), 2, "agent other", "embedded", "daemon")
+
+    def test_metrics_and_trace_of_an_agent_are_those_of_its_workers_transfers(self):
+        trace = self.path / "agent.json"
+        sender, _ = self.agent("trainer", "--metrics", "0", "--trace", trace)
+        receiver, _ = self.agent("inference")
+        self.transfer()
+        url = sender.stderr.readline().split()[-1]
+        with urllib.request.urlopen(url, timeout=cli_test.HANG) as reply:
+            self.assertRegex(reply.read().decode(), r'tessera_transfers_total\{[^}]*side="send"[^}]*\} 1\n')
+        for agent in (sender, receiver):
+            self.end(agent)
+        with open(trace) as file:
+            names = {event["name"] for event in json.load(file)["traceEvents"]}
+        self.assertLessEqual({"send", "register", "transfer"}, names)
 
     def test_a_killed_agent_ends_its_worker_which_says_so(self):
         agent, _ = self.agent("trainer")
