@@ -289,6 +289,10 @@ Done Done::read(ByteReader& in) {
   return done;
 }
 
+Status as_heard(const Status& status) {
+  return status.code() == ErrorCode::kCancelled ? Status(ErrorCode::kPeerLost, status.message()) : status;
+}
+
 Status Detach::reason(const std::string& name) const {
   if (status.ok()) return failed(ErrorCode::kPeerLost, "{} has closed the batch", name);
   return failed(status.code(), "{} has closed the batch: {}", name, status.message());

@@ -256,6 +256,9 @@ struct Broken {
   static Broken read(ByteReader& in);
 };
 
+// What another rank says of a transfer. That it was cancelled is that rank's affair: to this one it is lost.
+Status as_heard(const Status& status);
+
 // A whole message out of a frame's payload; throws if anything is left over. `more` is what its read() takes besides.
 template <typename Message, typename... More>
 Message parse(std::span<const std::byte> payload, More&&... more) {

@@ -118,7 +118,8 @@ void SourceLink::handle(Frame& frame) {
       return owner_.on_progress(*this);
     }
     case MessageType::kDone: {
-      const Done done = parse<Done>(frame.payload);
+      Done done = parse<Done>(frame.payload);
+      done.status = as_heard(done.status);
       if (taking_ == 0 && !done.status.ok()) {  // it gave up before it began
         waiting_take_.reset();
         ended_version_ = done.version;

@@ -224,7 +224,7 @@ TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
     return 0;
   });
   EXPECT_EQ(of("trainer/1").status, 0) << of("trainer/1").output;
-  EXPECT_EQ(of("trainer/0").status, kCancelled) << of("trainer/0").output;
+  EXPECT_EQ(of("trainer/0").status, kPeerLost) << of("trainer/0").output;
   EXPECT_THAT(of("trainer/0").output, HasSubstr("trainer/1 has given up version 1: it is gone"));
   EXPECT_EQ(of("inference/0").status, kPeerLost) << of("inference/0").output;
 }
