@@ -252,7 +252,7 @@ void BatchImpl::end_operation(const Status& status) {
 void BatchImpl::observe_end(int64_t version, const Status& status, const Progress& progress) {
   const Duration took = Clock::steady().now() - operation_start_;
   Trace::end(operation_name_, track_, {.subject = subject_, .version = version, .bytes = progress.bytes_done});
-  if (std::string_view(operation_name_) != kCommit) {
+  if (std::string_view(operation_name_) != kCommitName) {
     metrics_.transfers(side(), outcome_of(status)).add();
     if (status.ok()) metrics_.seconds(side()).observe(took);
   }

@@ -24,7 +24,7 @@
 
 namespace tessera::bus {
 
-inline constexpr const char* kCommit = "commit";  // an operation, and a phase of others
+inline constexpr const char* kCommitName = "commit";  // an operation, and a phase of others
 
 // What is registered, and with what. `keep_alive` holds the bus and the pair.
 struct BatchSetup {

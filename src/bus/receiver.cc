@@ -233,7 +233,7 @@ void ReceiverBatch::observe_decision(const Status& status) {
 }
 
 void ReceiverBatch::begin_commit() {
-  enter(kCommit);
+  enter(kCommitName);
   torn_ = true;
   shadow_->copy_out(0);
 }
@@ -258,7 +258,7 @@ int64_t ReceiverBatch::commit() {
     if (ready == 0)
       fail(ErrorCode::kInvalidArgument, "{}: nothing is staged at {}: stage() comes first", describe(),
            identity().name());
-    operation = begin_operation(kCommit, std::chrono::hours(1));
+    operation = begin_operation(kCommitName, std::chrono::hours(1));
     operation_->set_version(ready);
     waits_then_ = false;
     begin_commit();
