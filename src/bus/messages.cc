@@ -35,6 +35,12 @@ Status read_status(ByteReader& in) {
   return code == ErrorCode::kOk ? Status() : Status(code, std::move(text));
 }
 
+// What another rank says of a transfer. That it was cancelled is that rank's affair: to this one it is lost.
+static Status read_heard(ByteReader& in) {
+  const Status status = read_status(in);
+  return status.code() == ErrorCode::kCancelled ? Status(ErrorCode::kPeerLost, status.message()) : status;
+}
+
 std::string_view to_string(MessageType type) {
   switch (type) {
     case MessageType::kHello:
@@ -224,7 +230,7 @@ void EndMessage<type>::write(ByteWriter& out) const {
 template <MessageType type>
 EndMessage<type> EndMessage<type>::read(ByteReader& in) {
   const auto of = VersionMessage<type>::read(in);
-  return {.version = of.version, .epoch = of.epoch, .reason = read_status(in)};
+  return {.version = of.version, .epoch = of.epoch, .reason = read_heard(in)};
 }
 
 template struct EndMessage<MessageType::kRefuse>;
@@ -243,7 +249,7 @@ Decided Decided::read(ByteReader& in) {
   decided.version = of.version;
   decided.epoch = of.epoch;
   decided.verdict = in.get_enum(Verdict::kAskStore);
-  decided.reason = read_status(in);
+  decided.reason = read_heard(in);
   return decided;
 }
 
@@ -285,12 +291,8 @@ Done Done::read(ByteReader& in) {
   Done done;
   done.version = in.get<int64_t>();
   done.bytes = in.get<int64_t>();
-  done.status = read_status(in);
+  done.status = read_heard(in);
   return done;
-}
-
-Status as_heard(const Status& status) {
-  return status.code() == ErrorCode::kCancelled ? Status(ErrorCode::kPeerLost, status.message()) : status;
 }
 
 Status Detach::reason(const std::string& name) const {
@@ -303,7 +305,7 @@ void Detach::write(ByteWriter& out) const {
 }
 
 Detach Detach::read(ByteReader& in) {
-  return {.status = read_status(in)};
+  return {.status = read_heard(in)};
 }
 
 void Broken::write(ByteWriter& out) const {
@@ -311,7 +313,7 @@ void Broken::write(ByteWriter& out) const {
 }
 
 Broken Broken::read(ByteReader& in) {
-  Broken broken{.status = read_status(in)};
+  Broken broken{.status = read_heard(in)};
   if (broken.status.ok()) fail(ErrorCode::kInvalidArgument, "Broken: without an error");
   return broken;
 }

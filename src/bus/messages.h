@@ -77,6 +77,9 @@ std::string_view to_string(MessageType type);
 void write_status(const Status& status, ByteWriter& out);
 Status read_status(ByteReader& in);
 
+// Where a message below carries a status, its reader takes Cancelled for PeerLost: what another rank's user has
+// cancelled was not cancelled by this rank's.
+
 // Who is calling, and which protocol versions it speaks.
 struct Hello {
   static constexpr MessageType kType = MessageType::kHello;
@@ -255,9 +258,6 @@ struct Broken {
   void write(ByteWriter& out) const;
   static Broken read(ByteReader& in);
 };
-
-// What another rank says of a transfer. That it was cancelled is that rank's affair: to this one it is lost.
-Status as_heard(const Status& status);
 
 // A whole message out of a frame's payload; throws if anything is left over. `more` is what its read() takes besides.
 template <typename Message, typename... More>

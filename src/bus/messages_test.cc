@@ -43,7 +43,7 @@ TEST(Messages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
   expect_exact(Take{.version = 5, .epoch = 2});
   expect_exact(Got{.version = 5, .epoch = 2, .reason = Status()});
   expect_exact(Decided{5, 2, Decided::Verdict::kCommit, Status()});
-  expect_exact(Refuse{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kCancelled, "withdrawn")});
+  expect_exact(Refuse{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kDataLoss, "withdrawn")});
   expect_exact(Revoke{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kPeerLost, "gone")});
   expect_exact(Digests{5, {{{1, 2}, 3}, {{4, 5}, 6}}});
   expect_exact(ProgressReport{5, 1000});

@@ -139,7 +139,7 @@ void PullLink::build() {
 
 Status PullLink::given_up(int64_t version, const Status& reason) const {
   const bool told = !reason.ok() && !reason.message().empty();
-  return failed(told ? as_heard(reason).code() : ErrorCode::kPeerLost, "{} has given up version {}{}{}", name_, version,
+  return failed(told ? reason.code() : ErrorCode::kPeerLost, "{} has given up version {}{}{}", name_, version,
                 told ? ": " : "", told ? reason.message() : "");
 }
 

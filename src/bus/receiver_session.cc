@@ -233,8 +233,7 @@ void ReceiverSession::handle_got(Rank rank, const Got& got) {
     fail(ErrorCode::kMismatch, "Got of epoch {} where {} was announced", got.epoch, announced_);
   got_[static_cast<size_t>(rank)] = got.epoch;
   if (!got.reason.ok() && vote_.ok())
-    vote_ = Status(as_heard(got.reason).code(),
-                   fmt::format("{}: {}", rank_name(identity().job, rank), got.reason.message()));
+    vote_ = Status(got.reason.code(), fmt::format("{}: {}", rank_name(identity().job, rank), got.reason.message()));
   if (phase_ == Phase::kWaiting) return choose();
   if (!setup_.staged) return;
   if (phase_ == Phase::kVoting) return check_votes();
@@ -371,11 +370,10 @@ void ReceiverSession::handle_decided(const Decided& decided) {
     return;
   }
   if (decided.epoch != epoch_) return;
-  if (phase_ == Phase::kPulling && decided.verdict == Decided::Verdict::kAbort)
-    return fail_recv(as_heard(decided.reason));
+  if (phase_ == Phase::kPulling && decided.verdict == Decided::Verdict::kAbort) return fail_recv(decided.reason);
   if (phase_ != Phase::kVoting) return;
   if (decided.verdict == Decided::Verdict::kAskStore) return ask_store();
-  this->decided(decided.epoch, decided.verdict, as_heard(decided.reason));
+  this->decided(decided.epoch, decided.verdict, decided.reason);
 }
 
 void ReceiverSession::decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason) {

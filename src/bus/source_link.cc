@@ -118,8 +118,7 @@ void SourceLink::handle(Frame& frame) {
       return owner_.on_progress(*this);
     }
     case MessageType::kDone: {
-      Done done = parse<Done>(frame.payload);
-      done.status = as_heard(done.status);
+      const Done done = parse<Done>(frame.payload);
       if (taking_ == 0 && !done.status.ok()) {  // it gave up before it began
         waiting_take_.reset();
         ended_version_ = done.version;
