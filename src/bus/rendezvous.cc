@@ -340,7 +340,7 @@ bool Rendezvous::is_asked_to_renew(const Awaited& by, const StoreView& items) co
   for (auto it = items.lower_bound(prefix); it != items.end() && it->first.starts_with(prefix); ++it) {
     const RenewalRecord record = RenewalRecord::read(it->first, it->second.value);
     const auto asked = std::ranges::find(record.stale, self, &Seen::speaker);
-    if (asked != record.stale.end() && asked->attempt >= by.history.attempt) return true;
+    if (asked != record.stale.end() && asked->attempt == by.history.attempt) return true;
   }
   return false;
 }

@@ -53,8 +53,12 @@ class Member {
       const auto watch = rendezvous_.watch(view_, kBatch, agreement, end, end);
       set_session(agreement.session);
       const auto same = [&](const auto& other) { return other->session() == agreement.session; };
-      while (!over)
+      const Deadline deadline = Deadline::after(kLimit);
+      while (!over) {
         if (std::ranges::all_of(all, same)) return agreement.session;
+        if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "the others have another session");
+        std::this_thread::yield();
+      }
     }
   }
   std::string session() const {

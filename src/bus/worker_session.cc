@@ -225,7 +225,7 @@ int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {
       batch(call.object)->close();
       RegisteredBatch closed;
       const std::lock_guard lock(mutex_);
-      closed = std::move(batches_.extract(call.object).mapped());
+      if (auto node = batches_.extract(call.object)) closed = std::move(node.mapped());  // or another call has
       return 1;
     }
     case AgentMessage::kClosePair: {
