@@ -51,7 +51,7 @@ AgentSession::~AgentSession() {
   if (!lost().ok()) return;
   try {  // what this rank holds in the store goes before this returns
     tell(AgentMessage::kClose);
-    wait_frame(socket_.get(), reader_, Deadline::after(kGrace));
+    wait_frame(socket_.get(), reader_, Deadline::after(kAnswerGrace));
   } catch (const Error& error) {
     log().info("{}: closing: {}", agent_name_, error.what());
   }
@@ -107,7 +107,7 @@ void AgentSession::open(UniqueFd socket) {
   fds.push_back(duplicate_fd(memory->fd()));
   const OpenSession open{.release = tessera::kVersion, .worker = self, .options = options_};
   writer.push(static_cast<uint16_t>(AgentMessage::kOpen), message_bytes(open), std::move(fds));
-  const Deadline answer = Deadline::after(longer(options_.timeout, kGrace));
+  const Deadline answer = Deadline::after(longer(options_.timeout, kAnswerGrace));
   writer.flush(socket_.get(), answer);
   std::optional<std::stop_callback<std::function<void()>>> stop;
   stop.emplace(options_.stop, [this] { tell(AgentMessage::kStop); });
@@ -154,7 +154,7 @@ Frame AgentSession::exchange(AgentMessage type, std::span<const std::byte> paylo
                              Timeout timeout, std::span<const std::shared_ptr<SharedArena>> arenas) {
   require_own_process();
   lost().throw_if_error();
-  const Deadline deadline = Deadline::after(longer(timeout, kGrace));
+  const Deadline deadline = Deadline::after(longer(timeout, kAnswerGrace));
   const UniqueFd socket = connect(deadline);
   FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
   for (size_t i = 0; i < arenas.size(); i += kMaxFdsPerMessage) {

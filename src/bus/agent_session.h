@@ -23,7 +23,8 @@
 
 namespace tessera::bus {
 
-inline constexpr Timeout kGrace = std::chrono::seconds(10);  // beyond a call's own timeout, for the agent to answer
+// Beyond a call's own timeout, for the agent to answer.
+inline constexpr Timeout kAnswerGrace = std::chrono::seconds(10);
 
 // Thread-safe. Once the daemon is lost every call throws that, with kPeerLost.
 class AgentSession {

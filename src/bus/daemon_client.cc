@@ -178,7 +178,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
       log().info("{}: closing it: {}", describe(), error.what());
     }
     const std::lock_guard lock(mutex_);
-    if (current_) current_->wait_for(kGrace);
+    if (current_) current_->wait_for(kAnswerGrace);
     current_.reset();
   }
   bool in_own_process() const override { return bus_->in_own_process(); }
@@ -343,7 +343,7 @@ OperationState DaemonOperation::state() const {
   auto state = read_message<OperationState>(session.ask(AgentCommand::kProgress, CommandId{id_}), session.agent_name());
   if (!state.done) return state;
   // Its outcome is in the queue already.
-  if (const_cast<DaemonOperation*>(this)->wait_for(kGrace))
+  if (const_cast<DaemonOperation*>(this)->wait_for(kAnswerGrace))
     if (const auto known = outcome()) return *known;
   return state;
 }
@@ -355,7 +355,7 @@ bool DaemonOperation::cancel() {
 
 bool DaemonOperation::withdraw() {
   if (kind_ != Kind::kSend) return false;
-  return batch_->number(AgentMessage::kWithdraw, version(), kGrace) != 0;
+  return batch_->number(AgentMessage::kWithdraw, version(), kAnswerGrace) != 0;
 }
 
 }  // namespace

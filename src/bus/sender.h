@@ -75,7 +75,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   int64_t newest_ = 0;    // that was ever offered, sent or not
   bool counts_ = false;   // versions for itself: it knows what its job had sent before it came
   bool ending_ = false;   // it is failing: nobody is offered it any more
-  bool begun_ = false;    // it was, by a receiver, who may have left since
+  bool begun_ = false;    // a receiver has begun to take it, and may have left since
   // Staged: what lies in each slot; which one is newest; which one the version on its way goes into.
   struct Snapshot {
     int64_t version = 0;  // 0: none
