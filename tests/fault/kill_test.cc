@@ -162,6 +162,12 @@ class Drill {
       Footprint bound = footprint_of(actor);
       ++bound.threads;  // one that registers anew, from the first loss on
       ++bound.fds;      // the way to the store, should it have been away just then
+      if (plan_.pull.empty()) {  // a peer that comes back measures anew, and may have a ring filled this time
+        const auto rings = static_cast<uint32_t>(actor.role == Role::kSender ? plan_.receivers : plan_.senders);
+        bound.fds += rings;
+        bound.threads += rings;
+        bound.mappings += rings;
+      }
       bounds_.try_emplace(actor, bound);
     }
   }
