@@ -1,3 +1,4 @@
+#include "bus/lending_messages.h"
 #include "bus/messages.h"
 #include "bus/report.h"
 #include "fuzz/frames.h"
@@ -74,6 +75,26 @@ void check_message(const Frame& frame) {
       return check<Inspect>(frame.payload);
     case MessageType::kReport:
       return check<Report>(frame.payload);
+    case MessageType::kLendArenas:
+      return check<LendArenas>(frame.payload);
+    case MessageType::kMakeRun:
+      return check<MakeRun>(frame.payload);
+    case MessageType::kGiveRing:
+      return check<GiveRing>(frame.payload);
+    case MessageType::kStartRun:
+      return check<StartRun>(frame.payload);
+    case MessageType::kAbortRun:
+      return check<AbortRun>(frame.payload);
+    case MessageType::kDropRun:
+      return check<DropRun>(frame.payload);
+    case MessageType::kRunProgress:
+      return check<RunProgress>(frame.payload);
+    case MessageType::kRunEnded:
+      return check<RunEnded>(frame.payload);
+    case MessageType::kSync:
+      return check<Sync>(frame.payload);
+    case MessageType::kSynced:
+      return check<Synced>(frame.payload);
   }
   fail(ErrorCode::kInvalidArgument, "no such type");
 }

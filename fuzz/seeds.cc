@@ -8,6 +8,7 @@
 #include "base/framing.h"
 #include "bus/agent_protocol.h"
 #include "bus/command_ring.h"
+#include "bus/lending_messages.h"
 #include "bus/messages.h"
 #include "bus/records.h"
 #include "bus/report.h"
@@ -125,6 +126,30 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Chosen{.version = 5, .epoch = 2});
   seeds.add_bus(Detach{});
   seeds.add_bus(Broken{gone});
+  const Region rows({IntervalSet({0, 4}), IntervalSet({2, 8})});
+  const LentPlace tensor{.kind = LentPlace::Kind::kTensor, .tensor = 3, .memory = {}, .array = {}};
+  const LentPlace place{.kind = LentPlace::Kind::kPeer,
+                        .tensor = 0,
+                        .memory = {MemoryDesc::Kind::kShared, 1, 64, 128},
+                        .origin = 8,
+                        .array = {.owned = rows, .strides = {24, 4}}};
+  const RouteRegion what{.tensor = 1, .shape = {4, 8}, .dtype = DType::kF32, .region = rows};
+  seeds.add_bus(LendArenas{.run = 7, .own = true, .writable = true, .arenas = {{1, 4096}}});
+  seeds.add_bus(MakeRun{.run = 7,
+                        .kind = MakeRun::Kind::kPull,
+                        .digest = true,
+                        .ring = false,
+                        .peer_name = "inference/1",
+                        .peer = kSelf,
+                        .routes = {{.what = what, .src = place, .dst = tensor, .dst_dtype = DType::kBF16}}});
+  seeds.add_bus(GiveRing{.run = 7});
+  seeds.add_bus(StartRun{.run = 7, .epoch = 2});
+  seeds.add_bus(AbortRun{.run = 7, .status = gone});
+  seeds.add_bus(DropRun{.run = 7});
+  seeds.add_bus(RunProgress{.run = 7, .epoch = 2, .bytes = 1000});
+  seeds.add_bus(RunEnded{.run = 7, .epoch = 2, .bytes = 96, .status = {}, .digests = {{{1, 2}, 24}}});
+  seeds.add_bus(Sync{.number = 3});
+  seeds.add_bus(Synced{.number = 3, .status = gone});
   seeds.add_bus(Inspect{});
   BatchReport batch{.pair = "weights", .id = "policy", .sends = true, .version = 7, .transfers = 3, .bytes = 4096};
   batch.peers.push_back({"inference", 2, true});

@@ -176,6 +176,7 @@ void RegisterCall::write(ByteWriter& out) const {
   out.put(options.mode);
   out.put(static_cast<int32_t>(options.snapshots));
   out.put(static_cast<uint8_t>(options.pinned));
+  out.put(lent_bytes);
   out.put(static_cast<uint32_t>(tensors.size()));
   for (const Tensor& tensor : tensors) {
     out.put_string(tensor.spec.name);
@@ -201,6 +202,7 @@ RegisterCall RegisterCall::read(ByteReader& in) {
   call.options.mode = in.get_enum(Mode::kStaged);
   call.options.snapshots = in.get<int32_t>();
   call.options.pinned = in.get_bool();
+  call.lent_bytes = in.get<uint64_t>();
   call.tensors.resize(in.get_count(kMaxTensors, kLeastTensor));
   for (Tensor& tensor : call.tensors) {
     tensor.spec.name = in.get_string(kMaxNameBytes);

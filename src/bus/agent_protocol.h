@@ -125,7 +125,8 @@ struct Offered {
   static Offered read(ByteReader& in) { return {.manifest = Manifest::read(in)}; }
 };
 
-// Before Register, as often as it takes: the descriptors of the arenas that tensors lie in, numbered as they come.
+// Before Register, as often as it takes: the descriptors of the arenas that tensors lie in, numbered as they come; where
+// the worker lends memory, one more at the end: of a socket that leads to its lender (lending_messages.h).
 struct Arenas {
   static constexpr AgentMessage kType = AgentMessage::kArenas;
   uint64_t session = 0;
@@ -135,10 +136,11 @@ struct Arenas {
 
 struct RegisterCall {
   static constexpr AgentMessage kType = AgentMessage::kRegister;
+  static constexpr uint32_t kLent = UINT32_MAX;  // in place of an arena
   // A spec whose `data` is null; where its first element lies, unless this rank holds nothing of it.
   struct Place {
     uint32_t arena = 0;
-    uint64_t offset = 0;
+    uint64_t offset = 0;  // in it; in the addresses of what is lent
   };
   struct Tensor {
     TensorSpec spec;
@@ -150,6 +152,7 @@ struct RegisterCall {
   bool sends = false;
   Timeout timeout{};
   BatchOptions options;
+  uint64_t lent_bytes = 0;  // of addresses that lent tensors take
   std::vector<Tensor> tensors;
   void write(ByteWriter& out) const;
   static RegisterCall read(ByteReader& in);

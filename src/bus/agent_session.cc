@@ -151,18 +151,18 @@ Frame AgentSession::wait_answer(int socket, FrameReader& reader, AgentMessage ex
 }
 
 Frame AgentSession::exchange(AgentMessage type, std::span<const std::byte> payload, AgentMessage expected,
-                             Timeout timeout, std::span<const std::shared_ptr<SharedArena>> arenas) {
+                             Timeout timeout, std::span<const int> fds) {
   require_own_process();
   lost().throw_if_error();
   const Deadline deadline = Deadline::after(longer(timeout, kAnswerGrace));
   const UniqueFd socket = connect(deadline);
   FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
-  for (size_t i = 0; i < arenas.size(); i += kMaxFdsPerMessage) {
-    std::vector<UniqueFd> fds;
-    for (const auto& arena : arenas.subspan(i, std::min(kMaxFdsPerMessage, arenas.size() - i)))
-      fds.push_back(duplicate_fd(arena->fd_for_agent()));
+  for (size_t i = 0; i < fds.size(); i += kMaxFdsPerMessage) {
+    std::vector<UniqueFd> copies;
+    for (const int fd : fds.subspan(i, std::min(kMaxFdsPerMessage, fds.size() - i)))
+      copies.push_back(duplicate_fd(fd));
     writer.push(static_cast<uint16_t>(AgentMessage::kArenas), message_bytes(Arenas{.session = number_}),
-                std::move(fds));
+                std::move(copies));
     writer.flush(socket.get(), deadline);
   }
   writer.push(static_cast<uint16_t>(type), payload);

@@ -44,12 +44,12 @@ class AgentSession {
   bool in_own_process() const { return process_.here(); }
   bool alive() const { return lost().ok(); }
 
-  // Sends `message` as a `type` on a connection of its own, after the `arenas`, and waits for its answer. Throws what
+  // Sends `message` as a `type` on a connection of its own, after the descriptors `fds`, and waits for its answer. Throws what
   // the agent answered.
   template <typename Answer, typename Message>
   Answer call(AgentMessage type, const Message& message, Timeout timeout,
-              std::span<const std::shared_ptr<SharedArena>> arenas = {}) {
-    const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, arenas);
+              std::span<const int> fds = {}) {
+    const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, fds);
     return read_message<Answer>(frame.payload, agent_name_);
   }
   // A command that is answered at once.
@@ -67,7 +67,7 @@ class AgentSession {
   void tell(AgentMessage type) noexcept;
   Frame wait_answer(int socket, FrameReader& reader, AgentMessage expected, Deadline deadline) const;
   Frame exchange(AgentMessage type, std::span<const std::byte> payload, AgentMessage expected, Timeout timeout,
-                 std::span<const std::shared_ptr<SharedArena>> arenas);
+                 std::span<const int> fds);
   std::vector<std::byte> ask_bytes(AgentCommand command, std::span<const std::byte> payload);
   void watch();  // until the session goes, or the agent does
   Status lost() const;

@@ -51,8 +51,9 @@ void BatchImpl::open(const PairView& view, Deadline deadline) {
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {
     shadow_ = std::make_unique<Shadow>(
-        *setup_.agent, manifest_, setup_.tensors, sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
-        sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, [this] { on_copied(); });
+        *setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
+        sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
+        sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, deadline, [this] { on_copied(); });
     ++allocations_;
   }
   series_.emplace(metrics_, setup_.pair, setup_.id, side());
@@ -62,6 +63,14 @@ void BatchImpl::open(const PairView& view, Deadline deadline) {
     setup_.agent->add_inspected(this);
   });
   meeting->meet({.deadline = deadline, .stop = setup_.stop});
+}
+
+void BatchImpl::borrow(UniqueFd socket) {
+  setup_.agent->run_on_loop([&] {
+    setup_.lent->connect(*setup_.agent, std::move(socket), [this](const Status& status) {
+      if (operation_) fail_operation(Status(status.code(), fmt::format("{}: {}", describe(), status.message())));
+    });
+  });
 }
 
 Rendezvous::Offer BatchImpl::own_offer() const {
@@ -78,6 +87,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   std::vector<LocalTensor> terms = local_tensors(agreement.match, setup_.tensors, rank, sends());
   std::vector<LocalTensor> tensors = shadow_ ? local_tensors(agreement.match, shadow_->specs(), rank, sends()) : terms;
   return {.agent = setup_.agent,
+          .lent = setup_.lent.get(),
           .stall = setup_.stall,
           .batch = setup_.id,
           .view = view,
@@ -229,7 +239,9 @@ void BatchImpl::watch_peers() {
   peers_timer_ = 0;
   if (!operation_) return;
   peers_timer_ = loop().add_timer_after(kStopPeriod, [this] { watch_peers(); });
-  if (Clock::steady().now() - operation_start_ >= kSilence) check_peers();
+  if (Clock::steady().now() - operation_start_ < kSilence) return;
+  check_peers();
+  if (setup_.lent) setup_.lent->end_if_stopped();
 }
 
 bool BatchImpl::cancel(uint64_t operation) {
@@ -360,6 +372,7 @@ void BatchImpl::close() {
     close_sessions();  // one that a meeting has made meanwhile
     setup_.agent->remove_inspected(this);
     shadow_.reset();
+    if (setup_.lent) setup_.lent->close();
   });
   on_closed();
   series_.reset();

@@ -16,6 +16,7 @@
 #include "base/trace.h"
 #include "bus/agent.h"
 #include "bus/client.h"
+#include "bus/lent_memory.h"
 #include "bus/meeting.h"
 #include "bus/operation.h"
 #include "bus/own_process.h"
@@ -40,6 +41,7 @@ struct BatchSetup {
   Layout layout;  // of tensors that bring none
   BatchOptions options;
   std::vector<TensorSpec> tensors;
+  std::shared_ptr<LentMemory> lent;  // that some of them lie in; null: none
 };
 
 class BatchImpl : public BatchClient,
@@ -52,6 +54,8 @@ class BatchImpl : public BatchClient,
 
   // Registers with the job of `view`: blocks until both jobs are attached. Once; close() it if this throws.
   virtual void open(const PairView& view, Deadline deadline);
+  // Before open(), where tensors lie in lent memory: `socket` leads to who lends it.
+  void borrow(UniqueFd socket);
   std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
   std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) override;
   std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override;

@@ -12,9 +12,11 @@
 #include "base/log.h"
 #include "bus/agent_protocol.h"
 #include "bus/agent_session.h"
+#include "bus/lender.h"
 #include "bus/local_tensors.h"
-#include "bus/mirror.h"
+#include "bus/placement.h"
 #include "bus/records.h"
+#include "device/shared_arena.h"
 
 namespace tessera::bus {
 namespace {
@@ -35,11 +37,11 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
   std::shared_ptr<PairClient> pair(const PairOptions& options) override;
 
   AgentSession& session() { return session_; }
-  void mention_copies(uint64_t bytes) {
+  void mention_lending(uint64_t bytes) {
     if (mentioned_.exchange(true)) return;
     log().info(
-        "{}: tensors in private memory ({} bytes) are copied to and from what its agent sees; tensors that "
-        "SharedHeap allocates are not",
+        "{}: tensors in private memory ({} bytes) go through bounce rings that this process serves; those that "
+        "SharedHeap allocates are moved by its agent",
         session_.identity().name(), bytes);
   }
 
@@ -115,24 +117,32 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
         id_(std::move(id)),
         sends_(sends),
         manifest_(manifest_of(session().identity(), tensors, layout)),
-        mirror_(session().identity(), manifest_, tensors, sends,
-                std::clamp(session().options().threads > 0 ? session().options().threads
-                                                           : usable_cpus() / session().options().world,
-                           1, 4)) {
-    if (mirror_.copied_bytes() > 0) bus_->mention_copies(mirror_.copied_bytes());
+        tensors_(registered_tensors(manifest_, tensors, session().identity().rank)),
+        placement_(place_tensors(manifest_, tensors, tensors_, sends)) {
+    if (placement_.lent_bytes == 0) return;
+    bus_->mention_lending(placement_.lent_bytes);
+    lender_ = std::make_unique<Lender>(session().identity().name(), tensors_,
+                                       std::clamp(session().options().threads > 0
+                                                      ? session().options().threads
+                                                      : usable_cpus() / session().options().world,
+                                                  1, 4));
   }
   ~DaemonBatch() override { close(); }
 
   void open(uint32_t pair, Timeout timeout, const BatchOptions& options) {
-    const auto tensors = mirror_.tensors();
     const RegisterCall call{.session = session().number(),
                             .pair = pair,
                             .batch = id_,
                             .sends = sends_,
                             .timeout = timeout,
                             .options = options,
-                            .tensors = {tensors.begin(), tensors.end()}};
-    number_ = session().call<Registered>(AgentMessage::kRegister, call, timeout, mirror_.arenas()).batch;
+                            .lent_bytes = placement_.lent_bytes,
+                            .tensors = std::move(placement_.tensors)};
+    std::vector<int> fds;
+    for (const auto& arena : placement_.arenas) fds.push_back(arena->fd_for_agent());
+    UniqueFd socket;
+    if (lender_) fds.push_back((socket = lender_->take_agent_end()).get());
+    number_ = session().call<Registered>(AgentMessage::kRegister, call, timeout, fds).batch;
     open_ = true;
   }
 
@@ -146,14 +156,9 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     return post(AgentCommand::kStage, DaemonOperation::Kind::kStage, min_version, timeout);
   }
   int64_t commit() override {
-    const int64_t version = number(AgentMessage::kCommit, 0, kCopying);
-    received(version);
-    return version;
+    return number(AgentMessage::kCommit, 0, kCopying);
   }
-  int64_t version() const override {
-    if (!sends_ && mirror_.copied_bytes() > 0) return held_.load();
-    return state().version;
-  }
+  int64_t version() const override { return state().version; }
   int64_t newest() const override { return state().newest; }
   int64_t wait_version(int64_t version, Timeout timeout) override {
     return number(AgentMessage::kWaitVersion, version, timeout);
@@ -180,6 +185,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     const std::lock_guard lock(mutex_);
     if (current_) current_->wait_for(kAnswerGrace);
     current_.reset();
+    lender_.reset();  // the tensors may go now, whatever the agent does
   }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
@@ -187,11 +193,6 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   std::string describe() const { return fmt::format("batch {} of pair {}", id_, pair_->name()); }
   int64_t number(AgentMessage type, int64_t version, Timeout timeout) const {
     return session().call<Number>(type, object(version, timeout), timeout).value;
-  }
-  // `version` is in the mirror: now in the registered memory, too.
-  void received(int64_t version) {
-    mirror_.copy_out();
-    held_ = version;
   }
 
  private:
@@ -207,11 +208,9 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     bus_->require_own_process();
     const std::lock_guard lock(mutex_);
     if (!open_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), session().identity().name());
-    // What was begun before is settled first: the mirror is one operation's at a time.
     if (current_ && !current_->wait_for(Timeout(0)))
       fail(ErrorCode::kInvalidArgument, "{}: an operation of {} is still under way: wait for its handle first",
            describe(), session().identity().name());
-    if (sends_ && kind == DaemonOperation::Kind::kSend) mirror_.copy_in();
     CommandCall call = session().commands().post(
         static_cast<uint16_t>(command),
         message_bytes(TransferCommand{.batch = number_, .version = version, .timeout = timeout}),
@@ -225,10 +224,11 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   const std::string id_;
   const bool sends_;
   const Manifest manifest_;
-  Mirror mirror_;
+  const std::vector<LocalTensor> tensors_;
+  Placement placement_;
+  std::unique_ptr<Lender> lender_;  // null where nothing is lent
   uint32_t number_ = 0;
   std::atomic<bool> open_ = false;
-  std::atomic<int64_t> held_ = 0;
   std::mutex mutex_;
   std::shared_ptr<DaemonOperation> current_;  // guarded by mutex_
 };
@@ -290,7 +290,6 @@ bool DaemonOperation::settle(const Deadline& deadline) {
   OperationState outcome;
   try {
     outcome = read_message<OperationState>(call_.wait(deadline), batch_->session().agent_name());
-    if (outcome.status.ok() && kind_ == Kind::kReceive) batch_->received(outcome.version);
   } catch (const Error& error) {
     // Not an outcome: those of operations come in a result.
     if (error.code() == ErrorCode::kDeadlineExceeded && !outcome.done) return false;

@@ -8,6 +8,7 @@
 #include "base/observation.h"
 #include "bus/agent.h"
 #include "bus/batch.h"
+#include "bus/lent_memory.h"
 #include "bus/own_process.h"
 #include "bus/receiver.h"
 #include "bus/rendezvous.h"
@@ -96,6 +97,12 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
                                               Timeout timeout, const BatchOptions& batch_options) override {
+    return register_batch(id, tensors, sends, timeout, batch_options, nullptr, UniqueFd());
+  }
+
+  std::shared_ptr<BatchImpl> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
+                                            Timeout timeout, const BatchOptions& batch_options,
+                                            std::shared_ptr<LentMemory> lent, UniqueFd socket) {
     bus_->require_own_process();
     check_name("batch", id);
     if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
@@ -114,7 +121,8 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
                      .id = id,
                      .layout = layout_,
                      .options = batch_options,
-                     .tensors = {tensors.begin(), tensors.end()}};
+                     .tensors = {tensors.begin(), tensors.end()},
+                     .lent = lent};
     bus_->agent().claim_batch(view_.name, id);  // what the live one has published must not be overwritten
     std::shared_ptr<BatchImpl> batch;
     if (sends)
@@ -123,6 +131,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
       batch = std::make_shared<ReceiverBatch>(std::move(setup));
     bus_->rendezvous().begin(view_, id);
     try {
+      if (lent) batch->borrow(std::move(socket));
       batch->open(view_, deadline);
     } catch (...) {
       const Status why = status_of_current_exception();
@@ -183,6 +192,14 @@ std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {
 
 std::shared_ptr<BusClient> open_embedded(BusOptions options) {
   return std::make_shared<EmbeddedBus>(std::move(options));
+}
+
+std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair, const std::string& id,
+                                         std::span<const TensorSpec> tensors, bool sends, Timeout timeout,
+                                         const BatchOptions& options, std::shared_ptr<LentMemory> lent,
+                                         UniqueFd socket) {
+  return std::static_pointer_cast<EmbeddedPair>(pair)->register_batch(id, tensors, sends, timeout, options,
+                                                                      std::move(lent), std::move(socket));
 }
 
 std::shared_ptr<BatchImpl> embedded_batch(const std::shared_ptr<BatchClient>& batch) {

@@ -2,16 +2,27 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 
+#include "base/fd.h"
 #include "bus/client.h"
 
 namespace tessera::bus {
 
 class BatchImpl;
+class LentMemory;
 class Operation;
 
 // Connects to the store and claims (job, rank). `options` are complete().
 std::shared_ptr<BusClient> open_embedded(BusOptions options);
+
+// PairClient::register_batch() for a pair of such a bus, of tensors some of which lie in `lent` memory; `socket` leads to
+// who lends it.
+std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair, const std::string& id,
+                                         std::span<const TensorSpec> tensors, bool sends, Timeout timeout,
+                                         const BatchOptions& options, std::shared_ptr<LentMemory> lent,
+                                         UniqueFd socket);
 
 // What its batches and operations are.
 std::shared_ptr<BatchImpl> embedded_batch(const std::shared_ptr<BatchClient>& batch);

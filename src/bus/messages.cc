@@ -95,6 +95,26 @@ std::string_view to_string(MessageType type) {
       return "Inspect";
     case MessageType::kReport:
       return "Report";
+    case MessageType::kLendArenas:
+      return "LendArenas";
+    case MessageType::kMakeRun:
+      return "MakeRun";
+    case MessageType::kGiveRing:
+      return "GiveRing";
+    case MessageType::kStartRun:
+      return "StartRun";
+    case MessageType::kAbortRun:
+      return "AbortRun";
+    case MessageType::kDropRun:
+      return "DropRun";
+    case MessageType::kRunProgress:
+      return "RunProgress";
+    case MessageType::kRunEnded:
+      return "RunEnded";
+    case MessageType::kSync:
+      return "Sync";
+    case MessageType::kSynced:
+      return "Synced";
   }
   return "an unknown message";
 }

@@ -70,6 +70,16 @@ enum class MessageType : uint16_t {
   kDecided,
   kInspect,  // report.h
   kReport,
+  kLendArenas,  // from here on between an agent and its worker: lending_messages.h
+  kMakeRun,
+  kGiveRing,
+  kStartRun,
+  kAbortRun,
+  kDropRun,
+  kRunProgress,
+  kRunEnded,
+  kSync,
+  kSynced,
 };
 std::string_view to_string(MessageType type);
 

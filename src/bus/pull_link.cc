@@ -89,7 +89,14 @@ void PullLink::build() {
   const Endpoint peer{.process = incarnation_, .name = name_};
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
   std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
-  for (size_t i = 0; i < attached_.arenas.size(); ++i) memory->add_arena(attached_.arenas[i], std::move(arena_fds_[i]));
+  const bool lent = options_.lent != nullptr && std::ranges::any_of(routes_, [this](const Wanted& wanted) {
+                      return options_.lent->holds(wanted.route.data);
+                    });
+  std::vector<UniqueFd> lent_fds;
+  for (size_t i = 0; i < attached_.arenas.size(); ++i) {
+    if (lent) lent_fds.push_back(duplicate_fd(arena_fds_[i].get()));
+    memory->add_arena(attached_.arenas[i], std::move(arena_fds_[i]));
+  }
 
   std::vector<PullRoute> routes;     // in the first slot
   std::vector<uint64_t> slot_bytes;  // by route
@@ -127,7 +134,13 @@ void PullLink::build() {
       if (__builtin_add_overflow(routes[i].memory.offset, slot_bytes[i], &routes[i].memory.offset))
         fail(ErrorCode::kMismatch, "a slot of {} bytes", slot_bytes[i]);
     programs_.push_back(std::make_shared<PullProgram>(
-        memory, routes, PullOptions{.digest = options_.digest, .private_path = std::nullopt}));
+        memory, routes,
+        PullOptions{.digest = options_.digest, .private_path = lent ? std::optional(PullPath::kRing) : std::nullopt}));
+    if (!lent) continue;
+    const LentMemory::Peer from{
+        .process = incarnation_, .name = name_, .arenas = attached_.arenas, .fds = lent_fds};
+    lent_runs_.push_back(
+        options_.lent->make_pull(from, routes, options_.digest, rings(), [this] { run_done_.raise(); }));
   }
   if (attached_.slots > 1 && rings())
     fail(ErrorCode::kMismatch, "{} slots in private memory: one is possible", attached_.slots);
@@ -147,9 +160,13 @@ void PullLink::handle_prepared(Frame& frame) {
   if (ready_ || programs_.empty()) fail(ErrorCode::kMismatch, "Prepared out of turn");
   if (frame.fds.size() != (rings() ? 1u : 0u))
     fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
-  if (rings()) ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
+  if (rings() && !lent_runs_.empty())
+    lent_runs_.front()->give_ring(std::move(frame.fds[0]));
+  else if (rings())
+    ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
+  for (auto& run : std::exchange(lent_runs_, {})) runs_.push_back(std::move(run));
   for (const auto& program : programs_)
-    if (options_.runs)
+    if (options_.runs && runs_.size() < programs_.size())
       runs_.push_back(
           std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_)));
   if (options_.runs) run_ = runs_.front().get();

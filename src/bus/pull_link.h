@@ -9,6 +9,7 @@
 #include "base/trace.h"
 #include "bus/agent.h"
 #include "bus/batch_routes.h"
+#include "bus/lent_memory.h"
 #include "bus/local_tensors.h"
 #include "bus/loop_signal.h"
 #include "bus/records.h"
@@ -48,6 +49,7 @@ struct PullLinkOptions {
   bool digest = true;
   std::function<std::string(uint32_t)> tensor_name;  // for messages
   bool runs = true;                                  // false: the batch makes its own run of the program (reductions)
+  LentMemory* lent = nullptr;                        // that some of the routes end in
 };
 
 class PullLink {
@@ -139,8 +141,9 @@ class PullLink {
   std::vector<std::shared_ptr<const PullProgram>> programs_;  // by slot
   std::unique_ptr<BounceRing> ring_;
   LoopSignal run_done_;
-  std::vector<std::unique_ptr<PullRun>> runs_;  // by slot
-  PullRun* run_ = nullptr;                      // the present one, or the last
+  std::vector<std::unique_ptr<LentRun>> lent_runs_;  // by slot, until they are ready
+  std::vector<std::unique_ptr<Run>> runs_;           // by slot
+  Run* run_ = nullptr;                               // the present one, or the last
   struct Offered {
     int64_t version = 0;
     uint32_t slot = 0;

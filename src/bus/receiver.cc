@@ -235,7 +235,7 @@ void ReceiverBatch::observe_decision(const Status& status) {
 void ReceiverBatch::begin_commit() {
   enter(kCommitName);
   torn_ = true;
-  shadow_->copy_out(0);
+  shadow_->copy(0);
 }
 
 void ReceiverBatch::on_copied() {

@@ -50,7 +50,8 @@ void ReceiverSession::connect() {
         *setup_.agent, *this, setup_.view.peer_job, rank, record, wanted_from(rank, ties),
         PullLinkOptions{.attach = attach_message(Attach::Purpose::kPull),
                         .digest = setup_.agreement.digest,
-                        .tensor_name = [this](uint32_t tensor) { return tensor_name(tensor); }}));
+                        .tensor_name = [this](uint32_t tensor) { return tensor_name(tensor); },
+                        .lent = setup_.lent}));
     PullLink* link = links_.back().get();
     calls_.push_back({link->name(), record, [link](std::shared_ptr<Link> made) { link->adopt(std::move(made)); }});
   }

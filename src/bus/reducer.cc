@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/socket.h"
 #include "codec/reduce.h"
 #include "transport/transport.h"
 
@@ -21,7 +22,13 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, 
     : agent_(agent),
       setup_(setup),
       events_(std::move(events)),
-      run_done_(agent.loop(), [this] { finish(run_->status()); }) {
+      run_done_(agent.loop(),
+                [this] {
+                  run_ended_ = true;
+                  check_run();
+                }),
+      own_done_(agent.loop(), [this] { check_run(); }),
+      own_begins_(agent.loop(), [this] { begin_own(); }) {
   const std::vector<OwnedReduction>& reductions = setup_.routes.reductions;
   size_t result_bytes = 0;
   size_t accumulator_bytes = 0;
@@ -93,6 +100,7 @@ void Reducer::on_pull_ready(PullLink&) {
 // One step a peer, in ascending rank order; this rank's own terms are read in place.
 void Reducer::build_run() {
   std::vector<PullRoute> own;
+  std::vector<SourceRoute> own_sources;
   for (size_t i = 0; i < targets_.size(); ++i) {
     const OwnedReduction& reduction = setup_.routes.reductions[i];
     PullRoute route = route_into(i, agent_.identity().rank);
@@ -104,6 +112,10 @@ void Reducer::build_run() {
                     .arena = 0,
                     .offset = reinterpret_cast<uintptr_t>(local.data + extent.begin),
                     .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
+    if (setup_.lent != nullptr && setup_.lent->holds(local.data)) {
+      route.memory = {.kind = MemoryDesc::Kind::kRingOnly, .arena = 0, .offset = 0, .bytes = route.memory.bytes};
+      own_sources.push_back({.what = route.what, .src = local.array, .data = local.data});
+    }
     route.origin = static_cast<uint64_t>(-extent.begin);
     own.push_back(std::move(route));
   }
@@ -113,6 +125,12 @@ void Reducer::build_run() {
       .program = std::make_shared<PullProgram>(memory, own, PullOptions{.digest = false, .private_path = {}}),
       .ring = nullptr,
       .on_start = nullptr};
+  if (!own_sources.empty()) {
+    own_step.ring = BounceRing::create();
+    own_step.on_start = [this] { own_begins_.raise(); };
+    own_terms_ = setup_.lent->make_source("the reduction", own_sources, false, true, [this] { own_done_.raise(); });
+    own_terms_->give_ring(duplicate_fd(own_step.ring->fd()));
+  }
 
   std::vector<ReduceRun::Step> steps;
   bool own_is_in = false;
@@ -163,7 +181,25 @@ void Reducer::start_run() {
   const auto may_read = [](const auto& link) { return link->rings() || link->granted(); };
   if (!std::ranges::all_of(links_, may_read)) return;
   running_ = true;
+  run_ended_ = false;
   run_->start(epoch_, slot_ * slot_bytes_);
+}
+
+void Reducer::begin_own() {
+  if (running_ && !run_ended_ && !own_terms_->running()) own_terms_->start(epoch_);
+}
+
+// Over once nobody reads this rank's own terms, either.
+void Reducer::check_run() {
+  if (!running_) return;
+  if (own_terms_ && !own_terms_->running() && !own_terms_->status().ok()) run_->abort(own_terms_->status());
+  if (!run_ended_) return;
+  const Status status = run_->status();
+  if (own_terms_ && own_terms_->running()) {
+    if (!status.ok()) own_terms_->abort(status);
+    return;
+  }
+  finish(status);
 }
 
 void Reducer::on_pulled(PullLink&, const Status& status) {

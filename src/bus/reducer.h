@@ -58,6 +58,8 @@ class Reducer final : public PullLinkOwner {
   void build_run();
   void ask();        // the peers whose memory is read, once all offer the version
   void start_run();  // once they have granted it
+  void begin_own();
+  void check_run();
   void finish(const Status& status);
 
   Agent& agent_;
@@ -70,8 +72,10 @@ class Reducer final : public PullLinkOwner {
   std::vector<ReductionTarget> targets_;                   // one a reduction
   std::vector<std::unique_ptr<PullLink>> links_;           // other ranks, ascending
   std::vector<std::unique_ptr<LoopSignal>> take_signals_;  // one a link with a ring: its step begins
-  LoopSignal run_done_;
+  LoopSignal run_done_, own_done_, own_begins_;
+  std::unique_ptr<LentRun> own_terms_;  // those that lie in lent memory, packed into a ring by its owner; else null
   std::unique_ptr<ReduceRun> run_;
+  bool run_ended_ = false;
   uint32_t epoch_ = 0;
   int64_t version_ = 0;  // under way
   bool asked_ = false;

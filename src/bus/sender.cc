@@ -262,7 +262,7 @@ void SenderBatch::begin_snapshot() {
   prepared_.clear();
   for (const auto& [job, session] : sessions_)
     if (session->reduces() && !session->broken()) preparing_.insert(session.get());
-  shadow_->copy_in(*target_);
+  shadow_->copy(*target_);
   for (const auto& [job, session] : sessions_)
     if (preparing_.contains(session.get())) session->prepare(offering_, *target_);
 }

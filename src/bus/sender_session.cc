@@ -100,8 +100,8 @@ void SenderSession::accept(Caller caller) {
   if (links.contains(rank))
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), caller.link->name());
   std::vector<Served> served = served_to(caller);
-  links.emplace(rank, std::make_unique<SourceLink>(*setup_.agent, *this, std::move(caller), std::move(served),
-                                                   reduces ? 1 : setup_.slots, setup_.agreement.digest && !reduces));
+  links.emplace(rank, std::make_unique<SourceLink>(*setup_.agent, setup_.lent, *this, std::move(caller),
+                                                   std::move(served), reduces ? 1 : setup_.slots, setup_.agreement.digest && !reduces));
 }
 
 bool SenderSession::is_receiver(const SourceLink& link) const {
@@ -121,7 +121,7 @@ void SenderSession::attached_one() {
 }
 
 void SenderSession::build_digest_programs() {
-  if (!setup_.agreement.digest || slots_.front().program) return;
+  if (!setup_.agreement.digest || slots_.front().run) return;
   std::vector<bool> wanted(setup_.routes.sent.size(), false);
   for (const auto& [rank, link] : receivers_)
     if (!link->rings())
@@ -132,10 +132,14 @@ void SenderSession::build_digest_programs() {
     std::vector<SourceRoute> routes;
     for (const uint32_t i : digested_) routes.push_back(sent_route(setup_.routes.sent[i], index).route);
     Slot& slot = slots_[index];
-    slot.program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .ring = false});
     slot.done = std::make_unique<LoopSignal>(loop(), [this, index] { on_digests(index); });
-    slot.run = std::make_unique<SourceRun>(
-        slot.program, setup_.agent->source_pool(), [signal = slot.done.get()] { signal->raise(); }, "the digests");
+    const auto done = [signal = slot.done.get()] { signal->raise(); };
+    if (setup_.lent != nullptr && setup_.lent->touches(routes))
+      slot.run = setup_.lent->make_source("the digests", routes, true, false, done);
+    else
+      slot.run = std::make_unique<SourceRun>(
+          std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .ring = false}),
+          setup_.agent->source_pool(), done, "the digests");
   }
 }
 

@@ -86,9 +86,8 @@ class SenderSession final : public Session, public SourceLinkOwner {
   // One digest a sent route, whoever takes it; receivers with a ring have theirs computed as the ring is filled.
   struct Slot {
     int64_t version = 0;  // on offer; 0: none
-    std::shared_ptr<const SourceProgram> program;
     std::unique_ptr<LoopSignal> done;
-    std::unique_ptr<SourceRun> run;
+    std::unique_ptr<Run> run;
     bool running = false;
     bool digested = false;
   };

@@ -15,6 +15,7 @@
 
 #include "bus/agent.h"
 #include "bus/batch_routes.h"
+#include "bus/lent_memory.h"
 #include "bus/local_tensors.h"
 #include "bus/rendezvous.h"
 #include "bus/stopped_peer.h"
@@ -24,6 +25,7 @@ namespace tessera::bus {
 // All that a registration found out.
 struct SessionSetup {
   Agent* agent = nullptr;
+  LentMemory* lent = nullptr;  // null: none of the tensors lies in such memory
   Timeout stall = kTransferTimeout;
   std::string batch;
   PairView view;

@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "bus/packing.h"
+#include "device/shared_arena.h"
 #include "transport/transport.h"
 
 namespace tessera::bus {
@@ -15,8 +16,8 @@ constexpr uint64_t kSlotAlignment = 4096;
 
 }  // namespace
 
-Shadow::Shadow(Agent& agent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use, uint32_t slots,
-               std::function<void()> done)
+Shadow::Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
+               uint32_t slots, Deadline deadline, std::function<void()> done)
     : agent_(agent), done_(std::move(done)), run_done_(agent.loop(), [this] { finish(); }) {
   const Rank rank = agent_.identity().rank;
   std::vector<uint32_t> ties(tensors.size());
@@ -25,34 +26,49 @@ Shadow::Shadow(Agent& agent, const Manifest& manifest, std::span<const TensorSpe
   const Packing packing(manifest, tensors, rank, ties,
                         [&](size_t i) { return use == Use::kSend && manifest.entries[i].layout.has_partial(); });
   slot_bytes_ = (std::max<uint64_t>(packing.bytes(), 1) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
-  memory_ = SharedHeap::process().allocate(slots * slot_bytes_, kSlotAlignment);
-  specs_ = packing.specs_at(memory_.data());
+  allocate(slots * slot_bytes_, lent != nullptr);
+  specs_ = packing.specs_at(memory_);
 
+  const auto routes_of = [&](uint32_t slot) {
+    std::byte* const base = memory_ + slot * slot_bytes_;
+    return use == Use::kSend ? packing.routes_in(base) : packing.routes_out(base);
+  };
+  const auto run_done = [this] { run_done_.raise(); };
+  if (lent != nullptr) {
+    agent_.run_on_loop([&] {
+      for (uint32_t slot = 0; slot < slots; ++slot) runs_.push_back(lent->make_copy(routes_of(slot), run_done));
+    });
+    lent->sync(deadline);  // the worker maps it before any peer is given it: nobody can any more then
+    return;
+  }
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
   const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
-  const auto run_of = [&](std::span<const PullRoute> routes) {
-    auto program = std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = false, .private_path = {}});
-    return std::make_unique<PullRun>(std::move(program), agent_.pull_pool(), [this] { run_done_.raise(); });
-  };
-  for (uint32_t slot = 0; slot < slots; ++slot) {
-    std::byte* const base = memory_.data() + slot * slot_bytes_;
-    in_.push_back(run_of(packing.routes_in(base)));
-    out_.push_back(run_of(packing.routes_out(base)));
+  for (uint32_t slot = 0; slot < slots; ++slot)
+    runs_.push_back(std::make_unique<PullRun>(
+        std::make_shared<PullProgram>(memory, routes_of(slot), PullOptions{.digest = false, .private_path = {}}),
+        agent_.pull_pool(), run_done));
+}
+
+Shadow::~Shadow() {
+  agent_.run_on_loop([this] { runs_.clear(); });
+}
+
+void Shadow::allocate(uint64_t bytes, bool lent) {
+  if (!lent) {
+    buffer_ = SharedHeap::process().allocate(bytes, kSlotAlignment);
+    memory_ = buffer_.data();
+    return;
   }
+  // The heap's own arenas hold other things, too, and may be sealed by now.
+  const SharedArena made(0, bytes);
+  arena_ = SharedHeap::process().adopt(made.fd_for_agent(), true, agent_.identity().name());
+  memory_ = arena_->data();
 }
 
-void Shadow::copy_in(uint32_t slot) {
-  start(*in_[slot]);
-}
-
-void Shadow::copy_out(uint32_t slot) {
-  start(*out_[slot]);
-}
-
-void Shadow::start(PullRun& run) {
+void Shadow::copy(uint32_t slot) {
   TESSERA_CHECK(!busy());
-  run_ = &run;
-  run.start(++copies_);
+  run_ = runs_[slot].get();
+  run_->start(++copies_);
 }
 
 void Shadow::finish() {

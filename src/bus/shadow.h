@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bus/agent.h"
+#include "bus/lent_memory.h"
 #include "bus/local_tensors.h"
 #include "bus/loop_signal.h"
 #include "exec/pull.h"
@@ -24,33 +25,38 @@ class Shadow {
     kSend,     // terms of Partial tensors are left out: they are read in place, as they are reduced
     kReceive,  // tied tensors stay tied
   };
-  // `slots` copies. Throws kResourceExhausted if there is not the memory. `done` is called once the copying that
-  // copy_in() or copy_out() began has ended.
-  Shadow(Agent& agent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use, uint32_t slots,
-         std::function<void()> done);
+  // `slots` copies; `lent`: null, or what some of the tensors lie in. Throws kResourceExhausted if there is not the
+  // memory. `done` is called once the copying that copy() began has ended.
+  Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
+         uint32_t slots, Deadline deadline, std::function<void()> done);
+  ~Shadow();
+  Shadow(const Shadow&) = delete;
+  Shadow& operator=(const Shadow&) = delete;
 
   // The tensors as they lie in the first slot; those that are left out, as they were registered.
   std::span<const TensorSpec> specs() const { return specs_; }
-  uint32_t slots() const { return static_cast<uint32_t>(in_.size()); }
+  uint32_t slots() const { return static_cast<uint32_t>(runs_.size()); }
   uint64_t slot_bytes() const { return slot_bytes_; }
 
-  void copy_in(uint32_t slot);   // from the user's memory. REQUIRES: not busy()
-  void copy_out(uint32_t slot);  // to it
+  // From the user's memory (kSend), or to it. REQUIRES: not busy()
+  void copy(uint32_t slot);
   bool busy() const { return run_ != nullptr; }
   const Status& status() const { return status_; }  // of the last copy
 
  private:
-  void start(PullRun& run);
+  void allocate(uint64_t bytes, bool lent);
   void finish();
 
   Agent& agent_;
   const std::function<void()> done_;
   std::vector<TensorSpec> specs_;
   uint64_t slot_bytes_ = 0;
-  SharedBuffer memory_;
+  SharedBuffer buffer_;
+  std::shared_ptr<SharedArena> arena_;  // instead of it: one of its own, which the worker writes, too
+  std::byte* memory_ = nullptr;
   LoopSignal run_done_;
-  std::vector<std::unique_ptr<PullRun>> in_, out_;  // by slot
-  PullRun* run_ = nullptr;                          // under way
+  std::vector<std::unique_ptr<Run>> runs_;  // by slot
+  Run* run_ = nullptr;                      // under way
   uint32_t copies_ = 0;
   Status status_;
 };

@@ -14,25 +14,16 @@ namespace {
 
 constexpr size_t kArenasPerFrame = 200;
 
-// What one tensor (or reduced region) takes around its first element, and how it is laid out there.
-Attached::Place place_of(const Served& served) {
-  const SourceRoute& route = served.route;
-  const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
-  return {.memory = describe_memory(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin)),
-          .origin = static_cast<uint64_t>(-extent.begin),
-          .strides = route.src.strides,
-          .slot_bytes = served.slot_bytes};
-}
-
 int64_t bytes_of_route(const Served& served) {
   return bytes_of(served.route.what.dtype, served.route.what.region.size());
 }
 
 }  // namespace
 
-SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, uint32_t slots,
-                       bool digest)
+SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, Caller caller,
+                       std::vector<Served> routes, uint32_t slots, bool digest)
     : agent_(agent),
+      lent_(lent),
       owner_(owner),
       link_(std::move(caller.link)),
       rank_(caller.hello.rank),
@@ -50,6 +41,19 @@ SourceLink::SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std:
 
 SourceLink::~SourceLink() {
   if (link_) link_->close();
+}
+
+// What one tensor (or reduced region) takes around its first element, and how it is laid out there.
+Attached::Place SourceLink::place_of(const Served& served) const {
+  const SourceRoute& route = served.route;
+  const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
+  const auto bytes = static_cast<size_t>(extent.end - extent.begin);
+  const bool lent = lent_ != nullptr && lent_->holds(route.data);
+  return {.memory = lent ? MemoryDesc{.kind = MemoryDesc::Kind::kRingOnly, .arena = 0, .offset = 0, .bytes = bytes}
+                         : describe_memory(route.data + extent.begin, bytes),
+          .origin = static_cast<uint64_t>(-extent.begin),
+          .strides = route.src.strides,
+          .slot_bytes = served.slot_bytes};
 }
 
 void SourceLink::send_places(uint32_t slots) {
@@ -164,8 +168,14 @@ void SourceLink::prepare(const Prepare& prepare) {
     if (!program_->fills_ring()) fail(ErrorCode::kMismatch, "Prepare asks for a ring, but nothing here is private");
     auto ring = BounceRing::create();
     fds.push_back(duplicate_fd(ring->fd()));
-    pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
-    run_ = std::make_unique<SourceRun>(program_, *pool_, [this] { run_done_.raise(); }, name_, std::move(ring));
+    if (lent_ != nullptr && lent_->touches(routes)) {
+      auto run = lent_->make_source(name_, routes, digest_, true, [this] { run_done_.raise(); });
+      run->give_ring(duplicate_fd(ring->fd()));
+      run_ = std::move(run);
+    } else {
+      pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
+      run_ = std::make_unique<SourceRun>(program_, *pool_, [this] { run_done_.raise(); }, name_, std::move(ring));
+    }
   }
   ready_ = true;
   link_->send(Prepared{}, std::move(fds));

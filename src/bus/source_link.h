@@ -10,6 +10,7 @@
 
 #include "bus/agent.h"
 #include "bus/batch_routes.h"
+#include "bus/lent_memory.h"
 #include "bus/local_tensors.h"
 #include "bus/loop_signal.h"
 #include "exec/source.h"
@@ -47,8 +48,9 @@ struct Served {
 
 class SourceLink {
  public:
-  SourceLink(Agent& agent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes, uint32_t slots,
-             bool digest);
+  // `lent`: null, or what some of the routes lie in.
+  SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes,
+             uint32_t slots, bool digest);
   ~SourceLink();
 
   Rank rank() const { return rank_; }
@@ -66,7 +68,7 @@ class SourceLink {
   int64_t ended_version() const { return ended_version_; }  // that it is done with, well or not
   int64_t progress() const { return progress_.load(); }     // bytes of that version, as it reports; any thread
   bool running() const { return running_; }                 // its ring is being filled
-  SourceRun* run() const { return run_.get(); }
+  Run* run() const { return run_.get(); }
   // What send_digests() sends: one a route of the connection.
   std::span<Digest> digests() { return digests_.digests; }
   // Makes them those of the ring's last run, zero where the receiver skips a route, and gives them; empty without.
@@ -84,11 +86,13 @@ class SourceLink {
 
  private:
   void handle(Frame& frame);
+  Attached::Place place_of(const Served& served) const;
   void send_places(uint32_t slots);
   void prepare(const Prepare& prepare);
   void handle_run_done();
 
   Agent& agent_;
+  LentMemory* const lent_;
   SourceLinkOwner& owner_;
   std::shared_ptr<Link> link_;
   const Rank rank_;
@@ -104,12 +108,13 @@ class SourceLink {
   int64_t done_version_ = 0;
   int64_t ended_version_ = 0;
   std::atomic<int64_t> progress_{0};
-  // With a ring only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's.
+  // With a ring only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's. Lent
+  // memory is packed by its owner.
   std::unique_ptr<WorkerPool> pool_;
   std::shared_ptr<const SourceProgram> program_;
   std::vector<uint32_t> program_routes_;  // positions of those in the program
   LoopSignal run_done_;
-  std::unique_ptr<SourceRun> run_;
+  std::unique_ptr<Run> run_;
   bool running_ = false;              // until the loop has heard of the end
   std::optional<Take> waiting_take_;  // until then
 };

@@ -174,7 +174,7 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
       return connection.answer(Offered{.manifest = {.entries = pair(call.pair)->manifest(call.batch, call.timeout)}});
     }
     case AgentMessage::kRegister:
-      return connection.answer(register_batch(read_message<RegisterCall>(frame.payload, name()), connection.arenas));
+      return connection.answer(register_batch(read_message<RegisterCall>(frame.payload, name()), std::move(connection.arenas)));
     case AgentMessage::kDigests: {
       const auto call = read_message<ObjectCall>(frame.payload, name());
       return connection.answer(DigestList{.digests = batch(call.object)->digests()});
@@ -239,34 +239,55 @@ int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {
   }
 }
 
-Registered WorkerSession::register_batch(RegisterCall call, const std::vector<UniqueFd>& fds) {
+Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd> fds) {
   const std::shared_ptr<PairClient> with = pair(call.pair);
+  std::shared_ptr<LentMemory> lent;
+  UniqueFd lender;
+  if (call.lent_bytes > 0) {
+    if (fds.empty()) fail(ErrorCode::kInvalidArgument, "agent: {} lends memory and gives no socket", name());
+    lender = std::move(fds.back());
+    fds.pop_back();
+    lent = std::make_shared<LentMemory>(call.lent_bytes, worker_, name());
+  }
   std::vector<std::shared_ptr<SharedArena>> arenas;
   for (const UniqueFd& fd : fds) arenas.push_back(SharedHeap::process().adopt(fd.get(), !call.sends, name()));
   const Identity identity{options_.name_space, options_.job, options_.rank, options_.world};
   std::vector<TensorSpec> specs;
+  // What a tensor's place counts from, and how far that goes.
+  const auto memory_of = [&](const RegisterCall::Tensor& tensor) -> std::span<std::byte> {
+    const uint32_t arena = tensor.place->arena;
+    if (arena == RegisterCall::kLent && lent) return {lent->data(), lent->bytes()};
+    if (arena < arenas.size()) return {arenas[arena]->data(), arenas[arena]->bytes()};
+    return {};
+  };
   for (RegisterCall::Tensor& tensor : call.tensors) {
     if (tensor.place) {
-      if (tensor.place->arena >= arenas.size() || tensor.place->offset > arenas[tensor.place->arena]->bytes())
+      const std::span<std::byte> memory = memory_of(tensor);
+      if (memory.empty() || tensor.place->offset > memory.size())
         fail(ErrorCode::kInvalidArgument, "tensor {}: it lies at {} of arena {}, which {} has not given",
              tensor.spec.name, tensor.place->offset, tensor.place->arena, name());
-      tensor.spec.data = arenas[tensor.place->arena]->data() + tensor.place->offset;
+      tensor.spec.data = memory.data() + tensor.place->offset;
     }
-    specs.push_back(std::move(tensor.spec));
+    specs.push_back(tensor.spec);
   }
-  const std::vector<LocalTensor> tensors =
+  std::vector<LocalTensor> tensors =
       registered_tensors(manifest_of(identity, specs, with->layout()), specs, identity.rank);
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].empty()) continue;
-    const SharedArena& arena = *arenas[call.tensors[i].place->arena];
+    const auto bytes = static_cast<int64_t>(memory_of(call.tensors[i]).size());
     const ByteExtent extent = tensors[i].extent();
     const auto offset = static_cast<int64_t>(call.tensors[i].place->offset);
-    if (offset + extent.begin < 0 || extent.end > static_cast<int64_t>(arena.bytes()) - offset)
+    if (offset + extent.begin < 0 || extent.end > bytes - offset)
       fail(ErrorCode::kInvalidArgument, "tensor {}: its bytes {} to {} around {} are not within the {} of its arena",
-           tensors[i].name, extent.begin, extent.end, offset, arena.bytes());
+           tensors[i].name, extent.begin, extent.end, offset, bytes);
   }
-  std::shared_ptr<BatchImpl> batch =
-      embedded_batch(with->register_batch(call.batch, specs, call.sends, call.timeout, call.options));
+  std::shared_ptr<BatchImpl> batch;
+  if (lent) {
+    lent->set_tensors(std::move(tensors));
+    batch = register_lent(with, call.batch, specs, call.sends, call.timeout, call.options, lent, std::move(lender));
+  } else {
+    batch = embedded_batch(with->register_batch(call.batch, specs, call.sends, call.timeout, call.options));
+  }
   const std::lock_guard lock(mutex_);
   batches_.emplace(++last_number_, RegisteredBatch{std::move(batch), std::move(arenas), call.sends});
   return {.batch = last_number_};

@@ -82,7 +82,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   std::shared_ptr<BatchImpl> batch(uint32_t number) const;
   std::shared_ptr<Operation> operation(uint64_t command) const;  // null once it has ended
   Paired join(const PairCall& call);
-  Registered register_batch(RegisterCall call, const std::vector<UniqueFd>& fds);
+  Registered register_batch(RegisterCall call, std::vector<UniqueFd> fds);
   int64_t number_of(AgentMessage type, const ObjectCall& call);
   void execute(const Command& command, Replier& replier);
   void transfer(const Command& command, Replier& replier);

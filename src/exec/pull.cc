@@ -84,23 +84,28 @@ class Compiler {
   void place_routes() {
     int64_t bytes = 0;
     int64_t pieces = 0;
+    bool ring_only = false;
     for (const PullRoute& route : routes_) {
       Place place{.mapped = program_.peer->mapped(route.memory), .walk = checked_source_walk(route, *program_.peer)};
       if (place.mapped == nullptr) place.path = PullPath::kGet;
-      if (place.mapped == nullptr && route.memory.kind == MemoryDesc::Kind::kPrivate && place.walk.atoms() > 0) {
+      if (place.mapped == nullptr && route.memory.kind != MemoryDesc::Kind::kShared && place.walk.atoms() > 0) {
         bytes += place.walk.atoms() * atom_bytes(route.what.dtype);
         pieces += std::max<int64_t>(place.walk.atoms() / place.walk.row_atoms(), 1);
+        if (route.memory.kind == MemoryDesc::Kind::kRingOnly) ring_only = true;
       }
       places_.push_back(std::move(place));
     }
-    if (bytes > 0) private_path_ = choose_private_path(*program_.peer, bytes, pieces, options_);
+    if (ring_only)
+      private_path_ = PullPath::kRing;
+    else if (bytes > 0)
+      private_path_ = choose_private_path(*program_.peer, bytes, pieces, options_);
   }
 
   void compile(size_t r) {
     const PullRoute& route = routes_[r];
     Place& place = places_[r];
     if (place.walk.atoms() == 0) return;
-    if (place.path == PullPath::kGet && route.memory.kind == MemoryDesc::Kind::kPrivate) place.path = private_path_;
+    if (place.path == PullPath::kGet && route.memory.kind != MemoryDesc::Kind::kShared) place.path = private_path_;
     PullPart part{
         .route = static_cast<uint32_t>(r),
         .elements_per_atom = elements_per_atom(route.what.dtype),

@@ -4,8 +4,9 @@
 //   get      private memory, read by PeerMemory::get (process_vm_readv) in large requests
 //   ring     private memory that the peer packs into a BounceRing
 //
-// All private routes of one peer take one way, chosen when the program is made: by permission, then by the cost that
-// the sizes of the pieces predict; TESSERA_FORCE_PULL and PullOptions::private_path overrule it.
+// All private routes of one peer take one way, chosen when the program is made: the ring if some of that memory is for
+// rings only (MemoryDesc::Kind::kRingOnly), else by permission, then by the cost that the sizes of the pieces predict;
+// TESSERA_FORCE_PULL and PullOptions::private_path overrule permission and cost.
 #pragma once
 
 #include <cstdint>

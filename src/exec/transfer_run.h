@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "codec/digest.h"
+#include "exec/run.h"
 #include "exec/worker_pool.h"
 #include "tessera/error.h"
 
@@ -17,33 +18,24 @@ namespace tessera {
 
 // Splits work into units that the pool's threads take in turn. Reusable: start() again once done. start() allocates
 // nothing. Thread-safe, but for start() and the results, which belong to whoever was told that it is done.
-class TransferRun {
+class TransferRun : public Run {
  public:
   // Called once a start, on a worker thread, after the last access to anyone's memory. Must not throw or block. It may
   // start other runs, and this one again; it must not destroy this run. Wait for Done, not for running() to turn false:
   // only once Done has returned may the run be destroyed.
   using Done = std::function<void()>;
 
-  virtual ~TransferRun();  // REQUIRES: not running
-  TransferRun(const TransferRun&) = delete;
-  TransferRun& operator=(const TransferRun&) = delete;
+  ~TransferRun() override;  // REQUIRES: not running
 
-  // Begins. `epoch` (above 0) numbers the transfers of a batch: both sides of a ring must use the same, a new one each
-  // time.
-  void start(uint32_t epoch);
-  // Makes it end soon with `status`, unless it has ended: the peer died, the user cancelled. The first failure stays.
-  // Any thread.
-  void abort(const Status& status);
+  void start(uint32_t epoch) final;
+  void abort(const Status& status) final;  // any thread
 
   bool running() const { return running_.load(std::memory_order_acquire); }
-  // Bytes of the source's dtype done since start(); any thread.
-  int64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
+  int64_t bytes_done() const final { return bytes_done_.load(std::memory_order_relaxed); }
   virtual int64_t bytes() const = 0;  // in all
 
-  // Results, once done.
-  Status status() const;
-  // One a route, in the order in which routes were given; empty if the program computes none.
-  std::span<const Digest> digests() const { return digests_; }
+  Status status() const final;
+  std::span<const Digest> digests() const final { return digests_; }
 
  protected:
   TransferRun(WorkerPool& pool, Done done, size_t digests);

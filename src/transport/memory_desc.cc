@@ -29,7 +29,7 @@ void MemoryDesc::write(ByteWriter& out) const {
 
 MemoryDesc MemoryDesc::read(ByteReader& in) {
   MemoryDesc memory;
-  memory.kind = in.get_enum(Kind::kShared);
+  memory.kind = in.get_enum(Kind::kRingOnly);
   memory.arena = in.get<uint32_t>();
   memory.offset = in.get<uint64_t>();
   memory.bytes = in.get<uint64_t>();

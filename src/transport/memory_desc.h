@@ -22,8 +22,9 @@ struct ArenaDesc {
 // A range of bytes in the process that sends this value.
 struct MemoryDesc {
   enum class Kind : uint8_t {
-    kPrivate,  // `offset` is an address in that process
-    kShared,   // `offset` counts from the start of arena `arena`
+    kPrivate,   // `offset` is an address in that process
+    kShared,    // `offset` counts from the start of arena `arena`
+    kRingOnly,  // its owner packs it into a bounce ring, and nobody else reads it; `offset` counts from its first byte
   };
   Kind kind = Kind::kPrivate;
   uint32_t arena = 0;

@@ -31,7 +31,7 @@ TEST(MemoryDesc, SurvivesTheWire) {
 TEST(MemoryDesc, RefusesRangesThatWrapAroundAndUnknownKinds) {
   EXPECT_THROW(round_trip({.offset = UINT64_MAX - 10, .bytes = 20}), Error);
   EXPECT_THROW(round_trip({.offset = 0, .bytes = UINT64_MAX}), Error);
-  EXPECT_THROW(round_trip({.kind = static_cast<MemoryDesc::Kind>(2)}), Error);
+  EXPECT_THROW(round_trip({.kind = static_cast<MemoryDesc::Kind>(3)}), Error);
   ByteWriter out;
   ArenaDesc{.id = 1, .bytes = 0}.write(out);
   ByteReader in(out.view(), "arena");

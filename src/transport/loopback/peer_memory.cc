@@ -8,6 +8,7 @@
 namespace tessera {
 
 const std::byte* LoopbackMemory::mapped(const MemoryDesc& memory) const {
+  if (memory.kind == MemoryDesc::Kind::kRingOnly) return nullptr;
   if (memory.kind == MemoryDesc::Kind::kPrivate) return reinterpret_cast<const std::byte*>(memory.offset);
   const std::byte* arena = arenas_.find(memory, name_).data();
   return arena == nullptr ? nullptr : arena + memory.offset;
@@ -15,6 +16,8 @@ const std::byte* LoopbackMemory::mapped(const MemoryDesc& memory) const {
 
 Status LoopbackMemory::get(const MemoryDesc& memory, std::span<const Piece> pieces,
                            std::span<const std::span<std::byte>> out) const {
+  if (memory.kind == MemoryDesc::Kind::kRingOnly)
+    return failed(ErrorCode::kPermissionDenied, "{}: memory that it packs into a ring itself is not to be read", name_);
   if (memory.kind == MemoryDesc::Kind::kShared) {
     const MappedArena& arena = arenas_.find(memory, name_);
     return scatter(pieces, out, [&](uint64_t offset, std::span<std::byte> part) {

@@ -21,13 +21,15 @@ void ShmPeerMemory::add_arena(const ArenaDesc& arena, UniqueFd fd) {
 }
 
 const std::byte* ShmPeerMemory::mapped(const MemoryDesc& memory) const {
-  if (memory.kind == MemoryDesc::Kind::kPrivate) return nullptr;
+  if (memory.kind != MemoryDesc::Kind::kShared) return nullptr;
   const std::byte* arena = arenas_.find(memory, name_).data();
   return arena == nullptr ? nullptr : arena + memory.offset;
 }
 
 Status ShmPeerMemory::get(const MemoryDesc& memory, std::span<const Piece> pieces,
                           std::span<const std::span<std::byte>> out) const {
+  if (memory.kind == MemoryDesc::Kind::kRingOnly)
+    return failed(ErrorCode::kPermissionDenied, "{}: memory that it packs into a ring itself is not to be read", name_);
   if (memory.kind == MemoryDesc::Kind::kPrivate) return get_private(memory, pieces, out);
   const MappedArena& arena = arenas_.find(memory, name_);
   return scatter(pieces, out,

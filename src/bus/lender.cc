@@ -1,0 +1,287 @@
+#include "bus/lender.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/socket.h"
+#include "device/shared_arena.h"
+#include "exec/pull.h"
+#include "exec/source.h"
+#include "tessera/memory.h"
+#include "transport/transport.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kReportPeriod = seconds(0.1);
+constexpr size_t kMaxRuns = 1 << 16;
+constexpr size_t kMaxArenas = 1 << 14;
+
+}  // namespace
+
+Lender::Lender(std::string name, std::vector<LocalTensor> tensors, int threads)
+    : name_(std::move(name)), tensors_(std::move(tensors)), threads_(threads), loop_("tessera-lend") {
+  SocketPair sockets = socket_pair();
+  agent_end_ = std::move(sockets.second);
+  link_ = Link::adopt(loop_, std::move(sockets.first), "the agent of " + name_);
+  link_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+  link_->set_handlers([this](Frame& frame) { handle(frame); }, [this](const Status& status) { end(status); });
+  loop_.start();
+}
+
+Lender::~Lender() {
+  loop_.post([this] {
+    link_->close();
+    end(failed(ErrorCode::kCancelled, "{}: the batch is closed", name_));
+  });
+  loop_.stop();
+  for (auto& [number, entry] : runs_) entry.pool.reset();
+  pull_pool_.reset();
+  source_pool_.reset();
+}
+
+void Lender::end(const Status& status) {
+  if (report_timer_ != 0) loop_.cancel_timer(std::exchange(report_timer_, 0));
+  for (auto& [number, entry] : runs_) {
+    entry.next.reset();
+    if (entry.running) entry.run->abort(status);
+  }
+}
+
+void Lender::handle(Frame& frame) {
+  switch (static_cast<MessageType>(frame.type)) {
+    case MessageType::kLendArenas:
+      return lend_arenas(parse<LendArenas>(frame.payload), std::move(frame.fds));
+    case MessageType::kMakeRun:
+      return make_run(parse<MakeRun>(frame.payload));
+    case MessageType::kGiveRing: {
+      const auto number = parse<GiveRing>(frame.payload).run;
+      Entry& entry = this->entry(number);
+      if (!entry.made || !entry.make.ring || entry.run || frame.fds.size() != 1)
+        fail(ErrorCode::kMismatch, "GiveRing for run {} out of turn", number);
+      if (!entry.failed.ok()) return;
+      return build(number, entry, BounceRing::open(std::move(frame.fds[0]), link_->name()));
+    }
+    case MessageType::kStartRun: {
+      const auto message = parse<StartRun>(frame.payload);
+      return start(message.run, message.epoch);
+    }
+    case MessageType::kAbortRun: {
+      const auto message = parse<AbortRun>(frame.payload);
+      Entry& entry = this->entry(message.run);
+      entry.next.reset();
+      if (entry.running) entry.run->abort(message.status);
+      return;
+    }
+    case MessageType::kDropRun:
+      return drop(parse<DropRun>(frame.payload).run);
+    case MessageType::kSync:
+      return link_->send(
+          Synced{.number = parse<Sync>(frame.payload).number, .status = std::exchange(failed_, Status())});
+    default:
+      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+  }
+}
+
+Lender::Entry& Lender::entry(uint32_t number) {
+  const auto it = runs_.find(number);
+  if (it == runs_.end() || it->second.dropped) fail(ErrorCode::kMismatch, "run {} is unknown", number);
+  return it->second;
+}
+
+// --- making runs
+// ------------------------------------------------------------------------------------------------------
+
+void Lender::lend_arenas(LendArenas lend, std::vector<UniqueFd> fds) {
+  if (lend.arenas.size() != fds.size())
+    fail(ErrorCode::kMismatch, "{} arenas with {} descriptors", lend.arenas.size(), fds.size());
+  if (runs_.size() >= kMaxRuns && !runs_.contains(lend.run)) fail(ErrorCode::kMismatch, "more than {} runs", kMaxRuns);
+  Entry& entry = runs_[lend.run];
+  if (entry.made || entry.own.size() + entry.peer_fds.size() + fds.size() > kMaxArenas)
+    fail(ErrorCode::kMismatch, "{} arenas for run {} out of turn", fds.size(), lend.run);
+  for (size_t i = 0; i < fds.size(); ++i) {
+    if (!lend.own) {
+      entry.peer_arenas.push_back(lend.arenas[i]);
+      entry.peer_fds.push_back(std::move(fds[i]));
+      continue;
+    }
+    try {
+      entry.own[lend.arenas[i].id] = SharedHeap::process().adopt(fds[i].get(), lend.writable, link_->name());
+    } catch (const Error& error) {
+      entry.failed = Status(error.code(), error.what());
+    }
+  }
+}
+
+void Lender::make_run(MakeRun make) {
+  if (runs_.size() >= kMaxRuns && !runs_.contains(make.run)) fail(ErrorCode::kMismatch, "more than {} runs", kMaxRuns);
+  const uint32_t number = make.run;
+  Entry& entry = runs_[number];
+  if (entry.made) fail(ErrorCode::kMismatch, "run {} is made twice", number);
+  entry.made = true;
+  entry.make = std::move(make);
+  entry.done = std::make_unique<LoopSignal>(loop_, [this, number] { handle_done(number); });
+  if (entry.failed.ok() && !entry.make.ring) return build(number, entry, nullptr);
+  if (!entry.failed.ok()) failed_ = entry.failed;
+}
+
+void Lender::build(uint32_t number, Entry& entry, std::unique_ptr<BounceRing> ring) {
+  try {
+    entry.run = entry.make.kind == MakeRun::Kind::kSource ? source_run(entry, std::move(ring))
+                                                          : pull_run(entry, std::move(ring));
+  } catch (const Error& error) {
+    entry.failed = failed_ = Status(error.code(), error.what());
+    log().warn("{}: run {} for {}: {}", name_, number, link_->name(), error.what());
+  }
+  entry.make.routes = {};
+}
+
+WorkerPool& Lender::pool(std::unique_ptr<WorkerPool>& pool, const char* name) const {
+  if (!pool) pool = std::make_unique<WorkerPool>(threads_, name);
+  return *pool;
+}
+
+std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dtype, LentPlace& place) const {
+  if (place.kind == LentPlace::Kind::kTensor) {
+    if (place.tensor >= tensors_.size() || tensors_[place.tensor].empty())
+      fail(ErrorCode::kMismatch, "tensor {} of {} is not lent", place.tensor, tensors_.size());
+    const LocalTensor& tensor = tensors_[place.tensor];
+    if (tensor.dtype != dtype || static_cast<size_t>(tensor.array.owned.ndim()) != what.shape.size() ||
+        tensor.array.owned.intersect(what.region) != what.region)
+      fail(ErrorCode::kMismatch, "tensor {}: {} of {} is not within {} of {}", tensor.name, what.region.to_string(),
+           to_string(dtype), tensor.array.owned.to_string(), to_string(tensor.dtype));
+    place.array = tensor.array;
+    return tensor.data;
+  }
+  const auto arena = entry.own.find(place.memory.arena);
+  if (place.kind != LentPlace::Kind::kAgent || arena == entry.own.end())
+    fail(ErrorCode::kMismatch, "tensor {}: memory in arena {}, which was not lent", what.tensor, place.memory.arena);
+  const ByteExtent extent = extent_of(dtype, place.array.owned.extents(), place.array.strides);
+  const uint64_t bytes = arena->second->bytes();
+  const auto before = static_cast<uint64_t>(-extent.begin);
+  if (place.memory.offset > bytes || place.memory.bytes > bytes - place.memory.offset || place.origin != before ||
+      static_cast<uint64_t>(extent.end) + before > place.memory.bytes)
+    fail(ErrorCode::kMismatch, "tensor {}: {} bytes at {} of an arena of {}", what.tensor, place.memory.bytes,
+         place.memory.offset, bytes);
+  return arena->second->data() + place.memory.offset + place.origin;
+}
+
+std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<BounceRing> ring) {
+  const MakeRun& make = entry.make;
+  std::vector<SourceRoute> routes;
+  for (const LentRoute& route : make.routes) {
+    LentPlace src = route.src;
+    SourceRoute& made = routes.emplace_back();
+    made.what = route.what;
+    made.data = resolve(entry, route.what, route.what.dtype, src);
+    made.src = std::move(src.array);
+  }
+  auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest, .ring = make.ring});
+  if (program->fills_ring() != make.ring)
+    fail(ErrorCode::kMismatch, "a run {} a ring, and its tensors want it otherwise", make.ring ? "with" : "without");
+  if (ring) entry.pool = std::make_unique<WorkerPool>(1, "tessera-ring");
+  WorkerPool& pool = ring ? *entry.pool : this->pool(source_pool_, "tessera-digest");
+  return std::make_unique<SourceRun>(
+      std::move(program), pool, [signal = entry.done.get()] { signal->raise(); }, make.peer_name, std::move(ring));
+}
+
+std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<BounceRing> ring) {
+  const MakeRun& make = entry.make;
+  const Endpoint self{.process = Incarnation::self(), .name = name_};
+  const bool within = !make.pulls();
+  const Endpoint peer = within ? self : Endpoint{.process = make.peer, .name = make.peer_name};
+  const std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
+  for (size_t i = 0; i < entry.peer_arenas.size(); ++i)
+    memory->add_arena(entry.peer_arenas[i], std::move(entry.peer_fds[i]));
+  std::vector<PullRoute> routes;
+  for (const LentRoute& route : make.routes) {
+    if (within == (route.src.kind == LentPlace::Kind::kPeer))
+      fail(ErrorCode::kMismatch, "tensor {}: a source in the wrong place", route.what.tensor);
+    LentPlace src = route.src;
+    LentPlace dst = route.dst;
+    PullRoute& made = routes.emplace_back();
+    made.what = route.what;
+    if (within) {  // by address: the loopback transport reads this process' own memory
+      const std::byte* const data = resolve(entry, route.what, route.what.dtype, src);
+      const ByteExtent extent = extent_of(route.what.dtype, src.array.owned.extents(), src.array.strides);
+      src.memory = {.kind = MemoryDesc::Kind::kPrivate,
+                    .arena = 0,
+                    .offset = reinterpret_cast<uintptr_t>(data + extent.begin),
+                    .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
+      src.origin = static_cast<uint64_t>(-extent.begin);
+    }
+    made.memory = src.memory;
+    made.origin = src.origin;
+    made.src = std::move(src.array);
+    made.data = resolve(entry, route.what, route.dst_dtype, dst);
+    made.dst = std::move(dst.array);
+    made.dst_dtype = route.dst_dtype;
+  }
+  const auto path = within ? std::nullopt : std::optional(PullPath::kRing);
+  auto program = std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = make.digest, .private_path = path});
+  if (program->wants_ring() != make.ring)
+    fail(ErrorCode::kMismatch, "a run {} a ring, and its tensors want it otherwise", make.ring ? "with" : "without");
+  return std::make_unique<PullRun>(
+      std::move(program), pool(pull_pool_, "tessera-pull"), [signal = entry.done.get()] { signal->raise(); },
+      std::move(ring));
+}
+
+// --- running them
+// -----------------------------------------------------------------------------------------------------
+
+void Lender::start(uint32_t number, uint32_t epoch) {
+  Entry& entry = this->entry(number);
+  if (!entry.failed.ok())
+    return link_->send(RunEnded{.run = number, .epoch = epoch, .bytes = 0, .status = entry.failed, .digests = {}});
+  if (!entry.run) fail(ErrorCode::kMismatch, "run {} is started before it is made", number);
+  if (entry.running) {
+    entry.next = epoch;
+    return;
+  }
+  begin(entry, epoch);
+}
+
+void Lender::begin(Entry& entry, uint32_t epoch) {
+  entry.running = true;
+  entry.epoch = epoch;
+  entry.run->start(epoch);
+  if (report_timer_ == 0) report_timer_ = loop_.add_timer_after(kReportPeriod, [this] { report(); });
+}
+
+void Lender::report() {
+  report_timer_ = 0;
+  for (const auto& [number, entry] : runs_) {
+    if (!entry.running) continue;
+    link_->send(RunProgress{.run = number, .epoch = entry.epoch, .bytes = entry.run->bytes_done()});
+    if (report_timer_ == 0) report_timer_ = loop_.add_timer_after(kReportPeriod, [this] { report(); });
+  }
+}
+
+void Lender::handle_done(uint32_t number) {
+  Entry& entry = runs_.at(number);
+  entry.running = false;
+  const Status status = entry.run->status();
+  RunEnded ended{.run = number, .epoch = entry.epoch, .bytes = entry.run->bytes_done(), .status = status, .digests = {}};
+  if (status.ok()) ended.digests.assign(entry.run->digests().begin(), entry.run->digests().end());
+  link_->send(ended);
+  if (entry.dropped) {
+    loop_.post([this, number] { runs_.erase(number); });  // its signal is what calls
+  } else if (const auto next = std::exchange(entry.next, std::nullopt)) {
+    begin(entry, *next);
+  }
+}
+
+void Lender::drop(uint32_t number) {
+  Entry& entry = this->entry(number);
+  entry.next.reset();
+  if (!entry.running) {
+    runs_.erase(number);
+    return;
+  }
+  entry.dropped = true;
+  entry.run->abort(failed(ErrorCode::kCancelled, "{}: the agent has given it up", name_));
+}
+
+}  // namespace tessera::bus
