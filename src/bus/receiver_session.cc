@@ -60,15 +60,16 @@ void ReceiverSession::connect() {
                       [this](std::shared_ptr<Link> link) { adopt_leader(std::move(link)); }});
 }
 
-std::vector<std::string> ReceiverSession::unready() const {
-  std::vector<std::string> names;
-  for (const auto& link : links_)
-    if (!link->ready()) names.push_back(link->name());
-  if (!leads() && !leader_ready_) names.push_back(rank_name(identity().job, 0));
-  if (leads())
-    for (Rank rank = 1; rank < identity().world; ++rank)
-      if (!followers_.contains(rank)) names.push_back(rank_name(identity().job, rank));
-  return names;
+std::vector<Session::Linked> ReceiverSession::linked() const {
+  std::vector<Linked> peers;
+  for (const auto& link : links_) peers.push_back({link->name(), link->ready()});
+  if (!leads()) {
+    peers.push_back({rank_name(identity().job, 0), leader_ready_});
+    return peers;
+  }
+  for (Rank rank = 1; rank < identity().world; ++rank)
+    peers.push_back({rank_name(identity().job, rank), followers_.contains(rank)});
+  return peers;
 }
 
 std::vector<Link*> ReceiverSession::awaited_links() const {

@@ -75,7 +75,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   enum class Phase { kIdle, kWaiting, kPulling, kVoting, kFailing };
 
   void connect() override;
-  std::vector<std::string> unready() const override;
+  std::vector<Linked> linked() const override;
   std::vector<Link*> awaited_links() const override;
   void detach_all(const Status& why) override;
   void on_broken(const Status& latest) override;

@@ -36,22 +36,20 @@ void SenderSession::connect() {
   }
 }
 
-std::vector<std::string> SenderSession::unready() const {
-  std::vector<std::string> names;
-  const auto missing = [](const auto& links, Rank rank) {
+std::vector<Session::Linked> SenderSession::linked() const {
+  std::vector<Linked> peers;
+  const auto ready = [](const auto& links, Rank rank) {
     const auto it = links.find(rank);
-    return it == links.end() || !it->second->ready();
+    return it != links.end() && it->second->ready();
   };
   for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.peer.size()); ++rank)
-    if (missing(receivers_, rank)) names.push_back(rank_name(setup_.view.peer_job, rank));
+    peers.push_back({rank_name(setup_.view.peer_job, rank), ready(receivers_, rank)});
   for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.own.size()); ++rank)
-    if (rank != identity().rank && !setup_.routes.reduced_by[static_cast<size_t>(rank)].empty() &&
-        missing(owners_, rank))
-      names.push_back(rank_name(identity().job, rank));
+    if (rank != identity().rank && !setup_.routes.reduced_by[static_cast<size_t>(rank)].empty())
+      peers.push_back({rank_name(identity().job, rank), ready(owners_, rank)});
   if (reducer_)
-    for (const auto& link : reducer_->links())
-      if (!link->ready()) names.push_back(link->name());
-  return names;
+    for (const auto& link : reducer_->links()) peers.push_back({link->name(), link->ready()});
+  return peers;
 }
 
 SourceRoute SenderSession::source_route(const LinkRoute& route, const LocalTensor& local) const {

@@ -93,7 +93,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   };
 
   void connect() override;
-  std::vector<std::string> unready() const override;
+  std::vector<Linked> linked() const override;
   std::vector<Link*> awaited_links() const override;
   void detach_all(const Status& why) override;
   void on_broken(const Status& latest) override;

@@ -75,8 +75,11 @@ Session::Outcome Session::attach(const Patience& patience) {
   {
     std::unique_lock lock(mutex_);
     const auto superseded = [&] {
-      const auto anew = [&](const std::string& name) { return superseded_.contains(name); };
-      return given_up_ || std::ranges::any_of(unready_, anew);
+      const auto matters = [&](const std::string& name) {
+        const auto attached = [&](const Linked& peer) { return peer.name == name && peer.ready; };
+        return std::ranges::none_of(linked_, attached);
+      };
+      return given_up_ || std::ranges::any_of(superseded_, matters);
     };
     const auto decided = [&] {
       if (!unready_.empty()) entry.set(fmt::format("{} to attach ({})", fmt::join(unready_, ", "), describe()));
@@ -161,11 +164,19 @@ void Session::unwatch_members() {
   member_pidfds_.clear();
 }
 
+std::vector<std::string> Session::unready() const {
+  std::vector<std::string> names;
+  for (const Linked& peer : linked())
+    if (!peer.ready) names.push_back(peer.name);
+  return names;
+}
+
 void Session::readiness_changed() {
-  const std::vector<std::string> waiting = unready();
+  std::vector<std::string> waiting = unready();
   const std::lock_guard lock(mutex_);
   ready_ = waiting.empty();
-  unready_ = waiting;
+  unready_ = std::move(waiting);
+  linked_ = linked();
   changed_.notify_all();
 }
 

@@ -57,7 +57,8 @@ class Session : public Acceptor {
   // Connects to the ranks of both jobs and waits until all are ready; on a user's thread, once. Throws kPeerLost,
   // kDeadlineExceeded, kCancelled, ...; close() it then, and where it is superseded.
   Outcome attach(const Patience& patience);
-  // "inference/1" has registered anew since: attach() gives up unless that rank is attached already. Any thread.
+  // "inference/1" has registered anew since, or asks this rank to: attach() gives up unless that rank is attached
+  // already; its connection then tells what becomes of it. Any thread.
   void supersede(const std::string& rank);
   // A rank has given the registration up: so does attach(), unless all are attached already. Any thread.
   void give_up(const Status& why);
@@ -76,7 +77,13 @@ class Session : public Acceptor {
   explicit Session(SessionSetup setup);
 
   virtual void connect() = 0;                            // makes links, fills calls_
-  virtual std::vector<std::string> unready() const = 0;  // peers that are not attached yet
+  // The ranks that this one has a connection with, or is to have; and whether it is ready.
+  struct Linked {
+    std::string name;
+    bool ready = false;
+  };
+  virtual std::vector<Linked> linked() const = 0;
+  std::vector<std::string> unready() const;  // those that are not attached yet
   virtual std::vector<Link*> awaited_links() const = 0;  // that a transfer needs to hear from now
   virtual void detach_all(const Status& why) = 0;
   // Whether what was lost leaves a transfer, begun or to come, that can still be done.
@@ -122,9 +129,10 @@ class Session : public Acceptor {
   std::mutex mutex_;  // what follows
   std::condition_variable_any changed_;
   bool ready_ = false;
-  std::set<std::string> superseded_;  // ranks that have registered anew
+  std::set<std::string> superseded_;  // ranks that have registered anew, or ask this one to
   bool given_up_ = false;             // by another rank, because of such a one
   Status lost_;                       // why attach() must give up
+  std::vector<Linked> linked_;
   std::vector<std::string> unready_;
 };
 

@@ -229,5 +229,44 @@ TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
   EXPECT_EQ(of("inference/0").status, kPeerLost) << of("inference/0").output;
 }
 
+// Ranks of one sending job have no connection that would tell. trainer/0 has read what trainer/1 registered first; what
+// the receiver reads is the second.
+TEST_F(RawPeer, AFellowThatRegistersAnewIsReadAnew) {
+  Barrier over;  // trainer/0 comes to it by ending
+  start("trainer/0", [store = store_] {
+    Bus bus({.job = "trainer", .rank = 0, .world = 2, .store = store, .threads = 1});
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    std::vector<float> data(kElements);
+    const TensorSpec tensor = spec(data, "2:R");
+    Batch batch = pair.offer("policy", {&tensor, 1});
+    return offer_once(batch);
+  });
+  start("trainer/1", [&over, store = store_] {
+    RawRank raw(store, "trainer", "inference", 1, 2);
+    std::vector<float> data(kElements);
+    const TensorSpec tensor = spec(data, "2:R");
+    raw.register_first({&tensor, 1}, true);
+    std::this_thread::sleep_for(milliseconds(300));  // trainer/0 reads it
+    raw.take_back();
+    raw.exchange({&tensor, 1}, true);
+    over.pass();
+    return 0;
+  });
+  start("inference/0", [&over, store = store_] {
+    RawRank raw(store, "inference", "trainer", 0, 1);
+    std::vector<float> data(kElements);
+    const TensorSpec tensor = spec(data);
+    std::this_thread::sleep_for(milliseconds(500));  // the second is there
+    raw.exchange({&tensor, 1}, false);
+    raw.attach_to(0, true);
+    const int64_t version = raw.next<Offer>().version;
+    raw.send(bus::Detach{});
+    over.pass();
+    return version == 1 ? 0 : 1;
+  });
+  over.open();
+  EXPECT_EQ(of("inference/0").status, 0) << of("inference/0").output;
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -47,6 +47,19 @@ class RawRank final : public bus::Acceptor {
                              {.deadline = soon(), .stop = {}})
                    .session;
   }
+  // A first registration, without reading any other's; exchange() follows with a further one.
+  void register_first(std::span<const TensorSpec> tensors, bool sends) {
+    const bus::BatchRecord record{.of = {agent_.incarnation(), 0},
+                                  .sends = sends,
+                                  .digest = true,
+                                  .version = 0,
+                                  .hash = bus::manifest_of(agent_.identity(), tensors).hash(),
+                                  .diff = {}};
+    const bus::Identity& self = agent_.identity();
+    const std::string meeting = bus::meeting_prefix(self.name_space, "weights", "policy", self.job, view_.peer_job);
+    store_->put(bus::batch_key(meeting, self.job, self.rank), record.write(), {}, soon().left());
+  }
+  void take_back() { rendezvous_.withdraw(view_, "policy"); }
   void give_up() {
     rendezvous_.report(view_, "policy", Status(ErrorCode::kCancelled, "enough"));
     rendezvous_.withdraw(view_, "policy");
