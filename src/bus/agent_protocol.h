@@ -125,8 +125,8 @@ struct Offered {
   static Offered read(ByteReader& in) { return {.manifest = Manifest::read(in)}; }
 };
 
-// Before Register, as often as it takes: the descriptors of the arenas that tensors lie in, numbered as they come; where
-// the worker lends memory, one more at the end: of a socket that leads to its lender (lending_messages.h).
+// Before Register, as often as it takes: the descriptors of the arenas that tensors lie in, numbered as they come;
+// where the worker lends memory, one more at the end: of a socket that leads to its lender (lending_messages.h).
 struct Arenas {
   static constexpr AgentMessage kType = AgentMessage::kArenas;
   uint64_t session = 0;

@@ -159,8 +159,7 @@ Frame AgentSession::exchange(AgentMessage type, std::span<const std::byte> paylo
   FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
   for (size_t i = 0; i < fds.size(); i += kMaxFdsPerMessage) {
     std::vector<UniqueFd> copies;
-    for (const int fd : fds.subspan(i, std::min(kMaxFdsPerMessage, fds.size() - i)))
-      copies.push_back(duplicate_fd(fd));
+    for (const int fd : fds.subspan(i, std::min(kMaxFdsPerMessage, fds.size() - i))) copies.push_back(duplicate_fd(fd));
     writer.push(static_cast<uint16_t>(AgentMessage::kArenas), message_bytes(Arenas{.session = number_}),
                 std::move(copies));
     writer.flush(socket.get(), deadline);

@@ -44,11 +44,10 @@ class AgentSession {
   bool in_own_process() const { return process_.here(); }
   bool alive() const { return lost().ok(); }
 
-  // Sends `message` as a `type` on a connection of its own, after the descriptors `fds`, and waits for its answer. Throws what
-  // the agent answered.
+  // Sends `message` as a `type` on a connection of its own, after the descriptors `fds`, and waits for its answer.
+  // Throws what the agent answered.
   template <typename Answer, typename Message>
-  Answer call(AgentMessage type, const Message& message, Timeout timeout,
-              std::span<const int> fds = {}) {
+  Answer call(AgentMessage type, const Message& message, Timeout timeout, std::span<const int> fds = {}) {
     const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, fds);
     return read_message<Answer>(frame.payload, agent_name_);
   }

@@ -50,10 +50,10 @@ void BatchImpl::open(const PairView& view, Deadline deadline) {
   if (!sends())
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {
-    shadow_ = std::make_unique<Shadow>(
-        *setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
-        sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
-        sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, deadline, [this] { on_copied(); });
+    shadow_ = std::make_unique<Shadow>(*setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
+                                       sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
+                                       sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, deadline,
+                                       [this] { on_copied(); });
     ++allocations_;
   }
   series_.emplace(metrics_, setup_.pair, setup_.id, side());

@@ -122,10 +122,9 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     if (placement_.lent_bytes == 0) return;
     bus_->mention_lending(placement_.lent_bytes);
     lender_ = std::make_unique<Lender>(session().identity().name(), tensors_,
-                                       std::clamp(session().options().threads > 0
-                                                      ? session().options().threads
-                                                      : usable_cpus() / session().options().world,
-                                                  1, 4));
+                                       session().options().threads > 0
+                                           ? session().options().threads
+                                           : std::max(1, usable_cpus() / session().options().world));
   }
   ~DaemonBatch() override { close(); }
 
@@ -155,9 +154,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override {
     return post(AgentCommand::kStage, DaemonOperation::Kind::kStage, min_version, timeout);
   }
-  int64_t commit() override {
-    return number(AgentMessage::kCommit, 0, kCopying);
-  }
+  int64_t commit() override { return number(AgentMessage::kCommit, 0, kCopying); }
   int64_t version() const override { return state().version; }
   int64_t newest() const override { return state().newest; }
   int64_t wait_version(int64_t version, Timeout timeout) override {

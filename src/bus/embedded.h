@@ -17,8 +17,8 @@ class Operation;
 // Connects to the store and claims (job, rank). `options` are complete().
 std::shared_ptr<BusClient> open_embedded(BusOptions options);
 
-// PairClient::register_batch() for a pair of such a bus, of tensors some of which lie in `lent` memory; `socket` leads to
-// who lends it.
+// PairClient::register_batch() for a pair of such a bus, of tensors some of which lie in `lent` memory; `socket` leads
+// to who lends it.
 std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair, const std::string& id,
                                          std::span<const TensorSpec> tensors, bool sends, Timeout timeout,
                                          const BatchOptions& options, std::shared_ptr<LentMemory> lent,

@@ -60,7 +60,7 @@ void Lender::handle(Frame& frame) {
       const auto number = parse<GiveRing>(frame.payload).run;
       Entry& entry = this->entry(number);
       if (!entry.made || !entry.make.ring || entry.run || frame.fds.size() != 1)
-        fail(ErrorCode::kMismatch, "GiveRing for run {} out of turn", number);
+        fail(ErrorCode::kMismatch, "lent memory: GiveRing for run {} out of turn", number);
       if (!entry.failed.ok()) return;
       return build(number, entry, BounceRing::open(std::move(frame.fds[0]), link_->name()));
     }
@@ -87,7 +87,7 @@ void Lender::handle(Frame& frame) {
 
 Lender::Entry& Lender::entry(uint32_t number) {
   const auto it = runs_.find(number);
-  if (it == runs_.end() || it->second.dropped) fail(ErrorCode::kMismatch, "run {} is unknown", number);
+  if (it == runs_.end() || it->second.dropped) fail(ErrorCode::kMismatch, "lent memory: run {} is unknown", number);
   return it->second;
 }
 
@@ -96,11 +96,12 @@ Lender::Entry& Lender::entry(uint32_t number) {
 
 void Lender::lend_arenas(LendArenas lend, std::vector<UniqueFd> fds) {
   if (lend.arenas.size() != fds.size())
-    fail(ErrorCode::kMismatch, "{} arenas with {} descriptors", lend.arenas.size(), fds.size());
-  if (runs_.size() >= kMaxRuns && !runs_.contains(lend.run)) fail(ErrorCode::kMismatch, "more than {} runs", kMaxRuns);
+    fail(ErrorCode::kMismatch, "lent memory: {} arenas with {} descriptors", lend.arenas.size(), fds.size());
+  if (runs_.size() >= kMaxRuns && !runs_.contains(lend.run))
+    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxRuns);
   Entry& entry = runs_[lend.run];
   if (entry.made || entry.own.size() + entry.peer_fds.size() + fds.size() > kMaxArenas)
-    fail(ErrorCode::kMismatch, "{} arenas for run {} out of turn", fds.size(), lend.run);
+    fail(ErrorCode::kMismatch, "lent memory: {} arenas for run {} out of turn", fds.size(), lend.run);
   for (size_t i = 0; i < fds.size(); ++i) {
     if (!lend.own) {
       entry.peer_arenas.push_back(lend.arenas[i]);
@@ -116,10 +117,11 @@ void Lender::lend_arenas(LendArenas lend, std::vector<UniqueFd> fds) {
 }
 
 void Lender::make_run(MakeRun make) {
-  if (runs_.size() >= kMaxRuns && !runs_.contains(make.run)) fail(ErrorCode::kMismatch, "more than {} runs", kMaxRuns);
+  if (runs_.size() >= kMaxRuns && !runs_.contains(make.run))
+    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxRuns);
   const uint32_t number = make.run;
   Entry& entry = runs_[number];
-  if (entry.made) fail(ErrorCode::kMismatch, "run {} is made twice", number);
+  if (entry.made) fail(ErrorCode::kMismatch, "lent memory: run {} is made twice", number);
   entry.made = true;
   entry.make = std::move(make);
   entry.done = std::make_unique<LoopSignal>(loop_, [this, number] { handle_done(number); });
@@ -146,25 +148,26 @@ WorkerPool& Lender::pool(std::unique_ptr<WorkerPool>& pool, const char* name) co
 std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dtype, LentPlace& place) const {
   if (place.kind == LentPlace::Kind::kTensor) {
     if (place.tensor >= tensors_.size() || tensors_[place.tensor].empty())
-      fail(ErrorCode::kMismatch, "tensor {} of {} is not lent", place.tensor, tensors_.size());
+      fail(ErrorCode::kMismatch, "lent memory: tensor {} of {} is not lent", place.tensor, tensors_.size());
     const LocalTensor& tensor = tensors_[place.tensor];
     if (tensor.dtype != dtype || static_cast<size_t>(tensor.array.owned.ndim()) != what.shape.size() ||
         tensor.array.owned.intersect(what.region) != what.region)
-      fail(ErrorCode::kMismatch, "tensor {}: {} of {} is not within {} of {}", tensor.name, what.region.to_string(),
-           to_string(dtype), tensor.array.owned.to_string(), to_string(tensor.dtype));
+      fail(ErrorCode::kMismatch, "lent memory: tensor {}: {} of {} is not within {} of {}", tensor.name,
+           what.region.to_string(), to_string(dtype), tensor.array.owned.to_string(), to_string(tensor.dtype));
     place.array = tensor.array;
     return tensor.data;
   }
   const auto arena = entry.own.find(place.memory.arena);
   if (place.kind != LentPlace::Kind::kAgent || arena == entry.own.end())
-    fail(ErrorCode::kMismatch, "tensor {}: memory in arena {}, which was not lent", what.tensor, place.memory.arena);
+    fail(ErrorCode::kMismatch, "lent memory: tensor {}: memory in arena {}, which was not lent", what.tensor,
+         place.memory.arena);
   const ByteExtent extent = extent_of(dtype, place.array.owned.extents(), place.array.strides);
   const uint64_t bytes = arena->second->bytes();
   const auto before = static_cast<uint64_t>(-extent.begin);
   if (place.memory.offset > bytes || place.memory.bytes > bytes - place.memory.offset || place.origin != before ||
       static_cast<uint64_t>(extent.end) + before > place.memory.bytes)
-    fail(ErrorCode::kMismatch, "tensor {}: {} bytes at {} of an arena of {}", what.tensor, place.memory.bytes,
-         place.memory.offset, bytes);
+    fail(ErrorCode::kMismatch, "lent memory: tensor {}: {} bytes at {} of an arena of {}", what.tensor,
+         place.memory.bytes, place.memory.offset, bytes);
   return arena->second->data() + place.memory.offset + place.origin;
 }
 
@@ -180,9 +183,10 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<Bo
   }
   auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest, .ring = make.ring});
   if (program->fills_ring() != make.ring)
-    fail(ErrorCode::kMismatch, "a run {} a ring, and its tensors want it otherwise", make.ring ? "with" : "without");
+    fail(ErrorCode::kMismatch, "lent memory: a run {} a ring, and its tensors want it otherwise",
+         make.ring ? "with" : "without");
   if (ring) entry.pool = std::make_unique<WorkerPool>(1, "tessera-ring");
-  WorkerPool& pool = ring ? *entry.pool : this->pool(source_pool_, "tessera-digest");
+  WorkerPool& pool = ring ? *entry.pool : this->pool(source_pool_, "tessera-src");
   return std::make_unique<SourceRun>(
       std::move(program), pool, [signal = entry.done.get()] { signal->raise(); }, make.peer_name, std::move(ring));
 }
@@ -198,7 +202,7 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Boun
   std::vector<PullRoute> routes;
   for (const LentRoute& route : make.routes) {
     if (within == (route.src.kind == LentPlace::Kind::kPeer))
-      fail(ErrorCode::kMismatch, "tensor {}: a source in the wrong place", route.what.tensor);
+      fail(ErrorCode::kMismatch, "lent memory: tensor {}: a source in the wrong place", route.what.tensor);
     LentPlace src = route.src;
     LentPlace dst = route.dst;
     PullRoute& made = routes.emplace_back();
@@ -220,9 +224,11 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Boun
     made.dst_dtype = route.dst_dtype;
   }
   const auto path = within ? std::nullopt : std::optional(PullPath::kRing);
-  auto program = std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = make.digest, .private_path = path});
+  auto program =
+      std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = make.digest, .private_path = path});
   if (program->wants_ring() != make.ring)
-    fail(ErrorCode::kMismatch, "a run {} a ring, and its tensors want it otherwise", make.ring ? "with" : "without");
+    fail(ErrorCode::kMismatch, "lent memory: a run {} a ring, and its tensors want it otherwise",
+         make.ring ? "with" : "without");
   return std::make_unique<PullRun>(
       std::move(program), pool(pull_pool_, "tessera-pull"), [signal = entry.done.get()] { signal->raise(); },
       std::move(ring));
@@ -235,7 +241,7 @@ void Lender::start(uint32_t number, uint32_t epoch) {
   Entry& entry = this->entry(number);
   if (!entry.failed.ok())
     return link_->send(RunEnded{.run = number, .epoch = epoch, .bytes = 0, .status = entry.failed, .digests = {}});
-  if (!entry.run) fail(ErrorCode::kMismatch, "run {} is started before it is made", number);
+  if (!entry.run) fail(ErrorCode::kMismatch, "lent memory: run {} is started before it is made", number);
   if (entry.running) {
     entry.next = epoch;
     return;
@@ -263,7 +269,8 @@ void Lender::handle_done(uint32_t number) {
   Entry& entry = runs_.at(number);
   entry.running = false;
   const Status status = entry.run->status();
-  RunEnded ended{.run = number, .epoch = entry.epoch, .bytes = entry.run->bytes_done(), .status = status, .digests = {}};
+  RunEnded ended{
+      .run = number, .epoch = entry.epoch, .bytes = entry.run->bytes_done(), .status = status, .digests = {}};
   if (status.ok()) ended.digests.assign(entry.run->digests().begin(), entry.run->digests().end());
   link_->send(ended);
   if (entry.dropped) {
@@ -281,7 +288,7 @@ void Lender::drop(uint32_t number) {
     return;
   }
   entry.dropped = true;
-  entry.run->abort(failed(ErrorCode::kCancelled, "{}: the agent has given it up", name_));
+  entry.run->abort(failed(ErrorCode::kCancelled, "{}: the agent has given a run up", name_));
 }
 
 }  // namespace tessera::bus

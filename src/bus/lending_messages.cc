@@ -75,8 +75,7 @@ LentPlace read_place_of(const RouteRegion& what, ByteReader& in) {
   if (array.strides.size() != what.shape.size())
     fail(ErrorCode::kInvalidArgument, "MakeRun: {} strides for {} dims", array.strides.size(), what.shape.size());
   if (array.owned.intersect(what.region) != what.region)
-    fail(ErrorCode::kInvalidArgument, "MakeRun: {} is not within {}", what.region.to_string(),
-         array.owned.to_string());
+    fail(ErrorCode::kInvalidArgument, "MakeRun: {} is not within {}", what.region.to_string(), array.owned.to_string());
   return place;
 }
 

@@ -70,7 +70,7 @@ struct MakeRun {
   bool digest = false;
   bool ring = false;      // routes in lent memory go through a ring; of a pull, those that are not in arenas
   std::string peer_name;  // "inference/1": the other end; empty: a copy between this rank's agent and worker
-  Incarnation peer;       // of a pull from it: whose memory it is
+  Incarnation peer{};     // of a pull from it: whose memory it is
   std::vector<LentRoute> routes;
   bool pulls() const { return kind == Kind::kPull && !peer_name.empty(); }
   void write(ByteWriter& out) const;

@@ -107,8 +107,7 @@ void LentMemory::handle_ended(RunEnded ended) {
   LentRun* const run = find(ended.run);
   if (run == nullptr || !run->running_ || run->epoch_ != ended.epoch) return;  // one that was given up meanwhile
   if (ended.status.ok() && ended.digests.size() != run->digests_.size())
-    fail(ErrorCode::kMismatch, "RunEnded with {} digests where there are {}", ended.digests.size(),
-         run->digests_.size());
+    fail(ErrorCode::kMismatch, "RunEnded: {} digests where there are {}", ended.digests.size(), run->digests_.size());
   if (ended.status.ok()) run->digests_ = std::move(ended.digests);
   run->bytes_done_ = ended.bytes;
   run->end(ended.status);

@@ -19,7 +19,7 @@ namespace tessera::bus {
 struct Placement {
   std::vector<RegisterCall::Tensor> tensors;
   std::vector<std::shared_ptr<SharedArena>> arenas;  // that tensors lie in, by number
-  uint64_t lent_bytes = 0;                           // of addresses, overlapping tensors as they overlap; 0: all is shared
+  uint64_t lent_bytes = 0;  // of addresses, overlapping tensors as they overlap; 0: all is shared
 };
 
 // `manifest` is that of `specs`, `tensors` their local tensors. A tensor that is received lies in shared memory only

@@ -137,8 +137,7 @@ void PullLink::build() {
         memory, routes,
         PullOptions{.digest = options_.digest, .private_path = lent ? std::optional(PullPath::kRing) : std::nullopt}));
     if (!lent) continue;
-    const LentMemory::Peer from{
-        .process = incarnation_, .name = name_, .arenas = attached_.arenas, .fds = lent_fds};
+    const LentMemory::Peer from{.process = incarnation_, .name = name_, .arenas = attached_.arenas, .fds = lent_fds};
     lent_runs_.push_back(
         options_.lent->make_pull(from, routes, options_.digest, rings(), [this] { run_done_.raise(); }));
   }

@@ -98,8 +98,9 @@ void SenderSession::accept(Caller caller) {
   if (links.contains(rank))
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), caller.link->name());
   std::vector<Served> served = served_to(caller);
-  links.emplace(rank, std::make_unique<SourceLink>(*setup_.agent, setup_.lent, *this, std::move(caller),
-                                                   std::move(served), reduces ? 1 : setup_.slots, setup_.agreement.digest && !reduces));
+  links.emplace(rank,
+                std::make_unique<SourceLink>(*setup_.agent, setup_.lent, *this, std::move(caller), std::move(served),
+                                             reduces ? 1 : setup_.slots, setup_.agreement.digest && !reduces));
 }
 
 bool SenderSession::is_receiver(const SourceLink& link) const {

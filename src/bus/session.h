@@ -76,14 +76,14 @@ class Session : public Acceptor {
  protected:
   explicit Session(SessionSetup setup);
 
-  virtual void connect() = 0;                            // makes links, fills calls_
+  virtual void connect() = 0;  // makes links, fills calls_
   // The ranks that this one has a connection with, or is to have; and whether it is ready.
   struct Linked {
     std::string name;
     bool ready = false;
   };
   virtual std::vector<Linked> linked() const = 0;
-  std::vector<std::string> unready() const;  // those that are not attached yet
+  std::vector<std::string> unready() const;              // those that are not attached yet
   virtual std::vector<Link*> awaited_links() const = 0;  // that a transfer needs to hear from now
   virtual void detach_all(const Status& why) = 0;
   // Whether what was lost leaves a transfer, begun or to come, that can still be done.

@@ -35,10 +35,15 @@ Shadow::Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::sp
   };
   const auto run_done = [this] { run_done_.raise(); };
   if (lent != nullptr) {
-    agent_.run_on_loop([&] {
-      for (uint32_t slot = 0; slot < slots; ++slot) runs_.push_back(lent->make_copy(routes_of(slot), run_done));
-    });
-    lent->sync(deadline);  // the worker maps it before any peer is given it: nobody can any more then
+    try {
+      agent_.run_on_loop([&] {
+        for (uint32_t slot = 0; slot < slots; ++slot) runs_.push_back(lent->make_copy(routes_of(slot), run_done));
+      });
+      lent->sync(deadline);  // the worker maps it before any peer is given it: nobody can any more then
+    } catch (...) {
+      agent_.run_on_loop([this] { runs_.clear(); });
+      throw;
+    }
     return;
   }
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};

@@ -108,8 +108,8 @@ class SourceLink {
   int64_t done_version_ = 0;
   int64_t ended_version_ = 0;
   std::atomic<int64_t> progress_{0};
-  // With a ring only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's. Lent
-  // memory is packed by its owner.
+  // With a ring only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's.
+  // Lent memory is packed by its owner.
   std::unique_ptr<WorkerPool> pool_;
   std::shared_ptr<const SourceProgram> program_;
   std::vector<uint32_t> program_routes_;  // positions of those in the program

@@ -174,7 +174,8 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
       return connection.answer(Offered{.manifest = {.entries = pair(call.pair)->manifest(call.batch, call.timeout)}});
     }
     case AgentMessage::kRegister:
-      return connection.answer(register_batch(read_message<RegisterCall>(frame.payload, name()), std::move(connection.arenas)));
+      return connection.answer(
+          register_batch(read_message<RegisterCall>(frame.payload, name()), std::move(connection.arenas)));
     case AgentMessage::kDigests: {
       const auto call = read_message<ObjectCall>(frame.payload, name());
       return connection.answer(DigestList{.digests = batch(call.object)->digests()});
