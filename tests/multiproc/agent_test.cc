@@ -240,7 +240,7 @@ TEST(Agent, WorksForTheNextWorker) {
   const Signal dead;
   agents.start_agent("trainer", 0);
   const pid_t first = group.start("trainer/0", [&, store] {
-    return with_batch(with_agent(trainer(0, 1)), store, [&](Batch& batch, std::vector<float>&) {
+    return with_shared_batch(with_agent(trainer(0, 1)), store, [&](Batch& batch, float*) {
       Handle handle = batch.send(1, std::chrono::hours(1));
       REQUIRE_HERE(handle.version() == 1);
       ::kill(::getpid(), SIGKILL);

@@ -1,0 +1,152 @@
+// Tensors in private memory of workers that have agent daemons: the workers serve them, and no second copy is kept.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+
+#include "tests/multiproc/agents.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+Side with_agent(Side side) {
+  side.agent = "daemon";
+  return side;
+}
+
+// Of shared memory that a process has mapped and touched.
+size_t shared_bytes(pid_t pid) {
+  std::ifstream smaps(fmt::format("/proc/{}/smaps", pid));
+  size_t bytes = 0;
+  bool shared = false;
+  for (std::string line; std::getline(smaps, line);) {
+    if (line.find('-') < line.find(' ')) shared = line.find("memfd:") != std::string::npos;
+    if (shared && line.starts_with("Rss:")) bytes += std::stoull(line.substr(4)) << 10;
+  }
+  return bytes;
+}
+
+constexpr Index kRows = 4096;
+constexpr Index kColumns = 2048;
+constexpr size_t kTensorBytes = size_t{kRows * kColumns} * sizeof(float);  // 32 MiB
+
+Side large(Side side, Mode mode) {
+  side.shape = {kRows, kColumns};
+  side.options.mode = mode;
+  return with_agent(std::move(side));
+}
+
+class Lending : public testing::TestWithParam<std::pair<Mode, Mode>> {};
+
+TEST_P(Lending, TakesTheMemoryOfSnapshotsAndRingsAndNoMore) {
+  const auto [sends, receives] = GetParam();
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  const pid_t sender_agent = agents.start_agent("trainer", 0);
+  const pid_t receiver_agent = agents.start_agent("inference", 0);
+  // A staged sender has two snapshots, which a receiver maps, too; a staged receiver has one of its own.
+  constexpr size_t kLittle = size_t{8} << 20;
+  const size_t sender_most = (sends == Mode::kStaged ? 2 * kTensorBytes : 0) + kLittle;
+  const size_t receiver_most = (receives == Mode::kStaged ? kTensorBytes : 0) + sender_most;
+  Barrier taken;
+  agents.start("trainer/0", [&, mode = sends] {
+    const Side side = large(trainer(0, 1), mode);
+    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= 2; ++version) {
+        fill(side, tensor, version);
+        batch.send(version).wait();
+      }
+      REQUIRE_HERE(shared_bytes(::getpid()) < sender_most);
+      REQUIRE_HERE(shared_bytes(sender_agent) < sender_most);
+      taken.pass();
+      return 0;
+    });
+  });
+  agents.start("inference/0", [&, mode = receives] {
+    const Side side = large(inference(0, 1), mode);
+    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 0; version < 2;) version = batch.recv(version + 1).wait();
+      REQUIRE_HERE(holds(side, tensor, 2));
+      REQUIRE_HERE(shared_bytes(::getpid()) < receiver_most);
+      REQUIRE_HERE(shared_bytes(receiver_agent) < receiver_most);
+      taken.pass();
+      return 0;
+    });
+  });
+  taken.open();
+  agents.wait(3 * hang_limit());
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, Lending,
+                         testing::Values(std::pair(Mode::kInPlace, Mode::kInPlace),
+                                         std::pair(Mode::kInPlace, Mode::kStaged),
+                                         std::pair(Mode::kStaged, Mode::kInPlace),
+                                         std::pair(Mode::kStaged, Mode::kStaged)),
+                         [](const auto& mode) {
+                           const auto name = [](Mode one) { return one == Mode::kStaged ? "Staged" : "InPlace"; };
+                           return fmt::format("{}To{}", name(mode.param.first), name(mode.param.second));
+                         });
+
+// What a worker lends is gone with it: nobody waits for a send from there.
+TEST(LentMemory, FailsWhatADeadWorkerHadPosted) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  agents.start_agent("trainer", 0);
+  const pid_t worker = group.start("trainer/0", [&, store] {
+    return with_batch(with_agent(trainer(0, 1)), store, [](Batch& batch, std::vector<float>&) {
+      Handle handle = batch.send(7, std::chrono::hours(1));
+      REQUIRE_HERE(handle.version() == 7);
+      ::kill(::getpid(), SIGKILL);
+      return 1;
+    });
+  });
+  const pid_t receiver = group.start("inference/0", [&, store] {
+    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>&) {
+      await_end(worker);
+      batch.recv().wait();
+      return 1;
+    });
+  });
+  EXPECT_EQ(group.wait_for(receiver, hang_limit()).status, kPeerLost);
+  EXPECT_EQ(group.wait_for(worker, hang_limit()).status, -SIGKILL);
+  agents.wait(2 * hang_limit());
+}
+
+// The receiver hears whose fault it is, and the worker, once it is continued, that it was given up.
+TEST(LentMemory, AStoppedWorkerIsNamed) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  agents.start_agent("trainer", 0);
+  const pid_t worker = group.start("trainer/0", [&, store] {
+    return with_batch(with_agent(trainer(0, 1)), store, [](Batch& batch, std::vector<float>&) {
+      Handle handle = batch.send(7);
+      REQUIRE_HERE(handle.version() == 7);
+      ::raise(SIGSTOP);
+      handle.wait();
+      return 1;
+    });
+  });
+  const pid_t receiver =
+      group.start("inference/0", [&, store] { return with_batch(inference(0, 1), store, receive_once); });
+  const Outcome received = group.wait_for(receiver, 2 * hang_limit());
+  EXPECT_EQ(received.status, kPeerLost) << received.output;
+  EXPECT_THAT(received.output, AllOf(HasSubstr("trainer/0 has given up version 7"),
+                                     HasSubstr(fmt::format("(pid {}) is stopped", worker))));
+  ::kill(worker, SIGCONT);
+  const Outcome sent = group.wait_for(worker, 2 * hang_limit());
+  EXPECT_EQ(sent.status, kPeerLost) << sent.output;
+  EXPECT_THAT(sent.output, HasSubstr("is stopped"));
+  agents.wait(2 * hang_limit());
+}
+
+}  // namespace
+}  // namespace tessera::test
