@@ -154,7 +154,14 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override {
     return post(AgentCommand::kStage, DaemonOperation::Kind::kStage, min_version, timeout);
   }
-  int64_t commit() override { return number(AgentMessage::kCommit, 0, kCopying); }
+  int64_t commit() override {
+    try {
+      return number(AgentMessage::kCommit, 0, kCopying);
+    } catch (const Error&) {
+      check_lending();
+      throw;
+    }
+  }
   int64_t version() const override { return state().version; }
   int64_t newest() const override { return state().newest; }
   int64_t wait_version(int64_t version, Timeout timeout) override {
@@ -182,9 +189,15 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     const std::lock_guard lock(mutex_);
     if (current_) current_->wait_for(kAnswerGrace);
     current_.reset();
-    lender_.reset();  // the tensors may go now, whatever the agent does
+    if (lender_) lender_->close();  // the tensors may go now, whatever the agent does
   }
   bool in_own_process() const override { return bus_->in_own_process(); }
+
+  // A call has failed. If that is because the agent is lost, what it had this process do to the tensors ends before the
+  // user is told.
+  void check_lending() const {
+    if (lender_ && !session().alive()) lender_->close();
+  }
 
   AgentSession& session() const { return bus_->session(); }
   std::string describe() const { return fmt::format("batch {} of pair {}", id_, pair_->name()); }
@@ -290,6 +303,7 @@ bool DaemonOperation::settle(const Deadline& deadline) {
   } catch (const Error& error) {
     // Not an outcome: those of operations come in a result.
     if (error.code() == ErrorCode::kDeadlineExceeded && !outcome.done) return false;
+    batch_->check_lending();
     outcome.status = Status(error.code(), error.what());
   }
   outcome.done = true;

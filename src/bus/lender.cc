@@ -16,8 +16,8 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kReportPeriod = seconds(0.1);
-constexpr size_t kMaxRuns = 1 << 16;
-constexpr size_t kMaxArenas = 1 << 14;
+constexpr size_t kMaxLentRuns = 1 << 16;
+constexpr size_t kMaxLentArenas = 1 << 14;
 
 }  // namespace
 
@@ -32,6 +32,12 @@ Lender::Lender(std::string name, std::vector<LocalTensor> tensors, int threads)
 }
 
 Lender::~Lender() {
+  close();
+}
+
+void Lender::close() {
+  const std::lock_guard lock(closing_);
+  if (std::exchange(closed_, true)) return;
   loop_.post([this] {
     link_->close();
     end(failed(ErrorCode::kCancelled, "{}: the batch is closed", name_));
@@ -97,10 +103,10 @@ Lender::Entry& Lender::entry(uint32_t number) {
 void Lender::lend_arenas(LendArenas lend, std::vector<UniqueFd> fds) {
   if (lend.arenas.size() != fds.size())
     fail(ErrorCode::kMismatch, "lent memory: {} arenas with {} descriptors", lend.arenas.size(), fds.size());
-  if (runs_.size() >= kMaxRuns && !runs_.contains(lend.run))
-    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxRuns);
+  if (runs_.size() >= kMaxLentRuns && !runs_.contains(lend.run))
+    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxLentRuns);
   Entry& entry = runs_[lend.run];
-  if (entry.made || entry.own.size() + entry.peer_fds.size() + fds.size() > kMaxArenas)
+  if (entry.made || entry.own.size() + entry.peer_fds.size() + fds.size() > kMaxLentArenas)
     fail(ErrorCode::kMismatch, "lent memory: {} arenas for run {} out of turn", fds.size(), lend.run);
   for (size_t i = 0; i < fds.size(); ++i) {
     if (!lend.own) {
@@ -117,8 +123,8 @@ void Lender::lend_arenas(LendArenas lend, std::vector<UniqueFd> fds) {
 }
 
 void Lender::make_run(MakeRun make) {
-  if (runs_.size() >= kMaxRuns && !runs_.contains(make.run))
-    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxRuns);
+  if (runs_.size() >= kMaxLentRuns && !runs_.contains(make.run))
+    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxLentRuns);
   const uint32_t number = make.run;
   Entry& entry = runs_[number];
   if (entry.made) fail(ErrorCode::kMismatch, "lent memory: run {} is made twice", number);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,13 +32,14 @@ class Lender {
  public:
   // `tensors`, as they were registered, must outlive it. `name` is this rank's ("trainer/3").
   Lender(std::string name, std::vector<LocalTensor> tensors, int threads);
-  // Aborts what is under way and waits for it.
   ~Lender();
   Lender(const Lender&) = delete;
   Lender& operator=(const Lender&) = delete;
 
   // The agent's end; once.
   UniqueFd take_agent_end() { return std::move(agent_end_); }
+  // Aborts what is under way and waits for it: from then on nothing touches the tensors. Any thread, more than once.
+  void close();
 
  private:
   struct Entry {
@@ -77,6 +79,8 @@ class Lender {
   const std::vector<LocalTensor> tensors_;
   const int threads_;
   UniqueFd agent_end_;
+  std::mutex closing_;
+  bool closed_ = false;  // guarded by closing_
   std::unique_ptr<WorkerPool> pull_pool_, source_pool_;
   EventLoop loop_;  // ends before what it uses
   std::shared_ptr<Link> link_;

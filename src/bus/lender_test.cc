@@ -19,9 +19,9 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const Identity kRank{.name_space = "default", .job = "trainer", .rank = 0, .world = 1};
-constexpr Duration kLimit = seconds(20);
-const Shape kShape{8, 16};
+const Identity kLendingRank{.name_space = "default", .job = "trainer", .rank = 0, .world = 1};
+constexpr Duration kLendingLimit = seconds(20);
+const Shape kLentShape{8, 16};
 
 // A worker that has registered one f32 tensor of 8 x 16, and the socket of its agent.
 class Worker {
@@ -39,12 +39,12 @@ class Worker {
     ByteWriter out;
     message.write(out);
     writer_.push(static_cast<uint16_t>(Message::kType), out.view(), std::move(fds));
-    writer_.flush(socket_.get(), Deadline::after(kLimit));
+    writer_.flush(socket_.get(), Deadline::after(kLendingLimit));
   }
   template <typename Message>
   Message next() {
     while (true) {
-      const Frame frame = wait_frame(socket_.get(), reader_, Deadline::after(kLimit));
+      const Frame frame = wait_frame(socket_.get(), reader_, Deadline::after(kLendingLimit));
       if (frame.type == static_cast<uint16_t>(MessageType::kRunProgress)) continue;
       EXPECT_EQ(frame.type, static_cast<uint16_t>(Message::kType));
       return parse<Message>(frame.payload);
@@ -56,9 +56,12 @@ class Worker {
 
  private:
   std::vector<float> values_ = std::vector<float>(8 * 16);
-  const TensorSpec spec_{
-      .name = "weight", .data = values_.data(), .dtype = DType::kF32, .shape = kShape, .layout = Layout::parse("1:R")};
-  const Manifest manifest_ = manifest_of(kRank, {&spec_, 1});
+  const TensorSpec spec_{.name = "weight",
+                         .data = values_.data(),
+                         .dtype = DType::kF32,
+                         .shape = kLentShape,
+                         .layout = Layout::parse("1:R")};
+  const Manifest manifest_ = manifest_of(kLendingRank, {&spec_, 1});
   const std::vector<LocalTensor> tensors_ = registered_tensors(manifest_, {&spec_, 1}, 0);
   std::optional<Lender> lender_;
   UniqueFd socket_;
@@ -66,11 +69,11 @@ class Worker {
   FrameReader reader_{kBusMagic, {.payload_bytes = 1 << 20, .fds = 0}};
 };
 
-const LentPlace kTensor{.kind = LentPlace::Kind::kTensor, .tensor = 0, .memory = {}, .array = {}};
+const LentPlace kLentTensor{.kind = LentPlace::Kind::kTensor, .tensor = 0, .memory = {}, .array = {}};
 
 RouteRegion rows(Index begin, Index end) {
   return {.tensor = 0,
-          .shape = kShape,
+          .shape = kLentShape,
           .dtype = DType::kF32,
           .region = Region({IntervalSet({begin, end}), IntervalSet({0, 16})})};
 }
@@ -86,7 +89,7 @@ MakeRun source(uint32_t run, bool ring, std::vector<LentRoute> routes) {
 
 TEST(Lender, DigestsWhatItIsAskedTo) {
   Worker worker;
-  worker.send(source(1, false, {{.what = rows(0, 8), .src = kTensor, .dst = {}}}));
+  worker.send(source(1, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   worker.send(StartRun{.run = 1, .epoch = 5});
   const auto ended = worker.next<RunEnded>();
   EXPECT_TRUE(ended.status.ok()) << ended.status.message();
@@ -105,7 +108,7 @@ TEST(Lender, DigestsWhatItIsAskedTo) {
 TEST(Lender, PacksARingAndStopsWhenItIsAborted) {
   Worker worker;
   const auto ring = BounceRing::create();
-  worker.send(source(1, true, {{.what = rows(2, 4), .src = kTensor, .dst = {}}}));
+  worker.send(source(1, true, {{.what = rows(2, 4), .src = kLentTensor, .dst = {}}}));
   std::vector<UniqueFd> fds;
   fds.push_back(duplicate_fd(ring->fd()));
   worker.send(GiveRing{.run = 1}, std::move(fds));
@@ -117,7 +120,7 @@ TEST(Lender, PacksARingAndStopsWhenItIsAborted) {
 
   worker.send(StartRun{.run = 1, .epoch = 2});
   ring->begin_consume(2);
-  const std::span<const std::byte> frame = ring->acquire(Deadline::after(kLimit));
+  const std::span<const std::byte> frame = ring->acquire(Deadline::after(kLendingLimit));
   ASSERT_EQ(frame.size(), 2u * 16 * 4);
   std::vector<float> packed(32);
   std::memcpy(packed.data(), frame.data(), frame.size());
@@ -130,18 +133,18 @@ TEST(Lender, PacksARingAndStopsWhenItIsAborted) {
 TEST(Lender, BeginsAgainOnceARunThatWasGivenUpHasEnded) {
   Worker worker;
   const auto ring = BounceRing::create();
-  worker.send(source(1, true, {{.what = rows(0, 1), .src = kTensor, .dst = {}}}));
+  worker.send(source(1, true, {{.what = rows(0, 1), .src = kLentTensor, .dst = {}}}));
   std::vector<UniqueFd> fds;
   fds.push_back(duplicate_fd(ring->fd()));
   worker.send(GiveRing{.run = 1}, std::move(fds));
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.send(StartRun{.run = 1, .epoch = 2});
   ring->begin_consume(1);
-  EXPECT_EQ(ring->acquire(Deadline::after(kLimit)).size(), 16u * 4);
+  EXPECT_EQ(ring->acquire(Deadline::after(kLendingLimit)).size(), 16u * 4);
   ring->release();
   EXPECT_EQ(worker.next<RunEnded>().epoch, 1u);
   ring->begin_consume(2);
-  EXPECT_EQ(ring->acquire(Deadline::after(kLimit)).size(), 16u * 4);
+  EXPECT_EQ(ring->acquire(Deadline::after(kLendingLimit)).size(), 16u * 4);
   ring->release();
   EXPECT_EQ(worker.next<RunEnded>().epoch, 2u);
 }
@@ -167,9 +170,9 @@ TEST(Lender, CopiesBetweenATensorAndTheAgentsMemory) {
                    .routes = {{.what = rows(0, 8), .src = from, .dst = to, .dst_dtype = DType::kF32}}};
   };
   lend(1, true);
-  worker.send(copy(1, kTensor, place));
+  worker.send(copy(1, kLentTensor, place));
   lend(2, false);
-  worker.send(copy(2, place, kTensor));
+  worker.send(copy(2, place, kLentTensor));
   worker.send(Sync{.number = 3});
   const auto synced = worker.next<Synced>();
   EXPECT_EQ(synced.number, 3u);
@@ -187,7 +190,7 @@ TEST(Lender, CopiesBetweenATensorAndTheAgentsMemory) {
   // Sealed since, as what a peer is given is: another run cannot have it to write any more, and says so.
   arena.fd_for_peer();
   lend(4, true);
-  worker.send(copy(4, kTensor, place));
+  worker.send(copy(4, kLentTensor, place));
   worker.send(Sync{.number = 4});
   EXPECT_EQ(worker.next<Synced>().status.code(), ErrorCode::kPermissionDenied);
   worker.send(StartRun{.run = 4, .epoch = 1});
@@ -215,7 +218,7 @@ TEST(Lender, BelievesNothing) {
   EXPECT_THAT(refused([](Worker& worker) { worker.send(LendArenas{.run = 1, .own = true, .arenas = {{1, 4096}}}); }),
               HasSubstr("1 arenas with 0 descriptors"));
   EXPECT_THAT(refused([](Worker& worker) {
-                worker.send(source(1, true, {{.what = rows(0, 8), .src = kTensor, .dst = {}}}));
+                worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
                 worker.send(StartRun{.run = 1, .epoch = 1});
               }),
               HasSubstr("started before it is made"));
@@ -225,26 +228,26 @@ TEST(Lender, BelievesNothing) {
               }),
               HasSubstr("made twice"));
 
-  LentPlace other = kTensor;
+  LentPlace other = kLentTensor;
   other.tensor = 1;
   EXPECT_THAT(refused_run({{.what = rows(0, 8), .src = other, .dst = {}}}), HasSubstr("tensor 1 of 1 is not lent"));
   RouteRegion larger = rows(0, 9);
   larger.shape = {9, 16};
-  EXPECT_THAT(refused_run({{.what = larger, .src = kTensor, .dst = {}}}), HasSubstr("is not within"));
+  EXPECT_THAT(refused_run({{.what = larger, .src = kLentTensor, .dst = {}}}), HasSubstr("is not within"));
   RouteRegion wider = rows(0, 8);
   wider.dtype = DType::kF64;
-  EXPECT_THAT(refused_run({{.what = wider, .src = kTensor, .dst = {}}}), HasSubstr("of f64 is not within"));
+  EXPECT_THAT(refused_run({{.what = wider, .src = kLentTensor, .dst = {}}}), HasSubstr("of f64 is not within"));
   const LentPlace elsewhere{.kind = LentPlace::Kind::kAgent,
                             .tensor = 0,
                             .memory = {MemoryDesc::Kind::kShared, 1, 0, 8 * 16 * 4},
                             .origin = 0,
-                            .array = {Region::full(kShape), {64, 4}}};
+                            .array = {Region::full(kLentShape), {64, 4}}};
   EXPECT_THAT(refused_run({{.what = rows(0, 8), .src = elsewhere, .dst = {}}}), HasSubstr("was not lent"));
 }
 
 TEST(Lender, AnArrayOfTheAgentsStaysWithinItsArena) {
   SharedArena arena(1, 1 << 20);
-  const LocalArray array{Region::full(kShape), {64, 4}};
+  const LocalArray array{Region::full(kLentShape), {64, 4}};
   const auto status_of = [&](MemoryDesc memory, uint64_t origin) {
     Worker worker;
     std::vector<UniqueFd> fds;
@@ -268,7 +271,7 @@ TEST(Lender, AnArrayOfTheAgentsStaysWithinItsArena) {
 TEST(Lender, EndsWhileARunWaits) {
   Worker worker;
   const auto ring = BounceRing::create();
-  worker.send(source(1, true, {{.what = rows(0, 8), .src = kTensor, .dst = {}}}));
+  worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   std::vector<UniqueFd> fds;
   fds.push_back(duplicate_fd(ring->fd()));
   worker.send(GiveRing{.run = 1}, std::move(fds));
@@ -296,7 +299,7 @@ TEST(Placement, LentTensorsOverlapAsTheyDoAndOthersLieApart) {
                                       spec("shared", shared.data(), {16}),
                                       spec("backwards", memory.data() + 515, {4}, {-1}),
                                       spec("next", memory.data() + 32, {4})};
-  const Manifest manifest = manifest_of(kRank, specs);
+  const Manifest manifest = manifest_of(kLendingRank, specs);
   const Placement placement = place_tensors(manifest, specs, registered_tensors(manifest, specs, 0), true);
   ASSERT_EQ(placement.arenas.size(), 1u);
   const auto place = [&](size_t i) { return *placement.tensors[i].place; };

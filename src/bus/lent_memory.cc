@@ -15,7 +15,7 @@
 namespace tessera::bus {
 namespace {
 
-constexpr size_t kArenasPerFrame = 200;
+constexpr size_t kLentArenasPerFrame = 200;
 
 }  // namespace
 
@@ -200,8 +200,8 @@ class LentMemory::Maker {
     return std::nullopt;
   }
   void lend(bool own, bool writable, std::span<const ArenaDesc> arenas, std::span<const int> fds) {
-    for (size_t i = 0; i < arenas.size(); i += kArenasPerFrame) {
-      const size_t count = std::min(kArenasPerFrame, arenas.size() - i);
+    for (size_t i = 0; i < arenas.size(); i += kLentArenasPerFrame) {
+      const size_t count = std::min(kLentArenasPerFrame, arenas.size() - i);
       LendArenas message{.run = make_.run, .own = own, .writable = writable, .arenas = {}};
       std::vector<UniqueFd> copies;
       for (size_t k = i; k < i + count; ++k) {
