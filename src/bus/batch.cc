@@ -52,8 +52,8 @@ void BatchImpl::open(const PairView& view, Deadline deadline) {
   if (staged()) {
     shadow_ = std::make_unique<Shadow>(*setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
                                        sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
-                                       sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, deadline,
-                                       [this] { on_copied(); });
+                                       sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1,
+                                       Patience{.deadline = deadline, .stop = setup_.stop}, [this] { on_copied(); });
     ++allocations_;
   }
   series_.emplace(metrics_, setup_.pair, setup_.id, side());
@@ -365,6 +365,7 @@ void BatchImpl::close() {
   setup_.agent->run_on_loop([&] {
     loop().cancel_timer(timer_);
     loop().cancel_timer(peers_timer_);
+    if (setup_.lent) setup_.lent->close();
     close_sessions();
   });
   for (const auto& meeting : meetings_) meeting->stop();
@@ -372,7 +373,6 @@ void BatchImpl::close() {
     close_sessions();  // one that a meeting has made meanwhile
     setup_.agent->remove_inspected(this);
     shadow_.reset();
-    if (setup_.lent) setup_.lent->close();
   });
   on_closed();
   series_.reset();

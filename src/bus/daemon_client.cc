@@ -116,12 +116,12 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
         pair_(std::move(pair)),
         id_(std::move(id)),
         sends_(sends),
-        manifest_(manifest_of(session().identity(), tensors, layout)),
-        tensors_(registered_tensors(manifest_, tensors, session().identity().rank)),
-        placement_(place_tensors(manifest_, tensors, tensors_, sends)) {
+        manifest_(manifest_of(session().identity(), tensors, layout)) {
+    const std::vector<LocalTensor> local = registered_tensors(manifest_, tensors, session().identity().rank);
+    placement_ = place_tensors(manifest_, tensors, local, sends);
     if (placement_.lent_bytes == 0) return;
     bus_->mention_lending(placement_.lent_bytes);
-    lender_ = std::make_unique<Lender>(session().identity().name(), tensors_,
+    lender_ = std::make_unique<Lender>(session().identity().name(), local, sends,
                                        session().options().threads > 0
                                            ? session().options().threads
                                            : std::max(1, usable_cpus() / session().options().world));
@@ -158,7 +158,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     try {
       return number(AgentMessage::kCommit, 0, kCopying);
     } catch (const Error&) {
-      check_lending();
+      quiesce();
       throw;
     }
   }
@@ -193,10 +193,9 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
-  // A call has failed. If that is because the agent is lost, what it had this process do to the tensors ends before the
-  // user is told.
-  void check_lending() const {
-    if (lender_ && !session().alive()) lender_->close();
+  // An operation has failed: what the agent had this process do to the tensors ends before the user is told.
+  void quiesce() const {
+    if (lender_) lender_->quiesce();
   }
 
   AgentSession& session() const { return bus_->session(); }
@@ -234,8 +233,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   const std::string id_;
   const bool sends_;
   const Manifest manifest_;
-  const std::vector<LocalTensor> tensors_;
-  Placement placement_;
+  Placement placement_;             // until it is told
   std::unique_ptr<Lender> lender_;  // null where nothing is lent
   uint32_t number_ = 0;
   std::atomic<bool> open_ = false;
@@ -303,9 +301,9 @@ bool DaemonOperation::settle(const Deadline& deadline) {
   } catch (const Error& error) {
     // Not an outcome: those of operations come in a result.
     if (error.code() == ErrorCode::kDeadlineExceeded && !outcome.done) return false;
-    batch_->check_lending();
     outcome.status = Status(error.code(), error.what());
   }
+  if (!outcome.status.ok()) batch_->quiesce();
   outcome.done = true;
   settled_ = true;
   const std::lock_guard lock(mutex_);

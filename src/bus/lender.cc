@@ -21,8 +21,8 @@ constexpr size_t kMaxLentArenas = 1 << 14;
 
 }  // namespace
 
-Lender::Lender(std::string name, std::vector<LocalTensor> tensors, int threads)
-    : name_(std::move(name)), tensors_(std::move(tensors)), threads_(threads), loop_("tessera-lend") {
+Lender::Lender(std::string name, std::vector<LocalTensor> tensors, bool sends, int threads)
+    : name_(std::move(name)), tensors_(std::move(tensors)), sends_(sends), threads_(threads), loop_("tessera-lend") {
   SocketPair sockets = socket_pair();
   agent_end_ = std::move(sockets.second);
   link_ = Link::adopt(loop_, std::move(sockets.first), "the agent of " + name_);
@@ -33,27 +33,45 @@ Lender::Lender(std::string name, std::vector<LocalTensor> tensors, int threads)
 
 Lender::~Lender() {
   close();
-}
-
-void Lender::close() {
-  const std::lock_guard lock(closing_);
-  if (std::exchange(closed_, true)) return;
-  loop_.post([this] {
-    link_->close();
-    end(failed(ErrorCode::kCancelled, "{}: the batch is closed", name_));
-  });
   loop_.stop();
   for (auto& [number, entry] : runs_) entry.pool.reset();
   pull_pool_.reset();
   source_pool_.reset();
 }
 
-void Lender::end(const Status& status) {
-  if (report_timer_ != 0) loop_.cancel_timer(std::exchange(report_timer_, 0));
-  for (auto& [number, entry] : runs_) {
-    entry.next.reset();
-    if (entry.running) entry.run->abort(status);
+void Lender::quiesce() {
+  bool asked = false;
+  const bool posted = loop_.post([&] {
+    link_->poll();
+    end(failed(ErrorCode::kCancelled, "{}: the operation has ended", name_));
+    const std::lock_guard lock(mutex_);
+    asked = true;
+    idle_.notify_all();
+  });
+  if (!posted) return;
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [&] { return asked && running_ == 0; });  // what is aborted ends within a unit of work
+}
+
+void Lender::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
   }
+  loop_.post([this] { link_->close(); });
+  quiesce();
+}
+
+void Lender::end(const Status& status) {
+  for (auto& [number, entry] : runs_) abort(entry, status);
+}
+
+void Lender::abort(Entry& entry, const Status& status) {
+  if (const auto next = std::exchange(entry.next, std::nullopt))
+    link_->send(RunEnded{.run = entry.make.run, .epoch = *next, .bytes = 0, .status = status, .digests = {}});
+  if (!entry.running) return;
+  entry.ending = true;
+  entry.run->abort(status);
 }
 
 void Lender::handle(Frame& frame) {
@@ -68,7 +86,7 @@ void Lender::handle(Frame& frame) {
       if (!entry.made || !entry.make.ring || entry.run || frame.fds.size() != 1)
         fail(ErrorCode::kMismatch, "lent memory: GiveRing for run {} out of turn", number);
       if (!entry.failed.ok()) return;
-      return build(number, entry, BounceRing::open(std::move(frame.fds[0]), link_->name()));
+      return build(number, entry, std::move(frame.fds[0]));
     }
     case MessageType::kStartRun: {
       const auto message = parse<StartRun>(frame.payload);
@@ -76,10 +94,7 @@ void Lender::handle(Frame& frame) {
     }
     case MessageType::kAbortRun: {
       const auto message = parse<AbortRun>(frame.payload);
-      Entry& entry = this->entry(message.run);
-      entry.next.reset();
-      if (entry.running) entry.run->abort(message.status);
-      return;
+      return abort(entry(message.run), message.status);
     }
     case MessageType::kDropRun:
       return drop(parse<DropRun>(frame.payload).run);
@@ -115,7 +130,8 @@ void Lender::lend_arenas(LendArenas lend, std::vector<UniqueFd> fds) {
       continue;
     }
     try {
-      entry.own[lend.arenas[i].id] = SharedHeap::process().adopt(fds[i].get(), lend.writable, link_->name());
+      entry.own[lend.arenas[i].id] = {SharedHeap::process().adopt(fds[i].get(), lend.writable, link_->name()),
+                                      lend.writable};
     } catch (const Error& error) {
       entry.failed = Status(error.code(), error.what());
     }
@@ -131,17 +147,19 @@ void Lender::make_run(MakeRun make) {
   entry.made = true;
   entry.make = std::move(make);
   entry.done = std::make_unique<LoopSignal>(loop_, [this, number] { handle_done(number); });
-  if (entry.failed.ok() && !entry.make.ring) return build(number, entry, nullptr);
+  if (entry.failed.ok() && !entry.make.ring) return build(number, entry, UniqueFd());
   if (!entry.failed.ok()) failed_ = entry.failed;
 }
 
-void Lender::build(uint32_t number, Entry& entry, std::unique_ptr<BounceRing> ring) {
+void Lender::build(uint32_t number, Entry& entry, UniqueFd ring_fd) {
   try {
+    std::unique_ptr<BounceRing> ring;
+    if (entry.make.ring) ring = BounceRing::open(std::move(ring_fd), link_->name());
     entry.run = entry.make.kind == MakeRun::Kind::kSource ? source_run(entry, std::move(ring))
                                                           : pull_run(entry, std::move(ring));
-  } catch (const Error& error) {
-    entry.failed = failed_ = Status(error.code(), error.what());
-    log().warn("{}: run {} for {}: {}", name_, number, link_->name(), error.what());
+  } catch (const std::exception&) {
+    entry.failed = failed_ = status_of_current_exception();
+    log().warn("{}: run {} for {}: {}", name_, number, link_->name(), entry.failed.message());
   }
   entry.make.routes = {};
 }
@@ -151,8 +169,12 @@ WorkerPool& Lender::pool(std::unique_ptr<WorkerPool>& pool, const char* name) co
   return *pool;
 }
 
-std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dtype, LentPlace& place) const {
+std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dtype, LentPlace& place,
+                           bool writes) const {
   if (place.kind == LentPlace::Kind::kTensor) {
+    if (writes == sends_)
+      fail(ErrorCode::kMismatch, "lent memory: tensor {} is {}, not {}", place.tensor, sends_ ? "sent" : "received",
+           writes ? "written" : "read");
     if (place.tensor >= tensors_.size() || tensors_[place.tensor].empty())
       fail(ErrorCode::kMismatch, "lent memory: tensor {} of {} is not lent", place.tensor, tensors_.size());
     const LocalTensor& tensor = tensors_[place.tensor];
@@ -168,13 +190,16 @@ std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dt
     fail(ErrorCode::kMismatch, "lent memory: tensor {}: memory in arena {}, which was not lent", what.tensor,
          place.memory.arena);
   const ByteExtent extent = extent_of(dtype, place.array.owned.extents(), place.array.strides);
-  const uint64_t bytes = arena->second->bytes();
+  if (writes && !arena->second.writable)
+    fail(ErrorCode::kMismatch, "lent memory: tensor {}: arena {} is not to be written", what.tensor,
+         place.memory.arena);
+  const uint64_t bytes = arena->second.memory->bytes();
   const auto before = static_cast<uint64_t>(-extent.begin);
   if (place.memory.offset > bytes || place.memory.bytes > bytes - place.memory.offset || place.origin != before ||
       static_cast<uint64_t>(extent.end) + before > place.memory.bytes)
     fail(ErrorCode::kMismatch, "lent memory: tensor {}: {} bytes at {} of an arena of {}", what.tensor,
          place.memory.bytes, place.memory.offset, bytes);
-  return arena->second->data() + place.memory.offset + place.origin;
+  return arena->second.memory->data() + place.memory.offset + place.origin;
 }
 
 std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<BounceRing> ring) {
@@ -184,7 +209,7 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<Bo
     LentPlace src = route.src;
     SourceRoute& made = routes.emplace_back();
     made.what = route.what;
-    made.data = resolve(entry, route.what, route.what.dtype, src);
+    made.data = resolve(entry, route.what, route.what.dtype, src, false);
     made.src = std::move(src.array);
   }
   auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest, .ring = make.ring});
@@ -214,18 +239,20 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Boun
     PullRoute& made = routes.emplace_back();
     made.what = route.what;
     if (within) {  // by address: the loopback transport reads this process' own memory
-      const std::byte* const data = resolve(entry, route.what, route.what.dtype, src);
+      const std::byte* const data = resolve(entry, route.what, route.what.dtype, src, false);
       const ByteExtent extent = extent_of(route.what.dtype, src.array.owned.extents(), src.array.strides);
       src.memory = {.kind = MemoryDesc::Kind::kPrivate,
                     .arena = 0,
                     .offset = reinterpret_cast<uintptr_t>(data + extent.begin),
                     .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
       src.origin = static_cast<uint64_t>(-extent.begin);
+    } else if (src.memory.kind == MemoryDesc::Kind::kPrivate) {
+      src.memory.kind = MemoryDesc::Kind::kRingOnly;  // never by address, whoever the peer is said to be
     }
     made.memory = src.memory;
     made.origin = src.origin;
     made.src = std::move(src.array);
-    made.data = resolve(entry, route.what, route.dst_dtype, dst);
+    made.data = resolve(entry, route.what, route.dst_dtype, dst, true);
     made.dst = std::move(dst.array);
     made.dst_dtype = route.dst_dtype;
   }
@@ -248,16 +275,26 @@ void Lender::start(uint32_t number, uint32_t epoch) {
   if (!entry.failed.ok())
     return link_->send(RunEnded{.run = number, .epoch = epoch, .bytes = 0, .status = entry.failed, .digests = {}});
   if (!entry.run) fail(ErrorCode::kMismatch, "lent memory: run {} is started before it is made", number);
-  if (entry.running) {
-    entry.next = epoch;
-    return;
-  }
-  begin(entry, epoch);
+  if (entry.next) fail(ErrorCode::kMismatch, "lent memory: run {} is started twice", number);
+  if (entry.running) entry.ending = true;  // the agent has given it up
+  entry.next = epoch;
+  begin_deferred();
+}
+
+// What was given up may write for a moment longer: nothing begins before it has ended.
+void Lender::begin_deferred() {
+  if (std::ranges::any_of(runs_, [](const auto& other) { return other.second.ending; })) return;
+  for (auto& [number, entry] : runs_)
+    if (const auto next = std::exchange(entry.next, std::nullopt)) begin(entry, *next);
 }
 
 void Lender::begin(Entry& entry, uint32_t epoch) {
   entry.running = true;
   entry.epoch = epoch;
+  {
+    const std::lock_guard lock(mutex_);
+    ++running_;
+  }
   entry.run->start(epoch);
   if (report_timer_ == 0) report_timer_ = loop_.add_timer_after(kReportPeriod, [this] { report(); });
 }
@@ -274,27 +311,30 @@ void Lender::report() {
 void Lender::handle_done(uint32_t number) {
   Entry& entry = runs_.at(number);
   entry.running = false;
+  entry.ending = false;
   const Status status = entry.run->status();
   RunEnded ended{
       .run = number, .epoch = entry.epoch, .bytes = entry.run->bytes_done(), .status = status, .digests = {}};
   if (status.ok()) ended.digests.assign(entry.run->digests().begin(), entry.run->digests().end());
   link_->send(ended);
-  if (entry.dropped) {
-    loop_.post([this, number] { runs_.erase(number); });  // its signal is what calls
-  } else if (const auto next = std::exchange(entry.next, std::nullopt)) {
-    begin(entry, *next);
-  }
+  if (entry.dropped) loop_.post([this, number] { runs_.erase(number); });  // its signal is what calls
+  begin_deferred();
+  const std::lock_guard lock(mutex_);
+  --running_;
+  idle_.notify_all();
 }
 
 void Lender::drop(uint32_t number) {
-  Entry& entry = this->entry(number);
+  const auto it = runs_.find(number);
+  if (it == runs_.end()) return;
+  Entry& entry = it->second;
   entry.next.reset();
   if (!entry.running) {
-    runs_.erase(number);
+    runs_.erase(it);
     return;
   }
   entry.dropped = true;
-  entry.run->abort(failed(ErrorCode::kCancelled, "{}: the agent has given a run up", name_));
+  abort(entry, failed(ErrorCode::kCancelled, "{}: the agent has given a run up", name_));
 }
 
 }  // namespace tessera::bus

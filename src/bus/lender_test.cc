@@ -26,9 +26,9 @@ const Shape kLentShape{8, 16};
 // A worker that has registered one f32 tensor of 8 x 16, and the socket of its agent.
 class Worker {
  public:
-  Worker() {
+  explicit Worker(bool sends = true) {
     std::iota(values_.begin(), values_.end(), 1.0f);
-    lender_.emplace("trainer/0", tensors_, 2);
+    lender_.emplace("trainer/0", tensors_, sends, 2);
     socket_ = lender_->take_agent_end();
   }
   const LocalTensor& tensor() const { return tensors_.front(); }
@@ -53,6 +53,7 @@ class Worker {
   // Why it closes the connection after what it was sent.
   std::string refusal() { return next<Reject>().text; }
   void close() { lender_.reset(); }
+  void quiesce() { lender_->quiesce(); }
 
  private:
   std::vector<float> values_ = std::vector<float>(8 * 16);
@@ -87,6 +88,12 @@ MakeRun source(uint32_t run, bool ring, std::vector<LentRoute> routes) {
           .routes = std::move(routes)};
 }
 
+std::vector<UniqueFd> ring_of(const BounceRing& ring) {
+  std::vector<UniqueFd> fds;
+  fds.push_back(duplicate_fd(ring.fd()));
+  return fds;
+}
+
 TEST(Lender, DigestsWhatItIsAskedTo) {
   Worker worker;
   worker.send(source(1, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
@@ -109,9 +116,7 @@ TEST(Lender, PacksARingAndStopsWhenItIsAborted) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(2, 4), .src = kLentTensor, .dst = {}}}));
-  std::vector<UniqueFd> fds;
-  fds.push_back(duplicate_fd(ring->fd()));
-  worker.send(GiveRing{.run = 1}, std::move(fds));
+  worker.send(GiveRing{.run = 1}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});  // nobody drains it
   worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died")});
   const auto aborted = worker.next<RunEnded>();
@@ -134,9 +139,7 @@ TEST(Lender, BeginsAgainOnceARunThatWasGivenUpHasEnded) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 1), .src = kLentTensor, .dst = {}}}));
-  std::vector<UniqueFd> fds;
-  fds.push_back(duplicate_fd(ring->fd()));
-  worker.send(GiveRing{.run = 1}, std::move(fds));
+  worker.send(GiveRing{.run = 1}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.send(StartRun{.run = 1, .epoch = 2});
   ring->begin_consume(1);
@@ -149,52 +152,141 @@ TEST(Lender, BeginsAgainOnceARunThatWasGivenUpHasEnded) {
   EXPECT_EQ(worker.next<RunEnded>().epoch, 2u);
 }
 
-TEST(Lender, CopiesBetweenATensorAndTheAgentsMemory) {
-  Worker worker;
-  SharedArena arena(9, 1 << 20);
-  const LentPlace place{.kind = LentPlace::Kind::kAgent,
-                        .tensor = 0,
-                        .memory = {MemoryDesc::Kind::kShared, 9, 4096, 8 * 16 * 4},
-                        .origin = 0,
-                        .array = worker.tensor().array};
-  const auto lend = [&](uint32_t run, bool writable) {
+// A copy of the whole tensor to the agent's memory, or from there.
+class Copies {
+ public:
+  MakeRun to_agent(uint32_t run) const { return copy(run, kLentTensor, place_); }
+  MakeRun to_tensor(uint32_t run) const { return copy(run, place_, kLentTensor); }
+  void lend(Worker& worker, uint32_t run, bool writable) {
     std::vector<UniqueFd> fds;
-    fds.push_back(duplicate_fd(arena.fd_for_agent()));
-    worker.send(LendArenas{.run = run, .own = true, .writable = writable, .arenas = {{9, arena.bytes()}}},
+    fds.push_back(duplicate_fd(arena_.fd_for_agent()));
+    worker.send(LendArenas{.run = run, .own = true, .writable = writable, .arenas = {{9, arena_.bytes()}}},
                 std::move(fds));
-  };
-  const auto copy = [](uint32_t run, const LentPlace& from, const LentPlace& to) {
-    return MakeRun{.run = run,
-                   .kind = MakeRun::Kind::kPull,
-                   .peer_name = "",
-                   .routes = {{.what = rows(0, 8), .src = from, .dst = to, .dst_dtype = DType::kF32}}};
-  };
-  lend(1, true);
-  worker.send(copy(1, kLentTensor, place));
-  lend(2, false);
-  worker.send(copy(2, place, kLentTensor));
+  }
+  float* values() { return reinterpret_cast<float*>(arena_.data() + 4096); }
+  SharedArena& arena() { return arena_; }
+
+ private:
+  static MakeRun copy(uint32_t run, const LentPlace& from, const LentPlace& to) {
+    return {.run = run,
+            .kind = MakeRun::Kind::kPull,
+            .peer_name = "",
+            .routes = {{.what = rows(0, 8), .src = from, .dst = to, .dst_dtype = DType::kF32}}};
+  }
+  SharedArena arena_{9, 1 << 20};
+  const LentPlace place_{.kind = LentPlace::Kind::kAgent,
+                         .tensor = 0,
+                         .memory = {MemoryDesc::Kind::kShared, 9, 4096, 8 * 16 * 4},
+                         .origin = 0,
+                         .array = {Region::full(kLentShape), {64, 4}}};
+};
+
+Status outcome_of(Worker& worker, uint32_t run) {
+  worker.send(StartRun{.run = run, .epoch = 1});
+  return worker.next<RunEnded>().status;
+}
+
+TEST(Lender, CopiesATensorToTheAgentsMemory) {
+  Worker worker;
+  Copies copies;
+  copies.lend(worker, 1, true);
+  worker.send(copies.to_agent(1));
   worker.send(Sync{.number = 3});
   const auto synced = worker.next<Synced>();
   EXPECT_EQ(synced.number, 3u);
   EXPECT_TRUE(synced.status.ok()) << synced.status.message();
-
-  const std::vector<float> before = worker.values();
-  worker.send(StartRun{.run = 1, .epoch = 1});
-  EXPECT_TRUE(worker.next<RunEnded>().status.ok());
-  EXPECT_EQ(std::memcmp(arena.data() + 4096, before.data(), 8 * 16 * 4), 0);
-  std::ranges::fill(worker.values(), 0.0f);
-  worker.send(StartRun{.run = 2, .epoch = 1});
-  EXPECT_TRUE(worker.next<RunEnded>().status.ok());
-  EXPECT_EQ(worker.values(), before);
+  EXPECT_TRUE(outcome_of(worker, 1).ok());
+  EXPECT_TRUE(std::ranges::equal(worker.values(), std::span(copies.values(), 128)));
 
   // Sealed since, as what a peer is given is: another run cannot have it to write any more, and says so.
-  arena.fd_for_peer();
-  lend(4, true);
-  worker.send(copy(4, kLentTensor, place));
+  copies.arena().fd_for_peer();
+  copies.lend(worker, 2, true);
+  worker.send(copies.to_agent(2));
   worker.send(Sync{.number = 4});
   EXPECT_EQ(worker.next<Synced>().status.code(), ErrorCode::kPermissionDenied);
-  worker.send(StartRun{.run = 4, .epoch = 1});
-  EXPECT_EQ(worker.next<RunEnded>().status.code(), ErrorCode::kPermissionDenied);
+  EXPECT_EQ(outcome_of(worker, 2).code(), ErrorCode::kPermissionDenied);
+}
+
+TEST(Lender, CopiesTheAgentsMemoryToATensor) {
+  Worker worker(false);
+  Copies copies;
+  copies.lend(worker, 1, false);
+  worker.send(copies.to_tensor(1));
+  std::iota(copies.values(), copies.values() + 128, 1000.0f);
+  EXPECT_TRUE(outcome_of(worker, 1).ok());
+  EXPECT_TRUE(std::ranges::equal(worker.values(), std::span(copies.values(), 128)));
+}
+
+TEST(Lender, WritesOnlyWhereItMay) {
+  Copies copies;
+  Worker sender;
+  copies.lend(sender, 1, false);
+  sender.send(copies.to_agent(1));
+  EXPECT_THAT(outcome_of(sender, 1).message(), HasSubstr("arena 9 is not to be written"));
+  copies.lend(sender, 2, false);
+  sender.send(copies.to_tensor(2));
+  EXPECT_THAT(outcome_of(sender, 2).message(), HasSubstr("tensor 0 is sent, not written"));
+  Worker receiver(false);
+  copies.lend(receiver, 1, true);
+  receiver.send(copies.to_agent(1));
+  EXPECT_THAT(outcome_of(receiver, 1).message(), HasSubstr("tensor 0 is received, not read"));
+}
+
+// Though the peer is said to be this very process, where an address would do.
+TEST(Lender, ReadsNothingByAddress) {
+  Worker worker(false);
+  const std::vector<float> secret(128);
+  MakeRun pull{
+      .run = 1, .kind = MakeRun::Kind::kPull, .peer_name = "trainer/1", .peer = Incarnation::self(), .routes = {}};
+  const MemoryDesc memory{MemoryDesc::Kind::kPrivate, 0, reinterpret_cast<uintptr_t>(secret.data()), 512};
+  const LentPlace place{.kind = LentPlace::Kind::kPeer,
+                        .tensor = 0,
+                        .memory = memory,
+                        .origin = 0,
+                        .array = {Region::full(kLentShape), {64, 4}}};
+  pull.routes = {{.what = rows(0, 8), .src = place, .dst = kLentTensor, .dst_dtype = DType::kF32}};
+  worker.send(pull);
+  EXPECT_THAT(outcome_of(worker, 1).message(), HasSubstr("want it otherwise"));
+}
+
+TEST(Lender, ARunThatIsAbortedBeforeItBeginsEndsToo) {
+  Worker worker;
+  const auto ring = BounceRing::create();
+  worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
+  worker.send(GiveRing{.run = 1}, ring_of(*ring));
+  worker.send(StartRun{.run = 1, .epoch = 1});
+  worker.send(StartRun{.run = 1, .epoch = 2});
+  worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died")});
+  EXPECT_EQ(worker.next<RunEnded>().epoch, 2u);
+  const auto ended = worker.next<RunEnded>();
+  EXPECT_EQ(ended.epoch, 1u);
+  EXPECT_EQ(ended.status.code(), ErrorCode::kPeerLost);
+}
+
+TEST(Lender, IsQuietOnceAnOperationHasFailed) {
+  Worker worker;
+  const auto ring = BounceRing::create();
+  worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
+  worker.send(GiveRing{.run = 1}, ring_of(*ring));
+  worker.send(StartRun{.run = 1, .epoch = 1});
+  worker.quiesce();  // what was said before has been heard
+  EXPECT_EQ(worker.next<RunEnded>().status.code(), ErrorCode::kCancelled);
+  worker.send(source(2, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
+  EXPECT_TRUE(outcome_of(worker, 2).ok());
+}
+
+TEST(Lender, WhatIsNoRingFailsTheRunAndNoMore) {
+  Worker worker;
+  worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
+  SharedArena other(1, 1 << 20);
+  std::vector<UniqueFd> fds;
+  fds.push_back(duplicate_fd(other.fd_for_agent()));
+  worker.send(GiveRing{.run = 1}, std::move(fds));
+  EXPECT_THAT(outcome_of(worker, 1).message(), HasSubstr("bounce ring"));
+  worker.send(DropRun{.run = 1});
+  worker.send(DropRun{.run = 7});  // one that was never made
+  worker.send(source(2, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
+  EXPECT_TRUE(outcome_of(worker, 2).ok());
 }
 
 // What an agent must not say: the connection ends, the worker's memory and process do not suffer.
@@ -272,9 +364,7 @@ TEST(Lender, EndsWhileARunWaits) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-  std::vector<UniqueFd> fds;
-  fds.push_back(duplicate_fd(ring->fd()));
-  worker.send(GiveRing{.run = 1}, std::move(fds));
+  worker.send(GiveRing{.run = 1}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.send(Sync{.number = 1});
   worker.next<Synced>();

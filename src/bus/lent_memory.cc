@@ -59,13 +59,14 @@ void LentMemory::close() {
 }
 
 void LentMemory::lose(const Status& status) {
+  const Status lost = failed(status.code(), "{}; what it lends is lost: register the batch again", status.message());
   {
     const std::lock_guard lock(mutex_);
     if (!lost_.ok()) return;
-    lost_ = status;
+    lost_ = lost;
   }
   changed_.notify_all();
-  for (const auto& [number, run] : runs_) run->end(status);
+  for (const auto& [number, run] : runs_) run->end(lost);
 }
 
 void LentMemory::end_if_stopped() {
@@ -85,7 +86,7 @@ void LentMemory::handle(Frame& frame) {
     case MessageType::kRunProgress: {
       const auto progress = parse<RunProgress>(frame.payload);
       LentRun* const run = find(progress.run);
-      if (run != nullptr && run->running_ && run->epoch_ == progress.epoch) run->bytes_done_ = progress.bytes;
+      if (run != nullptr && run->running_ && run->epoch_ == progress.epoch) run->set_bytes_done(progress.bytes);
       return;
     }
     case MessageType::kRunEnded:
@@ -109,7 +110,7 @@ void LentMemory::handle_ended(RunEnded ended) {
   if (ended.status.ok() && ended.digests.size() != run->digests_.size())
     fail(ErrorCode::kMismatch, "RunEnded: {} digests where there are {}", ended.digests.size(), run->digests_.size());
   if (ended.status.ok()) run->digests_ = std::move(ended.digests);
-  run->bytes_done_ = ended.bytes;
+  run->set_bytes_done(ended.bytes);
   run->end(ended.status);
 }
 
@@ -118,7 +119,7 @@ LentRun* LentMemory::find(uint32_t run) const {
   return it == runs_.end() ? nullptr : it->second;
 }
 
-void LentMemory::sync(Deadline deadline) {
+void LentMemory::sync(const Patience& patience) {
   uint32_t number = 0;
   agent_->run_on_loop([&] {
     const std::lock_guard lock(mutex_);
@@ -127,8 +128,12 @@ void LentMemory::sync(Deadline deadline) {
   });
   std::unique_lock lock(mutex_);
   const auto over = [&] { return !lost_.ok() || synced_.number >= number; };
-  if (!changed_.wait_until(lock, deadline.when(), over))
-    fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer; is it stopped?", name_);
+  StopDetector detector;
+  while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), kStopPeriod), over)) {
+    if (patience.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: the wait for it was interrupted", name_);
+    if (patience.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer", name_);
+    detector.look(name_, worker_).throw_if_error();
+  }
   lost_.throw_if_error();
   synced_.status.throw_if_error();
 }
@@ -154,7 +159,7 @@ class LentMemory::Maker {
     if (const auto tensor = tensor_at(dtype, array, data))
       return {.kind = LentPlace::Kind::kTensor, .tensor = *tensor, .memory = {}, .array = {}};
     const auto found = SharedHeap::process().locate(data + extent.begin, bytes);
-    TESSERA_CHECK(found.has_value());
+    if (!found) fail(ErrorCode::kInternal, "{}: a run over memory that is neither its nor its agent's", memory_.name_);
     arenas_[found->arena->id()].arena = found->arena;
     arenas_[found->arena->id()].writable |= writes;
     return {.kind = LentPlace::Kind::kAgent,
@@ -167,9 +172,8 @@ class LentMemory::Maker {
             .array = array};
   }
 
-  std::unique_ptr<LentRun> send(size_t digests, std::function<void()> done, const Peer* peer) {
-    std::unique_ptr<LentRun> run(
-        new LentRun(memory_.shared_from_this(), make_.run, make_.digest ? digests : 0, std::move(done)));
+  std::unique_ptr<LentRun> send(std::function<void()> done, const Peer* peer) {
+    std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> frames;  // all that can fail comes first
     for (const bool writable : {false, true}) {
       std::vector<ArenaDesc> descs;
       std::vector<int> fds;
@@ -178,15 +182,16 @@ class LentMemory::Maker {
         descs.push_back({.id = id, .bytes = lent.arena->bytes()});
         fds.push_back(lent.arena->fd_for_agent());
       }
-      lend(true, writable, descs, fds);
+      lend({.run = make_.run, .own = true, .writable = writable, .arenas = {}}, descs, fds, frames);
     }
     if (peer != nullptr) {
       std::vector<int> fds;
       for (const UniqueFd& fd : peer->fds) fds.push_back(fd.get());
-      lend(false, false, peer->arenas, fds);
+      lend({.run = make_.run, .own = false, .writable = false, .arenas = {}}, peer->arenas, fds, frames);
     }
+    for (auto& [message, fds] : frames) memory_.link_->send(message, std::move(fds));
     memory_.link_->send(make_);
-    return run;
+    return std::unique_ptr<LentRun>(new LentRun(memory_.shared_from_this(), make_, std::move(done)));
   }
 
  private:
@@ -199,16 +204,13 @@ class LentMemory::Maker {
     }
     return std::nullopt;
   }
-  void lend(bool own, bool writable, std::span<const ArenaDesc> arenas, std::span<const int> fds) {
-    for (size_t i = 0; i < arenas.size(); i += kLentArenasPerFrame) {
-      const size_t count = std::min(kLentArenasPerFrame, arenas.size() - i);
-      LendArenas message{.run = make_.run, .own = own, .writable = writable, .arenas = {}};
-      std::vector<UniqueFd> copies;
-      for (size_t k = i; k < i + count; ++k) {
-        message.arenas.push_back(arenas[k]);
-        copies.push_back(duplicate_fd(fds[k]));
-      }
-      memory_.link_->send(message, std::move(copies));
+  // `message` for every so many of `arenas`, with copies of their descriptors.
+  static void lend(const LendArenas& message, std::span<const ArenaDesc> arenas, std::span<const int> fds,
+                   std::vector<std::pair<LendArenas, std::vector<UniqueFd>>>& frames) {
+    for (size_t i = 0; i < arenas.size(); ++i) {
+      if (i % kLentArenasPerFrame == 0) frames.emplace_back(message, std::vector<UniqueFd>());
+      frames.back().first.arenas.push_back(arenas[i]);
+      frames.back().second.push_back(duplicate_fd(fds[i]));
     }
   }
 
@@ -230,7 +232,7 @@ std::unique_ptr<LentRun> LentMemory::make_source(const std::string& peer_name, s
                                       .src = maker.place(route.what.dtype, route.src, route.data, false),
                                       .dst = {},
                                       .dst_dtype = route.what.dtype});
-  return maker.send(routes.size(), std::move(done), nullptr);
+  return maker.send(std::move(done), nullptr);
 }
 
 std::unique_ptr<LentRun> LentMemory::make_pull(const Peer& peer, std::span<const PullRoute> routes, bool digest,
@@ -247,7 +249,7 @@ std::unique_ptr<LentRun> LentMemory::make_pull(const Peer& peer, std::span<const
                                               .array = route.src},
                                       .dst = maker.place(route.dst_dtype, route.dst, route.data, true),
                                       .dst_dtype = route.dst_dtype});
-  return maker.send(routes.size(), std::move(done), &peer);
+  return maker.send(std::move(done), &peer);
 }
 
 std::unique_ptr<LentRun> LentMemory::make_copy(std::span<const PullRoute> routes, std::function<void()> done) {
@@ -259,14 +261,18 @@ std::unique_ptr<LentRun> LentMemory::make_copy(std::span<const PullRoute> routes
                                       .dst = maker.place(route.dst_dtype, route.dst, route.data, true),
                                       .dst_dtype = route.dst_dtype});
   }
-  return maker.send(routes.size(), std::move(done), nullptr);
+  return maker.send(std::move(done), nullptr);
 }
 
 // --- a run
 // --------------------------------------------------------------------------------------------------------
 
-LentRun::LentRun(std::shared_ptr<LentMemory> memory, uint32_t number, size_t digests, std::function<void()> done)
-    : memory_(std::move(memory)), number_(number), done_(std::move(done)), digests_(digests) {
+LentRun::LentRun(std::shared_ptr<LentMemory> memory, const MakeRun& made, std::function<void()> done)
+    : memory_(std::move(memory)),
+      number_(made.run),
+      done_(std::move(done)),
+      digests_(made.digest ? made.routes.size() : 0) {
+  for (const LentRoute& route : made.routes) bytes_ += bytes_of(route.what.dtype, route.what.region.size());
   memory_->runs_.emplace(number_, this);
 }
 
@@ -274,6 +280,10 @@ LentRun::~LentRun() {
   TESSERA_CHECK(!running_);
   memory_->runs_.erase(number_);
   memory_->link_->send(DropRun{.run = number_});
+}
+
+void LentRun::set_bytes_done(int64_t bytes) {
+  bytes_done_ = std::clamp<int64_t>(bytes, 0, bytes_);
 }
 
 void LentRun::give_ring(UniqueFd ring) {

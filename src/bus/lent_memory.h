@@ -25,6 +25,7 @@
 #include "bus/lending_messages.h"
 #include "bus/link.h"
 #include "bus/local_tensors.h"
+#include "bus/rendezvous.h"
 #include "bus/stopped_peer.h"
 #include "exec/pull.h"
 #include "exec/route.h"
@@ -39,7 +40,8 @@ namespace tessera::bus {
 
 class LentRun;
 
-// Of one batch. holds(), describe() and sync() from any thread; the rest on the agent's loop, where runs belong, too.
+// Of one batch. What does not change, and sync(), from any thread; the rest on the agent's loop, where runs belong,
+// too.
 class LentMemory : public std::enable_shared_from_this<LentMemory> {
  public:
   // `bytes` of addresses for what `worker` lends. Throws Error(kResourceExhausted).
@@ -83,9 +85,9 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   // A copy between tensors of the worker and memory of the agent's, either way. A route's source is given by address
   // (kPrivate).
   std::unique_ptr<LentRun> make_copy(std::span<const PullRoute> routes, std::function<void()> done);
-  // Returns once the worker has made all runs so far. Throws what that failed with, kPeerLost, kDeadlineExceeded. Not
-  // on the loop.
-  void sync(Deadline deadline);
+  // Returns once the worker has made all runs so far. Throws what that failed with, kPeerLost (also where the worker is
+  // stopped), kDeadlineExceeded, kCancelled. Not on the loop.
+  void sync(const Patience& patience);
 
  private:
   friend class LentRun;
@@ -111,7 +113,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   TimePoint heard_{};
 
   std::mutex mutex_;  // what follows
-  std::condition_variable changed_;
+  std::condition_variable_any changed_;
   uint32_t last_sync_ = 0;
   Synced synced_;
   Status lost_;
@@ -133,12 +135,14 @@ class LentRun final : public Run {
 
  private:
   friend class LentMemory;
-  LentRun(std::shared_ptr<LentMemory> memory, uint32_t number, size_t digests, std::function<void()> done);
+  LentRun(std::shared_ptr<LentMemory> memory, const MakeRun& made, std::function<void()> done);
   void end(const Status& status);
+  void set_bytes_done(int64_t bytes);  // as the worker says
 
   const std::shared_ptr<LentMemory> memory_;
   const uint32_t number_;
   const std::function<void()> done_;
+  int64_t bytes_ = 0;  // of all its routes
   bool running_ = false;
   uint32_t epoch_ = 0;
   std::atomic<int64_t> bytes_done_{0};

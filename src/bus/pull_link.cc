@@ -1,6 +1,7 @@
 #include "bus/pull_link.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/fail.h"
@@ -159,15 +160,15 @@ void PullLink::handle_prepared(Frame& frame) {
   if (ready_ || programs_.empty()) fail(ErrorCode::kMismatch, "Prepared out of turn");
   if (frame.fds.size() != (rings() ? 1u : 0u))
     fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
-  if (rings() && !lent_runs_.empty())
-    lent_runs_.front()->give_ring(std::move(frame.fds[0]));
-  else if (rings())
-    ring_ = BounceRing::open(std::move(frame.fds[0]), name_);
-  for (auto& run : std::exchange(lent_runs_, {})) runs_.push_back(std::move(run));
-  for (const auto& program : programs_)
-    if (options_.runs && runs_.size() < programs_.size())
+  if (rings()) ring_ = BounceRing::open(duplicate_fd(frame.fds[0].get()), name_);  // what is no ring is refused here
+  if (!lent_runs_.empty()) {
+    if (std::exchange(ring_, nullptr)) lent_runs_.front()->give_ring(std::move(frame.fds[0]));
+    std::ranges::move(std::exchange(lent_runs_, {}), std::back_inserter(runs_));
+  } else if (options_.runs) {
+    for (const auto& program : programs_)
       runs_.push_back(
           std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_)));
+  }
   if (options_.runs) run_ = runs_.front().get();
   offers_.reserve(kMaxSlots);
   ready_ = true;

@@ -378,7 +378,9 @@ void SenderBatch::await_readers() {
         [&] { idle = std::ranges::all_of(sessions_, [](const auto& entry) { return entry.second->idle(); }); });
     if (idle) return;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return decisions_ != seen; });
+    if (changed_.wait_for(lock, kStopPeriod, [&] { return decisions_ != seen; }) || !setup_.lent) continue;
+    lock.unlock();
+    setup_.agent->run_on_loop([this] { setup_.lent->end_if_stopped(); });
   }
 }
 

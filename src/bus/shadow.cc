@@ -17,7 +17,7 @@ constexpr uint64_t kSlotAlignment = 4096;
 }  // namespace
 
 Shadow::Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
-               uint32_t slots, Deadline deadline, std::function<void()> done)
+               uint32_t slots, const Patience& patience, std::function<void()> done)
     : agent_(agent), done_(std::move(done)), run_done_(agent.loop(), [this] { finish(); }) {
   const Rank rank = agent_.identity().rank;
   std::vector<uint32_t> ties(tensors.size());
@@ -39,7 +39,7 @@ Shadow::Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::sp
       agent_.run_on_loop([&] {
         for (uint32_t slot = 0; slot < slots; ++slot) runs_.push_back(lent->make_copy(routes_of(slot), run_done));
       });
-      lent->sync(deadline);  // the worker maps it before any peer is given it: nobody can any more then
+      lent->sync(patience);  // the worker maps it before any peer is given it: nobody can any more then
     } catch (...) {
       agent_.run_on_loop([this] { runs_.clear(); });
       throw;

@@ -28,7 +28,7 @@ class Shadow {
   // `slots` copies; `lent`: null, or what some of the tensors lie in. Throws kResourceExhausted if there is not the
   // memory. `done` is called once the copying that copy() began has ended.
   Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
-         uint32_t slots, Deadline deadline, std::function<void()> done);
+         uint32_t slots, const Patience& patience, std::function<void()> done);
   ~Shadow();
   Shadow(const Shadow&) = delete;
   Shadow& operator=(const Shadow&) = delete;

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "bus/embedded.h"
 #include "bus/local_tensors.h"
+#include "bus/records.h"
 #include "device/shared_arena.h"
 #include "tessera/memory.h"
 
@@ -134,7 +135,6 @@ void WorkerSession::end() {
     idle_.wait(lock, [this] { return serving_ == 0; });  // all that waits has been told to stop
     batches = std::exchange(batches_, {});
   }
-  if (commands_) commands_->close(failed(ErrorCode::kCancelled, "{} has gone", name()));
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [id, operation] : operations_) operations.push_back(operation);
@@ -151,6 +151,12 @@ void WorkerSession::end() {
     operation->wait_for(std::chrono::hours(1));  // each ends at its own deadline
   }
   operations.clear();
+  // Not before: a worker that is there is told how its last operation ended. Until then its memory is in use.
+  {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return operations_.empty(); });  // all have ended, and are about to tell
+  }
+  if (commands_) commands_->close(failed(ErrorCode::kCancelled, "{} has gone", name()));
   for (auto& [number, registered] : batches) close(*registered.batch);
   batches.clear();
   commands_.reset();
@@ -194,6 +200,8 @@ std::shared_ptr<PairClient> WorkerSession::pair(uint32_t number) const {
 
 std::shared_ptr<BatchImpl> WorkerSession::batch(uint32_t number) const {
   const std::lock_guard lock(mutex_);
+  if (retired_)
+    fail(ErrorCode::kPeerLost, "agent of {}: the session has ended", rank_name(options_.job, options_.rank));
   const auto it = batches_.find(number);
   if (it == batches_.end()) fail(ErrorCode::kNotFound, "agent: {} has no batch {}", name(), number);
   return it->second.batch;
@@ -301,8 +309,15 @@ void WorkerSession::execute(const Command& command, Replier& replier) {
   switch (static_cast<AgentCommand>(command.type)) {
     case AgentCommand::kSend:
     case AgentCommand::kRecv:
-    case AgentCommand::kStage:
+    case AgentCommand::kStage: {
+      if (!begin_serving())
+        fail(ErrorCode::kPeerLost, "agent of {}: the session has ended", rank_name(options_.job, options_.rank));
+      struct Served {
+        WorkerSession& session;
+        ~Served() { session.end_serving(); }
+      } served{*this};
       return transfer(command, replier);
+    }
     case AgentCommand::kCancel: {
       const auto operation = this->operation(read_message<CommandId>(command.payload, name()).id);
       return replier.succeed(message_bytes(Number{operation && operation->cancel() ? 1 : 0}));
@@ -341,9 +356,14 @@ void WorkerSession::transfer(const Command& command, Replier& replier) {
   }
   operation->on_end(
       [self = shared_from_this(), operation, id = command.id, owed = std::make_shared<Replier>(std::move(replier))] {
-        owed->succeed(message_bytes(state_of(*operation)));
+        OperationState state = state_of(*operation);
         const std::lock_guard lock(self->mutex_);
+        if (self->retired_ && state.status.code() == ErrorCode::kCancelled)  // not by the worker
+          state.status = failed(ErrorCode::kPeerLost, "agent of {}: the session has ended: {}",
+                                rank_name(self->options_.job, self->options_.rank), state.status.message());
+        owed->succeed(message_bytes(state));
         self->operations_.erase(id);
+        self->idle_.notify_all();
       });
 }
 

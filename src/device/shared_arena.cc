@@ -62,6 +62,7 @@ SharedArena::SharedArena(uint32_t id, UniqueFd fd, Access access, std::string_vi
   data_ = static_cast<std::byte*>(data);
   allocated_.emplace(0, bytes_);
   pristine_ = bytes_;
+  Metrics::process().shared_memory_bytes.add(static_cast<int64_t>(bytes_));
 }
 
 SharedArena::~SharedArena() {

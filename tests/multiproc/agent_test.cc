@@ -19,11 +19,6 @@ namespace {
 
 constexpr BatchOptions kStaged{.mode = Mode::kStaged};
 
-Side with_agent(Side side) {
-  side.agent = "daemon";
-  return side;
-}
-
 // A rank whose tensor lies in shared memory: what the agent sees as it is.
 int with_shared_batch(const Side& side, const std::string& store,
                       const std::function<int(Batch& batch, float* tensor)>& body) {

@@ -26,6 +26,11 @@ Side inference(Rank rank, int world) {
   return {.job = "inference", .peer = "trainer", .rank = rank, .world = world, .layout = std::to_string(world) + ":S1"};
 }
 
+Side with_agent(Side side) {
+  side.agent = "daemon";
+  return side;
+}
+
 std::vector<float> local_tensor(const Side& side) {
   const Layout layout = Layout::parse(side.layout).bind(side.shape);
   return std::vector<float>(static_cast<size_t>(layout.owned(side.shape, side.rank).size()) + 1);

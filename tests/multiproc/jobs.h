@@ -52,6 +52,7 @@ struct Side {
 // Rows at the trainer's ranks, columns at the inference job's.
 Side trainer(Rank rank, int world = 2);
 Side inference(Rank rank, int world = 2);
+Side with_agent(Side side);  // which has an agent daemon
 
 // The local tensor of a side, zeroed.
 std::vector<float> local_tensor(const Side& side);

@@ -5,9 +5,11 @@
 #include <signal.h>
 
 #include <fstream>
+#include <thread>
 
 #include "tests/multiproc/agents.h"
 #include "tests/multiproc/jobs.h"
+#include "tests/multiproc/raw_rank.h"
 
 namespace tessera::test {
 namespace {
@@ -15,9 +17,18 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-Side with_agent(Side side) {
-  side.agent = "daemon";
-  return side;
+ErrorCode code_of(const std::function<void()>& call) {
+  try {
+    call();
+    return ErrorCode::kOk;
+  } catch (const Error& error) {
+    return error.code();
+  }
+}
+
+void await_stop(pid_t pid) {
+  for (std::string stat; stat.find(") T ") == std::string::npos; std::this_thread::yield())
+    std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), stat);
 }
 
 // Of shared memory that a process has mapped and touched.
@@ -120,6 +131,47 @@ TEST(LentMemory, FailsWhatADeadWorkerHadPosted) {
   agents.wait(2 * hang_limit());
 }
 
+// An agent that is to end tells its worker how what it began has ended: until then the memory is in use.
+TEST(LentMemory, AnAgentThatEndsTellsTheOutcomeFirst) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  const Signal begun, ending;
+  const pid_t agent = agents.start_agent("trainer", 0);
+  agents.start("trainer/0", [&, store] {
+    const Side side = with_agent(trainer(0, 1));
+    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+      fill(side, tensor, 7);
+      Handle handle = batch.send(7);
+      REQUIRE_HERE(code_of([&] { handle.wait(); }) == ErrorCode::kDataLoss);
+      REQUIRE_HERE(code_of([&] { batch.send(8).wait(); }) == ErrorCode::kPeerLost);
+      return 0;
+    });
+  });
+  agents.start("inference/0", [&, store] {
+    RawRank raw(store, "inference", "trainer", 0, 1);
+    const Side side = inference(0, 1);
+    std::vector<float> tensor = local_tensor(side);
+    const TensorSpec spec{
+        .name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+    raw.exchange({&spec, 1}, false);
+    raw.attach_to(0, true);
+    REQUIRE_HERE(raw.next<bus::Offer>().version == 7);
+    raw.send(bus::Take{.version = 7, .epoch = 1});
+    (void)raw.next<bus::Grant>();
+    begun.raise();
+    ending.wait();
+    raw.send(bus::Done{7, 0, Status(ErrorCode::kDataLoss, "a digest differs")});
+    (void)raw.until<bus::Detach>();
+    return 0;
+  });
+  begun.wait();
+  ::kill(agent, SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it would have let go by then
+  ending.raise();
+  agents.wait(2 * hang_limit());
+}
+
 // The receiver hears whose fault it is, and the worker, once it is continued, that it was given up.
 TEST(LentMemory, AStoppedWorkerIsNamed) {
   ProcessGroup group;
@@ -135,8 +187,12 @@ TEST(LentMemory, AStoppedWorkerIsNamed) {
       return 1;
     });
   });
-  const pid_t receiver =
-      group.start("inference/0", [&, store] { return with_batch(inference(0, 1), store, receive_once); });
+  const pid_t receiver = group.start("inference/0", [&, store] {
+    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
+      await_stop(worker);
+      return receive_once(batch, tensor);
+    });
+  });
   const Outcome received = group.wait_for(receiver, 2 * hang_limit());
   EXPECT_EQ(received.status, kPeerLost) << received.output;
   EXPECT_THAT(received.output, AllOf(HasSubstr("trainer/0 has given up version 7"),
