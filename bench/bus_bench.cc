@@ -47,6 +47,7 @@ struct Scenario {
   BatchOptions sender{}, receiver{};
   std::string agent = "embedded";
   bool sharded = true;  // over the receivers; else each gets everything
+  bool shared = true;   // the tensors' memory
 };
 
 // Memory of all processes of a scenario.
@@ -80,7 +81,7 @@ double streaming_rate(size_t bytes, int repeat) {
   return static_cast<double>(bytes) / static_cast<double>(median(times));
 }
 
-// One rank: its tensors, in shared memory, registered.
+// One rank: its tensors, registered.
 class Member {
  public:
   Member(const Scenario& scenario, const std::string& store, bool sends, Rank rank) {
@@ -91,13 +92,10 @@ class Member {
     const auto bytes = static_cast<size_t>(layout.bind(shape).owned(shape, rank).size()) * 2;
     std::vector<TensorSpec> specs;
     for (int i = 0; i < scenario.tensors; ++i) {
-      memory_.push_back(SharedHeap::process().allocate(bytes));
-      std::fill_n(memory_.back().data(), bytes, std::byte{1});
-      specs.push_back({.name = fmt::format("t{}", i),
-                       .data = memory_.back().data(),
-                       .dtype = DType::kBF16,
-                       .shape = shape,
-                       .layout = layout});
+      std::byte* const data = allocate(bytes, scenario.shared);
+      std::fill_n(data, bytes, std::byte{1});
+      specs.push_back(
+          {.name = fmt::format("t{}", i), .data = data, .dtype = DType::kBF16, .shape = shape, .layout = layout});
     }
     bus_ = std::make_unique<Bus>(BusOptions{.job = sends ? "trainer" : "inference",
                                             .rank = rank,
@@ -118,7 +116,13 @@ class Member {
   int64_t register_ns() const { return register_ns_; }
 
  private:
+  std::byte* allocate(size_t bytes, bool shared) {
+    if (shared) return memory_.emplace_back(SharedHeap::process().allocate(bytes)).data();
+    return private_memory_.emplace_back(bytes).data();
+  }
+
   std::vector<SharedBuffer> memory_;
+  std::vector<std::vector<std::byte>> private_memory_;
   std::unique_ptr<Bus> bus_;
   std::unique_ptr<Pair> pair_;
   std::unique_ptr<Batch> batch_;
@@ -274,6 +278,13 @@ void measure(int64_t bytes, int repeat, const std::string& store) {
                            .sender = sender,
                            .receiver = receiver,
                            .agent = agent});
+    for (const auto& [name, mode] : {std::pair{"in place", kInPlace}, {"staged", kStaged}})
+      scenarios.push_back({.name = fmt::format("{}, private memory, {}", agent, name),
+                           .bytes = bytes,
+                           .sender = mode,
+                           .receiver = mode,
+                           .agent = agent,
+                           .shared = false});
     scenarios.push_back({.name = fmt::format("{}, 4 KiB", agent), .bytes = 4096, .agent = agent});
     scenarios.push_back({.name = fmt::format("{}, 10,000 x 4 KiB", agent),
                          .bytes = int64_t{10'000} * 4096,

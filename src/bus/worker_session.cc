@@ -312,10 +312,10 @@ void WorkerSession::execute(const Command& command, Replier& replier) {
     case AgentCommand::kStage: {
       if (!begin_serving())
         fail(ErrorCode::kPeerLost, "agent of {}: the session has ended", rank_name(options_.job, options_.rank));
-      struct Served {
+      struct Serving {
         WorkerSession& session;
-        ~Served() { session.end_serving(); }
-      } served{*this};
+        ~Serving() { session.end_serving(); }
+      } serving{*this};
       return transfer(command, replier);
     }
     case AgentCommand::kCancel: {
