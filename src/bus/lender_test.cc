@@ -140,16 +140,24 @@ TEST(Lender, BeginsAgainOnceARunThatWasGivenUpHasEnded) {
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 1), .src = kLentTensor, .dst = {}}}));
   worker.send(GiveRing{.run = 1}, ring_of(*ring));
-  worker.send(StartRun{.run = 1, .epoch = 1});
+  worker.send(source(2, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
+  worker.send(StartRun{.run = 1, .epoch = 1});  // nobody drains it
+  worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it is stopped")});
+  worker.send(StartRun{.run = 2, .epoch = 2});  // no other run overtakes it
   worker.send(StartRun{.run = 1, .epoch = 2});
-  ring->begin_consume(1);
-  EXPECT_EQ(ring->acquire(Deadline::after(kLendingLimit)).size(), 16u * 4);
-  ring->release();
-  EXPECT_EQ(worker.next<RunEnded>().epoch, 1u);
+  const auto first = worker.next<RunEnded>();
+  EXPECT_EQ(first.run, 1u);
+  EXPECT_EQ(first.epoch, 1u);
+  EXPECT_EQ(first.status.code(), ErrorCode::kPeerLost);
+  const auto second = worker.next<RunEnded>();
+  EXPECT_EQ(second.run, 2u);
+  EXPECT_TRUE(second.status.ok());
   ring->begin_consume(2);
   EXPECT_EQ(ring->acquire(Deadline::after(kLendingLimit)).size(), 16u * 4);
   ring->release();
-  EXPECT_EQ(worker.next<RunEnded>().epoch, 2u);
+  const auto third = worker.next<RunEnded>();
+  EXPECT_EQ(third.epoch, 2u);
+  EXPECT_TRUE(third.status.ok());
 }
 
 // A copy of the whole tensor to the agent's memory, or from there.
