@@ -155,8 +155,11 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     return post(AgentCommand::kStage, DaemonOperation::Kind::kStage, min_version, timeout);
   }
   int64_t commit() override {
+    fence();
     try {
-      return number(AgentMessage::kCommit, 0, kCopying);
+      const int64_t version = number(AgentMessage::kCommit, 0, kCopying);
+      fence();
+      return version;
     } catch (const Error&) {
       quiesce();
       throw;
@@ -197,6 +200,10 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   void quiesce() const {
     if (lender_) lender_->quiesce();
   }
+  // Between what the user does to the tensors and what the agent has this process do.
+  void fence() const {
+    if (lender_) lender_->fence();
+  }
 
   AgentSession& session() const { return bus_->session(); }
   std::string describe() const { return fmt::format("batch {} of pair {}", id_, pair_->name()); }
@@ -220,6 +227,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     if (current_ && !current_->wait_for(Timeout(0)))
       fail(ErrorCode::kInvalidArgument, "{}: an operation of {} is still under way: wait for its handle first",
            describe(), session().identity().name());
+    fence();
     CommandCall call = session().commands().post(
         static_cast<uint16_t>(command),
         message_bytes(TransferCommand{.batch = number_, .version = version, .timeout = timeout}),
@@ -303,7 +311,10 @@ bool DaemonOperation::settle(const Deadline& deadline) {
     if (error.code() == ErrorCode::kDeadlineExceeded && !outcome.done) return false;
     outcome.status = Status(error.code(), error.what());
   }
-  if (!outcome.status.ok()) batch_->quiesce();
+  if (outcome.status.ok())
+    batch_->fence();
+  else
+    batch_->quiesce();
   outcome.done = true;
   settled_ = true;
   const std::lock_guard lock(mutex_);

@@ -312,6 +312,11 @@ void Lender::handle_done(uint32_t number) {
   Entry& entry = runs_.at(number);
   entry.running = false;
   entry.ending = false;
+  {
+    const std::lock_guard lock(mutex_);  // before the agent hears of it: see fence()
+    --running_;
+    idle_.notify_all();
+  }
   const Status status = entry.run->status();
   RunEnded ended{
       .run = number, .epoch = entry.epoch, .bytes = entry.run->bytes_done(), .status = status, .digests = {}};
@@ -319,9 +324,6 @@ void Lender::handle_done(uint32_t number) {
   link_->send(ended);
   if (entry.dropped) loop_.post([this, number] { runs_.erase(number); });  // its signal is what calls
   begin_deferred();
-  const std::lock_guard lock(mutex_);
-  --running_;
-  idle_.notify_all();
 }
 
 void Lender::drop(uint32_t number) {

@@ -40,6 +40,10 @@ class Lender {
 
   // The agent's end; once.
   UniqueFd take_agent_end() { return std::move(agent_end_); }
+  // Orders the user's accesses and the runs': a run that begins later sees what this thread has written to the tensors,
+  // and this thread what the runs that have ended wrote. What lies between them is another process, of which the
+  // language's memory model knows nothing.
+  void fence() { const std::lock_guard lock(mutex_); }
   // For an operation that has failed: ends what is under way, and what the agent has said until now, and waits for it.
   // Then nothing touches the tensors until the agent begins a further operation. Any thread but its own.
   void quiesce();
