@@ -102,7 +102,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
   std::shared_ptr<BatchImpl> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
                                             Timeout timeout, const BatchOptions& batch_options,
-                                            std::shared_ptr<LentMemory> lent, UniqueFd socket) {
+                                            const std::shared_ptr<LentMemory>& lent, UniqueFd socket) {
     bus_->require_own_process();
     check_name("batch", id);
     if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
@@ -196,10 +196,10 @@ std::shared_ptr<BusClient> open_embedded(BusOptions options) {
 
 std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair, const std::string& id,
                                          std::span<const TensorSpec> tensors, bool sends, Timeout timeout,
-                                         const BatchOptions& options, std::shared_ptr<LentMemory> lent,
+                                         const BatchOptions& options, const std::shared_ptr<LentMemory>& lent,
                                          UniqueFd socket) {
-  return std::static_pointer_cast<EmbeddedPair>(pair)->register_batch(id, tensors, sends, timeout, options,
-                                                                      std::move(lent), std::move(socket));
+  return std::static_pointer_cast<EmbeddedPair>(pair)->register_batch(id, tensors, sends, timeout, options, lent,
+                                                                      std::move(socket));
 }
 
 std::shared_ptr<BatchImpl> embedded_batch(const std::shared_ptr<BatchClient>& batch) {

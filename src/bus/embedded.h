@@ -21,7 +21,7 @@ std::shared_ptr<BusClient> open_embedded(BusOptions options);
 // to who lends it.
 std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair, const std::string& id,
                                          std::span<const TensorSpec> tensors, bool sends, Timeout timeout,
-                                         const BatchOptions& options, std::shared_ptr<LentMemory> lent,
+                                         const BatchOptions& options, const std::shared_ptr<LentMemory>& lent,
                                          UniqueFd socket);
 
 // What its batches and operations are.
