@@ -102,10 +102,11 @@ class Daemon::Impl {
       {
         const std::lock_guard lock(mutex_);
         of_one_that_has_gone = current_;
-        stopped_ = true;
       }
       if (of_one_that_has_gone) of_one_that_has_gone->hasten();
       if (session_) leave();
+      const std::lock_guard lock(mutex_);
+      stopped_ = true;  // the last task has been started
       changed_.notify_all();
     });
     {
