@@ -45,13 +45,13 @@ class Seeds {
   }
 
   template <typename Message>
-  void add_bus(const Message& message) {
+  void add_bus(const Message& message, std::string_view which = {}) {
     ByteWriter out;
     message.write(out);
     const std::string bytes =
         frame(bus::kBusMagic, bus::kProtocolMax, static_cast<uint16_t>(Message::kType), out.view());
     bus_stream_ += bytes;
-    add("bus", std::string(to_string(Message::kType)), bytes);
+    add("bus", fmt::format("{}{}", to_string(Message::kType), which), bytes);
   }
 
   void add_store(std::string name, store::MessageType type, std::span<const std::byte> payload) {
@@ -99,6 +99,7 @@ void add_bus_messages(Seeds& seeds) {
   using namespace bus;
   const Status gone(ErrorCode::kPeerLost, "trainer/3 (pid 4711) has died");
   seeds.add_bus(Hello{1, 2, "0.1.0", "default", "trainer", 3, kSelf});
+  seeds.add_bus(Hello{.protocol_min = kProtocolMax + 1, .protocol_max = kProtocolMax + 2, .release = "99.1"}, "-later");
   seeds.add_bus(Welcome{1, "0.1.0", "inference", 0, kSelf});
   seeds.add_bus(Reject{ErrorCode::kMismatch, "no common protocol"});
   seeds.add_bus(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
@@ -162,6 +163,7 @@ void add_bus_messages(Seeds& seeds) {
                        .rank = 3,
                        .world = 4,
                        .incarnation = kSelf,
+                       .commands = {.queued = 2, .capacity = 63},
                        .waits = {{"evaluation/0 to register (pair weights, batch policy)", 1}},
                        .batches = {batch}});
 }
@@ -233,7 +235,7 @@ void add_records(Seeds& seeds) {
   seeds.add("records", "pair", "p" + PairRecord{rank, "inference"}.write());
   seeds.add("records", "manifest", "m" + ManifestRecord{of, {{embed, norm}}}.write());
   seeds.add("records", "batch",
-            "b" + BatchRecord{of, true, true, 7, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
+            "b" + BatchRecord{of, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
   seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());
   seeds.add("records", "renewal", "n" + RenewalRecord{of, {{17, 2}, {18, 1}}}.write());
   seeds.add("records", "registration", "g" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}.write());

@@ -19,6 +19,8 @@ CODES = (
     ("include/tessera/error.h", "ErrorCode", "docs/formats/bus-protocol.md"),
     ("include/tessera/dtype.h", "DType", "docs/formats/bus-protocol.md"),
 )
+# Has a row for each event of the log, and in its last paragraph each span of a trace.
+OBSERVED = "docs/metrics.md"
 MOST_LINES = {"ARCHITECTURE.md": 120}
 PATH = re.compile(r"(src|include|tools|tests|bench|fuzz|examples|docs|scripts|cmake|\.ci)/[\w./-]*")
 NAME = re.compile(r"([A-Z][a-z0-9]+){2,}|[a-z_0-9]+\(\)")
@@ -30,7 +32,7 @@ sources = "\n".join(
     path.read_text()
     for folder in ("include", "src", "tools")
     for path in (root / folder).rglob("*")
-    if path.suffix in {".h", ".cc"}
+    if path.suffix in {".h", ".cc"} and not path.stem.endswith("_test")
 )
 
 
@@ -72,7 +74,40 @@ def check_codes():
                 yield f"{page}: no \"{value} {name}\", {enum} of {header}"
 
 
-findings = [finding for document in documents for finding in check(document)] + list(check_codes())
+def events():
+    """(name, level) of every event that is logged."""
+    for level, arguments in re.findall(r"\blog_event\(\s*LogLevel::(\w+),([^{]*)\{", sources):
+        for name in re.findall(r'"([a-z_.]+)"', arguments):
+            yield name, level
+
+
+def spans():
+    """The name of every span and instant of a trace."""
+    constants = dict(re.findall(r'constexpr (?:char|const char\*|std::string_view) (k\w+)(?:\[\])? = "([^"]*)"', sources))
+    calls = r"(?:\bTraceSpan \w+|\bTrace::begin|\bTrace::instant|(?<![.:\w])begin(?:_operation)?|\benter)\(([^;{]*)"
+    for arguments in re.findall(calls, sources):
+        first = arguments.split(",")[0]
+        yield from re.findall(r'"([^"]+)"', first)
+        yield from (constants[name] for name in re.findall(r"\bk\w+", first) if name in constants)
+
+
+def compare(what, code, page):
+    for name in sorted(code - page):
+        yield f"{OBSERVED}: {what} {name} is not there"
+    for name in sorted(page - code):
+        yield f"{OBSERVED}: {what} {name} occurs nowhere in the sources"
+
+
+def check_observed():
+    text = (root / OBSERVED).read_text()
+    rows = re.findall(r"^\| ((?:`[a-z_]+\.[a-z_]+`(?:, )?)+) \| (\w+) \|", text, re.M)
+    documented = {f"{name} ({level})" for names, level in rows for name in re.findall(r"`([^`]+)`", names)}
+    yield from compare("event", {f"{name} ({level})" for name, level in events()}, documented)
+    paragraph = " ".join(text[text.index("A trace (") :].split())
+    yield from compare("span", set(spans()), set(re.findall(r"`([a-z ]+)`", paragraph)))
+
+
+findings = [finding for document in documents for finding in check(document)] + list(check_codes()) + list(check_observed())
 for finding in findings:
     print(finding)
 print(f"docs: {len(documents)} documents, {len(findings)} finding(s)")

@@ -3,20 +3,60 @@
 
     scripts/check_troubleshooting.py
 
-A message is the first text with a word in it that fail(), failed(), Error() or Status() is given. Not looked at: broken
-invariants (kInternal), what the system says (fail_errno), and what stands in tests or in models. An entry is a text in
-backquotes in a table's first column; "..." in it stands for anything.
+A message is the first text with a word in it that one of these is given: fail(), failed(), Error(), Status(); log().warn(),
+log().error(), log_event() at these levels; the exceptions of the command line's parser. Messages are also put together
+elsewhere, so that a text of some length that fmt::format() is given counts, too, and one that a check of an option
+returns, unless it only names something (NAMES). Not looked at: broken invariants (kInternal), what the system says
+(fail_errno), what is printed and no error, and what stands in tests or in models. An entry is a text in backquotes in a
+table's first column; "..." in it stands for anything.
 """
 import pathlib
 import re
 import sys
 
 PAGE = "docs/troubleshooting.md"
-CALL = re.compile(r"\b(?:fail|failed|Error|Status)\s*\(")
+CALL = re.compile(
+    r"\b(?P<error>fail|failed|Error|Status|CLI::\w*Error|log\(\)\.(?:warn|error))\s*\("
+    r"|\blog_event\((?P<event>)"
+    r"|(?<!fail_errno\()\bfmt::format\((?P<composed>)"
+)
+RETURNED = re.compile(r'\breturn [^;"]*"((?:[^"\\]|\\.)*)"')
+# What is composed or returned is a message from this many letters on, in more than one word.
+FEWEST_LETTERS = 14
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 # What comes before another message, and says nothing itself.
 PREFIX = re.compile(r"(((batch|pair|store|tensor) )?\0(: |, ))+\0")
 NOT_FOR_USERS = re.compile(r"_test\.cc|testing\.h|ring_model\.|command_probe\.h|test_actor\.")
+# These make what a command prints: plans, pictures, tables.
+NO_MESSAGES = re.compile(
+    r"src/plan/|src/base/metrics|src/device/host/device|src/transport/shm/transport"
+    r"|tools/(bench_report|doctor_checks|progress_bar|top_view)"
+)
+# Parts of messages that say who or what, and not that anything is wrong.
+NAMES = {
+    "agent: \0",
+    "a caller (pid \0)",
+    "all of job \0 (\0here: \0)",
+    "pid \0command \0role \0",  # of the runtime folder's notes
+    "an axis (name=size or size)",  # what layout text may hold, in "expected ..., got ..."
+    "at most \0 ranks in all",
+    "at most \0 placements",
+    "grant a lease of \0 s",
+    "received version \0",
+    "the end of the lease of \0",
+    "the handle of command \0",
+}
+# What the parser of the command line says by itself.
+PARSER = (
+    "\0 is required",
+    "\0: \0 required \0 missing",
+    "The following argument was not expected: \0",
+    "The following arguments were not expected: \0",
+    "Could not convert: \0 = \0",
+    "A subcommand is required",
+    "\0: At Most \0 required but received \0",
+    "\0 unit not recognized. Allowed values: \0",
+)
 WORD = re.compile(r"[A-Za-z]{3}")
 FIELD = re.compile(r"\{[^{}]*\}")
 
@@ -44,25 +84,52 @@ def arguments(text, begin):
         at += len(character)
 
 
+def plain_text(literal):
+    return FIELD.sub("\0", literal.replace("{{", "{ ").replace('\\"', '"').replace("\\n", "").replace("\\r", ""))
+
+
+def is_long(text):
+    """Whether it may be a message by itself; one that begins with a comma goes on where another ends."""
+    if text.startswith((",", "\0,")) or " " not in text.replace("\0", "").strip():
+        return False
+    return len(re.findall("[A-Za-z]", text)) >= FEWEST_LETTERS
+
+
 def messages():
     """(where, text) of every message; its fields are cut out of the text, and stand as NUL."""
+    for text in PARSER:
+        yield "CLI11", text
     for folder in ("include", "src", "tools"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in {".h", ".cc"} or NOT_FOR_USERS.search(path.name):
                 continue
             text = re.sub(r"(^|\s)//.*", "", path.read_text())
+            name = str(path.relative_to(root))
+
+            def where(found):
+                return f"{name}:{text.count(chr(10), 0, found.start()) + 1}"
+
             for call in CALL.finditer(text):
                 given = list(arguments(text, call.end()))
                 if any("kInternal" in code for code, _ in given):
                     continue
+                if call["event"] is not None:  # level, name, fields, message
+                    if "warn" not in given[0][0] and "err" not in given[0][0]:
+                        continue
+                    given = given[3:]
                 for _, literal in given:
-                    plain = FIELD.sub("\0", literal.replace("{{", "{ ").replace('\\"', '"').replace("\\n", ""))
+                    plain = plain_text(literal)
                     if PREFIX.fullmatch(plain):
                         break
                     if WORD.search(plain):
-                        where = f"{path.relative_to(root)}:{text.count(chr(10), 0, call.start()) + 1}"
-                        yield where, plain
+                        composed = call["composed"] is not None
+                        if plain not in NAMES and not (composed and (NO_MESSAGES.search(name) or not is_long(plain))):
+                            yield where(call), plain
                         break
+            if name.startswith("tools/option_checks"):
+                for found in RETURNED.finditer(text):
+                    if is_long(found[1]):
+                        yield where(found), plain_text(found[1])
 
 
 def entries():

@@ -39,6 +39,11 @@ class Agents(CommandTest):
             self.assertEqual(code, 130, errors)
         self.assertEqual([name for name in os.listdir(self.path / "run") if name.startswith("p-")], [])
 
+    def test_a_rank_is_a_number_from_0(self):
+        for wrong in ("-1", "abc", "1.5", ""):
+            result = self.finish(self.start("agent", "--job", "trainer", "--rank", wrong))
+            self.assert_one_line(result, 2, "--rank", f"a rank is a whole number from 0 (not \"{wrong}\")")
+
     def test_a_rank_has_one_agent(self):
         first, address = self.agent("trainer")
         second = self.start("agent", "--job", "trainer", "--rank", "0")

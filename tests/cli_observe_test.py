@@ -82,6 +82,21 @@ class Observed(CommandTest):
         names = [event["args"]["name"] for event in check_trace(self, trace) if event["name"] == "process_name"]
         self.assertEqual(names, ["tessera"])
 
+    def test_two_processes_do_not_write_one_trace(self):
+        trace = self.path / "trace.json"
+        self.environment["TESSERA_TRACE"] = str(trace)
+        first = self.store()
+        self.assert_one_line(self.run_command("store", "--listen", "127.0.0.1:0", "--trace", trace), 2,
+                             "another process writes it", "%p")
+        second = self.store()
+        for store, says in ((second, True), (first, False)):
+            store.send_signal(signal.SIGINT)
+            code, _, errors = self.finish(store)
+            self.assertEqual(code, 130)
+            self.assertEqual("TESSERA_TRACE: trace " in errors, says, errors)
+        pids = {event["pid"] for event in check_trace(self, trace)}
+        self.assertEqual(pids, {first.pid})
+
     def test_a_trace_of_a_transfer_has_the_structure_of_one(self):
         traces = [self.path / "send.json", self.path / "recv.json"]
         sender = self.sender(0, 1, ".*=1:R", None, "--trace", traces[0])
@@ -118,6 +133,24 @@ class Observed(CommandTest):
                 self.assertEqual((line["rank"], line["pair"], line["batch"]), (0, "weights", "checkpoint"))
         [done] = events["inference", "transfer.done"]
         self.assertEqual((done["version"], done["bytes"]), (1, 4 * 48 + 4 * 8 + 8))
+
+    def test_what_a_store_turns_away_is_an_event_with_its_caller(self):
+        self.environment.update(TESSERA_LOG_FORMAT="json")
+        store = self.start("store", "--listen", "127.0.0.1:0", "--json")
+        address = json.loads(store.stdout.readline())["address"]
+        host, port = address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), timeout=HANG) as stranger:
+            stranger.sendall(b"no hello at all, and worth a warning")
+            stranger.recv(1)
+        self.environment["TESSERA_TOKEN"] = "not the token of that store"
+        self.assertEqual(self.run_command("top", "--once", "--store", address)[0], 2)
+        store.send_signal(signal.SIGINT)
+        _, _, errors = self.finish(store)
+        lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+        self.assertEqual([line["event"] for line in lines], ["connection.closed", "connection.refused"], errors)
+        for line in lines:
+            self.assertEqual((line["level"], line["store"]), ("warn", address))
+            self.assertIn("peer", line)
 
     def test_any_process_on_the_bus_shows_what_the_environment_asks_for(self):
         self.environment.update(TESSERA_METRICS="0", TESSERA_TRACE=str(self.path / "trace-%p.json"))

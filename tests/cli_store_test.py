@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 import unittest
 
 import cli_test
@@ -60,6 +61,21 @@ class Tokens(StoreTest):
         self.transfer()
         self.environment["TESSERA_RUNTIME_DIR"] = own_folder
 
+    def test_a_token_that_cannot_be_used_is_said_at_once(self):
+        _, address = self.store()
+        missing = str(self.path / "no-such-file")
+        for given, expected in (({"TESSERA_TOKEN": "short"}, ["TESSERA_TOKEN has 5 bytes"]),
+                                ({"TESSERA_TOKEN_FILE": missing}, ["TESSERA_TOKEN_FILE cannot be read", missing]),
+                                ({"TESSERA_TOKEN": 20 * "x", "TESSERA_TOKEN_FILE": missing}, ["both set"])):
+            self.environment.update(given)
+            for url in (address, "tcp://127.0.0.1:1"):
+                begin = time.monotonic()
+                result = self.run_command("top", "--once", "--store", url)
+                self.assert_one_line(result, 2, *expected)
+                self.assertLess(time.monotonic() - begin, 4, result)
+            for variable in given:
+                del self.environment[variable]
+
     def test_a_store_that_others_can_reach_demands_a_token(self):
         self.assert_one_line(self.run_command("store", "--listen", "0.0.0.0:0"), 2, "TESSERA_TOKEN",
                              "TESSERA_TOKEN_FILE", "127.0.0.1")
@@ -90,6 +106,53 @@ class Tokens(StoreTest):
             self.assertEqual(code, 0, errors)
             self.assertNotIn("correct horse", output + errors)
             self.assertIn("(set)", output)
+
+
+class UnixSockets(StoreTest):
+    def setUp(self):
+        super().setUp()
+        self.socket = self.path / "store.sock"
+        self.url = f"unix://{self.socket}"
+
+    def test_a_killed_store_is_started_again_at_its_path(self):
+        first, address = self.store(listen=self.url)
+        self.assertEqual(address, self.url)
+        self.assert_one_line(self.run_command("store", "--listen", self.url), 2, str(self.socket), "already in use")
+        self.transfer()
+        first.kill()
+        first.wait(timeout=HANG)
+        self.assertTrue(self.socket.exists())
+        second, _ = self.store(listen=self.url)
+        self.transfer()
+        second.send_signal(signal.SIGTERM)
+        self.finish(second)
+        self.assertFalse(self.socket.exists())
+
+    def test_of_those_that_start_together_one_serves(self):
+        for _ in range(5):
+            first, _ = self.store(listen=self.url)
+            first.kill()
+            first.wait(timeout=HANG)
+            stores = [self.start("store", "--listen", self.url) for _ in range(4)]
+            deadline = time.monotonic() + HANG
+            while sum(store.poll() is None for store in stores) > 1:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            [serving] = [store for store in stores if store.poll() is None]
+            self.environment["TESSERA_STORE"] = self.url
+            self.assertEqual(self.run_command("top", "--once")[0], 0)
+            serving.send_signal(signal.SIGTERM)
+            self.finish(serving)
+
+    def test_what_is_no_socket_stays(self):
+        self.socket.write_text("precious")
+        self.assert_one_line(self.run_command("store", "--listen", self.url), 2, str(self.socket))
+        self.assertEqual(self.socket.read_text(), "precious")
+
+    def test_a_path_that_is_too_long_is_said_to_be(self):
+        result = self.run_command("store", "--listen", "unix://" + 120 * "x")
+        self.assert_one_line(result, 2, "has 120 bytes", "choose a shorter one")
+        self.assertNotIn("TESSERA_RUNTIME_DIR", result[2])
 
 
 class Data(StoreTest):
@@ -134,6 +197,19 @@ class Leftovers(StoreTest):
         self.assertEqual(self.doctor(), [found])
         self.assertEqual(self.doctor("--clean"), [])
         self.assertEqual(os.listdir(self.path / "run"), [])
+
+
+    def test_doctor_names_all_that_a_killed_host_may_have_left(self):
+        run = self.path / "run"
+        run.mkdir(mode=0o700)
+        names = ["store.leaving", "store.members", "store.members.new", "store.new"]
+        for name in names:
+            (run / name).touch(mode=0o600)
+        (found,) = self.doctor()
+        for name in names:
+            self.assertIn(name, found)
+        self.assertEqual(self.doctor("--clean"), [])
+        self.assertEqual(os.listdir(run), [])
 
 
 if __name__ == "__main__":

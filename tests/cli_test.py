@@ -373,6 +373,21 @@ class Others(CommandTest):
             self.assertEqual((code, errors), (0, ""))
             self.assertEqual(output.splitlines()[-1], f"inference/{rank} holds version 3, 0 elements wrong")
 
+    def test_a_killed_benchmark_leaves_nothing_that_the_next_start_does_not_clean(self):
+        temporary = self.path / "tmp"
+        temporary.mkdir()
+        run = self.path / "run"
+        self.environment["TMPDIR"] = str(temporary)
+        bench = self.start("bench", "--quick", "--size", "1MiB", "--repeat", "1000")
+        self.wait_for(run, "p-*/owner")
+        bench.kill()
+        bench.wait(timeout=HANG)
+        self.assertEqual(list(temporary.iterdir()), [])
+        deadline = time.monotonic() + HANG
+        while list(run.iterdir()):  # its ranks die with it
+            self.assertLess(time.monotonic(), deadline, list(run.iterdir()))
+            self.assertEqual(self.run_command("doctor", "--clean")[0], 0)
+
     def test_doctor_speaks_json(self):
         code, output, errors = self.run_command("doctor", "--json")
         self.assertEqual(code, 0, errors)

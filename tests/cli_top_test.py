@@ -86,6 +86,31 @@ class Top(CommandTest):
         for batch in second.values():
             self.assertGreater(batch["bytes_per_second"], 0)
 
+    def test_a_stopped_rank_is_called_stopped(self):
+        rank = self.sender(0, 2, ".*=2:R")
+        self.look_until(lambda look: look["ranks"])
+        rank.send_signal(signal.SIGSTOP)
+        look, [shown] = self.look_until(lambda look: [one for one in look["ranks"] if one["state"] == "stopped"])
+        self.assertIn(f"kill -CONT {rank.pid}", shown["why"])
+        _, output, _ = self.run_command("top", "--once")
+        self.assertIn(f"stopped (pid {rank.pid})", output)
+
+    def test_the_command_queue_of_an_agent_is_shown(self):
+        agent = self.start("agent", "--job", "trainer", "--rank", 0)
+        agent.stdout.readline()
+        self.sender(0, 2, ".*=2:R", None, "--agent", "daemon")
+        look, [queue] = self.look_until(
+            lambda look: [rank["command_queue"] for rank in look["ranks"] if rank["command_queue"]])
+        self.assertEqual(queue["queued"], 0)
+        self.assertGreater(queue["capacity"], 0)
+        _, output, _ = self.run_command("top", "--once")
+        self.assertIn(f"command queue of its agent: 0 of {queue['capacity']}", output)
+
+    def test_an_interval_is_a_number(self):
+        for wrong in ("nan", "inf", "0", "x"):
+            self.assert_one_line(self.run_command("top", "--once", "--interval", wrong), 2, "--interval",
+                                 "0.1 to 3600 seconds")
+
     def test_it_looks_again_until_it_is_interrupted(self):
         top = self.start("top", "--json", "--interval", "0.1")
         looks = [json.loads(top.stdout.readline()) for _ in range(3)]
@@ -96,6 +121,30 @@ class Top(CommandTest):
     def test_who_looks_does_not_become_the_store(self):
         self.assert_one_line(self.run_command("top", "--once", "--store", "auto"), 2, "nobody hosts it", "--store")
         self.assertFalse((self.path / "run" / "store.sock").exists())
+
+    def host(self):
+        """A process that hosts the store auto."""
+        self.environment["TESSERA_STORE"] = "auto"
+        host = self.sender(0, 2, ".*=2:R")
+        self.wait_for(self.path / "run", "store.sock")
+        self.look_until(lambda look: look["ranks"])
+        return host
+
+    def test_a_stopped_host_of_the_store_is_named_at_once(self):
+        host = self.host()
+        host.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        self.assert_one_line(self.run_command("top", "--once"), 2, f"its host (pid {host.pid}) is stopped")
+        self.assertLess(time.monotonic() - begin, 4)
+
+    def test_after_a_host_was_killed_nobody_hosts(self):
+        host = self.host()
+        host.kill()
+        host.wait(timeout=HANG)
+        self.assertTrue((self.path / "run" / "store.sock").exists())
+        begin = time.monotonic()
+        self.assert_one_line(self.run_command("top", "--once"), 2, "nobody hosts it")
+        self.assertLess(time.monotonic() - begin, 4)
 
 
 if __name__ == "__main__":

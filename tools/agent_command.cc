@@ -7,6 +7,7 @@
 
 #include "base/config.h"
 #include "bus/daemon.h"
+#include "bus/records.h"
 #include "tools/commands.h"
 #include "tools/interrupt.h"
 #include "tools/option_checks.h"
@@ -14,9 +15,11 @@
 namespace tessera::tools {
 namespace {
 
+constexpr int64_t kMaxRank = bus::kMaxWorld - 1;
+
 constexpr char kAgentExamples[] = R"(Examples:
   tessera agent --job trainer --rank 0
-  TESSERA_AGENT=daemon tessera send model.safetensors --job trainer --rank 0 ...
+  TESSERA_AGENT=daemon tessera send --checkpoint model.safetensors --job trainer --rank 0 --peer inference ...
 
 One agent a rank, started before or after the worker, on its machine and with its TESSERA_RUNTIME_DIR. It outlives the
 worker: what the worker had posted for sending from shared memory is sent to its end, and the next worker is waited
@@ -31,7 +34,9 @@ void add_agent_command(CLI::App& app, Run& run) {
   const auto json = std::make_shared<bool>(false);
   options->name_space = Config::get().name_space;
   command.add_option("--job", options->job, "Name of the worker's job")->required()->check(not_empty());
-  command.add_option("--rank", options->rank, "The worker's rank in it")->required()->check(CLI::NonNegativeNumber);
+  command.add_option("--rank", options->rank, "The worker's rank in it")
+      ->required()
+      ->check(whole_number("a rank", kMaxRank, 0));
   command.add_option("--namespace", options->name_space, "Of the run")->capture_default_str();
   command.add_flag("--json", *json, "Print {\"address\":\"...\"} when ready");
   command.callback([options, json, &run] {

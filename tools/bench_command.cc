@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,25 +52,6 @@ struct Options {
   }
 };
 
-// A folder of our own, which goes with the process that made it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() : path_((std::filesystem::temp_directory_path() / "tessera-bench-XXXXXX").string()) {
-    if (::mkdtemp(path_.data()) == nullptr) fail_errno(fmt::format("mkdtemp {}", path_));
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    if (::getpid() == owner_) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  const pid_t owner_ = ::getpid();
-  std::string path_;
-};
-
 void show_step(int step, int steps, const std::string& name) {
   if (::isatty(STDERR_FILENO) == 0) return;
   fmt::print(stderr, "\r\033[K{}/{} {}", step, steps, name);
@@ -85,8 +64,8 @@ void show_step(int step, int steps, const std::string& name) {
 class Benchmark {
  public:
   explicit Benchmark(const Options& options)
-      : process_(Process::start("bench", [&, folder = folder_.path()](const Process::Say& say) {
-          const bench::Report report = bench::run(options.run_options(), folder + "/run", show_step);
+      : process_(Process::start("bench", [&](const Process::Say& say) {
+          const bench::Report report = bench::run(options.run_options(), show_step);
           say(options.json ? bench::to_json(report) + "\n" : bench::to_table(report));
           report.status().throw_if_error();
           say("");
@@ -105,7 +84,6 @@ class Benchmark {
   }
 
  private:
-  TemporaryFolder folder_;
   Process process_;
 };
 

@@ -152,8 +152,7 @@ class Runner {
 
 }  // namespace
 
-Report run(const RunOptions& options, const std::string& runtime_dir, const OnStep& on_step) {
-  ::setenv("TESSERA_RUNTIME_DIR", runtime_dir.c_str(), 1);
+Report run(const RunOptions& options, const OnStep& on_step) {
   return Runner(options, on_step).run();
 }
 

@@ -20,7 +20,7 @@ struct RunOptions {
 using OnStep = std::function<void(int step, int steps, const std::string& name)>;
 
 // Throws kInvalidArgument if nothing is selected; failures of cases stand in the report. REQUIRES: the calling process
-// has one thread, and Config has not been read: the ranks' runtime folder is `runtime_dir`, whose parent exists.
-Report run(const RunOptions& options, const std::string& runtime_dir, const OnStep& on_step);
+// has one thread.
+Report run(const RunOptions& options, const OnStep& on_step);
 
 }  // namespace tessera::bench

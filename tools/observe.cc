@@ -12,7 +12,9 @@ namespace tessera::tools {
 void ObserveOptions::declare(CLI::App& command) {
   command.add_option("--metrics", metrics, "Serve metrics for Prometheus at [HOST]:PORT (default: TESSERA_METRICS)")
       ->check(not_empty());
-  command.add_option("--trace", trace, "Write a trace for Perfetto to this file (default: TESSERA_TRACE)")
+  command
+      .add_option("--trace", trace,
+                  "Write a trace for Perfetto to this file; %p in its name is the pid (default: TESSERA_TRACE)")
       ->check(not_empty());
   command.preparse_callback([this](size_t) { lasting = true; });
 }

@@ -9,16 +9,26 @@
 
 namespace tessera::tools {
 
-OptionCheck whole_number(std::string what, int64_t most) {
-  return [what = std::move(what), most](const std::string& text) -> std::string {
+OptionCheck whole_number(std::string what, int64_t most, int64_t least) {
+  return [what = std::move(what), most, least](const std::string& text) -> std::string {
     int64_t value = 0;
     const char* const last = text.data() + text.size();
     const auto [end, error] = std::from_chars(text.data(), last, value);
     const bool number = end == last && !text.empty();
-    if (number && error == std::errc() && value >= 1 && value <= most) return {};
+    if (number && error == std::errc() && value >= least && value <= most) return {};
     const bool too_large = number && !text.starts_with('-') && (error != std::errc() || value > most);
-    return fmt::format("{} is a whole number from 1{} (not {})", what, too_large ? fmt::format(" to {}", most) : "",
-                       checkpoint::shown(text));
+    return fmt::format("{} is a whole number from {}{} (not {})", what, least,
+                       too_large ? fmt::format(" to {}", most) : "", checkpoint::shown(text));
+  };
+}
+
+OptionCheck seconds_between(double least, double most) {
+  return [least, most](const std::string& text) -> std::string {
+    double value = 0;
+    const char* const last = text.data() + text.size();
+    const auto [end, error] = std::from_chars(text.data(), last, value);
+    if (end == last && error == std::errc() && value >= least && value <= most) return {};
+    return fmt::format("{} to {} seconds are possible (not {})", least, most, checkpoint::shown(text));
   };
 }
 

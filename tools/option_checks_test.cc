@@ -19,6 +19,19 @@ TEST(OptionChecks, AWholeNumberStandsAloneAndWithinItsBounds) {
   EXPECT_LT(check(std::string(10'000, '9')).size(), 200u);
 }
 
+TEST(OptionChecks, AWholeNumberMayBeginAtZero) {
+  const OptionCheck check = whole_number("a rank", 1000, 0);
+  for (const char* right : {"0", "1000"}) EXPECT_EQ(check(right), "") << right;
+  EXPECT_EQ(check("-1"), "a rank is a whole number from 0 (not \"-1\")");
+}
+
+TEST(OptionChecks, SecondsAreANumberWithinTheirBounds) {
+  const OptionCheck check = seconds_between(0.1, 3600);
+  for (const char* right : {"0.1", "1", "1e3", "3600"}) EXPECT_EQ(check(right), "") << right;
+  for (const char* wrong : {"0.09", "3601", "-1", "nan", "inf", "1e999", "", "x", "1s"})
+    EXPECT_EQ(check(wrong), "0.1 to 3600 seconds are possible (not \"" + std::string(wrong) + "\")");
+}
+
 TEST(OptionChecks, AnEmptyValueIsNoValue) {
   EXPECT_NE(not_empty()(""), "");
   EXPECT_EQ(not_empty()(" "), "");

@@ -73,8 +73,9 @@ void ask_agents(TopLook& look) {
     try {
       task();
     } catch (const Error& error) {
-      rank.state = TopRank::State::kSilent;
-      rank.why = error.what();
+      const bool stopped = is_stopped(rank.incarnation);
+      rank.state = stopped ? TopRank::State::kStopped : TopRank::State::kSilent;
+      rank.why = stopped ? fmt::format("continue it (kill -CONT {}) or end it", rank.incarnation.pid) : error.what();
     }
   };
   for (size_t i = 0; i < look.ranks.size(); ++i) {

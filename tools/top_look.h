@@ -15,6 +15,7 @@ struct TopRank {
   enum class State {
     kSeen,       // it has answered
     kSilent,     // it is of this machine and does not: `why` says more
+    kStopped,    // likewise, because its process is stopped
     kElsewhere,  // of another machine or container: what the store knows
     kDead,       // its process has ended, its lease not yet
   };

@@ -56,6 +56,12 @@ std::string doing_text(const bus::BatchReport& batch) {
   return text.empty() ? "idle" : text;
 }
 
+std::string state_text(const TopRank& rank) {
+  if (rank.state == TopRank::State::kSeen) return "no batch";
+  if (rank.state == TopRank::State::kStopped) return fmt::format("stopped (pid {})", rank.incarnation.pid);
+  return std::string(to_string(rank.state));
+}
+
 class Lines {
  public:
   template <typename... Args>
@@ -70,6 +76,11 @@ class Lines {
  private:
   std::string text_;
 };
+
+Json queue_json(const bus::CommandQueueReport& queue) {
+  if (queue.capacity == 0) return nullptr;
+  return {{"queued", queue.queued}, {"capacity", queue.capacity}};
+}
 
 Json waits_json(const std::vector<bus::Wait>& waits) {
   Json json = Json::array();
@@ -113,6 +124,8 @@ std::string_view to_string(TopRank::State state) {
       return "seen";
     case TopRank::State::kSilent:
       return "silent";
+    case TopRank::State::kStopped:
+      return "stopped";
     case TopRank::State::kElsewhere:
       return "elsewhere";
     case TopRank::State::kDead:
@@ -137,8 +150,8 @@ std::string top_text(const TopLook& now, const TopLook* before) {
     const std::string name = fmt::format("{}/{}", rank.job, rank.rank);
     const bool seen = rank.state == TopRank::State::kSeen;
     if (!seen || rank.report.batches.empty())
-      lines.add("{:<16} {:>8} {}{}{}", name, rank.incarnation.pid, seen ? "no batch" : to_string(rank.state),
-                rank.why.empty() ? "" : ": ", rank.why);
+      lines.add("{:<16} {:>8} {}{}{}", name, rank.incarnation.pid, state_text(rank), rank.why.empty() ? "" : ": ",
+                rank.why);
     for (const bus::BatchReport& batch : rank.report.batches) {
       const std::optional<double> rate = rate_of(now, before, rank, batch);
       lines.add("{:<16} {:>8} {:<20} {:<7} {:<16} {:>8} {:>8} {:>6} {:>9} {:>11}  {}", name, rank.incarnation.pid,
@@ -148,6 +161,8 @@ std::string top_text(const TopLook& now, const TopLook* before) {
                 seen ? doing_text(batch) : "as registered");
       lines.add_waits(batch.waits);
     }
+    if (const bus::CommandQueueReport& queue = rank.report.commands; queue.capacity > 0)
+      lines.add("  command queue of its agent: {} of {}", queue.queued, queue.capacity);
     lines.add_waits(rank.report.waits);
   }
   return lines.take();
@@ -166,6 +181,7 @@ std::string top_json(const TopLook& now, const TopLook* before) {
              {"release", rank.report.release},
              {"state", to_string(rank.state)},
              {"why", rank.why},
+             {"command_queue", queue_json(rank.report.commands)},
              {"waits", waits_json(rank.report.waits)},
              {"batches", Json::array()}};
     for (const bus::BatchReport& batch : rank.report.batches)

@@ -65,6 +65,23 @@ TEST(TopView, JsonHoldsAllOfIt) {
   EXPECT_EQ(shown["pairs"][0]["world"], 2);
 }
 
+TEST(TopView, AStoppedProcessIsNamed) {
+  TopLook now = look(0, 1);
+  now.ranks.back().state = TopRank::State::kStopped;
+  now.ranks.back().why = "continue it (kill -CONT 4711) or end it";
+  EXPECT_THAT(top_text(now, nullptr), HasSubstr("stopped (pid 4711): continue it (kill -CONT 4711) or end it"));
+  EXPECT_EQ(json::parse(top_json(now, nullptr))["ranks"][1]["state"], "stopped");
+}
+
+TEST(TopView, TheCommandQueueOfADaemonIsShown) {
+  TopLook now = look(0, 1);
+  EXPECT_THAT(top_text(now, nullptr), Not(HasSubstr("command queue")));
+  EXPECT_TRUE(json::parse(top_json(now, nullptr))["ranks"][1]["command_queue"].is_null());
+  now.ranks.back().report.commands = {.queued = 3, .capacity = 63};
+  EXPECT_THAT(top_text(now, nullptr), HasSubstr("command queue of its agent: 3 of 63"));
+  EXPECT_EQ(json::parse(top_json(now, nullptr))["ranks"][1]["command_queue"], (json{{"queued", 3}, {"capacity", 63}}));
+}
+
 TEST(TopView, WhatOthersSayLeavesTheTerminalAlone) {
   TopLook now = look(0, 1);
   now.ranks.back().report.batches.front().waits.front().text = "\x1b[2J\nnobody";

@@ -183,7 +183,7 @@ class Batch {
   Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
   // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
   // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a
-  // version; once data flows, it ends after kTransferTimeout without progress.
+  // version; once data flows, it ends after BusOptions::stall without progress.
   Handle recv(std::optional<int64_t> min_version = {}, Timeout timeout = kTransferTimeout);
   // Staged receiver: the first half of recv(). Ends once all ranks have decided to take the version; the registered
   // memory is as before until commit().
@@ -194,7 +194,7 @@ class Batch {
 
   // The version held (receiver: last received; sender: last sent); 0 before the first.
   int64_t version() const;
-  // Receiver: the newest complete version on offer, 0 if none; never blocks.
+  // Receiver: the newest complete version on offer, 0 if none; waits for no peer. A daemon is asked through its queue.
   int64_t newest() const;
   // Receiver: blocks until a version of at least `version` is on offer; returns it.
   int64_t wait_version(int64_t version, Timeout timeout = kTransferTimeout);

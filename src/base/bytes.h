@@ -92,6 +92,9 @@ class ByteReader {
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
 
+  // For what a later version may have more to say of.
+  void skip_rest() { bytes_ = {}; }
+
   size_t left() const { return bytes_.size(); }
   std::span<const std::byte> rest() { return take(left()); }
   // Throws unless everything was read.

@@ -39,9 +39,12 @@ EventLoop::~EventLoop() {
   stop();
 }
 
-void EventLoop::start() {
+void EventLoop::start(std::vector<LogField> fields) {
   TESSERA_CHECK(!thread_.joinable());
-  thread_ = start_thread(name_, [this] { run(); });
+  thread_ = start_thread(name_, [this, fields = std::move(fields)] {
+    const LogScope scope{std::span(fields)};
+    run();
+  });
 }
 
 void EventLoop::stop() {
@@ -141,7 +144,10 @@ void EventLoop::run_tasks() {
     const std::lock_guard lock(mutex_);
     running_.swap(tasks_);
   }
-  for (const Task& task : running_) guarded("a task", task);
+  for (Task& task : running_) {
+    guarded("a task", task);
+    task = nullptr;  // what it holds is let go before a later task is run, which somebody may be waiting for
+  }
   running_.clear();
 }
 

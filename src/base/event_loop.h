@@ -25,6 +25,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/log.h"
 
 namespace tessera {
 
@@ -41,8 +42,8 @@ class EventLoop {
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // Starts the thread. Once.
-  void start();
+  // Starts the thread. Once. Every line that it logs carries `fields`, whose texts must outlive the loop.
+  void start(std::vector<LogField> fields = {});
   // Ends the thread, after the callback in progress and all tasks posted so far, and joins it. Idempotent; not to be
   // called on the loop's thread. Without start() the tasks are destroyed.
   void stop();

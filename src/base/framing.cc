@@ -65,7 +65,13 @@ bool FrameReader::next(Frame& frame) {
   const auto unread = std::span(buffer_).subspan(begin_, end_ - begin_);
   if (ended_ && !unread.empty() && unread.size() < kFrameHeaderBytes)
     fail(ErrorCode::kPeerLost, "the stream ended inside a frame's header");
-  if (unread.size() < kFrameHeaderBytes) return false;
+  if (unread.size() < kFrameHeaderBytes) {
+    // What has come belongs to this frame, the one before has been taken.
+    if (fds_.size() > limits_.fds)
+      fail(ErrorCode::kInvalidArgument, "{} descriptors came with part of a frame's header, at most {} are allowed",
+           fds_.size(), limits_.fds);
+    return false;
+  }
   Header header;
   std::memcpy(&header, unread.data(), sizeof(header));
   if (header.magic != magic_)
@@ -82,6 +88,8 @@ bool FrameReader::next(Frame& frame) {
          header.fds, fds_.size());
   if (unread.size() - kFrameHeaderBytes < header.length) {
     if (ended_) fail(ErrorCode::kPeerLost, "the stream ended inside a frame of type {}", header.type);
+    if (fds_.size() > header.fds)  // nothing is kept that is not asked for, however slowly the rest may come
+      fail(ErrorCode::kInvalidArgument, "{} descriptors came that no frame announced", fds_.size() - header.fds);
     return false;
   }
 

@@ -40,7 +40,7 @@ struct FrameLimits {
 //
 // Anything malformed (magic, length or descriptors beyond the limits, an end inside a frame) throws Error; the caller
 // then closes the connection, the reader is of no more use. Memory grows with the bytes received, never with a length
-// merely announced.
+// merely announced; descriptors that no frame announces are not collected.
 class FrameReader {
  public:
   FrameReader(uint32_t magic, FrameLimits limits) : magic_(magic), limits_(limits) {}

@@ -162,6 +162,35 @@ TEST(FramingTest, UnannouncedDescriptorsAreRefusedAndClosed) {
   EXPECT_EQ(open_fds(), before);
 }
 
+TEST(FramingTest, DescriptorsThatNobodyAnnouncedAreNotCollectedWhileAFrameIsAwaited) {
+  const SocketPair pair = socket_pair();
+  const size_t before = open_fds();
+  {
+    std::vector<int> fds(kMaxFdsPerMessage, pair.first.get());
+    std::vector<std::byte> frame = header(kMagic, 100);
+    frame.resize(frame.size() + 100);
+    FrameReader reader(kMagic, {.payload_bytes = 100, .fds = kMaxFdsPerMessage});
+    const std::string error = error_of([&] {
+      for (const std::byte& byte : frame) {  // a byte a message, each with as many as it takes
+        ASSERT_EQ(send_some(pair.first.get(), std::span(&byte, 1), fds), 1U);
+        reader.fill(pair.second.get());
+        EXPECT_LE(open_fds(), before + 2 * kMaxFdsPerMessage);
+        if (reader.next()) break;
+      }
+    });
+    EXPECT_THAT(error, HasSubstr("descriptors came with part of a frame's header"));
+  }
+  EXPECT_EQ(open_fds(), before);
+  {
+    const std::array<int, 1> fds{pair.first.get()};
+    FrameReader reader(kMagic, {.payload_bytes = 100, .fds = 4});
+    const SocketPair other = socket_pair();
+    ASSERT_EQ(send_some(other.first.get(), header(kMagic, 100), fds), kFrameHeaderBytes);
+    EXPECT_THAT(error_of([&] { wait_frame(other.second.get(), reader, soon()); }),
+                HasSubstr("1 descriptors came that no frame announced"));
+  }
+}
+
 TEST(FramingTest, RandomBytesNeverYieldMoreThanTheyHold) {
   std::mt19937 random(7);
   for (int round = 0; round < 500; ++round) {

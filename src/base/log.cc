@@ -149,7 +149,7 @@ class LineFormatter final : public spdlog::formatter {
   const LogFormat format_;
 };
 
-LogScope::LogScope(std::initializer_list<LogField> fields)
+LogScope::LogScope(std::span<const LogField> fields)
     : count_(std::min(fields.size(), kMostFields)), outer_(current_scope) {
   std::copy_n(fields.begin(), count_, fields_.begin());
   current_scope = this;

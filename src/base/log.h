@@ -13,9 +13,10 @@
 // TESSERA_LOG_FORMAT sets the form (text, logfmt, json; default text). A line has the time, the level, process and
 // thread, the event's name and fields where it has some, and the message:
 //
-//   2026-01-31T12:00:00.000000 4711/4712 tessera-agent info: batch.registered job=trainer rank=0 batch=policy: 2
-//   tensors ts=2026-01-31T12:00:00.000000Z level=info pid=4711 tid=4712 thread=tessera-agent event=batch.registered
-//   job=trainer ...
+//   2026-01-31T12:00:00.000000 4711/4712 tessera-agent info: batch.registered job=trainer rank=0: 2 tensors
+//
+//   ts=2026-01-31T12:00:00.000000Z level=info pid=4711 tid=4712 thread=tessera-agent event=batch.registered job=...
+//
 //   {"ts":"2026-01-31T12:00:00.000000Z","level":"info","pid":4711,"tid":4712,"thread":"tessera-agent","event":...}
 //
 // Times are UTC. Fields and messages may hold what a peer sent: nothing in them ends the line or reaches a terminal as
@@ -30,6 +31,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -78,7 +80,8 @@ class LogScope {
  public:
   static constexpr size_t kMostFields = 6;
 
-  LogScope(std::initializer_list<LogField> fields);
+  LogScope(std::initializer_list<LogField> fields) : LogScope(std::span(fields)) {}
+  explicit LogScope(std::span<const LogField> fields);
   ~LogScope();
   LogScope(const LogScope&) = delete;
   LogScope& operator=(const LogScope&) = delete;

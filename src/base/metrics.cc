@@ -136,7 +136,9 @@ std::string Metrics::exposition() const {
   out.counter("tessera_commands_total", "Commands taken from the command queue", commands);
   out.counter("tessera_store_requests_total", "Requests made of the store", store_requests);
   out.counter("tessera_store_reconnects_total", "Connections to the store made after one was lost", store_reconnects);
-  out.gauge("tessera_shared_memory_bytes", "Bytes of shared memory that this process owns", shared_memory_bytes);
+  out.gauge("tessera_shared_memory_bytes",
+            "Bytes of shared memory of this process, and of the worker or agent that it works with",
+            shared_memory_bytes);
   return out.take();
 }
 

@@ -90,7 +90,7 @@ class Metrics {
   Counter commands;   // through the command queue
   Counter store_requests;
   Counter store_reconnects;
-  Gauge shared_memory_bytes;  // arenas of this process
+  Gauge shared_memory_bytes;  // arenas of this process, and those that SharedHeap::adopt() has mapped
 
   // One side's hold on a batch, while it lives: its version, in a series of its own where there is room for one.
   class Batch {

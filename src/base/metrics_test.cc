@@ -110,21 +110,42 @@ TEST(MetricsTest, NoCountIsLostBetweenThreads) {
   EXPECT_EQ(parse(metrics.exposition()).at("tessera_registration_seconds").series.at("_count"), 40'000);
 }
 
+// "side, outcome": the names in the labels of a family's series, or in a cell of the page, which may list values in
+// parentheses.
+std::string label_names(const Family& family) {
+  static const std::regex label(R"re(([a-z]+)="(?:[^"\\]|\\.)*")re");
+  std::string names;
+  const std::string series = family.series.empty() ? std::string() : family.series.begin()->first;
+  for (std::sregex_iterator at(series.begin(), series.end(), label), end; at != end; ++at)
+    if ((*at)[1] != "le") names += (names.empty() ? "" : ", ") + (*at)[1].str();
+  return names.empty() ? "-" : names;
+}
+std::string label_names(const std::string& cell) {
+  static const std::regex values(R"( \([^)]*\))");
+  return std::regex_replace(cell, values, "");
+}
+
 // docs/metrics.md has a row a family: | `name` | type | labels | meaning |.
 TEST(MetricsTest, TheDocumentedTableIsTheCodes) {
   std::ifstream page(TESSERA_METRICS_PAGE);
   ASSERT_TRUE(page) << TESSERA_METRICS_PAGE;
   static const std::regex row(R"(\| `(tessera_[a-z_]+)` \| (\w+) \| (.*) \| (.*) \|)");
   std::map<std::string, Family> documented;
+  std::map<std::string, std::string> labels;
   std::smatch match;
   for (std::string line; std::getline(page, line);)
-    if (std::regex_match(line, match, row)) documented[match[1]] = {.type = match[2], .help = match[4], .series = {}};
+    if (std::regex_match(line, match, row)) {
+      documented[match[1]] = {.type = match[2], .help = match[4], .series = {}};
+      labels[match[1]] = label_names(match[3].str());
+    }
   Metrics metrics;
+  const Metrics::Batch batch(metrics, "weights", "policy", TransferSide::kSend);
   const auto families = parse(metrics.exposition());
   for (const auto& [name, family] : families) {
     ASSERT_TRUE(documented.contains(name)) << name << " is not in docs/metrics.md";
     EXPECT_EQ(documented[name].type, family.type) << name;
     EXPECT_EQ(documented[name].help, family.help) << name;
+    EXPECT_EQ(labels[name], label_names(family)) << name;
   }
   for (const auto& [name, row_of_page] : documented)
     EXPECT_TRUE(families.contains(name)) << name << " is counted no more";

@@ -23,6 +23,7 @@ namespace {
 struct Stat {
   char state = 0;
   uint64_t start_time = 0;
+  bool is_stopped() const { return state == 'T' || state == 't'; }
 };
 
 // The command name (field 2) may hold spaces and parentheses, so counting starts behind its last ')'.
@@ -142,7 +143,11 @@ Liveness liveness_of(const Incarnation& incarnation) {
 bool is_stopped(const Incarnation& incarnation) {
   if (!has_our_pids(incarnation)) return false;
   const Stat stat = stat_of(incarnation.pid);
-  return stat.start_time == incarnation.start_time && (stat.state == 'T' || stat.state == 't');
+  return stat.start_time == incarnation.start_time && stat.is_stopped();
+}
+
+bool is_stopped(pid_t pid) {
+  return pid > 0 && stat_of(pid).is_stopped();
 }
 
 int usable_cpus() {

@@ -42,6 +42,8 @@ Liveness liveness_of(const Incarnation& incarnation);
 
 // Whether it is stopped now, by a signal or by a debugger. False where that cannot be seen from here.
 bool is_stopped(const Incarnation& incarnation);
+// The same of whatever process has that pid in this process' pid namespace.
+bool is_stopped(pid_t pid);
 
 // A pidfd of that very incarnation, readable once it has died. Empty if it is dead already or cannot be seen from here:
 // liveness_of() tells which.

@@ -51,7 +51,12 @@ void check_root(const std::string& root) {
 std::string plain_root(std::string root) {
   if (root.empty()) fail(ErrorCode::kInvalidArgument, "the runtime folder's path is empty");
   while (root.size() > 1 && root.ends_with('/')) root.pop_back();
-  SocketAddress::unix_path(root + "/" + std::string(kOwnNameBytes + 1 + RuntimeDir::kMaxNameBytes, 'x'));
+  const size_t bytes = root.size() + 1 + kOwnNameBytes + 1 + RuntimeDir::kMaxNameBytes;
+  if (bytes > SocketAddress::kMaxPathBytes)
+    fail(ErrorCode::kInvalidArgument,
+         "a socket in the runtime folder {} has a path of {} bytes, {} are possible: set TESSERA_RUNTIME_DIR to a "
+         "shorter folder",
+         root, bytes, SocketAddress::kMaxPathBytes);
   return root;
 }
 
@@ -67,22 +72,30 @@ bool same_file(int fd, const std::string& path) {
          held.st_dev == named.st_dev;
 }
 
-// Removes the folder of a dead process. Its lock file goes last, so that whoever finds the folder half removed can
-// tell; a folder without one is empty: its owner is just about to begin, and tries another name if it loses this race.
+// Removes a process's folder. The lock file goes last, so that whoever finds the folder half removed can tell; a folder
+// without one is empty.
+void remove_folder(const std::string& folder) {
+  std::error_code ignored;
+  std::vector<fs::path> entries;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) entries.push_back(entry.path());
+  for (const fs::path& entry : entries)
+    if (entry.filename() != "lock") fs::remove_all(entry, ignored);
+  ::unlink((folder + "/lock").c_str());
+  ::rmdir(folder.c_str());
+}
+
+// The same, once its process is dead. One without a lock is of a process that is just about to begin, and tries another
+// name if it loses this race, or of one that ended as it removed it.
 void remove_leftover(const std::string& folder) {
   const std::string lock_path = folder + "/lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (lock && (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 || !same_file(lock.get(), lock_path))) return;
-  if (lock) {
-    std::error_code ignored;
-    std::vector<fs::path> entries;
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) entries.push_back(entry.path());
-    for (const fs::path& entry : entries)
-      if (entry.filename() != "lock") fs::remove_all(entry, ignored);
-    ::unlink(lock_path.c_str());
-    log().info("removed {}, left over from a process that has died", folder);
+  if (!lock) {
+    ::rmdir(folder.c_str());
+    return;
   }
-  ::rmdir(folder.c_str());
+  remove_folder(folder);
+  log().info("removed {}, left over from a process that has died", folder);
 }
 
 std::vector<std::string> process_folders(const std::string& root) {
@@ -213,8 +226,7 @@ RuntimeDir::~RuntimeDir() {
 
 void RuntimeDir::remove_own() noexcept {
   if (!lock_ || owner_ != ::getpid()) return;
-  std::error_code ignored;
-  fs::remove_all(own_, ignored);
+  remove_folder(own_);
   lock_.reset();
 }
 

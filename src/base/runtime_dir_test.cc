@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <array>
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <thread>
 
 #include "base/fail.h"
@@ -60,6 +64,29 @@ TEST_F(RuntimeDirTest, AFolderOfOurOwnLivesAsLongAsTheObject) {
     const UniqueFd socket = listen_unix(dir.path("agent.sock"));
     EXPECT_EQ(entries(), 1U);
   }
+  EXPECT_EQ(entries(), 0U);
+}
+
+// Whoever is killed while it removes its folder leaves one that the next start can judge, and remove.
+TEST_F(RuntimeDirTest, AFoldersLockIsRemovedLast) {
+  std::optional<RuntimeDir> dir = RuntimeDir::open(root_);
+  for (const char* name : {"agent", "k", "zzz", "0"}) std::ofstream(dir->path(name)) << "x";
+  fs::create_directory(dir->path("deeper"));
+  const UniqueFd watch(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  ASSERT_GE(::inotify_add_watch(watch.get(), dir->own().c_str(), IN_DELETE), 0);
+  dir.reset();
+  std::array<char, 4096> buffer{};
+  const ssize_t got = ::read(watch.get(), buffer.data(), buffer.size());
+  std::vector<std::string> removed;
+  for (ssize_t at = 0; at < got;) {
+    inotify_event event{};
+    std::memcpy(&event, buffer.data() + at, sizeof(event));
+    if (event.len > 0) removed.emplace_back(buffer.data() + at + sizeof(event));
+    at += static_cast<ssize_t>(sizeof(event) + event.len);
+  }
+  EXPECT_EQ(removed.size(), 7U);
+  ASSERT_FALSE(removed.empty());
+  EXPECT_EQ(removed.back(), "lock");
   EXPECT_EQ(entries(), 0U);
 }
 

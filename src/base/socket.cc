@@ -133,10 +133,11 @@ std::vector<SocketAddress> SocketAddress::resolve(const HostPort& host_port) {
 SocketAddress SocketAddress::unix_path(const std::string& path) {
   sockaddr_un raw{};
   raw.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof(raw.sun_path) || path.find('\0') != std::string::npos)
+  static_assert(kMaxPathBytes == sizeof(raw.sun_path) - 1);
+  if (path.empty() || path.size() > kMaxPathBytes || path.find('\0') != std::string::npos)
     fail(ErrorCode::kInvalidArgument,
-         "socket path '{}' has {} bytes, a Unix socket takes 1 to {}: set TESSERA_RUNTIME_DIR to a shorter folder",
-         path, path.size(), sizeof(raw.sun_path) - 1);
+         "socket path '{}' has {} bytes, a Unix socket takes 1 to {}: choose a shorter one", path, path.size(),
+         kMaxPathBytes);
   std::memcpy(raw.sun_path, path.data(), path.size());
   SocketAddress address;
   const auto* bytes = reinterpret_cast<const std::byte*>(&raw);

@@ -37,7 +37,8 @@ class SocketAddress {
  public:
   // Asks the system's resolver, which may block on the network for other than numeric addresses and "localhost".
   static std::vector<SocketAddress> resolve(const HostPort& host_port);
-  // Throws kInvalidArgument when the path does not fit sun_path (107 bytes), naming TESSERA_RUNTIME_DIR.
+  static constexpr size_t kMaxPathBytes = 107;  // of a Unix socket's: sun_path without the zero at its end
+  // Throws kInvalidArgument when the path does not fit.
   static SocketAddress unix_path(const std::string& path);
 
   int family() const;

@@ -8,7 +8,8 @@
 namespace tessera {
 
 // Starts `body` on a thread called `name` (at most 15 characters reach the kernel). The thread blocks every signal, so
-// that the host program's handlers run on its own threads. `body` must not throw. Join the result.
+// that the host program's handlers run on its own threads. `body` must not throw. Join the result. Throws
+// Error(kResourceExhausted) where the process may have no more threads.
 std::thread start_thread(const std::string& name, std::function<void()> body);
 
 }  // namespace tessera

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -84,6 +86,19 @@ void append_metadata(std::string_view what, std::string_view name, pid_t pid, pi
                  "{{\"ph\":\"M\",\"name\":\"{}\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":", what, pid, tid);
   append_json_string(name, out);
   out += "}}";
+}
+
+// The file, empty, and locked as long as it is open: two writers would leave what neither can be read from.
+UniqueFd open_alone(const std::string& path) {
+  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
+  struct stat about{};
+  if (!file || ::fstat(file.get(), &about) != 0) fail_errno(fmt::format("trace {}", path));
+  if (!S_ISREG(about.st_mode)) return file;  // /dev/null
+  // A file system without locks is no reason to write no trace.
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    fail(ErrorCode::kAlreadyExists, "trace {}: another process writes it; %p in the path stands for the pid", path);
+  if (::ftruncate(file.get(), 0) != 0) fail_errno(fmt::format("trace {}", path));
+  return file;
 }
 
 std::string process_name() {
@@ -247,8 +262,7 @@ std::unique_ptr<Trace> Trace::start(const std::string& path) {
   State& state = State::get();
   const std::lock_guard lock(state.mutex);
   if (state.active) fail(ErrorCode::kAlreadyExists, "trace {}: this process writes another trace already", path);
-  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!file) fail_errno(fmt::format("trace {}", path));
+  UniqueFd file = open_alone(path);
   static const bool fork_handler = [] {
     return ::pthread_atfork(nullptr, nullptr, [] { on_.store(false, std::memory_order_relaxed); }) == 0;
   }();

@@ -38,8 +38,9 @@ class Trace {
   static bool on() { return on_.load(std::memory_order_relaxed); }
 
   // Writes a trace of this process to `path` from now until it is destroyed; what was there is replaced. One at a time:
-  // throws Error(kAlreadyExists) while another lives, and where `path` cannot be written. A write that fails later ends
-  // the trace with a warning in the log. A forked child traces nothing.
+  // throws Error(kAlreadyExists) while another lives, or another process writes that file (an flock tells), and Error
+  // where `path` cannot be written. A write that fails later ends the trace with a warning in the log. A forked child
+  // traces nothing.
   static std::unique_ptr<Trace> start(const std::string& path);
   ~Trace();
   Trace(const Trace&) = delete;

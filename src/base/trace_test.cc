@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/fail.h"
+#include "base/runtime_dir.h"
 #include "base/testing.h"
 #include "base/thread.h"
 
@@ -161,6 +162,24 @@ TEST_F(TraceTest, AKilledProcessLeavesAFileThatParses) {
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   EXPECT_GE(written(), 2 * Trace::kBufferEvents) << "all buffers that were full, and a file that is whole";
+}
+
+TEST_F(TraceTest, AFileThatAnotherProcessWritesIsLeftAlone) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto trace = Trace::start(path_);
+    while (true) ::pause();
+  }
+  const Deadline deadline = soon();
+  while (!is_lock_held(path_) && !deadline.passed()) std::this_thread::yield();
+  const std::string error = error_of([&] { Trace::start(path_); });
+  EXPECT_TRUE(error.find("another process writes it; %p in the path stands for the pid") != std::string::npos) << error;
+  EXPECT_FALSE(Trace::on());
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_NO_THROW(Trace::start(path_)) << "the lock goes with its process";
+  const auto first = Trace::start("/dev/null");
+  EXPECT_TRUE(Trace::on()) << "what is no file is not locked";
 }
 
 TEST_F(TraceTest, AForkedChildTracesNothingAndEnds) {

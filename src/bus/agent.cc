@@ -38,7 +38,7 @@ Agent::Agent(Identity identity, int threads)
       pull_pool_(threads, "tessera-pull"),
       source_pool_(threads, "tessera-src") {
   listen();
-  loop_.start();
+  loop_.start({{"job", identity_.job}, {"rank", identity_.rank}});
 }
 
 Agent::~Agent() {
@@ -129,26 +129,29 @@ Hello Agent::hello() const {
           .incarnation = incarnation_};
 }
 
-void Agent::check_welcome(Frame& frame, const std::string& expected_name) const {
+void Agent::check_welcome(Frame& frame, Link& link) const {
   if (frame.type != static_cast<uint16_t>(MessageType::kWelcome))
     fail(ErrorCode::kMismatch, "answered Hello with message {}", frame.type);
   const Welcome welcome = parse<Welcome>(frame.payload);
-  if (rank_name(welcome.job, welcome.rank) != expected_name)
+  if (welcome.protocol < kProtocolMin || welcome.protocol > kProtocolMax)
+    fail(ErrorCode::kMismatch, "answers (release {}) with protocol {}, and {} (release {}) speaks {} to {}",
+         welcome.release, welcome.protocol, identity_.name(), kVersion, kProtocolMin, kProtocolMax);
+  link.agree_on(welcome.protocol);
+  if (rank_name(welcome.job, welcome.rank) != link.name())
     fail(ErrorCode::kMismatch, "is {} now", rank_name(welcome.job, welcome.rank));
 }
 
 void Agent::accept_connections() {
   try {
     for (UniqueFd socket = accept_connection(listener_.get()); socket; socket = accept_connection(listener_.get())) {
-      require_same_user(socket.get());
+      const std::string caller = fmt::format("a caller (pid {})", require_same_user(socket.get()));
       if (waiting_.size() >= kMaxWaiting) {
-        log().warn("{}: a connection refused: {} wait already", identity_.name(), waiting_.size());
-        Metrics::process().connections_refused.add();
+        log_refusal(caller, failed(ErrorCode::kResourceExhausted, "{} wait already", waiting_.size()));
         continue;
       }
       const uint64_t id = next_id_++;
       Waiting& waiting = waiting_[id];
-      waiting.link = Link::adopt(loop_, std::move(socket), "a caller");
+      waiting.link = Link::adopt(loop_, std::move(socket), caller);
       waiting.link->set_handlers([this, id](Frame& frame) { handle_frame(id, frame); },
                                  [this, id](const Status&) { drop(id); });
       waiting.timer = loop_.add_timer_after(kHandshakeTimeout, [this, id] {
@@ -157,8 +160,7 @@ void Agent::accept_connections() {
       });
     }
   } catch (const Error& error) {
-    log().warn("{}: a connection refused: {}", identity_.name(), error.what());
-    Metrics::process().connections_refused.add();
+    log_refusal("a caller", Status(error.code(), error.what()));
     if (error.code() != ErrorCode::kResourceExhausted) return;
     // Out of descriptors: the caller still waits in the backlog, and would wake this loop without end.
     loop_.remove_fd(listener_.get());
@@ -172,21 +174,23 @@ void Agent::handle_frame(uint64_t id, Frame& frame) {
   if (is(MessageType::kHello) && waiting.hello.job.empty()) {
     waiting.hello = parse<Hello>(frame.payload);
     const Hello& hello = waiting.hello;
-    const std::string caller = rank_name(hello.job, hello.rank);
-    if (hello.protocol_max < kProtocolMin || hello.protocol_min > kProtocolMax) {
+    if (!hello.speaks_ours()) {
       reject(id, failed(ErrorCode::kMismatch,
-                        "no common protocol: {} (release {}) speaks {} to {}, {} (release {}) speaks {} to {}", caller,
-                        hello.release, hello.protocol_min, hello.protocol_max, identity_.name(), kVersion, kProtocolMin,
-                        kProtocolMax));
+                        "no common protocol: {} (release {}) speaks {} to {}, {} (release {}) speaks {} to {}",
+                        waiting.link->name(), hello.release, hello.protocol_min, hello.protocol_max, identity_.name(),
+                        kVersion, kProtocolMin, kProtocolMax));
       return;
     }
+    const std::string caller = rank_name(hello.job, hello.rank);
     if (hello.name_space != identity_.name_space) {
       reject(id, failed(ErrorCode::kMismatch, "{} is of namespace {}, {} of {}", caller, hello.name_space,
                         identity_.name(), identity_.name_space));
       return;
     }
     waiting.link->set_name(caller);
-    waiting.link->send(Welcome{.protocol = std::min(hello.protocol_max, kProtocolMax),
+    const uint16_t protocol = std::min(hello.protocol_max, kProtocolMax);
+    waiting.link->agree_on(protocol);
+    waiting.link->send(Welcome{.protocol = protocol,
                                .release = kVersion,
                                .job = identity_.job,
                                .rank = identity_.rank,
@@ -223,6 +227,7 @@ Report Agent::report() const {
                 .rank = identity_.rank,
                 .world = identity_.world,
                 .incarnation = incarnation_,
+                .commands = command_queue_ ? command_queue_() : CommandQueueReport{},
                 .waits = waits_.now()};
   for (const Inspected* batch : inspected_) report.batches.push_back(batch->report());
   return report;
@@ -238,8 +243,7 @@ void Agent::hand_over(uint64_t id, Acceptor& acceptor) {
     acceptor.accept({waiting.link, std::move(waiting.hello), std::move(*waiting.attach)});
   } catch (const std::exception&) {
     const Status status = status_of_current_exception();
-    log().warn("{}: {} refused: {}", identity_.name(), link->name(), status.message());
-    Metrics::process().connections_refused.add();
+    log_refusal(link->name(), status);
     link->reject(status);
   }
 }
@@ -247,10 +251,14 @@ void Agent::hand_over(uint64_t id, Acceptor& acceptor) {
 void Agent::reject(uint64_t id, const Status& status) {
   const auto it = waiting_.find(id);
   if (it == waiting_.end()) return;
-  log().warn("{}: a caller refused: {}", identity_.name(), status.message());
-  Metrics::process().connections_refused.add();
+  log_refusal(it->second.link->name(), status);
   it->second.link->reject(status);
   drop(id);
+}
+
+void Agent::log_refusal(const std::string& caller, const Status& why) {
+  log_event(LogLevel::warn, "connection.refused", {{"peer", caller}}, "{}", why.message());
+  Metrics::process().connections_refused.add();
 }
 
 void Agent::drop(uint64_t id) {

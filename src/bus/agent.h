@@ -86,6 +86,8 @@ class Agent {
   void add_inspected(const Inspected* batch) { inspected_.push_back(batch); }
   void remove_inspected(const Inspected* batch) { std::erase(inspected_, batch); }
   WaitList& waits() { return waits_; }
+  // What report() says of the worker's command queue; without one, nothing. On the loop.
+  void set_command_queue(std::function<CommandQueueReport()> queue) { command_queue_ = std::move(queue); }
 
   // Connects to another agent and says Hello; blocks. The link's handlers are the caller's to set, on the loop's
   // thread, before any frame is read: `on_link` runs there.
@@ -93,8 +95,9 @@ class Agent {
             const std::function<void(std::shared_ptr<Link>)>& on_link);
   // The caller's first message on a new link.
   Hello hello() const;
-  // Checks an answer to Hello: throws kMismatch for another peer than expected.
-  void check_welcome(Frame& frame, const std::string& expected_name) const;
+  // Checks an answer to Hello: throws kMismatch for another peer than the one `link` is named after, and for a protocol
+  // that this release does not speak; else the link speaks that.
+  void check_welcome(Frame& frame, Link& link) const;
 
   // Runs `task` on the loop's thread and waits until it has run; rethrows what it throws.
   template <typename Task>
@@ -117,6 +120,7 @@ class Agent {
   Report report() const;
   void hand_over(uint64_t id, Acceptor& acceptor);
   void reject(uint64_t id, const Status& status);
+  static void log_refusal(const std::string& caller, const Status& why);
   void drop(uint64_t id);
 
   const Identity identity_;
@@ -132,6 +136,7 @@ class Agent {
   std::atomic<int64_t> plans_{0};
   WaitList waits_;
   std::vector<const Inspected*> inspected_;
+  std::function<CommandQueueReport()> command_queue_;
   uint64_t next_id_ = 1;
   std::map<uint64_t, Waiting> waiting_;
   std::map<std::string, Acceptor*, std::less<>> sessions_;

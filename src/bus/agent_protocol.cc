@@ -4,12 +4,14 @@
 #include <xxhash.h>
 
 #include "base/fail.h"
+#include "bus/layout_table.h"
 #include "bus/messages.h"
 
 namespace tessera::bus {
 namespace {
 
 constexpr uint32_t kMaxLayoutText = 64 << 10;
+constexpr uint32_t kNoLayout = UINT32_MAX;  // that of the pair, or replicated
 constexpr uint32_t kMaxUrl = 4096;
 constexpr size_t kMaxStatusText = 700;  // in a record of the queue
 
@@ -70,6 +72,7 @@ void OpenSession::write(ByteWriter& out) const {
   out.put(protocol_min);
   out.put(protocol_max);
   out.put_string(release);
+  if (!speaks_ours()) return;
   worker.write(out);
   out.put_string(options.job);
   out.put(options.rank);
@@ -87,6 +90,10 @@ OpenSession OpenSession::read(ByteReader& in) {
   open.protocol_min = in.get<uint16_t>();
   open.protocol_max = in.get<uint16_t>();
   open.release = in.get_string(64);
+  if (!open.speaks_ours()) {
+    in.skip_rest();
+    return open;
+  }
   open.worker = Incarnation::read(in);
   open.options.job = in.get_string(kMaxNameBytes);
   open.options.rank = in.get<Rank>();
@@ -97,6 +104,7 @@ OpenSession OpenSession::read(ByteReader& in) {
   open.options.digest = in.get_bool();
   open.options.timeout = read_timeout(in);
   open.options.stall = read_timeout(in);
+  in.skip_rest();  // a later version may have more to say
   return open;
 }
 
@@ -177,12 +185,18 @@ void RegisterCall::write(ByteWriter& out) const {
   out.put(static_cast<int32_t>(options.snapshots));
   out.put(static_cast<uint8_t>(options.pinned));
   out.put(lent_bytes);
+  LayoutTableWriter layouts;
+  std::vector<uint32_t> layout_of;
+  for (const Tensor& tensor : tensors)
+    layout_of.push_back(tensor.spec.layout == Layout{} ? kNoLayout : layouts.add(tensor.spec.layout));
+  layouts.write(out);
   out.put(static_cast<uint32_t>(tensors.size()));
-  for (const Tensor& tensor : tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
     out.put_string(tensor.spec.name);
     out.put(tensor.spec.dtype);
     write_dims(tensor.spec.shape, out);
-    write_layout(tensor.spec.layout, out);
+    out.put(layout_of[i]);
     write_dims(tensor.spec.strides, out);
     out.put(static_cast<uint8_t>(tensor.place.has_value()));
     if (!tensor.place) continue;
@@ -203,12 +217,14 @@ RegisterCall RegisterCall::read(ByteReader& in) {
   call.options.snapshots = in.get<int32_t>();
   call.options.pinned = in.get_bool();
   call.lent_bytes = in.get<uint64_t>();
+  LayoutTable layouts = LayoutTable::read(in, "Register");
   call.tensors.resize(in.get_count(kMaxTensors, kLeastTensor));
   for (Tensor& tensor : call.tensors) {
     tensor.spec.name = in.get_string(kMaxNameBytes);
     tensor.spec.dtype = in.get_enum(kLastDType);
     tensor.spec.shape = read_dims(in);
-    tensor.spec.layout = read_layout(in);
+    const auto layout = in.get<uint32_t>();
+    if (layout != kNoLayout) tensor.spec.layout = layouts.take(layout, tensor.spec.name);
     tensor.spec.strides = read_dims(in);
     if (!in.get_bool()) continue;
     const auto arena = in.get<uint32_t>();

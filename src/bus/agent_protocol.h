@@ -59,7 +59,8 @@ enum class AgentCommand : uint16_t {
   kStats,
 };
 
-// The first frame, with the descriptor of the command queue. The session is that of one Bus.
+// The first frame, with the descriptor of the command queue. The session is that of one Bus. As in a Hello, the range
+// and the release stay where they are in every version.
 struct OpenSession {
   static constexpr AgentMessage kType = AgentMessage::kOpen;
   uint16_t protocol_min = kAgentProtocol;
@@ -67,6 +68,7 @@ struct OpenSession {
   std::string release;
   Incarnation worker;
   BusOptions options;  // all but stop and agent
+  bool speaks_ours() const { return protocol_min <= kAgentProtocol && protocol_max >= kAgentProtocol; }
   void write(ByteWriter& out) const;
   static OpenSession read(ByteReader& in);
 };

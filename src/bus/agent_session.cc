@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,10 +23,15 @@ namespace {
 constexpr Duration kQueueTimeout = seconds(5);  // a command that is answered at once
 constexpr Duration kLookForSocket = seconds(0.05);
 constexpr Duration kRemindAfter = seconds(10);
+constexpr Duration kForgetLook = seconds(1);  // two looks so far apart say nothing of the time between them
 
 // Grows without overflow.
 Timeout longer(Timeout timeout, Timeout by) {
   return timeout > Timeout::max() - by ? Timeout::max() : timeout + by;
+}
+
+Deadline earlier(const Deadline& deadline, Duration wait) {
+  return Deadline::at(std::min(deadline.when(), Deadline::after(wait).when()));
 }
 
 }  // namespace
@@ -51,7 +57,7 @@ AgentSession::~AgentSession() {
   if (!lost().ok()) return;
   try {  // what this rank holds in the store goes before this returns
     tell(AgentMessage::kClose);
-    wait_frame(socket_.get(), reader_, Deadline::after(kAnswerGrace));
+    wait_answer(socket_.get(), reader_, AgentMessage::kClosed, Deadline::after(kAnswerGrace));
   } catch (const Error& error) {
     log().info("{}: closing: {}", agent_name_, error.what());
   }
@@ -119,6 +125,7 @@ void AgentSession::open(UniqueFd socket) {
          agent_name_, opened.protocol, opened.release, tessera::kVersion, kAgentProtocol);
   number_ = opened.session;
   pidfd_ = open_pidfd(opened.agent);
+  agent_ = opened.agent;
   agent_name_ += fmt::format(" (pid {})", opened.agent.pid);
   commands_ = std::make_unique<CommandClient>(memory, agent_name_);
 }
@@ -134,11 +141,12 @@ void AgentSession::tell(AgentMessage type) noexcept {
   }
 }
 
-Frame AgentSession::wait_answer(int socket, FrameReader& reader, AgentMessage expected, Deadline deadline) const {
+Frame AgentSession::wait_answer(int socket, FrameReader& reader, AgentMessage expected, Deadline deadline) {
   Frame frame;
   try {
-    frame = wait_frame(socket, reader, deadline);
+    frame = patiently(deadline, [&](const Deadline& until) { return wait_frame(socket, reader, until); });
   } catch (const Error& error) {
+    lost().throw_if_error();
     const char* hint = error.code() == ErrorCode::kDeadlineExceeded ? " does not answer; is it stopped?" : "";
     throw Error(error.code(), fmt::format("{}{}: {}", agent_name_, hint, error.what()));
   }
@@ -157,22 +165,60 @@ Frame AgentSession::exchange(AgentMessage type, std::span<const std::byte> paylo
   const Deadline deadline = Deadline::after(longer(timeout, kAnswerGrace));
   const UniqueFd socket = connect(deadline);
   FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
+  const auto send = [&] { patiently(deadline, [&](const Deadline& until) { writer.flush(socket.get(), until); }); };
   for (size_t i = 0; i < fds.size(); i += kMaxFdsPerMessage) {
     std::vector<UniqueFd> copies;
     for (const int fd : fds.subspan(i, std::min(kMaxFdsPerMessage, fds.size() - i))) copies.push_back(duplicate_fd(fd));
     writer.push(static_cast<uint16_t>(AgentMessage::kArenas), message_bytes(Arenas{.session = number_}),
                 std::move(copies));
-    writer.flush(socket.get(), deadline);
+    send();
   }
   writer.push(static_cast<uint16_t>(type), payload);
-  writer.flush(socket.get(), deadline);
+  send();
   FrameReader reader(kAgentMagic, {.payload_bytes = kMaxAgentFrame});
   return wait_answer(socket.get(), reader, expected, deadline);
 }
 
 std::vector<std::byte> AgentSession::ask_bytes(AgentCommand command, std::span<const std::byte> payload) {
   require_own_process();
-  return commands_->call(static_cast<uint16_t>(command), payload, Deadline::after(kQueueTimeout));
+  const Deadline deadline = Deadline::after(kQueueTimeout);
+  CommandCall call = commands_->post(static_cast<uint16_t>(command), payload, deadline);
+  await(call, deadline);
+  return call.wait(deadline);
+}
+
+bool AgentSession::await(CommandCall& call, const Deadline& deadline) {
+  for (Duration period = kSilence; !call.await(earlier(deadline, period)); period = kStopPeriod) {
+    if (deadline.passed()) return false;
+    look_whether_stopped();
+  }
+  return true;
+}
+
+void AgentSession::look_whether_stopped() {
+  if (!agent_) return;
+  Status stopped;
+  {
+    const std::lock_guard lock(mutex_);
+    const TimePoint now = Clock::steady().now();
+    if (now - looked_ < kStopPeriod) return;
+    if (now - looked_ > kForgetLook) stop_detector_ = {};
+    looked_ = now;
+    stopped = stop_detector_.look(fmt::format("the agent of {}", identity_.name()), *agent_);
+  }
+  if (!stopped.ok())
+    lose(failed(stopped.code(), "{}; then make a new Bus: this one has given it up", stopped.message()));
+}
+
+void AgentSession::lose(const Status& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lost_.ok()) return;
+    lost_ = why;
+  }
+  log().warn("{}", why.message());
+  if (commands_) commands_->close(why);
+  ::shutdown(socket_.get(), SHUT_RDWR);  // an agent that is continued sees that nobody waits for it any more
 }
 
 void AgentSession::watch() {
@@ -181,15 +227,8 @@ void AgentSession::watch() {
     if (::poll(fds, 3, -1) < 0) continue;
     if (fds[0].revents != 0) return;
     if (fds[1].revents == 0 && fds[2].revents == 0) continue;
-    Status status = failed(ErrorCode::kPeerLost, "{} {}: make a new Bus once one runs again", agent_name_,
-                           fds[2].revents != 0 ? "has died" : "has ended the session");
-    {
-      const std::lock_guard lock(mutex_);
-      lost_ = status;
-    }
-    log().warn("{}", status.message());
-    commands_->close(status);
-    return;
+    return lose(failed(ErrorCode::kPeerLost, "{} {}: make a new Bus once one runs again", agent_name_,
+                       fds[2].revents != 0 ? "has died" : "has ended the session"));
   }
 }
 

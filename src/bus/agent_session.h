@@ -2,6 +2,7 @@
 // that takes longer.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "bus/agent_protocol.h"
 #include "bus/command_client.h"
 #include "bus/own_process.h"
+#include "bus/stopped_peer.h"
 #include "device/shared_arena.h"
 #include "tessera/bus.h"
 
@@ -26,12 +28,15 @@ namespace tessera::bus {
 // Beyond a call's own timeout, for the agent to answer.
 inline constexpr Timeout kAnswerGrace = std::chrono::seconds(10);
 
-// Thread-safe. Once the daemon is lost every call throws that, with kPeerLost.
+// Thread-safe. Once the daemon is lost every call throws that, with kPeerLost. One that is found stopped by a call that
+// waits for it is lost, too: what it does once it is continued is no concern of this session's.
 class AgentSession {
  public:
   // Waits for the daemon, at most as `options` say, which are complete().
   explicit AgentSession(BusOptions options);
-  ~AgentSession();  // the daemon has let go of what this rank holds in the store when it returns
+  // The daemon has let go of what this rank holds in the store when it returns, unless it does not answer within
+  // kAnswerGrace.
+  ~AgentSession();
   AgentSession(const AgentSession&) = delete;
   AgentSession& operator=(const AgentSession&) = delete;
 
@@ -56,6 +61,10 @@ class AgentSession {
   std::vector<std::byte> ask(AgentCommand command, const Message& message) {
     return ask_bytes(command, message_bytes(message));
   }
+  // Blocks until the outcome of `call` is there, or until the deadline: false.
+  bool await(CommandCall& call, const Deadline& deadline);
+  // For whoever has waited for the agent for kSilence. Does not block.
+  void look_whether_stopped();
 
  private:
   // A connection to the daemon that runs, or begins to.
@@ -64,18 +73,33 @@ class AgentSession {
   void open(UniqueFd socket);
   // A frame without contents on the session's connection. Never blocks for long; any thread.
   void tell(AgentMessage type) noexcept;
-  Frame wait_answer(int socket, FrameReader& reader, AgentMessage expected, Deadline deadline) const;
+  // Does `step` with a deadline, again and again until it is done before that or `deadline` has passed.
+  template <typename Step>
+  auto patiently(const Deadline& deadline, const Step& step) {
+    for (Duration period = kSilence;; period = kStopPeriod) {
+      try {
+        return step(Deadline::at(std::min(deadline.when(), Deadline::after(period).when())));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kDeadlineExceeded || deadline.passed()) throw;
+      }
+      look_whether_stopped();
+      lost().throw_if_error();
+    }
+  }
+  Frame wait_answer(int socket, FrameReader& reader, AgentMessage expected, Deadline deadline);
   Frame exchange(AgentMessage type, std::span<const std::byte> payload, AgentMessage expected, Timeout timeout,
                  std::span<const int> fds);
   std::vector<std::byte> ask_bytes(AgentCommand command, std::span<const std::byte> payload);
   void watch();  // until the session goes, or the agent does
+  void lose(const Status& why);
   Status lost() const;
 
   const OwnProcess process_;
   const BusOptions options_;
   const Identity identity_;
   std::string agent_name_;
-  const UniqueFd end_;  // an eventfd: the watcher is to end
+  std::optional<Incarnation> agent_;  // once it has answered
+  const UniqueFd end_;                // an eventfd: the watcher is to end
   std::string address_;
   UniqueFd socket_;  // of the session
   UniqueFd pidfd_;   // empty where the agent's pid is not visible
@@ -83,8 +107,10 @@ class AgentSession {
   uint64_t number_ = 0;
   std::unique_ptr<CommandClient> commands_;
   std::mutex tell_mutex_;
-  mutable std::mutex mutex_;
-  Status lost_;  // guarded by mutex_
+  mutable std::mutex mutex_;  // what follows
+  Status lost_;
+  StopDetector stop_detector_;
+  TimePoint looked_{};
   std::thread watcher_;
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };

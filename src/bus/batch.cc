@@ -59,7 +59,7 @@ void BatchImpl::open(const PairView& view, Deadline deadline) {
   series_.emplace(metrics_, setup_.pair, setup_.id, side());
   Meeting* meeting = nullptr;
   setup_.agent->run_on_loop([&] {
-    meeting = &add_meeting(view);
+    meeting = &add_meeting(view, false);
     setup_.agent->add_inspected(this);
   });
   meeting->meet({.deadline = deadline, .stop = setup_.stop});
@@ -74,7 +74,8 @@ void BatchImpl::borrow(UniqueFd socket) {
 }
 
 Rendezvous::Offer BatchImpl::own_offer() const {
-  return {.sends = sends(), .digest = setup_.digest, .version = version_.load(), .manifest = &manifest_};
+  const int64_t version = version_.load();
+  return {.sends = sends(), .digest = setup_.digest, .version = version, .newest = version, .manifest = &manifest_};
 }
 
 SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement) {
@@ -127,8 +128,9 @@ void BatchImpl::require_pinned(const PairView& view, const Match& match) {
        view.peer_job, now.layouts.size(), before.layouts.size());
 }
 
-Meeting& BatchImpl::add_meeting(PairView view) {
-  meetings_.push_back(std::make_unique<Meeting>(*setup_.agent, *setup_.rendezvous, *this, setup_.id, std::move(view)));
+Meeting& BatchImpl::add_meeting(PairView view, bool parts) {
+  meetings_.push_back(
+      std::make_unique<Meeting>(*setup_.agent, *setup_.rendezvous, *this, setup_.id, std::move(view), parts));
   return *meetings_.back();
 }
 
@@ -349,14 +351,17 @@ std::vector<TensorDigest> BatchImpl::digests() const {
   return named;
 }
 
-void BatchImpl::close() {
+void BatchImpl::part(const Status& why) {
   std::shared_ptr<Operation> pending;
   bool was_closed = false;
   setup_.agent->run_on_loop([&] {
     was_closed = std::exchange(closed_, true);
     pending = operation_;
-    if (operation_ && !was_closed)
-      fail_operation(failed(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name()));
+    if (was_closed) return;
+    parting_ = why;
+    if (operation_)
+      fail_operation(!why.ok() ? why
+                               : failed(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name()));
   });
   // The operation ends once nothing touches the registered memory any more; the batch itself bounds that time.
   if (pending) pending->wait_for(std::chrono::hours(1));
@@ -369,6 +374,7 @@ void BatchImpl::close() {
     close_sessions();
   });
   for (const auto& meeting : meetings_) meeting->stop();
+  on_meetings_stopped();
   setup_.agent->run_on_loop([&] {
     close_sessions();  // one that a meeting has made meanwhile
     setup_.agent->remove_inspected(this);

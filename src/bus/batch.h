@@ -71,7 +71,9 @@ class BatchImpl : public BatchClient,
   bool withdraw(int64_t version) override;
   Progress sample() const override;
   BatchReport report() const override;
-  void close() override;
+  void close() override { part({}); }
+  // As close(); the other ranks are told `why`, unless it is ok: it is simply over.
+  void part(const Status& why);
   bool in_own_process() const override { return process_.here(); }
 
  protected:
@@ -97,6 +99,7 @@ class BatchImpl : public BatchClient,
   virtual bool cancel_operation() = 0;
   virtual Progress sample_sessions() const = 0;
   virtual void close_sessions() = 0;
+  Status parting_from(const Session& session) const { return session.broken() ? session.broken_status() : parting_; }
   virtual std::vector<const Session*> sessions() const = 0;
   virtual std::vector<std::string> waits_for() const = 0;  // the operation under way: "inference/1 to take version 7"
   virtual void check_peers() = 0;  // Session::check_peers() of those that the operation under way waits for
@@ -105,9 +108,10 @@ class BatchImpl : public BatchClient,
   virtual void await_readers() {}
   // On the thread of close(), once everything is over.
   virtual void on_closed() {}
+  virtual void on_meetings_stopped() {}
 
   // A job that has come is registered with, too.
-  Meeting& add_meeting(PairView view);
+  Meeting& add_meeting(PairView view, bool parts);
   Meeting* meeting_with(const std::string& job);
   // A session that is broken and idle: dropped, and the job met anew.
   void retire(std::shared_ptr<Session> session);
@@ -147,6 +151,7 @@ class BatchImpl : public BatchClient,
   TimePoint data_start_{};              // of the operation; the epoch before any data flows
   uint64_t operation_number_ = 0;
   bool closed_ = false;
+  Status parting_;  // why, if not in good order
   std::atomic<int64_t> version_{0};
   std::atomic<int64_t> transfers_{0};
   std::atomic<int64_t> allocations_{0};

@@ -43,6 +43,7 @@ struct CommandCall::State {
                 ErrorCode when_full);
   std::vector<std::byte> wait(uint64_t id, const Deadline& deadline);
   bool done(uint64_t id);
+  bool await_call(uint64_t id, const Deadline& deadline);
   void cancel(uint64_t id);
   void drop(uint64_t id);
   void close(const Status& reason);
@@ -245,6 +246,13 @@ bool CommandCall::State::done(uint64_t id) {
   return call.outcome || call.cancelled || !ended.ok();
 }
 
+bool CommandCall::State::await_call(uint64_t id, const Deadline& deadline) {
+  process.require(agent);
+  Lock lock(mutex);
+  const Call& call = call_of(id);
+  return await(lock, deadline, [&] { return call.outcome || call.cancelled || !ended.ok(); });
+}
+
 void CommandCall::State::cancel(uint64_t id) {
   process.require(agent);
   const Lock lock(mutex);
@@ -292,6 +300,10 @@ std::vector<std::byte> CommandCall::wait(const Deadline& deadline) {
 
 bool CommandCall::done() {
   return state_->done(id_);
+}
+
+bool CommandCall::await(const Deadline& deadline) {
+  return state_->await_call(id_, deadline);
 }
 
 void CommandCall::cancel() {

@@ -39,6 +39,8 @@ class CommandCall {
   std::vector<std::byte> wait(const Deadline& deadline);
   // Whether wait() would return at once. Does not block.
   bool done();
+  // Blocks until it would, or until the deadline; whether it would.
+  bool await(const Deadline& deadline);
   // Ends a wait() under way on another thread, or else the next one, with kCancelled.
   void cancel();
 

@@ -91,11 +91,13 @@ class Daemon::Impl {
       if (other != address_)
         fail(ErrorCode::kAlreadyExists, "{} has an agent here already, which listens at {}", name_, other);
     loop_.post([this] { listen(); });
+    leaving_.start();
     loop_.start();
   }
 
   ~Impl() {
     loop_.post([this] {
+      stopping_ = true;
       loop_.remove_fd(listener_.get());
       while (!connections_.empty()) drop(connections_.begin()->first);
       std::shared_ptr<WorkerSession> of_one_that_has_gone;
@@ -104,17 +106,11 @@ class Daemon::Impl {
         of_one_that_has_gone = current_;
       }
       if (of_one_that_has_gone) of_one_that_has_gone->hasten();
-      if (session_) leave();
-      const std::lock_guard lock(mutex_);
-      stopped_ = true;  // the last task has been started
-      changed_.notify_all();
+      if (session_) leave(false);
     });
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopped_; });  // a task of the loop: it does not block
-    }
+    loop_.stop();  // nothing is begun any more
     tasks_.finish();
-    loop_.stop();
+    leaving_.stop();
   }
 
   const std::string& address() const { return address_; }
@@ -143,13 +139,15 @@ class Daemon::Impl {
       log().warn("agent of {}: a connection is refused: {}", name_, error.what());
       if (error.code() != ErrorCode::kResourceExhausted) return;
       loop_.remove_fd(listener_.get());
-      loop_.add_timer_after(kPauseOfAccepting, [this] { listen(); });
+      loop_.add_timer_after(kPauseOfAccepting, [this] {
+        if (!stopping_) listen();
+      });
     }
   }
 
   // A connection that is still read and is no session's: its worker has not said what it wants.
   void give_up(const std::shared_ptr<WorkerConnection>& connection) {
-    if (!connection || (session_ && session_->connection() == connection)) return;
+    if (!connection || is_sessions(connection)) return;
     const auto it = connections_.find(connection->socket.get());
     if (it == connections_.end() || it->second != connection) return;
     log().warn("agent of {}: a connection is closed: nothing whole has come over it for {} s", name_,
@@ -162,33 +160,36 @@ class Daemon::Impl {
     connections_.erase(fd);
   }
 
+  bool is_sessions(const std::shared_ptr<WorkerConnection>& connection) const {
+    return session_ && session_->connection() == connection;
+  }
+
   void read(const std::shared_ptr<WorkerConnection>& connection) {
-    const bool in_session = session_ && session_->connection() == connection;
     try {
       const bool open = connection->reader.fill(connection->socket.get());
       Frame frame;
       while (connections_.contains(connection->socket.get()) && connection->reader.next(frame))
         handle(connection, std::exchange(frame, {}));
       if (open) return;
-      if (in_session) log().info("agent of {}: {} has closed its connection", name_, session_->name());
+      if (is_sessions(connection)) log().info("agent of {}: {} has closed its connection", name_, session_->name());
     } catch (const Error& error) {
       log().warn("agent of {}: a connection is closed: {}", name_, error.what());
       connection->answer(CallFailed{.status = Status(error.code(), error.what())});
     }
     drop(connection->socket.get());
-    if (in_session && session_) leave();
+    if (is_sessions(connection)) leave(true);  // also one that has just been opened
   }
 
   void handle(const std::shared_ptr<WorkerConnection>& connection, Frame frame) {
     const auto type = static_cast<AgentMessage>(frame.type);
-    if (session_ && session_->connection() == connection) {
+    if (is_sessions(connection)) {
       if (type == AgentMessage::kStop) {
         session_->request_stop();
         return wake();
       }
       if (type != AgentMessage::kClose) fail(ErrorCode::kInvalidArgument, "message {} in a session", frame.type);
       drop(connection->socket.get());
-      return leave();
+      return leave(false);
     }
     if (type == AgentMessage::kOpen) return open(connection, std::move(frame));
     ByteReader in(frame.payload, "a worker's call");
@@ -202,22 +203,22 @@ class Daemon::Impl {
       return;
     }
     drop(connection->socket.get());  // it has said all; the answer follows
-    if (!session_->begin_serving()) fail(ErrorCode::kCancelled, "agent of {}: the session has ended", name_);
+    const auto serving = WorkerSession::Serving::begin(session_);
+    if (!serving) fail(ErrorCode::kCancelled, "agent of {}: the session has ended", name_);
     // Shared, as a std::function is copied.
     const auto call = std::make_shared<const Frame>(std::move(frame));
-    tasks_.run("tessera-call", [session = session_, connection, call] {
+    tasks_.run("tessera-call", [session = session_, serving, connection, call] {
       try {
         session->serve(*connection, *call);
       } catch (...) {
         connection->answer(CallFailed{.status = status_of_current_exception()});
       }
-      session->end_serving();
     });
   }
 
   void open(const std::shared_ptr<WorkerConnection>& connection, Frame frame) {
     auto wanted = read_message<OpenSession>(frame.payload, "a worker's Open");
-    if (wanted.protocol_min > kAgentProtocol || wanted.protocol_max < kAgentProtocol)
+    if (!wanted.speaks_ours())
       fail(ErrorCode::kMismatch,
            "the agent is release {} with protocol {}, the worker release {} with protocols {} to {}", tessera::kVersion,
            kAgentProtocol, wanted.release, wanted.protocol_min, wanted.protocol_max);
@@ -237,10 +238,10 @@ class Daemon::Impl {
       loop_.add_fd(pidfd.get(), EPOLLIN, [this](uint32_t) {
         log().info("agent of {}: {} has died", name_, session_->name());
         drop(session_->connection()->socket.get());
-        leave();
+        leave(true);
       });
-    if (!session_->begin_serving()) return;
-    tasks_.run("tessera-open", [this, session = session_, memory, deadline = Deadline::after(timeout)] {
+    const auto serving = WorkerSession::Serving::begin(session_);
+    tasks_.run("tessera-open", [this, session = session_, serving, memory, deadline = Deadline::after(timeout)] {
       try {
         await_turn(session, deadline);
         session->open(memory);
@@ -253,23 +254,27 @@ class Daemon::Impl {
         loop_.post([this, session] {
           if (session_ != session) return;
           drop(session->connection()->socket.get());
-          leave();
+          leave(false);
         });
       }
-      session->end_serving();
     });
   }
 
-  // The worker is not there any more, or will not be.
-  void leave() {
+  // The worker is not there any more, or will not be; `vanished`: it has not said so.
+  void leave(bool vanished) {
     const std::shared_ptr<WorkerSession> session = std::exchange(session_, nullptr);
     if (pidfd_) loop_.remove_fd(pidfd_.get());
     pidfd_.reset();
     session->retire();
     wake();
-    tasks_.run("tessera-leave", [this, session] {
-      session->end();
-      session->connection()->answer(AgentMessage::kClosed);
+    leaving_.post([this, session, vanished] {
+      try {
+        session->end(vanished);
+        session->connection()->answer(AgentMessage::kClosed);
+      } catch (...) {
+        log().error("agent of {}: {}: ending its session: {}", name_, session->name(),
+                    status_of_current_exception().message());
+      }
       const std::lock_guard lock(mutex_);
       if (current_ == session) current_.reset();
       changed_.notify_all();
@@ -305,16 +310,19 @@ class Daemon::Impl {
   RuntimeDir runtime_dir_;
   std::string address_;
   UniqueFd listener_;
+  // Ends sessions, one after the other, which blocks. A thread made in advance: a rank is given back though the process
+  // may have no more of them.
+  EventLoop leaving_{"tessera-leave"};
   EventLoop loop_;
   Tasks tasks_;
   // On the loop's thread:
+  bool stopping_ = false;
   std::map<int, std::shared_ptr<WorkerConnection>> connections_;  // that are read, by descriptor
   std::shared_ptr<WorkerSession> session_;                        // of the worker that is there
   UniqueFd pidfd_;                                                // of that worker
   std::mutex mutex_;                                              // what follows
   std::condition_variable changed_;
   std::shared_ptr<WorkerSession> current_;  // that has the rank's place, perhaps of a worker that has gone
-  bool stopped_ = false;
 };
 
 Daemon::Daemon(DaemonOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

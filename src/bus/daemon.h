@@ -20,7 +20,8 @@ struct DaemonOptions {
 };
 
 // Serves from its construction to its destruction, on threads of its own. The destructor ends the session, if there is
-// one, and returns within about a second once nothing reads or writes the worker's memory.
+// one: sends that somebody takes are finished first, and a store that does not answer is asked for its time-out. Then
+// nothing reads or writes the worker's memory.
 class Daemon {
  public:
   // Throws kAlreadyExists if that rank has a daemon here.

@@ -14,6 +14,7 @@
 #include "bus/agent_session.h"
 #include "bus/lender.h"
 #include "bus/local_tensors.h"
+#include "bus/own_process.h"
 #include "bus/placement.h"
 #include "bus/records.h"
 #include "device/shared_arena.h"
@@ -58,8 +59,10 @@ class DaemonOperation final : public OperationClient {
  public:
   enum class Kind { kSend, kReceive, kStage };
 
-  DaemonOperation(std::shared_ptr<DaemonBatch> batch, Kind kind, CommandCall call)
-      : batch_(std::move(batch)), kind_(kind), id_(call.id()), call_(std::move(call)) {}
+  DaemonOperation(const std::shared_ptr<DaemonBatch>& batch, Kind kind, CommandCall call)
+      : batch_(batch), kind_(kind), id_(call.id()), call_(std::move(call)) {}
+  // Its batch is closed: an outcome that has not come will not.
+  void give_up(const Status& why);
 
   int64_t wait() override;
   bool wait_for(Timeout timeout) override;
@@ -95,14 +98,21 @@ class DaemonOperation final : public OperationClient {
 
   bool settle(const Deadline& deadline);  // REQUIRES: it is this thread's turn
   OperationState state() const;
-  bool agent_answers() const;
+  std::optional<OperationState> known() const;  // its outcome
+  void set_outcome(OperationState outcome);
+  // The batch, while the outcome is not known and the batch not closed; else null.
+  std::shared_ptr<DaemonBatch> working() const;
+  bool agent_answers(const DaemonBatch& batch) const;
+  std::string describe() const { return fmt::format("the handle of command {}", id_); }
 
-  const std::shared_ptr<DaemonBatch> batch_;
+  const OwnProcess process_;
+  // Not owned: the batch owns an operation that is under way. So a handle keeps nothing else alive.
+  const std::weak_ptr<DaemonBatch> batch_;
   const Kind kind_;
   const uint64_t id_;
-  CommandCall call_;          // of whose turn it is
-  bool settled_ = false;      // likewise
-  mutable std::mutex mutex_;  // what follows
+  const TimePoint posted_ = Clock::steady().now();
+  std::optional<CommandCall> call_;  // of whose turn it is; until the outcome is known
+  mutable std::mutex mutex_;         // what follows
   std::condition_variable turn_;
   bool waited_for_ = false;
   OperationState outcome_;
@@ -161,7 +171,8 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
       fence();
       return version;
     } catch (const Error&) {
-      quiesce();
+      // While an operation is under way it was refused, and that one goes on. The runs of a lost agent are nobody's.
+      if (!alive() || !under_way()) quiesce();
       throw;
     }
   }
@@ -190,16 +201,26 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
       log().info("{}: closing it: {}", describe(), error.what());
     }
     const std::lock_guard lock(mutex_);
-    if (current_) current_->wait_for(kAnswerGrace);
+    if (current_ && !current_->wait_for(kAnswerGrace)) {
+      if (lender_) lender_->close();
+      current_->give_up(failed(ErrorCode::kCancelled, "{}: {} has closed it, and {} has not told the outcome",
+                               describe(), session().identity().name(), session().agent_name()));
+    }
     current_.reset();
     if (lender_) lender_->close();  // the tensors may go now, whatever the agent does
   }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
-  // An operation has failed: what the agent had this process do to the tensors ends before the user is told.
+  // An operation has failed: what the agent had this process do to the tensors ends before the user is told. Of an
+  // agent that is lost nothing is heard any more: it may be stopped, and ask for more once it is continued.
   void quiesce() const {
-    if (lender_) lender_->quiesce();
+    if (!lender_) return;
+    if (alive())
+      lender_->quiesce();
+    else
+      lender_->close();
   }
+  bool alive() const { return session().alive(); }
   // Between what the user does to the tensors and what the agent has this process do.
   void fence() const {
     if (lender_) lender_->fence();
@@ -212,6 +233,10 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   }
 
  private:
+  bool under_way() {
+    const std::lock_guard lock(mutex_);
+    return current_ && !current_->wait_for(Timeout(0));
+  }
   ObjectCall object(int64_t version, Timeout timeout) const {
     return {.session = session().number(), .object = number_, .version = version, .timeout = timeout};
   }
@@ -300,52 +325,84 @@ std::shared_ptr<PairClient> DaemonBus::pair(const PairOptions& options) {
 // --- operations
 // -------------------------------------------------------------------------------------------------------
 
+std::optional<OperationState> DaemonOperation::known() const {
+  const std::lock_guard lock(mutex_);
+  return outcome_.done ? std::optional(outcome_) : std::nullopt;
+}
+
+void DaemonOperation::set_outcome(OperationState outcome) {
+  outcome.done = true;
+  const std::lock_guard lock(mutex_);
+  if (!outcome_.done) outcome_ = std::move(outcome);
+}
+
+std::shared_ptr<DaemonBatch> DaemonOperation::working() const {
+  return known() ? nullptr : batch_.lock();
+}
+
+void DaemonOperation::give_up(const Status& why) {
+  OperationState outcome;
+  outcome.status = why;
+  set_outcome(std::move(outcome));
+}
+
 // Whether the outcome is there, or comes until the deadline.
 bool DaemonOperation::settle(const Deadline& deadline) {
-  if (settled_) return true;
+  if (known()) {
+    call_.reset();
+    return true;
+  }
+  const std::shared_ptr<DaemonBatch> batch = batch_.lock();
+  if (!batch) {  // it was closed, and has given this up, or is about to
+    give_up(failed(ErrorCode::kCancelled, "{}: the batch is closed", describe()));
+    return true;
+  }
+  AgentSession& session = batch->session();
+  if (!session.await(*call_, deadline)) {
+    // Whoever only ever asks whether it is done hears of a stopped agent, too.
+    if (Clock::steady().now() - posted_ >= kSilence) session.look_whether_stopped();
+    return false;
+  }
   OperationState outcome;
   try {
-    outcome = read_message<OperationState>(call_.wait(deadline), batch_->session().agent_name());
+    outcome = read_message<OperationState>(call_->wait(deadline), session.agent_name());
   } catch (const Error& error) {
-    // Not an outcome: those of operations come in a result.
-    if (error.code() == ErrorCode::kDeadlineExceeded && !outcome.done) return false;
     outcome.status = Status(error.code(), error.what());
   }
   if (outcome.status.ok())
-    batch_->fence();
+    batch->fence();
   else
-    batch_->quiesce();
-  outcome.done = true;
-  settled_ = true;
-  const std::lock_guard lock(mutex_);
-  outcome_ = std::move(outcome);
+    batch->quiesce();
+  set_outcome(std::move(outcome));
+  call_.reset();
   return true;
 }
 
 int64_t DaemonOperation::wait() {
-  batch_->session().require_own_process();
+  process_.require("a handle");
   const Turn turn(*this, Deadline::after(kWaits));
-  if (!turn) fail(ErrorCode::kDeadlineExceeded, "{}: another thread waits for the same handle", batch_->describe());
-  while (!settle(Deadline::after(kLook)))  // the agent ends every operation at its deadline
-    if (!agent_answers())
-      fail(ErrorCode::kDeadlineExceeded, "{}: {} does not answer; is it stopped?", batch_->describe(),
-           batch_->session().agent_name());
+  if (!turn) fail(ErrorCode::kDeadlineExceeded, "{}: another thread waits for the same handle", describe());
+  while (!settle(Deadline::after(kLook))) {  // the agent ends every operation at its deadline
+    const std::shared_ptr<DaemonBatch> batch = working();
+    if (batch && !agent_answers(*batch))
+      fail(ErrorCode::kDeadlineExceeded, "{}: {} does not answer; is it stopped?", batch->describe(),
+           batch->session().agent_name());
+  }
   const std::lock_guard lock(mutex_);
   outcome_.status.throw_if_error();
   return outcome_.version;
 }
 
 bool DaemonOperation::wait_for(Timeout timeout) {
-  batch_->session().require_own_process();
+  process_.require("a handle");
   const Deadline deadline = Deadline::after(timeout);
   const Turn turn(*this, deadline);
   return turn && settle(deadline);
 }
 
-// One that is lost answers in its way: the command's outcome is there then.
-bool DaemonOperation::agent_answers() const {
+bool DaemonOperation::agent_answers(const DaemonBatch& batch) const {
   try {
-    batch_->session().ask(AgentCommand::kProgress, CommandId{id_});
+    batch.session().ask(AgentCommand::kProgress, CommandId{id_});
     return true;
   } catch (const Error& error) {
     return error.code() != ErrorCode::kDeadlineExceeded;
@@ -353,28 +410,30 @@ bool DaemonOperation::agent_answers() const {
 }
 
 OperationState DaemonOperation::state() const {
-  const auto outcome = [this]() -> std::optional<OperationState> {
-    const std::lock_guard lock(mutex_);
-    return outcome_.done ? std::optional(outcome_) : std::nullopt;
-  };
-  if (const auto known = outcome()) return *known;
-  AgentSession& session = batch_->session();
+  process_.require("a handle");
+  const std::shared_ptr<DaemonBatch> batch = working();
+  if (!batch) return known().value_or(OperationState{});
+  AgentSession& session = batch->session();
   auto state = read_message<OperationState>(session.ask(AgentCommand::kProgress, CommandId{id_}), session.agent_name());
   if (!state.done) return state;
   // Its outcome is in the queue already.
-  if (const_cast<DaemonOperation*>(this)->wait_for(kAnswerGrace))
-    if (const auto known = outcome()) return *known;
-  return state;
+  const_cast<DaemonOperation*>(this)->wait_for(kAnswerGrace);
+  return known().value_or(state);
 }
 
 bool DaemonOperation::cancel() {
-  AgentSession& session = batch_->session();
+  process_.require("a handle");
+  const std::shared_ptr<DaemonBatch> batch = working();
+  if (!batch) return false;
+  AgentSession& session = batch->session();
   return read_message<Number>(session.ask(AgentCommand::kCancel, CommandId{id_}), session.agent_name()).value != 0;
 }
 
 bool DaemonOperation::withdraw() {
+  process_.require("a handle");
   if (kind_ != Kind::kSend) return false;
-  return batch_->number(AgentMessage::kWithdraw, version(), kAnswerGrace) != 0;
+  const std::shared_ptr<DaemonBatch> batch = batch_.lock();  // a staged send may have ended
+  return batch && batch->number(AgentMessage::kWithdraw, version(), kAnswerGrace) != 0;
 }
 
 }  // namespace

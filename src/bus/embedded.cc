@@ -202,6 +202,10 @@ std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair
                                                                       std::move(socket));
 }
 
+Agent& embedded_agent(BusClient& bus) {
+  return dynamic_cast<EmbeddedBus&>(bus).agent();
+}
+
 std::shared_ptr<BatchImpl> embedded_batch(const std::shared_ptr<BatchClient>& batch) {
   return std::static_pointer_cast<BatchImpl>(batch);
 }

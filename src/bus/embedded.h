@@ -10,12 +10,16 @@
 
 namespace tessera::bus {
 
+class Agent;
 class BatchImpl;
 class LentMemory;
 class Operation;
 
 // Connects to the store and claims (job, rank). `options` are complete().
 std::shared_ptr<BusClient> open_embedded(BusOptions options);
+
+// The agent of such a bus, which the bus keeps alive.
+Agent& embedded_agent(BusClient& bus);
 
 // PairClient::register_batch() for a pair of such a bus, of tensors some of which lie in `lent` memory; `socket` leads
 // to who lends it.

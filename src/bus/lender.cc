@@ -54,10 +54,6 @@ void Lender::quiesce() {
 }
 
 void Lender::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(closed_, true)) return;
-  }
   loop_.post([this] { link_->close(); });
   quiesce();
 }
@@ -275,8 +271,8 @@ void Lender::start(uint32_t number, uint32_t epoch) {
   if (!entry.failed.ok())
     return link_->send(RunEnded{.run = number, .epoch = epoch, .bytes = 0, .status = entry.failed, .digests = {}});
   if (!entry.run) fail(ErrorCode::kMismatch, "lent memory: run {} is started before it is made", number);
-  if (entry.next) fail(ErrorCode::kMismatch, "lent memory: run {} is started twice", number);
-  if (entry.running) entry.ending = true;  // the agent has given it up
+  if (entry.next || (entry.running && !entry.ending))
+    fail(ErrorCode::kMismatch, "lent memory: run {} is started twice", number);
   entry.next = epoch;
   begin_deferred();
 }

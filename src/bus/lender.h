@@ -98,8 +98,7 @@ class Lender {
   UniqueFd agent_end_;
   std::mutex mutex_;
   std::condition_variable idle_;
-  int running_ = 0;      // runs; guarded by mutex_
-  bool closed_ = false;  // likewise
+  int running_ = 0;  // runs; guarded by mutex_
   std::unique_ptr<WorkerPool> pull_pool_, source_pool_;
   EventLoop loop_;  // ends before what it uses
   std::shared_ptr<Link> link_;

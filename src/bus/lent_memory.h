@@ -40,8 +40,8 @@ namespace tessera::bus {
 
 class LentRun;
 
-// Of one batch. What does not change, and sync(), from any thread; the rest on the agent's loop, where runs belong,
-// too.
+// Of one batch. What does not change, and sync(), from any thread; set_tensors() on that of its owner, before
+// connect(); the rest on the agent's loop, where runs belong, too.
 class LentMemory : public std::enable_shared_from_this<LentMemory> {
  public:
   // `bytes` of addresses for what `worker` lends. Throws Error(kResourceExhausted).

@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kMaxQueuedBytes = size_t{512}
                                    << 20;  // attaching may queue a large table; steady state, a few messages
+constexpr Duration kDying = seconds(0.02);
 
 }  // namespace
 
@@ -53,6 +54,11 @@ void Link::watch_process(const Incarnation& incarnation) {
   });
 }
 
+void Link::agree_on(uint16_t version) {
+  agreed_ = version;
+  writer_.set_version(version);
+}
+
 void Link::end_if_stopped() {
   if (!open() || Clock::steady().now() - heard_ < kSilence) return;
   const Status status = stop_detector_.look(name_, process_);
@@ -60,7 +66,7 @@ void Link::end_if_stopped() {
 }
 
 void Link::send_bytes(MessageType type, std::span<const std::byte> payload, std::vector<UniqueFd> fds) {
-  if (!open()) return;
+  if (!open() || ending_ != 0) return;
   try {
     writer_.push(static_cast<uint16_t>(type), payload, std::move(fds));
     const bool flushed = writer_.flush(socket_.get());
@@ -91,24 +97,42 @@ void Link::handle_events(uint32_t events) {
       return;
     }
   }
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) poll();
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0 || !open() || read_some() || !open()) return;
+  if (!pidfd_) return handle_end();
+  // The kernel closes a dying process's sockets a moment before it says that it has died.
+  loop_.remove_fd(socket_.get());
+  const std::weak_ptr<Link> weak = weak_from_this();
+  ending_ = loop_.add_timer_after(kDying, [weak] {
+    if (const auto link = weak.lock()) link->handle_end();
+  });
 }
 
 void Link::poll() {
   const std::shared_ptr<Link> self = shared_from_this();
-  if (open() && !read_all()) end(failed(ErrorCode::kPeerLost, "{} has closed its connection", name_));
+  if (!read_all()) handle_end();
+}
+
+void Link::handle_end() {
+  if (open()) end(failed(ErrorCode::kPeerLost, "{} has closed its connection", name_));
 }
 
 void Link::handle_death() {
   const std::shared_ptr<Link> self = shared_from_this();
   loop_.remove_fd(pidfd_.get());
-  for (int unread = 1; open() && unread > 0;) {  // what it said before it died still counts
-    if (!read_all() || !open() || ::ioctl(socket_.get(), FIONREAD, &unread) != 0) break;
-  }
+  read_all();  // what it said before it died still counts
   end(failed(ErrorCode::kPeerLost, "{} has died", name_));
 }
 
+// One read ends after a message with descriptors, and where others are to have their turn.
 bool Link::read_all() {
+  for (int unread = 1; open() && unread > 0;) {
+    if (!read_some()) return false;
+    if (open() && ::ioctl(socket_.get(), FIONREAD, &unread) != 0) break;
+  }
+  return true;
+}
+
+bool Link::read_some() {
   if (!open()) return true;
   try {
     const bool more = reader_.fill(socket_.get());
@@ -117,7 +141,7 @@ bool Link::read_all() {
     return more;
   } catch (const std::exception&) {
     const Status status = status_of_current_exception();
-    log().warn("{}: connection closed: {}", name_, status.message());
+    log_event(LogLevel::warn, "connection.closed", {{"peer", name_}}, "{}", status.message());
     if (status.code() != ErrorCode::kPeerLost) Metrics::process().messages_malformed.add();
     if (!open()) return true;
     // What does not parse is the peer's mistake, not an argument of the user's.
@@ -128,6 +152,8 @@ bool Link::read_all() {
 }
 
 void Link::handle_frame(Frame& frame) {
+  if (agreed_ != 0 && frame.version != agreed_)
+    fail(ErrorCode::kMismatch, "a frame of protocol {} where {} was agreed on", frame.version, agreed_);
   if (frame.type == static_cast<uint16_t>(MessageType::kReject)) {
     const Reject reject = parse<Reject>(frame.payload);
     return end(failed(reject.code, "{} refuses the connection: {}", name_, reject.text));
@@ -167,6 +193,7 @@ void Link::close() {
   } catch (const Error&) {
     // The peer has gone: nobody is left to tell.
   }
+  loop_.cancel_timer(ending_);
   loop_.remove_fd(socket_.get());
   if (pidfd_) loop_.remove_fd(pidfd_.get());
   pidfd_.reset();

@@ -32,8 +32,10 @@ class Link : public std::enable_shared_from_this<Link> {
   // Ends, and tells the peer, if that process is stopped and nothing has come from it for a while. To be called every
   // kStopPeriod while something waits for it.
   void end_if_stopped();
-  // Handles what has come, and the end of the connection, now: before the loop gets to it.
+  // Handles all that has come, and the end of the connection, now: before the loop gets to it.
   void poll();
+  // The protocol version of all frames from now on: another one ends the link.
+  void agree_on(uint16_t version);
   void set_limits(FrameLimits limits) { reader_.set_limits(limits); }
 
   template <typename Message>
@@ -55,8 +57,10 @@ class Link : public std::enable_shared_from_this<Link> {
   void send_bytes(MessageType type, std::span<const std::byte> payload, std::vector<UniqueFd> fds);
   void handle_events(uint32_t events);
   void handle_death();
+  void handle_end();
   void handle_frame(Frame& frame);
-  bool read_all();  // false once the peer has ended the stream
+  bool read_some();  // false once the peer has ended the stream
+  bool read_all();   // likewise
   void end(const Status& status);
   void reject_and_end(const Status& reason, const Status& status);
 
@@ -67,6 +71,8 @@ class Link : public std::enable_shared_from_this<Link> {
   StopDetector stop_detector_;
   TimePoint heard_ = Clock::steady().now();
   std::string name_;
+  uint16_t agreed_ = 0;            // 0: nothing yet
+  EventLoop::TimerId ending_ = 0;  // the peer has ended the stream; has it died?
   FrameReader reader_;
   FrameWriter writer_;
   Frame incoming_;        // the frame that a handler sees

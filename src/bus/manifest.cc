@@ -9,44 +9,29 @@
 #include <unordered_set>
 
 #include "base/fail.h"
+#include "bus/layout_table.h"
 
 namespace tessera::bus {
 namespace {
 
 constexpr size_t kMaxFindings = 20;
-constexpr size_t kMaxLayoutRanks = size_t{1} << 24;
 
-// A layout's text is written once and referred to by number: 20,000 tensors have a few dozen.
-class EntryWriter {
- public:
-  explicit EntryWriter(std::span<const ManifestEntry> entries) {
-    for (const ManifestEntry& entry : entries) {
-      const auto [it, added] = numbers_.try_emplace(entry.layout.to_string(), static_cast<uint32_t>(texts_.size()));
-      if (added) texts_.push_back(it->first);
-      layout_of_.push_back(it->second);
-    }
+void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
+  LayoutTableWriter layouts;
+  std::vector<uint32_t> layout_of;
+  for (const ManifestEntry& entry : entries) layout_of.push_back(layouts.add(entry.layout));
+  layouts.write(out);
+  out.put(static_cast<uint32_t>(entries.size()));
+  for (size_t i = 0; i < entries.size(); ++i) {
+    out.put_string(entries[i].name);
+    out.put(entries[i].dtype);
+    out.put(static_cast<uint8_t>(entries[i].shape.size()));
+    for (const Index size : entries[i].shape) out.put(size);
+    out.put(layout_of[i]);
   }
+}
 
-  void write(std::span<const ManifestEntry> entries, ByteWriter& out) const {
-    out.put(static_cast<uint32_t>(texts_.size()));
-    for (const std::string& text : texts_) out.put_string(text);
-    out.put(static_cast<uint32_t>(entries.size()));
-    for (size_t i = 0; i < entries.size(); ++i) {
-      out.put_string(entries[i].name);
-      out.put(entries[i].dtype);
-      out.put(static_cast<uint8_t>(entries[i].shape.size()));
-      for (const Index size : entries[i].shape) out.put(size);
-      out.put(layout_of_[i]);
-    }
-  }
-
- private:
-  std::unordered_map<std::string, uint32_t> numbers_;
-  std::vector<std::string> texts_;
-  std::vector<uint32_t> layout_of_;
-};
-
-ManifestEntry read_entry(ByteReader& in, std::span<const Layout> layouts) {
+ManifestEntry read_entry(ByteReader& in, LayoutTable& layouts) {
   ManifestEntry entry;
   entry.name = in.get_string(kMaxNameBytes);
   entry.dtype = in.get_enum(kLastDType);
@@ -56,23 +41,12 @@ ManifestEntry read_entry(ByteReader& in, std::span<const Layout> layouts) {
          kMaxDims);
   for (int d = 0; d < dims; ++d) entry.shape.push_back(in.get<Index>());
   element_count(entry.shape);
-  const auto layout = in.get<uint32_t>();
-  if (layout >= layouts.size())
-    fail(ErrorCode::kInvalidArgument, "manifest: tensor {} refers to layout {} of {}", entry.name, layout,
-         layouts.size());
-  entry.layout = layouts[layout].bind(entry.shape);
+  entry.layout = layouts.take(in.get<uint32_t>(), entry.name).bind(entry.shape);
   return entry;
 }
 
 std::vector<ManifestEntry> read_entries(ByteReader& in) {
-  std::vector<Layout> layouts;
-  size_t ranks = 0;
-  for (uint32_t count = in.get_count(kMaxTensors, 4); count > 0; --count) {
-    layouts.push_back(Layout::parse(in.get_string(1u << 20)));
-    ranks += layouts.back().mesh().ranks().size();
-    if (ranks > kMaxLayoutRanks)  // "1048576:R" is short
-      fail(ErrorCode::kInvalidArgument, "manifest: its layouts have more than {} ranks together", kMaxLayoutRanks);
-  }
+  LayoutTable layouts = LayoutTable::read(in, "manifest");
   std::vector<ManifestEntry> entries;
   std::unordered_set<std::string> names;
   for (uint32_t count = in.get_count(kMaxTensors, 10); count > 0; --count) {
@@ -162,7 +136,7 @@ ManifestEntry merge_claims(const std::string& job, const Claims& claims, Finding
 }  // namespace
 
 void Manifest::write(ByteWriter& out) const {
-  EntryWriter(entries).write(entries, out);
+  write_entries(entries, out);
 }
 
 Manifest Manifest::read(ByteReader& in) {
@@ -196,7 +170,7 @@ ManifestDiff ManifestDiff::between(const Manifest& rank0, const Manifest& own) {
 void ManifestDiff::write(ByteWriter& out) const {
   out.put(static_cast<uint32_t>(lacking.size()));
   for (const std::string& name : lacking) out.put_string(name);
-  EntryWriter(entries).write(entries, out);
+  write_entries(entries, out);
 }
 
 ManifestDiff ManifestDiff::read(ByteReader& in) {

@@ -18,13 +18,15 @@ constexpr Duration kAttachTimeout = seconds(60);  // in the background
 
 }  // namespace
 
-Meeting::Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view)
+Meeting::Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view,
+                 bool parts)
     : agent_(agent),
       rendezvous_(rendezvous),
       owner_(owner),
       batch_(std::move(batch)),
       job_(view.peer_job),
       subject_(fmt::format("{}/{}", view.name, batch_)),
+      parts_(parts),
       view_(std::move(view)) {}
 
 Meeting::~Meeting() {
@@ -104,6 +106,7 @@ void Meeting::meet_in_background() {
 
 void Meeting::do_in_background(std::function<void()> task) {
   const std::lock_guard lock(mutex_);
+  if (stop_.stop_requested()) return;
   tasks_.push_back(std::move(task));
   round_.request_stop();
   wake();
@@ -118,7 +121,8 @@ void Meeting::stop() {
     thread = std::move(thread_);
   }
   if (thread.joinable()) thread.join();
-  withdraw();
+  tasks_.clear();  // nobody adds to them any more
+  if (!parted_) withdraw();
 }
 
 void Meeting::withdraw() {
@@ -150,14 +154,14 @@ void Meeting::work() {
     for (const auto& task : tasks) task();
     if (!meets) continue;
     const Outcome outcome = retry();
-    meets = outcome != Outcome::kMet;
+    meets = outcome != Outcome::kMet && outcome != Outcome::kParted;
     pause = outcome == Outcome::kFailed ? std::min(2 * pause, kLongestPause) : kFirstPause;
   }
 }
 
-void Meeting::log_registration_failure(const Error& error) const {
+void Meeting::log_registration_failure(const Status& why) const {
   const LogScope scope = log_scope(agent_.identity(), view_.name, batch_);
-  log_event(LogLevel::warn, "registration.failed", {{"with", job_}}, "{}", error.what());
+  log_event(LogLevel::warn, "registration.failed", {{"with", job_}}, "{}", why.message());
 }
 
 Meeting::Outcome Meeting::retry() {
@@ -166,20 +170,27 @@ Meeting::Outcome Meeting::retry() {
     const std::lock_guard lock(mutex_);
     round = round_;
   }
-  const Patience patience{.deadline = Deadline::at(TimePoint::max()), .stop = round.get_token(), .background = true};
+  const Patience patience{
+      .deadline = Deadline::at(TimePoint::max()), .stop = round.get_token(), .background = true, .parts = parts_};
   bool registered = false;
   try {
     view_ = rendezvous_.rejoin(view_, patience);
-    const auto watch = rendezvous_.watch_pair(view_, [&round] { round.request_stop(); });
+    const auto watch = rendezvous_.watch_pair(view_, parts_, [&round] { round.request_stop(); });
     registered = true;
     std::shared_ptr<Session> session = meet_once(patience);
     agent_.run_on_loop([&] { owner_.on_met(std::move(session)); });
     return Outcome::kMet;
-  } catch (const Error& error) {
+  } catch (...) {
+    const Status why = status_of_current_exception();
     if (stop_.stop_requested()) return Outcome::kMet;
-    if (error.code() == ErrorCode::kCancelled) return Outcome::kFailed;
-    const Status why(error.code(), error.what());
-    if (error.what() != std::exchange(last_error_, error.what())) log_registration_failure(error);
+    if (why.code() == ErrorCode::kCancelled) return Outcome::kFailed;
+    if (parts_ && !registered && why.code() == ErrorCode::kNotFound) {
+      withdraw();  // by now: another meeting may be made with it as soon as it is back
+      parted_ = true;
+      agent_.run_on_loop([&] { owner_.on_parted(job()); });
+      return Outcome::kParted;
+    }
+    if (why.message() != std::exchange(last_error_, why.message())) log_registration_failure(why);
     // What was published stays: the others may have read it, and would wait for a newer one if they had to try again.
     agent_.run_on_loop([&] { owner_.on_not_met(job(), why); });
     // Each failure is heard once: who hears of them does not repeat itself faster than they come.

@@ -28,12 +28,15 @@ class MeetingOwner {
   // --- on the loop's thread ---
   virtual void on_met(std::shared_ptr<Session> session) = 0;  // attached
   virtual void on_not_met(const std::string& job, const Status& why) = 0;
+  // The job of a meeting that parts has left the pair: nothing more is done until it is stopped.
+  virtual void on_parted(const std::string&) {}
 };
 
 class Meeting {
  public:
-  // `view` need have no ranks yet if the first registration is in the background.
-  Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view);
+  // `view` need have no ranks yet if the first registration is in the background. One that `parts` does not wait for a
+  // job that has left the pair.
+  Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view, bool parts);
   ~Meeting();  // REQUIRES: stopped, or nothing was ever registered in the background
 
   const std::string& job() const { return job_; }
@@ -41,18 +44,20 @@ class Meeting {
   void meet(const Patience& patience);
   // The same on a thread of its own, as often as it takes, now that a session has ended or another job has come.
   void meet_in_background();
-  // Runs `task`, which may block for a while, on that thread.
+  // Runs `task`, which may block for a while and must not throw, on that thread; not at all if stop() comes first. It
+  // need not keep the owner alive.
   void do_in_background(std::function<void()> task);
-  // No more registrations; what was published is taken back. Not on the loop's thread.
+  // No more registrations, and no more tasks once it returns; what was published is taken back. Not on the loop's
+  // thread.
   void stop();
 
  private:
   std::shared_ptr<Session> meet_once(const Patience& patience);
   std::shared_ptr<Session> register_and_attach(const Patience& patience);
-  void log_registration_failure(const Error& error) const;
+  void log_registration_failure(const Status& why) const;
   void wake();  // REQUIRES: mutex_ is held
   void work();
-  enum class Outcome { kMet, kFailed, kTold };  // kTold: another rank has failed, and may be at it again
+  enum class Outcome { kMet, kFailed, kTold, kParted };  // kTold: another rank has failed, and may be at it again
   Outcome retry();
   void withdraw();
 
@@ -62,8 +67,10 @@ class Meeting {
   const std::string batch_;
   const std::string job_;
   const std::string subject_;  // "weights/policy", in traces
-  PairView view_;              // of the thread that meets
-  std::string last_error_;     // likewise
+  const bool parts_;
+  PairView view_;           // of the thread that meets
+  std::string last_error_;  // likewise
+  bool parted_ = false;     // likewise
   std::stop_source stop_;
   std::mutex mutex_;
   std::condition_variable_any changed_;

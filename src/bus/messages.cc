@@ -123,6 +123,7 @@ void Hello::write(ByteWriter& out) const {
   out.put(protocol_min);
   out.put(protocol_max);
   out.put_string(release);
+  if (!speaks_ours()) return;
   out.put_string(name_space);
   out.put_string(job);
   out.put(rank);
@@ -134,10 +135,13 @@ Hello Hello::read(ByteReader& in) {
   hello.protocol_min = in.get<uint16_t>();
   hello.protocol_max = in.get<uint16_t>();
   hello.release = in.get_string(64);
-  hello.name_space = in.get_string(256);
-  hello.job = in.get_string(64);
-  hello.rank = in.get<Rank>();
-  hello.incarnation = Incarnation::read(in);
+  if (hello.speaks_ours()) {  // else the rest may look otherwise
+    hello.name_space = in.get_string(256);
+    hello.job = in.get_string(64);
+    hello.rank = in.get<Rank>();
+    hello.incarnation = Incarnation::read(in);
+  }
+  in.skip_rest();  // a later version may have more to say
   return hello;
 }
 

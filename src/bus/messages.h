@@ -38,6 +38,9 @@
 namespace tessera::bus {
 
 inline constexpr uint32_t kBusMagic = 0x42535354;  // "TSSB"
+// Protocol versions that this release speaks: two jobs may run different releases.
+inline constexpr uint16_t kProtocolMin = 2;
+inline constexpr uint16_t kProtocolMax = 2;
 inline constexpr uint32_t kMaxHelloBytes = 4096;
 inline constexpr uint32_t kMaxMessageBytes = 256u << 20;
 inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
@@ -90,7 +93,8 @@ Status read_status(ByteReader& in);
 // Where a message below carries a status, its reader takes Cancelled for PeerLost: what another rank's user has
 // cancelled was not cancelled by this rank's.
 
-// Who is calling, and which protocol versions it speaks.
+// Who is calling, and which protocol versions it speaks. The range and the release stay where they are in every
+// version; without a common one nothing else is read.
 struct Hello {
   static constexpr MessageType kType = MessageType::kHello;
   uint16_t protocol_min = 0;
@@ -100,6 +104,7 @@ struct Hello {
   std::string job;
   Rank rank = 0;
   Incarnation incarnation;
+  bool speaks_ours() const { return protocol_max >= kProtocolMin && protocol_min <= kProtocolMax; }
   void write(ByteWriter& out) const;
   static Hello read(ByteReader& in);
 };

@@ -58,7 +58,7 @@ int64_t Operation::wait() {
 bool Operation::wait_for(Timeout timeout) {
   process_.require("a handle");
   std::unique_lock lock(mutex_);
-  return ended_.wait_for(lock, timeout, [&] { return done_; });
+  return ended_.wait_until(lock, Deadline::after(timeout).when(), [&] { return done_; });
 }
 
 bool Operation::done() const {

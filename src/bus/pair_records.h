@@ -23,6 +23,8 @@ class PairRecords {
   void throw_if_failed() const { failure_.throw_if_error(); }
   // Whether every rank of `job` is in. Throws kMismatch where its ranks disagree.
   bool complete(const std::string& job) const;
+  // Whether nobody of `job` is in, nor was as it died and may be replaced.
+  bool gone(const std::string& job) const { return !jobs_.contains(job) && !dead_.contains(job); }
   // Who of `job` is not, in words; empty if all are.
   std::string missing(const std::string& job) const;
   std::vector<Seen> seen() const;

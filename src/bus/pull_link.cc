@@ -39,7 +39,7 @@ void PullLink::adopt(std::shared_ptr<Link> link) {
 
 void PullLink::handle(Frame& frame) {
   if (!welcomed_) {
-    agent_.check_welcome(frame, name_);
+    agent_.check_welcome(frame, *link_);
     welcomed_ = true;
     link_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
     link_->send(options_.attach);

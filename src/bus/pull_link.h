@@ -81,6 +81,7 @@ class PullLink {
   bool granted() const { return state_ == State::kPulling; }
   // Whether this version's pull has ended well.
   bool pulled(int64_t version) const { return pulled_ == version; }
+  void forget_pulled() { pulled_ = 0; }
 
   // Asks the source to keep a version until take() or release(): on_held() follows, unless the link ends.
   void hold(int64_t version, uint32_t epoch);

@@ -54,7 +54,7 @@ void ReceiverBatch::on_receiver_retired() {
 }
 
 void ReceiverBatch::close_sessions() {
-  if (const auto session = std::exchange(session_, nullptr)) session->close(session->broken_status());
+  if (const auto session = std::exchange(session_, nullptr)) session->close(parting_from(*session));
 }
 
 std::vector<const Session*> ReceiverBatch::sessions() const {
@@ -149,7 +149,7 @@ std::shared_ptr<OperationClient> ReceiverBatch::stage(std::optional<int64_t> min
 }
 
 std::shared_ptr<Operation> ReceiverBatch::begin(const char* what, std::optional<int64_t> min_version, Timeout timeout) {
-  settle();
+  settle(timeout);
   std::shared_ptr<Operation> operation;
   setup_.agent->run_on_loop([&] {
     const bool usable = session_ && session_->usable();
@@ -272,7 +272,7 @@ bool ReceiverBatch::undecided() const {
 }
 
 // By whoever needs it first: a call, or the meeting, so that nobody registers what it may not hold.
-void ReceiverBatch::settle() const {
+void ReceiverBatch::settle(Duration timeout) const {
   std::optional<Undecided> open;
   {
     const std::lock_guard lock(mutex_);
@@ -281,15 +281,20 @@ void ReceiverBatch::settle() const {
   if (!open) return;
   bool commit = false;
   try {
-    commit = setup_.rendezvous->decide(open->key, false, {});
+    commit = setup_.rendezvous->decide(open->key, false, {}, std::min(timeout, Rendezvous::kDecisionTimeout));
   } catch (const Error& error) {
     fail(ErrorCode::kUnavailable, "{}: {} does not know whether version {} was taken, and holds {}: {}", describe(),
          identity().name(), open->version, version_.load(), error.what());
   }
-  const std::lock_guard lock(mutex_);
-  if (!undecided_ || undecided_->key != open->key) return;
-  undecided_.reset();
-  if (commit) staged_version_ = open->version;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!undecided_ || undecided_->key != open->key) return;
+    undecided_.reset();
+    if (commit) staged_version_ = open->version;
+  }
+  setup_.agent->run_on_loop([&] {  // it may be on offer still
+    if (const auto session = open->session.lock(); commit && session) session->hold(open->version);
+  });
   const LogScope scope = log_scope();
   log_event(LogLevel::info, "version.settled", {{"version", open->version}}, "it was {}",
             commit ? "taken" : "given up");
@@ -318,21 +323,22 @@ void ReceiverBatch::on_ask_store(int64_t version, uint32_t epoch) {
 void ReceiverBatch::ask(int64_t version, uint32_t epoch, bool commit) {
   const std::string key = decision_key(epoch);
   const std::string before = commit ? std::exchange(last_decision_, key) : std::string();
-  const auto self = std::static_pointer_cast<ReceiverBatch>(shared_from_this());
-  meetings_.front()->do_in_background([self, this, session = session_, key, before, version, epoch, commit] {
+  meetings_.front()->do_in_background([this, session = session_, key, before, version, epoch, commit] {
     fail_point(commit ? "staged: before the store" : "staged: before the question");
     auto verdict = Decided::Verdict::kAskStore;
     Status reason;
     try {
-      verdict = setup_.rendezvous->decide(key, commit, before) ? Decided::Verdict::kCommit : Decided::Verdict::kAbort;
+      verdict = setup_.rendezvous->decide(key, commit, before, Rendezvous::kDecisionTimeout) ? Decided::Verdict::kCommit
+                                                                                             : Decided::Verdict::kAbort;
       if (verdict == Decided::Verdict::kAbort)
-        reason = failed(ErrorCode::kPeerLost, "a rank that had lost {} gave it up", rank_name(identity().job, 0));
+        reason = failed(ErrorCode::kPeerLost, "a rank gave it up that had lost {}, or had waited too long for it",
+                        rank_name(identity().job, 0));
     } catch (const Error& error) {
       reason = failed(ErrorCode::kUnavailable, "undecided: {}", error.what());
       const std::lock_guard lock(mutex_);
-      undecided_ = Undecided{.version = version, .key = key};
+      undecided_ = Undecided{.version = version, .key = key, .session = session};
     }
-    loop().post([self, session, epoch, verdict, reason] { session->decided(epoch, verdict, reason); });
+    loop().post([session, epoch, verdict, reason] { session->decided(epoch, verdict, reason); });
   });
 }
 

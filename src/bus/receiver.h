@@ -56,12 +56,13 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   struct Undecided {
     int64_t version = 0;
     std::string key;  // of the decision
+    std::weak_ptr<ReceiverSession> session;
   };
   std::shared_ptr<Operation> begin(const char* what, std::optional<int64_t> min_version, Timeout timeout);
   void wait_for_version();
   void begin_commit();
   void observe_decision(const Status& status);
-  void settle() const;  // throws kUnavailable
+  void settle(Duration timeout = Rendezvous::kDecisionTimeout) const;  // throws kUnavailable
   std::string decision_key(uint32_t epoch) const;
   void ask(int64_t version, uint32_t epoch, bool commit);
 

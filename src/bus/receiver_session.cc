@@ -103,6 +103,8 @@ void ReceiverSession::accept(Caller caller) {
             return break_session(parse<Broken>(frame.payload).status);
           case MessageType::kGot:
             return handle_got(rank, parse<Got>(frame.payload));
+          case MessageType::kProgress:
+            return handle_flow(parse<ProgressReport>(frame.payload));
           default:
             fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
         }
@@ -123,7 +125,7 @@ void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
 
 void ReceiverSession::handle_leader(Frame& frame) {
   if (!leader_welcomed_) {
-    setup_.agent->check_welcome(frame, leader_->name());
+    setup_.agent->check_welcome(frame, *leader_);
     leader_welcomed_ = true;
     leader_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = 0});
     leader_->send(attach_message(Attach::Purpose::kControl));
@@ -143,6 +145,8 @@ void ReceiverSession::handle_leader(Frame& frame) {
     }
     case MessageType::kDecided:
       return handle_decided(parse<Decided>(frame.payload));
+    case MessageType::kProgress:
+      return handle_flow(parse<ProgressReport>(frame.payload));
     case MessageType::kDetach:
       leader_->close();
       return break_session(parse<Detach>(frame.payload).reason(rank_name(identity().job, 0)));
@@ -177,7 +181,15 @@ int64_t ReceiverSession::complete_version() const {
 }
 
 void ReceiverSession::on_withdrawn(PullLink& link, int64_t version) {
-  if (chosen_ && chosen_->version == version && !link.pulled(version)) chosen_.reset();  // before this rank took it
+  if (chosen_ && chosen_->version == version && !link.pulled(version))
+    pass_up(failed(ErrorCode::kPeerLost, "{} has given up version {}", link.name(), version));
+}
+
+// Rank 0 chooses no other one before it has heard.
+void ReceiverSession::pass_up(const Status& why) {
+  const Chosen chosen = *std::exchange(chosen_, std::nullopt);
+  epoch_ = chosen.epoch;
+  if (leader_->open()) leader_->send(Got{.version = chosen.version, .epoch = chosen.epoch, .reason = why});
 }
 
 void ReceiverSession::on_offer(PullLink&) {
@@ -188,6 +200,7 @@ void ReceiverSession::on_offer(PullLink&) {
 
 void ReceiverSession::recv(int64_t min_version) {
   phase_ = Phase::kWaiting;
+  wanted_ = min_version;
   min_version_ = std::max(min_version, floor_ + 1);
   if (leads())
     choose();
@@ -219,6 +232,7 @@ void ReceiverSession::on_held(PullLink&, bool held) {
   if (!std::ranges::all_of(links_, [](const auto& link) { return link->holds(); })) return;
   const Chosen chosen{.version = std::exchange(holding_, 0), .epoch = epoch_};
   announced_ = epoch_;
+  floor_before_ = floor_;
   vote_ = {};
   for (const auto& [rank, follower] : followers_)
     if (follower->open()) follower->send(chosen);
@@ -236,7 +250,12 @@ void ReceiverSession::handle_got(Rank rank, const Got& got) {
   got_[static_cast<size_t>(rank)] = got.epoch;
   if (!got.reason.ok() && vote_.ok())
     vote_ = Status(got.reason.code(), fmt::format("{}: {}", rank_name(identity().job, rank), got.reason.message()));
-  if (phase_ == Phase::kWaiting) return choose();
+  // In place, this rank may have it and that one not: it may be sent again, and is taken again by all.
+  if (!setup_.staged && !got.reason.ok()) floor_ = std::min(floor_, floor_before_);
+  if (phase_ == Phase::kWaiting) {
+    min_version_ = std::max(wanted_, floor_ + 1);
+    return choose();
+  }
   if (!setup_.staged) return;
   if (phase_ == Phase::kVoting) return check_votes();
   if (phase_ == Phase::kPulling && !vote_.ok()) fail_recv(vote_);
@@ -245,14 +264,13 @@ void ReceiverSession::handle_got(Rank rank, const Got& got) {
 void ReceiverSession::begin(const Chosen& chosen) {
   chosen_.reset();
   epoch_ = chosen.epoch;
-  if (chosen.version < min_version_) {
-    end_wait(failed(ErrorCode::kMismatch, "{}: {} chose version {}, {} wants at least {}: recv is collective",
-                    describe(), rank_name(identity().job, 0), chosen.version, identity().name(), min_version_));
-    return;
-  }
-  phase_ = Phase::kPulling;
   taking_ = chosen.version;
   failure_ = {};
+  for (const auto& link : links_) link->forget_pulled();  // it may be one that was taken before, sent again
+  if (chosen.version < wanted_)
+    return refuse(failed(ErrorCode::kMismatch, "{}: {} chose version {}, {} wants at least {}: recv is collective",
+                         describe(), rank_name(identity().job, 0), chosen.version, identity().name(), wanted_));
+  phase_ = Phase::kPulling;
   owner_.on_chosen(taking_);
   progress_seen_ = 0;
   // Each rank begins with another source, so that they do not all read from one.
@@ -264,6 +282,14 @@ void ReceiverSession::begin(const Chosen& chosen) {
     progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
   take_more();
   if (!broken_.ok() && needs_lost_sender()) fail_recv(broken_);
+}
+
+// Of a version that is not begun: the senders and rank 0 would wait for this rank.
+void ReceiverSession::refuse(const Status& why) {
+  phase_ = Phase::kFailing;
+  failure_ = why;
+  for (const auto& link : links_) link->send_done(taking_, why);
+  check_ended();
 }
 
 // --- pulling
@@ -309,7 +335,7 @@ void ReceiverSession::check_ended() {
       !std::ranges::all_of(links_, [&](const auto& link) { return link->pulled(taking_); }))
     return;
   if (phase_ == Phase::kPulling && setup_.staged) return vote();
-  if (phase_ == Phase::kPulling) floor_ = taking_;
+  if (phase_ == Phase::kPulling && vote_.ok()) floor_ = taking_;
   const Status status = phase_ == Phase::kPulling ? Status() : failure_;
   tell_got(status);
   end_recv(status);
@@ -366,10 +392,7 @@ void ReceiverSession::check_votes() {
 void ReceiverSession::handle_decided(const Decided& decided) {
   if (!setup_.staged) return;
   if (chosen_ && chosen_->epoch == decided.epoch && decided.verdict == Decided::Verdict::kAbort) {
-    leader_->send(Got{.version = chosen_->version, .epoch = chosen_->epoch, .reason = decided.reason});
-    epoch_ = chosen_->epoch;
-    chosen_.reset();  // others have failed before this rank began
-    return;
+    return pass_up(decided.reason);  // others have failed before this rank began
   }
   if (decided.epoch != epoch_) return;
   if (phase_ == Phase::kPulling && decided.verdict == Decided::Verdict::kAbort) return fail_recv(decided.reason);
@@ -441,17 +464,35 @@ Duration ReceiverSession::progress_period() const {
 
 void ReceiverSession::watch_progress() {
   progress_timer_ = 0;
-  if (phase_ != Phase::kPulling) return;
-  int64_t bytes = 0;
-  for (const auto& link : links_) {
-    bytes += link->bytes_done();
-    link->send_progress();
+  if (phase_ == Phase::kPulling) {
+    int64_t bytes = 0;
+    for (const auto& link : links_) {
+      bytes += link->bytes_done();
+      link->send_progress();
+    }
+    if (std::exchange(progress_seen_, bytes) != bytes) {
+      flowed_ = true;
+      owner_.on_flow();
+    }
+  } else if (phase_ != Phase::kVoting) {
+    return;
   }
-  if (bytes != progress_seen_) {
-    progress_seen_ = bytes;
-    owner_.on_flow();
-  }
+  if (setup_.staged && std::exchange(flowed_, false)) tell_flow();
   progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
+}
+
+// Staged, those that have it wait for those that have not, as long as these come nearer. Rank 0 passes it on.
+void ReceiverSession::tell_flow() {
+  const ProgressReport report{.version = taking_, .bytes = progress_seen_};
+  if (!leads() && leader_->open()) leader_->send(report);
+  for (const auto& [rank, follower] : followers_)
+    if (follower->open()) follower->send(report);
+}
+
+void ReceiverSession::handle_flow(const ProgressReport& report) {
+  if (!setup_.staged || report.version != taking_) return;
+  flowed_ = leads();
+  if (phase_ == Phase::kVoting) owner_.on_flow();
 }
 
 Status ReceiverSession::stalled() const {

@@ -63,6 +63,8 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   std::string missing() const;          // who is waited for
   std::string awaited() const;          // likewise, and for what: "trainer/0 to offer version 8"
   int64_t min_version() const { return min_version_; }
+  // This rank has that version, by a decision that it has learnt of since.
+  void hold(int64_t version) { floor_ = std::max(floor_, version); }
   bool deciding() const { return phase_ == Phase::kVoting; }
   void give_up_deciding(const Status& why);  // as far as it can
   // What became of (version, epoch); `reason` of an abort, or why the store does not say: kAskStore ends the recv then.
@@ -105,10 +107,14 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void check_votes();
   void ask_store();
   void begin(const Chosen& chosen);
+  void pass_up(const Status& why);  // what was chosen. REQUIRES: chosen_
+  void refuse(const Status& why);
   void take_more();
   void check_ended();
   void end_recv(const Status& status);
   void watch_progress();
+  void tell_flow();
+  void handle_flow(const ProgressReport& report);
   Duration progress_period() const;
   bool needs_lost_sender() const;  // REQUIRES: a version is being taken or chosen
   void broadcast_broken();
@@ -127,10 +133,12 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   bool asked_ = false;            // the store is asked, or told
   uint32_t epoch_ = 0;            // of the last transfer
   int64_t floor_ = 0;             // versions up to this are not taken (again)
+  int64_t floor_before_ = 0;      // rank 0: what it was before the version chosen last
   int64_t rank_bytes_ = 0;
 
   Phase phase_ = Phase::kIdle;
-  int64_t min_version_ = 0;
+  int64_t wanted_ = 0;       // by the recv
+  int64_t min_version_ = 0;  // that is new, too
   int64_t taking_ = 0;
   std::vector<PullLink*> to_take_;  // in the order in which they will be asked
   size_t rings_busy_ = 0;
@@ -139,6 +147,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   bool sender_lost_ = false;  // what broke it: then the other senders must be told, who have no links to it
   EventLoop::TimerId progress_timer_ = 0;
   int64_t progress_seen_ = 0;
+  bool flowed_ = false;  // staged: this rank's or, at rank 0, another's bytes have moved, and it is not told yet
 };
 
 }  // namespace tessera::bus

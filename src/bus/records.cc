@@ -145,6 +145,7 @@ std::string BatchRecord::write() const {
   out.put(sends);
   out.put(digest);
   out.put(version);
+  out.put(newest);
   out.put_string(hash);
   diff.write(out);
   return finish(out);
@@ -157,7 +158,9 @@ BatchRecord BatchRecord::read(std::string_view key, std::string_view value) {
   record.sends = in.get_bool();
   record.digest = in.get_bool();
   record.version = in.get<int64_t>();
-  if (record.version < 0) fail(ErrorCode::kInvalidArgument, "store key {}: version {}", key, record.version);
+  record.newest = in.get<int64_t>();
+  if (record.version < 0 || record.newest < record.version)
+    fail(ErrorCode::kInvalidArgument, "store key {}: version {} of {}", key, record.version, record.newest);
   record.hash = in.get_string(16);
   record.diff = ManifestDiff::read(in);
   in.finish();
@@ -261,10 +264,14 @@ std::string renewal_key(std::string_view meeting, std::string_view job, Rank ran
   return fmt::format("{}{}", renewal_prefix(meeting, job), rank);
 }
 
+std::string decision_prefix(std::string_view meeting, std::string_view job) {
+  return fmt::format("{}{}/decision/", meeting, job);
+}
+
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch) {
   std::string hex;
   for (const char byte : session) hex += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return fmt::format("{}{}/decision/{}/{}", meeting, job, hex, epoch);
+  return fmt::format("{}{}/{}", decision_prefix(meeting, job), hex, epoch);
 }
 
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job) {

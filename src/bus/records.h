@@ -25,10 +25,6 @@
 
 namespace tessera::bus {
 
-// Protocol versions this build speaks, and its release: two jobs may run different releases.
-inline constexpr uint16_t kProtocolMin = 2;
-inline constexpr uint16_t kProtocolMax = 2;
-
 inline constexpr int kMaxWorld = 1 << 20;
 
 struct RankRecord {
@@ -72,6 +68,7 @@ struct BatchRecord {
   bool sends = false;  // offers (or accepts)
   bool digest = true;
   int64_t version = 0;  // that this rank sent last, or holds; 0: none
+  int64_t newest = 0;   // that it has offered at all: the next one's number goes on from there
   std::string hash;     // of this rank's manifest
   ManifestDiff diff;    // against rank 0's
 
@@ -128,6 +125,7 @@ std::string batch_key(std::string_view meeting, std::string_view job, Rank rank)
 std::string failure_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string renewal_prefix(std::string_view meeting, std::string_view job);
 std::string renewal_key(std::string_view meeting, std::string_view job, Rank rank);
+std::string decision_prefix(std::string_view meeting, std::string_view job);  // of all versions
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch);
 // The other one of the two jobs that meet under `key`, a key below a batch_prefix(); empty if `job` is none of them.
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job);

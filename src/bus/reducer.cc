@@ -67,7 +67,10 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, 
                                                 setup_.view.own[static_cast<size_t>(peer)], std::move(routes),
                                                 std::move(options)));
   }
-  if (links_.empty() && !targets_.empty()) build_run();
+}
+
+void Reducer::connect() {
+  if (links_.empty() && !targets_.empty()) build_run();  // else with the last link that is ready
 }
 
 Reducer::~Reducer() = default;

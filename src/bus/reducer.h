@@ -26,10 +26,11 @@ class Reducer final : public PullLinkOwner {
     std::function<void(const Status&)> lost;     // a peer was lost, or passes on that another was
     std::function<void(const Status&)> reduced;  // the run begun by start() has ended
   };
-  // Scratch is allocated here.
+  // Scratch is allocated here. All else happens on the loop's thread.
   Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, Events events);
   ~Reducer() override;
 
+  void connect();  // first
   const std::vector<std::unique_ptr<PullLink>>& links() const { return links_; }
   bool ready() const;
   // Where reduction `index` of the batch's routes is stored, contiguous.

@@ -21,11 +21,25 @@ constexpr Duration kReminder = seconds(10);
 constexpr Duration kCheckPeriod = seconds(0.4);  // of who has died or is stopped, while something is waited for
 constexpr Duration kLookPeriod = seconds(60);    // in the background
 constexpr Duration kStoreTimeout = seconds(10);
-constexpr Duration kDecisionTimeout = seconds(5);
+constexpr Duration kPiece = seconds(1);  // of waiting for an answer of the store's
 
-// For one request of a conversation.
-Duration request_timeout(const Patience& patience) {
-  return patience.background ? std::min(patience.deadline.left(), kStoreTimeout) : patience.deadline.left();
+// One request of a conversation with the store, in pieces: between them it is seen whether the conversation is to end.
+template <typename Request>
+auto ask(const Patience& patience, Request&& request) {
+  const TimePoint start = Clock::steady().now();
+  while (true) {
+    try {
+      return request(std::min(patience.deadline.left(), patience.background ? kStoreTimeout : kPiece));
+    } catch (const Error& error) {
+      const bool waits = error.code() == ErrorCode::kDeadlineExceeded || error.code() == ErrorCode::kUnavailable;
+      if (patience.background || !waits) throw;
+      if (patience.deadline.passed())
+        throw Error(error.code(), fmt::format("{}; it was asked for {:.1f} s", error.what(),
+                                              to_seconds(Clock::steady().now() - start)));
+      if (patience.stop.stop_requested())
+        throw Error(ErrorCode::kCancelled, fmt::format("{}: interrupted", error.what()));
+    }
+  }
 }
 
 // What was agreed on, by whom: sender's members first.
@@ -68,7 +82,7 @@ Rendezvous::~Rendezvous() {
 
 StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
                            const Patience& patience) {
-  const auto& [deadline, stop, background] = patience;
+  const auto& [deadline, stop, background, parts] = patience;
   const Duration period = background ? kLookPeriod : kCheckPeriod;
   Duration reminder = kReminder;
   const TimePoint start = Clock::steady().now();
@@ -116,10 +130,11 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
 }
 
 void Rendezvous::claim(const Patience& patience) {
-  lease_ = store_.grant_lease(kLeaseTtl, request_timeout(patience));
+  lease_ = ask(patience, [&](Duration timeout) { return store_.grant_lease(kLeaseTtl, timeout); });
   const std::string key = rank_key(identity_.name_space, identity_.job, identity_.rank);
   const std::string value = own_.write();
-  SwapResult swap = store_.put_if_absent(key, value, {.lease = lease_}, request_timeout(patience));
+  SwapResult swap =
+      ask(patience, [&](Duration timeout) { return store_.put_if_absent(key, value, {.lease = lease_}, timeout); });
   while (!swap.stored) {
     const RankRecord holder = RankRecord::read(key, swap.current.value);
     if (holder.incarnation == own_.incarnation && holder.address == own_.address) return;  // our own, sent twice
@@ -140,21 +155,28 @@ void Rendezvous::claim(const Patience& patience) {
           patience);
       swap.current.mod_revision = 0;
     }
-    swap = store_.compare_and_set(key, swap.current.mod_revision, value, {.lease = lease_}, request_timeout(patience));
+    swap = ask(patience, [&](Duration timeout) {
+      return store_.compare_and_set(key, swap.current.mod_revision, value, {.lease = lease_}, timeout);
+    });
   }
 }
 
 PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, const Patience& patience) {
-  store_.erase(pair_failure_prefix(identity_.name_space, pair) + rank_name(identity_.job, identity_.rank),
-               request_timeout(patience));
-  const int64_t revision =
-      store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
-                 PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, request_timeout(patience));
+  ask(patience, [&](Duration timeout) {
+    return store_.erase(pair_failure_prefix(identity_.name_space, pair) + rank_name(identity_.job, identity_.rank),
+                        timeout);
+  });
+  const int64_t revision = ask(patience, [&](Duration timeout) {
+    return store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
+                      PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, timeout);
+  });
   return await_pair(pair, peer_job, revision, revision, patience);
 }
 
 PairView Rendezvous::rejoin(const PairView& view, const Patience& patience) {
-  const StoreRange now = store_.range(pair_failure_prefix(identity_.name_space, view.name), request_timeout(patience));
+  const StoreRange now = ask(patience, [&](Duration timeout) {
+    return store_.range(pair_failure_prefix(identity_.name_space, view.name), timeout);
+  });
   return await_pair(view.name, view.peer_job, view.revision, now.revision, patience);
 }
 
@@ -172,6 +194,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     const PairRecords& records = met.emplace(read(view));
     try {
       records.throw_if_failed();
+      if (patience.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it", peer_job);
       const bool own = records.complete(identity_.job);
       return records.complete(peer_job) && own;
     } catch (const Error& error) {
@@ -303,6 +326,7 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
            job == identity_.job ? view.peer_job : identity_.job);
     side.digest = side.digest && record.digest;
     side.versions.push_back(record.version);
+    side.newest = std::max(side.newest, record.newest);
     side.members.push_back(std::move(record.of));
     diffs.push_back(std::move(record.diff));
   }
@@ -313,7 +337,7 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
 void Rendezvous::ask_to_renew(const Awaited& fellows, const Awaited& peers, const Patience& patience) {
   if (fellows.history.past.empty()) return;
   const std::string records = meeting(fellows.view, fellows.batch);
-  const StoreView items = store_.range(records, request_timeout(patience)).items;
+  const StoreView items = ask(patience, [&](Duration timeout) { return store_.range(records, timeout); }).items;
   RenewalRecord record{.of = {own_.incarnation, fellows.history.attempt}, .stale = {}};
   for (const Awaited* side : {&fellows, &peers}) {
     for (size_t rank = 0; rank < side->ranks.size(); ++rank) {
@@ -330,8 +354,9 @@ void Rendezvous::ask_to_renew(const Awaited& fellows, const Awaited& peers, cons
     const std::lock_guard lock(mutex_);
     history_of(fellows.view, fellows.batch).asked = true;
   }
-  store_.put(renewal_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_},
-             request_timeout(patience));
+  ask(patience, [&](Duration timeout) {
+    return store_.put(renewal_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_}, timeout);
+  });
 }
 
 bool Rendezvous::is_asked_to_renew(const Awaited& by, const StoreView& items) const {
@@ -374,6 +399,7 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
                      .sends = own.sends,
                      .digest = own.digest,
                      .version = own.version,
+                     .newest = own.newest,
                      .hash = own.manifest->hash(),
                      .diff = {}};
   const auto outdated = [&](const StoreView& items) {
@@ -381,8 +407,10 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
   };
   ask_to_renew(fellows, peers, patience);
   if (identity_.rank == 0) {
-    store_.put(manifest, ManifestRecord{.of = of, .manifest = *own.manifest}.write(), {.lease = lease_},
-               request_timeout(patience));
+    ask(patience, [&](Duration timeout) {
+      return store_.put(manifest, ManifestRecord{.of = of, .manifest = *own.manifest}.write(), {.lease = lease_},
+                        timeout);
+    });
   } else {
     const auto published = [&](const StoreView& items) {
       throw_if_failed(fellows, items);
@@ -404,8 +432,9 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
     const Manifest rank0 = ManifestRecord::read(manifest, items.at(manifest).value).manifest;
     if (rank0.hash() != record.hash) record.diff = ManifestDiff::between(rank0, *own.manifest);
   }
-  store_.put(batch_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_},
-             request_timeout(patience));
+  ask(patience, [&](Duration timeout) {
+    return store_.put(batch_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_}, timeout);
+  });
 
   // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
   // or, where it is still joining, leave for.
@@ -425,15 +454,21 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
       .session = session_of(view.name, batch, sender.manifest, receiver.manifest, sender.members, receiver.members),
       .digest = mine.digest && theirs.digest,
       .sent_version = std::ranges::max(sender.versions),
+      .newest_version = sender.newest,
       .floor = 0,
       .members = mine.members,
   };
   agreement.members.insert(agreement.members.end(), theirs.members.begin(), theirs.members.end());
   // Versions of senders that were all started anew are not to be compared with what is held from those before.
   if (agreement.sent_version > 0) agreement.floor = std::ranges::min(receiver.versions);
+  // All of this side are here anew, and know what was decided on what they had staged before.
+  if (!own.sends && identity_.rank == 0)
+    ask(patience,
+        [&](Duration timeout) { return store_.erase_prefix(decision_prefix(records, identity_.job), timeout); });
   // All others are here anew: whoever an earlier failure of this rank's spoke to has heard it.
-  store_.erase(failure_key(records, identity_.job, identity_.rank), request_timeout(patience));
-  forget_asking(view, batch, request_timeout(patience));
+  ask(patience,
+      [&](Duration timeout) { return store_.erase(failure_key(records, identity_.job, identity_.rank), timeout); });
+  ask(patience, [&](Duration timeout) { return forget_asking(view, batch, timeout); });
   return agreement;
 }
 
@@ -489,7 +524,7 @@ std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string
   });
 }
 
-std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, std::function<void()> changed) {
+std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, bool parts, std::function<void()> changed) {
   const std::string prefix = pair_prefix(identity_.name_space, view.name);
   std::map<std::string, Incarnation> members;  // by key
   const auto add = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
@@ -498,6 +533,9 @@ std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, std::functio
   };
   add(identity_.job, view.own);
   add(view.peer_job, view.peer);
+  const std::string peers = parts ? pair_key(identity_.name_space, view.name, view.peer_job, 0) : "";
+  const std::string leaves = peers.substr(0, peers.rfind('/') + 1);
+  const auto left = [leaves](const std::string& key) { return !leaves.empty() && key.starts_with(leaves); };
   const auto differs = [members = std::move(members)](const std::string& key, const std::string& value) {
     const auto it = members.find(key);
     try {
@@ -510,10 +548,10 @@ std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, std::functio
   const StoreRange now = store_.range(prefix, kStoreTimeout);
   for (const auto& [key, item] : now.items)
     if (differs(key, item.value)) changed();
-  return store_.watch(prefix, now.revision + 1, [differs, changed = std::move(changed)](const WatchUpdate& update) {
+  return store_.watch(prefix, now.revision + 1, [=, changed = std::move(changed)](const WatchUpdate& update) {
     if (update.type == WatchUpdate::Type::kCompacted) return changed();
     for (const StoreEvent& event : update.events)
-      if (event.type == StoreEvent::Type::kPut && differs(event.kv.key, event.kv.value)) changed();
+      if (event.type == StoreEvent::Type::kPut ? differs(event.kv.key, event.kv.value) : left(event.kv.key)) changed();
   });
 }
 
@@ -586,7 +624,13 @@ void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& mis
   for (const Rank rank : missing)
     if (liveness_of(side.ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
-  const StoreView left = store_.range(failures, deadline.left()).items;
+  StoreView left;
+  try {
+    left = store_.range(failures, std::min(deadline.left(), kPiece)).items;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDeadlineExceeded && error.code() != ErrorCode::kUnavailable) throw;
+    return;  // the store does not answer: who waits says so, and looks again
+  }
   const std::string what = fmt::format("pair {}, batch {}", view.name, side.batch);
   for (const Rank rank : missing) {
     const std::string key = failures + rank_name(side.job, rank);
@@ -598,7 +642,7 @@ void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& mis
   }
   if (dead.empty()) return;
   const std::string key = pair_key(identity_.name_space, view.name, side.job, dead.front());
-  const bool in_order = !store_.get(key, deadline.left());
+  const bool in_order = !store_.get(key, std::min(deadline.left(), kStoreTimeout));
   fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered", what, rank_name(side.job, dead.front()),
        in_order ? "left" : "died");
 }
@@ -670,7 +714,7 @@ std::string Rendezvous::decision_key(const PairView& view, const std::string& ba
   return bus::decision_key(meeting(view, batch), identity_.job, session, epoch);
 }
 
-bool Rendezvous::decide(const std::string& key, bool commit, const std::string& before) {
+bool Rendezvous::decide(const std::string& key, bool commit, const std::string& before, Duration timeout) {
   const std::string verdict = commit ? "commit" : "abort";
   StoreTransaction transaction{.compares = {{.key = key, .mod_revision = 0}},
                                .operations = {{.type = StoreOperation::Type::kPut,
@@ -679,7 +723,7 @@ bool Rendezvous::decide(const std::string& key, bool commit, const std::string& 
                                                .options = {.lease = kNoLease, .decision = true}}}};
   if (!before.empty()) transaction.operations.push_back({.type = StoreOperation::Type::kDelete, .key = before});
   try {
-    const TransactionResult result = store_.transact(transaction, kDecisionTimeout);
+    const TransactionResult result = store_.transact(transaction, timeout);
     const auto it = result.current.find(key);
     if (it == result.current.end()) fail(ErrorCode::kUnavailable, "the store has no {}", key);
     return it->second.value == "commit";

@@ -35,15 +35,18 @@ struct Patience {
   // For processes to come back, however long that takes: who is absent is mentioned once, and is waited for even if it
   // has left.
   bool background = false;
+  // Not for a peer job that has left the pair altogether: rejoin() throws kNotFound.
+  bool parts = false;
 };
 
 // What both sides registered under one batch.
 struct Agreement {
   Match match;
-  std::string session;       // equal on all ranks of both sides that read the same registrations
-  bool digest = true;        // nobody switched it off
-  int64_t sent_version = 0;  // the last that a sending rank knows of
-  int64_t floor = 0;         // versions up to this are held by all receiving ranks
+  std::string session;         // equal on all ranks of both sides that read the same registrations
+  bool digest = true;          // nobody switched it off
+  int64_t sent_version = 0;    // the last that a sending rank knows of
+  int64_t newest_version = 0;  // that one has offered, sent or not
+  int64_t floor = 0;           // versions up to this are held by all receiving ranks
   // Whose registrations it is built on: own ranks, then the peer's.
   std::vector<Registration> members;
 };
@@ -71,6 +74,7 @@ class Rendezvous {
     bool sends = false;
     bool digest = true;
     int64_t version = 0;  // sent last, or held
+    int64_t newest = 0;   // offered, at least `version`
     const Manifest* manifest = nullptr;
   };
   Agreement exchange(const PairView& view, const std::string& batch, const Offer& own, const Patience& patience);
@@ -80,8 +84,9 @@ class Rendezvous {
   std::unique_ptr<Watch> watch(const PairView& view, const std::string& batch, const Agreement& agreement,
                                const std::function<void(const std::string& rank)>& changed,
                                const std::function<void(const Status& why)>& gave_up);
-  // Calls `changed`, there, once a rank of the two jobs is another process than in `view`.
-  std::unique_ptr<Watch> watch_pair(const PairView& view, std::function<void()> changed);
+  // Calls `changed`, there, once a rank of the two jobs is another process than in `view`; if it `parts`, once one of
+  // the peer job has left, too.
+  std::unique_ptr<Watch> watch_pair(const PairView& view, bool parts, std::function<void()> changed);
   // Calls `met`, there, for each other job that registers the batch with this one, now and later; often more than once.
   // With an empty name: watch anew, something was missed.
   std::unique_ptr<Watch> watch_jobs(const std::string& pair, const std::string& batch,
@@ -98,7 +103,8 @@ class Rendezvous {
   // What the ranks of this job do with a staged version: one compare-and-set. Whoever comes first decides; returns
   // whether it is taken. `before`, the decision on an earlier one, is forgotten. Throws kUnavailable if the store
   // cannot be reached.
-  bool decide(const std::string& key, bool commit, const std::string& before);
+  static constexpr Duration kDecisionTimeout = seconds(5);
+  bool decide(const std::string& key, bool commit, const std::string& before, Duration timeout);
   std::string decision_key(const PairView& view, const std::string& batch, const std::string& session,
                            uint32_t epoch) const;
   void forget_decision(const std::string& key);
@@ -110,6 +116,7 @@ class Rendezvous {
     Manifest manifest;
     bool digest = true;
     std::vector<int64_t> versions;      // by rank
+    int64_t newest = 0;                 // of all
     std::vector<Registration> members;  // by rank
   };
   // What this rank knows of earlier registrations of a batch, so that a new one is not built on what they left. Kept as

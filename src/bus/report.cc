@@ -104,6 +104,8 @@ void Report::write(ByteWriter& out) const {
   out.put(rank);
   out.put(world);
   incarnation.write(out);
+  out.put(commands.queued);
+  out.put(commands.capacity);
   put_waits(waits, out);
   put_list(batches, kMaxBatches, out, [&](const BatchReport& batch) { put_batch(batch, out); });
 }
@@ -118,6 +120,11 @@ Report Report::read(ByteReader& in) {
   report.rank = in.get<Rank>();
   report.world = in.get<int32_t>();
   report.incarnation = Incarnation::read(in);
+  report.commands.queued = in.get<uint32_t>();
+  report.commands.capacity = in.get<uint32_t>();
+  if (report.commands.queued > report.commands.capacity)
+    fail(ErrorCode::kInvalidArgument, "Report: {} commands in a queue of {}", report.commands.queued,
+         report.commands.capacity);
   report.waits = get_waits(in);
   report.batches = get_list<BatchReport>(in, kMaxBatches, 88, [&] { return get_batch(in); });
   return report;

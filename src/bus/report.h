@@ -53,6 +53,12 @@ struct BatchReport {
   std::vector<Wait> waits{};
 };
 
+// Of the worker's command queue, where the agent is a daemon.
+struct CommandQueueReport {
+  uint32_t queued = 0;    // commands that the agent has not taken yet
+  uint32_t capacity = 0;  // 0: there is no queue
+};
+
 // More than the limits allow is left out, texts that are too long are cut.
 struct Report {
   static constexpr MessageType kType = MessageType::kReport;
@@ -62,6 +68,7 @@ struct Report {
   Rank rank = 0;
   int32_t world = 0;
   Incarnation incarnation{};
+  CommandQueueReport commands{};
   std::vector<Wait> waits{};  // that concern no batch, or one that is not registered yet
   std::vector<BatchReport> batches{};
   void write(ByteWriter& out) const;

@@ -46,6 +46,7 @@ Report full_report() {
           .rank = 3,
           .world = 4,
           .incarnation = Incarnation::self(),
+          .commands = {.queued = 2, .capacity = 63},
           .waits = {{"evaluation/0 to join (pair weights)", 10}},
           .batches = {batch, {}}};
 }
@@ -55,6 +56,8 @@ TEST(ReportTest, ComesBackAsItWasWrittenAndNothingElseDoes) {
   const Report report = parse<Report>(bytes);
   EXPECT_EQ(bytes_of_report(report), bytes);
   EXPECT_EQ(report.batches.front().waits.front().text, "inference/1 to take version 8");
+  EXPECT_EQ(report.commands.queued, 2U);
+  EXPECT_EQ(report.commands.capacity, 63U);
   EXPECT_TRUE(report.batches.front().sends && report.batches.front().torn);
   EXPECT_FALSE(report.batches.front().staged || report.batches.front().undecided);
   for (size_t size = 0; size < bytes.size(); ++size) EXPECT_THROW(parse<Report>(std::span(bytes).first(size)), Error);
@@ -66,6 +69,12 @@ TEST(ReportTest, AnotherVersionIsNamed) {
   std::vector<std::byte> bytes = bytes_of_report(full_report());
   bytes[0] = std::byte{9};
   EXPECT_THAT(error_of([&] { parse<Report>(bytes); }), HasSubstr("version 9, this release reads 1"));
+}
+
+TEST(ReportTest, AQueueHoldsNoMoreThanItsCapacity) {
+  Report report = full_report();
+  report.commands = {.queued = 64, .capacity = 63};
+  EXPECT_THROW(parse<Report>(bytes_of_report(report)), Error);
 }
 
 TEST(ReportTest, WhatIsTooMuchIsLeftOutSoThatTheAskerCanReadTheRest) {
@@ -92,6 +101,16 @@ TEST_F(AskedAgent, SaysWhoItIsAndForWhomItWaits) {
   EXPECT_EQ(report.world, 2);
   EXPECT_TRUE(report.incarnation.same_process(Incarnation::self()));
   EXPECT_THAT(report.waits, ElementsAre(Field(&Wait::text, "inference/0 to join (pair weights)")));
+}
+
+TEST_F(AskedAgent, ShowsTheCommandQueueThatItIsGiven) {
+  const auto queue = [&] { return Inspection(agent_.address(), soon()).answer(soon()).commands; };
+  EXPECT_EQ(queue().capacity, 0U) << "embedded";
+  agent_.run_on_loop([&] { agent_.set_command_queue([] { return CommandQueueReport{.queued = 3, .capacity = 63}; }); });
+  EXPECT_EQ(queue().queued, 3U);
+  EXPECT_EQ(queue().capacity, 63U);
+  agent_.run_on_loop([&] { agent_.set_command_queue({}); });
+  EXPECT_EQ(queue().capacity, 0U);
 }
 
 TEST_F(AskedAgent, ManyQuestionsAreAnsweredTogether) {

@@ -8,6 +8,7 @@
 namespace tessera::bus {
 namespace {
 
+constexpr Duration kPauseOfWatching = seconds(1);   // for other jobs, after the store has failed
 constexpr Duration kWithdrawTimeout = seconds(10);  // of receivers that are about to choose
 
 }  // namespace
@@ -32,25 +33,70 @@ void SenderBatch::watch_jobs() {
   setup_.agent->run_on_loop([&] { std::swap(jobs_watch_, watch); });
 }
 
+// On the meeting's thread.
+void SenderBatch::watch_jobs_again() {
+  try {
+    watch_jobs();
+  } catch (const Error& error) {
+    const LogScope scope = log_scope();
+    log_event(LogLevel::warn, "jobs.unwatched", {},
+              "jobs that come to receive are not seen until the store answers: {}", error.what());
+    setup_.agent->run_on_loop([&] {
+      loop().add_timer_after(kPauseOfWatching, [weak = weak_from_this()] {
+        if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->meet_also({});
+      });
+    });
+  }
+}
+
 void SenderBatch::meet_also(const std::string& job) {
   if (closed_) return;
-  if (job.empty())
-    return meetings_.front()->do_in_background(
-        [self = std::static_pointer_cast<SenderBatch>(shared_from_this())] { self->watch_jobs(); });
+  if (job.empty()) return meetings_.front()->do_in_background([this] { watch_jobs_again(); });
   if (meeting_with(job) != nullptr) return;
   const LogScope scope = log_scope();
   log_event(LogLevel::info, "job.joined", {{"with", job}}, "it comes to receive, too");
-  add_meeting({.name = setup_.pair, .peer_job = job, .own = {}, .peer = {}, .revision = 0}).meet_in_background();
+  add_meeting({.name = setup_.pair, .peer_job = job, .own = {}, .peer = {}, .revision = 0}, true).meet_in_background();
+}
+
+// A job that comes again is seen as any other: jobs of ever new names leave nothing behind.
+void SenderBatch::on_parted(const std::string& job) {
+  if (closed_) return;
+  const auto it = std::ranges::find(meetings_, job, [](const auto& meeting) { return meeting->job(); });
+  parted_.push_back(std::move(*it));
+  meetings_.erase(it);
+  absent_.erase(job);
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "job.left", {{"with", job}});
+  meetings_.front()->do_in_background([this] {
+    stop_parted();
+    watch_jobs_again();  // it may have come again meanwhile
+  });
+}
+
+void SenderBatch::stop_parted() {
+  std::vector<std::unique_ptr<Meeting>> parted;
+  setup_.agent->run_on_loop([&] { parted.swap(parted_); });
+  for (const auto& meeting : parted) meeting->stop();
 }
 
 std::shared_ptr<Session> SenderBatch::make_session(const PairView& view, Agreement agreement) {
   return std::make_shared<SenderSession>(session_setup(view, std::move(agreement)), *this);
 }
 
+// Not what is being sent: a fellow that comes back now is yet to send that, too.
+Rendezvous::Offer SenderBatch::own_offer() const {
+  Rendezvous::Offer offer = BatchImpl::own_offer();
+  offer.newest = std::max(offer.version, tried_.load());
+  return offer;
+}
+
 void SenderBatch::on_met(std::shared_ptr<Session> session) {
   const std::string& job = session->peer_job();
   // A rank that comes back goes on where its fellows are. Later they may have sent what is this rank's to be sent next.
-  if (!std::exchange(counts_, true)) version_ = newest_ = session->setup().agreement.sent_version;
+  if (!std::exchange(counts_, true)) {
+    version_ = session->setup().agreement.sent_version;
+    tried_ = newest_ = session->setup().agreement.newest_version;
+  }
   if (closed_ || session->broken()) {
     absent_[job] = session->broken_status();
     if (!std::static_pointer_cast<SenderSession>(session)->left()) unreported_ = absent_[job];
@@ -84,6 +130,7 @@ void SenderBatch::on_sender_retired(SenderSession& session) {
   if (reported_ != &session && !session.left()) unreported_ = session.broken_status();
   // Later: whoever is at it may be going through the sessions.
   newcomers_.erase(&session);
+  prepared_.erase(&session);
   loop().post([self = shared_from_this(), this, job, over = sessions_.at(job)] {
     sessions_.erase(job);
     retire(over);
@@ -91,7 +138,7 @@ void SenderBatch::on_sender_retired(SenderSession& session) {
 }
 
 void SenderBatch::close_sessions() {
-  for (auto& [job, session] : std::exchange(sessions_, {})) session->close(session->broken_status());
+  for (auto& [job, session] : std::exchange(sessions_, {})) session->close(parting_from(*session));
 }
 
 std::vector<const Session*> SenderBatch::sessions() const {
@@ -217,6 +264,7 @@ void SenderBatch::check_ended() {
   if (offering_ == 0 || any_offering()) return;
   const Status outcome = !failure_.ok() ? failure_ : taken_ ? Status() : lost_;
   if (outcome.ok() && !taken_) return;  // nobody is attached: somebody may come
+  tried_ = newest_;
   offering_ = 0;
   if (outcome.ok()) version_ = operation_->version();  // else it may be sent again
   end_operation(outcome);
@@ -285,6 +333,7 @@ void SenderBatch::on_copied() {
 void SenderBatch::check_snapshot() {
   if (offering_ == 0 || !preparing_.empty() || (target_ && !copied_)) return;
   const int64_t version = std::exchange(offering_, 0);
+  tried_ = newest_;
   if (failure_.ok() && target_) {
     observe_offer(version);
     slots_[*target_] = {.version = version};

@@ -1,6 +1,7 @@
 // A batch that is offered to every job that is attached: in place, one version at a time; staged, the newest copy.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,6 +27,8 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) override;
   void on_met(std::shared_ptr<Session> session) override;
   void on_not_met(const std::string& job, const Status& why) override;
+  void on_parted(const std::string& job) override;
+  void on_meetings_stopped() override { stop_parted(); }
 
   void on_taking(SenderSession& session) override;
   void on_begun(int64_t version) override;
@@ -43,12 +46,15 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   std::vector<const Session*> sessions() const override;
   std::vector<std::string> waits_for() const override;
   void check_peers() override;
+  Rendezvous::Offer own_offer() const override;
   void on_copied() override;
   bool withdraw(int64_t version) override;
   void await_readers() override;
 
   void watch_jobs();
+  void watch_jobs_again();
   void meet_also(const std::string& job);
+  void stop_parted();
   bool begun(int64_t version) const;
   void count_decision();
   void observe_offer(int64_t version);
@@ -71,11 +77,13 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   std::set<const SenderSession*> newcomers_;
   std::map<std::string, Status> absent_;  // why a job that was met is not attached
   std::unique_ptr<Watch> jobs_watch_;
-  int64_t offering_ = 0;  // 0: nothing
-  int64_t newest_ = 0;    // that was ever offered, sent or not
-  bool counts_ = false;   // versions for itself: it knows what its job had sent before it came
-  bool ending_ = false;   // it is failing: nobody is offered it any more
-  bool begun_ = false;    // a receiver has begun to take it, and may have left since
+  std::vector<std::unique_ptr<Meeting>> parted_;  // with jobs that have left, to be stopped
+  int64_t offering_ = 0;                          // 0: nothing
+  int64_t newest_ = 0;                            // that was ever offered, sent or not
+  std::atomic<int64_t> tried_{0};                 // the same of sends that are over
+  bool counts_ = false;                           // versions for itself: it knows what its job had sent before it came
+  bool ending_ = false;                           // it is failing: nobody is offered it any more
+  bool begun_ = false;                            // a receiver has begun to take it, and may have left since
   // Staged: what lies in each slot; which one is newest; which one the version on its way goes into.
   struct Snapshot {
     int64_t version = 0;  // 0: none

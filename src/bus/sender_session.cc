@@ -29,6 +29,7 @@ SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
 
 void SenderSession::connect() {
   if (!reducer_) return;
+  reducer_->connect();
   for (const auto& link : reducer_->links()) {
     PullLink* to = link.get();
     calls_.push_back({link->name(), setup_.view.own[static_cast<size_t>(link->rank())],

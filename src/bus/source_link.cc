@@ -30,6 +30,7 @@ SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, C
       name_(link_->name()),
       routes_(std::move(routes)),
       digest_(digest),
+      keeps_(slots > 1),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {
   for (const Served& served : routes_) bytes_ += bytes_of_route(served);
   digests_.digests.resize(routes_.size());
@@ -106,7 +107,8 @@ void SourceLink::handle(Frame& frame) {
       return owner_.on_released(*this);
     case MessageType::kTake: {
       const Take take = parse<Take>(frame.payload);
-      if (!ready_ || taking_ != 0 || waiting_take_ || take.version == done_version_ || take.epoch <= epoch_)
+      if (!ready_ || taking_ != 0 || waiting_take_ || take.epoch <= epoch_ ||
+          (take.version == done_version_ && (running_ || !keeps_)))
         fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn", take.version, take.epoch);
       epoch_ = take.epoch;
       if (running_) {  // the puller has drained the ring; the thread that filled it has still to say so
@@ -197,6 +199,7 @@ std::span<const Digest> SourceLink::run_digests() {
 
 void SourceLink::offer(int64_t version, uint32_t slot) {
   if (taking_ == 0) progress_ = 0;
+  begin_anew(version);
   link_->send(Offer{.version = version, .epoch = slot});
 }
 
@@ -208,7 +211,15 @@ void SourceLink::withdraw(int64_t version) {
   link_->send(Withdraw{.version = version});
 }
 
+// A send that failed may be repeated, and a staged version that not all could take is taken once more: by those, too,
+// that had it already.
+void SourceLink::begin_anew(int64_t version) {
+  if (done_version_ == version) done_version_ = 0;
+  if (ended_version_ == version) ended_version_ = 0;
+}
+
 void SourceLink::grant(int64_t version, uint32_t epoch) {
+  begin_anew(version);
   taking_ = version;
   progress_ = 0;
   link_->send(Grant{.version = version, .epoch = epoch});

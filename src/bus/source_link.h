@@ -85,6 +85,7 @@ class SourceLink {
   void detach(const Status& why);
 
  private:
+  void begin_anew(int64_t version);
   void handle(Frame& frame);
   Attached::Place place_of(const Served& served) const;
   void send_places(uint32_t slots);
@@ -99,7 +100,8 @@ class SourceLink {
   const std::string name_;
   std::vector<Served> routes_;
   const bool digest_;
-  Digests digests_;  // kept, so that a transfer takes nothing from the heap
+  const bool keeps_;  // staged: what is done may be taken once more, if not all could take it
+  Digests digests_;   // kept, so that a transfer takes nothing from the heap
   int64_t bytes_ = 0;
   bool ready_ = false;
   bool left_ = false;

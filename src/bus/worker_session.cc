@@ -1,10 +1,13 @@
 #include "bus/worker_session.h"
 
+#include <poll.h>
+
 #include <random>
 #include <utility>
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "bus/agent.h"
 #include "bus/embedded.h"
 #include "bus/local_tensors.h"
 #include "bus/records.h"
@@ -15,6 +18,8 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kAnswerTimeout = seconds(10);  // for a worker to read an answer
+constexpr Duration kDying = seconds(0.1);         // from the end of a process' sockets to its own
+constexpr Timeout kLongestCall = std::chrono::hours(2);
 
 uint64_t draw_number() {
   std::random_device random;
@@ -28,9 +33,9 @@ void cancel(Operation& operation) {
     log().info("agent: {}", error.what());
   }
 }
-void close(BatchImpl& batch) {
+void close(BatchImpl& batch, const Status& why = {}) {
   try {
-    batch.close();
+    batch.part(why);
   } catch (const Error& error) {
     log().warn("agent: {}", error.what());
   }
@@ -58,13 +63,15 @@ OperationState state_of(Operation& operation) {
 
 }  // namespace
 
-void WorkerConnection::answer(AgentMessage type, std::span<const std::byte> payload) noexcept {
+bool WorkerConnection::answer(AgentMessage type, std::span<const std::byte> payload) noexcept {
   try {
     FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
     writer.push(static_cast<uint16_t>(type), payload);
     writer.flush(socket.get(), Deadline::after(kAnswerTimeout));
+    return true;
   } catch (const Error& error) {
     log().info("agent: an answer cannot be given: {}", error.what());
+    return false;
   }
 }
 
@@ -85,10 +92,23 @@ std::string WorkerSession::name() const {
 // ---------------------------------------------------------------------------------------------------------
 
 void WorkerSession::open(const std::shared_ptr<CommandMemory>& memory) {
-  bus_ = open_embedded(complete(options_));
+  std::shared_ptr<BusClient> bus = open_embedded(complete(options_));
+  {
+    const std::lock_guard lock(mutex_);
+    bus_ = std::move(bus);
+  }
   commands_ =
       std::make_unique<CommandServer>(memory, std::make_shared<CommandLog>(memory->incarnation()), name(),
                                       [this](const Command& command, Replier& replier) { execute(command, replier); });
+  show_queue([&ring = commands_->commands()] {
+    return CommandQueueReport{.queued = static_cast<uint32_t>(ring.size()),
+                              .capacity = static_cast<uint32_t>(ring.capacity())};
+  });
+}
+
+void WorkerSession::show_queue(std::function<CommandQueueReport()> queue) {
+  Agent& agent = embedded_agent(*bus_);
+  agent.run_on_loop([&] { agent.set_command_queue(std::move(queue)); });
 }
 
 void WorkerSession::retire() {
@@ -97,6 +117,10 @@ void WorkerSession::retire() {
     retired_ = true;
   }
   stop_.request_stop();
+}
+
+std::shared_ptr<WorkerSession::Serving> WorkerSession::Serving::begin(std::shared_ptr<WorkerSession> session) {
+  return session->begin_serving() ? std::make_shared<Serving>(std::move(session)) : nullptr;
 }
 
 bool WorkerSession::begin_serving() {
@@ -122,25 +146,36 @@ void WorkerSession::hasten() {
   {
     const std::lock_guard lock(mutex_);
     hastened_ = true;
-    for (const auto& [id, operation] : operations_) operations.push_back(operation);
+    for (const auto& [id, operation] : operations_)
+      if (operation) operations.push_back(operation);
   }
   for (const auto& operation : operations) cancel(*operation);
 }
 
-void WorkerSession::end() {
+Status WorkerSession::why_gone(bool vanished) const {
+  if (!vanished) return {};
+  const UniqueFd pidfd = open_pidfd(worker_);
+  const bool died =
+      pidfd ? wait_ready(pidfd.get(), POLLIN, Deadline::after(kDying)) : liveness_of(worker_) == Liveness::kDead;
+  return failed(ErrorCode::kPeerLost, "the worker of {} has {}", rank_name(options_.job, options_.rank),
+                died ? "died" : "gone");
+}
+
+void WorkerSession::end(bool vanished) {
+  const Status why = why_gone(vanished);
   std::map<uint32_t, RegisteredBatch> batches;
   std::vector<std::shared_ptr<Operation>> operations;
   {
     std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return serving_ == 0; });  // all that waits has been told to stop
+    // All that waits has been told to stop.
+    if (!idle_.wait_for(lock, kLongestCall, [this] { return serving_ == 0; }))
+      log().error("{}: {} calls do not end", name(), serving_);
     batches = std::exchange(batches_, {});
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [id, operation] : operations_) operations.push_back(operation);
+    for (const auto& [id, operation] : operations_)
+      if (operation) operations.push_back(operation);
   }
   for (auto& [number, registered] : batches)
-    if (!registered.sends) close(*registered.batch);
+    if (!registered.sends) close(*registered.batch, why);
   for (const auto& operation : operations) {
     {
       const std::lock_guard lock(mutex_);
@@ -151,20 +186,26 @@ void WorkerSession::end() {
     operation->wait_for(std::chrono::hours(1));  // each ends at its own deadline
   }
   operations.clear();
-  // Not before: a worker that is there is told how its last operation ended. Until then its memory is in use.
+  // A worker that is there is told how its last operation ended before the queue is closed: until it has heard, it must
+  // not touch the operation's memory.
   {
     std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return operations_.empty(); });  // all have ended, and are about to tell
+    idle_.wait_for(lock, kAnswerTimeout, [this] { return operations_.empty(); });  // they have ended: about to tell
   }
   if (commands_) commands_->close(failed(ErrorCode::kCancelled, "{} has gone", name()));
-  for (auto& [number, registered] : batches) close(*registered.batch);
+  for (auto& [number, registered] : batches) close(*registered.batch, why);
   batches.clear();
+  if (commands_) show_queue({});
   commands_.reset();
+  settling_.reset();
+  std::map<uint32_t, std::shared_ptr<PairClient>> pairs;  // they go without the lock: they ask the store
+  std::shared_ptr<BusClient> bus;
   {
     const std::lock_guard lock(mutex_);
-    pairs_.clear();
+    pairs.swap(pairs_);
+    bus.swap(bus_);
   }
-  bus_.reset();
+  pairs.clear();
 }
 
 // --- calls
@@ -173,21 +214,29 @@ void WorkerSession::end() {
 void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
   const auto type = static_cast<AgentMessage>(frame.type);
   switch (type) {
-    case AgentMessage::kPair:
-      return connection.answer(join(read_message<PairCall>(frame.payload, name())));
+    case AgentMessage::kPair: {
+      const Paired paired = join(read_message<PairCall>(frame.payload, name()));
+      if (!connection.answer(paired)) remove_pair(paired.pair);
+      return;
+    }
     case AgentMessage::kManifest: {
       const auto call = read_message<ManifestCall>(frame.payload, name());
-      return connection.answer(Offered{.manifest = {.entries = pair(call.pair)->manifest(call.batch, call.timeout)}});
+      connection.answer(Offered{.manifest = {.entries = pair(call.pair)->manifest(call.batch, call.timeout)}});
+      return;
     }
-    case AgentMessage::kRegister:
-      return connection.answer(
-          register_batch(read_message<RegisterCall>(frame.payload, name()), std::move(connection.arenas)));
+    case AgentMessage::kRegister: {
+      const Registered registered =
+          register_batch(read_message<RegisterCall>(frame.payload, name()), std::move(connection.arenas));
+      if (!connection.answer(registered)) close_batch(registered.batch);  // its name can be registered again
+      return;
+    }
     case AgentMessage::kDigests: {
       const auto call = read_message<ObjectCall>(frame.payload, name());
-      return connection.answer(DigestList{.digests = batch(call.object)->digests()});
+      connection.answer(DigestList{.digests = batch(call.object)->digests()});
+      return;
     }
     default:
-      return connection.answer(Number{.value = number_of(type, read_message<ObjectCall>(frame.payload, name()))});
+      connection.answer(Number{.value = number_of(type, read_message<ObjectCall>(frame.payload, name()))});
   }
 }
 
@@ -207,15 +256,23 @@ std::shared_ptr<BatchImpl> WorkerSession::batch(uint32_t number) const {
   return it->second.batch;
 }
 
-std::shared_ptr<Operation> WorkerSession::operation(uint64_t command) const {
+WorkerSession::Found WorkerSession::operation(uint64_t command) const {
   const std::lock_guard lock(mutex_);
   const auto it = operations_.find(command);
-  return it == operations_.end() ? nullptr : it->second;
+  return it == operations_.end() ? Found{} : Found{.under_way = true, .operation = it->second};
 }
 
 Paired WorkerSession::join(const PairCall& call) {
   check(options_, call.options);
-  std::shared_ptr<PairClient> joined = bus_->pair(call.options);
+  std::shared_ptr<BusClient> bus;
+  {
+    const std::lock_guard lock(mutex_);
+    bus = bus_;
+  }
+  if (!bus)
+    fail(ErrorCode::kNotFound, "agent of {}: there is no such session any more",
+         rank_name(options_.job, options_.rank));
+  std::shared_ptr<PairClient> joined = bus->pair(call.options);
   const int peer_world = joined->peer_world();
   const std::lock_guard lock(mutex_);
   pairs_.emplace(++last_number_, std::move(joined));
@@ -230,22 +287,30 @@ int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {
       return batch(call.object)->wait_version(call.version, call.timeout);
     case AgentMessage::kWithdraw:
       return batch(call.object)->withdraw(call.version) ? 1 : 0;
-    case AgentMessage::kCloseBatch: {
-      batch(call.object)->close();
-      RegisteredBatch closed;
-      const std::lock_guard lock(mutex_);
-      if (auto node = batches_.extract(call.object)) closed = std::move(node.mapped());  // or another call has
+    case AgentMessage::kCloseBatch:
+      close_batch(call.object);
       return 1;
-    }
     case AgentMessage::kClosePair: {
-      std::shared_ptr<PairClient> closed = pair(call.object);
-      const std::lock_guard lock(mutex_);
-      pairs_.erase(call.object);
+      const std::shared_ptr<PairClient> closed = remove_pair(call.object);
+      if (!closed) fail(ErrorCode::kNotFound, "agent: {} has no pair {}", name(), call.object);
       return 1;
     }
     default:
       fail(ErrorCode::kInvalidArgument, "agent: message {} is no call", static_cast<int>(type));
   }
+}
+
+std::shared_ptr<PairClient> WorkerSession::remove_pair(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto node = pairs_.extract(number);
+  return node ? node.mapped() : nullptr;
+}
+
+void WorkerSession::close_batch(uint32_t number) {
+  batch(number)->close();
+  RegisteredBatch closed;
+  const std::lock_guard lock(mutex_);
+  if (auto node = batches_.extract(number)) closed = std::move(node.mapped());  // or another call has
 }
 
 Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd> fds) {
@@ -309,22 +374,17 @@ void WorkerSession::execute(const Command& command, Replier& replier) {
   switch (static_cast<AgentCommand>(command.type)) {
     case AgentCommand::kSend:
     case AgentCommand::kRecv:
-    case AgentCommand::kStage: {
-      if (!begin_serving())
-        fail(ErrorCode::kPeerLost, "agent of {}: the session has ended", rank_name(options_.job, options_.rank));
-      struct Serving {
-        WorkerSession& session;
-        ~Serving() { session.end_serving(); }
-      } serving{*this};
+    case AgentCommand::kStage:
       return transfer(command, replier);
-    }
     case AgentCommand::kCancel: {
-      const auto operation = this->operation(read_message<CommandId>(command.payload, name()).id);
+      const auto operation = this->operation(read_message<CommandId>(command.payload, name()).id).operation;
       return replier.succeed(message_bytes(Number{operation && operation->cancel() ? 1 : 0}));
     }
     case AgentCommand::kProgress: {
-      const auto operation = this->operation(read_message<CommandId>(command.payload, name()).id);
-      return replier.succeed(message_bytes(operation ? state_of(*operation) : ended_state()));
+      const Found found = operation(read_message<CommandId>(command.payload, name()).id);
+      return replier.succeed(message_bytes(found.operation   ? state_of(*found.operation)
+                                           : found.under_way ? OperationState{}
+                                                             : ended_state()));
     }
     case AgentCommand::kState: {
       const auto found = batch(read_message<BatchNumber>(command.payload, name()).batch);
@@ -343,28 +403,69 @@ void WorkerSession::execute(const Command& command, Replier& replier) {
 }
 
 void WorkerSession::transfer(const Command& command, Replier& replier) {
+  const auto serving = Serving::begin(shared_from_this());
+  if (!serving)
+    fail(ErrorCode::kPeerLost, "agent of {}: the session has ended", rank_name(options_.job, options_.rank));
   const auto wanted = read_message<TransferCommand>(command.payload, name());
   const std::shared_ptr<BatchImpl> with = batch(wanted.batch);
   const auto type = static_cast<AgentCommand>(command.type);
-  const std::shared_ptr<Operation> operation =
-      embedded_operation(type == AgentCommand::kSend   ? with->send(wanted.version, wanted.timeout)
-                         : type == AgentCommand::kRecv ? with->recv(wanted.version, wanted.timeout)
-                                                       : with->stage(wanted.version, wanted.timeout));
   {
     const std::lock_guard lock(mutex_);
-    operations_[command.id] = operation;
+    operations_[command.id] = nullptr;
   }
-  operation->on_end(
-      [self = shared_from_this(), operation, id = command.id, owed = std::make_shared<Replier>(std::move(replier))] {
-        OperationState state = state_of(*operation);
-        const std::lock_guard lock(self->mutex_);
-        if (self->retired_ && state.status.code() == ErrorCode::kCancelled)  // not by the worker
-          state.status = failed(ErrorCode::kPeerLost, "agent of {}: the session has ended: {}",
-                                rank_name(self->options_.job, self->options_.rank), state.status.message());
-        owed->succeed(message_bytes(state));
-        self->operations_.erase(id);
-        self->idle_.notify_all();
-      });
+  if (type == AgentCommand::kSend || !with->undecided())
+    return begin_transfer(type, command.id, wanted, with, std::move(replier));
+  // The store is asked first, which may take seconds; other commands are answered meanwhile.
+  const auto owed = std::make_shared<Replier>(std::move(replier));
+  try {
+    if (!settling_) {
+      auto settling = std::make_unique<EventLoop>("tessera-settle");
+      settling->start();
+      settling_ = std::move(settling);
+    }
+    settling_->post([this, serving, type, id = command.id, wanted, with, owed] {
+      begin_transfer(type, id, wanted, with, std::move(*owed));
+    });
+  } catch (...) {
+    end_transfer(command.id, *owed, status_of_current_exception());
+  }
+}
+
+void WorkerSession::begin_transfer(AgentCommand type, uint64_t id, const TransferCommand& wanted,
+                                   const std::shared_ptr<BatchImpl>& with, Replier replier) {
+  const auto owed = std::make_shared<Replier>(std::move(replier));
+  std::shared_ptr<Operation> operation;
+  try {
+    operation = embedded_operation(type == AgentCommand::kSend   ? with->send(wanted.version, wanted.timeout)
+                                   : type == AgentCommand::kRecv ? with->recv(wanted.version, wanted.timeout)
+                                                                 : with->stage(wanted.version, wanted.timeout));
+  } catch (...) {
+    return end_transfer(id, *owed, status_of_current_exception());
+  }
+  bool hurries = false;
+  {
+    const std::lock_guard lock(mutex_);
+    operations_[id] = operation;
+    hurries = hastened_;
+  }
+  if (hurries) cancel(*operation);
+  operation->on_end([self = shared_from_this(), operation, id, owed] {
+    OperationState state = state_of(*operation);
+    const std::lock_guard lock(self->mutex_);
+    if (self->retired_ && state.status.code() == ErrorCode::kCancelled)  // not by the worker
+      state.status = failed(ErrorCode::kPeerLost, "agent of {}: the session has ended: {}",
+                            rank_name(self->options_.job, self->options_.rank), state.status.message());
+    owed->succeed(message_bytes(state));
+    self->operations_.erase(id);
+    self->idle_.notify_all();
+  });
+}
+
+void WorkerSession::end_transfer(uint64_t id, Replier& owed, const Status& why) {
+  const std::lock_guard lock(mutex_);
+  operations_.erase(id);
+  owed.fail(why);
+  idle_.notify_all();
 }
 
 }  // namespace tessera::bus

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/event_loop.h"
 #include "base/fd.h"
 #include "base/framing.h"
 #include "base/process.h"
@@ -20,6 +22,7 @@
 #include "bus/client.h"
 #include "bus/command_server.h"
 #include "bus/operation.h"
+#include "bus/report.h"
 
 namespace tessera {
 class SharedArena;
@@ -34,12 +37,13 @@ struct WorkerConnection {
   FrameReader reader{kAgentMagic, {.payload_bytes = kMaxAgentFrame, .fds = kMaxFdsPerMessage}};
   std::vector<UniqueFd> arenas;
 
-  // Blocks until the worker has room for it; one that does not read is given up.
+  // Blocks until the worker has room for it; one that does not read is given up. False if it did not go: nobody waits
+  // for it any more.
   template <typename Message>
-  void answer(const Message& message) noexcept {
-    answer(Message::kType, message_bytes(message));
+  bool answer(const Message& message) noexcept {
+    return answer(Message::kType, message_bytes(message));
   }
-  void answer(AgentMessage type, std::span<const std::byte> payload = {}) noexcept;
+  bool answer(AgentMessage type, std::span<const std::byte> payload = {}) noexcept;
 };
 
 // Thread-safe. What it does blocks, on the daemon's threads; commands come on the queue's.
@@ -56,9 +60,18 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void open(const std::shared_ptr<CommandMemory>& memory);
   // Answers a call of the worker, whose frame names this session. Throws what the call fails with.
   void serve(WorkerConnection& connection, const Frame& frame);
-  // Around each of the two; false once the session is retired.
-  bool begin_serving();
-  void end_serving();
+  // Held around each of the two, and around whatever begins an operation.
+  class Serving {
+   public:
+    static std::shared_ptr<Serving> begin(std::shared_ptr<WorkerSession> session);  // null once it is retired
+    explicit Serving(std::shared_ptr<WorkerSession> session) : session_(std::move(session)) {}
+    ~Serving() { session_->end_serving(); }
+    Serving(const Serving&) = delete;
+    Serving& operator=(const Serving&) = delete;
+
+   private:
+    const std::shared_ptr<WorkerSession> session_;
+  };
 
   // Ends all that waits for other ranks to come.
   void request_stop() { stop_.request_stop(); }
@@ -67,8 +80,9 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void retire();
   // From now on sends that nobody has begun to take are not waited for: another worker has come.
   void hasten();
-  // Finishes what the worker had posted from shared memory and gives everything back. REQUIRES: retired.
-  void end();
+  // Finishes what the worker had posted from shared memory and gives everything back. A worker that has `vanished` has
+  // not said that it goes: its peers are told so. REQUIRES: retired.
+  void end(bool vanished);
 
  private:
   struct RegisteredBatch {
@@ -77,24 +91,39 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
     bool sends = false;
   };
 
+  bool begin_serving();
+  void end_serving();
+  void show_queue(std::function<CommandQueueReport()> queue);  // to whoever asks the agent
   bool hastened() const;
+  Status why_gone(bool vanished) const;  // ok: in good order
   std::shared_ptr<PairClient> pair(uint32_t number) const;
   std::shared_ptr<BatchImpl> batch(uint32_t number) const;
-  std::shared_ptr<Operation> operation(uint64_t command) const;  // null once it has ended
+  struct Found {
+    bool under_way = false;
+    std::shared_ptr<Operation> operation;  // null while it is being begun
+  };
+  Found operation(uint64_t command) const;
   Paired join(const PairCall& call);
+  std::shared_ptr<PairClient> remove_pair(uint32_t number);
+  void close_batch(uint32_t number);
   Registered register_batch(RegisterCall call, std::vector<UniqueFd> fds);
   int64_t number_of(AgentMessage type, const ObjectCall& call);
   void execute(const Command& command, Replier& replier);
   void transfer(const Command& command, Replier& replier);
+  // Begins an operation; a settling batch blocks in it.
+  void begin_transfer(AgentCommand type, uint64_t id, const TransferCommand& wanted,
+                      const std::shared_ptr<BatchImpl>& with, Replier replier);
+  void end_transfer(uint64_t id, Replier& owed, const Status& why);  // it was not begun
 
   const uint64_t number_;
   const Incarnation worker_;
   const std::shared_ptr<WorkerConnection> connection_;
   std::stop_source stop_;
   BusOptions options_;
-  std::shared_ptr<BusClient> bus_;
   std::unique_ptr<CommandServer> commands_;
-  mutable std::mutex mutex_;  // what follows
+  std::unique_ptr<EventLoop> settling_;  // the queue's thread makes it: for what would block that
+  mutable std::mutex mutex_;             // what follows
+  std::shared_ptr<BusClient> bus_;
   std::condition_variable idle_;
   int serving_ = 0;
   bool retired_ = false;
@@ -102,7 +131,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   uint32_t last_number_ = 0;
   std::map<uint32_t, std::shared_ptr<PairClient>> pairs_;
   std::map<uint32_t, RegisteredBatch> batches_;
-  std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // under way, by command
+  std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // under way, by command; null while being begun
 };
 
 }  // namespace tessera::bus

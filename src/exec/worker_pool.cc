@@ -21,10 +21,20 @@ struct Free {
 WorkerPool::WorkerPool(int threads, const std::string& name) {
   TESSERA_CHECK_LE(1, threads);
   threads_.reserve(static_cast<size_t>(threads));
-  for (int t = 0; t < threads; ++t) threads_.push_back(start_thread(fmt::format("{}-{}", name, t), [this] { work(); }));
+  try {
+    for (int t = 0; t < threads; ++t)
+      threads_.push_back(start_thread(fmt::format("{}-{}", name, t), [this] { work(); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 WorkerPool::~WorkerPool() {
+  stop();
+}
+
+void WorkerPool::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;

@@ -40,6 +40,7 @@ class WorkerPool {
 
  private:
   void work();
+  void stop();
 
   std::mutex mutex_;
   std::condition_variable wake_;

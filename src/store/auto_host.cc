@@ -38,9 +38,12 @@ std::string leaving_path(const std::string& root) {
 std::string members_path(const std::string& root) {
   return root + "/store.members";
 }
-
+// What the two before are written under, until they are renamed.
 std::string fresh_path(const std::string& root) {
   return root + "/store.new";
+}
+std::string fresh_members_path(const std::string& root) {
+  return members_path(root) + ".new";
 }
 
 std::vector<std::byte> read_small_file(const std::string& path) {
@@ -88,7 +91,7 @@ void write_members(const std::string& root, const MembersFile& file) {
     member.incarnation.write(out);
   }
   const std::string path = members_path(root);
-  const std::string fresh = path + ".new";
+  const std::string fresh = fresh_members_path(root);
   const UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   const auto bytes = out.view();
   if (!fd || ::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) ||
@@ -119,6 +122,7 @@ void leave(const std::string& root, UniqueFd lock, MembersFile file, uint64_t ow
   });
   ::unlink(AutoHost::socket_path(root).c_str());
   ::unlink(fresh_path(root).c_str());
+  ::unlink(fresh_members_path(root).c_str());
   if (file.members.empty()) {
     ::unlink(members_path(root).c_str());
   } else {
@@ -175,8 +179,9 @@ AutoHost::~AutoHost() {
 std::vector<std::string> AutoHost::left_over(const std::string& root) {
   std::vector<std::string> names;
   if (is_lock_held(lock_path(root))) return names;
-  for (const std::string& path : {lock_path(root), socket_path(root), fresh_path(root), members_path(root)})
-    if (::access(path.c_str(), F_OK) == 0) names.push_back(path.substr(root.size() + 1));
+  for (const std::string& path : {lock_path(root), socket_path(root), fresh_path(root), members_path(root),
+                                  fresh_members_path(root), leaving_path(root)})
+    if (::access(path.c_str(), F_OK) == 0 && !is_lock_held(path)) names.push_back(path.substr(root.size() + 1));
   return names;
 }
 

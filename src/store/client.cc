@@ -92,9 +92,11 @@ void Client::wait_connected(Timeout timeout) {
   const auto settled = [&] {
     return link_status_.ok() || lasting(link_status_.code()) || stop_.stop_requested() || deadline.passed();
   };
-  while (!link_changed_.wait_for(lock, std::min(deadline.left(), kReminder), settled))
-    log().warn("store {} has not answered for {:.0f} s: {}", url_, to_seconds(Clock::steady().now() - start),
-               link_status_.message());
+  while (!link_changed_.wait_for(lock, std::min(deadline.left(), kReminder), settled)) {
+    const double waited = to_seconds(Clock::steady().now() - start);
+    log_event(LogLevel::warn, "store.awaited", {{"store", url_}, {"seconds", waited}},
+              "store {} has not answered for {:.0f} s: {}", url_, waited, link_status_.message());
+  }
   if (link_status_.ok()) return;
   if (!lasting(link_status_.code()) && stop_.stop_requested())
     fail(ErrorCode::kCancelled, "store {}: the wait for a connection was interrupted: {}", url_,

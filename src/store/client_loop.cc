@@ -36,7 +36,8 @@ void Client::on_ready(const Welcome& welcome) {
 }
 
 void Client::on_down(const Status& why) {
-  if (link_status().ok()) log().info("store {}: connection lost: {}", url_, why.message());
+  if (link_status().ok())
+    log_event(LogLevel::info, "store.lost", {{"store", url_}}, "store {}: connection lost: {}", url_, why.message());
   set_link_status(why);
   std::erase_if(calls_, [](const auto& entry) { return entry.second->abandoned; });
   fail_if_hopeless();
@@ -110,8 +111,9 @@ void Client::on_leases_lost(ByteReader& in) {
   std::vector<LeaseId> lost = decode_leases(in.rest());
   std::erase_if(lost, [this](LeaseId lease) { return !memory_.has(lease); });
   if (lost.empty()) return;
-  log().warn("store {}: {} of this process' leases had expired (was it stopped?); its keys are published again", url_,
-             lost.size());
+  log_event(LogLevel::warn, "store.leases_lost", {{"store", url_}, {"leases", lost.size()}},
+            "store {}: {} of this process' leases had expired (was it stopped?); its keys are published again", url_,
+            lost.size());
   republish(memory_.republication(lost));
 }
 
@@ -127,6 +129,7 @@ void Client::start_watch(const std::shared_ptr<Watching>& watching) {
 
 void Client::renew(LeaseId lease) {
   renewals_[lease] = loop_->add_timer_after(memory_.ttl(lease) / 3, [this, lease] {
+    if (!memory_.has(lease)) return;  // the client is being closed
     if (link_->ready()) keep_alive({lease});
     renew(lease);
   });

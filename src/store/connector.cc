@@ -11,7 +11,9 @@ namespace {
 
 class TcpConnector final : public Connector {
  public:
-  TcpConnector(HostPort host_port, std::string root) : host_port_(std::move(host_port)), root_(std::move(root)) {}
+  TcpConnector(HostPort host_port, std::string root) : host_port_(std::move(host_port)), root_(std::move(root)) {
+    static_cast<void>(given_token());  // a mistake in it is said at once; each attempt reads it anew
+  }
 
   UniqueFd start() override {
     if (next_ == addresses_.size()) {  // asked again after each round: an address may change

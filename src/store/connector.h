@@ -28,7 +28,8 @@ class Connector {
   virtual Duration longest_pause() const = 0;
 };
 
-// For tcp://, unix:// and auto. Throws kInvalidArgument for anything else. `client` is the client's id.
+// For tcp://, unix:// and auto. Throws kInvalidArgument for anything else, and what given_token() throws where the
+// token that was given for tcp:// cannot be used. `client` is the client's id.
 std::unique_ptr<Connector> make_connector(std::string_view url, const StoreOptions& options, uint64_t client);
 
 }  // namespace tessera::store

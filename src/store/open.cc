@@ -1,7 +1,12 @@
 // From a URL to a store or a server.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "base/fail.h"
 #include "base/runtime_dir.h"
@@ -17,12 +22,45 @@ namespace {
 constexpr std::string_view kTcp = "tcp://";
 constexpr std::string_view kUnix = "unix://";
 
+constexpr Duration kStartTime = std::chrono::seconds(2);  // for another store that starts in the same folder
+constexpr Duration kAskTime = std::chrono::milliseconds(100);
+constexpr Duration kLockPause = std::chrono::milliseconds(1);
+
+// Whether `path` is a socket at which nobody listens: of a store that was killed.
+bool is_left_over(const std::string& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0 || !S_ISSOCK(status.st_mode)) return false;
+  try {
+    connect_unix(path, Deadline::after(kAskTime));
+    return false;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kUnavailable;
+  }
+}
+
+// Listens at `path`, in the place of a store that was killed. Two that start at a time take turns by an flock on the
+// folder: otherwise one might remove the socket that the other has just made.
+UniqueFd listen_in_place(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const std::string folder = parent.empty() ? std::string(".") : parent.string();
+  const UniqueFd lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!lock) fail_errno(fmt::format("listen on {}", path));
+  const Deadline deadline = Deadline::after(kStartTime);
+  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) fail_errno(fmt::format("lock {}", folder));
+    if (deadline.passed()) return listen_unix(path);  // it says whether the path is taken
+    std::this_thread::sleep_for(kLockPause);
+  }
+  if (is_left_over(path)) ::unlink(path.c_str());
+  return listen_unix(path);
+}
+
 // Serves a Unix socket and removes it at the end.
 class UnixServer final : public StoreServer {
  public:
   UnixServer(std::string path, const ServeOptions& options)
       : path_(std::move(path)),
-        server_(listen_unix(path_), "unix://" + path_, {.data_dir = options.data_dir, .same_user_only = true}) {}
+        server_(listen_in_place(path_), "unix://" + path_, {.data_dir = options.data_dir, .same_user_only = true}) {}
   ~UnixServer() override { ::unlink(path_.c_str()); }
   std::string address() const override { return server_.address(); }
 

@@ -68,7 +68,8 @@ void Server::on_accept() {
     }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kResourceExhausted && !greeting_.empty()) return drop_greeting(error.what());
-    log().warn("{}: a connection is refused: {}", address_, error.what());
+    log_event(LogLevel::warn, "connection.refused", {{"store", address_}}, "{}: a connection is refused: {}", address_,
+              error.what());
     if (error.code() == ErrorCode::kPermissionDenied) return;
     loop_.remove_fd(listener_.get());  // it still waits, and would wake us at once
     loop_.add_timer_after(kAcceptPause,
@@ -198,7 +199,8 @@ void Server::on_proof(Session& session, const Frame& frame) {
 }
 
 void Server::refuse(Session& session, const Status& why) {
-  log().warn("{}: {}", address_, why.message());
+  log_event(LogLevel::warn, "connection.refused", {{"store", address_}, {"peer", session.name()}}, "{}: {}", address_,
+            why.message());
   send(session.id, MessageType::kRefused, encode_error(0, why));
   session.ended = true;
 }
@@ -301,7 +303,8 @@ void Server::drop(uint64_t id, const Status& why) {
   loop_.cancel_timer(session->greeting_timer);
   loop_.remove_fd(session->fd.get());
   if (!why.ok() && why.code() != ErrorCode::kPeerLost)
-    log().warn("{}: closed the connection to {}: {}", address_, session->name(), why.message());
+    log_event(LogLevel::warn, "connection.closed", {{"store", address_}, {"peer", session->name()}},
+              "{}: closed the connection to {}: {}", address_, session->name(), why.message());
   if (session->hello) report_members();
 }
 

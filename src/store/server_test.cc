@@ -113,6 +113,20 @@ TEST(ServerTest, ReleasesWithoutACommonProtocolAreBothNamed) {
   EXPECT_TRUE(peer.closed());
 }
 
+// A small request must not make the store copy gigabytes.
+TEST(ServerTest, ATransactionThatFailsShowsNoMoreThanAReplyTakes) {
+  const auto server = tcp_server();
+  const auto client = open_store(server->address());
+  client->put("large", std::string(kMaxStoreValueBytes, 'x'));
+  StoreTransaction transaction;
+  transaction.compares.assign(100, {.key = "large", .mod_revision = 999});
+  const Status status = status_of([&] { client->transact(transaction); });
+  EXPECT_EQ(status.code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("what the transaction compares holds"));
+  transaction.compares.resize(2);
+  EXPECT_FALSE(client->transact(transaction).succeeded);
+}
+
 TEST(ServerTest, AWatcherThatDoesNotReadIsDisconnectedAndNobodyElse) {
   ServerOptions options;
   options.max_queued_bytes = 1 << 20;

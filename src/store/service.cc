@@ -31,14 +31,28 @@ std::vector<std::byte> Service::answer(const Request& request) {
         for (const LeaseId lease : request.leases) state_.revoke(lease);
         break;
     }
-    if (out.size() > kMaxReplyBytes)
-      fail(ErrorCode::kResourceExhausted, "'{}' holds {} bytes, more than one reply takes ({}): ask for less",
-           request.key, out.size(), kMaxReplyBytes);
     return out.take();
   } catch (...) {
     return encode_error(request.id, status_of_current_exception());
   }
 }
+
+namespace {
+
+void check_reply_bytes(size_t bytes, const std::string& of) {
+  if (bytes > kMaxReplyBytes)
+    fail(ErrorCode::kResourceExhausted, "{} holds {} bytes, more than one reply takes ({}): ask for less", of, bytes,
+         kMaxReplyBytes);
+}
+
+// Before anything of it is copied.
+size_t bytes_of(const std::vector<Record>& records) {
+  size_t bytes = 0;
+  for (const Record& record : records) bytes += record->key.size() + record->value.size();
+  return bytes;
+}
+
+}  // namespace
 
 void Service::range(const Request& request, ByteWriter& out) const {
   std::vector<Record> records;
@@ -47,11 +61,7 @@ void Service::range(const Request& request, ByteWriter& out) const {
   } else if (const Record record = state_.find(request.key)) {
     records.push_back(record);
   }
-  size_t bytes = 0;
-  for (const Record& record : records) bytes += record->key.size() + record->value.size();
-  if (bytes > kMaxReplyBytes)
-    fail(ErrorCode::kResourceExhausted, "'{}' holds {} bytes, more than one reply takes ({}): ask for less",
-         request.key, bytes, kMaxReplyBytes);
+  check_reply_bytes(bytes_of(records), fmt::format("'{}'", request.key));
   out.put(state_.revision());
   out.put(static_cast<uint32_t>(records.size()));
   for (const Record& record : records) write_key_value(out, *record);
@@ -62,6 +72,7 @@ TransactReply Service::transact(const Request& request) {
   if (done != done_.end()) return done->second;
 
   const State::Outcome outcome = state_.transact(request.transaction);
+  check_reply_bytes(bytes_of(outcome.current), "what the transaction compares");
   TransactReply reply{.succeeded = outcome.succeeded, .revision = state_.revision(), .marks = {}, .current = {}};
   for (const Record& record : outcome.stored)
     reply.marks.push_back({.create_revision = record->create_revision, .version = record->version});

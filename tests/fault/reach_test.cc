@@ -37,7 +37,8 @@ class Reach : public testing::Test {
       store->put(bus::manifest_key(meeting, side.job), bus::ManifestRecord{.of = of, .manifest = manifest}.write());
       store->put(
           bus::batch_key(meeting, side.job, 0),
-          bus::BatchRecord{.of = of, .sends = true, .digest = true, .version = 0, .hash = manifest.hash(), .diff = {}}
+          bus::BatchRecord{
+              .of = of, .sends = true, .digest = true, .version = 0, .newest = 0, .hash = manifest.hash(), .diff = {}}
               .write());
       over.wait();
       return 0;

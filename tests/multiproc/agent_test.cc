@@ -3,14 +3,31 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <random>
+#include <thread>
 
 #include "base/fail.h"
+#include "base/fail_point.h"
+#include "base/framing.h"
+#include "base/runtime_dir.h"
+#include "base/socket.h"
+#include "bus/agent_protocol.h"
+#include "bus/agent_session.h"
+#include "bus/client.h"
 #include "bus/daemon.h"
+#include "bus/local_tensors.h"
+#include "bus/placement.h"
+#include "device/shared_arena.h"
 #include "tessera/memory.h"
+#include "tessera/version.h"
 #include "tests/multiproc/agents.h"
 #include "tests/multiproc/jobs.h"
 
@@ -138,7 +155,8 @@ TEST(Agent, StagesAndCommitsInTheWorkersOwnCall) {
   agents.start("trainer/0", [=] {
     return with_batch(trainer(0, 1), store, [](Batch& batch, std::vector<float>& tensor) {
       fill(trainer(0, 1), tensor, 1);
-      batch.send(1).wait();
+      Handle handle = batch.send(1);
+      REQUIRE_HERE(handle.wait_for(Timeout::max()) && handle.done());
       return 0;
     });
   });
@@ -319,6 +337,417 @@ TEST(Agent, ItsDeathEndsCallsAndANewBusGoesOn) {
   restarted.raise();
   restarted.raise();
   agents.wait(3 * hang_limit());
+}
+
+// What a batch of the worker's says of its end.
+int names(const std::function<void()>& call, ErrorCode code, const std::string& text) {
+  try {
+    call();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    REQUIRE_HERE(error.code() == code && std::strstr(error.what(), text.c_str()) != nullptr);
+    return 0;
+  }
+  REQUIRE_HERE(!"it went well");
+  return 1;
+}
+BusOptions worker_of(const std::string& job, const std::string& store) {
+  return {.job = job, .rank = 0, .world = 1, .store = store, .agent = "daemon", .timeout = std::chrono::seconds(5)};
+}
+
+// An operation, and a call, end long before their own deadlines; a new Bus goes on once the agent does.
+TEST(Agent, ThatIsStoppedIsNamed) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  const Signal waiting, told, continued, over;
+  const pid_t agent = agents.start_agent("inference", 0);
+  agents.start("inference/0", [&, store] {
+    const std::string stopped = fmt::format("the agent of inference/0 (pid {}) is stopped", agent);
+    with_batch(with_agent(inference(0, 1)), store, [&](Batch& batch, std::vector<float>&) {
+      Handle handle = batch.recv({}, std::chrono::hours(1));
+      waiting.raise();
+      const Deadline soon = Deadline::after(hang_limit() / 2);
+      const int outcome = names([&] { handle.wait(); }, ErrorCode::kPeerLost, stopped);
+      const int after = names([&] { batch.wait_version(1); }, ErrorCode::kPeerLost, stopped);
+      batch.close();
+      REQUIRE_HERE(outcome == 0 && after == 0 && !soon.passed());
+      return 0;
+    });
+    told.raise();
+    continued.wait();
+    Bus(worker_of("inference", store));
+    over.raise();
+    return 0;
+  });
+  const pid_t trainer_0 = group.start("trainer/0", [&, store] {
+    return with_batch(trainer(0, 1), store, [&](Batch&, std::vector<float>&) {
+      over.wait();
+      return 0;
+    });
+  });
+  waiting.wait();
+  ::kill(agent, SIGSTOP);
+  told.wait();
+  ::kill(agent, SIGCONT);
+  continued.raise();
+  EXPECT_EQ(group.wait_for(trainer_0, hang_limit()).status, 0);
+  agents.wait(2 * hang_limit());
+}
+
+// As an embedded agent's death: the sender hears of it at once.
+TEST(Agent, TellsPeersThatItsWorkerHasDied) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  agents.start_agent("inference", 0);
+  const pid_t worker = group.start("inference/0", [&, store] {
+    return with_shared_batch(with_agent(inference(0, 1)), store, [](Batch& batch, float*) {
+      REQUIRE_HERE(batch.recv().wait() == 1);
+      ::kill(::getpid(), SIGKILL);
+      return 1;
+    });
+  });
+  agents.start("trainer/0", [&, store] {
+    return with_batch(trainer(0, 1), store, [&](Batch& batch, std::vector<float>&) {
+      batch.send(1).wait();
+      await_end(worker);
+      return names([&] { batch.send(2, std::chrono::hours(1)).wait(); }, ErrorCode::kPeerLost,
+                   "the worker of inference/0 has died");
+    });
+  });
+  EXPECT_EQ(group.wait_for(worker, hang_limit()).status, -SIGKILL);
+  agents.wait(2 * hang_limit());
+}
+
+// A handle that is kept keeps neither the session nor what lies behind it.
+TEST(Agent, AHandleThatIsKeptHoldsNothingElse) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  agents.start_agent("trainer", 0);
+  agents.start("trainer/0", [&, store] {
+    const Side side = with_agent(trainer(0, 1));
+    std::optional<Handle> kept;
+    with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+      fill(side, tensor, 1);
+      kept.emplace(batch.send(1));
+      kept->wait();
+      return 0;
+    });
+    Bus(worker_of("trainer", store));  // the agent is free
+    REQUIRE_HERE(kept->wait() == 1 && kept->done() && kept->version() == 1 && !kept->cancel() && !kept->withdraw());
+    return 0;
+  });
+  agents.start("inference/0", [&, store] {
+    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>&) {
+      batch.recv().wait();
+      return 0;
+    });
+  });
+  agents.wait(2 * hang_limit());
+}
+
+// A process that may have no more threads refuses, and gives its rank back all the same.
+TEST(Agent, GoesOnAfterNoThreadCouldBeStarted) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  const Signal starve, starved, feed, fed, end;
+  const pid_t agent = group.start("an agent", [&] {
+    const bus::Daemon daemon({.name_space = "default", .job = "trainer", .rank = 0});
+    pthread_attr_t few, before;
+    pthread_getattr_default_np(&before);
+    pthread_getattr_default_np(&few);
+    REQUIRE_HERE(pthread_attr_setstacksize(&few, size_t{1} << 50) == 0);  // more than there are addresses
+    starve.wait();
+    REQUIRE_HERE(pthread_setattr_default_np(&few) == 0);
+    starved.raise();
+    feed.wait();
+    REQUIRE_HERE(pthread_setattr_default_np(&before) == 0);
+    fed.raise();
+    end.wait();
+    return 0;
+  });
+  const pid_t worker = group.start("trainer/0", [&] {
+    {
+      Bus bus(worker_of("trainer", store));
+      starve.raise();
+      starved.wait();
+      REQUIRE_HERE(names([&] { bus.pair({.name = "weights", .peer = "inference"}); }, ErrorCode::kResourceExhausted,
+                         "cannot be started") == 0);
+    }
+    REQUIRE_HERE(names([&] { Bus(worker_of("trainer", store)); }, ErrorCode::kResourceExhausted, "cannot be started") ==
+                 0);
+    feed.raise();
+    fed.wait();
+    Bus(worker_of("trainer", store));
+    end.raise();
+    return 0;
+  });
+  const Outcome worked = group.wait_for(worker, 2 * hang_limit());
+  EXPECT_EQ(worked.status, 0) << worked.output;
+  const Outcome served = group.wait_for(agent, hang_limit());
+  EXPECT_EQ(served.status, 0) << served.output;
+}
+
+pid_t silent_store = 0;
+int decisions = 0;
+
+// Returns once all its threads stand still.
+void stop_store() {
+  ::kill(silent_store, SIGSTOP);
+  const auto stands = [](const std::filesystem::directory_entry& thread) {
+    std::string line;
+    std::getline(std::ifstream(thread.path() / "stat"), line);
+    return line.find(") T ") != std::string::npos;
+  };
+  const std::filesystem::directory_iterator none;
+  const Deadline deadline = Deadline::after(hang_limit());
+  for (bool all = false; !all && !deadline.passed(); std::this_thread::yield())
+    all = std::all_of(std::filesystem::directory_iterator(fmt::format("/proc/{}/task", silent_store)), none, stands);
+}
+
+// Whether a version was taken is asked of the store before the next one is; other commands do not wait for that.
+TEST(Agent, AnswersWhileItAsksTheStore) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  silent_store = group.store_pid();
+  const Signal over;
+  const pid_t agent = group.start("the agent of inference/0", [] {
+    fail_point_hook() = [](std::string_view place) {
+      if (place == "staged: before the store" && ++decisions == 2) stop_store();
+    };
+    return run_agent("inference", 0);
+  });
+  const pid_t sender = group.start("trainer/0", [&] {
+    return with_batch(trainer(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= 2; ++version) {
+        fill(trainer(0, 1), tensor, version);
+        batch.send(version, kPatience).wait();
+      }
+      over.wait();
+      return 0;
+    });
+  });
+  Side side = with_agent(inference(0, 1));
+  side.options = kStaged;
+  const pid_t receiver = group.start("inference/0", [&] {
+    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+      REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1);
+      REQUIRE_HERE(names([&] { batch.recv({}, kPatience).wait(); }, ErrorCode::kUnavailable, "undecided") == 0);
+      const Deadline soon = Deadline::after(seconds(2));
+      Handle handle = batch.recv({}, kPatience);
+      REQUIRE_HERE(batch.undecided() && batch.version() == 1 && handle.progress().bytes_done == 0);
+      REQUIRE_HERE(!handle.cancel() && !handle.done() && !soon.passed());
+      ::kill(silent_store, SIGCONT);
+      REQUIRE_HERE(handle.wait() == 2 && holds(side, tensor, 2));
+      over.raise();
+      return 0;
+    });
+  });
+  for (const pid_t worker : {receiver, sender}) {
+    const Outcome outcome = group.wait_for(worker, 3 * hang_limit());
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+  }
+  ::kill(silent_store, SIGCONT);
+  group.kill(agent, SIGTERM);
+  EXPECT_EQ(group.wait_for(agent, hang_limit()).status, 0);
+}
+
+// --- what comes from somebody else
+// --------------------------------------------------------------------------------------------------
+
+// A connection of whoever has come upon the agent's socket.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& job = "trainer") {
+    const std::string name = bus::agent_socket_name("default", job, 0);
+    std::vector<std::string> found;
+    for (const Deadline deadline = Deadline::after(hang_limit()); found.empty(); std::this_thread::yield()) {
+      found = RuntimeDir::living_files(RuntimeDir::default_root(), name);
+      if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "there is no agent");
+    }
+    for (const Deadline deadline = Deadline::after(hang_limit()); !socket_ && !deadline.passed();) {
+      try {
+        socket_ = connect_unix(found.front(), deadline);
+      } catch (const Error&) {
+        std::this_thread::yield();  // it does not listen yet
+      }
+    }
+  }
+  void send_bytes(std::span<const std::byte> bytes) const { (void)send_some(socket_.get(), bytes); }
+  void send(bus::AgentMessage type, std::span<const std::byte> payload = {}, size_t fds = 0,
+            uint32_t magic = bus::kAgentMagic) const {
+    FrameWriter writer(magic, bus::kAgentProtocol, 1 << 20);
+    std::vector<UniqueFd> copies;
+    for (size_t i = 0; i < fds; ++i) copies.push_back(duplicate_fd(socket_.get()));
+    writer.push(static_cast<uint16_t>(type), payload, std::move(copies));
+    writer.flush(socket_.get(), Deadline::after(hang_limit()));
+  }
+  // Why it is refused; empty if the connection just ends.
+  std::string refusal() const {
+    FrameReader reader(bus::kAgentMagic, {.payload_bytes = 1 << 20, .fds = 0});
+    try {
+      const Frame frame = wait_frame(socket_.get(), reader, Deadline::after(hang_limit()));
+      return bus::read_message<bus::CallFailed>(frame.payload, "the agent").status.message();
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kDeadlineExceeded ? "no answer" : "";
+    }
+  }
+  const UniqueFd& socket() const { return socket_; }
+
+ private:
+  UniqueFd socket_;
+};
+
+size_t descriptors_of(pid_t pid) {
+  const std::filesystem::directory_iterator fds(fmt::format("/proc/{}/fd", pid));
+  return static_cast<size_t>(std::distance(begin(fds), end(fds)));
+}
+
+// Nothing that anybody says to its socket keeps it from its work, or leaves anything behind.
+TEST(Agent, OutlivesNonsense) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  const pid_t agent = agents.start_agent("trainer", 0);
+  agents.start("a stranger", [&, store] {
+    {
+      Bus(worker_of("trainer", store));
+    }  // what is made once is there
+    const size_t before = descriptors_of(agent);
+    std::mt19937 random(7);
+    for (int round = 0; round < 20; ++round) {
+      const Stranger noise;
+      std::vector<std::byte> bytes(random() % 300 + 16);
+      for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+      noise.send_bytes(bytes);
+      REQUIRE_HERE(noise.refusal() != "no answer");
+    }
+    const auto refused = [](const Stranger& stranger) { return stranger.refusal() != "no answer"; };
+    {
+      const Stranger other;
+      other.send(bus::AgentMessage::kOpen, {}, 0, 0x12345678);
+      REQUIRE_HERE(refused(other));
+    }
+    {
+      const Stranger large;
+      const uint32_t header[] = {bus::kAgentMagic, 0x00010001, 0xffffffff, 0};
+      large.send_bytes(std::as_bytes(std::span(header)));
+      REQUIRE_HERE(refused(large));
+    }
+    for (const int type : {0, 2, 999}) {
+      const Stranger unknown;
+      unknown.send(static_cast<bus::AgentMessage>(type), std::vector<std::byte>(8));
+      REQUIRE_HERE(refused(unknown));
+    }
+    for (const bus::AgentMessage type :
+         {bus::AgentMessage::kPair, bus::AgentMessage::kRegister, bus::AgentMessage::kArenas,
+          bus::AgentMessage::kCommit, bus::AgentMessage::kClose, bus::AgentMessage::kStop}) {
+      const Stranger early;
+      early.send(type, std::vector<std::byte>(64));
+      REQUIRE_HERE(refused(early));
+    }
+    {
+      const Stranger generous;
+      std::vector<int> fds(kMaxFdsPerMessage, generous.socket().get());
+      const uint32_t header[] = {bus::kAgentMagic, 0x00010001, 1000, 0};  // which announces none of them
+      (void)send_some(generous.socket().get(), std::as_bytes(std::span(header)), fds);
+      REQUIRE_HERE(refused(generous));
+    }
+    std::optional<Stranger> slow(std::in_place);
+    const uint32_t half[] = {bus::kAgentMagic, 0x00010001};
+    slow->send_bytes(std::as_bytes(std::span(half)));
+    {
+      Bus(worker_of("trainer", store));
+    }
+    slow.reset();
+    const Deadline deadline = Deadline::after(hang_limit());
+    while (descriptors_of(agent) > before && !deadline.passed()) std::this_thread::yield();
+    REQUIRE_HERE(descriptors_of(agent) <= before);
+    return 0;
+  });
+  agents.wait(2 * hang_limit());
+}
+
+// A registration whose caller has gone before it was answered does not keep its name.
+TEST(Agent, ClosesABatchThatNobodyWaitsFor) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  const Signal over;
+  agents.start_agent("inference", 0);
+  agents.start("inference/0", [&, store] {
+    const Side side = inference(0, 1);
+    bus::AgentSession session(bus::complete(worker_of("inference", store)));
+    const auto paired = session.call<bus::Paired>(
+        bus::AgentMessage::kPair,
+        bus::PairCall{.session = session.number(), .options = {.name = "weights", .peer = "trainer"}},
+        std::chrono::seconds(5));
+    const SharedBuffer memory = SharedHeap::process().allocate(local_tensor(side).size() * sizeof(float));
+    const TensorSpec spec{
+        .name = side.name, .data = memory.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+    const bus::Manifest manifest = bus::manifest_of(session.identity(), {&spec, 1});
+    const bus::Placement placement =
+        bus::place_tensors(manifest, {&spec, 1}, bus::registered_tensors(manifest, {&spec, 1}, 0), false);
+    const bus::RegisterCall call{.session = session.number(),
+                                 .pair = paired.pair,
+                                 .batch = "policy",
+                                 .timeout = std::chrono::seconds(5),
+                                 .options = {},
+                                 .tensors = placement.tensors};
+    {
+      const Stranger hasty("inference");
+      FrameWriter writer(bus::kAgentMagic, bus::kAgentProtocol, 1 << 20);
+      std::vector<UniqueFd> fds;
+      fds.push_back(duplicate_fd(placement.arenas.front()->fd_for_agent()));
+      writer.push(static_cast<uint16_t>(bus::AgentMessage::kArenas),
+                  bus::message_bytes(bus::Arenas{.session = session.number()}), std::move(fds));
+      writer.push(static_cast<uint16_t>(bus::AgentMessage::kRegister), bus::message_bytes(call));
+      writer.flush(hasty.socket().get(), Deadline::after(hang_limit()));
+    }
+    const int fd = placement.arenas.front()->fd_for_agent();
+    const Deadline deadline = Deadline::after(hang_limit());
+    for (bool registered = false; !registered; std::this_thread::yield()) {
+      REQUIRE_HERE(!deadline.passed());
+      try {
+        session.call<bus::Registered>(bus::AgentMessage::kRegister, call, call.timeout, {&fd, 1});
+        registered = true;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kAlreadyExists && error.code() != ErrorCode::kPeerLost) throw;
+      }
+    }
+    over.raise();
+    return 0;
+  });
+  agents.start("trainer/0", [&, store] {
+    return with_batch(trainer(0, 1), store, [&](Batch&, std::vector<float>&) {
+      over.wait();
+      return 0;
+    });
+  });
+  agents.wait(2 * hang_limit());
+}
+
+TEST(Agent, OfAnotherReleaseIsNamedWithBoth) {
+  ProcessGroup group;
+  AgentGroup agents(group);
+  agents.start_agent("trainer", 0);
+  agents.start("a worker", [] {
+    const Stranger newer;
+    const bus::OpenSession open{.protocol_min = bus::kAgentProtocol + 1,
+                                .protocol_max = bus::kAgentProtocol + 2,
+                                .release = "99.1",
+                                .worker = Incarnation::self(),
+                                .options = {.job = "trainer", .rank = 0, .world = 1}};
+    newer.send(bus::AgentMessage::kOpen, bus::message_bytes(open), 1);
+    const std::string why = newer.refusal();
+    std::fprintf(stderr, "%s\n", why.c_str());
+    REQUIRE_HERE(why.find(fmt::format("the agent is release {}", kVersion)) != std::string::npos);
+    REQUIRE_HERE(why.find("the worker release 99.1 with protocols 2 to 3") != std::string::npos);
+    return 0;
+  });
+  agents.wait(hang_limit());
 }
 
 TEST(Agent, IsOneForARankAndForOneWorker) {

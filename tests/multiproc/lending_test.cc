@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -26,14 +27,32 @@ ErrorCode code_of(const std::function<void()>& call) {
   }
 }
 
+// Whether one of its threads is called that.
+bool has_thread(pid_t pid, const std::string& name) {
+  for (const auto& thread : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid))) {
+    std::string line;
+    std::getline(std::ifstream(thread.path() / "comm"), line);
+    if (line == name) return true;
+  }
+  return false;
+}
+
+void await_that(const std::function<bool()>& holds) {
+  for (const Deadline deadline = Deadline::after(hang_limit()); !holds(); std::this_thread::yield())
+    if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "what a test waits for does not come");
+}
 void await_stop(pid_t pid) {
-  for (std::string stat; stat.find(") T ") == std::string::npos; std::this_thread::yield())
+  await_that([&] {
+    std::string stat;
     std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), stat);
+    return stat.find(") T ") != std::string::npos;
+  });
 }
 
 // Of shared memory that a process has mapped and touched.
 size_t shared_bytes(pid_t pid) {
   std::ifstream smaps(fmt::format("/proc/{}/smaps", pid));
+  if (!smaps) fail(ErrorCode::kUnavailable, "/proc/{}/smaps cannot be read", pid);
   size_t bytes = 0;
   bool shared = false;
   for (std::string line; std::getline(smaps, line);) {
@@ -66,6 +85,9 @@ TEST_P(Lending, TakesTheMemoryOfSnapshotsAndRingsAndNoMore) {
   constexpr size_t kLittle = size_t{8} << 20;
   const size_t sender_most = (sends == Mode::kStaged ? 2 * kTensorBytes : 0) + kLittle;
   const size_t receiver_most = (receives == Mode::kStaged ? kTensorBytes : 0) + sender_most;
+  // What must be there shows that it is counted at all: the workers fill the snapshots.
+  const size_t sender_least = sends == Mode::kStaged ? kTensorBytes : 0;
+  const size_t receiver_least = receives == Mode::kStaged ? kTensorBytes : 0;
   Barrier taken;
   agents.start("trainer/0", [&, mode = sends] {
     const Side side = large(trainer(0, 1), mode);
@@ -75,6 +97,7 @@ TEST_P(Lending, TakesTheMemoryOfSnapshotsAndRingsAndNoMore) {
         batch.send(version).wait();
       }
       REQUIRE_HERE(shared_bytes(::getpid()) < sender_most);
+      REQUIRE_HERE(shared_bytes(::getpid()) >= sender_least);
       REQUIRE_HERE(shared_bytes(sender_agent) < sender_most);
       taken.pass();
       return 0;
@@ -86,6 +109,7 @@ TEST_P(Lending, TakesTheMemoryOfSnapshotsAndRingsAndNoMore) {
       for (int64_t version = 0; version < 2;) version = batch.recv(version + 1).wait();
       REQUIRE_HERE(holds(side, tensor, 2));
       REQUIRE_HERE(shared_bytes(::getpid()) < receiver_most);
+      REQUIRE_HERE(shared_bytes(::getpid()) >= receiver_least);
       REQUIRE_HERE(shared_bytes(receiver_agent) < receiver_most);
       taken.pass();
       return 0;
@@ -167,7 +191,7 @@ TEST(LentMemory, AnAgentThatEndsTellsTheOutcomeFirst) {
   });
   begun.wait();
   ::kill(agent, SIGTERM);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it would have let go by then
+  await_that([&] { return !has_thread(agent, "tessera-daemon"); });  // the session is being ended
   ending.raise();
   agents.wait(2 * hang_limit());
 }

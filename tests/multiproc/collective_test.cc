@@ -1,0 +1,317 @@
+// Ranks of one side that do not do the same at the same time: late ones, those that want other versions, those that
+// take long, those that were replaced. The calls that follow go well.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/fail_point.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr Timeout kShort = milliseconds(700);
+
+Side staged(Side side) {
+  side.options.mode = Mode::kStaged;
+  return side;
+}
+
+int threads_now() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("Threads:")) return std::stoi(line.substr(8));
+  return 0;
+}
+
+class Collective : public testing::Test {
+ protected:
+  pid_t start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
+    return group_.start(side.job + "/" + std::to_string(side.rank),
+                        [=, this] { return with_batch(side, store_, body); });
+  }
+
+  ProcessGroup group_;
+  const std::string store_ = group_.start_store();
+};
+
+// Rank 0 of the receivers has taken the version, rank 1 comes too late for it.
+TEST_F(Collective, AReceivingRankThatWasLateForAVersionTakesTheNext) {
+  const Signal failed;
+  Barrier over;
+  start(trainer(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    fill(trainer(0, 1), tensor, 1);
+    EXPECT_THROW(batch.send(1, kShort).wait(), Error);
+    failed.raise();
+    for (const int64_t version : {2, 3}) {
+      fill(trainer(0, 1), tensor, version);
+      batch.send(version, kPatience).wait();
+    }
+    over.pass();
+    return testing::Test::HasFailure() ? 1 : 0;
+  });
+  for (const Rank rank : {0, 1})
+    start(inference(rank), [&, rank](Batch& batch, std::vector<float>& tensor) {
+      if (rank == 0)
+        batch.recv({}, kPatience).wait();
+      else
+        failed.wait();
+      for (const int64_t version : {2, 3}) {
+        while (batch.version() < version) batch.recv(version, kPatience).wait();
+        REQUIRE_HERE(holds(inference(rank), tensor, version));
+      }
+      over.pass();
+      return 0;
+    });
+  over.open();
+  expect_all_well(group_);
+}
+
+// The same version once more, as a send that failed may be repeated: the rank that has it takes it again.
+TEST_F(Collective, AVersionThatOneReceivingRankHasTakenMayBeSentAgain) {
+  const Signal failed;
+  Barrier over;
+  start(trainer(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    fill(trainer(0, 1), tensor, 1);
+    EXPECT_THROW(batch.send(1, kShort).wait(), Error);
+    failed.raise();
+    batch.send(1, kPatience).wait();
+    over.pass();
+    return testing::Test::HasFailure() ? 1 : 0;
+  });
+  for (const Rank rank : {0, 1})
+    start(inference(rank), [&, rank](Batch& batch, std::vector<float>& tensor) {
+      if (rank == 0)
+        batch.recv({}, kPatience).wait();
+      else
+        failed.wait();
+      batch.recv({}, kPatience).wait();
+      REQUIRE_HERE(batch.version() == 1 && holds(inference(rank), tensor, 1));
+      over.pass();
+      return 0;
+    });
+  over.open();
+  expect_all_well(group_);
+}
+
+class Minimum : public Collective, public testing::WithParamInterface<Mode> {};
+
+// One call with different minima is an error at the rank that wants more; the next calls go well.
+TEST_P(Minimum, ThatIsNotTheSameEndsThatCallAlone) {
+  Barrier over, differed;
+  Side sends = trainer(0, 1);
+  sends.options.mode = GetParam();
+  start(sends, [&](Batch& batch, std::vector<float>& tensor) {
+    fill(sends, tensor, 1);
+    try {
+      batch.send(1, kPatience).wait();
+    } catch (const Error& error) {
+      REQUIRE_HERE(error.code() == ErrorCode::kMismatch);
+    }
+    differed.pass();
+    fill(sends, tensor, 5);
+    batch.send(5, kPatience).wait();
+    over.pass();
+    return 0;
+  });
+  for (const Rank rank : {0, 1}) {
+    Side side = inference(rank);
+    side.options.mode = GetParam();
+    start(side, [&, side, rank](Batch& batch, std::vector<float>& tensor) {
+      Status status;
+      try {
+        batch.recv(rank == 0 ? 1 : 4, kPatience).wait();
+      } catch (const Error& error) {
+        status = Status(error.code(), error.what());
+      }
+      if (rank == 1) REQUIRE_HERE(status.code() == ErrorCode::kMismatch);
+      if (rank == 0 && GetParam() == Mode::kStaged) REQUIRE_HERE(!status.ok());
+      differed.pass();
+      while (batch.version() < 5) batch.recv({}, kPatience).wait();
+      REQUIRE_HERE(holds(side, tensor, 5));
+      over.pass();
+      return 0;
+    });
+  }
+  differed.open();
+  over.open();
+  expect_all_well(group_);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Minimum, testing::Values(Mode::kInPlace, Mode::kStaged),
+                         [](const auto& mode) { return mode.param == Mode::kInPlace ? "inplace" : "staged"; });
+
+// All but the store's answer is there; once it is, the version counts, and is not taken a second time though a staged
+// sender offers it still.
+TEST_F(Collective, AVersionThatWasUndecidedIsNotTakenAgain) {
+  Barrier settled, over;
+  const pid_t store = group_.store_pid();
+  start(staged(trainer(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
+    for (const int64_t version : {1, 2}) {
+      fill(trainer(0, 1), tensor, version);
+      batch.send(version, kPatience).wait();
+      if (version == 1) std::this_thread::sleep_for(milliseconds(300));
+    }
+    settled.pass();
+    fill(trainer(0, 1), tensor, 3);
+    batch.send(3, kPatience).wait();
+    over.pass();
+    return 0;
+  });
+  for (const Rank rank : {0, 1})
+    group_.start("inference/" + std::to_string(rank), [&, rank, store] {
+      static int visits = 0;
+      static const pid_t stopped = store;
+      if (rank == 0)
+        fail_point_hook() = [](std::string_view place) {
+          if (place != "staged: before the store" || ++visits != 2) return;
+          ::kill(stopped, SIGSTOP);
+          std::this_thread::sleep_for(milliseconds(100));
+        };
+      const Side side = staged(inference(rank));
+      return with_batch(side, store_, [&](Batch& batch, std::vector<float>& tensor) {
+        batch.recv(1, kPatience).wait();
+        try {
+          batch.recv(2, kPatience).wait();
+          REQUIRE_HERE(rank == 1);  // by its time the store goes on, perhaps
+        } catch (const Error& error) {
+          REQUIRE_HERE(error.code() == ErrorCode::kUnavailable && batch.undecided());
+        }
+        if (rank == 0) ::kill(store, SIGCONT);
+        const int64_t sessions = batch.stats().sessions;
+        while (batch.version() < 2) went_well([&] { batch.recv({}, kPatience).wait(); });
+        settled.pass();
+        while (batch.version() < 3) batch.recv({}, kPatience).wait();
+        REQUIRE_HERE(holds(side, tensor, 3) && batch.stats().sessions == sessions);
+        over.pass();
+        return 0;
+      });
+    });
+  settled.open();
+  over.open();
+  expect_all_well(group_);
+}
+
+// A rank that has its part waits for one that has much to take, as long as that comes nearer.
+TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
+  constexpr Index kBig = Index{1} << 26;  // elements: a quarter of a GiB
+  Barrier over;
+  const auto run = [&](const std::string& job, Rank rank, int world) {
+    const bool sends = job == "trainer";
+    Bus bus({.job = job,
+             .rank = rank,
+             .world = world,
+             .store = store_,
+             .threads = 1,
+             .digest = false,
+             .stall = milliseconds(60)});  // the copy takes longer
+    Pair pair = bus.pair({.name = "weights", .peer = sends ? "inference" : "trainer"});
+    const bool has_big = sends || rank == 0;
+    std::vector<float> big(has_big ? kBig : 0), small(4);
+    const std::vector<TensorSpec> specs{
+        {.name = "big",
+         .data = has_big ? big.data() : nullptr,
+         .shape = {kBig},
+         .layout = Layout::parse(sends ? "1:R" : "1@0:R")},
+        {.name = "small", .data = small.data(), .shape = {4}, .layout = Layout::parse(sends ? "1:R" : "2:R")}};
+    Batch batch =
+        sends ? pair.offer("policy", specs) : pair.accept("policy", specs, kRendezvousTimeout, {.mode = Mode::kStaged});
+    // On a busy machine the copy itself may stand still for as long: then once more.
+    bool taken = false;
+    for (int i = 0; i < 8 && !taken; ++i)
+      went_well([&] {
+        (sends ? batch.send({}, kPatience) : batch.recv({}, kPatience)).wait();
+        taken = true;
+      });
+    over.pass();
+    return taken ? 0 : 7;
+  };
+  group_.start("trainer/0", [&] { return run("trainer", 0, 1); });
+  for (const Rank rank : {0, 1})
+    group_.start("inference/" + std::to_string(rank), [&, rank] { return run("inference", rank, 2); });
+  over.open();
+  expect_all_well(group_);
+}
+
+// The versions that are counted by default: a rank that comes back counts on from where its fellow is, whatever has
+// become of the sends meanwhile.
+TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsFellow) {
+  Barrier over;
+  const auto send_until = [](Batch& batch, int64_t last) {
+    int64_t sent = 0;
+    for (int i = 0; i < 20 && sent < last; ++i) went_well([&] { sent = batch.send({}, kPatience).wait(); });
+    return sent >= last;
+  };
+  start(trainer(0), [&](Batch& batch, std::vector<float>&) {
+    batch.send({}, kPatience).wait();
+    went_well([&] { batch.send({}, kPatience).wait(); });  // its fellow dies
+    went_well([&] { batch.send({}, kShort).wait(); });     // it is not back, or not in time
+    REQUIRE_HERE(send_until(batch, 5));
+    over.pass();
+    return 0;
+  });
+  const pid_t dying = start(trainer(1), [&](Batch& batch, std::vector<float>&) {
+    batch.send({}, kPatience).wait();
+    std::this_thread::sleep_for(milliseconds(200));
+    ::kill(::getpid(), SIGKILL);
+    return 0;
+  });
+  group_.start("trainer/1, again", [&, dying] {
+    await_end(dying);
+    std::this_thread::sleep_for(milliseconds(300));
+    return with_batch(trainer(1), store_, [&](Batch& batch, std::vector<float>&) {
+      REQUIRE_HERE(send_until(batch, 5));
+      over.pass();
+      return 0;
+    });
+  });
+  for (const Rank rank : {0, 1})
+    start(inference(rank), [&](Batch& batch, std::vector<float>&) {
+      for (int i = 0; i < 40 && batch.version() < 5; ++i) went_well([&] { batch.recv({}, kPatience).wait(); });
+      REQUIRE_HERE(batch.version() >= 5);
+      over.pass();
+      return 0;
+    });
+  over.open();
+  for (const Outcome& outcome : group_.wait(3 * hang_limit()))
+    EXPECT_THAT(outcome.status, testing::AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
+}
+
+// Jobs that come to receive once, each under a name of its own.
+TEST_F(Collective, JobsThatHaveLeftCostNoThreads) {
+  constexpr int kJobs = 8;
+  const Signal over;
+  Side sends = staged(trainer(0, 1));
+  sends.peer = "eval-0";
+  start(sends, [&](Batch& batch, std::vector<float>& tensor) {
+    fill(sends, tensor, 1);
+    batch.send(1).wait();
+    over.wait();
+    const int before = threads_now();
+    for (int i = 1; i < kJobs; ++i) over.wait();
+    const Deadline deadline = Deadline::after(hang_limit());
+    const int most = before + kJobs / 2;  // the meeting with the first job has one, once that job has left
+    while (threads_now() > most && !deadline.passed()) std::this_thread::sleep_for(milliseconds(20));
+    REQUIRE_HERE(threads_now() <= most);
+    return 0;
+  });
+  for (int i = 0; i < kJobs; ++i) {
+    const Side side{.job = "eval-" + std::to_string(i), .peer = "trainer", .layout = "1:R"};
+    const pid_t pid = group_.start(side.job, [&, side] { return with_batch(side, store_, receive_once); });
+    EXPECT_EQ(group_.wait_for(pid, 2 * hang_limit()).status, 0);
+    over.raise();
+  }
+  expect_all_well(group_);
+}
+
+}  // namespace
+}  // namespace tessera::test
