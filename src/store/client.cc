@@ -249,6 +249,7 @@ Result Client::ask(Request request, std::string what, std::function<void(ByteRea
   call->id = request.id = next_id_++;
   call->what = std::move(what);
   call->request = request.encode();
+  call->grants = request.op == Op::kGrant;
   call->on_reply = [result, read = std::move(read)](ByteReader& in) {
     read(in, *result);
     in.finish();

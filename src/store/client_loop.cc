@@ -71,7 +71,7 @@ void Client::on_reply(ByteReader& in) {
   calls_.erase(found);
   try {
     const Status status = read_status(in);
-    if (status.ok()) call->on_reply(in);
+    if (status.ok() && !(call->abandoned && call->grants)) call->on_reply(in);
     call->end(status);
   } catch (...) {
     call->end(status_of_current_exception());
