@@ -13,7 +13,6 @@ namespace {
 constexpr size_t kMostCallers = 16;
 constexpr size_t kMostRequestBytes = 4096;
 constexpr Duration kCallerTime = std::chrono::seconds(5);
-constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 
 std::string answer(std::string_view status, std::string_view body, std::string_view more_headers = {},
                    bool with_body = true) {
@@ -58,10 +57,15 @@ struct MetricsServer::Caller {
   EventLoop::TimerId deadline = 0;
 };
 
-MetricsServer::MetricsServer(const HostPort& address) : listener_(listen_tcp(address)), loop_("tessera-metrics") {
-  const HostPort bound{.host = address.host, .port = local_port(listener_.get())};
+MetricsServer::MetricsServer(const HostPort& address)
+    : listener_(loop_, listen_tcp(address)), loop_("tessera-metrics") {
+  const HostPort bound{.host = address.host, .port = local_port(listener_.socket().get())};
   url_ = fmt::format("http://{}/metrics", bound.to_string());
-  loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); });
+  listener_.start([this](UniqueFd fd) { take(std::move(fd)); },
+                  [this](const Error& error) {
+                    log_event(LogLevel::warn, "connection.refused", {}, "{}: a connection is refused: {}", url_,
+                              error.what());
+                  });
   loop_.start();
 }
 
@@ -69,29 +73,14 @@ MetricsServer::~MetricsServer() {
   loop_.stop();
 }
 
-void MetricsServer::on_accept() {
-  try {
-    while (callers_.size() < kMostCallers) {
-      UniqueFd fd = accept_connection(listener_.get());
-      if (!fd) return;
-      const uint64_t id = next_caller_++;
-      const int raw = fd.get();
-      auto caller = std::make_unique<Caller>(Caller{.fd = std::move(fd)});
-      caller->deadline = loop_.add_timer_after(kCallerTime, [this, id] { drop(id); });
-      callers_[id] = std::move(caller);
-      loop_.add_fd(raw, EPOLLIN, [this, id](uint32_t) { on_ready(id); });
-    }
-    loop_.remove_fd(listener_.get());  // the others wait until one has gone
-  } catch (const Error& error) {
-    log().warn("{}: a connection is refused: {}", url_, error.what());
-    loop_.remove_fd(listener_.get());  // it still waits, and would wake us at once
-    loop_.add_timer_after(kAcceptPause, [this] { listen_again(); });
-  }
-}
-
-void MetricsServer::listen_again() {
-  loop_.remove_fd(listener_.get());
-  loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); });
+void MetricsServer::take(UniqueFd fd) {
+  const uint64_t id = next_caller_++;
+  const int raw = fd.get();
+  auto caller = std::make_unique<Caller>(Caller{.fd = std::move(fd)});
+  caller->deadline = loop_.add_timer_after(kCallerTime, [this, id] { drop(id); });
+  callers_[id] = std::move(caller);
+  loop_.add_fd(raw, EPOLLIN, [this, id](uint32_t) { on_ready(id); });
+  if (callers_.size() >= kMostCallers) listener_.pause();  // the others wait until one has gone
 }
 
 void MetricsServer::on_ready(uint64_t id) {
@@ -120,11 +109,11 @@ void MetricsServer::drop(uint64_t id) {
   const auto found = callers_.find(id);
   if (found == callers_.end()) return;
   const std::unique_ptr<Caller> caller = std::move(found->second);
-  const bool was_full = callers_.size() == kMostCallers;
+  const bool was_full = callers_.size() >= kMostCallers;
   callers_.erase(found);
   loop_.cancel_timer(caller->deadline);
   loop_.remove_fd(caller->fd.get());
-  if (was_full) listen_again();
+  if (was_full) listener_.resume();
 }
 
 }  // namespace tessera

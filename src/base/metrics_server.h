@@ -15,6 +15,7 @@
 
 #include "base/event_loop.h"
 #include "base/fd.h"
+#include "base/listener.h"
 #include "base/socket.h"
 
 namespace tessera {
@@ -39,12 +40,11 @@ class MetricsServer {
 
  private:
   struct Caller;
-  void on_accept();
+  void take(UniqueFd fd);
   void on_ready(uint64_t id);
   void drop(uint64_t id);
-  void listen_again();
 
-  UniqueFd listener_;
+  Listener listener_;
   std::string url_;
   std::map<uint64_t, std::unique_ptr<Caller>> callers_;
   uint64_t next_caller_ = 1;

@@ -15,7 +15,6 @@ namespace {
 
 constexpr Duration kHandshakeTimeout = seconds(10);
 constexpr Duration kEarlyTimeout = seconds(300);  // the other side may still be registering
-constexpr Duration kAcceptPause = seconds(0.2);
 constexpr size_t kMaxWaiting = 4096;
 
 }  // namespace
@@ -33,17 +32,18 @@ Agent::Agent(Identity identity, int threads)
       incarnation_(Incarnation::next()),
       runtime_dir_(RuntimeDir::open(RuntimeDir::default_root(), identity_.name())),
       address_(runtime_dir_.path("agent")),
-      listener_(listen_unix(address_)),
+      listener_(loop_, listen_unix(address_)),
       loop_("tessera-agent"),
       pull_pool_(threads, "tessera-pull"),
       source_pool_(threads, "tessera-src") {
-  listen();
+  listener_.start([this](UniqueFd socket) { accept_connection(std::move(socket)); },
+                  [](const Error& why) { log_refusal("a caller", Status(why.code(), why.what())); });
   loop_.start({{"job", identity_.job}, {"rank", identity_.rank}});
 }
 
 Agent::~Agent() {
   run_on_loop([this] {
-    loop_.remove_fd(listener_.get());
+    listener_.stop();
     waiting_.clear();
   });
   loop_.stop();
@@ -115,10 +115,6 @@ void Agent::call(const std::string& address, const std::string& peer_name, Deadl
   });
 }
 
-void Agent::listen() {
-  loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { accept_connections(); });
-}
-
 Hello Agent::hello() const {
   return {.protocol_min = kProtocolMin,
           .protocol_max = kProtocolMax,
@@ -141,31 +137,18 @@ void Agent::check_welcome(Frame& frame, Link& link) const {
     fail(ErrorCode::kMismatch, "is {} now", rank_name(welcome.job, welcome.rank));
 }
 
-void Agent::accept_connections() {
-  try {
-    for (UniqueFd socket = accept_connection(listener_.get()); socket; socket = accept_connection(listener_.get())) {
-      const std::string caller = fmt::format("a caller (pid {})", require_same_user(socket.get()));
-      if (waiting_.size() >= kMaxWaiting) {
-        log_refusal(caller, failed(ErrorCode::kResourceExhausted, "{} wait already", waiting_.size()));
-        continue;
-      }
-      const uint64_t id = next_id_++;
-      Waiting& waiting = waiting_[id];
-      waiting.link = Link::adopt(loop_, std::move(socket), caller);
-      waiting.link->set_handlers([this, id](Frame& frame) { handle_frame(id, frame); },
-                                 [this, id](const Status&) { drop(id); });
-      waiting.timer = loop_.add_timer_after(kHandshakeTimeout, [this, id] {
-        reject(id, failed(ErrorCode::kDeadlineExceeded, "{}: no Hello within {} s", identity_.name(),
-                          to_seconds(kHandshakeTimeout)));
-      });
-    }
-  } catch (const Error& error) {
-    log_refusal("a caller", Status(error.code(), error.what()));
-    if (error.code() != ErrorCode::kResourceExhausted) return;
-    // Out of descriptors: the caller still waits in the backlog, and would wake this loop without end.
-    loop_.remove_fd(listener_.get());
-    loop_.add_timer_after(kAcceptPause, [this] { listen(); });
-  }
+void Agent::accept_connection(UniqueFd socket) {
+  const std::string caller = fmt::format("a caller (pid {})", require_same_user(socket.get()));
+  if (waiting_.size() >= kMaxWaiting) fail(ErrorCode::kResourceExhausted, "{} wait already", waiting_.size());
+  const uint64_t id = next_id_++;
+  Waiting& waiting = waiting_[id];
+  waiting.link = Link::adopt(loop_, std::move(socket), caller);
+  waiting.link->set_handlers([this, id](Frame& frame) { handle_frame(id, frame); },
+                             [this, id](const Status&) { drop(id); });
+  waiting.timer = loop_.add_timer_after(kHandshakeTimeout, [this, id] {
+    reject(id, failed(ErrorCode::kDeadlineExceeded, "{}: no Hello within {} s", identity_.name(),
+                      to_seconds(kHandshakeTimeout)));
+  });
 }
 
 void Agent::handle_frame(uint64_t id, Frame& frame) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/event_loop.h"
+#include "base/listener.h"
 #include "base/log.h"
 #include "base/runtime_dir.h"
 #include "bus/link.h"
@@ -114,8 +115,7 @@ class Agent {
   };
 
   void run_and_wait(const std::function<void()>& task);
-  void listen();
-  void accept_connections();
+  void accept_connection(UniqueFd socket);
   void handle_frame(uint64_t id, Frame& frame);
   Report report() const;
   void hand_over(uint64_t id, Acceptor& acceptor);
@@ -129,7 +129,7 @@ class Agent {
   const PtraceConsent ptrace_consent_;
   RuntimeDir runtime_dir_;
   std::string address_;
-  UniqueFd listener_;
+  Listener listener_;
   EventLoop loop_;
   WorkerPool pull_pool_;
   WorkerPool source_pool_;

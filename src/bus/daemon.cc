@@ -5,12 +5,14 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/event_loop.h"
 #include "base/fail.h"
+#include "base/listener.h"
 #include "base/log.h"
 #include "base/runtime_dir.h"
 #include "base/socket.h"
@@ -24,7 +26,6 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kRequestTimeout = seconds(30);  // from a connection to the whole request that comes over it
-constexpr Duration kPauseOfAccepting = seconds(0.2);
 constexpr size_t kMaxConnections = 256;
 constexpr size_t kMaxArenasOfBatch = 1 << 14;  // of a registration
 
@@ -85,20 +86,23 @@ class Daemon::Impl {
     check_name("namespace", options_.name_space);
     const std::string socket = agent_socket_name(options_.name_space, options_.job, options_.rank);
     address_ = runtime_dir_.path(socket);
-    listener_ = listen_unix(address_);
+    listener_.emplace(loop_, listen_unix(address_));
     // Looked for once the own one is there: of two that come at a time, one sees the other at least.
     for (const std::string& other : RuntimeDir::living_files(runtime_dir_.root(), socket))
       if (other != address_)
         fail(ErrorCode::kAlreadyExists, "{} has an agent here already, which listens at {}", name_, other);
-    loop_.post([this] { listen(); });
+    listener_->start([this](UniqueFd caller) { accept(std::move(caller)); },
+                     [this](const Error& why) {
+                       log_event(LogLevel::warn, "connection.refused", {}, "agent of {}: a connection is refused: {}",
+                                 name_, why.what());
+                     });
     leaving_.start();
     loop_.start();
   }
 
   ~Impl() {
     loop_.post([this] {
-      stopping_ = true;
-      loop_.remove_fd(listener_.get());
+      listener_->stop();
       while (!connections_.empty()) drop(connections_.begin()->first);
       std::shared_ptr<WorkerSession> of_one_that_has_gone;
       {
@@ -118,31 +122,15 @@ class Daemon::Impl {
  private:
   // --- on the loop's thread ---
 
-  void listen() {
-    loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { accept(); });
-  }
-
-  void accept() {
-    try {
-      while (UniqueFd socket = accept_connection(listener_.get())) {
-        require_same_user(socket.get());
-        if (connections_.size() >= kMaxConnections)
-          fail(ErrorCode::kResourceExhausted, "agent: more than {} connections", kMaxConnections);
-        const int fd = socket.get();
-        auto connection = std::make_shared<WorkerConnection>(std::move(socket));
-        connections_.emplace(fd, connection);
-        loop_.add_fd(fd, EPOLLIN | EPOLLRDHUP, [this, connection](uint32_t) { read(connection); });
-        loop_.add_timer_after(kRequestTimeout,
-                              [this, waiting = std::weak_ptr(connection)] { give_up(waiting.lock()); });
-      }
-    } catch (const Error& error) {
-      log().warn("agent of {}: a connection is refused: {}", name_, error.what());
-      if (error.code() != ErrorCode::kResourceExhausted) return;
-      loop_.remove_fd(listener_.get());
-      loop_.add_timer_after(kPauseOfAccepting, [this] {
-        if (!stopping_) listen();
-      });
-    }
+  void accept(UniqueFd socket) {
+    require_same_user(socket.get());
+    if (connections_.size() >= kMaxConnections)
+      fail(ErrorCode::kResourceExhausted, "agent: more than {} connections", kMaxConnections);
+    const int fd = socket.get();
+    auto connection = std::make_shared<WorkerConnection>(std::move(socket));
+    connections_.emplace(fd, connection);
+    loop_.add_fd(fd, EPOLLIN | EPOLLRDHUP, [this, connection](uint32_t) { read(connection); });
+    loop_.add_timer_after(kRequestTimeout, [this, waiting = std::weak_ptr(connection)] { give_up(waiting.lock()); });
   }
 
   // A connection that is still read and is no session's: its worker has not said what it wants.
@@ -150,8 +138,9 @@ class Daemon::Impl {
     if (!connection || is_sessions(connection)) return;
     const auto it = connections_.find(connection->socket.get());
     if (it == connections_.end() || it->second != connection) return;
-    log().warn("agent of {}: a connection is closed: nothing whole has come over it for {} s", name_,
-               to_seconds(kRequestTimeout));
+    log_event(LogLevel::warn, "connection.closed", {},
+              "agent of {}: a connection is closed: nothing whole has come over it for {} s", name_,
+              to_seconds(kRequestTimeout));
     drop(connection->socket.get());
   }
 
@@ -173,7 +162,8 @@ class Daemon::Impl {
       if (open) return;
       if (is_sessions(connection)) log().info("agent of {}: {} has closed its connection", name_, session_->name());
     } catch (const Error& error) {
-      log().warn("agent of {}: a connection is closed: {}", name_, error.what());
+      log_event(LogLevel::warn, "connection.closed", {}, "agent of {}: a connection is closed: {}", name_,
+                error.what());
       connection->answer(CallFailed{.status = Status(error.code(), error.what())});
     }
     drop(connection->socket.get());
@@ -309,14 +299,13 @@ class Daemon::Impl {
   const std::string name_;
   RuntimeDir runtime_dir_;
   std::string address_;
-  UniqueFd listener_;
+  std::optional<Listener> listener_;
   // Ends sessions, one after the other, which blocks. A thread made in advance: a rank is given back though the process
   // may have no more of them.
   EventLoop leaving_{"tessera-leave"};
   EventLoop loop_;
   Tasks tasks_;
   // On the loop's thread:
-  bool stopping_ = false;
   std::map<int, std::shared_ptr<WorkerConnection>> connections_;  // that are read, by descriptor
   std::shared_ptr<WorkerSession> session_;                        // of the worker that is there
   UniqueFd pidfd_;                                                // of that worker

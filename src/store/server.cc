@@ -11,7 +11,6 @@
 namespace tessera::store {
 namespace {
 
-constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 // Before those that came first are heard: a crowd shall not push itself out.
 constexpr int kAcceptedAtOnce = 64;
 // A client that has more than this of answers to read is not served until it has read them.
@@ -38,7 +37,7 @@ std::string Server::Session::name() const {
 Server::Server(UniqueFd listener, std::string address, ServerOptions options)
     : address_(std::move(address)),
       options_(std::move(options)),
-      listener_(std::move(listener)),
+      listener_(loop_, std::move(listener)),
       state_(options_.limits, [this](std::span<const Event> events) { publish(events); }),
       service_(state_, *options_.clock),
       loop_("tessera-store", *options_.clock) {
@@ -50,7 +49,12 @@ Server::Server(UniqueFd listener, std::string address, ServerOptions options)
   }
   if (options_.revision_floor > 0) state_.raise_revision(options_.revision_floor);
   await(options_.awaited);
-  loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); });
+  listener_.start(
+      [this](UniqueFd fd) {
+        if (options_.same_user_only) require_same_user(fd.get());
+        add_session(std::move(fd));
+      },
+      [this](const Error& why) { refuse(why); });
   loop_.start();
 }
 
@@ -58,23 +62,13 @@ Server::~Server() {
   stop();
 }
 
-void Server::on_accept() {
-  try {
-    for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
-      UniqueFd fd = accept_connection(listener_.get());
-      if (!fd) return;
-      if (options_.same_user_only) require_same_user(fd.get());
-      add_session(std::move(fd));
-    }
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::kResourceExhausted && !greeting_.empty()) return drop_greeting(error.what());
-    log_event(LogLevel::warn, "connection.refused", {{"store", address_}}, "{}: a connection is refused: {}", address_,
-              error.what());
-    if (error.code() == ErrorCode::kPermissionDenied) return;
-    loop_.remove_fd(listener_.get());  // it still waits, and would wake us at once
-    loop_.add_timer_after(kAcceptPause,
-                          [this] { loop_.add_fd(listener_.get(), EPOLLIN, [this](uint32_t) { on_accept(); }); });
+void Server::refuse(const Error& why) {
+  if (why.code() == ErrorCode::kResourceExhausted && !greeting_.empty()) {
+    drop_greeting(why.what());
+    return listener_.resume();
   }
+  log_event(LogLevel::warn, "connection.refused", {{"store", address_}}, "{}: a connection is refused: {}", address_,
+            why.what());
 }
 
 void Server::add_session(UniqueFd fd) {

@@ -22,6 +22,7 @@
 #include "base/event_loop.h"
 #include "base/fd.h"
 #include "base/framing.h"
+#include "base/listener.h"
 #include "store/protocol.h"
 #include "store/service.h"
 #include "store/state.h"
@@ -98,7 +99,7 @@ class Server final : public StoreServer {
     UniqueFd pidfd;  // empty: its death cannot be seen from here
   };
 
-  void on_accept();
+  void refuse(const Error& why);
   void add_session(UniqueFd fd);
   void on_ready(uint64_t id, uint32_t events);
   void advance(Session& session);
@@ -133,7 +134,7 @@ class Server final : public StoreServer {
   const std::string address_;
   const ServerOptions options_;
   const uint64_t instance_ = random_id();
-  UniqueFd listener_;
+  Listener listener_;
   std::map<uint64_t, std::unique_ptr<Session>> sessions_;
   uint64_t next_session_ = 1;
   std::set<uint64_t> greeting_;  // sessions without a hello, the oldest first
