@@ -99,7 +99,7 @@ void add_bus_messages(Seeds& seeds) {
   using namespace bus;
   const Status gone(ErrorCode::kPeerLost, "trainer/3 (pid 4711) has died");
   seeds.add_bus(Hello{1, 2, "0.1.0", "default", "trainer", 3, kSelf});
-  seeds.add_bus(Hello{.protocol_min = kProtocolMax + 1, .protocol_max = kProtocolMax + 2, .release = "99.1"}, "-later");
+  seeds.add_bus(Hello{kProtocolMax + 1, kProtocolMax + 2, "99.1", {}, {}, 0, {}}, "-later");
   seeds.add_bus(Welcome{1, "0.1.0", "inference", 0, kSelf});
   seeds.add_bus(Reject{ErrorCode::kMismatch, "no common protocol"});
   seeds.add_bus(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
@@ -227,7 +227,7 @@ void add_store_messages(Seeds& seeds) {
 
 void add_records(Seeds& seeds) {
   using namespace bus;
-  const RankRecord rank{kSelf, 4, "/run/user/1000/tessera/agent-4711.sock", "0.1.0"};
+  const RankRecord rank{kSelf, 4, "/run/user/1000/tessera/agent-4711.sock", "0.1.0", kSelf};
   const Registration of{kSelf, 1};
   const ManifestEntry embed{"model.embed.weight", DType::kBF16, {64, 16}, Layout::parse("dp=2,tp=2:R,S0")};
   const ManifestEntry norm{"model.norm.weight", DType::kF32, {16}, Layout::parse("4:R")};

@@ -85,7 +85,7 @@ UniqueFd AgentSession::find(Deadline deadline) {
     if (deadline.passed()) fail(ErrorCode::kUnavailable, "{}", missing);
     if (Clock::steady().now() - reminded >= kRemindAfter) {
       reminded = Clock::steady().now();
-      log().warn("{}", missing);
+      log_event(LogLevel::warn, "agent.awaited", {{"job", options_.job}, {"rank", options_.rank}}, "{}", missing);
     }
     std::this_thread::sleep_for(std::min(kLookForSocket, deadline.left()));
   }
@@ -108,6 +108,7 @@ void AgentSession::open(UniqueFd socket) {
   const Incarnation self = Incarnation::next();
   const std::shared_ptr<CommandMemory> memory = CommandMemory::create(self.nonce);
   socket_ = std::move(socket);
+  agent_ = require_same_user(socket_.get());
   FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
   std::vector<UniqueFd> fds;
   fds.push_back(duplicate_fd(memory->fd()));
@@ -125,7 +126,6 @@ void AgentSession::open(UniqueFd socket) {
          agent_name_, opened.protocol, opened.release, tessera::kVersion, kAgentProtocol);
   number_ = opened.session;
   pidfd_ = open_pidfd(opened.agent);
-  agent_ = opened.agent;
   agent_name_ += fmt::format(" (pid {})", opened.agent.pid);
   commands_ = std::make_unique<CommandClient>(memory, agent_name_);
 }
@@ -196,7 +196,7 @@ bool AgentSession::await(CommandCall& call, const Deadline& deadline) {
 }
 
 void AgentSession::look_whether_stopped() {
-  if (!agent_) return;
+  if (agent_ == 0) return;
   Status stopped;
   {
     const std::lock_guard lock(mutex_);
@@ -204,7 +204,7 @@ void AgentSession::look_whether_stopped() {
     if (now - looked_ < kStopPeriod) return;
     if (now - looked_ > kForgetLook) stop_detector_ = {};
     looked_ = now;
-    stopped = stop_detector_.look(fmt::format("the agent of {}", identity_.name()), *agent_);
+    stopped = stop_detector_.look(fmt::format("the agent of {}", identity_.name()), agent_);
   }
   if (!stopped.ok())
     lose(failed(stopped.code(), "{}; then make a new Bus: this one has given it up", stopped.message()));
@@ -216,7 +216,7 @@ void AgentSession::lose(const Status& why) {
     if (!lost_.ok()) return;
     lost_ = why;
   }
-  log().warn("{}", why.message());
+  log_event(LogLevel::warn, "agent.lost", {{"job", options_.job}, {"rank", options_.rank}}, "{}", why.message());
   if (commands_) commands_->close(why);
   ::shutdown(socket_.get(), SHUT_RDWR);  // an agent that is continued sees that nobody waits for it any more
 }

@@ -98,8 +98,8 @@ class AgentSession {
   const BusOptions options_;
   const Identity identity_;
   std::string agent_name_;
-  std::optional<Incarnation> agent_;  // once it has answered
-  const UniqueFd end_;                // an eventfd: the watcher is to end
+  pid_t agent_ = 0;     // 0: not visible from here
+  const UniqueFd end_;  // an eventfd: the watcher is to end
   std::string address_;
   UniqueFd socket_;  // of the session
   UniqueFd pidfd_;   // empty where the agent's pid is not visible

@@ -14,6 +14,7 @@
 #include "bus/rendezvous.h"
 #include "bus/sender.h"
 #include "tessera/store.h"
+#include "tessera/version.h"
 
 namespace tessera::bus {
 namespace {
@@ -21,13 +22,18 @@ namespace {
 // A process' place on the bus. Pairs and batches keep it alive.
 class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<EmbeddedBus> {
  public:
-  explicit EmbeddedBus(BusOptions options) : options_(std::move(options)) {
+  EmbeddedBus(BusOptions options, std::optional<Incarnation> worker) : options_(std::move(options)) {
     const Deadline deadline = Deadline::after(options_.timeout);
     store_ = open_store(options_.store, {.connect_timeout = options_.timeout, .stop = options_.stop});
     agent_ = std::make_unique<Agent>(
         Identity{options_.name_space, options_.job, options_.rank, options_.world},
         options_.threads > 0 ? options_.threads : std::max(1, usable_cpus() / std::max(1, options_.world)));
-    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(), agent_->incarnation(), agent_->address(),
+    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(),
+                                               RankRecord{.incarnation = agent_->incarnation(),
+                                                          .world = options_.world,
+                                                          .address = agent_->address(),
+                                                          .release = kVersion,
+                                                          .worker = std::move(worker)},
                                                agent_->waits());
     rendezvous_->claim({.deadline = deadline, .stop = options_.stop});
   }
@@ -190,8 +196,8 @@ std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {
 
 }  // namespace
 
-std::shared_ptr<BusClient> open_embedded(BusOptions options) {
-  return std::make_shared<EmbeddedBus>(std::move(options));
+std::shared_ptr<BusClient> open_embedded(BusOptions options, std::optional<Incarnation> worker) {
+  return std::make_shared<EmbeddedBus>(std::move(options), std::move(worker));
 }
 
 std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair, const std::string& id,

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "base/fd.h"
+#include "base/process.h"
 #include "bus/client.h"
 
 namespace tessera::bus {
@@ -15,8 +17,8 @@ class BatchImpl;
 class LentMemory;
 class Operation;
 
-// Connects to the store and claims (job, rank). `options` are complete().
-std::shared_ptr<BusClient> open_embedded(BusOptions options);
+// Connects to the store and claims (job, rank), for that `worker` if it is another process. `options` are complete().
+std::shared_ptr<BusClient> open_embedded(BusOptions options, std::optional<Incarnation> worker = {});
 
 // The agent of such a bus, which the bus keeps alive.
 Agent& embedded_agent(BusClient& bus);

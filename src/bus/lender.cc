@@ -155,7 +155,8 @@ void Lender::build(uint32_t number, Entry& entry, UniqueFd ring_fd) {
                                                           : pull_run(entry, std::move(ring));
   } catch (const std::exception&) {
     entry.failed = failed_ = status_of_current_exception();
-    log().warn("{}: run {} for {}: {}", name_, number, link_->name(), entry.failed.message());
+    log_event(LogLevel::warn, "run.failed", {{"peer", link_->name()}}, "{}: run {} for {}: {}", name_, number,
+              link_->name(), entry.failed.message());
   }
   entry.make.routes = {};
 }

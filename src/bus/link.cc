@@ -61,7 +61,7 @@ void Link::agree_on(uint16_t version) {
 
 void Link::end_if_stopped() {
   if (!open() || Clock::steady().now() - heard_ < kSilence) return;
-  const Status status = stop_detector_.look(name_, process_);
+  const Status status = stop_detector_.look(name_, process_, worker_);
   if (!status.ok()) reject_and_end(status, status);
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/event_loop.h"
@@ -29,6 +30,8 @@ class Link : public std::enable_shared_from_this<Link> {
   const std::string& name() const { return name_; }  // "trainer/3"
   // From now on ends at once when that process dies, socket or not. Same host and pid namespace only.
   void watch_process(const Incarnation& incarnation);
+  // Whose agent that process is, if it is a daemon: end_if_stopped() looks at it, too.
+  void watch_worker(const std::optional<Incarnation>& worker) { worker_ = worker; }
   // Ends, and tells the peer, if that process is stopped and nothing has come from it for a while. To be called every
   // kStopPeriod while something waits for it.
   void end_if_stopped();
@@ -68,6 +71,7 @@ class Link : public std::enable_shared_from_this<Link> {
   UniqueFd socket_;
   UniqueFd pidfd_;
   Incarnation process_;
+  std::optional<Incarnation> worker_;
   StopDetector stop_detector_;
   TimePoint heard_ = Clock::steady().now();
   std::string name_;

@@ -112,7 +112,7 @@ TEST(Messages, SkippedRoutesMustAscend) {
 }
 
 TEST(Records, AnotherVersionIsNamed) {
-  std::string value = RankRecord{Incarnation::self(), 4, "/run/agent", "0.1.0"}.write();
+  std::string value = RankRecord{Incarnation::self(), 4, "/run/agent", "0.1.0", {}}.write();
   EXPECT_EQ(RankRecord::read("key", value).world, 4);
   value[0] = 9;
   try {

@@ -23,6 +23,7 @@ PullLink::PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_j
       rank_(rank),
       name_(rank_name(peer_job, rank)),
       incarnation_(record.incarnation),
+      worker_(record.worker),
       routes_(std::move(routes)),
       options_(std::move(options)),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {}
@@ -35,6 +36,7 @@ void PullLink::adopt(std::shared_ptr<Link> link) {
   link_ = std::move(link);
   link_->set_handlers([this](Frame& frame) { handle(frame); }, [this](const Status& status) { lose(status); });
   link_->watch_process(incarnation_);
+  link_->watch_worker(worker_);
 }
 
 void PullLink::handle(Frame& frame) {

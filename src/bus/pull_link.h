@@ -130,6 +130,7 @@ class PullLink {
   const Rank rank_;
   const std::string name_;
   const Incarnation incarnation_;
+  const std::optional<Incarnation> worker_;
   std::vector<Wanted> routes_;
   std::vector<uint32_t> program_routes_;  // positions of those that are not skipped
   const PullLinkOptions options_;

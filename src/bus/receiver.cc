@@ -303,7 +303,7 @@ void ReceiverBatch::settle(Duration timeout) const {
 Rendezvous::Offer ReceiverBatch::own_offer() const {
   settle();
   Rendezvous::Offer offer = BatchImpl::own_offer();
-  offer.version = std::max(offer.version, staged_version_.load());
+  offer.newest = offer.version = std::max(offer.version, staged_version_.load());
   return offer;
 }
 

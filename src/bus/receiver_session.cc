@@ -111,6 +111,7 @@ void ReceiverSession::accept(Caller caller) {
       },
       [this](const Status& status) { break_session(status); });
   caller.link->watch_process(caller.hello.incarnation);
+  caller.link->watch_worker(setup_.view.own[static_cast<size_t>(rank)].worker);
   caller.link->send(Prepared{});
   followers_.emplace(rank, std::move(caller.link));
   readiness_changed();
@@ -121,6 +122,7 @@ void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
   leader_->set_handlers([this](Frame& frame) { handle_leader(frame); },
                         [this](const Status& status) { break_session(status); });
   leader_->watch_process(setup_.view.own[0].incarnation);
+  leader_->watch_worker(setup_.view.own[0].worker);
 }
 
 void ReceiverSession::handle_leader(Frame& frame) {
@@ -335,6 +337,7 @@ void ReceiverSession::check_ended() {
       !std::ranges::all_of(links_, [&](const auto& link) { return link->pulled(taking_); }))
     return;
   if (phase_ == Phase::kPulling && setup_.staged) return vote();
+  // Unless a fellow has not got it: then all take it again.
   if (phase_ == Phase::kPulling && vote_.ok()) floor_ = taking_;
   const Status status = phase_ == Phase::kPulling ? Status() : failure_;
   tell_got(status);
@@ -491,7 +494,7 @@ void ReceiverSession::tell_flow() {
 
 void ReceiverSession::handle_flow(const ProgressReport& report) {
   if (!setup_.staged || report.version != taking_) return;
-  flowed_ = leads();
+  if (leads()) flowed_ = true;
   if (phase_ == Phase::kVoting) owner_.on_flow();
 }
 

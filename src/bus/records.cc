@@ -38,6 +38,8 @@ void write_rank(const RankRecord& record, ByteWriter& out) {
   out.put(record.world);
   out.put_string(record.address);
   out.put_string(record.release);
+  out.put(record.worker.has_value());
+  if (record.worker) record.worker->write(out);
 }
 
 RankRecord read_rank(ByteReader& in, std::string_view key) {
@@ -48,6 +50,7 @@ RankRecord read_rank(ByteReader& in, std::string_view key) {
     fail(ErrorCode::kInvalidArgument, "store key {}: a world of {}", key, record.world);
   record.address = in.get_string(108);
   record.release = in.get_string(64);
+  if (in.get_bool()) record.worker = Incarnation::read(in);
   return record;
 }
 

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -32,6 +33,7 @@ struct RankRecord {
   int32_t world = 0;
   std::string address;  // the agent's Unix socket
   std::string release;
+  std::optional<Incarnation> worker;  // whose agent that process is, if it is a daemon
 
   std::string write() const;
   static RankRecord read(std::string_view key, std::string_view value);

@@ -1,8 +1,5 @@
 #include "bus/rendezvous.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <exception>
 #include <map>
@@ -11,7 +8,6 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "bus/pair_records.h"
-#include "tessera/version.h"
 
 namespace tessera::bus {
 namespace {
@@ -20,56 +16,11 @@ constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
 constexpr Duration kCheckPeriod = seconds(0.4);  // of who has died or is stopped, while something is waited for
 constexpr Duration kLookPeriod = seconds(60);    // in the background
-constexpr Duration kStoreTimeout = seconds(10);
-constexpr Duration kPiece = seconds(1);  // of waiting for an answer of the store's
-
-// One request of a conversation with the store, in pieces: between them it is seen whether the conversation is to end.
-template <typename Request>
-auto ask(const Patience& patience, Request&& request) {
-  const TimePoint start = Clock::steady().now();
-  while (true) {
-    try {
-      return request(std::min(patience.deadline.left(), patience.background ? kStoreTimeout : kPiece));
-    } catch (const Error& error) {
-      const bool waits = error.code() == ErrorCode::kDeadlineExceeded || error.code() == ErrorCode::kUnavailable;
-      if (patience.background || !waits) throw;
-      if (patience.deadline.passed())
-        throw Error(error.code(), fmt::format("{}; it was asked for {:.1f} s", error.what(),
-                                              to_seconds(Clock::steady().now() - start)));
-      if (patience.stop.stop_requested())
-        throw Error(ErrorCode::kCancelled, fmt::format("{}: interrupted", error.what()));
-    }
-  }
-}
-
-// What was agreed on, by whom: sender's members first.
-std::string session_of(const std::string& pair, const std::string& batch, const Manifest& sender,
-                       const Manifest& receiver, std::span<const Registration> senders,
-                       std::span<const Registration> receivers) {
-  ByteWriter out;
-  out.put_string(pair);
-  out.put_string(batch);
-  out.put_string(sender.hash());
-  out.put_string(receiver.hash());
-  for (const std::span<const Registration> side : {senders, receivers}) {
-    out.put(static_cast<uint32_t>(side.size()));
-    for (const Registration& of : side) of.write(out);
-  }
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(out.view().data(), out.size()));
-  return std::string(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest));
-}
 
 }  // namespace
 
-Rendezvous::Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address, WaitList& waits)
-    : store_(store),
-      waits_(waits),
-      identity_(std::move(identity)),
-      own_{.incarnation = std::move(incarnation),
-           .world = identity_.world,
-           .address = std::move(address),
-           .release = kVersion} {}
+Rendezvous::Rendezvous(Store& store, Identity identity, RankRecord own, WaitList& waits)
+    : store_(store), waits_(waits), identity_(std::move(identity)), own_(std::move(own)) {}
 
 Rendezvous::~Rendezvous() {
   if (lease_ == kNoLease) return;
@@ -125,7 +76,8 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
     if (now - reminded < reminder) continue;
     reminded = now;
     if (background) reminder = Duration::max();
-    log().warn("{}", text);
+    log_event(LogLevel::warn, "ranks.awaited",
+              {{"job", identity_.job}, {"rank", identity_.rank}, {"seconds", to_seconds(now - start)}}, "{}", text);
   }
 }
 
@@ -144,8 +96,9 @@ void Rendezvous::claim(const Patience& patience) {
            "duplicate rank: {} is pid {} already, and this is pid {}: give each process its own rank", identity_.name(),
            holder.incarnation.pid, own_.incarnation.pid);
     if (liveness == Liveness::kUnknowable) {
-      log().warn("{} is held by a process that cannot be seen from here ({}): waiting for its lease to end",
-                 identity_.name(), holder.incarnation.to_string());
+      log_event(LogLevel::warn, "rank.held", {{"job", identity_.job}, {"rank", identity_.rank}},
+                "{} is held by a process that cannot be seen from here ({}): waiting for its lease to end",
+                identity_.name(), holder.incarnation.to_string());
       wait(
           key, [&](const StoreView& view) { return !view.contains(key); },
           {.what = "claiming the rank",
@@ -224,456 +177,50 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
           .revision = revision};
 }
 
-Rendezvous::History Rendezvous::History::next() const {
-  History next = *this;
-  for (const auto& [speaker, registration] : read) next.past[speaker] = std::max(next.past[speaker], registration);
-  next.read.clear();
-  next.over = false;
-  ++next.attempt;
-  return next;
-}
-
-std::string Rendezvous::meeting(const PairView& view, const std::string& batch) const {
-  return meeting_prefix(identity_.name_space, view.name, batch, identity_.job, view.peer_job);
-}
-
-Rendezvous::History& Rendezvous::history_of(const PairView& view, const std::string& batch) {
-  return histories_[meeting(view, batch)];
-}
-
-void Rendezvous::begin(const PairView& view, const std::string& batch) {
-  const std::lock_guard lock(mutex_);
-  History& history = history_of(view, batch);
-  if (history.over) history = history.next();
-  history.heard = false;
-}
-
-Rendezvous::History Rendezvous::begun(const PairView& view, const std::string& batch) {
-  begin(view, batch);
-  const std::lock_guard lock(mutex_);
-  return history_of(view, batch);
-}
-
-uint64_t Rendezvous::Awaited::speaker(size_t rank) const {
-  return speaker_of(ranks[rank].incarnation, job, static_cast<Rank>(rank));
-}
-
-bool Rendezvous::Awaited::is_fresh(size_t rank, const std::string& key, const StoreView& items) const {
-  const auto it = items.find(key);
-  if (it == items.end()) return false;
-  const Registration of = record_registration(key, it->second.value);
-  if (of.incarnation != ranks[rank].incarnation) return false;  // an earlier process'
-  const auto past = history.past.find(speaker(rank));
-  return past == history.past.end() || of.attempt > past->second;
-}
-
-StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience) {
-  const std::string records = meeting(side.view, side.batch);
-  const std::string manifest = manifest_key(records, side.job);
-  const auto missing_ranks = [&](const StoreView& items) {
-    std::vector<Rank> missing;
-    for (size_t rank = 0; rank < side.ranks.size(); ++rank)
-      if (!side.is_fresh(rank, batch_key(records, side.job, static_cast<Rank>(rank)), items))
-        missing.push_back(static_cast<Rank>(rank));
-    return missing;
-  };
-  const auto complete = [&](const StoreView& items) {
-    throw_if_failed(side, items);
-    if (other) throw_if_failed(*other, items);
-    if (other && (is_asked_to_renew(side, items) || is_asked_to_renew(*other, items))) return true;
-    return side.is_fresh(0, manifest, items) && missing_ranks(items).empty();
-  };
-  const auto missing = [&](const StoreView& items) {
-    const std::vector<Rank> absent = missing_ranks(items);
-    return absent.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, absent);
-  };
-  StopDetectors stop_detectors;
-  const auto check = [&](const StoreView& items) {
-    const std::vector<Rank> absent = missing_ranks(items);
-    throw_if_gone(side, absent, patience.deadline);
-    throw_if_stopped(side, absent, stop_detectors);
-  };
-  return wait(records, complete,
-              {.what = fmt::format("pair {}, batch {}", side.view.name, side.batch),
-               .until = " to register",
-               .missing = missing,
-               .check = check},
-              patience);
-}
-
-void Rendezvous::remember(const Awaited& side, const StoreView& items) {
-  const std::string records = meeting(side.view, side.batch);
-  const std::lock_guard lock(mutex_);
-  History& history = history_of(side.view, side.batch);
-  for (size_t rank = 0; rank < side.ranks.size(); ++rank) {
-    const std::string key = batch_key(records, side.job, static_cast<Rank>(rank));
-    history.read[side.speaker(rank)] = record_registration(key, items.at(key).value).attempt;
-  }
-}
-
-Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string& batch, const std::string& job,
-                                        size_t world, bool sends, const StoreView& items) const {
-  const std::string records = meeting(view, batch);
-  const std::string manifest = manifest_key(records, job);
-  Side side;
-  std::vector<ManifestDiff> diffs;
-  for (size_t rank = 0; rank < world; ++rank) {
-    const std::string key = batch_key(records, job, static_cast<Rank>(rank));
-    BatchRecord record = BatchRecord::read(key, items.at(key).value);
-    if (record.sends != sends)
-      fail(ErrorCode::kMismatch, "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts",
-           view.name, batch, rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
-           job == identity_.job ? view.peer_job : identity_.job);
-    side.digest = side.digest && record.digest;
-    side.versions.push_back(record.version);
-    side.newest = std::max(side.newest, record.newest);
-    side.members.push_back(std::move(record.of));
-    diffs.push_back(std::move(record.diff));
-  }
-  side.manifest = merge(job, ManifestRecord::read(manifest, items.at(manifest).value).manifest, diffs);
-  return side;
-}
-
-void Rendezvous::ask_to_renew(const Awaited& fellows, const Awaited& peers, const Patience& patience) {
-  if (fellows.history.past.empty()) return;
-  const std::string records = meeting(fellows.view, fellows.batch);
-  const StoreView items = ask(patience, [&](Duration timeout) { return store_.range(records, timeout); }).items;
-  RenewalRecord record{.of = {own_.incarnation, fellows.history.attempt}, .stale = {}};
-  for (const Awaited* side : {&fellows, &peers}) {
-    for (size_t rank = 0; rank < side->ranks.size(); ++rank) {
-      const std::string key = batch_key(records, side->job, static_cast<Rank>(rank));
-      const auto it = items.find(key);
-      if (it == items.end() || side->is_fresh(rank, key, items)) continue;
-      const Registration of = record_registration(key, it->second.value);
-      if (of.incarnation == side->ranks[rank].incarnation)
-        record.stale.push_back({.speaker = side->speaker(rank), .attempt = of.attempt});
-    }
-  }
-  if (record.stale.empty()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    history_of(fellows.view, fellows.batch).asked = true;
-  }
-  ask(patience, [&](Duration timeout) {
-    return store_.put(renewal_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_}, timeout);
-  });
-}
-
-bool Rendezvous::is_asked_to_renew(const Awaited& by, const StoreView& items) const {
-  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
-  const std::string prefix = renewal_prefix(meeting(by.view, by.batch), by.job);
-  for (auto it = items.lower_bound(prefix); it != items.end() && it->first.starts_with(prefix); ++it) {
-    const RenewalRecord record = RenewalRecord::read(it->first, it->second.value);
-    const auto asked = std::ranges::find(record.stale, self, &Seen::speaker);
-    if (asked != record.stale.end() && asked->attempt == by.history.attempt) return true;
-  }
-  return false;
-}
-
-void Rendezvous::forget_asking(const PairView& view, const std::string& batch, Duration timeout) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!std::exchange(history_of(view, batch).asked, false)) return;
-  }
-  store_.erase(renewal_key(meeting(view, batch), identity_.job, identity_.rank), timeout);
-}
-
-Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, const Offer& own,
-                               const Patience& patience) {
-  while (true) {
-    if (std::optional<Agreement> agreement = try_exchange(view, batch, own, patience)) return *std::move(agreement);
-    const std::lock_guard lock(mutex_);
-    ++history_of(view, batch).attempt;  // what it has read stands
-  }
-}
-
-std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const std::string& batch, const Offer& own,
-                                                  const Patience& patience) {
-  const std::string records = meeting(view, batch);
-  const std::string manifest = manifest_key(records, identity_.job);
-  const History history = begun(view, batch);
-  const Registration of{own_.incarnation, history.attempt};
-  const Awaited fellows{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
-  const Awaited peers{.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history};
-  BatchRecord record{.of = of,
-                     .sends = own.sends,
-                     .digest = own.digest,
-                     .version = own.version,
-                     .newest = own.newest,
-                     .hash = own.manifest->hash(),
-                     .diff = {}};
-  const auto outdated = [&](const StoreView& items) {
-    return is_asked_to_renew(fellows, items) || is_asked_to_renew(peers, items);
-  };
-  ask_to_renew(fellows, peers, patience);
-  if (identity_.rank == 0) {
-    ask(patience, [&](Duration timeout) {
-      return store_.put(manifest, ManifestRecord{.of = of, .manifest = *own.manifest}.write(), {.lease = lease_},
-                        timeout);
-    });
-  } else {
-    const auto published = [&](const StoreView& items) {
-      throw_if_failed(fellows, items);
-      return outdated(items) || fellows.is_fresh(0, manifest, items);
-    };
-    const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
-    StopDetectors stop_detectors;
-    const auto check = [&](const StoreView&) {
-      throw_if_gone(fellows, {0}, patience.deadline);
-      throw_if_stopped(fellows, {0}, stop_detectors);
-    };
-    const StoreView items = wait(records, published,
-                                 {.what = fmt::format("pair {}, batch {}", view.name, batch),
-                                  .until = " to register",
-                                  .missing = missing,
-                                  .check = check},
-                                 patience);
-    if (outdated(items)) return std::nullopt;
-    const Manifest rank0 = ManifestRecord::read(manifest, items.at(manifest).value).manifest;
-    if (rank0.hash() != record.hash) record.diff = ManifestDiff::between(rank0, *own.manifest);
-  }
-  ask(patience, [&](Duration timeout) {
-    return store_.put(batch_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_}, timeout);
-  });
-
-  // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
-  // or, where it is still joining, leave for.
-  const StoreView own_items = await_side(fellows, peers, patience);
-  if (outdated(own_items)) return std::nullopt;
-  remember(fellows, own_items);
-  const Side mine = judge_side(view, batch, identity_.job, view.own.size(), own.sends, own_items);
-  const StoreView peer_items = await_side(peers, fellows, patience);
-  if (outdated(peer_items)) return std::nullopt;
-  remember(peers, peer_items);
-  const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !own.sends, peer_items);
-  const Side& sender = own.sends ? mine : theirs;
-  const Side& receiver = own.sends ? theirs : mine;
-  Agreement agreement{
-      .match = match(sender.manifest, own.sends ? identity_.job : view.peer_job, receiver.manifest,
-                     own.sends ? view.peer_job : identity_.job),
-      .session = session_of(view.name, batch, sender.manifest, receiver.manifest, sender.members, receiver.members),
-      .digest = mine.digest && theirs.digest,
-      .sent_version = std::ranges::max(sender.versions),
-      .newest_version = sender.newest,
-      .floor = 0,
-      .members = mine.members,
-  };
-  agreement.members.insert(agreement.members.end(), theirs.members.begin(), theirs.members.end());
-  // Versions of senders that were all started anew are not to be compared with what is held from those before.
-  if (agreement.sent_version > 0) agreement.floor = std::ranges::min(receiver.versions);
-  // All of this side are here anew, and know what was decided on what they had staged before.
-  if (!own.sends && identity_.rank == 0)
-    ask(patience,
-        [&](Duration timeout) { return store_.erase_prefix(decision_prefix(records, identity_.job), timeout); });
-  // All others are here anew: whoever an earlier failure of this rank's spoke to has heard it.
-  ask(patience,
-      [&](Duration timeout) { return store_.erase(failure_key(records, identity_.job, identity_.rank), timeout); });
-  ask(patience, [&](Duration timeout) { return forget_asking(view, batch, timeout); });
-  return agreement;
-}
-
-std::unique_ptr<Watch> Rendezvous::watch(const PairView& view, const std::string& batch, const Agreement& agreement,
-                                         const std::function<void(const std::string& rank)>& changed,
-                                         const std::function<void(const Status& why)>& gave_up) {
-  const std::string records = meeting(view, batch);
-  const Registration& own = agreement.members[static_cast<size_t>(identity_.rank)];
-  const Seen self{.speaker = speaker_of(own.incarnation, identity_.job, identity_.rank), .attempt = own.attempt};
-  struct Member {
-    std::string name;
-    Registration of;
-  };
-  std::map<std::string, Member> members;   // by key
-  std::map<std::string, Member> failures;  // that they may report; likewise
-  std::map<std::string, Member> renewals;  // that they may ask for; likewise
-  for (size_t i = 0; i < agreement.members.size(); ++i) {
-    const bool is_own = i < view.own.size();
-    const auto rank = static_cast<Rank>(is_own ? i : i - view.own.size());
-    const std::string& job = is_own ? identity_.job : view.peer_job;
-    const Member member{rank_name(job, rank), agreement.members[i]};
-    members.emplace(batch_key(records, job, rank), member);
-    if (member.of == own) continue;
-    failures.emplace(failure_key(records, job, rank), member);
-    renewals.emplace(renewal_key(records, job, rank), member);
-  }
-  const auto look = [=, this](const std::string& key, const KeyValue& item) {
-    const auto it = members.find(key);
-    const auto failure = failures.find(key);
-    const auto renewal = renewals.find(key);
-    try {
-      if (renewal != renewals.end()) {
-        const RenewalRecord record = RenewalRecord::read(key, item.value);
-        if (std::ranges::count(record.stale, self) != 0) changed(renewal->second.name);
-      }
-      if (it != members.end() && record_registration(key, item.value) != it->second.of) changed(it->second.name);
-      if (failure == failures.end()) return;
-      const FailureRecord record = FailureRecord::read(key, item.value);
-      if (record.of.incarnation != failure->second.of.incarnation || std::ranges::count(record.seen, self) == 0) return;
-      gave_up(hear(view, batch, failure->second.name, record, item.mod_revision));
-    } catch (const Error& error) {
-      log().warn("{}", error.what());
-    }
-  };
-  // The members' records were not all read at one time: what has changed since then is in no event to come.
-  const StoreRange now = store_.range(records, kStoreTimeout);
-  for (const auto& [key, item] : now.items) look(key, item);
-  return store_.watch(records, now.revision + 1, [look, members, changed](const WatchUpdate& update) {
-    if (update.type == WatchUpdate::Type::kCompacted)
-      for (const auto& [key, member] : members) changed(member.name);
-    for (const StoreEvent& event : update.events)
-      if (event.type == StoreEvent::Type::kPut) look(event.kv.key, event.kv);
-  });
-}
-
 std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, bool parts, std::function<void()> changed) {
   const std::string prefix = pair_prefix(identity_.name_space, view.name);
-  std::map<std::string, Incarnation> members;  // by key
-  const auto add = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
-    for (size_t rank = 0; rank < ranks.size(); ++rank)
-      members.emplace(pair_key(identity_.name_space, view.name, job, static_cast<Rank>(rank)), ranks[rank].incarnation);
+  struct Member {
+    Incarnation incarnation;
+    bool is_peer = false;
   };
-  add(identity_.job, view.own);
-  add(view.peer_job, view.peer);
-  const std::string peers = parts ? pair_key(identity_.name_space, view.name, view.peer_job, 0) : "";
-  const std::string leaves = peers.substr(0, peers.rfind('/') + 1);
-  const auto left = [leaves](const std::string& key) { return !leaves.empty() && key.starts_with(leaves); };
-  const auto differs = [members = std::move(members)](const std::string& key, const std::string& value) {
+  std::map<std::string, Member> members;  // by key
+  const auto add = [&](const std::string& job, const std::vector<RankRecord>& ranks, bool is_peer) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      members.emplace(pair_key(identity_.name_space, view.name, job, static_cast<Rank>(rank)),
+                      Member{ranks[rank].incarnation, is_peer});
+  };
+  add(identity_.job, view.own, false);
+  add(view.peer_job, view.peer, true);
+  const auto differs = [members](const std::string& key, const std::string& value) {
     const auto it = members.find(key);
     try {
-      return it != members.end() && PairRecord::read(key, value).rank.incarnation != it->second;
+      return it != members.end() && PairRecord::read(key, value).rank.incarnation != it->second.incarnation;
     } catch (const Error& error) {
-      log().warn("{}", error.what());
+      log_event(LogLevel::warn, "record.refused", {}, "{}", error.what());
       return false;
     }
   };
-  const StoreRange now = store_.range(prefix, kStoreTimeout);
-  for (const auto& [key, item] : now.items)
-    if (differs(key, item.value)) changed();
-  return store_.watch(prefix, now.revision + 1, [=, changed = std::move(changed)](const WatchUpdate& update) {
-    if (update.type == WatchUpdate::Type::kCompacted) return changed();
-    for (const StoreEvent& event : update.events)
-      if (event.type == StoreEvent::Type::kPut ? differs(event.kv.key, event.kv.value) : left(event.kv.key)) changed();
-  });
-}
-
-std::unique_ptr<Watch> Rendezvous::watch_jobs(const std::string& pair, const std::string& batch,
-                                              const std::function<void(const std::string& job)>& met) {
-  const std::string prefix = batch_prefix(identity_.name_space, pair, batch);
-  const auto look = [prefix, job = identity_.job, met](const std::string& key) {
-    const std::string other = met_job(prefix, key, job);
-    if (!other.empty() && key.find(fmt::format("/{}/rank/", other), prefix.size()) != std::string::npos) met(other);
+  const auto left = [members, parts](const std::string& key) {
+    const auto it = members.find(key);
+    return parts && it != members.end() && it->second.is_peer;
   };
+  // What has changed since the view was taken is in no event to come.
   const StoreRange now = store_.range(prefix, kStoreTimeout);
-  for (const auto& [key, item] : now.items) look(key);
-  return store_.watch(prefix, now.revision + 1, [look, met](const WatchUpdate& update) {
-    if (update.type == WatchUpdate::Type::kCompacted) met({});
-    for (const StoreEvent& event : update.events)
-      if (event.type == StoreEvent::Type::kPut) look(event.kv.key);
-  });
-}
-
-// A failure speaks to the registrations that it was built on, whatever their ranks or the failed one do next; and to
-// those that have read nothing of it yet, until the failed rank has registered anew.
-void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
-  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
-  for (size_t r = 0; r < side.ranks.size(); ++r) {
-    const auto rank = static_cast<Rank>(r);
-    const auto it = items.find(failure_key(meeting(side.view, side.batch), side.job, rank));
-    if (it == items.end()) continue;
-    const FailureRecord record = FailureRecord::read(it->first, it->second.value);
-    if (record.of.incarnation != side.ranks[r].incarnation || side.speaker(r) == self) continue;
-    const auto known = std::ranges::find(record.seen, self, &Seen::speaker);
-    if (known != record.seen.end()) {
-      if (known->attempt != side.history.attempt) continue;
-    } else {
-      const std::string key = batch_key(meeting(side.view, side.batch), side.job, rank);
-      const auto present = items.find(key);
-      const bool anew =
-          present != items.end() && record_registration(key, present->second.value).attempt > record.of.attempt;
-      if (anew || it->second.mod_revision <= side.history.ended) continue;
-    }
-    hear(side.view, side.batch, rank_name(side.job, rank), record, it->second.mod_revision).throw_if_error();
-  }
-}
-
-Status Rendezvous::hear(const PairView& view, const std::string& batch, const std::string& whose,
-                        const FailureRecord& record, int64_t revision) {
-  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
-  const JobRank who = parse_pair_key("", whose);
-  {
-    const std::lock_guard lock(mutex_);
-    History& history = history_of(view, batch);
-    // Those that it speaks to give up what it has read of them. What else this rank has read may stand.
-    history.read.clear();
-    for (const auto& [speaker, attempt] : record.seen) history.read[speaker] = attempt;
-    history.read[speaker_of(record.of.incarnation, who.job, who.rank)] = record.of.attempt;
-    history.ended = std::max(history.ended, revision);
-    history.heard = true;
-    history.over = history.over || history.read.contains(self);  // it has read this attempt, and waits for a newer one
-  }
-  // Cancelled, or late, is what that rank was, not this one.
-  const bool own_affair =
-      record.status.code() == ErrorCode::kCancelled || record.status.code() == ErrorCode::kDeadlineExceeded;
-  return Status(own_affair ? ErrorCode::kPeerLost : record.status.code(),
-                fmt::format("{} gave up: {}", whose, record.status.message()));
-}
-
-void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const {
-  const PairView& view = side.view;
-  // In this order: a process that ends as it should takes its records back before.
-  std::vector<Rank> dead;
-  for (const Rank rank : missing)
-    if (liveness_of(side.ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
-  const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
-  StoreView left;
-  try {
-    left = store_.range(failures, std::min(deadline.left(), kPiece)).items;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kDeadlineExceeded && error.code() != ErrorCode::kUnavailable) throw;
-    return;  // the store does not answer: who waits says so, and looks again
-  }
-  const std::string what = fmt::format("pair {}, batch {}", view.name, side.batch);
-  for (const Rank rank : missing) {
-    const std::string key = failures + rank_name(side.job, rank);
-    const auto it = left.find(key);
-    if (it == left.end()) continue;
-    const FailureRecord record = FailureRecord::read(key, it->second.value);
-    if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
-    fail(record.status.code(), "{}: {}", what, record.status.message());
-  }
-  if (dead.empty()) return;
-  const std::string key = pair_key(identity_.name_space, view.name, side.job, dead.front());
-  const bool in_order = !store_.get(key, std::min(deadline.left(), kStoreTimeout));
-  fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered", what, rank_name(side.job, dead.front()),
-       in_order ? "left" : "died");
-}
-
-void Rendezvous::throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopDetectors& detectors) {
-  for (const Rank rank : missing) {
-    const Status status =
-        detectors[rank].look(rank_name(side.job, rank), side.ranks[static_cast<size_t>(rank)].incarnation);
-    if (!status.ok())
-      throw Error(status.code(), fmt::format("pair {}, batch {}: {}", side.view.name, side.batch, status.message()));
-  }
+  bool differ =
+      std::ranges::any_of(now.items, [&](const auto& item) { return differs(item.first, item.second.value); });
+  for (const auto& [key, member] : members) differ = differ || (!now.items.contains(key) && left(key));
+  if (differ) changed();
+  return store_.watch(
+      prefix, now.revision + 1, [differs, left, changed = std::move(changed)](const WatchUpdate& update) {
+        if (update.type == WatchUpdate::Type::kCompacted) return changed();
+        for (const StoreEvent& event : update.events)
+          if (event.type == StoreEvent::Type::kPut ? differs(event.kv.key, event.kv.value) : left(event.kv.key))
+            changed();
+      });
 }
 
 int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record, bool lasting) {
   return store_.put(key, record.write(), {.lease = lasting ? kNoLease : lease_, .decision = lasting}, seconds(1));
-}
-
-void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
-  FailureRecord record{.of = {own_.incarnation, 0}, .status = status, .seen = {}};
-  {
-    const std::lock_guard lock(mutex_);
-    const History& history = history_of(view, batch);
-    if (history.heard) return;  // whoever this rank heard it from has told the others, too
-    record.of.attempt = history.attempt;
-    for (const auto& [speaker, attempt] : history.read) record.seen.push_back({.speaker = speaker, .attempt = attempt});
-  }
-  // An error is there for those, too, who come to read it after this process has gone.
-  const int64_t revision = publish_failure(failure_key(meeting(view, batch), identity_.job, identity_.rank), record,
-                                           status.code() != ErrorCode::kCancelled);
-  const std::lock_guard lock(mutex_);
-  history_of(view, batch).ended = revision;
 }
 
 void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting) {
@@ -694,19 +241,6 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
   speak_to(view.peer_job, view.peer);
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
                   {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, lasting);
-}
-
-bool Rendezvous::was_told(const PairView& view, const std::string& batch) const {
-  const std::lock_guard lock(mutex_);
-  const auto it = histories_.find(meeting(view, batch));
-  return it != histories_.end() && it->second.heard;
-}
-
-Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, const Patience& patience) {
-  const History history = begun(view, batch);
-  const StoreView items = await_side(
-      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, {}, patience);
-  return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 
 std::string Rendezvous::decision_key(const PairView& view, const std::string& batch, const std::string& session,
@@ -734,17 +268,6 @@ bool Rendezvous::decide(const std::string& key, bool commit, const std::string& 
 
 void Rendezvous::forget_decision(const std::string& key) {
   store_.erase(key, seconds(1));
-}
-
-void Rendezvous::withdraw(const PairView& view, const std::string& batch) {
-  {
-    const std::lock_guard lock(mutex_);
-    history_of(view, batch).over = true;
-  }
-  const std::string records = meeting(view, batch);
-  forget_asking(view, batch, seconds(1));
-  store_.erase(batch_key(records, identity_.job, identity_.rank), seconds(1));
-  if (identity_.rank == 0) store_.erase(manifest_key(records, identity_.job), seconds(1));
 }
 
 }  // namespace tessera::bus

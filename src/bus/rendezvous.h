@@ -5,13 +5,13 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "bus/agent.h"
 #include "bus/manifest.h"
+#include "bus/patience.h"
 #include "bus/records.h"
 #include "bus/stopped_peer.h"
 #include "tessera/bus.h"
@@ -26,17 +26,6 @@ struct PairView {
   std::vector<RankRecord> own;
   std::vector<RankRecord> peer;
   int64_t revision = 0;  // of this rank's record: a later one tells that it has joined again
-};
-
-// How long a conversation may take, and what may end it before.
-struct Patience {
-  Deadline deadline;
-  std::stop_token stop;
-  // For processes to come back, however long that takes: who is absent is mentioned once, and is waited for even if it
-  // has left.
-  bool background = false;
-  // Not for a peer job that has left the pair altogether: rejoin() throws kNotFound.
-  bool parts = false;
 };
 
 // What both sides registered under one batch.
@@ -55,8 +44,8 @@ struct Agreement {
 // who is missing.
 class Rendezvous {
  public:
-  // `waits` is told whom it waits for.
-  Rendezvous(Store& store, Identity identity, Incarnation incarnation, std::string address, WaitList& waits);
+  // `own` tells the others how to reach this rank. `waits` is told whom it waits for.
+  Rendezvous(Store& store, Identity identity, RankRecord own, WaitList& waits);
   ~Rendezvous();  // gives the lease back: this rank's keys go
 
   // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one

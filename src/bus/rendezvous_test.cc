@@ -30,8 +30,13 @@ class Member {
  public:
   Member(const std::string& store, const std::string& job, Rank rank, int world, const std::string& peer, bool sends)
       : store_(open_store(store)),
-        rendezvous_(*store_, {.name_space = "test", .job = job, .rank = rank, .world = world}, Incarnation::next(),
-                    "/nowhere", waits_),
+        rendezvous_(*store_, {.name_space = "test", .job = job, .rank = rank, .world = world},
+                    {.incarnation = Incarnation::next(),
+                     .world = world,
+                     .address = "/nowhere",
+                     .release = "test",
+                     .worker = {}},
+                    waits_),
         peer_(peer),
         sends_(sends),
         manifest_(manifest_of(world == 1 ? "1:R" : "2:S0")) {
@@ -124,6 +129,39 @@ class RendezvousTest : public testing::Test {
   std::unique_ptr<store::Server> server_ = store::tcp_server();
   std::vector<std::unique_ptr<Member>> members_;  // trainer/0, trainer/1, evaluation/0
 };
+
+// In another pid namespace, say: only its lease tells whether it is there.
+TEST(Claim, OfARankWhoseHolderCannotBeSeenWaitsForTheEndOfItsLease) {
+  const std::unique_ptr<store::Server> server = store::tcp_server();
+  const std::unique_ptr<Store> store = open_store(server->address());
+  WaitList waits;
+  const auto rank_of = [&](Incarnation incarnation) {
+    return std::make_unique<Rendezvous>(
+        *store, Identity{.name_space = "test", .job = "trainer", .rank = 0, .world = 1},
+        RankRecord{
+            .incarnation = std::move(incarnation), .world = 1, .address = "/nowhere", .release = "test", .worker = {}},
+        waits);
+  };
+  Incarnation elsewhere = Incarnation::next();
+  ++elsewhere.pid_namespace;
+  std::unique_ptr<Rendezvous> holder = rank_of(elsewhere);
+  holder->claim({.deadline = Deadline::after(kLimit), .stop = {}});
+  const auto second = rank_of(Incarnation::next());
+  try {
+    second->claim({.deadline = Deadline::after(seconds(0.05)), .stop = {}});
+    ADD_FAILURE() << "two hold one rank";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
+    EXPECT_NE(std::string(error.what()).find("missing: the end of the lease of trainer/0"), std::string::npos)
+        << error.what();
+  }
+  std::thread leaves = start_thread("holder", [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    holder.reset();
+  });
+  EXPECT_NO_THROW(second->claim({.deadline = Deadline::after(kLimit), .stop = {}}));
+  leaves.join();
+}
 
 TEST_F(RendezvousTest, AllRanksReadOneSession) {
   const std::string first = agree();

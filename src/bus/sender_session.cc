@@ -93,11 +93,13 @@ void SenderSession::accept(Caller caller) {
   const bool reduces = caller.attach.purpose == Attach::Purpose::kReduce;
   if (caller.attach.purpose == Attach::Purpose::kControl)
     fail(ErrorCode::kMismatch, "{}: {} offers it and chooses no version", describe(), identity().name());
-  check_caller(caller, reduces ? identity().job : setup_.view.peer_job, reduces ? setup_.view.own : setup_.view.peer);
+  const std::vector<RankRecord>& ranks = reduces ? setup_.view.own : setup_.view.peer;
+  check_caller(caller, reduces ? identity().job : setup_.view.peer_job, ranks);
   auto& links = reduces ? owners_ : receivers_;
   const Rank rank = caller.hello.rank;
   if (links.contains(rank))
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), caller.link->name());
+  caller.link->watch_worker(ranks[static_cast<size_t>(rank)].worker);
   std::vector<Served> served = served_to(caller);
   links.emplace(rank,
                 std::make_unique<SourceLink>(*setup_.agent, setup_.lent, *this, std::move(caller), std::move(served),
@@ -413,7 +415,8 @@ void SenderSession::sum_digests(std::vector<Digest>& sums) {
 
 // Staged: what is on offer already stays.
 void SenderSession::fail_offer(const Status& status) {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing) return;
+  if (phase_ == Phase::kIdle) return;
+  if (phase_ == Phase::kFailing) return check_ended();  // whoever it waited for to stop reading may be lost
   phase_ = Phase::kFailing;
   failure_cause_ = status;
   failure_ = Status(status.code(), fmt::format("{}: {} while {} sent version {}", describe(), status.message(),
@@ -456,7 +459,8 @@ void SenderSession::stop_waiting_for_readers() {
     for (const auto& [rank, link] : *links) {
       if (link->taking() == 0 || !link->open()) continue;
       if (staged() && !broken() && leaving_.ok() && is_receiver(*link)) continue;  // it was not asked
-      log().warn("{}: {} does not stop reading; its connection is closed", describe(), link->name());
+      log_event(LogLevel::warn, "connection.closed", {{"peer", link->name()}},
+                "{}: {} does not stop reading; its connection is closed", describe(), link->name());
       const Status reason = failed(ErrorCode::kPeerLost, "{} did not answer", link->name());
       link->detach(reason);
       break_session(reason);

@@ -97,7 +97,7 @@ Session::Outcome Session::attach(const Patience& patience) {
       period = kStopPeriod;
       if (!reminder.passed()) continue;
       reminder = Deadline::after(kAttachReminder);
-      log().warn("{}", waiting);
+      log_event(LogLevel::warn, "ranks.awaited", {{"job", identity().job}, {"rank", identity().rank}}, "{}", waiting);
     }
     if (!ready_) {  // once it was, a loss is as if it had come later: a version may be there to be taken
       if (superseded()) return Outcome::kSuperseded;
@@ -113,7 +113,7 @@ Status Session::look_for_stopped(const std::vector<std::string>& names) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       const std::string name = rank_name(job, static_cast<Rank>(rank));
       if (std::ranges::find(names, name) == names.end()) continue;
-      const Status status = stop_detectors_[name].look(name, ranks[rank].incarnation);
+      const Status status = stop_detectors_[name].look(name, ranks[rank].incarnation, ranks[rank].worker);
       if (!status.ok()) return status;
     }
     return Status();

@@ -2,6 +2,7 @@
 // is waited for.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,12 +21,21 @@ class StopDetector {
   // kPeerLost if it is stopped, and was so at the last look; else ok. A job is continued one process after the other,
   // and a tracer stops a process for a moment at every system call: one look would not do.
   Status look(const std::string& name, const Incarnation& process) {
-    if (!std::exchange(stopped_, is_stopped(process)) || !stopped_) return {};
-    return failed(ErrorCode::kPeerLost, "{} (pid {}) is stopped: continue it (kill -CONT {}) or end it", name,
-                  process.pid, process.pid);
+    return judge(name, process.pid, is_stopped(process));
   }
+  // Likewise of an agent and the worker whose agent it is: without either nothing comes from that rank.
+  Status look(const std::string& name, const Incarnation& agent, const std::optional<Incarnation>& worker) {
+    return worker && is_stopped(*worker) ? judge("the worker of " + name, worker->pid, true) : look(name, agent);
+  }
+  Status look(const std::string& name, pid_t pid) { return judge(name, pid, is_stopped(pid)); }
 
  private:
+  Status judge(const std::string& name, pid_t pid, bool stopped) {
+    if (!std::exchange(stopped_, stopped) || !stopped) return {};
+    return failed(ErrorCode::kPeerLost, "{} (pid {}) is stopped: continue it (kill -CONT {}) or end it", name, pid,
+                  pid);
+  }
+
   bool stopped_ = false;
 };
 

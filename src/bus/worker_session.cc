@@ -37,7 +37,7 @@ void close(BatchImpl& batch, const Status& why = {}) {
   try {
     batch.part(why);
   } catch (const Error& error) {
-    log().warn("agent: {}", error.what());
+    log_event(LogLevel::warn, "batch.unclosed", {}, "agent: {}", error.what());
   }
 }
 
@@ -92,7 +92,7 @@ std::string WorkerSession::name() const {
 // ---------------------------------------------------------------------------------------------------------
 
 void WorkerSession::open(const std::shared_ptr<CommandMemory>& memory) {
-  std::shared_ptr<BusClient> bus = open_embedded(complete(options_));
+  std::shared_ptr<BusClient> bus = open_embedded(complete(options_), worker_);
   {
     const std::lock_guard lock(mutex_);
     bus_ = std::move(bus);

@@ -22,7 +22,8 @@ class Reach : public testing::Test {
     const Signal over;
     group_.start("trainer/0", [&] {
       const Side side = trainer(0, 1);
-      bus::RankRecord record{.incarnation = Incarnation::self(), .world = 1, .address = "", .release = "test"};
+      bus::RankRecord record{
+          .incarnation = Incarnation::self(), .world = 1, .address = "", .release = "test", .worker = {}};
       forge(record);
       const bus::Registration of{.incarnation = record.incarnation, .attempt = 1};
       std::vector<float> tensor = local_tensor(side);

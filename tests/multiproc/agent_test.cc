@@ -371,7 +371,8 @@ TEST(Agent, ThatIsStoppedIsNamed) {
       const int outcome = names([&] { handle.wait(); }, ErrorCode::kPeerLost, stopped);
       const int after = names([&] { batch.wait_version(1); }, ErrorCode::kPeerLost, stopped);
       batch.close();
-      REQUIRE_HERE(outcome == 0 && after == 0 && !soon.passed());
+      const int anew = names([&] { Bus(worker_of("inference", store)); }, ErrorCode::kPeerLost, stopped);
+      REQUIRE_HERE(outcome == 0 && after == 0 && anew == 0 && !soon.passed());
       return 0;
     });
     told.raise();
@@ -387,11 +388,47 @@ TEST(Agent, ThatIsStoppedIsNamed) {
     });
   });
   waiting.wait();
-  ::kill(agent, SIGSTOP);
+  stop_process(agent);
   told.wait();
   ::kill(agent, SIGCONT);
   continued.raise();
   EXPECT_EQ(group.wait_for(trainer_0, hang_limit()).status, 0);
+  agents.wait(2 * hang_limit());
+}
+
+// Its agent is there, and sends nothing of itself.
+TEST(Agent, WhoseWorkerIsStoppedNamesIt) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  const Signal waiting, told, sends;
+  agents.start_agent("trainer", 0);
+  const pid_t worker = agents.start("trainer/0", [&, store] {
+    const Side side = with_agent(trainer(0, 1));
+    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+      sends.wait();
+      fill(side, tensor, 1);
+      while (!went_well([&] { batch.send(1, kPatience).wait(); })) continue;
+      return 0;
+    });
+  });
+  agents.start("inference/0", [&, store] {
+    const std::string stopped = fmt::format("the worker of trainer/0 (pid {}) is stopped", worker);
+    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
+      Handle handle = batch.recv({}, std::chrono::hours(1));
+      waiting.raise();
+      const Deadline soon = Deadline::after(hang_limit() / 2);
+      REQUIRE_HERE(names([&] { handle.wait(); }, ErrorCode::kPeerLost, stopped) == 0 && !soon.passed());
+      told.raise();
+      sends.raise();
+      while (!went_well([&] { batch.recv({}, kPatience).wait(); })) continue;
+      return holds(inference(0, 1), tensor, 1) ? 0 : 5;
+    });
+  });
+  waiting.wait();
+  stop_process(worker);
+  told.wait();
+  ::kill(worker, SIGCONT);
   agents.wait(2 * hang_limit());
 }
 
@@ -493,20 +530,6 @@ TEST(Agent, GoesOnAfterNoThreadCouldBeStarted) {
 pid_t silent_store = 0;
 int decisions = 0;
 
-// Returns once all its threads stand still.
-void stop_store() {
-  ::kill(silent_store, SIGSTOP);
-  const auto stands = [](const std::filesystem::directory_entry& thread) {
-    std::string line;
-    std::getline(std::ifstream(thread.path() / "stat"), line);
-    return line.find(") T ") != std::string::npos;
-  };
-  const std::filesystem::directory_iterator none;
-  const Deadline deadline = Deadline::after(hang_limit());
-  for (bool all = false; !all && !deadline.passed(); std::this_thread::yield())
-    all = std::all_of(std::filesystem::directory_iterator(fmt::format("/proc/{}/task", silent_store)), none, stands);
-}
-
 // Whether a version was taken is asked of the store before the next one is; other commands do not wait for that.
 TEST(Agent, AnswersWhileItAsksTheStore) {
   ProcessGroup group;
@@ -515,7 +538,7 @@ TEST(Agent, AnswersWhileItAsksTheStore) {
   const Signal over;
   const pid_t agent = group.start("the agent of inference/0", [] {
     fail_point_hook() = [](std::string_view place) {
-      if (place == "staged: before the store" && ++decisions == 2) stop_store();
+      if (place == "staged: before the store" && ++decisions == 2) stop_process(silent_store);
     };
     return run_agent("inference", 0);
   });

@@ -3,9 +3,15 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -82,6 +88,19 @@ void await_end(pid_t pid) {
   if (!process) return;  // reaped
   pollfd wanted{.fd = process.get(), .events = POLLIN, .revents = 0};
   ::poll(&wanted, 1, Deadline::after(hang_limit()).poll_ms());
+}
+
+void stop_process(pid_t pid) {
+  ::kill(pid, SIGSTOP);
+  const auto stands = [](const std::filesystem::directory_entry& thread) {
+    std::string line;
+    std::getline(std::ifstream(thread.path() / "stat"), line);
+    return line.find(") T ") != std::string::npos;
+  };
+  const std::filesystem::directory_iterator none;
+  const Deadline deadline = Deadline::after(hang_limit());
+  for (bool all = false; !all && !deadline.passed(); std::this_thread::yield())
+    all = std::all_of(std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task"), none, stands);
 }
 
 bool went_well(const std::function<void()>& transfer) {

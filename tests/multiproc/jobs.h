@@ -75,6 +75,8 @@ int receive_once(Batch& batch, std::vector<float>&);
 
 // Returns once that process has ended, reaped or not.
 void await_end(pid_t pid);
+// Stops that process; returns once all its threads stand still.
+void stop_process(pid_t pid);
 // Whether `transfer` went well; a lost peer, or one that did not come in time, is no error here.
 bool went_well(const std::function<void()>& transfer);
 

@@ -26,7 +26,13 @@ class RawRank final : public bus::Acceptor {
   RawRank(const std::string& store, const std::string& job, const std::string& peer, Rank rank, int world)
       : store_(open_store(store)),
         agent_({"default", job, rank, world}, 1),
-        rendezvous_(*store_, agent_.identity(), agent_.incarnation(), agent_.address(), agent_.waits()) {
+        rendezvous_(*store_, agent_.identity(),
+                    {.incarnation = agent_.incarnation(),
+                     .world = agent_.identity().world,
+                     .address = agent_.address(),
+                     .release = "test",
+                     .worker = {}},
+                    agent_.waits()) {
     rendezvous_.claim({.deadline = soon(), .stop = {}});
     view_ = rendezvous_.join("weights", peer, {.deadline = soon(), .stop = {}});
   }

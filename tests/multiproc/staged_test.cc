@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
-#include <fstream>
 #include <ostream>
 #include <string_view>
 #include <thread>
@@ -43,20 +41,6 @@ class Staged : public testing::Test {
   ProcessGroup group_;
   const std::string store_ = group_.start_store();
 };
-
-// Returns once all its threads stand still.
-void stop(pid_t pid) {
-  ::kill(pid, SIGSTOP);
-  const auto stands = [](const std::filesystem::directory_entry& thread) {
-    std::string line;
-    std::getline(std::ifstream(thread.path() / "stat"), line);
-    return line.find(") T ") != std::string::npos;
-  };
-  const std::filesystem::directory_iterator none;
-  const Deadline deadline = Deadline::after(hang_limit());
-  for (bool all = false; !all && !deadline.passed(); std::this_thread::yield())
-    all = std::all_of(std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task"), none, stands);
-}
 
 pid_t stopped_store = 0;
 int visits_to_the_store = 0;
@@ -331,7 +315,7 @@ TEST_F(Staged, WithoutTheStoreAVersionIsUndecidedUntilItAnswers) {
     group_.start("inference/" + std::to_string(rank), [&, side, rank, held] {
       if (rank == 0)
         fail_point_hook() = [](std::string_view place) {
-          if (place == "staged: before the store" && ++visits_to_the_store == 2) stop(stopped_store);
+          if (place == "staged: before the store" && ++visits_to_the_store == 2) stop_process(stopped_store);
         };
       return with_batch(side, store_, [&](Batch& batch, std::vector<float>& tensor) {
         REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1);
