@@ -50,13 +50,14 @@ struct ProcessGroup::Child {
   std::string output;  // file
 };
 
-Footprint Footprint::now() {
-  const auto entries = [](const char* folder) {
-    const std::filesystem::directory_iterator all(folder);
+Footprint Footprint::of(pid_t pid) {
+  const std::string process = fmt::format("/proc/{}/", pid);
+  const auto entries = [&](const char* folder) {
+    const std::filesystem::directory_iterator all(process + folder);
     return static_cast<uint32_t>(std::distance(begin(all), end(all)));
   };
-  Footprint print{.fds = entries("/proc/self/fd"), .threads = entries("/proc/self/task"), .mappings = 0};
-  std::ifstream maps("/proc/self/maps");
+  Footprint print{.fds = entries("fd"), .threads = entries("task"), .mappings = 0};
+  std::ifstream maps(process + "maps");
   for (std::string line; std::getline(maps, line);) print.mappings += line.find("/memfd:") != std::string::npos ? 1 : 0;
   return print;
 }

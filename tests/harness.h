@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <functional>
@@ -35,7 +36,8 @@ struct Footprint {
   uint32_t fds = 0;
   uint32_t threads = 0;
   uint32_t mappings = 0;  // of memfds
-  static Footprint now();
+  static Footprint now() { return of(::getpid()); }
+  static Footprint of(pid_t pid);
   std::string to_string() const;
   bool within(const Footprint& bound) const {
     return fds <= bound.fds && threads <= bound.threads && mappings <= bound.mappings;

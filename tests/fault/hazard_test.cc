@@ -17,6 +17,7 @@
 #include "base/runtime_dir.h"
 #include "tessera/memory.h"
 #include "tests/fault/wall_clock.h"
+#include "tests/multiproc/agents.h"
 #include "tests/multiproc/jobs.h"
 #include "tests/multiproc/raw_rank.h"
 
@@ -27,6 +28,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int64_t kVersion = 7;
+constexpr Timeout kShort = std::chrono::seconds(2);
 
 // Takes and sends whole versions, staged on both sides: a sender keeps its snapshot on offer.
 class Hazard : public testing::Test {
@@ -48,9 +50,9 @@ class Hazard : public testing::Test {
       return 0;
     });
   }
-  static int take(const std::string& store, Timeout timeout = kPatience) {
+  static int take(const std::string& store, Timeout timeout = kPatience, const std::string& agent = "") {
     const Side side = staged(inference(0, 1));
-    Bus bus({.job = side.job, .store = store, .threads = 1, .timeout = timeout});
+    Bus bus({.job = side.job, .store = store, .agent = agent, .threads = 1, .timeout = timeout});
     Pair pair = bus.pair({.name = "weights", .peer = side.peer, .timeout = timeout});
     std::vector<float> tensor = local_tensor(side);
     const TensorSpec spec = spec_of(side, tensor);
@@ -58,8 +60,29 @@ class Hazard : public testing::Test {
     batch.recv({}, timeout).wait();
     return holds(side, tensor, kVersion) && !batch.torn() ? 0 : 5;
   }
+  static void give(const std::string& store, Timeout timeout) {
+    const Side side = trainer(0, 1);
+    Bus bus({.job = side.job, .store = store, .threads = 1, .timeout = timeout});
+    Pair pair = bus.pair({.name = "weights", .peer = side.peer, .timeout = timeout});
+    std::vector<float> tensor = local_tensor(side);
+    fill(side, tensor, kVersion);
+    const TensorSpec spec = spec_of(side, tensor);
+    pair.offer("policy", {&spec, 1}, timeout).send(kVersion, timeout).wait();
+  }
+  void take_whole(Timeout timeout, const std::string& agent = "") const {
+    if (take(store_, timeout, agent) != 0) throw std::logic_error("another version, or a torn one");
+  }
   static TensorSpec spec_of(const Side& side, std::vector<float>& tensor) {
     return {.name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+  }
+  // What a sender sends once all is well again is taken by whom an earlier one has failed.
+  void start_trainer_after(const Signal& failed) {
+    failed.wait();
+    start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
+      fill(trainer(0, 1), tensor, kVersion);
+      batch.send(kVersion, kPatience).wait();
+      return 0;
+    });
   }
   // A process takes what is on offer before `faulty` runs, and another one afterwards.
   void expect_taken_after(const std::string& faulty, const std::function<int()>& body) {
@@ -170,6 +193,35 @@ TEST_F(Hazard, TheStoreIsRestartedInTheMidstOfTransfers) {
   expect_all_well(group_);
 }
 
+TEST_F(Hazard, AStoreThatStandsStillKeepsNobodyFromStopping) {
+  const Signal open, hangs;
+  const pid_t trainer_0 = group_.start("trainer/0", [&] {
+    std::stop_source stop;
+    Bus bus({.job = "trainer", .store = store_, .threads = 1, .stop = stop.get_token()});
+    open.raise();
+    hangs.wait();
+    const std::jthread stopper([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      stop.request_stop();
+    });
+    const Deadline soon = Deadline::after(hang_limit() / 2);
+    try {
+      bus.pair({.name = "weights", .peer = "inference"});
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      REQUIRE_HERE(error.code() == ErrorCode::kCancelled && !soon.passed());
+      return 0;
+    }
+    return 6;
+  });
+  open.wait();
+  stop_process(group_.store_pid());
+  hangs.raise();
+  const Outcome outcome = group_.wait_for(trainer_0, hang_limit());
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+  ::kill(group_.store_pid(), SIGCONT);
+}
+
 // --- what the machine refuses
 // -----------------------------------------------------------------------------------------
 
@@ -183,33 +235,100 @@ TEST_F(Hazard, MemoryThatIsRefusedEndsTheRegistrationWithALine) {
   });
 }
 
-// With one more at each try, until there are enough for all.
-TEST_F(Hazard, DescriptorsThatRunOutAnywhereEndTheCallWithALine) {
+// Runs `call` with no more descriptors than `pid` has and, at each try, one more, until there are enough for all. What
+// it fails with must say what the matter is, or be one of `others`.
+int with_few_descriptors(pid_t pid, const std::function<void()>& call, const std::vector<std::string>& others) {
+  rlimit limit{};
+  ::prlimit(pid, RLIMIT_NOFILE, nullptr, &limit);
+  const auto open_files = [=] { return Footprint::of(pid).fds; };
+  size_t before = open_files();  // or a few more than it keeps, if it is still ending something
+  for (rlim_t more = 0; more < 60; ++more) {
+    const rlimit few{.rlim_cur = before + more, .rlim_max = limit.rlim_max};
+    ::prlimit(pid, RLIMIT_NOFILE, &few, nullptr);
+    std::string error = "(went well)";
+    try {
+      call();
+    } catch (const std::exception& failure) {
+      error = failure.what();
+    }
+    ::prlimit(pid, RLIMIT_NOFILE, &limit, nullptr);
+    std::fprintf(stderr, "%d more: %s\n", static_cast<int>(more), error.c_str());
+    const Deadline deadline = soon();
+    while (open_files() > before && !deadline.passed()) std::this_thread::yield();
+    REQUIRE_HERE(open_files() <= before);
+    before = std::min<size_t>(before, open_files());
+    if (error == "(went well)") return more > 0 ? 0 : 6;
+    const auto says = [&](const std::string& what) { return error.find(what) != std::string::npos; };
+    REQUIRE_HERE(says("open files") || std::ranges::any_of(others, says));
+  }
+  return 7;
+}
+
 #ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "without a descriptor, the sanitizer's check of an object's type fails: it opens a pipe";
+constexpr const char* kNeedsDescriptors =
+    "without a descriptor, the sanitizer's check of an object's type fails: it opens a pipe";
+#else
+constexpr const char* kNeedsDescriptors = nullptr;
 #endif
+
+TEST_F(Hazard, DescriptorsThatRunOutAtAReceiverEndTheCallWithALine) {
+  if (kNeedsDescriptors) GTEST_SKIP() << kNeedsDescriptors;
   expect_taken_after("inference/0 with few descriptors", [this] {
     SharedHeap::process().allocate(1);  // which keeps an arena
-    rlimit limit{};
-    ::getrlimit(RLIMIT_NOFILE, &limit);
-    const size_t before = open_fds();
-    for (rlim_t more = 0; more < 60; ++more) {
-      const rlimit few{.rlim_cur = before + more, .rlim_max = limit.rlim_max};
-      ::setrlimit(RLIMIT_NOFILE, &few);
-      std::string error = "(taken)";
-      try {
-        REQUIRE_HERE(take(store_, std::chrono::seconds(2)) == 0);
-      } catch (const std::exception& failure) {
-        error = failure.what();
-      }
-      ::setrlimit(RLIMIT_NOFILE, &limit);
-      std::fprintf(stderr, "%d more: %s\n", static_cast<int>(more), error.c_str());
-      REQUIRE_HERE(open_fds() == before);
-      if (error == "(taken)") return more > 5 ? 0 : 6;
-      REQUIRE_HERE(error.find("open files") != std::string::npos);
-    }
-    return 7;
+    return with_few_descriptors(::getpid(), [this] { take_whole(kShort); }, {});
   });
+}
+
+// A caller that it cannot accept waits for it, and it for the caller.
+TEST_F(Hazard, DescriptorsThatRunOutAtASenderEndTheCallWithALine) {
+  if (kNeedsDescriptors) GTEST_SKIP() << kNeedsDescriptors;
+  const Shared<std::atomic<bool>> sent;
+  const pid_t sender = group_.start("trainer/0 with few descriptors", [&] {
+    SharedHeap::process().allocate(1);
+    const int outcome = with_few_descriptors(::getpid(), [this] { give(store_, kShort); }, {"inference/0"});
+    *sent = true;
+    return outcome;
+  });
+  group_.start("inference/0", [&] {
+    bool taken = false;
+    while (!taken && !*sent) {
+      try {
+        taken = take(store_, kShort) == 0;
+      } catch (const Error& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+      }
+    }
+    return taken ? 0 : 6;
+  });
+  const Outcome outcome = group_.wait_for(sender, 6 * hang_limit());
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+  expect_all_well(group_);
+}
+
+TEST_F(Hazard, DescriptorsThatRunOutAtAnAgentEndTheCallWithALine) {
+  if (kNeedsDescriptors) GTEST_SKIP() << kNeedsDescriptors;
+  const Shared<std::atomic<bool>> over;
+  AgentGroup agents(group_);
+  const pid_t agent = agents.start_agent("inference", 0);
+  const Side offers = staged(trainer(0, 1));
+  const pid_t trainer_0 = group_.start("trainer/0", [&] {
+    return with_batch(offers, store_, [&](Batch& batch, std::vector<float>& tensor) {
+      fill(offers, tensor, kVersion);
+      batch.send(kVersion).wait();
+      while (!*over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return 0;
+    });
+  });
+  const pid_t worker = group_.start("the worker of inference/0", [&] {
+    take_whole(kPatience, "daemon");  // the agent keeps what it has made once
+    return with_few_descriptors(agent, [&] { take_whole(kShort, "daemon"); }, {"the agent", "trainer/0"});
+  });
+  const Outcome taken = group_.wait_for(worker, 12 * hang_limit());
+  EXPECT_EQ(taken.status, 0) << taken.output;
+  *over = true;
+  const Outcome sent = group_.wait_for(trainer_0, hang_limit());
+  EXPECT_EQ(sent.status, 0) << sent.output;
+  agents.wait(2 * hang_limit());
 }
 
 // --- peers
@@ -237,12 +356,7 @@ TEST_F(Hazard, ASenderDiesThoughAForkHoldsItsSockets) {
     return holds(inference(0, 1), tensor, kVersion) ? 0 : 5;
   });
   EXPECT_EQ(group_.wait_for(first, hang_limit()).status, -SIGKILL);
-  died.wait();
-  start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
-    fill(trainer(0, 1), tensor, kVersion);
-    batch.send(kVersion).wait();
-    return 0;
-  });
+  start_trainer_after(died);
   for (const Outcome& outcome : group_.wait(2 * hang_limit()))
     EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
   EXPECT_EQ(::kill(*orphan, SIGKILL), 0);
@@ -273,7 +387,8 @@ UniqueFd lend_arena(RawRank& raw) {
 
 // While it is read.
 TEST_F(Hazard, ASenderShrinksItsMemory) {
-  group_.start("trainer/0", [&] {
+  const Signal failed;
+  const pid_t liar = group_.start("trainer/0 that shrinks", [&] {
     const Side side = trainer(0, 1);
     RawRank raw(store_, side.job, side.peer, 0, 1);
     std::vector<float> tensor = local_tensor(side);
@@ -293,14 +408,18 @@ TEST_F(Hazard, ASenderShrinksItsMemory) {
     REQUIRE_HERE(!done.status.ok());
     return 0;
   });
-  start(staged(inference(0, 1)), [](Batch& batch, std::vector<float>& tensor) {
+  start(staged(inference(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
     const std::string error = error_of([&] { batch.recv({}, kPatience).wait(); });
     std::fprintf(stderr, "%s\n", error.c_str());
     REQUIRE_HERE(error.find("trainer/0") != std::string::npos);
     REQUIRE_HERE(batch.version() == 0 && !batch.torn());
     REQUIRE_HERE(std::ranges::count(tensor, 0.0f) == std::ssize(tensor));
-    return 0;
+    failed.raise();
+    while (!went_well([&] { batch.recv({}, kPatience).wait(); })) continue;
+    return holds(inference(0, 1), tensor, kVersion) ? 0 : 5;
   });
+  EXPECT_EQ(group_.wait_for(liar, 2 * hang_limit()).status, 0);
+  start_trainer_after(failed);
   expect_all_well(group_);
 }
 
@@ -493,6 +612,12 @@ TEST_P(OtherUser, IsRefused) {
   const Outcome sends = group_.wait_for(sender, hang_limit());
   EXPECT_NE(sends.status, 0);
   EXPECT_THAT(sends.output, HasSubstr("inference/0"));
+  const Signal over;
+  start_trainer(over);
+  const Outcome taken = group_.wait_for(group_.start("inference/0", [this] { return take(store_); }), hang_limit());
+  EXPECT_EQ(taken.status, 0) << taken.output;
+  over.raise();
+  expect_all_well(group_);
 }
 INSTANTIATE_TEST_SUITE_P(, OtherUser, testing::Values("trainer", "inference"),
                          [](const auto& job) { return std::string(job.param); });

@@ -10,10 +10,12 @@
 #include <fstream>
 #include <functional>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "base/fail.h"
 #include "base/futex.h"
+#include "tests/multiproc/agents.h"
 #include "tests/multiproc/jobs.h"
 
 namespace tessera::test {
@@ -48,10 +50,10 @@ constexpr Kind kKinds[kBatches] = {{"in-place", kInPlace, kInPlace},
                                    {"staged", kStaged, kStaged},
                                    {"staged-to-in-place", {.mode = Mode::kStaged, .snapshots = 3}, kInPlace}};
 
-uint64_t resident_bytes() {
-  ::malloc_trim(0);
+uint64_t resident_bytes(pid_t pid) {
+  if (pid == ::getpid()) ::malloc_trim(0);
   uint64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages >> pages;
+  std::ifstream(fmt::format("/proc/{}/statm", pid)) >> pages >> pages;
   return pages * static_cast<uint64_t>(::getpagesize());
 }
 
@@ -77,8 +79,13 @@ const Side kVisitor{.job = "evaluation", .peer = "trainer", .rank = 0, .world = 
 
 // A rank's batches, one of each kind.
 struct Member {
-  Member(const Side& side, const std::string& store)
-      : bus({.job = side.job, .rank = side.rank, .world = side.world, .store = store, .threads = 1}),
+  Member(const Side& side, const std::string& store, pid_t agent)
+      : bus({.job = side.job,
+             .rank = side.rank,
+             .world = side.world,
+             .store = store,
+             .agent = agent > 0 ? "daemon" : "embedded",
+             .threads = 1}),
         pair(bus.pair({.name = "weights", .peer = side.peer, .timeout = side.rendezvous})) {}
   Batch open(const Side& side, const Kind& kind, std::vector<float>& tensor) {
     const TensorSpec spec{
@@ -90,46 +97,60 @@ struct Member {
   Pair pair;
 };
 
-// Runs the phases of one process, and compares.
-void soak(Phases& phases, const std::function<void()>& phase) {
-  Footprint bound;
-  uint64_t warm_bytes = 0;
+// A process that is to hold no more of the machine at the end than after its warm-up.
+class Subject {
+ public:
+  explicit Subject(pid_t pid) : pid_(pid) {}
+  void look(int phase) {
+    // The last to leave a batch is heard of a little later, and nothing tells when.
+    const Deadline deadline = Deadline::after(hang_limit());
+    Footprint print = Footprint::of(pid_);
+    while (!kSanitized && phase > 0 && !print.within(bound_) && !deadline.passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      print = Footprint::of(pid_);
+    }
+    const uint64_t bytes = resident_bytes(pid_);
+    std::fprintf(stderr, "phase %d of %d: %s, %lu KiB\n", phase, pid_, print.to_string().c_str(),
+                 static_cast<unsigned long>(bytes >> 10));
+    if (phase == 0) {
+      bound_ = print;
+      bound_.threads += kBatches;  // a batch that has lost a job registers anew with it, from then on
+      warm_bytes_ = bytes;
+    } else if (!kSanitized && (!print.within(bound_) || bytes > warm_bytes_ + kRssSlack)) {
+      fail(ErrorCode::kInternal,
+           "at most {} and {} bytes were to be had after the warm-up, {} and {} bytes in phase {}", bound_.to_string(),
+           warm_bytes_ + kRssSlack, print.to_string(), bytes, phase);
+    }
+  }
+
+ private:
+  pid_t pid_;
+  Footprint bound_;
+  uint64_t warm_bytes_ = 0;
+};
+
+// Runs the phases of one process, and looks at it and its agent.
+void soak(Phases& phases, pid_t agent, const std::function<void()>& phase) {
+  std::vector<Subject> subjects{Subject(::getpid())};
+  if (agent > 0) subjects.emplace_back(agent);
   for (int i = 0; i < kPhases; ++i) {
     phase();
     phases.meet(kProcesses);
-    // The last to leave a batch is heard of a little later, and nothing tells when.
-    const Deadline deadline = Deadline::after(hang_limit());
-    Footprint print = Footprint::now();
-    while (!kSanitized && i > 0 && !print.within(bound) && !deadline.passed()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      print = Footprint::now();
-    }
-    const uint64_t bytes = resident_bytes();
-    std::fprintf(stderr, "phase %d: %s, %lu KiB\n", i, print.to_string().c_str(),
-                 static_cast<unsigned long>(bytes >> 10));
-    if (i == 0) {
-      bound = print;
-      bound.threads += kBatches;  // a batch that has lost a job registers anew with it, from then on
-      warm_bytes = bytes;
-    } else if (!kSanitized && (!print.within(bound) || bytes > warm_bytes + kRssSlack)) {
-      fail(ErrorCode::kInternal,
-           "at most {} and {} bytes were to be had after the warm-up, {} and {} bytes in phase {}", bound.to_string(),
-           warm_bytes + kRssSlack, print.to_string(), bytes, i);
-    }
+    for (Subject& subject : subjects) subject.look(i);
     phases.over = false;
     phases.meet(kProcesses);
   }
 }
 
 // Both ranks make the same choices.
-int send_all(Phases& phases, const Side& side, const std::string& store) {
-  Member member(side, store);
+int send_all(Phases& phases, const Side& side, const std::string& store, pid_t agent) {
+  Member member(side, store, agent);
   std::vector<std::vector<float>> tensors(kBatches, local_tensor(side));
   std::vector<Batch> batches;
   for (size_t i = 0; i < kBatches; ++i) batches.push_back(member.open(side, kKinds[i], tensors[i]));
   std::mt19937_64 random(kSeed);
   int64_t version = 0;
-  soak(phases, [&] {
+  soak(phases, agent, [&] {
     for (int round = 0; round < kRounds; ++round) {
       for (size_t i = 0; i < kBatches; ++i) {
         fill(side, tensors[i], ++version);
@@ -146,12 +167,12 @@ int send_all(Phases& phases, const Side& side, const std::string& store) {
   return 0;
 }
 
-int receive_all(Phases& phases, const Side& side, const std::string& store) {
-  Member member(side, store);
+int receive_all(Phases& phases, const Side& side, const std::string& store, pid_t agent) {
+  Member member(side, store, agent);
   std::vector<std::vector<float>> tensors(kBatches, local_tensor(side));
   std::vector<Batch> batches;
   for (size_t i = 0; i < kBatches; ++i) batches.push_back(member.open(side, kKinds[i], tensors[i]));
-  soak(phases, [&] {
+  soak(phases, agent, [&] {
     for (int round = 0; round < kRounds; ++round) {
       for (size_t i = 0; i < kBatches; ++i) {
         Batch& batch = batches[i];
@@ -170,12 +191,12 @@ int receive_all(Phases& phases, const Side& side, const std::string& store) {
 }
 
 // Another job: registers, takes what is there, and leaves, again and again.
-int visit(Phases& phases, const std::string& store) {
-  Member member(kVisitor, store);
+int visit(Phases& phases, const std::string& store, pid_t agent) {
+  Member member(kVisitor, store, agent);
   std::vector<float> tensor = local_tensor(kVisitor);
   std::mt19937_64 random(kSeed);
   int visits = 0;
-  soak(phases, [&] {
+  soak(phases, agent, [&] {
     // Every kind in both modes at first, so that the warm-up has seen them.
     for (uint64_t visit = 0; visit < 2 * kBatches || !phases.over; ++visit) {
       const uint64_t choice = visit < 2 * kBatches ? visit : random();
@@ -192,19 +213,38 @@ int visit(Phases& phases, const std::string& store) {
   return 0;
 }
 
-TEST(Soak, TransfersTakeNothingThatTheyDoNotGiveBack) {
+void soak_all(const std::set<std::string>& with_agents) {
   const Shared<Phases> phases;
   ProcessGroup group;
+  AgentGroup agents(group);
   const std::string store = group.start_store();
+  const auto agent_of = [&](const std::string& job, Rank rank) {
+    return with_agents.contains(fmt::format("{}/{}", job, rank)) ? agents.start_agent(job, rank) : 0;
+  };
+  std::vector<pid_t> pids;
+  const auto start = [&](const Side& side, const auto& part) {
+    const pid_t agent = agent_of(side.job, side.rank);
+    pids.push_back(group.start(fmt::format("{}/{}", side.job, side.rank), [=] { return part(agent); }));
+  };
   for (Rank rank = 0; rank < kRanks; ++rank) {
-    group.start(fmt::format("trainer/{}", rank), [&, rank] { return send_all(*phases, trainer(rank), store); });
-    group.start(fmt::format("inference/{}", rank), [&, rank] { return receive_all(*phases, inference(rank), store); });
+    start(trainer(rank), [&, rank](pid_t agent) { return send_all(*phases, trainer(rank), store, agent); });
+    start(inference(rank), [&, rank](pid_t agent) { return receive_all(*phases, inference(rank), store, agent); });
   }
-  group.start("evaluation/0", [&] { return visit(*phases, store); });
-  for (const Outcome& outcome : group.wait(std::chrono::seconds(kTransfers / 10) + 6 * hang_limit())) {
+  start(kVisitor, [&](pid_t agent) { return visit(*phases, store, agent); });
+  for (const pid_t pid : pids) {
+    const Outcome outcome = group.wait_for(pid, std::chrono::seconds(kTransfers / 10) + 6 * hang_limit());
     EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
     std::printf("%s:\n%s", outcome.name.c_str(), outcome.output.c_str());
   }
+  agents.wait(2 * hang_limit());
+}
+
+TEST(Soak, TransfersTakeNothingThatTheyDoNotGiveBack) {
+  soak_all({});
+}
+
+TEST(Soak, NorDoTheyWhereAgentsMoveTheData) {
+  soak_all({"trainer/1", "inference/0", "evaluation/0"});
 }
 
 }  // namespace

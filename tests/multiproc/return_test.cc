@@ -108,8 +108,16 @@ TEST_F(Return, ASendingJobOfAnotherWorldWhoseVersionsBeginAgain) {
   expect_success();
 }
 
-// A job that has pinned what it met refuses another world, and takes the first one again.
-TEST_F(Return, APinnedBatchRefusesAnotherWorld) {
+// What a job comes back as, and what whoever has pinned the first one says.
+struct Comeback {
+  const char* name;
+  int world;
+  std::string layout;
+  std::string refusal;
+};
+class Pinned : public Return, public testing::WithParamInterface<Comeback> {};
+
+TEST_P(Pinned, RefusesAJobThatComesBackOtherwise) {
   Side pinned = trainer(0, 1);
   pinned.options.pinned = true;
   const Signal refused;
@@ -124,13 +132,15 @@ TEST_F(Return, APinnedBatchRefusesAnotherWorld) {
         error = e.what();
       }
     }
-    REQUIRE_HERE(error.find("comes back with 2 ranks, not 1") != std::string::npos);
-    for (int i = 0; i < 2; ++i) refused.raise();
+    std::fprintf(stderr, "%s\n", error.c_str());
+    REQUIRE_HERE(error.find(GetParam().refusal) != std::string::npos);
+    for (int i = 0; i < GetParam().world; ++i) refused.raise();
     return 0;
   });
   after({visit_and_die(inference(0, 1))});
-  for (const Rank rank : {0, 1}) {
-    Side side = inference(rank, 2);
+  for (Rank rank = 0; rank < GetParam().world; ++rank) {
+    Side side = inference(rank, GetParam().world);
+    side.layout = GetParam().layout;
     side.rendezvous = std::chrono::seconds(4);
     group_.start("again", [=, this, &refused, after = after_] {
       for (const pid_t pid : after) await_end(pid);
@@ -146,6 +156,13 @@ TEST_F(Return, APinnedBatchRefusesAnotherWorld) {
   }
   expect_success();
 }
+
+INSTANTIATE_TEST_SUITE_P(, Pinned,
+                         testing::Values(Comeback{"AnotherWorld", 2, "2:S1", "comes back with 2 ranks, not 1"},
+                                         Comeback{"AnotherMesh", 1, "a=1,b=1:S1,R",
+                                                  "comes back with tensor weight laid out"},
+                                         Comeback{"AnotherLayout", 1, "1:R", "comes back with tensor weight laid out"}),
+                         [](const auto& comeback) { return comeback.param.name; });
 
 // Other jobs take what is sent as it suits them; the one that was named first is there all the time.
 TEST_F(Return, OtherJobsThatComeAndGo) {
