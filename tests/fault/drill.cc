@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <thread>
 
 #include "base/fail.h"
 #include "base/futex.h"
@@ -210,7 +211,12 @@ int without_leaks(Board& board, const std::function<void()>& body) {
     SharedHeap::process().allocate(1);  // which keeps an arena, empty or not
     const Footprint before = Footprint::now();
     body();
-    const Footprint after = Footprint::now();
+    Footprint after = Footprint::now();
+    // A thread that was joined is to be seen in /proc for a moment more.
+    for (const Deadline soon = Deadline::after(hang_limit()); after != before && !soon.passed();) {
+      std::this_thread::yield();
+      after = Footprint::now();
+    }
     if (after == before) return 0;
     std::fprintf(stderr, "before: %s; after: %s\n", before.to_string().c_str(), after.to_string().c_str());
   } catch (...) {
