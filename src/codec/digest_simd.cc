@@ -102,8 +102,13 @@ HWY_INLINE Sums no_sums() {
   return {{zero, zero, 0}, {zero, zero, 0}};
 }
 
+// Not SumOfLanes(): g++ 12's for AVX-512 adds signed numbers, which must not overflow.
 HWY_INLINE uint64_t total(const Sum& sum) {
-  return sum.part + hn::GetLane(hn::SumOfLanes(D64(), hn::Add(sum.even, sum.odd)));
+  HWY_ALIGN uint64_t lanes[hn::MaxLanes(D64())];
+  hn::Store(hn::Add(sum.even, sum.odd), D64(), lanes);
+  uint64_t all = sum.part;
+  for (size_t i = 0; i < hn::Lanes(D64()); ++i) all += lanes[i];
+  return all;
 }
 
 HWY_INLINE void add_up(const Sums& vectors, uint64_t sums[2]) {
