@@ -92,7 +92,7 @@ class Names(CommandTest):
 
     def test_a_file_name_that_is_not_utf8_is_shown_in_json(self):
         out = os.fsencode(self.path) + b"/out-\xff"
-        self.sender()
+        sender = self.sender()
         receiver = subprocess.Popen(
             [cli_test.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
              "--layout", ".*=1:R", "--timeout", "20", "--json", "--out", out],
@@ -105,9 +105,18 @@ class Names(CommandTest):
 
 
 class Files(CommandTest):
+    def assert_received_elsewhere(self, sender):
+        self.finish(sender)  # it may have been told; both are started again
+        sender, receiver = self.sender(), self.receiver(0, 1, ".*=1:R", "--out", self.path / "elsewhere")
+        for process in (receiver, sender):
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+        received, = (self.path / "elsewhere").rglob("*.safetensors")
+        self.assertEqual(received.read_bytes()[-(4 << 16):], self.model.read_bytes()[-(4 << 16):])
+
     def test_the_limit_of_file_sizes_ends_a_receiver_with_a_line(self):
         write_safetensors(self.model, {"w": ("F32", [1 << 16], floats(1 << 16))})
-        self.sender()
+        sender = self.sender()
         receiver = subprocess.Popen(
             [cli_test.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
              "--layout", ".*=1:R", "--timeout", "20", "--out", self.path / "out"],
@@ -115,6 +124,7 @@ class Files(CommandTest):
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_240, 10_240)))
         self.processes.append(receiver)
         self.assert_one_line(self.finish(receiver), 2, "large")
+        self.assert_received_elsewhere(sender)
 
     def test_a_full_disk_ends_a_receiver_with_a_line_and_leaves_nothing_on_it(self):
         full = self.path / "full"
@@ -127,7 +137,7 @@ class Files(CommandTest):
         except FileNotFoundError:
             self.skipTest("no unshare here")
         write_safetensors(self.model, {"w": ("F32", [1 << 16], floats(1 << 16))})
-        self.sender()
+        sender = self.sender()
         receive = [cli_test.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
                    "--layout", ".*=1:R", "--timeout", "20", "--out", full / "out"]
         receiver = subprocess.Popen(
@@ -137,6 +147,7 @@ class Files(CommandTest):
         code, output, errors = self.finish(receiver)
         self.assertEqual((code, output), (2, ""), errors)
         self.assertIn("No space left on device", errors)
+        self.assert_received_elsewhere(sender)
 
 
 if __name__ == "__main__":
