@@ -1,5 +1,6 @@
 #include "bus/daemon.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <condition_variable>
@@ -170,6 +171,15 @@ class Daemon::Impl {
     if (is_sessions(connection)) leave(true);  // also one that has just been opened
   }
 
+  // One whose worker has closed its end, which the loop comes to later: a worker that makes a new Bus is not refused
+  // for the one that it has given up.
+  void end_session_that_was_left() {
+    const auto left = [this] {
+      return wait_ready(session_->connection()->socket.get(), POLLRDHUP, Deadline::after(seconds(0)));
+    };
+    while (session_ && left()) read(session_->connection());
+  }
+
   void handle(const std::shared_ptr<WorkerConnection>& connection, Frame frame) {
     const auto type = static_cast<AgentMessage>(frame.type);
     if (is_sessions(connection)) {
@@ -218,6 +228,7 @@ class Daemon::Impl {
            rank_name(bus.job, bus.rank), bus.name_space);
     if (frame.fds.size() != 1) fail(ErrorCode::kInvalidArgument, "Open with {} descriptors", frame.fds.size());
     const std::shared_ptr<CommandMemory> memory = CommandMemory::open(std::move(frame.fds.front()), "the worker");
+    end_session_that_was_left();
     if (session_)
       fail(ErrorCode::kAlreadyExists, "agent of {}: it works for {} already, and {} wants it, too", name_,
            session_->name(), wanted.worker.to_string());

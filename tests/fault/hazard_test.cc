@@ -241,7 +241,7 @@ int with_few_descriptors(pid_t pid, const std::function<void()>& call, const std
   rlimit limit{};
   ::prlimit(pid, RLIMIT_NOFILE, nullptr, &limit);
   const auto open_files = [=] { return Footprint::of(pid).fds; };
-  size_t before = open_files();  // or a few more than it keeps, if it is still ending something
+  const size_t before = open_files();  // or a few more than it keeps, if it is still ending something
   for (rlim_t more = 0; more < 60; ++more) {
     const rlimit few{.rlim_cur = before + more, .rlim_max = limit.rlim_max};
     ::prlimit(pid, RLIMIT_NOFILE, &few, nullptr);
@@ -254,9 +254,9 @@ int with_few_descriptors(pid_t pid, const std::function<void()>& call, const std
     ::prlimit(pid, RLIMIT_NOFILE, &limit, nullptr);
     std::fprintf(stderr, "%d more: %s\n", static_cast<int>(more), error.c_str());
     const Deadline deadline = soon();
-    while (open_files() > before && !deadline.passed()) std::this_thread::yield();
-    REQUIRE_HERE(open_files() <= before);
-    before = std::min<size_t>(before, open_files());
+    size_t after = open_files();
+    for (; after > before && !deadline.passed(); after = open_files()) std::this_thread::yield();
+    REQUIRE_HERE(after <= before);
     if (error == "(went well)") return more > 0 ? 0 : 6;
     const auto says = [&](const std::string& what) { return error.find(what) != std::string::npos; };
     REQUIRE_HERE(says("open files") || std::ranges::any_of(others, says));
