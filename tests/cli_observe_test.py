@@ -147,7 +147,8 @@ class Observed(CommandTest):
         store.send_signal(signal.SIGINT)
         _, _, errors = self.finish(store)
         lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
-        self.assertEqual([line["event"] for line in lines], ["connection.closed", "connection.refused"], errors)
+        stranger, *others = [line["event"] for line in lines]
+        self.assertEqual((stranger, set(others)), ("connection.closed", {"connection.refused"}), errors)  # it tries again
         for line in lines:
             self.assertEqual((line["level"], line["store"]), ("warn", address))
             self.assertIn("peer", line)
