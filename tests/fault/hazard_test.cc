@@ -275,7 +275,7 @@ TEST_F(Hazard, DescriptorsThatRunOutAtAReceiverEndTheCallWithALine) {
   if (kNeedsDescriptors) GTEST_SKIP() << kNeedsDescriptors;
   expect_taken_after("inference/0 with few descriptors", [this] {
     SharedHeap::process().allocate(1);  // which keeps an arena
-    return with_few_descriptors(::getpid(), [this] { take_whole(kShort); }, {});
+    return with_few_descriptors(::getpid(), [this] { take_whole(kShort); }, {"waited"});
   });
 }
 
@@ -285,15 +285,15 @@ TEST_F(Hazard, DescriptorsThatRunOutAtASenderEndTheCallWithALine) {
   const Shared<std::atomic<bool>> sent;
   const pid_t sender = group_.start("trainer/0 with few descriptors", [&] {
     SharedHeap::process().allocate(1);
-    const int outcome = with_few_descriptors(::getpid(), [this] { give(store_, kShort); }, {"inference/0"});
+    const int outcome = with_few_descriptors(::getpid(), [this] { give(store_, kShort); }, {"inference/0", "waited"});
     *sent = true;
     return outcome;
   });
   group_.start("inference/0", [&] {
     bool taken = false;
-    while (!taken && !*sent) {
+    while (!*sent) {  // also after it has taken one whose sender has failed with it
       try {
-        taken = take(store_, kShort) == 0;
+        taken = take(store_, kShort) == 0 || taken;
       } catch (const Error& error) {
         std::fprintf(stderr, "%s\n", error.what());
       }
@@ -321,7 +321,7 @@ TEST_F(Hazard, DescriptorsThatRunOutAtAnAgentEndTheCallWithALine) {
   });
   const pid_t worker = group_.start("the worker of inference/0", [&] {
     take_whole(kPatience, "daemon");  // the agent keeps what it has made once
-    return with_few_descriptors(agent, [&] { take_whole(kShort, "daemon"); }, {"the agent", "trainer/0"});
+    return with_few_descriptors(agent, [&] { take_whole(kShort, "daemon"); }, {"the agent", "trainer/0", "waited"});
   });
   const Outcome taken = group_.wait_for(worker, 12 * hang_limit());
   EXPECT_EQ(taken.status, 0) << taken.output;
