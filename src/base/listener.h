@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Lives on the loop's thread once the loop runs. Ends before the loop does, after its stop().
+// Used on the loop's thread once the loop runs; destroyed when that has stopped, or after stop().
 class Listener {
  public:
   // Takes a connection. An Error out of it refuses, and closes, that one.

@@ -23,7 +23,7 @@ struct Patience {
 };
 
 inline constexpr Duration kStoreTimeout = seconds(10);
-inline constexpr Duration kPiece = seconds(1);  // of waiting for an answer of the store's
+inline constexpr Duration kStorePiece = seconds(1);  // of waiting for an answer of the store's
 
 // One request of a conversation with the store, in pieces: between them it is seen whether the conversation is to end.
 template <typename Request>
@@ -31,7 +31,7 @@ auto ask(const Patience& patience, Request&& request) {
   const TimePoint start = Clock::steady().now();
   while (true) {
     try {
-      return request(std::min(patience.deadline.left(), patience.background ? kStoreTimeout : kPiece));
+      return request(std::min(patience.deadline.left(), patience.background ? kStoreTimeout : kStorePiece));
     } catch (const Error& error) {
       const bool waits = error.code() == ErrorCode::kDeadlineExceeded || error.code() == ErrorCode::kUnavailable;
       if (patience.background || !waits) throw;

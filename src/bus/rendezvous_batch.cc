@@ -405,10 +405,10 @@ void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& mis
   StoreView left;
   bool in_order = false;
   try {
-    left = store_.range(failures, std::min(deadline.left(), kPiece)).items;
+    left = store_.range(failures, std::min(deadline.left(), kStorePiece)).items;
     if (!dead.empty()) {
       const std::string key = pair_key(identity_.name_space, view.name, side.job, dead.front());
-      in_order = !store_.get(key, std::min(deadline.left(), kPiece));
+      in_order = !store_.get(key, std::min(deadline.left(), kStorePiece));
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDeadlineExceeded && error.code() != ErrorCode::kUnavailable) throw;
