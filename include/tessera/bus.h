@@ -151,8 +151,9 @@ class Handle {
   // Blocks until the operation ends or its own deadline passes; returns the version. Throws what it failed with.
   // May be called again: the outcome stays.
   int64_t wait();
-  // Waits at most `timeout`: true once the operation has ended, well or not. Never throws for its outcome.
-  bool wait_for(Timeout timeout);
+  // Waits at most `timeout`, or until a stop is requested, from any thread: true once the operation has ended, well or
+  // not. Never throws for its outcome.
+  bool wait_for(Timeout timeout, std::stop_token stop = {});
   bool done() const;
   // Ends it with kCancelled unless it has ended. A send that a receiver has begun to take, and a recv that has begun to
   // write, cannot be cancelled: false. (Elsewhere the peers see the cancellation as such, not as a lost process.)

@@ -364,7 +364,7 @@ void BatchImpl::part(const Status& why) {
                                : failed(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name()));
   });
   // The operation ends once nothing touches the registered memory any more; the batch itself bounds that time.
-  if (pending) pending->wait_for(std::chrono::hours(1));
+  if (pending) pending->wait_for(std::chrono::hours(1), {});
   if (was_closed) return;
   await_readers();
   setup_.agent->run_on_loop([&] {

@@ -214,8 +214,8 @@ Handle::~Handle() = default;
 int64_t Handle::wait() {
   return operation_->wait();
 }
-bool Handle::wait_for(Timeout timeout) {
-  return operation_->wait_for(timeout);
+bool Handle::wait_for(Timeout timeout, std::stop_token stop) {
+  return operation_->wait_for(timeout, std::move(stop));
 }
 bool Handle::done() const {
   return operation_->done();

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ class OperationClient {
  public:
   virtual ~OperationClient() = default;
   virtual int64_t wait() = 0;
-  virtual bool wait_for(Timeout timeout) = 0;
+  virtual bool wait_for(Timeout timeout, std::stop_token stop) = 0;
   virtual bool done() const = 0;
   virtual bool cancel() = 0;
   virtual bool withdraw() = 0;

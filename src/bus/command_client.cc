@@ -45,6 +45,7 @@ struct CommandCall::State {
   bool done(uint64_t id);
   bool await_call(uint64_t id, const Deadline& deadline);
   void cancel(uint64_t id);
+  bool resume(uint64_t id);
   void drop(uint64_t id);
   void close(const Status& reason);
 
@@ -261,6 +262,14 @@ void CommandCall::State::cancel(uint64_t id) {
   wake_ready();
 }
 
+bool CommandCall::State::resume(uint64_t id) {
+  process.require(agent);
+  const Lock lock(mutex);
+  Call& call = call_of(id);
+  call.cancelled = false;
+  return call.outcome || !ended.ok();
+}
+
 // The outcome is awaited all the same: until it comes, the command takes up room.
 void CommandCall::State::drop(uint64_t id) {
   if (!process.here()) return;
@@ -308,6 +317,10 @@ bool CommandCall::await(const Deadline& deadline) {
 
 void CommandCall::cancel() {
   state_->cancel(id_);
+}
+
+bool CommandCall::resume() {
+  return state_->resume(id_);
 }
 
 CommandClient::CommandClient(std::shared_ptr<CommandMemory> memory, std::string agent, uint64_t first_id)

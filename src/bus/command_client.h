@@ -41,8 +41,10 @@ class CommandCall {
   bool done();
   // Blocks until it would, or until the deadline; whether it would.
   bool await(const Deadline& deadline);
-  // Ends a wait() under way on another thread, or else the next one, with kCancelled.
+  // Ends a wait() or await() under way on another thread, or else the next one: with kCancelled, and with true.
   void cancel();
+  // Takes back a cancel() that no wait() has ended with. Whether the outcome is there.
+  bool resume();
 
  private:
   friend class CommandClient;

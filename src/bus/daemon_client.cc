@@ -65,8 +65,8 @@ class DaemonOperation final : public OperationClient {
   void give_up(const Status& why);
 
   int64_t wait() override;
-  bool wait_for(Timeout timeout) override;
-  bool done() const override { return const_cast<DaemonOperation*>(this)->wait_for(Timeout(0)); }
+  bool wait_for(Timeout timeout, std::stop_token stop) override;
+  bool done() const override { return const_cast<DaemonOperation*>(this)->wait_for(Timeout(0), {}); }
   bool cancel() override;
   bool withdraw() override;
   Progress progress() const override { return state().progress; }
@@ -76,9 +76,15 @@ class DaemonOperation final : public OperationClient {
   // One thread at a time waits for the outcome and settles it; the others wait for their turn.
   class Turn {
    public:
-    Turn(DaemonOperation& operation, const Deadline& deadline) : operation_(operation) {
+    Turn(DaemonOperation& operation, const Deadline& deadline, std::stop_token stop = {}) : operation_(operation) {
+      const std::stop_callback wake(stop, [&] {
+        { const std::lock_guard lock(operation_.mutex_); }  // who has just looked sleeps by now
+        operation_.turn_.notify_all();
+      });
       std::unique_lock lock(operation_.mutex_);
-      taken_ = operation_.turn_.wait_until(lock, deadline.when(), [&] { return !operation_.waited_for_; });
+      operation_.turn_.wait_until(lock, deadline.when(),
+                                  [&] { return !operation_.waited_for_ || stop.stop_requested(); });
+      taken_ = !operation_.waited_for_;
       if (taken_) operation_.waited_for_ = true;
     }
     ~Turn() {
@@ -96,7 +102,7 @@ class DaemonOperation final : public OperationClient {
     bool taken_ = false;
   };
 
-  bool settle(const Deadline& deadline);  // REQUIRES: it is this thread's turn
+  bool settle(const Deadline& deadline, std::stop_token stop = {});  // REQUIRES: it is this thread's turn
   OperationState state() const;
   std::optional<OperationState> known() const;  // its outcome
   void set_outcome(OperationState outcome);
@@ -201,7 +207,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
       log().info("{}: closing it: {}", describe(), error.what());
     }
     const std::lock_guard lock(mutex_);
-    if (current_ && !current_->wait_for(kAnswerGrace)) {
+    if (current_ && !current_->wait_for(kAnswerGrace, {})) {
       if (lender_) lender_->close();
       current_->give_up(failed(ErrorCode::kCancelled, "{}: {} has closed it, and {} has not told the outcome",
                                describe(), session().identity().name(), session().agent_name()));
@@ -235,7 +241,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
  private:
   bool under_way() {
     const std::lock_guard lock(mutex_);
-    return current_ && !current_->wait_for(Timeout(0));
+    return current_ && !current_->wait_for(Timeout(0), {});
   }
   ObjectCall object(int64_t version, Timeout timeout) const {
     return {.session = session().number(), .object = number_, .version = version, .timeout = timeout};
@@ -249,7 +255,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     bus_->require_own_process();
     const std::lock_guard lock(mutex_);
     if (!open_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), session().identity().name());
-    if (current_ && !current_->wait_for(Timeout(0)))
+    if (current_ && !current_->wait_for(Timeout(0), {}))
       fail(ErrorCode::kInvalidArgument, "{}: an operation of {} is still under way: wait for its handle first",
            describe(), session().identity().name());
     fence();
@@ -346,8 +352,8 @@ void DaemonOperation::give_up(const Status& why) {
   set_outcome(std::move(outcome));
 }
 
-// Whether the outcome is there, or comes until the deadline.
-bool DaemonOperation::settle(const Deadline& deadline) {
+// Whether the outcome is there, or comes until the deadline or the stop.
+bool DaemonOperation::settle(const Deadline& deadline, std::stop_token stop) {
   if (known()) {
     call_.reset();
     return true;
@@ -358,7 +364,13 @@ bool DaemonOperation::settle(const Deadline& deadline) {
     return true;
   }
   AgentSession& session = batch->session();
-  if (!session.await(*call_, deadline)) {
+  bool came = false;
+  {
+    const std::stop_callback interrupt(stop, [this] { call_->cancel(); });
+    came = session.await(*call_, deadline);
+  }
+  if (stop.stop_requested()) came = call_->resume();
+  if (!came) {
     // Whoever only ever asks whether it is done hears of a stopped agent, too.
     if (Clock::steady().now() - posted_ >= kSilence) session.look_whether_stopped();
     return false;
@@ -393,11 +405,11 @@ int64_t DaemonOperation::wait() {
   return outcome_.version;
 }
 
-bool DaemonOperation::wait_for(Timeout timeout) {
+bool DaemonOperation::wait_for(Timeout timeout, std::stop_token stop) {
   process_.require("a handle");
   const Deadline deadline = Deadline::after(timeout);
-  const Turn turn(*this, deadline);
-  return turn && settle(deadline);
+  const Turn turn(*this, deadline, stop);
+  return turn && settle(deadline, std::move(stop));
 }
 
 bool DaemonOperation::agent_answers(const DaemonBatch& batch) const {
@@ -417,7 +429,7 @@ OperationState DaemonOperation::state() const {
   auto state = read_message<OperationState>(session.ask(AgentCommand::kProgress, CommandId{id_}), session.agent_name());
   if (!state.done) return state;
   // Its outcome is in the queue already.
-  const_cast<DaemonOperation*>(this)->wait_for(kAnswerGrace);
+  const_cast<DaemonOperation*>(this)->wait_for(kAnswerGrace, {});
   return known().value_or(state);
 }
 

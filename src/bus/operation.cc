@@ -55,10 +55,15 @@ int64_t Operation::wait() {
   return version_;
 }
 
-bool Operation::wait_for(Timeout timeout) {
+bool Operation::wait_for(Timeout timeout, std::stop_token stop) {
   process_.require("a handle");
+  const std::stop_callback wake(stop, [this] {
+    { const std::lock_guard lock(mutex_); }  // who has just looked sleeps by now
+    ended_.notify_all();
+  });
   std::unique_lock lock(mutex_);
-  return ended_.wait_until(lock, Deadline::after(timeout).when(), [&] { return done_; });
+  ended_.wait_until(lock, Deadline::after(timeout).when(), [&] { return done_ || stop.stop_requested(); });
+  return done_;
 }
 
 bool Operation::done() const {

@@ -39,7 +39,7 @@ class Operation final : public OperationClient {
   void on_end(std::function<void()> ended);
 
   int64_t wait() override;
-  bool wait_for(Timeout timeout) override;
+  bool wait_for(Timeout timeout, std::stop_token stop) override;
   bool done() const override;
   bool cancel() override;
   bool withdraw() override;

@@ -183,7 +183,7 @@ void WorkerSession::end(bool vanished) {
         log().info("{} is gone; its send of version {} goes on", name(), operation->version());
     }
     if (hastened()) cancel(*operation);
-    operation->wait_for(std::chrono::hours(1));  // each ends at its own deadline
+    operation->wait_for(std::chrono::hours(1), {});  // each ends at its own deadline
   }
   operations.clear();
   // A worker that is there is told how its last operation ended before the queue is closed: until it has heard, it must

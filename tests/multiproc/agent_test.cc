@@ -187,6 +187,7 @@ TEST(Agent, SendsCanBeCancelledAndWithdrawn) {
       Handle first = batch.send(1);
       REQUIRE_HERE(first.version() == 1 && !first.wait_for(std::chrono::milliseconds(1)));
       REQUIRE_HERE(first.progress().bytes_done == 0);
+      REQUIRE_HERE(a_stop_ends_a_wait_for(first));
       try {
         batch.send(2);
         REQUIRE_HERE(false);

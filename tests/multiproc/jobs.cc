@@ -83,6 +83,14 @@ int receive_once(Batch& batch, std::vector<float>&) {
   return 0;
 }
 
+bool a_stop_ends_a_wait_for(Handle& handle) {
+  std::stop_source stop;
+  const std::jthread asks([&] { stop.request_stop(); });
+  const bool ended = handle.wait_for(std::chrono::hours(1), stop.get_token()) ||
+                     handle.wait_for(std::chrono::hours(1), stop.get_token());
+  return !ended && !handle.wait_for(std::chrono::milliseconds(1));
+}
+
 void await_end(pid_t pid) {
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!process) return;  // reaped

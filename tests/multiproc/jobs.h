@@ -73,6 +73,9 @@ int with_batch(const Side& side, const std::string& store,
 int send_once(Batch& batch, std::vector<float>&);
 int receive_once(Batch& batch, std::vector<float>&);
 
+// Whether a wait for a handle that does not end is ended by a stop, requested before or meanwhile, and only the wait is.
+bool a_stop_ends_a_wait_for(Handle& handle);
+
 // Returns once that process has ended, reaped or not.
 void await_end(pid_t pid);
 // Stops that process; returns once all its threads stand still.

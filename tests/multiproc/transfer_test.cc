@@ -79,6 +79,7 @@ TEST(Transfer, ADroppedHandleLetsTheOperationGoOnAndACancelledOneIsRepeated) {
   group.start("trainer", [&] {
     return with_batch(trainer(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
       Handle first = batch.send(1);
+      REQUIRE_HERE(a_stop_ends_a_wait_for(first));
       REQUIRE_HERE(first.cancel());
       REQUIRE_HERE(error_of([&] { first.wait(); }).starts_with("cancelled: "));
       std::ranges::fill(tensor, 2.0f);
