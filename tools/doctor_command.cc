@@ -3,12 +3,15 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/config.h"
+#include "base/launch.h"
 #include "base/runtime_dir.h"
 #include "tessera/version.h"
 #include "tools/commands.h"
@@ -29,6 +32,16 @@ std::string current_value(const EnvironmentVariable& variable) {
   return set != nullptr ? set : std::string(variable.default_value);
 }
 
+// Who says this process' rank, or its world: the first launcher that does.
+std::string launched(const std::function<std::optional<Said>(const Environment&)>& find) {
+  try {
+    const std::optional<Said> said = find(::getenv);
+    return said ? fmt::format("{}, from {} ({})", said->value, said->variable, said->launcher->name) : "nobody says it";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 std::string_view mark_of(Check::State state) {
   return state == Check::State::kGood ? "ok" : state == Check::State::kLimited ? "--" : "no";
 }
@@ -45,6 +58,7 @@ void print_text(const std::vector<Check>& checks) {
   fmt::print("\nenvironment\n");
   for (const EnvironmentVariable& variable : environment_variables())
     fmt::print("  {:22} {:12} {}\n", variable.name, current_value(variable), variable.meaning);
+  fmt::print("\nlaunch\n  {:22} {}\n  {:22} {}\n", "rank", launched(launched_rank), "world", launched(launched_world));
 }
 
 void print_json(const std::vector<Check>& checks) {
@@ -61,6 +75,7 @@ void print_json(const std::vector<Check>& checks) {
                                    {"value", current_value(variable)},
                                    {"default", variable.default_value},
                                    {"meaning", variable.meaning}});
+  json["launch"] = {{"rank", launched(launched_rank)}, {"world", launched(launched_world)}};
   fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 

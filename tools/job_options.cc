@@ -1,9 +1,7 @@
 #include "tools/job_options.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdlib>
-#include <limits>
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -14,26 +12,23 @@ namespace {
 
 constexpr double kMaxTimeoutSeconds = 30.0 * 24 * 3600;
 
-int parse_number(std::string_view what, std::string_view text, int least) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < least)
-    fail(ErrorCode::kInvalidArgument, "{} is {:?}, not a number from {} up", what, text, least);
-  return value;
+int given_or_said(std::string_view option, std::optional<int> given, int least, const std::optional<Said>& said,
+                  const std::string& variables) {
+  if (given && *given < least)
+    fail(ErrorCode::kInvalidArgument, "{} is {}, not a number from {} up", option, *given, least);
+  if (given) return *given;
+  if (!said) fail(ErrorCode::kInvalidArgument, "no {}: give it, or set {}", option, variables);
+  return said->value;
 }
 
 }  // namespace
 
-int number_or_environment(std::string_view option, std::optional<int> given,
-                          std::initializer_list<const char*> variables, int least, const Environment& environment) {
-  if (given) {
-    if (*given < least) fail(ErrorCode::kInvalidArgument, "{} is {}, not a number from {} up", option, *given, least);
-    return *given;
-  }
-  for (const char* variable : variables)
-    if (const char* text = environment(variable); text != nullptr && *text != '\0')
-      return parse_number(variable, text, least);
-  fail(ErrorCode::kInvalidArgument, "no {}: give it, or set {}", option, fmt::join(variables, " or "));
+int rank_or_environment(std::string_view option, std::optional<int> given, const Environment& environment) {
+  return given_or_said(option, given, 0, given ? std::nullopt : launched_rank(environment), rank_variables());
+}
+
+int world_or_environment(std::string_view option, std::optional<int> given, const Environment& environment) {
+  return given_or_said(option, given, 1, given ? std::nullopt : launched_world(environment), world_variables());
 }
 
 void JobOptions::declare(CLI::App& command) {
@@ -44,8 +39,8 @@ void JobOptions::declare(CLI::App& command) {
   command.add_option("--job", job, "Name of this job")->required();
   command.add_option("--peer", peer, "Name of the other job")->required();
   command.add_option("--pair", pair, "Name under which the two meet")->capture_default_str();
-  command.add_option("--rank", rank, "This process in its job, from 0 (default: RANK, then SLURM_PROCID)");
-  command.add_option("--world", world, "Processes of this job (default: WORLD_SIZE, then SLURM_NTASKS)");
+  command.add_option("--rank", rank, "This process in its job, from 0 (default: what its launcher says)");
+  command.add_option("--world", world, "Processes of this job (default: what its launcher says)");
   add_list(
       command, "--layout", layouts,
       "REGEX=LAYOUT: layout of the tensors whose whole name matches; the first match wins; repeatable. A layout is "
@@ -62,8 +57,8 @@ void JobOptions::declare(CLI::App& command) {
 BusOptions JobOptions::bus() const {
   BusOptions options;
   options.job = job;
-  options.world = number_or_environment("--world", world, {"WORLD_SIZE", "SLURM_NTASKS"}, 1, ::getenv);
-  options.rank = number_or_environment("--rank", rank, {"RANK", "SLURM_PROCID"}, 0, ::getenv);
+  options.world = world_or_environment("--world", world, ::getenv);
+  options.rank = rank_or_environment("--rank", rank, ::getenv);
   if (options.rank >= options.world)
     fail(ErrorCode::kInvalidArgument, "--rank {} of --world {}: ranks go from 0 to {}", options.rank, options.world,
          options.world - 1);

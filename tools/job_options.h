@@ -1,12 +1,11 @@
 // Options that `tessera send` and `tessera recv` share: who this process is and whom it meets.
 #pragma once
 
-#include <functional>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/launch.h"
 #include "tessera/bus.h"
 
 namespace CLI {
@@ -43,11 +42,9 @@ struct JobOptions {
   Timeout transfer_timeout() const;
 };
 
-using Environment = std::function<const char*(const char*)>;  // getenv
-
-// `given`, or else the first of the environment variables that is set, a number from `least` up. Throws
-// Error(kInvalidArgument) that names `option` and the variables.
-int number_or_environment(std::string_view option, std::optional<int> given,
-                          std::initializer_list<const char*> variables, int least, const Environment& environment);
+// `given`, which `option` said, or else what the environment says. Throws Error(kInvalidArgument) that names the option
+// and the variables.
+int rank_or_environment(std::string_view option, std::optional<int> given, const Environment& environment);
+int world_or_environment(std::string_view option, std::optional<int> given, const Environment& environment);
 
 }  // namespace tessera::tools

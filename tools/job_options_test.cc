@@ -20,13 +20,9 @@ Environment environment(std::map<std::string, std::string> values) {
   };
 }
 
-int rank(std::optional<int> given, const Environment& env) {
-  return number_or_environment("--rank", given, {"RANK", "SLURM_PROCID"}, 0, env);
-}
-
 std::string complaint(std::optional<int> given, const Environment& env) {
   try {
-    rank(given, env);
+    rank_or_environment("--rank", given, env);
     return "none";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
@@ -34,19 +30,17 @@ std::string complaint(std::optional<int> given, const Environment& env) {
   }
 }
 
-TEST(NumberOrEnvironment, TheOptionThenTheVariablesInOrder) {
-  const auto both = environment({{"RANK", "2"}, {"SLURM_PROCID", "5"}});
-  EXPECT_EQ(rank(7, both), 7);
-  EXPECT_EQ(rank({}, both), 2);
-  EXPECT_EQ(rank({}, environment({{"SLURM_PROCID", "5"}})), 5);
-  EXPECT_EQ(rank({}, environment({{"RANK", ""}, {"SLURM_PROCID", "0"}})), 0);
+TEST(RankOrEnvironment, TheOptionThenTheLauncher) {
+  const auto both = environment({{"RANK", "2"}, {"SLURM_PROCID", "5"}, {"WORLD_SIZE", "4"}});
+  EXPECT_EQ(rank_or_environment("--rank", 7, both), 7);
+  EXPECT_EQ(rank_or_environment("--rank", {}, both), 2);
+  EXPECT_EQ(world_or_environment("--world", {}, both), 4);
+  EXPECT_EQ(rank_or_environment("--rank", 1, environment({{"RANK", "two"}})), 1);
 }
 
-TEST(NumberOrEnvironment, SaysWhereABadNumberCameFrom) {
-  EXPECT_THAT(complaint({}, environment({})), HasSubstr("no --rank: give it, or set RANK or SLURM_PROCID"));
+TEST(RankOrEnvironment, SaysWhatIsMissingOrWrong) {
+  EXPECT_THAT(complaint({}, environment({})), HasSubstr("no --rank: give it, or set TESSERA_RANK, RANK, "));
   EXPECT_THAT(complaint({}, environment({{"RANK", "two"}})), HasSubstr("RANK is \"two\""));
-  EXPECT_THAT(complaint({}, environment({{"RANK", "1x"}})), HasSubstr("RANK is \"1x\""));
-  EXPECT_THAT(complaint({}, environment({{"SLURM_PROCID", "-1"}})), HasSubstr("SLURM_PROCID"));
   EXPECT_THAT(complaint(-3, environment({})), HasSubstr("--rank is -3"));
 }
 

@@ -23,6 +23,12 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_AGENT", "embedded",
                         "who moves a rank's data: embedded, or daemon: the `tessera agent` of that rank"},
     EnvironmentVariable{"TESSERA_NAMESPACE", "default", "tells runs apart that share one store"},
+    EnvironmentVariable{"TESSERA_RANK", "",
+                        "this process in its job, from 0; default RANK (torchrun), OMPI_COMM_WORLD_RANK, PMI_RANK, "
+                        "SLURM_PROCID"},
+    EnvironmentVariable{"TESSERA_WORLD_SIZE", "",
+                        "processes of this job; default WORLD_SIZE (torchrun), OMPI_COMM_WORLD_SIZE, PMI_SIZE, "
+                        "SLURM_NTASKS"},
     EnvironmentVariable{"TESSERA_RUNTIME_DIR", "",
                         "folder for sockets and locks; default $XDG_RUNTIME_DIR/tessera, else /tmp/tessera-UID"},
     EnvironmentVariable{"XDG_RUNTIME_DIR", "",
