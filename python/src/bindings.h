@@ -1,0 +1,46 @@
+// What the sources of this module share: one binding file a concept, and the conversions between them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/bus.h"
+#include "tessera/dtype.h"
+#include "tessera/layout.h"
+
+namespace tessera::python {
+
+namespace nb = nanobind;
+
+void bind_errors(nb::module_& module);
+void bind_layout(nb::module_& module);
+void bind_plan(nb::module_& module);
+void bind_codec(nb::module_& module);
+void bind_memory(nb::module_& module);
+void bind_bus(nb::module_& module);
+void bind_environment(nb::module_& module);
+
+// A Mesh, placement or dtype of this module, or another library's (torch's, NumPy's), which tessera._foreign
+// translates. They throw what that raises.
+Mesh mesh_from(nb::handle object);
+Placement placement_from(nb::handle object);
+DType dtype_from(nb::handle object);
+nb::object placement_object(const Placement& placement);
+
+// A tuple of ints, and typed so.
+using IntTuple = nb::typed<nb::tuple, int, nb::ellipsis>;
+
+template <typename T>
+IntTuple int_tuple(const std::vector<T>& values) {
+  nb::list list;
+  for (const T value : values) list.append(value);
+  return IntTuple(nb::tuple(list));
+}
+
+// Seconds, as Python says them. Throws Error(kInvalidArgument) that names `what`; none: `fallback`.
+Timeout timeout_from(const char* what, std::optional<double> seconds, Timeout fallback);
+
+}  // namespace tessera::python

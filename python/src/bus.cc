@@ -1,0 +1,357 @@
+// Bus, Pair, Batch and Handle. Every call that may block releases the GIL and ends when a signal handler raises.
+#include "tessera/bus.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <sys/eventfd.h>
+
+#include <memory>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/fd.h"
+#include "base/thread.h"
+#include "bindings.h"
+#include "waiting.h"
+
+namespace tessera::python {
+namespace {
+
+// A wait shorter than this one is not worth a thread.
+constexpr Timeout kShortWait = std::chrono::milliseconds(1);
+constexpr Timeout kLongWait = std::chrono::hours(24 * 30);  // operations end at deadlines of their own
+
+Mode mode_from(const std::string& name) {
+  if (name == "inplace") return Mode::kInPlace;
+  if (name == "staged") return Mode::kStaged;
+  fail(ErrorCode::kInvalidArgument, "mode {:?}: 'inplace' and 'staged' are possible", name);
+}
+
+// What is interrupted ends the bus' waits for other ranks, now and from then on (BusOptions::stop).
+class PyBus {
+ public:
+  PyBus(std::string job, Rank rank, int world, std::string store, std::string name_space, std::string agent,
+        int threads, bool digest, std::optional<double> timeout, std::optional<double> stall) {
+    const BusOptions options{.job = std::move(job),
+                             .rank = rank,
+                             .world = world,
+                             .store = std::move(store),
+                             .name_space = std::move(name_space),
+                             .agent = std::move(agent),
+                             .threads = threads,
+                             .digest = digest,
+                             .timeout = timeout_from("timeout", timeout, kRendezvousTimeout),
+                             .stall = timeout_from("stall", stall, kTransferTimeout),
+                             .stop = stop_.get_token()};
+    wait([&] { bus_ = std::make_shared<Bus>(options); });
+  }
+
+  ~PyBus() {
+    const nb::gil_scoped_release released;  // it joins threads
+    bus_.reset();
+  }
+
+  // A call that waits for other ranks.
+  void wait(const std::function<void()>& call) {
+    call_interruptibly(call, [this] { stop_.request_stop(); });
+  }
+  Bus& get() { return *bus_; }
+
+ private:
+  std::stop_source stop_;
+  std::shared_ptr<Bus> bus_;
+};
+
+using SharedBus = std::shared_ptr<PyBus>;
+
+class PyHandle {
+ public:
+  explicit PyHandle(Handle handle) : handle_(std::move(handle)) {}
+
+  // The version, or what it failed with; DeadlineExceeded if it has not ended `timeout` seconds later (it goes on).
+  int64_t wait(std::optional<double> timeout) {
+    if (!wait_for(timeout)) {
+      const Progress now = handle_.progress();
+      fail(ErrorCode::kDeadlineExceeded, "the handle has not ended after {} s, at {} of {} bytes; it goes on", *timeout,
+           now.bytes_done, now.bytes_total);
+    }
+    return handle_.wait();
+  }
+
+  bool wait_for(std::optional<double> seconds) {
+    const Timeout timeout = timeout_from("timeout", seconds, kLongWait);
+    {
+      const nb::gil_scoped_release released;
+      if (handle_.wait_for(std::min(timeout, kShortWait))) return true;
+    }
+    if (timeout <= kShortWait) return false;
+    bool ended = false;
+    call_interruptibly([&](std::stop_token stop) { ended = handle_.wait_for(timeout - kShortWait, stop); });
+    return ended;
+  }
+
+  Handle& get() { return handle_; }
+
+ private:
+  Handle handle_;
+};
+
+// A descriptor that becomes readable once a handle has ended: for event loops.
+class PyWaiter {
+ public:
+  // The handle outlives the waiter.
+  explicit PyWaiter(PyHandle& handle) : ended_(::eventfd(0, EFD_CLOEXEC)) {
+    if (!ended_) fail(ErrorCode::kResourceExhausted, "no descriptor is left to wait with (raise `ulimit -n`)");
+    thread_ = start_thread("tessera-await", [this, &handle] {
+      handle.get().wait_for(kLongWait, stop_.get_token());
+      ::eventfd_write(ended_.get(), 1);
+    });
+  }
+  ~PyWaiter() { close(); }
+  PyWaiter(const PyWaiter&) = delete;
+  PyWaiter& operator=(const PyWaiter&) = delete;
+
+  int fileno() const { return ended_.get(); }
+  void close() {
+    const nb::gil_scoped_release released;
+    stop_.request_stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  const UniqueFd ended_;
+  std::stop_source stop_;
+  std::thread thread_;
+};
+
+class PyBatch {
+ public:
+  PyBatch(SharedBus bus, Batch batch) : bus_(std::move(bus)), batch_(std::move(batch)) {}
+
+  ~PyBatch() {
+    const nb::gil_scoped_release released;
+    batch_.close();
+  }
+
+  Batch& get() { return batch_; }
+  PyBus& bus() { return *bus_; }
+
+ private:
+  const SharedBus bus_;
+  Batch batch_;
+};
+
+class PyPair {
+ public:
+  PyPair(SharedBus bus, const std::string& name, const std::string& peer, std::optional<double> timeout,
+         std::optional<Layout> layout)
+      : bus_(std::move(bus)) {
+    const PairOptions options{.name = name,
+                              .peer = peer,
+                              .timeout = timeout_from("timeout", timeout, kRendezvousTimeout),
+                              .layout = layout.value_or(Layout())};
+    bus_->wait([&] { pair_ = std::make_shared<Pair>(bus_->get().pair(options)); });
+  }
+
+  std::unique_ptr<PyBatch> register_batch(const std::string& id, const std::vector<TensorSpec>& tensors, bool sends,
+                                          std::optional<double> timeout, const std::string& mode, int snapshots,
+                                          bool pinned) {
+    const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
+    const BatchOptions options{.mode = mode_from(mode), .snapshots = snapshots, .pinned = pinned};
+    std::optional<Batch> batch;
+    bus_->wait([&] {
+      batch = sends ? pair_->offer(id, tensors, limit, options) : pair_->accept(id, tensors, limit, options);
+    });
+    return std::make_unique<PyBatch>(bus_, std::move(*batch));
+  }
+
+  std::vector<ManifestEntry> manifest(const std::string& id, std::optional<double> timeout) {
+    const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
+    std::vector<ManifestEntry> entries;
+    bus_->wait([&] { entries = pair_->manifest(id, limit); });
+    return entries;
+  }
+
+  ~PyPair() {
+    const nb::gil_scoped_release released;  // it may tell the others
+    pair_.reset();
+  }
+
+  Pair& get() { return *pair_; }
+
+ private:
+  const SharedBus bus_;
+  std::shared_ptr<Pair> pair_;
+};
+
+// As the public functions, without the GIL.
+template <typename Call>
+auto released(Call&& call) {
+  const nb::gil_scoped_release without;
+  return std::forward<Call>(call)();
+}
+
+TensorSpec make_spec(std::string name, uintptr_t address, nb::handle dtype, Shape shape, std::optional<Layout> layout,
+                     std::optional<std::vector<Index>> strides) {
+  return {.name = std::move(name),
+          .data = reinterpret_cast<void*>(address),
+          .dtype = dtype_from(dtype),
+          .shape = std::move(shape),
+          .layout = std::move(layout).value_or(Layout()),
+          .strides = std::move(strides).value_or(std::vector<Index>())};
+}
+
+std::string describe(const TensorSpec& spec) {
+  return fmt::format("TensorSpec({:?}, {} {} {})", spec.name, to_string(spec.dtype), to_string_shape(spec.shape),
+                     spec.layout == Layout() ? "replicated" : spec.layout.to_string());
+}
+
+void bind_values(nb::module_& module) {
+  nb::class_<TensorSpec>(module, "TensorSpec", "One tensor of a batch, as one rank holds it.")
+      .def(
+          "__init__",
+          [](TensorSpec* self, std::string name, uintptr_t address, nb::handle dtype, Shape shape,
+             std::optional<Layout> layout, std::optional<std::vector<Index>> strides) {
+            new (self) TensorSpec(
+                make_spec(std::move(name), address, dtype, std::move(shape), std::move(layout), std::move(strides)));
+          },
+          nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("layout") = nb::none(),
+          nb::arg("strides") = nb::none(),
+          "`shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address "
+          "0.")
+      .def_ro("name", &TensorSpec::name)
+      .def_prop_ro("address", [](const TensorSpec& self) { return reinterpret_cast<uintptr_t>(self.data); })
+      .def_prop_ro("dtype", [](const TensorSpec& self) { return std::string(to_string(self.dtype)); })
+      .def_prop_ro("shape", [](const TensorSpec& self) { return int_tuple(self.shape); })
+      .def_prop_ro("layout",
+                   [](const TensorSpec& self) -> std::optional<Layout> {
+                     return self.layout == Layout() ? std::nullopt : std::optional(self.layout);
+                   })
+      .def_prop_ro("strides", [](const TensorSpec& self) { return int_tuple(self.strides); })
+      .def("__repr__", describe);
+  nb::class_<ManifestEntry>(module, "ManifestEntry", "One tensor that the sending side offers.")
+      .def_ro("name", &ManifestEntry::name)
+      .def_prop_ro("dtype", [](const ManifestEntry& self) { return std::string(to_string(self.dtype)); })
+      .def_prop_ro("shape", [](const ManifestEntry& self) { return int_tuple(self.shape); })
+      .def_ro("layout", &ManifestEntry::layout)
+      .def("__repr__", [](const ManifestEntry& self) {
+        return fmt::format("ManifestEntry({:?}, {} {} {})", self.name, to_string(self.dtype),
+                           to_string_shape(self.shape), self.layout.to_string());
+      });
+  nb::class_<Progress>(module, "Progress", "What a transfer has done so far, or did.")
+      .def_ro("bytes_done", &Progress::bytes_done)
+      .def_ro("bytes_total", &Progress::bytes_total)
+      .def_ro("seconds", &Progress::seconds, "Since the data began to flow.")
+      .def_prop_ro("gigabytes_per_second", &Progress::gigabytes_per_second)
+      .def("__repr__", [](const Progress& self) {
+        return fmt::format("Progress({} of {} bytes, {:.3f} s, {:.2f} GB/s)", self.bytes_done, self.bytes_total,
+                           self.seconds, self.gigabytes_per_second());
+      });
+  nb::class_<BatchStats>(module, "BatchStats", "What a batch is, and what its transfers have cost.")
+      .def_ro("tensors", &BatchStats::tensors)
+      .def_ro("skipped", &BatchStats::skipped, "Names that only the sender has.")
+      .def_ro("routes", &BatchStats::routes)
+      .def_ro("bytes_moved", &BatchStats::bytes_moved, "Whole batch, all ranks, one transfer.")
+      .def_ro("bytes_lower_bound", &BatchStats::bytes_lower_bound)
+      .def_ro("rank_bytes", &BatchStats::rank_bytes, "This rank's share.")
+      .def_ro("transfers", &BatchStats::transfers, "Completed.")
+      .def_ro("sessions", &BatchStats::sessions, "Times that the batch was matched with another job.")
+      .def_ro("register_seconds", &BatchStats::register_seconds)
+      .def_ro("store_requests", &BatchStats::store_requests, "Since registration, as the next two.")
+      .def_ro("plans", &BatchStats::plans)
+      .def_ro("allocations", &BatchStats::allocations)
+      .def("__repr__", [](const BatchStats& self) {
+        return fmt::format("BatchStats({} tensors, {} skipped, {} routes, {} bytes moved, {} transfers)", self.tensors,
+                           self.skipped, self.routes, self.bytes_moved, self.transfers);
+      });
+}
+
+void bind_handle(nb::module_& module) {
+  nb::class_<PyHandle>(module, "Handle")
+      .def("wait", &PyHandle::wait, nb::arg("timeout") = nb::none())
+      .def("wait_for", &PyHandle::wait_for, nb::arg("timeout") = nb::none())
+      .def("done", [](PyHandle& self) { return released([&] { return self.get().done(); }); })
+      .def("cancel", [](PyHandle& self) { return released([&] { return self.get().cancel(); }); })
+      .def("withdraw",
+           [](PyHandle& self) {
+             bool withdrawn = false;
+             call_interruptibly([&] { withdrawn = self.get().withdraw(); }, [] {});  // it takes 10 s at most
+             return withdrawn;
+           })
+      .def("progress", [](PyHandle& self) { return released([&] { return self.get().progress(); }); })
+      .def("version", [](PyHandle& self) { return released([&] { return self.get().version(); }); });
+  nb::class_<PyWaiter>(module, "Waiter", "Whose descriptor becomes readable once a handle has ended.")
+      .def(nb::init<PyHandle&>(), nb::arg("handle"), nb::keep_alive<1, 2>())
+      .def("fileno", &PyWaiter::fileno)
+      .def("close", &PyWaiter::close);
+}
+
+void bind_batch(nb::module_& module) {
+  const auto transfer = [](Handle (Batch::*call)(std::optional<int64_t>, Timeout)) {
+    return [call](PyBatch& self, std::optional<int64_t> version, std::optional<double> timeout) {
+      const Timeout limit = timeout_from("timeout", timeout, kTransferTimeout);
+      return std::make_unique<PyHandle>(released([&] { return (self.get().*call)(version, limit); }));
+    };
+  };
+  nb::class_<PyBatch>(module, "Batch")
+      .def("send", transfer(&Batch::send), nb::arg("version") = nb::none(), nb::arg("timeout") = nb::none())
+      .def("recv", transfer(&Batch::recv), nb::arg("min_version") = nb::none(), nb::arg("timeout") = nb::none())
+      .def("stage", transfer(&Batch::stage), nb::arg("min_version") = nb::none(), nb::arg("timeout") = nb::none())
+      .def("commit", [](PyBatch& self) { return released([&] { return self.get().commit(); }); })
+      .def("version", [](PyBatch& self) { return self.get().version(); })
+      .def("newest", [](PyBatch& self) { return released([&] { return self.get().newest(); }); })
+      .def(
+          "wait_version",
+          [](PyBatch& self, int64_t version, std::optional<double> timeout) {
+            const Timeout limit = timeout_from("timeout", timeout, kTransferTimeout);
+            int64_t newest = 0;
+            self.bus().wait([&] { newest = self.get().wait_version(version, limit); });
+            return newest;
+          },
+          nb::arg("version"), nb::arg("timeout") = nb::none())
+      .def("torn", [](PyBatch& self) { return released([&] { return self.get().torn(); }); })
+      .def("undecided", [](PyBatch& self) { return released([&] { return self.get().undecided(); }); })
+      .def("stats", [](PyBatch& self) { return released([&] { return self.get().stats(); }); })
+      .def(
+          "digests",
+          [](PyBatch& self) {
+            nb::dict result;
+            for (const TensorDigest& digest : released([&] { return self.get().digests(); }))
+              result[digest.name.c_str()] = digest.to_string();
+            return result;
+          },
+          nb::sig("def digests(self) -> dict[str, str]"))
+      .def("close", [](PyBatch& self) { released([&] { self.get().close(); }); });
+}
+
+}  // namespace
+
+void bind_bus(nb::module_& module) {
+  bind_values(module);
+  bind_handle(module);
+  bind_batch(module);
+  nb::class_<PyBus>(module, "Bus")
+      .def(nb::init<std::string, Rank, int, std::string, std::string, std::string, int, bool, std::optional<double>,
+                    std::optional<double>>(),
+           nb::kw_only(), nb::arg("job"), nb::arg("rank"), nb::arg("world"), nb::arg("store") = "",
+           nb::arg("namespace") = "", nb::arg("agent") = "", nb::arg("threads") = 0, nb::arg("digest") = true,
+           nb::arg("timeout") = nb::none(), nb::arg("stall") = nb::none())
+      .def("alive", [](PyBus& self) { return released([&] { return self.get().alive(); }); });
+  nb::class_<PyPair>(module, "Pair")
+      .def(nb::init<SharedBus, const std::string&, const std::string&, std::optional<double>, std::optional<Layout>>(),
+           nb::arg("bus"), nb::arg("name"), nb::arg("peer"), nb::arg("timeout") = nb::none(),
+           nb::arg("layout") = nb::none())
+      .def("peer_world", [](PyPair& self) { return self.get().peer_world(); })
+      .def("register_batch", &PyPair::register_batch, nb::arg("batch"), nb::arg("tensors"), nb::arg("sends"),
+           nb::arg("timeout") = nb::none(), nb::arg("mode") = "inplace", nb::arg("snapshots") = 2,
+           nb::arg("pinned") = false)
+      .def("manifest", &PyPair::manifest, nb::arg("batch"), nb::arg("timeout") = nb::none());
+}
+
+}  // namespace tessera::python

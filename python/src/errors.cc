@@ -1,0 +1,40 @@
+// Errors of the core become the exception classes of tessera._errors.
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <string>
+
+#include "bindings.h"
+#include "tessera/error.h"
+
+namespace tessera::python {
+namespace {
+
+constexpr auto kCodes = static_cast<size_t>(ErrorCode::kInternal) + 1;
+
+// By code, from bind_errors() on; they live as long as the interpreter.
+std::array<PyObject*, kCodes> g_classes{};
+
+void translate(const std::exception_ptr& failure, void*) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    PyErr_SetString(g_classes.at(static_cast<size_t>(error.code())), error.what());
+  }
+}
+
+}  // namespace
+
+void bind_errors(nb::module_&) {
+  const nb::object base = nb::module_::import_("tessera._errors").attr("Error");
+  g_classes.fill(base.ptr());
+  for (const nb::handle kind : base.attr("__subclasses__")()) {
+    const auto code = nb::cast<std::string>(kind.attr("code"));
+    for (size_t i = 0; i < kCodes; ++i)
+      if (to_string(static_cast<ErrorCode>(i)) == code) g_classes.at(i) = nb::borrow(kind).release().ptr();
+  }
+  base.inc_ref();
+  nb::register_exception_translator(translate);
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,283 @@
+// Mesh, the placements and Layout: values.
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+
+#include "base/fail.h"
+#include "bindings.h"
+
+namespace tessera::python {
+namespace {
+
+nb::object foreign(const char* function, nb::handle object) {
+  return nb::module_::import_("tessera._foreign").attr(function)(object);
+}
+
+Mesh make_mesh(const std::vector<int>& shape, const std::optional<std::vector<std::string>>& names,
+               const std::optional<std::vector<Rank>>& ranks) {
+  if (names && names->size() != shape.size())
+    fail(ErrorCode::kInvalidArgument, "mesh of {} axes: {} names are given", shape.size(), names->size());
+  std::vector<Axis> axes;
+  for (size_t i = 0; i < shape.size(); ++i) axes.push_back({.name = names ? (*names)[i] : "", .size = shape[i]});
+  return ranks ? Mesh(std::move(axes), *ranks) : Mesh(std::move(axes));
+}
+
+std::vector<int> shape_of(const Mesh& mesh) {
+  std::vector<int> shape;
+  for (const Axis& axis : mesh.axes()) shape.push_back(axis.size);
+  return shape;
+}
+
+std::vector<std::string> names_of(const Mesh& mesh) {
+  std::vector<std::string> names;
+  for (const Axis& axis : mesh.axes()) names.push_back(axis.name);
+  return names;
+}
+
+std::vector<Rank> ranks_of(const Mesh& mesh) {
+  return {mesh.ranks().begin(), mesh.ranks().end()};
+}
+
+// The axes and ranks, as a Layout's text form has them.
+std::string mesh_text(const Mesh& mesh) {
+  const std::string text =
+      Layout(mesh, std::vector<Placement>(static_cast<size_t>(mesh.ndim()), Replicate{})).to_string();
+  return text.substr(0, text.rfind(':'));
+}
+
+nb::tuple bounds_of(const IntervalSet& set) {
+  nb::list bounds;
+  for (const Interval& interval : set.intervals()) bounds.append(nb::make_tuple(interval.begin, interval.end));
+  return nb::tuple(bounds);
+}
+
+std::vector<Placement> placements_from(const nb::iterable& objects) {
+  std::vector<Placement> placements;
+  for (const nb::handle object : objects) placements.push_back(placement_from(object));
+  return placements;
+}
+
+// "Shard(0)", where `arguments` gives what the constructor takes.
+template <typename T, typename Arguments>
+std::string call_text(nb::handle self, const Arguments& arguments) {
+  std::vector<std::string> words;
+  for (const nb::handle argument : arguments(nb::cast<const T&>(self)))
+    words.emplace_back(nb::cast<std::string>(nb::repr(argument)));
+  return fmt::format("{}({})", nb::cast<std::string>(self.type().attr("__name__")), fmt::join(words, ", "));
+}
+
+// What makes a class one of values: ==, hash and pickling.
+template <typename T, typename Arguments>
+void make_value(nb::class_<T>& type, const Arguments& arguments) {
+  type.def(
+          "__eq__",
+          [](const T& self, nb::handle other) { return nb::isinstance<T>(other) && self == nb::cast<const T&>(other); },
+          nb::arg("other").none(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__", [arguments](nb::handle self) { return nb::hash(nb::cast(call_text<T>(self, arguments))); })
+      .def(
+          "__reduce__",
+          [arguments](nb::handle self) { return nb::make_tuple(self.type(), arguments(nb::cast<const T&>(self))); },
+          nb::sig("def __reduce__(self) -> tuple[type, tuple[object, ...]]"));
+}
+
+// One that is printed as the call that makes it.
+template <typename T, typename Arguments>
+void make_printed_value(nb::class_<T>& type, const Arguments& arguments) {
+  make_value(type, arguments);
+  type.def("__repr__", [arguments](nb::handle self) { return call_text<T>(self, arguments); });
+}
+
+ReduceOp reduce_op_from(const std::string& name) {
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct})
+    if (to_string(op) == name) return op;
+  fail(ErrorCode::kInvalidArgument, "Partial({:?}): sum, avg, min, max and product are possible", name);
+}
+
+void bind_placements(nb::module_& module) {
+  nb::class_<Replicate> replicate(module, "Replicate", "Every rank along the axis holds the same.");
+  replicate.def(nb::init<>());
+  make_printed_value(replicate, [](const Replicate&) { return nb::make_tuple(); });
+
+  nb::class_<Shard> shard(
+      module, "Shard",
+      "Split along tensor dim `dim` like torch.chunk: ceil(n/k) a rank, the last ones short or empty.");
+  shard.def(nb::init<int>(), nb::arg("dim")).def_ro("dim", &Shard::dim);
+  make_printed_value(shard, [](const Shard& self) { return nb::make_tuple(self.dim); });
+
+  nb::class_<StridedShard> strided(
+      module, "StridedShard",
+      "DTensor's _StridedShard: the dim is cut into `split_factor` chunks first, each of them along the axis; a rank's "
+      "pieces are concatenated. What FSDP2 over tensor parallelism gives.");
+  strided
+      .def(
+          "__init__",
+          [](StridedShard* self, int dim, Index split_factor) {
+            new (self) StridedShard{.dim = dim, .split_factor = split_factor};
+          },
+          nb::arg("dim"), nb::arg("split_factor"))
+      .def_ro("dim", &StridedShard::dim)
+      .def_ro("split_factor", &StridedShard::split_factor);
+  make_printed_value(strided, [](const StridedShard& self) { return nb::make_tuple(self.dim, self.split_factor); });
+
+  nb::class_<RaggedShard> ragged(module, "RaggedShard",
+                                 "Explicit bounds along tensor dim `dim`: k+1 of them for an axis of k ranks, from 0 "
+                                 "to the dim's size. Must be the outermost axis on its dim.");
+  ragged
+      .def(
+          "__init__",
+          [](RaggedShard* self, int dim, std::vector<Index> bounds) {
+            new (self) RaggedShard{.dim = dim, .bounds = std::move(bounds)};
+          },
+          nb::arg("dim"), nb::arg("bounds"))
+      .def_ro("dim", &RaggedShard::dim)
+      .def_prop_ro("bounds", [](const RaggedShard& self) { return int_tuple(self.bounds); });
+  make_printed_value(ragged, [](const RaggedShard& self) { return nb::make_tuple(self.dim, int_tuple(self.bounds)); });
+
+  nb::class_<Partial> partial(module, "Partial",
+                              "Every rank along the axis holds a term of each element; `reduce_op` (sum, avg, min, max "
+                              "or product) makes one value of them. Of a source only.");
+  partial
+      .def(
+          "__init__", [](Partial* self, const std::string& op) { new (self) Partial{.op = reduce_op_from(op)}; },
+          nb::arg("reduce_op") = "sum")
+      .def_prop_ro("reduce_op", [](const Partial& self) { return std::string(to_string(self.op)); });
+  make_printed_value(partial, [](const Partial& self) { return nb::make_tuple(std::string(to_string(self.op))); });
+}
+
+void bind_mesh(nb::module_& module) {
+  nb::class_<Mesh> mesh(module, "Mesh",
+                        "An n-d array of distinct ranks, row-major, with optional axis names. A value.\n\n"
+                        "Mesh((2, 4), names=('dp', 'tp')) numbers the ranks from 0; `ranks` lists them otherwise.");
+  mesh.def(
+          "__init__",
+          [](Mesh* self, const std::vector<int>& shape, const std::optional<std::vector<std::string>>& names,
+             const std::optional<std::vector<Rank>>& ranks) { new (self) Mesh(make_mesh(shape, names, ranks)); },
+          nb::arg("shape"), nb::arg("names") = nb::none(), nb::arg("ranks") = nb::none())
+      .def_prop_ro("shape", [](const Mesh& self) { return int_tuple(shape_of(self)); })
+      .def_prop_ro("names",
+                   [](const Mesh& self) {
+                     return nb::typed<nb::tuple, nb::str, nb::ellipsis>(nb::tuple(nb::cast(names_of(self))));
+                   })
+      .def_prop_ro("ranks", [](const Mesh& self) { return int_tuple(ranks_of(self)); })
+      .def_prop_ro("ndim", &Mesh::ndim)
+      .def_prop_ro("size", &Mesh::size)
+      .def(
+          "coordinate",
+          [](const Mesh& self, Rank rank) -> std::optional<IntTuple> {
+            const std::optional<int> position = self.position_of(rank);
+            if (!position) return std::nullopt;
+            return int_tuple(self.coordinate(*position));
+          },
+          nb::arg("rank"), "Where `rank` is along every axis; None if it is not in the mesh.")
+      .def("__contains__", [](const Mesh& self, Rank rank) { return self.position_of(rank).has_value(); })
+      .def("__len__", &Mesh::size);
+  make_value(mesh, [](const Mesh& self) {
+    return nb::make_tuple(nb::cast(shape_of(self)), nb::cast(names_of(self)), nb::cast(ranks_of(self)));
+  });
+  mesh.def("__repr__", [](const Mesh& self) { return fmt::format("Mesh({})", mesh_text(self)); });
+}
+
+void bind_layouts(nb::module_& module) {
+  nb::class_<Layout> layout(
+      module, "Layout",
+      "How a tensor lies on the ranks of a mesh: one placement for each mesh axis, with the semantics of "
+      "torch's DTensor. A value.\n\n"
+      "Layout('dp=2,tp=4@0-7:R,S1') reads the text form; Layout(mesh, placements) takes Tessera's or "
+      "torch's own DeviceMesh and placements.");
+  layout
+      .def(
+          "__init__", [](Layout* self, const std::string& text) { new (self) Layout(Layout::parse(text)); },
+          nb::arg("text"))
+      .def(
+          "__init__",
+          [](Layout* self, nb::handle mesh, const nb::iterable& placements) {
+            new (self) Layout(mesh_from(mesh), placements_from(placements));
+          },
+          nb::arg("mesh"), nb::arg("placements"),
+          nb::sig("def __init__(self, mesh: Mesh | object, placements: collections.abc.Iterable[object]) -> None"))
+      .def_prop_ro("mesh", &Layout::mesh)
+      .def_prop_ro(
+          "placements",
+          [](const Layout& self) {
+            nb::list placements;
+            for (const Placement& placement : self.placements()) placements.append(placement_object(placement));
+            return nb::tuple(placements);
+          },
+          nb::sig("def placements(self) -> tuple[Replicate | Shard | StridedShard | RaggedShard | Partial, ...]"))
+      .def(
+          "bind", [](const Layout& self, const Shape& shape) { return self.bind(shape); }, nb::arg("shape"),
+          "The same layout with negative dims resolved; raises InvalidArgumentError if it does not fit `shape`.")
+      .def("shifted", &Layout::shifted, nb::arg("offset"), "The same over ranks that are `offset` higher.")
+      .def(
+          "with_ranks", [](const Layout& self, std::vector<Rank> ranks) { return self.with_ranks(std::move(ranks)); },
+          nb::arg("ranks"), "The same placements; position i of the mesh becomes ranks[i].")
+      .def(
+          "local_shape",
+          [](const Layout& self, const Shape& shape, Rank rank) {
+            return int_tuple(self.bind(shape).local_shape(shape, rank));
+          },
+          nb::arg("shape"), nb::arg("rank"),
+          "Shape of the local tensor of `rank`, of a tensor of global `shape`; of a rank outside the mesh, zeros.")
+      .def(
+          "owned",
+          [](const Layout& self, const Shape& shape, Rank rank) -> std::optional<nb::list> {
+            const Region region = self.bind(shape).owned(shape, rank);
+            if (region.empty()) return std::nullopt;
+            nb::list dims;
+            for (const IntervalSet& dim : region.dims()) dims.append(bounds_of(dim));
+            return dims;
+          },
+          nb::arg("shape"), nb::arg("rank"),
+          nb::sig("def owned(self, shape: collections.abc.Sequence[int], rank: int) -> "
+                  "list[tuple[tuple[int, int], ...]] | None"),
+          "What `rank` owns: for each dim its intervals (begin, end), ascending. None if it owns nothing.")
+      .def("__str__", &Layout::to_string);
+  make_printed_value(layout, [](const Layout& self) { return nb::make_tuple(self.to_string()); });
+}
+
+}  // namespace
+
+Mesh mesh_from(nb::handle object) {
+  Mesh mesh;
+  if (nb::try_cast(object, mesh)) return mesh;
+  return nb::cast<Mesh>(foreign("mesh", object));
+}
+
+Placement placement_from(nb::handle object) {
+  for (nb::object known = nb::borrow(object);; known = foreign("placement", object)) {
+    if (nb::isinstance<Replicate>(known)) return Replicate{};
+    if (nb::isinstance<Shard>(known)) return nb::cast<Shard>(known);
+    if (nb::isinstance<StridedShard>(known)) return nb::cast<StridedShard>(known);
+    if (nb::isinstance<RaggedShard>(known)) return nb::cast<RaggedShard>(known);
+    if (nb::isinstance<Partial>(known)) return nb::cast<Partial>(known);
+  }
+}
+
+nb::object placement_object(const Placement& placement) {
+  return std::visit([](const auto& value) { return nb::cast(value); }, placement);
+}
+
+DType dtype_from(nb::handle object) {
+  if (nb::isinstance<nb::str>(object))
+    if (const std::optional<DType> dtype = dtype_of(nb::cast<std::string>(object))) return *dtype;
+  return parse_dtype(nb::cast<std::string>(foreign("dtype", object)));
+}
+
+Timeout timeout_from(const char* what, std::optional<double> seconds, Timeout fallback) {
+  constexpr double kMaxSeconds = 30.0 * 24 * 3600;
+  if (!seconds) return fallback;
+  if (!(*seconds >= 0) || *seconds > kMaxSeconds)
+    fail(ErrorCode::kInvalidArgument, "{} {}: give seconds, 0 to {}", what, *seconds, kMaxSeconds);
+  return std::chrono::duration_cast<Timeout>(std::chrono::duration<double>(*seconds));
+}
+
+void bind_layout(nb::module_& module) {
+  bind_placements(module);
+  bind_mesh(module);
+  bind_layouts(module);
+}
+
+}  // namespace tessera::python

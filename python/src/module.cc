@@ -1,0 +1,15 @@
+// tessera._core: the C++ library as Python sees it. Thin: what is pythonic is in python/tessera.
+#include "bindings.h"
+#include "tessera/version.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "The C++ core of Tessera. Use it through the package `tessera`.";
+  module.attr("version") = tessera::kVersion;
+  tessera::python::bind_errors(module);
+  tessera::python::bind_layout(module);
+  tessera::python::bind_plan(module);
+  tessera::python::bind_codec(module);
+  tessera::python::bind_memory(module);
+  tessera::python::bind_bus(module);
+  tessera::python::bind_environment(module);
+}

@@ -1,0 +1,74 @@
+#include "waiting.h"
+
+#include <nanobind/nanobind.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <exception>
+#include <thread>
+
+#include "base/fail.h"
+#include "base/thread.h"
+
+namespace tessera::python {
+namespace {
+
+namespace nb = nanobind;
+
+// Python's main thread, but in a program that embeds Python elsewhere: signals then wait for the call.
+bool on_main_thread() {
+  return ::gettid() == ::getpid();
+}
+
+// A signal may reach another thread than the one that polls, whose handler cannot wake it: so it looks now and then.
+constexpr int kLookMilliseconds = 1000;
+
+}  // namespace
+
+void call_interruptibly(const std::function<void()>& call, const std::function<void()>& interrupt) {
+  if (!on_main_thread()) {
+    const nb::gil_scoped_release released;
+    return call();
+  }
+  const UniqueFd ended(::eventfd(0, EFD_CLOEXEC));
+  if (!ended) fail(ErrorCode::kResourceExhausted, "no descriptor is left to wait with (raise `ulimit -n`)");
+  std::exception_ptr failure;
+  std::thread thread = start_thread("tessera-call", [&] {
+    try {
+      call();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    ::eventfd_write(ended.get(), 1);
+  });
+  bool raised = false;
+  for (bool over = false; !over;) {
+    {
+      const nb::gil_scoped_release released;
+      pollfd event{.fd = ended.get(), .events = POLLIN, .revents = 0};
+      over = ::poll(&event, 1, kLookMilliseconds) > 0;
+    }
+    if (over || PyErr_CheckSignals() == 0) continue;
+    raised = over = true;
+  }
+  if (!raised) {
+    const nb::gil_scoped_release released;
+    thread.join();
+  } else {
+    const nb::error_scope kept;  // what the handler raised
+    const nb::gil_scoped_release released;
+    interrupt();
+    thread.join();
+  }
+  if (raised) throw nb::python_error();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void call_interruptibly(const std::function<void(std::stop_token)>& call) {
+  std::stop_source stop;
+  call_interruptibly([&] { call(stop.get_token()); }, [&] { stop.request_stop(); });
+}
+
+}  // namespace tessera::python

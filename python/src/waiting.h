@@ -1,0 +1,21 @@
+// Calls that may block, made so that a Python signal handler can end them: Ctrl-C, mostly.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <stop_token>
+
+#include "base/fd.h"
+
+namespace tessera::python {
+
+// Makes `call` without the GIL, and throws what it throws. Python runs signal handlers on the main thread alone, so
+// there the call is made by a thread of its own ("tessera-call"): if a handler raises meanwhile, `interrupt` is called,
+// the call awaited, and what the handler raised is thrown. `interrupt` must make the call end soon; `call` must not
+// touch Python.
+void call_interruptibly(const std::function<void()>& call, const std::function<void()>& interrupt);
+
+// The same for a call that ends once a stop is requested.
+void call_interruptibly(const std::function<void(std::stop_token)>& call);
+
+}  // namespace tessera::python

@@ -1,0 +1,82 @@
+"""Tessera moves sharded tensors: from one job's layout into another's, without a gather.
+
+    bus = tessera.connect("weights", role="trainer", peer="inference")
+    batch = bus.register(model)            # DTensors carry mesh and placements
+    batch.send(version=step)               # the other side: batch.recv()
+
+Values: Mesh, Shard, StridedShard, RaggedShard, Replicate, Partial, Layout, Plan. torch's own DeviceMesh, placements and
+DTensors are taken as they are; torch itself is optional.
+"""
+
+from ._bus import Batch, Bus, connect
+from ._core import (
+    BatchStats,
+    Layout,
+    ManifestEntry,
+    Mesh,
+    Partial,
+    Plan,
+    Progress,
+    RaggedShard,
+    Replicate,
+    Route,
+    Shard,
+    StridedShard,
+)
+from ._core import version as __version__
+from ._errors import (
+    AlreadyExistsError,
+    CancelledError,
+    DataLossError,
+    DeadlineExceededError,
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    MismatchError,
+    NotFoundError,
+    PeerLostError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from ._handle import Handle
+from ._layouts import layout_of
+from ._plans import plan, simulate
+
+__all__ = [
+    "AlreadyExistsError",
+    "Batch",
+    "BatchStats",
+    "Bus",
+    "CancelledError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "Error",
+    "Handle",
+    "InternalError",
+    "InvalidArgumentError",
+    "Layout",
+    "ManifestEntry",
+    "Mesh",
+    "MismatchError",
+    "NotFoundError",
+    "Partial",
+    "PeerLostError",
+    "PermissionDeniedError",
+    "Plan",
+    "Progress",
+    "RaggedShard",
+    "Replicate",
+    "ResourceExhaustedError",
+    "Route",
+    "Shard",
+    "StridedShard",
+    "UnavailableError",
+    "UnimplementedError",
+    "__version__",
+    "connect",
+    "layout_of",
+    "plan",
+    "simulate",
+]

@@ -1,0 +1,465 @@
+"""The C++ core of Tessera. Use it through the package `tessera`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, overload
+
+import numpy
+from numpy.typing import NDArray
+
+
+version: str = '0.1.0'
+
+class Replicate:
+    """Every rank along the axis holds the same."""
+
+    def __init__(self) -> None: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
+
+    def __repr__(self) -> str: ...
+
+class Shard:
+    """
+    Split along tensor dim `dim` like torch.chunk: ceil(n/k) a rank, the last ones short or empty.
+    """
+
+    def __init__(self, dim: int) -> None: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
+
+    def __repr__(self) -> str: ...
+
+class StridedShard:
+    """
+    DTensor's _StridedShard: the dim is cut into `split_factor` chunks first, each of them along the axis; a rank's pieces are concatenated. What FSDP2 over tensor parallelism gives.
+    """
+
+    def __init__(self, dim: int, split_factor: int) -> None: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def split_factor(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
+
+    def __repr__(self) -> str: ...
+
+class RaggedShard:
+    """
+    Explicit bounds along tensor dim `dim`: k+1 of them for an axis of k ranks, from 0 to the dim's size. Must be the outermost axis on its dim.
+    """
+
+    def __init__(self, dim: int, bounds: Sequence[int]) -> None: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def bounds(self) -> tuple[int, ...]: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
+
+    def __repr__(self) -> str: ...
+
+class Partial:
+    """
+    Every rank along the axis holds a term of each element; `reduce_op` (sum, avg, min, max or product) makes one value of them. Of a source only.
+    """
+
+    def __init__(self, reduce_op: str = 'sum') -> None: ...
+
+    @property
+    def reduce_op(self) -> str: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
+
+    def __repr__(self) -> str: ...
+
+class Mesh:
+    """
+    An n-d array of distinct ranks, row-major, with optional axis names. A value.
+
+    Mesh((2, 4), names=('dp', 'tp')) numbers the ranks from 0; `ranks` lists them otherwise.
+    """
+
+    def __init__(self, shape: Sequence[int], names: Sequence[str] | None = None, ranks: Sequence[int] | None = None) -> None: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def coordinate(self, rank: int) -> tuple[int, ...] | None:
+        """Where `rank` is along every axis; None if it is not in the mesh."""
+
+    def __contains__(self, arg: int, /) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
+
+    def __repr__(self) -> str: ...
+
+class Layout:
+    """
+    How a tensor lies on the ranks of a mesh: one placement for each mesh axis, with the semantics of torch's DTensor. A value.
+
+    Layout('dp=2,tp=4@0-7:R,S1') reads the text form; Layout(mesh, placements) takes Tessera's or torch's own DeviceMesh and placements.
+    """
+
+    @overload
+    def __init__(self, text: str) -> None: ...
+
+    @overload
+    def __init__(self, mesh: Mesh | object, placements: Iterable[object]) -> None: ...
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def placements(self) -> tuple[Replicate | Shard | StridedShard | RaggedShard | Partial, ...]: ...
+
+    def bind(self, shape: Sequence[int]) -> Layout:
+        """
+        The same layout with negative dims resolved; raises InvalidArgumentError if it does not fit `shape`.
+        """
+
+    def shifted(self, offset: int) -> Layout:
+        """The same over ranks that are `offset` higher."""
+
+    def with_ranks(self, ranks: Sequence[int]) -> Layout:
+        """The same placements; position i of the mesh becomes ranks[i]."""
+
+    def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
+        """
+        Shape of the local tensor of `rank`, of a tensor of global `shape`; of a rank outside the mesh, zeros.
+        """
+
+    def owned(self, shape: Sequence[int], rank: int) -> list[tuple[tuple[int, int], ...]] | None:
+        """
+        What `rank` owns: for each dim its intervals (begin, end), ascending. None if it owns nothing.
+        """
+
+    def __str__(self) -> str: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
+
+    def __repr__(self) -> str: ...
+
+class Route:
+    """One region that one source rank provides."""
+
+    @property
+    def src(self) -> int:
+        """The rank that provides it."""
+
+    @property
+    def dsts(self) -> list[int]:
+        """The ranks that take it, ascending."""
+
+    @property
+    def kind(self) -> str:
+        """'local', 'p2p' or 'multicast'."""
+
+    @property
+    def region(self) -> str:
+        """In global coordinates: '[0:4,8:12][0:16]'."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the region, counted once whatever the number of destinations."""
+
+    def __repr__(self) -> str: ...
+
+class Plan:
+    """
+    Who sends which elements of a tensor to whom, so that every destination element is written once. A value; a notebook shows its picture.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def src(self) -> Layout: ...
+
+    @property
+    def dst(self) -> Layout: ...
+
+    @property
+    def routes(self) -> list[Route]: ...
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Byte figures; a multicast counts once at its source."""
+
+    def egress(self) -> list[tuple[int, int]]:
+        """(rank, bytes that it sends), ascending by rank."""
+
+    def dump(self) -> str:
+        """Stable text, one route a line."""
+
+    def explain(self) -> str:
+        """What it does, in words and a table."""
+
+    def to_json(self) -> str:
+        """As docs/formats/plan-json.md describes it."""
+
+    def to_svg(self) -> str:
+        """A picture for people."""
+
+    def __repr__(self) -> str: ...
+
+def plan(shape: Sequence[int], dtype: object, src: Layout, dst: Layout) -> Plan: ...
+
+def simulate_bytes(plan: Plan, sources: dict[int, bytes], dtype: object | None = None) -> dict[int, bytes]: ...
+
+def dtypes() -> list[str]:
+    """The names of all element types."""
+
+def dtype(object: object) -> str:
+    """
+    Tessera's name of an element type: of its own names, of NumPy's, torch's or ml_dtypes' types.
+    """
+
+def bits_of(dtype: object) -> int:
+    """Bits an element: 4 for f4, else a multiple of 8."""
+
+def shared_bytes(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), device='cpu')]:
+    """
+    A block of shared memory, zeroed, which goes back once nobody refers to it. Raises ResourceExhaustedError.
+    """
+
+def in_shared_memory(address: int, bytes: int) -> bool:
+    """Whether one block of Tessera's shared memory holds all of it."""
+
+class TensorSpec:
+    """One tensor of a batch, as one rank holds it."""
+
+    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None) -> None:
+        """
+        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0.
+        """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def layout(self) -> Layout | None: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+
+    def __repr__(self) -> str: ...
+
+class ManifestEntry:
+    """One tensor that the sending side offers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def __repr__(self) -> str: ...
+
+class Progress:
+    """What a transfer has done so far, or did."""
+
+    @property
+    def bytes_done(self) -> int: ...
+
+    @property
+    def bytes_total(self) -> int: ...
+
+    @property
+    def seconds(self) -> float:
+        """Since the data began to flow."""
+
+    @property
+    def gigabytes_per_second(self) -> float: ...
+
+    def __repr__(self) -> str: ...
+
+class BatchStats:
+    """What a batch is, and what its transfers have cost."""
+
+    @property
+    def tensors(self) -> int: ...
+
+    @property
+    def skipped(self) -> int:
+        """Names that only the sender has."""
+
+    @property
+    def routes(self) -> int: ...
+
+    @property
+    def bytes_moved(self) -> int:
+        """Whole batch, all ranks, one transfer."""
+
+    @property
+    def bytes_lower_bound(self) -> int: ...
+
+    @property
+    def rank_bytes(self) -> int:
+        """This rank's share."""
+
+    @property
+    def transfers(self) -> int:
+        """Completed."""
+
+    @property
+    def sessions(self) -> int:
+        """Times that the batch was matched with another job."""
+
+    @property
+    def register_seconds(self) -> float: ...
+
+    @property
+    def store_requests(self) -> int:
+        """Since registration, as the next two."""
+
+    @property
+    def plans(self) -> int: ...
+
+    @property
+    def allocations(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class Handle:
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def wait_for(self, timeout: float | None = None) -> bool: ...
+
+    def done(self) -> bool: ...
+
+    def cancel(self) -> bool: ...
+
+    def withdraw(self) -> bool: ...
+
+    def progress(self) -> Progress: ...
+
+    def version(self) -> int: ...
+
+class Waiter:
+    """Whose descriptor becomes readable once a handle has ended."""
+
+    def __init__(self, handle: Handle) -> None: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+class Batch:
+    def send(self, version: int | None = None, timeout: float | None = None) -> Handle: ...
+
+    def recv(self, min_version: int | None = None, timeout: float | None = None) -> Handle: ...
+
+    def stage(self, min_version: int | None = None, timeout: float | None = None) -> Handle: ...
+
+    def commit(self) -> int: ...
+
+    def version(self) -> int: ...
+
+    def newest(self) -> int: ...
+
+    def wait_version(self, version: int, timeout: float | None = None) -> int: ...
+
+    def torn(self) -> bool: ...
+
+    def undecided(self) -> bool: ...
+
+    def stats(self) -> BatchStats: ...
+
+    def digests(self) -> dict[str, str]: ...
+
+    def close(self) -> None: ...
+
+class Bus:
+    def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool = True, timeout: float | None = None, stall: float | None = None) -> None: ...
+
+    def alive(self) -> bool: ...
+
+class Pair:
+    def __init__(self, bus: Bus, name: str, peer: str, timeout: float | None = None, layout: Layout | None = None) -> None: ...
+
+    def peer_world(self) -> int: ...
+
+    def register_batch(self, batch: str, tensors: Sequence[TensorSpec], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False) -> Batch: ...
+
+    def manifest(self, batch: str, timeout: float | None = None) -> list[ManifestEntry]: ...
+
+def environment_variables() -> list[tuple[str, str, str]]:
+    """
+    (name, default, meaning) of every environment variable that Tessera reads.
+    """
+
+def launched_rank() -> tuple[int, str] | None:
+    """
+    (rank, variable that says it) of this process, from the first of TESSERA_*, torchrun, MPI and Slurm.
+    """
+
+def launched_world() -> tuple[int, str] | None:
+    """(world size, variable that says it), likewise."""

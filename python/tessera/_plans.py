@@ -1,0 +1,77 @@
+"""Planning, and trying a plan in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _core
+from ._errors import InvalidArgumentError
+from ._foreign import numpy_dtype, torch_dtype
+from ._layouts import LayoutLike, as_layout
+
+
+def plan(shape: Sequence[int], dtype: Any, src: LayoutLike, dst: LayoutLike) -> _core.Plan:
+    """Plans how a tensor gets from one layout into another: who sends which elements to whom.
+
+    shape: of the whole tensor. dtype: Tessera's name ('bf16') or a dtype of torch or NumPy. src, dst: layouts over one
+    numbering of ranks: one that is on both sides serves itself.
+
+    Raises InvalidArgumentError for layouts that do not fit the shape, and for a Partial destination.
+    """
+    return _core.plan(list(shape), dtype, as_layout(src), as_layout(dst))
+
+
+def simulate(plan: _core.Plan, arrays: Mapping[int, Any], dtype: Any = None) -> dict[int, Any]:
+    """Moves local arrays along a plan, in this process: the reference for every faster executor.
+
+    arrays: the local tensor of every source rank, NumPy arrays or torch tensors, of the plan's dtype. Returns that of
+    every destination rank, of the same library, contiguous, cast to `dtype` if that is given. Partial sources are
+    reduced in ascending rank order, in fp32.
+
+    Raises InvalidArgumentError for an array that is missing or has another shape or dtype.
+    """
+    target = plan.dtype if dtype is None else _core.dtype(dtype)
+    uses_torch = any(_is_torch(array) for array in arrays.values())
+    packed = {rank: _packed(plan, rank, array) for rank, array in arrays.items()}
+    unpack = _torch_array if uses_torch else _numpy_array
+    return {
+        rank: unpack(data, target, plan.dst.local_shape(plan.shape, rank))
+        for rank, data in _core.simulate_bytes(plan, packed, target).items()
+    }
+
+
+def _is_torch(array: Any) -> bool:
+    return type(array).__module__.partition(".")[0] == "torch"
+
+
+def _packed(plan: _core.Plan, rank: int, array: Any) -> bytes:
+    if _core.dtype(array.dtype) != plan.dtype:
+        raise InvalidArgumentError(f"rank {rank}: its array is {array.dtype}, the plan moves {plan.dtype}")
+    shape = tuple(array.shape)
+    if plan.dtype == "f4":
+        shape = (*shape[:-1], 2 * shape[-1])
+    expected = plan.src.local_shape(plan.shape, rank)
+    if shape != expected:
+        raise InvalidArgumentError(f"rank {rank}: its array has shape {shape}; {plan.src} gives it {expected}")
+    if _is_torch(array):
+        import torch
+
+        flat = array.detach().contiguous().reshape(-1).view(torch.uint8)
+        return bytes(flat.numpy().data) if flat.numel() else b""
+    return bytes(array.tobytes())
+
+
+def _torch_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    if dtype == "f4":
+        shape = (*shape[:-1], shape[-1] // 2)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return flat.view(torch_dtype(dtype)).reshape(shape)
+
+
+def _numpy_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+    import numpy
+
+    return numpy.frombuffer(bytearray(data), dtype=numpy_dtype(dtype)).reshape(shape)
