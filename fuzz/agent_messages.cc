@@ -44,6 +44,10 @@ void check_frame(const Frame& frame) {
       return check<ManifestCall>(frame.payload);
     case AgentMessage::kOffered:
       return check<Offered>(frame.payload);
+    case AgentMessage::kAllGather:
+      return check<AllGatherCall>(frame.payload);
+    case AgentMessage::kGathered:
+      return check<Gathered>(frame.payload);
     case AgentMessage::kArenas:
       return check<Arenas>(frame.payload);
     case AgentMessage::kRegister:

@@ -58,6 +58,9 @@ bool records(Input input) {
       case 'n':
         check<RenewalRecord>(value);
         return;
+      case 's':
+        check<SaidRecord>(value);
+        return;
       case 'g':
         record_registration(kKey, value);
         return;

@@ -238,6 +238,7 @@ void add_records(Seeds& seeds) {
             "b" + BatchRecord{of, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
   seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());
   seeds.add("records", "renewal", "n" + RenewalRecord{of, {{17, 2}, {18, 1}}}.write());
+  seeds.add("records", "said", "s" + SaidRecord{of, "4x2"}.write());
   seeds.add("records", "registration", "g" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}.write());
   seeds.add("records", "key", "ktrainer/12");
 }
@@ -310,6 +311,9 @@ void add_agent_messages(Seeds& seeds) {
   add_message("manifest", ManifestCall{.session = 5, .pair = 1, .batch = "policy", .timeout = Timeout(9)});
   add_message("offered",
               Offered{.manifest = {.entries = {{.name = "w", .shape = {4}, .layout = layout.bind(Shape{4})}}}});
+  add_message("all_gather",
+              AllGatherCall{.session = 5, .pair = 1, .batch = "policy", .value = "4x2", .timeout = Timeout(9)});
+  add_message("gathered", Gathered{.values = {"4x2", ""}});
   add_message("arenas", Arenas{.session = 5});
   RegisterCall call{
       .session = 5, .pair = 1, .batch = "policy", .sends = true, .timeout = Timeout(9), .options = {}, .tensors = {}};

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,6 +33,7 @@ namespace tessera {
 using Timeout = std::chrono::nanoseconds;
 inline constexpr Timeout kRendezvousTimeout = std::chrono::seconds(300);
 inline constexpr Timeout kTransferTimeout = std::chrono::seconds(30);
+inline constexpr size_t kMaxGathered = size_t{4} << 20;
 
 struct BusOptions {
   std::string job = {};  // this job's name: what the peer calls it
@@ -236,6 +238,12 @@ class Pair {
                const BatchOptions& options = {});
   // Receiver: what the sending side offers under `batch_id`, in its order, once all its ranks have registered.
   std::vector<ManifestEntry> manifest(const std::string& batch_id, Timeout timeout = kRendezvousTimeout);
+  // What every rank of this job says before it registers `batch_id`, by rank: for what must be known of all to register
+  // (the shapes of their local tensors, say). Collective over the side, before offer() or accept(), or not at all;
+  // blocks until all have said theirs. At most kMaxGathered bytes each. A rank that is started anew reads what the
+  // others said.
+  std::vector<std::string> all_gather(const std::string& batch_id, const std::string& value,
+                                      Timeout timeout = kRendezvousTimeout);
 
  private:
   friend class Bus;

@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "bus/layout_table.h"
 #include "bus/messages.h"
+#include "bus/records.h"
 
 namespace tessera::bus {
 namespace {
@@ -173,6 +174,34 @@ ManifestCall ManifestCall::read(ByteReader& in) {
   call.batch = in.get_string(kMaxNameBytes);
   call.timeout = read_timeout(in);
   return call;
+}
+
+void AllGatherCall::write(ByteWriter& out) const {
+  out.put(session);
+  out.put(pair);
+  out.put_string(batch);
+  out.put_string(value);
+  write_timeout(timeout, out);
+}
+AllGatherCall AllGatherCall::read(ByteReader& in) {
+  AllGatherCall call;
+  call.session = in.get<uint64_t>();
+  call.pair = in.get<uint32_t>();
+  call.batch = in.get_string(kMaxNameBytes);
+  call.value = in.get_string(kMaxGathered);
+  call.timeout = read_timeout(in);
+  return call;
+}
+
+void Gathered::write(ByteWriter& out) const {
+  out.put(static_cast<uint32_t>(values.size()));
+  for (const std::string& value : values) out.put_string(value);
+}
+Gathered Gathered::read(ByteReader& in) {
+  Gathered gathered;
+  const uint32_t count = in.get_count(kMaxWorld, sizeof(uint32_t));
+  for (uint32_t i = 0; i < count; ++i) gathered.values.push_back(in.get_string(kMaxGathered));
+  return gathered;
 }
 
 void RegisterCall::write(ByteWriter& out) const {

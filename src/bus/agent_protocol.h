@@ -46,6 +46,8 @@ enum class AgentMessage : uint16_t {
   kDigestList,
   kCloseBatch,
   kClosePair,
+  kAllGather,
+  kGathered,
 };
 
 // Commands of the queue.
@@ -125,6 +127,24 @@ struct Offered {
   Manifest manifest;
   void write(ByteWriter& out) const { manifest.write(out); }
   static Offered read(ByteReader& in) { return {.manifest = Manifest::read(in)}; }
+};
+
+struct AllGatherCall {
+  static constexpr AgentMessage kType = AgentMessage::kAllGather;
+  uint64_t session = 0;
+  uint32_t pair = 0;
+  std::string batch;
+  std::string value;
+  Timeout timeout{};
+  void write(ByteWriter& out) const;
+  static AllGatherCall read(ByteReader& in);
+};
+
+struct Gathered {
+  static constexpr AgentMessage kType = AgentMessage::kGathered;
+  std::vector<std::string> values;  // by rank
+  void write(ByteWriter& out) const;
+  static Gathered read(ByteReader& in);
 };
 
 // Before Register, as often as it takes: the descriptors of the arenas that tensors lie in, numbered as they come;

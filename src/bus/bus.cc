@@ -149,6 +149,13 @@ std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout t
   return impl_->manifest(batch_id, timeout);
 }
 
+std::vector<std::string> Pair::all_gather(const std::string& batch_id, const std::string& value, Timeout timeout) {
+  if (value.size() > kMaxGathered)
+    fail(ErrorCode::kInvalidArgument, "batch {}: {} bytes are to be gathered from a rank, and {} is the limit",
+         batch_id, value.size(), kMaxGathered);
+  return impl_->all_gather(batch_id, value, timeout);
+}
+
 // --- Batch
 // ------------------------------------------------------------------------------------------------------------
 

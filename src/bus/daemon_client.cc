@@ -78,7 +78,9 @@ class DaemonOperation final : public OperationClient {
    public:
     Turn(DaemonOperation& operation, const Deadline& deadline, std::stop_token stop = {}) : operation_(operation) {
       const std::stop_callback wake(stop, [&] {
-        { const std::lock_guard lock(operation_.mutex_); }  // who has just looked sleeps by now
+        {
+          const std::lock_guard lock(operation_.mutex_);
+        }  // who has just looked sleeps by now
         operation_.turn_.notify_all();
       });
       std::unique_lock lock(operation_.mutex_);
@@ -303,6 +305,11 @@ class DaemonPair final : public PairClient, public std::enable_shared_from_this<
   std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout) override {
     const ManifestCall call{.session = session().number(), .pair = number_, .batch = batch, .timeout = timeout};
     return session().call<Offered>(AgentMessage::kManifest, call, timeout).manifest.entries;
+  }
+  std::vector<std::string> all_gather(const std::string& batch, const std::string& value, Timeout timeout) override {
+    const AllGatherCall call{
+        .session = session().number(), .pair = number_, .batch = batch, .value = value, .timeout = timeout};
+    return session().call<Gathered>(AgentMessage::kAllGather, call, timeout).values;
   }
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
                                               Timeout timeout, const BatchOptions& options) override {

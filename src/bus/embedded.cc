@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <type_traits>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -86,19 +87,12 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   bool in_own_process() const override { return bus_->in_own_process(); }
 
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) override {
-    bus_->require_own_process();
-    check_name("batch", id);
-    set_owing(unregistered());
-    try {
-      return bus_->rendezvous().peer_manifest(view_, id, patience(timeout)).entries;
-    } catch (const Error& error) {
-      // After a deadline it may be asked for again; all else ends the batch, for which the other side is waiting.
-      if (error.code() == ErrorCode::kDeadlineExceeded)
-        set_owing(gave_up(status_of_current_exception()));
-      else
-        give_up(id, status_of_current_exception());
-      throw;
-    }
+    return before_registration(id,
+                               [&] { return bus_->rendezvous().peer_manifest(view_, id, patience(timeout)).entries; });
+  }
+
+  std::vector<std::string> all_gather(const std::string& id, const std::string& value, Timeout timeout) override {
+    return before_registration(id, [&] { return bus_->rendezvous().all_gather(view_, id, value, patience(timeout)); });
   }
 
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
@@ -150,6 +144,25 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   }
 
  private:
+  // A conversation about a batch that is to be registered.
+  template <typename Conversation>
+  std::invoke_result_t<const Conversation&> before_registration(const std::string& batch,
+                                                                const Conversation& conversation) {
+    bus_->require_own_process();
+    check_name("batch", batch);
+    set_owing(unregistered());
+    try {
+      return conversation();
+    } catch (const Error& error) {
+      // After a deadline it may be asked for again; all else ends the batch, for which the others are waiting.
+      if (error.code() == ErrorCode::kDeadlineExceeded)
+        set_owing(gave_up(status_of_current_exception()));
+      else
+        give_up(batch, status_of_current_exception());
+      throw;
+    }
+  }
+
   // The others are waiting for this rank.
   void give_up(const std::string& batch, const Status& status) {
     set_owing(gave_up(status));

@@ -8,6 +8,7 @@
 #include <charconv>
 
 #include "base/fail.h"
+#include "tessera/bus.h"
 #include "tessera/store.h"
 
 namespace tessera::bus {
@@ -208,6 +209,22 @@ RenewalRecord RenewalRecord::read(std::string_view key, std::string_view value) 
   return record;
 }
 
+std::string SaidRecord::write() const {
+  ByteWriter out = begin();
+  of.write(out);
+  out.put_string(value);
+  return finish(out);
+}
+
+SaidRecord SaidRecord::read(std::string_view key, std::string_view value) {
+  ByteReader in = begin(key, value);
+  SaidRecord record;
+  record.of = Registration::read(in);
+  record.value = in.get_string(kMaxGathered);
+  in.finish();
+  return record;
+}
+
 Registration record_registration(std::string_view key, std::string_view value) {
   ByteReader in = begin(key, value);
   return Registration::read(in);
@@ -265,6 +282,10 @@ std::string renewal_prefix(std::string_view meeting, std::string_view job) {
 
 std::string renewal_key(std::string_view meeting, std::string_view job, Rank rank) {
   return fmt::format("{}{}", renewal_prefix(meeting, job), rank);
+}
+
+std::string said_key(std::string_view meeting, std::string_view job, Rank rank) {
+  return fmt::format("{}{}/said/{}", meeting, job, rank);
 }
 
 std::string decision_prefix(std::string_view meeting, std::string_view job) {

@@ -8,6 +8,7 @@
 //   NS/batch/PAIR/BATCH/JOBS/JOB/rank/RANK    BatchRecord
 //   NS/batch/PAIR/BATCH/JOBS/JOB/failed/RANK  FailureRecord  likewise
 //   NS/batch/PAIR/BATCH/JOBS/JOB/renew/RANK   RenewalRecord
+//   NS/batch/PAIR/BATCH/JOBS/JOB/said/RANK    SaidRecord
 //   NS/batch/PAIR/BATCH/JOBS/JOB/decision/SESSION/EPOCH
 //                                             "commit" or "abort": of a staged version
 //
@@ -108,6 +109,15 @@ struct RenewalRecord {
   static RenewalRecord read(std::string_view key, std::string_view value);
 };
 
+// What a rank says to its fellows before it registers.
+struct SaidRecord {
+  Registration of;
+  std::string value;
+
+  std::string write() const;
+  static SaidRecord read(std::string_view key, std::string_view value);
+};
+
 // Whose record of a batch it is, without reading the rest.
 Registration record_registration(std::string_view key, std::string_view value);
 
@@ -127,6 +137,7 @@ std::string batch_key(std::string_view meeting, std::string_view job, Rank rank)
 std::string failure_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string renewal_prefix(std::string_view meeting, std::string_view job);
 std::string renewal_key(std::string_view meeting, std::string_view job, Rank rank);
+std::string said_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string decision_prefix(std::string_view meeting, std::string_view job);  // of all versions
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch);
 // The other one of the two jobs that meet under `key`, a key below a batch_prefix(); empty if `job` is none of them.

@@ -82,6 +82,9 @@ class Rendezvous {
                                     const std::function<void(const std::string& job)>& met);
   // What the other side offers.
   Manifest peer_manifest(const PairView& view, const std::string& batch, const Patience& patience);
+  // What every rank of this job says about a batch that it is about to register, by rank.
+  std::vector<std::string> all_gather(const PairView& view, const std::string& batch, const std::string& value,
+                                      const Patience& patience);
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
   // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
@@ -128,6 +131,7 @@ class Rendezvous {
     const std::vector<RankRecord>& ranks;
     const History& history;
     uint64_t speaker(size_t rank) const;  // that rank of that process, as a number
+    std::vector<Rank> missing(const std::function<std::string(Rank)>& key, const StoreView& items) const;
     // Whether `key` holds a record of that rank's that is newer than what an earlier attempt has read.
     bool is_fresh(size_t rank, const std::string& key, const StoreView& items) const;
   };

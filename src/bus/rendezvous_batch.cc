@@ -76,15 +76,20 @@ bool Rendezvous::Awaited::is_fresh(size_t rank, const std::string& key, const St
   return past == history.past.end() || of.attempt > past->second;
 }
 
+// The ranks of which there is no fresh record.
+std::vector<Rank> Rendezvous::Awaited::missing(const std::function<std::string(Rank)>& key,
+                                               const StoreView& items) const {
+  std::vector<Rank> absent;
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    if (!is_fresh(rank, key(static_cast<Rank>(rank)), items)) absent.push_back(static_cast<Rank>(rank));
+  return absent;
+}
+
 StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience) {
   const std::string records = meeting(side.view, side.batch);
   const std::string manifest = manifest_key(records, side.job);
   const auto missing_ranks = [&](const StoreView& items) {
-    std::vector<Rank> missing;
-    for (size_t rank = 0; rank < side.ranks.size(); ++rank)
-      if (!side.is_fresh(rank, batch_key(records, side.job, static_cast<Rank>(rank)), items))
-        missing.push_back(static_cast<Rank>(rank));
-    return missing;
+    return side.missing([&](Rank rank) { return batch_key(records, side.job, rank); }, items);
   };
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(side, items);
@@ -466,6 +471,43 @@ Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batc
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 
+std::vector<std::string> Rendezvous::all_gather(const PairView& view, const std::string& batch,
+                                                const std::string& value, const Patience& patience) {
+  const std::string records = meeting(view, batch);
+  const History history = begun(view, batch);
+  const Awaited fellows{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
+  const auto key = [&](Rank rank) { return said_key(records, identity_.job, rank); };
+  const std::string record = SaidRecord{.of = {own_.incarnation, history.attempt}, .value = value}.write();
+  ask(patience, [&](Duration timeout) { return store_.put(key(identity_.rank), record, {.lease = lease_}, timeout); });
+  const auto complete = [&](const StoreView& items) {
+    throw_if_failed(fellows, items);
+    return fellows.missing(key, items).empty();
+  };
+  StopDetectors stop_detectors;
+  const auto check = [&](const StoreView& items) {
+    const std::vector<Rank> absent = fellows.missing(key, items);
+    throw_if_gone(fellows, absent, patience.deadline);
+    throw_if_stopped(fellows, absent, stop_detectors);
+  };
+  const StoreView items =
+      wait(records, complete,
+           {.what = fmt::format("pair {}, batch {}", view.name, batch),
+            .until = " to register",
+            .missing = [&](const StoreView& seen) { return rank_list(identity_.job, fellows.missing(key, seen)); },
+            .check = check},
+           patience);
+  std::vector<std::string> values;
+  const std::lock_guard lock(mutex_);
+  History& read = history_of(view, batch);
+  for (size_t rank = 0; rank < view.own.size(); ++rank) {
+    const std::string from = key(static_cast<Rank>(rank));
+    SaidRecord said = SaidRecord::read(from, items.at(from).value);
+    read.read[fellows.speaker(rank)] = said.of.attempt;
+    values.push_back(std::move(said.value));
+  }
+  return values;
+}
+
 void Rendezvous::withdraw(const PairView& view, const std::string& batch) {
   {
     const std::lock_guard lock(mutex_);
@@ -474,6 +516,7 @@ void Rendezvous::withdraw(const PairView& view, const std::string& batch) {
   const std::string records = meeting(view, batch);
   forget_asking(view, batch, seconds(1));
   store_.erase(batch_key(records, identity_.job, identity_.rank), seconds(1));
+  store_.erase(said_key(records, identity_.job, identity_.rank), seconds(1));
   if (identity_.rank == 0) store_.erase(manifest_key(records, identity_.job), seconds(1));
 }
 

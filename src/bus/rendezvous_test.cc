@@ -37,6 +37,7 @@ class Member {
                      .release = "test",
                      .worker = {}},
                     waits_),
+        world_(static_cast<size_t>(world)),
         peer_(peer),
         sends_(sends),
         manifest_(manifest_of(world == 1 ? "1:R" : "2:S0")) {
@@ -47,6 +48,10 @@ class Member {
   Agreement exchange() {
     return rendezvous_.exchange(view_, kBatch, {.sends = sends_, .manifest = &manifest_}, patience());
   }
+  std::vector<std::string> all_gather(const std::string& value) {
+    return rendezvous_.all_gather(view_, kBatch, value, patience());
+  }
+  size_t world() const { return world_; }
   void withdraw() { rendezvous_.withdraw(view_, kBatch); }
 
   // As a meeting does, but for the connections: until all of them have read the same.
@@ -81,6 +86,7 @@ class Member {
   std::unique_ptr<Store> store_;
   WaitList waits_;
   Rendezvous rendezvous_;
+  const size_t world_;
   const std::string peer_;
   const bool sends_;
   const Manifest manifest_;
@@ -168,6 +174,21 @@ TEST_F(RendezvousTest, AllRanksReadOneSession) {
   EXPECT_EQ(agree(), first) << "a registration that was not taken back stands";
   for (const auto& member : members_) member->withdraw();
   EXPECT_NE(agree(), first);
+}
+
+TEST_F(RendezvousTest, FellowsHearWhatIsSaidOfThisRegistrationAndOfNoEarlierOne) {
+  for (int round = 0; round < 10; ++round) {
+    const std::string words = "round " + std::to_string(round);
+    each([&](Member& member) {
+      const std::vector<std::string> said = member.all_gather(words);
+      EXPECT_EQ(said, std::vector<std::string>(member.world(), words));
+      (void)member.agree(members_);
+    });
+    for (const auto& member : members_) {
+      member->set_session({});
+      member->withdraw();
+    }
+  }
 }
 
 // Whoever was attached takes back its registration once that is lost; who was not yet, does not. What it has published

@@ -224,6 +224,11 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
       connection.answer(Offered{.manifest = {.entries = pair(call.pair)->manifest(call.batch, call.timeout)}});
       return;
     }
+    case AgentMessage::kAllGather: {
+      const auto call = read_message<AllGatherCall>(frame.payload, name());
+      connection.answer(Gathered{.values = pair(call.pair)->all_gather(call.batch, call.value, call.timeout)});
+      return;
+    }
     case AgentMessage::kRegister: {
       const Registered registered =
           register_batch(read_message<RegisterCall>(frame.payload, name()), std::move(connection.arenas));

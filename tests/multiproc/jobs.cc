@@ -137,6 +137,11 @@ int with_pair(const Side& side, const std::string& store, const std::function<in
 int with_batch(const Side& side, const std::string& store,
                const std::function<int(Batch& batch, std::vector<float>& tensor)>& body) {
   return with_pair(side, store, [&](Pair& pair) {
+    if (!side.says.empty()) {
+      std::vector<std::string> all;
+      for (Rank rank = 0; rank < side.world; ++rank) all.push_back(side.says + std::to_string(rank));
+      REQUIRE_HERE(pair.all_gather("policy", all[static_cast<size_t>(side.rank)], side.rendezvous) == all);
+    }
     std::vector<float> tensor = local_tensor(side);
     const TensorSpec spec{.name = side.name,
                           .data = tensor.data(),

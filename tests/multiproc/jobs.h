@@ -47,6 +47,7 @@ struct Side {
   bool digest = true;
   BatchOptions options = {};
   std::string agent = {};
+  std::string says = {};  // to its fellows before it registers, with its rank behind it; they are to say the same
 };
 
 // Rows at the trainer's ranks, columns at the inference job's.
@@ -73,7 +74,8 @@ int with_batch(const Side& side, const std::string& store,
 int send_once(Batch& batch, std::vector<float>&);
 int receive_once(Batch& batch, std::vector<float>&);
 
-// Whether a wait for a handle that does not end is ended by a stop, requested before or meanwhile, and only the wait is.
+// Whether a wait for a handle that does not end is ended by a stop, requested before or meanwhile, and only the wait
+// is.
 bool a_stop_ends_a_wait_for(Handle& handle);
 
 // Returns once that process has ended, reaped or not.

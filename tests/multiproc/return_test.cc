@@ -94,6 +94,23 @@ TEST_F(Return, ASendingRank) {
   expect_success();
 }
 
+Side saying(Side side, const std::string& words) {
+  side.says = words;
+  return side;
+}
+
+// They say it once; whoever comes back hears it.
+TEST_F(Return, ARankHearsWhatItsFellowsHaveSaid) {
+  const auto sender = [](Rank rank) { return saying(trainer(rank), "sender "); };
+  const auto receiver = [](Rank rank) { return saying(inference(rank), "receiver "); };
+  train(sender(0), 2);
+  infer(receiver(0), 3);
+  after({visit_and_die(sender(1)), visit_and_die(receiver(1))});
+  train(sender(1), 1, kTurn);
+  infer(receiver(1), 1);
+  expect_success();
+}
+
 TEST_F(Return, AReceivingJobOfAnotherWorldAndLayout) {
   for (const Rank rank : {0, 1}) train(trainer(rank), 2);
   after({visit_and_die(inference(0)), visit_and_die(inference(1))});
