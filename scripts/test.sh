@@ -17,6 +17,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 need_packages "${build_packages[@]}"
+if [ "$preset" = cpu ]; then need_python; fi
 build "$preset"
 say "testing ($preset)"
 suppressions="suppressions='$root/scripts/sanitizers.supp'"  # quoted for their parsers: a path may hold blanks

@@ -20,6 +20,7 @@ void bind_layout(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_memory(nb::module_& module);
+void bind_tensor_watch(nb::module_& module);
 void bind_bus(nb::module_& module);
 void bind_environment(nb::module_& module);
 

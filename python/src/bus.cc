@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -52,16 +53,23 @@ class PyBus {
     wait([&] { bus_ = std::make_shared<Bus>(options); });
   }
 
-  ~PyBus() {
+  ~PyBus() { close(); }
+
+  // Leaves once its pairs and batches have gone.
+  void close() {
     const nb::gil_scoped_release released;  // it joins threads
     bus_.reset();
   }
 
   // A call that waits for other ranks.
   void wait(const std::function<void()>& call) {
-    call_interruptibly(call, [this] { stop_.request_stop(); });
+    call_interruptibly(call, [this] { interrupt(); });
   }
-  Bus& get() { return *bus_; }
+  void interrupt() { stop_.request_stop(); }
+  Bus& get() {
+    if (!bus_) fail(ErrorCode::kInvalidArgument, "the bus is closed: connect() again");
+    return *bus_;
+  }
 
  private:
   std::stop_source stop_;
@@ -159,31 +167,32 @@ class PyPair {
     bus_->wait([&] { pair_ = std::make_shared<Pair>(bus_->get().pair(options)); });
   }
 
-  std::unique_ptr<PyBatch> register_batch(const std::string& id, const std::vector<TensorSpec>& tensors, bool sends,
-                                          std::optional<double> timeout, const std::string& mode, int snapshots,
-                                          bool pinned) {
-    const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
-    const BatchOptions options{.mode = mode_from(mode), .snapshots = snapshots, .pinned = pinned};
-    std::optional<Batch> batch;
-    bus_->wait([&] {
-      batch = sends ? pair_->offer(id, tensors, limit, options) : pair_->accept(id, tensors, limit, options);
-    });
-    return std::make_unique<PyBatch>(bus_, std::move(*batch));
-  }
-
   std::vector<ManifestEntry> manifest(const std::string& id, std::optional<double> timeout) {
     const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
     std::vector<ManifestEntry> entries;
-    bus_->wait([&] { entries = pair_->manifest(id, limit); });
+    bus_->wait([&] { entries = get().manifest(id, limit); });
     return entries;
   }
 
-  ~PyPair() {
+  ~PyPair() { close(); }
+
+  // Leaves once its batches have gone.
+  void close() {
     const nb::gil_scoped_release released;  // it may tell the others
     pair_.reset();
   }
 
-  Pair& get() { return *pair_; }
+  std::vector<std::string> all_gather(const std::string& id, const std::string& value, std::optional<double> timeout) {
+    const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
+    std::vector<std::string> values;
+    bus_->wait([&] { values = get().all_gather(id, value, limit); });
+    return values;
+  }
+
+  Pair& get() {
+    if (!pair_) fail(ErrorCode::kInvalidArgument, "the pair is closed: connect() again");
+    return *pair_;
+  }
 
  private:
   const SharedBus bus_;
@@ -330,6 +339,22 @@ void bind_batch(nb::module_& module) {
       .def("close", [](PyBatch& self) { released([&] { self.get().close(); }); });
 }
 
+// A batch over one pair, or several with the same peer job.
+std::unique_ptr<PyBatch> register_batch(SharedBus bus, const std::string& id,
+                                        const std::vector<std::pair<PyPair*, std::vector<TensorSpec>>>& tensors,
+                                        bool sends, std::optional<double> timeout, const std::string& mode,
+                                        int snapshots, bool pinned) {
+  const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
+  const BatchOptions options{.mode = mode_from(mode), .snapshots = snapshots, .pinned = pinned};
+  std::vector<BatchPart> parts;
+  for (const auto& [pair, specs] : tensors) parts.push_back({.pair = &pair->get(), .tensors = specs});
+  std::optional<Batch> batch;
+  bus->wait([&] {
+    batch = sends ? bus->get().offer(id, parts, limit, options) : bus->get().accept(id, parts, limit, options);
+  });
+  return std::make_unique<PyBatch>(std::move(bus), std::move(*batch));
+}
+
 }  // namespace
 
 void bind_bus(nb::module_& module) {
@@ -342,15 +367,19 @@ void bind_bus(nb::module_& module) {
            nb::kw_only(), nb::arg("job"), nb::arg("rank"), nb::arg("world"), nb::arg("store") = "",
            nb::arg("namespace") = "", nb::arg("agent") = "", nb::arg("threads") = 0, nb::arg("digest") = true,
            nb::arg("timeout") = nb::none(), nb::arg("stall") = nb::none())
+      .def("register_batch", register_batch, nb::arg("batch"), nb::arg("tensors"), nb::arg("sends"),
+           nb::arg("timeout") = nb::none(), nb::arg("mode") = "inplace", nb::arg("snapshots") = 2,
+           nb::arg("pinned") = false, "Of [(pair, tensors)]. Blocks until the other job has registered it.")
+      .def("close", &PyBus::close, "Leaves once its pairs and batches have gone. Idempotent.")
+      .def("interrupt", &PyBus::interrupt, "Ends all waits for other ranks, now and from then on.")
       .def("alive", [](PyBus& self) { return released([&] { return self.get().alive(); }); });
   nb::class_<PyPair>(module, "Pair")
       .def(nb::init<SharedBus, const std::string&, const std::string&, std::optional<double>, std::optional<Layout>>(),
            nb::arg("bus"), nb::arg("name"), nb::arg("peer"), nb::arg("timeout") = nb::none(),
            nb::arg("layout") = nb::none())
+      .def("close", &PyPair::close, "Leaves once its batches have gone. Idempotent.")
       .def("peer_world", [](PyPair& self) { return self.get().peer_world(); })
-      .def("register_batch", &PyPair::register_batch, nb::arg("batch"), nb::arg("tensors"), nb::arg("sends"),
-           nb::arg("timeout") = nb::none(), nb::arg("mode") = "inplace", nb::arg("snapshots") = 2,
-           nb::arg("pinned") = false)
+      .def("all_gather", &PyPair::all_gather, nb::arg("batch"), nb::arg("value"), nb::arg("timeout") = nb::none())
       .def("manifest", &PyPair::manifest, nb::arg("batch"), nb::arg("timeout") = nb::none());
 }
 

@@ -19,7 +19,7 @@ void bind_memory(nb::module_& module) {
         }
         std::byte* data = buffer->data();
         const nb::capsule owner(buffer.release(), [](void* held) noexcept { delete static_cast<SharedBuffer*>(held); });
-        return nb::ndarray<uint8_t, nb::ndim<1>, nb::device::cpu>(data, {bytes}, owner);
+        return nb::ndarray<nb::array_api, uint8_t, nb::ndim<1>, nb::device::cpu>(data, {bytes}, owner);
       },
       nb::arg("bytes"),
       "A block of shared memory, zeroed, which goes back once nobody refers to it. Raises ResourceExhaustedError.");

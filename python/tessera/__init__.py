@@ -8,7 +8,8 @@ Values: Mesh, Shard, StridedShard, RaggedShard, Replicate, Partial, Layout, Plan
 DTensors are taken as they are; torch itself is optional.
 """
 
-from ._bus import Batch, Bus, connect
+from ._batch import Batch
+from ._bus import Bus, connect
 from ._core import (
     BatchStats,
     Layout,
@@ -42,6 +43,7 @@ from ._errors import (
 )
 from ._handle import Handle
 from ._layouts import layout_of
+from ._memory import empty, share_, zeros
 from ._plans import plan, simulate
 
 __all__ = [
@@ -76,7 +78,10 @@ __all__ = [
     "UnimplementedError",
     "__version__",
     "connect",
+    "empty",
     "layout_of",
     "plan",
+    "share_",
     "simulate",
+    "zeros",
 ]

@@ -1,10 +1,7 @@
 """The C++ core of Tessera. Use it through the package `tessera`."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, overload
-
-import numpy
-from numpy.typing import NDArray
+from typing import Annotated, Any, overload
 
 
 version: str = '0.1.0'
@@ -270,13 +267,29 @@ def dtype(object: object) -> str:
 def bits_of(dtype: object) -> int:
     """Bits an element: 4 for f4, else a multiple of 8."""
 
-def shared_bytes(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), device='cpu')]:
+def shared_bytes(bytes: int) -> Annotated[Any, dict(dtype='uint8', shape=(None,), device='cpu')]:
     """
     A block of shared memory, zeroed, which goes back once nobody refers to it. Raises ResourceExhaustedError.
     """
 
 def in_shared_memory(address: int, bytes: int) -> bool:
     """Whether one block of Tessera's shared memory holds all of it."""
+
+class TensorWatch:
+    """Whether tensors of a library with DLPack's C exchange API have moved."""
+
+    def __init__(self, api: object, tensors: Sequence[object]) -> None: ...
+
+    def holds(self, tensors: list[object]) -> bool:
+        """
+        Whether all of them lie where they did, with the same shapes and strides.
+        """
+
+    @staticmethod
+    def usable(api: object) -> bool:
+        """
+        Whether such an API (Tensor.__dlpack_c_exchange_api__) is of a version that it knows.
+        """
 
 class TensorSpec:
     """One tensor of a batch, as one rank holds it."""
@@ -440,14 +453,26 @@ class Batch:
 class Bus:
     def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool = True, timeout: float | None = None, stall: float | None = None) -> None: ...
 
+    def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False) -> Batch:
+        """Of [(pair, tensors)]. Blocks until the other job has registered it."""
+
+    def close(self) -> None:
+        """Leaves once its pairs and batches have gone. Idempotent."""
+
+    def interrupt(self) -> None:
+        """Ends all waits for other ranks, now and from then on."""
+
     def alive(self) -> bool: ...
 
 class Pair:
     def __init__(self, bus: Bus, name: str, peer: str, timeout: float | None = None, layout: Layout | None = None) -> None: ...
 
+    def close(self) -> None:
+        """Leaves once its batches have gone. Idempotent."""
+
     def peer_world(self) -> int: ...
 
-    def register_batch(self, batch: str, tensors: Sequence[TensorSpec], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False) -> Batch: ...
+    def all_gather(self, batch: str, value: str, timeout: float | None = None) -> list[str]: ...
 
     def manifest(self, batch: str, timeout: float | None = None) -> list[ManifestEntry]: ...
 

@@ -10,7 +10,7 @@ from . import _core
 from ._errors import DeadlineExceededError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from ._bus import Batch
+    from ._batch import Batch
 
 _BAR_SECONDS = 0.1
 

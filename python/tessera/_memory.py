@@ -1,0 +1,125 @@
+"""Memory that the other job reads in place: tensors made in it, and storages moved into it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from . import _core
+from ._errors import InvalidArgumentError, UnimplementedError
+from ._foreign import numpy_dtype, torch_dtype, type_name
+from ._tensors import _local, is_module, is_torch_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
+    """A tensor of zeros in Tessera's shared memory: the other job, or an agent daemon, reads and writes it in place.
+
+    Args:
+        shape: Its sizes.
+        dtype: torch's gives a torch tensor, NumPy's an array. One of Tessera's names, or None (f32), gives a torch
+            tensor if torch is imported, else an array.
+
+    Raises:
+        ResourceExhaustedError: It names what was wanted and what there is.
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(size < 0 for size in sizes):
+        raise InvalidArgumentError(f"shape {sizes}: sizes are 0 or more")
+    name = "f32" if dtype is None else _core.dtype(dtype)
+    is_named = dtype is None or isinstance(dtype, str)
+    uses_torch = "torch" in sys.modules if is_named else type(dtype).__module__.partition(".")[0] == "torch"
+    count = math.prod(sizes)
+    if count * _core.bits_of(name) % 8:
+        raise InvalidArgumentError(f"shape {sizes}: {count} elements of {name} are no whole number of bytes")
+    block = _core.shared_bytes(count * _core.bits_of(name) // 8)
+    return _as_torch(block, name, sizes) if uses_torch else _as_numpy(block, name, sizes)
+
+
+def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
+    """As zeros(), for what is written before it is read. (Shared memory comes zeroed: it costs the same.)"""
+    return zeros(shape, dtype)
+
+
+def share_(value: T) -> T:
+    """Moves the storage of a tensor, or of all parameters and buffers of a module (or values of a dict), into Tessera's
+    shared memory, in place; returns it.
+
+    What is moved is the storage, not one tensor: views, tied weights, optimisers, FSDP's own flat views, state_dicts
+    and a pending backward all see it. What is there already stays. Values do not change.
+
+    Raises:
+        InvalidArgumentError: A storage that torch does not own (from_numpy, frombuffer, a mapped file,
+            share_memory_()); it names the tensor, and nothing has been moved.
+        UnimplementedError: This torch cannot move storages.
+        ResourceExhaustedError: Memory has run out; what was moved before stays moved, which harms nothing.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+    for name, tensor in _tensors_of(value):
+        storage = _local(name, tensor)[0].untyped_storage()
+        if storage.nbytes() == 0 or _core.in_shared_memory(storage.data_ptr(), storage.nbytes()):
+            continue
+        if storage.is_shared() or not storage.resizable():
+            raise InvalidArgumentError(
+                f"tensor {name}: torch does not own its memory (it came from NumPy, a buffer, a mapped file or "
+                "share_memory_()): clone() it first, or make it with tessera.zeros()"
+            )
+        if not hasattr(storage, "_swap_data_ptr_"):
+            import torch
+
+            raise UnimplementedError(
+                f"torch {torch.__version__} cannot move a storage: use torch 2.12 or newer, or make the tensors with "
+                "tessera.zeros(); they work in private memory, too"
+            )
+        storages[storage._cdata] = storage
+    for storage in storages.values():
+        _move(storage)
+    return value
+
+
+def _move(storage: Any) -> None:
+    import torch.utils.dlpack
+
+    shared = torch.utils.dlpack.from_dlpack(_core.shared_bytes(storage.nbytes())).untyped_storage()
+    shared.copy_(storage)
+    storage._swap_data_ptr_(shared)
+
+
+def _tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if is_torch_tensor(value):
+        yield "given to share_()", value
+    elif is_module(value):
+        yield from value.named_parameters()
+        yield from value.named_buffers()
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            if is_torch_tensor(each):
+                yield str(name), each
+    else:
+        raise InvalidArgumentError(
+            f"share_() moves torch tensors, modules and dicts of tensors, not a {type_name(value)}"
+        )
+
+
+def _as_torch(block: Any, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
+    import torch.utils.dlpack
+
+    if name == "f4":
+        sizes = (*sizes[:-1], sizes[-1] // 2)
+    if math.prod(sizes) == 0:
+        return torch.empty(sizes, dtype=torch_dtype(name))
+    return torch.utils.dlpack.from_dlpack(block).view(torch_dtype(name)).reshape(sizes)
+
+
+def _as_numpy(block: Any, name: str, sizes: tuple[int, ...]) -> Any:
+    import numpy
+
+    if math.prod(sizes) == 0:
+        return numpy.empty(sizes, dtype=numpy_dtype(name))
+    return numpy.from_dlpack(block).view(numpy_dtype(name)).reshape(sizes)

@@ -1,0 +1,281 @@
+"""The bus in the spelling that weight-transfer code commonly has: a client, pairs, and batches matched by position.
+
+    client = TensorBusClient(agent_rank=rank)
+    client.init_pair(pair_name="weights", local_name="trainer", remote_name="inference",
+                     expected_world_size=4, device_mesh=mesh, placements=(Shard(0),))
+    handler = client.register_tensors(batch_id="policy", tensors=[(t, "weights") for t in tensors])
+    handler.transfer("send", blocking=True)              # "recv" on the other side
+    handler.query_transfer_signal(); handler.close()
+
+It stands on the same parts as tessera.connect(), which is the shorter way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+from . import _core
+from ._batch import Batch, Direction, Mode, Part
+from ._errors import AlreadyExistsError, Error, InvalidArgumentError, NotFoundError
+from ._handle import Handle
+from ._registration import Registration
+from ._tensors import source_of
+
+
+class TensorBusClient:
+    """This process on the bus: rank `agent_rank` of its job. Thread-safe. A context manager: leaving it closes all.
+
+    Args:
+        agent_rank: This process' rank in its job, from 0.
+        store: URL of the store. None: TESSERA_STORE, else "auto".
+        namespace: Tells runs apart that share a store. None: TESSERA_NAMESPACE, else "default".
+        agent: "embedded" or "daemon". None: TESSERA_AGENT.
+    """
+
+    def __init__(
+        self,
+        agent_rank: int,
+        *,
+        store: str | None = None,
+        namespace: str | None = None,
+        agent: str | None = None,
+    ) -> None:
+        self._rank = agent_rank
+        self._store = store or ""
+        self._namespace = namespace or ""
+        self._agent = agent or ""
+        self._lock = threading.Lock()
+        self._buses: dict[tuple[str, int], _core.Bus] = {}  # by job and world
+        self._pairs: dict[str, _JoinedPair] = {}
+        self._handlers: dict[str, BatchHandler] = {}
+
+    def init_pair(
+        self,
+        pair_name: str,
+        local_name: str,
+        remote_name: str,
+        expected_world_size: int,
+        device_mesh: Any = None,
+        placements: Sequence[Any] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """Joins this job with another one; blocks until all ranks of both are in. Several pairs: in one order on both.
+
+        Args:
+            pair_name: The name under which the two jobs meet.
+            local_name: This job's name.
+            remote_name: The other job's.
+            expected_world_size: Ranks of this job. (Those of the other are found out.)
+            device_mesh: Of tensors that are no DTensors: torch's DeviceMesh or a tessera.Mesh over this job's ranks.
+            placements: One for each axis of the mesh. Without both, a plain tensor is held whole by each rank.
+            timeout: Seconds to wait.
+
+        Raises:
+            DeadlineExceededError: It names the ranks that are missing.
+            AlreadyExistsError: The pair has been initialised already, or a living process has this rank.
+            MismatchError: Ranks of one job disagree.
+        """
+        if (device_mesh is None) != (placements is None):
+            raise InvalidArgumentError(f"pair {pair_name}: give device_mesh and placements, or neither")
+        layout = None if device_mesh is None or placements is None else _core.Layout(device_mesh, placements)
+        with self._lock:
+            if pair_name in self._pairs:
+                raise AlreadyExistsError(f"pair {pair_name}: it has been initialised already")
+            bus = self._buses.get((local_name, expected_world_size))
+            if bus is None:
+                bus = _core.Bus(
+                    job=local_name,
+                    rank=self._rank,
+                    world=expected_world_size,
+                    store=self._store,
+                    namespace=self._namespace,
+                    agent=self._agent,
+                    timeout=timeout,
+                )
+                self._buses[local_name, expected_world_size] = bus
+            pair = _core.Pair(bus, pair_name, remote_name, timeout, layout)
+            self._pairs[pair_name] = _JoinedPair(bus, pair, layout)
+
+    def register_tensors(
+        self,
+        batch_id: str,
+        tensors: Iterable[tuple[Any, str]],
+        timeout: float = 30.0,
+        *,
+        mode: Mode = "inplace",
+    ) -> BatchHandler:
+        """Registers tensors that are transferred as one.
+
+        Both jobs list them in one order: tensors match by position. The other job is waited for by the first call
+        that says a direction: transfer(), or query_transfer_signal(), which only a receiver asks before that.
+
+        Args:
+            batch_id: The batch's name, which both jobs use.
+            tensors: (tensor, pair_name). A tensor is a DTensor, or this rank's local tensor, laid out by its pair's
+                mesh and placements; its global shape follows from the local shapes of all ranks, which must be what
+                those placements give of some tensor.
+            timeout: Seconds to wait for the others to register.
+            mode: "inplace" or "staged", as in Bus.register().
+
+        Raises:
+            InvalidArgumentError: A tensor that cannot be moved; it names its position and why.
+            NotFoundError: A pair that was not initialised.
+            AlreadyExistsError: The batch is registered already.
+        """
+        with self._lock:
+            if batch_id in self._handlers:
+                raise AlreadyExistsError(f"batch {batch_id}: it is registered already: close() it first")
+            by_pair: dict[str, list[tuple[str, Any]]] = {}
+            for position, (tensor, pair_name) in enumerate(tensors):
+                if pair_name not in self._pairs:
+                    known = ", ".join(self._pairs) or "none"
+                    raise NotFoundError(
+                        f"tensor {position}: pair {pair_name!r} was not initialised; there are: {known}"
+                    )
+                by_pair.setdefault(pair_name, []).append((str(position), tensor))
+            if not by_pair:
+                raise InvalidArgumentError(f"batch {batch_id}: it has no tensors")
+            parts = []
+            for pair_name, named in by_pair.items():
+                joined = self._pairs[pair_name]
+                sources = [(name, source_of(name, tensor)) for name, tensor in named]
+                parts.append(Part(pair_name, joined.pair, Registration(sources, (), self._rank, joined.layout)))
+            batch = Batch(
+                self._pairs[next(iter(by_pair))].bus,
+                batch_id,
+                parts,
+                mode=mode,
+                timeout=timeout,
+                snapshots=2,
+                pinned=False,
+                forget=self._forget,
+            )
+            handler = self._handlers[batch_id] = BatchHandler(batch)
+            return handler
+
+    def close(self) -> None:
+        """Closes all batches and leaves all pairs. Idempotent."""
+        with self._lock:
+            handlers = list(self._handlers.values())
+        for handler in handlers:
+            handler.close()
+        with self._lock:
+            left = [joined.pair for joined in self._pairs.values()] + list(self._buses.values())
+            self._pairs.clear()
+            self._buses.clear()
+        for each in left:
+            each.close()
+
+    def _forget(self, batch: Batch) -> None:
+        with self._lock:
+            self._handlers.pop(batch.name, None)
+
+    def __enter__(self) -> TensorBusClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"TensorBusClient(agent_rank={self._rank}, pairs {list(self._pairs)}, batches {list(self._handlers)})"
+
+
+class BatchHandler:
+    """A registered batch: what TensorBusClient.register_tensors() returns. Thread-safe; one transfer at a time."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._handle: Handle | None = None  # the last one
+        self._asking: threading.Thread | None = None  # registers as a receiver
+        self._failure: Error | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The same in the shorter spelling: versions, figures, staging."""
+        return self._batch
+
+    def transfer(
+        self,
+        direction: Direction,
+        blocking: bool = True,
+        timeout: float = 30.0,
+        *,
+        version: int | None = None,
+    ) -> Handle:
+        """Sends what is registered, or receives the newest version into it. Collective over the job's ranks.
+
+        Args:
+            direction: "send" or "recv"; the same in every call.
+            blocking: Waits for the end.
+            timeout: Seconds until the other job has it, or offers it.
+            version: Of a send: its version (None: the newest + 1). Of a recv: the oldest to take.
+
+        Returns:
+            The Handle, which has ended if blocking.
+        """
+        if direction not in ("send", "recv"):
+            raise InvalidArgumentError(f"direction {direction!r}: 'send' and 'recv' are possible")
+        if direction == "send":
+            handle = self._batch.send(version, False, timeout)
+        else:
+            handle = self._batch.recv(version, blocking=False, timeout=timeout)
+        self._handle = handle
+        if blocking:
+            try:
+                handle.wait()
+            except KeyboardInterrupt:
+                handle.cancel()
+                raise
+        return handle
+
+    def query_transfer_signal(self, timeout: float = 30.0) -> bool:
+        """Whether a transfer would go ahead now; never waits for a peer.
+
+        Receiver: whether a version is on offer that is newer than the one held. Sender: whether its last send has
+        ended. Before the first transfer it asks as a receiver: it registers as one, in the background, and says no
+        until that is done. Raises what that has failed with, once, after `timeout` seconds at most.
+        """
+        if self._batch.direction == "send":
+            return self._handle is None or self._handle.done()
+        if self._batch.direction == "recv":
+            return self._batch.newest > self._batch.version
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=self._ask, args=(timeout,), name="tessera-ask", daemon=True)
+            self._asking.start()
+        return False
+
+    def close(self) -> None:
+        """Frees what both sides hold for it. Idempotent."""
+        self._batch.close()
+
+    def _ask(self, timeout: float) -> None:
+        try:
+            self._batch.open("recv", timeout)
+        except Error as error:
+            self._failure = error
+
+    def __enter__(self) -> BatchHandler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"BatchHandler({self._batch!r})"
+
+
+class _JoinedPair:
+    def __init__(self, bus: _core.Bus, pair: _core.Pair, layout: _core.Layout | None) -> None:
+        self.bus = bus
+        self.pair = pair
+        self.layout = layout

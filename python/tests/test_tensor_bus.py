@@ -1,0 +1,113 @@
+"""TensorBusClient: the same bus in its other spelling."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tessera
+from ranks import LIMIT
+from tessera.tensor_bus import BatchHandler, TensorBusClient
+
+torch = pytest.importorskip("torch")
+
+
+def run(namespace: str, *works: Callable[[TensorBusClient], Any], ranks: tuple[int, ...]) -> list[Any]:
+    """One thread a rank."""
+
+    def work(number: int) -> Any:
+        with TensorBusClient(agent_rank=ranks[number], namespace=namespace) as client:
+            return works[number](client)
+
+    with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(work, number) for number in range(len(works))]
+        return [future.result(LIMIT) for future in futures]
+
+
+def test_tensors_match_by_position_and_shapes_follow_from_all_ranks() -> None:
+    full = [torch.arange(21.0).reshape(7, 3), torch.arange(4.0)]
+
+    def train(rank: int) -> Callable[[TensorBusClient], Any]:
+        def work(client: TensorBusClient) -> Any:
+            mesh = tessera.Mesh((2,), ("dp",))
+            client.init_pair("weights", "trainer", "inference", 2, device_mesh=mesh, placements=(tessera.Shard(0),))
+            local = [tensor.chunk(2)[rank].clone() for tensor in full]
+            handler = client.register_tensors("policy", [(tensor, "weights") for tensor in local])
+            handle = handler.transfer("send", blocking=True)
+            assert handler.query_transfer_signal()
+            return handle.version
+
+        return work
+
+    def infer(client: TensorBusClient) -> Any:
+        client.init_pair(
+            pair_name="weights", local_name="inference", remote_name="trainer", expected_world_size=1, timeout=LIMIT
+        )
+        local = [torch.zeros(7, 3), torch.zeros(4)]
+        handler = client.register_tensors(batch_id="policy", tensors=[(tensor, "weights") for tensor in local])
+        assert isinstance(handler, BatchHandler)
+        end = time.monotonic() + LIMIT
+        while not handler.query_transfer_signal():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        handler.transfer("recv")
+        assert not handler.query_transfer_signal()
+        return all(torch.equal(a, b) for a, b in zip(local, full, strict=True))
+
+    assert run("positions", train(0), train(1), infer, ranks=(0, 1, 0)) == [1, 1, True]
+
+
+def test_a_batch_over_two_pairs() -> None:
+    dense, expert = torch.arange(6.0), torch.arange(8.0).reshape(2, 4)
+
+    def train(client: TensorBusClient) -> int:
+        client.init_pair("weights", "trainer", "inference", 1)
+        client.init_pair("experts", "trainer", "inference", 1)
+        return client.register_tensors("policy", [(dense, "weights"), (expert, "experts")]).transfer("send").version
+
+    def infer(client: TensorBusClient) -> bool:
+        client.init_pair("weights", "inference", "trainer", 1)
+        client.init_pair("experts", "inference", "trainer", 1)
+        local = [torch.zeros(6), torch.zeros(2, 4)]
+        handler = client.register_tensors("policy", [(local[0], "weights"), (local[1], "experts")])
+        handler.transfer("recv")
+        assert "experts+weights/policy" in repr(handler)
+        return torch.equal(local[0], dense) and torch.equal(local[1], expert)
+
+    assert run("pairs", train, infer, ranks=(0, 0)) == [1, True]
+
+
+def test_wrong_arguments_are_errors_that_name_them() -> None:
+    met = threading.Barrier(2)
+
+    def train(client: TensorBusClient) -> None:
+        client.init_pair("weights", "trainer", "inference", 1)
+        with pytest.raises(tessera.AlreadyExistsError, match="pair weights"):
+            client.init_pair("weights", "trainer", "inference", 1)
+        with pytest.raises(tessera.NotFoundError, match="tensor 1: pair 'experts' was not init.*there are: weights"):
+            client.register_tensors("policy", [(torch.zeros(2), "weights"), (torch.zeros(2), "experts")])
+        with pytest.raises(tessera.InvalidArgumentError, match="batch policy: it has no tensors"):
+            client.register_tensors("policy", [])
+        with pytest.raises(tessera.InvalidArgumentError, match="tensor 0: it is on the meta device"):
+            client.register_tensors("policy", [(torch.zeros(2, device="meta"), "weights")])
+        with pytest.raises(tessera.InvalidArgumentError, match="device_mesh and placements, or neither"):
+            client.init_pair("more", "trainer", "inference", 1, device_mesh=tessera.Mesh((1,)))
+        value = torch.zeros(2)
+        handler = client.register_tensors("policy", [(value, "weights")])
+        with pytest.raises(tessera.AlreadyExistsError, match="batch policy"):
+            client.register_tensors("policy", [(value, "weights")])
+        with pytest.raises(tessera.InvalidArgumentError, match="direction 'push': 'send' and 'recv' are possible"):
+            handler.transfer("push")  # type: ignore[arg-type]
+        with pytest.raises(tessera.DeadlineExceededError, match="inference/0"):
+            handler.transfer("send", timeout=0.2) if handler.batch.open("send", 0.2) else None
+        met.wait(LIMIT)
+
+    def infer(client: TensorBusClient) -> None:
+        client.init_pair("weights", "inference", "trainer", 1)
+        met.wait(LIMIT)
+
+    run("wrong", train, infer, ranks=(0, 0))
