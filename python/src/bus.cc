@@ -143,16 +143,16 @@ class PyBatch {
   PyBatch(SharedBus bus, Batch batch) : bus_(std::move(bus)), batch_(std::move(batch)) {}
 
   ~PyBatch() {
-    const nb::gil_scoped_release released;
-    batch_.close();
+    const nb::gil_scoped_release released;  // it may wait for a transfer
+    batch_.reset();
   }
 
-  Batch& get() { return batch_; }
+  Batch& get() { return *batch_; }
   PyBus& bus() { return *bus_; }
 
  private:
   const SharedBus bus_;
-  Batch batch_;
+  std::optional<Batch> batch_;
 };
 
 class PyPair {

@@ -238,7 +238,7 @@ class Batch:
         if self._registering:  # on another thread, which waits for other ranks
             self._bus.interrupt()
         core, self._core = self._core, None
-        if core is not None:
+        if core is not None and os.getpid() == self._process:  # in a forked child it is its parent's
             core.close()
         self._held = ()
         self._forget(self)

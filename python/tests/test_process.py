@@ -1,0 +1,209 @@
+"""What only a process of its own shows: Ctrl-C, forks, its exit, its environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+LIMIT = 60.0
+
+# Threads cannot be interrupted in Python, so the main thread is the one that waits; another one plays the other job.
+PEERS = """
+import os, signal, sys, threading
+import numpy as np
+import tessera
+
+def interrupt_soon(armed):
+    def work():
+        armed.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=work, daemon=True).start()
+
+def connect(role, peer, **options):
+    return tessera.connect("weights", role=role, peer=peer, rank=0, world=1, **options)
+"""
+
+
+def run(body: str, runtime_dir: Path, **environment: str) -> str:
+    script = PEERS + textwrap.dedent(body)
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore::ResourceWarning", "-c", script],
+        env={**os.environ, "TESSERA_NAMESPACE": f"p{abs(hash(body))}", **environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nanobind: leaked" not in done.stderr
+    return done.stdout
+
+
+def test_ctrl_c_ends_a_wait_for_the_other_job(runtime_dir: Path) -> None:
+    said = run(
+        """
+        armed = threading.Event()
+        interrupt_soon(armed)
+        threading.Timer(0.3, armed.set).start()
+        try:
+            connect("trainer", "inference", timeout=30)
+        except KeyboardInterrupt:
+            print("interrupted")
+        try:  # the rank is free again
+            connect("trainer", "inference", timeout=0.1)
+        except tessera.DeadlineExceededError:
+            print("late")
+        """,
+        runtime_dir,
+    )
+    assert said.split() == ["interrupted", "late"]
+
+
+def test_ctrl_c_ends_a_transfer_that_nobody_has_begun_and_the_next_one_goes_well(runtime_dir: Path) -> None:
+    said = run(
+        """
+        value, target = np.arange(4.0), np.zeros(4)
+        sends = threading.Event()
+
+        def train():
+            with connect("trainer", "inference", timeout=30) as bus:
+                batch = bus.register({"w": value}, direction="send")
+                sends.wait(30)
+                batch.send()
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        with connect("inference", "trainer", timeout=30) as bus:
+            batch = bus.register({"w": target}, direction="recv")
+            armed = threading.Event()
+            interrupt_soon(armed)
+            threading.Timer(0.3, armed.set).start()
+            try:
+                batch.recv(timeout=30)
+            except KeyboardInterrupt:
+                print("interrupted")
+            armed.clear()
+            interrupt_soon(armed)
+            handle = batch.recv(timeout=30, blocking=False)
+            threading.Timer(0.3, armed.set).start()
+            try:
+                handle.wait()
+            except KeyboardInterrupt:
+                print("interrupted, and goes on:", not handle.done())
+            sends.set()
+            print(handle.wait(), target.tolist())
+            trainer.join(30)
+        """,
+        runtime_dir,
+    )
+    assert said.splitlines() == ["interrupted", "interrupted, and goes on: True", "1 [0.0, 1.0, 2.0, 3.0]"]
+
+
+def test_a_process_may_end_without_closing_anything(runtime_dir: Path) -> None:
+    said = run(
+        """
+        value, target = np.arange(4.0), np.zeros(4)
+        buses = {}
+
+        def train():
+            buses["trainer"] = connect("trainer", "inference", timeout=30)
+            buses["sends"] = buses["trainer"].register({"w": value})
+            buses["sends"].send()
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        bus = connect("inference", "trainer", timeout=30)
+        batch = bus.register({"w": target})
+        print(batch.recv())
+        trainer.join(30)
+        pending = batch.recv(blocking=False)
+        """,
+        runtime_dir,
+    )
+    assert said.split() == ["1"]
+
+
+def test_a_forked_child_is_told_and_harms_nothing(runtime_dir: Path) -> None:
+    said = run(
+        """
+        value, target = np.arange(4.0), np.zeros(4)
+        goes_on = threading.Event()
+
+        def train():
+            with connect("trainer", "inference", timeout=30) as bus:
+                batch = bus.register({"w": value})
+                batch.send()
+                goes_on.wait(30)
+                batch.send()
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        with connect("inference", "trainer", timeout=30) as bus:
+            batch = bus.register({"w": target})
+            batch.recv()
+            child = os.fork()
+            if child == 0:
+                try:
+                    batch.recv()
+                except tessera.InvalidArgumentError as error:
+                    print("forked child" in str(error), flush=True)
+                del batch, bus
+                os._exit(0)
+            print(os.waitpid(child, 0)[1], flush=True)
+            goes_on.set()
+            print(batch.recv())
+            trainer.join(30)
+        """,
+        runtime_dir,
+    )
+    assert said.split() == ["True", "0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "3"}, "1 3"),
+        ({"RANK": "1", "WORLD_SIZE": "3", "TESSERA_RANK": "2", "TESSERA_WORLD_SIZE": "4"}, "2 4"),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "5", "SLURM_NTASKS": "9"}, "1 2"),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "9"}, "5 9"),
+        ({}, "0 1"),
+        ({"RANK": "two", "WORLD_SIZE": "3"}, 'RANK is "two", not a number from 0 up'),
+        ({"RANK": "3", "WORLD_SIZE": "3"}, "rank 3 of world 3 (rank from RANK, world from WORLD_SIZE)"),
+    ],
+)
+def test_rank_and_world_are_what_the_launcher_says(
+    environment: dict[str, str], expected: str, runtime_dir: Path
+) -> None:
+    said = run(
+        """
+        from tessera._launch import launch
+        try:
+            print(*launch(None, None))
+        except tessera.InvalidArgumentError as error:
+            print(error)
+        """,
+        runtime_dir,
+        **dict.fromkeys(("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"), "") | environment,
+    )
+    assert expected in said
+
+
+def test_signals_are_delivered_while_a_wait_is_short(runtime_dir: Path) -> None:
+    """A handler that does not raise leaves the wait alone."""
+    said = run(
+        """
+        heard = []
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        try:
+            connect("trainer", "inference", timeout=1)
+        except tessera.DeadlineExceededError:
+            print(heard)
+        """,
+        runtime_dir,
+    )
+    assert said.strip() == "[1]"
