@@ -169,6 +169,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     try {
       bus_->rendezvous().report(view_, batch, status);
       bus_->rendezvous().withdraw(view_, batch);
+      bus_->rendezvous().unsay(view_, batch);
     } catch (const Error& error) {
       log().info("{}: the others cannot be told that it gives batch {} up: {}", bus_->agent().identity().name(), batch,
                  error.what());

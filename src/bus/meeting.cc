@@ -122,12 +122,21 @@ void Meeting::stop() {
   }
   if (thread.joinable()) thread.join();
   tasks_.clear();  // nobody adds to them any more
-  if (!parted_) withdraw();
+  if (!parted_)
+    take_back([&] {
+      rendezvous_.withdraw(view_, batch_);
+      rendezvous_.unsay(view_, batch_);
+    });
 }
 
 void Meeting::withdraw() {
+  take_back([&] { rendezvous_.withdraw(view_, batch_); });
+}
+
+template <typename Request>
+void Meeting::take_back(const Request& request) {
   try {
-    rendezvous_.withdraw(view_, batch_);
+    request();
   } catch (const Error& error) {
     log().info("batch {}: its records stay in the store until the lease ends: {}", batch_, error.what());
   }

@@ -60,6 +60,8 @@ class Meeting {
   enum class Outcome { kMet, kFailed, kTold, kParted };  // kTold: another rank has failed, and may be at it again
   Outcome retry();
   void withdraw();
+  template <typename Request>
+  void take_back(const Request& request);  // of the store; what fails is logged
 
   Agent& agent_;
   Rendezvous& rendezvous_;

@@ -58,7 +58,9 @@ int64_t Operation::wait() {
 bool Operation::wait_for(Timeout timeout, std::stop_token stop) {
   process_.require("a handle");
   const std::stop_callback wake(stop, [this] {
-    { const std::lock_guard lock(mutex_); }  // who has just looked sleeps by now
+    {
+      const std::lock_guard lock(mutex_);
+    }  // who has just looked sleeps by now
     ended_.notify_all();
   });
   std::unique_lock lock(mutex_);

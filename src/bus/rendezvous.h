@@ -85,6 +85,9 @@ class Rendezvous {
   // What every rank of this job says about a batch that it is about to register, by rank.
   std::vector<std::string> all_gather(const PairView& view, const std::string& batch, const std::string& value,
                                       const Patience& patience);
+  // Takes back what this rank has said, now that it has the batch no longer. (A registration that begins anew leaves
+  // it: a rank that comes back reads it.)
+  void unsay(const PairView& view, const std::string& batch);
   // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
   // those that wait now: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
@@ -121,6 +124,7 @@ class Rendezvous {
     bool heard = false;                 // the present attempt ended with another's failure
     bool over = true;                   // it was withdrawn, or another's failure has ended it
     bool asked = false;                 // others to renew theirs
+    bool said = false;                  // something, by all_gather()
     History next() const;               // that of the next attempt, as it begins
   };
   // A side of a batch as its records are waited for.

@@ -477,6 +477,10 @@ std::vector<std::string> Rendezvous::all_gather(const PairView& view, const std:
   const History history = begun(view, batch);
   const Awaited fellows{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
   const auto key = [&](Rank rank) { return said_key(records, identity_.job, rank); };
+  {
+    const std::lock_guard lock(mutex_);
+    history_of(view, batch).said = true;
+  }
   const std::string record = SaidRecord{.of = {own_.incarnation, history.attempt}, .value = value}.write();
   ask(patience, [&](Duration timeout) { return store_.put(key(identity_.rank), record, {.lease = lease_}, timeout); });
   const auto complete = [&](const StoreView& items) {
@@ -508,6 +512,14 @@ std::vector<std::string> Rendezvous::all_gather(const PairView& view, const std:
   return values;
 }
 
+void Rendezvous::unsay(const PairView& view, const std::string& batch) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(history_of(view, batch).said, false)) return;
+  }
+  store_.erase(said_key(meeting(view, batch), identity_.job, identity_.rank), seconds(1));
+}
+
 void Rendezvous::withdraw(const PairView& view, const std::string& batch) {
   {
     const std::lock_guard lock(mutex_);
@@ -516,7 +528,6 @@ void Rendezvous::withdraw(const PairView& view, const std::string& batch) {
   const std::string records = meeting(view, batch);
   forget_asking(view, batch, seconds(1));
   store_.erase(batch_key(records, identity_.job, identity_.rank), seconds(1));
-  store_.erase(said_key(records, identity_.job, identity_.rank), seconds(1));
   if (identity_.rank == 0) store_.erase(manifest_key(records, identity_.job), seconds(1));
 }
 

@@ -52,6 +52,7 @@ class Member {
     return rendezvous_.all_gather(view_, kBatch, value, patience());
   }
   size_t world() const { return world_; }
+  void unsay() { rendezvous_.unsay(view_, kBatch); }
   void withdraw() { rendezvous_.withdraw(view_, kBatch); }
 
   // As a meeting does, but for the connections: until all of them have read the same.
@@ -187,6 +188,7 @@ TEST_F(RendezvousTest, FellowsHearWhatIsSaidOfThisRegistrationAndOfNoEarlierOne)
     for (const auto& member : members_) {
       member->set_session({});
       member->withdraw();
+      member->unsay();
     }
   }
 }

@@ -104,7 +104,7 @@ TEST_F(Return, ARankHearsWhatItsFellowsHaveSaid) {
   const auto sender = [](Rank rank) { return saying(trainer(rank), "sender "); };
   const auto receiver = [](Rank rank) { return saying(inference(rank), "receiver "); };
   train(sender(0), 2);
-  infer(receiver(0), 3);
+  infer(receiver(0), 2);
   after({visit_and_die(sender(1)), visit_and_die(receiver(1))});
   train(sender(1), 1, kTurn);
   infer(receiver(1), 1);
