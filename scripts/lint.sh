@@ -30,6 +30,7 @@ python3 scripts/check_layers.py
 python3 scripts/check_docs.py
 python3 scripts/check_troubleshooting.py
 [ "$mode" = --quick ] && exit 0
+scripts/docs.sh
 
 say "clang-tidy"
 cmake --preset lint >/dev/null

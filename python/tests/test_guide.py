@@ -1,0 +1,57 @@
+"""The snippets of the user guide do what it says: all programs of a page are started together, as two jobs are."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
+LIMIT = 120.0
+
+
+def programs(page: Path) -> dict[str, str]:
+    """By the name in their first line."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    named = [(re.match(r"# (\w+\.py)\n", block), block) for block in blocks]
+    assert all(name for name, _ in named), f"{page.name}: a snippet does not begin with the name of its program"
+    found = {name.group(1): block for name, block in named if name}
+    assert len(found) == len(blocks), f"{page.name}: two snippets have one name"
+    return found
+
+
+PAGES = [page for page in sorted(GUIDE.glob("*.md")) if programs(page)]
+
+
+def test_the_guide_has_snippets() -> None:
+    assert {page.stem for page in PAGES} >= {"quickstart", "tensors", "versions"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_programs_of_a_page_run(page: Path, tmp_path: Path, runtime_dir: Path) -> None:
+    pytest.importorskip("torch")
+    started = []
+    for name, text in programs(page).items():
+        (tmp_path / name).write_text(text)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, tmp_path / name],
+                env={**os.environ, "TESSERA_NAMESPACE": page.stem},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        said = [process.communicate(timeout=LIMIT)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, text in zip(started, said, strict=True):
+        assert process.returncode == 0, text
+    if page.stem == "quickstart":
+        assert "now at version 3" in "".join(said)
