@@ -10,8 +10,8 @@ torch.distributed.checkpoint through tmpfs (save plus load). Tessera reads share
 
 All six processes wait for each other before each repetition; its time goes from there until the last has what it is
 to have. Rates are bytes delivered, 10^9 a second; `x` is Tessera's over the peer's. What arrives is compared.
-`extra` is the most memory that a rank took meanwhile beside the tensors (RssAnon, sampled every 2 ms), in per cent of its
-own tensor.
+`extra` is the most memory that a rank took meanwhile beside the tensors (RssAnon, sampled every 2 ms), in per cent of
+its own tensor.
 """
 
 from __future__ import annotations
