@@ -92,7 +92,7 @@ def test_a_handle_can_be_polled_and_awaited() -> None:
     ready = threading.Event()
 
     def send(bus: tessera.Bus) -> int:
-        batch = bus.register({"w": value})
+        batch = bus.register({"w": value}, direction="send")
         ready.wait(LIMIT)
         handle = batch.send(blocking=False)
         assert "send of default" in repr(handle)
@@ -104,10 +104,10 @@ def test_a_handle_can_be_polled_and_awaited() -> None:
 
     def recv(bus: tessera.Bus) -> int:
         batch = bus.register({"w": target})
-        threading.Timer(0, ready.set).start()
         handle = batch.recv(blocking=False)
         with pytest.raises(tessera.DeadlineExceededError, match="recv of default has not ended"):
             handle.wait(timeout=0)
+        ready.set()
         assert handle.wait(LIMIT) == handle.version == 1
         assert handle.done() and handle.wait() == 1
         assert handle.progress.bytes_done == 32
