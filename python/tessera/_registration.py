@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -94,11 +95,17 @@ class Registration:
             source.written()
 
     def _global_shape(self, name: str, location: Location) -> tuple[int, ...]:
-        if location.global_shape is not None:
-            return location.global_shape
-        layout = self._layout(location)
+        layout, shape = self._layout(location), location.shape
+        whole = location.global_shape
+        if whole is not None:
+            expected = layout.bind(whole).local_shape(whole, self._rank)
+            if expected != shape and (math.prod(expected) or math.prod(shape)):
+                raise InvalidArgumentError(
+                    f"tensor {name}: its local shape is {shape}; of {whole} under {layout}, rank {self._rank} holds "
+                    f"{expected}"
+                )
+            return whole
         # Where nothing is sharded the local shape is the global one.
-        shape = location.shape
         if layout.bind(shape).local_shape(shape, self._rank) == shape:
             return shape
         raise InvalidArgumentError(
