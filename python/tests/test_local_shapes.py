@@ -37,6 +37,7 @@ def test_a_local_shape_that_its_layout_does_not_give_is_refused(
     [
         ((2, 4), "2:S0", (4, 4), 1),
         ((1, 4), "2:S0", (3, 4), 1),
+        ((0, 4), "4:S0", (3, 4), 3),
         ((0,), "4:S0", (3, 4), 3),  # how torch holds nothing
         ((0,), "2@0,1:S0", (4, 4), 2),
     ],
