@@ -42,6 +42,7 @@ from ._errors import (
 )
 from ._handle import Handle
 from ._layouts import layout_of
+from ._mapping import Part
 from ._plans import plan, simulate
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Mesh",
     "MismatchError",
     "NotFoundError",
+    "Part",
     "Partial",
     "PeerLostError",
     "PermissionDeniedError",

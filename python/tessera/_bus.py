@@ -17,6 +17,7 @@ from ._errors import AlreadyExistsError, InvalidArgumentError
 from ._handle import Handle
 from ._launch import launch
 from ._layouts import LayoutLike, as_layout
+from ._mapping import Map
 from ._registration import Registration
 
 # Names of tensors: regular expressions of which one matches the whole name, or a function that says so.
@@ -134,6 +135,7 @@ class Bus:
         timeout: float | None = None,
         snapshots: int = 2,
         pinned: bool = False,
+        map: Map | None = None,
     ) -> Batch:
         """Registers tensors that are transferred as one.
 
@@ -155,6 +157,9 @@ class Bus:
             timeout: Seconds to wait for the others to register. None: as connect() was told.
             snapshots: Of a staged sender: copies, 2 to 8.
             pinned: Refuses a peer that comes back with another world or other layouts.
+            map: What the tensors are called on the bus, where parts of them are tensors there: {local name: name, Part,
+                list of them, or None to leave it out}, with regular expressions as keys, or a function of (local name,
+                tensor) that returns the same. `tessera.maps` has some. only= and ignore= are of local names.
 
         Raises:
             InvalidArgumentError: A tensor that cannot be moved; it names the tensor and why.
@@ -172,6 +177,7 @@ class Bus:
                 rank=self.rank,
                 fallback=self._layout,
                 missing_ok=missing_ok,
+                names=map,
             )
             made = Batch(self, pair, batch, mode, registration, timeout or self._timeout, snapshots, pinned)
             self._batches[batch] = made
@@ -258,7 +264,8 @@ class Batch:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors in it; of a receiver, once it is registered, without those that the sender has not."""
+        """On the bus, of the tensors in it; of a receiver, once it is registered, without those that the sender has
+        not."""
         return self._registration.names
 
     @property

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from . import _core
-from ._errors import InvalidArgumentError
+from ._errors import InvalidArgumentError, MismatchError, UnimplementedError
+from ._mapping import Local, Map, Part, Piece, check_shape, compile_map
 from ._tensors import Location, Source, walk
 
 
 class Registration:
-    """The tensors of one rank's batch."""
+    """The tensors of one rank's batch: sources by local name, and what of them has which name on the bus."""
 
     def __init__(
         self,
         sources: dict[str, Source],
+        parts: dict[str, list[Part]],
         skipped: list[str],
         rank: int,
         fallback: _core.Layout | None,
@@ -29,7 +30,11 @@ class Registration:
         self._fallback = fallback
         self._missing_ok = missing_ok
         self._locations = {name: source.locate() for name, source in sources.items()}
-        self._shapes = {name: self._global_shape(name, location) for name, location in self._locations.items()}
+        self._pieces: dict[str, Piece] = {}
+        for name, location in self._locations.items():
+            local = Local(name, location, self._layout(location), rank)
+            for part in parts[name]:
+                self._add(part.name, local.piece(part))
         self._forget_memory()
 
     @staticmethod
@@ -39,43 +44,72 @@ class Registration:
         rank: int,
         fallback: _core.Layout | None,
         missing_ok: bool,
+        names: Map | None = None,
     ) -> Registration:
         """Everything of `tensors` whose name is to be kept. Raises InvalidArgumentError for what cannot be moved."""
         skipped: list[str] = []
-        sources = dict(walk(tensors, skipped, keep))
-        return Registration(sources, [name for name in skipped if keep(name)], rank, fallback, missing_ok)
+        sources: dict[str, Source] = {}
+        parts: dict[str, list[Part]] = {}
+        parts_of = compile_map(names)
+        for name, source, tensor in walk(tensors, skipped, keep):
+            if found := parts_of(name, tensor):
+                sources[name], parts[name] = source, found
+        made = Registration(sources, parts, [name for name in skipped if keep(name)], rank, fallback, missing_ok)
+        if names is None:
+            made._require_shapes()
+        return made
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._sources)
+        """On the bus."""
+        return tuple(self._pieces)
 
     @property
     def skipped(self) -> tuple[str, ...]:
         return tuple(self._skipped)
 
     def choose(self, manifest: Callable[[], Sequence[_core.ManifestEntry]]) -> None:
-        """Leaves out what a receiver need not ask for: further names of one tensor, and, if missing_ok, what the sender
-        has not."""
-        if not self._missing_ok and not self._ties():
+        """Of a receiver: leaves out what it need not ask for: further names of one tensor, and, if missing_ok, what the
+        sender has not. Takes from the sender the global shapes that cannot be seen here."""
+        if not self._missing_ok and not self._ties() and not any(self._shapeless()):
             return
-        offered = {entry.name for entry in manifest()}
-        dropped = {name for name in self._sources if name not in offered} if self._missing_ok else set()
+        offered = {entry.name: entry.shape for entry in manifest()}
+        dropped = {name for name in self._pieces if name not in offered} if self._missing_ok else set()
         for tied in self._ties():
             known = [name for name in tied if name in offered]
             dropped.update(name for name in tied if name not in known and known)
         for name in sorted(dropped):
-            del self._sources[name], self._locations[name], self._shapes[name]
+            del self._pieces[name]
             self._skipped.append(name)
+        self._forget_unused()
+        unknown = []
+        for name, piece in self._shapeless():
+            if name not in offered:
+                unknown.append(name)
+                continue
+            try:
+                check_shape(piece.location, offered[name], self._rank)
+            except InvalidArgumentError as error:
+                raise MismatchError(f"part {name} of tensor {piece.tensor}: {error}") from None
+            self._pieces[name] = replace(piece, shape=offered[name])
+        if unknown:
+            raise MismatchError(f"the other job does not offer {len(unknown)} tensors of the map: {_listed(unknown)}")
 
     def specs(self, sends: bool) -> list[_core.TensorSpec]:
         """For the core."""
+        self._require_shapes()
         if not sends:
             self.written()
         return [
             _core.TensorSpec(
-                name, location.address, location.dtype, self._shapes[name], self._layout(location), location.strides
+                name,
+                piece.location.address,
+                piece.location.dtype,
+                piece.shape or (),
+                piece.location.layout,
+                piece.location.strides,
             )
-            for name, location in self._locations.items()
+            for name, piece in self._pieces.items()
         ]
 
     def locate(self) -> list[Any]:
@@ -94,24 +128,30 @@ class Registration:
         for source in self._sources.values():
             source.written()
 
-    def _global_shape(self, name: str, location: Location) -> tuple[int, ...]:
-        layout, shape = self._layout(location), location.shape
-        whole = location.global_shape
-        if whole is not None:
-            expected = layout.bind(whole).local_shape(whole, self._rank)
-            if expected != shape and (math.prod(expected) or math.prod(shape)):
-                raise InvalidArgumentError(
-                    f"tensor {name}: its local shape is {shape}; of {whole} under {layout}, rank {self._rank} holds "
-                    f"{expected}"
-                )
-            return whole
-        # Where nothing is sharded the local shape is the global one.
-        if layout.bind(shape).local_shape(shape, self._rank) == shape:
-            return shape
-        raise InvalidArgumentError(
-            f"tensor {name}: its layout {layout} shards it, so that its global shape cannot be seen from its local one "
-            f"{shape}: register (array, layout, global shape)"
-        )
+    def _add(self, name: str, piece: Piece | None) -> None:
+        if piece is None:
+            return
+        other = self._pieces.get(name)
+        if other is None:
+            self._pieces[name] = piece
+        elif other.location != piece.location or other.shape != piece.shape:
+            raise UnimplementedError(
+                f"tensor {name} of the bus is in two tensors here, {other.tensor} and {piece.tensor}: a batch takes a "
+                "name once yet. Let the other job send it under a second name, too, with a map that gives it both: "
+                f"{{{name!r}: [{name!r}, {piece.tensor!r}]}}; or register {piece.tensor} in another batch"
+            )
+
+    def _require_shapes(self) -> None:
+        for name, piece in self._shapeless():
+            where = name if name == piece.tensor else f"{name} (of {piece.tensor})"
+            raise InvalidArgumentError(
+                f"tensor {where}: its layout {piece.location.layout} shards it, so that its global shape cannot be "
+                f"seen from its local one {piece.location.shape}: register (array, layout, global shape), or a Part "
+                "with shape="
+            )
+
+    def _shapeless(self) -> Iterator[tuple[str, Piece]]:
+        return ((name, piece) for name, piece in list(self._pieces.items()) if piece.shape is None)
 
     def _layout(self, location: Location) -> _core.Layout:
         if location.layout is not None:
@@ -124,10 +164,17 @@ class Registration:
     def _ties(self) -> list[list[str]]:
         """Names of one and the same memory."""
         groups: dict[Any, list[str]] = {}
-        for name, location in self._locations.items():
-            if location.address:
-                groups.setdefault((location.address, location.shape, location.strides, location.dtype), []).append(name)
+        for name, piece in self._pieces.items():
+            at = piece.location
+            if at.address:
+                groups.setdefault((at.address, at.shape, at.strides, at.dtype), []).append(name)
         return [names for names in groups.values() if len(names) > 1]
+
+    def _forget_unused(self) -> None:
+        """Sources of which no part is left."""
+        used = {piece.tensor for piece in self._pieces.values()}
+        self._sources = {name: source for name, source in self._sources.items() if name in used}
+        self._locations = {name: self._locations[name] for name in self._sources}
 
     def _forget_memory(self) -> None:
         self._locations = {name: replace(at, memory=None) for name, at in self._locations.items()}
@@ -141,3 +188,8 @@ def _difference(then: Location, now: Location) -> str:
                 return "its memory has moved"
             return f"its {what} has changed from {before} to {after}"
     return "it has changed"
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
