@@ -8,6 +8,7 @@ Values: Mesh, Shard, StridedShard, RaggedShard, Replicate, Partial, Layout, Plan
 DTensors are taken as they are; torch itself is optional.
 """
 
+from . import maps
 from ._bus import Batch, Bus, connect
 from ._core import (
     BatchStats,
@@ -79,6 +80,7 @@ __all__ = [
     "__version__",
     "connect",
     "layout_of",
+    "maps",
     "plan",
     "simulate",
 ]
