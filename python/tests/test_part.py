@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,34 @@ def test_whole_needs_to_know_the_whole() -> None:
 def test_a_part_is_checked_where_it_is_made(bad: dict[str, Any]) -> None:
     with pytest.raises(tessera.InvalidArgumentError):
         Part(**bad)
+
+
+@dataclass
+class Offered:
+    """What a manifest says."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def test_a_receiver_takes_shapes_from_the_manifest() -> None:
+    registration = collect({"w": FUSED}, {"w": [Part("a", slice(0, 2), "2:S0"), Part("b", slice(2, 6), "2:S0")]})
+    registration.choose(lambda: [Offered("a", (4, 4)), Offered("b", (7, 4))])
+    assert [spec.shape for spec in registration.specs(sends=False)] == [(4, 4), (7, 4)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((8, 4), r"part a of tensor w: its local shape is \(2, 4\); of \(8, 4\) under 2:S0, rank 0 holds \(4, 4\)"),
+        ((4,), r"part a of tensor w: its local shape is \(2, 4\); of \(4,\) under 2:S0"),
+        (None, r"the other job does not offer 1 tensors of the map: a"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_a_mismatch(shape: tuple[int, ...] | None, why: str) -> None:
+    registration = collect({"w": FUSED}, {"w": Part("a", slice(0, 2), "2:S0")})
+    with pytest.raises(tessera.MismatchError, match=why):
+        registration.choose(lambda: [Offered("a", shape)] if shape else [Offered("b", (4, 4))])
 
 
 # --- one name, two tensors; one tensor, two names
