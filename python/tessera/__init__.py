@@ -8,6 +8,7 @@ Values: Mesh, Shard, StridedShard, RaggedShard, Replicate, Partial, Layout, Plan
 DTensors are taken as they are; torch itself is optional.
 """
 
+from . import maps
 from ._batch import Batch
 from ._bus import Bus, connect
 from ._core import (
@@ -43,6 +44,7 @@ from ._errors import (
 )
 from ._handle import Handle
 from ._layouts import layout_of
+from ._mapping import Part
 from ._memory import empty, share_, zeros
 from ._plans import plan, simulate
 
@@ -63,6 +65,7 @@ __all__ = [
     "Mesh",
     "MismatchError",
     "NotFoundError",
+    "Part",
     "Partial",
     "PeerLostError",
     "PermissionDeniedError",
@@ -80,6 +83,7 @@ __all__ = [
     "connect",
     "empty",
     "layout_of",
+    "maps",
     "plan",
     "share_",
     "simulate",

@@ -64,7 +64,8 @@ class Batch:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tensors in it; of a receiver, once it is registered, without those that the sender has not."""
+        """On the bus, of the tensors in it; of a receiver, once it is registered, without those that the sender has
+        not."""
         return tuple(name for part in self._parts for name in part.registration.names)
 
     @property

@@ -15,6 +15,7 @@ from ._batch import Batch, Direction, Mode, Part
 from ._errors import AlreadyExistsError, InvalidArgumentError
 from ._launch import launch
 from ._layouts import LayoutLike, as_layout
+from ._mapping import Map
 from ._registration import Registration
 
 # Names of tensors: regular expressions of which one matches the whole name, or a function that says so.
@@ -133,6 +134,7 @@ class Bus:
         timeout: float | None = None,
         snapshots: int = 2,
         pinned: bool = False,
+        map: Map | None = None,
     ) -> Batch:
         """Registers tensors that are transferred as one.
 
@@ -154,6 +156,9 @@ class Bus:
             timeout: Seconds to wait for the others to register. None: as connect() was told.
             snapshots: Of a staged sender: copies, 2 to 8.
             pinned: Refuses a peer that comes back with another world or other layouts.
+            map: What the tensors are called on the bus, where parts of them are tensors there: {local name: name, Part,
+                list of them, or None to leave it out}, with regular expressions as keys, or a function of (local name,
+                tensor) that returns the same. `tessera.maps` has some. only= and ignore= are of local names.
 
         Raises:
             InvalidArgumentError: A tensor that cannot be moved; it names the tensor and why.
@@ -171,6 +176,7 @@ class Bus:
                 rank=self.rank,
                 fallback=self._layout,
                 missing_ok=missing_ok,
+                names=map,
             )
             made = Batch(
                 self._require_core(),

@@ -8,32 +8,40 @@ from dataclasses import replace
 from typing import Any
 
 from . import _core
-from ._errors import InvalidArgumentError, MismatchError
+from ._errors import InvalidArgumentError, MismatchError, UnimplementedError
+from ._mapping import Local, Map, Piece, compile_map
 from ._shapes import Shape, global_shape
 from ._tensors import Location, Source, walk
 
 
 class Registration:
-    """The tensors of one rank's batch."""
+    """The tensors of one rank's batch: sources by local name, and what of them has which name on the bus."""
 
     def __init__(
         self,
-        sources: Iterable[tuple[str, Source]],
+        sources: Iterable[tuple[str, Source, Any]],
         skipped: Sequence[str],
         rank: int,
         fallback: _core.Layout | None,
         missing_ok: bool = False,
+        names: Map | None = None,
     ) -> None:
-        self._sources = dict(sources)
         self._skipped = list(skipped)
         self._rank = rank
         self._missing_ok = missing_ok
+        self._sources: dict[str, Source] = {}
         self._locations: dict[str, Location] = {}
-        for name, source in self._sources.items():
+        self._pieces: dict[str, Piece] = {}
+        parts_of = compile_map(names)
+        for name, source, tensor in sources:
+            if not (parts := parts_of(name, tensor)):
+                continue
             at = source.locate()
-            self._locations[name] = replace(at, layout=at.layout or fallback or self._own_layout(), memory=None)
-        self._fallback = fallback
-        self._shapes: dict[str, Shape] = {}
+            layout = at.layout or fallback or self._own_layout()
+            self._sources[name], self._locations[name] = source, replace(at, layout=layout, memory=None)
+            local = Local(name, at, layout, rank)
+            for part in parts:
+                self._add(part.name, local.piece(part))
 
     @staticmethod
     def collect(
@@ -42,15 +50,17 @@ class Registration:
         rank: int,
         fallback: _core.Layout | None,
         missing_ok: bool,
+        names: Map | None = None,
     ) -> Registration:
         """Everything of `tensors` whose name is to be kept. Raises InvalidArgumentError for what cannot be moved."""
         skipped: list[str] = []
         sources = list(walk(tensors, skipped, keep))
-        return Registration(sources, [name for name in skipped if keep(name)], rank, fallback, missing_ok)
+        return Registration(sources, [name for name in skipped if keep(name)], rank, fallback, missing_ok, names)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._sources)
+        """On the bus."""
+        return tuple(self._pieces)
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -62,9 +72,9 @@ class Registration:
         """What the other ranks of the job must know: local shapes of tensors whose global one nobody has said."""
         return json.dumps(
             {
-                name: [str(at.layout), at.shape]
-                for name, at in self._locations.items()
-                if at.global_shape is None and self._is_sharded(at)
+                name: [str(piece.location.layout), piece.location.shape]
+                for name, piece in self._pieces.items()
+                if piece.shape is None
             }
         )
 
@@ -74,13 +84,11 @@ class Registration:
         for rank, text in enumerate(said):
             for name, (layout, shape) in _read(rank, text).items():
                 shapes.setdefault((name, layout), {})[rank] = tuple(shape)
-        for name, at in self._locations.items():
-            if at.global_shape is not None:
-                self._shapes[name] = at.global_shape
-            elif self._is_sharded(at):
-                self._shapes[name] = global_shape(name, _layout(at), shapes[name, str(at.layout)])
-            else:
-                self._shapes[name] = at.shape
+        for name, piece in self._pieces.items():
+            own = piece.location.layout
+            if piece.shape is None and own is not None:
+                found = global_shape(name, own, shapes[name, str(own)])
+                self._pieces[name] = replace(piece, shape=found)
 
     @property
     def wants_manifest(self) -> bool:
@@ -90,19 +98,29 @@ class Registration:
     def choose(self, offered: Set[str]) -> None:
         """Leaves out what a receiver need not ask for: further names of one tensor, and, if missing_ok, what the sender
         has not."""
-        dropped = self._sources.keys() - offered if self._missing_ok else set()
+        dropped = self._pieces.keys() - offered if self._missing_ok else set()
         for tied in self._ties():
             if not offered.isdisjoint(tied):
                 dropped |= {name for name in tied if name not in offered}
         for name in sorted(dropped):
-            del self._sources[name], self._locations[name]
+            del self._pieces[name]
             self._skipped.append(name)
+        used = {piece.tensor for piece in self._pieces.values()}
+        self._sources = {name: source for name, source in self._sources.items() if name in used}
+        self._locations = {name: self._locations[name] for name in self._sources}
 
     def specs(self) -> list[_core.TensorSpec]:
         """For the core. REQUIRES: agree() has been called."""
         return [
-            _core.TensorSpec(name, at.address, at.dtype, self._shapes[name], at.layout, at.strides)
-            for name, at in self._locations.items()
+            _core.TensorSpec(
+                name,
+                piece.location.address,
+                piece.location.dtype,
+                piece.shape or (),
+                piece.location.layout,
+                piece.location.strides,
+            )
+            for name, piece in self._pieces.items()
         ]
 
     # --- at every transfer
@@ -127,26 +145,29 @@ class Registration:
 
     # --- inside
 
+    def _add(self, name: str, piece: Piece | None) -> None:
+        if piece is None:
+            return
+        other = self._pieces.setdefault(name, piece)
+        if other.location != piece.location or other.shape != piece.shape:
+            raise UnimplementedError(
+                f"tensor {name} of the bus is in two tensors here, {other.tensor} and {piece.tensor}: a batch takes a "
+                "name once yet. Let the other job send it under a second name, too, with a map that gives it both: "
+                f"{{{name!r}: [{name!r}, {piece.tensor!r}]}}; or register {piece.tensor} in another batch"
+            )
+
     def _own_layout(self) -> _core.Layout:
         """Held whole by each rank that registers it: a mesh of its own on each, hence replicas."""
         return _core.Layout(_core.Mesh([1], ranks=[self._rank]), [_core.Replicate()])
 
-    def _is_sharded(self, at: Location) -> bool:
-        return any(hasattr(placement, "dim") for placement in _layout(at).placements)
-
     def _ties(self) -> list[list[str]]:
         """Names of one and the same memory."""
         groups: dict[Any, list[str]] = {}
-        for name, at in self._locations.items():
+        for name, piece in self._pieces.items():
+            at = piece.location
             if at.address:
                 groups.setdefault((at.address, at.shape, at.strides, at.dtype), []).append(name)
         return [names for names in groups.values() if len(names) > 1]
-
-
-def _layout(at: Location) -> _core.Layout:
-    if at.layout is None:
-        raise AssertionError("a registered tensor has a layout")
-    return at.layout
 
 
 def _read(rank: int, text: str) -> Mapping[str, tuple[str, list[int]]]:

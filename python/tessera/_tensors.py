@@ -92,6 +92,8 @@ def _check_torch(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_overlap(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    if 0 in shape:
+        return  # whatever its strides are: NumPy's may be 0 then
     extent = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
         if stride == 0:
@@ -321,9 +323,9 @@ def source_of(name: str, value: Any) -> Source:
     raise _refuse(name, f"a {type_name(value)} is not a tensor")
 
 
-def walk(tensors: Any, skipped: list[str], keep: Callable[[str], bool]) -> Iterator[tuple[str, Source]]:
-    """(name, source) of every tensor to be kept of a module, or of a dict of tensors, nested ones with dotted names.
-    Names of what is no tensor are appended to `skipped`."""
+def walk(tensors: Any, skipped: list[str], keep: Callable[[str], bool]) -> Iterator[tuple[str, Source, Any]]:
+    """(name, source, tensor) of everything to be kept of a module, or of a dict of tensors, nested ones with dotted
+    names. Names of what is no tensor are appended to `skipped`."""
     if is_module(tensors):
         yield from _walk_module(tensors, keep)
     elif isinstance(tensors, Mapping):
@@ -336,7 +338,7 @@ def walk(tensors: Any, skipped: list[str], keep: Callable[[str], bool]) -> Itera
 
 def _walk_values(
     values: Mapping[str, Any], prefix: str, skipped: list[str], keep: Callable[[str], bool]
-) -> Iterator[tuple[str, Source]]:
+) -> Iterator[tuple[str, Source, Any]]:
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -346,10 +348,10 @@ def _walk_values(
         elif not is_tensor(value) and not (isinstance(value, tuple) and value and is_tensor(value[0])):
             skipped.append(name)
         elif keep(name):
-            yield name, source_of(name, value)
+            yield name, source_of(name, value), value[0] if isinstance(value, tuple) else value
 
 
-def _walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator[tuple[str, Source]]:
+def _walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator[tuple[str, Source, Any]]:
     """The names of model.state_dict(): parameters and persistent buffers; tied ones under each of their names."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = "".join(f"{part}." for part in prefix.split(".") if part and part not in _WRAPPERS)
@@ -359,4 +361,4 @@ def _walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterato
         for is_buffer, tensors in ((False, module._parameters), (True, buffers)):
             for attribute, tensor in tensors.items():
                 if tensor is not None and keep(name := f"{dot}{attribute}"):
-                    yield name, ModuleTensor(name, module, attribute, buffer=is_buffer)
+                    yield name, ModuleTensor(name, module, attribute, buffer=is_buffer), tensor

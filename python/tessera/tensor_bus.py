@@ -141,7 +141,7 @@ class TensorBusClient:
             parts = []
             for pair_name, named in by_pair.items():
                 joined = self._pairs[pair_name]
-                sources = [(name, source_of(name, tensor)) for name, tensor in named]
+                sources = [(name, source_of(name, tensor), tensor) for name, tensor in named]
                 parts.append(Part(pair_name, joined.pair, Registration(sources, (), self._rank, joined.layout)))
             batch = Batch(
                 self._pairs[next(iter(by_pair))].bus,

@@ -304,7 +304,7 @@ def test_a_batch_that_is_dropped_says_so_and_closes_in_the_background() -> None:
 
 def test_nobody_comes() -> None:
     with pytest.raises(tessera.DeadlineExceededError, match="missing: .*inference") as caught:
-        tessera.connect("weights", role="trainer", peer="inference", rank=0, world=1, namespace="alone", timeout=0.1)
+        tessera.connect("weights", role="trainer", peer="inference", rank=0, world=1, namespace="alone", timeout=1)
     assert isinstance(caught.value, TimeoutError)
     with pytest.raises(tessera.InvalidArgumentError, match="rank 3 of world 2"):
         tessera.connect("weights", role="trainer", peer="inference", rank=3, world=2)

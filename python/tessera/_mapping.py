@@ -1,0 +1,235 @@
+"""Names on the bus that are not those of the tensors here: one tensor holds parts of several, or is a part of one.
+
+A map says, of a local tensor, which tensors of the bus it holds and where. Each such Part is registered as a tensor of
+its own, a view of the local one: an engine's [q; k; v] is three tensors on the bus, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from . import _core
+from ._errors import Error, InvalidArgumentError, UnimplementedError
+from ._foreign import type_name
+from ._layouts import LayoutLike, as_layout
+from ._slices import Entry, Index, Sharded, entries, index_text, is_sharded, sharding_axes, view
+from ._tensors import Location
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the bus, as it lies in a local tensor.
+
+    Indices are ints and slices, as NumPy's basic ones: of a dim of experts an int takes one expert.
+
+    Attributes:
+        name: On the bus: the common name, usually the checkpoint's. Beside a regular expression as the key of a map, it
+            may refer to groups, as in re.sub.
+        local: What the part takes of the *local* tensor: a strided view. None: all of it.
+        layout: Of the named tensor, over the ranks of this job. None: that of the local tensor (of a plain one: this
+            rank holds all of the named tensor).
+        shape: Global, of the named tensor. None: it follows where nothing is sharded, and from a DTensor; else a
+            receiver takes it from the sender's manifest.
+        whole: Instead of `local`, `layout` and `shape`: what the part takes of the whole tensor, in global coordinates.
+            They follow from it, also where ranks hold pieces of unequal size, or none.
+        source: What of the *named* tensor it is, in global coordinates. None: all of it. (Not built yet.)
+    """
+
+    name: str
+    local: Index | None = None
+    layout: LayoutLike | None = None
+    shape: Sequence[int] | None = None
+    whole: Index | None = field(default=None, kw_only=True)
+    source: Index | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidArgumentError(f"Part({self.name!r}): a name is a text that is not empty")
+        if self.layout is not None:
+            object.__setattr__(self, "layout", as_layout(self.layout))
+        if self.shape is not None:
+            object.__setattr__(self, "shape", tuple(self.shape))
+        if self.whole is not None and not (self.local is None and self.layout is None and self.shape is None):
+            raise InvalidArgumentError(
+                f"part {self.name}: whole= says local=, layout= and shape= already: give it alone or them"
+            )
+
+
+# What a map says of a local tensor: another name, the parts in it, or None to leave it out.
+Mapped: TypeAlias = str | Part | Sequence[str | Part] | None
+# By local name, a regular expression of the whole of it (a key that is the name itself comes first, then the others in
+# their order; what no key matches keeps its name); or a function of the local name and the tensor.
+Map: TypeAlias = Mapping[str, Mapped] | Callable[[str, Any], Mapped]
+
+
+def compile_map(given: Map | None) -> Callable[[str, Any], list[Part]]:
+    """The map as a function from a local name and its tensor to parts. Raises InvalidArgumentError."""
+    if given is None:
+        return lambda name, tensor: [Part(name)]
+    if isinstance(given, Mapping):
+        return _compile_rules(given)
+    if callable(given):
+        function = given
+        return lambda name, tensor: _parts(name, function(name, tensor))
+    raise InvalidArgumentError(f"map {given!r}: give {{local name: name, Part, [Part, ...] or None}} or a function")
+
+
+def _compile_rules(rules: Mapping[str, Mapped]) -> Callable[[str, Any], list[Part]]:
+    patterns = []
+    for key, mapped in rules.items():
+        try:
+            patterns.append((re.compile(key), _parts(key, mapped)))
+        except (re.error, TypeError) as error:
+            raise InvalidArgumentError(f"map: key {key!r} is no regular expression: {error}") from None
+
+    def apply(name: str, tensor: Any) -> list[Part]:
+        if name in rules:
+            return _parts(name, rules[name])
+        for pattern, parts in patterns:
+            if match := pattern.fullmatch(name):
+                return [replace(part, name=_expand(match, part.name)) for part in parts]
+        return [Part(name)]
+
+    return apply
+
+
+def _expand(match: re.Match[str], template: str) -> str:
+    try:
+        return match.expand(template)
+    except (re.error, IndexError) as error:
+        raise InvalidArgumentError(f"map: {template!r} beside the key {match.re.pattern!r}: {error}") from None
+
+
+def _parts(name: str, mapped: Mapped) -> list[Part]:
+    if mapped is None:
+        return []
+    if isinstance(mapped, str | Part):
+        return [_part(name, mapped)]
+    if isinstance(mapped, Iterable):
+        return [_part(name, each) for each in mapped]
+    raise InvalidArgumentError(f"map: {name} becomes {mapped!r}: give a name, a Part, a list of them, or None")
+
+
+def _part(name: str, mapped: Any) -> Part:
+    if isinstance(mapped, str):
+        return Part(mapped)
+    if isinstance(mapped, Part):
+        return mapped
+    raise InvalidArgumentError(f"map: {name} becomes {mapped!r} ({type_name(mapped)}): give a name or a Part")
+
+
+# --- where a part lies
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What this rank holds of a tensor of the bus."""
+
+    tensor: str  # the local one that it is, or is in
+    location: Location  # with a layout; without memory
+    shape: tuple[int, ...] | None  # global; None: as the sender's manifest says
+
+
+class Local:
+    """A local tensor, of which parts are to be found."""
+
+    def __init__(self, name: str, location: Location, layout: _core.Layout, rank: int) -> None:
+        self._name = name
+        self._layout = layout
+        self._rank = rank
+        self._shape = location.global_shape
+        if self._shape is None and not is_sharded(layout):
+            self._shape = location.shape
+        self._location = replace(location, layout=layout, global_shape=None, memory=None)
+        self._sharded: Sharded | None = None
+
+    def piece(self, part: Part) -> Piece | None:
+        """Where `part` lies; None if this rank is not in its mesh and need not register it.
+
+        Raises InvalidArgumentError, or UnimplementedError, that names tensor and part.
+        """
+        try:
+            if part.source is not None:
+                raise UnimplementedError(
+                    f"source=[{index_text(part.source)}]: a slice of a tensor on the bus cannot be taken yet; let the "
+                    "other job register its parts under names of their own: its map, with whole= or local="
+                )
+            if part.whole is not None:
+                if self._shape is None:
+                    raise InvalidArgumentError(f"whole=: its global shape cannot be seen under {self._layout}: give it")
+                return self._of_whole(entries(part.whole, self._shape))
+            if part.layout is None:
+                return self._of_same_layout(part)
+            return self._of_local(entries(part.local, self._location.shape), as_layout(part.layout), part.shape)
+        except Error as error:
+            where = f"tensor {self._name}" if part == Part(self._name) else f"part {part.name} of tensor {self._name}"
+            raise type(error)(f"{where}: {error}") from None
+
+    def _of_same_layout(self, part: Part) -> Piece | None:
+        if part.local is None and part.shape is None and self._shape is not None:
+            check_shape(self._location, self._shape, self._rank)
+            return Piece(self._name, self._location, self._shape)
+        if self._rank not in self._layout.mesh:
+            return None
+        here = self._location.shape
+        taken = entries(part.local, here)
+        if self._shape is not None and not self._cuts_sharded_dim(taken):
+            # A dim that is not sharded is as long here as it is in all.
+            whole = [
+                range(size) if _takes_all(each, local) else each
+                for each, local, size in zip(taken, here, self._shape, strict=True)
+            ]
+            piece = self._of_whole(whole)
+            if part.shape is not None and part.shape != piece.shape:
+                raise InvalidArgumentError(f"shape={part.shape}, but it is {piece.shape} under {self._layout}")
+            return piece
+        if any(isinstance(each, int) for each in taken):
+            raise InvalidArgumentError(
+                f"local=[{index_text(part.local)}] drops a dim, and no layout follows from {self._layout}: give "
+                "layout= or whole="
+            )
+        return self._of_local(taken, self._layout, part.shape)
+
+    def _cuts_sharded_dim(self, taken: Sequence[Entry]) -> bool:
+        bound = self._layout.bind(self._shape or ())
+        return any(
+            not _takes_all(each, size) and any(bound.mesh.shape[axis] > 1 for axis in sharding_axes(bound, dim))
+            for dim, (each, size) in enumerate(zip(taken, self._location.shape, strict=True))
+        )
+
+    def _of_whole(self, taken: Sequence[Entry]) -> Piece:
+        assert self._shape is not None
+        if self._sharded is None:
+            check_shape(self._location, self._shape, self._rank)
+            self._sharded = Sharded(self._layout, self._shape, self._rank)
+        found = self._sharded.cut(taken)
+        if found.local is None or not self._location.address:
+            shape = found.layout.bind(found.shape).local_shape(found.shape, self._rank)
+            here = replace(self._location, address=0, shape=shape, strides=(0,) * len(shape))
+        else:
+            here = view(self._location, found.local)
+        return Piece(self._name, replace(here, layout=found.layout), found.shape)
+
+    def _of_local(self, taken: Sequence[Entry], layout: _core.Layout, shape: Sequence[int] | None) -> Piece:
+        here = replace(view(self._location, taken), layout=layout)
+        known = tuple(shape) if shape is not None else None if is_sharded(layout) else here.shape
+        if known is not None:
+            check_shape(here, known, self._rank)
+        return Piece(self._name, here, known)
+
+
+def _takes_all(each: Entry, size: int) -> bool:
+    return isinstance(each, range) and len(each) == size
+
+
+def check_shape(location: Location, shape: tuple[int, ...], rank: int) -> None:
+    """Raises InvalidArgumentError unless its layout gives `rank` that local shape, of a tensor of global `shape`."""
+    assert location.layout is not None
+    expected = location.layout.bind(shape).local_shape(shape, rank)
+    if expected != location.shape and not (0 in expected and 0 in location.shape):
+        raise InvalidArgumentError(
+            f"its local shape is {location.shape}; of {shape} under {location.layout}, rank {rank} holds {expected}"
+        )
