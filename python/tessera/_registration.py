@@ -31,7 +31,10 @@ class Registration:
         self._locations: dict[str, Location] = {}
         for name, source in self._sources.items():
             at = source.locate()
-            self._locations[name] = replace(at, layout=at.layout or fallback or self._own_layout(), memory=None)
+            layout = at.layout or fallback or self._own_layout()
+            if at.global_shape is not None:
+                at.check(name, layout, at.global_shape, rank)
+            self._locations[name] = replace(at, layout=layout, memory=None)
         self._fallback = fallback
         self._shapes: dict[str, Shape] = {}
 
