@@ -46,7 +46,8 @@ class Location:
             raise refusal(name, str(error)) from None
         if expected != self.shape and (math.prod(expected) or math.prod(self.shape)):
             raise refusal(
-                name, f"{layout} gives rank {rank} {expected} of a tensor of shape {shape}; what it holds is {self.shape}"
+                name,
+                f"{layout} gives rank {rank} {expected} of a tensor of shape {shape}; what it holds is {self.shape}",
             )
 
 

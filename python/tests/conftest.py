@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 from jobs import Jobs
 from loopback import Loopback
+
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["test_torch_*.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")

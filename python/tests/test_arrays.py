@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import ml_dtypes
 import numpy
 import pytest
 from loopback import Loopback, move
 
 import tessera
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 def counted(shape: tuple[int, ...] = (3, 4), dtype: Any = numpy.float32) -> numpy.ndarray[Any, Any]:
@@ -144,8 +145,14 @@ def test_arrays_with_layouts_of_their_own(loopback: Loopback) -> None:
 # --- refusals
 
 REFUSED = {
-    "backwards": (lambda: counted()[::-1], r"it runs backwards in memory \(shape \(3, 4\), strides \(-4, 1\)\): copy it"),
-    "broadcast": (lambda: numpy.broadcast_to(counted((1, 4)), (3, 4)), "it is expanded .*clone it, or register what was"),
+    "backwards": (
+        lambda: counted()[::-1],
+        r"it runs backwards in memory \(shape \(3, 4\), strides \(-4, 1\)\): copy it",
+    ),
+    "broadcast": (
+        lambda: numpy.broadcast_to(counted((1, 4)), (3, 4)),
+        "it is expanded .*clone it, or register what was",
+    ),
     "overlapping": (
         lambda: numpy.lib.stride_tricks.sliding_window_view(counted((6,)), 3),
         r"its elements overlap in memory \(shape \(4, 3\), strides \(1, 1\)\): clone it",
@@ -166,10 +173,16 @@ REFUSED = {
     "complex128": (lambda: numpy.zeros(3, complex), r"dtype dtype\('complex128'\) is not one .*; cast it"),
     "longdouble": (lambda: numpy.zeros(3, numpy.longdouble), "is not one that Tessera moves"),
     "int4": (lambda: numpy.zeros(3, ml_dtypes.int4), r"dtype\(int4\) is not one"),
-    "broken DLPack": (lambda: Broken(counted()), "NumPy cannot read what a .*Broken exports by DLPack: it is being moved"),
+    "broken DLPack": (
+        lambda: Broken(counted()),
+        "NumPy cannot read what a .*Broken exports by DLPack: it is being moved",
+    ),
     "half of DLPack": (Silent, r"a .*Silent does not say on which device it is \(__dlpack_device__\)"),
     "a layout that is none": (lambda: (counted(), 5), r"layout 5: give a tessera.Layout.*; give \(tensor, layout\) or"),
-    "a shape that is none": (lambda: (counted(), "1:S0", 7), r"give \(tensor, layout\) or \(tensor, layout, global shape\)"),
+    "a shape that is none": (
+        lambda: (counted(), "1:S0", 7),
+        r"give \(tensor, layout\) or \(tensor, layout, global shape\)",
+    ),
     "another local shape": (
         lambda: (counted((5, 4)), "1:S0", (3, 4)),
         r"1:S0 gives rank 0 \(3, 4\) of a tensor of shape \(3, 4\); what it holds is \(5, 4\)",
@@ -187,7 +200,9 @@ def test_what_cannot_be_moved_is_refused_by_name(case: str, loopback: Loopback) 
 
 
 def test_other_devices_are_not_built(loopback: Loopback) -> None:
-    with pytest.raises(tessera.UnimplementedError, match=r"tensor w: a .*OnGpu is on device 1 of DLPack's type 2; .*copy"):
+    with pytest.raises(
+        tessera.UnimplementedError, match=r"tensor w: a .*OnGpu is on device 1 of DLPack's type 2; .*copy"
+    ):
         loopback.register({"w": OnGpu(counted())})
 
 
@@ -202,7 +217,10 @@ def frozen() -> numpy.ndarray[Any, Any]:
     [
         (frozen, "the array is read-only and cannot be received into: register one that can be written"),
         (lambda: Exporter(frozen()), "the array is read-only"),
-        (lambda: OldExporter(counted()), "the array is read-only and cannot be received into (a test_arrays.OldExporter"),
+        (
+            lambda: OldExporter(counted()),
+            "the array is read-only and cannot be received into (a test_arrays.OldExporter",
+        ),
     ],
 )
 def test_what_is_read_only_can_be_sent_and_not_received(make: Any, why: str, loopback: Loopback) -> None:
@@ -241,7 +259,9 @@ def test_two_tensors_of_one_name_are_refused(loopback: Loopback) -> None:
 
 
 def test_only_dicts_and_modules_can_be_registered(loopback: Loopback) -> None:
-    with pytest.raises(tessera.InvalidArgumentError, match=r"a builtins\.list cannot be registered: give a torch module or"):
+    with pytest.raises(
+        tessera.InvalidArgumentError, match=r"a builtins\.list cannot be registered: give a torch module or"
+    ):
         loopback.register([counted()])
 
 

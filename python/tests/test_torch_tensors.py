@@ -127,7 +127,10 @@ def test_pairs_of_4_bit_elements_are_counted_as_elements(loopback: Loopback) -> 
 
 SPARSE = r"torch\.sparse_coo tensors cannot be moved: register its values, or to_dense\(\)"
 REFUSED = {
-    "expanded": (lambda: counted(1, 4).expand(3, 4), r"it is expanded \(shape \(3, 4\), strides \(0, 1\)\).*; clone it, or"),
+    "expanded": (
+        lambda: counted(1, 4).expand(3, 4),
+        r"it is expanded \(shape \(3, 4\), strides \(0, 1\)\).*; clone it, or",
+    ),
     "overlapping": (lambda: counted(9).as_strided((4, 3), (1, 1)), r"its elements overlap in memory .*: clone it"),
     "overlapping rows": (lambda: counted(9).as_strided((3, 2), (2, 3)), "its elements overlap in memory"),
     "conj": (lambda: counted(3, dtype=torch.complex64).conj(), r"a conjugate view, .*: resolve_conj\(\) it"),
@@ -136,7 +139,10 @@ REFUSED = {
     "sparse": (lambda: counted(3, 4).to_sparse(), SPARSE),
     "sparse rows": (lambda: counted(3, 4).to_sparse_csr(), SPARSE.replace("coo", "csr")),
     "mkldnn": (lambda: counted(3, 4).to_mkldnn(), r"torch\._mkldnn tensors cannot be moved"),
-    "nested": (lambda: torch.nested.nested_tensor([counted(2), counted(3)]), r"nested tensors .*values\(\) and offsets\(\)"),
+    "nested": (
+        lambda: torch.nested.nested_tensor([counted(2), counted(3)]),
+        r"nested tensors .*values\(\) and offsets\(\)",
+    ),
     "jagged": (
         lambda: torch.nested.nested_tensor([counted(2), counted(3)], layout=torch.jagged),
         r"nested tensors .*values\(\) and offsets\(\)",
@@ -145,15 +151,27 @@ REFUSED = {
         lambda: torch.quantize_per_tensor(counted(3), 0.1, 0, torch.qint8),
         r"quantised tensors of torch cannot be moved: register int_repr\(\) and the scales",
     ),
-    "dispatching": (lambda: counted(3).as_subclass(Dispatching), r"a .*\.Dispatching cannot be moved: register what it"),
+    "dispatching": (
+        lambda: counted(3).as_subclass(Dispatching),
+        r"a .*\.Dispatching cannot be moved: register what it",
+    ),
     "wrapping": (lambda: Wrapping(counted(3)), r"a .*\.Wrapping cannot be moved: register what it wraps"),
     "fake": (fake, r"a torch\._subclasses\.fake_tensor\.FakeTensor cannot be moved"),
     "uninitialised": (torch.nn.UninitializedParameter, "it is not initialised yet: run a lazy module once"),
     "functional": (lambda: torch._to_functional_tensor(counted(3)), "it is a tensor of a transform"),
-    "complex128": (lambda: counted(3, dtype=torch.complex128), r"dtype torch\.complex128 is not one .*: f64, .*; cast it"),
+    "complex128": (
+        lambda: counted(3, dtype=torch.complex128),
+        r"dtype torch\.complex128 is not one .*: f64, .*; cast it",
+    ),
     "complex32": (lambda: counted(3, dtype=torch.complex32), r"dtype torch\.complex32 is not one"),
-    "E4M3 of another kind": (lambda: torch.zeros(3).to(torch.float8_e4m3fnuz), r"dtype torch\.float8_e4m3fnuz is not one"),
-    "bits": (lambda: counted(3, dtype=torch.uint8).view(torch.bits8), r"dtype torch\.bits8 is not one .* as another type"),
+    "E4M3 of another kind": (
+        lambda: torch.zeros(3).to(torch.float8_e4m3fnuz),
+        r"dtype torch\.float8_e4m3fnuz is not one",
+    ),
+    "bits": (
+        lambda: counted(3, dtype=torch.uint8).view(torch.bits8),
+        r"dtype torch\.bits8 is not one .* as another type",
+    ),
     "a column of 4-bit pairs": (
         lambda: counted(2, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).t(),
         r"4-bit elements lie in pairs along the last dim, which must be dense .*: register a contiguous\(\) copy",
@@ -177,7 +195,9 @@ def test_what_cannot_be_moved_is_refused_by_name(case: str, loopback: Loopback) 
 
 
 def test_nothing_is_registered_from_within_a_transform(loopback: Loopback) -> None:
-    with pytest.raises(tessera.InvalidArgumentError, match="tensor w: it is a tensor of a transform .vmap.*outside of it"):
+    with pytest.raises(
+        tessera.InvalidArgumentError, match="tensor w: it is a tensor of a transform .vmap.*outside of it"
+    ):
         in_vmap(loopback)
 
 
@@ -187,7 +207,9 @@ def test_other_devices_are_not_built(loopback: Loopback) -> None:
     elsewhere = unittest.mock.PropertyMock(return_value=torch.device("cuda", 1))
     with (
         unittest.mock.patch.object(Plain, "device", elsewhere, create=True),
-        pytest.raises(tessera.UnimplementedError, match=re.escape("tensor w: it is on cuda:1; this build moves host")) as e,
+        pytest.raises(
+            tessera.UnimplementedError, match=re.escape("tensor w: it is on cuda:1; this build moves host")
+        ) as e,
     ):
         loopback.register({"w": tensor.as_subclass(Plain)})
     assert "register a copy on the CPU" in str(e.value)
@@ -198,7 +220,9 @@ def test_a_layout_beside_a_tensor_must_be_one(loopback: Loopback) -> None:
         loopback.register({"w": (counted(3), 5)})
     with pytest.raises(tessera.InvalidArgumentError, match=r'tensor w: layout "2:Q" at 3'):
         loopback.register({"w": (counted(3), "2:Q")})
-    with pytest.raises(tessera.InvalidArgumentError, match=r"tensor w: 1:S0 gives rank 0 \(5,\) of a tensor of shape \(5,\)"):
+    with pytest.raises(
+        tessera.InvalidArgumentError, match=r"tensor w: 1:S0 gives rank 0 \(5,\) of a tensor of shape \(5,\)"
+    ):
         loopback.register({"w": (counted(3), "1:S0", (5,))})
 
 

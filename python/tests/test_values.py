@@ -174,7 +174,10 @@ class Grid:
     [
         (lambda: Layout(Grid(), [Shard(0)]), r"mesh <.*>: give a tessera\.Mesh or torch's DeviceMesh, not .*\.Grid"),
         (lambda: Layout([2, 2], [Shard(0)]), r"mesh \[2, 2\]: give .*, not builtins\.list"),
-        (lambda: Layout(Mesh((2,)), [5]), r"placement 5 \(builtins\.int\) is not one that Tessera knows: Replicate, Shard"),
+        (
+            lambda: Layout(Mesh((2,)), [5]),
+            r"placement 5 \(builtins\.int\) is not one that Tessera knows: Replicate, Shard",
+        ),
         (lambda: Layout(Mesh((2,)), [Grid()]), r"placement <.*> \(.*\.Grid\) is not one that Tessera knows"),
         (lambda: tessera.layout_of(5), r"a builtins\.int has no layout of its own"),  # type: ignore[arg-type]
         (lambda: tessera.plan((4,), "f33", "2:R", "2:R"), "dtype 'f33' is not one that Tessera moves: f64, f32"),

@@ -48,7 +48,7 @@ def plan_and_simulate(_: Rank) -> Any:
 
     plan = tessera.plan((6, 4), numpy.float32, "dp=2:S0", "tp=2@2,3:S1")
     whole = numpy.arange(24, dtype=numpy.float32).reshape(6, 4)
-    return plan.bytes_moved, tessera.simulate(plan, {0: whole[:3], 1: whole[3:]}, "f16")
+    return plan.stats["bytes_moved"], tessera.simulate(plan, {0: whole[:3], 1: whole[3:]}, "f16")
 
 
 def test_a_transfer(jobs: Jobs) -> None:

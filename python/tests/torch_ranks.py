@@ -69,9 +69,7 @@ def _held(source: Source, tensor: Any, whole: torch.Tensor) -> Held:
     at = source.locate()
     assert at.layout is not None
     assert at.global_shape is not None
-    return Held(
-        at.rank, str(at.layout), str(tensor.placements), at.global_shape, at.dtype, _read(at), _as_bits(whole)
-    )
+    return Held(at.rank, str(at.layout), str(tensor.placements), at.global_shape, at.dtype, _read(at), _as_bits(whole))
 
 
 def _read(at: Location) -> numpy.ndarray[Any, Any]:

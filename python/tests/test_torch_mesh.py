@@ -138,7 +138,9 @@ def test_torchs_rank_must_be_the_jobs(loopback: Any) -> None:
 def test_a_rank_that_torch_leaves_out_must_be_left_out(loopback: Any) -> None:
     mesh = DeviceMesh("cpu", [0, 1])
     outside = DTensor.from_local(torch.empty(0), mesh, [Shard(0)], run_check=False, shape=(4, 2), stride=(2, 1))
-    with pytest.raises(tessera.InvalidArgumentError, match=r"says that this process is not in it, its job that it is rank 0"):
+    with pytest.raises(
+        tessera.InvalidArgumentError, match=r"says that this process is not in it, its job that it is rank 0"
+    ):
         loopback.register({"w": outside})
 
 

@@ -45,7 +45,8 @@ def test_a_freed_storage_is_an_error_at_the_next_transfer(loopback: Loopback) ->
         move(sender, receiver)
         state.clear()
         with pytest.raises(
-            tessera.InvalidArgumentError, match=r"tensor w: its memory was freed; keep the tensor, or register the module"
+            tessera.InvalidArgumentError,
+            match=r"tensor w: its memory was freed; keep the tensor, or register the module",
         ):
             sender.send()
 
@@ -69,7 +70,8 @@ def test_a_resized_storage_is_an_error(size: int, loopback: Loopback) -> None:
         move(sender, receiver)
         tensor.untyped_storage().resize_(size)
         with pytest.raises(
-            tessera.InvalidArgumentError, match=f"tensor w: its storage was resized from 20 to {size} bytes .*; register it"
+            tessera.InvalidArgumentError,
+            match=f"tensor w: its storage was resized from 20 to {size} bytes .*; register it",
         ):
             sender.send()
 

@@ -158,7 +158,10 @@ def test_what_an_optimiser_writes_is_what_moves(loopback: Loopback) -> None:
         (lambda model: setattr(model, "weight", nn.Parameter(torch.ones(2, 2))), "its memory has moved"),
         (lambda model: setattr(model.weight, "data", torch.ones(2, 2)), "its memory has moved"),
         (lambda model: model.to(torch.bfloat16), "its dtype has changed from f32 to bf16"),
-        (lambda model: setattr(model, "weight", nn.Parameter(torch.ones(3, 2))), r"its shape has changed from \(2, 2\) to"),
+        (
+            lambda model: setattr(model, "weight", nn.Parameter(torch.ones(3, 2))),
+            r"its shape has changed from \(2, 2\) to",
+        ),
         (lambda model: setattr(model, "weight", None), "the module has no weight any more"),
         (lambda model: model._parameters.pop("weight"), "the module has no weight any more"),
         (lambda model: model.to("meta"), "it is on the meta device and has no memory"),
@@ -238,5 +241,7 @@ def test_what_arrives_is_what_fsdp_computes_with(mesh: Any, loopback: Loopback) 
 def test_flat_parameters_are_refused(mesh: Any, loopback: Loopback) -> None:
     with torch.no_grad():
         model = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
-    with pytest.raises(tessera.InvalidArgumentError, match=r"module \(the model\): FullyShardedDataParallel .*fully_shard\(\)"):
+    with pytest.raises(
+        tessera.InvalidArgumentError, match=r"module \(the model\): FullyShardedDataParallel .*fully_shard\(\)"
+    ):
         loopback.register(model)
