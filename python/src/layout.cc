@@ -115,6 +115,9 @@ void bind_placements(nb::module_& module) {
       .def(
           "__init__",
           [](StridedShard* self, int dim, Index split_factor) {
+            if (split_factor < 1)
+              fail(ErrorCode::kInvalidArgument, "StridedShard({}): split_factor {} must be at least 1", dim,
+                   split_factor);
             new (self) StridedShard{.dim = dim, .split_factor = split_factor};
           },
           nb::arg("dim"), nb::arg("split_factor"))

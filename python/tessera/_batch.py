@@ -315,6 +315,9 @@ class Batch:
         # "PAIR/NAME".
         first = self._parts[0].pair
         prefixes = [f"{part.name}/" if len(self._parts) > 1 else "" for part in self._parts]
+        if not sends:
+            for part in self._parts:
+                part.registration.require_writeable()
         said = json.dumps([part.registration.said() for part in self._parts])
         heard = [
             _read(rank, text, len(self._parts)) for rank, text in enumerate(first.all_gather(self.name, said, timeout))

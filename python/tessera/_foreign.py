@@ -6,6 +6,8 @@ not its own.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,7 @@ _DTYPES = {
     "complex64": "c64",
 }
 _FOREIGN_NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
+_AXIS_NAME = re.compile("[A-Za-z_][A-Za-z0-9_.-]*")
 _REDUCE_OPS = ("sum", "avg", "min", "max", "product")
 
 
@@ -47,13 +50,11 @@ def type_name(value: Any) -> str:
 def dtype(value: Any) -> str:
     """Tessera's name of a dtype of torch, NumPy or ml_dtypes, or of one that is named as theirs are."""
     name = str(value).removeprefix("torch.")
-    if name not in _DTYPES and not isinstance(value, str):
+    if name not in _DTYPES and value is not None and not isinstance(value, str):
         import numpy
 
-        try:
+        with contextlib.suppress(TypeError):
             name = numpy.dtype(value).name
-        except TypeError:
-            name = repr(value)
     if name not in _DTYPES:
         raise InvalidArgumentError(
             f"dtype {value!r} is not one that Tessera moves: {', '.join(_core.dtypes())}; or as torch and NumPy name "
@@ -98,8 +99,10 @@ def is_device_mesh(value: Any) -> bool:
 
 
 def device_mesh(value: DeviceMesh) -> _core.Mesh:
+    """The same axes and ranks. Names come along where the text form of a layout can have them."""
     ranks = value.mesh
-    return _core.Mesh(list(ranks.shape), value.mesh_dim_names, ranks.flatten().tolist())
+    names = [name if _AXIS_NAME.fullmatch(name) else "" for name in value.mesh_dim_names or [""] * ranks.ndim]
+    return _core.Mesh(list(ranks.shape), names, ranks.flatten().tolist())
 
 
 def placement(value: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from . import _core
 from ._errors import InvalidArgumentError
-from ._foreign import device_mesh, placement
+from ._foreign import device_mesh, placement, type_name
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -29,30 +32,115 @@ def as_layout(value: LayoutLike) -> _core.Layout:
     )
 
 
+def is_dtensor(value: Any) -> TypeGuard[DTensor]:
+    distributed = sys.modules.get("torch.distributed.tensor")
+    return distributed is not None and isinstance(value, distributed.DTensor)
+
+
 def layout_of(tensor: DTensor) -> _core.Layout:
-    """The layout that a DTensor really has."""
-    spec = tensor._spec
+    """The layout that a DTensor really has, over the ranks of its DeviceMesh.
+
+    Where torch shards one dim by several mesh axes in another order than left to right (`shard_order`), the layout has
+    the axes in that order.
+
+    Raises InvalidArgumentError for what is no DTensor, and for a placement that Tessera does not know.
+    """
+    if not is_dtensor(tensor):
+        raise InvalidArgumentError(f"a {type_name(tensor)} has no layout of its own: layout_of() takes a DTensor")
     mesh = device_mesh(tensor.device_mesh)
     placements = [placement(each) for each in tensor.placements]
-    order = _axis_order(spec, mesh.ndim)
-    if order == list(range(mesh.ndim)):
+    spec = tensor._spec
+    if not any(isinstance(each, _core.StridedShard) for each in placements):
+        return _in_order(mesh, placements, _said_order(spec, mesh.ndim))
+    as_placed = _core.Layout(mesh, placements)
+    # torch 2.11 and later says whether a _StridedShard stands for an order of axes; before, it always did.
+    if getattr(spec, "use_strided_shard_as_shard_order", True):
+        order = _strided_order(mesh, placements)
+        if order is not None and not _cut_alike(mesh, placements, order, tuple(tensor.shape)):
+            # The placements name one cut and the order they stand for another. FSDP2 over TP makes the second kind and
+            # redistribute() reads it, distribute_tensor() makes the first: the local shape tells them apart.
+            plain = [_core.Shard(each.dim) if isinstance(each, _core.StridedShard) else each for each in placements]
+            nested = _in_order(mesh, plain, order)
+            if _fits(nested, tensor):
+                return nested
+    return as_placed
+
+
+def _in_order(mesh: _core.Mesh, placements: Sequence[Any], order: Sequence[int]) -> _core.Layout:
+    """The same placements with the mesh's axes in another order."""
+    if list(order) == list(range(mesh.ndim)):
         return _core.Layout(mesh, placements)
-    # torch may shard one dim by its axes in another order than left to right: the same axes in that order do so too.
-    ranks = tensor.device_mesh.mesh.permute(order).flatten().tolist()
-    axes = [mesh.shape[axis] for axis in order]
-    names = [mesh.names[axis] for axis in order]
-    return _core.Layout(_core.Mesh(axes, names, ranks), [placements[axis] for axis in order])
+    strides = [math.prod(mesh.shape[axis + 1 :]) for axis in range(mesh.ndim)]
+    positions = [0]
+    for axis in order:
+        positions = [at + step * strides[axis] for at in positions for step in range(mesh.shape[axis])]
+    permuted = _core.Mesh(
+        [mesh.shape[axis] for axis in order],
+        [mesh.names[axis] for axis in order],
+        [mesh.ranks[position] for position in positions],
+    )
+    return _core.Layout(permuted, [placements[axis] for axis in order])
 
 
-def _axis_order(spec: Any, ndim: int) -> list[int]:
+def _said_order(spec: Any, ndim: int) -> list[int]:
     """The mesh axes in an order in which those that shard one dim do so from left to right."""
-    # torch 2.11 and later; before, and where a _StridedShard says it, the placements say everything.
-    shard_order = getattr(spec, "shard_order", None) or ()
-    if getattr(spec, "use_strided_shard_as_shard_order", False):
-        shard_order = ()
     order = list(range(ndim))
-    for entry in shard_order:
-        places = sorted(entry.mesh_dims)
-        for place, axis in zip(places, entry.mesh_dims, strict=True):
-            order[place] = axis
+    for entry in getattr(spec, "shard_order", None) or ():  # torch 2.11 and later
+        _place(order, entry.mesh_dims)
     return order
+
+
+def _strided_order(mesh: _core.Mesh, placements: Sequence[Any]) -> list[int] | None:
+    """The order of axes that _StridedShards stand for: `split_factor` is the product of the axes to the right that come
+    before. None if they stand for none."""
+    order = list(range(mesh.ndim))
+    for dim in {each.dim for each in placements if hasattr(each, "dim")}:
+        axes: list[int] = []  # in the order in which they cut the dim
+        for axis in reversed(range(mesh.ndim)):
+            if getattr(placements[axis], "dim", None) != dim:
+                continue
+            factor = getattr(placements[axis], "split_factor", 1)
+            products = [math.prod(mesh.shape[before] for before in axes[:count]) for count in range(len(axes) + 1)]
+            if factor not in products:
+                return None
+            axes.insert(products.index(factor), axis)
+        _place(order, axes)
+    return order
+
+
+def _place(order: list[int], axes: Sequence[int]) -> None:
+    """Puts `axes`, in that order, where they are in `order` now."""
+    for place, axis in zip(sorted(axes), axes, strict=True):
+        order[place] = axis
+
+
+def _cut_alike(mesh: _core.Mesh, placements: Sequence[Any], order: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether strided placements and the order of axes that they stand for cut a tensor of that shape alike."""
+    for dim in {each.dim for each in placements if isinstance(each, _core.StridedShard)}:
+        axes = [axis for axis in range(mesh.ndim) if getattr(placements[axis], "dim", None) == dim]
+        sizes = tuple(mesh.shape[axis] for axis in axes)
+        if shape[dim] % math.prod(sizes) == 0:
+            continue
+        factors = tuple(getattr(placements[axis], "split_factor", 1) for axis in axes)
+        rank_order = tuple(sorted(range(len(axes)), key=lambda place: order.index(axes[place])))
+        if not _cut_alike_along(shape[dim], sizes, factors, rank_order):
+            return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _cut_alike_along(size: int, sizes: tuple[int, ...], factors: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    """The same of one dim and the axes that shard it."""
+    mesh = _core.Mesh(list(sizes))
+    strided = _core.Layout(mesh, [_core.StridedShard(0, factor) for factor in factors])
+    nested = _in_order(mesh, [_core.Shard(0)] * len(sizes), order)
+    return all(strided.local_shape([size], rank) == nested.local_shape([size], rank) for rank in mesh.ranks)
+
+
+def _fits(layout: _core.Layout, tensor: DTensor) -> bool:
+    """Whether it gives this rank the local shape that it has."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return True  # it holds nothing, and says what FSDP2's ranks say
+    rank = int(tensor.device_mesh.mesh[tuple(coordinate)])
+    return layout.local_shape(tuple(tensor.shape), rank) == tuple(tensor._local_tensor.shape)

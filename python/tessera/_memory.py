@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from . import _core
 from ._errors import InvalidArgumentError, UnimplementedError
 from ._foreign import numpy_dtype, torch_dtype, type_name
-from ._tensors import _local, is_module, is_torch_tensor
+from ._torch import is_module, is_torch_tensor, local_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ def share_(value: T) -> T:
     """
     storages: dict[int, torch.UntypedStorage] = {}
     for name, tensor in _tensors_of(value):
-        storage = _local(name, tensor)[0].untyped_storage()
+        storage = local_tensor(name, tensor).untyped_storage()
         if storage.nbytes() == 0 or _core.in_shared_memory(storage.data_ptr(), storage.nbytes()):
             continue
         if storage.is_shared() or not storage.resizable():

@@ -38,6 +38,8 @@ class Registration:
                 continue
             at = source.locate()
             layout = at.layout or fallback or self._own_layout()
+            if at.global_shape is not None:
+                at.check(name, layout, at.global_shape, rank)
             self._sources[name], self._locations[name] = source, replace(at, layout=layout, memory=None)
             local = Local(name, at, layout, rank)
             for part in parts:
@@ -137,6 +139,10 @@ class Registration:
                 raise InvalidArgumentError(f"tensor {name}: {_difference(then, now)} since it was registered")
             held.append(now.memory)
         return held
+
+    def require_writeable(self) -> None:
+        for source in self._sources.values():
+            source.require_writeable()
 
     def written(self) -> None:
         """Tells the tensors' libraries that the elements change."""

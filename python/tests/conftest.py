@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jobs import Jobs
+from loopback import Loopback
+
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["test_torch_*.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,3 +21,25 @@ def runtime_dir() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tessera-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TESSERA_RUNTIME_DIR", folder)
         yield Path(folder)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An empty folder with a short path: names of sockets are short."""
+    with tempfile.TemporaryDirectory(prefix="tessera-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def jobs(folder: Path) -> Iterator[Jobs]:
+    """Jobs of real processes, with a runtime folder of their own."""
+    with Jobs(folder) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def loopback(runtime_dir: Path) -> Iterator[Loopback]:
+    """Two jobs in this process."""
+    pair = Loopback()
+    yield pair
+    pair.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tessera
@@ -40,5 +41,37 @@ def run(jobs: Mapping[str, list[Callable[[tessera.Bus], Any]]], **options: Any) 
 
     with concurrent.futures.ThreadPoolExecutor(sum(map(len, jobs.values()))) as pool:
         futures = {job: [pool.submit(work, job, rank) for rank in range(len(ranks))] for job, ranks in jobs.items()}
-        concurrent.futures.wait([each for of_job in futures.values() for each in of_job], LIMIT)
+        ended, _ = concurrent.futures.wait([each for of_job in futures.values() for each in of_job], LIMIT)
+        # A rank that failed makes others wait in vain, or lose it: what they say says less.
+        consequences = (tessera.DeadlineExceededError, tessera.PeerLostError)
+        errors = [error for each in ended if (error := each.exception()) is not None]
+        for error in sorted(errors, key=lambda each: isinstance(each, consequences)):
+            raise error
         return {job: [future.result(timeout=0) for future in of_job] for job, of_job in futures.items()}
+
+
+def transfer(
+    senders: Sequence[tuple[Any, Any]], receivers: Sequence[tuple[Any, Any]], versions: int = 1, **options: Any
+) -> list[list[tessera.BatchStats]]:
+    """Moves what the senders' ranks register, each a (tensors, map), into what the receivers' do.
+
+    Returns the figures of both sides, a list of their ranks each. Raises what a rank failed with. Options are those of
+    the receivers' register().
+    """
+
+    def rank(bus: tessera.Bus, sends: bool, tensors: Any, names: Any) -> tessera.BatchStats:
+        batch = bus.register(tensors, map=names, **({} if sends else options))
+        for version in range(1, versions + 1):
+            if sends:
+                batch.send(version, timeout=LIMIT / 3)
+            else:
+                batch.recv(version, timeout=LIMIT / 3)
+        return batch.stats
+
+    found = run(
+        {
+            "sender": [functools.partial(rank, sends=True, tensors=each, names=names) for each, names in senders],
+            "receiver": [functools.partial(rank, sends=False, tensors=each, names=names) for each, names in receivers],
+        }
+    )
+    return [found["sender"], found["receiver"]]

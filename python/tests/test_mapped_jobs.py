@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import tessera
 import torch
-from jobs import transfer
+from ranks import transfer
 from serving_engine import EngineRank
 from tessera import Part, maps
 from tessera._registration import Registration

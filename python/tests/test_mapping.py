@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-from jobs import transfer
+from ranks import transfer
 from tessera import maps
 from tiny_models import (
     MODELS,

@@ -1,0 +1,97 @@
+"""Where the local tensors of a rank lie, and what is refused whoever's tensor it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from . import _core
+from ._errors import Error, InvalidArgumentError
+from ._foreign import dtype as dtype_name
+
+OUTSIDE = -1
+"""Location.rank of a process that is in no place of the mesh."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where the local tensor of this rank lies now."""
+
+    address: int  # of the first element; 0 where there is none
+    dtype: str
+    shape: tuple[int, ...]  # local
+    strides: tuple[int, ...]  # in elements
+    layout: _core.Layout | None  # None: this rank holds all of it
+    global_shape: tuple[int, ...] | None  # None: it follows from the layout, or is `shape`
+    rank: int | None = None  # this process in the layout's mesh, or OUTSIDE; None: whatever the job says
+    memory: Any = field(compare=False, repr=False, default=None)  # what keeps it there
+
+    def check(self, name: str, layout: _core.Layout, shape: tuple[int, ...], rank: int) -> None:
+        """Refuses a local tensor that is not what `layout` gives `rank` of a tensor of global `shape`: as much as that
+        is read or written."""
+        inside = rank in layout.mesh
+        if self.rank is not None and self.rank != (rank if inside else OUTSIDE):
+            here = "not in it" if self.rank == OUTSIDE else f"its rank {self.rank}"
+            raise refusal(
+                name,
+                f"torch's mesh ({layout}) says that this process is {here}, its job that it is rank {rank}: connect() "
+                "with torch's rank and world, or register (local tensor, layout over the job's ranks, global shape)",
+            )
+        if not inside:
+            return
+        try:
+            expected = layout.local_shape(shape, rank)
+        except Error as error:
+            raise refusal(name, str(error)) from None
+        if expected != self.shape and not (0 in expected and 0 in self.shape):
+            raise refusal(
+                name,
+                f"{layout} gives rank {rank} {expected} of a tensor of shape {shape}; what it holds is {self.shape}",
+            )
+
+
+class Source(Protocol):
+    """What is registered under a name."""
+
+    def locate(self) -> Location: ...
+
+    def require_writeable(self) -> None:
+        """Refuses what cannot be received into."""
+
+    def written(self) -> None:
+        """Tells its library that the elements are about to change, or have changed."""
+
+
+def refusal(name: str, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"tensor {name}: {why}")
+
+
+def element_type(name: str, dtype: Any) -> str:
+    """Tessera's name of a tensor's dtype."""
+    try:
+        return dtype_name(dtype)
+    except Error as error:
+        raise refusal(name, f"{error}; cast it, or view its bits as another type") from None
+
+
+def sound_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """`strides`, with those that nobody walks along made harmless. Refuses elements that share memory, and those that
+    run backwards."""
+    if not math.prod(shape):
+        return tuple(math.prod(size or 1 for size in shape[dim + 1 :]) for dim in range(len(shape)))
+    strides = tuple(stride if size > 1 else max(stride, 1) for size, stride in zip(shape, strides, strict=True))
+    extent = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride < 0:
+            raise refusal(name, f"it runs backwards in memory (shape {shape}, strides {strides}): copy it")
+        if stride == 0:
+            raise refusal(
+                name,
+                f"it is expanded (shape {shape}, strides {strides}): one element stands for several; clone it, or "
+                "register what was expanded",
+            )
+        if stride < extent:
+            raise refusal(name, f"its elements overlap in memory (shape {shape}, strides {strides}): clone it")
+        extent += stride * (size - 1)
+    return strides

@@ -1,0 +1,288 @@
+"""Tensors of torch as a batch registers them: plain ones, DTensors, and parameters and buffers of modules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from . import _core
+from ._errors import Error, InvalidArgumentError, UnimplementedError
+from ._foreign import type_name
+from ._layouts import is_dtensor, layout_of
+from ._location import OUTSIDE, Location, Source, element_type, refusal, sound_strides
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+
+def is_torch_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_module(value: Any) -> TypeGuard[torch.nn.Module]:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+# --- where a tensor lies
+
+
+def plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or what it waits for, with elements in host memory; a refusal that says what it is otherwise."""
+    import torch
+
+    if type(tensor).__name__ == "AsyncCollectiveTensor" and hasattr(tensor, "wait"):
+        tensor = tensor.wait()
+    if tensor.is_nested:
+        raise refusal(name, "nested tensors cannot be moved: register its values() and offsets()")
+    usual = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+    if type(tensor).__torch_dispatch__ not in usual:  # it may keep its elements anywhere
+        raise refusal(name, f"a {type_name(tensor)} cannot be moved: register what it wraps")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise refusal(name, "it is not initialised yet: run a lazy module once before its parameters are registered")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
+        raise refusal(name, "it is a tensor of a transform (vmap, grad, functionalize): register outside of it")
+    if tensor.is_meta:
+        raise refusal(name, "it is on the meta device and has no memory: materialise it first (to_empty)")
+    if tensor.is_quantized:
+        raise refusal(name, "quantised tensors of torch cannot be moved: register int_repr() and the scales")
+    if tensor.layout is not torch.strided:
+        raise refusal(name, f"{tensor.layout} tensors cannot be moved: register its values, or to_dense()")
+    if tensor.device.type != "cpu":
+        raise UnimplementedError(
+            f"tensor {name}: it is on {tensor.device}; this build moves host memory alone: register a copy on the CPU"
+        )
+    if tensor.is_conj():
+        raise refusal(name, "it is a conjugate view, whose memory holds other values: resolve_conj() it")
+    if tensor.is_neg():
+        raise refusal(name, "it is a negative view, whose memory holds other values: resolve_neg() it")
+    return tensor
+
+
+def local_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor that this rank holds of a DTensor, or of any other: itself."""
+    return plain(name, tensor._local_tensor if is_dtensor(tensor) else tensor)
+
+
+def torch_location(name: str, tensor: torch.Tensor, layout: _core.Layout | None = None) -> Location:
+    """Where `tensor` lies. `layout` is that of a DTensor, if it is known."""
+    local = local_tensor(name, tensor)
+    shape, strides = tuple(local.shape), tuple(local.stride())
+    dtype = element_type(name, local.dtype)
+    global_shape, rank = None, None
+    if is_dtensor(tensor):
+        layout = layout or _layout(name, tensor)
+        global_shape, rank = tuple(tensor.shape), _rank_in_mesh(tensor)
+    if dtype == "f4":  # two elements a byte along the last dim
+        shape, strides, global_shape = _unpacked(name, shape, strides, global_shape, layout)
+    address = local.data_ptr() if local.numel() else 0
+    return Location(
+        address,
+        dtype,
+        shape,
+        sound_strides(name, shape, strides),
+        layout,
+        global_shape,
+        rank,
+        local.untyped_storage(),
+    )
+
+
+def _layout(name: str, tensor: DTensor) -> _core.Layout:
+    try:
+        return layout_of(tensor)
+    except Error as error:
+        raise type(error)(f"tensor {name}: {error}") from None
+
+
+def _rank_in_mesh(tensor: DTensor) -> int:
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    return OUTSIDE if coordinate is None else int(mesh.mesh[tuple(coordinate)])
+
+
+def _unpacked(
+    name: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    global_shape: tuple[int, ...] | None,
+    layout: _core.Layout | None,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
+    """Of torch's pairs of 4-bit elements: the same in elements."""
+    if not shape or (strides[-1] != 1 and shape[-1] > 1):
+        raise refusal(
+            name,
+            f"4-bit elements lie in pairs along the last dim, which must be dense (shape {shape}, strides {strides}): "
+            "register a contiguous() copy",
+        )
+    shape = (*shape[:-1], 2 * shape[-1])
+    strides = (*(2 * stride for stride in strides[:-1]), 1)
+    if global_shape is None:
+        return shape, strides, None
+    pairs = global_shape
+    global_shape = (*pairs[:-1], 2 * pairs[-1])
+    for rank in layout.mesh.ranks if layout is not None else ():
+        assert layout is not None
+        halved = layout.local_shape(pairs, rank)
+        if layout.local_shape(global_shape, rank) != (*halved[:-1], 2 * halved[-1]):
+            raise refusal(
+                name,
+                f"{layout} cuts its {pairs[-1]} pairs of 4-bit elements unevenly: the last dim must divide evenly",
+            )
+    return shape, strides, global_shape
+
+
+# --- what is registered
+
+
+def _counters(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors without storage that have the version counters of `tensor`: to be bumped, while its storage may go."""
+    import torch
+
+    if tensor.is_inference():
+        return []  # it has none
+    with torch.no_grad(), torch.inference_mode(False):
+        alias: Any = tensor.detach()
+        if not is_dtensor(tensor):
+            alias.data = torch.empty(0, dtype=tensor.dtype)
+            return [alias]
+        # Autograd looks at the counter of the DTensor where it saved that, at the local tensor's behind to_local().
+        alias._local_tensor = torch.empty(0, dtype=tensor.dtype)
+        return [alias, *_counters(tensor._local_tensor)]
+
+
+class TorchTensor:
+    """A tensor out of a dict. Its storage is held weakly: it may be freed or resized between transfers, which is an
+    error at the next one. (That the dict's owner has put another tensor in its place cannot be seen from here.)"""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        self._name = name
+        self._location = replace(torch_location(name, tensor), memory=None)
+        storage = local_tensor(name, tensor).untyped_storage()
+        self._storage = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._bytes = storage.nbytes()
+        self._data = storage.data_ptr()
+        self._counters = _counters(tensor)
+
+    def locate(self) -> Location:
+        import torch
+
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            raise InvalidArgumentError(
+                f"tensor {self._name}: its memory was freed; keep the tensor, or register the module that owns it"
+            )
+        if storage.nbytes() != self._bytes:
+            raise InvalidArgumentError(
+                f"tensor {self._name}: its storage was resized from {self._bytes} to {storage.nbytes()} bytes since it "
+                "was registered; register it again"
+            )
+        moved = storage.data_ptr() - self._data if self._location.address else 0  # share_() moves storages
+        return replace(self._location, address=self._location.address + moved, memory=storage)
+
+    def require_writeable(self) -> None:
+        pass
+
+    def written(self) -> None:
+        import torch
+
+        torch.autograd.graph.increment_version(self._counters)
+
+
+class ModuleTensor:
+    """A parameter or buffer of a module, looked up again each time: it may have been replaced."""
+
+    def __init__(self, name: str, module: torch.nn.Module, attribute: str, *, buffer: bool, fsdp: Any = None) -> None:
+        """fsdp: what torch's FSDP2 keeps of the parameter, if it does."""
+        self._name = name
+        self._tensors = module._buffers if buffer else module._parameters
+        self._attribute = attribute
+        self._fsdp = fsdp
+        self._known: tuple[Any, _core.Layout] | None = None  # the DTensorSpec seen last, and its layout
+
+    def _current(self) -> torch.Tensor:
+        tensor = self._tensors.get(self._attribute)
+        if tensor is None:
+            raise InvalidArgumentError(f"tensor {self._name}: the module has no {self._attribute} any more")
+        return tensor
+
+    def locate(self) -> Location:
+        if self._fsdp is not None and self._fsdp.sharded_state.name != "SHARDED":
+            raise InvalidArgumentError(
+                f"tensor {self._name}: FSDP has gathered it, and will free what is there now: call reshard() on the "
+                "FSDP module first, or send after the optimiser's step"
+            )
+        tensor = self._current()
+        if not is_dtensor(tensor):
+            return torch_location(self._name, tensor)
+        if self._known is None or self._known[0] is not tensor._spec:
+            self._known = (tensor._spec, _layout(self._name, tensor))
+        return torch_location(self._name, tensor, self._known[1])
+
+    def require_writeable(self) -> None:
+        pass
+
+    def written(self) -> None:
+        import torch
+
+        tensor: Any = self._current()
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version([tensor, tensor._local_tensor] if is_dtensor(tensor) else tensor)
+
+
+# --- modules
+
+# Modules that torch.compile and activation checkpointing put around others: no part of a parameter's name.
+_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+
+
+def walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator[tuple[str, Source, torch.Tensor]]:
+    """The names of model.state_dict() (without those of wrappers): parameters and persistent buffers; tied ones under
+    each of their names."""
+    sharded = _fsdp_parameters(model)
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = "".join(f"{part}." for part in prefix.split(".") if part and part not in _WRAPPERS)
+        _refuse_flat(module, prefix)
+        buffers = {
+            name: buffer for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set
+        }
+        for is_buffer, tensors in ((False, module._parameters), (True, buffers)):
+            for attribute, tensor in tensors.items():
+                if tensor is not None and keep(name := f"{dot}{attribute}"):
+                    fsdp = sharded.get((id(module), attribute))
+                    yield name, ModuleTensor(name, module, attribute, buffer=is_buffer, fsdp=fsdp), tensor
+
+
+def _fsdp_parameters(model: torch.nn.Module) -> dict[tuple[int, str], Any]:
+    """(module's id, attribute) -> what FSDP2 keeps of that parameter, which says whether it is gathered now."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    found: dict[tuple[int, str], Any] = {}
+    if kind is None:
+        return found
+    for module in model.modules():
+        if not isinstance(module, kind):
+            continue
+        state: Any = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        for parameter in (each for group in groups if group is not None for each in group.fsdp_params):
+            at = parameter._module_info
+            found[id(at.module), at.param_name] = parameter
+            for shared, attribute in zip(at.shared_modules, at.shared_param_names, strict=True):
+                found[id(shared), attribute] = parameter
+    return found
+
+
+def _refuse_flat(module: torch.nn.Module, prefix: str) -> None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        raise InvalidArgumentError(
+            f"module {prefix or '(the model)'}: FullyShardedDataParallel keeps flat parameters without a layout: shard "
+            "with fully_shard() instead, or register the DTensors of its sharded state_dict()"
+        )
