@@ -1,0 +1,86 @@
+"""The check that run.py makes, and no part of the exchange.
+
+Each version is gathered into a file, for this alone. The server's ranks compare it with what they hold, bit for bit;
+the driver compares what the server answers with what a single process makes of the same weights.
+"""
+
+import pathlib
+import time
+
+import torch
+import torch.distributed as dist
+from model import embed, tokenize, untrained
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+PATIENCE = 600  # seconds until somebody has checked a version
+
+
+def path_of(folder: pathlib.Path, version: int) -> pathlib.Path:
+    """The trainer writes it; run.py takes it away once it has seen enough. That of version 0 is empty."""
+    return folder / f"version-{version}.safetensors"
+
+
+# --- the trainer's part; without a folder it does nothing
+
+
+def write(folder: pathlib.Path | None, model: torch.nn.Module, version: int) -> None:
+    """Gathers the whole model, and rank 0 writes it. Collective."""
+    if folder is None:
+        return
+    state = {
+        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    if dist.get_rank() == 0:
+        save_file(state, path_of(folder, version))
+
+
+def await_verdict(folder: pathlib.Path | None, version: int) -> None:
+    """Rank 0 waits until the version's file is gone; the others meet it in the next step."""
+    if folder is None or dist.get_rank() != 0:
+        return
+    deadline = time.monotonic() + PATIENCE
+    while path_of(folder, version).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path_of(folder, version)}: nobody has checked this version for {PATIENCE} s")
+        time.sleep(0.05)
+
+
+# --- the server's part
+
+
+def compare(folder: pathlib.Path, model: torch.nn.Module, version: int) -> dict[str, int]:
+    """What this rank holds against its part of the file, in the model's dtype: the tensors and elements there are, and
+    the elements of which any bit differs."""
+    found = {"tensors": 0, "elements": 0, "differing": 0}
+    with safe_open(path_of(folder, version), "pt") as file:
+        for name, held in model.state_dict().items():
+            wanted = file.get_tensor(name).to(held.dtype)
+            if isinstance(held, DTensor):
+                wanted = distribute_tensor(wanted, held.device_mesh, held.placements, src_data_rank=None).to_local()
+                held = held.to_local()
+            bits = [tensor.contiguous().view(torch.uint8).view(-1, held.element_size()) for tensor in (held, wanted)]
+            found["tensors"] += 1
+            found["elements"] += held.numel()
+            found["differing"] += int((bits[0] != bits[1]).any(1).sum())
+    return found
+
+
+# --- the driver's part
+
+
+def similarities(vectors: torch.Tensor) -> list[float]:
+    """Of the pairs that follow each other."""
+    return (vectors[0::2].double() * vectors[1::2].double()).sum(1).tolist()
+
+
+def expected(folder: pathlib.Path, version: int, dtype: torch.dtype, sentences: list[str]) -> list[float]:
+    """The similarities that a single process gets with the weights of `version`."""
+    model = untrained(dtype)
+    if version:
+        state = {name: tensor.to(dtype) for name, tensor in load_file(path_of(folder, version)).items()}
+        model.load_state_dict(state)
+    with torch.inference_mode():
+        return similarities(embed(model, tokenize(sentences)))

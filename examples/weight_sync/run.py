@@ -1,0 +1,214 @@
+"""Runs the trainer, the server and a load generator, and checks every version on the way.
+
+    python examples/weight_sync/run.py
+
+Exit status: 0; 1 a check failed or a job died; 130 interrupted.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+import load
+
+HERE = pathlib.Path(__file__).resolve().parent
+TRAINERS = 4
+START, STEP, END = 600, 300, 60  # seconds: until the first answer, for a version, for a process to end
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of a similarity
+PAIRS = [
+    ("The with statement runs a block under a context manager.", "The file is closed once the block is left."),
+    ("A generator yields its values one after another.", "Each call of next() runs its body up to the next yield."),
+    ("A tuple cannot be changed once it is made.", "Decorators are applied to a function when it is defined."),
+    ("A cat sleeps on the sofa.", "A kitten naps on the couch."),
+    ("A cat sleeps on the sofa.", "Profits fell by six per cent in the third quarter."),
+]
+
+
+class Job:
+    """A process whose lines are shown as they come."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], quiet: bool) -> None:
+        self.name = name
+        self._lines: list[str] = []
+        self._address: str | None = None
+        self._news = threading.Event()  # that it has an address, or has ended
+        self._quiet = quiet
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self._lines.append(line)
+            if not self._quiet:
+                print(f"{self.name:9} | {line}", end="", flush=True)
+            if found := re.fullmatch(r"serving on (http://\S+)\n", line):
+                self._address = found[1]
+                self._news.set()
+        self._news.set()
+
+    def address(self) -> str:
+        """Where it serves."""
+        self._news.wait(START)
+        if self._address is None:
+            raise RuntimeError(f"{self.name} does not serve: {self._last()}")
+        return self._address
+
+    def require_alive(self) -> None:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"{self.name} has ended with status {self.process.returncode}: {self._last()}")
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended by itself, with status 0."""
+        status = self.process.wait(seconds)
+        self._reader.join(END)
+        if status != 0:
+            raise RuntimeError(f"{self.name} ended with status {status}: {self._last()}")
+
+    def end(self) -> None:
+        """As Ctrl-C does; SIGKILL if it does not."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END)
+            self.process.kill()
+
+    def _last(self) -> str:
+        return "".join(self._lines[-20:]).strip() or "it said nothing"
+
+
+def get(url: str, path: str) -> Any:
+    connection = load.connect(url)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read())
+
+
+def await_version(url: str, version: int, sentences: list[str], jobs: list[Job]) -> list[list[float]]:
+    """The vectors of `sentences` once the server answers with `version`."""
+    deadline = time.monotonic() + STEP
+    with contextlib.closing(load.connect(url)) as connection:
+        while True:
+            held, vectors = load.ask(connection, sentences)
+            if held == version:
+                return vectors
+            for job in jobs:
+                job.require_alive()
+            if held > version or time.monotonic() > deadline:
+                raise RuntimeError(f"the server answers with version {held} after {STEP} s, not with {version}")
+            time.sleep(0.1)
+
+
+def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """The summary, of which "problems" is empty if all is well."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment["TESSERA_NAMESPACE"] = f"weight-sync-{os.getpid()}"
+    if "TESSERA_STORE" not in environment:
+        environment["TESSERA_RUNTIME_DIR"] = str(folder)
+
+    def start(name: str, *arguments: str) -> Job:
+        job = Job(name, [sys.executable, *arguments], environment, options.quiet)
+        stack.callback(job.end)
+        return job
+
+    versions = [options.steps * number for number in range(options.versions + 1)]
+    checks = folder / "checks"
+    checks.mkdir()
+    gate = [checks / f"version-{version}.safetensors" for version in versions]
+    gate[0].touch()
+    checked = ["--check", str(checks)]
+    server = start("inference", str(HERE / "serve.py"), "--port", "0", "--dtype", options.dtype, *checked)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(TRAINERS)]
+    length = ["--steps", str(options.steps), "--versions", str(options.versions)]
+    trainer = start("trainer", *torchrun, str(HERE / "train.py"), *length, *checked)
+
+    import check  # these take seconds to import: the jobs have started
+    import torch
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
+    sentences = [sentence for pair in PAIRS for sentence in pair]
+    url = server.address()
+    loaded = folder / "load.json"
+    generator = start("load", str(HERE / "load.py"), "--url", url, "--seconds", "600", "--json", str(loaded))
+    problems, seen = [], []
+    for version, file in zip(versions, gate, strict=True):
+        found = check.similarities(torch.tensor(await_version(url, version, sentences, [trainer, server, generator])))
+        wanted = check.expected(checks, version, dtype, sentences)
+        difference = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+        weights = get(url, "/status")["checks"].get(str(version)) if version else None
+        if difference > TOLERANCE[options.dtype]:
+            problems.append(f"version {version}: similarities differ from one process' by {difference:.1e}")
+        if version and (weights is None or weights["differing"] or not weights["elements"]):
+            problems.append(f"version {version}: weights differ from the trainer's: {weights}")
+        seen.append({"version": version, "similarities": found, "max_difference": difference, "weights": weights})
+        file.unlink()
+    trainer.wait(STEP)
+    generator.process.send_signal(signal.SIGTERM)
+    generator.process.wait(END)
+    traffic = json.loads(loaded.read_text())
+    if traffic["failed"] or set(map(str, versions)) - traffic["versions"].keys():
+        problems.append(f"the load generator saw {traffic['failed']} failures, versions {traffic['versions']}")
+    status = get(url, "/status")
+    server.process.send_signal(signal.SIGTERM)
+    server.wait(END)
+    return {"dtype": options.dtype, "versions": seen, "load": traffic, "server": status, "problems": problems}
+
+
+def show(summary: dict[str, Any]) -> None:
+    versions = summary["versions"]
+    print("\nsimilarity of           " + "".join(f"{'version ' + str(seen['version']):>12}" for seen in versions))
+    for index, pair in enumerate(PAIRS):
+        print(f"  {pair[0]}\n  {pair[1]}")
+        print(" " * 24 + "".join(f"{seen['similarities'][index]:>12.4f}" for seen in versions))
+    print("from one process' by    " + "".join(f"{seen['max_difference']:>12.1e}" for seen in versions))
+    for seen in versions[1:]:
+        weights = seen["weights"]
+        print(f"version {seen['version']}: {weights['differing']} of {weights['elements']:,} elements differ in a bit")
+    traffic, server = summary["load"], summary["server"]
+    print(f"requests     {traffic['requests']}, failed {traffic['failed']}; answered by version: {traffic['versions']}")
+    for name, figures in (("swap", server["swap_ms"]), ("blocked", server["blocked_ms"])):
+        print(f"{name:12} {figures['count']}: median {figures['median']:.1f} ms, max {figures['max']:.1f} ms")
+    for problem in summary["problems"]:
+        print(f"PROBLEM      {problem}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3, help="of the optimiser, between two versions")
+    parser.add_argument("--versions", type=int, default=3, help="to send")
+    parser.add_argument("--dtype", choices=TOLERANCE, default="fp32", help="of the server's weights")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the summary")
+    parser.add_argument("--quiet", action="store_true", help="leave out what the jobs say")
+    options = parser.parse_args()
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tessera-sync-") as folder, contextlib.ExitStack() as stack:
+        try:
+            summary = run(options, pathlib.Path(folder), stack)
+        except (RuntimeError, OSError, ValueError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
+            sys.exit(f"run.py: {error}")
+    summary["seconds"] = time.monotonic() - begin
+    show(summary)
+    print(f"whole run    {summary['seconds']:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps(summary, indent=2))
+    sys.exit(1 if summary["problems"] else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

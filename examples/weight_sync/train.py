@@ -1,0 +1,80 @@
+"""The training job: fine-tunes MiniLM on 4 ranks with FSDP2 and sends its weights after every few steps.
+
+    torchrun --standalone --nproc-per-node 4 examples/weight_sync/train.py
+
+Neighbouring sentences of a text are to lie close to each other, and apart from the rest of their batch.
+"""
+
+import argparse
+import pathlib
+import time
+
+import check
+import tessera
+import torch
+import torch.distributed as dist
+from model import embed, pretrained, tokenize
+from text import sentences
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+PAIRS = 8  # of sentences, a rank and step
+LEARNING_RATE = 1e-4
+TEMPERATURE = 0.05
+
+
+def sharded_model() -> torch.nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
+    model = pretrained()
+    for layer in model.encoder.layer:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh).train()
+
+
+def contrastive_loss(model: torch.nn.Module, first: list[str], second: list[str]) -> torch.Tensor:
+    """Each of `first` is to find its neighbour among all of `second`."""
+    vectors = embed(model, tokenize(first + second))
+    similarities = vectors[: len(first)] @ vectors[len(first) :].T
+    return cross_entropy(similarities / TEMPERATURE, torch.arange(len(first)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3, help="of the optimiser, between two versions")
+    parser.add_argument("--versions", type=int, default=3, help="to send")
+    parser.add_argument("--check", type=pathlib.Path, help="folder to write each version to, for run.py")
+    options = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = sharded_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    text = sentences()
+    generator = torch.Generator().manual_seed(rank)
+
+    with tessera.connect("weights", role="trainer", peer="inference", timeout=600) as bus:
+        batch = bus.register(model, direction="send")
+        check.await_verdict(options.check, 0)
+        for step in range(1, options.steps * options.versions + 1):
+            chosen = torch.randperm(len(text) - 1, generator=generator)[:PAIRS].tolist()
+            loss = contrastive_loss(model, [text[i] for i in chosen], [text[i + 1] for i in chosen])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if rank == 0:
+                print(f"step {step}: loss {loss.item():.3f}", flush=True)
+            if step % options.steps:
+                continue
+            check.write(options.check, model, step)
+            begin = time.perf_counter()
+            batch.send(version=step)
+            if rank == 0:
+                milliseconds = (time.perf_counter() - begin) * 1e3
+                print(f"sent version {step} to {bus.peer_world} ranks in {milliseconds:.0f} ms", flush=True)
+            check.await_verdict(options.check, step)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
