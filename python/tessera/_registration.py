@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import _core
-from ._errors import InvalidArgumentError
+from ._errors import Error, InvalidArgumentError
 from ._tensors import Location, Source, walk
 
 
@@ -94,9 +94,10 @@ class Registration:
             source.written()
 
     def _global_shape(self, name: str, location: Location) -> tuple[int, ...]:
-        if location.global_shape is not None:
-            return location.global_shape
         layout = self._layout(location)
+        if location.global_shape is not None:
+            self._check_local_shape(name, location, layout, location.global_shape)
+            return location.global_shape
         # Where nothing is sharded the local shape is the global one.
         shape = location.shape
         if layout.bind(shape).local_shape(shape, self._rank) == shape:
@@ -104,6 +105,22 @@ class Registration:
         raise InvalidArgumentError(
             f"tensor {name}: its layout {layout} shards it, so that its global shape cannot be seen from its local one "
             f"{shape}: register (array, layout, global shape)"
+        )
+
+    def _check_local_shape(
+        self, name: str, location: Location, layout: _core.Layout, global_shape: tuple[int, ...]
+    ) -> None:
+        """What the layout says is moved: it must be what is there."""
+        try:
+            said = layout.local_shape(global_shape, self._rank)
+        except Error as error:
+            raise type(error)(f"tensor {name}: {error}") from None
+        if said == location.shape or (0 in said and 0 in location.shape):
+            return
+        raise InvalidArgumentError(
+            f"tensor {name}: the local tensor has shape {location.shape}, but {layout} gives rank {self._rank} {said} "
+            f"of {global_shape}: correct the layout or the global shape (FSDP2 cuts a dim over tensor parallelism "
+            "otherwise than its placements say where it does not divide evenly)"
         )
 
     def _layout(self, location: Location) -> _core.Layout:
