@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The main job: a real model moves from a running 4-process job into a 2-process job, three versions, every element checked.
-#   scripts/demo.sh                       the packaged 90 MB sentence model (all-MiniLM-L6-v2)
-#   scripts/demo.sh --checkpoint PATH     any other .safetensors file, index or folder
+#   scripts/demo.sh                       the packaged 90 MB sentence model (all-MiniLM-L6-v2); then examples/weight_sync:
+#                                         that model is fine-tuned by one job and served by another one meanwhile
+#   scripts/demo.sh --checkpoint PATH     any other .safetensors file, index or folder, without the example
 . "$(dirname "$0")/lib.sh"
 case ${1:-} in
   -h | --help) show_help; exit 0 ;;
@@ -10,4 +11,5 @@ need_packages "${build_packages[@]}"
 need_python
 build cpu tessera_command tessera_python
 cd "$caller"  # where --checkpoint counts from
-exec "$TESSERA_VENV/bin/python" "$root/scripts/demo.py" "$@"
+"$TESSERA_VENV/bin/python" "$root/scripts/demo.py" "$@"
+[ $# -gt 0 ] || "$TESSERA_VENV/bin/python" "$root/examples/weight_sync/run.py"

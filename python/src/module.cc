@@ -3,6 +3,7 @@
 #include "tessera/version.h"
 
 NB_MODULE(_core, module) {
+  nanobind::set_leak_warnings(false);  // a module's globals may hold values until the interpreter ends: no leak
   module.doc() = "The C++ core of Tessera. Use it through the package `tessera`.";
   module.attr("version") = tessera::kVersion;
   tessera::python::bind_errors(module);

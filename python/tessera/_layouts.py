@@ -41,29 +41,35 @@ def layout_of(tensor: DTensor) -> _core.Layout:
     """The layout that a DTensor really has, over the ranks of its DeviceMesh.
 
     Where torch shards one dim by several mesh axes in another order than left to right (`shard_order`), the layout has
-    the axes in that order.
+    the axes in that order. A `_StridedShard` may stand for such an order or for itself: where the two cut the tensor
+    differently, the order is taken if it gives the local shape that this rank has. (A batch asks all ranks.)
 
     Raises InvalidArgumentError for what is no DTensor, and for a placement that Tessera does not know.
     """
+    return readings(tensor)[0]
+
+
+def readings(tensor: DTensor) -> tuple[_core.Layout, _core.Layout | None]:
+    """layout_of() it; and the layout that it has instead if another rank's local shape does not fit the first."""
     if not is_dtensor(tensor):
         raise InvalidArgumentError(f"a {type_name(tensor)} has no layout of its own: layout_of() takes a DTensor")
     mesh = device_mesh(tensor.device_mesh)
     placements = [placement(each) for each in tensor.placements]
     spec = tensor._spec
     if not any(isinstance(each, _core.StridedShard) for each in placements):
-        return _in_order(mesh, placements, _said_order(spec, mesh.ndim))
+        return _in_order(mesh, placements, _said_order(spec, mesh.ndim)), None
     as_placed = _core.Layout(mesh, placements)
     # torch 2.11 and later says whether a _StridedShard stands for an order of axes; before, it always did.
     if getattr(spec, "use_strided_shard_as_shard_order", True):
         order = _strided_order(mesh, placements)
         if order is not None and not _cut_alike(mesh, placements, order, tuple(tensor.shape)):
             # The placements name one cut and the order they stand for another. FSDP2 over TP makes the second kind and
-            # redistribute() reads it, distribute_tensor() makes the first: the local shape tells them apart.
+            # redistribute() reads it, distribute_tensor() makes the first: the local shapes tell them apart.
             plain = [_core.Shard(each.dim) if isinstance(each, _core.StridedShard) else each for each in placements]
             nested = _in_order(mesh, plain, order)
             if _fits(nested, tensor):
-                return nested
-    return as_placed
+                return nested, as_placed
+    return as_placed, None
 
 
 def _in_order(mesh: _core.Mesh, placements: Sequence[Any], order: Sequence[int]) -> _core.Layout:

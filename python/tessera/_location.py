@@ -24,7 +24,8 @@ class Location:
     strides: tuple[int, ...]  # in elements
     layout: _core.Layout | None  # None: this rank holds all of it
     global_shape: tuple[int, ...] | None  # None: it follows from the layout, or is `shape`
-    rank: int | None = None  # this process in the layout's mesh, or OUTSIDE; None: whatever the job says
+    rank: int | None = None  # of this process in the layout's mesh, or OUTSIDE; None: whatever the job says
+    other_layout: _core.Layout | None = field(compare=False, repr=False, default=None)  # the second of readings()
     memory: Any = field(compare=False, repr=False, default=None)  # what keeps it there
 
     def check(self, name: str, layout: _core.Layout, shape: tuple[int, ...], rank: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _core
 from ._errors import InvalidArgumentError
-from ._foreign import numpy_dtype, torch_dtype
+from ._foreign import numpy_dtype, torch_dtype, type_name
 from ._layouts import LayoutLike, as_layout
 
 
@@ -29,7 +29,7 @@ def simulate(plan: _core.Plan, arrays: Mapping[int, Any], dtype: Any = None) -> 
     every destination rank, of the same library, contiguous, cast to `dtype` if that is given. Partial sources are
     reduced in ascending rank order, in fp32.
 
-    Raises InvalidArgumentError for an array that is missing or has another shape or dtype.
+    Raises InvalidArgumentError for an array that is missing, is none, or has another shape, dtype or byte order.
     """
     target = plan.dtype if dtype is None else _core.dtype(dtype)
     uses_torch = any(_is_torch(array) for array in arrays.values())
@@ -46,6 +46,10 @@ def _is_torch(array: Any) -> bool:
 
 
 def _packed(plan: _core.Plan, rank: int, array: Any) -> bytes:
+    if not _is_torch(array) and not hasattr(array, "__array_interface__"):
+        raise InvalidArgumentError(
+            f"rank {rank}: a {type_name(array)} is not an array: give NumPy arrays or torch tensors"
+        )
     if _core.dtype(array.dtype) != plan.dtype:
         raise InvalidArgumentError(f"rank {rank}: its array is {array.dtype}, the plan moves {plan.dtype}")
     shape = tuple(array.shape)
@@ -57,8 +61,14 @@ def _packed(plan: _core.Plan, rank: int, array: Any) -> bytes:
     if _is_torch(array):
         import torch
 
-        flat = array.detach().contiguous().reshape(-1).view(torch.uint8)
+        plain = array.detach().resolve_conj().resolve_neg()
+        flat = plain.contiguous().reshape(-1).view(torch.uint8)
         return bytes(flat.numpy().data) if flat.numel() else b""
+    if not array.dtype.isnative:
+        raise InvalidArgumentError(
+            f"rank {rank}: its elements are not in this machine's byte order ({array.dtype.str}): "
+            "astype(array.dtype.newbyteorder('=')) converts them"
+        )
     return bytes(array.tobytes())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _core
 from ._errors import InvalidArgumentError, MismatchError, UnimplementedError
-from ._mapping import Local, Map, Piece, compile_map
+from ._mapping import Local, Map, Part, Piece, compile_map
 from ._shapes import Shape, global_shape
 from ._tensors import Location, Source, walk
 
@@ -31,6 +31,7 @@ class Registration:
         self._missing_ok = missing_ok
         self._sources: dict[str, Source] = {}
         self._locations: dict[str, Location] = {}
+        self._parts: dict[str, list[Part]] = {}
         self._pieces: dict[str, Piece] = {}
         parts_of = compile_map(names)
         for name, source, tensor in sources:
@@ -38,12 +39,9 @@ class Registration:
                 continue
             at = source.locate()
             layout = at.layout or fallback or self._own_layout()
-            if at.global_shape is not None:
-                at.check(name, layout, at.global_shape, rank)
             self._sources[name], self._locations[name] = source, replace(at, layout=layout, memory=None)
-            local = Local(name, at, layout, rank)
-            for part in parts:
-                self._add(part.name, local.piece(part))
+            self._parts[name] = parts
+            self._add(name, layout)
 
     @staticmethod
     def collect(
@@ -71,21 +69,30 @@ class Registration:
     # --- before it is registered with the other job
 
     def said(self) -> str:
-        """What the other ranks of the job must know: local shapes of tensors whose global one nobody has said."""
-        return json.dumps(
-            {
-                name: [str(piece.location.layout), piece.location.shape]
-                for name, piece in self._pieces.items()
-                if piece.shape is None
-            }
-        )
+        """What the other ranks of the job must know: local shapes of tensors whose global one nobody has said, and how
+        strided placements are read here."""
+        shapes = {
+            name: [str(piece.location.layout), piece.location.shape]
+            for name, piece in self._pieces.items()
+            if piece.shape is None
+        }
+        readings = {name: str(at.layout) for name, at in self._locations.items() if _may_be_read_otherwise(at)}
+        return json.dumps({"shapes": shapes, "readings": readings})
 
     def agree(self, said: Sequence[str]) -> None:
-        """Finds every global shape, out of what the job's ranks have said(), by rank."""
+        """Finds every layout and global shape, out of what the job's ranks have said(), by rank."""
         shapes: dict[tuple[str, str], dict[int, Shape]] = {}
+        readings: dict[tuple[str, str], int] = {}
         for rank, text in enumerate(said):
-            for name, (layout, shape) in _read(rank, text).items():
+            of_rank, read = _read(rank, text)
+            for name, (layout, shape) in of_rank.items():
                 shapes.setdefault((name, layout), {})[rank] = tuple(shape)
+            for name, layout in read.items():
+                readings.setdefault((name, layout), rank)
+        for name, at in self._locations.items():
+            other = at.other_layout
+            if other is not None and (name, str(other)) in readings:
+                self._read_otherwise(name, other, readings[name, str(other)])
         for name, piece in self._pieces.items():
             own = piece.location.layout
             if piece.shape is None and own is not None:
@@ -151,16 +158,34 @@ class Registration:
 
     # --- inside
 
-    def _add(self, name: str, piece: Piece | None) -> None:
-        if piece is None:
-            return
-        other = self._pieces.setdefault(name, piece)
-        if other.location != piece.location or other.shape != piece.shape:
-            raise UnimplementedError(
-                f"tensor {name} of the bus is in two tensors here, {other.tensor} and {piece.tensor}: a batch takes a "
-                "name once yet. Let the other job send it under a second name, too, with a map that gives it both: "
-                f"{{{name!r}: [{name!r}, {piece.tensor!r}]}}; or register {piece.tensor} in another batch"
-            )
+    def _add(self, tensor: str, layout: _core.Layout) -> None:
+        """The pieces of the local tensor."""
+        at = self._locations[tensor]
+        if at.global_shape is not None:
+            at.check(tensor, layout, at.global_shape, self._rank)
+        local = Local(tensor, at, layout, self._rank)
+        for part in self._parts[tensor]:
+            piece = local.piece(part)
+            if piece is None:
+                continue
+            name = part.name
+            other = self._pieces.setdefault(name, piece)
+            if other.location != piece.location or other.shape != piece.shape:
+                raise UnimplementedError(
+                    f"tensor {name} of the bus is in two tensors here, {other.tensor} and {tensor}: a batch takes a "
+                    "name once yet. Let the other job send it under a second name, too, with a map that gives it both: "
+                    f"{{{name!r}: [{name!r}, {tensor!r}]}}; or register {tensor} in another batch"
+                )
+
+    def _read_otherwise(self, tensor: str, layout: _core.Layout, rank: int) -> None:
+        """As `rank` does, whose local shape leaves it no choice."""
+        self._pieces = {name: piece for name, piece in self._pieces.items() if piece.tensor != tensor}
+        try:
+            self._add(tensor, layout)
+        except InvalidArgumentError as error:
+            raise MismatchError(
+                f"{error} (rank {rank} holds what {layout} gives it, and no other layout does)"
+            ) from None
 
     def _own_layout(self) -> _core.Layout:
         """Held whole by each rank that registers it: a mesh of its own on each, hence replicas."""
@@ -176,16 +201,24 @@ class Registration:
         return [names for names in groups.values() if len(names) > 1]
 
 
-def _read(rank: int, text: str) -> Mapping[str, tuple[str, list[int]]]:
-    """What another rank has said: untrusted."""
+def _may_be_read_otherwise(at: Location) -> bool:
+    placements = at.layout.placements if at.layout is not None else []
+    return at.other_layout is not None or any(isinstance(each, _core.StridedShard) for each in placements)
+
+
+def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Mapping[str, str]]:
+    """(shapes, readings) that another rank has said: untrusted."""
     try:
         said = json.loads(text)
-        for name, (layout, shape) in said.items():
-            if not (isinstance(name, str) and isinstance(layout, str) and all(isinstance(size, int) for size in shape)):
+        shapes, readings = said["shapes"], said["readings"]
+        for layout, shape in shapes.values():
+            if not (isinstance(layout, str) and all(isinstance(size, int) for size in shape)):
                 raise TypeError
-    except (ValueError, TypeError, AttributeError):
+        if not all(isinstance(layout, str) for layout in readings.values()):
+            raise TypeError
+    except (ValueError, TypeError, AttributeError, KeyError):
         raise MismatchError(f"rank {rank} says what no Tessera of this release does: {text[:200]!r}") from None
-    return said  # type: ignore[no-any-return]
+    return shapes, readings
 
 
 def _difference(then: Location, now: Location) -> str:

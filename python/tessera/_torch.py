@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from . import _core
 from ._errors import Error, InvalidArgumentError, UnimplementedError
 from ._foreign import type_name
-from ._layouts import is_dtensor, layout_of
+from ._layouts import is_dtensor, readings
 from ._location import OUTSIDE, Location, Source, element_type, refusal, sound_strides
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.tensor import DTensor
+
+Readings: TypeAlias = tuple[_core.Layout, _core.Layout | None]
 
 
 def is_torch_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -68,14 +70,14 @@ def local_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return plain(name, tensor._local_tensor if is_dtensor(tensor) else tensor)
 
 
-def torch_location(name: str, tensor: torch.Tensor, layout: _core.Layout | None = None) -> Location:
-    """Where `tensor` lies. `layout` is that of a DTensor, if it is known."""
+def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = None) -> Location:
+    """Where `tensor` lies. `known` are the readings() of a DTensor, if they are."""
     local = local_tensor(name, tensor)
     shape, strides = tuple(local.shape), tuple(local.stride())
     dtype = element_type(name, local.dtype)
-    global_shape, rank = None, None
+    layout, other_layout, global_shape, rank = None, None, None, None
     if is_dtensor(tensor):
-        layout = layout or _layout(name, tensor)
+        layout, other_layout = known or _readings(name, tensor)
         global_shape, rank = tuple(tensor.shape), _rank_in_mesh(tensor)
     if dtype == "f4":  # two elements a byte along the last dim
         shape, strides, global_shape = _unpacked(name, shape, strides, global_shape, layout)
@@ -88,13 +90,14 @@ def torch_location(name: str, tensor: torch.Tensor, layout: _core.Layout | None 
         layout,
         global_shape,
         rank,
+        other_layout,
         local.untyped_storage(),
     )
 
 
-def _layout(name: str, tensor: DTensor) -> _core.Layout:
+def _readings(name: str, tensor: DTensor) -> Readings:
     try:
-        return layout_of(tensor)
+        return readings(tensor)
     except Error as error:
         raise type(error)(f"tensor {name}: {error}") from None
 
@@ -204,7 +207,7 @@ class ModuleTensor:
         self._tensors = module._buffers if buffer else module._parameters
         self._attribute = attribute
         self._fsdp = fsdp
-        self._known: tuple[Any, _core.Layout] | None = None  # the DTensorSpec seen last, and its layout
+        self._known: tuple[Any, Readings] | None = None  # the DTensorSpec seen last, and what it says
 
     def _current(self) -> torch.Tensor:
         tensor = self._tensors.get(self._attribute)
@@ -222,7 +225,7 @@ class ModuleTensor:
         if not is_dtensor(tensor):
             return torch_location(self._name, tensor)
         if self._known is None or self._known[0] is not tensor._spec:
-            self._known = (tensor._spec, _layout(self._name, tensor))
+            self._known = (tensor._spec, _readings(self._name, tensor))
         return torch_location(self._name, tensor, self._known[1])
 
     def require_writeable(self) -> None:

