@@ -12,4 +12,4 @@ need_python
 build cpu tessera_command tessera_python
 cd "$caller"  # where --checkpoint counts from
 "$TESSERA_VENV/bin/python" "$root/scripts/demo.py" "$@"
-[ $# -gt 0 ] || "$TESSERA_VENV/bin/python" "$root/examples/weight_sync/run.py"
+[ $# -gt 0 ] || PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/weight_sync/run.py"
