@@ -23,6 +23,8 @@ def is_array(value: Any) -> bool:
 class Array:
     """One array, held as long as the batch is."""
 
+    current = None
+
     def __init__(self, name: str, array: Any) -> None:
         import numpy
 

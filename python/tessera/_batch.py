@@ -6,7 +6,8 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
@@ -135,9 +136,8 @@ class Batch:
         """
         with self._lock:
             core = self.open("send")
-            held = self._locate()
-            self._held = held
-            handle = Handle(core.send(version, timeout), self, f"send of {self.name}", self._release)
+            with self._holding():
+                handle = Handle(core.send(version, timeout), self, f"send of {self.name}", self._release)
         return self._finish(handle, blocking, progress)
 
     @overload
@@ -219,13 +219,13 @@ class Batch:
         calls it; it blocks as long as the copy takes."""
         with self._lock:
             core = self._require_core()
-            held = self._locate()
+            self._held = self._locate()
             self._written()
             try:
                 version = core.commit()
             finally:
                 self._written()
-            del held
+                self._release()
         return version
 
     def wait_version(self, version: int, timeout: float | None = None) -> int:
@@ -251,10 +251,10 @@ class Batch:
     ) -> int | Handle:
         with self._lock:
             core = self.open("recv")
-            self._held = self._locate()
-            self._written()
-            start = core.recv if what == "recv" else core.stage
-            handle = Handle(start(min_version, timeout), self, f"{what} of {self.name}", self._received)
+            with self._holding():
+                self._written()
+                start = core.recv if what == "recv" else core.stage
+                handle = Handle(start(min_version, timeout), self, f"{what} of {self.name}", self._received)
         self._finish(handle, blocking, progress)
         return handle.wait() if blocking else handle
 
@@ -274,8 +274,21 @@ class Batch:
         self._written()
         self._release()
 
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Keeps the tensors where they are; until _release(), if a transfer has begun."""
+        under_way, self._held = self._held, self._locate()
+        try:
+            yield
+        except BaseException:
+            if not under_way:  # else another one goes on, with the same tensors
+                self._release()
+            raise
+
     def _release(self) -> None:
         self._held = ()
+        for part in self._parts:
+            part.registration.release()
 
     def _locate(self) -> list[Any]:
         return [memory for part in self._parts for memory in part.registration.locate()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,6 +55,11 @@ class Location:
 
 class Source(Protocol):
     """What is registered under a name."""
+
+    @property
+    def current(self) -> Callable[[], Any] | None:
+        """Gives the tensor of torch as it is now, None if it has gone: for a Watch, which asks that instead of
+        locate()."""
 
     def locate(self) -> Location: ...
 

@@ -12,6 +12,7 @@ from ._errors import InvalidArgumentError, MismatchError, UnimplementedError
 from ._mapping import Local, Map, Part, Piece, compile_map
 from ._shapes import Shape, global_shape
 from ._tensors import Location, Source, walk
+from ._watch import Watch
 
 
 class Registration:
@@ -33,6 +34,8 @@ class Registration:
         self._locations: dict[str, Location] = {}
         self._parts: dict[str, list[Part]] = {}
         self._pieces: dict[str, Piece] = {}
+        self._watch: Watch | None = None
+        self._unwatched: list[str] = []
         parts_of = compile_map(names)
         for name, source, tensor in sources:
             if not (parts := parts_of(name, tensor)):
@@ -136,15 +139,11 @@ class Registration:
 
     def locate(self) -> list[Any]:
         """What keeps the memory of all tensors where it is. Raises InvalidArgumentError for one that has changed."""
-        held = []
-        for name, source in self._sources.items():
-            now = source.locate()
-            then = self._locations[name]
-            if now.layout is None:
-                now = replace(now, layout=then.layout)
-            if now != then:
-                raise InvalidArgumentError(f"tensor {name}: {_difference(then, now)} since it was registered")
-            held.append(now.memory)
+        watched = self._watch.hold() if self._watch is not None else None
+        if watched is not None:
+            return watched + [self._locate(name) for name in self._unwatched]
+        held = [self._locate(name) for name in self._sources]
+        self._watch_them()
         return held
 
     def require_writeable(self) -> None:
@@ -152,9 +151,16 @@ class Registration:
             source.require_writeable()
 
     def written(self) -> None:
-        """Tells the tensors' libraries that the elements change."""
-        for source in self._sources.values():
-            source.written()
+        """Tells the tensors' libraries that the elements change. REQUIRES: locate() has been called."""
+        if self._watch is not None:
+            self._watch.written()
+        for name in self._unwatched:
+            self._sources[name].written()
+
+    def release(self) -> None:
+        """The transfer has ended."""
+        if self._watch is not None:
+            self._watch.release()
 
     # --- inside
 
@@ -186,6 +192,22 @@ class Registration:
             raise MismatchError(
                 f"{error} (rank {rank} holds what {layout} gives it, and no other layout does)"
             ) from None
+
+    def _locate(self, name: str) -> Any:
+        now = self._sources[name].locate()
+        then = self._locations[name]
+        if now.layout is None:
+            now = replace(now, layout=then.layout)
+        if now != then:
+            raise InvalidArgumentError(f"tensor {name}: {_difference(then, now)} since it was registered")
+        return now.memory
+
+    def _watch_them(self) -> None:
+        """They have just been located."""
+        torchs = {name: source.current for name, source in self._sources.items() if source.current is not None}
+        watch = Watch.over(list(torchs.values())) if torchs else None
+        self._watch = watch if watch is not None and watch.hold() is not None else None
+        self._unwatched = [name for name in self._sources if self._watch is None or name not in torchs]
 
     def _own_layout(self) -> _core.Layout:
         """Held whole by each rank that registers it: a mesh of its own on each, hence replicas."""

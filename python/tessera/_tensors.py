@@ -32,6 +32,7 @@ class WithLayout:
     def __init__(self, name: str, source: Source, layout: _core.Layout, shape: tuple[int, ...] | None = None) -> None:
         self._name = name
         self._source = source
+        self.current = source.current
         self._layout = layout
         self._shape = shape
 

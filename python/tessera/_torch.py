@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from . import _core
@@ -172,6 +174,7 @@ class TorchTensor:
         self._bytes = storage.nbytes()
         self._data = storage.data_ptr()
         self._counters = _counters(tensor)
+        self.current: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
 
     def locate(self) -> Location:
         import torch
@@ -207,6 +210,7 @@ class ModuleTensor:
         self._tensors = module._buffers if buffer else module._parameters
         self._attribute = attribute
         self._fsdp = fsdp
+        self.current: Callable[[], torch.Tensor | None] = partial(self._tensors.get, attribute)
         self._known: tuple[Any, Readings] | None = None  # the DTensorSpec seen last, and what it says
 
     def _current(self) -> torch.Tensor:

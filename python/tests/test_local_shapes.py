@@ -70,6 +70,8 @@ ROWS = 13
 class Strided:
     """A local tensor with STRIDED placements, whose rows are those of one of its readings."""
 
+    current = None
+
     def __init__(self, rank: int, held: tessera.Layout) -> None:
         self.shape = held.local_shape((ROWS,), rank)
         fits = NESTED.local_shape((ROWS,), rank) == self.shape

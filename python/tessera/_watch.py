@@ -1,0 +1,83 @@
+"""Whether torch's tensors lie where they did: asked at every transfer, in a fraction of a microsecond each.
+
+What a batch has registered is seldom moved. So once Source.locate() has found each where it was, the next transfers ask
+the tensors themselves through DLPack's C exchange API (https://dmlc.github.io/dlpack/latest/c_api.html), where torch
+has that. Whatever has changed is located again, and refused or registered by what that says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from . import _core
+
+if TYPE_CHECKING:
+    import torch
+
+# A source's tensor as it is now: torch's, or None if it has gone.
+Current: TypeAlias = Callable[[], Any]
+
+
+class Watch:
+    """Some tensors of torch, in the order of their sources."""
+
+    @staticmethod
+    def over(sources: Sequence[Current]) -> Watch | None:
+        """None if they cannot be watched: torch is too old, or a tensor is no plain one or has no version counter."""
+        import torch
+
+        api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        if api is None or not _core.TensorWatch.usable(api):
+            return None
+        tensors = [current() for current in sources]
+        for tensor in tensors:
+            if type(_local(tensor)) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_inference():
+                return None
+        try:
+            return Watch(api, sources, tensors)
+        except (RuntimeError, BufferError, TypeError):  # of a dtype that DLPack does not know
+            return None
+
+    def __init__(self, api: object, sources: Sequence[Current], tensors: Sequence[torch.Tensor]) -> None:
+        import torch
+
+        self._storage_of = torch.Tensor.untyped_storage
+        self._sources = list(sources)
+        self._distributed = [at for at, tensor in enumerate(tensors) if hasattr(tensor, "_local_tensor")]
+        self._specs = [tensors[at]._spec for at in self._distributed]  # type: ignore[attr-defined]
+        self._watch = _core.TensorWatch(api, [_local(tensor) for tensor in tensors])
+        self._counted: list[torch.Tensor] = []
+
+    def hold(self) -> list[Any] | None:
+        """What keeps the memory of all of them where it is. None: one has changed."""
+        tensors = [current() for current in self._sources]
+        counted = tensors
+        if self._distributed:
+            outer = [tensors[at] for at in self._distributed]
+            try:
+                if [each._spec for each in outer] != self._specs:
+                    return None
+                for at, each in zip(self._distributed, outer, strict=True):
+                    tensors[at] = each._local_tensor
+            except AttributeError:  # another kind of tensor has taken its place, or none
+                return None
+            counted = tensors + outer
+        if not self._watch.holds(tensors):
+            return None
+        self._counted = counted
+        return list(map(self._storage_of, tensors))
+
+    def written(self) -> None:
+        """Bumps the version counter of each that hold() has found."""
+        import torch
+
+        torch.autograd.graph.increment_version(self._counted)
+
+    def release(self) -> None:
+        """The transfer has ended."""
+        self._counted = []
+
+
+def _local(tensor: Any) -> Any:
+    return getattr(tensor, "_local_tensor", tensor)
