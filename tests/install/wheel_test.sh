@@ -5,11 +5,13 @@
 set -euo pipefail
 build=$1 source=$2 python=$3
 type=$(sed -n 's/^CMAKE_BUILD_TYPE:[^=]*=//p' "$build/CMakeCache.txt")
+compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$build/CMakeCache.txt")
 werror=$(sed -n 's/^TESSERA_WERROR:[^=]*=//p' "$build/CMakeCache.txt")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work" \
-  -C build-dir="$source/build/wheel" -C cmake.build-type="$type" -C cmake.define.TESSERA_WERROR="$werror" "$source"
+  -C build-dir="$source/build/wheel" -C cmake.build-type="$type" -C cmake.define.TESSERA_WERROR="$werror" \
+  -C cmake.define.CMAKE_CXX_COMPILER="$compiler" "$source"
 wheel=$(echo "$work"/tessera-*.whl)
 "$python" -m zipfile -l "$wheel" >"$work/list"
 for file in tessera/py.typed tessera/_core.pyi tessera/bin/tessera tessera/tensor_bus.py; do
