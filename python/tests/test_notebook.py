@@ -1,6 +1,6 @@
 """The notebook of the guide does what it shows: its cells are run, and their outputs are those that it was saved with.
 
-    python python/tests/test_notebook.py        # saves them anew
+python python/tests/test_notebook.py        # saves them anew
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def run(source: str, names: dict[str, Any]) -> Any:
     body = ast.parse(source)
     last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
     exec(compile(body, str(NOTEBOOK), "exec"), names)
-    return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names) if isinstance(last, ast.Expr) else None
+    return (
+        eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names) if isinstance(last, ast.Expr) else None
+    )
 
 
 def output_of(value: Any) -> list[dict[str, Any]]:

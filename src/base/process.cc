@@ -8,6 +8,9 @@
 #include <sys/syscall.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <mutex>
 #include <random>
@@ -73,6 +76,16 @@ uint64_t draw_nonce() {
   return (uint64_t{random()} << 32) | random();
 }
 
+// 0 where torchrun is not at work, or says what is no number.
+uint32_t restart_count() {
+  const char* const text = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  if (text == nullptr) return 0;
+  uint32_t count = 0;
+  const char* const end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, count);
+  return error == std::errc() && stop == end ? count : 0;
+}
+
 }  // namespace
 
 Incarnation Incarnation::next() {
@@ -90,7 +103,8 @@ Incarnation Incarnation::self() {
                             .pid_namespace = tessera::pid_namespace(),
                             .pid = ::getpid(),
                             .start_time = start_time_of(::getpid()),
-                            .nonce = draw_nonce()};
+                            .nonce = draw_nonce(),
+                            .restart = restart_count()};
     if (found.boot_id.empty() || found.start_time == 0) require_descriptor();
     self = found;
   }
@@ -98,7 +112,8 @@ Incarnation Incarnation::self() {
 }
 
 std::string Incarnation::to_string() const {
-  return fmt::format("pid {} (started {})", pid, start_time);
+  const std::string restarts = restart == 0 ? "" : ", restart " + std::to_string(restart);
+  return fmt::format("pid {} (started {}{})", pid, start_time, restarts);
 }
 
 void Incarnation::write(ByteWriter& out) const {
@@ -107,6 +122,7 @@ void Incarnation::write(ByteWriter& out) const {
   out.put(pid);
   out.put(start_time);
   out.put(nonce);
+  out.put(restart);
 }
 
 Incarnation Incarnation::read(ByteReader& in) {
@@ -116,6 +132,7 @@ Incarnation Incarnation::read(ByteReader& in) {
   read.pid = in.get<int32_t>();
   read.start_time = in.get<uint64_t>();
   read.nonce = in.get<uint64_t>();
+  read.restart = in.get<uint32_t>();
   if (read.pid <= 0) fail(ErrorCode::kInvalidArgument, "incarnation: pid {}", read.pid);
   return read;
 }

@@ -18,6 +18,7 @@ struct Incarnation {
   int32_t pid = 0;             // in that namespace
   uint64_t start_time = 0;     // clock ticks since boot, /proc/PID/stat field 22
   uint64_t nonce = 0;          // random, drawn once a process
+  uint32_t restart = 0;        // how often torchrun had restarted the job before: TORCHELASTIC_RESTART_COUNT
 
   // This process. The nonce is drawn at the first call and again in a forked child.
   static Incarnation self();
@@ -29,7 +30,9 @@ struct Incarnation {
            start_time == other.start_time;
   }
   bool same_host(const Incarnation& other) const { return boot_id == other.boot_id; }
-  std::string to_string() const;  // "pid 4711 (started 123456)"
+  // The same rank of a job that torchrun has restarted since: it ends all processes before it starts others.
+  bool is_superseded_by(const Incarnation& other) const { return restart < other.restart; }
+  std::string to_string() const;  // "pid 4711 (started 123456)", "pid 4711 (started 123456, restart 2)"
   void write(ByteWriter& out) const;
   static Incarnation read(ByteReader& in);
   bool operator==(const Incarnation&) const = default;

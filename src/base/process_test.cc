@@ -56,6 +56,19 @@ TEST(ProcessTest, ThisProcessIsAliveAndItself) {
   EXPECT_EQ(liveness_of(self), Liveness::kAlive);
 }
 
+TEST(ProcessTest, TheRestartCountIsToldAndTravels) {
+  Incarnation self = Incarnation::self();
+  EXPECT_EQ(self.to_string().find("restart"), std::string::npos);
+  self.restart = 2;
+  EXPECT_NE(self.to_string().find(", restart 2)"), std::string::npos) << self.to_string();
+  ByteWriter out;
+  self.write(out);
+  ByteReader in(out.view(), "incarnation");
+  EXPECT_EQ(Incarnation::read(in), self);
+  EXPECT_TRUE(Incarnation::self().is_superseded_by(self));
+  EXPECT_FALSE(self.is_superseded_by(self));
+}
+
 TEST(ProcessTest, AForkedChildIsAnotherIncarnation) {
   const Child child;
   EXPECT_NE(child.incarnation(), Incarnation::self());

@@ -93,9 +93,9 @@ void Rendezvous::claim(const Patience& patience) {
     const Liveness liveness = liveness_of(holder.incarnation);
     if (liveness == Liveness::kAlive)
       fail(ErrorCode::kAlreadyExists,
-           "duplicate rank: {} is pid {} already, and this is pid {}: give each process its own rank", identity_.name(),
-           holder.incarnation.pid, own_.incarnation.pid);
-    if (liveness == Liveness::kUnknowable) {
+           "duplicate rank: {} is {} already, and this is {}: give each process its own rank", identity_.name(),
+           holder.incarnation.to_string(), own_.incarnation.to_string());
+    if (liveness == Liveness::kUnknowable && !holder.incarnation.is_superseded_by(own_.incarnation)) {
       log_event(LogLevel::warn, "rank.held", {{"job", identity_.job}, {"rank", identity_.rank}},
                 "{} is held by a process that cannot be seen from here ({}): waiting for its lease to end",
                 identity_.name(), holder.incarnation.to_string());

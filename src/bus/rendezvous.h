@@ -49,7 +49,8 @@ class Rendezvous {
   ~Rendezvous();  // gives the lease back: this rank's keys go
 
   // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one
-  // that cannot be judged (another pid namespace) is waited for until its lease ends.
+  // that cannot be judged (another pid namespace) is waited for until its lease ends, unless torchrun has restarted the
+  // job since.
   void claim(const Patience& patience);
   // Waits until all ranks of both sides are in; every 10 s a line in the log says who is missing.
   PairView join(const std::string& pair, const std::string& peer_job, const Patience& patience);

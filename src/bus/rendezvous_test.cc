@@ -170,6 +170,29 @@ TEST(Claim, OfARankWhoseHolderCannotBeSeenWaitsForTheEndOfItsLease) {
   leaves.join();
 }
 
+// torchrun has ended it, wherever it was.
+TEST(Claim, OfARestartedJobDoesNotWaitForLeasesOfTheEarlierOne) {
+  const std::unique_ptr<store::Server> server = store::tcp_server();
+  const std::unique_ptr<Store> store = open_store(server->address());
+  WaitList waits;
+  const auto rank_of = [&](uint32_t restart) {
+    Incarnation elsewhere = Incarnation::next();
+    ++elsewhere.pid_namespace;
+    elsewhere.restart = restart;
+    return std::make_unique<Rendezvous>(
+        *store, Identity{.name_space = "test", .job = "trainer", .rank = 0, .world = 1},
+        RankRecord{
+            .incarnation = std::move(elsewhere), .world = 1, .address = "/nowhere", .release = "test", .worker = {}},
+        waits);
+  };
+  const auto claim = [](Rendezvous& rank) { rank.claim({.deadline = Deadline::after(seconds(0.05)), .stop = {}}); };
+  const auto first = rank_of(0), second = rank_of(1), third = rank_of(1);
+  claim(*first);
+  EXPECT_NO_THROW(claim(*second));
+  EXPECT_THROW(claim(*third), Error) << "as young as the holder";
+  EXPECT_THROW(claim(*first), Error) << "older than the holder";
+}
+
 TEST_F(RendezvousTest, AllRanksReadOneSession) {
   const std::string first = agree();
   EXPECT_EQ(agree(), first) << "a registration that was not taken back stands";
