@@ -195,6 +195,13 @@ class Batch {
   // the copy takes. kInvalidArgument if nothing is staged.
   int64_t commit();
 
+  // The registered tensors have been moved: the same ones, in the same order, with other addresses or strides. Concerns
+  // this rank alone, while no operation of its own is under way. Where the peers read them in place they meet this rank
+  // anew meanwhile: sends and recvs that wait do not notice. Throws kInvalidArgument if they differ otherwise from what
+  // is registered, or an operation is under way; kUnimplemented where they cannot be moved, which a new registration
+  // must do: received in place, sent staged with Partial terms, registered with a daemon.
+  void relocate(std::span<const TensorSpec> tensors);
+
   // The version held (receiver: last received; sender: last sent); 0 before the first.
   int64_t version() const;
   // Receiver: the newest complete version on offer, 0 if none; waits for no peer. A daemon is asked through its queue.

@@ -313,6 +313,12 @@ void bind_batch(nb::module_& module) {
       .def("recv", transfer(&Batch::recv), nb::arg("min_version") = nb::none(), nb::arg("timeout") = nb::none())
       .def("stage", transfer(&Batch::stage), nb::arg("min_version") = nb::none(), nb::arg("timeout") = nb::none())
       .def("commit", [](PyBatch& self) { return released([&] { return self.get().commit(); }); })
+      .def(
+          "relocate",
+          [](PyBatch& self, const std::vector<TensorSpec>& tensors) {
+            released([&] { self.get().relocate(tensors); });
+          },
+          nb::arg("tensors"))
       .def("version", [](PyBatch& self) { return self.get().version(); })
       .def("newest", [](PyBatch& self) { return released([&] { return self.get().newest(); }); })
       .def(

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
 
 from . import _core
-from ._errors import CancelledError, InvalidArgumentError, MismatchError
+from ._errors import CancelledError, InvalidArgumentError, MismatchError, UnimplementedError
 from ._handle import Handle
 from ._registration import Registration
 
@@ -291,7 +291,22 @@ class Batch:
             part.registration.release()
 
     def _locate(self) -> list[Any]:
-        return [memory for part in self._parts for memory in part.registration.locate()]
+        held = [memory for part in self._parts for memory in part.registration.locate()]
+        moved = [why for part in self._parts for why in part.registration.moved]
+        if moved:
+            self._relocate(moved)
+        return held
+
+    def _relocate(self, moved: Sequence[str]) -> None:
+        """Tells the core where the tensors are now, in the words of `moved` if they cannot be moved."""
+        if len(self._parts) > 1:
+            raise InvalidArgumentError(f"{moved[0]}: batch {self.name}, over several pairs, must be registered again")
+        registration = self._parts[0].registration
+        try:
+            self._require_core().relocate(registration.relocated())
+        except UnimplementedError as error:
+            raise InvalidArgumentError(f"{moved[0]}: {error}") from None
+        registration.settle()
 
     def _written(self) -> None:
         for part in self._parts:

@@ -34,6 +34,8 @@ class Registration:
         self._locations: dict[str, Location] = {}
         self._parts: dict[str, list[Part]] = {}
         self._pieces: dict[str, Piece] = {}
+        self._layouts: dict[str, _core.Layout] = {}  # of local tensors, as agreed
+        self._moved: dict[str, Location] = {}  # where what has moved is now
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
         parts_of = compile_map(names)
@@ -123,28 +125,35 @@ class Registration:
 
     def specs(self) -> list[_core.TensorSpec]:
         """For the core. REQUIRES: agree() has been called."""
-        return [
-            _core.TensorSpec(
-                name,
-                piece.location.address,
-                piece.location.dtype,
-                piece.shape or (),
-                piece.location.layout,
-                piece.location.strides,
-            )
-            for name, piece in self._pieces.items()
-        ]
+        return [_spec(name, piece) for name, piece in self._pieces.items()]
 
     # --- at every transfer
 
     def locate(self) -> list[Any]:
-        """What keeps the memory of all tensors where it is. Raises InvalidArgumentError for one that has changed."""
+        """What keeps the memory of all tensors where it is. Raises InvalidArgumentError for one that has become another
+        tensor; what `moved` says has been moved alone."""
+        self._moved = {}
         watched = self._watch.hold() if self._watch is not None else None
         if watched is not None:
             return watched + [self._locate(name) for name in self._unwatched]
         held = [self._locate(name) for name in self._sources]
         self._watch_them()
         return held
+
+    @property
+    def moved(self) -> list[str]:
+        """Which tensors are not where specs() says, and why."""
+        return [_changed(name, self._locations[name], now) for name, now in self._moved.items()]
+
+    def relocated(self) -> list[_core.TensorSpec]:
+        """specs(), of where they are now."""
+        return [_spec(name, piece) for name, piece in self._moved_pieces().items()]
+
+    def settle(self) -> None:
+        """From now on specs() says where they are."""
+        self._pieces = self._moved_pieces()
+        self._locations.update(self._moved)
+        self._moved = {}
 
     def require_writeable(self) -> None:
         for source in self._sources.values():
@@ -167,6 +176,7 @@ class Registration:
     def _add(self, tensor: str, layout: _core.Layout) -> None:
         """The pieces of the local tensor."""
         at = self._locations[tensor]
+        self._layouts[tensor] = layout
         if at.global_shape is not None:
             at.check(tensor, layout, at.global_shape, self._rank)
         local = Local(tensor, at, layout, self._rank)
@@ -199,13 +209,26 @@ class Registration:
         if now.layout is None:
             now = replace(now, layout=then.layout)
         if now != then:
-            raise InvalidArgumentError(f"tensor {name}: {_difference(then, now)} since it was registered")
+            if replace(now, address=then.address, strides=then.strides) != then:
+                raise InvalidArgumentError(f"{_changed(name, then, now)}: close the batch and register it again")
+            self._moved[name] = replace(now, memory=None)
         return now.memory
+
+    def _moved_pieces(self) -> dict[str, Piece]:
+        pieces = dict(self._pieces)
+        for tensor, at in self._moved.items():
+            local = Local(tensor, at, self._layouts[tensor], self._rank)
+            for part in self._parts[tensor]:
+                piece, now = pieces.get(part.name), local.piece(part)
+                if piece is not None and now is not None:
+                    there = replace(piece.location, address=now.location.address, strides=now.location.strides)
+                    pieces[part.name] = replace(piece, location=there)
+        return pieces
 
     def _watch_them(self) -> None:
         """They have just been located."""
         torchs = {name: source.current for name, source in self._sources.items() if source.current is not None}
-        watch = Watch.over(list(torchs.values())) if torchs else None
+        watch = Watch.over(list(torchs.values())) if torchs and not self._moved else None
         self._watch = watch if watch is not None and watch.hold() is not None else None
         self._unwatched = [name for name in self._sources if self._watch is None or name not in torchs]
 
@@ -241,6 +264,15 @@ def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Ma
     except (ValueError, TypeError, AttributeError, KeyError):
         raise MismatchError(f"rank {rank} says what no Tessera of this release does: {text[:200]!r}") from None
     return shapes, readings
+
+
+def _spec(name: str, piece: Piece) -> _core.TensorSpec:
+    at = piece.location
+    return _core.TensorSpec(name, at.address, at.dtype, piece.shape or (), at.layout, at.strides)
+
+
+def _changed(name: str, then: Location, now: Location) -> str:
+    return f"tensor {name}: {_difference(then, now)} since it was registered"
 
 
 def _difference(then: Location, now: Location) -> str:

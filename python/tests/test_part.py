@@ -263,10 +263,15 @@ def test_a_changed_tensor_is_noticed_through_its_parts() -> None:
     registration.written()
     assert module.weight._version == before + 1
     module.weight = torch.nn.Parameter(torch.zeros(6, 4))
-    with pytest.raises(
-        tessera.InvalidArgumentError, match="tensor weight: its memory has moved since it was registered"
-    ):
-        registration.locate()
+    registration.locate()
+    assert registration.moved == ["tensor weight: its memory has moved since it was registered"]
+    addresses = [spec.address for spec in registration.relocated()]
+    assert addresses == [module.weight.data_ptr(), module.weight[2:].data_ptr()]
+    assert [spec.address for spec in registration.specs()] != addresses
+    registration.settle()
+    assert [spec.address for spec in registration.specs()] == addresses
+    registration.locate()
+    assert not registration.moved
 
 
 def test_a_tensor_of_which_no_part_is_left_may_go() -> None:

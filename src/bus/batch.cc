@@ -29,6 +29,39 @@ int64_t BatchImpl::commit() {
   fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it has nothing to commit", describe(), identity().name());
 }
 
+void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
+  process_.require(identity().name());
+  const bool terms = sends() && std::ranges::any_of(manifest_.entries, [](const ManifestEntry& entry) {
+                       return entry.layout.has_partial();
+                     });
+  if (setup_.lent || (staged() ? terms : !sends()))
+    fail(ErrorCode::kUnimplemented, "{}: {} {}: its tensors cannot be moved: close it and register it again",
+         describe(), identity().name(),
+         setup_.lent ? "lends them"
+         : terms     ? "offers terms of Partial tensors"
+                     : "accepts it in place");
+  if (manifest_of(identity(), tensors, setup_.layout).hash() != manifest_.hash())
+    fail(ErrorCode::kInvalidArgument,
+         "{}: the moved tensors have other names, dtypes, shapes or layouts than {} has registered: close it and "
+         "register it again",
+         describe(), identity().name());
+  setup_.agent->run_on_loop([&] {
+    if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
+    if (operation_)
+      fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
+           operation_name_, identity().name());
+    if (shadow_) shadow_->relocate(manifest_, tensors);
+    {
+      const std::lock_guard lock(mutex_);
+      setup_.tensors.assign(tensors.begin(), tensors.end());
+      ++relocation_;
+    }
+    const LogScope scope = log_scope();
+    log_event(LogLevel::info, "batch.relocated", {});
+    if (!shadow_) renew_sessions();
+  });
+}
+
 bool BatchImpl::withdraw(int64_t) {
   fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it has nothing to withdraw", describe(), identity().name());
 }
@@ -85,12 +118,20 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   if (setup_.options.pinned) require_pinned(view, agreement.match);
   setup_.agent->count_plan();
   BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
-  std::vector<LocalTensor> terms = local_tensors(agreement.match, setup_.tensors, rank, sends());
+  std::vector<TensorSpec> registered;
+  uint64_t relocation = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    registered = setup_.tensors;
+    relocation = relocation_;
+  }
+  std::vector<LocalTensor> terms = local_tensors(agreement.match, registered, rank, sends());
   std::vector<LocalTensor> tensors = shadow_ ? local_tensors(agreement.match, shadow_->specs(), rank, sends()) : terms;
   return {.agent = setup_.agent,
           .lent = setup_.lent.get(),
           .stall = setup_.stall,
           .batch = setup_.id,
+          .relocation = relocation,
           .view = view,
           .agreement = std::move(agreement),
           .routes = std::move(routes),

@@ -60,6 +60,7 @@ class BatchImpl : public BatchClient,
   std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) override;
   std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override;
   int64_t commit() override;
+  void relocate(std::span<const TensorSpec> tensors) override;
   int64_t newest() const override { return 0; }
   int64_t wait_version(int64_t version, Timeout timeout) override;
   bool torn() const override { return false; }
@@ -99,6 +100,9 @@ class BatchImpl : public BatchClient,
   virtual bool cancel_operation() = 0;
   virtual Progress sample_sessions() const = 0;
   virtual void close_sessions() = 0;
+  // The tensors that peers read lie elsewhere now: all sessions are over, and their jobs met anew.
+  virtual void renew_sessions() = 0;
+  bool outdated(const Session& session) const { return session.setup().relocation != relocation_; }
   Status parting_from(const Session& session) const { return session.broken() ? session.broken_status() : parting_; }
   virtual std::vector<const Session*> sessions() const = 0;
   virtual std::vector<std::string> waits_for() const = 0;  // the operation under way: "inference/1 to take version 7"
@@ -132,7 +136,7 @@ class BatchImpl : public BatchClient,
   void observe_end(int64_t version, const Status& status, const Progress& progress);
   TransferSide side() const { return sends() ? TransferSide::kSend : TransferSide::kReceive; }
 
-  BatchSetup setup_;
+  BatchSetup setup_;  // its tensors, once it is open: under mutex_
   Manifest manifest_;
   std::unique_ptr<Shadow> shadow_;                  // staged
   std::vector<std::unique_ptr<Meeting>> meetings_;  // by job, as they came; grows on the loop's thread
@@ -151,7 +155,8 @@ class BatchImpl : public BatchClient,
   TimePoint data_start_{};              // of the operation; the epoch before any data flows
   uint64_t operation_number_ = 0;
   bool closed_ = false;
-  Status parting_;  // why, if not in good order
+  uint64_t relocation_ = 0;  // counts them; written on the loop's thread, under mutex_
+  Status parting_;           // why, if not in good order
   std::atomic<int64_t> version_{0};
   std::atomic<int64_t> transfers_{0};
   std::atomic<int64_t> allocations_{0};

@@ -185,6 +185,9 @@ Handle Batch::stage(std::optional<int64_t> min_version, Timeout timeout) {
 int64_t Batch::commit() {
   return impl_->commit();
 }
+void Batch::relocate(std::span<const TensorSpec> tensors) {
+  impl_->relocate(tensors);
+}
 int64_t Batch::version() const {
   return impl_->version();
 }

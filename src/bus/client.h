@@ -33,6 +33,7 @@ class BatchClient {
   virtual std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) = 0;
   virtual std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) = 0;
   virtual int64_t commit() = 0;
+  virtual void relocate(std::span<const TensorSpec> tensors) = 0;
   virtual int64_t version() const = 0;
   virtual int64_t newest() const = 0;
   virtual int64_t wait_version(int64_t version, Timeout timeout) = 0;

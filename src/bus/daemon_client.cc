@@ -104,7 +104,7 @@ class DaemonOperation final : public OperationClient {
     bool taken_ = false;
   };
 
-  bool settle(const Deadline& deadline, std::stop_token stop = {});  // REQUIRES: it is this thread's turn
+  bool settle(const Deadline& deadline, const std::stop_token& stop = {});  // REQUIRES: it is this thread's turn
   OperationState state() const;
   std::optional<OperationState> known() const;  // its outcome
   void set_outcome(OperationState outcome);
@@ -183,6 +183,10 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
       if (!alive() || !under_way()) quiesce();
       throw;
     }
+  }
+  void relocate(std::span<const TensorSpec>) override {
+    fail(ErrorCode::kUnimplemented, "tensors that are registered with {} cannot be moved: close the batch first",
+         session().agent_name());
   }
   int64_t version() const override { return state().version; }
   int64_t newest() const override { return state().newest; }
@@ -360,7 +364,7 @@ void DaemonOperation::give_up(const Status& why) {
 }
 
 // Whether the outcome is there, or comes until the deadline or the stop.
-bool DaemonOperation::settle(const Deadline& deadline, std::stop_token stop) {
+bool DaemonOperation::settle(const Deadline& deadline, const std::stop_token& stop) {
   if (known()) {
     call_.reset();
     return true;
@@ -416,7 +420,7 @@ bool DaemonOperation::wait_for(Timeout timeout, std::stop_token stop) {
   process_.require("a handle");
   const Deadline deadline = Deadline::after(timeout);
   const Turn turn(*this, deadline, stop);
-  return turn && settle(deadline, std::move(stop));
+  return turn && settle(deadline, stop);
 }
 
 bool DaemonOperation::agent_answers(const DaemonBatch& batch) const {

@@ -18,8 +18,8 @@ std::shared_ptr<Session> ReceiverBatch::make_session(const PairView& view, Agree
 void ReceiverBatch::on_met(std::shared_ptr<Session> session) {
   const auto made = std::static_pointer_cast<ReceiverSession>(session);
   if (closed_ || (made->broken() && made->idle())) {
-    absent_ = made->broken_status();
-    {
+    if (!made->renewed()) {
+      absent_ = made->broken_status();
       const std::lock_guard lock(mutex_);
       ++losses_;
       lost_ = absent_;
@@ -45,7 +45,7 @@ void ReceiverBatch::on_not_met(const std::string&, const Status& why) {
 }
 
 void ReceiverBatch::on_receiver_retired() {
-  absent_ = session_->broken_status();
+  if (!session_->renewed()) absent_ = session_->broken_status();
   // Later: it is one of its own functions that calls.
   loop().post([self = shared_from_this(), this, over = session_] {
     if (session_ == over) session_ = nullptr;
@@ -95,7 +95,7 @@ void ReceiverBatch::on_unavailable(const Status& why) {
   {
     const std::lock_guard lock(mutex_);
     newest_ = 0;
-    if (std::exchange(lost_session_, session_.get()) != session_.get()) {
+    if (!Session::is_renewal(why) && std::exchange(lost_session_, session_.get()) != session_.get()) {
       ++losses_;
       lost_ = why;
       unreported_ = true;
@@ -192,6 +192,7 @@ void ReceiverBatch::on_flow() {
 }
 
 void ReceiverBatch::on_recv_over(const Status& status) {
+  if (Session::is_renewal(status) && session_->renewed() && data_start_ == TimePoint{}) return wait_for_version();
   if (staged() && data_start_ != TimePoint{}) observe_decision(status);
   if (status.ok()) {
     session_->sum_digests(sums_);

@@ -45,6 +45,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
+  void renew_sessions() override {}  // none of them knows the registered tensors: they are staged
   std::vector<const Session*> sessions() const override;
   std::vector<std::string> waits_for() const override;
   void check_peers() override;

@@ -97,9 +97,9 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
     version_ = session->setup().agreement.sent_version;
     tried_ = newest_ = session->setup().agreement.newest_version;
   }
+  if (!staged() && outdated(*session)) session->renew();
   if (closed_ || session->broken()) {
-    absent_[job] = session->broken_status();
-    if (!std::static_pointer_cast<SenderSession>(session)->left()) unreported_ = absent_[job];
+    note_absence(static_cast<const SenderSession&>(*session));
     return retire(std::move(session));
   }
   absent_.erase(job);
@@ -120,14 +120,19 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   }
 }
 
+void SenderBatch::note_absence(const SenderSession& session) {
+  if (session.renewed()) return;
+  absent_[session.peer_job()] = session.broken_status();
+  if (reported_ != &session && !session.left()) unreported_ = session.broken_status();
+}
+
 void SenderBatch::on_not_met(const std::string& job, const Status& why) {
   absent_[job] = why;
 }
 
 void SenderBatch::on_sender_retired(SenderSession& session) {
   const std::string& job = session.peer_job();
-  absent_[job] = session.broken_status();
-  if (reported_ != &session && !session.left()) unreported_ = session.broken_status();
+  note_absence(session);
   // Later: whoever is at it may be going through the sessions.
   newcomers_.erase(&session);
   prepared_.erase(&session);
@@ -139,6 +144,10 @@ void SenderBatch::on_sender_retired(SenderSession& session) {
 
 void SenderBatch::close_sessions() {
   for (auto& [job, session] : std::exchange(sessions_, {})) session->close(parting_from(*session));
+}
+
+void SenderBatch::renew_sessions() {
+  for (const auto& [job, session] : sessions_) session->renew();
 }
 
 std::vector<const Session*> SenderBatch::sessions() const {
@@ -232,6 +241,8 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
     const std::lock_guard lock(mutex_);
     if (!taken_) digests_.swap(sums_);
     taken_ = true;
+  } else if (Session::is_renewal(status) && !session.begun(offering_)) {
+    // It is offered again once they have met.
   } else if (newcomers_.contains(&session)) {
     const LogScope scope = log_scope();
     log_event(LogLevel::info, "job.late", {{"with", session.peer_job()}, {"version", offering_}});

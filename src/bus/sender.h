@@ -43,6 +43,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
+  void renew_sessions() override;
   std::vector<const Session*> sessions() const override;
   std::vector<std::string> waits_for() const override;
   void check_peers() override;
@@ -70,6 +71,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   enum class Withdrawal { kDone, kTooLate, kUndecided };
   Withdrawal try_withdraw(int64_t version);
   Status nobody_attached() const;
+  void note_absence(const SenderSession& session);
 
   std::map<std::string, std::shared_ptr<SenderSession>> sessions_;  // by receiving job
   // In place: jobs that came while others were there and have taken nothing yet. The ranks of this job may have met

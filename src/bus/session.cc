@@ -126,6 +126,11 @@ void Session::check_peers() {
   for (Link* link : awaited_links()) link->end_if_stopped();
 }
 
+void Session::renew() {
+  break_session(
+      failed(ErrorCode::kUnavailable, "{} registers it anew: its tensors have been moved", identity().name()));
+}
+
 void Session::supersede(const std::string& rank) {
   const std::lock_guard lock(mutex_);
   superseded_.insert(rank);
@@ -183,7 +188,7 @@ void Session::readiness_changed() {
 void Session::fail_attach(const Status& status) {
   const std::lock_guard lock(mutex_);
   if (ready_ || !lost_.ok()) return;
-  given_up_ = status.code() == ErrorCode::kUnavailable;  // see Meeting
+  given_up_ = is_renewal(status);  // see Meeting
   lost_ =
       Status(status.code(), fmt::format("{}: {} was attaching: {}", describe(), identity().name(), status.message()));
   changed_.notify_all();

@@ -28,6 +28,7 @@ struct SessionSetup {
   LentMemory* lent = nullptr;  // null: none of the tensors lies in such memory
   Timeout stall = kTransferTimeout;
   std::string batch;
+  uint64_t relocation = 0;  // of the tensors, that it was made after
   PairView view;
   Agreement agreement;
   BatchRoutes routes;
@@ -66,6 +67,11 @@ class Session : public Acceptor {
   // --- on the loop's thread ---
   void adopted();  // by its batch: from now on it tells when it is over
   bool broken() const { return !broken_.ok(); }
+  // This rank's tensors lie elsewhere now: the session is over, and all meet anew.
+  void renew();
+  // Whether it was broken because a rank meets anew: no process is lost.
+  bool renewed() const { return is_renewal(broken_); }
+  static bool is_renewal(const Status& status) { return status.code() == ErrorCode::kUnavailable; }
   // Gives up peers that something here waits for and that are stopped: as if they had been lost. Every kStopPeriod.
   void check_peers();
   Status broken_status() const;            // why; names the batch

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/fail.h"
-#include "bus/packing.h"
 #include "device/shared_arena.h"
 #include "transport/transport.h"
 
@@ -18,40 +17,61 @@ constexpr uint64_t kSlotAlignment = 4096;
 
 Shadow::Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
                uint32_t slots, const Patience& patience, std::function<void()> done)
-    : agent_(agent), done_(std::move(done)), run_done_(agent.loop(), [this] { finish(); }) {
-  const Rank rank = agent_.identity().rank;
-  std::vector<uint32_t> ties(tensors.size());
-  std::iota(ties.begin(), ties.end(), 0u);
-  if (use == Use::kReceive) ties = find_ties(registered_tensors(manifest, tensors, rank));
-  const Packing packing(manifest, tensors, rank, ties,
-                        [&](size_t i) { return use == Use::kSend && manifest.entries[i].layout.has_partial(); });
+    : agent_(agent), use_(use), done_(std::move(done)), run_done_(agent.loop(), [this] { finish(); }) {
+  const Packing packing = pack(manifest, tensors);
   slot_bytes_ = (std::max<uint64_t>(packing.bytes(), 1) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
   allocate(slots * slot_bytes_, lent != nullptr);
   specs_ = packing.specs_at(memory_);
-
-  const auto routes_of = [&](uint32_t slot) {
-    std::byte* const base = memory_ + slot * slot_bytes_;
-    return use == Use::kSend ? packing.routes_in(base) : packing.routes_out(base);
-  };
-  const auto run_done = [this] { run_done_.raise(); };
-  if (lent != nullptr) {
-    try {
-      agent_.run_on_loop([&] {
-        for (uint32_t slot = 0; slot < slots; ++slot) runs_.push_back(lent->make_copy(routes_of(slot), run_done));
-      });
-      lent->sync(patience);  // the worker maps it before any peer is given it: nobody can any more then
-    } catch (...) {
-      agent_.run_on_loop([this] { runs_.clear(); });
-      throw;
-    }
+  if (lent == nullptr) {
+    make_runs(packing, slots);
     return;
   }
+  try {
+    agent_.run_on_loop([&] {
+      for (uint32_t slot = 0; slot < slots; ++slot)
+        runs_.push_back(lent->make_copy(routes_of(packing, slot), [this] { run_done_.raise(); }));
+    });
+    lent->sync(patience);  // the worker maps it before any peer is given it: nobody can any more then
+  } catch (...) {
+    agent_.run_on_loop([this] { runs_.clear(); });
+    throw;
+  }
+}
+
+Packing Shadow::pack(const Manifest& manifest, std::span<const TensorSpec> tensors) const {
+  const Rank rank = agent_.identity().rank;
+  std::vector<uint32_t> ties(tensors.size());
+  std::iota(ties.begin(), ties.end(), 0u);
+  if (use_ == Use::kReceive) ties = find_ties(registered_tensors(manifest, tensors, rank));
+  return {manifest, tensors, rank, ties,
+          [&](size_t i) { return use_ == Use::kSend && manifest.entries[i].layout.has_partial(); }};
+}
+
+std::vector<PullRoute> Shadow::routes_of(const Packing& packing, uint32_t slot) const {
+  std::byte* const base = memory_ + slot * slot_bytes_;
+  return use_ == Use::kSend ? packing.routes_in(base) : packing.routes_out(base);
+}
+
+void Shadow::make_runs(const Packing& packing, uint32_t slots) {
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
   const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
   for (uint32_t slot = 0; slot < slots; ++slot)
-    runs_.push_back(std::make_unique<PullRun>(
-        std::make_shared<PullProgram>(memory, routes_of(slot), PullOptions{.digest = false, .private_path = {}}),
-        agent_.pull_pool(), run_done));
+    runs_.push_back(
+        std::make_unique<PullRun>(std::make_shared<PullProgram>(memory, routes_of(packing, slot),
+                                                                PullOptions{.digest = false, .private_path = {}}),
+                                  agent_.pull_pool(), [this] { run_done_.raise(); }));
+}
+
+void Shadow::relocate(const Manifest& manifest, std::span<const TensorSpec> tensors) {
+  TESSERA_CHECK(!busy() && !arena_);
+  const Packing packing = pack(manifest, tensors);
+  const std::vector<TensorSpec> specs = packing.specs_at(memory_);
+  if (!std::ranges::equal(specs, specs_, {}, &TensorSpec::data, &TensorSpec::data))
+    fail(ErrorCode::kInvalidArgument,
+         "the moved tensors are not tied as those were that were registered: close the batch and register it again");
+  const uint32_t slots = this->slots();
+  runs_.clear();
+  make_runs(packing, slots);
 }
 
 Shadow::~Shadow() {

@@ -12,6 +12,7 @@
 #include "bus/lent_memory.h"
 #include "bus/local_tensors.h"
 #include "bus/loop_signal.h"
+#include "bus/packing.h"
 #include "exec/pull.h"
 #include "tessera/bus.h"
 #include "tessera/memory.h"
@@ -38,16 +39,23 @@ class Shadow {
   uint32_t slots() const { return static_cast<uint32_t>(runs_.size()); }
   uint64_t slot_bytes() const { return slot_bytes_; }
 
+  // The registered tensors lie elsewhere now. Throws kInvalidArgument if what was tied is not, or the other way round.
+  // REQUIRES: !busy(), and none of them is lent
+  void relocate(const Manifest& manifest, std::span<const TensorSpec> tensors);
   // From the user's memory (kSend), or to it. REQUIRES: not busy()
   void copy(uint32_t slot);
   bool busy() const { return run_ != nullptr; }
   const Status& status() const { return status_; }  // of the last copy
 
  private:
+  Packing pack(const Manifest& manifest, std::span<const TensorSpec> tensors) const;
+  std::vector<PullRoute> routes_of(const Packing& packing, uint32_t slot) const;
+  void make_runs(const Packing& packing, uint32_t slots);
   void allocate(uint64_t bytes, bool lent);
   void finish();
 
   Agent& agent_;
+  const Use use_;
   const std::function<void()> done_;
   std::vector<TensorSpec> specs_;
   uint64_t slot_bytes_ = 0;

@@ -214,5 +214,102 @@ TEST_F(Return, OtherJobsThatComeAndGo) {
   expect_success();
 }
 
+// The trainer's ranks one at a time and both at once, while the others offer or wait already; staged, the receivers
+// too.
+class Moved : public Return, public testing::WithParamInterface<Mode> {
+ protected:
+  static constexpr int64_t kVersions = 6;
+  static bool moves(Rank rank, int64_t step) { return step == 2 + rank || step == 5; }
+
+  // Two places for a tensor, in turn.
+  class Places {
+   public:
+    Places(Side side, std::vector<float>& registered)
+        : side_(std::move(side)), other_(registered.size()), now_(&registered), then_(&other_) {}
+    void move(Batch& batch) {
+      std::swap(now_, then_);
+      *now_ = *then_;
+      std::ranges::fill(*then_, -1.0F);
+      const TensorSpec spec{.name = side_.name,
+                            .data = now_->data(),
+                            .dtype = side_.dtype,
+                            .shape = side_.shape,
+                            .layout = Layout::parse(side_.layout)};
+      batch.relocate({&spec, 1});
+    }
+    std::vector<float>& now() { return *now_; }
+
+   private:
+    const Side side_;
+    std::vector<float> other_;
+    std::vector<float>* now_;
+    std::vector<float>* then_;
+  };
+};
+
+TEST_P(Moved, TensorsAreMetAnewWhereTheyAre) {
+  const bool staged = GetParam() == Mode::kStaged;
+  const Signal taken;
+  for (const Rank rank : {0, 1}) {
+    Side side = trainer(rank);
+    side.options.mode = GetParam();
+    start(side, [=, &taken](Batch& batch, std::vector<float>& tensor) {
+      Places places(side, tensor);
+      for (int64_t step = 1; step <= kVersions; ++step) {
+        if (moves(rank, step)) places.move(batch);
+        fill(side, places.now(), step);
+        batch.send(step, kPatience).wait();
+      }
+      taken.wait();
+      batch.close();
+      return 0;
+    });
+  }
+  for (const Rank rank : {0, 1}) {
+    Side side = inference(rank);
+    side.options.mode = GetParam();
+    start(side, [=, &taken](Batch& batch, std::vector<float>& tensor) {
+      Places places(side, tensor);
+      for (int64_t step = 1; batch.version() < kVersions; ++step) {
+        if (staged && moves(rank, step)) places.move(batch);
+        batch.recv({}, kPatience).wait();
+        REQUIRE_HERE(!batch.torn() && holds(side, places.now(), batch.version()));
+      }
+      REQUIRE_HERE(staged ? batch.stats().sessions == 1 : batch.stats().sessions > 3);
+      taken.raise();
+      batch.close();
+      return 0;
+    });
+  }
+  expect_success();
+}
+
+INSTANTIATE_TEST_SUITE_P(Mode, Moved, testing::Values(Mode::kInPlace, Mode::kStaged), [](const auto& mode) {
+  return std::string(mode.param == Mode::kStaged ? "Staged" : "InPlace");
+});
+
+TEST_F(Return, WhatCannotBeMovedSaysSo) {
+  train(trainer(0, 1), 1);
+  const Side side{.job = "inference", .peer = "trainer", .rank = 0, .world = 1, .layout = "1:R"};
+  start(side, [=](Batch& batch, std::vector<float>& tensor) {
+    const TensorSpec spec{.name = side.name,
+                          .data = tensor.data(),
+                          .dtype = side.dtype,
+                          .shape = side.shape,
+                          .layout = Layout::parse(side.layout)};
+    bool refused = false;
+    try {
+      batch.relocate({&spec, 1});
+    } catch (const Error& error) {
+      refused = error.code() == ErrorCode::kUnimplemented &&
+                std::string_view(error.what()).find("accepts it in place") != std::string_view::npos;
+    }
+    REQUIRE_HERE(refused);
+    batch.recv({}, kPatience).wait();
+    return 0;
+  });
+  expect_success();
+}
+
 }  // namespace
 }  // namespace tessera::test
