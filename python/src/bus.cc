@@ -38,7 +38,8 @@ Mode mode_from(const std::string& name) {
 class PyBus {
  public:
   PyBus(std::string job, Rank rank, int world, std::string store, std::string name_space, std::string agent,
-        int threads, bool digest, std::optional<double> timeout, std::optional<double> stall) {
+        int threads, bool digest, std::optional<double> timeout, std::optional<double> stall)
+      : world_(world) {
     const BusOptions options{.job = std::move(job),
                              .rank = rank,
                              .world = world,
@@ -54,6 +55,9 @@ class PyBus {
   }
 
   ~PyBus() { close(); }
+
+  int world() const { return world_; }
+  double created() const { return created_; }
 
   // Leaves once its pairs and batches have gone.
   void close() {
@@ -72,6 +76,8 @@ class PyBus {
   }
 
  private:
+  const int world_;
+  const double created_ = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   std::stop_source stop_;
   std::shared_ptr<Bus> bus_;
 };
@@ -376,6 +382,8 @@ void bind_bus(nb::module_& module) {
       .def("register_batch", register_batch, nb::arg("batch"), nb::arg("tensors"), nb::arg("sends"),
            nb::arg("timeout") = nb::none(), nb::arg("mode") = "inplace", nb::arg("snapshots") = 2,
            nb::arg("pinned") = false, "Of [(pair, tensors)]. Blocks until the other job has registered it.")
+      .def_prop_ro("world", &PyBus::world, "Ranks of this job.")
+      .def_prop_ro("created", &PyBus::created, "When, as time.time(), before it knew of any other rank.")
       .def("close", &PyBus::close, "Leaves once its pairs and batches have gone. Idempotent.")
       .def("interrupt", &PyBus::interrupt, "Ends all waits for other ranks, now and from then on.")
       .def("alive", [](PyBus& self) { return released([&] { return self.get().alive(); }); });

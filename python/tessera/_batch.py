@@ -312,8 +312,9 @@ class Batch:
         for part in self._parts:
             part.registration.written()
 
-    def open(self, direction: Direction, timeout: float | None = None) -> _core.Batch:
-        """Registers it with the other job, unless it is; blocks until that has registered it, too."""
+    def open(self, direction: Direction, timeout: float | None = None, *, early: bool = False) -> _core.Batch:
+        """Registers it with the other job, unless it is; blocks until that has registered it, too. `early`: the tensors
+        may not hold yet what is to be sent."""
         core = self._core
         if core is not None and self._direction == direction:
             return core
@@ -328,7 +329,7 @@ class Batch:
             if self._core is None:
                 self._registering = True
                 try:
-                    core = self._register(direction == "send", timeout or self._timeout)
+                    core = self._register(direction == "send", timeout or self._timeout, early)
                 finally:
                     self._registering = False
                 if self._closed:
@@ -338,7 +339,7 @@ class Batch:
                 self._direction = direction
             return self._core
 
-    def _register(self, sends: bool, timeout: float) -> _core.Batch:
+    def _register(self, sends: bool, timeout: float, early: bool) -> _core.Batch:
         # The core registers a batch over several pairs with the first of them, in alphabetical order, where names are
         # "PAIR/NAME".
         first = self._parts[0].pair
@@ -346,12 +347,15 @@ class Batch:
         if not sends:
             for part in self._parts:
                 part.registration.require_writeable()
-        said = json.dumps([part.registration.said() for part in self._parts])
+        world = self._bus.world if sends and not early else 0
+        said = json.dumps([part.registration.said(world) for part in self._parts])
         heard = [
             _read(rank, text, len(self._parts)) for rank, text in enumerate(first.all_gather(self.name, said, timeout))
         ]
         for number, part in enumerate(self._parts):
             part.registration.agree([of_rank[number] for of_rank in heard])
+            if world:
+                part.registration.compare_replicas(self._bus.created)
         if not sends and any(part.registration.wants_manifest for part in self._parts):
             offered = [entry.name for entry in first.manifest(self.name, timeout)]
             for part, prefix in zip(self._parts, prefixes, strict=True):

@@ -191,7 +191,7 @@ class Bus:
             self._batches[batch] = made
         if direction is not None:
             try:
-                made.open(direction)
+                made.open(direction, early=True)
             except BaseException:
                 made.close()
                 raise

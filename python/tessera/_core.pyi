@@ -267,6 +267,11 @@ def dtype(object: object) -> str:
 def bits_of(dtype: object) -> int:
     """Bits an element: 4 for f4, else a multiple of 8."""
 
+def local_digest(address: int, dtype: object, shape: Sequence[int], strides: Sequence[int]) -> str:
+    """
+    Of the elements of a local tensor, in row-major order (docs/formats/digest.md).
+    """
+
 def shared_bytes(bytes: int) -> Annotated[Any, dict(dtype='uint8', shape=(None,), device='cpu')]:
     """
     A block of shared memory, zeroed, which goes back once nobody refers to it. Raises ResourceExhaustedError.
@@ -457,6 +462,14 @@ class Bus:
 
     def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False) -> Batch:
         """Of [(pair, tensors)]. Blocks until the other job has registered it."""
+
+    @property
+    def world(self) -> int:
+        """Ranks of this job."""
+
+    @property
+    def created(self) -> float:
+        """When, as time.time(), before it knew of any other rank."""
 
     def close(self) -> None:
         """Leaves once its pairs and batches have gone. Idempotent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from . import _core
 from ._errors import InvalidArgumentError, MismatchError, UnimplementedError
 from ._mapping import Local, Map, Part, Piece, compile_map
+from ._replicas import Replicas, compare, digests
 from ._shapes import Shape, global_shape
 from ._tensors import Location, Source, walk
 from ._watch import Watch
@@ -36,6 +38,7 @@ class Registration:
         self._pieces: dict[str, Piece] = {}
         self._layouts: dict[str, _core.Layout] = {}  # of local tensors, as agreed
         self._moved: dict[str, Location] = {}  # where what has moved is now
+        self._replicas: list[Replicas] = []  # by rank
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
         parts_of = compile_map(names)
@@ -73,23 +76,26 @@ class Registration:
 
     # --- before it is registered with the other job
 
-    def said(self) -> str:
-        """What the other ranks of the job must know: local shapes of tensors whose global one nobody has said, and how
-        strided placements are read here."""
+    def said(self, world: int = 0) -> str:
+        """What the other ranks of the job must know: local shapes of tensors whose global one nobody has said, how
+        strided placements are read here, and, of a job of `world` ranks that is about to send, digests of replicas."""
         shapes = {
             name: [str(piece.location.layout), piece.location.shape]
             for name, piece in self._pieces.items()
             if piece.shape is None
         }
         readings = {name: str(at.layout) for name, at in self._locations.items() if _may_be_read_otherwise(at)}
-        return json.dumps({"shapes": shapes, "readings": readings})
+        replicas = digests(self._pieces, self._rank, world) if world else {}
+        return json.dumps({"shapes": shapes, "readings": readings, "replicas": replicas, "at": time.time()})
 
     def agree(self, said: Sequence[str]) -> None:
         """Finds every layout and global shape, out of what the job's ranks have said(), by rank."""
         shapes: dict[tuple[str, str], dict[int, Shape]] = {}
         readings: dict[tuple[str, str], int] = {}
+        self._replicas = []
         for rank, text in enumerate(said):
-            of_rank, read = _read(rank, text)
+            of_rank, read, replicas = _read(rank, text)
+            self._replicas.append(replicas)
             for name, (layout, shape) in of_rank.items():
                 shapes.setdefault((name, layout), {})[rank] = tuple(shape)
             for name, layout in read.items():
@@ -103,6 +109,11 @@ class Registration:
             if piece.shape is None and own is not None:
                 found = global_shape(name, own, shapes[name, str(own)])
                 self._pieces[name] = replace(piece, shape=found)
+
+    def compare_replicas(self, since: float) -> None:
+        """Raises MismatchError if ranks have said() since then what differs. REQUIRES: agree() has been called. (A rank
+        that has come back hears what the others said before it did: those have sent other versions by now.)"""
+        compare([said.digests if said.at >= since else {} for said in self._replicas])
 
     @property
     def wants_manifest(self) -> bool:
@@ -251,19 +262,21 @@ def _may_be_read_otherwise(at: Location) -> bool:
     return at.other_layout is not None or any(isinstance(each, _core.StridedShard) for each in placements)
 
 
-def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Mapping[str, str]]:
-    """(shapes, readings) that another rank has said: untrusted."""
+def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Mapping[str, str], Replicas]:
+    """(shapes, readings, digests of replicas) that another rank has said: untrusted."""
     try:
         said = json.loads(text)
-        shapes, readings = said["shapes"], said["readings"]
+        shapes, readings, replicas, at = said["shapes"], said["readings"], said["replicas"], float(said["at"])
         for layout, shape in shapes.values():
             if not (isinstance(layout, str) and all(isinstance(size, int) for size in shape)):
                 raise TypeError
         if not all(isinstance(layout, str) for layout in readings.values()):
             raise TypeError
+        if not all(isinstance(part, str) and isinstance(digest, str) for part, digest in replicas.values()):
+            raise TypeError
     except (ValueError, TypeError, AttributeError, KeyError):
         raise MismatchError(f"rank {rank} says what no Tessera of this release does: {text[:200]!r}") from None
-    return shapes, readings
+    return shapes, readings, Replicas(replicas, at)
 
 
 def _spec(name: str, piece: Piece) -> _core.TensorSpec:

@@ -1,0 +1,61 @@
+"""Replicas that ranks of one job register with disjoint meshes of their own: whoever receives takes a part from each.
+
+FSDP2 over tensor parallelism does so with modules that the parallel plan leaves out; so does a job whose ranks each
+register a plain tensor. Nobody but the user keeps them equal, so they are compared before the first is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from . import _core
+from ._errors import MismatchError
+from ._mapping import Piece
+
+SHOWN = 5  # tensors in an error
+Digests = Mapping[str, tuple[str, str]]
+
+
+class Replicas(NamedTuple):
+    """What a rank has said of its own."""
+
+    digests: Digests
+    at: float  # when, as time.time()
+
+
+def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tuple[str, str]]:
+    """By name, of what other meshes may hold too: which part it is, and its digest."""
+    found = {}
+    for name, piece in pieces.items():
+        at = piece.location
+        layout = at.layout
+        if layout is None or len(layout.mesh.ranks) >= world or not at.address:
+            continue
+        if any(isinstance(each, _core.Partial) for each in layout.placements):
+            continue  # terms of sums of their own
+        part = f"{layout.placements} {layout.mesh.shape} {layout.mesh.coordinate(rank)}"
+        found[name] = (part, _core.local_digest(at.address, at.dtype, at.shape, at.strides))
+    return found
+
+
+def compare(said: Sequence[Digests]) -> None:
+    """Raises MismatchError, with tensors and ranks, unless the same parts have the same digest on every rank."""
+    ranks: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for rank, of_rank in enumerate(said):
+        for name, (part, digest) in of_rank.items():
+            ranks.setdefault((name, part), {}).setdefault(digest, []).append(rank)
+    differing = {name: found for (name, _), found in ranks.items() if len(found) > 1}
+    if not differing:
+        return
+    shown = [f"{name} ({_listed(found)})" for name, found in list(differing.items())[:SHOWN]]
+    more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+    raise MismatchError(
+        f"replicas of {len(differing)} tensors differ: {', '.join(shown)}{more}. Each of these ranks registers them as "
+        "a whole of its own, and receivers would take parts from each: make them equal before the first send, or leave "
+        "them out (ignore=)"
+    )
+
+
+def _listed(found: Mapping[str, Sequence[int]]) -> str:
+    return "; ".join(f"ranks {', '.join(map(str, ranks))}: {digest[:8]}" for digest, ranks in found.items())

@@ -1,0 +1,120 @@
+"""Replicas that ranks register with meshes of their own are compared before the first is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tessera
+from ranks import LIMIT, run
+from tessera import _core
+from tessera._registration import Registration
+
+
+def sends(tensors: Any, **options: Any) -> Callable[[tessera.Bus], None]:
+    def work(bus: tessera.Bus) -> None:
+        bus.register(tensors, **options).send(timeout=LIMIT / 3)
+
+    return work
+
+
+def takes(tensors: Any) -> Callable[[tessera.Bus], None]:
+    return lambda bus: bus.register(tensors).recv(timeout=LIMIT / 3) and None
+
+
+def test_equal_ones_are_sent() -> None:
+    taken = np.zeros((4, 3), np.float32)
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    strided = np.zeros((4, 6), np.float32)[:, ::2]
+    strided[:] = rows
+    run({"trainer": [sends({"w": rows.copy()}), sends({"w": strided})], "inference": [takes({"w": taken})]})
+    assert (taken == rows).all()
+
+
+def test_others_are_refused_with_tensors_and_ranks() -> None:
+    held = [np.full((4, 3), value, np.float32) for value in (1, 1, 2)]
+
+    def refused(bus: tessera.Bus) -> None:
+        tensors = {"w": held[bus.rank], "same": np.ones(3, np.float32)}
+        with pytest.raises(
+            tessera.MismatchError, match=r"replicas of 1 tensors differ: w \(ranks 0, 1: \w{8}; ranks 2: \w{8}\)\. Each"
+        ):
+            bus.register(tensors).send(timeout=LIMIT / 3)
+
+    run({"trainer": [refused] * 3, "inference": [left_alone({"w": np.zeros((4, 3), np.float32)})]})
+
+
+def left_alone(tensors: Any) -> Callable[[tessera.Bus], None]:
+    def take(bus: tessera.Bus) -> None:
+        """The trainer may have left before this job waits for it, or leave meanwhile."""
+        with pytest.raises((tessera.PeerLostError, tessera.DeadlineExceededError), match="trainer"):
+            bus.register(tensors, timeout=2).recv()
+
+    return take
+
+
+def test_what_a_fellow_said_to_an_earlier_process_is_not_compared() -> None:
+    named = Registration.collect(
+        {"w": np.ones(3, np.float32)}, lambda name: True, rank=1, fallback=None, missing_ok=False
+    )
+    mine = named.said(2)
+    other = json.loads(mine)
+    other["replicas"]["w"][1] = "0" * 32
+    named.agree([json.dumps(other), mine])
+    with pytest.raises(tessera.MismatchError):
+        named.compare_replicas(since=other["at"])
+    named.compare_replicas(since=other["at"] + 1)
+
+
+def test_what_is_registered_early_may_be_filled_later() -> None:
+    taken = np.zeros(3, np.float32)
+
+    def send(bus: tessera.Bus) -> None:
+        held = np.full(3, bus.rank, np.float32)
+        batch = bus.register({"w": held}, direction="send")
+        held[:] = 5
+        batch.send(timeout=LIMIT / 3)
+
+    run({"trainer": [send, send], "inference": [takes({"w": taken})]})
+    assert (taken == 5).all()
+
+
+def test_shards_of_replicas_are_compared_part_by_part() -> None:
+    """As FSDP2 over tensor parallelism registers what the parallel plan leaves out: two meshes of two ranks each."""
+    whole = np.arange(8, dtype=np.float32).reshape(4, 2)
+    taken = np.zeros_like(whole)
+
+    def tensors(rank: int, harm: float = 0) -> dict[str, Any]:
+        mesh = "2@0,2:S0" if rank in (0, 2) else "2@1,3:S0"
+        return {"w": (np.array(whole[rank // 2 * 2 :][:2]) + harm * (rank == 3), mesh, whole.shape)}
+
+    run({"trainer": [sends(tensors(rank)) for rank in range(4)], "inference": [takes({"w": taken})]})
+    assert (taken == whole).all()
+
+    def refused(bus: tessera.Bus) -> None:
+        with pytest.raises(tessera.MismatchError, match=r"w \(ranks 2: \w{8}; ranks 3: \w{8}\)"):
+            bus.register(tensors(bus.rank, 0.5)).send(timeout=LIMIT / 3)
+
+    run({"trainer": [refused] * 4, "inference": [left_alone({"w": taken})]})
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5,), (3, 4), (2, 3, 4), (2, 1, 5)])
+def test_the_digest_does_not_depend_on_strides(shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(3)
+    dense = random.integers(0, 255, shape).astype(np.uint16)
+
+    def digest(array: np.ndarray) -> str:
+        strides = [stride // array.itemsize for stride in array.strides]
+        return _core.local_digest(array.__array_interface__["data"][0], "u16", array.shape, strides)
+
+    assert digest(np.asfortranarray(dense)) == digest(dense)
+    wide = np.zeros((*shape, 2), np.uint16)
+    wide[..., 1] = dense
+    assert digest(wide[..., 1]) == digest(dense)
+    if dense.size:
+        other = dense.copy()
+        other.flat[-1] ^= 1
+        assert digest(other) != digest(dense)
