@@ -156,9 +156,8 @@ TEST_F(Failure, ADuplicateRankIsRefusedWithBothPids) {
   wait();
   EXPECT_EQ(of("first").status, 0) << of("first").output;
   EXPECT_EQ(of("second").status, kExists) << of("second").output;
-  EXPECT_THAT(of("second").output,
-              AllOf(HasSubstr(fmt::format("spare/0 is pid {} (", first)),
-                    HasSubstr(fmt::format(") already, and this is pid {} (", second))));
+  EXPECT_THAT(of("second").output, AllOf(HasSubstr(fmt::format("spare/0 is pid {} (", first)),
+                                         HasSubstr(fmt::format(") already, and this is pid {} (", second))));
 }
 
 TEST_F(Failure, ARankThatDiedWhileItWaitedIsReplacedByTheNextProcess) {
