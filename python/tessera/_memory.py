@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from . import _core
 from ._errors import InvalidArgumentError, UnimplementedError
 from ._foreign import numpy_dtype, torch_dtype, type_name
-from ._torch import is_module, is_torch_tensor, local_tensor
+from ._torch import fsdp_parameters, is_module, is_torch_tensor, local_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,7 @@ def _tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if is_torch_tensor(value):
         yield "given to share_()", value
     elif is_module(value):
-        yield from value.named_parameters()
+        yield from _parameters_of(value)
         yield from value.named_buffers()
     elif isinstance(value, Mapping):
         for name, each in value.items():
@@ -105,6 +105,16 @@ def _tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         raise InvalidArgumentError(
             f"share_() moves torch tensors, modules and dicts of tensors, not a {type_name(value)}"
         )
+
+
+def _parameters_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Where FSDP2 has gathered one, its shard: the gathered one is FSDP's to free."""
+    sharded = fsdp_parameters(model)
+    for prefix, module in model.named_modules():
+        for attribute, tensor in module._parameters.items():
+            if tensor is not None:
+                fsdp = sharded.get((id(module), attribute))
+                yield f"{prefix}.{attribute}".lstrip("."), tensor if fsdp is None else fsdp.sharded_param
 
 
 def _as_torch(block: Any, name: str, sizes: tuple[int, ...]) -> torch.Tensor:

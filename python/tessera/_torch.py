@@ -252,7 +252,7 @@ _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 def walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator[tuple[str, Source, torch.Tensor]]:
     """The names of model.state_dict() (without those of wrappers): parameters and persistent buffers; tied ones under
     each of their names."""
-    sharded = _fsdp_parameters(model)
+    sharded = fsdp_parameters(model)
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = "".join(f"{part}." for part in prefix.split(".") if part and part not in _WRAPPERS)
         _refuse_flat(module, prefix)
@@ -266,7 +266,7 @@ def walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator
                     yield name, ModuleTensor(name, module, attribute, buffer=is_buffer, fsdp=fsdp), tensor
 
 
-def _fsdp_parameters(model: torch.nn.Module) -> dict[tuple[int, str], Any]:
+def fsdp_parameters(model: torch.nn.Module) -> dict[tuple[int, str], Any]:
     """(module's id, attribute) -> what FSDP2 keeps of that parameter, which says whether it is gathered now."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)

@@ -1,0 +1,121 @@
+"""Jobs as torchrun starts them, and starts them again; data loaders that fork beside a bus."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+LIMIT = 200.0
+
+TRAINER = """
+import os
+import signal
+import sys
+import torch
+import tessera
+
+rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+held = torch.zeros(6, 3)
+with tessera.connect("weights", role="trainer", peer="inference", timeout=60) as bus:
+    assert bus.rank == rank and bus.world == 2
+    batch = bus.register({"w": (held, "2:S0", (12, 3))})
+    for step in (range(1, 6) if restart == 0 else range(6, 11)):
+        held.fill_(step)
+        batch.send(version=step, timeout=60)
+        if restart == 0 and step == 5 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+print("rank", rank, "ended", flush=True)
+"""
+
+SERVER = """
+import torch
+import tessera
+
+held = torch.zeros(12, 3)
+with tessera.connect("weights", role="inference", peer="trainer", rank=0, world=1, timeout=60) as bus:
+    batch = bus.register({"w": held})
+    version, lost = 0, 0
+    while version < 10:
+        try:
+            version = batch.recv(timeout=60)
+            assert (held == version).all(), (version, held)
+        except tessera.PeerLostError:
+            lost += 1
+    print("lost", lost, flush=True)
+"""
+
+LOADER = """
+import os
+import torch
+import tessera
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Watching(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):  # in a forked worker
+        try:
+            batch.send()
+        except tessera.InvalidArgumentError as error:
+            assert "fork" in str(error), error
+        else:
+            raise AssertionError("a forked child has sent")
+        open_here = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_exists(fd)]
+        assert not [each for each in open_here if "tessera" in each], open_here
+        return torch.tensor([index])
+
+
+def fd_exists(fd):
+    return os.path.islink(f"/proc/self/fd/{fd}")
+
+
+held = torch.zeros(12, 3)
+with tessera.connect("weights", role="trainer", peer="inference", rank=0, world=1, timeout=60) as bus:
+    batch = bus.register({"w": held})
+    for version in (1, 2, 10):
+        held.fill_(version)
+        batch.send(version=version, timeout=60)
+        seen = sorted(int(each) for each in DataLoader(Watching(), num_workers=2, multiprocessing_context="fork"))
+        assert seen == list(range(8))
+"""
+
+
+def start(text: str, folder: Path, name: str, *launcher: str) -> subprocess.Popen[str]:
+    script = folder / f"{name}.py"
+    script.write_text(textwrap.dedent(text))
+    return subprocess.Popen(
+        [sys.executable, *launcher, str(script)],
+        env={**os.environ, "TESSERA_NAMESPACE": folder.name, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def outputs(*processes: subprocess.Popen[str]) -> list[str]:
+    try:
+        said = [process.communicate(timeout=LIMIT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n---\n".join(said)
+    return said
+
+
+def test_a_job_that_torchrun_restarts_is_met_anew(tmp_path: Path, runtime_dir: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    trainer, server = outputs(start(TRAINER, tmp_path, "trainer", *torchrun), start(SERVER, tmp_path, "server"))
+    assert trainer.count("rank 1 ended") == 1  # rank 0 may have, before it was started again
+    assert "lost 0" not in server
+
+
+def test_forked_data_loaders_harm_nothing(tmp_path: Path, runtime_dir: Path) -> None:
+    outputs(start(LOADER, tmp_path, "loader"), start(SERVER, tmp_path, "server"))
