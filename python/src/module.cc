@@ -3,7 +3,10 @@
 #include "tessera/version.h"
 
 NB_MODULE(_core, module) {
-  nanobind::set_leak_warnings(false);  // a module's globals may hold values until the interpreter ends: no leak
+  // A module's globals may hold values until the interpreter ends, which is no leak: tests alone look for some.
+  nanobind::set_leak_warnings(false);
+  module.def("report_leaks", &nanobind::set_leak_warnings, nanobind::arg("on"),
+             "Whether values that are alive as the interpreter ends are reported.");
   module.doc() = "The C++ core of Tessera. Use it through the package `tessera`.";
   module.attr("version") = tessera::kVersion;
   tessera::python::bind_errors(module);

@@ -6,8 +6,7 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
@@ -136,9 +135,10 @@ class Batch:
         """
         with self._lock:
             core = self.open("send")
-            with self._holding():
-                handle = Handle(core.send(version, timeout), self, f"send of {self.name}", self._release)
-        return self._finish(handle, blocking, progress)
+            handle = self._begin("send", core.send, version, timeout)
+        if blocking:
+            self._finish(handle, progress)
+        return handle
 
     @overload
     def recv(
@@ -251,35 +251,36 @@ class Batch:
     ) -> int | Handle:
         with self._lock:
             core = self.open("recv")
-            with self._holding():
-                self._written()
-                start = core.recv if what == "recv" else core.stage
-                handle = Handle(start(min_version, timeout), self, f"{what} of {self.name}", self._received)
-        self._finish(handle, blocking, progress)
-        return handle.wait() if blocking else handle
+            handle = self._begin(what, core.recv if what == "recv" else core.stage, min_version, timeout)
+        return self._finish(handle, progress) if blocking else handle
 
-    def _finish(self, handle: Handle, blocking: bool, progress: bool) -> Handle:
-        if not blocking:
-            return handle
+    def _finish(self, handle: Handle, progress: bool) -> int:
         try:
             if progress:
                 handle._show_progress()
-            handle.wait()
+            return handle.wait()
         except KeyboardInterrupt:
             handle.cancel()
             raise
-        return handle
 
     def _received(self) -> None:
         self._written()
         self._release()
 
-    @contextmanager
-    def _holding(self) -> Iterator[None]:
-        """Keeps the tensors where they are; until _release(), if a transfer has begun."""
+    def _begin(
+        self,
+        what: str,
+        start: Callable[[int | None, float | None], _core.Handle],
+        version: int | None,
+        timeout: float | None,
+    ) -> Handle:
+        """Starts a transfer, and keeps the tensors where they are until it has ended."""
         under_way, self._held = self._held, self._locate()
         try:
-            yield
+            if what == "send":
+                return Handle(start(version, timeout), self, "send", self._release)
+            self._written()
+            return Handle(start(version, timeout), self, what, self._received)
         except BaseException:
             if not under_way:  # else another one goes on, with the same tensors
                 self._release()
@@ -291,10 +292,12 @@ class Batch:
             part.registration.release()
 
     def _locate(self) -> list[Any]:
-        held = [memory for part in self._parts for memory in part.registration.locate()]
-        moved = [why for part in self._parts for why in part.registration.moved]
-        if moved:
-            self._relocate(moved)
+        held: list[Any] = []
+        for part in self._parts:
+            held += part.registration.locate()
+        for part in self._parts:
+            if part.registration.has_moved:
+                self._relocate(part.registration.moved)
         return held
 
     def _relocate(self, moved: Sequence[str]) -> None:

@@ -4,6 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, overload
 
 
+def report_leaks(on: bool) -> None:
+    """Whether values that are alive as the interpreter ends are reported."""
+
 version: str = '0.1.0'
 
 class Replicate:

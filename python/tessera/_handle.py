@@ -28,10 +28,10 @@ class Handle:
     def wait(self, timeout: float | None = None) -> int:
         """Blocks until it has ended; returns the version. Raises what it failed with, each time. After `timeout`
         seconds it raises DeadlineExceededError and the transfer goes on. Ctrl-C ends the wait, not the transfer."""
-        if not self._core.wait_for(timeout):
+        if timeout is not None and not self._core.wait_for(timeout):
             now = self.progress
             done = f"{now.bytes_done} of {now.bytes_total} bytes"
-            raise DeadlineExceededError(f"{self._what} has not ended after {timeout} s, at {done}; it goes on")
+            raise DeadlineExceededError(f"{self._name} has not ended after {timeout} s, at {done}; it goes on")
         return self._result()
 
     def wait_for(self, timeout: float) -> bool:
@@ -84,10 +84,24 @@ class Handle:
             waiter.close()
 
     def _result(self) -> int:
+        """Once it has ended, or a signal ends the wait."""
+        try:
+            version = self._core.wait(None)
+        except BaseException:
+            if self._core.done():
+                self._settled()
+            raise
+        self._settled()
+        return version
+
+    @property
+    def _name(self) -> str:
+        return f"{self._what} of {self._batch.name}"
+
+    def _settled(self) -> None:
         settle, self._settle = self._settle, None
         if settle is not None:
             settle()
-        return self._core.wait(None)
 
     def _show_progress(self) -> None:
         """Draws a bar until it has ended."""
@@ -95,7 +109,7 @@ class Handle:
             from tqdm.auto import tqdm
         except ImportError:
             raise InvalidArgumentError("progress=True draws with tqdm, which is missing: `pip install tqdm`") from None
-        with tqdm(desc=self._what, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        with tqdm(desc=self._name, unit="B", unit_scale=True, unit_divisor=1024) as bar:
             ended = False
             while not ended:
                 ended = self._core.wait_for(_BAR_SECONDS)
@@ -105,4 +119,4 @@ class Handle:
 
     def __repr__(self) -> str:
         state = "ended" if self.done() else f"{self.progress!r}"
-        return f"Handle({self._what}, version {self.version}, {state})"
+        return f"Handle({self._name}, version {self.version}, {state})"

@@ -152,6 +152,10 @@ class Registration:
         return held
 
     @property
+    def has_moved(self) -> bool:
+        return bool(self._moved)
+
+    @property
     def moved(self) -> list[str]:
         """Which tensors are not where specs() says, and why."""
         return [_changed(name, self._locations[name], now) for name, now in self._moved.items()]

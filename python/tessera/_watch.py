@@ -43,6 +43,7 @@ class Watch:
         import torch
 
         self._storage_of = torch.Tensor.untyped_storage
+        self._bump = torch.autograd.graph.increment_version
         self._sources = list(sources)
         self._distributed = [at for at, tensor in enumerate(tensors) if hasattr(tensor, "_local_tensor")]
         self._specs = [tensors[at]._spec for at in self._distributed]  # type: ignore[attr-defined]
@@ -70,9 +71,7 @@ class Watch:
 
     def written(self) -> None:
         """Bumps the version counter of each that hold() has found."""
-        import torch
-
-        torch.autograd.graph.increment_version(self._counted)
+        self._bump(self._counted)
 
     def release(self) -> None:
         """The transfer has ended."""

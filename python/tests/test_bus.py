@@ -119,33 +119,31 @@ def test_a_handle_can_be_polled_and_awaited() -> None:
 
 def test_staged_versions_are_written_by_commit_alone() -> None:
     target = torch.zeros(8)
-    sent = threading.Barrier(2)
+    taken = threading.Barrier(2)
 
     def send(bus: tessera.Bus) -> None:
         value = torch.ones(8)
         batch = bus.register({"w": value}, mode="staged")
         for _ in range(2):
             batch.send()
-            sent.wait(LIMIT)
+            taken.wait(LIMIT)
             value += 1
-        sent.wait(LIMIT)
 
     def recv(bus: tessera.Bus) -> None:
         batch = bus.register({"w": target}, mode="staged")
         assert batch.wait_version(1, LIMIT) == 1
-        sent.wait(LIMIT)
         before = target._version
         assert batch.stage() == 1
         assert target.sum() == 0 and batch.version == 0
         assert batch.commit() == 1
         assert target.sum() == 8 and batch.version == 1
         assert target._version > before
-        sent.wait(LIMIT)
+        taken.wait(LIMIT)
         assert batch.recv() == 2 and batch.newest == 2
         assert target.sum() == 16
         with pytest.raises(tessera.InvalidArgumentError, match="nothing is staged"):
             batch.commit()
-        sent.wait(LIMIT)
+        taken.wait(LIMIT)
 
     run({"trainer": [send], "inference": [recv]})
 

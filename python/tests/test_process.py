@@ -18,6 +18,8 @@ import os, signal, sys, threading
 import numpy as np
 import tessera
 
+tessera._core.report_leaks(True)
+
 def interrupt_soon(armed):
     def work():
         armed.wait(30)
