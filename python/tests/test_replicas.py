@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,9 @@ def test_others_are_refused_with_tensors_and_ranks() -> None:
             tessera.MismatchError, match=r"replicas of 1 tensors differ: w \(ranks 0, 1: \w{8}; ranks 2: \w{8}\)\. Each"
         ):
             bus.register(tensors).send(timeout=LIMIT / 3)
+        told.wait(LIMIT)  # a rank that leaves is lost to those that have not heard all yet
 
+    told = threading.Barrier(3)
     run({"trainer": [refused] * 3, "inference": [left_alone({"w": np.zeros((4, 3), np.float32)})]})
 
 
@@ -97,7 +100,9 @@ def test_shards_of_replicas_are_compared_part_by_part() -> None:
     def refused(bus: tessera.Bus) -> None:
         with pytest.raises(tessera.MismatchError, match=r"w \(ranks 2: \w{8}; ranks 3: \w{8}\)"):
             bus.register(tensors(bus.rank, 0.5)).send(timeout=LIMIT / 3)
+        told.wait(LIMIT)
 
+    told = threading.Barrier(4)
     run({"trainer": [refused] * 4, "inference": [left_alone({"w": taken})]})
 
 
