@@ -10,8 +10,9 @@ werror=$(sed -n 's/^TESSERA_WERROR:[^=]*=//p' "$build/CMakeCache.txt")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work" \
-  -C build-dir="$source/build/wheel" -C cmake.build-type="$type" -C cmake.define.TESSERA_WERROR="$werror" \
-  -C cmake.define.CMAKE_CXX_COMPILER="$compiler" "$source"
+  --config-settings=build-dir="$source/build/wheel" --config-settings=cmake.build-type="$type" \
+  --config-settings=cmake.define.TESSERA_WERROR="$werror" \
+  --config-settings=cmake.define.CMAKE_CXX_COMPILER="$compiler" "$source"
 wheel=$(echo "$work"/tessera-*.whl)
 "$python" -m zipfile -l "$wheel" >"$work/list"
 for file in tessera/py.typed tessera/_core.pyi tessera/bin/tessera tessera/tensor_bus.py; do
