@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -55,14 +54,14 @@ def other_end(what: str, counts: list[int], transfers: int) -> None:
 
 
 def seconds(call: Callable[[], Any], repeat: int) -> float:
-    """CPU, a call: the median of batches."""
+    """CPU, a call: of the batch of ten that took least, since whatever else runs only adds."""
     taken = []
     for _ in range(repeat // 10):
         begin = time.thread_time()
         for _ in range(10):
             call()
         taken.append((time.thread_time() - begin) / 10)
-    return statistics.median(taken)
+    return min(taken)
 
 
 def main() -> None:

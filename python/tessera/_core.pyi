@@ -1,6 +1,6 @@
 """The C++ core of Tessera. Use it through the package `tessera`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, overload
 
 
@@ -286,11 +286,11 @@ def in_shared_memory(address: int, bytes: int) -> bool:
 class TensorWatch:
     """Whether tensors of a library with DLPack's C exchange API have moved."""
 
-    def __init__(self, api: object, tensors: Sequence[object]) -> None: ...
+    def __init__(self, api: object, storage_of: Callable[[object], object], sources: list[Callable[[], object]], tensors: list[object]) -> None: ...
 
-    def holds(self, tensors: list[object]) -> bool:
+    def hold(self) -> tuple[list[object], list[object]] | None:
         """
-        Whether all of them lie where they did, with the same shapes and strides.
+        (storages, tensors whose counters count) of what the sources give, if all of them lie where they did, with the same shapes and strides; else None.
         """
 
     @staticmethod

@@ -42,32 +42,18 @@ class Watch:
     def __init__(self, api: object, sources: Sequence[Current], tensors: Sequence[torch.Tensor]) -> None:
         import torch
 
-        self._storage_of = torch.Tensor.untyped_storage
-        self._bump = torch.autograd.graph.increment_version
-        self._sources = list(sources)
-        self._distributed = [at for at, tensor in enumerate(tensors) if hasattr(tensor, "_local_tensor")]
-        self._specs = [tensors[at]._spec for at in self._distributed]  # type: ignore[attr-defined]
-        self._watch = _core.TensorWatch(api, [_local(tensor) for tensor in tensors])
-        self._counted: list[torch.Tensor] = []
+        storage_of: Callable[[Any], Any] = torch.Tensor.untyped_storage
+        self._watch = _core.TensorWatch(api, storage_of, list(sources), list(tensors))
+        self._bump: Callable[[Any], None] = torch.autograd.graph.increment_version
+        self._counted: list[Any] = []
 
     def hold(self) -> list[Any] | None:
         """What keeps the memory of all of them where it is. None: one has changed."""
-        tensors = [current() for current in self._sources]
-        counted = tensors
-        if self._distributed:
-            outer = [tensors[at] for at in self._distributed]
-            try:
-                if [each._spec for each in outer] != self._specs:
-                    return None
-                for at, each in zip(self._distributed, outer, strict=True):
-                    tensors[at] = each._local_tensor
-            except AttributeError:  # another kind of tensor has taken its place, or none
-                return None
-            counted = tensors + outer
-        if not self._watch.holds(tensors):
+        found = self._watch.hold()
+        if found is None:
             return None
-        self._counted = counted
-        return list(map(self._storage_of, tensors))
+        storages, self._counted = found
+        return storages
 
     def written(self) -> None:
         """Bumps the version counter of each that hold() has found."""
