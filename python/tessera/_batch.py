@@ -335,6 +335,7 @@ class Batch:
                     core = self._register(direction == "send", timeout or self._timeout, early)
                 finally:
                     self._registering = False
+                    self._release()
                 if self._closed:
                     core.close()
                     raise CancelledError(f"batch {self.name}: it was closed while it was registered")
@@ -347,8 +348,10 @@ class Batch:
         # "PAIR/NAME".
         first = self._parts[0].pair
         prefixes = [f"{part.name}/" if len(self._parts) > 1 else "" for part in self._parts]
-        if not sends:
-            for part in self._parts:
+        self._held = [part.registration.locate() for part in self._parts]
+        for part in self._parts:
+            part.registration.settle()  # nobody knows yet where it was
+            if not sends:
                 part.registration.require_writeable()
         world = self._bus.world if sends and not early else 0
         said = json.dumps([part.registration.said(world) for part in self._parts])

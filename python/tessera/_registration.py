@@ -130,6 +130,7 @@ class Registration:
         for name in sorted(dropped):
             del self._pieces[name]
             self._skipped.append(name)
+        self._watch, self._unwatched = None, []
         used = {piece.tensor for piece in self._pieces.values()}
         self._sources = {name: source for name, source in self._sources.items() if name in used}
         self._locations = {name: self._locations[name] for name in self._sources}

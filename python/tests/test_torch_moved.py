@@ -166,6 +166,38 @@ def test_what_is_received_in_place_cannot_move() -> None:
     run({"trainer": [send], "inference": [take]})
 
 
+def test_what_has_moved_before_the_first_transfer_is_where_it_is() -> None:
+    def send(bus: tessera.Bus) -> None:
+        model = Model(0, 1)
+        batch = model.register(bus)
+        swap_parameter(model)
+        model.fill(1)
+        batch.send(timeout=LIMIT / 3)
+
+    def take(bus: tessera.Bus) -> None:
+        model = Model(0, 1)
+        batch = model.register(bus)
+        swap_parameter(model)
+        batch.recv(timeout=LIMIT / 3)
+        assert torch.equal(model.w, value(1))
+        assert batch.stats.sessions == 1
+
+    run({"trainer": [send], "inference": [take]})
+
+
+def test_what_is_freed_before_the_first_send_is_refused_and_not_read() -> None:
+    def send(bus: tessera.Bus) -> None:
+        tensors = {"w": torch.ones(1 << 22), "kept": torch.ones(3)}
+        batch = bus.register(tensors)
+        del tensors["w"]
+        with pytest.raises(tessera.InvalidArgumentError, match="tensor w: its memory was freed"):
+            batch.send(timeout=LIMIT / 3)
+        refused.wait(LIMIT)
+
+    refused = threading.Barrier(3)
+    run({"trainer": [send, send], "inference": [lambda bus: refused.wait(LIMIT)]})
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
