@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-TIMEOUT = 60
+TIMEOUT = 300
 
 
 def main(folder: str, namespace: str, store: str) -> None:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any
 
-TIMEOUT = 120  # seconds for everything that a Jobs does; these machines may be busy
+TIMEOUT = 400  # seconds for everything that a Jobs does; these machines may be busy
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _LEAKS = "nanobind: leaked"
 

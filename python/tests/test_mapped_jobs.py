@@ -216,17 +216,17 @@ def test_experts_that_fsdp_shards_get_into_an_engine_and_back(tmp_path: Path) ->
 
     def serve(rank: int) -> None:
         ((tensors, names),) = registered(engines)[rank : rank + 1]
-        place = {"rank": rank, "world": 2, "namespace": namespace, "timeout": 100}
+        place = {"rank": rank, "world": 2, "namespace": namespace, "timeout": 400}
         with tessera.connect("weights", role="engine", peer="trainer", **place) as bus:
             there = bus.register(tensors, "there", map=names)
-            there.recv(timeout=100)
+            there.recv(timeout=400)
             assert there.stats.bytes_moved == there.stats.bytes_lower_bound
-            bus.register(tensors, "back", map=names).send(timeout=100)
+            bus.register(tensors, "back", map=names).send(timeout=400)
 
     try:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(serve, range(2)))
-        assert [trainer.wait(100) for trainer in trainers] == [0, 0]
+        assert [trainer.wait(400) for trainer in trainers] == [0, 0]
     finally:
         for trainer in trainers:
             trainer.kill()

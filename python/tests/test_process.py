@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 60.0
+LIMIT = 200.0
 
 # Threads cannot be interrupted in Python, so the main thread is the one that waits; another one plays the other job.
 PEERS = """

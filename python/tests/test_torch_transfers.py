@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch_ranks import join_group
 
-WAIT = 100  # seconds; six processes share the machine
+WAIT = 300  # seconds; six processes share the machine
 
 
 class Model(nn.Module):

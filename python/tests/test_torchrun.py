@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-LIMIT = 200.0
+LIMIT = 400.0
 
 TRAINER = """
 import os

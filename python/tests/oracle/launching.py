@@ -16,7 +16,7 @@ from . import worker
 from .cases import Case, Launch
 from .worker import Record, Sabotage
 
-DEADLINE = 240  # seconds, of a launch
+DEADLINE = 700  # seconds, of a launch
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([f"{__package__}.preload"])

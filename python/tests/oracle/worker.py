@@ -35,7 +35,7 @@ from .reference import (
     whole,
 )
 
-DEADLINE = 120  # seconds, of everything that waits for another process
+DEADLINE = 400  # seconds, of everything that waits for another process
 VERSION = 7
 
 
