@@ -16,6 +16,8 @@ from ._shapes import Shape, global_shape
 from ._tensors import Location, Source, walk
 from ._watch import Watch
 
+LARGEST = 1 << 62  # of a dim; a sum of some is checked by the core
+
 
 class Registration:
     """The tensors of one rank's batch: sources by local name, and what of them has which name on the bus."""
@@ -273,13 +275,13 @@ def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Ma
         said = json.loads(text)
         shapes, readings, replicas, at = said["shapes"], said["readings"], said["replicas"], float(said["at"])
         for layout, shape in shapes.values():
-            if not (isinstance(layout, str) and all(isinstance(size, int) for size in shape)):
+            if not (isinstance(layout, str) and all(isinstance(size, int) and 0 <= size < LARGEST for size in shape)):
                 raise TypeError
         if not all(isinstance(layout, str) for layout in readings.values()):
             raise TypeError
         if not all(isinstance(part, str) and isinstance(digest, str) for part, digest in replicas.values()):
             raise TypeError
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         raise MismatchError(f"rank {rank} says what no Tessera of this release does: {text[:200]!r}") from None
     return shapes, readings, Replicas(replicas, at)
 

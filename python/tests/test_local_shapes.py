@@ -108,3 +108,24 @@ def test_ranks_that_have_no_reading_in_common_are_told() -> None:
     ranks = [Registration([("w", each, None)], [], each.rank, None) for each in (one, other)]
     with pytest.raises(tessera.MismatchError, match=re.escape(f"(rank 0 holds what {STRIDED} gives it, and no other")):
         ranks[1].agree([rank.said() for rank in ranks])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"shapes": {}, "readings": {}, "replicas": {}}',
+        '{"shapes": {"w": ["2:S0", [-1, 4]]}, "readings": {}, "replicas": {}, "at": 1}',
+        '{"shapes": {"w": ["2:S0", [9223372036854775808]]}, "readings": {}, "replicas": {}, "at": 1}',
+        '{"shapes": {"w": [3, [1]]}, "readings": {}, "replicas": {}, "at": 1}',
+        '{"shapes": {}, "readings": {"w": 3}, "replicas": {}, "at": 1}',
+        '{"shapes": {}, "readings": {}, "replicas": {"w": ["part"]}, "at": 1}',
+        '{"shapes": {}, "readings": {}, "replicas": {}, "at": 1' + "0" * 400 + "}",
+    ],
+)
+def test_what_no_rank_says_is_refused(text: str) -> None:
+    registration = collect((np.zeros((2, 4), np.float32), "2:S0"))
+    with pytest.raises(tessera.MismatchError, match="rank 1 says what no Tessera of this release does"):
+        registration.agree([registration.said(), text])
