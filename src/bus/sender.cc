@@ -241,7 +241,7 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
     const std::lock_guard lock(mutex_);
     if (!taken_) digests_.swap(sums_);
     taken_ = true;
-  } else if (Session::is_renewal(status) && !session.begun(offering_)) {
+  } else if (session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) {
     // It is offered again once they have met.
   } else if (newcomers_.contains(&session)) {
     const LogScope scope = log_scope();

@@ -23,7 +23,7 @@ Shadow::Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::sp
   allocate(slots * slot_bytes_, lent != nullptr);
   specs_ = packing.specs_at(memory_);
   if (lent == nullptr) {
-    make_runs(packing, slots);
+    runs_ = make_runs(packing, slots);
     return;
   }
   try {
@@ -52,14 +52,16 @@ std::vector<PullRoute> Shadow::routes_of(const Packing& packing, uint32_t slot) 
   return use_ == Use::kSend ? packing.routes_in(base) : packing.routes_out(base);
 }
 
-void Shadow::make_runs(const Packing& packing, uint32_t slots) {
+std::vector<std::unique_ptr<Run>> Shadow::make_runs(const Packing& packing, uint32_t slots) {
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
   const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
+  std::vector<std::unique_ptr<Run>> runs;
   for (uint32_t slot = 0; slot < slots; ++slot)
-    runs_.push_back(
+    runs.push_back(
         std::make_unique<PullRun>(std::make_shared<PullProgram>(memory, routes_of(packing, slot),
                                                                 PullOptions{.digest = false, .private_path = {}}),
                                   agent_.pull_pool(), [this] { run_done_.raise(); }));
+  return runs;
 }
 
 void Shadow::relocate(const Manifest& manifest, std::span<const TensorSpec> tensors) {
@@ -69,9 +71,7 @@ void Shadow::relocate(const Manifest& manifest, std::span<const TensorSpec> tens
   if (!std::ranges::equal(specs, specs_, {}, &TensorSpec::data, &TensorSpec::data))
     fail(ErrorCode::kInvalidArgument,
          "the moved tensors are not tied as those were that were registered: close the batch and register it again");
-  const uint32_t slots = this->slots();
-  runs_.clear();
-  make_runs(packing, slots);
+  runs_ = make_runs(packing, slots());
 }
 
 Shadow::~Shadow() {

@@ -50,7 +50,7 @@ class Shadow {
  private:
   Packing pack(const Manifest& manifest, std::span<const TensorSpec> tensors) const;
   std::vector<PullRoute> routes_of(const Packing& packing, uint32_t slot) const;
-  void make_runs(const Packing& packing, uint32_t slots);
+  std::vector<std::unique_ptr<Run>> make_runs(const Packing& packing, uint32_t slots);
   void allocate(uint64_t bytes, bool lent);
   void finish();
 
