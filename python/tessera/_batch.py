@@ -8,10 +8,10 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
 
 from . import _core
+from ._closing import Closing
 from ._errors import CancelledError, InvalidArgumentError, MismatchError, UnimplementedError
 from ._handle import Handle
 from ._registration import Registration
@@ -21,7 +21,7 @@ Direction: TypeAlias = Literal["send", "recv"]
 
 
 @dataclass(frozen=True)
-class Part:
+class Share:
     """What a batch holds of one pair."""
 
     name: str
@@ -29,14 +29,14 @@ class Part:
     registration: Registration
 
 
-class Batch:
+class Batch(Closing):
     """Tensors that are transferred as one. Thread-safe; one transfer at a time."""
 
     def __init__(
         self,
         bus: _core.Bus,
         name: str,
-        parts: Sequence[Part],
+        shares: Sequence[Share],
         *,
         mode: Mode,
         timeout: float,
@@ -45,7 +45,7 @@ class Batch:
         forget: Callable[[Batch], None],
     ) -> None:
         self._bus = bus
-        self._parts = sorted(parts, key=lambda part: part.name)
+        self._shares = sorted(shares, key=lambda share: share.name)
         self._timeout = timeout
         self._snapshots = snapshots
         self._pinned = pinned
@@ -66,12 +66,12 @@ class Batch:
     def names(self) -> tuple[str, ...]:
         """On the bus, of the tensors in it; of a receiver, once it is registered, without those that the sender has
         not."""
-        return tuple(name for part in self._parts for name in part.registration.names)
+        return tuple(name for share in self._shares for name in share.registration.names)
 
     @property
     def skipped(self) -> tuple[str, ...]:
         """What was given and is no tensor, and what missing_ok left out."""
-        return tuple(name for part in self._parts for name in part.registration.skipped)
+        return tuple(name for share in self._shares for name in share.registration.skipped)
 
     @property
     def version(self) -> int:
@@ -137,7 +137,7 @@ class Batch:
             core = self.open("send")
             handle = self._begin("send", core.send, version, timeout)
         if blocking:
-            self._finish(handle, progress)
+            self.finish(handle, progress)
         return handle
 
     @overload
@@ -252,9 +252,10 @@ class Batch:
         with self._lock:
             core = self.open("recv")
             handle = self._begin(what, core.recv if what == "recv" else core.stage, min_version, timeout)
-        return self._finish(handle, progress) if blocking else handle
+        return self.finish(handle, progress) if blocking else handle
 
-    def _finish(self, handle: Handle, progress: bool) -> int:
+    def finish(self, handle: Handle, progress: bool = False) -> int:
+        """Waits for a transfer of this batch; Ctrl-C cancels it, if nobody has begun to take it."""
         try:
             if progress:
                 handle._show_progress()
@@ -288,23 +289,23 @@ class Batch:
 
     def _release(self) -> None:
         self._held = ()
-        for part in self._parts:
-            part.registration.release()
+        for share in self._shares:
+            share.registration.release()
 
     def _locate(self) -> list[Any]:
         held: list[Any] = []
-        for part in self._parts:
-            held += part.registration.locate()
-        for part in self._parts:
-            if part.registration.has_moved:
-                self._relocate(part.registration.moved)
+        for share in self._shares:
+            held += share.registration.locate()
+        for share in self._shares:
+            if share.registration.has_moved:
+                self._relocate(share.registration.moved)
         return held
 
     def _relocate(self, moved: Sequence[str]) -> None:
         """Tells the core where the tensors are now, in the words of `moved` if they cannot be moved."""
-        if len(self._parts) > 1:
+        if len(self._shares) > 1:
             raise InvalidArgumentError(f"{moved[0]}: batch {self.name}, over several pairs, must be registered again")
-        registration = self._parts[0].registration
+        registration = self._shares[0].registration
         try:
             self._require_core().relocate(registration.relocated())
         except UnimplementedError as error:
@@ -312,8 +313,8 @@ class Batch:
         registration.settle()
 
     def _written(self) -> None:
-        for part in self._parts:
-            part.registration.written()
+        for share in self._shares:
+            share.registration.written()
 
     def open(self, direction: Direction, timeout: float | None = None, *, early: bool = False) -> _core.Batch:
         """Registers it with the other job, unless it is; blocks until that has registered it, too. `early`: the tensors
@@ -346,29 +347,29 @@ class Batch:
     def _register(self, sends: bool, timeout: float, early: bool) -> _core.Batch:
         # The core registers a batch over several pairs with the first of them, in alphabetical order, where names are
         # "PAIR/NAME".
-        first = self._parts[0].pair
-        prefixes = [f"{part.name}/" if len(self._parts) > 1 else "" for part in self._parts]
-        self._held = [part.registration.locate() for part in self._parts]
-        for part in self._parts:
-            part.registration.settle()  # nobody knows yet where it was
+        first = self._shares[0].pair
+        prefixes = [f"{share.name}/" if len(self._shares) > 1 else "" for share in self._shares]
+        self._held = [share.registration.locate() for share in self._shares]
+        for share in self._shares:
+            share.registration.settle()  # nobody knows yet where it was
             if not sends:
-                part.registration.require_writeable()
+                share.registration.require_writeable()
         world = self._bus.world if sends and not early else 0
-        said = json.dumps([part.registration.said(world) for part in self._parts])
+        said = json.dumps([share.registration.said(world) for share in self._shares])
         heard = [
-            _read(rank, text, len(self._parts)) for rank, text in enumerate(first.all_gather(self.name, said, timeout))
+            _read(rank, text, len(self._shares)) for rank, text in enumerate(first.all_gather(self.name, said, timeout))
         ]
-        for number, part in enumerate(self._parts):
-            part.registration.agree([of_rank[number] for of_rank in heard])
+        for number, share in enumerate(self._shares):
+            share.registration.agree([of_rank[number] for of_rank in heard])
             if world:
-                part.registration.compare_replicas(self._bus.created)
-        if not sends and any(part.registration.wants_manifest for part in self._parts):
+                share.registration.compare_replicas(self._bus.created)
+        if not sends and any(share.registration.wants_manifest for share in self._shares):
             offered = [entry.name for entry in first.manifest(self.name, timeout)]
-            for part, prefix in zip(self._parts, prefixes, strict=True):
-                part.registration.choose({name.removeprefix(prefix) for name in offered if name.startswith(prefix)})
+            for share, prefix in zip(self._shares, prefixes, strict=True):
+                share.registration.choose({name.removeprefix(prefix) for name in offered if name.startswith(prefix)})
         return self._bus.register_batch(
             self.name,
-            [(part.pair, part.registration.specs()) for part in self._parts],
+            [(share.pair, share.registration.specs()) for share in self._shares],
             sends,
             timeout,
             self.mode,
@@ -383,14 +384,6 @@ class Batch:
             )
         return self._core
 
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
         if core is None or os.getpid() != self._process:
@@ -400,7 +393,7 @@ class Batch:
         threading.Thread(target=core.close, name="tessera-close").start()
 
     def __repr__(self) -> str:
-        where = "+".join(part.name for part in self._parts)
+        where = "+".join(share.name for share in self._shares)
         words: dict[Direction | None, str] = {None: "not yet transferred", "send": "sends", "recv": "receives"}
         state = "closed" if self._closed else f"{words[self._direction]}, version {self.version}"
         return f"Batch({where}/{self.name}: {len(self.names)} tensors, {self.mode}, {state})"
@@ -410,7 +403,7 @@ def _read(rank: int, text: str, parts: int) -> list[str]:
     """What another rank has said of each part: untrusted."""
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     if not isinstance(said, list) or len(said) != parts or not all(isinstance(each, str) for each in said):
         raise MismatchError(

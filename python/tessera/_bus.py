@@ -7,11 +7,11 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from . import _core
-from ._batch import Batch, Direction, Mode, Part
+from ._batch import Batch, Direction, Mode, Share
+from ._closing import Closing
 from ._errors import AlreadyExistsError, InvalidArgumentError
 from ._launch import launch
 from ._layouts import LayoutLike, as_layout
@@ -91,7 +91,7 @@ def connect(
     return Bus(core, joined, pair, role, peer, own_rank, own_world, timeout, default)
 
 
-class Bus:
+class Bus(Closing):
     """This process' place in a pair of jobs: what connect() returns. Thread-safe. As a context manager it closes at the
     end what was registered."""
 
@@ -181,7 +181,7 @@ class Bus:
             made = Batch(
                 self._require_core(),
                 batch,
-                [Part(self.pair, pair, registration)],
+                [Share(self.pair, pair, registration)],
                 mode=mode,
                 timeout=timeout or self._timeout,
                 snapshots=snapshots,
@@ -234,14 +234,6 @@ class Bus:
         with self._lock:
             if self._batches.get(batch.name) is batch:
                 del self._batches[batch.name]
-
-    def __enter__(self) -> Bus:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._batches)} batches"

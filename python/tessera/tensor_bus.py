@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 from . import _core
-from ._batch import Batch, Direction, Mode, Part
+from ._batch import Batch, Direction, Mode, Share
+from ._closing import Closing
 from ._errors import AlreadyExistsError, Error, InvalidArgumentError, NotFoundError
 from ._handle import Handle
 from ._registration import Registration
 from ._tensors import source_of
 
 
-class TensorBusClient:
+class TensorBusClient(Closing):
     """This process on the bus: rank `agent_rank` of its job. Thread-safe. A context manager: leaving it closes all.
 
     Args:
@@ -138,15 +138,15 @@ class TensorBusClient:
                 by_pair.setdefault(pair_name, []).append((str(position), tensor))
             if not by_pair:
                 raise InvalidArgumentError(f"batch {batch_id}: it has no tensors")
-            parts = []
+            shares = []
             for pair_name, named in by_pair.items():
                 joined = self._pairs[pair_name]
                 sources = [(name, source_of(name, tensor), tensor) for name, tensor in named]
-                parts.append(Part(pair_name, joined.pair, Registration(sources, (), self._rank, joined.layout)))
+                shares.append(Share(pair_name, joined.pair, Registration(sources, (), self._rank, joined.layout)))
             batch = Batch(
                 self._pairs[next(iter(by_pair))].bus,
                 batch_id,
-                parts,
+                shares,
                 mode=mode,
                 timeout=timeout,
                 snapshots=2,
@@ -173,19 +173,11 @@ class TensorBusClient:
         with self._lock:
             self._handlers.pop(batch.name, None)
 
-    def __enter__(self) -> TensorBusClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"TensorBusClient(agent_rank={self._rank}, pairs {list(self._pairs)}, batches {list(self._handlers)})"
 
 
-class BatchHandler:
+class BatchHandler(Closing):
     """A registered batch: what TensorBusClient.register_tensors() returns. Thread-safe; one transfer at a time."""
 
     def __init__(self, batch: Batch) -> None:
@@ -226,11 +218,7 @@ class BatchHandler:
             handle = self._batch.recv(version, blocking=False, timeout=timeout)
         self._handle = handle
         if blocking:
-            try:
-                handle.wait()
-            except KeyboardInterrupt:
-                handle.cancel()
-                raise
+            self._batch.finish(handle)
         return handle
 
     def query_transfer_signal(self, timeout: float = 30.0) -> bool:
@@ -261,14 +249,6 @@ class BatchHandler:
             self._batch.open("recv", timeout)
         except Error as error:
             self._failure = error
-
-    def __enter__(self) -> BatchHandler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"BatchHandler({self._batch!r})"
