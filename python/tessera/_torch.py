@@ -150,14 +150,13 @@ def _counters(tensor: torch.Tensor) -> list[torch.Tensor]:
 
     if tensor.is_inference():
         return []  # it has none
-    with torch.no_grad(), torch.inference_mode(False):
-        alias: Any = tensor.detach()
-        if not is_dtensor(tensor):
-            alias.data = torch.empty(0, dtype=tensor.dtype)
-            return [alias]
-        # Autograd looks at the counter of the DTensor where it saved that, at the local tensor's behind to_local().
-        alias._local_tensor = torch.empty(0, dtype=tensor.dtype)
-        return [alias, *_counters(tensor._local_tensor)]
+    # Not by way of DTensor's dispatch: it would think for milliseconds about what placements a detach() gives.
+    as_plain = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Python))
+    with torch.no_grad(), torch.inference_mode(False), as_plain:
+        alias = tensor.detach()
+        alias.data = torch.empty(0, dtype=tensor.dtype)
+    # Autograd looks at the counter of the DTensor where it saved that, at the local tensor's behind to_local().
+    return [alias, *_counters(tensor._local_tensor)] if is_dtensor(tensor) else [alias]
 
 
 class TorchTensor:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,9 @@ with tessera.connect("weights", role="inference", peer="trainer", rank=0, world=
         try:
             version = batch.recv(timeout=60)
             assert (held == version).all(), (version, held)
-        except tessera.PeerLostError:
+        except tessera.PeerLostError as error:
             lost += 1
+            assert lost < 5, error
     print("lost", lost, flush=True)
 """
 
@@ -68,13 +70,16 @@ class Watching(torch.utils.data.Dataset):
             assert "fork" in str(error), error
         else:
             raise AssertionError("a forked child has sent")
-        open_here = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_exists(fd)]
+        open_here = [what_is_open(fd) for fd in os.listdir("/proc/self/fd")]
         assert not [each for each in open_here if "tessera" in each], open_here
         return torch.tensor([index])
 
 
-def fd_exists(fd):
-    return os.path.islink(f"/proc/self/fd/{fd}")
+def what_is_open(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:  # closed by now: a thread of the loader's hands tensors over
+        return ""
 
 
 held = torch.zeros(12, 3)
@@ -88,34 +93,49 @@ with tessera.connect("weights", role="trainer", peer="inference", rank=0, world=
 """
 
 
-def start(text: str, folder: Path, name: str, *launcher: str) -> subprocess.Popen[str]:
-    script = folder / f"{name}.py"
-    script.write_text(textwrap.dedent(text))
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(script)],
-        env={**os.environ, "TESSERA_NAMESPACE": folder.name, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def outputs(*processes: subprocess.Popen[str]) -> list[str]:
+def outputs(folder: Path, *commands: list[str]) -> list[str]:
+    """What each command wrote, once all have ended well; the first that fails ends the others."""
+    environment = {**os.environ, "TESSERA_NAMESPACE": folder.name, "OMP_NUM_THREADS": "1"}
+    logs = [folder / f"{number}.log" for number in range(len(commands))]
+    deadline = time.monotonic() + LIMIT
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        said = [process.communicate(timeout=LIMIT)[0] for process in processes]
+        for command, log in zip(commands, logs, strict=True):
+            with log.open("wb") as output:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *command], env=environment, stdout=output, stderr=subprocess.STDOUT
+                    )
+                )
+        while any(process.poll() is None for process in processes):
+            if any(process.returncode for process in processes) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        ends = [process.returncode for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n---\n".join(said)
+            process.wait()
+    said = [log.read_text() for log in logs]
+    told = "\n".join(f"--- {end}: {command}\n{text}" for end, command, text in zip(ends, commands, said, strict=True))
+    assert ends == [0] * len(processes), told
     return said
+
+
+def script(text: str, folder: Path, name: str) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
 
 
 def test_a_job_that_torchrun_restarts_is_met_anew(tmp_path: Path, runtime_dir: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    trainer, server = outputs(start(TRAINER, tmp_path, "trainer", *torchrun), start(SERVER, tmp_path, "server"))
+    trainer, server = outputs(
+        tmp_path, [*torchrun, script(TRAINER, tmp_path, "trainer")], [script(SERVER, tmp_path, "server")]
+    )
     assert trainer.count("rank 1 ended") == 1  # rank 0 may have, before it was started again
     assert "lost 0" not in server
 
 
 def test_forked_data_loaders_harm_nothing(tmp_path: Path, runtime_dir: Path) -> None:
-    outputs(start(LOADER, tmp_path, "loader"), start(SERVER, tmp_path, "server"))
+    outputs(tmp_path, [script(LOADER, tmp_path, "loader")], [script(SERVER, tmp_path, "server")])
