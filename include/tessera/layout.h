@@ -214,4 +214,33 @@ struct DimPartition {
 };
 DimPartition partition_dim(const Layout& layout, Index dim_size, int dim);
 
+// --- slices
+// -----------------------------------------------------------------------------------------------------------
+
+// What is taken of one tensor dim: elements begin, begin + step, ... below end. A dropped dim is one of which a single
+// element is taken, and that the slice does not have: end is begin + 1, step 1.
+struct Slice {
+  Index begin = 0;
+  Index end = 0;
+  Index step = 1;
+  bool dropped = false;
+  Index size() const { return (end - begin + step - 1) / step; }
+  bool operator==(const Slice&) const = default;
+};
+std::string to_string(std::span<const Slice> slices);  // as Python has it between brackets: "0:4, 7, 0:8:2"
+
+// The shape of what is taken. Throws unless there is one slice a dim of `shape`, each inside it and going upwards.
+Shape sliced_shape(std::span<const Index> shape, std::span<const Slice> slices);
+
+// The layout of a slice as a tensor of its own, of which each rank holds what it holds of the whole: a view. A dim of
+// which a part is taken, and that one mesh axis shards contiguously, becomes a RaggedShard by that axis. An element of
+// a sharded dim is on the ranks alone that hold it, so that dropping the dim drops those axes and the other ranks.
+// Throws as sliced_shape() and bind() do, and Error(kUnimplemented) for a part of a dim that several axes shard, or one
+// not contiguously, or with a step: no layout says how that lies.
+Layout sliced_layout(const Layout& layout, std::span<const Index> shape, std::span<const Slice> slices);
+
+// Which part of the local tensor of `rank` that is. REQUIRES: sliced_layout() has not thrown, and gives it something.
+std::vector<Slice> local_slices(const Layout& layout, std::span<const Index> shape, std::span<const Slice> slices,
+                                Rank rank);
+
 }  // namespace tessera

@@ -16,14 +16,6 @@ template <typename... Args>
        fmt::format(format, std::forward<Args>(args)...));
 }
 
-// The same placement on another dim.
-Placement with_dim(Placement placement, int dim) {
-  if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = dim;
-  if (auto* strided = std::get_if<StridedShard>(&placement)) strided->dim = dim;
-  if (auto* ragged = std::get_if<RaggedShard>(&placement)) ragged->dim = dim;
-  return placement;
-}
-
 // Collects, axis by axis, what the axes to the left have done to each dim, and refuses what may not follow.
 class Binder {
  public:

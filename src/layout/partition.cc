@@ -36,6 +36,13 @@ std::optional<int> sharded_dim(const Placement& placement) {
   return std::nullopt;
 }
 
+Placement with_dim(Placement placement, int dim) {
+  if (auto* shard = std::get_if<Shard>(&placement)) shard->dim = dim;
+  if (auto* strided = std::get_if<StridedShard>(&placement)) strided->dim = dim;
+  if (auto* ragged = std::get_if<RaggedShard>(&placement)) ragged->dim = dim;
+  return placement;
+}
+
 IntervalSet part_of(const IntervalSet& set, const Placement& placement, int axis_size, int coordinate) {
   if (const auto* strided = std::get_if<StridedShard>(&placement)) {
     return strided_part(set, strided->split_factor, axis_size, coordinate);

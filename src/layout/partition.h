@@ -7,6 +7,8 @@ namespace tessera {
 
 // The tensor dim that the placement cuts, if it cuts one: Shard, StridedShard and RaggedShard do.
 std::optional<int> sharded_dim(const Placement& placement);
+// The same placement on another dim; one that cuts none is left as it is.
+Placement with_dim(Placement placement, int dim);
 
 // What `coordinate` of an axis of `axis_size` ranks keeps of `set`, the elements that the axes to the left left it.
 // O(log intervals) plus the intervals of the result, times the split factor of a StridedShard.
