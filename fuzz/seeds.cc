@@ -234,6 +234,9 @@ void add_records(Seeds& seeds) {
   seeds.add("records", "rank", "r" + rank.write());
   seeds.add("records", "pair", "p" + PairRecord{rank, "inference"}.write());
   seeds.add("records", "manifest", "m" + ManifestRecord{of, {{embed, norm}}}.write());
+  ManifestEntry row{"row", DType::kBF16, {16}, Layout::parse("1:R")};
+  row.source = {.name = embed.name, .slices = {{7, 8, 1, true}, {0, 16}}};
+  seeds.add("records", "manifest_sources", "m" + ManifestRecord{of, {{embed, row}}}.write());
   seeds.add("records", "batch",
             "b" + BatchRecord{of, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
   seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());

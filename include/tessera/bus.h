@@ -84,13 +84,21 @@ struct BatchOptions {
 // One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
 // mesh registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal
 // shape, dtype and placements are replicas of each other.
+// What fills a tensor of the receiving side, where that is not the sender's tensor of the same name.
+struct TensorSource {
+  std::string name = {};           // at the sender; empty: the same one
+  std::vector<Slice> slices = {};  // what of it, in global coordinates, one a dim; empty: all of it
+  bool operator==(const TensorSource&) const = default;
+};
+
 struct TensorSpec {
-  std::string name = {};
-  void* data = nullptr;  // first element of the local tensor; must outlive the Batch
+  std::string name = {};  // one tensor of the batch
+  void* data = nullptr;   // first element of the local tensor; must outlive the Batch
   DType dtype = DType::kF32;
   Shape shape = {};                 // global
   Layout layout = {};               // a default-made one (no mesh): that of the pair
   std::vector<Index> strides = {};  // of the local tensor, in elements; empty: contiguous row-major
+  TensorSource source = {};         // of a receiver: several tensors may have one source, in whole or in part
 };
 
 // What the sending side offers, before a receiver decides what to take.
@@ -99,6 +107,7 @@ struct ManifestEntry {
   DType dtype = DType::kF32;
   Shape shape = {};
   Layout layout = {};
+  TensorSource source = {};  // of a receiver's
 };
 
 // What a transfer has done so far, or did.

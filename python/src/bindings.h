@@ -2,9 +2,11 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tessera/bus.h"
@@ -39,6 +41,21 @@ IntTuple int_tuple(const std::vector<T>& values) {
   nb::list list;
   for (const T value : values) list.append(value);
   return IntTuple(nb::tuple(list));
+}
+
+// (begin, end, step, dropped) of one dim.
+using SliceTuple = std::tuple<Index, Index, Index, bool>;
+
+inline std::vector<Slice> slices_from(const std::vector<SliceTuple>& tuples) {
+  std::vector<Slice> slices;
+  for (const auto& [begin, end, step, dropped] : tuples) slices.push_back({begin, end, step, dropped});
+  return slices;
+}
+
+inline std::vector<SliceTuple> tuples_of(const std::vector<Slice>& slices) {
+  std::vector<SliceTuple> tuples;
+  for (const Slice& slice : slices) tuples.emplace_back(slice.begin, slice.end, slice.step, slice.dropped);
+  return tuples;
 }
 
 // Seconds, as Python says them. Throws Error(kInvalidArgument) that names `what`; none: `fallback`.

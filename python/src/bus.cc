@@ -232,14 +232,17 @@ void bind_values(nb::module_& module) {
       .def(
           "__init__",
           [](TensorSpec* self, std::string name, uintptr_t address, nb::handle dtype, Shape shape,
-             std::optional<Layout> layout, std::optional<std::vector<Index>> strides) {
+             std::optional<Layout> layout, std::optional<std::vector<Index>> strides, std::string source,
+             const std::vector<SliceTuple>& slices) {
             new (self) TensorSpec(
                 make_spec(std::move(name), address, dtype, std::move(shape), std::move(layout), std::move(strides)));
+            self->source = {.name = std::move(source), .slices = slices_from(slices)};
           },
           nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("layout") = nb::none(),
-          nb::arg("strides") = nb::none(),
+          nb::arg("strides") = nb::none(), nb::arg("source") = "", nb::arg("slices") = std::vector<SliceTuple>(),
           "`shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address "
-          "0.")
+          "0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, "
+          "end, step, whether the dim is dropped) of each dim.")
       .def_ro("name", &TensorSpec::name)
       .def_prop_ro("address", [](const TensorSpec& self) { return reinterpret_cast<uintptr_t>(self.data); })
       .def_prop_ro("dtype", [](const TensorSpec& self) { return std::string(to_string(self.dtype)); })
@@ -249,6 +252,8 @@ void bind_values(nb::module_& module) {
                      return self.layout == Layout() ? std::nullopt : std::optional(self.layout);
                    })
       .def_prop_ro("strides", [](const TensorSpec& self) { return int_tuple(self.strides); })
+      .def_prop_ro("source", [](const TensorSpec& self) { return self.source.name; })
+      .def_prop_ro("slices", [](const TensorSpec& self) { return tuples_of(self.source.slices); })
       .def("__repr__", describe);
   nb::class_<ManifestEntry>(module, "ManifestEntry", "One tensor that the sending side offers.")
       .def_ro("name", &ManifestEntry::name)

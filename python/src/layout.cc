@@ -277,10 +277,28 @@ Timeout timeout_from(const char* what, std::optional<double> seconds, Timeout fa
   return std::chrono::duration_cast<Timeout>(std::chrono::duration<double>(*seconds));
 }
 
+void bind_slices(nb::module_& module) {
+  module.def(
+      "sliced_layout",
+      [](const Layout& layout, const Shape& shape, const std::vector<SliceTuple>& slices) {
+        return sliced_layout(layout, shape, slices_from(slices));
+      },
+      nb::arg("layout"), nb::arg("shape"), nb::arg("slices"),
+      "The layout of a slice as a tensor of its own. Of each dim: (begin, end, step, whether it is dropped).");
+  module.def(
+      "local_slices",
+      [](const Layout& layout, const Shape& shape, const std::vector<SliceTuple>& slices, Rank rank) {
+        return tuples_of(local_slices(layout.bind(shape), shape, slices_from(slices), rank));
+      },
+      nb::arg("layout"), nb::arg("shape"), nb::arg("slices"), nb::arg("rank"),
+      "What that is of the local tensor of a rank of the slice's mesh.");
+}
+
 void bind_layout(nb::module_& module) {
   bind_placements(module);
   bind_mesh(module);
   bind_layouts(module);
+  bind_slices(module);
 }
 
 }  // namespace tessera::python

@@ -352,7 +352,9 @@ class Batch(Closing):
         self._held = [share.registration.locate() for share in self._shares]
         for share in self._shares:
             share.registration.settle()  # nobody knows yet where it was
-            if not sends:
+            if sends:
+                share.registration.require_offers()
+            else:
                 share.registration.require_writeable()
         world = self._bus.world if sends and not early else 0
         said = json.dumps([share.registration.said(world) for share in self._shares])
@@ -364,9 +366,10 @@ class Batch(Closing):
             if world:
                 share.registration.compare_replicas(self._bus.created)
         if not sends and any(share.registration.wants_manifest for share in self._shares):
-            offered = [entry.name for entry in first.manifest(self.name, timeout)]
+            offered = {entry.name: entry.shape for entry in first.manifest(self.name, timeout)}
             for share, prefix in zip(self._shares, prefixes, strict=True):
-                share.registration.choose({name.removeprefix(prefix) for name in offered if name.startswith(prefix)})
+                mine = {name.removeprefix(prefix): shape for name, shape in offered.items() if name.startswith(prefix)}
+                share.registration.choose(mine)
         return self._bus.register_batch(
             self.name,
             [(share.pair, share.registration.specs()) for share in self._shares],

@@ -189,6 +189,14 @@ class Layout:
 
     def __repr__(self) -> str: ...
 
+def sliced_layout(layout: Layout, shape: Sequence[int], slices: Sequence[tuple[int, int, int, bool]]) -> Layout:
+    """
+    The layout of a slice as a tensor of its own. Of each dim: (begin, end, step, whether it is dropped).
+    """
+
+def local_slices(layout: Layout, shape: Sequence[int], slices: Sequence[tuple[int, int, int, bool]], rank: int) -> list[tuple[int, int, int, bool]]:
+    """What that is of the local tensor of a rank of the slice's mesh."""
+
 class Route:
     """One region that one source rank provides."""
 
@@ -302,9 +310,9 @@ class TensorWatch:
 class TensorSpec:
     """One tensor of a batch, as one rank holds it."""
 
-    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None) -> None:
+    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = []) -> None:
         """
-        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0.
+        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) of each dim.
         """
 
     @property
@@ -324,6 +332,12 @@ class TensorSpec:
 
     @property
     def strides(self) -> tuple[int, ...]: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def slices(self) -> list[tuple[int, int, int, bool]]: ...
 
     def __repr__(self) -> str: ...
 

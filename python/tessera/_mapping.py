@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from . import _core
-from ._errors import Error, InvalidArgumentError, UnimplementedError
+from ._errors import Error, InvalidArgumentError
 from ._foreign import type_name
 from ._layouts import LayoutLike, as_layout
-from ._slices import Entry, Index, Sharded, entries, index_text, is_sharded, sharding_axes, view
+from ._slices import Entry, Index, cut, entries, index_text, is_sharded, sharding_axes, view
 from ._tensors import Location
 
 
@@ -35,7 +35,8 @@ class Part:
             receiver takes it from the sender's manifest.
         whole: Instead of `local`, `layout` and `shape`: what the part takes of the whole tensor, in global coordinates.
             They follow from it, also where ranks hold pieces of unequal size, or none.
-        source: What of the *named* tensor it is, in global coordinates. None: all of it. (Not built yet.)
+        source: Of a receiver: what of the *named* tensor it is, in global coordinates; `layout` and `shape` are then
+            those of that slice. None: all of it.
     """
 
     name: str
@@ -130,7 +131,10 @@ class Piece:
 
     tensor: str  # the local one that it is, or is in
     location: Location  # with a layout; without memory
-    shape: tuple[int, ...] | None  # global; None: as the sender's manifest says
+    shape: tuple[int, ...] | None  # global; None: as all ranks' local shapes say
+    source: str = ""  # on the bus
+    index: Index | None = None  # what of that, in global coordinates; None: all of it
+    taken: tuple[Entry, ...] = ()  # the same, once the shape of the source is known
 
 
 class Local:
@@ -144,7 +148,6 @@ class Local:
         if self._shape is None and not is_sharded(layout):
             self._shape = location.shape
         self._location = replace(location, layout=layout, global_shape=None, memory=None)
-        self._sharded: Sharded | None = None
 
     def piece(self, part: Part) -> Piece | None:
         """Where `part` lies; None if this rank is not in its mesh and need not register it.
@@ -152,11 +155,6 @@ class Local:
         Raises InvalidArgumentError, or UnimplementedError, that names tensor and part.
         """
         try:
-            if part.source is not None:
-                raise UnimplementedError(
-                    f"source=[{index_text(part.source)}]: a slice of a tensor on the bus cannot be taken yet; let the "
-                    "other job register its parts under names of their own: its map, with whole= or local="
-                )
             if part.whole is not None:
                 if self._shape is None:
                     raise InvalidArgumentError(f"whole=: its global shape cannot be seen under {self._layout}: give it")
@@ -202,10 +200,8 @@ class Local:
 
     def _of_whole(self, taken: Sequence[Entry]) -> Piece:
         assert self._shape is not None
-        if self._sharded is None:
-            check_shape(self._location, self._shape, self._rank)
-            self._sharded = Sharded(self._layout, self._shape, self._rank)
-        found = self._sharded.cut(taken)
+        check_shape(self._location, self._shape, self._rank)
+        found = cut(self._layout, self._shape, self._rank, taken)
         if found.local is None or not self._location.address:
             shape = found.layout.bind(found.shape).local_shape(found.shape, self._rank)
             here = replace(self._location, address=0, shape=shape, strides=(0,) * len(shape))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from . import _core
-from ._errors import InvalidArgumentError, MismatchError, UnimplementedError
+from ._errors import Error, InvalidArgumentError, MismatchError
 from ._mapping import Local, Map, Part, Piece, compile_map
 from ._replicas import Replicas, compare, digests
 from ._shapes import Shape, global_shape
+from ._slices import Entry, as_slices, entries, index_text
 from ._tensors import Location, Source, walk
 from ._watch import Watch
 
@@ -36,21 +37,24 @@ class Registration:
         self._missing_ok = missing_ok
         self._sources: dict[str, Source] = {}
         self._locations: dict[str, Location] = {}
-        self._parts: dict[str, list[Part]] = {}
-        self._pieces: dict[str, Piece] = {}
+        self._identities: dict[str, int] = {}  # of the objects: one that is here twice is tied, also where it is empty
+        self._parts: dict[str, dict[str, Part]] = {}  # by local tensor, by name in the batch
+        self._pieces: dict[str, Piece] = {}  # by name in the batch
         self._layouts: dict[str, _core.Layout] = {}  # of local tensors, as agreed
         self._moved: dict[str, Location] = {}  # where what has moved is now
         self._replicas: list[Replicas] = []  # by rank
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
         parts_of = compile_map(names)
+        taken: set[str] = set()
         for name, source, tensor in sources:
             if not (parts := parts_of(name, tensor)):
                 continue
             at = source.locate()
             layout = at.layout or fallback or self._own_layout()
+            self._identities[name] = id(tensor)
             self._sources[name], self._locations[name] = source, replace(at, layout=layout, memory=None)
-            self._parts[name] = parts
+            self._parts[name] = self._named(name, parts, taken)
             self._add(name, layout)
 
     @staticmethod
@@ -69,7 +73,7 @@ class Registration:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """On the bus."""
+        """In the batch: those on the bus; "NAME in TENSOR" and "NAME[SLICE]" of what is taken again, or in part."""
         return tuple(self._pieces)
 
     @property
@@ -117,18 +121,37 @@ class Registration:
         that has come back hears what the others said before it did: those have sent other versions by now.)"""
         compare([said.digests if said.at >= since else {} for said in self._replicas])
 
+    def require_offers(self) -> None:
+        """Raises InvalidArgumentError for what a receiver may do alone: take one name twice, or a slice of it."""
+        for name, piece in self._pieces.items():
+            if piece.index is not None:
+                raise InvalidArgumentError(
+                    f"part {piece.source} of tensor {piece.tensor}: source= says what a receiver takes of a tensor; "
+                    "what a sender offers of one, local= or whole= says"
+                )
+            if piece.source != name:
+                raise InvalidArgumentError(
+                    f"tensor {piece.source} of the bus is in two tensors here, {self._pieces[piece.source].tensor} and "
+                    f"{piece.tensor}: a sender offers a name once; map one of them to another name, or to None"
+                )
+
     @property
     def wants_manifest(self) -> bool:
         """Of a receiver: whether what it takes depends on what is offered."""
-        return self._missing_ok or bool(self._ties())
+        sliced = any(piece.index is not None for piece in self._pieces.values())
+        return self._missing_ok or sliced or bool(self._ties())
 
-    def choose(self, offered: Set[str]) -> None:
+    def choose(self, offered: Mapping[str, Shape]) -> None:
         """Leaves out what a receiver need not ask for: further names of one tensor, and, if missing_ok, what the sender
-        has not."""
-        dropped = self._pieces.keys() - offered if self._missing_ok else set()
+        has not. Finds what slices take of shapes that are `offered`."""
+        absent = {name for name, piece in self._pieces.items() if piece.source not in offered}
+        dropped = set(absent) if self._missing_ok else set()
         for tied in self._ties():
-            if not offered.isdisjoint(tied):
-                dropped |= {name for name in tied if name not in offered}
+            if not absent.issuperset(tied):
+                dropped |= absent.intersection(tied)
+        for name, piece in self._pieces.items():
+            if piece.index is not None and name not in absent:
+                self._pieces[name] = replace(piece, taken=_taken(piece, offered[piece.source]))
         for name in sorted(dropped):
             del self._pieces[name]
             self._skipped.append(name)
@@ -191,6 +214,20 @@ class Registration:
 
     # --- inside
 
+    @staticmethod
+    def _named(tensor: str, parts: Sequence[Part], taken: set[str]) -> dict[str, Part]:
+        """The parts, each by a name of its own in the batch: where another has it, the tensor's is added. (All ranks
+        must find the same: what a rank does not hold has its name, too.)"""
+        named: dict[str, Part] = {}
+        for number, part in enumerate(parts):
+            name = _source(part)
+            for other in (f"{name} in {tensor}", f"{name} in {tensor}#{number}"):
+                if name in taken:
+                    name = other
+            taken.add(name)
+            named[name] = part
+        return named
+
     def _add(self, tensor: str, layout: _core.Layout) -> None:
         """The pieces of the local tensor."""
         at = self._locations[tensor]
@@ -198,18 +235,16 @@ class Registration:
         if at.global_shape is not None:
             at.check(tensor, layout, at.global_shape, self._rank)
         local = Local(tensor, at, layout, self._rank)
-        for part in self._parts[tensor]:
+        for name, part in self._parts[tensor].items():
             piece = local.piece(part)
-            if piece is None:
-                continue
-            name = part.name
-            other = self._pieces.setdefault(name, piece)
-            if other.location != piece.location or other.shape != piece.shape:
-                raise UnimplementedError(
-                    f"tensor {name} of the bus is in two tensors here, {other.tensor} and {tensor}: a batch takes a "
-                    "name once yet. Let the other job send it under a second name, too, with a map that gives it both: "
-                    f"{{{name!r}: [{name!r}, {tensor!r}]}}; or register {tensor} in another batch"
-                )
+            first = self._pieces.get(_source(part))
+            if piece is not None and not (first is not None and self._are_tied(first, piece)):
+                self._pieces[name] = replace(piece, source=part.name, index=part.source)
+
+    def _are_tied(self, a: Piece, b: Piece) -> bool:
+        if a.location != b.location or a.shape != b.shape:
+            return False
+        return bool(a.location.address) or self._identities[a.tensor] == self._identities[b.tensor]
 
     def _read_otherwise(self, tensor: str, layout: _core.Layout, rank: int) -> None:
         """As `rank` does, whose local shape leaves it no choice."""
@@ -236,11 +271,11 @@ class Registration:
         pieces = dict(self._pieces)
         for tensor, at in self._moved.items():
             local = Local(tensor, at, self._layouts[tensor], self._rank)
-            for part in self._parts[tensor]:
-                piece, now = pieces.get(part.name), local.piece(part)
+            for name, part in self._parts[tensor].items():
+                piece, now = pieces.get(name), local.piece(part)
                 if piece is not None and now is not None:
                     there = replace(piece.location, address=now.location.address, strides=now.location.strides)
-                    pieces[part.name] = replace(piece, location=there)
+                    pieces[name] = replace(piece, location=there)
         return pieces
 
     def _watch_them(self) -> None:
@@ -262,6 +297,18 @@ class Registration:
             if at.address:
                 groups.setdefault((at.address, at.shape, at.strides, at.dtype), []).append(name)
         return [names for names in groups.values() if len(names) > 1]
+
+
+def _source(part: Part) -> str:
+    """What fills it, in words."""
+    return part.name if part.source is None else f"{part.name}[{index_text(part.source)}]"
+
+
+def _taken(piece: Piece, shape: Shape) -> tuple[Entry, ...]:
+    try:
+        return entries(piece.index, shape)
+    except Error as error:
+        raise type(error)(f"part {piece.source} of tensor {piece.tensor}: source=: {error}") from None
 
 
 def _may_be_read_otherwise(at: Location) -> bool:
@@ -288,7 +335,9 @@ def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Ma
 
 def _spec(name: str, piece: Piece) -> _core.TensorSpec:
     at = piece.location
-    return _core.TensorSpec(name, at.address, at.dtype, piece.shape or (), at.layout, at.strides)
+    source = "" if piece.source == name else piece.source
+    slices = as_slices(piece.taken)
+    return _core.TensorSpec(name, at.address, at.dtype, piece.shape or (), at.layout, at.strides, source, slices)
 
 
 def _changed(name: str, then: Location, now: Location) -> str:

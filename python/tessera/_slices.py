@@ -7,7 +7,6 @@ slice goes upwards and stays inside the tensor; an int drops its dim.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -21,7 +20,6 @@ Index: TypeAlias = int | slice | tuple[int | slice, ...]
 # Of one dim: an element, or those of a range.
 Entry: TypeAlias = int | range
 
-_Placement: TypeAlias = _core.Replicate | _core.Shard | _core.StridedShard | _core.RaggedShard | _core.Partial
 _SHARDS = (_core.Shard, _core.StridedShard, _core.RaggedShard)
 
 
@@ -113,132 +111,32 @@ class Cut:
     local: tuple[Entry, ...] | None  # what this rank holds of it, of its local tensor; None: it is not in the mesh
 
 
-@dataclass(frozen=True)
-class _Dim:
-    """How one dim of a tensor lies along the mesh axes that shard it."""
+def cut(layout: _core.Layout, shape: Sequence[int], rank: int, taken: Sequence[Entry]) -> Cut:
+    """The slice `taken` of a tensor of global `shape` that lies as `layout` says, seen from `rank`.
 
-    size: int
-    axes: tuple[int, ...]
-    pieces: tuple[tuple[int, int, tuple[int, ...]], ...]  # (begin, end, where along those axes), ascending
-    own: tuple[tuple[int, int], ...]  # what this rank holds, as intervals
+    One of a dim that one axis shards contiguously becomes a RaggedShard by that axis; an element of a sharded dim is on
+    those ranks alone that hold it, so that its mesh has fewer axes. Either is a view on every rank.
 
-    def owner(self, element: int) -> tuple[int, ...]:
-        """Where along the axes it is."""
-        return self.pieces[bisect_right(self.pieces, element, key=lambda piece: piece[0]) - 1][2]
-
-    def position(self, element: int) -> int:
-        """In the local tensor of this rank, if it holds that element."""
-        return sum(min(end, element) - begin for begin, end in self.own if begin <= element)
-
-
-class Sharded:
-    """A tensor of a global shape that lies as a layout says, seen from a rank: to be sliced."""
-
-    def __init__(self, layout: _core.Layout, shape: Sequence[int], rank: int) -> None:
-        self._layout = layout.bind(shape)
-        self._mesh = self._layout.mesh
-        self._placements = self._layout.placements
-        self._coordinate = self._mesh.coordinate(rank)
-        self._dims = [self._dim(dim, size) for dim, size in enumerate(shape)]
-        self._submeshes: dict[tuple[int, ...], dict[tuple[int, ...], _core.Mesh]] = {}  # by axes, by places along them
-
-    def cut(self, taken: Sequence[Entry]) -> Cut:
-        """The slice `taken`. One of a dim that one axis shards contiguously becomes a RaggedShard by that axis; an
-        element of a sharded dim is on those ranks alone that hold it, so that its mesh has fewer axes. Either is a view
-        on every rank.
-
-        Raises UnimplementedError for a slice of a dim that several axes shard, or one not contiguously.
-        """
-        placements = list(self._placements)
-        fixed: dict[int, int] = {}  # axis: where along it the elements taken are
-        local: list[Entry] = []
-        kept = 0  # dims
-        for number, (dim, each) in enumerate(zip(self._dims, taken, strict=True)):
-            if isinstance(each, int):
-                fixed.update(zip(dim.axes, dim.owner(each), strict=True))
-                local.append(dim.position(each))
-                continue
-            if len(each) == dim.size:  # all of it
-                local.append(range(sum(end - begin for begin, end in dim.own)))
-            elif not dim.axes:
-                local.append(each)
-            else:
-                axis, bounds = self._blocks(number, each)
-                cuts = [min(max(at, each.start), each.stop) - each.start for at in bounds]
-                placements[axis] = _core.RaggedShard(number, cuts)
-                at = 0 if self._coordinate is None else self._coordinate[axis]
-                begin = max(each.start - bounds[at], 0) if cuts[at] < cuts[at + 1] else 0
-                local.append(range(begin, begin + cuts[at + 1] - cuts[at]))
-            for axis in dim.axes:
-                placements[axis] = _moved(placements[axis], kept)
-            kept += 1
-        left = [each for axis, each in enumerate(placements) if axis not in fixed]
-        layout = _core.Layout(self._submesh(fixed), left or [_core.Replicate()])
-        here = self._coordinate is not None and all(self._coordinate[axis] == at for axis, at in fixed.items())
-        return Cut(layout, shape_of(taken), tuple(local) if here else None)
-
-    def _dim(self, dim: int, size: int) -> _Dim:
-        axes = sharding_axes(self._layout, dim)
-        if not axes:
-            return _Dim(size, (), ((0, size, ()),), ((0, size),))
-        mesh = _core.Mesh([self._mesh.shape[axis] for axis in axes])
-        alone = _core.Layout(mesh, [_moved(self._placements[axis], 0) for axis in axes])
-        pieces = []
-        own: tuple[tuple[int, int], ...] = ()
-        for rank in mesh.ranks:
-            at = mesh.coordinate(rank)
-            owned = alone.owned([size], rank)
-            assert at is not None
-            intervals = owned[0] if owned is not None else ()
-            pieces += [(begin, end, at) for begin, end in intervals]
-            if self._coordinate is not None and at == tuple(self._coordinate[axis] for axis in axes):
-                own = intervals
-        return _Dim(size, axes, tuple(sorted(pieces)), own)
-
-    def _blocks(self, dim: int, each: range) -> tuple[int, list[int]]:
-        """The axis that shards a dim, and where its pieces begin, and its end."""
-        axes, pieces = self._dims[dim].axes, self._dims[dim].pieces
-        where = f"slice {each.start}:{each.stop}:{each.step} of dim {dim}, which {self._layout} shards"
-        if each.step != 1:
-            raise UnimplementedError(f"{where}: of a sharded dim, take contiguous slices")
-        ends = {at[0]: end for _, end, at in pieces}
-        if len(axes) > 1 or len(ends) < len(pieces):
-            raise UnimplementedError(
-                f"{where}: a slice of a dim that several mesh axes shard, or one not contiguously, has no layout; give "
-                "parts with local=, layout= and shape="
-            )
-        bounds = [0]
-        for at in range(self._mesh.shape[axes[0]]):
-            bounds.append(ends.get(at, bounds[-1]))
-        return axes[0], bounds
-
-    def _submesh(self, fixed: dict[int, int]) -> _core.Mesh:
-        """The part of the mesh that is at those places along those axes, without the axes."""
-        if not fixed:
-            return self._mesh
-        axes = tuple(sorted(fixed))
-        if axes not in self._submeshes:
-            self._submeshes[axes] = self._split(axes)
-        return self._submeshes[axes][tuple(fixed[axis] for axis in axes)]
-
-    def _split(self, axes: tuple[int, ...]) -> dict[tuple[int, ...], _core.Mesh]:
-        ranks: dict[tuple[int, ...], list[int]] = {}
-        for rank in self._mesh.ranks:
-            coordinate = self._mesh.coordinate(rank)
-            assert coordinate is not None
-            ranks.setdefault(tuple(coordinate[axis] for axis in axes), []).append(rank)
-        left = [axis for axis in range(self._mesh.ndim) if axis not in axes]
-        shape = [self._mesh.shape[axis] for axis in left] or [1]
-        names = [self._mesh.names[axis] for axis in left] or None
-        return {at: _core.Mesh(shape, names, those) for at, those in ranks.items()}
+    Raises UnimplementedError for a slice of a dim that several axes shard, or one not contiguously.
+    """
+    slices = as_slices(taken)
+    try:
+        found = _core.sliced_layout(layout, shape, slices)
+    except UnimplementedError as error:
+        raise UnimplementedError(f"{error}; give parts with local=, layout= and shape=") from None
+    if rank not in found.mesh:
+        return Cut(found, shape_of(taken), None)
+    here = _core.local_slices(layout, shape, slices, rank)
+    local = tuple(begin if dropped else range(begin, end, step) for begin, end, step, dropped in here)
+    return Cut(found, shape_of(taken), local)
 
 
-def _moved(placement: _Placement, dim: int) -> _Placement:
-    """The same sharding of another dim."""
-    if isinstance(placement, _core.Shard):
-        return _core.Shard(dim)
-    if isinstance(placement, _core.StridedShard):
-        return _core.StridedShard(dim, placement.split_factor)
-    if isinstance(placement, _core.RaggedShard):
-        return _core.RaggedShard(dim, placement.bounds)
-    return placement
+def as_slices(taken: Sequence[Entry]) -> list[tuple[int, int, int, bool]]:
+    """For the core: (begin, end, step, whether the dim is dropped) of each dim."""
+    return [_slice(each) for each in taken]
+
+
+def _slice(each: Entry) -> tuple[int, int, int, bool]:
+    if isinstance(each, int):
+        return each, each + 1, 1, True
+    return each.start, max(each.start, each.stop), each.step, False

@@ -37,6 +37,13 @@ def jobs(folder: Path) -> Iterator[Jobs]:
         yield started
 
 
+@pytest.fixture
+def forked_jobs(folder: Path) -> Iterator[Jobs]:
+    """The same, without what each process takes to import torch."""
+    with Jobs(folder, forked=True) as started:
+        yield started
+
+
 @pytest.fixture(scope="session")
 def loopback(runtime_dir: Path) -> Iterator[Loopback]:
     """Two jobs in this process."""

@@ -70,7 +70,14 @@ class Rank:
 class Process:
     """In the test: one rank."""
 
-    def __init__(self, jobs: Jobs, name: str, popen: subprocess.Popen[bytes], connection: Connection, log: IO[bytes]):
+    def __init__(
+        self,
+        jobs: Jobs,
+        name: str,
+        popen: subprocess.Popen[bytes] | _Forked,
+        connection: Connection,
+        log: IO[bytes],
+    ):
         self._jobs = jobs
         self._log = log
         self._said: collections.deque[Any] = collections.deque()
@@ -129,12 +136,44 @@ class Process:
             raise JobFailure(f"{self.name} failed:\n{value}\n{self.output()}")
 
 
+class _Forked:
+    """A process forked off the fork server's, with as much of Popen as there is need for."""
+
+    def __init__(self, connection: Connection, log: str, environment: dict[str, str]) -> None:
+        import fork_server
+
+        self._process = fork_server.context().Process(target=_run_forked, args=(connection, log, environment))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
 class Jobs:
     """The processes of one test."""
 
-    def __init__(self, folder: pathlib.Path, timeout: float = TIMEOUT) -> None:
-        """folder: a short path; the ranks' runtime folder is in it."""
+    def __init__(self, folder: pathlib.Path, timeout: float = TIMEOUT, forked: bool = False) -> None:
+        """folder: a short path; the ranks' runtime folder is in it. forked: Of an interpreter that has imported torch
+        (fork_server), where what is tested does not depend on how a process begins and ends."""
         self._folder = folder
+        self._forked = forked
         self._deadline = time.monotonic() + timeout
         self._processes: dict[str, list[Process]] = {}
         self._open: dict[Connection, Process] = {}
@@ -196,14 +235,18 @@ class Jobs:
             environment.pop(launcher, None)
         environment |= {"TESSERA_RUNTIME_DIR": str(self._folder / "run"), "OMP_NUM_THREADS": "1", **extra}
         log = open(self._folder / f"{job}-{rank}-{time.monotonic_ns()}.log", "w+b")  # noqa: SIM115
-        popen = subprocess.Popen(
-            [sys.executable, "-u", __file__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-        )
+        popen: subprocess.Popen[bytes] | _Forked
+        if self._forked:
+            popen = _Forked(theirs, log.name, environment)
+        else:
+            popen = subprocess.Popen(
+                [sys.executable, "-u", __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
         theirs.close()
         process = Process(self, f"{job}/{rank}", popen, ours, log)
         self._open[ours] = process
@@ -250,6 +293,16 @@ class _Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, *_: object) -> None:
         if name.partition(".")[0] in self._names:
             raise ImportError(f"{name} is blocked in this test")
+
+
+def _run_forked(connection: Connection, log: str, environment: dict[str, str]) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    _run_rank(connection)
 
 
 def _run_rank(connection: Connection) -> None:

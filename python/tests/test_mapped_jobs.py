@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,21 @@ def test_a_tied_receiver_needs_one_of_its_names(tied: Model) -> None:
     assert_no_byte_twice(figures, bytes_of(tied.checkpoint))
 
 
-def test_an_alias_at_the_receiver_is_refused_before_anything_is_received(tied: Model) -> None:
-    engine, _ = untied(tied)
-    with pytest.raises(tessera.UnimplementedError, match=f"tensor {EMBEDDING} of the bus is in two tensors here"):
-        Registration.collect(engine.params, lambda name: True, 0, None, False, {HEAD: EMBEDDING})
+def aliased(names: Any) -> Any:
+    """The same map, that fills the head with the embedding."""
+
+    def rule(name: str, tensor: Any) -> Any:
+        (head,) = names(HEAD, tensor) if name == HEAD else (None,)
+        return names(name, tensor) if head is None else replace(head, name=EMBEDDING)
+
+    return rule
+
+
+def test_an_untied_receiver_takes_an_alias_by_a_rule(tied: Model) -> None:
+    engine, expected = untied(tied)
+    ((found, names),) = registered([engine])
+    transfer([(tied.checkpoint, None)], [(found, aliased(names))])
+    assert_same(engine.params, expected)
 
 
 # --- parts by hand

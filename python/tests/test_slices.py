@@ -11,12 +11,12 @@ import pytest
 import tessera
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tessera._slices import Cut, Sharded, entries, index_text, view
+from tessera._slices import Cut, cut, entries, index_text, view
 from tessera._tensors import Location
 
 
-def cut(layout: tessera.Layout, shape: tuple[int, ...], index: Any, rank: int) -> Cut:
-    return Sharded(layout, shape, rank).cut(entries(index, shape))
+def cut_at(layout: tessera.Layout, shape: tuple[int, ...], index: Any, rank: int) -> Cut:
+    return cut(layout, shape, rank, entries(index, shape))
 
 
 def local_of(layout: tessera.Layout, whole: np.ndarray, rank: int) -> np.ndarray | None:
@@ -40,7 +40,7 @@ def check(layout: tessera.Layout, shape: tuple[int, ...], index: Any, world: int
     whole = np.arange(math.prod(shape)).reshape(shape)
     expected = whole[index]
     for rank in range(world):
-        found = cut(layout, shape, index, rank)
+        found = cut_at(layout, shape, index, rank)
         assert found.shape == expected.shape
         part = local_of(found.layout, expected, rank)
         here = local_of(layout, whole, rank)
@@ -112,7 +112,7 @@ def test_a_fused_dim_in_blocks_splits_into_ragged_parts(size: int, ranks: int) -
     layout = tessera.Layout(f"{ranks}:S0")
     for begin, end in itertools.combinations_with_replacement(range(size + 1), 2):
         check(layout, (size, 2), slice(begin, end), ranks)
-        found = cut(layout, (size, 2), slice(begin, end), 0)
+        found = cut_at(layout, (size, 2), slice(begin, end), 0)
         if end - begin < size:
             (placement,) = found.layout.placements
             assert isinstance(placement, tessera.RaggedShard)
@@ -126,14 +126,14 @@ def blocks(size: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def test_an_expert_is_on_the_ranks_that_hold_it() -> None:
-    found = cut(tessera.Layout("dp=2,fsdp=2,tp=2:R,S0,S1"), (4, 6, 8), 3, 6)
+    found = cut_at(tessera.Layout("dp=2,fsdp=2,tp=2:R,S0,S1"), (4, 6, 8), 3, 6)
     assert found.layout == tessera.Layout("dp=2,tp=2@2,3,6,7:R,S0")
     assert found.local == (1, range(3), range(8))
 
 
 def test_an_axis_that_cuts_a_dim_finely_refuses_a_slice_and_names_the_way_out() -> None:
-    with pytest.raises(tessera.UnimplementedError, match=r"slice 0:4:1 of dim 0.*local=, layout= and shape="):
-        cut(tessera.Layout("fsdp=2,tp=2:S0*2,S0"), (8,), slice(0, 4), 0)
+    with pytest.raises(tessera.UnimplementedError, match=r"slice \[0:4\] cuts dim 0.*local=, layout= and shape="):
+        cut_at(tessera.Layout("fsdp=2,tp=2:S0*2,S0"), (8,), slice(0, 4), 0)
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,10 @@ def serve(rank: Rank) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor]
         return received, logits, {**taken, **moments}
 
 
-def test_fsdp2_into_tensor_parallelism(jobs: Jobs) -> None:
-    jobs.start("trainer", train, world=2)
-    jobs.start("inference", serve, world=2)
-    results = jobs.results()
+def test_fsdp2_into_tensor_parallelism(forked_jobs: Jobs) -> None:
+    forked_jobs.start("trainer", train, world=2)
+    forked_jobs.start("inference", serve, world=2)
+    results = forked_jobs.results()
     sent, state, skipped = results["trainer"][0]
     for received, logits, checkpoint in results["inference"]:
         for version in range(STEPS):

@@ -38,7 +38,10 @@ class Held:
 
 def launch(function: Callable[[int], Any], world: int) -> list[Any]:
     """What function(rank) returns on each rank of a gloo group."""
-    with tempfile.TemporaryDirectory(prefix="tessera-") as folder, Jobs(pathlib.Path(folder), TIMEOUT) as jobs:
+    with (
+        tempfile.TemporaryDirectory(prefix="tessera-") as folder,
+        Jobs(pathlib.Path(folder), TIMEOUT, forked=True) as jobs,
+    ):
         jobs.start("torch", _in_group, function, world=world)
         return jobs.results()["torch"]
 

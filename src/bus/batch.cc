@@ -116,6 +116,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   const auto peer = static_cast<int>(view.peer.size());
   const Rank rank = identity().rank;
   if (setup_.options.pinned) require_pinned(view, agreement.match);
+  if (sends() && setup_.lent) require_whole(agreement.match);
   setup_.agent->count_plan();
   BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
   std::vector<TensorSpec> registered;
@@ -146,6 +147,15 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
                 bytes_moved_ += bytes;
                 metrics_.bytes(side()).add(static_cast<uint64_t>(bytes));
               }};
+}
+
+void BatchImpl::require_whole(const Match& match) const {
+  for (const Match::Tensor& tensor : match.tensors)
+    if (tensor.of)
+      fail(ErrorCode::kUnimplemented,
+           "{}: tensor {} is to be filled with a slice of {}, which lies in private memory behind an agent: let it lie "
+           "in shared memory, or send it without an agent",
+           describe(), tensor.name, tensor.source);
 }
 
 void BatchImpl::require_pinned(const PairView& view, const Match& match) {

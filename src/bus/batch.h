@@ -169,6 +169,7 @@ class BatchImpl : public BatchClient,
   const OwnProcess process_;
 
   void require_pinned(const PairView& view, const Match& match);
+  void require_whole(const Match& match) const;
 
   mutable std::mutex mutex_;  // what follows
   struct Pinned {

@@ -66,7 +66,8 @@ Joined join_parts(const BusClient* bus, const std::string& batch,
            "batch {}: pair {} is with job {}, pair {} with job {}: register one batch for each job", batch,
            first.name(), first.peer_job(), pair->name(), pair->peer_job());
     for (TensorSpec tensor : tensors) {
-      if (parts.size() > 1) tensor.name = fmt::format("{}/{}", pair->name(), tensor.name);
+      for (std::string* name : {&tensor.name, &tensor.source.name})
+        if (parts.size() > 1 && !name->empty()) *name = fmt::format("{}/{}", pair->name(), *name);
       if (tensor.layout == Layout{}) tensor.layout = pair->layout();
       joined.tensors.push_back(std::move(tensor));
     }

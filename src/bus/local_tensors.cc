@@ -123,7 +123,7 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
         fail(ErrorCode::kInvalidArgument, "this rank holds {} elements of it under {}, but gave no memory",
              owned.size(), layout.to_string());
       if (!owned.empty()) byte_strides(spec.dtype, owned.extents(), spec.strides);
-      manifest.entries.push_back({spec.name, spec.dtype, spec.shape, std::move(layout)});
+      manifest.entries.push_back({spec.name, spec.dtype, spec.shape, std::move(layout), spec.source});
     } catch (const Error& error) {
       throw Error(error.code(), fmt::format("{}: {}", where, error.what()));
     }
@@ -153,16 +153,37 @@ std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<
   return tensors;
 }
 
+namespace {
+
+// What this rank holds of a part of a tensor that it has registered: the same memory.
+LocalTensor part_of(const Match::Tensor& matched, const Match::Whole& whole, const TensorSpec* spec, Rank rank) {
+  const LocalTensor held = local_tensor(matched.source, matched.src_dtype, whole.layout.owned(whole.shape, rank), spec);
+  LocalTensor part = local_tensor(matched.name, matched.src_dtype, matched.src.owned(matched.shape, rank), nullptr);
+  if (held.empty() || part.array.owned.empty()) return part;
+  part.data = held.data;
+  const std::vector<Slice> slices = local_slices(whole.layout, whole.shape, whole.slices, rank);
+  for (size_t dim = 0; dim < slices.size(); ++dim) {
+    const Index stride = held.array.strides[dim];
+    part.data += slices[dim].begin * stride;
+    if (!slices[dim].dropped) part.array.strides.push_back(slices[dim].step * stride);
+  }
+  return part;
+}
+
+}  // namespace
+
 std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends) {
   std::unordered_map<std::string_view, const TensorSpec*> by_name;
   for (const TensorSpec& spec : specs) by_name.emplace(spec.name, &spec);
   std::vector<LocalTensor> tensors;
   tensors.reserve(match.tensors.size());
   for (const Match::Tensor& matched : match.tensors) {
-    const auto it = by_name.find(matched.name);
-    tensors.push_back(local_tensor(matched.name, sends ? matched.src_dtype : matched.dst_dtype,
-                                   (sends ? matched.src : matched.dst).owned(matched.shape, rank),
-                                   it == by_name.end() ? nullptr : it->second));
+    const auto it = by_name.find(sends ? matched.source : matched.name);
+    const TensorSpec* spec = it == by_name.end() ? nullptr : it->second;
+    tensors.push_back(sends && matched.of
+                          ? part_of(matched, *matched.of, spec, rank)
+                          : local_tensor(matched.name, sends ? matched.src_dtype : matched.dst_dtype,
+                                         (sends ? matched.src : matched.dst).owned(matched.shape, rank), spec));
   }
   return tensors;
 }

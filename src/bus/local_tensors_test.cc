@@ -120,5 +120,31 @@ TEST(ManifestOf, ATensorWithoutALayoutHasThePairsOrIsReplicated) {
   EXPECT_EQ(manifest.entries[1].layout, Layout::parse("1@0:S0").bind(shape));
 }
 
+// Of 6x4 in columns, over ranks 0 and 1: row 3, and columns 1 to 3 of every second row.
+TEST(LocalTensors, OfASliceAreViewsOfWhatIsRegistered) {
+  std::vector<float> memory(12);
+  const std::vector<TensorSpec> specs{
+      {.name = "w", .data = memory.data(), .shape = {6, 4}, .layout = Layout::parse("2:S1"), .strides = {}}};
+  const Manifest sender = manifest_of(kRank, specs);
+  Manifest receiver;
+  receiver.entries.push_back({.name = "row",
+                              .shape = {4},
+                              .layout = Layout::parse("1:R"),
+                              .source = {.name = "w", .slices = {{3, 4, 1, true}, {0, 4}}}});
+  receiver.entries.push_back({.name = "part",
+                              .shape = {3, 2},
+                              .layout = Layout::parse("1:R"),
+                              .source = {.name = "w", .slices = {{0, 6, 2}, {1, 3}}}});
+  const Match matched = match(sender, "trainer", receiver, "inference");
+  const std::vector<LocalTensor> found = local_tensors(matched, specs, 0, true);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].data, reinterpret_cast<std::byte*>(&memory[3 * 2]));
+  EXPECT_THAT(found[0].array.owned.extents(), ElementsAre(2));
+  EXPECT_THAT(found[0].array.strides, ElementsAre(4));
+  EXPECT_EQ(found[1].data, reinterpret_cast<std::byte*>(&memory[1]));
+  EXPECT_THAT(found[1].array.owned.extents(), ElementsAre(3, 1));
+  EXPECT_THAT(found[1].array.strides, ElementsAre(16, 4));
+}
+
 }  // namespace
 }  // namespace tessera::bus

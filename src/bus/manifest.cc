@@ -15,6 +15,7 @@ namespace tessera::bus {
 namespace {
 
 constexpr size_t kMaxFindings = 20;
+constexpr size_t kLeastEntry = 4 + 1 + 1 + 4 + kLeastSource;  // bytes
 
 void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
   LayoutTableWriter layouts;
@@ -28,6 +29,7 @@ void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
     out.put(static_cast<uint8_t>(entries[i].shape.size()));
     for (const Index size : entries[i].shape) out.put(size);
     out.put(layout_of[i]);
+    write_source(entries[i].source, out);
   }
 }
 
@@ -42,6 +44,7 @@ ManifestEntry read_entry(ByteReader& in, LayoutTable& layouts) {
   for (int d = 0; d < dims; ++d) entry.shape.push_back(in.get<Index>());
   element_count(entry.shape);
   entry.layout = layouts.take(in.get<uint32_t>(), entry.name).bind(entry.shape);
+  entry.source = read_source(in, entry.name);
   return entry;
 }
 
@@ -49,7 +52,7 @@ std::vector<ManifestEntry> read_entries(ByteReader& in) {
   LayoutTable layouts = LayoutTable::read(in, "manifest");
   std::vector<ManifestEntry> entries;
   std::unordered_set<std::string> names;
-  for (uint32_t count = in.get_count(kMaxTensors, 10); count > 0; --count) {
+  for (uint32_t count = in.get_count(kMaxTensors, kLeastEntry); count > 0; --count) {
     entries.push_back(read_entry(in, layouts));
     if (!names.insert(entries.back().name).second)
       fail(ErrorCode::kInvalidArgument, "manifest: tensor {} occurs twice", entries.back().name);
@@ -58,7 +61,18 @@ std::vector<ManifestEntry> read_entries(ByteReader& in) {
 }
 
 bool equal(const ManifestEntry& a, const ManifestEntry& b) {
-  return a.dtype == b.dtype && a.shape == b.shape && a.layout == b.layout;
+  return a.dtype == b.dtype && a.shape == b.shape && a.layout == b.layout && a.source == b.source;
+}
+
+const std::string& source_of(const ManifestEntry& entry) {
+  return entry.source.name.empty() ? entry.name : entry.source.name;
+}
+
+// What fills it: "model.embed", "experts [3, 0:64]".
+std::string to_string(const ManifestEntry& entry) {
+  const std::vector<Slice>& slices = entry.source.slices;
+  return slices.empty() ? source_of(entry)
+                        : fmt::format("{} [{}]", source_of(entry), tessera::to_string(std::span(slices)));
 }
 
 bool disjoint(const Mesh& a, const Mesh& b) {
@@ -106,6 +120,9 @@ ManifestEntry merge_claims(const std::string& job, const Claims& claims, Finding
     } else if (entry->shape != first.shape) {
       findings.add("tensor {}: {}/{} has shape {}, {}/{} has {}", first.name, job, rank, to_string_shape(entry->shape),
                    job, first_rank, to_string_shape(first.shape));
+    } else if (entry->source != first.source) {
+      findings.add("tensor {}: {}/{} fills it with {}, {}/{} with {}", first.name, job, rank, to_string(*entry), job,
+                   first_rank, to_string(first));
     } else {
       const bool replica = std::ranges::equal(entry->layout.placements(), first.layout.placements()) &&
                            std::ranges::equal(entry->layout.mesh().axes(), first.layout.mesh().axes()) &&
@@ -133,7 +150,91 @@ ManifestEntry merge_claims(const std::string& job, const Claims& claims, Finding
   return merged;
 }
 
+// What `taken` takes of what is offered: all, or the slice that it says.
+Match::Tensor source_tensor(const ManifestEntry& offered, const ManifestEntry& taken) {
+  Match::Tensor tensor{.name = taken.name,
+                       .source = offered.name,
+                       .shape = offered.shape,
+                       .src_dtype = offered.dtype,
+                       .dst_dtype = taken.dtype,
+                       .src = offered.layout,
+                       .dst = taken.layout};
+  const std::vector<Slice>& slices = taken.source.slices;
+  if (slices.empty()) return tensor;
+  if (bits_of(offered.dtype) < 8)
+    fail(ErrorCode::kUnimplemented, "a slice of {}, whose elements share bytes", to_string(offered.dtype));
+  tensor.of = {.shape = offered.shape, .layout = offered.layout, .slices = slices};
+  tensor.shape = sliced_shape(offered.shape, slices);
+  tensor.src = sliced_layout(offered.layout, offered.shape, slices).bind(tensor.shape);
+  return tensor;
+}
+
+void match_one(const ManifestEntry& offered, const std::string& sender_job, const ManifestEntry& taken,
+               const std::string& receiver_job, Match& matched, Findings& findings) {
+  Match::Tensor tensor;
+  try {
+    tensor = source_tensor(offered, taken);
+  } catch (const Error& error) {
+    return findings.add("tensor {}: {} of {} cannot be taken: {}; it may offer that as a tensor of its own", taken.name,
+                        to_string(taken), sender_job, error.what());
+  }
+  const std::string from = taken.source == TensorSource{} ? "" : fmt::format("{} of ", to_string(taken));
+  if (tensor.shape != taken.shape)
+    findings.add("tensor {}: shape {} in {}{}, {} in {}", taken.name, to_string_shape(tensor.shape), from, sender_job,
+                 to_string_shape(taken.shape), receiver_job);
+  if (offered.dtype != taken.dtype && !(is_castable_float(offered.dtype) && is_castable_float(taken.dtype)))
+    findings.add("tensor {}: dtype {} in {}{} cannot be cast to {} in {} (f64, f32, f16 and bf16 can)", taken.name,
+                 to_string(offered.dtype), from, sender_job, to_string(taken.dtype), receiver_job);
+  if (taken.layout.has_partial())
+    findings.add(
+        "tensor {}: {} asks for layout {}: a Partial destination cannot be filled from another job, because "
+        "nothing says how its terms should be split; take R or S and reduce there",
+        taken.name, receiver_job, taken.layout.to_string());
+  matched.tensors.push_back(std::move(tensor));
+}
+
+using Wanted = std::unordered_map<std::string_view, std::vector<const ManifestEntry*>>;  // by source
+
+// Each slice costs time and memory for each rank that holds its source: a few bytes of a peer's do not become many.
+void require_few_ranks(const Manifest& sender, const Wanted& wanted, const std::string& receiver_job) {
+  int64_t ranks = 0;
+  for (const ManifestEntry& offered : sender.entries) {
+    const auto it = wanted.find(offered.name);
+    if (it == wanted.end()) continue;
+    const auto slices =
+        std::ranges::count_if(it->second, [](const ManifestEntry* taken) { return !taken->source.slices.empty(); });
+    ranks += slices * offered.layout.mesh().size();
+    if (ranks > kMaxSlicedRanks)
+      fail(ErrorCode::kMismatch, "tensor {}: slices that {} takes are of meshes of more than {} ranks together",
+           offered.name, receiver_job, kMaxSlicedRanks);
+  }
+}
+
 }  // namespace
+
+void write_source(const TensorSource& source, ByteWriter& out) {
+  out.put_string(source.name);
+  out.put(static_cast<uint8_t>(source.slices.size()));
+  for (const Slice& slice : source.slices) {
+    out.put(slice.begin);
+    out.put(slice.end);
+    out.put(slice.step);
+    out.put(static_cast<uint8_t>(slice.dropped));
+  }
+}
+
+TensorSource read_source(ByteReader& in, std::string_view tensor) {
+  TensorSource source{.name = in.get_string(kMaxNameBytes), .slices = {}};
+  const auto dims = in.get<uint8_t>();
+  if (dims > kMaxDims)
+    fail(ErrorCode::kInvalidArgument, "tensor {}: a slice of {} dims, at most {} are known", tensor, dims, kMaxDims);
+  for (int dim = 0; dim < dims; ++dim) {
+    Slice slice{.begin = in.get<Index>(), .end = in.get<Index>(), .step = in.get<Index>()};
+    slice.dropped = in.get_bool();
+    source.slices.push_back(slice);
+  }
+  return source;
+}
 
 void Manifest::write(ByteWriter& out) const {
   write_entries(entries, out);
@@ -229,31 +330,26 @@ Match match(const Manifest& sender, const std::string& sender_job, const Manifes
             const std::string& receiver_job) {
   Findings findings;
   Match matched;
-  std::unordered_map<std::string_view, const ManifestEntry*> wanted;
-  for (const ManifestEntry& entry : receiver.entries) wanted.emplace(entry.name, &entry);
+  Wanted wanted;
+  for (const ManifestEntry& entry : receiver.entries) wanted[source_of(entry)].push_back(&entry);
+  require_few_ranks(sender, wanted, receiver_job);
   for (const ManifestEntry& offered : sender.entries) {
+    if (offered.source != TensorSource{})
+      findings.add("tensor {}: {} offers it and says that {} fills it; a source is for who receives it", offered.name,
+                   sender_job, to_string(offered));
     const auto it = wanted.find(offered.name);
     if (it == wanted.end()) {
       ++matched.skipped;
       continue;
     }
-    const ManifestEntry& taken = *it->second;
+    for (const ManifestEntry* taken : it->second)
+      match_one(offered, sender_job, *taken, receiver_job, matched, findings);
     wanted.erase(it);
-    if (offered.shape != taken.shape)
-      findings.add("tensor {}: shape {} in {}, {} in {}", offered.name, to_string_shape(offered.shape), sender_job,
-                   to_string_shape(taken.shape), receiver_job);
-    if (offered.dtype != taken.dtype && !(is_castable_float(offered.dtype) && is_castable_float(taken.dtype)))
-      findings.add("tensor {}: dtype {} in {} cannot be cast to {} in {} (f64, f32, f16 and bf16 can)", offered.name,
-                   to_string(offered.dtype), sender_job, to_string(taken.dtype), receiver_job);
-    if (taken.layout.has_partial())
-      findings.add(
-          "tensor {}: {} asks for layout {}: a Partial destination cannot be filled from another job, because "
-          "nothing says how its terms should be split; take R or S and reduce there",
-          offered.name, receiver_job, taken.layout.to_string());
-    matched.tensors.push_back({offered.name, offered.shape, offered.dtype, taken.dtype, offered.layout, taken.layout});
   }
   for (const ManifestEntry& entry : receiver.entries)
-    if (wanted.contains(entry.name)) findings.add("tensor {}: {} does not offer it", entry.name, sender_job);
+    if (wanted.contains(source_of(entry)))
+      findings.add("tensor {}: {} does not offer {}", entry.name, sender_job,
+                   source_of(entry) == entry.name ? "it" : source_of(entry));
   findings.throw_if_any(fmt::format("jobs {} and {} do not match", sender_job, receiver_job));
   return matched;
 }

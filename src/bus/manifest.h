@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -18,6 +20,12 @@ namespace tessera::bus {
 
 inline constexpr uint32_t kMaxTensors = 1u << 22;
 inline constexpr uint32_t kMaxNameBytes = 4096;
+inline constexpr int64_t kMaxSlicedRanks = int64_t{1} << 26;  // of the meshes of all slices of a batch together
+
+// In messages that have tensors. `tensor` is whose source it is.
+void write_source(const TensorSource& source, ByteWriter& out);
+TensorSource read_source(ByteReader& in, std::string_view tensor);
+inline constexpr size_t kLeastSource = 4 + 1;  // bytes
 
 // The tensors one rank registers, in its order. Layouts repeat, so each kind is stored once.
 struct Manifest {
@@ -49,19 +57,28 @@ Manifest merge(const std::string& job, const Manifest& rank0, std::span<const Ma
 
 // The tensors a batch moves, in the order that all ranks of both sides plan them.
 struct Match {
+  // A tensor of the sender's of which a part alone is taken.
+  struct Whole {
+    Shape shape;
+    Layout layout;
+    std::vector<Slice> slices;
+  };
   struct Tensor {
-    std::string name;
+    std::string name = {};    // the receiver's
+    std::string source = {};  // the sender's
     Shape shape;
     DType src_dtype = DType::kF32;
     DType dst_dtype = DType::kF32;
-    Layout src;  // ranks of the sending job
-    Layout dst;  // ranks of the receiving job
+    Layout src;                              // ranks of the sending job
+    Layout dst;                              // ranks of the receiving job
+    std::optional<Whole> of = std::nullopt;  // that `shape` and `src` are a slice of
   };
-  std::vector<Tensor> tensors;  // the sender's order
+  std::vector<Tensor> tensors;  // the sender's order; of one source, the receiver's
   int64_t skipped = 0;          // names that only the sender has
 };
 
-// Throws Error(kMismatch) that lists every name the sender lacks and every shape, dtype or layout that does not fit.
+// Throws Error(kMismatch) that lists every name the sender lacks, every shape, dtype or layout that does not fit, and
+// every slice that cannot be taken.
 Match match(const Manifest& sender, const std::string& sender_job, const Manifest& receiver,
             const std::string& receiver_job);
 

@@ -7,6 +7,7 @@ namespace tessera::bus {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 ManifestEntry entry(const std::string& name, const Shape& shape, const std::string& layout, DType dtype = DType::kF32) {
@@ -61,6 +62,7 @@ TEST(Manifest, TakesMemoryInProportionToItsBytes) {
       out.put(DType::kF32);
       out.put(uint8_t{0});
       out.put(uint32_t{0});
+      write_source({}, out);
     }
     return out.take();
   };
@@ -139,6 +141,59 @@ TEST(Match, EveryMismatchIsReportedAtOnce) {
                           HasSubstr("tensor b: dtype i64 in trainer cannot be cast to f32 in inference"),
                           HasSubstr("tensor c: inference asks for layout 1:Psum"),
                           HasSubstr("tensor d: trainer does not offer it")));
+}
+
+ManifestEntry taken(ManifestEntry entry, const std::string& source, std::vector<Slice> slices = {}) {
+  entry.source = {.name = source, .slices = std::move(slices)};
+  return entry;
+}
+
+TEST(Match, SeveralTensorsTakeOneSourceOrSlicesOfIt) {
+  const Manifest sender{{entry("experts", {4, 6}, "2,2:S0,S1"), entry("emb", {8}, "2:S0")}};
+  const Manifest receiver{{entry("emb", {8}, "1:R"), taken(entry("head", {8}, "1:R"), "emb"),
+                           taken(entry("one", {6}, "1:R"), "experts", {{3, 4, 1, true}, {0, 6}}),
+                           taken(entry("two", {4, 3}, "1:R"), "experts", {{0, 4}, {2, 5}})}};
+  const Match matched = match(sender, "trainer", receiver, "inference");
+  std::vector<std::string> found;
+  for (const Match::Tensor& tensor : matched.tensors)
+    found.push_back(fmt::format("{} of {}: {}", tensor.name, tensor.source, tensor.src.to_string()));
+  EXPECT_THAT(found, ElementsAre("one of experts: 2@2-3:S0", "two of experts: 2,2:S0,G1[0;1;3]", "emb of emb: 2:S0",
+                                 "head of emb: 2:S0"));
+  EXPECT_EQ(matched.skipped, 0);
+}
+
+TEST(Match, SourcesThatCannotBeTakenAreNamed) {
+  const Manifest sender{{entry("a", {8}, "2:S0*2"), entry("b", {4}, "2:R"), entry("f", {4}, "1:R", DType::kF4),
+                         taken(entry("s", {4}, "1:R"), "t")}};
+  const Manifest receiver{{taken(entry("v", {2}, "1:R"), "a", {{0, 2}}), taken(entry("w", {2}, "1:R"), "b", {{1, 4}}),
+                           taken(entry("x", {4}, "1:R"), "b", {{1, 5}}), taken(entry("y", {4}, "1:R"), "absent"),
+                           taken(entry("z", {2}, "1:R", DType::kF4), "f", {{0, 2}})}};
+  const std::string text = error_of([&] { match(sender, "trainer", receiver, "inference"); });
+  EXPECT_THAT(
+      text,
+      AllOf(HasSubstr("tensor v: a [0:2] of trainer cannot be taken: slice [0:2] cuts dim 0, which 2:S0*2 shards"),
+            HasSubstr("tensor w: shape 3 in b [1:4] of trainer, 2 in inference"),
+            HasSubstr("tensor x: b [1:5] of trainer cannot be taken: slice [1:5]: 1:5 is not within dim 0, of 4"),
+            HasSubstr("tensor y: trainer does not offer absent"),
+            HasSubstr("tensor z: f [0:2] of trainer cannot be taken: a slice of f4"),
+            HasSubstr("tensor s: trainer offers it and says that t fills it")));
+}
+
+TEST(Match, SlicesTakeMemoryInProportion) {
+  const Manifest sender{{entry("w", {1 << 20}, "1048576:S0")}};
+  Manifest receiver;
+  for (int i = 0; i < 65; ++i)
+    receiver.entries.push_back(taken(entry(std::to_string(i), {0}, "1:R"), "w", {{0, 0, 2}}));
+  EXPECT_THAT(error_of([&] { match(sender, "trainer", receiver, "inference"); }),
+              HasSubstr("slices that inference takes are of meshes of more than 67108864 ranks together"));
+}
+
+TEST(Merge, RanksThatTakeDifferentSourcesDisagree) {
+  const Manifest rank0{{taken(entry("w", {4}, "2:R"), "a")}};
+  const Manifest rank1{{taken(entry("w", {4}, "2:R"), "b", {{0, 4}})}};
+  const std::vector<ManifestDiff> diffs{{}, ManifestDiff::between(rank0, rank1)};
+  EXPECT_THAT(error_of([&] { merge("inference", rank0, diffs); }),
+              HasSubstr("tensor w: inference/1 fills it with b [0:4], inference/0 with a"));
 }
 
 }  // namespace

@@ -20,9 +20,7 @@ std::vector<Index> bounds_of(const DimPartition& partition, std::string_view wha
   std::vector<Index> bounds{0};
   for (const IntervalSet& part : partition.parts) {
     const bool follows = part.empty() || (part.intervals().size() == 1 && part.intervals()[0].begin == bounds.back());
-    if (!follows)
-      fail(ErrorCode::kUnimplemented, "{}, not contiguously: such a slice has no layout; register its parts apart",
-           what);
+    if (!follows) fail(ErrorCode::kUnimplemented, "{}, not contiguously: such a slice has no layout", what);
     bounds.push_back(part.empty() ? bounds.back() : part.intervals()[0].end);
   }
   return bounds;
@@ -98,8 +96,7 @@ Layout sliced_layout(const Layout& given, std::span<const Index> shape, std::spa
           fmt::format("slice [{}] cuts dim {}, which {} shards", to_string(slices), dim, layout.to_string());
       if (slice.step != 1) fail(ErrorCode::kUnimplemented, "{}: of a sharded dim, take contiguous slices", what);
       if (partition.axes.size() > 1)
-        fail(ErrorCode::kUnimplemented, "{} by several axes: such a slice has no layout; register its parts apart",
-             what);
+        fail(ErrorCode::kUnimplemented, "{} by several axes: such a slice has no layout", what);
       std::vector<Index> bounds = bounds_of(partition, what);
       for (Index& bound : bounds) bound = std::clamp(bound, slice.begin, slice.end) - slice.begin;
       placements[static_cast<size_t>(partition.axes[0])] = RaggedShard{kept, std::move(bounds)};

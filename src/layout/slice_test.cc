@@ -37,11 +37,9 @@ TEST(Slice, OfOneElementIsOnTheRanksThatHoldIt) {
 TEST(Slice, WithoutALayoutIsAnErrorThatShowsIt) {
   EXPECT_EQ(
       sliced_error("2,2:S0,S0", {8}, {{0, 4}}),
-      "unimplemented: slice [0:4] cuts dim 0, which 2,2:S0,S0 shards by several axes: such a slice has no layout; "
-      "register its parts apart");
+      "unimplemented: slice [0:4] cuts dim 0, which 2,2:S0,S0 shards by several axes: such a slice has no layout");
   EXPECT_EQ(sliced_error("2:S0*2", {8}, {{0, 4}}),
-            "unimplemented: slice [0:4] cuts dim 0, which 2:S0*2 shards, not contiguously: such a slice has no layout; "
-            "register its parts apart");
+            "unimplemented: slice [0:4] cuts dim 0, which 2:S0*2 shards, not contiguously: such a slice has no layout");
   EXPECT_EQ(sliced_error("2:S0", {8}, {{0, 8, 2}}),
             "unimplemented: slice [0:8:2] cuts dim 0, which 2:S0 shards: of a sharded dim, take contiguous slices");
 }

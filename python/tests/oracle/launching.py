@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import multiprocessing.process
 import pickle
 import tempfile
 import time
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import pytest
+import fork_server
 import torch.distributed as dist
 
 from . import worker
@@ -20,16 +18,6 @@ from .cases import Case, Launch
 from .worker import Record, Sabotage
 
 DEADLINE = 700  # seconds, of a launch
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([f"{__package__}.preload"])
-
-
-def _start_forkserver() -> None:
-    """With this folder's parent on its path, which it ignores otherwise and then preloads nothing, without a word."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-        forkserver.ensure_running()
 
 
 @dataclass(frozen=True)
@@ -45,14 +33,12 @@ class Outcome:
 def launch_cases(launch: Launch, cases: list[Case], sabotage: Sabotage | None = None) -> Outcome:
     """Raises RuntimeError with what a process failed with."""
     began = time.monotonic()
-    _start_forkserver()
+    context = fork_server.context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="oracle-") as name:
         folder = Path(name)
         processes = [
-            _context.Process(
-                target=worker.run, args=(launch, cases, process, folder, store.port, sabotage), daemon=True
-            )
+            context.Process(target=worker.run, args=(launch, cases, process, folder, store.port, sabotage), daemon=True)
             for process in range(launch.world)
         ]
         try:

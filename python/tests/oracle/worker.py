@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import tessera
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ def run(launch: Launch, cases: list[Case], process: int, folder: Path, port: int
     os.dup2(output, 2)
     faulthandler.dump_traceback_later(DEADLINE + 30)
     try:
-        assert "torch._dynamo" in sys.modules, "the fork server has preloaded nothing: each launch would take 20 s more"
+        fork_server.require_preloaded()
         records = _Process(launch, cases, process, folder, port, sabotage).run()
         (folder / f"{process}.records").write_bytes(pickle.dumps(records))
     except BaseException:
