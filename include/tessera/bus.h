@@ -81,9 +81,6 @@ struct BatchOptions {
   bool pinned = false;
 };
 
-// One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
-// mesh registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal
-// shape, dtype and placements are replicas of each other.
 // What fills a tensor of the receiving side, where that is not the sender's tensor of the same name.
 struct TensorSource {
   std::string name = {};           // at the sender; empty: the same one
@@ -91,6 +88,9 @@ struct TensorSource {
   bool operator==(const TensorSource&) const = default;
 };
 
+// One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
+// mesh registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal
+// shape, dtype and placements are replicas of each other.
 struct TensorSpec {
   std::string name = {};  // one tensor of the batch
   void* data = nullptr;   // first element of the local tensor; must outlive the Batch

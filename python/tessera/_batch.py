@@ -353,7 +353,7 @@ class Batch(Closing):
         for share in self._shares:
             share.registration.settle()  # nobody knows yet where it was
             if sends:
-                share.registration.require_offers()
+                share.registration.offer()
             else:
                 share.registration.require_writeable()
         world = self._bus.world if sends and not early else 0

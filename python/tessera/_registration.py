@@ -121,19 +121,26 @@ class Registration:
         that has come back hears what the others said before it did: those have sent other versions by now.)"""
         compare([said.digests if said.at >= since else {} for said in self._replicas])
 
-    def require_offers(self) -> None:
-        """Raises InvalidArgumentError for what a receiver may do alone: take one name twice, or a slice of it."""
-        for name, piece in self._pieces.items():
+    def offer(self) -> None:
+        """It is to be sent. Raises InvalidArgumentError for what a receiver may do alone: take one name twice, or a
+        slice of it."""
+        offered: dict[str, Piece] = {}
+        for piece in self._pieces.values():
             if piece.index is not None:
                 raise InvalidArgumentError(
                     f"part {piece.source} of tensor {piece.tensor}: source= says what a receiver takes of a tensor; "
                     "what a sender offers of one, local= or whole= says"
                 )
-            if piece.source != name:
+            other = offered.get(piece.source)
+            if other is None or not self._holds(other):
+                offered[piece.source] = piece
+            elif self._holds(piece):
                 raise InvalidArgumentError(
-                    f"tensor {piece.source} of the bus is in two tensors here, {self._pieces[piece.source].tensor} and "
-                    f"{piece.tensor}: a sender offers a name once; map one of them to another name, or to None"
+                    f"tensor {piece.source} of the bus is in two tensors here, {other.tensor} and {piece.tensor}: a "
+                    "sender offers a name once; map one of them to another name, or to None"
                 )
+        self._pieces = offered
+        self._parts = {tensor: {part.name: part for part in parts.values()} for tensor, parts in self._parts.items()}
 
     @property
     def wants_manifest(self) -> bool:
@@ -240,6 +247,10 @@ class Registration:
             first = self._pieces.get(_source(part))
             if piece is not None and not (first is not None and self._are_tied(first, piece)):
                 self._pieces[name] = replace(piece, source=part.name, index=part.source)
+
+    def _holds(self, piece: Piece) -> bool:
+        layout = piece.location.layout
+        return layout is not None and self._rank in layout.mesh
 
     def _are_tied(self, a: Piece, b: Piece) -> bool:
         if a.location != b.location or a.shape != b.shape:

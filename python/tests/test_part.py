@@ -244,14 +244,24 @@ def test_a_name_that_two_tensors_take_is_not_one_to_send() -> None:
     with pytest.raises(
         tessera.InvalidArgumentError, match=r"tensor emb of the bus is in two tensors here, emb and head"
     ):
-        registration.require_offers()
+        registration.offer()
+
+
+def test_a_rank_that_holds_one_of_two_tensors_offers_that() -> None:
+    """Of stages of a pipeline, say, the first has the embedding and the last the head."""
+    tensors = {"emb": (np.zeros((0, 4)), "1:R", (2, 4)), "head": (np.ones((2, 4)), "1@1:R", (2, 4))}
+    registration = collect(tensors, {"head": "emb"}, 1)
+    registration.offer()
+    registration.agree([registration.said(), registration.said()])
+    (spec,) = registration.specs()
+    assert (spec.name, spec.source, spec.layout) == ("emb", "", tessera.Layout("1@1:R"))
 
 
 def test_a_slice_of_a_source_is_not_one_to_send() -> None:
     registration = collect({"w": FUSED}, {"w": Part("x", source=slice(0, 6))})
     assert registration.names == ("x[0:6]",)
     with pytest.raises(tessera.InvalidArgumentError, match=r"part x of tensor w: source= says what a receiver takes"):
-        registration.require_offers()
+        registration.offer()
 
 
 def test_two_names_of_one_memory_that_take_one_name_are_one_tensor() -> None:

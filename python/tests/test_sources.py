@@ -159,12 +159,12 @@ def test_a_slice_that_no_layout_describes_is_refused_with_the_way_out() -> None:
     refused(tessera.MismatchError, why, "2:S0*3", slice(0, 4), 2)
 
 
-def test_a_source_that_nobody_offers_is_named(loopback: Loopback) -> None:
+def test_a_source_that_nobody_offers_is_named() -> None:
     held = {"a": np.zeros_like(QKV), "b": np.ones((4, 3), np.float32)}
     names = {"b": Part("absent", source=slice(0, 4))}
-    with pytest.raises(tessera.MismatchError, match=r"tensor absent\[0:4\]: trainer does not offer absent"):
-        loopback.transfer({"a": QKV}, held, map=names)
-    loopback.transfer({"a": QKV}, held, map=names, missing_ok=True)
+    with pytest.raises(tessera.MismatchError, match=r"tensor absent\[0:4\]: sender does not offer absent"):
+        transfer([({"a": QKV}, None)], [(held, names)])
+    transfer([({"a": QKV}, None)], [(held, names)], missing_ok=True)
     np.testing.assert_array_equal(held["a"], QKV)
     assert (held["b"] == 1).all()
 

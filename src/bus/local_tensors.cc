@@ -142,19 +142,6 @@ LocalTensor local_tensor(const std::string& name, DType dtype, Region owned, con
   return tensor;
 }
 
-}  // namespace
-
-std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<const TensorSpec> specs, Rank rank) {
-  std::vector<LocalTensor> tensors;
-  for (size_t i = 0; i < specs.size(); ++i) {
-    const ManifestEntry& entry = manifest.entries[i];
-    tensors.push_back(local_tensor(entry.name, entry.dtype, entry.layout.owned(entry.shape, rank), &specs[i]));
-  }
-  return tensors;
-}
-
-namespace {
-
 // What this rank holds of a part of a tensor that it has registered: the same memory.
 LocalTensor part_of(const Match::Tensor& matched, const Match::Whole& whole, const TensorSpec* spec, Rank rank) {
   const LocalTensor held = local_tensor(matched.source, matched.src_dtype, whole.layout.owned(whole.shape, rank), spec);
@@ -171,6 +158,15 @@ LocalTensor part_of(const Match::Tensor& matched, const Match::Whole& whole, con
 }
 
 }  // namespace
+
+std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<const TensorSpec> specs, Rank rank) {
+  std::vector<LocalTensor> tensors;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const ManifestEntry& entry = manifest.entries[i];
+    tensors.push_back(local_tensor(entry.name, entry.dtype, entry.layout.owned(entry.shape, rank), &specs[i]));
+  }
+  return tensors;
+}
 
 std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends) {
   std::unordered_map<std::string_view, const TensorSpec*> by_name;
