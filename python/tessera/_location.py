@@ -40,16 +40,18 @@ class Location:
                 f"torch's mesh ({layout}) says that this process is {here}, its job that it is rank {rank}: connect() "
                 "with torch's rank and world, or register (local tensor, layout over the job's ranks, global shape)",
             )
-        if not inside:
-            return
         try:
-            expected = layout.local_shape(shape, rank)
+            self.check_shape(layout, shape, rank)
         except Error as error:
             raise refusal(name, str(error)) from None
-        if expected != self.shape and not (0 in expected and 0 in self.shape):
-            raise refusal(
-                name,
-                f"{layout} gives rank {rank} {expected} of a tensor of shape {shape}; what it holds is {self.shape}",
+
+    def check_shape(self, layout: _core.Layout, shape: tuple[int, ...], rank: int) -> None:
+        """Likewise, of the shape alone and without a name. A rank outside the mesh must hold nothing."""
+        expected = layout.local_shape(shape, rank)
+        empty = 0 in expected or rank not in layout.mesh
+        if not (0 in self.shape if empty else expected == self.shape):
+            raise InvalidArgumentError(
+                f"{layout} gives rank {rank} {expected} of a tensor of shape {shape}; what it holds is {self.shape}"
             )
 
 

@@ -168,7 +168,7 @@ class Local:
 
     def _of_same_layout(self, part: Part) -> Piece | None:
         if part.local is None and part.shape is None and self._shape is not None:
-            check_shape(self._location, self._shape, self._rank)
+            self._location.check_shape(self._layout, self._shape, self._rank)
             return Piece(self._name, self._location, self._shape)
         if self._rank not in self._layout.mesh:
             return None
@@ -200,7 +200,7 @@ class Local:
 
     def _of_whole(self, taken: Sequence[Entry]) -> Piece:
         assert self._shape is not None
-        check_shape(self._location, self._shape, self._rank)
+        self._location.check_shape(self._layout, self._shape, self._rank)
         found = cut(self._layout, self._shape, self._rank, taken)
         if found.local is None or not self._location.address:
             shape = found.layout.bind(found.shape).local_shape(found.shape, self._rank)
@@ -213,19 +213,9 @@ class Local:
         here = replace(view(self._location, taken), layout=layout)
         known = tuple(shape) if shape is not None else None if is_sharded(layout) else here.shape
         if known is not None:
-            check_shape(here, known, self._rank)
+            here.check_shape(layout, known, self._rank)
         return Piece(self._name, here, known)
 
 
 def _takes_all(each: Entry, size: int) -> bool:
     return isinstance(each, range) and len(each) == size
-
-
-def check_shape(location: Location, shape: tuple[int, ...], rank: int) -> None:
-    """Raises InvalidArgumentError unless its layout gives `rank` that local shape, of a tensor of global `shape`."""
-    assert location.layout is not None
-    expected = location.layout.bind(shape).local_shape(shape, rank)
-    if expected != location.shape and not (0 in expected and 0 in location.shape):
-        raise InvalidArgumentError(
-            f"its local shape is {location.shape}; of {shape} under {location.layout}, rank {rank} holds {expected}"
-        )

@@ -180,7 +180,7 @@ def mesh_layout(mesh: Any) -> Any:
         (
             {"local": slice(0, 2), "layout": "2:S0", "shape": (6, 4)},
             tessera.InvalidArgumentError,
-            r"part x of tensor w: its local shape is \(2, 4\); of \(6, 4\) under 2:S0, rank 0 holds \(3, 4\)",
+            r"part x of tensor w: 2:S0 gives rank 0 \(3, 4\) of a tensor of shape \(6, 4\); what it holds is \(2, 4\)",
         ),
         (
             {"local": slice(0, 2), "layout": "2:S0"},
