@@ -193,10 +193,10 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
   matched.tensors.push_back(std::move(tensor));
 }
 
-using Wanted = std::unordered_map<std::string_view, std::vector<const ManifestEntry*>>;  // by source
+using Takers = std::unordered_map<std::string_view, std::vector<const ManifestEntry*>>;  // by source
 
 // Each slice costs time and memory for each rank that holds its source: a few bytes of a peer's do not become many.
-void require_few_ranks(const Manifest& sender, const Wanted& wanted, const std::string& receiver_job) {
+void require_few_ranks(const Manifest& sender, const Takers& wanted, const std::string& receiver_job) {
   int64_t ranks = 0;
   for (const ManifestEntry& offered : sender.entries) {
     const auto it = wanted.find(offered.name);
@@ -330,7 +330,7 @@ Match match(const Manifest& sender, const std::string& sender_job, const Manifes
             const std::string& receiver_job) {
   Findings findings;
   Match matched;
-  Wanted wanted;
+  Takers wanted;
   for (const ManifestEntry& entry : receiver.entries) wanted[source_of(entry)].push_back(&entry);
   require_few_ranks(sender, wanted, receiver_job);
   for (const ManifestEntry& offered : sender.entries) {
