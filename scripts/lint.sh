@@ -34,5 +34,4 @@ scripts/docs.sh
 
 say "clang-tidy"
 cmake --preset lint >/dev/null
-python3 -c 'import json; [print(entry["file"]) for entry in json.load(open("build/lint/compile_commands.json"))]' |
-  xargs -P "$jobs" -I{} clang-tidy-19 -p build/lint --quiet {} 2> >(grep -v 'warnings generated' >&2)
+scripts/tidy.py build/lint "$jobs"
