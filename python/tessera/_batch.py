@@ -29,10 +29,6 @@ class Share:
     registration: Registration
 
 
-LONGEST = 64  # letters of a batch's name
-REPLICAS = ".replicas"  # of a batch: under this name the ranks of a job say what they are about to send
-
-
 class Batch(Closing):
     """Tensors that are transferred as one. Thread-safe; one transfer at a time."""
 
@@ -60,7 +56,6 @@ class Batch(Closing):
         self._held: Sequence[Any] = ()  # memory that the transfer under way reads or writes
         self._closed = False
         self._registering = False
-        self._compares_later = False  # replicas: with the first send
         self._process = os.getpid()
         self.name = name
         self.mode = mode
@@ -283,10 +278,6 @@ class Batch(Closing):
         """Starts a transfer, and keeps the tensors where they are until it has ended."""
         under_way, self._held = self._held, self._locate()
         try:
-            if self._compares_later:
-                meeting = f"{self.name[: LONGEST - len(REPLICAS)]}{REPLICAS}"
-                self._compare_replicas(self._exchange(meeting, self._bus.world, timeout or self._timeout))
-                self._compares_later = False
             if what == "send":
                 return Handle(start(version, timeout), self, "send", self._release)
             self._written()
@@ -365,12 +356,15 @@ class Batch(Closing):
                 share.registration.offer()
             else:
                 share.registration.require_writeable()
-        heard = self._exchange(self.name, self._bus.world if sends and not early else 0, timeout)
-        for share, said in zip(self._shares, heard, strict=True):
-            share.registration.agree(said)
-        self._compares_later = sends and any(share.registration.compares_later for share in self._shares)
-        if sends and not self._compares_later:
-            self._compare_replicas(heard)
+        world = self._bus.world if sends and not early else 0
+        said = json.dumps([share.registration.said(world) for share in self._shares])
+        heard = [
+            _read(rank, text, len(self._shares)) for rank, text in enumerate(first.all_gather(self.name, said, timeout))
+        ]
+        for number, share in enumerate(self._shares):
+            share.registration.agree([of_rank[number] for of_rank in heard])
+            if world:
+                share.registration.compare_replicas(self._bus.created)
         if not sends and any(share.registration.wants_manifest for share in self._shares):
             offered = {entry.name: entry.shape for entry in first.manifest(self.name, timeout)}
             for share, prefix in zip(self._shares, prefixes, strict=True):
@@ -385,17 +379,6 @@ class Batch(Closing):
             self._snapshots,
             self._pinned,
         )
-
-    def _exchange(self, meeting: str, world: int, timeout: float) -> list[list[str]]:
-        """By pair, what each rank of this job has said of its tensors."""
-        said = json.dumps([share.registration.said(world) for share in self._shares])
-        of_ranks = self._shares[0].pair.all_gather(meeting, said, timeout)
-        heard = [_read(rank, text, len(self._shares)) for rank, text in enumerate(of_ranks)]
-        return [[of_rank[number] for of_rank in heard] for number in range(len(self._shares))]
-
-    def _compare_replicas(self, heard: Sequence[Sequence[str]]) -> None:
-        for share, said in zip(self._shares, heard, strict=True):
-            share.registration.compare_replicas(said, self._bus.created)
 
     def _require_core(self) -> _core.Batch:
         if self._core is None:

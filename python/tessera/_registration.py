@@ -42,7 +42,7 @@ class Registration:
         self._pieces: dict[str, Piece] = {}  # by name in the batch
         self._layouts: dict[str, _core.Layout] = {}  # of local tensors, as agreed
         self._moved: dict[str, Location] = {}  # where what has moved is now
-        self.compares_later = False  # replicas, as the first version is sent: a rank has asked for that
+        self._replicas: list[Replicas] = []  # by rank
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
         parts_of = compile_map(names)
@@ -84,24 +84,24 @@ class Registration:
 
     def said(self, world: int = 0) -> str:
         """What the other ranks of the job must know: local shapes of tensors whose global one nobody has said, how
-        strided placements are read here, and, of a job of `world` ranks that is about to send, digests of replicas.
-        """
+        strided placements are read here, and, of a job of `world` ranks that is about to send, digests of replicas."""
         shapes = {
             name: [str(piece.location.layout), piece.location.shape]
             for name, piece in self._pieces.items()
             if piece.shape is None
         }
         readings = {name: str(at.layout) for name, at in self._locations.items() if _may_be_read_otherwise(at)}
-        replicas = digests(self._pieces, self._rank, world) if world else None
+        replicas = digests(self._pieces, self._rank, world) if world else {}
         return json.dumps({"shapes": shapes, "readings": readings, "replicas": replicas, "at": time.time()})
 
     def agree(self, said: Sequence[str]) -> None:
         """Finds every layout and global shape, out of what the job's ranks have said(), by rank."""
         shapes: dict[tuple[str, str], dict[int, Shape]] = {}
         readings: dict[tuple[str, str], int] = {}
+        self._replicas = []
         for rank, text in enumerate(said):
             of_rank, read, replicas = _read(rank, text)
-            self.compares_later = self.compares_later or replicas.digests is None
+            self._replicas.append(replicas)
             for name, (layout, shape) in of_rank.items():
                 shapes.setdefault((name, layout), {})[rank] = tuple(shape)
             for name, layout in read.items():
@@ -116,11 +116,10 @@ class Registration:
                 found = global_shape(name, own, shapes[name, str(own)])
                 self._pieces[name] = replace(piece, shape=found)
 
-    def compare_replicas(self, said: Sequence[str], since: float) -> None:
-        """Raises MismatchError if ranks have said() since then what differs. (A rank that has come back hears what the
-        others said before it did: those have sent other versions by now.)"""
-        heard = [_read(rank, text)[2] for rank, text in enumerate(said)]
-        compare([each.digests or {} if each.at >= since else {} for each in heard])
+    def compare_replicas(self, since: float) -> None:
+        """Raises MismatchError if ranks have said() since then what differs. REQUIRES: agree() has been called. (A rank
+        that has come back hears what the others said before it did: those have sent other versions by now.)"""
+        compare([said.digests if said.at >= since else {} for said in self._replicas])
 
     def offer(self) -> None:
         """It is to be sent. Raises InvalidArgumentError for what a receiver may do alone: take one name twice, or a
@@ -338,7 +337,7 @@ def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Ma
                 raise TypeError
         if not all(isinstance(layout, str) for layout in readings.values()):
             raise TypeError
-        if not all(isinstance(part, str) and isinstance(digest, str) for part, digest in (replicas or {}).values()):
+        if not all(isinstance(part, str) and isinstance(digest, str) for part, digest in replicas.values()):
             raise TypeError
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         raise MismatchError(f"rank {rank} says what no Tessera of this release does: {text[:200]!r}") from None

@@ -20,7 +20,7 @@ Digests = Mapping[str, tuple[str, str]]
 class Replicas(NamedTuple):
     """What a rank has said of its own."""
 
-    digests: Digests | None  # None: they may be filled yet, and are compared as the first version is sent
+    digests: Digests
     at: float  # when, as time.time()
 
 

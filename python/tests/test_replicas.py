@@ -66,10 +66,10 @@ def test_what_a_fellow_said_to_an_earlier_process_is_not_compared() -> None:
     mine = named.said(2)
     other = json.loads(mine)
     other["replicas"]["w"][1] = "0" * 32
-    said = [json.dumps(other), mine]
+    named.agree([json.dumps(other), mine])
     with pytest.raises(tessera.MismatchError):
-        named.compare_replicas(said, since=other["at"])
-    named.compare_replicas(said, since=other["at"] + 1)
+        named.compare_replicas(since=other["at"])
+    named.compare_replicas(since=other["at"] + 1)
 
 
 def test_what_is_registered_early_may_be_filled_later() -> None:
@@ -83,23 +83,6 @@ def test_what_is_registered_early_may_be_filled_later() -> None:
 
     run({"trainer": [send, send], "inference": [takes({"w": taken})]})
     assert (taken == 5).all()
-
-
-@pytest.mark.parametrize("early", [(True, True), (True, False)])
-def test_what_is_registered_early_is_compared_at_the_first_send(early: tuple[bool, bool]) -> None:
-    taken = np.zeros(3, np.float32)
-
-    def send(bus: tessera.Bus) -> None:
-        held = np.zeros(3, np.float32)
-        direction: Any = {"direction": "send"} if early[bus.rank] else {}
-        batch = bus.register({"w": held}, **direction)
-        held[:] = bus.rank
-        with pytest.raises(tessera.MismatchError, match=r"replicas of 1 tensors differ: w"):
-            batch.send(timeout=LIMIT / 3)
-        told.wait(LIMIT)
-
-    told = threading.Barrier(2)
-    run({"trainer": [send, send], "inference": [left_alone({"w": taken})]})
 
 
 def test_shards_of_replicas_are_compared_part_by_part() -> None:
