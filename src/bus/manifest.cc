@@ -195,18 +195,19 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
 
 using Takers = std::unordered_map<std::string_view, std::vector<const ManifestEntry*>>;  // by source
 
-// Each slice costs time and memory for each rank that holds its source: a few bytes of a peer's do not become many.
+// What has a source of its own costs time and memory for each rank that holds that: a few bytes of a peer's do not
+// become many.
 void require_few_ranks(const Manifest& sender, const Takers& wanted, const std::string& receiver_job) {
   int64_t ranks = 0;
   for (const ManifestEntry& offered : sender.entries) {
     const auto it = wanted.find(offered.name);
     if (it == wanted.end()) continue;
-    const auto slices =
-        std::ranges::count_if(it->second, [](const ManifestEntry* taken) { return !taken->source.slices.empty(); });
-    ranks += slices * offered.layout.mesh().size();
-    if (ranks > kMaxSlicedRanks)
-      fail(ErrorCode::kMismatch, "tensor {}: slices that {} takes are of meshes of more than {} ranks together",
-           offered.name, receiver_job, kMaxSlicedRanks);
+    const auto takers =
+        std::ranges::count_if(it->second, [](const ManifestEntry* taken) { return taken->source != TensorSource{}; });
+    ranks += takers * offered.layout.mesh().size();
+    if (ranks > kMaxSourceRanks)
+      fail(ErrorCode::kMismatch, "tensor {}: sources that {} names are of meshes of more than {} ranks together",
+           offered.name, receiver_job, kMaxSourceRanks);
   }
 }
 

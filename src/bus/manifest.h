@@ -20,7 +20,7 @@ namespace tessera::bus {
 
 inline constexpr uint32_t kMaxTensors = 1u << 22;
 inline constexpr uint32_t kMaxNameBytes = 4096;
-inline constexpr int64_t kMaxSlicedRanks = int64_t{1} << 26;  // of the meshes of all slices of a batch together
+inline constexpr int64_t kMaxSourceRanks = int64_t{1} << 26;  // of the meshes of all that a batch names as sources
 
 // In messages that have tensors. `tensor` is whose source it is.
 void write_source(const TensorSource& source, ByteWriter& out);

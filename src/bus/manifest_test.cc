@@ -179,13 +179,14 @@ TEST(Match, SourcesThatCannotBeTakenAreNamed) {
             HasSubstr("tensor s: trainer offers it and says that t fills it")));
 }
 
-TEST(Match, SlicesTakeMemoryInProportion) {
+TEST(Match, SourcesTakeMemoryInProportion) {
   const Manifest sender{{entry("w", {1 << 20}, "1048576:S0")}};
-  Manifest receiver;
-  for (int i = 0; i < 65; ++i)
-    receiver.entries.push_back(taken(entry(std::to_string(i), {0}, "1:R"), "w", {{0, 0, 2}}));
-  EXPECT_THAT(error_of([&] { match(sender, "trainer", receiver, "inference"); }),
-              HasSubstr("slices that inference takes are of meshes of more than 67108864 ranks together"));
+  for (const std::vector<Slice>& slices : {std::vector<Slice>{}, {{0, 0}}}) {
+    Manifest receiver;
+    for (int i = 0; i < 65; ++i) receiver.entries.push_back(taken(entry(std::to_string(i), {0}, "1:R"), "w", slices));
+    EXPECT_THAT(error_of([&] { match(sender, "trainer", receiver, "inference"); }),
+                HasSubstr("sources that inference names are of meshes of more than 67108864 ranks together"));
+  }
 }
 
 TEST(Merge, RanksThatTakeDifferentSourcesDisagree) {
