@@ -152,7 +152,8 @@ class Bus(Closing):
             only: Names to register (see Names). None: all.
             ignore: Names to leave out.
             missing_ok: Of a receiver: leaves out what the sender has not, instead of raising.
-            direction: "send" or "recv": registers with the other job now. None: the first transfer does, either way.
+            direction: "send" or "recv": registers with the other job now, when tensors may still have to be filled:
+                replicas are not compared then. None: the first transfer does, either way.
             timeout: Seconds to wait for the others to register. None: as connect() was told.
             snapshots: Of a staged sender: copies, 2 to 8.
             pinned: Refuses a peer that comes back with another world or other layouts.

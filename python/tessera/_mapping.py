@@ -31,8 +31,8 @@ class Part:
         local: What the part takes of the *local* tensor: a strided view. None: all of it.
         layout: Of the named tensor, over the ranks of this job. None: that of the local tensor (of a plain one: this
             rank holds all of the named tensor).
-        shape: Global, of the named tensor. None: it follows where nothing is sharded, and from a DTensor; else a
-            receiver takes it from the sender's manifest.
+        shape: Global, of the named tensor. None: it follows where nothing is sharded, and from a DTensor; else from
+            what all ranks of the job hold of it.
         whole: Instead of `local`, `layout` and `shape`: what the part takes of the whole tensor, in global coordinates.
             They follow from it, also where ranks hold pieces of unequal size, or none.
         source: Of a receiver: what of the *named* tensor it is, in global coordinates; `layout` and `shape` are then

@@ -243,6 +243,8 @@ class Registration:
             at.check(tensor, layout, at.global_shape, self._rank)
         local = Local(tensor, at, layout, self._rank)
         for name, part in self._parts[tensor].items():
+            if name in self._pieces:  # of a sender, which leaves out what this rank does not hold
+                continue
             piece = local.piece(part)
             first = self._pieces.get(_source(part))
             if piece is not None and not (first is not None and self._are_tied(first, piece)):
