@@ -9,7 +9,7 @@ namespace {
 using namespace bus;
 
 template <typename Message>
-void check(std::span<const std::byte> payload) {
+void check_call(std::span<const std::byte> payload) {
   const auto read = [](std::span<const std::byte> bytes) { return read_message<Message>(bytes, "message"); };
   expect_round_trip(read(payload), read, [](const Message& message) { return message_bytes(message); });
 }
@@ -27,44 +27,44 @@ struct Stats {
 void check_frame(const Frame& frame) {
   switch (static_cast<AgentMessage>(frame.type)) {  // no default: the compiler names a type that is missing
     case AgentMessage::kOpen:
-      return check<OpenSession>(frame.payload);
+      return check_call<OpenSession>(frame.payload);
     case AgentMessage::kOpened:
-      return check<SessionOpened>(frame.payload);
+      return check_call<SessionOpened>(frame.payload);
     case AgentMessage::kFailed:
-      return check<CallFailed>(frame.payload);
+      return check_call<CallFailed>(frame.payload);
     case AgentMessage::kStop:
     case AgentMessage::kClose:
     case AgentMessage::kClosed:
-      return check<Empty>(frame.payload);
+      return check_call<Empty>(frame.payload);
     case AgentMessage::kPair:
-      return check<PairCall>(frame.payload);
+      return check_call<PairCall>(frame.payload);
     case AgentMessage::kPaired:
-      return check<Paired>(frame.payload);
+      return check_call<Paired>(frame.payload);
     case AgentMessage::kManifest:
-      return check<ManifestCall>(frame.payload);
+      return check_call<ManifestCall>(frame.payload);
     case AgentMessage::kOffered:
-      return check<Offered>(frame.payload);
+      return check_call<Offered>(frame.payload);
     case AgentMessage::kAllGather:
-      return check<AllGatherCall>(frame.payload);
+      return check_call<AllGatherCall>(frame.payload);
     case AgentMessage::kGathered:
-      return check<Gathered>(frame.payload);
+      return check_call<Gathered>(frame.payload);
     case AgentMessage::kArenas:
-      return check<Arenas>(frame.payload);
+      return check_call<Arenas>(frame.payload);
     case AgentMessage::kRegister:
-      return check<RegisterCall>(frame.payload);
+      return check_call<RegisterCall>(frame.payload);
     case AgentMessage::kRegistered:
-      return check<Registered>(frame.payload);
+      return check_call<Registered>(frame.payload);
     case AgentMessage::kCommit:
     case AgentMessage::kWaitVersion:
     case AgentMessage::kWithdraw:
     case AgentMessage::kDigests:
     case AgentMessage::kCloseBatch:
     case AgentMessage::kClosePair:
-      return check<ObjectCall>(frame.payload);
+      return check_call<ObjectCall>(frame.payload);
     case AgentMessage::kNumber:
-      return check<Number>(frame.payload);
+      return check_call<Number>(frame.payload);
     case AgentMessage::kDigestList:
-      return check<DigestList>(frame.payload);
+      return check_call<DigestList>(frame.payload);
   }
   fail(ErrorCode::kInvalidArgument, "no such type");
 }
@@ -82,15 +82,15 @@ void read_agent_command(ByteReader& in) {
     case AgentCommand::kSend:
     case AgentCommand::kRecv:
     case AgentCommand::kStage:
-      return result ? check<OperationState>(in.rest()) : check<TransferCommand>(in.rest());
+      return result ? check_call<OperationState>(in.rest()) : check_call<TransferCommand>(in.rest());
     case AgentCommand::kCancel:
-      return result ? check<Number>(in.rest()) : check<CommandId>(in.rest());
+      return result ? check_call<Number>(in.rest()) : check_call<CommandId>(in.rest());
     case AgentCommand::kProgress:
-      return result ? check<OperationState>(in.rest()) : check<CommandId>(in.rest());
+      return result ? check_call<OperationState>(in.rest()) : check_call<CommandId>(in.rest());
     case AgentCommand::kState:
-      return result ? check<BatchState>(in.rest()) : check<BatchNumber>(in.rest());
+      return result ? check_call<BatchState>(in.rest()) : check_call<BatchNumber>(in.rest());
     case AgentCommand::kStats:
-      return result ? check<Stats>(in.rest()) : check<BatchNumber>(in.rest());
+      return result ? check_call<Stats>(in.rest()) : check_call<BatchNumber>(in.rest());
   }
   fail(ErrorCode::kInvalidArgument, "no such command");
 }

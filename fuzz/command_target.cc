@@ -32,7 +32,7 @@ void open_queue(ByteReader& in) {
 }
 
 // The peer writes what it likes, where it likes, between any two steps of ours.
-void disturb_ring(ByteReader& in) {
+void disturb_queue(ByteReader& in) {
   struct Shared {
     std::shared_ptr<CommandMemory> memory = CommandMemory::create(1, {.commands = kFewSlots, .replies = kFewSlots});
     size_t bytes = kSlotsAt + 2 * kFewSlots * kRecordBytes;
@@ -68,7 +68,7 @@ bool command(Input input) {
       case 'o':
         return open_queue(in);
       case 'r':
-        return disturb_ring(in);
+        return disturb_queue(in);
       case 'f':
         return read_agent_frames(in.rest());
       case 'c':

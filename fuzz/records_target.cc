@@ -10,7 +10,7 @@ using namespace bus;
 constexpr std::string_view kKey = "a key";
 
 template <typename Record>
-Record check(std::string_view value) {
+Record check_record(std::string_view value) {
   const auto read = [](std::string_view bytes) { return Record::read(kKey, bytes); };
   const auto write = [](const Record& record) { return record.write(); };
   Record record = read(value);
@@ -42,24 +42,24 @@ bool records(Input input) {
     const std::string_view value = as_text(in.rest());
     switch (kind) {
       case 'r':
-        check<RankRecord>(value);
+        check_record<RankRecord>(value);
         return;
       case 'p':
-        check<PairRecord>(value);
+        check_record<PairRecord>(value);
         return;
       case 'm':
-        return check_manifest(check<ManifestRecord>(value).manifest);
+        return check_manifest(check_record<ManifestRecord>(value).manifest);
       case 'b':
-        check<BatchRecord>(value);
+        check_record<BatchRecord>(value);
         return;
       case 'f':
-        check<FailureRecord>(value);
+        check_record<FailureRecord>(value);
         return;
       case 'n':
-        check<RenewalRecord>(value);
+        check_record<RenewalRecord>(value);
         return;
       case 's':
-        check<SaidRecord>(value);
+        check_record<SaidRecord>(value);
         return;
       case 'g':
         record_registration(kKey, value);

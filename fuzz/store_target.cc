@@ -10,7 +10,7 @@ namespace {
 using namespace store;
 
 template <typename Message>
-void check(const Frame& frame) {
+void check_frame(const Frame& frame) {
   const auto decode = [](std::span<const std::byte> payload) { return Message::decode(payload); };
   expect_round_trip(decode(frame.payload), decode, [](const Message& message) { return message.encode(); });
 }
@@ -41,7 +41,7 @@ class Conversation {
       case MessageType::kLeasesLost:
         return check_leases(frame);
       case MessageType::kWelcome:
-        return check<Welcome>(frame);
+        return check_frame<Welcome>(frame);
       case MessageType::kRefused:
       case MessageType::kReply:
         return check_reply(frame);
@@ -49,9 +49,9 @@ class Conversation {
         WatchEvents::decode(frame.payload);
         return;
       case MessageType::kCompacted:
-        return check<Compacted>(frame);
+        return check_frame<Compacted>(frame);
       case MessageType::kChallenge:
-        return check<Challenge>(frame);
+        return check_frame<Challenge>(frame);
       case MessageType::kProof:
         TESSERA_CHECK(encode_proof(decode_proof(frame.payload)) == frame.payload);
         return;
@@ -61,7 +61,7 @@ class Conversation {
 
  private:
   void take_hello(const Frame& frame) {
-    check<Hello>(frame);
+    check_frame<Hello>(frame);
     const Hello hello = Hello::decode(frame.payload);
     continue_from(hello.last_revision);
   }
@@ -94,7 +94,7 @@ class Conversation {
 
   // Whatever is asked is answered, and the answer reads as a client reads it.
   void take_request(const Frame& frame) {
-    check<Request>(frame);
+    check_frame<Request>(frame);
     const Request request = Request::decode(frame.payload);
     const std::vector<std::byte> answer = service_.answer(request);
     ByteReader in(answer, "reply");
@@ -122,7 +122,7 @@ class Conversation {
   }
 
   void take_watch(const Frame& frame) {
-    check<WatchStart>(frame);
+    check_frame<WatchStart>(frame);
     const WatchStart start = WatchStart::decode(frame.payload);
     if (start.from <= state_.compacted()) return;
     for (const Event& event : state_.events_from(start.from, start.prefix)) {

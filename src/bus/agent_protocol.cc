@@ -11,7 +11,7 @@
 namespace tessera::bus {
 namespace {
 
-constexpr uint32_t kMaxLayoutText = 64 << 10;
+constexpr uint32_t kMaxLayoutBytes = 64 << 10;
 constexpr uint32_t kNoLayout = UINT32_MAX;  // that of the pair, or replicated
 constexpr uint32_t kMaxUrl = 4096;
 constexpr size_t kMaxStatusText = 700;  // in a record of the queue
@@ -30,7 +30,7 @@ void write_layout(const Layout& layout, ByteWriter& out) {
   out.put_string(layout == Layout{} ? std::string() : layout.to_string());
 }
 Layout read_layout(ByteReader& in) {
-  const std::string text = in.get_string(kMaxLayoutText);
+  const std::string text = in.get_string(kMaxLayoutBytes);
   return text.empty() ? Layout{} : Layout::parse(text);
 }
 

@@ -17,7 +17,7 @@ namespace tessera::bus {
 namespace {
 
 constexpr uint32_t kMagic = 0x51435354;  // "TSCQ"
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kQueueVersion = 1;
 constexpr size_t kCommandsAt = 256;
 constexpr size_t kRepliesAt = 512;
 constexpr size_t kSlotsAt = 4096;
@@ -26,7 +26,7 @@ constexpr Duration kSpin = std::chrono::microseconds(50);
 // At the beginning of the memory. Written before the descriptor is passed on, read once.
 struct FileHeader {
   uint32_t magic = kMagic;
-  uint16_t version = kVersion;
+  uint16_t version = kQueueVersion;
   uint16_t record_bytes = kRecordBytes;
   uint64_t incarnation = 0;
   uint32_t command_slots = 0;
@@ -107,9 +107,9 @@ std::shared_ptr<CommandMemory> CommandMemory::open(UniqueFd fd, std::string_view
   if (header.magic != kMagic)
     fail(ErrorCode::kInvalidArgument, "command queue of {}: magic {:#010x} instead of {:#010x}", owner, header.magic,
          kMagic);
-  if (header.version != kVersion)
+  if (header.version != kQueueVersion)
     fail(ErrorCode::kMismatch, "command queue of {}: version {} of the format, this release speaks {} alone", owner,
-         header.version, kVersion);
+         header.version, kQueueVersion);
   if (header.record_bytes != kRecordBytes || !within_limits(header.command_slots) ||
       !within_limits(header.reply_slots) || bytes != bytes_of(uint64_t{header.command_slots} + header.reply_slots))
     fail(ErrorCode::kInvalidArgument, "command queue of {}: {} and {} slots of {} bytes do not make {} bytes", owner,

@@ -278,7 +278,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   const std::string id_;
   const bool sends_;
   const Manifest manifest_;
-  Placement placement_;             // until it is told
+  MemoryPlacement placement_;       // until it is told
   std::unique_ptr<Lender> lender_;  // null where nothing is lent
   uint32_t number_ = 0;
   std::atomic<bool> open_ = false;

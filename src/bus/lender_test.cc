@@ -417,7 +417,7 @@ TEST(Lender, EndsWhileARunWaits) {
 // --- places
 // -------------------------------------------------------------------------------------------------------
 
-TEST(Placement, LentTensorsOverlapAsTheyDoAndOthersLieApart) {
+TEST(MemoryPlacement, LentTensorsOverlapAsTheyDoAndOthersLieApart) {
   std::vector<float> memory(1024);
   const SharedBuffer shared = SharedHeap::process().allocate(64);
   const auto spec = [&](const char* name, void* data, const Shape& shape, std::vector<Index> strides = {}) {
@@ -433,7 +433,7 @@ TEST(Placement, LentTensorsOverlapAsTheyDoAndOthersLieApart) {
                                       spec("backwards", memory.data() + 515, {4}, {-1}),
                                       spec("next", memory.data() + 32, {4})};
   const Manifest manifest = manifest_of(kLendingRank, specs);
-  const Placement placement = place_tensors(manifest, specs, registered_tensors(manifest, specs, 0), true);
+  const MemoryPlacement placement = place_tensors(manifest, specs, registered_tensors(manifest, specs, 0), true);
   ASSERT_EQ(placement.arenas.size(), 1u);
   const auto place = [&](size_t i) { return *placement.tensors[i].place; };
   EXPECT_EQ(place(2).arena, 0u);

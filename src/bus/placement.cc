@@ -25,7 +25,7 @@ struct Stretch {
 
 // Gives every stretch an address of its own, on a page as it is on the worker's; those that overlap keep their
 // distance.
-uint64_t place_lent(std::vector<Stretch> stretches, std::span<const LocalTensor> tensors, Placement& placement) {
+uint64_t place_lent(std::vector<Stretch> stretches, std::span<const LocalTensor> tensors, MemoryPlacement& placement) {
   std::ranges::sort(stretches, {}, &Stretch::begin);
   uint64_t bytes = 0;
   uintptr_t base = 0, end = 0;  // of the present cluster, in the worker's addresses
@@ -46,9 +46,9 @@ uint64_t place_lent(std::vector<Stretch> stretches, std::span<const LocalTensor>
 
 }  // namespace
 
-Placement place_tensors(const Manifest& manifest, std::span<const TensorSpec> specs,
-                        std::span<const LocalTensor> tensors, bool sends) {
-  Placement placement;
+MemoryPlacement place_tensors(const Manifest& manifest, std::span<const TensorSpec> specs,
+                              std::span<const LocalTensor> tensors, bool sends) {
+  MemoryPlacement placement;
   std::vector<Stretch> lent;
   for (size_t i = 0; i < specs.size(); ++i) {
     RegisterCall::Tensor& tensor = placement.tensors.emplace_back(RegisterCall::Tensor{.spec = specs[i], .place = {}});

@@ -16,7 +16,7 @@ class SharedArena;
 
 namespace tessera::bus {
 
-struct Placement {
+struct MemoryPlacement {
   std::vector<RegisterCall::Tensor> tensors;
   std::vector<std::shared_ptr<SharedArena>> arenas;  // that tensors lie in, by number
   uint64_t lent_bytes = 0;  // of addresses, overlapping tensors as they overlap; 0: all is shared
@@ -24,7 +24,7 @@ struct Placement {
 
 // `manifest` is that of `specs`, `tensors` their local tensors. A tensor that is received lies in shared memory only
 // where the agent may write: in an arena that no peer has been given.
-Placement place_tensors(const Manifest& manifest, std::span<const TensorSpec> specs,
-                        std::span<const LocalTensor> tensors, bool sends);
+MemoryPlacement place_tensors(const Manifest& manifest, std::span<const TensorSpec> specs,
+                              std::span<const LocalTensor> tensors, bool sends);
 
 }  // namespace tessera::bus

@@ -18,7 +18,7 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kAnswerTimeout = seconds(10);  // for a worker to read an answer
-constexpr Duration kDying = seconds(0.1);         // from the end of a process' sockets to its own
+constexpr Duration kProcessEnds = seconds(0.1);   // from the end of a process' sockets to its own
 constexpr Timeout kLongestCall = std::chrono::hours(2);
 
 uint64_t draw_number() {
@@ -156,7 +156,7 @@ Status WorkerSession::why_gone(bool vanished) const {
   if (!vanished) return {};
   const UniqueFd pidfd = open_pidfd(worker_);
   const bool died =
-      pidfd ? wait_ready(pidfd.get(), POLLIN, Deadline::after(kDying)) : liveness_of(worker_) == Liveness::kDead;
+      pidfd ? wait_ready(pidfd.get(), POLLIN, Deadline::after(kProcessEnds)) : liveness_of(worker_) == Liveness::kDead;
   return failed(ErrorCode::kPeerLost, "the worker of {} has {}", rank_name(options_.job, options_.rank),
                 died ? "died" : "gone");
 }

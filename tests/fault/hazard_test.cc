@@ -33,10 +33,6 @@ constexpr Timeout kShort = std::chrono::seconds(2);
 // Takes and sends whole versions, staged on both sides: a sender keeps its snapshot on offer.
 class Hazard : public testing::Test {
  protected:
-  static Side staged(Side side) {
-    side.options.mode = Mode::kStaged;
-    return side;
-  }
   void start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
     group_.start(side.job + "/" + std::to_string(side.rank), [=, this] { return with_batch(side, store_, body); });
   }

@@ -46,11 +46,6 @@ class Stop : public testing::Test {
 };
 
 // One that takes a version only if its fellows do.
-Side staged(Side side) {
-  side.options.mode = Mode::kStaged;
-  return side;
-}
-
 Body stopping_first(const Body& body) {
   return [=](Batch& batch, std::vector<float>& tensor) {
     ::raise(SIGSTOP);
@@ -111,7 +106,7 @@ TEST_F(Stop, IsOverWhenThePeerGoesOn) {
     }
   };
   for (const Side& side : {trainer(0), trainer(1), staged(inference(0)), staged(inference(1))})
-    start(side, [=, this](Batch& batch, std::vector<float>& tensor) {
+    start(side, [=](Batch& batch, std::vector<float>& tensor) {
       if (side.job == "inference" && side.rank == 1) ::raise(SIGSTOP);
       if (side.sends) {
         fill(side, tensor, 7);

@@ -21,11 +21,6 @@ using std::chrono::milliseconds;
 
 constexpr Timeout kShort = milliseconds(700);
 
-Side staged(Side side) {
-  side.options.mode = Mode::kStaged;
-  return side;
-}
-
 int threads_now() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)

@@ -37,6 +37,11 @@ Side with_agent(Side side) {
   return side;
 }
 
+Side staged(Side side) {
+  side.options.mode = Mode::kStaged;
+  return side;
+}
+
 std::vector<float> local_tensor(const Side& side) {
   const Layout layout = Layout::parse(side.layout).bind(side.shape);
   return std::vector<float>(static_cast<size_t>(layout.owned(side.shape, side.rank).size()) + 1);

@@ -54,6 +54,7 @@ struct Side {
 Side trainer(Rank rank, int world = 2);
 Side inference(Rank rank, int world = 2);
 Side with_agent(Side side);  // which has an agent daemon
+Side staged(Side side);
 
 // The local tensor of a side, zeroed.
 std::vector<float> local_tensor(const Side& side);

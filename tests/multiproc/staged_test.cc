@@ -22,11 +22,6 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
-Side staged(Side side) {
-  side.options.mode = Mode::kStaged;
-  return side;
-}
-
 class Staged : public testing::Test {
  protected:
   pid_t start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
