@@ -32,8 +32,7 @@ if [ "$mode" = seeds ]; then
   rm -f fuzz/corpus/*/seed-*
   exec build/cpu/bin/fuzz_seeds fuzz/corpus
 fi
-need_packages "${fuzz_packages[@]}"
-build fuzz fuzz_targets
+build asan fuzz_targets
 
 export ASAN_OPTIONS="detect_leaks=1:allow_addr2line=1"
 export UBSAN_OPTIONS="print_stacktrace=1:allow_addr2line=1"
@@ -47,7 +46,7 @@ fuzz() {
   local grown=$root/build/fuzz/corpus/$1 dictionary=fuzz/$1.dict log=$found/$1.log options=("${limits[@]}")
   mkdir -p "$grown"
   [ -e "$dictionary" ] && options+=("-dict=$dictionary")
-  if "build/fuzz/bin/fuzz_$1" "${options[@]}" -max_total_time="$seconds" -print_final_stats=1 \
+  if "build/asan/bin/fuzz_$1" "${options[@]}" -max_total_time="$seconds" -print_final_stats=1 \
     -artifact_prefix="$found/$1-" "$grown" "fuzz/corpus/$1" >"$log" 2>&1; then
     awk -v name="$1" '/number_of_executed_units/ { runs = $2 } / cov: / { cov = $4 } /peak_rss/ { rss = $2 }
       END { printf "%-12s %9d inputs, %5d edges, %4d MiB\n", name, runs, cov, rss }' "$log"
@@ -56,7 +55,7 @@ fuzz() {
   local input
   input=$(sed -n 's/.*Test unit written to //p' "$log" | tail -1)
   grep -m1 -A25 -E 'ERROR:|runtime error|broken invariant|uncaught exception' "$log" || tail -30 "$log"
-  echo "$1 FAILED; run it again: build/fuzz/bin/fuzz_$1 ${limits[*]} ${input:-(no input, see $log)}"
+  echo "$1 FAILED; run it again: build/asan/bin/fuzz_$1 ${limits[*]} ${input:-(no input, see $log)}"
   return 1
 }
 
@@ -65,7 +64,7 @@ minimize() {
   local grown=$root/build/fuzz/corpus/$1 merged file
   merged=$(mktemp -d)
   cp fuzz/corpus/"$1"/* "$merged"
-  "build/fuzz/bin/fuzz_$1" "${limits[@]}" -max_len=512 -merge=1 "$merged" "$grown" >/dev/null 2>&1
+  "build/asan/bin/fuzz_$1" "${limits[@]}" -max_len=512 -merge=1 "$merged" "$grown" >/dev/null 2>&1
   for file in "$merged"/*; do
     [ -e "fuzz/corpus/$1/${file##*/}" ] || cp "$file" "fuzz/corpus/$1/found-$(cksum <"$file" | cut -d' ' -f1)"
   done

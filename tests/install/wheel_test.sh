@@ -4,15 +4,16 @@
 # Compiled as the BUILD is, so that a compiler cache has seen it all.
 set -euo pipefail
 build=$1 source=$2 python=$3
+options=()
+for name in CMAKE_CXX_COMPILER CMAKE_CXX_FLAGS_RELWITHDEBINFO CMAKE_UNITY_BUILD CMAKE_UNITY_BUILD_BATCH_SIZE TESSERA_WERROR; do
+  value=$(sed -n "s/^$name:[^=]*=//p" "$build/CMakeCache.txt")
+  [ -z "$value" ] || options+=("--config-settings=cmake.define.$name=$value")
+done
 type=$(sed -n 's/^CMAKE_BUILD_TYPE:[^=]*=//p' "$build/CMakeCache.txt")
-compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$build/CMakeCache.txt")
-werror=$(sed -n 's/^TESSERA_WERROR:[^=]*=//p' "$build/CMakeCache.txt")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work" \
-  --config-settings=build-dir="$source/build/wheel" --config-settings=cmake.build-type="$type" \
-  --config-settings=cmake.define.TESSERA_WERROR="$werror" \
-  --config-settings=cmake.define.CMAKE_CXX_COMPILER="$compiler" "$source"
+  --config-settings=build-dir="$source/build/wheel" --config-settings=cmake.build-type="$type" "${options[@]}" "$source"
 wheel=$(echo "$work"/tessera-*.whl)
 "$python" -m zipfile -l "$wheel" >"$work/list"
 for file in tessera/py.typed tessera/_core.pyi tessera/bin/tessera tessera/tensor_bus.py; do
