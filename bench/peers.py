@@ -6,27 +6,32 @@
 
 Peers, over gloo: gather and broadcast (the whole matrix on one rank of each job), point to point (the exact regions, as
 a careful engineer writes it by hand: contiguous ones from and into their place, others through buffers), and
-torch.distributed.checkpoint through tmpfs (save plus load). Tessera reads shared memory (tessera.zeros) in place.
+torch.distributed.checkpoint through tmpfs (save plus load). Tessera reads shared memory (tessera.zeros) in place, and
+once more by way of copies on both sides (staged).
 
 All six processes wait for each other before each repetition; its time goes from there until the last has what it is
 to have. Rates are bytes delivered, 10^9 a second; `x` is Tessera's over the peer's. What arrives is compared.
 `extra` is the most memory that a rank took meanwhile beside the tensors (RssAnon, sampled every 2 ms), in per cent of
-its own tensor.
+its own tensor; `shared`, likewise, the shared memory that the machine did (Shmem: tmpfs counts, and so does whoever
+else runs here), in per cent of all six tensors. (Each process of Tessera keeps 64 MiB of it to use again.)
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import pathlib
 import shutil
 import statistics
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import tessera
 import torch
@@ -38,7 +43,6 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 SOURCES, DESTINATIONS = 4, 2
 WORLD = SOURCES + DESTINATIONS
-LIMIT = 600.0
 
 
 @dataclass(frozen=True)
@@ -80,26 +84,33 @@ def within(part: Region, whole: Region) -> Region:
     return rows, columns
 
 
+def kibibytes(file: str, field: str) -> int:
+    """In bytes, what a file of /proc says of `field`."""
+    for line in pathlib.Path(file).read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
 class Memory:
-    """The most RssAnon of this process while it is watched, above what it was at first."""
+    """The most memory while it is watched, above what it was at first: this process's own, and the machine's shared."""
 
     def __init__(self) -> None:
-        self.extra = 0
+        self.own = 0
+        self.shared = 0
 
     @staticmethod
-    def anonymous() -> int:
-        for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) << 10
-        return 0
+    def taken() -> tuple[int, int]:
+        return kibibytes("/proc/self/status", "RssAnon"), kibibytes("/proc/meminfo", "Shmem")
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        before, over = self.anonymous(), threading.Event()
+        (own, shared), over = self.taken(), threading.Event()
 
         def watch() -> None:
             while not over.wait(0.002):
-                self.extra = max(self.extra, self.anonymous() - before)
+                own_now, shared_now = self.taken()
+                self.own, self.shared = max(self.own, own_now - own), max(self.shared, shared_now - shared)
 
         thread = threading.Thread(target=watch)
         thread.start()
@@ -133,7 +144,7 @@ class Process:
 
     # --- the ways to do it: each is made once, and called for every repetition
 
-    def tessera(self) -> Callable[[], object]:
+    def tessera(self, mode: Literal["inplace", "staged"] = "inplace") -> Callable[[], object]:
         role, peer = ("trainer", "inference") if self.sends else ("inference", "trainer")
         rank, world = (self.rank, SOURCES) if self.sends else (self.rank - SOURCES, DESTINATIONS)
         bus = tessera.connect(
@@ -142,14 +153,18 @@ class Process:
             peer=peer,
             rank=rank,
             world=world,
-            namespace=self.change.name,
+            namespace=f"{self.change.name}-{mode}",
             digest=self.digest,
             threads=1,
         )
         layout = self.layout if self.sends else self.layout.shifted(-SOURCES)
-        batch = bus.register({"w": (self.tensor, layout, self.shape)}, direction="send" if self.sends else "recv")
+        tensors = {"w": (self.tensor, layout, self.shape)}
+        batch = bus.register(tensors, mode=mode, direction="send" if self.sends else "recv")
         self.close = bus.close
         return batch.send if self.sends else batch.recv
+
+    def tessera_staged(self) -> Callable[[], object]:
+        return self.tessera("staged")
 
     def point_to_point(self) -> Callable[[], object]:
         """Each destination takes a region from the first rank that holds it; replicas take turns."""
@@ -239,59 +254,80 @@ class Groups:
         }
 
 
-METHODS = ("tessera", "point_to_point", "gather_and_broadcast", "distributed_checkpoint")
+METHODS = ("tessera", "tessera_staged", "point_to_point", "gather_and_broadcast", "distributed_checkpoint")
+
+
+class Result(NamedTuple):
+    """Of one rank."""
+
+    change: str
+    method: str
+    times: list[float]
+    extra: float  # of its tensor
+    shared: int  # bytes
+    size: int  # of its tensor, bytes
+    good: bool
 
 
 def work(rank: int, options: argparse.Namespace, folder: str, results: mp.SimpleQueue) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
     groups = Groups(folder)
-    shape = (options.size * (1 << 20) // 2 // options.width, options.width)
     for change in CHANGES:
-        if options.only not in change.name:
-            continue
-        for method in METHODS:
-            process = Process(rank, change, shape, options.digest, groups)
-            transfer, memory, times = getattr(process, method)(), Memory(), []
-            with memory.watched():
-                for _ in range(options.repeat + 1):
-                    dist.barrier()
-                    start = time.perf_counter()
-                    transfer()
-                    dist.barrier()
-                    times.append(time.perf_counter() - start)
-            good = process.sends or torch.equal(process.tensor, process.expected())
-            process.close()
-            results.put((change.name, method, rank, times[1:], memory.extra / process.tensor.nbytes, good))
-            dist.barrier()
+        if options.only in change.name:
+            for method in METHODS:
+                results.put(measure(rank, change, method, options, groups))
+                gc.collect()  # its tensors have gone before the next one's memory is watched
+                dist.barrier()
     dist.destroy_process_group()
 
 
-def report(options: argparse.Namespace, said: list[tuple[str, str, int, list[float], float, bool]]) -> bool:
+def measure(rank: int, change: Change, method: str, options: argparse.Namespace, groups: Groups) -> Result:
+    shape = (options.size * (1 << 20) // 2 // options.width, options.width)
+    process = Process(rank, change, shape, options.digest, groups)
+    memory, times = Memory(), []
+    dist.barrier()  # all tensors are there
+    with memory.watched():
+        dist.barrier()
+        transfer = getattr(process, method)()
+        for _ in range(options.repeat + 1):
+            dist.barrier()
+            start = time.perf_counter()
+            transfer()
+            dist.barrier()
+            times.append(time.perf_counter() - start)
+    good = process.sends or torch.equal(process.tensor, process.expected())
+    process.close()
+    size = process.tensor.nbytes
+    return Result(change.name, method, times[1:], memory.own / size, memory.shared, size, good)
+
+
+def report(options: argparse.Namespace, said: list[Result]) -> bool:
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     digest = "on" if options.digest else "off"
     print(f"{options.size} MiB of bf16, width {options.width}, digest {digest}, 4 to 2 processes")
     print(f"{cores} CPUs, load {load:.1f}, torch {torch.__version__}, tessera {tessera.__version__}\n")
-    print(f"{'change':28} {'way':24} {'GB/s':>7} {'min':>7} {'max':>7} {'x':>7} {'extra %':>8}")
+    print(f"{'change':28} {'way':24} {'GB/s':>7} {'min':>7} {'max':>7} {'x':>7} {'extra %':>8} {'shared %':>8}")
     good = True
     for change in CHANGES:
         delivered = options.size * (1 << 20) * (DESTINATIONS if change.destination == (Replicate(),) else 1)
         ours = 0.0
         for method in METHODS:
-            rows = [row for row in said if row[:2] == (change.name, method)]
-            if not rows:
+            rows = [row for row in said if (row.change, row.method) == (change.name, method)]
+            if len(rows) < WORLD:
                 continue
             rates = sorted(
-                delivered / seconds / 1e9 for seconds in map(max, zip(*(row[3] for row in rows), strict=True))
+                delivered / seconds / 1e9 for seconds in map(max, zip(*(row.times for row in rows), strict=True))
             )
             rate = statistics.median(rates)
             ours = rate if method == "tessera" else ours
-            right = all(row[5] for row in rows)
+            shared = max(row.shared for row in rows) / sum(row.size for row in rows)
+            right = all(row.good for row in rows)
             good = good and right
             print(
                 f"{change.name:28} {method:24} {rate:7.2f} {rates[0]:7.2f} {rates[-1]:7.2f} {ours / rate:7.1f} "
-                f"{100 * max(row[4] for row in rows):8.1f}{'' if right else '  WRONG'}"
+                f"{100 * max(row.extra for row in rows):8.1f} {100 * shared:8.1f}{'' if right else '  WRONG'}"
             )
     return good
 
@@ -303,20 +339,26 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="repetitions that count, after one that does not")
     parser.add_argument("--digest", action="store_true", help="let Tessera check what arrives")
     parser.add_argument("--only", default="", help="changes whose name holds this")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds; what has been measured is shown then")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tessera-", dir="/dev/shm") as folder:
         os.environ["TESSERA_RUNTIME_DIR"] = folder
         results = mp.get_context("spawn").SimpleQueue()
         context = mp.spawn(work, (options, folder, results), WORLD, join=False)
-        said, end = [], time.monotonic() + LIMIT
-        while not context.join(timeout=0.2):
-            while not results.empty():
-                said.append(results.get())
-            if time.monotonic() > end:
-                raise SystemExit(f"the processes have not ended after {LIMIT:.0f} s")
-        while not results.empty():
-            said.append(results.get())
-    return 0 if report(options, said) else 1
+        said: list[Result] = []
+        end, ended = time.monotonic() + options.limit, False
+        try:
+            while not ended and time.monotonic() < end:
+                ended = context.join(timeout=0.2)
+                while not results.empty():
+                    said.append(results.get())
+        finally:
+            for process in context.processes:
+                process.kill()
+    good = report(options, said)
+    if not ended:
+        print(f"the processes had not ended after {options.limit:.0f} s", file=sys.stderr)
+    return 0 if good and ended else 1
 
 
 if __name__ == "__main__":
