@@ -3,13 +3,22 @@
 
     scripts/check_troubleshooting.py
 
-A message is the first text with a word in it that one of these is given: fail(), failed(), Error(), Status(); log().warn(),
-log().error(), log_event() at these levels; the exceptions of the command line's parser. Messages are also put together
-elsewhere, so that a text of some length that fmt::format() is given counts, too, and one that a check of an option
-returns, unless it only names something (NAMES). Not looked at: broken invariants (kInternal), what the system says
-(fail_errno), what is printed and no error, and what stands in tests or in models. An entry is a text in backquotes in a
-table's first column; "..." in it stands for anything.
+A message is the first text with a word in it that one of these is given: fail(), failed(), Error(), Status();
+log().warn(), log().error(), log_event() at these levels; the exceptions of the command line's parser. Messages are also
+put together elsewhere, so that a text of some length that fmt::format() is given counts, too, and one that a check of
+an option returns, unless it only names something (NAMES).
+
+Of the Python package it is the first that one of these is given: an exception, type(error)(), a function that says that
+it returns an exception, warnings.warn(), sys.exit(). A text of some length counts, too, in what a function returns that
+says that it returns a str. Where an expression chooses between texts, each is a message.
+
+Not looked at: broken invariants (kInternal, AssertionError), what the system says (fail_errno), what is printed and no
+error, and what stands in tests or in models. An entry is a text in backquotes in a table's first column; "..." in it
+stands for anything.
 """
+
+import ast
+import itertools
 import pathlib
 import re
 import sys
@@ -30,7 +39,7 @@ NOT_FOR_USERS = re.compile(r"_test\.cc|testing\.h|ring_model\.|command_probe\.h|
 # These make what a command prints: plans, pictures, tables.
 NO_MESSAGES = re.compile(
     r"src/plan/|src/base/metrics|src/device/host/device|src/transport/shm/transport"
-    r"|tools/(bench_report|doctor_checks|progress_bar|top_view)"
+    r"|tools/(bench_report|doctor_checks|progress_bar|top_view)|python/src/"
 )
 # Parts of messages that say who or what, and not that anything is wrong.
 NAMES = {
@@ -45,6 +54,7 @@ NAMES = {
     "received version \0",
     "the end of the lease of \0",
     "the handle of command \0",
+    "the arguments or the default",  # who says rank and world
 }
 # What the parser of the command line says by itself.
 PARSER = (
@@ -57,6 +67,9 @@ PARSER = (
     "\0: At Most \0 required but received \0",
     "\0 unit not recognized. Allowed values: \0",
 )
+# In Python: what shows a text that is no exception's, and whose text no user is to see.
+SHOWN_BY = {"warn", "exit"}
+INVARIANTS = {"AssertionError", "InternalError"}
 WORD = re.compile(r"[A-Za-z]{3}")
 FIELD = re.compile(r"\{[^{}]*\}")
 
@@ -95,18 +108,15 @@ def is_long(text):
     return len(re.findall("[A-Za-z]", text)) >= FEWEST_LETTERS
 
 
-def messages():
-    """(where, text) of every message; its fields are cut out of the text, and stand as NUL."""
-    for text in PARSER:
-        yield "CLI11", text
-    for folder in ("include", "src", "tools"):
+def messages_of_cpp():
+    for folder in ("include", "src", "tools", "python/src"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in {".h", ".cc"} or NOT_FOR_USERS.search(path.name):
                 continue
             text = re.sub(r"(^|\s)//.*", "", path.read_text())
             name = str(path.relative_to(root))
 
-            def where(found):
+            def where(found, name=name, text=text):
                 return f"{name}:{text.count(chr(10), 0, found.start()) + 1}"
 
             for call in CALL.finditer(text):
@@ -130,6 +140,65 @@ def messages():
                 for found in RETURNED.finditer(text):
                     if is_long(found[1]):
                         yield where(found), plain_text(found[1])
+
+
+def texts(node):
+    """Every text that an expression of Python may give."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.FormattedValue):
+        return texts(node.value)
+    if isinstance(node, ast.IfExp):
+        return texts(node.body) + texts(node.orelse)
+    if isinstance(node, ast.JoinedStr):
+        parts = node.values
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts = [node.left, node.right]
+    else:
+        return ["\0"]
+    return ["".join(chosen) for chosen in itertools.product(*map(texts, parts))]
+
+
+def returned_type(function):
+    return ast.unparse(function.returns).strip("'\"") if function.returns else ""
+
+
+def called(call):
+    """The name of what is called; of type(error)(), that of any exception."""
+    if isinstance(call.func, ast.Call) and ast.unparse(call.func.func) == "type":
+        return "Error"
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def messages_of_python():
+    modules = {path: ast.parse(path.read_text()) for path in sorted((root / "python/tessera").glob("*.py"))}
+    found = [(path.relative_to(root), node) for path, module in modules.items() for node in ast.walk(module)]
+    functions = [(path, node) for path, node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    makers = {function.name for _, function in functions if returned_type(function).endswith("Error")}
+    for path, call in found:
+        name = called(call) if isinstance(call, ast.Call) else ""
+        if name in INVARIANTS or not (name.endswith("Error") or name in makers or name in SHOWN_BY):
+            continue
+        for given in map(texts, call.args):
+            worded = [text for text in given if WORD.search(text)]
+            yield from ((f"{path}:{call.lineno}", text) for text in worded if not PREFIX.fullmatch(text))
+            if worded:
+                break
+    for path, function in functions:
+        if returned_type(function) != "str" or function.name.startswith("__"):
+            continue
+        for node in ast.walk(function):
+            for text in texts(node.value) if isinstance(node, ast.Return) else []:
+                if is_long(text) and text not in NAMES:
+                    yield f"{path}:{node.lineno}", text
+
+
+def messages():
+    """(where, text) of every message; its fields are cut out of the text, and stand as NUL."""
+    for text in PARSER:
+        yield "CLI11", text
+    yield from messages_of_cpp()
+    yield from messages_of_python()
 
 
 def entries():
