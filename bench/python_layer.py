@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,7 +42,15 @@ def through_core(batch: tessera.Batch, what: str) -> Callable[[], Any]:
 def connect(what: str, count: int) -> tessera.Bus:
     role, peer = ROLES[what]
     return tessera.connect(
-        f"layer{count}", role=role, peer=peer, rank=0, world=1, namespace="bench", store="auto", timeout=LIMIT
+        f"layer{count}",
+        role=role,
+        peer=peer,
+        rank=0,
+        world=1,
+        namespace="bench",
+        store="auto",
+        agent="embedded",
+        timeout=LIMIT,
     )
 
 
@@ -91,5 +100,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="tessera-"):
+    with tempfile.TemporaryDirectory(prefix="tessera-", dir="/dev/shm") as folder:
+        os.environ["TESSERA_RUNTIME_DIR"] = folder
         main()

@@ -9,5 +9,5 @@ need_python
 need_venv "${docs_wheels[@]}"
 build cpu tessera_python
 say "documentation"
-PYTHONPATH="$root/build/cpu/python" "$TESSERA_VENV/bin/python" -m sphinx -W --keep-going -q -b html docs build/site
+PYTHONPATH="$root/build/cpu/python" "$TESSERA_VENV/bin/python" -m sphinx -E -W --keep-going -q -b html docs build/site
 echo "build/site/index.html"

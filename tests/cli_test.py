@@ -8,6 +8,7 @@ Uses the standard library alone; checkpoints are written and read by hand.
 import json
 import os
 import pathlib
+import re
 import signal
 import struct
 import subprocess
@@ -20,6 +21,8 @@ import xml.etree.ElementTree
 TESSERA = None
 SIZES = {"F32": 4, "BF16": 2, "I64": 8, "F64": 8, "U8": 1}
 HANG = 60  # seconds; sanitizers are slow
+LAUNCHERS = ("TESSERA_RANK", "TESSERA_WORLD_SIZE", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+             "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
 
 
 def write_safetensors(path, tensors, header=None):
@@ -388,10 +391,37 @@ class Others(CommandTest):
             self.assertLess(time.monotonic(), deadline, list(run.iterdir()))
             self.assertEqual(self.run_command("doctor", "--clean")[0], 0)
 
-    def test_doctor_speaks_json(self):
+    def doctor(self):
         code, output, errors = self.run_command("doctor", "--json")
         self.assertEqual(code, 0, errors)
-        json.loads(output)
+        return json.loads(output)
+
+    def test_doctor_says_who_this_process_is_and_which_launcher_won(self):
+        for variable in LAUNCHERS:
+            self.environment.pop(variable, None)
+        self.assertEqual(self.doctor()["launch"], {"rank": "nobody says it", "world": "nobody says it"})
+        self.environment.update(SLURM_PROCID="5", SLURM_NTASKS="9", WORLD_SIZE="4")  # torchrun says half of it
+        self.assertEqual(self.doctor()["launch"],
+                         {"rank": "5, from SLURM_PROCID (Slurm)", "world": "9, from SLURM_NTASKS (Slurm)"})
+        self.environment.update(RANK="1", TESSERA_WORLD_SIZE="3")
+        self.assertEqual(self.doctor()["launch"],
+                         {"rank": "1, from RANK (torchrun)", "world": "3, from TESSERA_WORLD_SIZE (TESSERA_*)"})
+        output = self.run_command("doctor")[1]
+        self.assertRegex(output, r"rank +1, from RANK \(torchrun\)\n +world +3, from TESSERA_WORLD_SIZE")
+        self.environment["RANK"] = "one"
+        self.assertIn('RANK is "one"', self.doctor()["launch"]["rank"])
+
+    def test_doctor_shows_every_variable_and_what_it_is_now(self):
+        self.environment.update(TESSERA_LOG="", TESSERA_STORE="", TESSERA_NAMESPACE="ours", TESSERA_TOKEN="hush")
+        shown = {row["name"]: row for row in self.doctor()["environment"]}
+        self.assertEqual(shown["TESSERA_LOG"]["value"], "warn")  # as if it were not set
+        self.assertEqual(shown["TESSERA_STORE"]["value"], "auto")
+        self.assertEqual(shown["TESSERA_NAMESPACE"]["value"], "ours")
+        self.assertEqual(shown["TESSERA_TOKEN"]["value"], "(set)")
+        page = (pathlib.Path(__file__).parent.parent / "docs/guide/launching.md").read_text()
+        rows = re.findall(r"^\| `([A-Z_]+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+        self.assertEqual(rows, [(row["name"], f"`{row['default']}`" if row["default"] else "", row["meaning"])
+                                for row in shown.values()])
 
     def test_a_store_serves_tcp_until_it_is_told_to_stop(self):
         store = self.start("store", "--listen", "127.0.0.1:0")

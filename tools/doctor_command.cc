@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -28,17 +27,24 @@ constexpr char kDoctorExamples[] = R"(Examples:
 // What the environment holds now, or the default.
 std::string current_value(const EnvironmentVariable& variable) {
   const char* set = std::getenv(std::string(variable.name).c_str());
-  if (set != nullptr && variable.secret) return "(set)";
-  return set != nullptr ? set : std::string(variable.default_value);
+  if (set == nullptr || *set == '\0') return std::string(variable.default_value);
+  return variable.secret ? "(set)" : set;
 }
 
-// Who says this process' rank, or its world: the first launcher that does.
-std::string launched(const std::function<std::optional<Said>(const Environment&)>& find) {
-  try {
-    const std::optional<Said> said = find(::getenv);
+// Who says this process' rank, and its world.
+struct LaunchWords {
+  std::string rank, world;
+};
+
+LaunchWords launch_words() {
+  const auto words = [](const std::optional<Said>& said) {
     return said ? fmt::format("{}, from {} ({})", said->value, said->variable, said->launcher->name) : "nobody says it";
+  };
+  try {
+    const Launch said = launched(::getenv);
+    return {.rank = words(said.rank), .world = words(said.world)};
   } catch (const Error& error) {
-    return error.what();
+    return {.rank = error.what(), .world = error.what()};
   }
 }
 
@@ -58,7 +64,8 @@ void print_text(const std::vector<Check>& checks) {
   fmt::print("\nenvironment\n");
   for (const EnvironmentVariable& variable : environment_variables())
     fmt::print("  {:22} {:12} {}\n", variable.name, current_value(variable), variable.meaning);
-  fmt::print("\nlaunch\n  {:22} {}\n  {:22} {}\n", "rank", launched(launched_rank), "world", launched(launched_world));
+  const LaunchWords launch = launch_words();
+  fmt::print("\nlaunch\n  {:22} {}\n  {:22} {}\n", "rank", launch.rank, "world", launch.world);
 }
 
 void print_json(const std::vector<Check>& checks) {
@@ -75,7 +82,8 @@ void print_json(const std::vector<Check>& checks) {
                                    {"value", current_value(variable)},
                                    {"default", variable.default_value},
                                    {"meaning", variable.meaning}});
-  json["launch"] = {{"rank", launched(launched_rank)}, {"world", launched(launched_world)}};
+  const LaunchWords launch = launch_words();
+  json["launch"] = {{"rank", launch.rank}, {"world", launch.world}};
   fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 

@@ -23,12 +23,14 @@ int given_or_said(std::string_view option, std::optional<int> given, int least, 
 
 }  // namespace
 
-int rank_or_environment(std::string_view option, std::optional<int> given, const Environment& environment) {
-  return given_or_said(option, given, 0, given ? std::nullopt : launched_rank(environment), rank_variables());
-}
-
-int world_or_environment(std::string_view option, std::optional<int> given, const Environment& environment) {
-  return given_or_said(option, given, 1, given ? std::nullopt : launched_world(environment), world_variables());
+Place place_of(std::optional<int> rank, std::optional<int> world, const Environment& environment) {
+  const Launch said = launched(environment, {.rank = rank.has_value(), .world = world.has_value()});
+  const Place place{.rank = given_or_said("--rank", rank, 0, said.rank, rank_variables()),
+                    .world = given_or_said("--world", world, 1, said.world, world_variables())};
+  if (place.rank >= place.world)
+    fail(ErrorCode::kInvalidArgument, "--rank {} of --world {}: ranks go from 0 to {}", place.rank, place.world,
+         place.world - 1);
+  return place;
 }
 
 void JobOptions::declare(CLI::App& command) {
@@ -57,11 +59,9 @@ void JobOptions::declare(CLI::App& command) {
 BusOptions JobOptions::bus() const {
   BusOptions options;
   options.job = job;
-  options.world = world_or_environment("--world", world, ::getenv);
-  options.rank = rank_or_environment("--rank", rank, ::getenv);
-  if (options.rank >= options.world)
-    fail(ErrorCode::kInvalidArgument, "--rank {} of --world {}: ranks go from 0 to {}", options.rank, options.world,
-         options.world - 1);
+  const Place place = place_of(rank, world, ::getenv);
+  options.rank = place.rank;
+  options.world = place.world;
   if (threads < 0) fail(ErrorCode::kInvalidArgument, "--threads {}: give 1 or more", threads);
   options.store = store;
   options.agent = agent;

@@ -42,9 +42,14 @@ struct JobOptions {
   Timeout transfer_timeout() const;
 };
 
-// `given`, which `option` said, or else what the environment says. Throws Error(kInvalidArgument) that names the option
-// and the variables.
-int rank_or_environment(std::string_view option, std::optional<int> given, const Environment& environment);
-int world_or_environment(std::string_view option, std::optional<int> given, const Environment& environment);
+// Which process of its job this is.
+struct Place {
+  int rank = 0;
+  int world = 1;
+};
+
+// What --rank and --world say, or else the environment. Throws Error(kInvalidArgument) that names the option and the
+// variables.
+Place place_of(std::optional<int> rank, std::optional<int> world, const Environment& environment);
 
 }  // namespace tessera::tools

@@ -20,9 +20,9 @@ Environment environment(std::map<std::string, std::string> values) {
   };
 }
 
-std::string complaint(std::optional<int> given, const Environment& env) {
+std::string complaint(std::optional<int> rank, std::optional<int> world, const Environment& env) {
   try {
-    rank_or_environment("--rank", given, env);
+    place_of(rank, world, env);
     return "none";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
@@ -30,18 +30,21 @@ std::string complaint(std::optional<int> given, const Environment& env) {
   }
 }
 
-TEST(RankOrEnvironment, TheOptionThenTheLauncher) {
-  const auto both = environment({{"RANK", "2"}, {"SLURM_PROCID", "5"}, {"WORLD_SIZE", "4"}});
-  EXPECT_EQ(rank_or_environment("--rank", 7, both), 7);
-  EXPECT_EQ(rank_or_environment("--rank", {}, both), 2);
-  EXPECT_EQ(world_or_environment("--world", {}, both), 4);
-  EXPECT_EQ(rank_or_environment("--rank", 1, environment({{"RANK", "two"}})), 1);
+TEST(PlaceOf, TheOptionsThenTheLauncher) {
+  const auto both = environment({{"RANK", "2"}, {"SLURM_PROCID", "5"}, {"WORLD_SIZE", "8"}});
+  EXPECT_EQ(place_of(7, {}, both).rank, 7);
+  EXPECT_EQ(place_of({}, {}, both).rank, 2);
+  EXPECT_EQ(place_of({}, {}, both).world, 8);
+  EXPECT_EQ(place_of({}, 4, both).world, 4);
+  EXPECT_EQ(place_of(1, 2, environment({{"RANK", "two"}})).rank, 1);
 }
 
-TEST(RankOrEnvironment, SaysWhatIsMissingOrWrong) {
-  EXPECT_THAT(complaint({}, environment({})), HasSubstr("no --rank: give it, or set TESSERA_RANK, RANK, "));
-  EXPECT_THAT(complaint({}, environment({{"RANK", "two"}})), HasSubstr("RANK is \"two\""));
-  EXPECT_THAT(complaint(-3, environment({})), HasSubstr("--rank is -3"));
+TEST(PlaceOf, SaysWhatIsMissingOrWrong) {
+  EXPECT_THAT(complaint({}, 2, environment({})), HasSubstr("no --rank: give it, or set TESSERA_RANK, RANK, "));
+  EXPECT_THAT(complaint(0, {}, environment({})), HasSubstr("no --world: give it, or set TESSERA_WORLD_SIZE, "));
+  EXPECT_THAT(complaint({}, 2, environment({{"RANK", "two"}})), HasSubstr("RANK is \"two\""));
+  EXPECT_THAT(complaint(-3, 2, environment({})), HasSubstr("--rank is -3"));
+  EXPECT_THAT(complaint(2, 2, environment({})), HasSubstr("--rank 2 of --world 2: ranks go from 0 to 1"));
 }
 
 JobOptions options(int rank_given, int world) {

@@ -57,7 +57,9 @@ class Batch(Closing):
         self._closed = False
         self._registering = False
         self._process = os.getpid()
+        #: Its name, which both jobs use.
         self.name = name
+        #: "inplace" or "staged".
         self.mode = mode
 
     # --- what it is
@@ -86,7 +88,7 @@ class Batch(Closing):
     @property
     def newest(self) -> int:
         """Receiver: the newest complete version on offer, 0 if none; waits for no peer. The readiness signal."""
-        return self.open("recv").newest()
+        return self._attach("recv").newest()
 
     @property
     def torn(self) -> bool:
@@ -134,10 +136,10 @@ class Batch(Closing):
             DeadlineExceededError, PeerLostError: They name whom it waited for.
         """
         with self._lock:
-            core = self.open("send")
+            core = self._attach("send")
             handle = self._begin("send", core.send, version, timeout)
         if blocking:
-            self.finish(handle, progress)
+            self._finish(handle, progress)
         return handle
 
     @overload
@@ -230,7 +232,7 @@ class Batch(Closing):
 
     def wait_version(self, version: int, timeout: float | None = None) -> int:
         """Receiver: blocks until a version of at least `version` is on offer; returns it."""
-        return self.open("recv").wait_version(version, timeout)
+        return self._attach("recv").wait_version(version, timeout)
 
     def close(self) -> None:
         """Frees what both sides hold for it; the peer's later calls fail with PeerLostError. Waits for a transfer that
@@ -250,11 +252,11 @@ class Batch(Closing):
         self, what: str, min_version: int | None, blocking: bool, timeout: float | None, progress: bool
     ) -> int | Handle:
         with self._lock:
-            core = self.open("recv")
+            core = self._attach("recv")
             handle = self._begin(what, core.recv if what == "recv" else core.stage, min_version, timeout)
-        return self.finish(handle, progress) if blocking else handle
+        return self._finish(handle, progress) if blocking else handle
 
-    def finish(self, handle: Handle, progress: bool = False) -> int:
+    def _finish(self, handle: Handle, progress: bool = False) -> int:
         """Waits for a transfer of this batch; Ctrl-C cancels it, if nobody has begun to take it."""
         try:
             if progress:
@@ -316,7 +318,7 @@ class Batch(Closing):
         for share in self._shares:
             share.registration.written()
 
-    def open(self, direction: Direction, timeout: float | None = None, *, early: bool = False) -> _core.Batch:
+    def _attach(self, direction: Direction, timeout: float | None = None, *, early: bool = False) -> _core.Batch:
         """Registers it with the other job, unless it is; blocks until that has registered it, too. `early`: the tensors
         may not hold yet what is to be sent."""
         core = self._core

@@ -47,7 +47,7 @@ def connect(
 ) -> Bus:
     """Joins job `role` with job `peer` under the name `pair`; blocks until all ranks of both are in.
 
-    Nothing of torch.distributed is needed, used or touched.
+    No process group of torch.distributed is needed, and none is changed.
 
     Args:
         pair: The name under which the two jobs meet.
@@ -55,8 +55,9 @@ def connect(
         peer: The other job's name.
         store: URL of the store. None: TESSERA_STORE, else "auto", which needs no server on one machine.
         namespace: Tells runs apart that share a store. None: TESSERA_NAMESPACE, else "default".
-        rank: This process in its job. None: what TESSERA_RANK, torchrun, MPI or Slurm say.
-        world: Processes of this job. None: what TESSERA_WORLD_SIZE, torchrun, MPI or Slurm say.
+        rank: This process in its job. None: what TESSERA_RANK, torchrun, MPI or Slurm say, else torch's default
+            process group, if there is one; else 0.
+        world: Processes of this job. None: TESSERA_WORLD_SIZE, and so on; else 1.
         timeout: Seconds to wait for the others, here and as a batch is registered.
         layout: Of plain tensors that bring none. None: each rank that registers one holds all of it.
         agent: Who moves the data: "embedded", or "daemon", the `tessera agent` of this rank. None: TESSERA_AGENT.
@@ -113,11 +114,17 @@ class Bus(Closing):
         self._batches: dict[str, Batch] = {}
         self._timeout = timeout
         self._layout = layout
+        #: The name under which the two jobs meet.
         self.pair = pair
+        #: This job's name.
         self.role = role
+        #: The other job's name.
         self.peer = peer
+        #: This process in its job.
         self.rank = rank
+        #: Processes of this job.
         self.world = world
+        #: Processes of the other job, as it was met first.
         self.peer_world = joined.peer_world()
         _open.add(self)
 
@@ -192,7 +199,7 @@ class Bus(Closing):
             self._batches[batch] = made
         if direction is not None:
             try:
-                made.open(direction, early=True)
+                made._attach(direction, early=True)
             except BaseException:
                 made.close()
                 raise
@@ -218,6 +225,7 @@ class Bus(Closing):
 
     @property
     def closed(self) -> bool:
+        """Whether close() was called."""
         return self._core is None
 
     def _require_open(self) -> _core.Pair:

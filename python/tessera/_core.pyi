@@ -508,15 +508,7 @@ class Pair:
 
     def manifest(self, batch: str, timeout: float | None = None) -> list[ManifestEntry]: ...
 
-def environment_variables() -> list[tuple[str, str, str]]:
+def launched(*, rank_given: bool, world_given: bool) -> tuple[tuple[int, str] | None, tuple[int, str] | None]:
     """
-    (name, default, meaning) of every environment variable that Tessera reads.
+    (rank, variable that says it), (world size, its variable) of this process, from the first of TESSERA_*, torchrun, MPI and Slurm that says both; of what is given, None.
     """
-
-def launched_rank() -> tuple[int, str] | None:
-    """
-    (rank, variable that says it) of this process, from the first of TESSERA_*, torchrun, MPI and Slurm.
-    """
-
-def launched_world() -> tuple[int, str] | None:
-    """(world size, variable that says it), likewise."""

@@ -14,15 +14,12 @@ def launch(rank: int | None, world: int | None) -> tuple[int, int]:
 
     Raises InvalidArgumentError that names the argument or the variable.
     """
-    said_rank = None if rank is not None else _core.launched_rank()
-    said_world = None if world is not None else _core.launched_world()
-    group = _process_group() if said_rank is None and said_world is None else None
-    if rank is None:
-        rank = said_rank[0] if said_rank else group[0] if group else 0
-    if world is None:
-        world = said_world[0] if said_world else group[1] if group else 1
+    said_rank, said_world = _core.launched(rank_given=rank is not None, world_given=world is not None)
+    group = _process_group()
+    rank, rank_source = _first(rank, said_rank, group and group[0], 0)
+    world, world_source = _first(world, said_world, group and group[1], 1)
     if world < 1 or not 0 <= rank < world:
-        sources = f"rank from {_source(said_rank)}, world from {_source(said_world)}"
+        sources = f"rank from {rank_source}, world from {world_source}"
         raise InvalidArgumentError(f"rank {rank} of world {world} ({sources}): ranks go from 0 to world - 1")
     return rank, world
 
@@ -34,5 +31,10 @@ def _process_group() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def _source(said: tuple[int, str] | None) -> str:
-    return said[1] if said else "the arguments or the default"
+def _first(given: int | None, said: tuple[int, str] | None, group: int | None, alone: int) -> tuple[int, str]:
+    """The first of them that there is, and who says it."""
+    if given is not None:
+        return given, "the arguments"
+    if said is not None:
+        return said
+    return (group, "torch's default process group") if group is not None else (alone, "nobody")

@@ -57,7 +57,7 @@ def share_(value: T) -> T:
     Raises:
         InvalidArgumentError: A storage that torch does not own (from_numpy, frombuffer, a mapped file,
             share_memory_()); it names the tensor, and nothing has been moved.
-        UnimplementedError: This torch cannot move storages.
+        UnimplementedError: torch is older than 2.12, and cannot move storages.
         ResourceExhaustedError: Memory has run out; what was moved before stays moved, which harms nothing.
     """
     storages: dict[int, torch.UntypedStorage] = {}

@@ -218,7 +218,7 @@ class BatchHandler(Closing):
             handle = self._batch.recv(version, blocking=False, timeout=timeout)
         self._handle = handle
         if blocking:
-            self._batch.finish(handle)
+            self._batch._finish(handle)
         return handle
 
     def query_transfer_signal(self, timeout: float = 30.0) -> bool:
@@ -246,7 +246,7 @@ class BatchHandler(Closing):
 
     def _ask(self, timeout: float) -> None:
         try:
-            self._batch.open("recv", timeout)
+            self._batch._attach("recv", timeout)
         except Error as error:
             self._failure = error
 

@@ -172,6 +172,7 @@ def test_a_forked_child_is_told_and_harms_nothing(runtime_dir: Path) -> None:
         ({"RANK": "1", "WORLD_SIZE": "3", "TESSERA_RANK": "2", "TESSERA_WORLD_SIZE": "4"}, "2 4"),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "5", "SLURM_NTASKS": "9"}, "1 2"),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "9"}, "5 9"),
+        ({"SLURM_NTASKS": "9"}, "0 1"),  # in a shell that salloc has given
         ({}, "0 1"),
         ({"RANK": "two", "WORLD_SIZE": "3"}, 'RANK is "two", not a number from 0 up'),
         ({"RANK": "3", "WORLD_SIZE": "3"}, "rank 3 of world 3 (rank from RANK, world from WORLD_SIZE)"),
@@ -185,6 +186,38 @@ def test_rank_and_world_are_what_the_launcher_says(
         from tessera._launch import launch
         try:
             print(*launch(None, None))
+        except tessera.InvalidArgumentError as error:
+            print(error)
+        """,
+        runtime_dir,
+        **dict.fromkeys(("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"), "") | environment,
+    )
+    assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "expected"),
+    [
+        ({}, "None, None", "1 2"),
+        ({"SLURM_NTASKS": "9"}, "None, None", "1 2"),
+        ({"RANK": "0", "WORLD_SIZE": "3"}, "None, None", "0 3"),
+        ({"TESSERA_RANK": "0"}, "None, None", "0 2"),
+        ({}, "0, None", "0 2"),
+        ({}, "2, None", "rank 2 of world 2 (rank from the arguments, world from torch's default process group)"),
+    ],
+)
+def test_torchs_process_group_is_asked_last(
+    environment: dict[str, str], given: str, expected: str, runtime_dir: Path
+) -> None:
+    pytest.importorskip("torch")
+    said = run(
+        f"""
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from tessera._launch import launch
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+        try:
+            print(*launch({given}))
         except tessera.InvalidArgumentError as error:
             print(error)
         """,

@@ -29,6 +29,8 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_WORLD_SIZE", "",
                         "processes of this job; default WORLD_SIZE (torchrun), OMPI_COMM_WORLD_SIZE, PMI_SIZE, "
                         "SLURM_NTASKS"},
+    EnvironmentVariable{"TORCHELASTIC_RESTART_COUNT", "",
+                        "as torchrun sets it: a job that it has started again takes the place of its earlier self"},
     EnvironmentVariable{"TESSERA_RUNTIME_DIR", "",
                         "folder for sockets and locks; default $XDG_RUNTIME_DIR/tessera, else /tmp/tessera-UID"},
     EnvironmentVariable{"XDG_RUNTIME_DIR", "",

@@ -1,4 +1,4 @@
-// Every environment variable that Tessera reads, in one table.
+// Every environment variable that Tessera reads, in one table; those of launchers stand in base/launch.h.
 #pragma once
 
 #include <span>

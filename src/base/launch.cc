@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <utility>
 
 #include "base/fail.h"
 
@@ -16,19 +17,17 @@ constexpr std::array kLaunchers{
     Launcher{"Slurm", "SLURM_PROCID", "SLURM_NTASKS"},
 };
 
-std::optional<Said> first(std::string_view Launcher::* variable, int least, const Environment& environment) {
-  for (const Launcher& launcher : kLaunchers) {
-    const std::string name(launcher.*variable);
-    const char* set = environment(name.c_str());
-    if (set == nullptr || *set == '\0') continue;
-    const std::string_view text = set;
-    int value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < least)
-      fail(ErrorCode::kInvalidArgument, "{} is {:?}, not a number from {} up", name, text, least);
-    return Said{.value = value, .variable = name, .launcher = &launcher};
-  }
-  return std::nullopt;
+std::optional<Said> say(const Launcher& launcher, std::string_view Launcher::* variable, int least,
+                        const Environment& environment) {
+  const std::string name(launcher.*variable);
+  const char* const set = environment(name.c_str());
+  if (set == nullptr || *set == '\0') return std::nullopt;
+  const std::string_view text = set;
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least)
+    fail(ErrorCode::kInvalidArgument, "{} is {:?}, not a number from {} up", name, text, least);
+  return Said{.value = value, .variable = name, .launcher = &launcher};
 }
 
 std::string listed(std::string_view Launcher::* variable) {
@@ -46,12 +45,20 @@ std::span<const Launcher> launchers() {
   return kLaunchers;
 }
 
-std::optional<Said> launched_rank(const Environment& environment) {
-  return first(&Launcher::rank, 0, environment);
-}
-
-std::optional<Said> launched_world(const Environment& environment) {
-  return first(&Launcher::world, 1, environment);
+Launch launched(const Environment& environment, Given given) {
+  Launch found;
+  for (const Launcher& launcher : kLaunchers) {
+    const bool needs_rank = !given.rank && !found.rank;
+    const bool needs_world = !given.world && !found.world;
+    std::optional<Said> rank, world;
+    if (needs_rank) rank = say(launcher, &Launcher::rank, 0, environment);
+    if (needs_world) world = say(launcher, &Launcher::world, 1, environment);
+    const bool whole = (!needs_rank || rank) && (!needs_world || world);
+    if (!whole && &launcher != kLaunchers.begin()) continue;
+    if (rank) found.rank = std::move(rank);
+    if (world) found.world = std::move(world);
+  }
+  return found;
 }
 
 std::string rank_variables() {

@@ -26,10 +26,24 @@ struct Said {
   std::string variable;
   const Launcher* launcher = nullptr;
 };
-// What the first launcher that says it says. Throws Error(kInvalidArgument) that names the variable if it is no number
-// from 0 (a rank), or 1 (a world), up.
-std::optional<Said> launched_rank(const Environment& environment);
-std::optional<Said> launched_world(const Environment& environment);
+
+// What the environment says of this process; nothing where nobody says it.
+struct Launch {
+  std::optional<Said> rank;
+  std::optional<Said> world;
+};
+
+// What need not be asked for, since arguments say it.
+struct Given {
+  bool rank = false;
+  bool world = false;
+};
+
+// Each from the first launcher that says it. One that leaves open what neither `given` nor a launcher before it says is
+// passed over, but for TESSERA_*: Slurm's SLURM_NTASKS stands also in a shell that has started no task.
+// Throws Error(kInvalidArgument) that names the variable if what it says is no number from 0 (a rank), or 1 (a world),
+// up.
+Launch launched(const Environment& environment, Given given = {});
 
 std::string rank_variables();   // "TESSERA_RANK, RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID"
 std::string world_variables();  // likewise

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <string>
+#include <utility>
 
 #include "tessera/error.h"
 
@@ -21,8 +23,7 @@ Environment environment(std::map<std::string, std::string> values) {
 
 std::string complaint(const Environment& said) {
   try {
-    launched_rank(said);
-    launched_world(said);
+    launched(said);
     return "none";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
@@ -37,12 +38,12 @@ TEST(Launch, TheFirstLauncherThatSaysItWins) {
   for (const Launcher& launcher : std::vector<Launcher>(launchers().rbegin(), launchers().rend())) {
     values[std::string(launcher.rank)] = std::to_string(value);
     values[std::string(launcher.world)] = std::to_string(100 + value);
-    const std::optional<Said> rank = launched_rank(environment(values));
-    ASSERT_TRUE(rank) << launcher.name;
+    const auto [rank, world] = launched(environment(values));
+    ASSERT_TRUE(rank && world) << launcher.name;
     EXPECT_EQ(rank->value, value);
     EXPECT_EQ(rank->variable, launcher.rank);
     EXPECT_EQ(rank->launcher->name, launcher.name);
-    EXPECT_EQ(launched_world(environment(values))->value, 100 + value);
+    EXPECT_EQ(world->value, 100 + value);
     ++value;
   }
   EXPECT_EQ(launchers().front().rank, "TESSERA_RANK");
@@ -50,9 +51,28 @@ TEST(Launch, TheFirstLauncherThatSaysItWins) {
 }
 
 TEST(Launch, NobodySaysIt) {
-  EXPECT_FALSE(launched_rank(environment({})));
-  EXPECT_FALSE(launched_rank(environment({{"RANK", ""}})));
-  EXPECT_EQ(launched_rank(environment({{"RANK", ""}, {"SLURM_PROCID", "0"}}))->value, 0);
+  for (const Environment& nothing : {environment({}), environment({{"RANK", ""}, {"WORLD_SIZE", ""}})}) {
+    EXPECT_FALSE(launched(nothing).rank);
+    EXPECT_FALSE(launched(nothing).world);
+  }
+}
+
+// (rank, world) that the variables say; -1: nothing.
+std::pair<int, int> said(const std::map<std::string, std::string>& variables, Given given = {}) {
+  const auto [rank, world] = launched(environment(variables), given);
+  return {rank ? rank->value : -1, world ? world->value : -1};
+}
+
+TEST(Launch, ALauncherThatSaysHalfOfItIsPassedOver) {
+  using Pair = std::pair<int, int>;
+  EXPECT_EQ(said({{"SLURM_NTASKS", "4"}}), Pair(-1, -1)) << "a shell of salloc";
+  EXPECT_EQ(said({{"RANK", ""}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}), Pair(0, 4));
+  EXPECT_EQ(said({{"TESSERA_RANK", "1"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}}), Pair(1, 2));
+  EXPECT_EQ(said({{"TESSERA_RANK", "1"}, {"WORLD_SIZE", "2"}}), Pair(1, 2));
+  EXPECT_EQ(said({{"TESSERA_WORLD_SIZE", "3"}}), Pair(-1, 3)) << "whoever says that means it";
+  EXPECT_EQ(said({{"SLURM_NTASKS", "4"}}, {.rank = true}), Pair(-1, 4));
+  EXPECT_EQ(said({{"SLURM_PROCID", "2"}}, {.world = true}), Pair(2, -1));
+  EXPECT_EQ(said({{"RANK", "two"}, {"WORLD_SIZE", "1"}}, {.rank = true}), Pair(-1, 1)) << "the rank was not asked for";
 }
 
 TEST(Launch, SaysWhereABadNumberCameFrom) {

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <cstdlib>
 #include <functional>
 
 #include "base/socket.h"
@@ -67,6 +68,18 @@ TEST(ProcessTest, TheRestartCountIsToldAndTravels) {
   EXPECT_EQ(Incarnation::read(in), self);
   EXPECT_TRUE(Incarnation::self().is_superseded_by(self));
   EXPECT_FALSE(self.is_superseded_by(self));
+}
+
+TEST(ProcessTest, TorchrunsCountIsPartOfIt) {
+  const auto count_in_child = [](const char* said) {
+    ::setenv("TORCHELASTIC_RESTART_COUNT", said, 1);
+    const Child child;
+    ::unsetenv("TORCHELASTIC_RESTART_COUNT");
+    return child.incarnation().restart;
+  };
+  EXPECT_EQ(count_in_child("3"), 3U);
+  EXPECT_EQ(count_in_child("three"), 0U);
+  EXPECT_EQ(count_in_child(""), 0U);
 }
 
 TEST(ProcessTest, AForkedChildIsAnotherIncarnation) {

@@ -293,11 +293,14 @@ def broadcast(tensor: torch.Tensor, process: int) -> torch.Tensor:
     return from_byte_view(data, tensor.dtype)
 
 
-def near(case: Case, reduced: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether torch's reduction of floats is the rank-order one but for what another order of rounding may do."""
+def slack(case: Case) -> torch.Tensor:
+    """How far torch's reduction of floats may be from the rank-order one: what another order of rounding may do."""
     terms = [whole(case, term).abs().double() for term in range(case.src.terms)]
     folded = functools.reduce(operator.mul if case.src.reduce_op == "product" else operator.add, terms)
     unit = torch.finfo(DTYPES[case.dtype])
     # c64: a product of n has up to 2n roundings a part, and a part is bounded by the magnitudes' product.
-    bound = 4 * len(terms) * (unit.eps * folded + unit.tiny)
+    return 4 * len(terms) * (unit.eps * folded + unit.tiny)
+
+
+def near(reduced: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> bool:
     return bool(((reduced - exact).abs().double() <= bound).all())
