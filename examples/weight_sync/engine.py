@@ -13,7 +13,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import check
 import tessera
@@ -47,10 +47,17 @@ def parallel_model(dtype: torch.dtype) -> torch.nn.Module:
     return parallelize_module(untrained(dtype), mesh, PLAN).requires_grad_(False)
 
 
+class Version(NamedTuple):
+    """Grows with every swap: a trainer's versions do, and the next trainer may begin anew."""
+
+    trainer: int  # as this job has met them: 1 is the first
+    number: int  # as the trainer says
+
+
 @dataclass
 class Request:
     tokens: list[list[int]]
-    answer: Future[tuple[int, torch.Tensor]] = field(default_factory=Future)  # the version, and a row for each sentence
+    answer: Future[tuple[Version, torch.Tensor]] = field(default_factory=Future)  # and a row for each sentence
     came: float = field(default_factory=time.perf_counter)
 
 
@@ -60,11 +67,11 @@ class Engine:
     def __init__(self, model: torch.nn.Module, folder: pathlib.Path | None = None) -> None:
         self.model = model
         self.rank = dist.get_rank()
-        self.version = 0
+        self.version = Version(0, 0)  # random weights
         self.failure: Exception | None = None
         self._folder = folder  # of check.py
         self._queue: queue.Queue[Request | str] = queue.Queue()  # of rank 0: requests, "swap", "stop"
-        self._staged: queue.Queue[tuple[tessera.Batch, Future[int]]] = queue.Queue()
+        self._staged: queue.Queue[tuple[tessera.Batch, int, Future[None]]] = queue.Queue()
         self._swap = (0.0, 0.0)  # the last one's begin and end
         self._swaps: list[float] = []  # seconds
         self._blocked: list[float] = []  # seconds, of every request that met one
@@ -73,19 +80,19 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def embed(self, tokens: list[list[int]]) -> Future[tuple[int, torch.Tensor]]:
+    def embed(self, tokens: list[list[int]]) -> Future[tuple[Version, torch.Tensor]]:
         """Rank 0: (version, a row for each sentence), once its turn comes."""
         request = Request(tokens)
         self._queue.put(request)
         return request.answer
 
-    def swap(self, batch: tessera.Batch) -> int:
-        """All ranks: commits the version that `batch` has staged, once its turn comes; returns it."""
-        done: Future[int] = Future()
-        self._staged.put((batch, done))
+    def swap(self, batch: tessera.Batch, trainer: int) -> None:
+        """All ranks: commits what `batch` has staged, of the trainer of this number, once its turn comes."""
+        done: Future[None] = Future()
+        self._staged.put((batch, trainer, done))
         if self.rank == 0:
             self._queue.put("swap")
-        return done.result(SILENCE)
+        done.result(SILENCE)
 
     def close(self) -> None:
         """Rank 0: ends the threads of all ranks."""
@@ -95,7 +102,8 @@ class Engine:
     def status(self) -> dict[str, Any]:
         """Rank 0: what it holds and has done; times in milliseconds."""
         return {
-            "version": self.version,
+            "version": self.version.number,
+            "trainer": self.version.trainer,
             "requests": self._requests,
             "swap_ms": _figures(self._swaps),
             "blocked_ms": _figures(self._blocked),
@@ -144,10 +152,10 @@ class Engine:
 
     def _commit(self) -> None:
         begin = time.perf_counter()
-        batch, done = self._staged.get(timeout=SILENCE)
+        batch, trainer, done = self._staged.get(timeout=SILENCE)
         version = batch.commit()
         dist.barrier()  # every rank has it
-        self.version = version
+        self.version = Version(trainer, version)
         self._swap = (begin, time.perf_counter())
         self._swaps.append(self._swap[1] - begin)
         if self._folder:
@@ -155,7 +163,7 @@ class Engine:
             parts: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(parts, found)
             self._checks[version] = {key: sum(part[key] for part in parts) for key in found}
-        done.set_result(version)
+        done.set_result(None)
 
 
 def _figures(seconds: list[float]) -> dict[str, float]:

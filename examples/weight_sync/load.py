@@ -2,8 +2,9 @@
 
     python examples/weight_sync/load.py --url http://127.0.0.1:8000 --seconds 10
 
-Each client knows the version of its last answer, and none may be older. It sends one sentence again and again: if two
-answers of one version differ, one of them has mixed it with another version.
+Each client knows the version of its last answer, and which trainer sent it: no later answer may be of an older version
+of that trainer, or of an earlier trainer. It sends one sentence again and again: if two answers of one version differ,
+one of them has mixed it with another version.
 """
 
 import argparse
@@ -17,22 +18,32 @@ import sys
 import threading
 import time
 import urllib.parse
-from typing import Any
+from typing import Any, NamedTuple
 
-from text import sentences
+from text import pairs
 
 PROBE = "The same sentence is asked for again and again."
 TOLERANCE = 2e-2  # of an element of the probe's vector: padding changes the rounding, in bf16 the most
 
 
-def ask(connection: http.client.HTTPConnection, texts: list[str]) -> tuple[int, list[list[float]]]:
+class Version(NamedTuple):
+    """In the order in which a server takes them. It counts its trainers; 0 has sent nothing."""
+
+    trainer: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"version {self.number} of trainer {self.trainer}"
+
+
+def ask(connection: http.client.HTTPConnection, texts: list[str]) -> tuple[Version, list[list[float]]]:
     """The version that answered, and a vector for each text. Raises OSError or ValueError where there is no answer."""
     connection.request("POST", "/embed", json.dumps({"sentences": texts}), {"Content-Type": "application/json"})
     response = connection.getresponse()
     body = json.loads(response.read())
     if response.status != 200:
         raise ValueError(f"status {response.status}: {body}")
-    return body["version"], body["embeddings"]
+    return Version(body["trainer"], body["version"]), body["embeddings"]
 
 
 def connect(url: str) -> http.client.HTTPConnection:
@@ -47,11 +58,11 @@ class Load:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._latencies: list[float] = []
-        self._versions: dict[int, int] = {}  # answers of each
-        self._probes: dict[int, list[float]] = {}  # the first vector of each
+        self._answers: dict[Version, int] = {}  # of each
+        self._probes: dict[Version, list[float]] = {}  # the first vector of each
         self._spread = 0.0
         self._failures: list[str] = []
-        self._text = sentences()
+        self._text = [sentence for pair in pairs() for sentence in pair]
         self._threads = [
             threading.Thread(target=self._client, args=(url, clients / rate, number)) for number in range(clients)
         ]
@@ -68,38 +79,41 @@ class Load:
             "requests": len(self._latencies) + len(self._failures),
             "failed": len(self._failures),
             "failures": self._failures[:5],
-            "versions": self._versions,
+            "answers": [
+                {"trainer": trainer, "version": version, "count": count}
+                for (trainer, version), count in sorted(self._answers.items())
+            ],
             "spread": self._spread,
             "latency_ms": {"median": statistics.median(milliseconds), "max": milliseconds[-1]},
         }
 
     def _client(self, url: str, interval: float, number: int) -> None:
         chosen = random.Random(number)
-        held = -1
+        held = Version(0, 0)
         connection = connect(url)
         while not self._stop.is_set():
             begin = time.perf_counter()
             try:
                 version, vectors = ask(connection, [PROBE, *chosen.sample(self._text, chosen.randint(0, 2))])
                 if version < held:
-                    raise ValueError(f"version {version} after version {held}")
+                    raise ValueError(f"{version} after {held}")
                 held = version
                 self._count(version, vectors[0], time.perf_counter() - begin)
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except Exception as error:  # whatever it is, the request has failed
                 with self._lock:
                     self._failures.append(f"{type(error).__name__}: {error}")
                 connection.close()  # the next request opens it again
             self._stop.wait(begin + interval - time.perf_counter())
         connection.close()
 
-    def _count(self, version: int, probe: list[float], latency: float) -> None:
+    def _count(self, version: Version, probe: list[float], latency: float) -> None:
         with self._lock:
             first = self._probes.setdefault(version, probe)
             spread = max(abs(a - b) for a, b in zip(first, probe, strict=True))
             if spread > TOLERANCE:
-                raise ValueError(f"two answers of version {version} differ by {spread}")
+                raise ValueError(f"two answers of {version} differ by {spread}")
             self._spread = max(self._spread, spread)
-            self._versions[version] = self._versions.get(version, 0) + 1
+            self._answers[version] = self._answers.get(version, 0) + 1
             self._latencies.append(latency)
 
 

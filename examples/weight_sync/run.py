@@ -26,6 +26,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 TRAINERS = 4
 START, STEP, END = 600, 300, 60  # seconds: until the first answer, for a version, for a process to end
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of a similarity
+MOVES = 0.01  # what training changes some similarity by at least, from the first version sent to the last
 PAIRS = [
     ("The with statement runs a block under a context manager.", "The file is closed once the block is left."),
     ("A generator yields its values one after another.", "Each call of next() runs its body up to the next yield."),
@@ -97,19 +98,29 @@ def get(url: str, path: str) -> Any:
         return json.loads(connection.getresponse().read())
 
 
-def await_version(url: str, version: int, sentences: list[str], jobs: list[Job]) -> list[list[float]]:
-    """The vectors of `sentences` once the server answers with `version`."""
+def await_version(
+    url: str, version: int, written: pathlib.Path, sentences: list[str], jobs: list[Job]
+) -> list[list[float]]:
+    """The vectors of `sentences` once the server answers with `version`.
+
+    From when the trainer has written it, and is about to send it, asks without pause: some request meets the swap.
+    """
     deadline = time.monotonic() + STEP
     with contextlib.closing(load.connect(url)) as connection:
         while True:
-            held, vectors = load.ask(connection, sentences)
+            (_, held), vectors = load.ask(connection, sentences)
             if held == version:
                 return vectors
             for job in jobs:
                 job.require_alive()
             if held > version or time.monotonic() > deadline:
                 raise RuntimeError(f"the server answers with version {held} after {STEP} s, not with {version}")
-            time.sleep(0.1)
+            if not written.exists():
+                time.sleep(0.1)
+
+
+def largest_change(before: list[float], after: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(before, after, strict=True))
 
 
 def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, Any]:
@@ -145,9 +156,10 @@ def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.Exi
     generator = start("load", str(HERE / "load.py"), "--url", url, "--seconds", "600", "--json", str(loaded))
     problems, seen = [], []
     for version, file in zip(versions, gate, strict=True):
-        found = check.similarities(torch.tensor(await_version(url, version, sentences, [trainer, server, generator])))
+        vectors = await_version(url, version, file, sentences, [trainer, server, generator])
+        found = check.similarities(torch.tensor(vectors))
         wanted = check.expected(checks, version, dtype, sentences)
-        difference = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+        difference = largest_change(found, wanted)
         weights = get(url, "/status")["checks"].get(str(version)) if version else None
         if difference > TOLERANCE[options.dtype]:
             problems.append(f"version {version}: similarities differ from one process' by {difference:.1e}")
@@ -159,12 +171,23 @@ def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.Exi
     generator.process.send_signal(signal.SIGTERM)
     generator.process.wait(END)
     traffic = json.loads(loaded.read_text())
-    if traffic["failed"] or set(map(str, versions)) - traffic["versions"].keys():
-        problems.append(f"the load generator saw {traffic['failed']} failures, versions {traffic['versions']}")
+    if traffic["failed"] or set(versions) - {answers["version"] for answers in traffic["answers"]}:
+        problems.append(f"the load generator saw {traffic['failed']} failures, answers {traffic['answers']}")
+    sent = [entry["similarities"] for entry in seen[1:]]
+    moved = largest_change(sent[0], sent[-1]) if len(sent) > 1 else None
+    if moved is not None and moved < MOVES:
+        problems.append(f"training has changed no similarity by {MOVES}, but by {moved:.1e} at most")
     status = get(url, "/status")
     server.process.send_signal(signal.SIGTERM)
     server.wait(END)
-    return {"dtype": options.dtype, "versions": seen, "load": traffic, "server": status, "problems": problems}
+    return {
+        "dtype": options.dtype,
+        "versions": seen,
+        "moved": moved,
+        "load": traffic,
+        "server": status,
+        "problems": problems,
+    }
 
 
 def show(summary: dict[str, Any]) -> None:
@@ -174,11 +197,15 @@ def show(summary: dict[str, Any]) -> None:
         print(f"  {pair[0]}\n  {pair[1]}")
         print(" " * 24 + "".join(f"{seen['similarities'][index]:>12.4f}" for seen in versions))
     print("from one process' by    " + "".join(f"{seen['max_difference']:>12.1e}" for seen in versions))
+    if summary["moved"] is not None:
+        first, last = versions[1]["version"], versions[-1]["version"]
+        print(f"largest change {summary['moved']:.4f} from version {first} to {last}; {MOVES} at least is wanted")
     for seen in versions[1:]:
         weights = seen["weights"]
         print(f"version {seen['version']}: {weights['differing']} of {weights['elements']:,} elements differ in a bit")
     traffic, server = summary["load"], summary["server"]
-    print(f"requests     {traffic['requests']}, failed {traffic['failed']}; answered by version: {traffic['versions']}")
+    answered = ", ".join(f"{answers['count']} by version {answers['version']}" for answers in traffic["answers"])
+    print(f"requests     {traffic['requests']}, failed {traffic['failed']}; answered: {answered}")
     for name, figures in (("swap", server["swap_ms"]), ("blocked", server["blocked_ms"])):
         print(f"{name:12} {figures['count']}: median {figures['median']:.1f} ms, max {figures['max']:.1f} ms")
     for problem in summary["problems"]:

@@ -3,7 +3,8 @@
     python examples/weight_sync/serve.py
     curl -d '{"sentences": ["A cat sleeps.", "A kitten naps."]}' http://127.0.0.1:8000/embed
 
-It starts with random weights, takes each version between two requests, and says which one it used. Ctrl-C ends it.
+It starts with random weights, takes each version between two requests, and says which one it used, and which trainer's:
+trainers are counted, as the next one may begin anew with its versions. Ctrl-C ends it.
 """
 
 import argparse
@@ -44,10 +45,11 @@ def follow(engine: Engine) -> None:
             try:
                 handle = batch.stage(blocking=False, timeout=DAY)
                 handle.wait()  # requests are answered meanwhile, with the weights as they were
-                engine.swap(batch)  # batch.commit(), between two requests
-                report(engine, f"took version {engine.version}")
+                trainer = batch.stats.sessions  # one that registers anew counts as the next
+                engine.swap(batch, trainer)  # batch.commit(), between two requests
+                report(engine, f"took version {engine.version.number} of trainer {engine.version.trainer}")
             except tessera.PeerLostError as error:
-                report(engine, f"{error}: version {engine.version} stays until the next trainer comes")
+                report(engine, f"{error}: version {engine.version.number} stays until the next trainer comes")
 
 
 def report(engine: Engine, text: str) -> None:
@@ -67,11 +69,11 @@ def application(engine: Engine) -> Starlette:
         except (ValueError, TypeError, KeyError) as error:
             return JSONResponse({"error": f'give {{"sentences": ["...", ...]}}: {error}'}, status_code=400)
         try:
-            answer = asyncio.wrap_future(engine.embed(tokens))
-            version, vectors = await asyncio.wait_for(answer, PATIENCE)
+            version, vectors = await asyncio.wait_for(asyncio.wrap_future(engine.embed(tokens)), PATIENCE)
         except TimeoutError:
             return JSONResponse({"error": f"not answered within {PATIENCE} s"}, status_code=503)
-        return JSONResponse({"version": version, "embeddings": vectors.tolist()})
+        answer = {"version": version.number, "trainer": version.trainer, "embeddings": vectors.tolist()}
+        return JSONResponse(answer)
 
     async def status(_: Request) -> JSONResponse:
         return JSONResponse(engine.status())

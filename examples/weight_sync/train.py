@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 examples/weight_sync/train.py
 
-Neighbouring sentences of a text are to lie close to each other, and apart from the rest of their batch.
+Adjacent sentences of a text are to lie close to each other, and apart from the rest of their batch.
 """
 
 import argparse
@@ -14,13 +14,13 @@ import tessera
 import torch
 import torch.distributed as dist
 from model import embed, pretrained, tokenize
-from text import sentences
+from text import pairs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-PAIRS = 8  # of sentences, a rank and step
-LEARNING_RATE = 1e-4
+PAIRS = 8  # of adjacent sentences, a rank and step
+LEARNING_RATE = 2e-4
 TEMPERATURE = 0.05
 
 
@@ -32,11 +32,12 @@ def sharded_model() -> torch.nn.Module:
     return fully_shard(model, mesh=mesh).train()
 
 
-def contrastive_loss(model: torch.nn.Module, first: list[str], second: list[str]) -> torch.Tensor:
-    """Each of `first` is to find its neighbour among all of `second`."""
-    vectors = embed(model, tokenize(first + second))
-    similarities = vectors[: len(first)] @ vectors[len(first) :].T
-    return cross_entropy(similarities / TEMPERATURE, torch.arange(len(first)))
+def contrastive_loss(model: torch.nn.Module, batch: list[tuple[str, str]]) -> torch.Tensor:
+    """The first sentence of each pair is to find the second one among those of all pairs."""
+    first, second = zip(*batch, strict=True)
+    vectors = embed(model, tokenize([*first, *second]))
+    similarities = vectors[: len(batch)] @ vectors[len(batch) :].T
+    return cross_entropy(similarities / TEMPERATURE, torch.arange(len(batch)))
 
 
 def main() -> None:
@@ -47,18 +48,19 @@ def main() -> None:
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)  # of dropout
     model = sharded_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    text = sentences()
-    generator = torch.Generator().manual_seed(rank)
+    text = pairs()
+    generator = torch.Generator().manual_seed(0)  # all ranks shuffle alike, and each takes its share
 
     with tessera.connect("weights", role="trainer", peer="inference", timeout=600) as bus:
         batch = bus.register(model, direction="send")
         check.await_verdict(options.check, 0)
         for step in range(1, options.steps * options.versions + 1):
-            chosen = torch.randperm(len(text) - 1, generator=generator)[:PAIRS].tolist()
-            loss = contrastive_loss(model, [text[i] for i in chosen], [text[i + 1] for i in chosen])
+            chosen = torch.randperm(len(text), generator=generator)[rank::world][:PAIRS].tolist()
+            loss = contrastive_loss(model, [text[index] for index in chosen])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
