@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "bus/report.h"
 #include "tessera/bus.h"
 #include "tests/harness.h"
 
@@ -85,6 +86,9 @@ void await_end(pid_t pid);
 void stop_process(pid_t pid);
 // Whether `transfer` went well; a lost peer, or one that did not come in time, is no error here.
 bool went_well(const std::function<void()>& transfer);
+
+// What that rank's agent says, asked as `tessera top` does.
+bus::Report report_of(const std::string& store, const std::string& job, Rank rank);
 
 // Waits for all and expects status 0 of each, and an empty runtime folder.
 void expect_all_well(ProcessGroup& group);

@@ -9,25 +9,12 @@
 
 #include "base/metrics.h"
 #include "base/observation.h"
-#include "bus/inspection.h"
-#include "bus/records.h"
-#include "tessera/store.h"
 #include "tests/multiproc/jobs.h"
 
 namespace tessera::test {
 namespace {
 
 constexpr int64_t kRankBytes = 64 * 48 / 2 * int64_t{sizeof(float)};  // that each of two ranks sends or receives
-
-// What that rank's agent says, asked as `tessera top` does.
-bus::Report report_of(const std::string& store, const std::string& job, Rank rank) {
-  const std::unique_ptr<Store> client = open_store(store);
-  const std::string key = bus::rank_key("default", job, rank);
-  const std::optional<KeyValue> record = client->get(key);
-  if (!record) fail(ErrorCode::kNotFound, "no {}", key);
-  const Deadline deadline = Deadline::after(hang_limit());
-  return bus::Inspection(bus::RankRecord::read(key, record->value).address, deadline).answer(deadline);
-}
 
 // Asks until the first wait of the rank's only batch is that one.
 bool comes_to_wait(const std::string& store, const std::string& job, Rank rank, const std::string& text) {
