@@ -35,6 +35,7 @@ void check_frame(const Frame& frame) {
     case AgentMessage::kStop:
     case AgentMessage::kClose:
     case AgentMessage::kClosed:
+    case AgentMessage::kInterrupt:
       return check_call<Empty>(frame.payload);
     case AgentMessage::kPair:
       return check_call<PairCall>(frame.payload);

@@ -309,6 +309,7 @@ void add_agent_messages(Seeds& seeds) {
               SessionOpened{.protocol = 1, .release = "0.1", .session = 5, .agent = {.boot_id = "b", .pid = 7}});
   add_message("failed", CallFailed{.status = Status(ErrorCode::kPeerLost, "gone")});
   add("close", AgentMessage::kClose, {});
+  add("interrupt", AgentMessage::kInterrupt, {});
   add_message("pair", PairCall{.session = 5, .options = {.name = "weights", .peer = "inference", .layout = layout}});
   add_message("paired", Paired{.pair = 1, .peer_world = 3});
   add_message("manifest", ManifestCall{.session = 5, .pair = 1, .batch = "policy", .timeout = Timeout(9)});

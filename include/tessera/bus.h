@@ -50,7 +50,7 @@ struct BusOptions {
   Timeout stall = kTransferTimeout;      // a transfer fails after so long without progress
   // Once a stop is requested, from any thread, all that waits for other ranks to come ends with kCancelled, now and
   // from then on: Bus(), pair(), offer(), accept(), manifest(), wait_version(). What was published is taken back as the
-  // objects go. (A transfer under way is cancelled by its Handle.)
+  // objects go. (A transfer under way is cancelled by its Handle; Bus::interrupt() ends only what waits now.)
   std::stop_token stop = {};
 };
 
@@ -286,6 +286,11 @@ class Bus {
   // False once its agent daemon has been lost: all calls of this bus and what was made of it end with kPeerLost; make a
   // new one. Always true with an embedded agent.
   bool alive() const;
+
+  // Ends with kCancelled what waits for other ranks now: pair(), offer(), accept(), manifest(), all_gather(),
+  // wait_version(); later calls are not affected. Whoever waits for a rank that is ended in a registration is told that
+  // it gave up; all may register the batch again. Thread-safe, never blocks.
+  void interrupt();
 
   // Blocks until all ranks of both jobs are in. Prints every 10 s who is missing.
   Pair pair(const PairOptions& options);

@@ -48,6 +48,7 @@ enum class AgentMessage : uint16_t {
   kClosePair,
   kAllGather,
   kGathered,
+  kInterrupt,
 };
 
 // Commands of the queue.

@@ -63,6 +63,10 @@ class AgentSession {
   }
   // Blocks until the outcome of `call` is there, or until the deadline: false.
   bool await(CommandCall& call, const Deadline& deadline);
+  // The agent ends the calls that wait for other ranks now.
+  void interrupt() {
+    if (alive()) tell(AgentMessage::kInterrupt);
+  }
   // For whoever has waited for the agent for kSilence. Does not block.
   void look_whether_stopped();
 

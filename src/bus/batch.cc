@@ -78,15 +78,15 @@ std::string BatchImpl::describe() const {
 // --- registering
 // ------------------------------------------------------------------------------------------------------
 
-void BatchImpl::open(const PairView& view, Deadline deadline) {
+void BatchImpl::open(const PairView& view, const Patience& patience) {
   manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
   if (!sends())
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {
     shadow_ = std::make_unique<Shadow>(*setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
                                        sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
-                                       sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1,
-                                       Patience{.deadline = deadline, .stop = setup_.stop}, [this] { on_copied(); });
+                                       sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, patience,
+                                       [this] { on_copied(); });
     ++allocations_;
   }
   series_.emplace(metrics_, setup_.pair, setup_.id, side());
@@ -95,7 +95,7 @@ void BatchImpl::open(const PairView& view, Deadline deadline) {
     meeting = &add_meeting(view, false);
     setup_.agent->add_inspected(this);
   });
-  meeting->meet({.deadline = deadline, .stop = setup_.stop});
+  meeting->meet(patience);
 }
 
 void BatchImpl::borrow(UniqueFd socket) {

@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "base/trace.h"
 #include "bus/agent.h"
 #include "bus/client.h"
+#include "bus/interruption.h"
 #include "bus/lent_memory.h"
 #include "bus/meeting.h"
 #include "bus/operation.h"
@@ -33,7 +33,7 @@ struct BatchSetup {
   Agent* agent = nullptr;
   Rendezvous* rendezvous = nullptr;
   Store* store = nullptr;
-  std::stop_token stop;
+  Interruption* interruption = nullptr;  // of the bus
   Timeout stall = kTransferTimeout;
   bool digest = true;
   std::string pair;
@@ -53,7 +53,7 @@ class BatchImpl : public BatchClient,
   ~BatchImpl() override = default;
 
   // Registers with the job of `view`: blocks until both jobs are attached. Once; close() it if this throws.
-  virtual void open(const PairView& view, Deadline deadline);
+  virtual void open(const PairView& view, const Patience& patience);
   // Before open(), where tensors lie in lent memory: `socket` leads to who lends it.
   void borrow(UniqueFd socket);
   std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;

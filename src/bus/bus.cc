@@ -98,6 +98,10 @@ bool Bus::alive() const {
   return impl_->alive();
 }
 
+void Bus::interrupt() {
+  if (impl_->in_own_process()) impl_->interrupt();  // in a forked child nothing waits
+}
+
 Pair Bus::pair(const PairOptions& options) {
   impl_->require_own_process();
   bus::check(impl_->options(), options);

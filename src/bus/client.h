@@ -71,6 +71,7 @@ class BusClient {
   virtual void require_own_process() const = 0;
   virtual bool in_own_process() const = 0;
   virtual bool alive() const = 0;
+  virtual void interrupt() = 0;
   virtual std::shared_ptr<PairClient> pair(const PairOptions& options) = 0;
 };
 

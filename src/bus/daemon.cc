@@ -187,6 +187,7 @@ class Daemon::Impl {
         session_->request_stop();
         return wake();
       }
+      if (type == AgentMessage::kInterrupt) return session_->interrupt();
       if (type != AgentMessage::kClose) fail(ErrorCode::kInvalidArgument, "message {} in a session", frame.type);
       drop(connection->socket.get());
       return leave(false);

@@ -35,6 +35,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
   void require_own_process() const override { session_.require_own_process(); }
   bool in_own_process() const override { return session_.in_own_process(); }
   bool alive() const override { return session_.alive(); }
+  void interrupt() override { session_.interrupt(); }
   std::shared_ptr<PairClient> pair(const PairOptions& options) override;
 
   AgentSession& session() { return session_; }

@@ -9,6 +9,7 @@
 #include "base/observation.h"
 #include "bus/agent.h"
 #include "bus/batch.h"
+#include "bus/interruption.h"
 #include "bus/lent_memory.h"
 #include "bus/own_process.h"
 #include "bus/receiver.h"
@@ -47,13 +48,21 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
   Agent& agent() { return *agent_; }
   Rendezvous& rendezvous() { return *rendezvous_; }
 
+  Interruption& interruption() { return interruption_; }
+
   bool alive() const override { return true; }
+  void interrupt() override { interruption_.interrupt(); }
+  // Of a call that begins now.
+  Patience patience(Timeout timeout) const {
+    return {.deadline = Deadline::after(timeout), .stop = interruption_.token()};
+  }
   std::shared_ptr<PairClient> pair(const PairOptions& options) override;
 
  private:
   const OwnProcess process_;
   const std::shared_ptr<Observation> observation_ = Observation::start();
   const BusOptions options_;
+  Interruption interruption_{options_.stop};
   // In this order: the rendezvous uses the store, nobody uses the rendezvous when it goes.
   std::unique_ptr<Store> store_;
   std::unique_ptr<Agent> agent_;
@@ -70,7 +79,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   ~EmbeddedPair() override {
     if (owing_.ok()) return;
     try {
-      bus_->rendezvous().leave(view_, owing_, !bus_->options().stop.stop_requested());
+      bus_->rendezvous().leave(view_, owing_, !interrupted_ && !bus_->options().stop.stop_requested());
     } catch (const Error& error) {
       log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(),
                  view_.name, error.what());
@@ -87,12 +96,13 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   bool in_own_process() const override { return bus_->in_own_process(); }
 
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) override {
-    return before_registration(id,
-                               [&] { return bus_->rendezvous().peer_manifest(view_, id, patience(timeout)).entries; });
+    return before_registration(
+        id, [&] { return bus_->rendezvous().peer_manifest(view_, id, bus_->patience(timeout)).entries; });
   }
 
   std::vector<std::string> all_gather(const std::string& id, const std::string& value, Timeout timeout) override {
-    return before_registration(id, [&] { return bus_->rendezvous().all_gather(view_, id, value, patience(timeout)); });
+    return before_registration(
+        id, [&] { return bus_->rendezvous().all_gather(view_, id, value, bus_->patience(timeout)); });
   }
 
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
@@ -108,13 +118,13 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
       fail(ErrorCode::kInvalidArgument, "batch {}: {} snapshots: 2 to {} are possible", id, batch_options.snapshots,
            kMaxSlots);
-    const Deadline deadline = Deadline::after(timeout);
+    const Patience patience = bus_->patience(timeout);
     const BusOptions& options = bus_->options();
     BatchSetup setup{.keep_alive = shared_from_this(),
                      .agent = &bus_->agent(),
                      .rendezvous = &bus_->rendezvous(),
                      .store = &bus_->store(),
-                     .stop = options.stop,
+                     .interruption = &bus_->interruption(),
                      .stall = options.stall,
                      .digest = options.digest,
                      .pair = view_.name,
@@ -132,7 +142,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     bus_->rendezvous().begin(view_, id);
     try {
       if (lent) batch->borrow(std::move(socket));
-      batch->open(view_, deadline);
+      batch->open(view_, patience);
     } catch (...) {
       const Status why = status_of_current_exception();
       give_up(id, why);
@@ -165,7 +175,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
   // The others are waiting for this rank.
   void give_up(const std::string& batch, const Status& status) {
-    set_owing(gave_up(status));
+    set_owing(gave_up(status), status.code() == ErrorCode::kCancelled);
     try {
       bus_->rendezvous().report(view_, batch, status);
       bus_->rendezvous().withdraw(view_, batch);
@@ -176,13 +186,10 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     }
   }
 
-  Patience patience(Timeout timeout) const {
-    return {.deadline = Deadline::after(timeout), .stop = bus_->options().stop};
-  }
-
-  void set_owing(Status reason) {
+  void set_owing(Status reason, bool interrupted = false) {
     const std::lock_guard lock(mutex_);
     owing_ = std::move(reason);
+    interrupted_ = interrupted;
   }
   Status unregistered() const {
     return failed(ErrorCode::kPeerLost, "{} left before it had registered", bus_->agent().identity().name());
@@ -196,16 +203,14 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   const PairView view_;
   const Layout layout_;  // of tensors that bring none
   std::mutex mutex_;
-  Status owing_;  // not ok while the others may wait for a registration: what they are told if none comes
+  Status owing_;              // not ok while the others may wait for a registration: what they are told if none comes
+  bool interrupted_ = false;  // and for that reason: who comes later is not told
 };
 
 std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {
   require_own_process();
   return std::make_shared<EmbeddedPair>(
-      shared_from_this(),
-      rendezvous().join(options.name, options.peer,
-                        {.deadline = Deadline::after(options.timeout), .stop = options_.stop}),
-      options.layout);
+      shared_from_this(), rendezvous().join(options.name, options.peer, patience(options.timeout)), options.layout);
 }
 
 }  // namespace

@@ -106,6 +106,10 @@ void ReceiverBatch::on_unavailable(const Status& why) {
 
 int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
   process_.require(identity().name());
+  return await_version(version, timeout, setup_.interruption->token());
+}
+
+int64_t ReceiverBatch::await_version(int64_t version, Timeout timeout, const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   const uint64_t losses = unreported_ ? losses_ - 1 : losses_;
   const auto ready = [&] { return newest_.load() >= version || losses_ != losses; };
@@ -114,8 +118,8 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
   const auto forget = [&] { version_waits_.erase(std::ranges::find(version_waits_, wait)); };
   const Deadline deadline = Deadline::after(timeout);
   Duration period = kSilence;
-  while (!changed_.wait_for(lock, setup_.stop, std::min(deadline.left(), period), ready)) {
-    if (!setup_.stop.stop_requested() && !deadline.passed()) {
+  while (!changed_.wait_for(lock, stop, std::min(deadline.left(), period), ready)) {
+    if (!stop.stop_requested() && !deadline.passed()) {
       period = kStopPeriod;
       lock.unlock();
       setup_.agent->run_on_loop([this] { check_peers(); });  // its loop ends after its batches
@@ -123,7 +127,7 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
       continue;
     }
     forget();
-    if (setup_.stop.stop_requested())
+    if (stop.stop_requested())
       fail(ErrorCode::kCancelled, "{}: the wait of {} for version {} was interrupted", describe(), identity().name(),
            version);
     fail(ErrorCode::kDeadlineExceeded, "{}: {} waited {:.1f} s for version {}; the newest on offer is {}", describe(),

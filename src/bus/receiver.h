@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <stop_token>
 
 #include "bus/batch.h"
 #include "bus/receiver_session.h"
@@ -28,6 +29,8 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) override;
   void on_met(std::shared_ptr<Session> session) override;
   void on_not_met(const std::string& job, const Status& why) override;
+
+  int64_t await_version(int64_t version, Timeout timeout, const std::stop_token& stop);
 
   void on_newest(int64_t version) override;
   void on_chosen(int64_t version) override;

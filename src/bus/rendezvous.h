@@ -89,8 +89,8 @@ class Rendezvous {
   // Takes back what this rank has said, now that it has the batch no longer. (A registration that begins anew leaves
   // it: a rank that comes back reads it.)
   void unsay(const PairView& view, const std::string& batch);
-  // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is told to
-  // those that wait now: it leaves nothing behind for those that come later.
+  // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is forgotten
+  // once this rank registers the batch again, or leaves: it leaves nothing behind for those that come later.
   void report(const PairView& view, const std::string& batch, const Status& status);
   // Whether the registration that was begun last ended with what another rank had reported.
   bool was_told(const PairView& view, const std::string& batch) const;

@@ -16,9 +16,9 @@ constexpr Duration kWithdrawTimeout = seconds(10);  // of receivers that are abo
 // --- attaching
 // --------------------------------------------------------------------------------------------------------
 
-void SenderBatch::open(const PairView& view, Deadline deadline) {
+void SenderBatch::open(const PairView& view, const Patience& patience) {
   if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), {});
-  BatchImpl::open(view, deadline);
+  BatchImpl::open(view, patience);
   watch_jobs();
   count_from_now();
 }

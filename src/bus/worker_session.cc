@@ -111,6 +111,15 @@ void WorkerSession::show_queue(std::function<CommandQueueReport()> queue) {
   agent.run_on_loop([&] { agent.set_command_queue(std::move(queue)); });
 }
 
+void WorkerSession::interrupt() {
+  std::shared_ptr<BusClient> bus;
+  {
+    const std::lock_guard lock(mutex_);
+    bus = bus_;
+  }
+  if (bus) bus->interrupt();
+}
+
 void WorkerSession::retire() {
   {
     const std::lock_guard lock(mutex_);

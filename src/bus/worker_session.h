@@ -73,9 +73,11 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
     const std::shared_ptr<WorkerSession> session_;
   };
 
-  // Ends all that waits for other ranks to come.
+  // Ends all that waits for other ranks to come, now and from then on.
   void request_stop() { stop_.request_stop(); }
   bool stop_requested() const { return stop_.stop_requested(); }
+  // Ends what waits for them now.
+  void interrupt();
   // The worker has gone: no call is begun any more, and those that wait end.
   void retire();
   // From now on sends that nobody has begun to take are not waited for: another worker has come.

@@ -667,7 +667,8 @@ TEST(Agent, OutlivesNonsense) {
     }
     for (const bus::AgentMessage type :
          {bus::AgentMessage::kPair, bus::AgentMessage::kRegister, bus::AgentMessage::kArenas,
-          bus::AgentMessage::kCommit, bus::AgentMessage::kClose, bus::AgentMessage::kStop}) {
+          bus::AgentMessage::kCommit, bus::AgentMessage::kClose, bus::AgentMessage::kStop,
+          bus::AgentMessage::kInterrupt}) {
       const Stranger early;
       early.send(type, std::vector<std::byte>(64));
       REQUIRE_HERE(refused(early));

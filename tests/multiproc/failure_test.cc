@@ -401,6 +401,32 @@ TEST_F(Stopped, ABatchThatTheOtherSideDoesNotRegister) {
   expect_cancelled_and_nothing_left("trainer/0", "batch policy: trainer/0 has waited");
 }
 
+// What is interrupted, not stopped, and not tried again: it, too, leaves nothing.
+TEST_F(Stopped, ABatchThatIsInterrupted) {
+  const Signal met;
+  group_.start("inference/0", [&, this] {
+    Bus bus({.job = "inference", .store = store_});
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    met.raise();
+    outlast("trainer");
+    return 0;
+  });
+  group_.start("trainer/0", [&, this] {
+    Bus bus({.job = "trainer", .store = store_});
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    met.wait();
+    const std::jthread interrupter([&, this] {
+      await_key(kRegisteredKey);
+      bus.interrupt();
+    });
+    float weight = 1;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    pair.offer("policy", {&spec, 1});
+    return 0;
+  });
+  expect_cancelled_and_nothing_left("trainer/0", "batch policy: trainer/0 has waited");
+}
+
 TEST_F(Stopped, ABusWhoseStoreDoesNotAnswer) {
   group_.start("trainer/0", [] {
     std::stop_source source;

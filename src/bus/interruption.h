@@ -1,0 +1,43 @@
+// What ends the waits of a bus for other ranks: those under way (Bus::interrupt()), or all of them for good
+// (BusOptions::stop).
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <stop_token>
+
+namespace tessera::bus {
+
+// Thread-safe.
+class Interruption {
+ public:
+  // Once `stop` is requested all tokens are stopped, also those that are taken later.
+  explicit Interruption(const std::stop_token& stop) : stop_(stop), on_stop_(stop, [this] { interrupt(); }) {}
+  Interruption(const Interruption&) = delete;
+  Interruption& operator=(const Interruption&) = delete;
+
+  // A call takes one as it begins, and ends once that is stopped.
+  std::stop_token token() const {
+    const std::lock_guard lock(mutex_);
+    return present_.get_token();
+  }
+
+  // Stops the tokens that have been taken.
+  void interrupt() {
+    std::stop_source taken(std::nostopstate);
+    {
+      const std::lock_guard lock(mutex_);
+      taken = present_;
+      if (!stop_.stop_requested()) present_ = std::stop_source();
+    }
+    taken.request_stop();  // not under the lock: it calls whoever waits
+  }
+
+ private:
+  const std::stop_token stop_;
+  mutable std::mutex mutex_;
+  std::stop_source present_;  // guarded by mutex_
+  const std::stop_callback<std::function<void()>> on_stop_;
+};
+
+}  // namespace tessera::bus

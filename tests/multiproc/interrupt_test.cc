@@ -1,0 +1,154 @@
+// Bus::interrupt(): each wait ends, whichever agent the ranks have, and the same call then goes well.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/testing.h"
+#include "tests/multiproc/agents.h"
+#include "tests/multiproc/jobs.h"
+
+namespace tessera::test {
+namespace {
+
+class Interrupt : public testing::TestWithParam<const char*> {
+ protected:
+  BusOptions options(const std::string& job, Rank rank = 0, int world = 1) const {
+    return {.job = job, .rank = rank, .world = world, .store = store_, .agent = GetParam(), .threads = 1};
+  }
+  void start(const BusOptions& rank, const std::function<int(const BusOptions& self)>& body) {
+    if (rank.agent == "daemon") agents_.start_agent(rank.job, rank.rank);
+    agents_.start(rank.job + "/" + std::to_string(rank.rank), [rank, body] { return body(rank); });
+  }
+
+  ProcessGroup group_;
+  std::string store_ = group_.start_store();
+  AgentGroup agents_{group_};
+};
+
+INSTANTIATE_TEST_SUITE_P(With, Interrupt, testing::Values("embedded", "daemon"),
+                         [](const auto& agent) { return std::string(agent.param); });
+
+// Asks its agent until the rank waits for that.
+bool comes_to_wait(const BusOptions& self, const std::string& what) {
+  const auto named = [&](const bus::Wait& wait) { return wait.text.find(what) != std::string::npos; };
+  for (const Deadline deadline = Deadline::after(hang_limit()); !deadline.passed();) {
+    const bus::Report report = report_of(self.store, self.job, self.rank);
+    if (std::ranges::any_of(report.waits, named)) return true;
+    for (const bus::BatchReport& batch : report.batches)
+      if (std::ranges::any_of(batch.waits, named)) return true;
+  }
+  return false;
+}
+
+// Whether one interrupt ends the call, once the rank waits for that.
+bool is_interrupted(Bus& bus, const BusOptions& self, const std::string& what, const std::function<void()>& call) {
+  const std::jthread interrupter([&] {
+    if (comes_to_wait(self, what)) bus.interrupt();
+  });
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kCancelled &&
+           std::string_view(error.what()).find("interrupt") != std::string::npos;
+  }
+  return false;
+}
+
+// What a rank that has given up earlier was waited for by comes to hear of it, once each.
+template <typename Call>
+auto in_the_end(const Call& call) {
+  for (int heard = 0;; ++heard) {
+    try {
+      return call();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kPeerLost || heard == 2) throw;
+    }
+  }
+}
+
+TEST_P(Interrupt, EndsEachWaitAndTheSameCallThenGoesWell) {
+  const Signal joins;
+  const Signal registers;
+  const Signal sends;
+  start(options("trainer"), [&](const BusOptions& self) {
+    joins.wait();
+    Bus bus(self);
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    registers.wait();
+    float weight = 3;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    Batch batch = in_the_end([&] { return pair.offer("policy", {&spec, 1}); });
+    sends.wait();
+    batch.send().wait();
+    return 0;
+  });
+  start(options("inference"), [&](const BusOptions& self) {
+    Bus bus(self);
+    const PairOptions weights{.name = "weights", .peer = "trainer"};
+    REQUIRE_HERE(is_interrupted(bus, self, "to join (pair weights)", [&] { bus.pair(weights); }));
+    bus.interrupt();  // nothing waits
+    joins.raise();
+    Pair pair = bus.pair(weights);
+    float weight = 0;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    const auto accept = [&] { return pair.accept("policy", {&spec, 1}); };
+    REQUIRE_HERE(is_interrupted(bus, self, "trainer/0 to register", [&] { pair.manifest("policy"); }));
+    for (int time = 0; time < 2; ++time)
+      REQUIRE_HERE(is_interrupted(bus, self, "trainer/0 to register", [&] { (void)accept(); }));
+    registers.raise();
+    Batch batch = in_the_end(accept);
+    REQUIRE_HERE(is_interrupted(bus, self, "version 1 to be on offer", [&] { batch.wait_version(1); }));
+    sends.raise();
+    REQUIRE_HERE(batch.wait_version(1) == 1);
+    REQUIRE_HERE(batch.recv().wait() == 1 && weight == 3);
+    return 0;
+  });
+  agents_.wait(2 * hang_limit());
+}
+
+TEST_P(Interrupt, OfARegistrationIsToldToTheFellowThatWaitsAndBothRegisterAgain) {
+  const Signal speaks;
+  const Signal registers;
+  start(options("trainer"), [&](const BusOptions& self) {
+    Bus bus(self);
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    registers.wait();
+    float weight = 3;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    in_the_end([&] { return pair.offer("policy", {&spec, 1}); }).send().wait();
+    return 0;
+  });
+  for (const Rank rank : {0, 1}) {
+    start(options("inference", rank, 2), [&, rank](const BusOptions& self) {
+      Bus bus(self);
+      Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+      const auto say = [&] { return pair.all_gather("policy", std::to_string(rank)); };
+      float weight = 0;
+      const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+      const auto accept = [&] { return pair.accept("policy", {&spec, 1}); };
+      if (rank == 0) {
+        REQUIRE_HERE(is_interrupted(bus, self, "inference/1 to register", [&] { say(); }));
+        speaks.raise();
+      } else {
+        speaks.wait();
+      }
+      REQUIRE_HERE(in_the_end(say) == (std::vector<std::string>{"0", "1"}));
+      if (rank == 0) {  // its fellow has registered, once it waits for the trainer
+        REQUIRE_HERE(is_interrupted(bus, self, "trainer/0 to register", [&] { (void)accept(); }));
+        registers.raise();
+      } else {
+        const std::string told = error_of([&] { (void)accept(); });
+        REQUIRE_HERE(told.find("inference/0 gave up") != std::string::npos);
+      }
+      REQUIRE_HERE(in_the_end(accept).recv().wait() == 1 && weight == 3);
+      return 0;
+    });
+  }
+  agents_.wait(2 * hang_limit());
+}
+
+}  // namespace
+}  // namespace tessera::test
