@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 
 #include <memory>
+#include <mutex>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -34,7 +35,7 @@ Mode mode_from(const std::string& name) {
   fail(ErrorCode::kInvalidArgument, "mode {:?}: 'inplace' and 'staged' are possible", name);
 }
 
-// What is interrupted ends the bus' waits for other ranks, now and from then on (BusOptions::stop).
+// An interrupt ends the bus' waits for other ranks that are under way (Bus::interrupt()), or its opening.
 class PyBus {
  public:
   PyBus(std::string job, Rank rank, int world, std::string store, std::string name_space, std::string agent,
@@ -51,7 +52,11 @@ class PyBus {
                              .timeout = timeout_from("timeout", timeout, kRendezvousTimeout),
                              .stall = timeout_from("stall", stall, kTransferTimeout),
                              .stop = stop_.get_token()};
-    wait([&] { bus_ = std::make_shared<Bus>(options); });
+    wait([&] {
+      auto opened = std::make_unique<Bus>(options);
+      const std::lock_guard lock(mutex_);
+      bus_ = std::move(opened);
+    });
   }
 
   ~PyBus() { close(); }
@@ -62,14 +67,22 @@ class PyBus {
   // Leaves once its pairs and batches have gone.
   void close() {
     const nb::gil_scoped_release released;  // it joins threads
-    bus_.reset();
+    std::unique_ptr<Bus> closed;
+    const std::lock_guard lock(mutex_);
+    std::swap(closed, bus_);
   }
 
   // A call that waits for other ranks.
   void wait(const std::function<void()>& call) {
     call_interruptibly(call, [this] { interrupt(); });
   }
-  void interrupt() { stop_.request_stop(); }
+  void interrupt() {
+    const std::lock_guard lock(mutex_);
+    if (bus_)
+      bus_->interrupt();
+    else
+      stop_.request_stop();  // not open yet, or closed
+  }
   Bus& get() {
     if (!bus_) fail(ErrorCode::kInvalidArgument, "the bus is closed: connect() again");
     return *bus_;
@@ -79,7 +92,8 @@ class PyBus {
   const int world_;
   const double created_ = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   std::stop_source stop_;
-  std::shared_ptr<Bus> bus_;
+  std::mutex mutex_;  // of who sets bus_, and of interrupt(), which may come meanwhile
+  std::unique_ptr<Bus> bus_;
 };
 
 using SharedBus = std::shared_ptr<PyBus>;
@@ -390,7 +404,7 @@ void bind_bus(nb::module_& module) {
       .def_prop_ro("world", &PyBus::world, "Ranks of this job.")
       .def_prop_ro("created", &PyBus::created, "When, as time.time(), before it knew of any other rank.")
       .def("close", &PyBus::close, "Leaves once its pairs and batches have gone. Idempotent.")
-      .def("interrupt", &PyBus::interrupt, "Ends all waits for other ranks, now and from then on.")
+      .def("interrupt", &PyBus::interrupt, "Ends what waits for other ranks now, on any thread; later calls work.")
       .def("alive", [](PyBus& self) { return released([&] { return self.get().alive(); }); });
   nb::class_<PyPair>(module, "Pair")
       .def(nb::init<SharedBus, const std::string&, const std::string&, std::optional<double>, std::optional<Layout>>(),

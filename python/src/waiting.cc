@@ -24,6 +24,7 @@ bool on_main_thread() {
 
 // A signal may reach another thread than the one that polls, whose handler cannot wake it: so it looks now and then.
 constexpr int kLookMilliseconds = 1000;
+constexpr int kInterruptMilliseconds = 100;  // until a call that has not ended is interrupted again
 
 }  // namespace
 
@@ -43,12 +44,15 @@ void call_interruptibly(const std::function<void()>& call, const std::function<v
     }
     ::eventfd_write(ended.get(), 1);
   });
+  const auto ends_within = [&](int milliseconds) {
+    pollfd event{.fd = ended.get(), .events = POLLIN, .revents = 0};
+    return ::poll(&event, 1, milliseconds) > 0;
+  };
   bool raised = false;
   for (bool over = false; !over;) {
     {
       const nb::gil_scoped_release released;
-      pollfd event{.fd = ended.get(), .events = POLLIN, .revents = 0};
-      over = ::poll(&event, 1, kLookMilliseconds) > 0;
+      over = ends_within(kLookMilliseconds);
     }
     if (over || PyErr_CheckSignals() == 0) continue;
     raised = over = true;
@@ -59,7 +63,9 @@ void call_interruptibly(const std::function<void()>& call, const std::function<v
   } else {
     const nb::error_scope kept;  // what the handler raised
     const nb::gil_scoped_release released;
-    interrupt();
+    do {
+      interrupt();  // the call may not have begun to wait yet, or do so again
+    } while (!ends_within(kInterruptMilliseconds));
     thread.join();
   }
   if (raised) throw nb::python_error();

@@ -10,9 +10,9 @@
 namespace tessera::python {
 
 // Makes `call` without the GIL, and throws what it throws. Python runs signal handlers on the main thread alone, so
-// there the call is made by a thread of its own ("tessera-call"): if a handler raises meanwhile, `interrupt` is called,
-// the call awaited, and what the handler raised is thrown. `interrupt` must make the call end soon; `call` must not
-// touch Python.
+// there the call is made by a thread of its own ("tessera-call"): if a handler raises meanwhile, `interrupt` is called
+// again and again until the call has ended, and what the handler raised is thrown. `interrupt` must make what the call
+// waits for at that moment end soon, and not throw; `call` must not touch Python.
 void call_interruptibly(const std::function<void()>& call, const std::function<void()>& interrupt);
 
 // The same for a call that ends once a stop is requested.

@@ -492,7 +492,7 @@ class Bus:
         """Leaves once its pairs and batches have gone. Idempotent."""
 
     def interrupt(self) -> None:
-        """Ends all waits for other ranks, now and from then on."""
+        """Ends what waits for other ranks now, on any thread; later calls work."""
 
     def alive(self) -> bool: ...
 
