@@ -84,7 +84,8 @@ class TensorBusClient(Closing):
         with self._lock:
             if pair_name in self._pairs:
                 raise AlreadyExistsError(f"pair {pair_name}: it has been initialised already")
-            bus = self._buses.get((local_name, expected_world_size))
+            known = self._buses.get((local_name, expected_world_size))
+            bus = known
             if bus is None:
                 bus = _core.Bus(
                     job=local_name,
@@ -95,8 +96,13 @@ class TensorBusClient(Closing):
                     agent=self._agent,
                     timeout=timeout,
                 )
-                self._buses[local_name, expected_world_size] = bus
-            pair = _core.Pair(bus, pair_name, remote_name, timeout, layout)
+            try:
+                pair = _core.Pair(bus, pair_name, remote_name, timeout, layout)
+            except BaseException:
+                if known is None:
+                    bus.close()  # the traceback may keep it: the rank is free again
+                raise
+            self._buses[local_name, expected_world_size] = bus
             self._pairs[pair_name] = _JoinedPair(bus, pair, layout)
 
     def register_tensors(

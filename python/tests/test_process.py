@@ -126,6 +126,33 @@ def test_ctrl_c_ends_a_wait_and_the_same_call_then_goes_well(runtime_dir: Path) 
     assert said.splitlines() == ["True", "True", "True", "1 1 [0.0, 1.0, 2.0, 3.0]"]
 
 
+def test_ctrl_c_ends_init_pair_which_can_be_called_again(runtime_dir: Path) -> None:
+    said = run(
+        """
+        from tessera.tensor_bus import TensorBusClient
+
+        value, target = np.arange(4.0), np.zeros(4)
+
+        def train():
+            with TensorBusClient(agent_rank=0) as client:
+                client.init_pair("weights", "trainer", "inference", 1)
+                client.register_tensors("policy", [(value, "weights")]).transfer("send")
+
+        trainer = threading.Thread(target=train)
+        with TensorBusClient(agent_rank=0) as client:
+            print(interrupted(lambda: client.init_pair("weights", "inference", "trainer", 1)))
+            trainer.start()
+            client.init_pair("weights", "inference", "trainer", 1)
+            print(interrupted(lambda: client.init_pair("more", "inference", "trainer", 1)))
+            client.register_tensors("policy", [(target, "weights")]).transfer("recv")
+            print(target.tolist())
+            trainer.join(30)
+        """,
+        runtime_dir,
+    )
+    assert said.splitlines() == ["True", "True", "[0.0, 1.0, 2.0, 3.0]"]
+
+
 def test_a_process_may_end_without_closing_anything(runtime_dir: Path) -> None:
     said = run(
         """
