@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, overload
 
 from . import _core
 from ._closing import Closing
-from ._errors import CancelledError, InvalidArgumentError, MismatchError, UnimplementedError
-from ._handle import Handle
-from ._registration import Registration
+from ._errors import (
+    CancelledError,
+    DeadlineExceededError,
+    Error,
+    InvalidArgumentError,
+    MismatchError,
+    UnimplementedError,
+)
+from ._handle import Handle, Transfer, progress_bars
+from ._registration import Held, Registration
 
 Mode: TypeAlias = Literal["inplace", "staged"]
 Direction: TypeAlias = Literal["send", "recv"]
+
+
+_INTERRUPT_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -53,9 +66,11 @@ class Batch(Closing):
         self._lock = threading.RLock()
         self._core: _core.Batch | None = None
         self._direction: Direction | None = None
-        self._held: Sequence[Any] = ()  # memory that the transfer under way reads or writes
+        self._last: Transfer | None = None  # it may be under way
         self._closed = False
         self._registering = False
+        self._asking: threading.Thread | None = None  # registers it as a receiver
+        self._failure: Error | None = None  # of that thread
         self._process = os.getpid()
         #: Its name, which both jobs use.
         self.name = name
@@ -87,8 +102,11 @@ class Batch(Closing):
 
     @property
     def newest(self) -> int:
-        """Receiver: the newest complete version on offer, 0 if none; waits for no peer. The readiness signal."""
-        return self._attach("recv").newest()
+        """Receiver: the newest complete version on offer, 0 if none; waits for no peer. The readiness signal.
+
+        Asked before the first recv(), it registers the batch with the other job in the background: 0 until that is
+        done. What that has failed with is raised once; the next question tries again."""
+        return self._ask(None)
 
     @property
     def torn(self) -> bool:
@@ -124,10 +142,13 @@ class Batch(Closing):
         In place it ends when every attached receiving rank has taken them; until then the memory must not change, so
         wait before the next optimiser step. Staged it ends when they are copied.
 
+        The first one registers the batch with the other job and waits for that, also if it is not `blocking`;
+        `register(direction="send")` does that ahead.
+
         Args:
             version: An integer that grows. None: the newest + 1.
             blocking: Waits for the end.
-            timeout: Seconds until the receivers have it. None: 30.
+            timeout: Seconds until the receivers have it. None: 30, after what connect() was told for registering.
             progress: Draws a bar, with tqdm; blocking sends only.
 
         Raises:
@@ -135,11 +156,10 @@ class Batch(Closing):
                 that does not fit.
             DeadlineExceededError, PeerLostError: They name whom it waited for.
         """
-        with self._lock:
-            core = self._attach("send")
-            handle = self._begin("send", core.send, version, timeout)
+        bars = progress_bars() if progress and blocking else None
+        handle = self._start("send", version, timeout, goes_on=not blocking)
         if blocking:
-            self._finish(handle, progress)
+            self._finish(handle, bars)
         return handle
 
     @overload
@@ -160,6 +180,24 @@ class Batch(Closing):
         timeout: float | None = None,
         progress: bool = False,
     ) -> Handle: ...
+    @overload
+    def recv(
+        self,
+        min_version: int | None,
+        blocking: Literal[False],
+        timeout: float | None = None,
+        *,
+        progress: bool = False,
+    ) -> Handle: ...
+    @overload
+    def recv(
+        self,
+        min_version: int | None = None,
+        blocking: bool = True,
+        timeout: float | None = None,
+        *,
+        progress: bool = False,
+    ) -> int | Handle: ...
     def recv(
         self,
         min_version: int | None = None,
@@ -172,10 +210,14 @@ class Batch(Closing):
 
         The version counter of every tensor is bumped: a backward() whose forward() used the old values raises.
 
+        The first one registers the batch with the other job and waits for that, also if it is not `blocking`;
+        `register(direction="recv")` does that ahead, and `newest` in the background.
+
         Args:
             min_version: Take no older one.
             blocking: Waits for the end.
-            timeout: Seconds until there is such a version (None: 30). Once data flows, 30 s without progress end it.
+            timeout: Seconds until there is such a version. None: 30, after what connect() was told for registering.
+                Once data flows, 30 s without progress end it.
             progress: Draws a bar, with tqdm; if blocking.
 
         Returns:
@@ -204,6 +246,24 @@ class Batch(Closing):
         timeout: float | None = None,
         progress: bool = False,
     ) -> Handle: ...
+    @overload
+    def stage(
+        self,
+        min_version: int | None,
+        blocking: Literal[False],
+        timeout: float | None = None,
+        *,
+        progress: bool = False,
+    ) -> Handle: ...
+    @overload
+    def stage(
+        self,
+        min_version: int | None = None,
+        blocking: bool = True,
+        timeout: float | None = None,
+        *,
+        progress: bool = False,
+    ) -> int | Handle: ...
     def stage(
         self,
         min_version: int | None = None,
@@ -221,83 +281,89 @@ class Batch(Closing):
         calls it; it blocks as long as the copy takes."""
         with self._lock:
             core = self._require_core()
-            self._held = self._locate()
-            self._written()
+            held = self._locate()
             try:
                 version = core.commit()
-            finally:
-                self._written()
-                self._release()
+            except Error:
+                if core.torn():
+                    _written(held)
+                raise
+            _written(held)
         return version
 
     def wait_version(self, version: int, timeout: float | None = None) -> int:
-        """Receiver: blocks until a version of at least `version` is on offer; returns it."""
-        return self._attach("recv").wait_version(version, timeout)
+        """Receiver: blocks until a version of at least `version` is on offer; returns it. Registers, as recv() does."""
+        core, timeout = self._ready("recv", timeout)
+        return core.wait_version(version, timeout)
 
     def close(self) -> None:
         """Frees what both sides hold for it; the peer's later calls fail with PeerLostError. Waits for a transfer that
         reads or writes its tensors. Idempotent."""
         self._closed = True
-        if self._registering:  # on another thread, which waits for other ranks
+        here = os.getpid() == self._process  # in a forked child it is its parent's
+        while self._registering and here:  # on another thread, which waits for other ranks
             self._bus.interrupt()
+            time.sleep(_INTERRUPT_SECONDS)
         core, self._core = self._core, None
-        if core is not None and os.getpid() == self._process:  # in a forked child it is its parent's
+        if core is not None and here:
             core.close()
-        self._held = ()
+            if self._last is not None:
+                self._last.settle()
+        self._last = None
         self._forget(self)
 
     # --- inside
 
     def _take(
-        self, what: str, min_version: int | None, blocking: bool, timeout: float | None, progress: bool
+        self,
+        what: Literal["recv", "stage"],
+        min_version: int | None,
+        blocking: bool,
+        timeout: float | None,
+        progress: bool,
     ) -> int | Handle:
-        with self._lock:
-            core = self._attach("recv")
-            handle = self._begin(what, core.recv if what == "recv" else core.stage, min_version, timeout)
-        return self._finish(handle, progress) if blocking else handle
+        bars = progress_bars() if progress and blocking else None
+        handle = self._start(what, min_version, timeout, goes_on=not blocking)
+        return self._finish(handle, bars) if blocking else handle
 
-    def _finish(self, handle: Handle, progress: bool = False) -> int:
+    def _finish(self, handle: Handle, bars: Any = None) -> int:
         """Waits for a transfer of this batch; Ctrl-C cancels it, if nobody has begun to take it."""
         try:
-            if progress:
-                handle._show_progress()
+            if bars is not None:
+                handle._show_progress(bars)
             return handle.wait()
         except KeyboardInterrupt:
-            handle.cancel()
+            if not handle.cancel():
+                handle._transfer.begun()
             raise
 
-    def _received(self) -> None:
-        self._written()
-        self._release()
+    def _ready(self, direction: Direction, timeout: float | None) -> tuple[_core.Batch, float | None]:
+        """The core's, registered with the other job, and what is left of `timeout`."""
+        core = self._core
+        if core is not None and self._direction == direction:
+            return core, timeout
+        begin = time.monotonic()
+        core = self._attach(direction, timeout)
+        return core, None if timeout is None else max(timeout - (time.monotonic() - begin), 0.0)
 
-    def _begin(
-        self,
-        what: str,
-        start: Callable[[int | None, float | None], _core.Handle],
-        version: int | None,
-        timeout: float | None,
+    def _start(
+        self, what: Literal["send", "recv", "stage"], version: int | None, timeout: float | None, *, goes_on: bool
     ) -> Handle:
-        """Starts a transfer, and keeps the tensors where they are until it has ended."""
-        under_way, self._held = self._held, self._locate()
-        try:
-            if what == "send":
-                return Handle(start(version, timeout), self, "send", self._release)
-            self._written()
-            return Handle(start(version, timeout), self, what, self._received)
-        except BaseException:
-            if not under_way:  # else another one goes on, with the same tensors
-                self._release()
-            raise
+        """Starts a transfer, and keeps the tensors where they are until it has ended. `goes_on`: so does the caller."""
+        core, timeout = self._ready("send" if what == "send" else "recv", timeout)
+        start = core.send if what == "send" else core.recv if what == "recv" else core.stage
+        with self._lock:
+            held = self._locate()
+            transfer = Transfer(start(version, timeout), held, writes=what == "recv", torn=core.torn)
+            last, self._last = self._last, transfer
+        if last is not None:
+            last.settle()  # it has ended: else the core would not have started this one
+        if goes_on:
+            transfer.begun()
+        return Handle(transfer, self, what)
 
-    def _release(self) -> None:
-        self._held = ()
-        for share in self._shares:
-            share.registration.release()
-
-    def _locate(self) -> list[Any]:
-        held: list[Any] = []
-        for share in self._shares:
-            held += share.registration.locate()
+    def _locate(self) -> list[Held]:
+        held = [share.registration.locate() for share in self._shares]
         for share in self._shares:
             if share.registration.has_moved:
                 self._relocate(share.registration.moved)
@@ -314,44 +380,80 @@ class Batch(Closing):
             raise InvalidArgumentError(f"{moved[0]}: {error}") from None
         registration.settle()
 
-    def _written(self) -> None:
-        for share in self._shares:
-            share.registration.written()
+    def _ask(self, timeout: float | None) -> int:
+        """newest; registers as a receiver within `timeout` seconds, in the background, if it is not registered yet."""
+        core = self._core
+        if core is not None and self._direction == "recv":
+            return core.newest()
+        with self._lock_for(0.0) as locked:
+            if not locked:  # another thread registers it
+                return 0
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+            self._require_open("recv")
+            if self._asking is None or not self._asking.is_alive():
+                self._asking = threading.Thread(target=self._answer, args=(timeout,), name="tessera-ask", daemon=True)
+                self._asking.start()
+        return 0
+
+    def _answer(self, timeout: float | None) -> None:
+        try:
+            self._attach("recv", timeout)
+        except Error as error:
+            self._failure = error
 
     def _attach(self, direction: Direction, timeout: float | None = None, *, early: bool = False) -> _core.Batch:
         """Registers it with the other job, unless it is; blocks until that has registered it, too. `early`: the tensors
         may not hold yet what is to be sent."""
-        core = self._core
-        if core is not None and self._direction == direction:
-            return core
-        with self._lock:
-            if self._closed:
-                raise InvalidArgumentError(f"batch {self.name}: it is closed: register it again")
-            if self._direction is not None and self._direction != direction:
-                raise InvalidArgumentError(
-                    f"batch {self.name}: it {'sends' if self._direction == 'send' else 'receives'}; register another "
-                    "batch for the other direction"
+        limit = self._timeout if timeout is None else timeout
+        begin = time.monotonic()
+        with self._lock_for(limit) as locked:
+            if not locked:
+                raise DeadlineExceededError(
+                    f"batch {self.name}: another thread has been registering it for more than {limit} s"
                 )
+            self._require_open(direction)
             if self._core is None:
                 self._registering = True
                 try:
-                    core = self._register(direction == "send", timeout or self._timeout, early)
+                    core = self._register(direction == "send", max(limit - (time.monotonic() - begin), 0.0), early)
+                    if self._closed:
+                        core.close()
+                    self._require_open(direction)
+                    self._core, self._direction = core, direction
                 finally:
                     self._registering = False
-                    self._release()
-                if self._closed:
-                    core.close()
-                    raise CancelledError(f"batch {self.name}: it was closed while it was registered")
-                self._core = core
-                self._direction = direction
             return self._core
+
+    @contextmanager
+    def _lock_for(self, timeout: float) -> Iterator[bool]:
+        """Whether it could be locked within `timeout` seconds."""
+        locked = self._lock.acquire(timeout=timeout) if timeout > 0 else self._lock.acquire(blocking=False)
+        try:
+            yield locked
+        finally:
+            if locked:
+                self._lock.release()
+
+    def _require_open(self, direction: Direction) -> None:
+        if self._closed:
+            if self._registering:
+                raise CancelledError(f"batch {self.name}: it was closed while it was registered")
+            raise InvalidArgumentError(f"batch {self.name}: it is closed: register it again")
+        if self._direction is not None and self._direction != direction:
+            raise InvalidArgumentError(
+                f"batch {self.name}: it {'sends' if self._direction == 'send' else 'receives'}; register another "
+                "batch for the other direction"
+            )
 
     def _register(self, sends: bool, timeout: float, early: bool) -> _core.Batch:
         # The core registers a batch over several pairs with the first of them, in alphabetical order, where names are
         # "PAIR/NAME".
+        direction: Direction = "send" if sends else "recv"
         first = self._shares[0].pair
         prefixes = [f"{share.name}/" if len(self._shares) > 1 else "" for share in self._shares]
-        self._held = [share.registration.locate() for share in self._shares]
+        held = [share.registration.locate() for share in self._shares]  # while digests are taken
         for share in self._shares:
             share.registration.settle()  # nobody knows yet where it was
             if sends:
@@ -363,6 +465,8 @@ class Batch(Closing):
         heard = [
             _read(rank, text, len(self._shares)) for rank, text in enumerate(first.all_gather(self.name, said, timeout))
         ]
+        del held
+        self._require_open(direction)
         for number, share in enumerate(self._shares):
             share.registration.agree([of_rank[number] for of_rank in heard])
             if world:
@@ -372,6 +476,7 @@ class Batch(Closing):
             for share, prefix in zip(self._shares, prefixes, strict=True):
                 mine = {name.removeprefix(prefix): shape for name, shape in offered.items() if name.startswith(prefix)}
                 share.registration.choose(mine)
+            self._require_open(direction)
         return self._bus.register_batch(
             self.name,
             [(share.pair, share.registration.specs()) for share in self._shares],
@@ -394,6 +499,8 @@ class Batch(Closing):
         if core is None or os.getpid() != self._process:
             return
         warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+        if sys.is_finalizing():  # no thread starts any more
+            return
         # Closing may wait for a peer that reads: not in the garbage collector.
         threading.Thread(target=core.close, name="tessera-close").start()
 
@@ -402,6 +509,11 @@ class Batch(Closing):
         words: dict[Direction | None, str] = {None: "not yet transferred", "send": "sends", "recv": "receives"}
         state = "closed" if self._closed else f"{words[self._direction]}, version {self.version}"
         return f"Batch({where}/{self.name}: {len(self.names)} tensors, {self.mode}, {state})"
+
+
+def _written(held: Sequence[Held]) -> None:
+    for each in held:
+        each.written()
 
 
 def _read(rank: int, text: str, parts: int) -> list[str]:

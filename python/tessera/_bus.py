@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import re
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from . import _core
 from ._batch import Batch, Direction, Mode, Share
-from ._closing import Closing
+from ._closing import Closing, close_at_exit
 from ._errors import AlreadyExistsError, InvalidArgumentError
 from ._launch import launch
 from ._layouts import LayoutLike, as_layout
@@ -20,14 +18,6 @@ from ._registration import Registration
 
 # Names of tensors: regular expressions of which one matches the whole name, or a function that says so.
 Names: TypeAlias = str | Iterable[str] | Callable[[str], bool]
-
-_open: weakref.WeakSet[Bus] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for bus in list(_open):
-        bus.close()
 
 
 def connect(
@@ -126,7 +116,7 @@ class Bus(Closing):
         self.world = world
         #: Processes of the other job, as it was met first.
         self.peer_world = joined.peer_world()
-        _open.add(self)
+        close_at_exit(self)
 
     def register(
         self,
@@ -191,7 +181,7 @@ class Bus(Closing):
                 batch,
                 [Share(self.pair, pair, registration)],
                 mode=mode,
-                timeout=timeout or self._timeout,
+                timeout=self._timeout if timeout is None else timeout,
                 snapshots=snapshots,
                 pinned=pinned,
                 forget=self._forget,
@@ -207,7 +197,7 @@ class Bus(Closing):
 
     def manifest(self, batch: str = "default", timeout: float | None = None) -> list[_core.ManifestEntry]:
         """What the other job offers under `batch`, once all its ranks have registered it."""
-        return self._require_open().manifest(batch, timeout or self._timeout)
+        return self._require_open().manifest(batch, self._timeout if timeout is None else timeout)
 
     def close(self) -> None:
         """Closes every batch and leaves the pair. Idempotent."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
@@ -20,3 +22,17 @@ class Closing(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_open: weakref.WeakSet[Closing] = weakref.WeakSet()
+
+
+def close_at_exit(what: Closing) -> None:
+    """Closes it when the interpreter ends, while threads can still be joined, if it is there by then."""
+    _open.add(what)
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in list(_open):
+        each.close()

@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._errors import DeadlineExceededError, InvalidArgumentError
+from ._errors import DeadlineExceededError, Error, InvalidArgumentError
 
 if TYPE_CHECKING:
     from ._batch import Batch
+    from ._registration import Held
 
 _BAR_SECONDS = 0.1
 
 
+class Transfer:
+    """A transfer of the core under way, and what it holds until it has ended: memory, where it is, and the tensors that
+    it writes."""
+
+    def __init__(self, core: _core.Handle, held: Sequence[Held], writes: bool, torn: Callable[[], bool]) -> None:
+        """torn: whether a transfer that has failed may have written."""
+        self.core = core
+        self._held = held
+        self._writes = writes
+        self._torn = torn
+
+    def begun(self) -> None:
+        """The caller goes on while it is under way."""
+        if self._writes:
+            for held in self._held:
+                held.written()
+
+    def settle(self, well: bool = False) -> None:
+        """Bumps the counters of what it has written, and lets go of it. Idempotent. REQUIRES: it has ended; `well`, if
+        the caller knows that."""
+        held, self._held = self._held, ()
+        if held and self._writes and (well or self._has_written()):
+            for each in held:
+                each.written()
+
+    def _has_written(self) -> bool:
+        try:
+            self.core.wait(None)
+        except Error:
+            return self._torn()
+        return True
+
+
 class Handle:
     """A send or recv under way: wait for it, poll it, cancel it, or await it. Thread-safe. Dropping it never blocks;
-    the transfer goes on."""
+    the transfer goes on. (What a recv has written is known to autograd once its end was seen: by wait(), done() or the
+    batch's next transfer.)"""
 
-    def __init__(self, core: _core.Handle, batch: Batch, what: str, settle: Callable[[], None]) -> None:
-        self._core = core
+    def __init__(self, transfer: Transfer, batch: Batch, what: str) -> None:
+        self._core = transfer.core
+        self._transfer = transfer
         self._batch = batch
         self._what = what
-        self._settle: Callable[[], None] | None = settle
 
     def wait(self, timeout: float | None = None) -> int:
         """Blocks until it has ended; returns the version. Raises what it failed with, each time. After `timeout`
@@ -36,11 +71,11 @@ class Handle:
 
     def wait_for(self, timeout: float) -> bool:
         """Waits `timeout` seconds at most: whether it has ended, well or not."""
-        return self._core.wait_for(timeout)
+        return self._settled(self._core.wait_for(timeout))
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self._core.done()
+        return self._settled(self._core.done())
 
     def cancel(self) -> bool:
         """Ends it with CancelledError unless a receiver has begun to take it: then False, and it goes on."""
@@ -88,28 +123,23 @@ class Handle:
         try:
             version = self._core.wait(None)
         except BaseException:
-            if self._core.done():
-                self._settled()
+            self._settled(self._core.done())
             raise
-        self._settled()
+        self._transfer.settle(True)
         return version
 
     @property
     def _name(self) -> str:
         return f"{self._what} of {self._batch.name}"
 
-    def _settled(self) -> None:
-        settle, self._settle = self._settle, None
-        if settle is not None:
-            settle()
+    def _settled(self, ended: bool) -> bool:
+        if ended:
+            self._transfer.settle()
+        return ended
 
-    def _show_progress(self) -> None:
-        """Draws a bar until it has ended."""
-        try:
-            from tqdm.auto import tqdm
-        except ImportError:
-            raise InvalidArgumentError("progress=True draws with tqdm, which is missing: `pip install tqdm`") from None
-        with tqdm(desc=self._name, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+    def _show_progress(self, bars: Any) -> None:
+        """Draws one of progress_bars() until it has ended."""
+        with bars(desc=self._name, unit="B", unit_scale=True, unit_divisor=1024) as bar:
             ended = False
             while not ended:
                 ended = self._core.wait_for(_BAR_SECONDS)
@@ -120,3 +150,12 @@ class Handle:
     def __repr__(self) -> str:
         state = "ended" if self.done() else f"{self.progress!r}"
         return f"Handle({self._name}, version {self.version}, {state})"
+
+
+def progress_bars() -> Any:
+    """tqdm's."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        raise InvalidArgumentError("progress=True draws with tqdm, which is missing: `pip install tqdm`") from None
+    return tqdm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _core
@@ -18,6 +18,24 @@ from ._tensors import Location, Source, walk
 from ._watch import Watch
 
 LARGEST = 1 << 62  # of a dim; a sum of some is checked by the core
+
+
+class Held:
+    """What one transfer holds of a registration: the memory, where it is, and whose version counters it is to bump."""
+
+    def __init__(self, memory: list[Any], watch: Watch | None, counted: list[Any], others: Sequence[Source]) -> None:
+        """`counted` are those of the watch."""
+        self.memory = memory
+        self._watch = watch
+        self._counted = counted
+        self._others = others
+
+    def written(self) -> None:
+        """Tells the tensors' libraries that the elements have changed, or are about to."""
+        if self._watch is not None:
+            self._watch.written(self._counted)
+        for source in self._others:
+            source.written()
 
 
 class Registration:
@@ -43,6 +61,8 @@ class Registration:
         self._layouts: dict[str, _core.Layout] = {}  # of local tensors, as agreed
         self._moved: dict[str, Location] = {}  # where what has moved is now
         self._replicas: list[Replicas] = []  # by rank
+        self._said_ties: list[list[str]] = []  # by any rank of the job
+        self._tied_to: dict[str, str] = {}  # of a receiver's local tensors: one into whose memory it is received
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
         parts_of = compile_map(names)
@@ -84,7 +104,8 @@ class Registration:
 
     def said(self, world: int = 0) -> str:
         """What the other ranks of the job must know: local shapes of tensors whose global one nobody has said, how
-        strided placements are read here, and, of a job of `world` ranks that is about to send, digests of replicas."""
+        strided placements are read here, which names are one memory, and, of a job of `world` ranks that is about to
+        send, digests of replicas."""
         shapes = {
             name: [str(piece.location.layout), piece.location.shape]
             for name, piece in self._pieces.items()
@@ -92,19 +113,21 @@ class Registration:
         }
         readings = {name: str(at.layout) for name, at in self._locations.items() if _may_be_read_otherwise(at)}
         replicas = digests(self._pieces, self._rank, world) if world else {}
-        return json.dumps({"shapes": shapes, "readings": readings, "replicas": replicas, "at": time.time()})
+        said = {"shapes": shapes, "readings": readings, "ties": self._ties_here(), "replicas": replicas}
+        return json.dumps({**said, "at": time.time()})
 
     def agree(self, said: Sequence[str]) -> None:
         """Finds every layout and global shape, out of what the job's ranks have said(), by rank."""
         shapes: dict[tuple[str, str], dict[int, Shape]] = {}
         readings: dict[tuple[str, str], int] = {}
-        self._replicas = []
+        self._replicas, self._said_ties = [], []
         for rank, text in enumerate(said):
-            of_rank, read, replicas = _read(rank, text)
-            self._replicas.append(replicas)
-            for name, (layout, shape) in of_rank.items():
+            heard = _read(rank, text)
+            self._replicas.append(heard.replicas)
+            self._said_ties += heard.ties
+            for name, (layout, shape) in heard.shapes.items():
                 shapes.setdefault((name, layout), {})[rank] = tuple(shape)
-            for name, layout in read.items():
+            for name, layout in heard.readings.items():
                 readings.setdefault((name, layout), rank)
         for name, at in self._locations.items():
             other = at.other_layout
@@ -153,9 +176,10 @@ class Registration:
         has not. Finds what slices take of shapes that are `offered`."""
         absent = {name for name, piece in self._pieces.items() if piece.source not in offered}
         dropped = set(absent) if self._missing_ok else set()
-        for tied in self._ties():
-            if not absent.issuperset(tied):
-                dropped |= absent.intersection(tied)
+        pieces, ties = dict(self._pieces), self._ties()
+        for names in ties:
+            if not absent.issuperset(names):
+                dropped |= absent.intersection(names)
         for name, piece in self._pieces.items():
             if piece.index is not None and name not in absent:
                 self._pieces[name] = replace(piece, taken=_taken(piece, offered[piece.source]))
@@ -164,6 +188,11 @@ class Registration:
             self._skipped.append(name)
         self._watch, self._unwatched = None, []
         used = {piece.tensor for piece in self._pieces.values()}
+        for names in ties:  # what is received under another name is written, too
+            kept = next((pieces[name].tensor for name in names if name in self._pieces), None)
+            if kept is not None:
+                self._tied_to |= {pieces[name].tensor: kept for name in names if pieces[name].tensor not in used}
+        used |= self._tied_to.keys()
         self._sources = {name: source for name, source in self._sources.items() if name in used}
         self._locations = {name: self._locations[name] for name in self._sources}
 
@@ -173,16 +202,20 @@ class Registration:
 
     # --- at every transfer
 
-    def locate(self) -> list[Any]:
-        """What keeps the memory of all tensors where it is. Raises InvalidArgumentError for one that has become another
-        tensor; what `moved` says has been moved alone."""
+    def locate(self) -> Held:
+        """All tensors, where they are. Raises InvalidArgumentError for one that has become another tensor; what `moved`
+        says has been moved alone."""
         self._moved = {}
         watched = self._watch.hold() if self._watch is not None else None
         if watched is not None:
-            return watched + [self._locate(name) for name in self._unwatched]
-        held = [self._locate(name) for name in self._sources]
+            memory, counted = watched
+            memory += [self._locate(name) for name in self._unwatched]
+            return Held(memory, self._watch, counted, [self._sources[name] for name in self._unwatched])
+        memory = [self._locate(name) for name in self._sources]
+        for name, other in self._tied_to.items():
+            self._require_tied(name, other)
         self._watch_them()
-        return held
+        return Held(memory, None, [], list(self._sources.values()))
 
     @property
     def has_moved(self) -> bool:
@@ -206,18 +239,6 @@ class Registration:
     def require_writeable(self) -> None:
         for source in self._sources.values():
             source.require_writeable()
-
-    def written(self) -> None:
-        """Tells the tensors' libraries that the elements change. REQUIRES: locate() has been called."""
-        if self._watch is not None:
-            self._watch.written()
-        for name in self._unwatched:
-            self._sources[name].written()
-
-    def release(self) -> None:
-        """The transfer has ended."""
-        if self._watch is not None:
-            self._watch.release()
 
     # --- inside
 
@@ -280,6 +301,14 @@ class Registration:
             self._moved[name] = replace(now, memory=None)
         return now.memory
 
+    def _require_tied(self, name: str, other: str) -> None:
+        now, there = (self._moved.get(each, self._locations[each]) for each in (name, other))
+        if now.address != there.address:
+            raise InvalidArgumentError(
+                f"tensor {name}: it is tied to {other} no more, as it was when it was registered: close the batch and "
+                "register it again"
+            )
+
     def _moved_pieces(self) -> dict[str, Piece]:
         pieces = dict(self._pieces)
         for tensor, at in self._moved.items():
@@ -302,14 +331,25 @@ class Registration:
         """Held whole by each rank that registers it: a mesh of its own on each, hence replicas."""
         return _core.Layout(_core.Mesh([1], ranks=[self._rank]), [_core.Replicate()])
 
-    def _ties(self) -> list[list[str]]:
-        """Names of one and the same memory."""
+    def _ties_here(self) -> list[list[str]]:
+        """Names of one and the same memory, of this rank; where that is empty, of one and the same tensor."""
         groups: dict[Any, list[str]] = {}
         for name, piece in self._pieces.items():
             at = piece.location
             if at.address:
                 groups.setdefault((at.address, at.shape, at.strides, at.dtype), []).append(name)
+            elif len(self._parts[piece.tensor]) == 1:
+                groups.setdefault(self._identities[piece.tensor], []).append(name)
         return [names for names in groups.values() if len(names) > 1]
+
+    def _ties(self) -> list[list[str]]:
+        """Likewise; of names that are empty here, those that another rank has said, too: it has seen the memory."""
+        ties = self._ties_here()
+        for said in self._said_ties:
+            empty = [name for name in said if name in self._pieces and not self._pieces[name].location.address]
+            if len(empty) > 1 and empty not in ties:
+                ties.append(empty)
+        return ties
 
 
 def _source(part: Part) -> str:
@@ -329,11 +369,26 @@ def _may_be_read_otherwise(at: Location) -> bool:
     return at.other_layout is not None or any(isinstance(each, _core.StridedShard) for each in placements)
 
 
-def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Mapping[str, str], Replicas]:
-    """(shapes, readings, digests of replicas) that another rank has said: untrusted."""
+@dataclass(frozen=True)
+class _Said:
+    """What a rank of the job has said()."""
+
+    shapes: Mapping[str, tuple[str, list[int]]]
+    readings: Mapping[str, str]
+    ties: list[list[str]]
+    replicas: Replicas
+
+
+def _read(rank: int, text: str) -> _Said:
+    """Untrusted."""
     try:
         said = json.loads(text)
         shapes, readings, replicas, at = said["shapes"], said["readings"], said["replicas"], float(said["at"])
+        ties = said["ties"]
+        if not (isinstance(ties, list) and all(isinstance(names, list) for names in ties)):
+            raise TypeError
+        if not all(isinstance(name, str) for names in ties for name in names):
+            raise TypeError
         for layout, shape in shapes.values():
             if not (isinstance(layout, str) and all(isinstance(size, int) and 0 <= size < LARGEST for size in shape)):
                 raise TypeError
@@ -343,7 +398,7 @@ def _read(rank: int, text: str) -> tuple[Mapping[str, tuple[str, list[int]]], Ma
             raise TypeError
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         raise MismatchError(f"rank {rank} says what no Tessera of this release does: {text[:200]!r}") from None
-    return shapes, readings, Replicas(replicas, at)
+    return _Said(shapes, readings, ties, Replicas(replicas, at))
 
 
 def _spec(name: str, piece: Piece) -> _core.TensorSpec:

@@ -45,23 +45,14 @@ class Watch:
         storage_of: Callable[[Any], Any] = torch.Tensor.untyped_storage
         self._watch = _core.TensorWatch(api, storage_of, list(sources), list(tensors))
         self._bump: Callable[[Any], None] = torch.autograd.graph.increment_version
-        self._counted: list[Any] = []
 
-    def hold(self) -> list[Any] | None:
-        """What keeps the memory of all of them where it is. None: one has changed."""
-        found = self._watch.hold()
-        if found is None:
-            return None
-        storages, self._counted = found
-        return storages
+    def hold(self) -> tuple[list[Any], list[Any]] | None:
+        """(what keeps the memory of all of them where it is, what written() is to be told). None: one has changed."""
+        return self._watch.hold()
 
-    def written(self) -> None:
-        """Bumps the version counter of each that hold() has found."""
-        self._bump(self._counted)
-
-    def release(self) -> None:
-        """The transfer has ended."""
-        self._counted = []
+    def written(self, counted: list[Any]) -> None:
+        """Bumps their version counters."""
+        self._bump(counted)
 
 
 def _local(tensor: Any) -> Any:

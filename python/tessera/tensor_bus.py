@@ -18,8 +18,8 @@ from typing import Any
 
 from . import _core
 from ._batch import Batch, Direction, Mode, Share
-from ._closing import Closing
-from ._errors import AlreadyExistsError, Error, InvalidArgumentError, NotFoundError
+from ._closing import Closing, close_at_exit
+from ._errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from ._handle import Handle
 from ._registration import Registration
 from ._tensors import source_of
@@ -51,6 +51,7 @@ class TensorBusClient(Closing):
         self._buses: dict[tuple[str, int], _core.Bus] = {}  # by job and world
         self._pairs: dict[str, _JoinedPair] = {}
         self._handlers: dict[str, BatchHandler] = {}
+        close_at_exit(self)
 
     def init_pair(
         self,
@@ -189,8 +190,6 @@ class BatchHandler(Closing):
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._handle: Handle | None = None  # the last one
-        self._asking: threading.Thread | None = None  # registers as a receiver
-        self._failure: Error | None = None
 
     @property
     def batch(self) -> Batch:
@@ -218,11 +217,7 @@ class BatchHandler(Closing):
         """
         if direction not in ("send", "recv"):
             raise InvalidArgumentError(f"direction {direction!r}: 'send' and 'recv' are possible")
-        if direction == "send":
-            handle = self._batch.send(version, False, timeout)
-        else:
-            handle = self._batch.recv(version, blocking=False, timeout=timeout)
-        self._handle = handle
+        handle = self._handle = self._batch._start(direction, version, timeout, goes_on=not blocking)
         if blocking:
             self._batch._finish(handle)
         return handle
@@ -236,25 +231,11 @@ class BatchHandler(Closing):
         """
         if self._batch.direction == "send":
             return self._handle is None or self._handle.done()
-        if self._batch.direction == "recv":
-            return self._batch.newest > self._batch.version
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=self._ask, args=(timeout,), name="tessera-ask", daemon=True)
-            self._asking.start()
-        return False
+        return self._batch._ask(timeout) > self._batch.version
 
     def close(self) -> None:
         """Frees what both sides hold for it. Idempotent."""
         self._batch.close()
-
-    def _ask(self, timeout: float) -> None:
-        try:
-            self._batch._attach("recv", timeout)
-        except Error as error:
-            self._failure = error
 
     def __repr__(self) -> str:
         return f"BatchHandler({self._batch!r})"

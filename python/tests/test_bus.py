@@ -135,14 +135,17 @@ def test_staged_versions_are_written_by_commit_alone() -> None:
         before = target._version
         assert batch.stage() == 1
         assert target.sum() == 0 and batch.version == 0
+        assert target._version == before  # nothing has been written
         assert batch.commit() == 1
         assert target.sum() == 8 and batch.version == 1
         assert target._version > before
         taken.wait(LIMIT)
         assert batch.recv() == 2 and batch.newest == 2
         assert target.sum() == 16
+        before = target._version
         with pytest.raises(tessera.InvalidArgumentError, match="nothing is staged"):
             batch.commit()
+        assert target._version == before
         taken.wait(LIMIT)
 
     run({"trainer": [send], "inference": [recv]})
@@ -248,6 +251,23 @@ def test_tied_receivers_need_one_of_their_names() -> None:
     results = run({"trainer": [lambda bus: bus.register({"embed": ones}).send().version], "inference": [recv]})
     assert results["inference"] == [("embed",)]
     assert tied.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("one_object", [True, False])
+def test_a_tied_receiver_may_hold_nothing(one_object: bool) -> None:
+    """Rank 0 sees one memory under two names; what rank 1 holds of it is empty."""
+
+    def recv(bus: tessera.Bus) -> tuple[str, ...]:
+        held = torch.zeros(1 - bus.rank, 3)
+        head = held if one_object else held.view_as(held)
+        batch = bus.register({name: (each, "2:S0", (1, 3)) for name, each in {"embed": held, "head": head}.items()})
+        batch.recv()
+        assert (held == 1).all()
+        return batch.names
+
+    ones = torch.ones(1, 3)
+    results = run({"trainer": [lambda bus: bus.register({"embed": ones}).send().version], "inference": [recv, recv]})
+    assert results["inference"] == [("embed",)] * 2
 
 
 def test_one_direction_a_batch_and_one_batch_a_name() -> None:

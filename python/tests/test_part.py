@@ -257,6 +257,12 @@ def test_a_rank_that_holds_one_of_two_tensors_offers_that() -> None:
     assert (spec.name, spec.source, spec.layout) == ("emb", "", tessera.Layout("1@1:R"))
 
 
+def test_empty_parts_of_one_tensor_are_not_tied() -> None:
+    nothing = np.zeros((0, 4))
+    assert not collect({"qkv": nothing}, {"qkv": [Part(name, slice(0, 0)) for name in "qkv"]}).wants_manifest
+    assert collect({"embed": nothing, "head": nothing}, None).wants_manifest
+
+
 def test_a_slice_of_a_source_is_not_one_to_send() -> None:
     registration = collect({"w": FUSED}, {"w": Part("x", source=slice(0, 6))})
     assert registration.names == ("x[0:6]",)
@@ -275,9 +281,10 @@ def test_a_changed_tensor_is_noticed_through_its_parts() -> None:
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(4, 6, bias=False)
     registration = collect(module, {"weight": [Part("a", slice(0, 2)), Part("b", slice(2, 6))]})
-    assert len(registration.locate()) == 1  # looked up once, held once
+    held = registration.locate()
+    assert len(held.memory) == 1  # looked up once, held once
     before = module.weight._version
-    registration.written()
+    held.written()
     assert module.weight._version == before + 1
     module.weight = torch.nn.Parameter(torch.zeros(6, 4))
     registration.locate()
@@ -301,4 +308,4 @@ def test_a_tensor_of_which_no_part_is_left_may_go() -> None:
     assert registration.names == ()
     assert sorted(registration.skipped) == ["a", "c"]
     del tensors["b"]
-    assert registration.locate() == []
+    assert registration.locate().memory == []

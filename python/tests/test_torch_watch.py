@@ -15,7 +15,6 @@ from torch import nn
 def registered(tensors: Any) -> Registration:
     made = Registration.collect(tensors, lambda name: True, rank=0, fallback=None, missing_ok=False)
     made.locate()  # from now on they are watched
-    made.release()
     return made
 
 
@@ -39,13 +38,13 @@ def test_what_has_not_moved_is_not_located(request: pytest.FixtureRequest) -> No
     batches = [registered(model), registered(state)]
     request.getfixturevalue("no_locating")
     for batch in batches:
-        assert len(batch.locate()) == 2
+        assert len(batch.locate().memory) == 2
 
 
 def test_the_storage_is_held_and_let_go() -> None:
     state = {"w": torch.ones(3)}
     batch = registered(state)
-    (held,) = batch.locate()
+    (held,) = batch.locate().memory
     assert held.data_ptr() == state["w"].untyped_storage().data_ptr()
     state["w"].data = torch.zeros(3)  # frees nothing that is held
     assert bytes(held.tolist()) == bytes(torch.ones(3).view(torch.uint8).tolist())
@@ -55,8 +54,7 @@ def test_counters_are_bumped() -> None:
     model = Model()
     batch = registered(model)
     before = model.w._version, model.steps._version  # type: ignore[operator, union-attr]
-    batch.locate()
-    batch.written()
+    batch.locate().written()
     assert (model.w._version, model.steps._version) == tuple(each + 1 for each in before)  # type: ignore[union-attr]
 
 
@@ -110,5 +108,4 @@ def test_inference_tensors_are_located_each_time() -> None:
     with torch.inference_mode():
         state = {"w": torch.ones(3)}
     batch = registered(state)
-    batch.locate()
-    batch.written()  # they have no counter
+    batch.locate().written()  # they have no counter
