@@ -175,6 +175,149 @@ def test_what_was_replaced_is_noticed(change: Any, why: str, loopback: Loopback)
             sender.send(timeout=5)
 
 
+class Deep(nn.Module):
+    """Parameters at several depths."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(3, 2)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(3)])
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(scale)
+
+
+def replace_leaf(model: Deep) -> None:
+    model.layers[1][0] = nn.Linear(2, 2)  # type: ignore[operator]
+
+
+def replace_first(model: Deep) -> None:
+    model.embed = nn.Embedding(3, 2)
+
+
+def replace_inner(model: Deep) -> None:
+    model.layers[2] = Deep().layers[0]
+
+
+def replace_all(model: Deep) -> None:
+    model.layers = Deep().layers
+
+
+def exchange(model: Deep) -> None:
+    model.layers[0], model.layers[1] = model.layers[1], model.layers[0]
+
+
+REPLACEMENTS = [replace_leaf, replace_first, replace_inner, replace_all, exchange]
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+def test_modules_that_were_replaced_are_sent_as_they_are_now(replace: Any, loopback: Loopback) -> None:
+    source, target = Deep(), Deep(0.0)
+    sender, receiver = loopback.batches(source, target)
+    with sender, receiver:
+        for _ in range(2):
+            move(sender, receiver)
+        replace(source)
+        for value in (2.0, 3.0):
+            with torch.no_grad():
+                for number, parameter in enumerate(source.parameters()):
+                    parameter.fill_(value + 10 * number)
+            move(sender, receiver)
+            for name, tensor in source.state_dict().items():
+                assert torch.equal(tensor, target.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("dropped", [{"embed.weight"}, {"embed.weight", "layers.0.0.weight", "layers.0.0.bias"}])
+def test_modules_that_were_replaced_are_noticed_whatever_a_batch_holds(dropped: set[str], loopback: Loopback) -> None:
+    """One tensor asks for all: whichever it is."""
+    source, target = Deep(), Deep(0.0)
+    sender, receiver = loopback.batches(source, {n: t for n, t in target.state_dict().items() if n not in dropped})
+    with sender, receiver:
+        move(sender, receiver)
+    held = {name: tensor for name, tensor in source.state_dict().items() if name not in dropped}
+    sender, receiver = loopback.batches(held, target, missing_ok=True)
+    with sender, receiver:
+        move(sender, receiver)
+        move(sender, receiver)
+        target.layers[2] = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        with pytest.raises(tessera.InvalidArgumentError, match=r"tensor layers\.2\..*: its memory has moved"):
+            move(sender, receiver)
+
+
+class AllAlike(nn.Linear):
+    """Which equals every other, as one that compares its settings does."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AllAlike)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+class InDisguise(nn.Module):
+    """One that shows its modules by other names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def named_modules(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
+        yield "shown", self.inner
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, AllAlike])
+def test_a_module_that_equals_the_old_one_is_another(kind: type[nn.Linear], loopback: Loopback) -> None:
+    source, target = nn.Sequential(kind(2, 2)), nn.Linear(2, 2)
+    sender, receiver = loopback.batches(source, {"0.weight": target.weight, "0.bias": target.bias})
+    with sender, receiver:
+        for _ in range(2):
+            source[0] = kind(2, 2)
+            for _ in range(2):
+                move(sender, receiver)
+                assert torch.equal(source[0].weight, target.weight)  # type: ignore[arg-type]
+
+
+def test_a_model_with_other_names_for_its_modules(loopback: Loopback) -> None:
+    source, target = InDisguise(), InDisguise()
+    sender, receiver = loopback.batches(source, target)
+    with sender, receiver:
+        assert sender.names == ("shown.weight", "shown.bias")
+        move(sender, receiver)
+        source.inner.weight = nn.Parameter(torch.zeros(2, 2))
+        move(sender, receiver)
+        assert torch.equal(source.inner.weight, target.inner.weight)
+
+
+def delete_leaf(model: Deep) -> None:
+    del model.layers[2][0]  # type: ignore[operator]
+
+
+def delete_inner(model: Deep) -> None:
+    del model.layers[2]
+
+
+def no_module(model: Deep) -> None:
+    model.layers = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (delete_leaf, r"tensor layers\.2\.0\.weight: its shape has changed from \(2, 2\) to \(2,\)"),
+        (delete_inner, r"tensor layers\.2\.0\.weight: the model has no module layers\.2\.0 any more: close the batch"),
+        (no_module, r"tensor layers\.0\.0\.weight: the model has no module layers\.0\.0 any more: close the batch"),
+    ],
+)
+def test_modules_that_were_deleted_are_noticed(change: Any, why: str, loopback: Loopback) -> None:
+    source, target = Deep(), Deep()
+    sender, receiver = loopback.batches(source, target)
+    with sender, receiver:
+        move(sender, receiver)
+        change(source)
+        with pytest.raises(tessera.InvalidArgumentError, match=why):
+            sender.send(timeout=5)
+
+
 # --- sharded
 
 
@@ -233,6 +376,17 @@ def test_what_arrives_is_what_fsdp_computes_with(mesh: Any, loopback: Loopback) 
     model(x).sum().backward()
     loopback.transfer({name: torch.full_like(p.to_local(), 0.5) for name, p in model.named_parameters()}, model)
     assert model(x).tolist() == [[2.0, 2.0]]  # 0.5 * (1.5 + 1.5) + 0.5
+
+
+def test_a_replaced_module_is_asked_whether_fsdp_has_gathered_it(mesh: Any, loopback: Loopback) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    sender, receiver = loopback.batches(model, sharded(mesh))
+    with sender, receiver:
+        move(sender, receiver)
+        model[0] = fully_shard(nn.Linear(2, 2), mesh=mesh["dp"])
+        model[0].unshard()
+        with pytest.raises(tessera.InvalidArgumentError, match=r"tensor 0\.weight: FSDP has gathered it"):
+            sender.send(timeout=5)
 
 
 def test_flat_parameters_are_refused(mesh: Any, loopback: Loopback) -> None:

@@ -25,11 +25,12 @@ class Model(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
 
+def refuse(self: Registration, name: str) -> None:
+    raise AssertionError(f"{name} was located")
+
+
 @pytest.fixture
 def no_locating(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Registration, name: str) -> None:
-        raise AssertionError(f"{name} was located")
-
     monkeypatch.setattr(Registration, "_locate", refuse)
 
 
@@ -86,6 +87,39 @@ def test_what_has_changed_is_located(change: Callable[[Model], None], request: p
     request.getfixturevalue("no_locating")
     with pytest.raises(AssertionError, match="was located"):
         batch.locate()
+
+
+def nested() -> nn.Module:
+    return nn.Sequential(nn.Sequential(Model()), nn.Linear(2, 2), Model())
+
+
+@pytest.mark.parametrize("path", ["0.0", "0", "1", "2"])
+def test_modules_that_were_replaced_are_located(
+    path: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, other = nested(), nested()
+    batch = registered(model)
+    model.set_submodule(path, other.get_submodule(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Registration, "_locate", refuse)
+        with pytest.raises(AssertionError, match="was located"):
+            batch.locate()
+    batch.locate()
+    batch.settle()
+    batch.locate()  # from now on the other one is watched
+    batch.release()
+    request.getfixturevalue("no_locating")
+    batch.locate()
+
+
+def test_a_module_beside_them_is_looked_at_once(request: pytest.FixtureRequest) -> None:
+    model = nested()
+    batch = registered(model)
+    model.append(nn.ReLU())  # type: ignore[operator]
+    batch.locate()
+    batch.release()
+    request.getfixturevalue("no_locating")
+    assert len(batch.locate()) == len(model.state_dict())
 
 
 def test_storage_that_was_resized_is_refused() -> None:
