@@ -60,8 +60,9 @@ class Source(Protocol):
 
     @property
     def current(self) -> Callable[[], Any] | None:
-        """Gives the tensor of torch as it is now, None if it has gone: for a Watch, which asks that instead of locate().
-        It holds for the sources that are watched from now on together; after another locate() a Watch needs it anew."""
+        """Gives the tensor of torch as it is now, None if it has gone: for a Watch, which asks that instead of
+        locate(). It is for the sources that are watched together from now on; after another locate() they are asked
+        anew."""
 
     def locate(self) -> Location: ...
 

@@ -41,13 +41,12 @@ def plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
     if type(tensor).__name__ == "AsyncCollectiveTensor" and hasattr(tensor, "wait"):
         tensor = tensor.wait()
-    if tensor.is_nested:
-        raise refusal(name, "nested tensors cannot be moved: register its values() and offsets()")
-    usual = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
-    if type(tensor).__torch_dispatch__ not in usual:  # it may keep its elements anywhere
-        raise refusal(name, f"a {type_name(tensor)} cannot be moved: register what it wraps")
+    with torch._C.DisableTorchFunctionSubclass():
+        if tensor.is_nested:
+            raise refusal(name, "nested tensors cannot be moved: register its values() and offsets()")
     if torch.nn.parameter.is_lazy(tensor):
         raise refusal(name, "it is not initialised yet: run a lazy module once before its parameters are registered")
+    _require_known(name, tensor, torch.Tensor, torch.nn.Parameter)
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
         raise refusal(name, "it is a tensor of a transform (vmap, grad, functionalize): register outside of it")
     if tensor.is_meta:
@@ -67,9 +66,36 @@ def plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+# Subclasses whose __torch_function__ hands on to torch's, so that they are the plain tensors that they lie in.
+_PLAIN_SUBCLASSES = frozenset({"vllm.model_executor.parameter.BasevLLMParameter"})
+
+
+def _require_known(name: str, tensor: torch.Tensor, *known: type) -> None:
+    """Refuses a subclass that means something of its own by its elements, which may also lie anywhere: what is done
+    with it goes through its methods, and not those of the types that are `known`. One with further attributes is what
+    its base is."""
+    import torch
+
+    kind = type(tensor)
+    if kind in known:
+        return
+    disabled = (torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl)
+    for method in ("__torch_function__", "__torch_dispatch__"):
+        definer = next(each for each in kind.__mro__ if method in vars(each))
+        is_plain = f"{definer.__module__}.{definer.__qualname__}" in _PLAIN_SUBCLASSES
+        if not (definer in known or is_plain or getattr(kind, method) in disabled):
+            raise refusal(name, f"a {type_name(tensor)} cannot be moved: register what it wraps")
+
+
 def local_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor that this rank holds of a DTensor, or of any other: itself."""
-    return plain(name, tensor._local_tensor if is_dtensor(tensor) else tensor)
+    if not is_dtensor(tensor):
+        return plain(name, tensor)
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    _require_known(name, tensor, DTensor, torch.Tensor)
+    return plain(name, tensor._local_tensor)
 
 
 def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = None) -> Location:

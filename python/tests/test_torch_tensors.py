@@ -38,6 +38,52 @@ class Wrapping(Dispatching):
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
 
+class Attributed(torch.nn.Parameter):
+    """As engines have them: a parameter that knows how it is loaded."""
+
+    def __new__(cls, data: torch.Tensor, loader: Any = None) -> Attributed:
+        return super().__new__(cls, data, requires_grad=False)
+
+    def __init__(self, data: torch.Tensor, loader: Any = None) -> None:
+        self.loader = loader
+
+
+class Switched(torch.Tensor):
+    """One that gives plain tensors."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class HandingOn(Attributed):
+    """One that hands on to torch what is done with it, and that says so by its name: vLLM's parameters do."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        return super().__torch_function__(function, types, arguments, options or {})
+
+
+class OfVllm(HandingOn):
+    pass
+
+
+HandingOn.__module__, HandingOn.__qualname__ = "vllm.model_executor.parameter", "BasevLLMParameter"
+
+
+class Quantised(torch.nn.Parameter):
+    """One that has packed elements, and means others."""
+
+    scale = 0.5
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*(each * cls.scale if isinstance(each, cls) else each for each in arguments))
+
+
+class Derived(Quantised):
+    """Of one of those."""
+
+
 def inference() -> torch.Tensor:
     with torch.inference_mode():
         return counted(3, 4)
@@ -66,6 +112,9 @@ TAKEN = {
     "inference": inference,
     "a buffer": lambda: torch.nn.Buffer(counted(3, 4)),
     "a subclass": lambda: counted(3, 4).as_subclass(Plain),
+    "an engine's parameter": lambda: Attributed(counted(3, 4), loader=len),
+    "a parameter of vLLM": lambda: OfVllm(counted(3, 4)),
+    "a subclass that torch does not ask": lambda: counted(3, 4).as_subclass(Switched),
     "shared": lambda: counted(3, 4).share_memory_(),
     "from NumPy": lambda: torch.from_numpy(counted(3, 4).numpy()),
 }
@@ -155,6 +204,14 @@ REFUSED = {
         r"a .*\.Dispatching cannot be moved: register what it",
     ),
     "wrapping": (lambda: Wrapping(counted(3)), r"a .*\.Wrapping cannot be moved: register what it wraps"),
+    "quantised by a library": (
+        lambda: Quantised(counted(3, dtype=torch.uint8), requires_grad=False),
+        r"a .*\.Quantised cannot be moved: register what it wraps",
+    ),
+    "derived from one": (
+        lambda: counted(3).as_subclass(Derived),
+        r"a .*\.Derived cannot be moved: register what it wraps",
+    ),
     "fake": (fake, r"a torch\._subclasses\.fake_tensor\.FakeTensor cannot be moved"),
     "uninitialised": (torch.nn.UninitializedParameter, "it is not initialised yet: run a lazy module once"),
     "functional": (lambda: torch._to_functional_tensor(counted(3)), "it is a tensor of a transform"),
@@ -191,6 +248,14 @@ def test_what_cannot_be_moved_is_refused_by_name(case: str, loopback: Loopback) 
     with pytest.raises(tessera.InvalidArgumentError, match=f"tensor model.w: .*{why}") as caught:
         loopback.register({"model": {"w": make()}})
     assert "tensor(" not in str(caught.value), "an error does not print elements"
+
+
+def test_a_module_of_quantised_parameters_is_refused_by_name(loopback: Loopback) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    model[0].weight = Quantised(counted(2, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(tessera.InvalidArgumentError, match=r"tensor 0\.weight: a .*\.Quantised cannot be moved"):
+        loopback.register(model)
+    loopback.register(model, ignore=r".*weight").close()
 
 
 def test_nothing_is_registered_from_within_a_transform(loopback: Loopback) -> None:
