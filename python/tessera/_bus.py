@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeAlias, get_args
 
 from . import _core
 from ._batch import Batch, Direction, Mode, Share
@@ -18,6 +19,8 @@ from ._registration import Registration
 
 # Names of tensors: regular expressions of which one matches the whole name, or a function that says so.
 Names: TypeAlias = str | Iterable[str] | Callable[[str], bool]
+
+_SHOWN = 4  # names in a message
 
 
 def connect(
@@ -159,23 +162,33 @@ class Bus(Closing):
                 tensor) that returns the same. `tessera.maps` has some. only= and ignore= are of local names.
 
         Raises:
-            InvalidArgumentError: A tensor that cannot be moved; it names the tensor and why.
+            InvalidArgumentError: A tensor that cannot be moved; it names the tensor and why. Nothing to move: only= and
+                ignore= leave none, or a job of one rank has none. (One rank of several may register {}.)
             MismatchError: It lists every disagreement of the two jobs.
         """
+        require_mode(mode)
+        if direction is not None:
+            require_direction(direction)
+        given: dict[str, None] = {}  # names, in their order
+
+        def keep(name: str) -> bool:
+            given[name] = None
+            return (only is None or _matches(only, name)) and not (ignore is not None and _matches(ignore, name))
+
         with self._lock:
             pair = self._require_open()
             if batch in self._batches:
                 raise AlreadyExistsError(f"batch {batch} of pair {self.pair} is registered already: close() it first")
             registration = Registration.collect(
                 tensors,
-                keep=lambda name: (
-                    (only is None or _matches(only, name)) and not (ignore is not None and _matches(ignore, name))
-                ),
+                keep=keep,
                 rank=self.rank,
                 fallback=self._layout,
                 missing_ok=missing_ok,
                 names=map,
             )
+            if not registration._sources:
+                self._allow_nothing(batch, given, {"only": only, "ignore": ignore, "map": map})
             made = Batch(
                 self._require_core(),
                 batch,
@@ -218,6 +231,18 @@ class Bus(Closing):
         """Whether close() was called."""
         return self._core is None
 
+    def _allow_nothing(self, batch: str, given: Collection[str], options: Mapping[str, Any]) -> None:
+        """Refuses a registration without tensors, unless this rank may be one that has none of what others have."""
+        filters = [f"{key}={reprlib.repr(value)}" for key, value in options.items() if value is not None]
+        names = ", ".join(list(given)[:_SHOWN]) + (", ..." if len(given) > _SHOWN else "")
+        if filters and given:
+            raise InvalidArgumentError(
+                f"batch {batch}: {' and '.join(filters)} leaves nothing of the {len(given)} names given ({names}): a "
+                "pattern matches whole names; a rank that holds none of the batch's tensors registers {}"
+            )
+        if self.world == 1:
+            raise InvalidArgumentError(f"batch {batch}: there is no tensor in what was given ({names or 'no names'})")
+
     def _require_open(self) -> _core.Pair:
         if self._pair is None:
             raise InvalidArgumentError(f"pair {self.pair}: this bus is closed: connect() again")
@@ -238,6 +263,18 @@ class Bus(Closing):
         state = "closed" if self.closed else f"{len(self._batches)} batches"
         own, peer = f"{self.role}/{self.rank} of {self.world}", f"{self.peer} of {self.peer_world}"
         return f"Bus({self.pair!r}: {own}, peer {peer}, {state})"
+
+
+def require_mode(mode: str) -> None:
+    """Raises InvalidArgumentError for what is no Mode."""
+    if mode not in get_args(Mode):
+        raise InvalidArgumentError(f"mode {mode!r}: 'inplace' and 'staged' are possible")
+
+
+def require_direction(direction: str) -> None:
+    """Raises InvalidArgumentError for what is no Direction."""
+    if direction not in get_args(Direction):
+        raise InvalidArgumentError(f"direction {direction!r}: 'send' and 'recv' are possible")
 
 
 def _matches(names: Names, name: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from . import _core
 from ._batch import Batch, Direction, Mode, Share
+from ._bus import require_direction, require_mode
 from ._closing import Closing, close_at_exit
 from ._errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from ._handle import Handle
@@ -132,6 +133,7 @@ class TensorBusClient(Closing):
             NotFoundError: A pair that was not initialised.
             AlreadyExistsError: The batch is registered already.
         """
+        require_mode(mode)
         with self._lock:
             if batch_id in self._handlers:
                 raise AlreadyExistsError(f"batch {batch_id}: it is registered already: close() it first")
@@ -215,8 +217,7 @@ class BatchHandler(Closing):
         Returns:
             The Handle, which has ended if blocking.
         """
-        if direction not in ("send", "recv"):
-            raise InvalidArgumentError(f"direction {direction!r}: 'send' and 'recv' are possible")
+        require_direction(direction)
         handle = self._handle = self._batch._start(direction, version, timeout, goes_on=not blocking)
         if blocking:
             self._batch._finish(handle)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tessera
+from loopback import Loopback
 from ranks import LIMIT, run
 
 torch = pytest.importorskip("torch")
@@ -222,6 +223,83 @@ def test_names_are_chosen_and_what_the_sender_lacks_may_be_missing() -> None:
         ("model.layer0.weight", "model.layer0.bias", "model.layer2.weight", "model.layer2.bias")
     ]
     assert results["inference"] == [(("model.layer2.weight",), ("model.layer1.weight",))]
+
+
+GIVEN = {"layer.weight": np.zeros(2), "layer.bias": np.zeros(2), "step": 3}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "why"),
+    [
+        (
+            GIVEN,
+            {"only": "typo"},
+            r"only='typo' leaves nothing of the 3 names given \(layer\.weight, layer\.bias, step\): a pattern matches "
+            r"whole names; .* registers \{\}",
+        ),
+        (GIVEN, {"only": "weight"}, "only='weight' leaves nothing of the 3 names"),
+        (
+            GIVEN,
+            {"only": [r".*\.weight"], "ignore": "layer.*"},
+            r"only=\['\.\*.*weight'\] and ignore='layer\.\*' leaves nothing",
+        ),
+        (GIVEN, {"ignore": lambda name: True}, r"ignore=<function .*> leaves nothing of the 3 names"),
+        (GIVEN, {"map": {".*": None}}, "map=.* leaves nothing of the 3 names"),
+        (
+            {str(i): np.zeros(1) for i in range(9)},
+            {"only": "typo"},
+            r"only='typo' .* 9 names given \(0, 1, 2, 3, \.\.\.\)",
+        ),
+        ({"step": 3}, {}, r"there is no tensor in what was given \(step\)"),
+        ({}, {}, r"there is no tensor in what was given \(no names\)"),
+        ({}, {"only": "typo"}, r"there is no tensor in what was given \(no names\)"),
+    ],
+)
+def test_a_registration_in_which_nothing_is_left_is_refused(
+    tensors: Any, options: Any, why: str, loopback: Loopback
+) -> None:
+    with pytest.raises(tessera.InvalidArgumentError, match=f"batch again: {why}"):
+        loopback.trainer.register(tensors, "again", **options)
+    loopback.trainer.register(GIVEN, "again").close()  # nothing is left behind
+
+
+def test_a_rank_may_have_nothing_of_a_batch() -> None:
+    """None of its tensors, none of their elements, or none that the sender has."""
+    value, taken = np.arange(3), np.zeros(3, np.int64)
+    rows, taken_row = np.arange(1), np.zeros(1, np.int64)
+    nothing = np.zeros(0, np.int64)
+
+    def send(tensors: Any) -> Any:
+        return lambda bus: bus.register(tensors).send().version
+
+    def recv(tensors: Any, **options: Any) -> Any:
+        return lambda bus: bus.register(tensors, **options).recv()
+
+    results = run(
+        {
+            "trainer": [send({"w": value, "rows": (rows, "2:S0")}), send({"rows": (nothing, "2:S0")}), send({})],
+            "inference": [
+                recv({"w": taken, "rows": taken_row}),
+                recv({}),
+                recv({"theirs": np.zeros(2)}, missing_ok=True),
+            ],
+        }
+    )
+    assert results == {"trainer": [1, 1, 1], "inference": [1, 1, 1]}
+    assert taken.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"mode": "in-place"}, "mode 'in-place': 'inplace' and 'staged' are possible"),
+        ({"mode": None}, "mode None: 'inplace' and 'staged' are possible"),
+        ({"direction": "receive"}, "direction 'receive': 'send' and 'recv' are possible"),
+    ],
+)
+def test_a_mode_or_direction_that_does_not_exist_is_refused_at_once(options: Any, why: str, loopback: Loopback) -> None:
+    with pytest.raises(tessera.InvalidArgumentError, match=why):
+        loopback.register(GIVEN, **options)
 
 
 def test_a_name_that_only_the_receiver_has_is_an_error_on_both_sides() -> None:
