@@ -406,6 +406,12 @@ class Batch(Closing):
     def _attach(self, direction: Direction, timeout: float | None = None, *, early: bool = False) -> _core.Batch:
         """Registers it with the other job, unless it is; blocks until that has registered it, too. `early`: the tensors
         may not hold yet what is to be sent."""
+        asking = self._asking
+        if direction == "send" and asking is not None and asking.is_alive():
+            raise InvalidArgumentError(
+                f"batch {self.name}: it is being registered as a receiver, because newest, or query_transfer_signal(), "
+                "was asked before the first send; close it, register it again, and send first"
+            )
         limit = self._timeout if timeout is None else timeout
         begin = time.monotonic()
         with self._lock_for(limit) as locked:

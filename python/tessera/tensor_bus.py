@@ -20,7 +20,7 @@ from . import _core
 from ._batch import Batch, Direction, Mode, Share
 from ._bus import require_direction, require_mode
 from ._closing import Closing, close_at_exit
-from ._errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from ._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, NotFoundError
 from ._handle import Handle
 from ._registration import Registration
 from ._tensors import source_of
@@ -117,8 +117,8 @@ class TensorBusClient(Closing):
     ) -> BatchHandler:
         """Registers tensors that are transferred as one.
 
-        Both jobs list them in one order: tensors match by position. The other job is waited for by the first call
-        that says a direction: transfer(), or query_transfer_signal(), which only a receiver asks before that.
+        Both jobs list the same ones in one order: tensors match by position. The other job is waited for by the first
+        call that says a direction: transfer(), or query_transfer_signal(), which only a receiver asks before that.
 
         Args:
             batch_id: The batch's name, which both jobs use.
@@ -192,6 +192,7 @@ class BatchHandler(Closing):
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._handle: Handle | None = None  # the last one
+        self._matched = False  # tensor by tensor, with the other job's
 
     @property
     def batch(self) -> Batch:
@@ -216,9 +217,15 @@ class BatchHandler(Closing):
 
         Returns:
             The Handle, which has ended if blocking.
+
+        Raises:
+            MismatchError: The jobs list other tensors; at the first transfer, on both sides.
+            InvalidArgumentError: query_transfer_signal() has been called before the first send.
         """
         require_direction(direction)
-        handle = self._handle = self._batch._start(direction, version, timeout, goes_on=not blocking)
+        core, left = self._batch._ready(direction, timeout)
+        self._require_matched(core, direction)
+        handle = self._handle = self._batch._start(direction, version, left, goes_on=not blocking)
         if blocking:
             self._batch._finish(handle)
         return handle
@@ -228,11 +235,27 @@ class BatchHandler(Closing):
 
         Receiver: whether a version is on offer that is newer than the one held. Sender: whether its last send has
         ended. Before the first transfer it asks as a receiver: it registers as one, in the background, and says no
-        until that is done. Raises what that has failed with, once, after `timeout` seconds at most.
+        until that is done. Raises what that has failed with, once, after `timeout` seconds at most. So a job that sends
+        must not call it before its first send, which is an error then.
         """
         if self._batch.direction == "send":
             return self._handle is None or self._handle.done()
         return self._batch._ask(timeout) > self._batch.version
+
+    def _require_matched(self, core: _core.Batch, direction: Direction) -> None:
+        """Compares how many tensors the jobs have."""
+        if self._matched:
+            return
+        stats = core.stats()
+        if stats.skipped:
+            here, there = stats.tensors + stats.skipped, stats.tensors
+            if direction == "recv":
+                here, there = there, here
+            raise MismatchError(
+                f"batch {self._batch.name}: {here} tensors are listed here and {there} by the other job, and they "
+                "match by position: register the same ones on both sides, in one order"
+            )
+        self._matched = True
 
     def close(self) -> None:
         """Frees what both sides hold for it. Idempotent."""

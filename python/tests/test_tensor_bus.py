@@ -111,3 +111,87 @@ def test_wrong_arguments_are_errors_that_name_them() -> None:
         met.wait(LIMIT)
 
     run("wrong", train, infer, ranks=(0, 0))
+
+
+def one_of_each(sent: int, taken: int, send: Callable[[BatchHandler], Any], recv: Callable[[BatchHandler], Any]) -> Any:
+    """A job that lists `sent` tensors and one that lists `taken`: what they do with their handlers."""
+
+    def job(
+        count: int, names: tuple[str, str], work: Callable[[BatchHandler], Any]
+    ) -> Callable[[TensorBusClient], Any]:
+        def run(client: TensorBusClient) -> Any:
+            client.init_pair("weights", *names, expected_world_size=1, timeout=LIMIT)
+            tensors = [torch.full((2,), float(position)) for position in range(count)]
+            return work(client.register_tensors("policy", [(each, "weights") for each in tensors], LIMIT / 2))
+
+        return run
+
+    namespace = f"one{sent}{taken}{send.__name__}"
+    return run(
+        namespace,
+        job(sent, ("trainer", "inference"), send),
+        job(taken, ("inference", "trainer"), recv),
+        ranks=(0, 0),
+    )
+
+
+@pytest.mark.parametrize(("sent", "taken"), [(3, 2), (3, 1), (2, 3)])
+def test_another_number_of_tensors_is_an_error_on_both_sides(sent: int, taken: int) -> None:
+    ended = threading.Barrier(2)
+
+    def counted(direction: Any) -> Callable[[BatchHandler], list[str]]:
+        def work(handler: BatchHandler) -> list[str]:
+            said = []
+            for _ in range(2):
+                with pytest.raises(tessera.MismatchError) as caught:
+                    handler.transfer(direction, timeout=5)
+                said.append(str(caught.value))
+                ended.wait(LIMIT)
+            assert handler.batch.version == 0
+            return said
+
+        return work
+
+    said = one_of_each(sent, taken, counted("send"), counted("recv"))
+    if sent > taken:
+        assert all(
+            text.startswith(f"batch policy: {sent} tensors are listed here and {taken} by the") for text in said[0]
+        )
+        assert all(
+            text.startswith(f"batch policy: {taken} tensors are listed here and {sent} by the") for text in said[1]
+        )
+    else:
+        assert all("tensor 2: trainer does not offer it" in text for of_job in said for text in of_job)
+
+
+def test_a_job_that_asks_before_its_first_send_is_told_so() -> None:
+    ended = threading.Barrier(2)
+
+    def send(handler: BatchHandler) -> None:
+        assert not handler.query_transfer_signal()
+        began = time.monotonic()
+        with pytest.raises(
+            tessera.InvalidArgumentError, match="batch policy: query_transfer_signal.. registers it as a"
+        ):
+            handler.transfer("send")
+        assert time.monotonic() - began < 5, "nobody is waited for"
+        handler.close()
+        ended.wait(LIMIT)
+
+    one_of_each(1, 1, send, lambda handler: ended.wait(LIMIT))
+
+
+def test_what_they_are_shows_itself() -> None:
+    def send(handler: BatchHandler) -> str:
+        handler.transfer("send")
+        return repr(handler)
+
+    def recv(handler: BatchHandler) -> str:
+        handler.transfer("recv")
+        return repr(handler)
+
+    sent, taken = one_of_each(2, 2, send, recv)
+    assert sent == "BatchHandler(Batch(weights/policy: 2 tensors, inplace, sends, version 1))"
+    assert taken == "BatchHandler(Batch(weights/policy: 2 tensors, inplace, receives, version 1))"
+    client = TensorBusClient(agent_rank=3)
+    assert repr(client) == "TensorBusClient(agent_rank=3, pairs [], batches [])"
