@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from . import _core
 from ._errors import InvalidArgumentError, UnimplementedError
 from ._foreign import numpy_dtype, torch_dtype, type_name
+from ._tensors import leaves
 from ._torch import fsdp_parameters, is_module, is_torch_tensor, local_tensor
 
 if TYPE_CHECKING:
@@ -22,24 +24,33 @@ def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
     """A tensor of zeros in Tessera's shared memory: the other job, or an agent daemon, reads and writes it in place.
 
     Args:
-        shape: Its sizes.
+        shape: Its sizes; of f4 in elements, of which two lie in a byte: the last one is even.
         dtype: torch's gives a torch tensor, NumPy's an array. One of Tessera's names, or None (f32), gives a torch
             tensor if torch is imported, else an array.
 
     Raises:
         ResourceExhaustedError: It names what was wanted and what there is.
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(size < 0 for size in sizes):
-        raise InvalidArgumentError(f"shape {sizes}: sizes are 0 or more")
+    sizes = _sizes(shape)
     name = "f32" if dtype is None else _core.dtype(dtype)
     is_named = dtype is None or isinstance(dtype, str)
     uses_torch = "torch" in sys.modules if is_named else type(dtype).__module__.partition(".")[0] == "torch"
-    count = math.prod(sizes)
-    if count * _core.bits_of(name) % 8:
-        raise InvalidArgumentError(f"shape {sizes}: {count} elements of {name} are no whole number of bytes")
-    block = _core.shared_bytes(count * _core.bits_of(name) // 8)
+    if name == "f4" and (not sizes or sizes[-1] % 2):
+        raise InvalidArgumentError(
+            f"shape {sizes}: elements of f4 lie in pairs along the last dim: give at least one, of an even size"
+        )
+    block = _core.shared_bytes(math.prod(sizes) * _core.bits_of(name) // 8)
     return _as_torch(block, name, sizes) if uses_torch else _as_numpy(block, name, sizes)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(map(operator.index, [shape] if hasattr(shape, "__index__") else shape))
+    except TypeError:
+        raise InvalidArgumentError(f"shape {shape!r}: give whole numbers") from None
+    if any(size < 0 for size in sizes):
+        raise InvalidArgumentError(f"shape {sizes}: sizes are 0 or more")
+    return sizes
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
@@ -48,15 +59,16 @@ def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
 
 
 def share_(value: T) -> T:
-    """Moves the storage of a tensor, or of all parameters and buffers of a module (or values of a dict), into Tessera's
-    shared memory, in place; returns it.
+    """Moves the storage of a tensor, of all parameters and buffers of a module, or of all tensors in a dict, nested as
+    register() takes it, into Tessera's shared memory, in place; returns it.
 
     What is moved is the storage, not one tensor: views, tied weights, optimisers, FSDP's own flat views, state_dicts
     and a pending backward all see it. What is there already stays. Values do not change.
 
     Raises:
         InvalidArgumentError: A storage that torch does not own (from_numpy, frombuffer, a mapped file,
-            share_memory_()); it names the tensor, and nothing has been moved.
+            share_memory_()), or an array of another library; it names the tensor, and nothing has been moved. A dict
+            that has no tensor.
         UnimplementedError: torch is older than 2.12, and cannot move storages.
         ResourceExhaustedError: Memory has run out; what was moved before stays moved, which harms nothing.
     """
@@ -98,13 +110,26 @@ def _tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from _parameters_of(value)
         yield from value.named_buffers()
     elif isinstance(value, Mapping):
-        for name, each in value.items():
-            if is_torch_tensor(each):
-                yield str(name), each
+        yield from _tensors_in(value)
     else:
         raise InvalidArgumentError(
             f"share_() moves torch tensors, modules and dicts of tensors, not a {type_name(value)}"
         )
+
+
+def _tensors_in(values: Mapping[Any, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    skipped: list[str] = []
+    found = list(leaves(values, skipped))
+    if skipped and not found:
+        raise InvalidArgumentError(f"share_(): there is no tensor in what was given ({', '.join(skipped)})")
+    for name, each in found:
+        tensor = each[0] if isinstance(each, tuple) else each
+        if not is_torch_tensor(tensor):
+            raise InvalidArgumentError(
+                f"tensor {name}: share_() moves storages of torch, not a {type_name(tensor)}: make it with "
+                "tessera.zeros()"
+            )
+        yield name, tensor
 
 
 def _parameters_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,7 +18,7 @@ from ._layouts import as_layout
 from ._location import Location, Source, refusal
 from ._torch import TorchTensor, is_module, is_torch_tensor, walk_module
 
-__all__ = ["Location", "Source", "source_of", "walk"]
+__all__ = ["Location", "Source", "leaves", "source_of", "walk"]
 
 
 def is_tensor(value: Any) -> bool:
@@ -76,28 +76,28 @@ def walk(tensors: Any, skipped: list[str], keep: Callable[[str], bool]) -> Itera
         yield from walk_module(tensors, keep)
     elif isinstance(tensors, Mapping):
         seen: set[str] = set()
-        for name, source, tensor in _walk_values(tensors, "", skipped, keep):
+        for name, value in leaves(tensors, skipped):
+            if not keep(name):
+                continue
             if name in seen:
                 raise refusal(name, "two tensors have that name, one of them in a nested dict: rename one")
             seen.add(name)
-            yield name, source, tensor
+            yield name, source_of(name, value), value[0] if isinstance(value, tuple) else value
     else:
         raise InvalidArgumentError(
             f"a {type_name(tensors)} cannot be registered: give a torch module or {{name: tensor or (array, layout)}}"
         )
 
 
-def _walk_values(
-    values: Mapping[Any, Any], prefix: str, skipped: list[str], keep: Callable[[str], bool]
-) -> Iterator[tuple[str, Source, Any]]:
+def leaves(values: Mapping[Any, Any], skipped: list[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, tensor or (tensor, layout)) of a dict and those nested in it, likewise lists that hold tensors."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            yield from _walk_values(value, f"{name}.", skipped, keep)
+            yield from leaves(value, skipped, f"{name}.")
         elif is_tensor(value) or _has_layout(value):
-            if keep(name):
-                yield name, source_of(name, value), value[0] if isinstance(value, tuple) else value
+            yield name, value
         elif isinstance(value, list | tuple) and any(is_tensor(each) or _has_layout(each) for each in value):
-            yield from _walk_values(dict(enumerate(value)), f"{name}.", skipped, keep)
+            yield from leaves(dict(enumerate(value)), skipped, f"{name}.")
         else:
             skipped.append(name)

@@ -37,8 +37,29 @@ def test_zeros_of_numpy_and_by_name() -> None:
     assert tessera.zeros(3).dtype == torch.float32
     with pytest.raises(tessera.InvalidArgumentError, match=r"shape \(-1,\): sizes are 0 or more"):
         tessera.zeros(-1)
-    with pytest.raises(tessera.InvalidArgumentError, match="3 elements of f4 are no whole number of bytes"):
-        tessera.zeros(3, "f4")
+    for wrong in ("three", 2.5, (2, 1.0), None, torch.zeros(2)):
+        with pytest.raises(tessera.InvalidArgumentError, match=r"shape .*: give whole numbers"):
+            tessera.zeros(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [np.int64(3), (np.int32(3), 2), [np.uint8(3), True], np.array(3), torch.tensor(3)])
+def test_zeros_takes_whatever_is_a_whole_number(shape: Any) -> None:
+    assert tessera.zeros(shape).shape[:1] == (3,)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 4), (3, 2), (0, 6), (5, 0), 8])
+def test_zeros_of_4_bit_elements(shape: Any) -> None:
+    sizes = shape if isinstance(shape, tuple) else (shape,)
+    for dtype in ("f4", torch.float4_e2m1fn_x2):
+        tensor = tessera.zeros(shape, dtype)
+        assert tensor.dtype == torch.float4_e2m1fn_x2
+        assert tuple(tensor.shape) == (*sizes[:-1], sizes[-1] // 2)
+
+
+@pytest.mark.parametrize("shape", [3, (2, 1), (2, 3), (), (4, 1), (0, 3)])
+def test_zeros_of_half_a_pair_are_refused(shape: Any) -> None:
+    with pytest.raises(tessera.InvalidArgumentError, match=r"shape \(.*\): elements of f4 lie in pairs along the last"):
+        tessera.zeros(shape, "f4")
 
 
 def test_memory_goes_back_with_its_last_tensor() -> None:
@@ -80,6 +101,44 @@ def test_share_moves_the_storage_under_views_ties_and_an_optimiser() -> None:
     for name, parameter in twin.named_parameters():
         assert torch.equal(parameter, dict(model.named_parameters())[name])
         assert torch.equal(parameter, state[name])
+
+
+def test_share_walks_a_dict_as_register_does() -> None:
+    tensors = [torch.ones(3) for _ in range(6)]
+    value = {
+        "model": {"w": tensors[0], "deeper": {"w": tensors[1]}},
+        "listed": [tensors[2], "text", (tensors[3], "1:R")],
+        "laid out": (tensors[4], "1:S0", (3,)),
+        "plain": tensors[5],
+        "step": 3,
+    }
+    assert tessera.share_(value) is value
+    assert all(is_shared(tensor) and tensor.tolist() == [1, 1, 1] for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"model": {"w": torch.from_numpy(np.zeros(3))}}, r"tensor model\.w: torch does not own its memory"),
+        (
+            {"listed": [torch.zeros(3), np.zeros(3)]},
+            r"tensor listed\.1: share_\(\) moves storages of torch, not a numpy",
+        ),
+        ({"w": torch.zeros(3).to_sparse()}, r"tensor w: torch\.sparse_coo tensors cannot be moved"),
+        (
+            {"step": 3, "model": torch.nn.Linear(2, 2)},
+            r"share_\(\): there is no tensor in what was given \(step, model",
+        ),
+        ([torch.zeros(3)], r"share_\(\) moves torch tensors, modules and dicts of tensors, not a builtins\.list"),
+    ],
+)
+def test_share_refuses_by_name_and_moves_nothing(value: Any, why: str) -> None:
+    owned = torch.zeros(3)
+    if isinstance(value, dict) and "step" not in value:
+        value = {"first": owned, **value}
+    with pytest.raises(tessera.InvalidArgumentError, match=why):
+        tessera.share_(value)
+    assert not is_shared(owned)
 
 
 def test_share_refuses_memory_that_torch_does_not_own_and_moves_nothing() -> None:
