@@ -141,7 +141,8 @@ class Bus(Closing):
         Args:
             tensors: A torch module: its parameters and persistent buffers, looked up again at each transfer, so that
                 one that was replaced is noticed. Or {name: tensor}, nested as a state_dict may be, where a value is a
-                torch tensor or DTensor, a NumPy array, anything with DLPack, or (local array, layout[, global shape]).
+                torch tensor or DTensor, a NumPy array, anything with DLPack of a dtype that NumPy reads from it (bf16
+                and 8-bit floats it does not), or (local array, layout[, global shape]).
                 DTensors carry their layout; a plain tensor is held whole by each rank that registers it. Of a dict's
                 torch tensors the storage is held weakly: one that was freed or resized is an error at the next
                 transfer, and one that was re-assigned cannot be seen. What is no tensor is skipped, and listed in

@@ -198,6 +198,22 @@ def test_what_cannot_be_moved_is_refused_by_name(case: str, loopback: Loopback) 
     assert "[0" not in str(caught.value), "an error does not print elements"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_small_floats_do_not_come_by_dlpack_alone(dtype: str, loopback: Loopback) -> None:
+    """NumPy's reader of DLPack does not know them: the guide says what to do."""
+    torch = pytest.importorskip("torch")
+
+    class Foreign(Exporter):
+        def __dlpack__(self, **options: Any) -> Any:
+            return torch.zeros(4, dtype=torch.uint8).view(getattr(torch, dtype)).__dlpack__(**options)
+
+    with pytest.raises(
+        tessera.InvalidArgumentError,
+        match=r"tensor w: NumPy cannot read what a .*Foreign exports by DLPack: .*; register a NumPy array of",
+    ):
+        loopback.register({"w": Foreign(counted())})
+
+
 def test_other_devices_are_not_built(loopback: Loopback) -> None:
     with pytest.raises(
         tessera.UnimplementedError, match=r"tensor w: a .*OnGpu is on device 1 of DLPack's type 2; .*copy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import threading
 import warnings
 from typing import Any
@@ -406,3 +407,36 @@ def test_nobody_comes() -> None:
         tessera.connect("weights", role="trainer", peer="inference", rank=3, world=2)
     with pytest.raises(tessera.InvalidArgumentError, match="cannot be paired with itself"):
         tessera.connect("weights", role="trainer", peer="trainer", rank=0, world=1, namespace="alone")
+
+
+def test_what_they_are_shows_itself() -> None:
+    offered = threading.Event()
+
+    def send(bus: tessera.Bus) -> list[str]:
+        batch = bus.register({"w": np.ones((4, 2), np.float32), "only": np.ones(1, np.float32)}, "policy")
+        handle = batch.send()
+        offered.wait(LIMIT)
+        return [repr(bus), repr(handle.progress)]
+
+    def recv(bus: tessera.Bus) -> list[str]:
+        batch = bus.register({"w": np.zeros((4, 2), np.float32)}, "policy")
+        before = repr(batch)
+        batch.recv()
+        said = [repr(bus), before, repr(batch), repr(batch.stats), *map(repr, bus.manifest("policy"))]
+        offered.set()
+        bus.close()
+        return [*said, repr(bus)]
+
+    results = run({"trainer": [send], "inference": [recv]})
+    trainer, progress = results["trainer"][0]
+    assert trainer == "Bus('weights': trainer/0 of 1, peer inference of 1, 1 batches)"
+    assert re.fullmatch(r"Progress\(32 of 32 bytes, \d+\.\d{3} s, \d+\.\d\d GB/s\)", progress)
+    assert results["inference"][0] == [
+        "Bus('weights': inference/0 of 1, peer trainer of 1, 1 batches)",
+        "Batch(weights/policy: 1 tensors, inplace, not yet transferred, version 0)",
+        "Batch(weights/policy: 1 tensors, inplace, receives, version 1)",
+        "BatchStats(1 tensors, 1 skipped, 1 routes, 32 bytes moved, 1 transfers)",
+        'ManifestEntry("w", f32 4x2 1:R)',
+        'ManifestEntry("only", f32 1 1:R)',
+        "Bus('weights': inference/0 of 1, peer trainer of 1, closed)",
+    ]

@@ -75,3 +75,26 @@ def test_engine_to_transformers(model: Model, tp: int) -> None:
     figures = transfer(registered(model.engines(tp, load=True)), [(found, maps.transformers(model.config))])
     assert_same(found.state_dict(), model.memory.state_dict())
     assert_no_byte_twice(figures, bytes_of(model.checkpoint))
+
+
+both_ways = pytest.mark.parametrize(
+    "model",
+    [pytest.param((kind, {}), id=kind) for kind in MODELS],
+    indirect=True,
+)
+
+
+@both_ways
+def test_checkpoint_to_transformers(model: Model) -> None:
+    found = model.empty()
+    figures = transfer([(model.checkpoint, None)], [(found, maps.transformers(model.config))])
+    assert_same(found.state_dict(), model.memory.state_dict())
+    assert_no_byte_twice(figures, bytes_of(model.checkpoint))
+
+
+@both_ways
+def test_transformers_to_checkpoint(model: Model) -> None:
+    found = model.empty_checkpoint()
+    figures = transfer([(model.memory, maps.transformers(model.config))], [(found, None)])
+    assert_same(found, model.checkpoint)
+    assert_no_byte_twice(figures, bytes_of(found))
