@@ -170,11 +170,9 @@ def test_a_job_that_asks_before_its_first_send_is_told_so() -> None:
     def send(handler: BatchHandler) -> None:
         assert not handler.query_transfer_signal()
         began = time.monotonic()
-        with pytest.raises(
-            tessera.InvalidArgumentError, match="batch policy: query_transfer_signal.. registers it as a"
-        ):
+        with pytest.raises(tessera.InvalidArgumentError, match="batch policy: it is being registered as a"):
             handler.transfer("send")
-        assert time.monotonic() - began < 5, "nobody is waited for"
+        assert time.monotonic() - began < 15, "nobody is waited for"
         handler.close()
         ended.wait(LIMIT)
 

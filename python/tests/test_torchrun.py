@@ -19,12 +19,9 @@ import os
 import signal
 import sys
 import torch
-import torch.distributed as dist
 import tessera
 
 rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-dist.init_process_group("gloo")
-groups = dict(dist.distributed_c10d._world.pg_map)
 held = torch.zeros(6, 3)
 with tessera.connect("weights", role="trainer", peer="inference", timeout=60) as bus:
     assert bus.rank == rank and bus.world == 2
@@ -34,12 +31,25 @@ with tessera.connect("weights", role="trainer", peer="inference", timeout=60) as
         batch.send(version=step, timeout=60)
         if restart == 0 and step == 5 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-assert dist.distributed_c10d._world.pg_map == groups  # nothing of torch's was touched
+print("rank", rank, "ended", flush=True)
+"""
+
+WITH_GROUPS = """
+import os
+import torch
+import torch.distributed as dist
+import tessera
+
+dist.init_process_group("gloo")
+groups = dict(dist.distributed_c10d._world.pg_map)
+held = torch.full((6, 3), 10.0)
+with tessera.connect("weights", role="trainer", peer="inference", timeout=60) as bus:
+    bus.register({"w": (held, "2:S0", (12, 3))}).send(version=10, timeout=60)
+assert dist.distributed_c10d._world.pg_map == groups
 summed = torch.ones(1)
 dist.all_reduce(summed)
 assert summed == 2
 dist.destroy_process_group()
-print("rank", rank, "ended", flush=True)
 """
 
 SERVER = """
@@ -149,6 +159,11 @@ def test_a_job_that_torchrun_restarts_is_met_anew(tmp_path: Path, runtime_dir: P
     )
     assert trainer.count("rank 1 ended") == 1  # rank 0 may have, before it was started again
     assert "lost 0" not in server
+
+
+def test_process_groups_are_left_alone(tmp_path: Path, runtime_dir: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    outputs(tmp_path, [*torchrun, script(WITH_GROUPS, tmp_path, "trainer")], [script(SERVER, tmp_path, "server")])
 
 
 def test_forked_data_loaders_harm_nothing(tmp_path: Path, runtime_dir: Path) -> None:
