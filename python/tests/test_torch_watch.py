@@ -107,7 +107,6 @@ def test_modules_that_were_replaced_are_located(
     batch.locate()
     batch.settle()
     batch.locate()  # from now on the other one is watched
-    batch.release()
     request.getfixturevalue("no_locating")
     batch.locate()
 
@@ -117,9 +116,8 @@ def test_a_module_beside_them_is_looked_at_once(request: pytest.FixtureRequest) 
     batch = registered(model)
     model.append(nn.ReLU())  # type: ignore[operator]
     batch.locate()
-    batch.release()
     request.getfixturevalue("no_locating")
-    assert len(batch.locate()) == len(model.state_dict())
+    assert len(batch.locate().memory) == len(model.state_dict())
 
 
 def test_storage_that_was_resized_is_refused() -> None:
