@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import tessera
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "guide"
 LIMIT = 300.0
 
 
@@ -55,3 +57,33 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path, runtime_dir: Pat
         assert process.returncode == 0, text
     if page.stem == "quickstart":
         assert "now at version 3" in "".join(said)
+
+
+def test_the_programs_of_the_readme_run(tmp_path: Path, runtime_dir: Path) -> None:
+    pytest.importorskip("torch")
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "send.py").write_text(f"import torch\nmodel, step = torch.nn.Linear(2, 2), 7\n{block}")
+    (tmp_path / "recv.py").write_text(
+        "import tessera, torch\n"
+        'bus = tessera.connect("weights", role="inference", peer="trainer")\n'
+        "model = torch.nn.Linear(2, 2)\n"
+        "print(bus.register(model).recv())\n"
+    )
+    environment = {**os.environ, "TESSERA_NAMESPACE": "readme"}
+    programs = [
+        subprocess.Popen([sys.executable, tmp_path / name], env=environment, stdout=subprocess.PIPE, text=True)
+        for name in ("send.py", "recv.py")
+    ]
+    try:
+        said = [program.communicate(timeout=LIMIT)[0] for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+    assert [program.returncode for program in programs] == [0, 0]
+    assert said[1] == "7\n"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    missing = [name for name in tessera.__all__ if not re.search(rf"tessera\.{name}\b", page)]
+    assert missing == ["__version__"]
