@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/fail.h"
+#include "codec/same_name.h"
 
 namespace tessera {
 namespace {
@@ -45,10 +46,6 @@ const DTypeInfo& info_of(DType dtype) {
   return kInfos[static_cast<size_t>(dtype)];
 }
 
-constexpr char lower(char c) {
-  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-}
-
 }  // namespace
 
 int bits_of(DType dtype) {
@@ -68,7 +65,7 @@ std::string_view to_string(DType dtype) {
 
 std::optional<DType> dtype_of(std::string_view name) {
   for (const DTypeInfo& info : kInfos)
-    if (std::ranges::equal(name, info.name, {}, lower)) return info.dtype;
+    if (codec::same_name(name, info.name)) return info.dtype;
   return std::nullopt;
 }
 

@@ -17,6 +17,7 @@ inline constexpr uint32_t kNaNF32 = 0x7FC00000;
 inline constexpr uint16_t kNaNF16 = 0x7E00;
 inline constexpr uint16_t kNaNBF16 = 0x7FC0;
 inline constexpr uint8_t kNaNF8 = 0x7F;  // E4M3 and E5M2
+inline constexpr uint8_t kNaNE2M1 = 7;   // which has none: this is 6
 inline constexpr uint32_t kInfF32 = 0x7F800000;
 
 // A format of at most 16 bits: sign, exponent, mantissa. Codes below are without the sign.
@@ -116,7 +117,11 @@ constexpr float f32_from_e8m0(uint8_t code) {
   return std::bit_cast<float>(code == 0 ? 0x00400000U : uint32_t{code} << 23);
 }
 
-// E2M1, in the low four bits of `code`.
+// E2M1, in the low four bits of `code`. Saturates; NaN becomes 7, which is 6, as the hardware does.
+inline constexpr MiniFloat kE2M1Format{2, 1, false, 7, kNaNE2M1};  // to encode with, not to decode: 7 is no NaN
+constexpr uint8_t e2m1_from_f32(float value) {
+  return static_cast<uint8_t>(encode(kE2M1Format, value));
+}
 constexpr float f32_from_e2m1(uint8_t code) {
   constexpr float kMagnitudes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
   return (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];

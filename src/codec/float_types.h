@@ -1,7 +1,9 @@
 // The float types that casts know, as types: their bits, and how one value gets to f32 and back (codec/float_bits.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "codec/float_bits.h"
 
@@ -46,9 +48,22 @@ struct E5M2 {
   static constexpr Bits encode(float value) { return e5m2_from_f32(value); }
 };
 
+// Codes of quantised formats; two of these are packed in a byte.
+struct E2M1 {
+  static constexpr MiniFloat kFormat = kE2M1Format;
+  static constexpr float decode(uint8_t code) { return f32_from_e2m1(code); }
+  static constexpr uint8_t encode(float value) { return e2m1_from_f32(value); }
+};
+
 template <typename... T>
 struct TypeList {};
 using CastTypes = TypeList<F64, F32, F16, BF16, E4M3, E5M2>;  // in the order of DType
+using QuantizedTypes = TypeList<F32, F16, BF16>;  // what quantised formats are made of, in the order of DType
+using CodeTypes = TypeList<E4M3, E5M2, E2M1>;     // what they are made to
+template <typename T>                             // among QuantizedTypes
+inline constexpr size_t kIndexOf = std::is_same_v<T, F32>   ? 0
+                                   : std::is_same_v<T, F16> ? 1
+                                                            : 2;
 using ReducedTypes = TypeList<F64, F32, F16, BF16>;
 
 }  // namespace tessera::codec

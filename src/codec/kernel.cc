@@ -9,6 +9,7 @@
 #include "base/config.h"
 #include "base/fail.h"
 #include "codec/kernel_set.h"
+#include "codec/same_name.h"
 
 namespace tessera {
 namespace codec {
@@ -23,13 +24,21 @@ std::vector<KernelSet> make_sets() {
                     .cast = &simd_cast(target),
                     .stream = &simd_stream(target),
                     .digest = &simd_digest(target),
-                    .reduce = &simd_reduce(target)});
+                    .reduce = &simd_reduce(target),
+                    .amax = &simd_amax(target),
+                    .scale = &simd_scale(target),
+                    .quantize = &simd_quantize(target),
+                    .transpose = &simd_transpose(target)});
   }
   sets.push_back({.target = "scalar",
                   .cast = &scalar_cast(),
                   .stream = &scalar_stream(),
                   .digest = &scalar_digest(),
-                  .reduce = &scalar_reduce()});
+                  .reduce = &scalar_reduce(),
+                  .amax = &scalar_amax(),
+                  .scale = &scalar_scale(),
+                  .quantize = &scalar_quantize(),
+                  .transpose = &scalar_transpose()});
   return sets;
 }
 
@@ -38,13 +47,9 @@ const std::vector<KernelSet>& kernel_sets() {
   return sets;
 }
 
-constexpr char lower(char c) {
-  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-}
-
 const KernelSet& find_set(std::string_view name, std::string_view who) {
   for (const KernelSet& set : kernel_sets())
-    if (std::ranges::equal(set.target, name, {}, lower, lower)) return set;
+    if (same_name(set.target, name)) return set;
   fail(ErrorCode::kInvalidArgument, "{}: no codec kernel '{}' in this build on this CPU: use one of {}", who, name,
        fmt::join(available_kernels(), ", "));
 }

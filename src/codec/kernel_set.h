@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "codec/cast.h"
+#include "codec/quantize_formulas.h"
 #include "codec/reduce.h"
 
 namespace tessera::codec {
@@ -57,15 +58,81 @@ struct ReduceKernels {
   FinishRow finish_average[kReducedFloats];  // divides, then rounds
 };
 
+// Of what is quantised: f32, f16, bf16, as DType numbers them; to E4M3, E5M2 and packed E2M1.
+inline constexpr size_t kQuantizedTypes = 3;
+inline constexpr size_t kCodeTypes = 3;
+static_assert(static_cast<size_t>(DType::kF32) == 1 && static_cast<size_t>(DType::kBF16) == kQuantizedTypes);
+
+// How many elements of a row share a scale: 16, 32 or 128, or
+inline constexpr size_t kEach = 1;
+inline constexpr size_t kWholeRow = static_cast<size_t>(-1);
+
+// Where stochastic rounding draws for the elements of a row.
+struct Draw {
+  uint64_t seed;
+  uint32_t plane;
+  uint64_t first_element;
+};
+
+struct AmaxKernels {
+  std::string_view target;
+  // The largest magnitude of each `block` elements of a row; the last block may be short. NaN is none. Here and below:
+  // true if there was a NaN or an infinity.
+  bool (*blocks[kQuantizedTypes])(const void* src, size_t n, size_t block, float* amax);
+  // Of the row and of `amax`.
+  bool (*row[kQuantizedTypes])(const void* src, size_t n, float& amax);
+  // Element by element: magnitudes[j] = max(magnitudes[j], |src[j]|), in src's type.
+  bool (*fold[kQuantizedTypes])(const void* src, size_t n, void* magnitudes);
+};
+
+struct ScaleKernels {
+  std::string_view target;
+  // Of n blocks: codec/quantize_formulas.h, one after the other.
+  void (*nv)(const float* amax, size_t n, const NvConstants& constants, uint8_t* scales, float* multipliers);
+  void (*mx)(const float* amax, size_t n, float reciprocal, uint8_t* scales, float* multipliers);
+};
+
+struct QuantizeKernels {
+  std::string_view target;
+  // Multiplied in f32, rounded, saturated. One multiplier for every `block` elements. E2M1: n is even.
+  void (*encode[kQuantizedTypes][kCodeTypes])(const void* src, size_t n, size_t block, const float* multipliers,
+                                              std::byte* codes);
+  void (*encode_stochastic[kQuantizedTypes])(const void* src, size_t n, size_t block, const float* multipliers,
+                                             const Draw& draw, std::byte* codes);
+  // Multiplied in f32, rounded once.
+  void (*decode[kCodeTypes][kQuantizedTypes])(const std::byte* codes, size_t n, size_t block, const float* scales,
+                                              void* dst);
+};
+
+struct TransposeKernels {
+  std::string_view target;
+  // Rows of `src` to columns of `dst`; strides in bytes. Elements of 1, 2 and 4 bytes.
+  void (*elements[3])(const std::byte* src, size_t src_stride, size_t rows, size_t columns, std::byte* dst,
+                      size_t dst_stride);
+  // Of half a byte, two of a row (of a column, in `dst`) a byte. Rows and columns are even.
+  void (*nibbles)(const std::byte* src, size_t src_stride, size_t rows, size_t columns, std::byte* dst,
+                  size_t dst_stride);
+  // 16 rows of bf16 by the 16 x 16 matrix of the random Hadamard transform, column by column.
+  void (*hadamard)(const std::byte* src, size_t src_stride, size_t columns, std::byte* dst, size_t dst_stride);
+};
+
 const CastKernels& scalar_cast();
 const StreamKernels& scalar_stream();
 const DigestKernels& scalar_digest();
 const ReduceKernels& scalar_reduce();
+const AmaxKernels& scalar_amax();
+const ScaleKernels& scalar_scale();
+const QuantizeKernels& scalar_quantize();
+const TransposeKernels& scalar_transpose();
 // `target`: one of Highway's HWY_* bits, supported by this CPU and other than HWY_SCALAR and HWY_EMU128.
 const CastKernels& simd_cast(int64_t target);
 const StreamKernels& simd_stream(int64_t target);
 const DigestKernels& simd_digest(int64_t target);
 const ReduceKernels& simd_reduce(int64_t target);
+const AmaxKernels& simd_amax(int64_t target);
+const ScaleKernels& simd_scale(int64_t target);
+const QuantizeKernels& simd_quantize(int64_t target);
+const TransposeKernels& simd_transpose(int64_t target);
 
 struct KernelSet {
   std::string_view target;
@@ -73,6 +140,10 @@ struct KernelSet {
   const StreamKernels* stream;
   const DigestKernels* digest;
   const ReduceKernels* reduce;
+  const AmaxKernels* amax;
+  const ScaleKernels* scale;
+  const QuantizeKernels* quantize;
+  const TransposeKernels* transpose;
 };
 
 const KernelSet& active_kernels();

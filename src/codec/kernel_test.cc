@@ -33,6 +33,10 @@ TEST(KernelTest, EveryFamilyOfAForcedVariantWasCompiledForIt) {
     EXPECT_EQ(kernels.stream->target, name);
     EXPECT_EQ(kernels.digest->target, name);
     EXPECT_EQ(kernels.reduce->target, name);
+    EXPECT_EQ(kernels.amax->target, name);
+    EXPECT_EQ(kernels.scale->target, name);
+    EXPECT_EQ(kernels.quantize->target, name);
+    EXPECT_EQ(kernels.transpose->target, name);
   }
 }
 

@@ -1,0 +1,28 @@
+// What the codec's sources ask of matrices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/quantize.h"
+
+namespace tessera::codec {
+
+// Throws unless the view is one of f32, f16 or bf16 with a shape and a stride that can be.
+void check_matrix(const MatrixView& matrix);
+// Throws unless a matrix of this dtype and so many rows can go through the Hadamard transform.
+void check_hadamard(DType dtype, int64_t rows);
+
+// In the kernels' tables.
+inline size_t index_of(DType dtype) {
+  return static_cast<size_t>(dtype) - static_cast<size_t>(DType::kF32);
+}
+
+inline int64_t row_bytes_apart(const MatrixView& matrix) {
+  return matrix.row_stride * bytes_of(matrix.dtype, 1);
+}
+inline const std::byte* row_of(const MatrixView& matrix, int64_t row) {
+  return static_cast<const std::byte*>(matrix.data) + row * row_bytes_apart(matrix);
+}
+
+}  // namespace tessera::codec

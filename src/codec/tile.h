@@ -1,0 +1,61 @@
+// Quantising a tile: some rows and columns of a matrix that begin at whole blocks and fit into a core's caches, so that
+// both planes and all phases share one read of memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "codec/quantize_formulas.h"
+#include "tessera/quantize.h"
+
+namespace tessera::codec {
+
+Fp8Constants fp8_constants(const QuantSpec& spec, DType input);
+
+// Whether the column plane's codes are the row plane's, transposed.
+bool column_is_transposed_row(const QuantSpec& spec);
+
+class TileGrid {
+ public:
+  TileGrid(const MatrixView& matrix, const QuantSpec& spec, const Planes& planes);
+
+  size_t size() const { return static_cast<size_t>(down_ * across_); }
+
+  struct Tile {
+    int64_t row;
+    int64_t column;
+    int64_t rows;
+    int64_t columns;
+  };
+  Tile tile(size_t index) const;
+
+  const MatrixView& matrix() const { return matrix_; }
+  const QuantSpec& spec() const { return spec_; }
+  const Planes& planes() const { return planes_; }
+
+ private:
+  const MatrixView matrix_;
+  const QuantSpec spec_;
+  const Planes planes_;
+  int64_t tile_rows_;
+  int64_t tile_columns_;
+  int64_t down_;
+  int64_t across_;
+};
+
+// A thread's own.
+struct TileScratch {
+  std::vector<float> amax;
+  std::vector<float> multipliers;
+  std::vector<float> magnitudes;  // of any of the input types
+  std::vector<std::byte> codes;   // of a tile whose codes are not wanted as they are
+  std::vector<std::byte> scales;
+  std::vector<std::byte> input;  // transposed or transformed
+  std::vector<std::byte> transformed;
+};
+
+// True if the tile holds a NaN or an infinity. (Of one-scale formats only asked where the spec refuses them.)
+bool quantize_tile(const TileGrid& grid, size_t index, PlaneAmax amax, const Origin& origin, TileScratch& scratch);
+
+}  // namespace tessera::codec
