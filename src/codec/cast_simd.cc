@@ -27,8 +27,12 @@ void cast_steps(const std::byte* HWY_RESTRICT in, std::byte* HWY_RESTRICT out, s
   for (; steps > 0; --steps, in += kVectors * from, out += kVectors * to) {
     const V low = Lane<From>::load(in);
     const V high = Lane<From>::load(in + from);
-    Lane<To>::store(low, out);
-    Lane<To>::store(high, out + to);
+    if constexpr (sizeof(typename To::Bits) == 1) {
+      store_two<To, kHasEightBits<From>>(low, high, out);
+    } else {
+      Lane<To>::store(low, out);
+      Lane<To>::store(high, out + to);
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <hwy/highway.h>
 
 #include <cstddef>
+#include <type_traits>
 
 #include "codec/float_types.h"
 #include "codec/simd_target.h"
@@ -113,6 +114,97 @@ struct Lane<F16> {
     hn::StoreU(hn::BitCast(DBits(), half), DBits(), at<uint16_t>(p));
   }
 };
+#endif
+
+// Whose values have no more significant bits.
+template <typename T>
+inline constexpr bool kHasEightBits = std::is_same_v<T, BF16> || std::is_same_v<T, E4M3> || std::is_same_v<T, E5M2>;
+
+// Which codes pack two a byte.
+template <typename Code>
+inline constexpr bool kPackedPairs = std::is_same_v<Code, E2M1>;
+template <typename Code>
+constexpr size_t code_bytes(size_t n) {
+  return kPackedPairs<Code> ? n / 2 : n;
+}
+
+#if TESSERA_F16_INSTRUCTIONS
+// encode() of two vectors of products or elements, at once, to 16-bit lanes: f16's instructions do what is below the
+// smallest normal. An f16 with the format's exponents is rounded to the format's mantissa; before that, each value is
+// rounded to eight bits, to odd, which keeps what a second rounding needs to know. `kExact`: they have no more than
+// eight bits.
+//
+// 2^-13 more than the power of two makes room for E4M3's one tie below f16's smallest step: eight bits just above it
+// must not come to lie on it, and nothing else is moved.
+template <typename Code>
+inline constexpr float kToF16 =
+    power_of_two(Code::kFormat.bias() - kF16Format.bias()) * (std::is_same_v<Code, E4M3> ? 1 + power_of_two(-13) : 1);
+
+template <bool kExact>
+HWY_INLINE V to_eight_bits(V value) {
+  if constexpr (kExact) return value;
+  const V odd = hn::Or(hn::And(value, bits(0xFFFF0000)), bits(0x10000));
+  return where(hn::Eq(hn::And(value, bits(0xFFFF)), hn::Zero(D())), value, odd);
+}
+
+using DHalves = hn::Repartition<int16_t, D>;
+template <typename Code, bool kExact>
+HWY_INLINE hn::Vec<DHalves> encode_two(V low, V high) {
+  constexpr MiniFloat kF = Code::kFormat;
+  constexpr int kShift = kF16Format.mantissa_bits - kF.mantissa_bits;
+  const hn::Rebind<hwy::float16_t, D> half;
+  const auto halves = [&](V value) HWY_ATTR {
+    auto scaled = hn::BitCast(DF(), to_eight_bits<kExact>(value));
+    if constexpr (kToF16<Code> != 1) scaled = hn::Mul(scaled, hn::Set(DF(), kToF16<Code>));
+    return hn::BitCast(hn::Rebind<int16_t, D>(), hn::DemoteTo(half, scaled));
+  };
+  const DHalves d;
+  const auto word = [&](uint32_t value) HWY_ATTR { return hn::Set(d, static_cast<int16_t>(value)); };
+  const auto h = hn::Combine(d, halves(high), halves(low));
+  const auto magnitude = hn::And(h, word(0x7FFF));
+  const auto tie = hn::And(hn::ShiftRight<kShift>(magnitude), word(1));
+  const auto up = hn::Add(hn::Add(magnitude, word((1U << (kShift - 1)) - 1)), tie);
+  // Infinity and the largest NaN stay below 2^15 with what is added; as unsigned numbers, since NaN may pass it.
+  const hn::RebindToUnsigned<DHalves> u;
+  const auto code = hn::BitCast(d, hn::ShiftRight<kShift>(hn::BitCast(u, up)));
+  const auto sign = hn::And(hn::BitCast(d, hn::ShiftRight<15 - kF.exponent_bits - kF.mantissa_bits>(hn::BitCast(u, h))),
+                            word(kF.sign()));
+  const auto finite = hn::Or(hn::Min(code, word(kF.largest)), sign);
+  return hn::IfThenElse(hn::Gt(magnitude, word(kF16Format.infinity())), word(kF.nan), finite);
+}
+
+// Codes of two vectors in order, packed if the format is.
+template <typename Code, bool kExact>
+HWY_INLINE void store_two(V low, V high, std::byte* p) {
+  const auto codes = encode_two<Code, kExact>(low, high);
+  if constexpr (kPackedPairs<Code>) {
+    const hn::RebindToUnsigned<D> pairs;
+    const hn::Rebind<uint8_t, D> bytes;
+    const auto both = hn::BitCast(pairs, codes);  // the odd code, 16 bits up, comes down beside the even one
+    hn::StoreU(hn::TruncateTo(bytes, hn::Or(both, hn::ShiftRight<12>(both))), bytes, at<uint8_t>(p));
+  } else {
+    const hn::Rebind<uint8_t, DHalves> bytes;
+    hn::StoreU(hn::TruncateTo(bytes, hn::BitCast(hn::RebindToUnsigned<DHalves>(), codes)), bytes, at<uint8_t>(p));
+  }
+}
+#else
+template <typename Code, bool kExact>
+HWY_INLINE void store_two(V low, V high, std::byte* p) {
+  const size_t lanes = hn::Lanes(D());
+  if constexpr (kPackedPairs<Code>) {
+    using DPairs = hn::RepartitionToWide<hn::RebindToUnsigned<D> >;
+    const hn::Rebind<uint8_t, DPairs> bytes;
+    const auto store = [&](V codes, std::byte* to) HWY_ATTR {
+      const auto pairs = hn::BitCast(DPairs(), codes);  // the odd code, 32 bits up, comes down beside the even one
+      hn::StoreU(hn::TruncateTo(bytes, hn::Or(pairs, hn::ShiftRight<28>(pairs))), bytes, at<uint8_t>(to));
+    };
+    store(encode<Code>(low), p);
+    store(encode<Code>(high), p + lanes / 2);
+  } else {
+    Lane<Code>::store(low, p);
+    Lane<Code>::store(high, p + lanes);
+  }
+}
 #endif
 
 template <>

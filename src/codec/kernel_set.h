@@ -97,6 +97,9 @@ struct QuantizeKernels {
   // Multiplied in f32, rounded, saturated. One multiplier for every `block` elements. E2M1: n is even.
   void (*encode[kQuantizedTypes][kCodeTypes])(const void* src, size_t n, size_t block, const float* multipliers,
                                               std::byte* codes);
+  // The same where multipliers are powers of two.
+  void (*encode_by_powers[kQuantizedTypes][kCodeTypes])(const void* src, size_t n, size_t block,
+                                                        const float* multipliers, std::byte* codes);
   void (*encode_stochastic[kQuantizedTypes])(const void* src, size_t n, size_t block, const float* multipliers,
                                              const Draw& draw, std::byte* codes);
   // Multiplied in f32, rounded once.

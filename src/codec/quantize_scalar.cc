@@ -74,13 +74,18 @@ void decode_row(const std::byte* codes, size_t n, size_t block, const float* sca
 template <typename Code, typename... T>
 void set_code(QuantizeKernels& kernels, size_t code, TypeList<T...>) {
   size_t type = 0;
-  ((kernels.encode[type][code] = encode_row<T, Code>, kernels.decode[code][type] = decode_row<Code, T>, ++type), ...);
+  ((kernels.encode[type][code] = kernels.encode_by_powers[type][code] = encode_row<T, Code>,
+    kernels.decode[code][type] = decode_row<Code, T>, ++type),
+   ...);
 }
 
 template <typename... Code, typename... T>
 QuantizeKernels make_kernels(TypeList<Code...>, TypeList<T...> types) {
-  QuantizeKernels kernels{
-      .target = "scalar", .encode = {}, .encode_stochastic = {encode_stochastic<T>...}, .decode = {}};
+  QuantizeKernels kernels{.target = "scalar",
+                          .encode = {},
+                          .encode_by_powers = {},
+                          .encode_stochastic = {encode_stochastic<T>...},
+                          .decode = {}};
   size_t code = 0;
   (set_code<Code>(kernels, code++, types), ...);
   return kernels;

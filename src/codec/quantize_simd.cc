@@ -21,26 +21,8 @@ using DPairs = hn::RepartitionToWide<hn::RebindToUnsigned<D>>;
 inline constexpr size_t kLongestBlock = 128;
 
 template <typename Code>
-constexpr size_t code_bytes(size_t n) {
-  return std::is_same_v<Code, E2M1> ? n / 2 : n;
-}
-
-// A vector of codes, in the low bits of its lanes.
-template <typename Code>
-HWY_INLINE void store_codes(V codes, std::byte* p) {
-  if constexpr (std::is_same_v<Code, E2M1>) {
-    const hn::Rebind<uint8_t, DPairs> bytes;
-    const auto pairs = hn::BitCast(DPairs(), codes);  // the odd code, 32 bits up, comes down beside the even one
-    hn::StoreU(hn::TruncateTo(bytes, hn::Or(pairs, hn::ShiftRight<28>(pairs))), bytes, at<uint8_t>(p));
-  } else {
-    const hn::Rebind<uint8_t, D> bytes;
-    hn::StoreU(hn::DemoteTo(bytes, codes), bytes, at<uint8_t>(p));
-  }
-}
-
-template <typename Code>
 HWY_INLINE V load_values(const std::byte* p) {
-  if constexpr (std::is_same_v<Code, E2M1>) {
+  if constexpr (kPackedPairs<Code>) {
     const hn::Rebind<uint8_t, DPairs> bytes;
     const hn::Rebind<uint32_t, DPairs> words;
     const auto pairs = hn::PromoteTo(DPairs(), hn::PromoteTo(words, hn::LoadU(bytes, at<uint8_t>(p))));
@@ -60,13 +42,16 @@ HWY_INLINE VF load_floats(const std::byte* p) {
   return hn::BitCast(DF(), Lane<From>::load(p));
 }
 
-// What is done with a vector of elements: to codes, and back.
-template <typename From, typename Code>
+// What is done with two vectors of elements, to codes and back. `kPowers`: multipliers are powers of two, which leave
+// an element as many bits as it has.
+template <typename From, typename Code, bool kPowers>
 struct Encode {
   static constexpr size_t in_bytes(size_t n) { return n * sizeof(typename From::Bits); }
   static constexpr size_t out_bytes(size_t n) { return code_bytes<Code>(n); }
-  static HWY_INLINE void step(const std::byte* in, VF multiplier, std::byte* out) {
-    store_codes<Code>(encode<Code>(hn::BitCast(D(), hn::Mul(load_floats<From>(in), multiplier))), out);
+  static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
+    const VF low = hn::Mul(load_floats<From>(in), first);
+    const VF high = hn::Mul(load_floats<From>(in + in_bytes(hn::Lanes(D()))), second);
+    store_two<Code, kPowers && kHasEightBits<From>>(hn::BitCast(D(), low), hn::BitCast(D(), high), out);
   }
 };
 
@@ -74,53 +59,76 @@ template <typename Code, typename To>
 struct Decode {
   static constexpr size_t in_bytes(size_t n) { return code_bytes<Code>(n); }
   static constexpr size_t out_bytes(size_t n) { return n * sizeof(typename To::Bits); }
-  static HWY_INLINE void step(const std::byte* in, VF multiplier, std::byte* out) {
-    Lane<To>::store(hn::BitCast(D(), hn::Mul(hn::BitCast(DF(), load_values<Code>(in)), multiplier)), out);
+  static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
+    const size_t lanes = hn::Lanes(D());
+    const VF low = hn::Mul(hn::BitCast(DF(), load_values<Code>(in)), first);
+    const VF high = hn::Mul(hn::BitCast(DF(), load_values<Code>(in + in_bytes(lanes))), second);
+    Lane<To>::store(hn::BitCast(D(), low), out);
+    Lane<To>::store(hn::BitCast(D(), high), out + out_bytes(lanes));
   }
 };
 
-// Whole vectors that share a multiplier.
-template <typename Op>
-HWY_INLINE void run_vectors(const std::byte* in, size_t n, VF multiplier, std::byte* out) {
-  const size_t lanes = hn::Lanes(D());
-  for (size_t i = 0; i < n; i += lanes) Op::step(in + Op::in_bytes(i), multiplier, out + Op::out_bytes(i));
+// Elements of a step.
+HWY_INLINE size_t step_lanes() {
+  return 2 * hn::Lanes(D());
 }
 
-// Any number of elements, up to a vector; `multipliers` is one, or one for each.
+// Fewer than a step.
 template <typename Op>
-HWY_INLINE void run_tail(const std::byte* in, size_t n, VF multiplier, std::byte* out) {
-  HWY_ALIGN std::byte last_in[hn::MaxLanes(D()) * sizeof(float)] = {};
-  HWY_ALIGN std::byte last_out[hn::MaxLanes(D()) * sizeof(float)];
+HWY_INLINE void run_tail(const std::byte* in, size_t n, VF first, VF second, std::byte* out) {
+  HWY_ALIGN std::byte last_in[2 * hn::MaxLanes(D()) * sizeof(float)] = {};
+  HWY_ALIGN std::byte last_out[2 * hn::MaxLanes(D()) * sizeof(float)];
   std::memcpy(last_in, in, Op::in_bytes(n));
-  Op::step(last_in, multiplier, last_out);
+  Op::step(last_in, first, second, last_out);
   std::memcpy(out, last_out, Op::out_bytes(n));
 }
 
 template <typename Op>
 HWY_INLINE void run_shared(const std::byte* in, size_t n, float multiplier, std::byte* out) {
   const VF shared = hn::Set(DF(), multiplier);
-  const size_t whole = n - n % hn::Lanes(D());
-  run_vectors<Op>(in, whole, shared, out);
-  if (whole < n) run_tail<Op>(in + Op::in_bytes(whole), n - whole, shared, out + Op::out_bytes(whole));
+  size_t i = 0;
+  for (; i + step_lanes() <= n; i += step_lanes())
+    Op::step(in + Op::in_bytes(i), shared, shared, out + Op::out_bytes(i));
+  if (i < n) run_tail<Op>(in + Op::in_bytes(i), n - i, shared, shared, out + Op::out_bytes(i));
 }
 
 template <typename Op>
 HWY_INLINE void run_each(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
   const size_t lanes = hn::Lanes(D());
   size_t i = 0;
-  for (; i + lanes <= n; i += lanes)
-    Op::step(in + Op::in_bytes(i), hn::LoadU(DF(), multipliers + i), out + Op::out_bytes(i));
+  for (; i + step_lanes() <= n; i += step_lanes()) {
+    const float* m = multipliers + i;
+    Op::step(in + Op::in_bytes(i), hn::LoadU(DF(), m), hn::LoadU(DF(), m + lanes), out + Op::out_bytes(i));
+  }
   if (i == n) return;
-  HWY_ALIGN float last[hn::MaxLanes(D())] = {};
+  HWY_ALIGN float last[2 * hn::MaxLanes(D())] = {};
   std::memcpy(last, multipliers + i, (n - i) * sizeof(float));
-  run_tail<Op>(in + Op::in_bytes(i), n - i, hn::LoadU(DF(), last), out + Op::out_bytes(i));
+  run_tail<Op>(in + Op::in_bytes(i), n - i, hn::LoadU(DF(), last), hn::LoadU(DF(), last + lanes),
+               out + Op::out_bytes(i));
+}
+
+// Where a step has two blocks.
+template <typename Op, size_t kBlock>
+HWY_INLINE void run_pairs_of_blocks(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
+  size_t i = 0;
+  for (; i + 2 * kBlock <= n; i += 2 * kBlock, multipliers += 2)
+    Op::step(in + Op::in_bytes(i), hn::Set(DF(), multipliers[0]), hn::Set(DF(), multipliers[1]),
+             out + Op::out_bytes(i));
+  if (i == n) return;
+  const float second = n - i > kBlock ? multipliers[1] : multipliers[0];
+  run_tail<Op>(in + Op::in_bytes(i), n - i, hn::Set(DF(), multipliers[0]), hn::Set(DF(), second),
+               out + Op::out_bytes(i));
 }
 
 template <typename Op, size_t kBlock>
 HWY_INLINE void run_blocks(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
+  if (kBlock == hn::Lanes(D())) return run_pairs_of_blocks<Op, kBlock>(in, n, multipliers, out);
   const size_t whole = n - n % kBlock;
-  for (size_t i = 0; i < whole; i += kBlock)
-    run_vectors<Op>(in + Op::in_bytes(i), kBlock, hn::Set(DF(), *multipliers++), out + Op::out_bytes(i));
+  for (size_t i = 0; i < whole; i += kBlock) {
+    const VF shared = hn::Set(DF(), *multipliers++);
+    for (size_t j = i; j < i + kBlock; j += step_lanes())
+      Op::step(in + Op::in_bytes(j), shared, shared, out + Op::out_bytes(j));
+  }
   if (whole < n) run_shared<Op>(in + Op::in_bytes(whole), n - whole, *multipliers, out + Op::out_bytes(whole));
 }
 
@@ -144,7 +152,12 @@ void run(const void* src, size_t n, size_t block, const float* multipliers, void
 
 template <typename From, typename Code>
 void encode_row(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes) {
-  run<Encode<From, Code>>(src, n, block, multipliers, codes);
+  run<Encode<From, Code, false>>(src, n, block, multipliers, codes);
+}
+
+template <typename From, typename Code>
+void encode_row_by_powers(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes) {
+  run<Encode<From, Code, true>>(src, n, block, multipliers, codes);
 }
 
 template <typename Code, typename To>
@@ -194,7 +207,7 @@ HWY_INLINE void random_groups(const Draw& draw, uint64_t group, uint8_t* bytes) 
   }
 }
 
-// e2m1_stochastic() of a vector.
+// The value of e2m1_stochastic(), of a vector.
 HWY_INLINE V round_stochastically(VF y, VF random) {
   const auto step = [](VF a) HWY_ATTR {
     const VF low = hn::IfThenElse(hn::Ge(a, hn::Set(DF(), 2.0F)), hn::Set(DF(), 1.0F), hn::Set(DF(), 0.5F));
@@ -207,7 +220,7 @@ HWY_INLINE V round_stochastically(VF y, VF random) {
   const VF floor = hn::ConvertTo(DF(), hn::ConvertTo(D(), hn::Div(t, t_step)));
   const VF q = hn::Min(hn::Mul(floor, t_step), hn::Set(DF(), kLargestE2M1));
   const V sign = hn::And(y_bits, bits(0x80000000));
-  return where(is_nan(y_bits), bits(kNaNE2M1), encode<E2M1>(hn::Or(hn::BitCast(D(), q), sign)));
+  return where(is_nan(y_bits), y_bits, hn::Or(hn::BitCast(D(), q), sign));
 }
 
 template <typename From>
@@ -233,12 +246,14 @@ void encode_stochastic(const void* src, size_t n, size_t block, const float* mul
       in = last_in;
       out = last_out;
     }
-    for (size_t i = 0; i < count; i += hn::Lanes(D())) {
-      const VF multiplier = hn::Set(DF(), multipliers[(first + i) / block]);
+    const auto rounded = [&](size_t i) HWY_ATTR {
+      const VF multiplier = hn::Set(DF(), multipliers[std::min(first + i, n - 1) / block]);
       const V drawn = hn::PromoteTo(D(), hn::LoadU(bytes, random + offset + i));
       const VF y = hn::Mul(load_floats<From>(in + i * sizeof(typename From::Bits)), multiplier);
-      store_codes<E2M1>(round_stochastically(y, hn::ConvertTo(DF(), drawn)), out + i / 2);
-    }
+      return round_stochastically(y, hn::ConvertTo(DF(), drawn));
+    };
+    for (size_t i = 0; i < count; i += step_lanes())
+      store_two<E2M1, true>(rounded(i), rounded(i + hn::Lanes(D())), out + i / 2);
     if (count < kChunk) std::memcpy(codes + first / 2, last_out, count / 2);
   }
 }
@@ -246,13 +261,17 @@ void encode_stochastic(const void* src, size_t n, size_t block, const float* mul
 template <typename Code, typename... T>
 void set_code(QuantizeKernels& kernels, size_t code, TypeList<T...>) {
   size_t type = 0;
-  ((kernels.encode[type][code] = encode_row<T, Code>, kernels.decode[code][type] = decode_row<Code, T>, ++type), ...);
+  ((kernels.encode[type][code] = encode_row<T, Code>,
+    kernels.encode_by_powers[type][code] = encode_row_by_powers<T, Code>,
+    kernels.decode[code][type] = decode_row<Code, T>, ++type),
+   ...);
 }
 
 template <typename... Code, typename... T>
 QuantizeKernels make_kernels(TypeList<Code...>, TypeList<T...> types) {
   QuantizeKernels kernels{.target = hwy::TargetName(HWY_TARGET),
                           .encode = {},
+                          .encode_by_powers = {},
                           .encode_stochastic = {encode_stochastic<T>...},
                           .decode = {}};
   size_t code = 0;

@@ -42,6 +42,15 @@ Fp8Constants fp8_constants(const QuantSpec& spec, DType input) {
           .power_of_two = spec.power_of_two.value_or(blocks)};
 }
 
+namespace {
+
+bool scales_are_powers(const QuantSpec& spec) {
+  const bool blocks = block_shape(spec, Plane::kRow).columns != 0;
+  return spec.format != Format::kNvfp4 && spec.power_of_two.value_or(blocks);
+}
+
+}  // namespace
+
 RowCoder::RowCoder(const QuantSpec& spec, float amax, DType input, const DrawRows& draws, TileScratch& scratch)
     : kernels_(active_kernels()),
       spec_(spec),
@@ -49,6 +58,8 @@ RowCoder::RowCoder(const QuantSpec& spec, float amax, DType input, const DrawRow
       code_(code_index(spec.format)),
       block_(block_shape(spec, Plane::kRow)),
       draws_(draws),
+      encode_(
+          (scales_are_powers(spec) ? kernels_.quantize->encode_by_powers : kernels_.quantize->encode)[type_][code_]),
       scratch_(scratch) {
   switch (spec.format) {
     case Format::kNvfp4:
@@ -80,8 +91,7 @@ bool RowCoder::encode_whole(const Rows& input, const PlaneMemory& to) {
   for (size_t r = 0; r < input.rows; ++r) {
     const std::byte* row = input.data + r * input.stride;
     if (spec_.nonfinite == Nonfinite::kError) nonfinite |= kernels_.amax->row[type_](row, input.columns, amax);
-    kernels_.quantize->encode[type_][code_](row, input.columns, kWholeRow, &whole_,
-                                            to.codes + static_cast<int64_t>(r) * to.code_stride);
+    encode_(row, input.columns, kWholeRow, &whole_, to.codes + static_cast<int64_t>(r) * to.code_stride);
   }
   return nonfinite;
 }
@@ -143,7 +153,7 @@ void RowCoder::encode_row(const Rows& input, size_t row, size_t block, const Pla
   const std::byte* src = input.data + row * input.stride;
   std::byte* codes = to.codes + static_cast<int64_t>(row) * to.code_stride;
   if (spec_.rounding == Rounding::kNearest) {
-    kernels_.quantize->encode[type_][code_](src, input.columns, block, scratch_.multipliers.data(), codes);
+    encode_(src, input.columns, block, scratch_.multipliers.data(), codes);
     return;
   }
   Draw draw = draws_.first;

@@ -49,6 +49,7 @@ class RowCoder {
   const size_t code_;
   const BlockShape block_;
   const DrawRows draws_;
+  void (*const encode_)(const void*, size_t, size_t, const float*, std::byte*);
   TileScratch& scratch_;
   NvConstants nv_{};
   Fp8Constants fp8_{};
