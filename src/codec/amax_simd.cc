@@ -66,34 +66,39 @@ HWY_INLINE void widen(const std::byte* maxima, size_t n, float* amax) {
   }
 }
 
-// Blocks of 1, 2 or 8 small ones.
+// Blocks of 1, 2 or 8 small ones; the largest take several steps where a vector has few lanes.
 template <typename T>
 bool amax_of_blocks(const void* src, size_t n, size_t block, float* amax) {
   using M = Magnitudes<T>;
   using Int = typename M::Int;
   const typename M::DInt d;
+  constexpr size_t kMaxRatio = 8;
   const size_t lanes = M::lanes();
-  const size_t group = kSmallBlock * lanes;  // elements a step
+  const size_t step = kSmallBlock * lanes;  // elements
   const size_t ratio = block / kSmallBlock;
+  const size_t group = std::max(step, block);
   const auto* in = static_cast<const std::byte*>(src);
   auto largest = hn::Zero(d);
-  HWY_ALIGN Int maxima[hn::MaxLanes(d) + hn::MaxLanes(D())];
+  HWY_ALIGN Int maxima[std::max(hn::MaxLanes(d), kMaxRatio) + hn::MaxLanes(D())];
   float* out = amax;
-  for (size_t i = 0; i < n; i += group, in += group * sizeof(Int)) {
-    const size_t left = std::min(group, n - i);
-    auto small = hn::Zero(d);
-    if (left == group) {
-      small = small_blocks<T>(in);
-    } else {
-      HWY_ALIGN std::byte last[kSmallBlock * hn::MaxLanes(d) * sizeof(Int)] = {};
-      std::memcpy(last, in, left * sizeof(Int));
-      small = small_blocks<T>(last);
+  for (size_t first = 0; first < n; first += group) {
+    const size_t end = std::min(n, first + group);
+    Int* next = maxima;
+    for (size_t i = first; i < end; i += step, next += lanes) {
+      auto small = hn::Zero(d);
+      if (i + step <= end) {
+        small = small_blocks<T>(in + i * sizeof(Int));
+      } else {
+        HWY_ALIGN std::byte last[kSmallBlock * hn::MaxLanes(d) * sizeof(Int)] = {};
+        std::memcpy(last, in + i * sizeof(Int), (end - i) * sizeof(Int));
+        small = small_blocks<T>(last);
+      }
+      largest = hn::Max(largest, small);
+      hn::Store(small, d, next);
     }
-    largest = hn::Max(largest, small);
-    hn::Store(small, d, maxima);
-    size_t blocks = (left + kSmallBlock - 1) / kSmallBlock;
+    size_t blocks = (end - first + kSmallBlock - 1) / kSmallBlock;
     if (ratio > 1) {
-      const size_t whole = (left + block - 1) / block;
+      const size_t whole = (end - first + block - 1) / block;
       for (size_t b = 0; b < whole; ++b)
         maxima[b] = *std::max_element(maxima + b * ratio, maxima + std::min((b + 1) * ratio, blocks));
       blocks = whole;
