@@ -181,11 +181,8 @@ void RowCoder::scale_blocks(size_t n, std::byte* scales) {
 // To scratch_.magnitudes: element by element, the largest of some rows.
 bool RowCoder::fold(const Rows& input, size_t first, size_t rows) {
   if (scratch_.magnitudes.size() < input.columns) scratch_.magnitudes.resize(input.columns);
-  std::memset(scratch_.magnitudes.data(), 0, input.columns * sizeof(float));
-  bool nonfinite = false;
-  for (size_t r = first; r < first + rows; ++r)
-    nonfinite |= kernels_.amax->fold[type_](input.data + r * input.stride, input.columns, scratch_.magnitudes.data());
-  return nonfinite;
+  return kernels_.amax->fold[type_](input.data + first * input.stride, input.stride, rows, input.columns,
+                                    scratch_.magnitudes.data());
 }
 
 void transpose_codes_and_scales(const QuantSpec& spec, int64_t rows, int64_t columns, const ConstPlaneMemory& from,
