@@ -68,8 +68,8 @@ void transpose_elements(const std::byte* src, size_t src_stride, size_t rows, si
   const auto reference = scalar_transpose().elements[sizeof(T) / 2];
   const size_t whole_rows = rows - rows % kN;
   const size_t whole_columns = columns - columns % kN;
-  for (size_t c = 0; c < whole_columns; c += kN) {
-    for (size_t r = 0; r < whole_rows; r += kN) {
+  for (size_t r = 0; r < whole_rows; r += kN) {
+    for (size_t c = 0; c < whole_columns; c += kN) {
       store_square(load_square<T>(src + r * src_stride + c * sizeof(T), src_stride),
                    dst + c * dst_stride + r * sizeof(T), dst_stride, std::make_index_sequence<kN>());
     }
@@ -106,8 +106,8 @@ void transpose_nibbles(const std::byte* src, size_t src_stride, size_t rows, siz
   const auto reference = scalar_transpose().nibbles;
   const size_t whole_rows = rows - rows % kN;
   const size_t whole_columns = columns - columns % (2 * kN);
-  for (size_t c = 0; c < whole_columns; c += 2 * kN) {
-    for (size_t r = 0; r < whole_rows; r += kN) {
+  for (size_t r = 0; r < whole_rows; r += kN) {
+    for (size_t c = 0; c < whole_columns; c += 2 * kN) {
       store_nibbles(load_square<uint8_t>(src + r * src_stride + c / 2, src_stride), dst + c * dst_stride + r / 2,
                     dst_stride, std::make_index_sequence<kN>());
     }
