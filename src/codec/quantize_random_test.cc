@@ -20,7 +20,7 @@ void expect_oracles_bytes(const TestMatrix& m, const OracleMatrix& values, const
     if (!is_packable(spec, plane, m.rows(), m.columns())) continue;
     SCOPED_TRACE(describe(spec, plane, m.dtype(), m.rows(), m.columns()));
     const OraclePlane want = oracle_quantize(values, spec, plane, amax);
-    const DType back_to = m.rows() * m.columns() < 20000 ? m.dtype() : DType::kF32;
+    const DType back_to = m.rows() * m.columns() < 5000 ? m.dtype() : DType::kF32;
     const OracleMatrix back = oracle_dequantize(want, spec, plane, amax, back_to, m.rows(), m.columns());
     with_every_kernel([&] {
       ASSERT_EQ(difference(quantized(m.view(), spec, plane, amax), want), "");
