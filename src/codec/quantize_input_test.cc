@@ -57,11 +57,13 @@ TEST_P(QuantizeInputTest, EveryValueAloneInItsBlock) {
       rows.set_bits(code, code % static_cast<uint32_t>(width), code);
       columns.set_bits(code % static_cast<uint32_t>(width), code, code);
     }
+    const OracleMatrix row_values = rows.oracle();
+    const OracleMatrix column_values = columns.oracle();
     for (const QuantSpec& spec : every_spec()) {
       const bool pairs = spec.format == Format::kNvfp4;
       if (oracle::block_of(spec).rows == 0 || pairs != (width == 2)) continue;
-      expect_both_planes(rows, rows.oracle(), propagating(spec), 448);
-      expect_both_planes(columns, columns.oracle(), propagating(spec), 448);
+      expect_both_planes(rows, row_values, propagating(spec), 448);
+      expect_both_planes(columns, column_values, propagating(spec), 448);
     }
   }
 }
