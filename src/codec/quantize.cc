@@ -80,6 +80,7 @@ void quantize(const MatrixView& matrix, const QuantSpec& spec, PlaneAmax amax, c
     if (column) codec::check_amax(spec, amax.column, "column");
   }
   if (noop != nullptr && *noop != 0) return;
+  if (planes.row.codes == nullptr && !column) return;
   if (block_shape(spec, Plane::kRow).columns == 0) {
     codec::store_one_scale(spec, amax.row, matrix.dtype, planes.row);
     codec::store_one_scale(spec, amax.column, matrix.dtype, planes.column);

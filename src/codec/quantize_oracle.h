@@ -73,7 +73,7 @@ inline float e2m1_value(uint8_t code) {
 inline uint8_t e8m0(float v) {
   if (std::isnan(v)) return 255;
   uint8_t e = 0;
-  while (e < 254 && std::ldexp(1.0, e - 127) < double{v}) ++e;
+  for (double power = std::ldexp(1.0, -127); e < 254 && power < double{v}; power *= 2) ++e;
   return e;
 }
 inline float e8m0_value(uint8_t e) {
@@ -144,15 +144,17 @@ inline uint8_t e2m1_stochastic(float y, uint32_t r) {
 // ---------------------------------------------------------------------------------------------------------------
 
 struct Scale {
-  float multiplier = 1;           // what elements are multiplied by
-  std::vector<std::byte> stored;  // what the plane keeps
+  float multiplier = 1;  // what elements are multiplied by
+  uint32_t stored = 0;   // what the plane keeps, in the low bytes
 };
 
-template <typename T>
-std::vector<std::byte> stored(T value) {
-  std::vector<std::byte> bytes(sizeof(T));
-  std::memcpy(bytes.data(), &value, sizeof(T));
-  return bytes;
+inline uint32_t f32_bits(float x) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof(x));
+  return bits;
+}
+inline void append(std::vector<std::byte>& bytes, uint32_t value, size_t size) {
+  for (size_t i = 0; i < size; ++i, value /= 256) bytes.push_back(static_cast<std::byte>(value % 256));
 }
 
 inline Scale nvfp4_scale(float amax, float block) {
@@ -163,13 +165,13 @@ inline Scale nvfp4_scale(float amax, float block) {
   const float wanted = std::min(block * factor, FLT_MAX);
   const uint32_t d8 = e4m3_oracle().encode(double{wanted});
   const float product = static_cast<float>(e4m3_oracle().decode(d8)) * s_dec;
-  return {std::min(1.0F / product, FLT_MAX), stored(static_cast<uint8_t>(d8))};
+  return {std::min(1.0F / product, FLT_MAX), d8};
 }
 
 inline Scale mxfp8_scale(Format format, float block) {
   const float reciprocal = 1.0F / largest_fp8(format);
   const uint8_t e = e8m0(block * reciprocal);
-  return {e8m0_inverse(e), stored(e)};
+  return {e8m0_inverse(e), e};
 }
 
 // Without the mantissa: subnormal numbers have nothing else.
@@ -190,7 +192,7 @@ inline Scale fp8_scale(const QuantSpec& spec, float amax, bool power_of_two, flo
     if (std::isinf(scale)) scale = if_infinite;
     if (power_of_two) scale = power_of_two_below(scale);
   }
-  return {scale, stored(1.0F / scale)};
+  return {scale, f32_bits(1.0F / scale)};
 }
 
 // {0, 0}: one for all. In the plane's own rows and columns.
@@ -329,12 +331,12 @@ inline OraclePlane oracle_quantize(const OracleMatrix& matrix, const QuantSpec& 
   const std::vector<uint8_t> codes = oracle_codes(x, spec, plane, scales, origin);
 
   OraclePlane result;
+  const size_t scale_bytes = spec.format == Format::kNvfp4 || oracle::is_mxfp8(spec.format) ? 1 : 4;
   const auto [scale_rows, scale_columns] = oracle::scales_of(spec, x.rows, x.columns);
   for (int64_t r = 0; r < scale_rows; ++r) {
     for (int64_t c = 0; c < scale_columns; ++c) {
       const int64_t from = scale_rows == down ? r : r / block.rows;
-      const auto& bytes = scales[static_cast<size_t>(from * across + c)].stored;
-      result.scales.insert(result.scales.end(), bytes.begin(), bytes.end());
+      oracle::append(result.scales, scales[static_cast<size_t>(from * across + c)].stored, scale_bytes);
     }
   }
   if (spec.format == Format::kNvfp4) {
