@@ -55,15 +55,21 @@ inline float amax(const OracleMatrix& m) {
 
 // Elements -----------------------------------------------------------------------------------------------------------
 
+// Half-way between two codes: to the even one.
+struct HalfWay {
+  float magnitude;
+  bool up;
+};
+inline constexpr HalfWay kHalfWays[7] = {{.25F, false}, {.75F, true}, {1.25F, false}, {1.75F, true},
+                                         {2.5F, false}, {3.5F, true}, {5, false}};
+
 inline uint8_t e2m1(float x) {
   if (std::isnan(x)) return 7;
-  const double a = std::min(std::fabs(double{x}), 6.0);
-  uint8_t best = 0;
-  for (uint8_t code = 1; code < 8; ++code) {
-    const double nearer = std::fabs(a - double{kMagnitudes[best]}) - std::fabs(a - double{kMagnitudes[code]});
-    if (nearer > 0 || (nearer == 0 && code % 2 == 0)) best = code;
-  }
-  return std::signbit(x) ? best + 8 : best;
+  const float a = std::fabs(x);
+  unsigned code = std::signbit(x) ? 8 : 0;
+  for (const HalfWay& half_way : kHalfWays)
+    code += (a > half_way.magnitude ? 1U : 0U) + (half_way.up && a == half_way.magnitude ? 1U : 0U);
+  return static_cast<uint8_t>(code);
 }
 inline float e2m1_value(uint8_t code) {
   return code >= 8 ? -kMagnitudes[code - 8] : kMagnitudes[code];

@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::pair<int64_t, int64_t> kShapes[] = {{2, 2},     {16, 16},   {34, 50},   {128, 256},
-                                                   {130, 258}, {256, 128}, {46, 1030}, {272, 20}};
+constexpr std::pair<int64_t, int64_t> kPlaneShapes[] = {{2, 2},     {16, 16},   {34, 50},   {128, 256},
+                                                        {130, 258}, {256, 128}, {46, 1030}, {272, 20}};
 
 TestMatrix transposed_matrix(const TestMatrix& m) {
   TestMatrix t(m.dtype(), m.columns(), m.rows());
@@ -21,7 +21,7 @@ TestMatrix transposed_matrix(const TestMatrix& m) {
 class QuantizePlaneTest : public EveryKernelTest {};
 
 TEST_P(QuantizePlaneTest, BothInOneCallAreEachAlone) {
-  for (const auto& [rows, columns] : kShapes) {
+  for (const auto& [rows, columns] : kPlaneShapes) {
     const TestMatrix m = random_matrix(DType::kBF16, rows, columns, 5);
     for (const QuantSpec& spec : every_spec()) {
       // Amaxes that differ must not meet in codes that the planes share.
@@ -41,7 +41,7 @@ TEST_P(QuantizePlaneTest, BothInOneCallAreEachAlone) {
 
 TEST_P(QuantizePlaneTest, TheColumnPlaneIsTheTransposedMatrixsRowPlane) {
   for (const DType dtype : kQuantizable) {
-    for (const auto& [rows, columns] : kShapes) {
+    for (const auto& [rows, columns] : kPlaneShapes) {
       const TestMatrix m = random_matrix(dtype, rows, columns, 6);
       const TestMatrix t = transposed_matrix(m);
       for (const QuantSpec& spec : every_spec()) {
@@ -80,7 +80,7 @@ TEST_P(QuantizePlaneTest, SquareBlocksAndOneScaleNeedOnlyATransposeOfCodes) {
     if (block.rows == block.columns) specs.push_back(spec);
   }
   ASSERT_GE(specs.size(), 7U);
-  for (const auto& [rows, columns] : kShapes) {
+  for (const auto& [rows, columns] : kPlaneShapes) {
     const TestMatrix m = random_matrix(DType::kF16, rows, columns, 8);
     for (const QuantSpec& spec : specs) {
       TestPlane row(spec, Plane::kRow, rows, columns, {3, 1}, {1, 5});
