@@ -49,14 +49,14 @@ bool fold_rows(const std::byte* src, size_t stride, size_t rows, size_t n, void*
 }
 
 template <typename... T>
-AmaxKernels make_kernels(TypeList<T...>) {
+AmaxKernels make_amax_kernels(TypeList<T...>) {
   return {.target = "scalar", .blocks = {amax_of_blocks<T>...}, .row = {amax_of_row<T>...}, .fold = {fold_rows<T>...}};
 }
 
 }  // namespace
 
 const AmaxKernels& scalar_amax() {
-  static const AmaxKernels kernels = make_kernels(QuantizedTypes{});
+  static const AmaxKernels kernels = make_amax_kernels(QuantizedTypes{});
   return kernels;
 }
 

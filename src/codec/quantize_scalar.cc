@@ -80,7 +80,7 @@ void set_code(QuantizeKernels& kernels, size_t code, TypeList<T...>) {
 }
 
 template <typename... Code, typename... T>
-QuantizeKernels make_kernels(TypeList<Code...>, TypeList<T...> types) {
+QuantizeKernels make_quantize_kernels(TypeList<Code...>, TypeList<T...> types) {
   QuantizeKernels kernels{.target = "scalar",
                           .encode = {},
                           .encode_by_powers = {},
@@ -99,7 +99,7 @@ const ScaleKernels& scalar_scale() {
 }
 
 const QuantizeKernels& scalar_quantize() {
-  static const QuantizeKernels kernels = make_kernels(CodeTypes{}, QuantizedTypes{});
+  static const QuantizeKernels kernels = make_quantize_kernels(CodeTypes{}, QuantizedTypes{});
   return kernels;
 }
 

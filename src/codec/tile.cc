@@ -20,7 +20,7 @@ bool is_mx(const QuantSpec& spec) {
 // A tile's lines in a transposed plane should be whole ones; MXFP8's column blocks are 32 rows high.
 constexpr TileGrid::Tile kTransposed{0, 0, 256, 512};
 constexpr TileGrid::Tile kMxBoth{0, 0, 32, 1024};
-constexpr TileGrid::Tile kRowsAlone{0, 0, 16, 4096};
+constexpr TileGrid::Tile kRowsAlone{0, 0, 16, 16384};
 constexpr TileGrid::Tile kHighBlocks{0, 0, 128, 1024};
 
 TileGrid::Tile tile_size(const QuantSpec& spec, const Planes& planes) {
