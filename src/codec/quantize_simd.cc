@@ -18,7 +18,6 @@ namespace tessera::codec::HWY_NAMESPACE {
 
 using VF = hn::Vec<DF>;
 using DPairs = hn::RepartitionToWide<hn::RebindToUnsigned<D>>;
-inline constexpr size_t kLongestBlock = 128;
 
 template <typename Code>
 HWY_INLINE V load_values(const std::byte* p) {
@@ -42,16 +41,15 @@ HWY_INLINE VF load_floats(const std::byte* p) {
   return hn::BitCast(DF(), Lane<From>::load(p));
 }
 
-// What is done with two vectors of elements, to codes and back. `kPowers`: multipliers are powers of two, which leave
-// an element as many bits as it has.
-template <typename From, typename Code, bool kPowers>
+// What is done with two vectors of elements, to codes and back. `kExact`: products have no more than eight bits.
+template <typename From, typename Code, bool kExact>
 struct Encode {
   static constexpr size_t in_bytes(size_t n) { return n * sizeof(typename From::Bits); }
   static constexpr size_t out_bytes(size_t n) { return code_bytes<Code>(n); }
   static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
     const VF low = hn::Mul(load_floats<From>(in), first);
     const VF high = hn::Mul(load_floats<From>(in + in_bytes(hn::Lanes(D()))), second);
-    store_two<Code, kPowers && kHasEightBits<From>>(hn::BitCast(D(), low), hn::BitCast(D(), high), out);
+    store_two<Code, kExact>(hn::BitCast(D(), low), hn::BitCast(D(), high), out);
   }
 };
 
@@ -84,7 +82,7 @@ HWY_INLINE void run_tail(const std::byte* in, size_t n, VF first, VF second, std
 }
 
 template <typename Op>
-HWY_INLINE void run_shared(const std::byte* in, size_t n, float multiplier, std::byte* out) {
+HWY_NOINLINE void run_shared(const std::byte* in, size_t n, float multiplier, std::byte* out) {
   const VF shared = hn::Set(DF(), multiplier);
   size_t i = 0;
   for (; i + step_lanes() <= n; i += step_lanes())
@@ -122,7 +120,9 @@ HWY_INLINE void run_pairs_of_blocks(const std::byte* in, size_t n, const float* 
 
 template <typename Op, size_t kBlock>
 HWY_INLINE void run_blocks(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
-  if (kBlock == hn::Lanes(D())) return run_pairs_of_blocks<Op, kBlock>(in, n, multipliers, out);
+  if constexpr (kBlock == hn::MaxLanes(D())) {  // which are the lanes, of the targets that there are
+    return run_pairs_of_blocks<Op, kBlock>(in, n, multipliers, out);
+  }
   const size_t whole = n - n % kBlock;
   for (size_t i = 0; i < whole; i += kBlock) {
     const VF shared = hn::Set(DF(), *multipliers++);
@@ -143,21 +143,17 @@ void run(const void* src, size_t n, size_t block, const float* multipliers, void
       return run_blocks<Op, 16>(in, n, multipliers, out);
     case 32:
       return run_blocks<Op, 32>(in, n, multipliers, out);
-    case kLongestBlock:
-      return run_blocks<Op, kLongestBlock>(in, n, multipliers, out);
-    default:
+    case kWholeRow:
       return run_shared<Op>(in, n, *multipliers, out);
+    default:
+      for (size_t i = 0; i < n; i += block)
+        run_shared<Op>(in + Op::in_bytes(i), std::min(block, n - i), *multipliers++, out + Op::out_bytes(i));
   }
 }
 
-template <typename From, typename Code>
+template <typename From, typename Code, bool kExact>
 void encode_row(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes) {
-  run<Encode<From, Code, false>>(src, n, block, multipliers, codes);
-}
-
-template <typename From, typename Code>
-void encode_row_by_powers(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes) {
-  run<Encode<From, Code, true>>(src, n, block, multipliers, codes);
+  run<Encode<From, Code, kExact>>(src, n, block, multipliers, codes);
 }
 
 template <typename Code, typename To>
@@ -261,9 +257,9 @@ void encode_stochastic(const void* src, size_t n, size_t block, const float* mul
 template <typename Code, typename... T>
 void set_code(QuantizeKernels& kernels, size_t code, TypeList<T...>) {
   size_t type = 0;
-  ((kernels.encode[type][code] = encode_row<T, Code>,
-    kernels.encode_by_powers[type][code] = encode_row_by_powers<T, Code>,
-    kernels.decode[code][type] = decode_row<Code, T>, ++type),
+  // A power of two leaves an element as many bits as it has.
+  ((kernels.encode[type][code] = encode_row<T, Code, false>, kernels.encode_by_powers[type][code] = encode_row < T,
+    Code, kHasEightBits<T> && !kPackedPairs < Code >>, kernels.decode[code][type] = decode_row<Code, T>, ++type),
    ...);
 }
 
