@@ -14,6 +14,8 @@ build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv
   libgtest-dev libgmock-dev libbenchmark-dev)
 lint_packages=(clang-format-19 clang-tidy-19)
 clang_packages=(clang-19 libclang-rt-19-dev)
+neon_packages=(cmake ninja-build ccache g++-aarch64-linux-gnu qemu-user)
+neon_libraries=(libfmt-dev libspdlog-dev libhwy-dev libgtest-dev libgmock-dev)
 # torch first: what depends on it takes the one that is there. The model package would bring an older transformers along.
 torch_wheels=(torch==2.13.0)
 python_wheels=(nanobind==3.1.0 scikit-build-core==1.1.2 numpy==2.4.6 ml_dtypes==0.6.0 safetensors==0.8.0
