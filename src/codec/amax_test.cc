@@ -154,8 +154,7 @@ TEST_P(AmaxTest, WhileTheNoOpFlagIsUpNothingIsReadOrWritten) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AmaxTest, every_kernel(), kernel_name);
 
-// Delayed scaling
-// ------------------------------------------------------------------------------------------------------
+// Delayed scaling -----------------------------------------------------------------------------------------------------
 
 TEST(AmaxHistoryTest, StartsWithoutValues) {
   const AmaxHistory history;
