@@ -234,11 +234,15 @@ TEST(LeaseTest, ALeaseThatExpiredUnderALivingClientComesBackWithItsKeys) {
   const auto server = tcp_server(std::move(options));
   const auto owner = open_store(server->address());
   const auto other = open_store(server->address());
+  const auto start = clock.now();
   const LeaseId lease = owner->grant_lease(std::chrono::milliseconds(30));  // renewed every 10 ms of real time
   const int64_t revision = owner->put("l/1", "back", {.lease = lease});
   Events events;
   const auto watch = other->watch("l/", revision + 1, events.callback());
-  run_on(*server, [&] { clock.advance(seconds(1)); });
+  // A renewal that is read between the clock's jump and the look at the leases keeps one: then the clock jumps again.
+  do {
+    run_on(*server, [&] { clock.advance(seconds(1)); });
+  } while (events.wait(1, std::chrono::seconds(1)).empty() && clock.now() < start + seconds(60));
   EXPECT_THAT(events.wait(2), ElementsAre("del l/1=", "put l/1=back"));
   EXPECT_EQ(other->get("l/1")->lease, lease);
 }

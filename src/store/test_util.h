@@ -75,10 +75,10 @@ class Events {
       changed_.notify_all();
     };
   }
-  // The first `count` events as "put k=v" or "del k=", once they are there.
-  std::vector<std::string> wait(size_t count) {
+  // All events as "put k=v" or "del k=", once there are `count` or the time is over.
+  std::vector<std::string> wait(size_t count, std::chrono::seconds limit = kLimit) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kLimit, [&] { return lines_.size() >= count; });
+    changed_.wait_for(lock, limit, [&] { return lines_.size() >= count; });
     return lines_;
   }
   WatchUpdate::Type wait_end() {
