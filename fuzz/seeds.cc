@@ -362,6 +362,7 @@ void add_agent_messages(Seeds& seeds) {
 
 void add_texts(Seeds& seeds) {
   seeds.add("text", "rule", R"(rmodel\.layers\.[0-9]+\..*=tp=2:S0)");
+  seeds.add("text", "wire", R"(wmodel\.layers\.[0-9]+\..*=nvfp4)");
   seeds.add("text", "filter", "f(lm_head|.*_proj)\\.weight");
   seeds.add("text", "address", "h[::1]:7070");
   seeds.add("text", "scrape", "HGET /metrics?x=1 HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n\r\n");
