@@ -42,7 +42,8 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
                      : "accepts it in place");
   if (manifest_of(identity(), tensors, setup_.layout).hash() != manifest_.hash())
     fail(ErrorCode::kInvalidArgument,
-         "{}: the moved tensors have other names, dtypes, shapes or layouts than {} has registered: close it and "
+         "{}: the moved tensors have other names, dtypes, shapes, layouts or wire formats than {} has registered: "
+         "close it and "
          "register it again",
          describe(), identity().name());
   setup_.agent->run_on_loop([&] {
@@ -116,6 +117,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   const auto peer = static_cast<int>(view.peer.size());
   const Rank rank = identity().rank;
   if (setup_.options.pinned) require_pinned(view, agreement.match);
+  require_unquantised(agreement.match);
   if (sends() && setup_.lent) require_whole(agreement.match);
   setup_.agent->count_plan();
   BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
@@ -158,10 +160,23 @@ void BatchImpl::require_whole(const Match& match) const {
            describe(), tensor.name, tensor.source);
 }
 
+// The one place that says so: what is registered and planned knows of formats, what moves it does not yet.
+void BatchImpl::require_unquantised(const Match& match) const {
+  for (const Match::Tensor& tensor : match.tensors)
+    if (tensor.wire)
+      fail(ErrorCode::kUnimplemented,
+           "{}: tensor {} is to be quantised to {} on its way, which this release does not do yet: ask for no wire "
+           "format",
+           describe(), tensor.name, to_string(*tensor.wire));
+}
+
 void BatchImpl::require_pinned(const PairView& view, const Match& match) {
   Pinned now{.world = view.peer.size(), .layouts = {}};
-  for (const Match::Tensor& tensor : match.tensors)
-    now.layouts.emplace_back(tensor.name, (sends() ? tensor.dst : tensor.src).to_string());
+  for (const Match::Tensor& tensor : match.tensors) {
+    const std::string layout = (sends() ? tensor.dst : tensor.src).to_string();
+    now.layouts.emplace_back(
+        tensor.name, tensor.wire ? fmt::format("{} and quantised to {}", layout, to_string(*tensor.wire)) : layout);
+  }
   const std::lock_guard lock(mutex_);
   const auto [it, first] = pinned_.try_emplace(view.peer_job, now);
   if (first || it->second == now) return;

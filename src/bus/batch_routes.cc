@@ -76,7 +76,7 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
   BatchPlanner planner({.hosts = {}, .min_piece_bytes = kBusMinPiece});
   for (const Match::Tensor& tensor : match.tensors) {
     try {
-      planner.add({tensor.shape, tensor.src_dtype}, tensor.src, tensor.dst.shifted(sender_world));
+      planner.add({tensor.shape, tensor.src_dtype, tensor.wire}, tensor.src, tensor.dst.shifted(sender_world));
     } catch (const Error& error) {
       fail(error.code(), "tensor {}: {}", tensor.name, error.what());
     }

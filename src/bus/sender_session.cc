@@ -93,6 +93,8 @@ void SenderSession::accept(Caller caller) {
   const bool reduces = caller.attach.purpose == Attach::Purpose::kReduce;
   if (caller.attach.purpose == Attach::Purpose::kControl)
     fail(ErrorCode::kMismatch, "{}: {} offers it and chooses no version", describe(), identity().name());
+  if (caller.attach.purpose == Attach::Purpose::kAgree)
+    fail(ErrorCode::kMismatch, "{}: {} quantises nothing of it", describe(), identity().name());
   const std::vector<RankRecord>& ranks = reduces ? setup_.view.own : setup_.view.peer;
   check_caller(caller, reduces ? identity().job : setup_.view.peer_job, ranks);
   auto& links = reduces ? owners_ : receivers_;
