@@ -19,7 +19,7 @@ LAYERS = ["base", "layout", "codec", "device", "plan", "transport", "exec", "che
 PUBLIC = {
     "error.h": "base", "version.h": "base",
     "layout.h": "layout",
-    "dtype.h": "codec",
+    "dtype.h": "codec", "quantize.h": "codec",
     "memory.h": "device",
     "plan.h": "plan", "simulate.h": "plan",
     "checkpoint.h": "checkpoint",
