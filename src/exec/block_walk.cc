@@ -24,9 +24,10 @@ void check_region(const WireRegion& what) {
   if (what.format.packed() && what.shape.back() % 2 != 0)
     fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} has {} columns, and codes are packed in pairs", format,
          to_string_shape(what.shape), what.shape.back());
+  element_count(what.shape);
+  if (std::min(what.row0, what.column0) < 0 || std::max(what.row0, what.column0) > kMaxWireElements)
+    fail(ErrorCode::kInvalidArgument, "{}: a part of a fused matrix at [{}, {}]", format, what.row0, what.column0);
   TESSERA_CHECK_EQ(what.region.dims().size(), what.shape.size());
-  TESSERA_CHECK_LE(Index{0}, what.row0);
-  TESSERA_CHECK_LE(Index{0}, what.column0);
 }
 
 }  // namespace

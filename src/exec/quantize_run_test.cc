@@ -318,6 +318,38 @@ TEST(QuantizeRun, AnotherAmaxIsFoundOutByTheDigestsRestAlone) {
   EXPECT_NE(rest, sender.rest(0));
 }
 
+// Two ranks, of which one has the last column: too little to know the largest exponent of a block.
+Digest sent_by_two(const codec::BlockFormat& format, bool agree, Digest& expected) {
+  Random random(75);
+  WorkerPool pool(1, "wire");
+  const WireReference whole(random, format, DType::kF32, 1, 2, 16);
+  const WireTensor tensor{.whole = &whole, .shape = {2, 16}};
+  std::vector<WireSender> senders(2);
+  Agreement agreement;
+  for (size_t s = 0; s < 2; ++s) {
+    const Region held({IntervalSet({0, 2}), s == 0 ? IntervalSet({0, 15}) : IntervalSet({15, 16})});
+    senders[s].add(random, 0, tensor, held, held);
+    senders[s].look(pool);
+    senders[s].report(agreement);
+  }
+  Digest sum;
+  for (WireSender& sender : senders) {
+    if (agree) sender.agree(agreement);
+    sender.encode(pool);
+    sum += sender.main(0);
+  }
+  expected = tensor.digest();
+  return sum;
+}
+
+TEST(QuantizeRun, AmaxesOfItsOwnWouldBeFoundOut) {
+  for (const codec::BlockFormat& format : every_wire_format()) {
+    Digest expected;
+    EXPECT_EQ(sent_by_two(format, true, expected), expected);
+    EXPECT_NE(sent_by_two(format, false, expected), expected) << to_string(format.spec.format);
+  }
+}
+
 TEST(QuantizeRun, PiecesOutsideMappedMemoryAreRefused) {
   const Shape shape{16, 32};
   auto piece = std::make_shared<WirePiece>(WireRegion{.shape = shape, .region = Region::full(shape)});

@@ -120,6 +120,8 @@ TEST(WirePiece, RefusesWhatIsNoMatrixOfFloatsAndWhatCannotBePacked) {
   EXPECT_EQ(piece(Format::kMxfp8, DType::kF32, {64, 63}).walk().elements(), 64 * 63);
   EXPECT_THROW(piece(Format::kMxfp8, DType::kF32, {Index{1} << 40, Index{1} << 20}), Error);
   EXPECT_EQ(piece(Format::kMxfp8, DType::kF32, {0, 64}).bytes(), 0);
+  EXPECT_THROW(WirePiece({.shape = {16, 16}, .region = Region::full(Shape{16, 16}), .fused = true, .row0 = -16}),
+               Error);
 }
 
 }  // namespace
