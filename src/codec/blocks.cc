@@ -27,14 +27,28 @@ class AmaxGatherer {
         if (add_row(reader_.read(r, column, n), column, n, amaxes)) count(r, column, n);
       return;
     }
-    std::memset(magnitudes_.data(), 0, static_cast<size_t>(n) * bytes_);
-    for (int64_t r = row; r < row + rows; ++r)
-      if (kernels_.fold[type_](reader_.read(r, column, n), static_cast<size_t>(n), magnitudes_.data()))
-        count(r, column, n);
+    if (fold(row, rows, column, n))
+      for (int64_t r = row; r < row + rows; ++r) count(r, column, n);
     add_row(magnitudes_.data(), column, n, amaxes);
   }
 
  private:
+  // Columns' magnitudes into magnitudes_, from where the rows lie if the kernels can read them there.
+  bool fold(int64_t row, int64_t rows, int64_t column, int64_t n) {
+    const auto bytes = static_cast<int64_t>(bytes_);
+    if (bytes_of(box_.dtype, 1) == bytes && box_.column_stride == bytes && box_.row_stride > 0)
+      return kernels_.fold[type_](reader_.read(row, column, n), static_cast<size_t>(box_.row_stride),
+                                  static_cast<size_t>(rows), static_cast<size_t>(n), magnitudes_.data());
+    bool nonfinite = false;
+    std::memset(pair_.data(), 0, static_cast<size_t>(n) * bytes_);
+    for (int64_t r = row; r < row + rows; ++r) {
+      std::memcpy(pair_.data() + kRowBytes, reader_.read(r, column, n), static_cast<size_t>(n) * bytes_);
+      nonfinite |= kernels_.fold[type_](pair_.data(), kRowBytes, 2, static_cast<size_t>(n), magnitudes_.data());
+      std::memcpy(pair_.data(), magnitudes_.data(), static_cast<size_t>(n) * bytes_);
+    }
+    return nonfinite;
+  }
+
   bool add_row(const std::byte* values, int64_t column, int64_t n, float* amaxes) {
     bool nonfinite = false;
     const int64_t head = format_.one_scale() ? n : elements_before_block(format_, box_.column + column, n);
@@ -70,7 +84,9 @@ class AmaxGatherer {
   const AmaxKernels& kernels_;
   const size_t type_;
   const size_t bytes_;
-  alignas(64) std::array<std::byte, kStrip * sizeof(float)> magnitudes_;
+  static constexpr size_t kRowBytes = kStrip * sizeof(float);
+  alignas(64) std::array<std::byte, kRowBytes> magnitudes_;
+  alignas(64) std::array<std::byte, 2 * kRowBytes> pair_;  // what is folded so far, and the next row
   std::array<float, kStripBlocks> blocks_;
 };
 
