@@ -102,7 +102,7 @@ struct TensorSpec {
   TensorSource source = {};         // of a receiver: several tensors may have one source, in whole or in part
   // What its elements are quantised to on their way: one side asks, or both ask for the same. With it the amaxes are
   // those of the sender's whole tensor, or of what is taken of it. Only f64, f32, f16 and bf16 of two dims or more are
-  // quantised, matrix by matrix of the last two dims; others travel as they are. kUnimplemented so far.
+  // quantised, matrix by matrix of the last two dims; others travel as they are.
   std::optional<Format> wire = std::nullopt;
 };
 

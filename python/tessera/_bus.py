@@ -165,8 +165,9 @@ class Bus(Closing):
                 tensor) that returns the same. `tessera.maps` has some. only= and ignore= are of local names.
             wire: What tensors are quantised to on their way: {regular expression: format, or None for as they are}, of
                 names on the bus, the whole of them, the first that matches. One job asks, or both ask for the same.
-                Only f64, f32, f16 and bf16 of two dims or more are quantised, and no transfer does it yet: where
-                something is to be, registering with the other job raises UnimplementedError.
+                Only f64, f32, f16 and bf16 of two dims or more are quantised, each matrix of the last two dims as the
+                whole that the sending job has, or as what is taken of it. Not yet where tensors lie in private memory
+                behind an agent daemon: registering with the other job raises UnimplementedError there.
 
         Raises:
             InvalidArgumentError: A tensor that cannot be moved; it names the tensor and why. Nothing to move: only= and

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tessera
-from loopback import Loopback
+from loopback import Loopback, move
 from ranks import LIMIT
 from tessera._registration import Registration
 
@@ -77,13 +77,19 @@ def test_two_jobs_that_ask_for_different_formats_are_told_so(loopback: Loopback)
         assert "tensor w: trainer asks for wire format nvfp4, inference for mxfp8" in str(error)
 
 
-@pytest.mark.parametrize(("sent", "received"), [("mxfp8", None), (None, "mxfp8"), ("mxfp8", "mxfp8")])
-def test_either_job_asks_and_both_are_told_that_it_is_not_done_yet(
-    loopback: Loopback, sent: str | None, received: str | None
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8", "fp8_e4m3"])
+@pytest.mark.parametrize(("sends", "receives"), [(True, False), (False, True), (True, True)])
+def test_what_either_job_asks_for_is_quantised_on_its_way(
+    loopback: Loopback, format: str, sends: bool, receives: bool
 ) -> None:
-    for error in errors(loopback, f"{sent}-{received}", {"w": sent}, {"w": received}):
-        assert isinstance(error, tessera.UnimplementedError)
-        assert "tensor w is to be quantised to mxfp8 on its way" in str(error)
+    x = np.random.default_rng(3).standard_normal((48, 40)).astype(np.float32)
+    into = np.zeros_like(x)
+    name = f"{format}-{sends}-{receives}"
+    sender = loopback.trainer.register({"w": x}, name, wire={"w": format} if sends else None)
+    receiver = loopback.inference.register({"w": into}, name, wire={"w": format} if receives else None)
+    with sender, receiver:
+        move(sender, receiver)
+    np.testing.assert_array_equal(into, tessera.quantize(x, format).dequantize())
 
 
 def test_what_cannot_be_quantised_travels_as_it_is(loopback: Loopback) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <utility>
 
 #include "base/fail.h"
 #include "base/fail_point.h"
@@ -63,12 +64,12 @@ void AmaxExchange::handle_leader(Frame& frame) {
     welcomed_ = true;
     leader_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = 0});
     leader_->send(attach_);
-    leader_->send(Joins{.keys = keys_});
     return;
   }
   switch (static_cast<MessageType>(frame.type)) {
     case MessageType::kPrepared:
-      prepared_ = true;
+      if (std::exchange(prepared_, true)) fail(ErrorCode::kMismatch, "Prepared out of turn");
+      leader_->send(Joins{.keys = keys_});
       return events_.ready_changed();
     case MessageType::kAgreed:
       heard_ = parse<Agreed>(frame.payload, std::move(heard_.amaxes));
@@ -95,6 +96,7 @@ void AmaxExchange::accept(Caller caller) {
   Follower& follower = followers_[rank];
   follower.name = caller.link->name();
   follower.link = std::move(caller.link);
+  follower.link->send(Prepared{});
 }
 
 void AmaxExchange::handle_follower(Rank rank, Frame& frame) {
@@ -113,7 +115,6 @@ void AmaxExchange::handle_joins(Follower& follower, Joins joins) {
   follower.keys = std::move(joins.keys);
   follower.places.resize(follower.keys.size());
   follower.joined = true;
-  follower.link->send(Prepared{});
   if (ready()) merge_keys();
   events_.ready_changed();
 }

@@ -3,7 +3,7 @@
 // rank tells rank 0, which tells every rank.
 //
 //   rank r > 0                     rank 0
-//   Attach, Joins: its keys        Prepared
+//   Attach; then Joins: its keys   Prepared, in between: it has the session, too
 //   Amaxes: version, epoch, ...    once it has its own and everyone's: Agreed
 //
 // It takes all ranks, or fails on all: a value that no format takes, a send that is cancelled, late or of another

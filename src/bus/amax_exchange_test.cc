@@ -177,8 +177,9 @@ struct Star {
       exchange.accept(calling(link, rank));
     });
     auto& raw = fellows_.emplace(rank, RawRank(std::move(theirs))).first->second;
-    raw.send(Joins{keys});
     (void)raw.next<Prepared>();
+    raw.send(Joins{keys});
+    zero_.with([&](AmaxExchange&) { links_.at(rank)->poll(); });
   }
   // Returns once rank 0 has seen it.
   void say(Rank rank, const Amaxes& amaxes) {
@@ -401,8 +402,8 @@ class AFellow : public testing::Test {
     });
     zero_->send(Welcome{kProtocolMax, kVersion, "trainer", 0, Incarnation::self()});
     EXPECT_EQ(zero_->next<Attach>().purpose, Attach::Purpose::kAgree);
-    EXPECT_THAT(zero_->next<Joins>().keys, ElementsAre(kCutBlock, kMatrix)) << "ascending, each once";
     zero_->send(Prepared{});
+    EXPECT_THAT(zero_->next<Joins>().keys, ElementsAre(kCutBlock, kMatrix)) << "ascending, each once";
     one_.wait_ready();
   }
   void say(const Agreed& agreed) {

@@ -117,7 +117,6 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   const auto peer = static_cast<int>(view.peer.size());
   const Rank rank = identity().rank;
   if (setup_.options.pinned) require_pinned(view, agreement.match);
-  require_unquantised(agreement.match);
   if (sends() && setup_.lent) require_whole(agreement.match);
   setup_.agent->count_plan();
   BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
@@ -130,6 +129,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   }
   std::vector<LocalTensor> terms = local_tensors(agreement.match, registered, rank, sends());
   std::vector<LocalTensor> tensors = shadow_ ? local_tensors(agreement.match, shadow_->specs(), rank, sends()) : terms;
+  require_quantisable(agreement.match, tensors);
   return {.agent = setup_.agent,
           .lent = setup_.lent.get(),
           .stall = setup_.stall,
@@ -160,14 +160,20 @@ void BatchImpl::require_whole(const Match& match) const {
            describe(), tensor.name, tensor.source);
 }
 
-// The one place that says so: what is registered and planned knows of formats, what moves it does not yet.
-void BatchImpl::require_unquantised(const Match& match) const {
-  for (const Match::Tensor& tensor : match.tensors)
-    if (tensor.wire)
+// The one place that says so. What a staged batch reads and writes is Tessera's own memory; of Partial tensors it is
+// what they are reduced to that is quantised.
+void BatchImpl::require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const {
+  if (!setup_.lent || staged()) return;
+  for (size_t i = 0; i < match.tensors.size(); ++i) {
+    const Match::Tensor& tensor = match.tensors[i];
+    const bool read = !tensor.src.has_partial() && !tensors[i].empty() && setup_.lent->holds(tensors[i].data);
+    if (tensor.wire && (read || !sends()))
       fail(ErrorCode::kUnimplemented,
-           "{}: tensor {} is to be quantised to {} on its way, which this release does not do yet: ask for no wire "
-           "format",
+           "{}: tensor {} is to be quantised to {} on its way, which is not done yet where tensors lie in private "
+           "memory "
+           "behind an agent: let them lie in shared memory, or do without the agent or the wire format",
            describe(), tensor.name, to_string(*tensor.wire));
+  }
 }
 
 void BatchImpl::require_pinned(const PairView& view, const Match& match) {

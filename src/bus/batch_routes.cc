@@ -95,4 +95,16 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
   return routes;
 }
 
+WireRegion wire_region(const Match::Tensor& tensor, const Region& region) {
+  return {.format = codec::BlockFormat(tensor.wire.value()),
+          .src_dtype = tensor.src_dtype,
+          .shape = tensor.shape,
+          .region = region};
+}
+
+RouteRegion piece_region(uint32_t tensor, const WirePiece& piece) {
+  const Shape shape{piece.bytes()};
+  return {.tensor = tensor, .shape = shape, .dtype = DType::kU8, .region = Region::full(shape)};
+}
+
 }  // namespace tessera::bus

@@ -243,7 +243,7 @@ struct Decided {
 struct Digests {
   static constexpr MessageType kType = MessageType::kDigests;
   int64_t version = 0;
-  std::vector<Digest> digests;  // one a route of this connection
+  std::vector<Digest> digests;  // one a route of this connection, then the rest of each that is quantised
   void write(ByteWriter& out) const;
   static Digests read(ByteReader& in, std::vector<Digest> room = {});
 };
