@@ -95,6 +95,12 @@ void check_message(const Frame& frame) {
       return check<Sync>(frame.payload);
     case MessageType::kSynced:
       return check<Synced>(frame.payload);
+    case MessageType::kJoins:
+      return check<Joins>(frame.payload);
+    case MessageType::kAmaxes:
+      return check<Amaxes>(frame.payload);
+    case MessageType::kAgreed:
+      return check<Agreed>(frame.payload);
   }
   fail(ErrorCode::kInvalidArgument, "no such type");
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <span>
 
 #include "base/bytes.h"
@@ -98,9 +99,9 @@ void add_checkpoints(Seeds& seeds) {
 void add_bus_messages(Seeds& seeds) {
   using namespace bus;
   const Status gone(ErrorCode::kPeerLost, "trainer/3 (pid 4711) has died");
-  seeds.add_bus(Hello{1, 2, "0.1.0", "default", "trainer", 3, kSelf});
+  seeds.add_bus(Hello{1, kProtocolMax, "0.1.0", "default", "trainer", 3, kSelf});
   seeds.add_bus(Hello{kProtocolMax + 1, kProtocolMax + 2, "99.1", {}, {}, 0, {}}, "-later");
-  seeds.add_bus(Welcome{1, "0.1.0", "inference", 0, kSelf});
+  seeds.add_bus(Welcome{kProtocolMax, "0.1.0", "inference", 0, kSelf});
   seeds.add_bus(Reject{ErrorCode::kMismatch, "no common protocol"});
   seeds.add_bus(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
   seeds.add_bus(Attached{2,
@@ -151,6 +152,10 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(RunEnded{.run = 7, .epoch = 2, .bytes = 96, .status = {}, .digests = {{{1, 2}, 24}}});
   seeds.add_bus(Sync{.number = 3});
   seeds.add_bus(Synced{.number = 3, .status = gone});
+  seeds.add_bus(Joins{{{0, 0, 3, 4}, {0, 1}, {7, 0}}});
+  seeds.add_bus(Amaxes{5, 2, Status(), {}, {0, 1.5f, 3e38f}});
+  seeds.add_bus(Amaxes{5, 2, Status(), {1, 17, 2, -std::numeric_limits<float>::infinity()}, {}}, "-nonfinite");
+  seeds.add_bus(Agreed{5, 2, gone, {}, {}});
   seeds.add_bus(Inspect{});
   BatchReport batch{.pair = "weights", .id = "policy", .sends = true, .version = 7, .transfers = 3, .bytes = 4096};
   batch.peers.push_back({"inference", 2, true});
@@ -229,7 +234,8 @@ void add_records(Seeds& seeds) {
   using namespace bus;
   const RankRecord rank{kSelf, 4, "/run/user/1000/tessera/agent-4711.sock", "0.1.0", kSelf};
   const Registration of{kSelf, 1};
-  const ManifestEntry embed{"model.embed.weight", DType::kBF16, {64, 16}, Layout::parse("dp=2,tp=2:R,S0")};
+  const ManifestEntry embed{"model.embed.weight", DType::kBF16, {64, 16}, Layout::parse("dp=2,tp=2:R,S0"), {},
+                            Format::kNvfp4};
   const ManifestEntry norm{"model.norm.weight", DType::kF32, {16}, Layout::parse("4:R")};
   seeds.add("records", "rank", "r" + rank.write());
   seeds.add("records", "pair", "p" + PairRecord{rank, "inference"}.write());
@@ -321,8 +327,9 @@ void add_agent_messages(Seeds& seeds) {
   add_message("arenas", Arenas{.session = 5});
   RegisterCall call{
       .session = 5, .pair = 1, .batch = "policy", .sends = true, .timeout = Timeout(9), .options = {}, .tensors = {}};
-  call.tensors.push_back({.spec = {.name = "w", .shape = {4, 2}, .layout = layout, .strides = {2, 1}},
-                          .place = RegisterCall::Place{.arena = 0, .offset = 64}});
+  call.tensors.push_back(
+      {.spec = {.name = "w", .shape = {4, 2}, .layout = layout, .strides = {2, 1}, .wire = Format::kMxfp8},
+       .place = RegisterCall::Place{.arena = 0, .offset = 64}});
   call.tensors.push_back({.spec = {.name = "elsewhere", .shape = {}}, .place = {}});
   add_message("register", call);
   add_message("registered", Registered{.batch = 2});
@@ -355,6 +362,7 @@ void add_agent_messages(Seeds& seeds) {
 
 void add_texts(Seeds& seeds) {
   seeds.add("text", "rule", R"(rmodel\.layers\.[0-9]+\..*=tp=2:S0)");
+  seeds.add("text", "wire", R"(wmodel\.layers\.[0-9]+\..*=nvfp4)");
   seeds.add("text", "filter", "f(lm_head|.*_proj)\\.weight");
   seeds.add("text", "address", "h[::1]:7070");
   seeds.add("text", "scrape", "HGET /metrics?x=1 HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n\r\n");

@@ -4,6 +4,7 @@
 #include "fuzz/targets.h"
 #include "tessera/dtype.h"
 #include "tools/layout_rules.h"
+#include "tools/wire_rules.h"
 
 namespace tessera::fuzz {
 namespace {
@@ -37,6 +38,9 @@ bool text(Input input) {
     switch (kind) {
       case 'r':
         return check_rule(text);
+      case 'w':
+        tools::WireRules::parse(std::span(&text, 1)).find(text);
+        return;
       case 'f':
         tools::NameFilter::parse(std::span(&text, 1), "--skip").matches(text);
         return;

@@ -218,6 +218,19 @@ class Transfers(CommandTest):
             self.assertNotIn("died", errors)
         self.assertTrue(any("disagree" in errors for _, _, errors in results), results)
 
+    def test_jobs_that_ask_for_different_wire_formats_are_told_so(self):
+        processes = [self.sender(0, 1, ".*=1:R", None, "--wire", "w=nvfp4"),
+                     self.receiver(0, 1, ".*=1:R", "--wire", ".*=mxfp8")]
+        for process in processes:
+            self.assert_one_line(self.finish(process), 2,
+                                 "tensor w: trainer asks for wire format nvfp4, inference for mxfp8")
+
+    def test_what_either_side_asks_for_is_quantised_on_its_way(self):
+        processes = [self.sender(), self.receiver(0, 1, ".*=1:R", "--wire", "none=none", "--wire", ".*=mxfp8")]
+        for process in processes:
+            status, _, errors = self.finish(process)
+            self.assertEqual(status, 0, errors)
+
     def test_an_interrupted_command_ends_with_status_130(self):
         sender = self.sender()
         self.wait_for(self.path / "run", "p-*")
@@ -259,6 +272,9 @@ class Mistakes(CommandTest):
             (["--layout", "(=1:R", "--checkpoint", self.model], "("),
             (["--layout", ".*=1:R", "--checkpoint", self.path / "missing.safetensors"], "missing.safetensors"),
             (["--layout", ".*=1:S5", "--checkpoint", self.model], "5"),
+            (["--layout", ".*=1:R", "--wire", "w=fp4", "--checkpoint", self.model], "nvfp4, or none"),
+            (["--layout", ".*=1:R", "--wire", "w", "--checkpoint", self.model], "no '='"),
+            (["--layout", ".*=1:R", "--wire", "(=nvfp4", "--checkpoint", self.model], "bad regex"),
         ]
         for arguments, text in cases:
             with self.subTest(text=text):

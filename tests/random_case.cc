@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -189,6 +190,55 @@ std::pair<int, int> partial_term(const Layout& layout, Rank rank) {
   return {term, terms};
 }
 
+// Values of tensors that travel quantised have signs, and amaxes that differ from part to part: by more than powers of
+// two, which formulas take through to the codes. Terms are multiplied by powers of two alone, which every reduction
+// takes through.
+double wire_factor(const RandomCase& a, Index element, int terms) {
+  if (!a.wire) return 1;
+  const Index down = element * 6 / std::max<Index>(element_count(a.shape), 1);
+  const Index across = element % a.shape.back() * 4 / a.shape.back();
+  const double factor = std::ldexp(1.0, -static_cast<int>((static_cast<uint64_t>(down + across) + a.seed) % 9));
+  if (terms > 1) return factor;
+  const double eighths = 8 - static_cast<double>((5 * down + across) % 4);
+  return (mix(a.seed + static_cast<uint64_t>(element)) % 2 == 0 ? -factor : factor) * eighths / 8;
+}
+
+// The whole tensor in the destination's dtype: quantised matrix by matrix, and back.
+std::vector<std::byte> decoded(const RandomCase& a, int64_t version, int terms) {
+  const Index count = element_count(a.shape);
+  const DType as = a.src_dtype == DType::kF64 ? DType::kF32 : a.src_dtype;
+  const DType to = a.dst_dtype == DType::kF64 ? DType::kF32 : a.dst_dtype;
+  std::vector<std::byte> result(static_cast<size_t>(bytes_of(a.dst_dtype, count)));
+  if (count == 0) return result;
+  const QuantSpec spec{.format = *a.wire};
+  const Index rows = a.shape[a.shape.size() - 2];
+  const Index columns = a.shape.back();
+  const PlaneShape shape = plane_shape(spec, Plane::kRow, rows, columns);
+  std::vector<std::byte> values(static_cast<size_t>(bytes_of(as, rows * columns)));
+  std::vector<std::byte> back(static_cast<size_t>(bytes_of(to, rows * columns)));
+  std::vector<std::byte> codes(static_cast<size_t>(shape.code_bytes()));
+  std::vector<std::byte> scales(static_cast<size_t>(shape.scale_bytes()));
+  for (Index first = 0; first < count; first += rows * columns) {
+    for (Index i = 0; i < rows * columns; ++i) {
+      std::byte value[8];
+      store_value(a.src_dtype,
+                  reduced_value(a.src_dtype, a.src.partial_op(), a.seed, version, first + i, terms) *
+                      wire_factor(a, first + i, terms),
+                  value);
+      cast_row(a.src_dtype, as)(value, values.data() + bytes_of(as, i), 1);
+    }
+    const MatrixView view{values.data(), as, rows, columns, columns};
+    const float amax = compute_amax({&view, 1})[0].value;
+    quantize(view, spec, {amax, 0},
+             {{codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()}, {}});
+    dequantize(spec, Plane::kRow, {codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()}, amax,
+               {back.data(), to, rows, columns, columns});
+    cast_row(to, a.dst_dtype)(back.data(), result.data() + bytes_of(a.dst_dtype, first),
+                              static_cast<size_t>(rows * columns));
+  }
+  return result;
+}
+
 }  // namespace
 
 LocalData::LocalData(size_t bytes, bool shared) {
@@ -227,6 +277,31 @@ RandomCase random_case(std::mt19937_64& random, const std::string& name, int sou
   return a;
 }
 
+RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
+                            Format format) {
+  static const std::vector<DType> kFloats{DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+  static const std::vector<ReduceOp> kOps{ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kAvg};
+  RandomCase a;
+  a.name = name;
+  a.seed = random();
+  a.wire = format;
+  for (int d = between(random, 0, 2); d > 0; --d) a.shape.push_back(between(random, 1, 3));
+  a.shape.push_back(between(random, 1, random() % 4 == 0 ? 300 : 70));
+  a.shape.push_back(random() % 20 == 0 ? 0 : 2 * between(random, 1, random() % 4 == 0 ? 150 : 40));
+  if (format != Format::kNvfp4 && random() % 2 == 0) ++a.shape.back();
+  const bool reduce = random() % 4 == 0;
+  const ReduceOp op = pick(random, kOps);
+  a.src_dtype = pick(random, kFloats);
+  a.dst_dtype = random() % 2 == 0 ? pick(random, kFloats) : a.src_dtype;
+  do {
+    a.src = random_layout(random, a.shape, source_world, reduce, op);
+    a.dst = random_layout(random, a.shape, destination_world, false, op);
+  } while (!fits(a.src, a.shape) || !fits(a.dst, a.shape));
+  a.src_shared = random() % 2 == 0;
+  a.dst_shared = random() % 2 == 0;
+  return a;
+}
+
 LocalData source_space(const RandomCase& a, Rank rank) {
   const Region owned = a.src.bind(a.shape).owned(a.shape, rank);
   return space(a.src_dtype, owned.extents(), a.seed + static_cast<uint64_t>(rank), a.src_shared);
@@ -237,8 +312,11 @@ void fill_source(const RandomCase& a, Rank rank, int64_t version, LocalData& dat
   const Shape extents = owned.extents();
   const auto [term, terms] = partial_term(a.src, rank);
   for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
-    store_element(a.src_dtype, static_cast<double>(term_value(a.seed, version, linear(a.shape, global), term, terms)),
-                  at, data.bytes().data() + place(data, a.src_dtype, extents, at));
+    const Index element = linear(a.shape, global);
+    store_element(
+        a.src_dtype,
+        static_cast<double>(term_value(a.seed, version, element, term, terms)) * wire_factor(a, element, terms), at,
+        data.bytes().data() + place(data, a.src_dtype, extents, at));
   });
 }
 
@@ -257,22 +335,25 @@ std::string check_destination(const RandomCase& a, Rank rank, int64_t version, L
   const std::span<const std::byte> got = data.bytes();
   std::vector<bool> written(got.size(), false);
   std::string wrong;
+  const std::vector<std::byte> quantised = a.wire ? decoded(a, version, terms) : std::vector<std::byte>();
   for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
     std::byte source[16] = {};
     std::byte expected[16];
     const auto op = a.src.partial_op();
     store_element(a.src_dtype, reduced_value(a.src_dtype, op, a.seed, version, linear(a.shape, global), terms), at,
                   source);
-    if (a.src_dtype == a.dst_dtype)
+    if (a.wire)
+      std::memcpy(expected, quantised.data() + bytes_of(a.dst_dtype, linear(a.shape, global)), bytes);
+    else if (a.src_dtype == a.dst_dtype)
       std::memcpy(expected, source, bytes);
     else
       cast_row(a.src_dtype, a.dst_dtype)(source, expected, 1);
     const size_t offset = place(data, a.dst_dtype, extents, at);
     std::fill_n(written.begin() + static_cast<ptrdiff_t>(offset), bytes, true);
     if (wrong.empty() && !equal(a.dst_dtype, at, expected, got.data() + offset))
-      wrong = fmt::format("{} {} {} {} -> {} {}: element {} on rank {} is wrong", a.name, to_string_shape(a.shape),
+      wrong = fmt::format("{} {} {} {} -> {} {}{}: element {} on rank {} is wrong", a.name, to_string_shape(a.shape),
                           to_string(a.src_dtype), a.src.to_string(), to_string(a.dst_dtype), a.dst.to_string(),
-                          fmt::join(global, ","), rank);
+                          a.wire ? fmt::format(" as {}", to_string(*a.wire)) : "", fmt::join(global, ","), rank);
   });
   for (size_t i = 0; i < written.size() && wrong.empty(); ++i)
     if (!written[i] && got[i] != std::byte{0xA5})

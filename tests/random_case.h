@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -23,9 +24,14 @@ struct RandomCase {
   bool src_shared = false;  // whether it lies in SharedHeap memory
   bool dst_shared = false;
   uint64_t seed = 0;
+  std::optional<Format> wire{};  // what it is quantised to on its way
 };
 
 RandomCase random_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world);
+
+// Of floats, in shapes of two dims or more, whose amaxes differ from place to place.
+RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
+                            Format format);
 
 // One rank's local tensor in memory of its own, perhaps with gaps between the elements.
 class LocalData {

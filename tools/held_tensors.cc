@@ -57,7 +57,7 @@ HeldTensors::HeldTensors(std::vector<TensorInfo> tensors, std::vector<Layout> la
     if (tensors_[i].member) tensors_[i].memory = {block_.data() + places[i].first, places[i].second};
 }
 
-std::vector<TensorSpec> HeldTensors::specs() const {
+std::vector<TensorSpec> HeldTensors::specs(const WireRules& wires) const {
   std::vector<TensorSpec> specs;
   specs.reserve(tensors_.size());
   for (const HeldTensor& tensor : tensors_) {
@@ -67,6 +67,7 @@ std::vector<TensorSpec> HeldTensors::specs() const {
     spec.dtype = tensor.info.dtype;
     spec.shape = tensor.info.shape;
     spec.layout = tensor.layout;
+    spec.wire = wires.find(tensor.info.name);
   }
   return specs;
 }

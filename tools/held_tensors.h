@@ -9,6 +9,7 @@
 #include "tessera/bus.h"
 #include "tessera/checkpoint.h"
 #include "tessera/memory.h"
+#include "tools/wire_rules.h"
 
 namespace tessera::tools {
 
@@ -32,7 +33,7 @@ class HeldTensors {
   std::span<const HeldTensor> tensors() const { return tensors_; }
   int64_t bytes() const { return bytes_; }
   // All of them, as the bus takes them; those of other ranks without memory.
-  std::vector<TensorSpec> specs() const;
+  std::vector<TensorSpec> specs(const WireRules& wires) const;
 
  private:
   Rank rank_;

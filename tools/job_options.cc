@@ -48,6 +48,10 @@ void JobOptions::declare(CLI::App& command) {
       "REGEX=LAYOUT: layout of the tensors whose whole name matches; the first match wins; repeatable. A layout is "
       "AXES@RANKS:PLACEMENTS, e.g. dp=2,tp=4@0-7:R,S1")
       ->required();
+  add_list(
+      command, "--wire", wires,
+      "REGEX=FORMAT: what the tensors whose whole name matches are quantised to on their way, nvfp4 or mxfp8 for "
+      "example, or none; the first match wins; repeatable; either side may ask. Only floats of 2 dims or more are");
   command.add_option("--timeout", timeout_s,
                      "Seconds to wait for the other job, and for each transfer (default: 300 and 30)");
   command.add_option("--threads", threads, "That copy (default: usable CPUs over the ranks on this machine)");

@@ -32,6 +32,7 @@ struct JobOptions {
   bool pinned = false;
   bool json = false;
   std::vector<std::string> layouts;
+  std::vector<std::string> wires;
 
   void declare(CLI::App& command);
 

@@ -18,6 +18,7 @@
 #include "tools/list_option.h"
 #include "tools/option_checks.h"
 #include "tools/transfer_report.h"
+#include "tools/wire_rules.h"
 
 namespace tessera::tools {
 namespace {
@@ -95,6 +96,7 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
   report.bus.stop = interrupt.stop_token();
   const Timeout timeout = options.job.transfer_timeout();
   const LayoutRules rules = LayoutRules::parse(options.job.layouts);
+  const WireRules wires = WireRules::parse(options.job.wires);
   const NameFilter skip = NameFilter::parse(options.skip, "--skip");
   const std::optional<DType> dtype = target_dtype(options.dtype);
   const int versions = versions_of(options);
@@ -108,7 +110,7 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
   std::vector<Layout> layouts = rules.assign(tensors);
   check_no_partial(tensors, layouts);
   const HeldTensors held(std::move(tensors), std::move(layouts), report.bus.rank, report.bus.world);
-  Batch batch = pair.accept(kBatchId, held.specs(), report.pair.timeout,
+  Batch batch = pair.accept(kBatchId, held.specs(wires), report.pair.timeout,
                             {.mode = options.staged ? Mode::kStaged : Mode::kInPlace, .pinned = options.job.pinned});
   const std::string label = fmt::format("recv {}/{}", report.pair.name, report.bus.rank);
   for (int i = 0; i < versions; ++i) {

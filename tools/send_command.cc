@@ -17,6 +17,7 @@
 #include "tools/list_option.h"
 #include "tools/option_checks.h"
 #include "tools/transfer_report.h"
+#include "tools/wire_rules.h"
 
 namespace tessera::tools {
 namespace {
@@ -85,6 +86,7 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
   const Timeout timeout = options.job.transfer_timeout();
   check_versions(options);
   const LayoutRules rules = LayoutRules::parse(options.job.layouts);
+  const WireRules wires = WireRules::parse(options.job.wires);
   const std::vector<Checkpoint> checkpoints = open_all(options.checkpoints);
   std::vector<TensorInfo> tensors = sorted_tensors(checkpoints.front());
   std::vector<Layout> layouts = rules.assign(tensors);
@@ -93,7 +95,7 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
 
   Bus bus(report.bus);
   Pair pair = bus.pair(report.pair);
-  Batch batch = pair.offer(kBatchId, held.specs(), report.pair.timeout, {.pinned = options.job.pinned});
+  Batch batch = pair.offer(kBatchId, held.specs(wires), report.pair.timeout, {.pinned = options.job.pinned});
   const std::string label = fmt::format("send {}/{}", report.pair.name, report.bus.rank);
   for (size_t i = 0; i < checkpoints.size(); ++i) {
     if (i > 0) load_slices(checkpoints[i], held, interrupt);

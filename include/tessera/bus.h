@@ -27,6 +27,7 @@
 #include "tessera/dtype.h"
 #include "tessera/error.h"
 #include "tessera/layout.h"
+#include "tessera/quantize.h"
 
 namespace tessera {
 
@@ -99,6 +100,10 @@ struct TensorSpec {
   Layout layout = {};               // a default-made one (no mesh): that of the pair
   std::vector<Index> strides = {};  // of the local tensor, in elements; empty: contiguous row-major
   TensorSource source = {};         // of a receiver: several tensors may have one source, in whole or in part
+  // What its elements are quantised to on their way: one side asks, or both ask for the same. With it the amaxes are
+  // those of the sender's whole tensor, or of what is taken of it. Only f64, f32, f16 and bf16 of two dims or more are
+  // quantised, matrix by matrix of the last two dims; others travel as they are.
+  std::optional<Format> wire = std::nullopt;
 };
 
 // What the sending side offers, before a receiver decides what to take.
@@ -107,7 +112,8 @@ struct ManifestEntry {
   DType dtype = DType::kF32;
   Shape shape = {};
   Layout layout = {};
-  TensorSource source = {};  // of a receiver's
+  TensorSource source = {};                   // of a receiver's
+  std::optional<Format> wire = std::nullopt;  // asked for, where it can be quantised
 };
 
 // What a transfer has done so far, or did.

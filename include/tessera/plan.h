@@ -6,18 +6,24 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tessera/dtype.h"
 #include "tessera/layout.h"
+#include "tessera/quantize.h"
 
 namespace tessera {
 
 struct TensorMeta {
   Shape shape;
   DType dtype = DType::kF32;
+  // What its elements are quantised to on their way: bytes are then those of codes and scales, to within the blocks
+  // that an end of a dim or a cut clips. Routes are in elements all the same, and what may be cut is what the dtype
+  // allows.
+  std::optional<Format> wire = std::nullopt;
   bool operator==(const TensorMeta&) const = default;
 };
 

@@ -236,6 +236,10 @@ TensorSpec make_spec(std::string name, uintptr_t address, nb::handle dtype, Shap
           .strides = std::move(strides).value_or(std::vector<Index>())};
 }
 
+std::optional<std::string> name_of(std::optional<Format> wire) {
+  return wire ? std::optional(std::string(to_string(*wire))) : std::nullopt;
+}
+
 std::string describe(const TensorSpec& spec) {
   return fmt::format("TensorSpec({:?}, {} {} {})", spec.name, to_string(spec.dtype), to_string_shape(spec.shape),
                      spec.layout == Layout() ? "replicated" : spec.layout.to_string());
@@ -247,16 +251,19 @@ void bind_values(nb::module_& module) {
           "__init__",
           [](TensorSpec* self, std::string name, uintptr_t address, nb::handle dtype, Shape shape,
              std::optional<Layout> layout, std::optional<std::vector<Index>> strides, std::string source,
-             const std::vector<SliceTuple>& slices) {
+             const std::vector<SliceTuple>& slices, const std::optional<std::string>& wire) {
+            const std::optional<Format> format = wire ? std::optional(parse_format(*wire)) : std::nullopt;
             new (self) TensorSpec(
                 make_spec(std::move(name), address, dtype, std::move(shape), std::move(layout), std::move(strides)));
             self->source = {.name = std::move(source), .slices = slices_from(slices)};
+            self->wire = format;
           },
           nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("layout") = nb::none(),
           nb::arg("strides") = nb::none(), nb::arg("source") = "", nb::arg("slices") = std::vector<SliceTuple>(),
+          nb::arg("wire") = nb::none(),
           "`shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address "
           "0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, "
-          "end, step, whether the dim is dropped) of each dim.")
+          "end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way.")
       .def_ro("name", &TensorSpec::name)
       .def_prop_ro("address", [](const TensorSpec& self) { return reinterpret_cast<uintptr_t>(self.data); })
       .def_prop_ro("dtype", [](const TensorSpec& self) { return std::string(to_string(self.dtype)); })
@@ -268,12 +275,18 @@ void bind_values(nb::module_& module) {
       .def_prop_ro("strides", [](const TensorSpec& self) { return int_tuple(self.strides); })
       .def_prop_ro("source", [](const TensorSpec& self) { return self.source.name; })
       .def_prop_ro("slices", [](const TensorSpec& self) { return tuples_of(self.source.slices); })
+      .def_prop_ro("wire", [](const TensorSpec& self) { return name_of(self.wire); })
       .def("__repr__", describe);
+  module.def(
+      "wire_format", [](const std::string& name) { return std::string(to_string(parse_format(name))); },
+      nb::arg("name"), "The format of that name, in any case; the error lists those there are.");
   nb::class_<ManifestEntry>(module, "ManifestEntry", "One tensor that the sending side offers.")
       .def_ro("name", &ManifestEntry::name)
       .def_prop_ro("dtype", [](const ManifestEntry& self) { return std::string(to_string(self.dtype)); })
       .def_prop_ro("shape", [](const ManifestEntry& self) { return int_tuple(self.shape); })
       .def_ro("layout", &ManifestEntry::layout)
+      .def_prop_ro(
+          "wire", [](const ManifestEntry& self) { return name_of(self.wire); }, "The format that it asks for.")
       .def("__repr__", [](const ManifestEntry& self) {
         return fmt::format("ManifestEntry({:?}, {} {} {})", self.name, to_string(self.dtype),
                            to_string_shape(self.shape), self.layout.to_string());

@@ -16,6 +16,7 @@ from ._launch import launch
 from ._layouts import LayoutLike, as_layout
 from ._mapping import Map
 from ._registration import Registration
+from ._wire import Wire
 
 # Names of tensors: regular expressions of which one matches the whole name, or a function that says so.
 Names: TypeAlias = str | Iterable[str] | Callable[[str], bool]
@@ -135,6 +136,7 @@ class Bus(Closing):
         snapshots: int = 2,
         pinned: bool = False,
         map: Map | None = None,
+        wire: Wire | None = None,
     ) -> Batch:
         """Registers tensors that are transferred as one.
 
@@ -161,6 +163,11 @@ class Bus(Closing):
             map: What the tensors are called on the bus, where parts of them are tensors there: {local name: name, Part,
                 list of them, or None to leave it out}, with regular expressions as keys, or a function of (local name,
                 tensor) that returns the same. `tessera.maps` has some. only= and ignore= are of local names.
+            wire: What tensors are quantised to on their way: {regular expression: format, or None for as they are}, of
+                names on the bus, the whole of them, the first that matches. One job asks, or both ask for the same.
+                Only f64, f32, f16 and bf16 of two dims or more are quantised, each matrix of the last two dims as the
+                whole that the sending job has, or as what is taken of it. Not yet where tensors lie in private memory
+                behind an agent daemon: registering with the other job raises UnimplementedError there.
 
         Raises:
             InvalidArgumentError: A tensor that cannot be moved; it names the tensor and why. Nothing to move: only= and
@@ -187,6 +194,7 @@ class Bus(Closing):
                 fallback=self._layout,
                 missing_ok=missing_ok,
                 names=map,
+                wire=wire,
             )
             if not registration._sources:
                 self._allow_nothing(batch, given, {"only": only, "ignore": ignore, "map": map})

@@ -406,9 +406,9 @@ class TensorWatch:
 class TensorSpec:
     """One tensor of a batch, as one rank holds it."""
 
-    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = []) -> None:
+    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = [], wire: str | None = None) -> None:
         """
-        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) of each dim.
+        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way.
         """
 
     @property
@@ -435,7 +435,13 @@ class TensorSpec:
     @property
     def slices(self) -> list[tuple[int, int, int, bool]]: ...
 
+    @property
+    def wire(self) -> str | None: ...
+
     def __repr__(self) -> str: ...
+
+def wire_format(name: str) -> str:
+    """The format of that name, in any case; the error lists those there are."""
 
 class ManifestEntry:
     """One tensor that the sending side offers."""
@@ -451,6 +457,10 @@ class ManifestEntry:
 
     @property
     def layout(self) -> Layout: ...
+
+    @property
+    def wire(self) -> str | None:
+        """The format that it asks for."""
 
     def __repr__(self) -> str: ...
 

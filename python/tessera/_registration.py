@@ -16,6 +16,7 @@ from ._shapes import Shape, global_shape
 from ._slices import Entry, as_slices, entries, index_text
 from ._tensors import Location, Source, walk
 from ._watch import Watch
+from ._wire import Wire, compile_wire
 
 LARGEST = 1 << 62  # of a dim; a sum of some is checked by the core
 
@@ -49,6 +50,7 @@ class Registration:
         fallback: _core.Layout | None,
         missing_ok: bool = False,
         names: Map | None = None,
+        wire: Wire | None = None,
     ) -> None:
         self._skipped = list(skipped)
         self._rank = rank
@@ -65,6 +67,7 @@ class Registration:
         self._tied_to: dict[str, str] = {}  # of a receiver's local tensors: one into whose memory it is received
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
+        self._wire_of = compile_wire(wire)  # by name on the bus
         parts_of = compile_map(names)
         taken: set[str] = set()
         for name, source, tensor in sources:
@@ -85,11 +88,13 @@ class Registration:
         fallback: _core.Layout | None,
         missing_ok: bool,
         names: Map | None = None,
+        wire: Wire | None = None,
     ) -> Registration:
         """Everything of `tensors` whose name is to be kept. Raises InvalidArgumentError for what cannot be moved."""
         skipped: list[str] = []
         sources = list(walk(tensors, skipped, keep))
-        return Registration(sources, [name for name in skipped if keep(name)], rank, fallback, missing_ok, names)
+        left_out = [name for name in skipped if keep(name)]
+        return Registration(sources, left_out, rank, fallback, missing_ok, names, wire)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -198,7 +203,7 @@ class Registration:
 
     def specs(self) -> list[_core.TensorSpec]:
         """For the core. REQUIRES: agree() has been called."""
-        return [_spec(name, piece) for name, piece in self._pieces.items()]
+        return self._specs(self._pieces)
 
     # --- at every transfer
 
@@ -228,7 +233,7 @@ class Registration:
 
     def relocated(self) -> list[_core.TensorSpec]:
         """specs(), of where they are now."""
-        return [_spec(name, piece) for name, piece in self._moved_pieces().items()]
+        return self._specs(self._moved_pieces())
 
     def settle(self) -> None:
         """From now on specs() says where they are."""
@@ -320,6 +325,9 @@ class Registration:
                     pieces[name] = replace(piece, location=there)
         return pieces
 
+    def _specs(self, pieces: Mapping[str, Piece]) -> list[_core.TensorSpec]:
+        return [_spec(name, piece, self._wire_of(piece.source)) for name, piece in pieces.items()]
+
     def _watch_them(self) -> None:
         """They have just been located."""
         torchs = {name: source.current for name, source in self._sources.items() if source.current is not None}
@@ -401,11 +409,11 @@ def _read(rank: int, text: str) -> _Said:
     return _Said(shapes, readings, ties, Replicas(replicas, at))
 
 
-def _spec(name: str, piece: Piece) -> _core.TensorSpec:
+def _spec(name: str, piece: Piece, wire: str | None) -> _core.TensorSpec:
     at = piece.location
     source = "" if piece.source == name else piece.source
     slices = as_slices(piece.taken)
-    return _core.TensorSpec(name, at.address, at.dtype, piece.shape or (), at.layout, at.strides, source, slices)
+    return _core.TensorSpec(name, at.address, at.dtype, piece.shape or (), at.layout, at.strides, source, slices, wire)
 
 
 def _changed(name: str, then: Location, now: Location) -> str:

@@ -228,6 +228,7 @@ void RegisterCall::write(ByteWriter& out) const {
     out.put(layout_of[i]);
     write_dims(tensor.spec.strides, out);
     write_source(tensor.spec.source, out);
+    write_wire(tensor.spec.wire, out);
     out.put(static_cast<uint8_t>(tensor.place.has_value()));
     if (!tensor.place) continue;
     out.put(tensor.place->arena);
@@ -236,7 +237,7 @@ void RegisterCall::write(ByteWriter& out) const {
 }
 
 RegisterCall RegisterCall::read(ByteReader& in) {
-  constexpr size_t kLeastTensor = 4 + 1 + 4 + 4 + 4 + kLeastSource + 1;
+  constexpr size_t kLeastTensor = 4 + 1 + 4 + 4 + 4 + kLeastSource + 1 + 1;
   RegisterCall call;
   call.session = in.get<uint64_t>();
   call.pair = in.get<uint32_t>();
@@ -257,6 +258,7 @@ RegisterCall RegisterCall::read(ByteReader& in) {
     if (layout != kNoLayout) tensor.spec.layout = layouts.take(layout, tensor.spec.name);
     tensor.spec.strides = read_dims(in);
     tensor.spec.source = read_source(in, tensor.spec.name);
+    tensor.spec.wire = read_wire(in, tensor.spec.name);
     if (!in.get_bool()) continue;
     const auto arena = in.get<uint32_t>();
     tensor.place = Place{.arena = arena, .offset = in.get<uint64_t>()};

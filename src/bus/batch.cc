@@ -42,7 +42,8 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
                      : "accepts it in place");
   if (manifest_of(identity(), tensors, setup_.layout).hash() != manifest_.hash())
     fail(ErrorCode::kInvalidArgument,
-         "{}: the moved tensors have other names, dtypes, shapes or layouts than {} has registered: close it and "
+         "{}: the moved tensors have other names, dtypes, shapes, layouts or wire formats than {} has registered: "
+         "close it and "
          "register it again",
          describe(), identity().name());
   setup_.agent->run_on_loop([&] {
@@ -128,6 +129,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   }
   std::vector<LocalTensor> terms = local_tensors(agreement.match, registered, rank, sends());
   std::vector<LocalTensor> tensors = shadow_ ? local_tensors(agreement.match, shadow_->specs(), rank, sends()) : terms;
+  require_quantisable(agreement.match, tensors);
   return {.agent = setup_.agent,
           .lent = setup_.lent.get(),
           .stall = setup_.stall,
@@ -158,10 +160,29 @@ void BatchImpl::require_whole(const Match& match) const {
            describe(), tensor.name, tensor.source);
 }
 
+// The one place that says so. What a staged batch reads and writes is Tessera's own memory; of Partial tensors it is
+// what they are reduced to that is quantised.
+void BatchImpl::require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const {
+  if (!setup_.lent || staged()) return;
+  for (size_t i = 0; i < match.tensors.size(); ++i) {
+    const Match::Tensor& tensor = match.tensors[i];
+    const bool read = !tensor.src.has_partial() && !tensors[i].empty() && setup_.lent->holds(tensors[i].data);
+    if (tensor.wire && (read || !sends()))
+      fail(ErrorCode::kUnimplemented,
+           "{}: tensor {} is to be quantised to {} on its way, which is not done yet where tensors lie in private "
+           "memory "
+           "behind an agent: let them lie in shared memory, or do without the agent or the wire format",
+           describe(), tensor.name, to_string(*tensor.wire));
+  }
+}
+
 void BatchImpl::require_pinned(const PairView& view, const Match& match) {
   Pinned now{.world = view.peer.size(), .layouts = {}};
-  for (const Match::Tensor& tensor : match.tensors)
-    now.layouts.emplace_back(tensor.name, (sends() ? tensor.dst : tensor.src).to_string());
+  for (const Match::Tensor& tensor : match.tensors) {
+    const std::string layout = (sends() ? tensor.dst : tensor.src).to_string();
+    now.layouts.emplace_back(
+        tensor.name, tensor.wire ? fmt::format("{} and quantised to {}", layout, to_string(*tensor.wire)) : layout);
+  }
   const std::lock_guard lock(mutex_);
   const auto [it, first] = pinned_.try_emplace(view.peer_job, now);
   if (first || it->second == now) return;

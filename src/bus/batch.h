@@ -170,6 +170,7 @@ class BatchImpl : public BatchClient,
 
   void require_pinned(const PairView& view, const Match& match);
   void require_whole(const Match& match) const;
+  void require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const;
 
   mutable std::mutex mutex_;  // what follows
   struct Pinned {

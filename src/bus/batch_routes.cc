@@ -76,7 +76,7 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
   BatchPlanner planner({.hosts = {}, .min_piece_bytes = kBusMinPiece});
   for (const Match::Tensor& tensor : match.tensors) {
     try {
-      planner.add({tensor.shape, tensor.src_dtype}, tensor.src, tensor.dst.shifted(sender_world));
+      planner.add({tensor.shape, tensor.src_dtype, tensor.wire}, tensor.src, tensor.dst.shifted(sender_world));
     } catch (const Error& error) {
       fail(error.code(), "tensor {}: {}", tensor.name, error.what());
     }
@@ -93,6 +93,18 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
   routes.stats = planner.stats();
   routes.kinds = planner.kinds();
   return routes;
+}
+
+WireRegion wire_region(const Match::Tensor& tensor, const Region& region) {
+  return {.format = codec::BlockFormat(tensor.wire.value()),
+          .src_dtype = tensor.src_dtype,
+          .shape = tensor.shape,
+          .region = region};
+}
+
+RouteRegion piece_region(uint32_t tensor, const WirePiece& piece) {
+  const Shape shape{piece.bytes()};
+  return {.tensor = tensor, .shape = shape, .dtype = DType::kU8, .region = Region::full(shape)};
 }
 
 }  // namespace tessera::bus

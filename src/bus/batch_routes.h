@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bus/manifest.h"
+#include "exec/wire_piece.h"
 #include "tessera/plan.h"
 
 namespace tessera::bus {
@@ -48,5 +49,10 @@ struct BatchRoutes {
 
 // The plan has source ranks 0 .. sender_world-1 and destination ranks sender_world .. ; `own` is a rank of its own job.
 BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world, bool sends, Rank own);
+
+// A sent region of a tensor that is quantised on its way, and, to links and messages, the piece that it travels as.
+// REQUIRES: tensor.wire
+WireRegion wire_region(const Match::Tensor& tensor, const Region& region);
+RouteRegion piece_region(uint32_t tensor, const WirePiece& piece);
 
 }  // namespace tessera::bus

@@ -26,6 +26,22 @@ TEST(PlanBatch, WhatCannotBePlannedIsNamed) {
   EXPECT_THAT(refusal(DType::kI32, "2:Pavg", "2:R"), testing::StartsWith("tensor bad: source: "));
 }
 
+TEST(PlanBatch, WireFormatsAreWhatBytesAreCountedIn) {
+  const auto bytes = [](std::optional<Format> wire) {
+    const Shape shape{256, 64};
+    const Match match{.tensors = {{.name = "w",
+                                   .shape = shape,
+                                   .src_dtype = DType::kBF16,
+                                   .dst_dtype = DType::kBF16,
+                                   .src = Layout::parse("2:S0").bind(shape),
+                                   .dst = Layout::parse("1:R").bind(shape),
+                                   .wire = wire}}};
+    return plan_batch(match, 2, 1, true, 0).stats.bytes_moved;
+  };
+  EXPECT_EQ(bytes(std::nullopt), 256 * 64 * 2);
+  EXPECT_EQ(bytes(Format::kMxfp8), 256 * 64 * 33 / 32);
+}
+
 TEST(PlanBatch, FourBitRoutesThatArePlannedCanBeWalked) {
   const auto layouts = {"4:R", "2:S0", "2:S1", "4@0-3:S1", "2:S2", "3:S0", "2,2:S0,S1", "2,2:S1,S2"};
   int walked = 0;

@@ -123,7 +123,8 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
         fail(ErrorCode::kInvalidArgument, "this rank holds {} elements of it under {}, but gave no memory",
              owned.size(), layout.to_string());
       if (!owned.empty()) byte_strides(spec.dtype, owned.extents(), spec.strides);
-      manifest.entries.push_back({spec.name, spec.dtype, spec.shape, std::move(layout), spec.source});
+      const std::optional<Format> wire = can_be_quantised(spec.dtype, spec.shape) ? spec.wire : std::nullopt;
+      manifest.entries.push_back({spec.name, spec.dtype, spec.shape, std::move(layout), spec.source, wire});
     } catch (const Error& error) {
       throw Error(error.code(), fmt::format("{}: {}", where, error.what()));
     }

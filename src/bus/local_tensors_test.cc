@@ -105,6 +105,19 @@ TEST(ManifestOf, MissingMemoryBadRanksAndRepeatedNamesAreNamed) {
   EXPECT_EQ(error_of({outside}), "no error");
 }
 
+TEST(ManifestOf, AWireFormatIsAskedForWhereItCanBe) {
+  std::vector<float> memory(24);
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, dtype, shape] : {std::tuple{"weight", DType::kF32, Shape{4, 6}},
+                                           {"norm", DType::kF32, Shape{6}},
+                                           {"ids", DType::kI32, Shape{4, 6}}})
+    specs.push_back({.name = name, .data = memory.data(), .dtype = dtype, .shape = shape, .wire = Format::kMxfp8});
+  const Manifest manifest = manifest_of(kRank, specs);
+  EXPECT_EQ(manifest.entries[0].wire, Format::kMxfp8);
+  EXPECT_EQ(manifest.entries[1].wire, std::nullopt);
+  EXPECT_EQ(manifest.entries[2].wire, std::nullopt);
+}
+
 TEST(ManifestOf, ATensorWithoutALayoutHasThePairsOrIsReplicated) {
   std::vector<float> values(4);
   const Shape shape{4};

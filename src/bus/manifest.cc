@@ -15,7 +15,7 @@ namespace tessera::bus {
 namespace {
 
 constexpr size_t kMaxFindings = 20;
-constexpr size_t kLeastEntry = 4 + 1 + 1 + 4 + kLeastSource;  // bytes
+constexpr size_t kLeastEntry = 4 + 1 + 1 + 4 + kLeastSource + 1;  // bytes
 
 void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
   LayoutTableWriter layouts;
@@ -30,6 +30,7 @@ void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
     for (const Index size : entries[i].shape) out.put(size);
     out.put(layout_of[i]);
     write_source(entries[i].source, out);
+    write_wire(entries[i].wire, out);
   }
 }
 
@@ -45,6 +46,7 @@ ManifestEntry read_entry(ByteReader& in, LayoutTable& layouts) {
   element_count(entry.shape);
   entry.layout = layouts.take(in.get<uint32_t>(), entry.name).bind(entry.shape);
   entry.source = read_source(in, entry.name);
+  entry.wire = read_wire(in, entry.name);
   return entry;
 }
 
@@ -61,7 +63,7 @@ std::vector<ManifestEntry> read_entries(ByteReader& in) {
 }
 
 bool equal(const ManifestEntry& a, const ManifestEntry& b) {
-  return a.dtype == b.dtype && a.shape == b.shape && a.layout == b.layout && a.source == b.source;
+  return a.dtype == b.dtype && a.shape == b.shape && a.layout == b.layout && a.source == b.source && a.wire == b.wire;
 }
 
 const std::string& source_of(const ManifestEntry& entry) {
@@ -73,6 +75,10 @@ std::string to_string(const ManifestEntry& entry) {
   const std::vector<Slice>& slices = entry.source.slices;
   return slices.empty() ? source_of(entry)
                         : fmt::format("{} [{}]", source_of(entry), tessera::to_string(std::span(slices)));
+}
+
+std::string_view to_string(std::optional<Format> wire) {
+  return wire ? tessera::to_string(*wire) : "none";
 }
 
 bool disjoint(const Mesh& a, const Mesh& b) {
@@ -123,6 +129,9 @@ ManifestEntry merge_claims(const std::string& job, const Claims& claims, Finding
     } else if (entry->source != first.source) {
       findings.add("tensor {}: {}/{} fills it with {}, {}/{} with {}", first.name, job, rank, to_string(*entry), job,
                    first_rank, to_string(first));
+    } else if (entry->wire != first.wire) {
+      findings.add("tensor {}: {}/{} asks for wire format {}, {}/{} for {}", first.name, job, rank,
+                   to_string(entry->wire), job, first_rank, to_string(first.wire));
     } else {
       const bool replica = std::ranges::equal(entry->layout.placements(), first.layout.placements()) &&
                            std::ranges::equal(entry->layout.mesh().axes(), first.layout.mesh().axes()) &&
@@ -169,6 +178,23 @@ Match::Tensor source_tensor(const ManifestEntry& offered, const ManifestEntry& t
   return tensor;
 }
 
+// What one side or the other asks for, where what is taken can be quantised.
+std::optional<Format> agreed_wire(const ManifestEntry& offered, const std::string& sender_job,
+                                  const ManifestEntry& taken, const std::string& receiver_job,
+                                  const Match::Tensor& tensor, Findings& findings) {
+  if (!can_be_quantised(tensor.src_dtype, tensor.shape)) return std::nullopt;
+  if (offered.wire && taken.wire && *offered.wire != *taken.wire)
+    findings.add("tensor {}: {} asks for wire format {}, {} for {}", taken.name, sender_job, to_string(offered.wire),
+                 receiver_job, to_string(taken.wire));
+  const std::optional<Format> wire = offered.wire ? offered.wire : taken.wire;
+  if (wire == Format::kNvfp4 && tensor.shape.back() % 2 != 0)
+    findings.add(
+        "tensor {}: dim {} of shape {} is odd, and nvfp4 packs two of its elements a byte: ask for another wire format "
+        "for it, mxfp8 for example, or for none",
+        taken.name, tensor.shape.size() - 1, to_string_shape(tensor.shape));
+  return wire;
+}
+
 void match_one(const ManifestEntry& offered, const std::string& sender_job, const ManifestEntry& taken,
                const std::string& receiver_job, Match& matched, Findings& findings) {
   Match::Tensor tensor;
@@ -190,6 +216,7 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
         "tensor {}: {} asks for layout {}: a Partial destination cannot be filled from another job, because "
         "nothing says how its terms should be split; take R or S and reduce there",
         taken.name, receiver_job, taken.layout.to_string());
+  tensor.wire = agreed_wire(offered, sender_job, taken, receiver_job, tensor, findings);
   matched.tensors.push_back(std::move(tensor));
 }
 
@@ -235,6 +262,21 @@ TensorSource read_source(ByteReader& in, std::string_view tensor) {
     source.slices.push_back(slice);
   }
   return source;
+}
+
+void write_wire(std::optional<Format> wire, ByteWriter& out) {
+  out.put(static_cast<uint8_t>(wire ? static_cast<int>(*wire) + 1 : 0));
+}
+
+std::optional<Format> read_wire(ByteReader& in, std::string_view tensor) {
+  const auto wire = in.get<uint8_t>();
+  if (wire == 0) return std::nullopt;
+  if (wire > all_formats().size()) fail(ErrorCode::kInvalidArgument, "tensor {}: unknown wire format {}", tensor, wire);
+  return static_cast<Format>(wire - 1);
+}
+
+bool can_be_quantised(DType dtype, const Shape& shape) {
+  return shape.size() >= 2 && is_castable_float(dtype);
 }
 
 void Manifest::write(ByteWriter& out) const {

@@ -26,6 +26,11 @@ inline constexpr int64_t kMaxSourceRanks = int64_t{1} << 26;  // of the meshes o
 void write_source(const TensorSource& source, ByteWriter& out);
 TensorSource read_source(ByteReader& in, std::string_view tensor);
 inline constexpr size_t kLeastSource = 4 + 1;  // bytes
+void write_wire(std::optional<Format> wire, ByteWriter& out);
+std::optional<Format> read_wire(ByteReader& in, std::string_view tensor);
+
+// Whether a format may be asked for: others travel as they are.
+bool can_be_quantised(DType dtype, const Shape& shape);
 
 // The tensors one rank registers, in its order. Layouts repeat, so each kind is stored once.
 struct Manifest {
@@ -69,16 +74,17 @@ struct Match {
     Shape shape;
     DType src_dtype = DType::kF32;
     DType dst_dtype = DType::kF32;
-    Layout src;                              // ranks of the sending job
-    Layout dst;                              // ranks of the receiving job
-    std::optional<Whole> of = std::nullopt;  // that `shape` and `src` are a slice of
+    Layout src;                                 // ranks of the sending job
+    Layout dst;                                 // ranks of the receiving job
+    std::optional<Whole> of = std::nullopt;     // that `shape` and `src` are a slice of
+    std::optional<Format> wire = std::nullopt;  // what it is quantised to on its way
   };
   std::vector<Tensor> tensors;  // the sender's order; of one source, the receiver's
   int64_t skipped = 0;          // names that only the sender has
 };
 
-// Throws Error(kMismatch) that lists every name the sender lacks, every shape, dtype or layout that does not fit, and
-// every slice that cannot be taken.
+// Throws Error(kMismatch) that lists every name the sender lacks, every shape, dtype, layout or wire format that does
+// not fit, and every slice that cannot be taken.
 Match match(const Manifest& sender, const std::string& sender_job, const Manifest& receiver,
             const std::string& receiver_job);
 

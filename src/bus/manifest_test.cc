@@ -63,6 +63,7 @@ TEST(Manifest, TakesMemoryInProportionToItsBytes) {
       out.put(uint8_t{0});
       out.put(uint32_t{0});
       write_source({}, out);
+      write_wire({}, out);
     }
     return out.take();
   };
@@ -73,6 +74,36 @@ TEST(Manifest, TakesMemoryInProportionToItsBytes) {
   const std::vector<std::byte> bloated = write(17, 1);
   ByteReader too_many(bloated, "manifest");
   EXPECT_THROW(Manifest::read(too_many), Error);
+}
+
+ManifestEntry quantised(ManifestEntry entry, std::optional<Format> wire) {
+  entry.wire = wire;
+  return entry;
+}
+
+TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
+  Manifest manifest{{entry("plain", {4, 6}, "2:S0")}};
+  for (const Format format : all_formats())
+    manifest.entries.push_back(quantised(entry(std::string(to_string(format)), {4, 6}, "2:S0"), format));
+  ByteWriter out;
+  manifest.write(out);
+  ByteReader in(out.view(), "manifest");
+  const Manifest read = Manifest::read(in);
+  in.finish();
+  EXPECT_EQ(read.entries.front().wire, std::nullopt);
+  for (size_t i = 0; i < all_formats().size(); ++i) EXPECT_EQ(read.entries[i + 1].wire, all_formats()[i]);
+  const std::string hash = manifest.hash();
+  manifest.entries.front().wire = Format::kMxfp8;
+  EXPECT_NE(manifest.hash(), hash);
+}
+
+TEST(Manifest, UnknownWireFormatsAreErrors) {
+  for (const int wire : {int(all_formats().size()) + 1, 255}) {
+    ByteWriter out;
+    out.put(static_cast<uint8_t>(wire));
+    ByteReader in(out.view(), "manifest");
+    EXPECT_THROW(read_wire(in, "w"), Error) << wire;
+  }
 }
 
 TEST(Manifest, EveryTruncationIsAnError) {
@@ -113,6 +144,17 @@ TEST(Merge, EveryDisagreementIsNamed) {
   EXPECT_THAT(text, AllOf(HasSubstr("tensor a: trainer/1 has shape 4x5, trainer/0 has 4x6"),
                           HasSubstr("tensor b: trainer/1 has dtype bf16, trainer/0 has f32"),
                           HasSubstr("tensor c: trainer/1 is in its mesh (2:R) but does not register it")));
+}
+
+TEST(Merge, RanksThatAskForDifferentWireFormatsDisagree) {
+  const ManifestEntry w = entry("w", {4, 6}, "3:S0");
+  const Manifest rank0{{quantised(w, Format::kNvfp4)}};
+  const std::string text =
+      error_of([&] { merge("trainer", rank0, diffs(rank0, {{{quantised(w, Format::kMxfp8)}}, {{w}}})); });
+  EXPECT_THAT(text, AllOf(HasSubstr("tensor w: trainer/1 asks for wire format mxfp8, trainer/0 for nvfp4"),
+                          HasSubstr("tensor w: trainer/2 asks for wire format none, trainer/0 for nvfp4")));
+  const Manifest merged = merge("trainer", rank0, diffs(rank0, {rank0, rank0}));
+  EXPECT_EQ(merged.entries.front().wire, Format::kNvfp4);
 }
 
 TEST(Merge, OverlappingMeshesAreNoReplicas) {
@@ -177,6 +219,53 @@ TEST(Match, SourcesThatCannotBeTakenAreNamed) {
             HasSubstr("tensor y: trainer does not offer absent"),
             HasSubstr("tensor z: f [0:2] of trainer cannot be taken: a slice of f4"),
             HasSubstr("tensor s: trainer offers it and says that t fills it")));
+}
+
+// (sender, receiver) -> what the elements are quantised to.
+TEST(Match, EitherSideAsksForAWireFormat) {
+  using Wire = std::optional<Format>;
+  const auto agreed = [](Wire sent, Wire received) {
+    const ManifestEntry w = entry("w", {4, 6}, "1:R", DType::kBF16);
+    return match({{quantised(w, sent)}}, "trainer", {{quantised(w, received)}}, "inference").tensors.front().wire;
+  };
+  EXPECT_EQ(agreed({}, {}), Wire());
+  EXPECT_EQ(agreed(Format::kNvfp4, {}), Format::kNvfp4);
+  EXPECT_EQ(agreed({}, Format::kMxfp8), Format::kMxfp8);
+  EXPECT_EQ(agreed(Format::kMxfp8, Format::kMxfp8), Format::kMxfp8);
+  EXPECT_THAT(error_of([&] { agreed(Format::kNvfp4, Format::kMxfp8); }),
+              HasSubstr("tensor w: trainer asks for wire format nvfp4, inference for mxfp8"));
+}
+
+TEST(Match, OnlyFloatsOfTwoDimsOrMoreAreQuantised) {
+  const auto agreed = [](const Shape& shape, DType dtype) {
+    const ManifestEntry w = quantised(entry("w", shape, "1:R", dtype), Format::kMxfp8);
+    return match({{w}}, "trainer", {{w}}, "inference").tensors.front().wire.has_value();
+  };
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    EXPECT_TRUE(agreed({4, 6}, dtype) && agreed({2, 3, 4, 5}, dtype)) << to_string(dtype);
+    EXPECT_FALSE(agreed({6}, dtype) || agreed({}, dtype)) << to_string(dtype);
+  }
+  for (const DType dtype : {DType::kI32, DType::kU8, DType::kBool, DType::kC64, DType::kF8E4M3})
+    EXPECT_FALSE(agreed({4, 6}, dtype)) << to_string(dtype);
+}
+
+TEST(Match, WhatIsTakenIsWhatIsQuantised) {
+  const Manifest sender{{quantised(entry("experts", {4, 6, 8}, "1:R"), Format::kNvfp4)}};
+  const Manifest receiver{{taken(entry("one", {6, 8}, "1:R"), "experts", {{3, 4, 1, true}, {0, 6}, {0, 8}}),
+                           taken(entry("row", {8}, "1:R"), "experts", {{3, 4, 1, true}, {2, 3, 1, true}, {0, 8}})}};
+  const Match matched = match(sender, "trainer", receiver, "inference");
+  EXPECT_EQ(matched.tensors[0].wire, Format::kNvfp4);
+  EXPECT_EQ(matched.tensors[1].wire, std::nullopt);
+}
+
+TEST(Match, AnOddPackedDimIsNamed) {
+  const auto matched = [](Format format) {
+    const ManifestEntry w = quantised(entry("w", {2, 4, 7}, "1:R"), format);
+    match({{w}}, "trainer", {{entry("w", {2, 4, 7}, "1:R")}}, "inference");
+  };
+  EXPECT_THAT(error_of([&] { matched(Format::kNvfp4); }),
+              HasSubstr("tensor w: dim 2 of shape 2x4x7 is odd, and nvfp4 packs two of its elements a byte"));
+  EXPECT_NO_THROW(matched(Format::kMxfp8));
 }
 
 TEST(Match, SourcesTakeMemoryInProportion) {

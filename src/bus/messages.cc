@@ -1,7 +1,9 @@
 #include "bus/messages.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <functional>
 #include <type_traits>
 
 namespace tessera::bus {
@@ -14,6 +16,19 @@ constexpr uint32_t kMaxArenas = 1 << 16;
 // Digests travel as they lie in memory: u64 d0, u64 d1, u64 elements.
 static_assert(sizeof(Digest) == 24 && std::is_trivially_copyable_v<Digest>);
 static_assert(offsetof(Digest, d) == 0 && offsetof(Digest, elements) == 16);
+// So do keys: u32 group, u32 matrix, u32 row, u32 column.
+static_assert(sizeof(AmaxKey) == 16 && std::is_trivially_copyable_v<AmaxKey>);
+
+// An array whose elements travel as they lie in memory, at most `most` of them, into `room`.
+template <typename T>
+std::vector<T> read_array(ByteReader& in, std::string_view what, uint32_t most, std::vector<T> room = {}) {
+  const std::span<const std::byte> bytes = in.get_bytes(most * static_cast<uint32_t>(sizeof(T)));
+  if (bytes.size() % sizeof(T) != 0)
+    fail(ErrorCode::kInvalidArgument, "{}: {} bytes are no whole number of elements", what, bytes.size());
+  room.resize(bytes.size() / sizeof(T));
+  std::ranges::copy(bytes, std::as_writable_bytes(std::span(room)).begin());
+  return room;
+}
 
 ErrorCode read_code(ByteReader& in) {
   const auto code = in.get<uint8_t>();
@@ -115,6 +130,12 @@ std::string_view to_string(MessageType type) {
       return "Sync";
     case MessageType::kSynced:
       return "Synced";
+    case MessageType::kJoins:
+      return "Joins";
+    case MessageType::kAmaxes:
+      return "Amaxes";
+    case MessageType::kAgreed:
+      return "Agreed";
   }
   return "an unknown message";
 }
@@ -186,7 +207,7 @@ Attach Attach::read(ByteReader& in) {
   Attach attach;
   attach.pair = in.get_string(64);
   attach.batch = in.get_string(64);
-  attach.purpose = in.get_enum(Purpose::kControl);
+  attach.purpose = in.get_enum(Purpose::kAgree);
   attach.session = in.get_string(16);
   return attach;
 }
@@ -285,11 +306,7 @@ void Digests::write(ByteWriter& out) const {
 Digests Digests::read(ByteReader& in, std::vector<Digest> room) {
   Digests read{.digests = std::move(room)};
   read.version = in.get<int64_t>();
-  const std::span<const std::byte> bytes = in.get_bytes(kMaxRoutes * sizeof(Digest));
-  if (bytes.size() % sizeof(Digest) != 0)
-    fail(ErrorCode::kInvalidArgument, "Digests: {} bytes are no whole number of digests", bytes.size());
-  read.digests.resize(bytes.size() / sizeof(Digest));
-  std::ranges::copy(bytes, std::as_writable_bytes(std::span(read.digests)).begin());
+  read.digests = read_array<Digest>(in, "Digests", kMaxRoutes, std::move(read.digests));
   return read;
 }
 
@@ -318,6 +335,67 @@ Done Done::read(ByteReader& in) {
   done.status = read_heard(in);
   return done;
 }
+
+void Joins::write(ByteWriter& out) const {
+  out.put_bytes(std::as_bytes(std::span(keys)));
+}
+
+Joins Joins::read(ByteReader& in) {
+  Joins joins{.keys = read_array<AmaxKey>(in, "Joins", kMaxAmaxes)};
+  const auto disorder = std::ranges::adjacent_find(joins.keys, std::greater_equal<>{});
+  if (disorder != joins.keys.end())
+    fail(ErrorCode::kInvalidArgument, "Joins: keys out of order at {}", disorder - joins.keys.begin());
+  return joins;
+}
+
+static void write_finding(const NonfiniteFinding& finding, ByteWriter& out) {
+  out.put(finding.tensor);
+  out.put(finding.index);
+  out.put(finding.rank);
+  out.put(finding.value);
+}
+
+static NonfiniteFinding read_finding(ByteReader& in, std::string_view what) {
+  NonfiniteFinding finding;
+  finding.tensor = in.get<uint32_t>();
+  finding.index = in.get<uint64_t>();
+  finding.rank = in.get<Rank>();
+  finding.value = in.get<float>();
+  if (finding.any() && (finding.rank < 0 || std::isfinite(finding.value)))
+    fail(ErrorCode::kInvalidArgument, "{}: rank {} has found {}", what, finding.rank, finding.value);
+  return finding;
+}
+
+template <MessageType type>
+void AmaxMessage<type>::write(ByteWriter& out) const {
+  out.put(version);
+  out.put(epoch);
+  write_status(status, out);
+  write_finding(finding, out);
+  out.put_bytes(std::as_bytes(std::span(amaxes)));
+}
+
+template <MessageType type>
+AmaxMessage<type> AmaxMessage<type>::read(ByteReader& in, std::vector<float> room) {
+  const std::string_view what = to_string(type);
+  AmaxMessage message;
+  message.version = in.get<int64_t>();
+  message.epoch = in.get<uint32_t>();
+  if (message.version < 1) fail(ErrorCode::kInvalidArgument, "{}: version {}", what, message.version);
+  message.status = read_heard(in);
+  message.finding = read_finding(in, what);
+  message.amaxes = read_array<float>(in, what, kMaxAmaxes, std::move(room));
+  const auto bad = std::ranges::find_if_not(
+      message.amaxes, [](float amax) { return std::isfinite(amax) && amax >= 0 && !std::signbit(amax); });
+  if (bad != message.amaxes.end())
+    fail(ErrorCode::kInvalidArgument, "{}: an amax of {}: they are finite, and 0 or more", what, *bad);
+  if (!message.amaxes.empty() && (!message.status.ok() || message.finding.any()))
+    fail(ErrorCode::kInvalidArgument, "{}: {} amaxes, and a reason for having none", what, message.amaxes.size());
+  return message;
+}
+
+template struct AmaxMessage<MessageType::kAmaxes>;
+template struct AmaxMessage<MessageType::kAgreed>;
 
 Status Detach::reason(const std::string& name) const {
   if (status.ok()) return failed(ErrorCode::kPeerLost, "{} has closed the batch", name);

@@ -2,7 +2,8 @@
 // `read` checks everything against limits before it believes it.
 //
 // A connection is opened by the side that pulls: a receiver to each sender, the owner of a reduction to each of its
-// peers, a receiver to its own rank 0. It says Hello, is answered Welcome (or Reject), says Attach, and then:
+// peers, a receiver to its own rank 0, a sender that quantises to its own. It says Hello, is answered Welcome (or
+// Reject), says Attach, and then:
 //
 //   puller                              source
 //   ------                              ------
@@ -19,8 +20,9 @@
 //   Done                                 I have it, or why not
 //
 // and between ranks of a receiving job: Chosen (epoch, version), from rank 0 to the others; Got, from them, once they
-// have pulled it; Decided, to them, whether a staged version is committed. Either side ends with Detach; Broken passes
-// on that a third rank was lost; Revoke asks a puller to stop reading.
+// have pulled it; Decided, to them, whether a staged version is committed. Between ranks of a sending job that
+// quantises: Joins, once, Amaxes (of a version), to rank 0, and Agreed, from it (amax_exchange.h). Either side ends
+// with Detach; Broken passes on that a third rank was lost; Revoke asks a puller to stop reading.
 #pragma once
 
 #include <cstdint>
@@ -39,12 +41,13 @@ namespace tessera::bus {
 
 inline constexpr uint32_t kBusMagic = 0x42535354;  // "TSSB"
 // Protocol versions that this release speaks: two jobs may run different releases.
-inline constexpr uint16_t kProtocolMin = 2;
-inline constexpr uint16_t kProtocolMax = 2;
+inline constexpr uint16_t kProtocolMin = 3;
+inline constexpr uint16_t kProtocolMax = 3;
 inline constexpr uint32_t kMaxHelloBytes = 4096;
 inline constexpr uint32_t kMaxMessageBytes = 256u << 20;
 inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
 inline constexpr uint32_t kMaxSlots = 8;          // versions that a sender keeps
+inline constexpr uint32_t kMaxAmaxes = 1u << 22;  // that one rank joins
 
 enum class MessageType : uint16_t {
   kHello = 1,
@@ -83,6 +86,9 @@ enum class MessageType : uint16_t {
   kRunEnded,
   kSync,
   kSynced,
+  kJoins,  // from here on between senders again
+  kAmaxes,
+  kAgreed,
 };
 std::string_view to_string(MessageType type);
 
@@ -135,6 +141,7 @@ struct Attach {
     kPull,     // a receiver, to a sender
     kReduce,   // the owner of a reduction, to a peer of its own job
     kControl,  // a receiver, to its own rank 0
+    kAgree,    // a sender that quantises, to its own rank 0
   };
   std::string pair;
   std::string batch;
@@ -236,7 +243,7 @@ struct Decided {
 struct Digests {
   static constexpr MessageType kType = MessageType::kDigests;
   int64_t version = 0;
-  std::vector<Digest> digests;  // one a route of this connection
+  std::vector<Digest> digests;  // one a route of this connection, then the rest of each that is quantised
   void write(ByteWriter& out) const;
   static Digests read(ByteReader& in, std::vector<Digest> room = {});
 };
@@ -257,6 +264,50 @@ struct Done {
   void write(ByteWriter& out) const;
   static Done read(ByteReader& in);
 };
+
+// An amax that ranks of a sending job agree on: of a matrix, or of a block of it that a rank does not hold whole. Keys
+// of several ranks meet or they do not; nothing else is known of them here.
+struct AmaxKey {
+  static constexpr uint32_t kWhole = UINT32_MAX;  // in place of a block's row and column
+  uint32_t group = 0;                             // of tensors that are quantised as one
+  uint32_t matrix = 0;
+  uint32_t row = kWhole;
+  uint32_t column = kWhole;
+  auto operator<=>(const AmaxKey&) const = default;
+};
+
+// A value that no format takes: NaN or infinity.
+struct NonfiniteFinding {
+  static constexpr uint32_t kNone = UINT32_MAX;
+  uint32_t tensor = kNone;  // ordinal in the match
+  uint64_t index = 0;       // row-major
+  Rank rank = 0;            // that found it
+  float value = 0;
+  bool any() const { return tensor != kNone; }
+};
+
+struct Joins {
+  static constexpr MessageType kType = MessageType::kJoins;
+  std::vector<AmaxKey> keys;  // ascending
+  void write(ByteWriter& out) const;
+  static Joins read(ByteReader& in);
+};
+
+// Amaxes: what one rank has of a version; Agreed: what all have.
+template <MessageType type>
+struct AmaxMessage {
+  static constexpr MessageType kType = type;
+  int64_t version = 0;
+  uint32_t epoch = 0;              // counts what the rank that is not rank 0 has begun, or 0: it will not begin it
+  Status status = {};              // not ok: why there are none
+  NonfiniteFinding finding = {};   // likewise
+  std::vector<float> amaxes = {};  // in the order of that rank's Joins
+  void write(ByteWriter& out) const;
+  // Amaxes are finite and not negative; there are none where there is a reason for that.
+  static AmaxMessage read(ByteReader& in, std::vector<float> room = {});
+};
+using Amaxes = AmaxMessage<MessageType::kAmaxes>;
+using Agreed = AmaxMessage<MessageType::kAgreed>;
 
 struct Detach {
   static constexpr MessageType kType = MessageType::kDetach;

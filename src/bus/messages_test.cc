@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <random>
 
 #include "bus/records.h"
@@ -47,6 +49,10 @@ TEST(Messages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
   expect_exact(Digests{5, {{{1, 2}, 3}, {{4, 5}, 6}}});
   expect_exact(ProgressReport{5, 1000});
   expect_exact(Done{5, 10, Status(ErrorCode::kDataLoss, "digest")});
+  expect_exact(Joins{{{0, 0, 3, 4}, {0, 1}, {7, 0}}});
+  expect_exact(Amaxes{5, 2, Status(), {}, {0, 1.5f, 3e38f}});
+  expect_exact(Agreed{5, 2, Status(ErrorCode::kPeerLost, "gone"), {}, {}});
+  expect_exact(Agreed{5, 2, Status(), {1, 17, 2, std::numeric_limits<float>::infinity()}, {}});
   expect_exact(Detach{Status(ErrorCode::kPeerLost, "gone")});
   expect_exact(Broken{Status(ErrorCode::kPeerLost, "gone")});
 }
@@ -85,6 +91,25 @@ TEST(Messages, DigestsAreWhole) {
   EXPECT_THROW(parse<Digests>(out.view()), Error);
 }
 
+TEST(Messages, KeysOfAmaxesAscend) {
+  EXPECT_THROW(parse<Joins>(bytes_of_message(Joins{{{1, 0}, {0, 0}}})), Error);
+  EXPECT_THROW(parse<Joins>(bytes_of_message(Joins{{{1, 0}, {1, 0}}})), Error);
+  ByteWriter out;
+  out.put_bytes(std::vector<std::byte>(17));
+  EXPECT_THROW(parse<Joins>(out.view()), Error);
+}
+
+TEST(Messages, AmaxesAreFiniteAndNotNegative) {
+  for (const float bad : {-1.0f, -0.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    EXPECT_THROW(parse<Amaxes>(bytes_of_message(Amaxes{5, 2, Status(), {}, {1, bad}})), Error) << bad;
+    EXPECT_THROW(parse<Agreed>(bytes_of_message(Agreed{5, 2, Status(), {}, {bad}})), Error) << bad;
+  }
+  EXPECT_THROW(parse<Amaxes>(bytes_of_message(Amaxes{0, 2, Status(), {}, {}})), Error);
+  EXPECT_THROW(parse<Amaxes>(bytes_of_message(Amaxes{5, 2, Status(), {1, 17, 2, 1.0f}, {}})), Error) << "finite";
+  EXPECT_THROW(parse<Amaxes>(bytes_of_message(Amaxes{5, 2, Status(), {1, 17, -2, std::nanf("")}, {}})), Error);
+  EXPECT_THROW(parse<Amaxes>(bytes_of_message(Amaxes{5, 2, Status(ErrorCode::kPeerLost, "gone"), {}, {1}})), Error);
+}
+
 TEST(Messages, RandomBytesNeverDoMoreThanThrow) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 20'000; ++i) {
@@ -103,6 +128,8 @@ TEST(Messages, RandomBytesNeverDoMoreThanThrow) {
     attempt(Done{});
     attempt(Revoke{});
     attempt(Broken{});
+    attempt(Joins{});
+    attempt(Amaxes{});
   }
 }
 

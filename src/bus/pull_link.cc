@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/metrics.h"
 #include "base/socket.h"
+#include "exec/wire_piece.h"
 #include "transport/transport.h"
 
 namespace tessera::bus {
@@ -26,7 +27,9 @@ PullLink::PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_j
       worker_(record.worker),
       routes_(std::move(routes)),
       options_(std::move(options)),
-      run_done_(agent.loop(), [this] { handle_run_done(); }) {}
+      run_done_(agent.loop(), [this] { handle_run_done(); }) {
+  all_digests_ = routes_.size();
+}
 
 PullLink::~PullLink() {
   if (link_) link_->close();
@@ -118,10 +121,13 @@ void PullLink::build() {
     if (place->strides.size() != wanted.route.what.shape.size())
       fail(ErrorCode::kMismatch, "a place of {} dims for a tensor of {}", place->strides.size(),
            wanted.route.what.shape.size());
+    const auto rest = static_cast<uint32_t>(all_digests_);
+    if (wanted.route.wire) ++all_digests_;
     if (wanted.skipped) {
       prepare.skipped.push_back(i);
       continue;
     }
+    if (wanted.route.wire) rests_.push_back(rest);
     PullRoute route = wanted.route;
     route.memory = place->memory;
     route.origin = place->origin;
@@ -268,8 +274,9 @@ void PullLink::handle_revoke(const Revoke& revoke) {
 
 void PullLink::handle_digests(Digests digests) {
   if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
-  if (digests.digests.size() != routes_.size() || have_digests_)
-    fail(ErrorCode::kMismatch, "{} digests for {} routes", digests.digests.size(), routes_.size());
+  if (digests.digests.size() != all_digests_ || have_digests_)
+    fail(ErrorCode::kMismatch, "{} digests for {} routes, {} of them quantised", digests.digests.size(), routes_.size(),
+         all_digests_ - routes_.size());
   spare_digests_ = std::exchange(digests_, std::move(digests.digests));
   have_digests_ = true;
   if (state_ == State::kChecking) check_digests();
@@ -300,16 +307,28 @@ void PullLink::handle_run_done() {
 
 void PullLink::check_digests() {
   const std::span<const Digest> own = run_->digests();
+  size_t next_rest = 0;
   for (size_t i = 0; i < program_routes_.size(); ++i) {
-    const Digest& theirs = digests_[program_routes_[i]];
-    if (own[i] == theirs) continue;
+    const PullRoute& route = routes_[program_routes_[i]].route;
+    size_t mine = i;
+    size_t sent = program_routes_[i];
+    if (route.wire) {
+      const size_t rest = next_rest++;
+      if (own[mine] == digests_[sent]) {
+        mine = program_routes_.size() + rest;
+        sent = rests_[rest];
+      }
+    }
+    const Digest& theirs = digests_[sent];
+    if (own[mine] == theirs) continue;
     Metrics::process().digest_mismatches.add();
-    const RouteRegion& what = routes_[program_routes_[i]].route.what;
+    const RouteRegion& what = route.what;
+    const Region& region = route.wire ? route.wire->what().region : what.region;
     return end_pull(failed(
         ErrorCode::kDataLoss,
         "digest of tensor {} {} differs: {} sent {}, {} arrived; the memory was written while it was "
         "offered, or the copy failed",
-        options_.tensor_name(what.tensor), what.region.to_string(), name_, theirs.to_string(), own[i].to_string()));
+        options_.tensor_name(what.tensor), region.to_string(), name_, theirs.to_string(), own[mine].to_string()));
   }
   end_pull({});
 }
@@ -376,7 +395,8 @@ void PullLink::detach(const Status& why) {
 void PullLink::add_digests(std::span<Digest> sums) const {
   if (run_ == nullptr) return;
   const std::span<const Digest> own = run_->digests();
-  for (size_t i = 0; i < own.size(); ++i) sums[routes_[program_routes_[i]].route.what.tensor] += own[i];
+  for (size_t i = 0; i < std::min(own.size(), program_routes_.size()); ++i)  // no rests
+    sums[routes_[program_routes_[i]].route.what.tensor] += own[i];
 }
 
 }  // namespace tessera::bus

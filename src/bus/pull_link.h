@@ -133,6 +133,9 @@ class PullLink {
   const std::optional<Incarnation> worker_;
   std::vector<Wanted> routes_;
   std::vector<uint32_t> program_routes_;  // positions of those that are not skipped
+  // Of those that travel quantised, among all digests, and in the order of a run's: where the rests are.
+  std::vector<uint32_t> rests_;
+  size_t all_digests_ = 0;  // that the source sends
   const PullLinkOptions options_;
   std::shared_ptr<Link> link_;
   bool welcomed_ = false;

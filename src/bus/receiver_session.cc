@@ -37,6 +37,12 @@ std::vector<Wanted> ReceiverSession::wanted_from(Rank rank, std::span<const uint
     one.route.data = local.data;
     one.per_route = matched.src.has_partial();
     one.skipped = ties[route.tensor] != route.tensor;
+    if (matched.wire) {
+      one.route.wire = std::make_shared<WirePiece>(wire_region(matched, route.region));
+      one.route.what = piece_region(route.tensor, *one.route.wire);
+      one.route.src.owned = one.route.what.region;
+      one.per_route = true;
+    }
     wanted.push_back(std::move(one));
   }
   return wanted;

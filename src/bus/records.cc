@@ -14,7 +14,7 @@
 namespace tessera::bus {
 namespace {
 
-constexpr uint16_t kRecordVersion = 1;
+constexpr uint16_t kRecordVersion = 2;
 constexpr uint32_t kMaxFailureBytes = 64 << 10;
 
 ByteWriter begin() {

@@ -109,12 +109,13 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   if (std::ranges::any_of(sessions_, whole)) newcomers_.insert(made.get());
   sessions_[job] = made;
   made->adopted();
+  made->passed(staged() ? std::max(version_.load(), offering_) : version_.load());
   int64_t rank_bytes = 0;
   for (const auto& [name, other] : sessions_) rank_bytes += other->rank_bytes();
   count_session(*session, rank_bytes);
   if (staged()) {
     const int64_t newest = slots_[newest_slot_].version;
-    if (newest != 0 && !made->reduces()) made->offer_slot(newest, newest_slot_);
+    if (newest != 0 && !made->prepares()) made->offer_slot(newest, newest_slot_);
   } else if (offering_ != 0 && !ending_) {
     made->offer(offering_);
   }
@@ -320,7 +321,7 @@ void SenderBatch::begin_snapshot() {
   preparing_.clear();
   prepared_.clear();
   for (const auto& [job, session] : sessions_)
-    if (session->reduces() && !session->broken()) preparing_.insert(session.get());
+    if (session->prepares() && !session->broken()) preparing_.insert(session.get());
   shadow_->copy(*target_);
   for (const auto& [job, session] : sessions_)
     if (preparing_.contains(session.get())) session->prepare(offering_, *target_);
@@ -330,14 +331,16 @@ void SenderBatch::on_prepared(SenderSession& session, const Status& status) {
   preparing_.erase(&session);
   if (status.ok())
     prepared_.insert(&session);
-  else if (!session.broken() && failure_.ok())  // a receiver that was lost is no failure: it does not get the version
-    failure_ = status;
+  else if (!session.broken() && status.code() != ErrorCode::kPeerLost && failure_.ok())
+    failure_ = status;  // that a job was lost, or comes late, is none: it does not get the version
   check_snapshot();
 }
 
 void SenderBatch::on_copied() {
   copied_ = true;
   if (!shadow_->status().ok()) failure_ = shadow_->status();
+  for (const auto& [job, session] : sessions_)
+    if (preparing_.contains(session.get())) session->copied(shadow_->status());
   check_snapshot();
 }
 
@@ -351,7 +354,7 @@ void SenderBatch::check_snapshot() {
     newest_slot_ = *target_;
     version_ = version;
     for (const auto& [job, session] : sessions_)
-      if (!session->broken() && (!session->reduces() || prepared_.contains(session.get())))
+      if (!session->broken() && (!session->prepares() || prepared_.contains(session.get())))
         session->offer_slot(version, *target_);
   }
   target_.reset();

@@ -15,12 +15,21 @@ constexpr Duration kRevokeGrace = seconds(5);  // for receivers to stop reading
 SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
     : Session(std::move(setup)), owner_(owner), slots_(setup_.slots) {
   // Scratch comes before anyone can attach: its place is told with the rest.
-  if (setup_.routes.reductions.empty()) return;
-  reducer_ =
-      std::make_unique<Reducer>(*setup_.agent, setup_, attach_message(Attach::Purpose::kReduce),
-                                Reducer::Events{.ready_changed = [this] { attached_one(); },
-                                                .lost = [this](const Status& status) { break_session(status); },
-                                                .reduced = [this](const Status& status) { on_reduced(status); }});
+  if (!setup_.routes.reductions.empty()) {
+    reducer_ =
+        std::make_unique<Reducer>(*setup_.agent, setup_, attach_message(Attach::Purpose::kReduce),
+                                  Reducer::Events{.ready_changed = [this] { attached_one(); },
+                                                  .lost = [this](const Status& status) { break_session(status); },
+                                                  .reduced = [this](const Status& status) { on_reduced(status); }});
+    setup_.on_allocation();
+  }
+  if (!Quantizer::wanted(setup_.agreement.match)) return;
+  quantizer_ = std::make_unique<Quantizer>(
+      *setup_.agent, setup_, attach_message(Attach::Purpose::kAgree),
+      [this](const SentRoute& route, uint32_t slot) { return sent_elements(route, slot).route; },
+      Quantizer::Events{.ready_changed = [this] { attached_one(); },
+                        .lost = [this](const Status& status) { break_session(status); },
+                        .quantized = [this](const Status& status) { on_quantized(status); }});
   setup_.on_allocation();
 }
 
@@ -28,6 +37,9 @@ SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
 // --------------------------------------------------------------------------------------------------------
 
 void SenderSession::connect() {
+  if (quantizer_ && identity().rank != 0)
+    calls_.push_back({rank_name(identity().job, 0), setup_.view.own[0],
+                      [this](std::shared_ptr<Link> link) { quantizer_->exchange().adopt(std::move(link)); }});
   if (!reducer_) return;
   reducer_->connect();
   for (const auto& link : reducer_->links()) {
@@ -50,6 +62,9 @@ std::vector<Session::Linked> SenderSession::linked() const {
       peers.push_back({rank_name(identity().job, rank), ready(owners_, rank)});
   if (reducer_)
     for (const auto& link : reducer_->links()) peers.push_back({link->name(), link->ready()});
+  if (quantizer_)
+    for (const Rank rank : quantizer_->exchange().peers())
+      peers.push_back({rank_name(identity().job, rank), quantizer_->exchange().ready(rank)});
   return peers;
 }
 
@@ -60,7 +75,11 @@ SourceRoute SenderSession::source_route(const LinkRoute& route, const LocalTenso
           .data = local.data};
 }
 
-Served SenderSession::sent_route(const SentRoute& route, uint32_t slot) const {
+Served SenderSession::sent_route(uint32_t sent, uint32_t slot) const {
+  return quantises(sent) ? quantizer_->piece(sent, slot) : sent_elements(setup_.routes.sent[sent], slot);
+}
+
+Served SenderSession::sent_elements(const SentRoute& route, uint32_t slot) const {
   Served served;
   served.route = source_route({.tensor = route.tensor, .route = 0, .region = route.region, .src_owned = {}},
                               setup_.tensors[route.tensor]);
@@ -83,8 +102,7 @@ std::vector<Served> SenderSession::served_to(const Caller& caller) const {
     for (const LinkRoute& route : setup_.routes.reduced_by[rank])
       served.push_back({.route = source_route(route, setup_.terms[route.tensor])});
   } else {
-    for (const LinkRoute& route : setup_.routes.by_peer[rank])
-      served.push_back(sent_route(setup_.routes.sent[route.route], 0));
+    for (const LinkRoute& route : setup_.routes.by_peer[rank]) served.push_back(sent_route(route.route, 0));
   }
   return served;
 }
@@ -93,6 +111,11 @@ void SenderSession::accept(Caller caller) {
   const bool reduces = caller.attach.purpose == Attach::Purpose::kReduce;
   if (caller.attach.purpose == Attach::Purpose::kControl)
     fail(ErrorCode::kMismatch, "{}: {} offers it and chooses no version", describe(), identity().name());
+  if (caller.attach.purpose == Attach::Purpose::kAgree) {
+    if (!quantizer_) fail(ErrorCode::kMismatch, "{}: {} quantises nothing of it", describe(), identity().name());
+    check_caller(caller, identity().job, setup_.view.own);
+    return quantizer_->exchange().accept(std::move(caller));
+  }
   const std::vector<RankRecord>& ranks = reduces ? setup_.view.own : setup_.view.peer;
   check_caller(caller, reduces ? identity().job : setup_.view.peer_job, ranks);
   auto& links = reduces ? owners_ : receivers_;
@@ -127,12 +150,13 @@ void SenderSession::build_digest_programs() {
   std::vector<bool> wanted(setup_.routes.sent.size(), false);
   for (const auto& [rank, link] : receivers_)
     if (!link->rings())
-      for (const LinkRoute& route : setup_.routes.by_peer[static_cast<size_t>(rank)]) wanted[route.route] = true;
+      for (const LinkRoute& route : setup_.routes.by_peer[static_cast<size_t>(rank)])
+        wanted[route.route] = !quantises(route.route);
   for (uint32_t i = 0; i < wanted.size(); ++i)
     if (wanted[i]) digested_.push_back(i);
   for (uint32_t index = 0; index < slots_.size(); ++index) {
     std::vector<SourceRoute> routes;
-    for (const uint32_t i : digested_) routes.push_back(sent_route(setup_.routes.sent[i], index).route);
+    for (const uint32_t i : digested_) routes.push_back(sent_route(i, index).route);
     Slot& slot = slots_[index];
     slot.done = std::make_unique<LoopSignal>(loop(), [this, index] { on_digests(index); });
     const auto done = [signal = slot.done.get()] { signal->raise(); };
@@ -158,21 +182,29 @@ const SenderSession::Slot* SenderSession::slot_of(int64_t version) const {
 }
 
 void SenderSession::offer(int64_t version) {
-  reduce(version, 0);
+  prepare_offer(version, 0);
 }
 
 void SenderSession::prepare(int64_t version, uint32_t slot) {
-  reduce(version, slot);
+  prepare_offer(version, slot);
 }
 
-void SenderSession::reduce(int64_t version, uint32_t slot) {
+void SenderSession::passed(int64_t version) {
+  if (quantizer_ && version > 0) quantizer_->exchange().passed(version);
+}
+
+void SenderSession::prepare_offer(int64_t version, uint32_t slot) {
   offering_ = version;
   offering_slot_ = slot;
   failure_ = {};
   failure_cause_ = {};
   last_activity_ = Clock::steady().now();
   for (const auto& [rank, link] : owners_) link->offer(version, 0);
-  phase_ = Phase::kReducing;
+  phase_ = Phase::kPreparing;
+  reduced_ = false;
+  copied_ = !staged();
+  quantising_ = false;
+  quantised_ = quantizer_ == nullptr;
   if (reducer_)
     reducer_->start(version, slot);
   else
@@ -180,8 +212,32 @@ void SenderSession::reduce(int64_t version, uint32_t slot) {
 }
 
 void SenderSession::on_reduced(const Status& status) {
-  if (phase_ != Phase::kReducing) return check_ended();
+  if (phase_ != Phase::kPreparing) return check_ended();
   if (!status.ok()) return fail_offer(status);
+  reduced_ = true;
+  advance();
+}
+
+void SenderSession::copied(const Status& status) {
+  if (phase_ != Phase::kPreparing) return;
+  if (!status.ok()) return fail_offer(status);
+  copied_ = true;
+  advance();
+}
+
+void SenderSession::on_quantized(const Status& status) {
+  if (phase_ != Phase::kPreparing) return check_ended();
+  if (!status.ok()) return fail_offer(status);
+  quantised_ = true;
+  advance();
+}
+
+void SenderSession::advance() {
+  if (!reduced_) return;
+  if (!quantised_) {
+    if (copied_ && !std::exchange(quantising_, true)) quantizer_->start(offering_, offering_slot_);
+    return;
+  }
   if (staged()) return check_ended();
   phase_ = Phase::kOffered;
   show(offering_, 0);
@@ -201,6 +257,8 @@ void SenderSession::show(int64_t version, uint32_t index) {
   if (!slot.run) return;
   if (digested_.empty()) {
     slot.digested = true;
+    summed_slot_ = index;
+    if (staged() && quantizer_) owner_.on_digested(*this, version);
     return;
   }
   slot.running = true;
@@ -248,7 +306,7 @@ void SenderSession::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
   const bool reduces = !is_receiver(link);
   const Slot* slot = slot_of(version);
   const bool on_offer = reduces
-                            ? version == offering_ && (phase_ == Phase::kReducing || phase_ == Phase::kOffered)
+                            ? version == offering_ && (phase_ == Phase::kPreparing || phase_ == Phase::kOffered)
                             : slot != nullptr && (staged() ? !broken() || version == held_ : phase_ == Phase::kOffered);
   if (!on_offer) {
     const bool given_up = version == offering_ && !failure_cause_.ok();
@@ -281,10 +339,23 @@ void SenderSession::send_digests(SourceLink& link, const Slot& slot) {
   const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(link.rank())];
   const std::span<const Digest> digests = slot.run->digests();
   for (size_t i = 0; i < routes.size(); ++i) {
+    if (quantises(routes[i].route)) continue;
     const auto at = std::ranges::lower_bound(digested_, routes[i].route);
     link.digests()[i] = digests[static_cast<size_t>(at - digested_.begin())];
   }
+  add_quantised_digests(link, slot);
   link.send_digests(slot.version);
+}
+
+void SenderSession::add_quantised_digests(SourceLink& link, const Slot& slot) {
+  if (!quantizer_) return;
+  const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(link.rank())];
+  size_t rest = routes.size();
+  for (size_t i = 0; i < routes.size(); ++i) {
+    if (!quantises(routes[i].route)) continue;
+    link.digests()[i] = quantizer_->digest(routes[i].route, index_of(slot));
+    link.digests()[rest++] = quantizer_->rest(routes[i].route, index_of(slot));
+  }
 }
 
 void SenderSession::on_source_run_done(SourceLink& link) {
@@ -292,6 +363,8 @@ void SenderSession::on_source_run_done(SourceLink& link) {
   if (!status.ok() && phase_ == Phase::kOffered && link.open()) {
     fail_offer(status);
   } else if (status.ok() && link.taking() != 0 && !link.run_digests().empty()) {
+    if (const Slot* slot = slot_of(link.taking()); slot != nullptr && is_receiver(link))
+      add_quantised_digests(link, *slot);
     link.send_digests(link.taking());
   }
   check_ended();
@@ -310,7 +383,7 @@ void SenderSession::on_done(SourceLink& link, const Done& done) {
     if (staged() && is_receiver(link))
       log().info("{}: {} does not take version {}: {}", describe(), link.name(), done.version, done.status.message());
     else if (done.version == offering_ && is_receiver(link) &&
-             (phase_ == Phase::kOffered || phase_ == Phase::kReducing))
+             (phase_ == Phase::kOffered || phase_ == Phase::kPreparing))
       fail_offer(Status(done.status.code(), fmt::format("{}: {}", link.name(), done.status.message())));
   }
   check_taken();
@@ -346,6 +419,8 @@ std::vector<Link*> SenderSession::awaited_links() const {
       links.push_back(link->connection());
   if (reducer_ && reducer_->busy())
     for (const auto& link : reducer_->links()) links.push_back(link->connection());
+  if (quantizer_)
+    for (Link* link : quantizer_->exchange().awaited_links()) links.push_back(link);
   return links;
 }
 
@@ -365,15 +440,16 @@ void SenderSession::check_ended() {
                                                          (entry.second->open() && entry.second->taking() != 0);
                                                 })
                           : !std::ranges::all_of(owners_, ended);
-    if (phase_ != Phase::kIdle && !lent && !(reducer_ && reducer_->busy()))
+    const bool prepared = phase_ != Phase::kPreparing || (reduced_ && quantised_);
+    if (phase_ != Phase::kIdle && !lent && prepared && !preparing())
       end(phase_ == Phase::kFailing ? failure_ : Status());
     else if (retires())
       owner_.on_sender_retired(*this);
     if (!leaving_.ok() && idle()) owner_.on_unpinned(*this);
     return;
   }
-  if (phase_ == Phase::kIdle || phase_ == Phase::kReducing) return;
-  if (slots_.front().running || (reducer_ && reducer_->busy()) || reading()) return;
+  if (phase_ == Phase::kIdle || phase_ == Phase::kPreparing) return;
+  if (slots_.front().running || preparing() || reading()) return;
   if (phase_ == Phase::kOffered)
     for (const auto& [rank, link] : receivers_)
       if (link->done_version() != offering_) return;
@@ -403,6 +479,8 @@ void SenderSession::sum_digests(std::vector<Digest>& sums) {
     sums[setup_.routes.sent[route].tensor] += digest;
   };
   for (size_t i = 0; i < digested_.size(); ++i) add(digested_[i], slots_[summed_slot_].run->digests()[i]);
+  for (uint32_t i = 0; i < setup_.routes.sent.size() && setup_.agreement.digest; ++i)
+    if (quantises(i)) add(i, quantizer_->digest(i, summed_slot_));
   for (const auto& [rank, link] : receivers_) {
     const std::span<const Digest> digests = link->run_digests();
     for (size_t i = 0; i < digests.size(); ++i)
@@ -422,6 +500,8 @@ void SenderSession::fail_offer(const Status& status) {
   failure_ = Status(status.code(), fmt::format("{}: {} while {} sent version {}", describe(), status.message(),
                                                identity().name(), offering_));
   if (reducer_) reducer_->abort(status);
+  if (quantizer_ && !std::exchange(quantising_, true)) quantizer_->give_up(offering_, status);
+  if (quantizer_) quantizer_->abort(status);
   const auto take_back = [&](const auto& links) {
     for (const auto& [rank, link] : links) {
       if (link->open()) link->withdraw(offering_);
@@ -478,7 +558,12 @@ bool SenderSession::flows_since(TimePoint then) const {
 }
 
 std::string SenderSession::who_has_not_taken() const {
-  if (phase_ == Phase::kReducing)
+  if (phase_ == Phase::kPreparing && quantising_) {
+    const std::string names = quantizer_->waits_for();
+    return names.empty() ? "it was still being quantised"
+                         : fmt::format("{} have not told the amaxes of what is quantised", names);
+  }
+  if (phase_ == Phase::kPreparing)
     return fmt::format("{} have not offered their terms of the Partial tensors",
                        fmt::join(reducer_ ? reducer_->waiting_for() : std::vector<std::string>{}, ", "));
   std::vector<std::string> absent;
@@ -494,7 +579,12 @@ std::string SenderSession::who_has_not_taken() const {
 }
 
 std::string SenderSession::awaited() const {
-  if (phase_ == Phase::kReducing)
+  if (phase_ == Phase::kPreparing && quantising_) {
+    const std::string names = quantizer_->waits_for();
+    return names.empty() ? fmt::format("version {} to be quantised", offering_)
+                         : fmt::format("{} to tell the amaxes of version {}", names, offering_);
+  }
+  if (phase_ == Phase::kPreparing)
     return fmt::format("{} to offer terms of version {}",
                        fmt::join(reducer_ ? reducer_->waiting_for() : std::vector<std::string>{}, ", "), offering_);
   std::vector<std::string> names;
@@ -513,7 +603,7 @@ bool SenderSession::begun(int64_t version) const {
 bool SenderSession::undecided(int64_t version) const {
   if (version == 0 || broken() || begun(version)) return false;
   const auto reads_terms = [&](const auto& entry) { return entry.second->ended_version() != version; };
-  const bool reduces = phase_ == Phase::kReducing || std::ranges::any_of(owners_, reads_terms);
+  const bool reduces = phase_ == Phase::kPreparing || std::ranges::any_of(owners_, reads_terms);
   return held_ == version || (!staged() && version == offering_ && phase_ != Phase::kFailing && reduces);
 }
 
@@ -571,6 +661,7 @@ void SenderSession::detach_all(const Status& why) {
   for (const auto& [rank, link] : owners_)
     if (link->open()) link->detach(why);
   if (reducer_) reducer_->detach(why);
+  if (quantizer_) quantizer_->exchange().detach(why);
 }
 
 }  // namespace tessera::bus

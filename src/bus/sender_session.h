@@ -3,9 +3,11 @@
 // A version is offered in a slot. In place there is one slot, which is the user's memory: it is the receivers' to read
 // from offer() until on_offer_over().
 //
-//   idle --offer(v)--> reducing --own share reduced--> offered --every receiver done--> idle
-//          (only with Partial tensors)                   |
-//                                                     failing: withdrawn; ends once nobody reads any more
+//   idle --offer(v)--> preparing --all is there--> offered --every receiver done--> idle
+//                          |                          |
+//                          \------------------> failing: withdrawn; ends once nobody reads any more
+//
+// Preparing is to reduce this rank's share of Partial tensors, then to quantise what travels so: advance().
 //
 // Staged, a slot is a copy that stays on offer until it is wanted for a newer version: prepare() reduces into a slot
 // that is not pinned, offer() offers it and is over at once. What pins a slot: a reader, rank 0 of the receivers while
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "bus/loop_signal.h"
+#include "bus/quantizer.h"
 #include "bus/reducer.h"
 #include "bus/session.h"
 #include "bus/source_link.h"
@@ -61,9 +64,14 @@ class SenderSession final : public Session, public SourceLinkOwner {
   // Staged.
   bool pinned(uint32_t slot) const;
   void clear(uint32_t slot);                        // nobody is offered it any more. REQUIRES: not pinned
-  void prepare(int64_t version, uint32_t slot);     // on_prepared() follows, at once where nothing is to be reduced
-  void offer_slot(int64_t version, uint32_t slot);  // prepared, unless nothing is to be reduced
-  bool reduces() const { return reducer_ != nullptr || !owners_.empty(); }
+  void prepare(int64_t version, uint32_t slot);     // on_prepared() follows, at once where nothing is to be prepared
+  void offer_slot(int64_t version, uint32_t slot);  // prepared, if prepares()
+  // What prepare() began waits for the slot's copy, too, where it is quantised.
+  void copied(const Status& status);
+  bool prepares() const { return reducer_ || !owners_.empty() || quantizer_; }
+
+  // The ranks of this job have sent versions up to this one before it was adopted, and quantise none of them for it.
+  void passed(int64_t version);
 
   // Staged: nothing is on offer any more, and who reads is asked to stop; on_unpinned() is called once it is idle.
   void leave(const Status& why);
@@ -82,7 +90,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void sum_digests(std::vector<Digest>& sums);
 
  private:
-  enum class Phase { kIdle, kReducing, kOffered, kFailing };
+  enum class Phase { kIdle, kPreparing, kOffered, kFailing };
   // One digest a sent route, whoever takes it; receivers with a ring have theirs computed as the ring is filled.
   struct Slot {
     int64_t version = 0;  // on offer; 0: none
@@ -111,20 +119,27 @@ class SenderSession final : public Session, public SourceLinkOwner {
 
   bool staged() const { return setup_.slots > 1; }
   SourceRoute source_route(const LinkRoute& route, const LocalTensor& local) const;
-  Served sent_route(const SentRoute& route, uint32_t slot) const;  // in that slot's tensor or result
+  bool quantises(uint32_t sent) const { return quantizer_ && quantizer_->quantises(sent); }
+  bool preparing() const { return (reducer_ && reducer_->busy()) || (quantizer_ && quantizer_->busy()); }
+  Served sent_route(uint32_t sent, uint32_t slot) const;              // in that slot: of routes.sent
+  Served sent_elements(const SentRoute& route, uint32_t slot) const;  // in its tensor or result
   std::vector<Served> served_to(const Caller& caller) const;
   bool is_receiver(const SourceLink& link) const;
+  uint32_t index_of(const Slot& slot) const { return static_cast<uint32_t>(&slot - slots_.data()); }
   Slot* slot_of(int64_t version);
   const Slot* slot_of(int64_t version) const;
   bool reading() const;  // somebody is
   Status why_withdrawn() const;
   void attached_one();  // a receiver, an owner, or a peer of a reduction
   void build_digest_programs();
-  void reduce(int64_t version, uint32_t slot);
+  void prepare_offer(int64_t version, uint32_t slot);
   void on_reduced(const Status& status);
+  void on_quantized(const Status& status);
+  void advance();                             // the only way out of kPreparing that is no failure
   void show(int64_t version, uint32_t slot);  // offers it
   void on_digests(uint32_t slot);
   void send_digests(SourceLink& link, const Slot& slot);
+  void add_quantised_digests(SourceLink& link, const Slot& slot);
   void check_ended();
   void end(const Status& status);
   void check_taken();  // by all, so that nobody pins it
@@ -134,6 +149,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   std::map<Rank, std::unique_ptr<SourceLink>> receivers_;
   std::map<Rank, std::unique_ptr<SourceLink>> owners_;  // ranks of this job that reduce what this one holds
   std::unique_ptr<Reducer> reducer_;                    // what this rank reduces; null if nothing
+  std::unique_ptr<Quantizer> quantizer_;                // null if nothing travels quantised
   int64_t rank_bytes_ = 0;
   bool left_ = false;
   Status leaving_;  // why, once leave() was called
@@ -143,9 +159,13 @@ class SenderSession final : public Session, public SourceLinkOwner {
   std::vector<bool> counted_;       // by sent route, while digests are summed
   uint32_t summed_slot_ = 0;
 
-  Phase phase_ = Phase::kIdle;  // staged: kReducing and kFailing alone
-  uint32_t offers_ = 0;         // so far
-  int64_t offering_ = 0;        // or being reduced
+  Phase phase_ = Phase::kIdle;  // staged: kPreparing and kFailing alone
+  bool reduced_ = false;        // what is done of preparing
+  bool copied_ = false;
+  bool quantising_ = false;     // or done with it, or the others know that this rank will not
+  bool quantised_ = false;
+  uint32_t offers_ = 0;   // so far
+  int64_t offering_ = 0;  // or being prepared
   uint32_t offering_slot_ = 0;
   int64_t held_ = 0;  // the version that the receivers take, or may: chosen by their rank 0
   Status failure_;

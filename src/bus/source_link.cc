@@ -33,7 +33,8 @@ SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, C
       keeps_(slots > 1),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {
   for (const Served& served : routes_) bytes_ += bytes_of_route(served);
-  digests_.digests.resize(routes_.size());
+  const auto quantised = std::ranges::count_if(routes_, &Served::quantised);
+  digests_.digests.resize(routes_.size() + static_cast<size_t>(quantised));
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); });
   link_->watch_process(caller.hello.incarnation);
@@ -162,7 +163,7 @@ void SourceLink::prepare(const Prepare& prepare) {
   if (prepare.ring) {
     std::vector<SourceRoute> routes;
     for (uint32_t i = 0; i < routes_.size(); ++i) {
-      if (std::ranges::binary_search(prepare.skipped, i)) continue;
+      if (std::ranges::binary_search(prepare.skipped, i) || routes_[i].quantised) continue;
       routes.push_back(routes_[i].route);
       program_routes_.push_back(i);
     }
@@ -194,7 +195,7 @@ void SourceLink::handle_run_done() {
 std::span<const Digest> SourceLink::run_digests() {
   if (!run_ || run_->digests().empty()) return {};
   for (size_t i = 0; i < program_routes_.size(); ++i) digests_.digests[program_routes_[i]] = run_->digests()[i];
-  return digests_.digests;
+  return std::span(digests_.digests).first(routes_.size());
 }
 
 void SourceLink::offer(int64_t version, uint32_t slot) {

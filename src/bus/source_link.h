@@ -43,6 +43,7 @@ class SourceLinkOwner {
 struct Served {
   SourceRoute route;
   bool per_route = false;   // its place is this route's own (reduced), not the tensor's
+  bool quantised = false;   // it is a wire piece: its digests are the owner's to give
   uint64_t slot_bytes = 0;  // slot s lies s times as far behind
 };
 
@@ -69,9 +70,10 @@ class SourceLink {
   int64_t progress() const { return progress_.load(); }     // bytes of that version, as it reports; any thread
   bool running() const { return running_; }                 // its ring is being filled
   Run* run() const { return run_.get(); }
-  // What send_digests() sends: one a route of the connection.
+  // What send_digests() sends: one a route of the connection, then the rest of each quantised one.
   std::span<Digest> digests() { return digests_.digests; }
-  // Makes them those of the ring's last run, zero where the receiver skips a route, and gives them; empty without.
+  // Makes them those of the ring's last run, zero where the receiver skips a route, and gives those of the routes;
+  // empty without. Of quantised ones they stay as they are.
   std::span<const Digest> run_digests();
 
   void offer(int64_t version, uint32_t slot);

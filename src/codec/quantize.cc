@@ -17,10 +17,6 @@ namespace tessera {
 namespace codec {
 namespace {
 
-// NVFP4's formulas stay within f32's normal numbers between these (docs/formats/quantized.md).
-constexpr float kLeastNvAmax = 7.9e-36F;
-constexpr float kMostNvAmax = 7.5e35F;
-
 void check_amax(const QuantSpec& spec, float amax, std::string_view plane) {
   if (!(amax >= 0))
     fail(ErrorCode::kInvalidArgument, "the {} plane's amax is {}: it is a magnitude, 0 or more", plane, amax);

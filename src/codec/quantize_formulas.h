@@ -26,6 +26,10 @@ struct Scale {
 };
 
 // NVFP4: from the tensor's amax.
+// NVFP4's formulas stay within f32's normal numbers between these (docs/formats/quantized.md).
+inline constexpr float kLeastNvAmax = 7.9e-36F;
+inline constexpr float kMostNvAmax = 7.5e35F;
+
 struct NvConstants {
   float encode_sixth;  // S_enc * (1/6)
   float decode;        // S_dec

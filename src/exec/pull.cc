@@ -71,7 +71,10 @@ class Compiler {
     for (size_t r = 0; r < routes_.size(); ++r) compile(r);
     program_.mapped_units = cut(program_.mapped);
     program_.get_units = cut(program_.get);
+    program_.wire_units = cut_pieces(program_.wire);
     program_.bytes = {bytes_of_parts(program_.mapped), bytes_of_parts(program_.get), bytes_of_parts(program_.ring)};
+    for (const WirePart& part : program_.wire)
+      program_.bytes[static_cast<size_t>(PullPath::kMapped)] += part.decoder.piece().bytes();
   }
 
  private:
@@ -104,6 +107,7 @@ class Compiler {
   void compile(size_t r) {
     const PullRoute& route = routes_[r];
     Place& place = places_[r];
+    if (route.wire != nullptr) return compile_wire(r);
     if (place.walk.atoms() == 0) return;
     if (place.path == PullPath::kGet && route.memory.kind != MemoryDesc::Kind::kShared) place.path = private_path_;
     PullPart part{
@@ -139,6 +143,28 @@ class Compiler {
         program_.ring.push_back(std::move(part));
         break;
     }
+  }
+
+  void compile_wire(size_t r) {
+    const PullRoute& route = routes_[r];
+    TESSERA_CHECK(route.what.dtype == DType::kU8 && route.what.shape == Shape{route.wire->bytes()});
+    TESSERA_CHECK(route.what.region == Region::full(route.what.shape) && route.src.owned == route.what.region);
+    TESSERA_CHECK_EQ(route.src.strides.front(), Index{1});
+    TESSERA_CHECK(route.combine == Combine::kCopy);
+    if (places_[r].mapped == nullptr && route.wire->bytes() > 0)
+      fail(ErrorCode::kUnimplemented, "{}: tensor {} travels quantised, from memory that cannot be mapped",
+           program_.peer->name(), route.what.tensor);
+    program_.wire.push_back(
+        {static_cast<uint32_t>(r), WireDecoder(route.wire, places_[r].mapped + route.origin,
+                                               {.array = route.dst, .dtype = route.dst_dtype, .data = route.data})});
+  }
+
+  static std::vector<Unit> cut_pieces(const std::vector<WirePart>& parts) {
+    std::vector<PartSize> sizes;
+    sizes.reserve(parts.size());
+    for (const WirePart& part : parts)
+      sizes.push_back({.atoms = part.decoder.piece().walk().all_bands(), .atom_bytes = part.decoder.band_bytes()});
+    return cut_into_units(sizes);
   }
 
   static std::vector<Unit> cut(const std::vector<PullPart>& parts) {
@@ -196,13 +222,17 @@ int64_t PullProgram::bytes(PullPath path) const {
 size_t PullProgram::routes() const {
   return impl_->routes;
 }
+size_t PullProgram::wire_routes() const {
+  return impl_->wire.size();
+}
 const PeerMemory& PullProgram::peer() const {
   return *impl_->peer;
 }
 
 size_t PullProgram::memory_bytes() const {
   return sizeof(Impl) + memory_of_parts(impl_->mapped) + memory_of_parts(impl_->get) + memory_of_parts(impl_->ring) +
-         (impl_->mapped_units.size() + impl_->get_units.size()) * sizeof(Unit);
+         impl_->wire.capacity() * sizeof(WirePart) +
+         (impl_->mapped_units.size() + impl_->get_units.size() + impl_->wire_units.size()) * sizeof(Unit);
 }
 
 }  // namespace tessera

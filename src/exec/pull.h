@@ -7,6 +7,8 @@
 // All private routes of one peer take one way, chosen when the program is made: the ring if some of that memory is for
 // rings only (MemoryDesc::Kind::kRingOnly), else by permission, then by the cost that the sizes of the pieces predict;
 // TESSERA_FORCE_PULL and PullOptions::private_path overrule permission and cost.
+//
+// Routes that travel quantised (PullRoute::wire) are read from mapped memory alone, and decoded on the way.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +39,8 @@ struct PullOptions {
 class PullProgram {
  public:
   // Throws Error(kInvalidArgument) for a route that leaves the peer's memory or asks for a cast that does not exist,
-  // and kPermissionDenied if `private_path` asks for what is not permitted.
+  // kPermissionDenied if `private_path` asks for what is not permitted, and kUnimplemented for a quantised route whose
+  // piece is not in shared memory.
   PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes, const PullOptions& options);
   ~PullProgram();
 
@@ -47,6 +50,7 @@ class PullProgram {
   int64_t bytes() const;  // of the sources' dtypes
   int64_t bytes(PullPath path) const;
   size_t routes() const;
+  size_t wire_routes() const;  // of them, those that travel quantised
   const PeerMemory& peer() const;
   size_t memory_bytes() const;  // that the program itself takes, about
 
@@ -62,9 +66,10 @@ struct RunOptions {
   Duration stall = seconds(30);
 };
 
-// One pull of a program. With a ring, the peer must be told to start its SourceRun of the same epoch, before or after
-// start(). That run takes up a thread of the peer's until this one has drained the ring: give it a pool of its own
-// (docs/design/data-plane.md).
+// One pull of a program. digests(): one a route; of a route that travels quantised, its image, codes and owned scales.
+// Behind them, in the order of the routes, the rest of each quantised one (WirePiece::digest). With a ring, the peer
+// must be told to start its SourceRun of the same epoch, before or after start(). That run takes up a thread of the
+// peer's until this one has drained the ring: give it a pool of its own (docs/design/data-plane.md).
 class PullRun final : public TransferRun {
  public:
   // REQUIRES: a ring exactly if program->wants_ring().
@@ -81,6 +86,7 @@ class PullRun final : public TransferRun {
   void prepare(uint32_t epoch) override;
   void interrupt(const Status& status) override;
   void run_mapped(const Unit& unit);
+  void run_wire(const Unit& unit);
   void run_get(const Unit& unit, std::span<std::byte> scratch);
   void drain_ring();
   void finished(const PullPart& part, int64_t atoms, Digest digest);

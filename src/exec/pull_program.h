@@ -10,6 +10,7 @@
 #include "exec/ring_stream.h"
 #include "exec/units.h"
 #include "exec/walk.h"
+#include "exec/wire_decode.h"
 
 namespace tessera {
 
@@ -30,12 +31,20 @@ struct PullPart {
   bool direct = false;                // get: straight into the destination
 };
 
+// A route that travels quantised; its piece is mapped.
+struct WirePart {
+  uint32_t route = 0;
+  WireDecoder decoder;
+};
+
 struct PullProgram::Impl {
   std::shared_ptr<const PeerMemory> peer;
   bool digest = true;
   size_t routes = 0;
   std::vector<PullPart> mapped, get, ring;
+  std::vector<WirePart> wire;
   std::vector<Unit> mapped_units, get_units;
+  std::vector<Unit> wire_units;    // of bands
   std::array<int64_t, 3> bytes{};  // by PullPath, of the sources' dtypes
   RingStream stream;
 };

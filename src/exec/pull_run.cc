@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "base/fail.h"
@@ -10,7 +11,7 @@ namespace tessera {
 
 PullRun::PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
                  std::unique_ptr<BounceRing> ring, const RunOptions& options)
-    : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() : 0),
+    : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() + program->wire_routes() : 0),
       program_(std::move(program)),
       ring_(std::move(ring)),
       options_(options) {
@@ -26,7 +27,7 @@ int64_t PullRun::bytes() const {
 // The ring comes first: it has a peer waiting at its other end.
 size_t PullRun::units() const {
   const PullProgram::Impl& program = program_->impl();
-  return (ring_ ? 1 : 0) + program.get_units.size() + program.mapped_units.size();
+  return (ring_ ? 1 : 0) + program.get_units.size() + program.mapped_units.size() + program.wire_units.size();
 }
 
 void PullRun::prepare(uint32_t epoch) {
@@ -45,8 +46,10 @@ void PullRun::run_unit(size_t index, std::span<std::byte> scratch) {
   }
   if (index < program.get_units.size()) {
     run_get(program.get_units[index], scratch);
+  } else if (index -= program.get_units.size(); index < program.mapped_units.size()) {
+    run_mapped(program.mapped_units[index]);
   } else {
-    run_mapped(program.mapped_units[index - program.get_units.size()]);
+    run_wire(program.wire_units[index - program.mapped_units.size()]);
   }
   stream_fence();
 }
@@ -68,6 +71,24 @@ void PullRun::run_mapped(const Unit& unit) {
       part.kernel.run(block, part.mapped, part.data, program.digest ? &digest : nullptr);
     });
     finished(part, last - first, digest);
+  });
+}
+
+void PullRun::run_wire(const Unit& unit) {
+  const PullProgram::Impl& program = program_->impl();
+  const auto bands_of = [&](uint32_t p) { return program.wire[p].decoder.piece().walk().all_bands(); };
+  for_each_part(unit, bands_of, [&](uint32_t p, int64_t first, int64_t last) {
+    const WirePart& part = program.wire[p];
+    Digest main, rest;
+    const Index step = part.decoder.bands_at_once();
+    for (Index band = first; band < last && !aborted(); band += step) {
+      const Index end = std::min(last, band + step);
+      if (program.digest) part.decoder.digest(band, end, main, rest);
+      add_bytes(part.decoder.decode(band, end));
+    }
+    if (!program.digest) return;
+    add_digest(part.route, main);
+    add_digest(program.routes + p, rest);
   });
 }
 

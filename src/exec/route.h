@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,8 @@
 #include "transport/memory_desc.h"
 
 namespace tessera {
+
+class WirePiece;
 
 // What one rank holds of a tensor and how it lies in memory.
 struct LocalArray {
@@ -68,7 +71,7 @@ struct SourceRoute {
 
 // The receiver's half.
 struct PullRoute {
-  RouteRegion what{};
+  RouteRegion what{};  // with `wire`, and `src`: the piece, as one dim of u8
   LocalArray src{};
   MemoryDesc memory{};  // everything the source's local tensor takes (extent_of)
   uint64_t origin = 0;  // of its first element, in bytes from the start of `memory`: -extent.begin
@@ -77,6 +80,9 @@ struct PullRoute {
   std::byte* data = nullptr;      // first element of the local tensor
   Combine combine = Combine::kCopy;
   ReduceOp op = ReduceOp::kSum;  // accumulating only
+  // What the piece is, if the route travels quantised (exec/wire_piece.h): it is decoded into `dst`, which is about the
+  // elements of the tensor, and a float.
+  std::shared_ptr<const WirePiece> wire{};
 };
 
 }  // namespace tessera

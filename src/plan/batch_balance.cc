@@ -17,15 +17,14 @@ Windows::Windows(const Kind& kind, const PlanOptions& options, Loads& loads)
     : members_(kind.pair().sources().members()) {
   const Holders& sources = kind.pair().sources();
   for (const Rank rank : sources.ranks()) slots_.push_back(loads.slot(rank));
-  const int bits = bits_of(kind.meta().dtype);
   for (int cls = 0; cls < sources.classes(); ++cls) {
     const Index needed = kind.class_needed(cls);
     const Index shares = share_count(needed, members_, share_minimum(kind, options));
     Window window;
     if (shares < members_) {
-      window = {static_cast<int>(shares), 0, needed / shares * bits};
+      window = {static_cast<int>(shares), 0, kind.bits(needed / shares)};
     } else {
-      window = {static_cast<int>(needed % members_), needed / members_ * bits, bits};
+      window = {static_cast<int>(needed % members_), kind.bits(needed / members_), kind.bits(1)};
     }
     if (needed == 0) window = {};
     shifts_ = shifts_ || window.width > 0;

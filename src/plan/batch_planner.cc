@@ -68,7 +68,7 @@ class Tally final : public plan::RouteSink {
   }
 
   void reduction(const plan::Piece& piece, Rank) override {
-    stats_.reduction_bytes += kind_->bytes(piece.elements) * count_ * (kind_->pair().sources().peers() - 1);
+    stats_.reduction_bytes += kind_->source_bytes(piece.elements) * count_ * (kind_->pair().sources().peers() - 1);
   }
 
  private:

@@ -106,6 +106,48 @@ TEST(BatchPlanner, ABadTensorLeavesTheBatchAsItWas) {
   EXPECT_THROW(batch.plan_for(1, 0), Error);
 }
 
+// 256 elements of nvfp4 take 128 bytes of codes and one of scales; blocks of 128 by 128 round up.
+TEST(BatchPlanner, AFormatCountsTheBytesOfCodesAndScales) {
+  const auto bytes = [](std::optional<Format> wire) {
+    BatchPlanner batch;
+    batch.add({{256, 1024}, DType::kBF16, wire}, kReplicas, kOne);
+    return batch.plan(0).stats.bytes_moved;
+  };
+  EXPECT_EQ(bytes(std::nullopt), 1024 * 256 * 2);
+  EXPECT_EQ(bytes(Format::kNvfp4), 1024 * 129);
+  EXPECT_EQ(bytes(Format::kMxfp8), 1024 * 264);
+  EXPECT_EQ(bytes(Format::kFp8E4M3), 1024 * 256);
+  EXPECT_EQ(bytes(Format::kFp8Block1x128), 1024 * 264);
+  EXPECT_EQ(bytes(Format::kFp8Block128x128), 1024 * 2049 / 8);
+}
+
+TEST(BatchPlanner, TensorsOfOtherFormatsAreOtherKinds) {
+  BatchPlanner batch;
+  for (const std::optional<Format> wire : {std::optional<Format>(), std::optional(Format::kMxfp8)})
+    for (int i = 0; i < 2; ++i) batch.add({{64, 64}, DType::kF32, wire}, kReplicas, kOne);
+  EXPECT_EQ(batch.kinds(), 2U);
+}
+
+// Codes of four bits are no reason to refuse a cut that the elements allow.
+TEST(BatchPlanner, AQuantisedTensorIsCutAsItsElementsAre) {
+  const Layout columns = Layout::parse("2:S1");
+  BatchPlanner batch;
+  batch.add({{2, 6}, DType::kBF16, Format::kNvfp4}, columns, kOne);
+  EXPECT_EQ(batch.plan(0).routes.size(), 2U);
+  EXPECT_THROW(batch.add({{2, 6}, DType::kF4}, columns, kOne), Error);
+}
+
+// What is added up is not quantised yet.
+TEST(BatchPlanner, AReductionMovesTermsAsTheyAre) {
+  const auto bytes = [](std::optional<Format> wire) {
+    BatchPlanner batch;
+    batch.add({{64, 64}, DType::kBF16, wire}, Layout::parse("4:Psum"), kOne);
+    EXPECT_EQ(batch.stats().reduction_bytes, batch.plan(0).stats.reduction_bytes);
+    return batch.stats().reduction_bytes;
+  };
+  EXPECT_EQ(bytes(Format::kNvfp4), bytes(std::nullopt));
+}
+
 TEST(BatchPlanner, KindsCostMemoryTensorsHardlyAny) {
   BatchPlanner batch;
   batch.add({{4096, 64}, DType::kBF16}, Layout::parse("1024:S0"), Layout::parse("1024@1024-2047:S1"));

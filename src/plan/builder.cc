@@ -78,7 +78,7 @@ class PlanBuilder final : public RouteSink {
     std::ranges::sort(peers_);
     plan_.reductions.push_back({*kind_.pair().src().partial_op(), owner, table_.intern(peers_),
                                 region_of(piece.cell, piece.box, kind_.ndim())});
-    plan_.stats.reduction_bytes += kind_.bytes(piece.elements) * (sources.peers() - 1);
+    plan_.stats.reduction_bytes += kind_.source_bytes(piece.elements) * (sources.peers() - 1);
   }
 
   Plan take() {

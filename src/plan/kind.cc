@@ -5,9 +5,23 @@
 #include "base/fail.h"
 
 namespace tessera::plan {
+namespace {
+
+int64_t bits_of_256(const TensorMeta& meta) {
+  if (!meta.wire) return 256 * int64_t{bits_of(meta.dtype)};
+  const QuantSpec spec{.format = *meta.wire};
+  const PlaneShape plane = plane_shape(spec, Plane::kRow, 2, 2);
+  const BlockShape block = block_shape(spec, Plane::kRow);
+  const int64_t codes = 256 * int64_t{bits_of(plane.code_dtype)};
+  if (block.rows == 0) return codes;
+  const int64_t elements = block.rows * block.columns;
+  return codes + (256 * bits_of(plane.scale_dtype) + elements - 1) / elements;
+}
+
+}  // namespace
 
 Kind::Kind(TensorMeta meta, std::shared_ptr<const LayoutPair> pair)
-    : meta_(std::move(meta)), pair_(std::move(pair)), bits_(bits_of(meta_.dtype)) {
+    : meta_(std::move(meta)), pair_(std::move(pair)), bits256_(bits_of_256(meta_)) {
   for (size_t d = 0; d < meta_.shape.size(); ++d) {
     const int dim = static_cast<int>(d);
     dims_.emplace_back(partition_dim(pair_->src(), meta_.shape[d], dim),
@@ -23,7 +37,7 @@ Kind::Kind(TensorMeta meta, std::shared_ptr<const LayoutPair> pair)
 // whole everywhere, and every edge of a part must lie at an even number of elements.
 void Kind::set_granules() {
   granules_.fill(1);
-  if (bits_ >= 8 || std::ranges::count(meta_.shape, 0) > 0) return;
+  if (bits_of(meta_.dtype) >= 8 || std::ranges::count(meta_.shape, 0) > 0) return;
   const auto is_cut = [](const DimOverlaps& dim, Index size) {
     return std::ranges::any_of(dim.edges(), [&](Index edge) { return edge != 0 && edge != size; });
   };

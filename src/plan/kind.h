@@ -33,9 +33,14 @@ class Kind {
   const std::shared_ptr<const LayoutPair>& shared_pair() const { return pair_; }
   int ndim() const { return static_cast<int>(dims_.size()); }
   const DimOverlaps& dim(int d) const { return dims_[static_cast<size_t>(d)]; }
-  int64_t bytes(Index elements) const { return elements * bits_ / 8; }
+  // On their way: of codes and scales where they are quantised.
+  int64_t bits(Index elements) const { return elements / 256 * bits256_ + elements % 256 * bits256_ / 256; }
+  int64_t bytes(Index elements) const { return bits(elements) / 8; }
+  int64_t source_bytes(Index elements) const { return elements * bits_of(meta_.dtype) / 8; }  // as a source holds them
   // The fewest elements that take `bytes`.
-  Index elements(int64_t bytes) const { return (std::min(bytes, int64_t{1} << 56) * 8 + bits_ - 1) / bits_; }
+  Index elements(int64_t bytes) const {
+    return (std::min(bytes, int64_t{1} << 51) * 8 * 256 + bits256_ - 1) / bits256_;
+  }
   // At which positions of each dim a cell may be cut.
   const std::array<Index, kMaxDims>& granules() const { return granules_; }
 
@@ -71,7 +76,7 @@ class Kind {
 
   TensorMeta meta_;
   std::shared_ptr<const LayoutPair> pair_;
-  int bits_;
+  int64_t bits256_;  // of 256 elements, as a scale is not a whole number of bits an element
   std::vector<DimOverlaps> dims_;
   std::array<Index, kMaxDims> granules_{};
   int64_t lower_bound_ = 0;

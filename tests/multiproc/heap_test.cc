@@ -60,18 +60,20 @@ int64_t blocks_of(Transfer transfer) {
   return counts[kTransfers / 2];
 }
 
-std::vector<TensorSpec> specs_of(int count, std::byte* data) {
+std::vector<TensorSpec> specs_of(int count, std::byte* data, bool quantised) {
   std::vector<TensorSpec> specs;
-  for (int i = 0; i < count; ++i)
+  for (int i = 0; i < count; ++i) {
     specs.push_back({.name = "t" + std::to_string(i),
                      .data = data + static_cast<size_t>(i) * kElements * sizeof(float),
                      .dtype = DType::kF32,
-                     .shape = {kElements}});
+                     .shape = {4, kElements / 4}});
+    if (quantised) specs.back().wire = Format::kNvfp4;
+  }
   return specs;
 }
 
 // One rank's job: a batch of one tensor and one of a thousand. Checks its own counts.
-int run_rank(const std::string& store, bool sends, bool shared) {
+int run_rank(const std::string& store, bool sends, bool shared, bool quantised) {
   constexpr int kMany = 1000;
   const size_t bytes = kMany * kElements * sizeof(float);
   Bus bus({.job = sends ? "trainer" : "inference", .store = store, .threads = 1});
@@ -80,7 +82,7 @@ int run_rank(const std::string& store, bool sends, bool shared) {
   std::vector<std::byte> own(bytes);
   std::byte* data = shared ? mapped.data() : own.data();
   const auto count = [&](const std::string& id, int tensors) {
-    const std::vector<TensorSpec> specs = specs_of(tensors, data);
+    const std::vector<TensorSpec> specs = specs_of(tensors, data, quantised);
     Batch batch = sends ? pair.offer(id, specs) : pair.accept(id, specs);
     return blocks_of([&] { (sends ? batch.send() : batch.recv()).wait(); });
   };
@@ -101,14 +103,14 @@ TEST_P(Heap, ASteadyTransferTakesNothing) {
   for (const bool sends : {true, false})
     group.start(sends ? "trainer" : "inference", [=] {
       if (path == "ring") ::setenv("TESSERA_FORCE_PULL", "ring", 1);
-      return run_rank(store, sends, path == "mapped");
+      return run_rank(store, sends, path == "mapped", path == "quantised");
     });
   for (const Outcome& outcome : group.wait(2 * hang_limit())) {
     EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
     std::printf("%s", outcome.output.c_str());
   }
 }
-INSTANTIATE_TEST_SUITE_P(, Heap, testing::Values("mapped", "private", "ring"),
+INSTANTIATE_TEST_SUITE_P(, Heap, testing::Values("mapped", "private", "ring", "quantised"),
                          [](const auto& path) { return std::string(path.param); });
 
 }  // namespace

@@ -164,7 +164,8 @@ int with_batch(const Side& side, const std::string& store,
                           .data = tensor.data(),
                           .dtype = side.dtype,
                           .shape = side.shape,
-                          .layout = Layout::parse(side.layout)};
+                          .layout = Layout::parse(side.layout),
+                          .wire = side.wire};
     Batch batch = side.sends ? pair.offer("policy", {&spec, 1}, side.rendezvous, side.options)
                              : pair.accept("policy", {&spec, 1}, side.rendezvous, side.options);
     return body(batch, tensor);

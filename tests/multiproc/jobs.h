@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,7 @@ struct Side {
   bool digest = true;
   BatchOptions options = {};
   std::string agent = {};
+  std::optional<Format> wire = {};
   std::string says = {};  // to its fellows before it registers, with its rank behind it; they are to say the same
 };
 

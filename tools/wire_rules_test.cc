@@ -1,0 +1,41 @@
+#include "tools/wire_rules.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/testing.h"
+
+namespace tessera::tools {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+WireRules wires(const std::vector<std::string>& texts) {
+  return WireRules::parse(texts);
+}
+
+TEST(WireRules, TheFirstMatchOfTheWholeNameWins) {
+  const WireRules rules = wires({"lm_head.*=none", "layer\\.0\\..*=MXFP8", ".*weight=nvfp4"});
+  EXPECT_EQ(rules.find("lm_head.weight"), std::nullopt);
+  EXPECT_EQ(rules.find("layer.0.weight"), Format::kMxfp8);
+  EXPECT_EQ(rules.find("layer.1.weight"), Format::kNvfp4);
+  EXPECT_EQ(rules.find("layer.1.weight_scale"), std::nullopt);
+  EXPECT_EQ(wires({}).find("layer.1.weight"), std::nullopt);
+}
+
+TEST(WireRules, TheFirstEqualsDivides) {
+  EXPECT_EQ(wires({"a\\x3db=fp8_e4m3"}).find("a=b"), Format::kFp8E4M3);
+  EXPECT_THAT(error_of([] { wires({"a=b=fp8_e4m3"}); }), HasSubstr("unknown format 'b=fp8_e4m3'"));
+}
+
+TEST(WireRules, BadRulesAreNamedAndFormatsListed) {
+  EXPECT_THAT(error_of([] { wires({".*"}); }), HasSubstr("wire rule \".*\": no '='"));
+  EXPECT_THAT(error_of([] { wires({"(=nvfp4"}); }), HasSubstr("wire rule \"(=nvfp4\": bad regex \"(\""));
+  EXPECT_THAT(error_of([] { wires({".*=fp4"}); }),
+              AllOf(HasSubstr("wire rule \".*=fp4\": unknown format 'fp4': use one of fp8_e4m3, "),
+                    HasSubstr("nvfp4, or none")));
+}
+
+}  // namespace
+}  // namespace tessera::tools
