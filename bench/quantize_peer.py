@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""tessera.quantize() against torchao's code of the same format, on one thread of one CPU, to which this process binds itself.
+"""tessera.quantize() against torchao's code of the same format, on one thread of one CPU.
 
     PYTHONPATH=build/cpu/python .venv/bin/python bench/quantize_peer.py [--rows 2048] [--columns 4096] [--repeat 5]
 
-GB/s count the bf16 input. torchao runs eagerly; its scales are rounded up (RCEIL) where it is asked, as Tessera's are.
+The process binds itself to that CPU. GB/s count the bf16 input. torchao runs eagerly; its scales are rounded up (RCEIL) where it is asked, as Tessera's are.
 The amax of NVFP4 is computed on either side, and not part of the time. Median of REPEAT, one after the other in turn.
 """
 
