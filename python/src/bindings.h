@@ -22,6 +22,8 @@ void bind_layout(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_memory(nb::module_& module);
+void bind_quantize(nb::module_& module);
+void bind_amax(nb::module_& module);
 void bind_tensor_watch(nb::module_& module);
 void bind_bus(nb::module_& module);
 void bind_environment(nb::module_& module);

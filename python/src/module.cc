@@ -14,6 +14,8 @@ NB_MODULE(_core, module) {
   tessera::python::bind_plan(module);
   tessera::python::bind_codec(module);
   tessera::python::bind_memory(module);
+  tessera::python::bind_quantize(module);
+  tessera::python::bind_amax(module);
   tessera::python::bind_tensor_watch(module);
   tessera::python::bind_bus(module);
   tessera::python::bind_environment(module);

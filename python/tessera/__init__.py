@@ -6,12 +6,15 @@
 
 Values: Mesh, Shard, StridedShard, RaggedShard, Replicate, Partial, Layout, Plan. torch's own DeviceMesh, placements and
 DTensors are taken as they are; torch itself is optional.
+
+Quantised formats: quantize(w, "nvfp4"), amax().
 """
 
 from . import maps
 from ._batch import Batch
 from ._bus import Bus, connect
 from ._core import (
+    AmaxHistory,
     BatchStats,
     Layout,
     ManifestEntry,
@@ -47,9 +50,12 @@ from ._layouts import layout_of
 from ._mapping import Part
 from ._memory import empty, share_, zeros
 from ._plans import plan, simulate
+from ._quantize import amax, quantize
+from ._quantized import QuantizedPlane, QuantizedTensor
 
 __all__ = [
     "AlreadyExistsError",
+    "AmaxHistory",
     "Batch",
     "BatchStats",
     "Bus",
@@ -71,6 +77,8 @@ __all__ = [
     "PermissionDeniedError",
     "Plan",
     "Progress",
+    "QuantizedPlane",
+    "QuantizedTensor",
     "RaggedShard",
     "Replicate",
     "ResourceExhaustedError",
@@ -80,11 +88,13 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "__version__",
+    "amax",
     "connect",
     "empty",
     "layout_of",
     "maps",
     "plan",
+    "quantize",
     "share_",
     "simulate",
     "zeros",

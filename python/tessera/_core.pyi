@@ -291,6 +291,102 @@ def shared_bytes(bytes: int) -> Annotated[Any, dict(dtype='uint8', shape=(None,)
 def in_shared_memory(address: int, bytes: int) -> bool:
     """Whether one block of Tessera's shared memory holds all of it."""
 
+class MatrixStack:
+    """Matrices [..., M, K] in memory, dense along the last dim."""
+
+    def __init__(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], memory: object) -> None:
+        """`memory` is kept as long as this is."""
+
+class QuantSpec:
+    """What to quantise to. Raises InvalidArgumentError unless it all fits."""
+
+    def __init__(self, format: str, scaling: str = '16x16', hadamard: bool = False, rounding: str = 'nearest', seed: int = 0, eps: float = 0.0, power_of_two: bool | None = None, margin: int = 0, nonfinite: str = 'error') -> None: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def scaling(self) -> str: ...
+
+    @property
+    def hadamard(self) -> bool: ...
+
+    @property
+    def needs_amax(self) -> bool: ...
+
+    def plane_arrays(self, plane: str, rows: int, columns: int) -> tuple[tuple[str, int, int], tuple[str, int, int], tuple[str, int, int]]:
+        """
+        (dtype, rows, columns) of the codes, the scales and gemm_scales() of a matrix.
+        """
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
+
+def formats() -> list[str]:
+    """The names of all quantised formats."""
+
+class PlaneAddresses:
+    """
+    Where the codes and scales of a stack's plane lie, packed; and the amax of each matrix, if the format has one.
+    """
+
+    def __init__(self, codes: int, scales: int, amax: Sequence[float]) -> None: ...
+
+def quantize(stack: MatrixStack, spec: QuantSpec, row: PlaneAddresses | None, column: PlaneAddresses | None) -> None:
+    """To one plane or both."""
+
+def dequantize(spec: QuantSpec, plane: str, n: int, rows: int, columns: int, addresses: PlaneAddresses, to: int, dtype: str) -> None:
+    """Of n matrices, packed."""
+
+def gemm_scales(spec: QuantSpec, plane: str, n: int, rows: int, columns: int, addresses: PlaneAddresses, to: int) -> None:
+    """Of n matrices, packed."""
+
+def tensor_amaxes(tensors: Sequence[MatrixStack]) -> list[float]:
+    """The largest magnitude of each tensor."""
+
+def matrix_amaxes(stack: MatrixStack, hadamard: bool = False) -> list[float]:
+    """That of each matrix, or of what the Hadamard transform makes of it."""
+
+class AmaxHistory:
+    """
+    The last amaxes of a tensor, for *delayed* scaling: the scale of a step comes of earlier steps, so that no pass over the tensor comes before it. Give one to every quantize() of that tensor.
+
+    Args:
+        length: How many are kept; TransformerEngine's default is 1024.
+        algorithm: Scales are made of the largest of them ("max") or of the newest ("most_recent").
+        margin: Scales are 2^margin smaller than they could be; -64 to 64.
+    """
+
+    def __init__(self, length: int = 1024, algorithm: str = 'max', margin: int = 0) -> None: ...
+
+    def push(self, amax: float) -> None:
+        """As the newest; the oldest is dropped."""
+
+    @property
+    def amax(self) -> float:
+        """What the next scale is made of; 0, a scale of 1, while there is none."""
+
+    @property
+    def values(self) -> list[float]:
+        """Newest first."""
+
+    @property
+    def length(self) -> int:
+        """How many are kept."""
+
+    @property
+    def algorithm(self) -> str:
+        """'max' or 'most_recent'."""
+
+    @property
+    def margin(self) -> int:
+        """Scales are 2^margin smaller than they could be."""
+
+    def __getstate__(self) -> tuple[int, str, int, list[float]]: ...
+
+    def __setstate__(self, arg: tuple[int, str, int, Sequence[float]], /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class TensorWatch:
     """Whether tensors of a library with DLPack's C exchange API have moved."""
 

@@ -31,7 +31,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
     Raises:
         ResourceExhaustedError: It names what was wanted and what there is.
     """
-    sizes = _sizes(shape)
+    sizes = sizes_of(shape)
     name = "f32" if dtype is None else _core.dtype(dtype)
     is_named = dtype is None or isinstance(dtype, str)
     uses_torch = "torch" in sys.modules if is_named else type(dtype).__module__.partition(".")[0] == "torch"
@@ -43,7 +43,8 @@ def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
     return _as_torch(block, name, sizes) if uses_torch else _as_numpy(block, name, sizes)
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
+def sizes_of(shape: Any) -> tuple[int, ...]:
+    """A number or a sequence of them as a shape."""
     try:
         sizes = tuple(map(operator.index, [shape] if hasattr(shape, "__index__") else shape))
     except TypeError:

@@ -51,6 +51,23 @@ def plan_and_simulate(_: Rank) -> Any:
     return plan.stats["bytes_moved"], tessera.simulate(plan, {0: whole[:3], 1: whole[3:]}, "f16")
 
 
+def test_quantising(jobs: Jobs) -> None:
+    (process,) = jobs.start("alone", quantise, without=["torch"])
+    x, codes, values = process.result()
+    assert numpy.abs(values - x).max() <= numpy.abs(x).max() / 28
+    assert codes.dtype == "float8_e4m3fn"
+
+
+def quantise(_: Rank) -> Any:
+    import tessera
+
+    x = numpy.random.default_rng(0).standard_normal((64, 96)).astype(numpy.float32)
+    q = tessera.quantize(x, "mxfp8")
+    room = tessera.QuantizedTensor.empty(x.shape, "mxfp8")
+    room.row.codes[...], room.row.scales[...] = q.row.codes, q.row.scales
+    return x, q.row.codes, room.dequantize()
+
+
 def test_a_transfer(jobs: Jobs) -> None:
     jobs.start("trainer", train, world=2, without=["torch"])
     jobs.start("inference", infer, without=["torch"])

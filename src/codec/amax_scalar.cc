@@ -38,11 +38,11 @@ bool amax_of_blocks(const void* src, size_t n, size_t block, float* amax) {
 }
 
 template <typename T>
-bool fold_magnitudes(const void* src, size_t n, void* magnitudes) {
+bool fold_rows(const std::byte* src, size_t stride, size_t rows, size_t n, void* magnitudes) {
   bool nonfinite = false;
   for (size_t i = 0; i < n; ++i) {
-    float amax = magnitude_at<T>(magnitudes, i);
-    nonfinite |= grow(amax, magnitude_at<T>(src, i));
+    float amax = 0;
+    for (size_t r = 0; r < rows; ++r) nonfinite |= grow(amax, magnitude_at<T>(src + r * stride, i));
     store_at(magnitudes, i, T::encode(amax));
   }
   return nonfinite;
@@ -50,10 +50,7 @@ bool fold_magnitudes(const void* src, size_t n, void* magnitudes) {
 
 template <typename... T>
 AmaxKernels make_kernels(TypeList<T...>) {
-  return {.target = "scalar",
-          .blocks = {amax_of_blocks<T>...},
-          .row = {amax_of_row<T>...},
-          .fold = {fold_magnitudes<T>...}};
+  return {.target = "scalar", .blocks = {amax_of_blocks<T>...}, .row = {amax_of_row<T>...}, .fold = {fold_rows<T>...}};
 }
 
 }  // namespace

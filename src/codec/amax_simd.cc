@@ -23,11 +23,14 @@ struct Magnitudes {
   using Int = std::make_signed_t<typename T::Bits>;
   using DInt = hn::ScalableTag<Int>;
   using Vec = hn::Vec<DInt>;
+  static constexpr size_t kPrefetch = 2048;  // bytes ahead
   static constexpr Int kSignless = static_cast<Int>(static_cast<typename T::Bits>(~0ULL) >> 1);
   static constexpr Int kInf = static_cast<Int>(T::encode(std::numeric_limits<float>::infinity()));
 
   static HWY_INLINE size_t lanes() { return hn::Lanes(DInt()); }
   static HWY_INLINE Vec load(const std::byte* p) {
+    // By its number, since there need be nothing.
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kPrefetch));
     return hn::And(hn::LoadU(DInt(), at<Int>(p)), hn::Set(DInt(), kSignless));
   }
   static HWY_INLINE bool nonfinite(Vec largest) {
@@ -35,76 +38,131 @@ struct Magnitudes {
   }
 };
 
-// Maxima of neighbours: of `low`, then of `high`.
-template <typename D, typename Vec>
-HWY_INLINE Vec halve(D d, Vec low, Vec high) {
-  return hn::Max(hn::ConcatEven(d, high, low), hn::ConcatOdd(d, high, low));
+// Maxima of neighbours: of `low`, then of `high`. Lanes of 32 bits, which may hold two magnitudes of 16.
+template <typename T>
+HWY_INLINE V halve(V low, V high) {
+  const typename Magnitudes<T>::DInt d;
+  const V even = hn::ConcatEven(D(), high, low);
+  const V odd = hn::ConcatOdd(D(), high, low);
+  return hn::BitCast(D(), hn::Max(hn::BitCast(d, even), hn::BitCast(d, odd)));
 }
 
 inline constexpr size_t kSmallBlock = 16;
 
-// Of kSmallBlock vectors, the maxima of each kSmallBlock elements, and what all their lanes hold at most.
+// The amaxes of blocks of kSmallBlock elements, in f32, of as many elements as fill vectors with them.
 template <typename T>
-HWY_INLINE hn::Vec<typename Magnitudes<T>::DInt> small_blocks(const std::byte* in) {
-  using M = Magnitudes<T>;
-  const typename M::DInt d;
-  const size_t step = M::lanes() * sizeof(typename T::Bits);
-  const auto quad = [&](size_t first) HWY_ATTR {
-    const std::byte* p = in + first * step;
-    return halve(d, halve(d, M::load(p), M::load(p + step)), halve(d, M::load(p + 2 * step), M::load(p + 3 * step)));
-  };
-  return halve(d, halve(d, quad(0), quad(4)), halve(d, quad(8), quad(12)));
-}
+struct SmallBlocks;
 
-// `maxima` of small blocks to amaxes of blocks of `small` small ones, in f32.
-template <typename T>
-HWY_INLINE void widen(const std::byte* maxima, size_t n, float* amax) {
-  HWY_ALIGN float values[hn::MaxLanes(D())];
-  for (size_t i = 0; i < n; i += hn::Lanes(D())) {
-    hn::StoreU(hn::BitCast(DF(), Lane<T>::load(maxima + i * sizeof(typename T::Bits))), DF(), values);
-    std::copy_n(values, std::min(n - i, hn::Lanes(D())), amax + i);
+template <>
+struct SmallBlocks<F32> {
+  static constexpr size_t kVectors = kSmallBlock;  // that are read
+  V amax;                                          // in the lanes
+  V largest() const { return amax; }
+
+  static HWY_INLINE SmallBlocks of(const std::byte* in) {
+    const auto quad = [in](size_t first) HWY_ATTR {
+      const auto load = [&](size_t i) HWY_ATTR { return Magnitudes<F32>::load(in + (first + i) * sizeof(V)); };
+      return halve<F32>(halve<F32>(load(0), load(1)), halve<F32>(load(2), load(3)));
+    };
+    return {halve<F32>(halve<F32>(quad(0), quad(4)), halve<F32>(quad(8), quad(12)))};
   }
-}
+  HWY_INLINE size_t store(float* to) const {
+    hn::StoreU(hn::BitCast(DF(), amax), DF(), to);
+    return hn::Lanes(D());
+  }
+};
 
-// Blocks of 1, 2 or 8 small ones; the largest take several steps where a vector has few lanes.
+// Of 16-bit types: the second half of the vectors goes along in the upper halves of the first's lanes.
 template <typename T>
-bool amax_of_blocks(const void* src, size_t n, size_t block, float* amax) {
+struct SmallBlocks {
+  static constexpr size_t kVectors = kSmallBlock;
+  V both;
+  auto largest() const { return hn::BitCast(typename Magnitudes<T>::DInt(), both); }
+
+  static HWY_INLINE V load_two(const std::byte* in, size_t i) {
+    const typename Magnitudes<T>::DInt d;
+    const auto first = Magnitudes<T>::load(in + i * sizeof(V));
+    const auto second = Magnitudes<T>::load(in + (i + kVectors / 2) * sizeof(V));
+    // Even magnitudes of the first and odd ones of the second are where they should be; the others are moved there.
+    const auto straight = hn::OddEven(second, first);
+    const auto crossed = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<16>(hn::BitCast(D(), second))),
+                                     hn::BitCast(d, hn::ShiftRight<16>(hn::BitCast(D(), first))));
+    return hn::BitCast(D(), hn::Max(straight, crossed));
+  }
+  static HWY_INLINE SmallBlocks of(const std::byte* in) {
+    const auto half = [in](size_t i) HWY_ATTR {
+      return halve<T>(halve<T>(load_two(in, i), load_two(in, i + 1)),
+                      halve<T>(load_two(in, i + 2), load_two(in, i + 3)));
+    };
+    return {halve<T>(half(0), half(4))};
+  }
+  HWY_INLINE size_t store(float* to) const {
+    const V first = hn::And(both, bits(0xFFFF));
+    const V second = hn::ShiftRight<16>(both);
+    hn::StoreU(hn::BitCast(DF(), decode_lanes<T>(first)), DF(), to);
+    hn::StoreU(hn::BitCast(DF(), decode_lanes<T>(second)), DF(), to + hn::Lanes(D()));
+    return 2 * hn::Lanes(D());
+  }
+};
+
+// To `amax`, of every small block; what is written may run over their number by two vectors. Returns what all lanes
+// have seen.
+template <typename T>
+HWY_INLINE auto amax_of_small_blocks(const std::byte* in, size_t n, float* amax) {
   using M = Magnitudes<T>;
   using Int = typename M::Int;
   const typename M::DInt d;
-  constexpr size_t kMaxRatio = 8;
-  const size_t lanes = M::lanes();
-  const size_t step = kSmallBlock * lanes;  // elements
-  const size_t ratio = block / kSmallBlock;
-  const size_t group = std::max(step, block);
-  const auto* in = static_cast<const std::byte*>(src);
+  const size_t group = SmallBlocks<T>::kVectors * M::lanes();  // elements
   auto largest = hn::Zero(d);
-  HWY_ALIGN Int maxima[std::max(hn::MaxLanes(d), kMaxRatio) + hn::MaxLanes(D())];
+  size_t i = 0;
+  for (; i + group <= n; i += group) {
+    const auto blocks = SmallBlocks<T>::of(in + i * sizeof(Int));
+    largest = hn::Max(largest, blocks.largest());
+    amax += blocks.store(amax);
+  }
+  if (i < n) {
+    HWY_ALIGN std::byte last[SmallBlocks<T>::kVectors * hn::MaxLanes(d) * sizeof(Int)];
+    std::memcpy(last, in + i * sizeof(Int), (n - i) * sizeof(Int));
+    std::memset(last + (n - i) * sizeof(Int), 0, (group - (n - i)) * sizeof(Int));
+    const auto blocks = SmallBlocks<T>::of(last);
+    largest = hn::Max(largest, blocks.largest());
+    blocks.store(amax);
+  }
+  return largest;
+}
+
+// Maxima of each `ratio` small blocks, the last of fewer.
+HWY_INLINE void gather_blocks(const float* small, size_t n, size_t ratio, float* amax) {
+  size_t first = 0;
+  if (ratio == 2) {
+    const size_t lanes = hn::Lanes(DF());
+    for (; first + 2 * lanes <= n; first += 2 * lanes, amax += lanes) {
+      const auto low = hn::LoadU(DF(), small + first);
+      const auto high = hn::LoadU(DF(), small + first + lanes);
+      hn::StoreU(hn::Max(hn::ConcatEven(DF(), high, low), hn::ConcatOdd(DF(), high, low)), DF(), amax);
+    }
+  }
+  for (; first < n; first += ratio) *amax++ = *std::max_element(small + first, small + std::min(first + ratio, n));
+}
+
+template <typename T>
+bool amax_of_blocks(const void* src, size_t n, size_t block, float* amax) {
+  using M = Magnitudes<T>;
+  constexpr size_t kPiece = 2048;  // elements; whole blocks and whole groups
+  const auto* in = static_cast<const std::byte*>(src);
+  HWY_ALIGN float small[kPiece / kSmallBlock + 2 * hn::MaxLanes(D())];
   float* out = amax;
-  for (size_t first = 0; first < n; first += group) {
-    const size_t end = std::min(n, first + group);
-    Int* next = maxima;
-    for (size_t i = first; i < end; i += step, next += lanes) {
-      auto small = hn::Zero(d);
-      if (i + step <= end) {
-        small = small_blocks<T>(in + i * sizeof(Int));
-      } else {
-        HWY_ALIGN std::byte last[kSmallBlock * hn::MaxLanes(d) * sizeof(Int)] = {};
-        std::memcpy(last, in + i * sizeof(Int), (end - i) * sizeof(Int));
-        small = small_blocks<T>(last);
-      }
-      largest = hn::Max(largest, small);
-      hn::Store(small, d, next);
+  auto largest = hn::Zero(typename M::DInt());
+  for (size_t i = 0; i < n; i += kPiece) {
+    const size_t count = std::min(kPiece, n - i);
+    const size_t blocks = (count + kSmallBlock - 1) / kSmallBlock;
+    largest = hn::Max(largest, amax_of_small_blocks<T>(in + i * sizeof(typename T::Bits), count, small));
+    if (block == kSmallBlock) {
+      std::memcpy(out, small, blocks * sizeof(float));
+    } else {
+      gather_blocks(small, blocks, block / kSmallBlock, out);
     }
-    size_t blocks = (end - first + kSmallBlock - 1) / kSmallBlock;
-    if (ratio > 1) {
-      const size_t whole = (end - first + block - 1) / block;
-      for (size_t b = 0; b < whole; ++b)
-        maxima[b] = *std::max_element(maxima + b * ratio, maxima + std::min((b + 1) * ratio, blocks));
-      blocks = whole;
-    }
-    widen<T>(reinterpret_cast<const std::byte*>(maxima), blocks, out);
-    out += blocks;
+    out += (count + block - 1) / block;
   }
   return M::nonfinite(largest) && scalar_amax().blocks[kIndexOf<T>](src, n, block, amax);
 }
@@ -149,30 +207,28 @@ bool amax_of_row(const void* src, size_t n, float& amax) {
 }
 
 template <typename T>
-bool fold_magnitudes(const void* src, size_t n, void* magnitudes) {
+HWY_INLINE auto fold_column(const std::byte* src, size_t stride, size_t rows) {
   using M = Magnitudes<T>;
+  auto largest = M::load(src);
+  for (size_t r = 1; r < rows; ++r) largest = hn::Max(largest, M::load(src + r * stride));
+  return largest;
+}
+
+template <typename T>
+bool fold_rows(const std::byte* src, size_t stride, size_t rows, size_t n, void* magnitudes) {
+  using M = Magnitudes<T>;
+  using Int = typename M::Int;
   const typename M::DInt d;
-  const size_t step = M::lanes() * sizeof(typename T::Bits);
-  const size_t bytes = n * sizeof(typename T::Bits);
-  const auto* in = static_cast<const std::byte*>(src);
-  auto* out = static_cast<std::byte*>(magnitudes);
-  // A pass that only looks comes first: magnitudes once raised cannot be taken back.
-  if (M::nonfinite(largest_of_row<T>(in, n))) return scalar_amax().fold[kIndexOf<T>](src, n, magnitudes);
+  auto* out = static_cast<Int*>(magnitudes);
+  auto largest = hn::Zero(d);
   size_t i = 0;
-  for (; i + step <= bytes; i += step) {
-    auto* to = at<typename M::Int>(out + i);
-    hn::StoreU(hn::Max(hn::LoadU(d, to), M::load(in + i)), d, to);
+  for (; i + M::lanes() <= n; i += M::lanes()) {
+    const auto folded = fold_column<T>(src + i * sizeof(Int), stride, rows);
+    largest = hn::Max(largest, folded);
+    hn::StoreU(folded, d, out + i);
   }
-  if (i < bytes) {
-    HWY_ALIGN std::byte last_in[hn::MaxLanes(d) * sizeof(typename T::Bits)] = {};
-    HWY_ALIGN std::byte last_out[sizeof(last_in)] = {};
-    std::memcpy(last_in, in + i, bytes - i);
-    std::memcpy(last_out, out + i, bytes - i);
-    const auto both = hn::Max(hn::LoadU(d, at<typename M::Int>(last_out)), M::load(last_in));
-    hn::StoreU(both, d, at<typename M::Int>(last_out));
-    std::memcpy(out + i, last_out, bytes - i);
-  }
-  return false;
+  if (M::nonfinite(largest)) return scalar_amax().fold[kIndexOf<T>](src, stride, rows, n, magnitudes);
+  return i < n && scalar_amax().fold[kIndexOf<T>](src + i * sizeof(Int), stride, rows, n - i, out + i);
 }
 
 template <typename... T>
@@ -180,7 +236,7 @@ AmaxKernels make_kernels(TypeList<T...>) {
   return {.target = hwy::TargetName(HWY_TARGET),
           .blocks = {amax_of_blocks<T>...},
           .row = {amax_of_row<T>...},
-          .fold = {fold_magnitudes<T>...}};
+          .fold = {fold_rows<T>...}};
 }
 
 const AmaxKernels& amax_kernels() {

@@ -1,6 +1,7 @@
 #include "codec/blocks.h"
 
 #include <cmath>
+#include <cstdlib>
 
 #include "codec/box_rows.h"
 #include "codec/kernel_set.h"
@@ -22,15 +23,15 @@ class AmaxGatherer {
 
   // Of columns [column, column + n) of rows in one block row; `amaxes` begins with the first column's block.
   void add(int64_t row, int64_t rows, int64_t column, int64_t n, float* amaxes) {
-    if (rows == 1 || format_.one_scale()) {
+    if (rows == 1 || format_.one_scale() || !reader_.direct()) {
       for (int64_t r = row; r < row + rows; ++r)
         if (add_row(reader_.read(r, column, n), column, n, amaxes)) count(r, column, n);
       return;
     }
-    std::memset(magnitudes_.data(), 0, static_cast<size_t>(n) * bytes_);
-    for (int64_t r = row; r < row + rows; ++r)
-      if (kernels_.fold[type_](reader_.read(r, column, n), static_cast<size_t>(n), magnitudes_.data()))
-        count(r, column, n);
+    const int64_t lowest = box_.row_stride < 0 ? row + rows - 1 : row;  // in memory
+    if (kernels_.fold[type_](reader_.read(lowest, column, n), static_cast<size_t>(std::abs(box_.row_stride)),
+                             static_cast<size_t>(rows), static_cast<size_t>(n), magnitudes_.data()))
+      for (int64_t r = row; r < row + rows; ++r) count(r, column, n);
     add_row(magnitudes_.data(), column, n, amaxes);
   }
 

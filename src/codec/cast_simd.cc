@@ -18,6 +18,7 @@ namespace tessera::codec::HWY_NAMESPACE {
 
 // The part that differs between pairs: `steps` times kVectors vectors.
 inline constexpr size_t kVectors = 2;
+inline constexpr size_t kPrefetch = 2048;  // bytes ahead, on which the processor needs a hint
 using Steps = void (*)(const std::byte* HWY_RESTRICT in, std::byte* HWY_RESTRICT out, size_t steps);
 
 template <typename From, typename To>
@@ -25,6 +26,7 @@ void cast_steps(const std::byte* HWY_RESTRICT in, std::byte* HWY_RESTRICT out, s
   const size_t from = hn::Lanes(D()) * sizeof(typename From::Bits);
   const size_t to = hn::Lanes(D()) * sizeof(typename To::Bits);
   for (; steps > 0; --steps, in += kVectors * from, out += kVectors * to) {
+    __builtin_prefetch(in + kPrefetch);
     const V low = Lane<From>::load(in);
     const V high = Lane<From>::load(in + from);
     if constexpr (sizeof(typename To::Bits) == 1) {

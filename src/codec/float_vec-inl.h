@@ -87,6 +87,16 @@ HWY_INLINE V decode(V code) {
   return hn::Or(sign, where(hn::Lt(magnitude, bits(1U << kF.mantissa_bits)), subnormal, normal));
 }
 
+// Codes in the low bits of the lanes.
+template <typename T>
+HWY_INLINE V decode_lanes(V codes) {
+  if constexpr (std::is_same_v<T, BF16>) {
+    return hn::ShiftLeft<16>(codes);
+  } else {
+    return decode<T>(codes);
+  }
+}
+
 // Of the types with a kFormat.
 template <typename T>
 struct Lane {

@@ -81,8 +81,8 @@ struct AmaxKernels {
   bool (*blocks[kQuantizedTypes])(const void* src, size_t n, size_t block, float* amax);
   // Of the row and of `amax`.
   bool (*row[kQuantizedTypes])(const void* src, size_t n, float& amax);
-  // Element by element: magnitudes[j] = max(magnitudes[j], |src[j]|), in src's type.
-  bool (*fold[kQuantizedTypes])(const void* src, size_t n, void* magnitudes);
+  // Of each column of some rows, at least one, `stride` bytes apart; in src's type.
+  bool (*fold[kQuantizedTypes])(const std::byte* src, size_t stride, size_t rows, size_t n, void* magnitudes);
 };
 
 struct ScaleKernels {

@@ -48,6 +48,11 @@ void check_memory(const PlaneMemory& memory, const PlaneShape& shape, Plane plan
 
 [[noreturn]] void fail_nonfinite(const MatrixView& matrix, Parallel parallel) {
   const Amax found = compute_amax({&matrix, 1}, parallel)[0];
+  if (found.nonfinite == 0)
+    fail(ErrorCode::kInvalidArgument,
+         "the Hadamard transform of a matrix with an amax of {} overflows bf16: rescale the tensor, or say "
+         "nonfinite=propagate",
+         found.value);
   fail(ErrorCode::kInvalidArgument,
        "{} of {} elements are NaN or infinite, the first at [{}, {}]: mend the tensor, or say nonfinite=propagate",
        found.nonfinite, matrix.rows * matrix.columns, found.first_nonfinite / matrix.columns,
@@ -80,6 +85,7 @@ void quantize(const MatrixView& matrix, const QuantSpec& spec, PlaneAmax amax, c
     if (column) codec::check_amax(spec, amax.column, "column");
   }
   if (noop != nullptr && *noop != 0) return;
+  if (planes.row.codes == nullptr && !column) return;
   if (block_shape(spec, Plane::kRow).columns == 0) {
     codec::store_one_scale(spec, amax.row, matrix.dtype, planes.row);
     codec::store_one_scale(spec, amax.column, matrix.dtype, planes.column);

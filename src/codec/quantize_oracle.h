@@ -55,15 +55,21 @@ inline float amax(const OracleMatrix& m) {
 
 // Elements -----------------------------------------------------------------------------------------------------------
 
+// Half-way between two codes: to the even one.
+struct HalfWay {
+  float magnitude;
+  bool up;
+};
+inline constexpr HalfWay kHalfWays[7] = {{.25F, false}, {.75F, true}, {1.25F, false}, {1.75F, true},
+                                         {2.5F, false}, {3.5F, true}, {5, false}};
+
 inline uint8_t e2m1(float x) {
   if (std::isnan(x)) return 7;
-  const double a = std::min(std::fabs(double{x}), 6.0);
-  uint8_t best = 0;
-  for (uint8_t code = 1; code < 8; ++code) {
-    const double nearer = std::fabs(a - double{kMagnitudes[best]}) - std::fabs(a - double{kMagnitudes[code]});
-    if (nearer > 0 || (nearer == 0 && code % 2 == 0)) best = code;
-  }
-  return std::signbit(x) ? best + 8 : best;
+  const float a = std::fabs(x);
+  unsigned code = std::signbit(x) ? 8 : 0;
+  for (const HalfWay& half_way : kHalfWays)
+    code += (a > half_way.magnitude ? 1U : 0U) + (half_way.up && a == half_way.magnitude ? 1U : 0U);
+  return static_cast<uint8_t>(code);
 }
 inline float e2m1_value(uint8_t code) {
   return code >= 8 ? -kMagnitudes[code - 8] : kMagnitudes[code];
@@ -73,7 +79,7 @@ inline float e2m1_value(uint8_t code) {
 inline uint8_t e8m0(float v) {
   if (std::isnan(v)) return 255;
   uint8_t e = 0;
-  while (e < 254 && std::ldexp(1.0, e - 127) < double{v}) ++e;
+  for (double power = std::ldexp(1.0, -127); e < 254 && power < double{v}; power *= 2) ++e;
   return e;
 }
 inline float e8m0_value(uint8_t e) {
@@ -144,15 +150,17 @@ inline uint8_t e2m1_stochastic(float y, uint32_t r) {
 // ---------------------------------------------------------------------------------------------------------------
 
 struct Scale {
-  float multiplier = 1;           // what elements are multiplied by
-  std::vector<std::byte> stored;  // what the plane keeps
+  float multiplier = 1;  // what elements are multiplied by
+  uint32_t stored = 0;   // what the plane keeps, in the low bytes
 };
 
-template <typename T>
-std::vector<std::byte> stored(T value) {
-  std::vector<std::byte> bytes(sizeof(T));
-  std::memcpy(bytes.data(), &value, sizeof(T));
-  return bytes;
+inline uint32_t f32_bits(float x) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof(x));
+  return bits;
+}
+inline void append(std::vector<std::byte>& bytes, uint32_t value, size_t size) {
+  for (size_t i = 0; i < size; ++i, value /= 256) bytes.push_back(static_cast<std::byte>(value % 256));
 }
 
 inline Scale nvfp4_scale(float amax, float block) {
@@ -163,13 +171,13 @@ inline Scale nvfp4_scale(float amax, float block) {
   const float wanted = std::min(block * factor, FLT_MAX);
   const uint32_t d8 = e4m3_oracle().encode(double{wanted});
   const float product = static_cast<float>(e4m3_oracle().decode(d8)) * s_dec;
-  return {std::min(1.0F / product, FLT_MAX), stored(static_cast<uint8_t>(d8))};
+  return {std::min(1.0F / product, FLT_MAX), d8};
 }
 
 inline Scale mxfp8_scale(Format format, float block) {
   const float reciprocal = 1.0F / largest_fp8(format);
   const uint8_t e = e8m0(block * reciprocal);
-  return {e8m0_inverse(e), stored(e)};
+  return {e8m0_inverse(e), e};
 }
 
 // Without the mantissa: subnormal numbers have nothing else.
@@ -190,7 +198,7 @@ inline Scale fp8_scale(const QuantSpec& spec, float amax, bool power_of_two, flo
     if (std::isinf(scale)) scale = if_infinite;
     if (power_of_two) scale = power_of_two_below(scale);
   }
-  return {scale, stored(1.0F / scale)};
+  return {scale, f32_bits(1.0F / scale)};
 }
 
 // {0, 0}: one for all. In the plane's own rows and columns.
@@ -329,12 +337,12 @@ inline OraclePlane oracle_quantize(const OracleMatrix& matrix, const QuantSpec& 
   const std::vector<uint8_t> codes = oracle_codes(x, spec, plane, scales, origin);
 
   OraclePlane result;
+  const size_t scale_bytes = spec.format == Format::kNvfp4 || oracle::is_mxfp8(spec.format) ? 1 : 4;
   const auto [scale_rows, scale_columns] = oracle::scales_of(spec, x.rows, x.columns);
   for (int64_t r = 0; r < scale_rows; ++r) {
     for (int64_t c = 0; c < scale_columns; ++c) {
       const int64_t from = scale_rows == down ? r : r / block.rows;
-      const auto& bytes = scales[static_cast<size_t>(from * across + c)].stored;
-      result.scales.insert(result.scales.end(), bytes.begin(), bytes.end());
+      oracle::append(result.scales, scales[static_cast<size_t>(from * across + c)].stored, scale_bytes);
     }
   }
   if (spec.format == Format::kNvfp4) {

@@ -5,13 +5,13 @@
 namespace tessera {
 namespace {
 
-struct Size {
+struct RandomSize {
   int64_t rows;
   int64_t columns;
 };
 // Smaller, as large as and larger than the tiles that are worked on at a time, with and without whole blocks.
-constexpr Size kSizes[] = {{1, 2},     {2, 2},    {16, 16},   {32, 32},  {48, 80},  {128, 128}, {130, 258},
-                           {16, 4096}, {6, 1100}, {144, 272}, {300, 70}, {600, 34}, {34, 600},  {2, 9000}};
+constexpr RandomSize kRandomSizes[] = {{1, 2},     {2, 2},    {16, 16},   {32, 32},  {48, 80},   {128, 128},
+                                       {130, 258}, {2, 4200}, {34, 1030}, {260, 70}, {140, 140}, {530, 18}};
 
 // Both planes, and back again.
 void expect_oracles_bytes(const TestMatrix& m, const OracleMatrix& values, const QuantSpec& spec) {
@@ -20,7 +20,7 @@ void expect_oracles_bytes(const TestMatrix& m, const OracleMatrix& values, const
     if (!is_packable(spec, plane, m.rows(), m.columns())) continue;
     SCOPED_TRACE(describe(spec, plane, m.dtype(), m.rows(), m.columns()));
     const OraclePlane want = oracle_quantize(values, spec, plane, amax);
-    const DType back_to = m.rows() * m.columns() < 20000 ? m.dtype() : DType::kF32;
+    const DType back_to = m.rows() * m.columns() < 5000 ? m.dtype() : DType::kF32;
     const OracleMatrix back = oracle_dequantize(want, spec, plane, amax, back_to, m.rows(), m.columns());
     with_every_kernel([&] {
       ASSERT_EQ(difference(quantized(m.view(), spec, plane, amax), want), "");
@@ -32,7 +32,7 @@ void expect_oracles_bytes(const TestMatrix& m, const OracleMatrix& values, const
 class QuantizeRandomTest : public testing::TestWithParam<DType> {};
 
 TEST_P(QuantizeRandomTest, EveryFormatGivesTheOraclesBytes) {
-  for (const auto& [rows, columns] : kSizes) {
+  for (const auto& [rows, columns] : kRandomSizes) {
     const TestMatrix m = random_matrix(GetParam(), rows, columns, static_cast<uint32_t>(rows * 7919 + columns));
     const OracleMatrix values = m.oracle();
     for (const QuantSpec& spec : every_spec()) {
@@ -62,11 +62,12 @@ class QuantizeThreadsTest : public EveryKernelTest {};
 TEST_P(QuantizeThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
   const TestMatrix m = random_matrix(DType::kF32, 528, 1090, 3);  // enough for three
   for (QuantSpec spec : every_spec()) {
+    if (spec.power_of_two) continue;
     if (spec.format == Format::kNvfp4 && spec.scaling == NvScaling::k1x16) spec.rounding = Rounding::kStochastic;
     TestPlane row(spec, Plane::kRow, m.rows(), m.columns());
     TestPlane column(spec, Plane::kColumn, m.rows(), m.columns());
     quantize(m.view(), spec, {1.5F, 1.5F}, {row.memory(), column.memory()}, {1});
-    for (const int threads : {2, 3, 0}) {
+    for (const int threads : {2, 3}) {
       TestPlane other_row(spec, Plane::kRow, m.rows(), m.columns());
       TestPlane other_column(spec, Plane::kColumn, m.rows(), m.columns());
       quantize(m.view(), spec, {1.5F, 1.5F}, {other_row.memory(), other_column.memory()}, {threads});
@@ -79,10 +80,8 @@ TEST_P(QuantizeThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
       std::vector<float> one(static_cast<size_t>(m.rows() * m.columns()));
       std::vector<float> more(one.size());
       dequantize(spec, plane, from, 1.5F, {one.data(), DType::kF32, m.rows(), m.columns(), m.columns()}, {1});
-      for (const int threads : {2, 3}) {
-        dequantize(spec, plane, from, 1.5F, {more.data(), DType::kF32, m.rows(), m.columns(), m.columns()}, {threads});
-        EXPECT_TRUE(more == one) << describe(spec) << ", " << threads << " threads";
-      }
+      dequantize(spec, plane, from, 1.5F, {more.data(), DType::kF32, m.rows(), m.columns(), m.columns()}, {3});
+      EXPECT_TRUE(more == one) << describe(spec);
     }
   }
 }

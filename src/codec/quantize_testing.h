@@ -67,11 +67,17 @@ class TestMatrix {
     for (int64_t r = 0; r < rows_; ++r)
       for (int64_t c = 0; c < columns_; ++c) set(r, c, x);
   }
+  uint32_t bits(int64_t r, int64_t c) const {
+    uint32_t value = 0;
+    if (dtype_ == DType::kF32)
+      std::memcpy(&value, at(r, c), 4);
+    else
+      std::memcpy(&value, at(r, c), 2);
+    return value;
+  }
   float get(int64_t r, int64_t c) const {
-    uint32_t bits = 0;
-    std::memcpy(&bits, at(r, c), dtype_ == DType::kF32 ? 4 : 2);
-    if (dtype_ == DType::kF32) return std::bit_cast<float>(bits);
-    return static_cast<float>((dtype_ == DType::kF16 ? f16_oracle() : bf16_oracle()).decode(bits));
+    if (dtype_ == DType::kF32) return std::bit_cast<float>(bits(r, c));
+    return static_cast<float>((dtype_ == DType::kF16 ? f16_oracle() : bf16_oracle()).decode(bits(r, c)));
   }
 
   MatrixView view() const { return {bytes_.data(), dtype_, rows_, columns_, stride_}; }
@@ -84,13 +90,16 @@ class TestMatrix {
 
   OracleMatrix oracle() const {
     OracleMatrix m{dtype_, rows_, columns_, {}};
+    m.values.reserve(static_cast<size_t>(rows_ * columns_));
     for (int64_t r = 0; r < rows_; ++r)
       for (int64_t c = 0; c < columns_; ++c) m.values.push_back(get(r, c));
     return m;
   }
 
  private:
-  std::byte* at(int64_t r, int64_t c) const { return bytes_.data() + bytes_of(dtype_, r * stride_ + c); }
+  std::byte* at(int64_t r, int64_t c) const {
+    return bytes_.data() + (r * stride_ + c) * (dtype_ == DType::kF32 ? 4 : 2);
+  }
 
   DType dtype_;
   int64_t rows_;
@@ -188,14 +197,14 @@ inline OraclePlane quantized(const MatrixView& view, const QuantSpec& spec, Plan
   return to.get();
 }
 
-inline OracleMatrix dequantized(const OraclePlane& from, const QuantSpec& spec, Plane plane, float amax, DType dtype,
-                                int64_t rows, int64_t columns, Parallel parallel = {}) {
+inline TestMatrix dequantized(const OraclePlane& from, const QuantSpec& spec, Plane plane, float amax, DType dtype,
+                              int64_t rows, int64_t columns) {
   TestPlane source(spec, plane, rows, columns);
   source.put(from);
   TestMatrix to(dtype, rows, columns);
-  dequantize(spec, plane, source.source(), amax, to.memory(), parallel);
+  dequantize(spec, plane, source.source(), amax, to.memory());
   EXPECT_TRUE(to.intact());
-  return to.oracle();
+  return to;
 }
 
 // Every format, by both of its options where it has some.
@@ -249,6 +258,7 @@ inline std::string describe(const QuantSpec& spec, Plane plane, DType dtype, int
 
 // Where two byte strings first differ; nothing if they do not.
 inline std::string difference(const std::vector<std::byte>& got, const std::vector<std::byte>& want) {
+  if (got == want) return "";
   if (got.size() != want.size()) return std::to_string(got.size()) + " bytes, not " + std::to_string(want.size());
   for (size_t i = 0; i < got.size(); ++i) {
     if (got[i] != want[i])
@@ -263,15 +273,21 @@ inline std::string difference(const OraclePlane& got, const OraclePlane& want) {
   const std::string codes = difference(got.codes, want.codes);
   return codes.empty() ? "" : "codes: " + codes;
 }
-// Bits, with NaN as one value.
-inline std::string difference(const OracleMatrix& got, const OracleMatrix& want) {
-  for (size_t i = 0; i < want.values.size(); ++i) {
-    const float g = got.values.at(i);
-    const float w = want.values[i];
-    if (std::bit_cast<uint32_t>(g) != std::bit_cast<uint32_t>(w) && !(std::isnan(g) && std::isnan(w)))
-      return "element " + std::to_string(i) + " is " + std::to_string(g) + ", not " + std::to_string(w);
+// Bit by bit; NaN is the one of its type that results are.
+inline std::string difference(const TestMatrix& got, const OracleMatrix& want) {
+  const uint32_t nan = got.dtype() == DType::kF32 ? 0x7FC00000 : got.dtype() == DType::kF16 ? 0x7E00 : 0x7FC0;
+  for (int64_t r = 0; r < want.rows; ++r) {
+    for (int64_t c = 0; c < want.columns; ++c) {
+      const float g = got.get(r, c);
+      const float w = want.at(r, c);
+      const bool same =
+          std::isnan(w) ? got.bits(r, c) == nan : std::bit_cast<uint32_t>(g) == std::bit_cast<uint32_t>(w);
+      if (!same)
+        return "[" + std::to_string(r) + ", " + std::to_string(c) + "] is " + std::to_string(g) + ", not " +
+               std::to_string(w);
+    }
   }
-  return got.values.size() == want.values.size() ? "" : "another size";
+  return got.rows() == want.rows && got.columns() == want.columns ? "" : "another size";
 }
 
 }  // namespace tessera

@@ -181,12 +181,27 @@ void RowCoder::scale_blocks(size_t n, std::byte* scales) {
 // To scratch_.magnitudes: element by element, the largest of some rows.
 bool RowCoder::fold(const Rows& input, size_t first, size_t rows) {
   if (scratch_.magnitudes.size() < input.columns) scratch_.magnitudes.resize(input.columns);
-  std::memset(scratch_.magnitudes.data(), 0, input.columns * sizeof(float));
-  bool nonfinite = false;
-  for (size_t r = first; r < first + rows; ++r)
-    nonfinite |= kernels_.amax->fold[type_](input.data + r * input.stride, input.columns, scratch_.magnitudes.data());
-  return nonfinite;
+  return kernels_.amax->fold[type_](input.data + first * input.stride, input.stride, rows, input.columns,
+                                    scratch_.magnitudes.data());
 }
+
+namespace {
+
+// Of square blocks: bytes stand in each of a block's rows, floats once.
+template <typename T>
+void transpose_scales(BlockShape block, int64_t rows, int64_t columns, const ConstPlaneMemory& from,
+                      const PlaneMemory& to) {
+  constexpr bool kRepeated = sizeof(T) == 1;
+  for (int64_t c = 0; c < columns; c += kRepeated ? 1 : block.columns) {
+    std::byte* scales = to.scales + (kRepeated ? c : c / block.columns) * to.scale_stride;
+    const std::byte* line = from.scales + c / block.columns * static_cast<int64_t>(sizeof(T));
+    const int64_t step = (kRepeated ? block.rows : 1) * from.scale_stride;
+    for (int64_t r = 0; r < rows; r += block.rows, line += step, scales += sizeof(T))
+      std::memcpy(scales, line, sizeof(T));
+  }
+}
+
+}  // namespace
 
 void transpose_codes_and_scales(const QuantSpec& spec, int64_t rows, int64_t columns, const ConstPlaneMemory& from,
                                 const PlaneMemory& to) {
@@ -197,15 +212,7 @@ void transpose_codes_and_scales(const QuantSpec& spec, int64_t rows, int64_t col
                                                    static_cast<size_t>(to.code_stride));
   const BlockShape block = block_shape(spec, Plane::kRow);
   if (block.columns == 0) return;
-  const int64_t element = packed ? 1 : static_cast<int64_t>(sizeof(float));
-  for (int64_t c = 0; c < columns; c += packed ? 1 : block.columns) {
-    std::byte* scales = to.scales + (packed ? c : c / block.columns) * to.scale_stride;
-    for (int64_t r = 0; r < rows; r += block.rows) {
-      const std::byte* scale =
-          from.scales + (packed ? r : r / block.rows) * from.scale_stride + c / block.columns * element;
-      std::memcpy(scales + r / block.rows * element, scale, static_cast<size_t>(element));
-    }
-  }
+  (packed ? transpose_scales<std::byte> : transpose_scales<float>)(block, rows, columns, from, to);
 }
 
 }  // namespace tessera::codec

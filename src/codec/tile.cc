@@ -8,6 +8,7 @@
 #include "codec/kernel_set.h"
 #include "codec/matrix.h"
 #include "codec/row_coder.h"
+#include "codec/stream.h"
 
 namespace tessera::codec {
 namespace {
@@ -17,7 +18,7 @@ bool is_mx(const QuantSpec& spec) {
 }
 
 // A tile's lines in a transposed plane should be whole ones; MXFP8's column blocks are 32 rows high.
-constexpr TileGrid::Tile kTransposed{0, 0, 128, 256};
+constexpr TileGrid::Tile kTransposed{0, 0, 256, 512};
 constexpr TileGrid::Tile kMxBoth{0, 0, 32, 1024};
 constexpr TileGrid::Tile kRowsAlone{0, 0, 16, 4096};
 constexpr TileGrid::Tile kHighBlocks{0, 0, 128, 1024};
@@ -122,23 +123,39 @@ class TileQuantizer {
 
   bool both_from_row(const Rows& input) {
     const PlaneShape shape = plane_shape(spec_, Plane::kRow, tile_.rows, tile_.columns);
-    PlaneMemory tile{.codes = reserve(scratch_.codes, static_cast<size_t>(shape.code_bytes())),
-                     .code_stride = shape.code_row_bytes(),
-                     .scales = reserve(scratch_.scales, static_cast<size_t>(shape.scale_bytes())),
-                     .scale_stride = shape.scale_row_bytes()};
-    const float amax = amax_.column;
-    const bool nonfinite = RowCoder(spec_, amax, input.dtype, {}, scratch_).encode(input, tile);
-    if (planes_.row.codes != nullptr) {
-      const PlaneMemory to = row_target();
-      for (int64_t r = 0; r < shape.code_rows; ++r)
-        std::memcpy(at(to, r, 0), at(tile, r, 0), static_cast<size_t>(shape.code_row_bytes()));
-      if (block_shape(spec_, Plane::kRow).columns != 0)
-        for (int64_t r = 0; r < shape.scale_rows; ++r)
-          std::memcpy(scale_at(to, r, 0), scale_at(tile, r, 0), static_cast<size_t>(shape.scale_row_bytes()));
-    }
+    const PlaneShape turned = plane_shape(spec_, Plane::kColumn, tile_.rows, tile_.columns);
+    const bool wanted = planes_.row.codes != nullptr;
+    const PlaneMemory row =
+        wanted ? row_target() : with_scratch_codes(scratch_scales(shape), shape, scratch_.row_codes);
+    const bool nonfinite = RowCoder(spec_, amax_.column, input.dtype, {}, scratch_).encode(input, row);
+    const PlaneMemory column = with_scratch_codes(column_target(), turned, scratch_.column_codes);
     transpose_codes_and_scales(spec_, tile_.rows, tile_.columns,
-                               {tile.codes, tile.code_stride, tile.scales, tile.scale_stride}, column_target());
+                               {row.codes, row.code_stride, row.scales, row.scale_stride}, column);
+    copy_codes(column, turned, column_target());
     return nonfinite;
+  }
+
+  PlaneMemory scratch_scales(const PlaneShape& shape) const {
+    return {nullptr, 0, reserve(scratch_.row_scales, static_cast<size_t>(shape.scale_bytes())),
+            shape.scale_row_bytes()};
+  }
+
+  // Rows of a plane, or of a tile, may lie a power of two apart, and then share few sets of the caches.
+  static int64_t padded(int64_t row_bytes) {
+    constexpr int64_t kLine = 64;
+    return (row_bytes + kLine - 1) / kLine * kLine + kLine;
+  }
+
+  static PlaneMemory with_scratch_codes(PlaneMemory plane, const PlaneShape& shape, std::vector<std::byte>& memory) {
+    plane.code_stride = padded(shape.code_row_bytes());
+    plane.codes = reserve(memory, static_cast<size_t>(shape.code_rows * plane.code_stride));
+    return plane;
+  }
+
+  // Past the caches, whole lines at a time.
+  static void copy_codes(const PlaneMemory& from, const PlaneShape& shape, const PlaneMemory& to) {
+    copy_stream_rows(to.codes, to.code_stride, from.codes, from.code_stride,
+                     static_cast<size_t>(shape.code_row_bytes()), static_cast<size_t>(shape.code_rows));
   }
 
   // Quantises the transposed input.
@@ -146,18 +163,22 @@ class TileQuantizer {
     const auto element = static_cast<size_t>(bytes_of(input.dtype, 1));
     const TransposeKernels& kernels = *active_kernels().transpose;
     if (spec_.hadamard) {
-      const size_t stride = input.columns * element;
+      const auto stride = static_cast<size_t>(padded(static_cast<int64_t>(input.columns * element)));
       std::byte* transformed = reserve(scratch_.transformed, input.rows * stride);
       for (size_t r = 0; r < input.rows; r += kHadamard)
         kernels.hadamard(input.data + r * input.stride, input.stride, input.columns, transformed + r * stride, stride);
       input.data = transformed;
       input.stride = stride;
     }
-    const size_t stride = input.rows * element;
+    const auto stride = static_cast<size_t>(padded(static_cast<int64_t>(input.rows * element)));
     std::byte* transposed = reserve(scratch_.input, input.columns * stride);
     kernels.elements[element / 2](input.data, input.stride, input.rows, input.columns, transposed, stride);
-    const Rows columns{transposed, stride, input.columns, input.rows, input.dtype};
-    return RowCoder(spec_, amax_.column, input.dtype, draws(Plane::kColumn), scratch_).encode(columns, column_target());
+    const PlaneShape shape = plane_shape(spec_, Plane::kColumn, tile_.rows, tile_.columns);
+    const PlaneMemory column = with_scratch_codes(column_target(), shape, scratch_.column_codes);
+    const bool nonfinite = RowCoder(spec_, amax_.column, input.dtype, draws(Plane::kColumn), scratch_)
+                               .encode({transposed, stride, input.columns, input.rows, input.dtype}, column);
+    copy_codes(column, shape, column_target());
+    return nonfinite;
   }
 
   const TileGrid& grid_;
@@ -193,7 +214,9 @@ TileGrid::Tile TileGrid::tile(size_t index) const {
 }
 
 bool quantize_tile(const TileGrid& grid, size_t index, PlaneAmax amax, const Origin& origin, TileScratch& scratch) {
-  return TileQuantizer(grid, index, amax, origin, scratch).run();
+  const bool nonfinite = TileQuantizer(grid, index, amax, origin, scratch).run();
+  stream_fence();
+  return nonfinite;
 }
 
 }  // namespace tessera::codec

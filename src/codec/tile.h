@@ -49,9 +49,10 @@ struct TileScratch {
   std::vector<float> amax;
   std::vector<float> multipliers;
   std::vector<float> magnitudes;  // of any of the input types
-  std::vector<std::byte> codes;   // of a tile whose codes are not wanted as they are
-  std::vector<std::byte> scales;
-  std::vector<std::byte> input;  // transposed or transformed
+  std::vector<std::byte> row_codes;
+  std::vector<std::byte> row_scales;
+  std::vector<std::byte> column_codes;
+  std::vector<std::byte> input;  // transposed
   std::vector<std::byte> transformed;
 };
 

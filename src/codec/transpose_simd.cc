@@ -1,5 +1,6 @@
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "codec/hadamard.h"
 #include "codec/kernel_set.h"
@@ -25,25 +26,39 @@ template <typename T>
 inline constexpr size_t kSquare = kBytes / sizeof(T);
 
 // A square of rows becomes the square of columns. Each round shuffles the first half of the rows with the second, like
-// cards; after log2(kSquare) of them every element has come to its place.
+// cards; after log2(kSquare) of them every element has come to its place. Unrolled, so that all stay in registers.
 template <typename T>
-HWY_INLINE void transpose_square(V128<T> (&rows)[kSquare<T>]) {
-  constexpr size_t kHalf = kSquare<T> / 2;
+struct Square {
+  V128<T> row[kSquare<T>];
+};
+
+template <typename T, size_t... kI>
+HWY_INLINE Square<T> shuffled(const Square<T>& rows, std::index_sequence<kI...>) {
   const D128<T> d;
-  for (size_t round = kSquare<T>; round > 1; round /= 2) {
-    V128<T> shuffled[kSquare<T>];
-    for (size_t i = 0; i < kHalf; ++i) {
-      shuffled[2 * i] = hn::InterleaveLower(d, rows[i], rows[i + kHalf]);
-      shuffled[2 * i + 1] = hn::InterleaveUpper(d, rows[i], rows[i + kHalf]);
-    }
-    for (size_t i = 0; i < kSquare<T>; ++i) rows[i] = shuffled[i];
-  }
+  constexpr size_t kHalf = kSquare<T> / 2;
+  return {(kI % 2 == 0 ? hn::InterleaveLower(d, rows.row[kI / 2], rows.row[kI / 2 + kHalf])
+                       : hn::InterleaveUpper(d, rows.row[kI / 2], rows.row[kI / 2 + kHalf]))...};
 }
 
+template <typename T, size_t... kI>
+HWY_INLINE Square<T> load_square(const std::byte* src, size_t stride, std::index_sequence<kI...> indices) {
+  Square<T> square{hn::LoadU(D128<T>(), at<T>(src + kI * stride))...};
+  square = shuffled(square, indices);
+  if constexpr (kSquare<T> > 2) square = shuffled(square, indices);
+  if constexpr (kSquare<T> > 4) square = shuffled(square, indices);
+  if constexpr (kSquare<T> > 8) square = shuffled(square, indices);
+  return square;
+}
+
+// Transposed.
 template <typename T>
-HWY_INLINE void load_square(const std::byte* src, size_t stride, V128<T> (&rows)[kSquare<T>]) {
-  for (size_t i = 0; i < kSquare<T>; ++i) rows[i] = hn::LoadU(D128<T>(), at<T>(src + i * stride));
-  transpose_square<T>(rows);
+HWY_INLINE Square<T> load_square(const std::byte* src, size_t stride) {
+  return load_square<T>(src, stride, std::make_index_sequence<kSquare<T>>());
+}
+
+template <typename T, size_t... kI>
+HWY_INLINE void store_square(const Square<T>& square, std::byte* dst, size_t stride, std::index_sequence<kI...>) {
+  (hn::StoreU(square.row[kI], D128<T>(), at<T>(dst + kI * stride)), ...);
 }
 
 template <typename T>
@@ -53,12 +68,10 @@ void transpose_elements(const std::byte* src, size_t src_stride, size_t rows, si
   const auto reference = scalar_transpose().elements[sizeof(T) / 2];
   const size_t whole_rows = rows - rows % kN;
   const size_t whole_columns = columns - columns % kN;
-  for (size_t c = 0; c < whole_columns; c += kN) {
-    for (size_t r = 0; r < whole_rows; r += kN) {
-      V128<T> square[kN];
-      load_square<T>(src + r * src_stride + c * sizeof(T), src_stride, square);
-      for (size_t i = 0; i < kN; ++i)
-        hn::StoreU(square[i], D128<T>(), at<T>(dst + (c + i) * dst_stride + r * sizeof(T)));
+  for (size_t r = 0; r < whole_rows; r += kN) {
+    for (size_t c = 0; c < whole_columns; c += kN) {
+      store_square(load_square<T>(src + r * src_stride + c * sizeof(T), src_stride),
+                   dst + c * dst_stride + r * sizeof(T), dst_stride, std::make_index_sequence<kN>());
     }
   }
   reference(src + whole_columns * sizeof(T), src_stride, rows, columns - whole_columns,
@@ -80,21 +93,23 @@ HWY_INLINE void store_pairs(V128<uint8_t> column, std::byte* p) {
   hn::StoreU(hn::DemoteTo(half, pairs), half, at<uint8_t>(p));
 }
 
+template <size_t... kI>
+HWY_INLINE void store_nibbles(const Square<uint8_t>& square, std::byte* dst, size_t stride,
+                              std::index_sequence<kI...>) {
+  ((store_pairs<0>(square.row[kI], dst + 2 * kI * stride), store_pairs<4>(square.row[kI], dst + (2 * kI + 1) * stride)),
+   ...);
+}
+
 void transpose_nibbles(const std::byte* src, size_t src_stride, size_t rows, size_t columns, std::byte* dst,
                        size_t dst_stride) {
   constexpr size_t kN = kSquare<uint8_t>;
   const auto reference = scalar_transpose().nibbles;
   const size_t whole_rows = rows - rows % kN;
   const size_t whole_columns = columns - columns % (2 * kN);
-  for (size_t c = 0; c < whole_columns; c += 2 * kN) {
-    for (size_t r = 0; r < whole_rows; r += kN) {
-      V128<uint8_t> square[kN];
-      load_square<uint8_t>(src + r * src_stride + c / 2, src_stride, square);
-      for (size_t i = 0; i < kN; ++i) {
-        std::byte* p = dst + (c + 2 * i) * dst_stride + r / 2;
-        store_pairs<0>(square[i], p);
-        store_pairs<4>(square[i], p + dst_stride);
-      }
+  for (size_t r = 0; r < whole_rows; r += kN) {
+    for (size_t c = 0; c < whole_columns; c += 2 * kN) {
+      store_nibbles(load_square<uint8_t>(src + r * src_stride + c / 2, src_stride), dst + c * dst_stride + r / 2,
+                    dst_stride, std::make_index_sequence<kN>());
     }
   }
   reference(src + whole_columns / 2, src_stride, rows, columns - whole_columns, dst + whole_columns * dst_stride,
