@@ -68,6 +68,8 @@ class BoxReader {
   explicit BoxReader(const SourceBox& box)
       : box_(box), bytes_(bytes_of(box.dtype, 1)), cast_(cast_row(box.dtype, quantized_input(box.dtype))) {}
 
+  // Whether read() gives the box's own memory.
+  bool direct() const { return box_.column_stride == bytes_ && box_.dtype != DType::kF64; }
   // Columns [column, column + n) of a row, n <= kStrip; until the next call.
   const std::byte* read(int64_t row, int64_t column, int64_t n) {
     const std::byte* from = box_.data + row * box_.row_stride + column * box_.column_stride;
