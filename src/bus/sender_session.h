@@ -162,7 +162,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   Phase phase_ = Phase::kIdle;  // staged: kPreparing and kFailing alone
   bool reduced_ = false;        // what is done of preparing
   bool copied_ = false;
-  bool quantising_ = false;     // or done with it, or the others know that this rank will not
+  bool quantising_ = false;  // or done with it, or the others know that this rank will not
   bool quantised_ = false;
   uint32_t offers_ = 0;   // so far
   int64_t offering_ = 0;  // or being prepared
