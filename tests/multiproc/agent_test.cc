@@ -769,7 +769,8 @@ TEST(Agent, OfAnotherReleaseIsNamedWithBoth) {
     const std::string why = newer.refusal();
     std::fprintf(stderr, "%s\n", why.c_str());
     REQUIRE_HERE(why.find(fmt::format("the agent is release {}", kVersion)) != std::string::npos);
-    REQUIRE_HERE(why.find("the worker release 99.1 with protocols 2 to 3") != std::string::npos);
+    REQUIRE_HERE(why.find(fmt::format("the worker release 99.1 with protocols {} to {}", open.protocol_min,
+                                      open.protocol_max)) != std::string::npos);
     return 0;
   });
   agents.wait(hang_limit());
