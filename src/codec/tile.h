@@ -13,7 +13,6 @@ namespace tessera::codec {
 
 Fp8Constants fp8_constants(const QuantSpec& spec, DType input);
 
-
 class TileGrid {
  public:
   TileGrid(const MatrixView& matrix, const QuantSpec& spec, const Planes& planes);

@@ -166,10 +166,9 @@ void PlaneWriter::transpose_codes(const Plane& plane, const BlockBox& box) const
   one_by_one(inner, {odd + even_columns, box.columns.size()});
   if (even_rows == 0) return;
   tiles(odd, odd + even_columns, [&](Index column, Index columns) {
-    codec::transpose_codes(codes, source + skipped_row * piece().row_bytes() + (column + odd) / 2, piece().row_bytes(),
-                           even_rows, columns,
-                           plane.target.codes + (to + column * plane.code_row_elements + skipped_row) / 2,
-                           plane.code_row_elements / 2);
+    codec::transpose_codes(
+        codes, source + skipped_row * piece().row_bytes() + (column + odd) / 2, piece().row_bytes(), even_rows, columns,
+        plane.target.codes + (to + column * plane.code_row_elements + skipped_row) / 2, plane.code_row_elements / 2);
   });
 }
 
@@ -184,7 +183,8 @@ void PlaneWriter::write_scales(const Plane& plane, Index matrix, const Interval&
       const std::byte* scale = from() + piece().scale(matrix, row->place, column.place);
       const Block& line = plane.target.transposed ? column : *row;
       const Block& along = plane.target.transposed ? *row : column;
-      const Index block = plane.target.transposed ? piece().what().format.block_columns : piece().what().format.block_rows;
+      const Index block =
+          plane.target.transposed ? piece().what().format.block_columns : piece().what().format.block_rows;
       const Index first_line = repeated ? line.local * block : line.local;
       for (Index l = 0; l < (repeated ? line.lines : 1); ++l)
         std::memcpy(scales + (first_line + l) * plane.scale_row_bytes + along.local * bytes, scale,

@@ -35,9 +35,9 @@ class PlaneWriter final : public WireReader {
   };
   struct Plane {
     PlaneTarget target;
-    BoxOffsets codes;              // in elements
-    int64_t code_row_elements;     // from one row, transposed: column, to the next
-    int64_t scale_row_bytes;       // likewise
+    BoxOffsets codes;           // in elements
+    int64_t code_row_elements;  // from one row, transposed: column, to the next
+    int64_t scale_row_bytes;    // likewise
     int64_t scale_matrix_bytes;
   };
 

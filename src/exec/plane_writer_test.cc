@@ -99,10 +99,10 @@ struct ExpectedPlanes {
       else
         codes[static_cast<size_t>(code)] = value;
       const Index scale = matrix * scale_matrix + line / block_lines * scale_row + place / block_along;
-      std::memcpy(scales.data() + scale * format.scale_bytes(),
-                  whole.scale(tensor.matrix_of(at), at[at.size() - 2] / format.block_rows,
-                              at.back() / format.block_columns),
-                  static_cast<size_t>(format.scale_bytes()));
+      std::memcpy(
+          scales.data() + scale * format.scale_bytes(),
+          whole.scale(tensor.matrix_of(at), at[at.size() - 2] / format.block_rows, at.back() / format.block_columns),
+          static_cast<size_t>(format.scale_bytes()));
       if (row == 0 && column == 0 && needs_amax(format.spec.format)) {
         const float amax = whole.amax(tensor.matrix_of(at));
         const auto* bytes = reinterpret_cast<const std::byte*>(&amax);
@@ -185,8 +185,7 @@ TEST(PlaneWriter, BothPlanesAreThoseOfTheWholeTensorWhereOneIsTheOtherTransposed
     constexpr Index kRows = 150, kColumns = 278;
     const WireReference whole(random, format, DType::kF32, 1, kRows, kColumns);
     const WireTensor tensor{.whole = &whole, .shape = {kRows, kColumns}};
-    const QuantizedLayout layout =
-        quantized_layout(format.spec, {.row = true, .column = true}, 1, kRows, kColumns);
+    const QuantizedLayout layout = quantized_layout(format.spec, {.row = true, .column = true}, 1, kRows, kColumns);
     std::vector<std::byte> expected(static_cast<size_t>(layout.bytes)), written(expected.size());
     const auto at = [](std::vector<std::byte>& block, const QuantizedLayout::Place& place) {
       return PlaneMemory{block.data() + place.codes, place.shape.code_row_bytes(), block.data() + place.scales,

@@ -6,8 +6,8 @@
 
 #include "base/config.h"
 #include "base/fail.h"
-#include "exec/pull_cost.h"
 #include "exec/plane_writer.h"
+#include "exec/pull_cost.h"
 #include "exec/pull_program.h"
 #include "exec/route_walk.h"
 #include "exec/wire_decode.h"
@@ -160,8 +160,7 @@ class Compiler {
   }
 
   static std::unique_ptr<const WireReader> reader_of(const PullRoute& route, const std::byte* piece) {
-    if (!route.planes.empty())
-      return std::make_unique<PlaneWriter>(route.wire, piece, route.dst.owned, route.planes);
+    if (!route.planes.empty()) return std::make_unique<PlaneWriter>(route.wire, piece, route.dst.owned, route.planes);
     return std::make_unique<WireDecoder>(
         route.wire, piece, WireDecoder::Target{.array = route.dst, .dtype = route.dst_dtype, .data = route.data});
   }
