@@ -22,8 +22,9 @@ size_t matrices_of(const Shape& shape) {
   return static_cast<size_t>(matrices);
 }
 
-bool has_matrix_amaxes(const Match::Tensor& tensor) {
-  return tensor.wire && needs_amax(*tensor.wire);
+// Of a group, the first tensor has them for all.
+bool has_matrix_amaxes(std::span<const Match::Tensor> tensors, size_t t) {
+  return tensors[t].wire && needs_amax(*tensors[t].wire) && tensors[t].group == t;
 }
 
 }  // namespace
@@ -90,7 +91,7 @@ void Quantizer::require_few_keys() const {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
   std::vector<Index> keys(tensors.size(), 0);
   for (size_t t = 0; t < tensors.size(); ++t)
-    if (has_matrix_amaxes(tensors[t])) keys[t] = static_cast<Index>(matrices_of(tensors[t].shape));
+    if (has_matrix_amaxes(tensors, t)) keys[t] = static_cast<Index>(matrices_of(tensors[t].shape));
   for (size_t p = 0; p < parts_.size(); ++p) keys[parts_[p].tensor] += program_->cut_block_count(p);
   Index sum = 0;
   for (const Index count : keys) sum += count;
@@ -111,15 +112,16 @@ std::vector<AmaxKey> Quantizer::collect_keys() {
   std::vector<AmaxKey> keys;
   matrix_keys_.resize(tensors.size());
   for (uint32_t t = 0; t < tensors.size(); ++t) {
-    matrix_keys_[t] = keys.size();
-    if (!has_matrix_amaxes(tensors[t])) continue;
+    matrix_keys_[t] = tensors[t].group == t ? keys.size() : matrix_keys_[tensors[t].group];
+    if (!has_matrix_amaxes(tensors, t)) continue;
     for (size_t m = 0; m < matrices_of(tensors[t].shape); ++m)
       keys.push_back({.group = t, .matrix = static_cast<uint32_t>(m)});
   }
   for (size_t p = 0; p < parts_.size(); ++p) {
     parts_[p].first_key = keys.size();
+    const Match::Tensor& tensor = tensors[parts_[p].tensor];
     for (const CutBlock& block : program_->cut_blocks(p)) {
-      keys.push_back({.group = parts_[p].tensor,
+      keys.push_back({.group = tensor.fused ? tensor.group : parts_[p].tensor,
                       .matrix = static_cast<uint32_t>(block.matrix),
                       .row = static_cast<uint32_t>(block.block_row),
                       .column = static_cast<uint32_t>(block.block_column)});
