@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/fail_point.h"
 #include "base/mutation.h"
+#include "codec/quantize_formulas.h"
 
 namespace tessera::bus {
 namespace {
