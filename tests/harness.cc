@@ -18,6 +18,7 @@
 
 #include <fmt/format.h>
 
+#include "base/config.h"
 #include "base/fail.h"
 #include "tessera/error.h"
 #include "tessera/store.h"
@@ -108,6 +109,7 @@ pid_t ProcessGroup::start(const std::string& name, std::function<int()> body) {
   const int fd = ::open(child.output.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_APPEND, 0600);
   ::dup2(fd, STDERR_FILENO);
   ::setenv("TESSERA_RUNTIME_DIR", (folder_.path() + "/run").c_str(), 1);
+  Config::forget();  // the test may have asked it
   int status = 1;
   try {
     status = body();

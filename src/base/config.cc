@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstdlib>
+#include <mutex>
+#include <optional>
 
 namespace tessera {
 namespace {
@@ -59,8 +61,10 @@ std::span<const EnvironmentVariable> environment_variables() {
   return kVariables;
 }
 
-const Config& Config::get() {
-  static const Config config{
+namespace {
+
+Config read_environment() {
+  return {
       .log_level = value_of("TESSERA_LOG"),
       .log_format = value_of("TESSERA_LOG_FORMAT"),
       .metrics = value_of("TESSERA_METRICS"),
@@ -76,7 +80,22 @@ const Config& Config::get() {
       .force_pull = value_of("TESSERA_FORCE_PULL"),
       .allow_ptrace = value_of("TESSERA_ALLOW_PTRACE"),
   };
-  return config;
+}
+
+std::mutex mutex;
+std::optional<const Config> config;
+
+}  // namespace
+
+const Config& Config::get() {
+  const std::lock_guard lock(mutex);
+  if (!config) config.emplace(read_environment());
+  return *config;
+}
+
+void Config::forget() {
+  const std::lock_guard lock(mutex);
+  config.reset();
 }
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ struct EnvironmentVariable {
 // The table behind Config, for `tessera doctor` and the documentation.
 std::span<const EnvironmentVariable> environment_variables();
 
-// What the environment says, read once at the first call. Immutable, hence thread-safe.
+// What the environment says, read once at the first call of get(). Immutable, hence thread-safe.
 struct Config {
   std::string log_level;        // TESSERA_LOG
   std::string log_format;       // TESSERA_LOG_FORMAT
@@ -35,6 +35,8 @@ struct Config {
   std::string allow_ptrace;     // TESSERA_ALLOW_PTRACE
 
   static const Config& get();
+  // For tests: the next get() reads it again. REQUIRES: nobody uses what get() gave
+  static void forget();
 };
 
 }  // namespace tessera
