@@ -1,0 +1,130 @@
+// Sends of quantised tensors that fail: on all ranks alike, and the next one goes well.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <limits>
+#include <ostream>
+#include <utility>
+
+#include "base/fail_point.h"
+#include "base/testing.h"
+#include "tests/multiproc/wire_jobs.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(WireFailures, WhatIsNotFiniteIsRefusedByAllRanksAlikeAndMendedByTheSameVersion) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  for (Rank rank = 0; rank < 3; ++rank)
+    group.start("trainer", [=] {
+      return with_batch(quantised(trainer(rank, 3)), store, [&](Batch& batch, std::vector<float>& tensor) {
+        fill(trainer(rank, 3), tensor, 1);
+        const float whole = std::exchange(tensor[5], rank == 1 ? std::numeric_limits<float>::quiet_NaN() : tensor[5]);
+        std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1).wait(); }).c_str());
+        tensor[5] = whole;
+        batch.send(1).wait();
+        return 0;
+      });
+    });
+  for (Rank rank = 0; rank < 2; ++rank)
+    group.start("inference", [=] {
+      return with_batch(quantised(inference(rank)), store, [&](Batch& batch, std::vector<float>& tensor) {
+        REQUIRE_HERE(batch.recv().wait() == 1 && std::isfinite(tensor[5]));
+        return 0;
+      });
+    });
+  for (const Outcome& outcome : group.wait(3 * hang_limit())) {
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+    if (outcome.name == "trainer") {
+      EXPECT_THAT(outcome.output, HasSubstr("tensor weight: nan at [22, 5] (rank trainer/1): nvfp4 refuses"));
+    }
+  }
+}
+
+TEST(WireFailures, AnAmaxThatTheFormatCannotTakeIsRefusedByAllRanksAlike) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  for (Rank rank = 0; rank < 2; ++rank)
+    group.start("trainer", [=] {
+      return with_batch(quantised(trainer(rank)), store, [&](Batch& batch, std::vector<float>& tensor) {
+        if (rank == 1) tensor[5] = 1e-37F;
+        std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1).wait(); }).c_str());
+        tensor[5] = 1;
+        batch.send(2).wait();
+        return 0;
+      });
+    });
+  for (Rank rank = 0; rank < 2; ++rank)
+    group.start("inference", [=] {
+      return with_batch(quantised(inference(rank)), store, [&](Batch& batch, std::vector<float>&) {
+        REQUIRE_HERE(batch.recv().wait() == 2);
+        return 0;
+      });
+    });
+  for (const Outcome& outcome : group.wait(3 * hang_limit())) {
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+    if (outcome.name == "trainer") {
+      EXPECT_THAT(outcome.output, HasSubstr("tensor weight: the amax of matrix 0 is 1e-37: nvfp4 takes"));
+    }
+  }
+}
+
+struct Death {
+  const char* place;
+  Rank rank;
+
+  friend void PrintTo(const Death& death, std::ostream* out) { *out << death.place << " of rank " << death.rank; }
+};
+
+const char* place_of_death = nullptr;
+
+class WireDeaths : public testing::TestWithParam<Death> {};
+
+// The receivers lose a sender, too.
+TEST_P(WireDeaths, EndTheOthersWithinASecond) {
+  const Death death = GetParam();
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  place_of_death = death.place;
+  for (Rank rank = 0; rank < 3; ++rank)
+    group.start("trainer/" + std::to_string(rank), [=] {
+      return with_batch(quantised(trainer(rank, 3)), store, [=](Batch& batch, std::vector<float>&) {
+        if (rank == death.rank)
+          fail_point_hook() = [](std::string_view place) {
+            if (place == place_of_death) ::raise(SIGKILL);
+          };
+        batch.send(1).wait();
+        return 0;
+      });
+    });
+  for (Rank rank = 0; rank < 2; ++rank)
+    group.start("inference", [=] { return with_batch(quantised(inference(rank)), store, receive_once); });
+  const std::vector<Outcome> outcomes = group.wait(3 * hang_limit());
+  double died = 0;
+  for (const Outcome& outcome : outcomes)
+    if (outcome.status == -SIGKILL) died = outcome.seconds;
+  EXPECT_GT(died, 0);
+  for (const Outcome& outcome : outcomes) {
+    if (outcome.status == -SIGKILL) continue;
+    EXPECT_EQ(outcome.status, kPeerLost) << outcome.name << ": " << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("trainer/" + std::to_string(death.rank)));
+    EXPECT_LT(outcome.seconds - died, 1) << outcome.name << ": " << outcome.output;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, WireDeaths,
+                         testing::Values(Death{"wire: amax", 0}, Death{"wire: amax", 2}, Death{"wire: reported", 0},
+                                         Death{"wire: reported", 2}, Death{"wire: agreed", 0},
+                                         Death{"wire: agreed", 2}),
+                         [](const auto& death) {
+                           return std::string(death.param.place + sizeof("wire:")) + std::to_string(death.param.rank);
+                         });
+
+}  // namespace
+}  // namespace tessera::test
