@@ -275,6 +275,20 @@ TEST_F(RankZero, AFailureReplacesWhatWasTold) {
   EXPECT_EQ(fellow(2).answer(), "7, 1: trainer/1: the send was cancelled");
 }
 
+TEST_F(RankZero, AFailureIsToldThoughThatFellowSendsTheNextVersionAlready) {
+  tell(1, 7, 1, {9, 2});
+  say(2, {.version = 7, .epoch = 1, .status = Status(ErrorCode::kCancelled, "the send was cancelled")});
+  tell(2, 8, 2, {4});
+  zero_.start(7, {0, 0, 0});
+  EXPECT_THAT(zero_.over(), ElementsAre("peer-lost: trainer/2: the send was cancelled"));
+  EXPECT_EQ(fellow(1).answer(), "7, 1: trainer/2: the send was cancelled");
+  EXPECT_TRUE(fellow(2).silent()) << "its turn may come";
+  tell(1, 8, 2, {0, 0});
+  zero_.start(8, {0, 0, 0});
+  EXPECT_THAT(zero_.over(), ElementsAre("0 4 0"));
+  EXPECT_EQ(fellow(2).answer(), "8, 2: 4");
+}
+
 TEST_F(RankZero, AFailureAndTheAnswerMayCross) {
   let_all_agree(7, 1);
   say(1, {.version = 7, .epoch = 1, .status = Status(ErrorCode::kCancelled, "the send was cancelled")});
