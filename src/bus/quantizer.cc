@@ -36,7 +36,7 @@ Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, con
       events_(std::move(events)),
       part_of_(setup.routes.sent.size(), kNone),
       looked_(agent.loop(), [this] { on_looked(); }),
-      encoded_(agent.loop(), [this] { finish(encode_runs_[slot_]->status()); }) {
+      encoded_(agent.loop(), [this] { on_encoded(); }) {
   collect_parts(source_of);
   require_few_keys();
   const std::vector<AmaxKey> keys = collect_keys();
@@ -213,6 +213,11 @@ void Quantizer::on_agreed(const Status& status, std::span<const float> amaxes) {
   encode_runs_[slot_]->start(++epoch_);
 }
 
+void Quantizer::on_encoded() {
+  spoil_piece();
+  finish(encode_runs_[slot_]->status());
+}
+
 Status Quantizer::check_range(std::span<const float> amaxes) const {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
   for (size_t t = 0; t < tensors.size(); ++t) {
@@ -243,6 +248,16 @@ void Quantizer::take_over(std::span<const float> amaxes) {
     for (size_t b = 0; b < part.cut_blocks.size(); ++b)
       amaxes_->blocks(p)[part.cut_blocks[b]] = of_blocks[part.first_key + b];
   }
+}
+
+// As a Mutation asks: of the first piece, once it is encoded.
+void Quantizer::spoil_piece() {
+  if (parts_.empty() || program_->piece(0).bytes() == 0) return;
+  const WirePiece& piece = program_->piece(0);
+  std::byte* const data = pieces_.data() + slot_ * slot_bytes_ + parts_[0].offset;
+  if (mutated(Mutation::kSpoiledCode)) data[piece.code_section()] ^= std::byte{1};
+  if (mutated(Mutation::kSpoiledScale)) data[piece.scale(0, 0, 0)] ^= std::byte{1};
+  if (mutated(Mutation::kSpoiledAmax)) data[piece.amax(0)] ^= std::byte{1};
 }
 
 void Quantizer::finish(const Status& status) {

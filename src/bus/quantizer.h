@@ -76,9 +76,11 @@ class Quantizer {
   void require_few_keys() const;
   void on_looked();
   void on_agreed(const Status& status, std::span<const float> amaxes);
+  void on_encoded();
   Status check_range(std::span<const float> amaxes) const;
   void report();
   void take_over(std::span<const float> amaxes);
+  void spoil_piece();
   void finish(const Status& status);
 
   const SessionSetup& setup_;

@@ -1,10 +1,12 @@
-// Sends of quantised tensors that fail: on all ranks alike, and the next one goes well.
+// Sends of quantised tensors that fail, and ranks that die, stop or spoil what they send: all ranks fail alike, and the
+// next version goes well.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <ostream>
 #include <utility>
@@ -16,6 +18,7 @@
 namespace tessera::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 TEST(WireFailures, WhatIsNotFiniteIsRefusedByAllRanksAlikeAndMendedByTheSameVersion) {
@@ -124,6 +127,56 @@ INSTANTIATE_TEST_SUITE_P(Places, WireDeaths,
                                          Death{"wire: agreed", 2}),
                          [](const auto& death) {
                            return std::string(death.param.place + sizeof("wire:")) + std::to_string(death.param.rank);
+                         });
+
+// --- what arrives otherwise than it was sent
+// ------------------------------------------------------------------------------------------------
+
+class WireDigestMismatch : public testing::TestWithParam<Mutation> {};
+
+TEST_P(WireDigestMismatch, NamesTheTensorAndItsSenderAndTheNextVersionIsWhole) {
+  for (const char* pull : {"", "ring"}) {
+    ProcessGroup group;
+    const std::string store = group.start_store();
+    for (Rank rank = 0; rank < 2; ++rank)
+      group.start("trainer", [&, rank] {
+        return with_batch(quantised(trainer(rank)), store, [&](Batch& batch, std::vector<float>& tensor) {
+          fill(trainer(rank), tensor, 1);
+          if (rank == 1) mutation() = GetParam();
+          std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1).wait(); }).c_str());
+          mutation() = Mutation::kNone;
+          fill(trainer(rank), tensor, 2);
+          batch.send(2).wait();
+          return 0;
+        });
+      });
+    for (Rank rank = 0; rank < 2; ++rank)
+      group.start("inference", [&, rank] {
+        ::setenv("TESSERA_FORCE_PULL", pull, 1);
+        const Side side = quantised(inference(rank));
+        return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+          std::fprintf(stderr, "%s\n", error_of([&] { batch.recv().wait(); }).c_str());
+          REQUIRE_HERE(batch.recv(2).wait() == 2 && !batch.torn() && holds_quantised(side, tensor, 2));
+          return 0;
+        });
+      });
+    std::string said[2];
+    for (const Outcome& outcome : group.wait(3 * hang_limit())) {
+      EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+      said[outcome.name == "trainer" ? 0 : 1] += outcome.output;
+    }
+    EXPECT_THAT(said[0], AllOf(HasSubstr("data-loss: "), HasSubstr(": digest of tensor weight ")));
+    EXPECT_THAT(said[1], AllOf(HasSubstr("data-loss: "), HasSubstr("digest of tensor weight "),
+                               HasSubstr("differs: trainer/1 sent")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Spoiled, WireDigestMismatch,
+                         testing::Values(Mutation::kSpoiledCode, Mutation::kSpoiledScale, Mutation::kSpoiledAmax),
+                         [](const auto& spoiled) {
+                           return spoiled.param == Mutation::kSpoiledCode    ? "Code"
+                                  : spoiled.param == Mutation::kSpoiledScale ? "Scale"
+                                                                             : "Amax";
                          });
 
 }  // namespace
