@@ -96,7 +96,7 @@ class AmaxExchange {
   void require_known(const NonfiniteFinding& finding) const;
   Status status_of(const NonfiniteFinding& finding) const;
   Status not_collective(const Follower& follower) const;
-  static Status told_by(const Follower& follower);  // why it has no amaxes
+  static Status told_by(const Follower& follower);     // why it has no amaxes
   Status heard_from_here(const Status& status) const;  // as the others are told
   static Status has_passed(const std::string& name, int64_t version);
 

@@ -84,7 +84,6 @@ int receive_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases, co
 std::vector<Outcome> transfer_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases, Mutation mistake) {
   ProcessGroup group;
   const std::string store = group.start_store();
-  Barrier all_done;  // a staged sender is done before anybody has taken what it sends
   std::vector<pid_t> agents, workers;
   const auto start_agent = [&](const std::string& job, Rank rank) {
     agents.push_back(group.start("the agent of " + job + "/" + std::to_string(rank),
@@ -92,6 +91,7 @@ std::vector<Outcome> transfer_cases(const WireJobs& jobs, const std::vector<Rand
   };
   for (Rank rank = 0; rank < jobs.sources && jobs.sender_agents; ++rank) start_agent("trainer", rank);
   for (Rank rank = 0; rank < jobs.destinations && jobs.receiver_agents; ++rank) start_agent("inference", rank);
+  Barrier all_done;  // a staged sender is done before anybody has taken what it sends
   for (Rank rank = 0; rank < jobs.sources; ++rank)
     workers.push_back(group.start("trainer/" + std::to_string(rank), [&, rank] {
       mutation() = mistake;
@@ -131,8 +131,7 @@ std::vector<float> quantised_values(Format format, std::vector<float> values, In
   std::vector<std::byte> scales(static_cast<size_t>(shape.scale_bytes()));
   const MatrixView view{values.data(), DType::kF32, rows, columns, columns};
   const float amax = compute_amax({&view, 1})[0].value;
-  quantize(view, spec, {amax, 0},
-           {{codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()}, {}});
+  quantize(view, spec, {amax, 0}, {{codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()}, {}});
   dequantize(spec, Plane::kRow, {codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()}, amax,
              {values.data(), DType::kF32, rows, columns, columns});
   return values;

@@ -1,5 +1,5 @@
-// Two jobs whose tensors are quantised on their way, and what must come of it: what the codec makes of the whole tensor,
-// bit for bit.
+// Two jobs whose tensors are quantised on their way, and what must come of it: what the codec makes of the whole
+// tensor, bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -45,7 +45,8 @@ void tell_there(std::string_view place) {
 int holds_no_more_than(const Footprint& before) {
   Footprint now = Footprint::now();
   // A thread that was joined is to be seen in /proc for a moment more.
-  for (const Deadline deadline = Deadline::after(hang_limit()); !now.within(before) && !deadline.passed(); now = Footprint::now())
+  for (const Deadline deadline = Deadline::after(hang_limit()); !now.within(before) && !deadline.passed();
+       now = Footprint::now())
     std::this_thread::yield();
   if (now.within(before)) return 0;
   std::fprintf(stderr, "before: %s; now: %s\n", before.to_string().c_str(), now.to_string().c_str());
@@ -57,7 +58,7 @@ int holds_no_more_than(const Footprint& before) {
 
 struct PhaseEnd {
   const char* place;
-  Rank rank;      // that is there when the send is ended
+  Rank rank;       // that is there when the send is ended
   bool withdraws;  // all ranks do; else that rank cancels
 
   bool encodes() const { return std::string_view(place) == "wire: encode"; }

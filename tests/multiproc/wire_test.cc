@@ -57,7 +57,8 @@ INSTANTIATE_TEST_SUITE_P(
     Jobs, RandomWire,
     testing::Values(RandomJobs{{1, 1}, 21}, RandomJobs{{2, 3, Asks::kSender}, 22},
                     RandomJobs{{.sources = 4, .destinations = 2, .asks = Asks::kReceiver, .pull = "ring"}, 23},
-                    RandomJobs{{.sources = 3, .destinations = 4, .sends = Mode::kStaged, .receives = Mode::kStaged}, 24},
+                    RandomJobs{{.sources = 3, .destinations = 4, .sends = Mode::kStaged, .receives = Mode::kStaged},
+                               24},
                     RandomJobs{{.sources = 6, .destinations = 1, .pull = "readv"}, 25}),
     [](const auto& random) {
       return std::to_string(random.param.jobs.sources) + "To" + std::to_string(random.param.jobs.destinations);
