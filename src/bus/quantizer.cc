@@ -87,20 +87,24 @@ void Quantizer::collect_parts(const SourceOf& source_of) {
 
 void Quantizer::require_few_keys() const {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
-  std::vector<Index> keys(tensors.size(), 0);
+  std::vector<Index> matrices(tensors.size(), 0), blocks(tensors.size(), 0);
   for (size_t t = 0; t < tensors.size(); ++t)
-    if (has_matrix_amaxes(tensors[t])) keys[t] = static_cast<Index>(matrices_of(tensors[t].shape));
-  for (size_t p = 0; p < parts_.size(); ++p) keys[parts_[p].tensor] += program_->cut_block_count(p);
+    if (has_matrix_amaxes(tensors[t])) matrices[t] = static_cast<Index>(matrices_of(tensors[t].shape));
+  for (size_t p = 0; p < parts_.size(); ++p) blocks[parts_[p].tensor] += program_->cut_block_count(p);
   Index sum = 0;
-  for (const Index count : keys) sum += count;
+  size_t most = 0;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    sum += matrices[t] + blocks[t];
+    if (matrices[t] + blocks[t] > matrices[most] + blocks[most]) most = t;
+  }
   if (sum <= Index{kMaxAmaxes}) return;
-  const auto most = static_cast<size_t>(std::ranges::max_element(keys) - keys.begin());
   fail(ErrorCode::kResourceExhausted,
-       "batch {} of pair {}: ranks would have to agree on {} amaxes before they quantise, and {} are possible: {} of "
-       "them are of tensor {}, whose layout {} cuts blocks of {}: let edges fall between blocks, or ask for another "
-       "wire format for it, or for none",
-       setup_.batch, setup_.view.name, sum, kMaxAmaxes, keys[most], tensors[most].name, tensors[most].src.to_string(),
-       to_string(*tensors[most].wire));
+       "batch {} of pair {}: ranks would have to agree on {} amaxes before they quantise, and {} are possible: tensor "
+       "{} "
+       "has {} matrices with one each, and its layout {} cuts {} blocks of {} here: let edges fall between blocks, or "
+       "ask for another wire format for it, or for none",
+       setup_.batch, setup_.view.name, sum, kMaxAmaxes, tensors[most].name, matrices[most],
+       tensors[most].src.to_string(), blocks[most], to_string(*tensors[most].wire));
 }
 
 // The matrices of all tensors come first, also where this rank has nothing of them: each rank judges by itself what all

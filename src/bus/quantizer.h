@@ -33,7 +33,7 @@ class Quantizer {
 
   static bool wanted(const Match& match);  // whether there is anything to quantise, on whatever rank
 
-  // Pieces and grids are allocated here. Throws kResourceExhausted where edges cut more blocks than can be agreed on.
+  // Pieces and grids are allocated here. Throws kResourceExhausted where there are more amaxes than can be agreed on.
   // REQUIRES: that `setup`, and what source_of() names, outlive it.
   Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, const SourceOf& source_of, Events events);
   ~Quantizer();  // REQUIRES: not busy
