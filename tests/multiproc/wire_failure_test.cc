@@ -129,6 +129,73 @@ INSTANTIATE_TEST_SUITE_P(Places, WireDeaths,
                            return std::string(death.param.place + sizeof("wire:")) + std::to_string(death.param.rank);
                          });
 
+// --- more than can be agreed on
+// -------------------------------------------------------------------------------------------------
+
+struct TooMany {
+  const char* name;
+  Shape shape;
+  const char* layout;
+  Format format;
+  const char* text;
+
+  friend void PrintTo(const TooMany& many, std::ostream* out) { *out << many.name; }
+};
+
+class WireTooMany : public testing::TestWithParam<TooMany> {};
+
+// Columns that begin inside the only block of each of 2^22 + 1 rows; and as many matrices, which have an amax each.
+TEST_P(WireTooMany, AmaxesAreRefusedAtRegistrationByAllRanks) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  Barrier told;
+  const auto start = [&](Side side, const char* layout) {
+    side.shape = GetParam().shape;
+    side.layout = layout;
+    side.wire = GetParam().format;
+    group.start(side.job, [=, &told] {
+      return with_pair(side, store, [&](Pair& pair) {
+        std::vector<float> tensor = local_tensor(side);
+        const TensorSpec spec{.name = side.name,
+                              .data = tensor.data(),
+                              .shape = side.shape,
+                              .layout = Layout::parse(side.layout),
+                              .wire = side.wire};
+        return until_all_know(told, [&] {
+          (void)(side.sends ? pair.offer("policy", {&spec, 1}) : pair.accept("policy", {&spec, 1}));
+          return 0;
+        });
+      });
+    });
+  };
+  for (const Rank rank : {0, 1}) start(trainer(rank), GetParam().layout);
+  start(inference(0, 1), "1:R");
+  told.open();
+  for (const Outcome& outcome : group.wait(4 * hang_limit())) {
+    EXPECT_EQ(outcome.status, status_of(ErrorCode::kResourceExhausted)) << outcome.name << ": " << outcome.output;
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("batch policy of pair weights: ranks would have to agree on 4194305 amaxes before they "
+                                "quantise, and 4194304 are possible"),
+                      HasSubstr(GetParam().text), HasSubstr("or for none")))
+        << outcome.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , WireTooMany,
+    testing::Values(
+        TooMany{"Blocks",
+                {(1 << 22) + 1, 2},
+                "2:S1",
+                Format::kMxfp8,
+                "tensor weight has 0 matrices with one each, and its layout 2:S1 cuts 4194305 blocks of mxfp8"},
+        TooMany{"Matrices",
+                {(1 << 22) + 1, 1, 2},
+                "2:S0",
+                Format::kFp8E4M3,
+                "tensor weight has 4194305 matrices with one each, and its layout 2:S0 cuts 0 blocks"}),
+    [](const auto& many) { return many.param.name; });
+
 // --- what arrives otherwise than it was sent
 // ------------------------------------------------------------------------------------------------
 

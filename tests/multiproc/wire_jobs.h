@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,10 @@ struct WireJobs {
 std::vector<Outcome> transfer_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases,
                                     Mutation mistake = Mutation::kNone);
 void expect_all_well(const std::vector<Outcome>& outcomes);
+
+// Calls `body`, and returns, or throws, what it does once all that pass the barrier have come as far: whoever has gone
+// cannot be asked why.
+int until_all_know(Barrier& all, const std::function<int()>& body);
 
 // One of bf16.
 RandomCase fixed_case(Format format, const Shape& shape, const std::string& from, const std::string& to);

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <ostream>
 #include <random>
 #include <utility>
 
 #include "exec/wire_testing.h"
+#include "tests/brute_values.h"
 #include "tests/multiproc/wire_jobs.h"
 
 namespace tessera::test {
@@ -138,7 +140,6 @@ TEST(WireMistakes, AmaxesThatRanksKeepToThemselvesAreFoundOut) {
     }
 }
 
-// Of formats whose scales are powers of two a wrong one is seldom seen in the values.
 TEST(WireMistakes, AmaxesOfCutBlocksThatRanksKeepToThemselvesAreFoundOut) {
   for (const char* layout : {"2:S1", "3:S0"}) {
     const int sources = layout[0] - '0';
@@ -147,6 +148,54 @@ TEST(WireMistakes, AmaxesOfCutBlocksThatRanksKeepToThemselvesAreFoundOut) {
         transfer_cases({.sources = sources, .destinations = 2, .versions = 1}, cases, Mutation::kLocalBlockAmax)))
         << layout;
   }
+}
+
+// What rank 0 holds of a cut block is so small that the block's scale, which is due to rank 1, leaves nothing of it.
+float lopsided_value(const Side& side, Index element) {
+  const float value = 1 + static_cast<float>(mix(static_cast<uint64_t>(element)) % 256) / 256;
+  return std::ldexp(value, element % side.shape[1] < side.shape[1] / 2 ? -33 : 0);
+}
+
+// Of formats whose scales are powers of two a wrong one is seldom seen in values that are alike.
+TEST(WireMistakes, ThoseOfLopsidedBlocksAreFoundOutWhereScalesArePowersOfTwo) {
+  for (const Format format : {Format::kMxfp8, Format::kMxfp8E5M2, Format::kFp8Block1x128, Format::kFp8Block128x128})
+    for (const Mutation mistake : {Mutation::kNone, Mutation::kLocalBlockAmax}) {
+      const auto side_of = [&](Side side, const char* layout) {
+        side.layout = layout;
+        return quantised(side, format);
+      };
+      ProcessGroup group;
+      const std::string store = group.start_store();
+      for (Rank rank = 0; rank < 2; ++rank) {
+        const Side sends = side_of(trainer(rank), "2:S1");
+        group.start("trainer", [=] {
+          mutation() = mistake;
+          return with_batch(sends, store, [&](Batch& batch, std::vector<float>& tensor) {
+            fill(sends, tensor, 0);  // with places
+            for (float& element : tensor) element = lopsided_value(sends, static_cast<Index>(element));
+            batch.send().wait();
+            return 0;
+          });
+        });
+        const Side receives = side_of(inference(rank), "2:S0");
+        group.start("inference", [=] {
+          return with_batch(receives, store, [&](Batch& batch, std::vector<float>& tensor) {
+            batch.recv().wait();
+            std::vector<float> whole;
+            for (Index i = 0; i < element_count(receives.shape); ++i) whole.push_back(lopsided_value(receives, i));
+            whole = quantised_values(format, std::move(whole), receives.shape[0], receives.shape[1]);
+            const size_t half = whole.size() / 2;
+            return std::equal(tensor.begin(), tensor.begin() + static_cast<ptrdiff_t>(half),
+                              whole.begin() + static_cast<ptrdiff_t>(half) * rank)
+                       ? 0
+                       : kWrong;
+          });
+        });
+      }
+      const std::vector<Outcome> outcomes = group.wait(3 * hang_limit());
+      EXPECT_EQ(found_out(outcomes), mistake != Mutation::kNone) << to_string(format);
+      if (mistake == Mutation::kNone) expect_all_well(outcomes);
+    }
 }
 
 TEST(WireMistakes, OneRankHasNobodyToDisagreeWith) {
