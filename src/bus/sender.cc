@@ -245,8 +245,7 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
   } else if (session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) {
     // It is offered again once they have met.
   } else if (newcomers_.contains(&session)) {
-    const LogScope scope = log_scope();
-    log_event(LogLevel::info, "job.late", {{"with", session.peer_job()}, {"version", offering_}});
+    observe_late(session, status);
   } else if (status.code() == ErrorCode::kPeerLost) {
     lost_ = status;
     reported_ = &session;
@@ -329,11 +328,21 @@ void SenderBatch::begin_snapshot() {
 
 void SenderBatch::on_prepared(SenderSession& session, const Status& status) {
   preparing_.erase(&session);
-  if (status.ok())
+  if (status.ok()) {
     prepared_.insert(&session);
-  else if (!session.broken() && status.code() != ErrorCode::kPeerLost && failure_.ok())
-    failure_ = status;  // that a job was lost, or comes late, is none: it does not get the version
+  } else if (!session.broken() && status.code() == ErrorCode::kPeerLost) {
+    observe_late(session, status);
+  } else if (!session.broken() && failure_.ok()) {
+    failure_ = status;
+  }
   check_snapshot();
+}
+
+// No failure of a staged send, which is done whoever takes it: the job does not get the version. A rank of this one had
+// sent it before the two met, or has heard first that a rank of that job was lost; or it leaves.
+void SenderBatch::observe_late(const SenderSession& session, const Status& why) {
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "job.late", {{"with", session.peer_job()}, {"version", offering_}}, "{}", why.message());
 }
 
 void SenderBatch::on_copied() {
