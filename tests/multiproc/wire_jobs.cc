@@ -160,6 +160,14 @@ Side quantised(Side side, Format format) {
   return side;
 }
 
+Side wire_sender(Rank rank) {
+  return quantised(trainer(rank, kWireSenders));
+}
+
+Side wire_receiver(Rank rank) {
+  return quantised(inference(rank));
+}
+
 bool holds_quantised(const Side& side, const std::vector<float>& tensor, int64_t version) {
   Side all = side;
   all.layout = "1:R";

@@ -45,6 +45,10 @@ RandomCase fixed_case(Format format, const Shape& shape, const std::string& from
 std::vector<float> quantised_values(Format format, std::vector<float> values, Index rows, Index columns);
 
 Side quantised(Side side, Format format = Format::kNvfp4);
+// Three ranks that send rows of one nvfp4 tensor, and two that receive columns.
+inline constexpr int kWireSenders = 3;
+Side wire_sender(Rank rank);
+Side wire_receiver(Rank rank);
 // Whether it holds what a version is once it has been quantised to side.wire: see fill().
 bool holds_quantised(const Side& side, const std::vector<float>& tensor, int64_t version);
 

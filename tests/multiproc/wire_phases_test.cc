@@ -1,5 +1,5 @@
-// Sends of quantised tensors that others stop, cancel, withdraw, join and leave, in each phase: looking for amaxes,
-// agreeing on them, encoding.
+// Sends of quantised tensors that are cancelled, withdrawn and stopped in each phase: looking for amaxes, agreeing on
+// them, encoding.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -19,15 +19,6 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-constexpr int kSenders = 3;
-
-Side sender(Rank rank) {
-  return quantised(trainer(rank, kSenders));
-}
-Side receiver(Rank rank) {
-  return quantised(inference(rank));
-}
 
 // What is set in a child alone.
 const char* awaited_place = nullptr;
@@ -72,7 +63,7 @@ class WirePhase : public testing::TestWithParam<PhaseEnd> {
   struct Signals {
     Signal in_phase;
     Signal go_on;
-    Signal others[kSenders];  // may go on, too
+    Signal others[kWireSenders];  // may go on, too
   };
 
   // Sends a version that does not come to be. What it is told is written to standard error.
@@ -91,7 +82,7 @@ class WirePhase : public testing::TestWithParam<PhaseEnd> {
     Handle handle = batch.send(version, kPatience);
     if (there) signals_.in_phase.wait();
     const auto let_others_go_on = [&] {
-      for (Rank other = 0; other < kSenders; ++other)
+      for (Rank other = 0; other < kWireSenders; ++other)
         if (other != rank) signals_.others[other].raise();
     };
     if (end.withdraws) {
@@ -126,12 +117,12 @@ TEST_P(WirePhase, EndsForAllRanksAlikeAndTheNextVersionIsWhole) {
   ProcessGroup group;
   const std::string store = group.start_store();
   Barrier measured;  // whoever leaves changes what the others hold
-  for (Rank rank = 0; rank < kSenders; ++rank)
+  for (Rank rank = 0; rank < kWireSenders; ++rank)
     group.start("trainer/" + std::to_string(rank), [&, rank] {
-      return with_batch(sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
+      return with_batch(wire_sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
         Footprint before;
         for (int64_t version = 1; version <= kLast; ++version) {
-          fill(sender(rank), tensor, version);
+          fill(wire_sender(rank), tensor, version);
           if (version % 2 == 0) {
             const int status = fail_to_send(batch, rank, version);
             if (status != 0) return status;
@@ -147,10 +138,10 @@ TEST_P(WirePhase, EndsForAllRanksAlikeAndTheNextVersionIsWhole) {
     });
   for (Rank rank = 0; rank < 2; ++rank)
     group.start("inference", [&, rank] {
-      return with_batch(receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
+      return with_batch(wire_receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
         for (int64_t version = 1; version <= kLast; version += 2) {
           REQUIRE_HERE(batch.recv(version, 2 * kPatience).wait() == version);
-          REQUIRE_HERE(!batch.torn() && holds_quantised(receiver(rank), tensor, version));
+          REQUIRE_HERE(!batch.torn() && holds_quantised(wire_receiver(rank), tensor, version));
         }
         measured.pass();
         return 0;
@@ -248,10 +239,10 @@ TEST_P(WireStops, AreNamedByTheOthersAndOverWhenTheRankGoesOn) {
   const std::string store = group.start_store();
   const Signal given_up;
   pid_t stopped = 0;
-  for (Rank rank = 0; rank < kSenders; ++rank) {
+  for (Rank rank = 0; rank < kWireSenders; ++rank) {
     const pid_t pid = group.start("trainer/" + std::to_string(rank), [&, rank] {
-      return with_batch(sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        fill(sender(rank), tensor, 7);
+      return with_batch(wire_sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
+        fill(wire_sender(rank), tensor, 7);
         if (rank == stop.rank) {
           awaited_place = stop.place;
           fail_point_hook() = stop_there;
@@ -272,14 +263,14 @@ TEST_P(WireStops, AreNamedByTheOthersAndOverWhenTheRankGoesOn) {
   }
   for (Rank rank = 0; rank < 2; ++rank)
     group.start("inference", [&, rank] {
-      return with_batch(receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
+      return with_batch(wire_receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
         while (!went_well([&] { batch.recv({}, kPatience).wait(); })) {
         }
-        REQUIRE_HERE(batch.version() == 7 && !batch.torn() && holds_quantised(receiver(rank), tensor, 7));
+        REQUIRE_HERE(batch.version() == 7 && !batch.torn() && holds_quantised(wire_receiver(rank), tensor, 7));
         return 0;
       });
     });
-  for (int others = 1; others < kSenders; ++others) given_up.wait();
+  for (int others = 1; others < kWireSenders; ++others) given_up.wait();
   ::kill(stopped, SIGCONT);
   const std::string name = "trainer/" + std::to_string(stop.rank);
   for (const Outcome& outcome : group.wait(4 * hang_limit())) {
@@ -301,12 +292,12 @@ TEST(WirePhases, ARankThatDoesNotSendIsNamedAtTheDeadline) {
   ProcessGroup group;
   const std::string store = group.start_store();
   const Signal given_up;
-  for (Rank rank = 0; rank < kSenders; ++rank)
+  for (Rank rank = 0; rank < kWireSenders; ++rank)
     group.start("trainer/" + std::to_string(rank), [&, rank] {
-      return with_batch(sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        fill(sender(rank), tensor, 2);
+      return with_batch(wire_sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
+        fill(wire_sender(rank), tensor, 2);
         if (rank == 1)
-          for (int others = 1; others < kSenders; ++others) given_up.wait();
+          for (int others = 1; others < kWireSenders; ++others) given_up.wait();
         const Timeout patience = rank == 0 ? std::chrono::milliseconds(500) : kPatience;
         std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1, patience).wait(); }).c_str());
         given_up.raise();
@@ -316,8 +307,8 @@ TEST(WirePhases, ARankThatDoesNotSendIsNamedAtTheDeadline) {
     });
   for (Rank rank = 0; rank < 2; ++rank)
     group.start("inference", [&, rank] {
-      return with_batch(receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        REQUIRE_HERE(batch.recv({}, 2 * kPatience).wait() == 2 && holds_quantised(receiver(rank), tensor, 2));
+      return with_batch(wire_receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
+        REQUIRE_HERE(batch.recv({}, 2 * kPatience).wait() == 2 && holds_quantised(wire_receiver(rank), tensor, 2));
         return 0;
       });
     });
@@ -328,91 +319,6 @@ TEST(WirePhases, ARankThatDoesNotSendIsNamedAtTheDeadline) {
                                       HasSubstr("trainer/1 have not told the amaxes of what is quantised")))
         << outcome.name;
   }
-}
-
-// --- jobs that come and go
-// ------------------------------------------------------------------------------------------------------
-
-Side evaluation() {
-  return quantised({.job = "evaluation", .peer = "trainer", .rank = 0, .world = 1, .layout = "1:R"}, Format::kNvfp4);
-}
-
-// Rank 0 sends; the others do once a job has come, or gone.
-TEST(WirePhases, AJobThatJoinsWhileASendIsUnderWayTakesWhatItCan) {
-  constexpr int64_t kLast = 100;
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  const Signal under_way, joined;
-  for (Rank rank = 0; rank < kSenders; ++rank)
-    group.start("trainer", [&, rank] {
-      return with_batch(sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        if (rank != 0) joined.wait();
-        for (int64_t version = 1; version <= kLast; ++version) {
-          fill(sender(rank), tensor, version);
-          Handle handle = batch.send(version, kPatience);
-          if (version == 1 && rank == 0) under_way.raise();
-          REQUIRE_HERE(handle.wait() == version);
-        }
-        return 0;
-      });
-    });
-  for (Rank rank = 0; rank < 2; ++rank)
-    group.start("inference", [&, rank] {
-      return with_batch(receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        for (int64_t version = 1; version <= kLast; ++version)
-          REQUIRE_HERE(batch.recv({}, kPatience).wait() == version && holds_quantised(receiver(rank), tensor, version));
-        return 0;
-      });
-    });
-  group.start("evaluation", [&] {
-    under_way.wait();
-    return with_batch(evaluation(), store, [&](Batch& batch, std::vector<float>& tensor) {
-      for (int others = 1; others < kSenders; ++others) joined.raise();
-      for (int i = 0; i < 5; ++i) {
-        batch.recv({}, kPatience).wait();
-        REQUIRE_HERE(!batch.torn() && holds_quantised(evaluation(), tensor, batch.version()));
-      }
-      return 0;  // while the others go on
-    });
-  });
-  expect_all_well(group);
-}
-
-TEST(WirePhases, AJobThatLeavesWhileASendIsUnderWayTakesNothingFromTheOthers) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  const Signal attached, under_way, left;
-  for (Rank rank = 0; rank < kSenders; ++rank)
-    group.start("trainer", [&, rank] {
-      return with_batch(sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        for (int64_t version = 1; version <= 100; ++version) {
-          fill(sender(rank), tensor, version);
-          if (version == 5) (rank == 0 ? attached : left).wait();
-          Handle handle = batch.send(version, kPatience);
-          if (version == 5 && rank == 0) under_way.raise();
-          REQUIRE_HERE(handle.wait() == version);
-        }
-        return 0;
-      });
-    });
-  for (Rank rank = 0; rank < 2; ++rank)
-    group.start("inference", [&, rank] {
-      return with_batch(receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        for (int64_t version = 1; version <= 100; ++version)
-          REQUIRE_HERE(batch.recv({}, kPatience).wait() == version && holds_quantised(receiver(rank), tensor, version));
-        return 0;
-      });
-    });
-  group.start("evaluation", [&] {
-    return with_batch(evaluation(), store, [&](Batch& batch, std::vector<float>&) {
-      attached.raise();
-      under_way.wait();
-      batch.close();
-      for (int others = 1; others < kSenders; ++others) left.raise();
-      return 0;
-    });
-  });
-  expect_all_well(group);
 }
 
 }  // namespace
