@@ -327,9 +327,14 @@ void add_agent_messages(Seeds& seeds) {
   add_message("arenas", Arenas{.session = 5});
   RegisterCall call{
       .session = 5, .pair = 1, .batch = "policy", .sends = true, .timeout = Timeout(9), .options = {}, .tensors = {}};
-  call.tensors.push_back(
-      {.spec = {.name = "w", .shape = {4, 2}, .layout = layout, .strides = {2, 1}, .wire = Format::kMxfp8},
-       .place = RegisterCall::Place{.arena = 0, .offset = 64}});
+  call.tensors.push_back({.spec = {.name = "w",
+                                   .shape = {4, 2},
+                                   .layout = layout,
+                                   .strides = {2, 1},
+                                   .wire = Format::kMxfp8,
+                                   .planes = {.row = true},
+                                   .fused = {.name = "f", .place = {{1, 2}}}},
+                          .place = RegisterCall::Place{.arena = 0, .offset = 64}});
   call.tensors.push_back({.spec = {.name = "elsewhere", .shape = {}}, .place = {}});
   add_message("register", call);
   add_message("registered", Registered{.batch = 2});

@@ -89,6 +89,22 @@ struct TensorSource {
   bool operator==(const TensorSource&) const = default;
 };
 
+// A tensor of a receiver's that is a part of a fused one: q, k and v of one matrix, say. Where its way is quantised,
+// all parts are quantised as one: they have one amax, matrix by matrix, and so they must have the same dims but the
+// last two, and one source dtype.
+struct FusedPart {
+  struct Place {
+    Index row = 0;
+    Index column = 0;
+    bool operator==(const Place&) const = default;
+  };
+  std::string name = {};  // of the fused tensor; empty: it is a part of none
+  // Where its first element stands in a matrix of the fused tensor, whose blocks go across its parts' edges. Without,
+  // each part has blocks of its own, which is the same where all parts begin between blocks.
+  std::optional<Place> place = std::nullopt;
+  bool operator==(const FusedPart&) const = default;
+};
+
 // One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
 // mesh registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal
 // shape, dtype and placements are replicas of each other.
@@ -104,6 +120,11 @@ struct TensorSpec {
   // those of the sender's whole tensor, or of what is taken of it. Only f64, f32, f16 and bf16 of two dims or more are
   // quantised, matrix by matrix of the last two dims; others travel as they are.
   std::optional<Format> wire = std::nullopt;
+  // Of a receiver: it takes these planes of `wire`, bit for bit those of the whole tensor, into one block of memory
+  // from `data` on: quantized_layout() of what it holds. No dtype or strides then. Edges of shards must not cut a block
+  // of a plane that is taken. A column plane that is not the row plane transposed travels on its own.
+  PlaneSet planes = {};
+  FusedPart fused = {};  // of a receiver
 };
 
 // What the sending side offers, before a receiver decides what to take.
@@ -114,6 +135,8 @@ struct ManifestEntry {
   Layout layout = {};
   TensorSource source = {};                   // of a receiver's
   std::optional<Format> wire = std::nullopt;  // asked for, where it can be quantised
+  PlaneSet planes = {};                       // of a receiver's: taken as they are
+  FusedPart fused = {};                       // likewise
 };
 
 // What a transfer has done so far, or did.

@@ -96,10 +96,14 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
 }
 
 WireRegion wire_region(const Match::Tensor& tensor, const Region& region) {
+  const FusedPart::Place place = tensor.fused.value_or(FusedPart::Place{});
   return {.format = codec::BlockFormat(tensor.wire.value()),
           .src_dtype = tensor.src_dtype,
           .shape = tensor.shape,
-          .region = region};
+          .region = region,
+          .fused = tensor.fused.has_value(),
+          .row0 = place.row,
+          .column0 = place.column};
 }
 
 RouteRegion piece_region(uint32_t tensor, const WirePiece& piece) {

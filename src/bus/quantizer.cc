@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/fail_point.h"
 #include "base/mutation.h"
+#include "codec/quantize_formulas.h"
 
 namespace tessera::bus {
 namespace {
@@ -21,8 +22,9 @@ size_t matrices_of(const Shape& shape) {
   return static_cast<size_t>(matrices);
 }
 
-bool has_matrix_amaxes(const Match::Tensor& tensor) {
-  return tensor.wire && needs_amax(*tensor.wire);
+// Of a group, the first tensor has them for all.
+bool has_matrix_amaxes(std::span<const Match::Tensor> tensors, size_t t) {
+  return tensors[t].wire && needs_amax(*tensors[t].wire) && tensors[t].group == t;
 }
 
 }  // namespace
@@ -89,7 +91,7 @@ void Quantizer::require_few_keys() const {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
   std::vector<Index> matrices(tensors.size(), 0), blocks(tensors.size(), 0);
   for (size_t t = 0; t < tensors.size(); ++t)
-    if (has_matrix_amaxes(tensors[t])) matrices[t] = static_cast<Index>(matrices_of(tensors[t].shape));
+    if (has_matrix_amaxes(tensors, t)) matrices[t] = static_cast<Index>(matrices_of(tensors[t].shape));
   for (size_t p = 0; p < parts_.size(); ++p) blocks[parts_[p].tensor] += program_->cut_block_count(p);
   Index sum = 0;
   size_t most = 0;
@@ -100,9 +102,8 @@ void Quantizer::require_few_keys() const {
   if (sum <= Index{kMaxAmaxes}) return;
   fail(ErrorCode::kResourceExhausted,
        "batch {} of pair {}: ranks would have to agree on {} amaxes before they quantise, and {} are possible: tensor "
-       "{} "
-       "has {} matrices with one each, and its layout {} cuts {} blocks of {} here: let edges fall between blocks, or "
-       "ask for another wire format for it, or for none",
+       "{} has {} matrices with one each, and its layout {} cuts {} blocks of {} here: let edges fall between blocks, "
+       "or ask for another wire format for it, or for none",
        setup_.batch, setup_.view.name, sum, kMaxAmaxes, tensors[most].name, matrices[most],
        tensors[most].src.to_string(), blocks[most], to_string(*tensors[most].wire));
 }
@@ -114,15 +115,16 @@ std::vector<AmaxKey> Quantizer::collect_keys() {
   std::vector<AmaxKey> keys;
   matrix_keys_.resize(tensors.size());
   for (uint32_t t = 0; t < tensors.size(); ++t) {
-    matrix_keys_[t] = keys.size();
-    if (!has_matrix_amaxes(tensors[t])) continue;
+    matrix_keys_[t] = tensors[t].group == t ? keys.size() : matrix_keys_[tensors[t].group];
+    if (!has_matrix_amaxes(tensors, t)) continue;
     for (size_t m = 0; m < matrices_of(tensors[t].shape); ++m)
       keys.push_back({.group = t, .matrix = static_cast<uint32_t>(m)});
   }
   for (size_t p = 0; p < parts_.size(); ++p) {
     parts_[p].first_key = keys.size();
+    const Match::Tensor& tensor = tensors[parts_[p].tensor];
     for (const CutBlock& block : program_->cut_blocks(p)) {
-      keys.push_back({.group = parts_[p].tensor,
+      keys.push_back({.group = tensor.fused ? tensor.group : parts_[p].tensor,
                       .matrix = static_cast<uint32_t>(block.matrix),
                       .row = static_cast<uint32_t>(block.block_row),
                       .column = static_cast<uint32_t>(block.block_column)});

@@ -87,7 +87,7 @@ class Quantizer {
   const Events events_;
   std::vector<uint32_t> part_of_;  // by sent route; kNone
   std::vector<Part> parts_;
-  std::vector<size_t> matrix_keys_;  // by tensor, of its first matrix; of those whose formats need amaxes
+  std::vector<size_t> matrix_keys_;  // by tensor, of the first matrix of its group; where the format needs amaxes
   std::shared_ptr<const QuantizeProgram> program_;
   std::shared_ptr<QuantizeAmaxes> amaxes_;
   std::vector<std::vector<const std::byte*>> sources_;  // by slot, of the parts

@@ -6,15 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "codec/quantize_formulas.h"
 #include "tessera/quantize.h"
 
 namespace tessera::codec {
-
-Fp8Constants fp8_constants(const QuantSpec& spec, DType input);
-
-// Whether the column plane's codes are the row plane's, transposed.
-bool column_is_transposed_row(const QuantSpec& spec);
 
 class TileGrid {
  public:

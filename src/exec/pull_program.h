@@ -10,7 +10,7 @@
 #include "exec/ring_stream.h"
 #include "exec/units.h"
 #include "exec/walk.h"
-#include "exec/wire_decode.h"
+#include "exec/wire_reader.h"
 
 namespace tessera {
 
@@ -34,7 +34,7 @@ struct PullPart {
 // A route that travels quantised; its piece is mapped.
 struct WirePart {
   uint32_t route = 0;
-  WireDecoder decoder;
+  std::unique_ptr<const WireReader> reader;
 };
 
 struct PullProgram::Impl {

@@ -24,6 +24,12 @@ TensorSpec wire_spec(const RandomCase& a, LocalData& data, DType dtype, const La
   return spec;
 }
 
+TensorSpec received_spec(const RandomCase& a, LocalData& data, bool asks) {
+  TensorSpec spec = wire_spec(a, data, a.dst_dtype, a.dst, asks || !a.planes.empty());
+  spec.planes = a.planes;
+  return spec;
+}
+
 const char* agent_of(bool daemon) {
   return daemon ? "daemon" : "embedded";
 }
@@ -67,7 +73,7 @@ int receive_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases, co
   for (const RandomCase& a : cases) data.push_back(destination_space(a, rank));
   std::vector<TensorSpec> specs;
   for (size_t i = 0; i < cases.size(); ++i)
-    specs.push_back(wire_spec(cases[i], data[i], cases[i].dst_dtype, cases[i].dst, jobs.asks != Asks::kSender));
+    specs.push_back(received_spec(cases[i], data[i], jobs.asks != Asks::kSender));
   std::optional<Batch> batch;
   return until_all_know(all, [&] {
     batch = pair.accept("policy", specs, kRendezvousTimeout, {.mode = jobs.receives});

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <cstdlib>
 #include <thread>
 
+#include "base/log.h"
 #include "base/metrics.h"
 #include "tests/multiproc/wire_jobs.h"
 
@@ -107,7 +107,7 @@ TEST(WireReturn, AStagedVersionThatAJobComesTooLateForIsTakenByTheOther) {
   const Signal under_way, taken;
   Barrier over;
   group.start("trainer/0", [&] {
-    ::setenv("TESSERA_LOG", "info", 1);
+    log().set_level(LogLevel::info);
     const Side side = quantised(staged(trainer(0)));
     return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
       while (Metrics::process().sessions.value() != 2) std::this_thread::yield();

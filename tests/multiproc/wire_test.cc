@@ -66,6 +66,44 @@ INSTANTIATE_TEST_SUITE_P(
       return std::to_string(random.param.jobs.sources) + "To" + std::to_string(random.param.jobs.destinations);
     });
 
+// --- planes
+// ------------------------------------------------------------------------------------------------------------
+
+std::vector<RandomCase> random_planes_cases(const WireJobs& jobs, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<RandomCase> cases;
+  for (int i = 0; i < kCases; ++i) {
+    const Format format = all_formats()[static_cast<size_t>(i) % all_formats().size()];
+    const auto make = i % 8 == 7 ? random_wire_case : random_planes_case;
+    cases.push_back(make(random, "t" + std::to_string(i), jobs.sources, jobs.destinations, format));
+  }
+  return cases;
+}
+
+class RandomPlanes : public testing::TestWithParam<RandomJobs> {};
+
+TEST_P(RandomPlanes, EveryByteIsThatOfThePlanesOfTheWholeTensor) {
+  const auto& [jobs, seed] = GetParam();
+  expect_all_well(transfer_cases(jobs, random_planes_cases(jobs, seed)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, RandomPlanes,
+    testing::Values(RandomJobs{{1, 1}, 31}, RandomJobs{{2, 3, Asks::kSender}, 32},
+                    RandomJobs{{.sources = 4, .destinations = 2, .asks = Asks::kReceiver}, 33},
+                    RandomJobs{{.sources = 3, .destinations = 4, .sends = Mode::kStaged, .receives = Mode::kStaged},
+                               34},
+                    RandomJobs{{.sources = 2,
+                                .destinations = 2,
+                                .sends = Mode::kStaged,
+                                .receives = Mode::kStaged,
+                                .receiver_agents = true},
+                               35}),
+    [](const auto& random) {
+      return std::to_string(random.param.jobs.sources) + "To" + std::to_string(random.param.jobs.destinations) +
+             (random.param.jobs.receiver_agents ? "Daemons" : "");
+    });
+
 // --- digests
 // -----------------------------------------------------------------------------------------------------------
 
