@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "base/log.h"
-#include "base/metrics.h"
 #include "tests/multiproc/wire_jobs.h"
 
 namespace tessera::test {
@@ -110,7 +109,7 @@ TEST(WireReturn, AStagedVersionThatAJobComesTooLateForIsTakenByTheOther) {
     log().set_level(LogLevel::info);
     const Side side = quantised(staged(trainer(0)));
     return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
-      while (Metrics::process().sessions.value() != 2) std::this_thread::yield();
+      while (batch.stats().sessions < 2) std::this_thread::yield();
       for (int64_t version = 1; version <= 2; ++version) {
         fill(side, tensor, version);
         REQUIRE_HERE(batch.send(version, kPatience).wait() == version);
@@ -125,6 +124,7 @@ TEST(WireReturn, AStagedVersionThatAJobComesTooLateForIsTakenByTheOther) {
     return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
       for (int64_t version = 1; version <= 2; ++version) {
         fill(side, tensor, version);
+        while (version == 2 && batch.stats().sessions < 2) std::this_thread::yield();
         Handle handle = batch.send(version, kPatience);
         if (version == 1) under_way.raise();
         REQUIRE_HERE(handle.wait() == version);
