@@ -210,7 +210,8 @@ TEST_P(WireDigestMismatch, NamesTheTensorAndItsSenderAndTheNextVersionIsWhole) {
         return with_batch(quantised(trainer(rank)), store, [&](Batch& batch, std::vector<float>& tensor) {
           fill(trainer(rank), tensor, 1);
           if (rank == 1) mutation() = GetParam();
-          std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1).wait(); }).c_str());
+          // The other rank may have to wait for a receiver that was late for what this one has failed.
+          std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1, kPatience).wait(); }).c_str());
           mutation() = Mutation::kNone;
           fill(trainer(rank), tensor, 2);
           batch.send(2).wait();
@@ -222,8 +223,8 @@ TEST_P(WireDigestMismatch, NamesTheTensorAndItsSenderAndTheNextVersionIsWhole) {
         ::setenv("TESSERA_FORCE_PULL", pull, 1);
         const Side side = quantised(inference(rank));
         return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
-          std::fprintf(stderr, "%s\n", error_of([&] { batch.recv().wait(); }).c_str());
-          REQUIRE_HERE(batch.recv(2).wait() == 2 && !batch.torn() && holds_quantised(side, tensor, 2));
+          while (batch.version() < 2) std::fprintf(stderr, "%s\n", error_of([&] { batch.recv().wait(); }).c_str());
+          REQUIRE_HERE(!batch.torn() && holds_quantised(side, tensor, 2));
           return 0;
         });
       });
