@@ -361,7 +361,7 @@ void add_agent_messages(Seeds& seeds) {
   add_command("state", AgentCommand::kState, false, message_bytes(BatchNumber{.batch = 2}));
   add_command("state-of", AgentCommand::kState, true, message_bytes(BatchState{.version = 7, .newest = 8}));
   ByteWriter stats;
-  write_stats({.tensors = 3}, stats);
+  write_stats({.tensors = 3, .quantized_elements = 256, .quantized_bytes = 136, .amax_exchanges = 1}, stats);
   add_command("stats", AgentCommand::kStats, true, stats.view());
 }
 

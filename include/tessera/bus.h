@@ -157,12 +157,26 @@ struct BatchStats {
   int64_t transfers = 0;          // completed
   int64_t sessions = 0;           // times that the batch was matched with another job, and planned; 1 at first
   double register_seconds = 0;
+  // What travels quantised, of one transfer; 0 where nothing does. This rank's share, to the byte: what it quantises
+  // (sender; of several receivers each piece once) or pulls (receiver).
+  int64_t quantized_elements = 0;
+  int64_t quantized_bytes = 0;         // codes, scales and amaxes
+  int64_t quantized_source_bytes = 0;  // the same elements in the sender's dtypes
+  // Of bytes_moved, hence as planned: the scales of blocks that routes cut count once, and amaxes are left out.
+  int64_t quantized_elements_moved = 0;
+  int64_t quantized_bytes_moved = 0;
+  int64_t amax_exchanges = 0;  // of a sender: that all ranks of the job have agreed in
   // Work that a steady-state transfer must not do; each counts since registration.
   int64_t store_requests = 0;
   int64_t plans = 0;
   int64_t allocations = 0;  // of staging, scratch and rings
   // Nor does it take anything from the heap, once a few transfers have grown what is kept between them:
   // tests/multiproc/heap_test.cc counts the calls of operator new.
+
+  // To the same in bf16, 2 bytes an element; 0 if nothing is there: what this rank has of quantised tensors, and the
+  // whole batch, whose other tensors travel as they are.
+  double quantized_ratio() const;
+  double batch_ratio() const;
 };
 
 // Layout-independent digest of one tensor's logical contents: docs/formats/digest.md.

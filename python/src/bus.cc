@@ -339,6 +339,18 @@ void bind_values(nb::module_& module) {
       .def_ro("store_requests", &BatchStats::store_requests, "Since registration, as the next two.")
       .def_ro("plans", &BatchStats::plans)
       .def_ro("allocations", &BatchStats::allocations)
+      .def_ro("quantized_elements", &BatchStats::quantized_elements,
+              "That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.")
+      .def_ro("quantized_bytes", &BatchStats::quantized_bytes, "They with their scales and amaxes, as they travel.")
+      .def_ro("quantized_source_bytes", &BatchStats::quantized_source_bytes, "They in the sender's dtypes.")
+      .def_ro("quantized_elements_moved", &BatchStats::quantized_elements_moved,
+              "Whole batch, all ranks, one transfer.")
+      .def_ro("quantized_bytes_moved", &BatchStats::quantized_bytes_moved, "What of bytes_moved that is, as planned.")
+      .def_ro("amax_exchanges", &BatchStats::amax_exchanges, "That all ranks of a sending job have agreed in.")
+      .def_prop_ro("quantized_ratio", &BatchStats::quantized_ratio,
+                   "quantized_bytes to the same elements in bf16; 0 if there are none.")
+      .def_prop_ro("batch_ratio", &BatchStats::batch_ratio,
+                   "bytes_moved to what they were if bf16 were sent instead of what is quantised.")
       .def("__repr__", [](const BatchStats& self) {
         return fmt::format("BatchStats({} tensors, {} skipped, {} routes, {} bytes moved, {} transfers)", self.tensors,
                            self.skipped, self.routes, self.bytes_moved, self.transfers);

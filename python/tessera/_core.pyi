@@ -538,6 +538,42 @@ class BatchStats:
     @property
     def allocations(self) -> int: ...
 
+    @property
+    def quantized_elements(self) -> int:
+        """
+        That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.
+        """
+
+    @property
+    def quantized_bytes(self) -> int:
+        """They with their scales and amaxes, as they travel."""
+
+    @property
+    def quantized_source_bytes(self) -> int:
+        """They in the sender's dtypes."""
+
+    @property
+    def quantized_elements_moved(self) -> int:
+        """Whole batch, all ranks, one transfer."""
+
+    @property
+    def quantized_bytes_moved(self) -> int:
+        """What of bytes_moved that is, as planned."""
+
+    @property
+    def amax_exchanges(self) -> int:
+        """That all ranks of a sending job have agreed in."""
+
+    @property
+    def quantized_ratio(self) -> float:
+        """quantized_bytes to the same elements in bf16; 0 if there are none."""
+
+    @property
+    def batch_ratio(self) -> float:
+        """
+        bytes_moved to what they were if bf16 were sent instead of what is quantised.
+        """
+
     def __repr__(self) -> str: ...
 
 class Handle:

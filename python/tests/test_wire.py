@@ -93,6 +93,27 @@ def test_what_either_job_asks_for_is_quantised_on_its_way(
     np.testing.assert_array_equal(into, tessera.quantize(x, format).dequantize())
 
 
+@pytest.mark.parametrize(("format", "most"), [("nvfp4", 0.29), ("mxfp8", 0.52)])
+def test_figures_tell_the_share_of_bf16(loopback: Loopback, format: str, most: float) -> None:
+    shapes = {"embed": (320, 64), "q": (64, 64), "experts": (3, 96, 64), "norm": (64,)}
+    x = {name: np.random.default_rng(7).standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    into = {name: np.zeros_like(tensor) for name, tensor in x.items()}
+    sender = loopback.trainer.register(x, f"figures-{format}", wire={".*": format})
+    receiver = loopback.inference.register(into, f"figures-{format}")
+    with sender, receiver:
+        move(sender, receiver)
+        both = sender.stats, receiver.stats
+    matrices = 4 * (320 + 64 + 3 * 96) * 16
+    for stats in both:
+        assert stats.quantized_elements == stats.quantized_elements_moved == matrices
+        assert stats.quantized_source_bytes == 4 * matrices
+        assert stats.rank_bytes == stats.quantized_bytes + 4 * 64
+        assert stats.bytes_moved == stats.quantized_bytes_moved + 4 * 64
+        assert stats.quantized_ratio == stats.quantized_bytes / (2 * matrices) <= most
+        assert stats.batch_ratio == stats.bytes_moved / (2 * matrices + 4 * 64)
+    assert [stats.amax_exchanges for stats in both] == [1, 0]
+
+
 @pytest.mark.parametrize("format", ["nvfp4", "fp8_e4m3", "mxfp8", "fp8_block_128x128"])
 def test_each_matrix_of_a_stack_has_an_amax_of_its_own(loopback: Loopback, format: str) -> None:
     experts = np.random.default_rng(4).standard_normal((3, 32, 48)).astype(np.float32)

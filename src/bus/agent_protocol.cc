@@ -351,7 +351,9 @@ BatchState BatchState::read(ByteReader& in) {
 void write_stats(const BatchStats& stats, ByteWriter& out) {
   for (const int64_t figure :
        {stats.tensors, stats.skipped, stats.routes, stats.bytes_moved, stats.bytes_lower_bound, stats.rank_bytes,
-        stats.transfers, stats.sessions, stats.store_requests, stats.plans, stats.allocations})
+        stats.transfers, stats.sessions, stats.store_requests, stats.plans, stats.allocations, stats.quantized_elements,
+        stats.quantized_bytes, stats.quantized_source_bytes, stats.quantized_elements_moved,
+        stats.quantized_bytes_moved, stats.amax_exchanges})
     out.put(figure);
   out.put(stats.register_seconds);
 }
@@ -359,7 +361,9 @@ BatchStats read_stats(ByteReader& in) {
   BatchStats stats;
   for (int64_t* figure :
        {&stats.tensors, &stats.skipped, &stats.routes, &stats.bytes_moved, &stats.bytes_lower_bound, &stats.rank_bytes,
-        &stats.transfers, &stats.sessions, &stats.store_requests, &stats.plans, &stats.allocations})
+        &stats.transfers, &stats.sessions, &stats.store_requests, &stats.plans, &stats.allocations,
+        &stats.quantized_elements, &stats.quantized_bytes, &stats.quantized_source_bytes,
+        &stats.quantized_elements_moved, &stats.quantized_bytes_moved, &stats.amax_exchanges})
     *figure = in.get<int64_t>();
   stats.register_seconds = in.get<double>();
   return stats;

@@ -74,6 +74,7 @@ class PullLink {
   const std::shared_ptr<const PullProgram>& program() const;
   std::unique_ptr<BounceRing> take_ring() { return std::move(ring_); }  // for a batch that makes its own run
   int64_t bytes() const { return program() ? program()->bytes() : 0; }
+  RankShare share() const;  // likewise
   int64_t bytes_done() const { return run_ != nullptr && state_ != State::kAsked ? run_->bytes_done() : 0; }
 
   // From take() to on_pulled(): the destination may be written.
