@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -113,10 +114,56 @@ def test_figures_tell_the_share_of_bf16(loopback: Loopback, format: str, most: f
     assert [stats.amax_exchanges for stats in both] == [1, 0]
 
 
-def test_what_cannot_be_quantised_travels_as_it_is(loopback: Loopback) -> None:
-    tensors = {"norm": np.arange(8, dtype=np.float32), "ids": np.arange(48).reshape(6, 8)}
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_e4m3", "mxfp8", "fp8_block_128x128"])
+def test_each_matrix_of_a_stack_has_an_amax_of_its_own(loopback: Loopback, format: str) -> None:
+    experts = np.random.default_rng(4).standard_normal((3, 32, 48)).astype(np.float32)
+    experts *= np.float32([1, 1000 / 3, 0.01])[:, None, None]
+    into = np.zeros_like(experts)
+    loopback.transfer({"experts": experts}, {"experts": into}, wire={"experts": format})
+    expected = np.stack([tessera.quantize(expert, format).dequantize() for expert in experts])
+    np.testing.assert_array_equal(into, expected)
+    if format in ("nvfp4", "fp8_e4m3"):
+        flat = tessera.quantize(experts.reshape(96, 48), format).dequantize().reshape(experts.shape)
+        assert not np.array_equal(flat, expected), "one amax for all of them would do, too"
+
+
+def test_terms_of_a_partial_source_are_quantised_once_they_are_reduced() -> None:
+    terms = np.random.default_rng(5).standard_normal((2, 40, 64)).astype(np.float32)
+    into = [np.zeros((40, 32), np.float32) for _ in range(2)]
+
+    def send(rank: int) -> Callable[[tessera.Bus], None]:
+        def work(bus: tessera.Bus) -> None:
+            batch = bus.register({"w": (terms[rank], "2:Psum")}, wire={"w": "nvfp4"})
+            batch.send(timeout=LIMIT / 3)
+
+        return work
+
+    def receive(rank: int) -> Callable[[tessera.Bus], None]:
+        def work(bus: tessera.Bus) -> None:
+            batch = bus.register({"w": (into[rank], "2:S1")})
+            batch.recv(timeout=LIMIT / 3)
+
+        return work
+
+    run({"trainer": [send(0), send(1)], "inference": [receive(0), receive(1)]})
+    expected = tessera.quantize(terms[0] + terms[1], "nvfp4").dequantize()
+    np.testing.assert_array_equal(np.concatenate(into, axis=1), expected)
+
+
+@pytest.mark.parametrize("asks", ["sender", "receiver", "both"])
+def test_what_cannot_be_quantised_travels_as_it_is(loopback: Loopback, asks: str) -> None:
+    tensors = {
+        "norm": np.arange(8, dtype=np.float32) / 3,
+        "ids": np.arange(48).reshape(6, 8),
+        "mask": np.arange(48).reshape(6, 8) % 3 == 0,
+        "scale": np.array(1 / 3, np.float32),
+    }
     into = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
-    loopback.transfer(tensors, into, wire={".*": "nvfp4"})
+    name = f"as-it-is-{asks}"
+    sender = loopback.trainer.register(tensors, name, wire=None if asks == "receiver" else {".*": "nvfp4"})
+    receiver = loopback.inference.register(into, name, wire=None if asks == "sender" else {".*": "nvfp4"})
+    with sender, receiver:
+        move(sender, receiver)
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(into[name], tensor)
 

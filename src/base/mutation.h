@@ -11,6 +11,9 @@ enum class Mutation : uint8_t {
   kNone,
   kLocalAmax,       // a rank quantises with the amaxes of matrices that it has found, not with all ranks'
   kLocalBlockAmax,  // likewise of blocks that it does not hold whole
+  kSpoiledCode,     // a byte of a wire piece is not what was digested: of a code,
+  kSpoiledScale,    // of a scale,
+  kSpoiledAmax,     // or of an amax
   kStaleBase,       // a delta is taken on top of whatever a receiver holds
 };
 

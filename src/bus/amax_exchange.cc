@@ -220,6 +220,10 @@ void AmaxExchange::handle_report(Rank rank, Follower& follower, Frame& frame) {
     if (busy() && version_ <= follower.passed) fail_round(status, status);
     return;
   }
+  if (follower.reported && !follower.report.status.ok() && report.version > follower.report.version) {
+    follower.given_up = follower.report.version;
+    follower.given_up_for = told_by(follower);
+  }
   std::swap(follower.report, read_);
   if (follower.report.epoch <= follower.answered) return;  // it gave up when the answer was on its way
   follower.reported = true;
@@ -231,17 +235,16 @@ void AmaxExchange::handle_report(Rank rank, Follower& follower, Frame& frame) {
 void AmaxExchange::consider(Follower& follower) {
   const int64_t version = follower.report.version;
   if (busy() && version == version_) {
-    const Status& status = follower.report.status;
-    if (status.ok()) return;
-    const Status told(status.code(), fmt::format("{}: {}", follower.name, status.message()));
+    if (follower.report.status.ok()) return;
+    const Status told = told_by(follower);
     return fail_round(told, told);
   }
   if (version <= passed_) return answer(follower, has_passed(agent_.identity().name(), version));
   if (version <= follower.failed_version) return answer(follower, Status(follower.failure));
   if (!busy()) return;
-  const Status status = not_collective(follower);
-  if (version > version_) return fail_round(status, status);  // it is past that
-  answer(follower, status);
+  if (version < version_) return answer(follower, not_collective(follower));
+  const Status status = follower.given_up == version_ ? follower.given_up_for : not_collective(follower);
+  fail_round(status, status);  // it is past that
 }
 
 void AmaxExchange::answer(Follower& follower, const Status& status) {
@@ -373,6 +376,11 @@ Status AmaxExchange::status_of(const NonfiniteFinding& finding) const {
 Status AmaxExchange::not_collective(const Follower& follower) const {
   return failed(ErrorCode::kMismatch, "{} sends version {}, {} version {}: send is collective", follower.name,
                 follower.report.version, agent_.identity().name(), version_);
+}
+
+Status AmaxExchange::told_by(const Follower& follower) {
+  const Status& status = follower.report.status;
+  return Status(status.code(), fmt::format("{}: {}", follower.name, status.message()));
 }
 
 Status AmaxExchange::heard_from_here(const Status& status) const {

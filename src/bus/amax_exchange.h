@@ -70,6 +70,9 @@ class AmaxExchange {
     Amaxes report;                 // the last one
     uint32_t answered = 0;         // the last epoch that it was
     int64_t passed = 0;            // it will not tell of versions up to this
+    // The version that it has given up last and why, where it has told of a later one since. 0: none
+    int64_t given_up = 0;
+    Status given_up_for;
     // A version that has failed here before it told of it, and why: 0 if there is none.
     int64_t failed_version = 0;
     Status failure;
@@ -93,6 +96,7 @@ class AmaxExchange {
   void require_known(const NonfiniteFinding& finding) const;
   Status status_of(const NonfiniteFinding& finding) const;
   Status not_collective(const Follower& follower) const;
+  static Status told_by(const Follower& follower);     // why it has no amaxes
   Status heard_from_here(const Status& status) const;  // as the others are told
   static Status has_passed(const std::string& name, int64_t version);
 

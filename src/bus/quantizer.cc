@@ -40,7 +40,7 @@ Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, con
       subject_(fmt::format("{}/{}", setup.view.name, setup.batch)),
       part_of_(setup.routes.sent.size(), kNone),
       looked_(agent.loop(), [this] { on_looked(); }),
-      encoded_(agent.loop(), [this] { finish(encode_runs_[slot_]->status()); }) {
+      encoded_(agent.loop(), [this] { on_encoded(); }) {
   collect_parts(source_of);
   require_few_keys();
   const std::vector<AmaxKey> keys = collect_keys();
@@ -90,20 +90,23 @@ void Quantizer::collect_parts(const SourceOf& source_of) {
 
 void Quantizer::require_few_keys() const {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
-  std::vector<Index> keys(tensors.size(), 0);
+  std::vector<Index> matrices(tensors.size(), 0), blocks(tensors.size(), 0);
   for (size_t t = 0; t < tensors.size(); ++t)
-    if (has_matrix_amaxes(tensors, t)) keys[t] = static_cast<Index>(matrices_of(tensors[t].shape));
-  for (size_t p = 0; p < parts_.size(); ++p) keys[parts_[p].tensor] += program_->cut_block_count(p);
+    if (has_matrix_amaxes(tensors, t)) matrices[t] = static_cast<Index>(matrices_of(tensors[t].shape));
+  for (size_t p = 0; p < parts_.size(); ++p) blocks[parts_[p].tensor] += program_->cut_block_count(p);
   Index sum = 0;
-  for (const Index count : keys) sum += count;
+  size_t most = 0;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    sum += matrices[t] + blocks[t];
+    if (matrices[t] + blocks[t] > matrices[most] + blocks[most]) most = t;
+  }
   if (sum <= Index{kMaxAmaxes}) return;
-  const auto most = static_cast<size_t>(std::ranges::max_element(keys) - keys.begin());
   fail(ErrorCode::kResourceExhausted,
-       "batch {} of pair {}: ranks would have to agree on {} amaxes before they quantise, and {} are possible: {} of "
-       "them are of tensor {}, whose layout {} cuts blocks of {}: let edges fall between blocks, or ask for another "
-       "wire format for it, or for none",
-       setup_.batch, setup_.view.name, sum, kMaxAmaxes, keys[most], tensors[most].name, tensors[most].src.to_string(),
-       to_string(*tensors[most].wire));
+       "batch {} of pair {}: ranks would have to agree on {} amaxes before they quantise, and {} are possible: tensor "
+       "{} has {} matrices with one each, and its layout {} cuts {} blocks of {} here: let edges fall between blocks, "
+       "or ask for another wire format for it, or for none",
+       setup_.batch, setup_.view.name, sum, kMaxAmaxes, tensors[most].name, matrices[most],
+       tensors[most].src.to_string(), blocks[most], to_string(*tensors[most].wire));
 }
 
 // The matrices of all tensors come first, also where this rank has nothing of them: each rank judges by itself what all
@@ -235,6 +238,11 @@ void Quantizer::on_agreed(const Status& status, std::span<const float> amaxes) {
   encode_runs_[slot_]->start(++epoch_);
 }
 
+void Quantizer::on_encoded() {
+  spoil_piece();
+  finish(encode_runs_[slot_]->status());
+}
+
 Status Quantizer::check_range(std::span<const float> amaxes) const {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
   for (size_t t = 0; t < tensors.size(); ++t) {
@@ -265,6 +273,16 @@ void Quantizer::take_over(std::span<const float> amaxes) {
     for (size_t b = 0; b < part.cut_blocks.size(); ++b)
       amaxes_->blocks(p)[part.cut_blocks[b]] = of_blocks[part.first_key + b];
   }
+}
+
+// As a Mutation asks: of the first piece, once it is encoded.
+void Quantizer::spoil_piece() {
+  if (parts_.empty() || program_->piece(0).bytes() == 0) return;
+  const WirePiece& piece = program_->piece(0);
+  std::byte* const data = pieces_.data() + slot_ * slot_bytes_ + parts_[0].offset;
+  if (mutated(Mutation::kSpoiledCode)) data[piece.code_section()] ^= std::byte{1};
+  if (mutated(Mutation::kSpoiledScale)) data[piece.scale(0, 0, 0)] ^= std::byte{1};
+  if (mutated(Mutation::kSpoiledAmax)) data[piece.amax(0)] ^= std::byte{1};
 }
 
 void Quantizer::finish(const Status& status) {

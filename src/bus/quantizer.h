@@ -36,7 +36,7 @@ class Quantizer {
 
   static bool wanted(const Match& match);  // whether there is anything to quantise, on whatever rank
 
-  // Pieces and grids are allocated here. Throws kResourceExhausted where edges cut more blocks than can be agreed on.
+  // Pieces and grids are allocated here. Throws kResourceExhausted where there are more amaxes than can be agreed on.
   // REQUIRES: that `setup`, and what source_of() names, outlive it.
   Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, const SourceOf& source_of, Events events);
   ~Quantizer();  // REQUIRES: not busy
@@ -78,9 +78,11 @@ class Quantizer {
   void require_few_keys() const;
   void on_looked();
   void on_agreed(const Status& status, std::span<const float> amaxes);
+  void on_encoded();
   Status check_range(std::span<const float> amaxes) const;
   void report();
   void take_over(std::span<const float> amaxes);
+  void spoil_piece();
   void finish(const Status& status);
 
   const SessionSetup& setup_;

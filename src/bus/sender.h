@@ -72,6 +72,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   Withdrawal try_withdraw(int64_t version);
   Status nobody_attached() const;
   void note_absence(const SenderSession& session);
+  void observe_late(const SenderSession& session, const Status& why);
 
   std::map<std::string, std::shared_ptr<SenderSession>> sessions_;  // by receiving job
   // In place: jobs that came while others were there and have taken nothing yet. The ranks of this job may have met

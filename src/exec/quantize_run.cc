@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/fail_point.h"
 #include "exec/quantize_program.h"
 
 namespace tessera {
@@ -59,6 +60,7 @@ void AmaxRun::prepare(uint32_t /*epoch*/) {
 }
 
 void AmaxRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
+  fail_point("wire: look");
   const QuantizeProgram::Impl& program = program_->impl();
   const auto bands_of = [&](uint32_t p) { return program.parts[p].look.all_bands(); };
   for_each_part(program.amax_units[index], bands_of, [&](uint32_t p, Index first, Index last) {
@@ -126,6 +128,7 @@ size_t EncodeRun::units() const {
 }
 
 void EncodeRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
+  fail_point("wire: encode");
   const QuantizeProgram::Impl& program = program_->impl();
   const auto bands_of = [&](uint32_t p) { return program.parts[p].piece.walk().all_bands(); };
   for_each_part(program.encode_units[index], bands_of, [&](uint32_t p, Index first, Index last) {
