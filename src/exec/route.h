@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -83,6 +84,8 @@ struct PullRoute {
   // What the piece is, if the route travels quantised (exec/wire_piece.h): it is decoded into `dst`, which is about the
   // elements of the tensor, and a float.
   std::shared_ptr<const WirePiece> wire{};
+  // Where the route's delta piece lies (exec/delta_piece.h), if it may travel as one. Both are in memory that is mapped.
+  std::optional<MemoryDesc> delta{};
 };
 
 }  // namespace tessera
