@@ -47,6 +47,20 @@ struct BatchRoutes {
   uint32_t kinds = 0;  // plans made
 };
 
+// Of routes that travel as deltas in one transfer.
+struct DeltaBytes {
+  int64_t routes = 0;
+  int64_t read = 0;  // bytes of the deltas
+  int64_t full = 0;  // of the routes
+
+  DeltaBytes& operator+=(const DeltaBytes& other) {
+    routes += other.routes;
+    read += other.read;
+    full += other.full;
+    return *this;
+  }
+};
+
 // The plan has source ranks 0 .. sender_world-1 and destination ranks sender_world .. ; `own` is a rank of its own job.
 BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world, bool sends, Rank own);
 

@@ -115,7 +115,7 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   count_session(*session, rank_bytes);
   if (staged()) {
     const int64_t newest = slots_[newest_slot_].version;
-    if (newest != 0 && !made->prepares()) made->offer_slot(newest, newest_slot_);
+    if (newest != 0 && !made->must_prepare()) made->offer_slot(newest, newest_slot_);
   } else if (offering_ != 0 && !ending_) {
     made->offer(offering_);
   }
@@ -354,7 +354,7 @@ void SenderBatch::check_snapshot() {
     newest_slot_ = *target_;
     version_ = version;
     for (const auto& [job, session] : sessions_)
-      if (!session->broken() && (!session->prepares() || prepared_.contains(session.get())))
+      if (!session->broken() && (!session->must_prepare() || prepared_.contains(session.get())))
         session->offer_slot(version, *target_);
   }
   target_.reset();

@@ -42,7 +42,8 @@ struct SessionSetup {
 
   // What the session has cost and done, for the batch's figures.
   std::function<void()> on_allocation;
-  std::function<void(int64_t bytes)> on_moved;  // to or from one peer, well
+  // To or from one peer, well; some of it as deltas.
+  std::function<void(int64_t bytes, const DeltaBytes& deltas)> on_moved;
 };
 
 class Session : public Acceptor {
