@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
+#include "bus/plane_memory.h"
 #include "codec/cast.h"
 #include "tessera/plan.h"
 #include "tests/brute_values.h"
@@ -203,22 +205,16 @@ double wire_factor(const RandomCase& a, Index element, int terms) {
   return (mix(a.seed + static_cast<uint64_t>(element)) % 2 == 0 ? -factor : factor) * eighths / 8;
 }
 
-// The whole tensor in the destination's dtype: quantised matrix by matrix, and back.
-std::vector<std::byte> decoded(const RandomCase& a, int64_t version, int terms) {
-  const Index count = element_count(a.shape);
-  const DType as = a.src_dtype == DType::kF64 ? DType::kF32 : a.src_dtype;
-  const DType to = a.dst_dtype == DType::kF64 ? DType::kF32 : a.dst_dtype;
-  std::vector<std::byte> result(static_cast<size_t>(bytes_of(a.dst_dtype, count)));
-  if (count == 0) return result;
-  const QuantSpec spec{.format = *a.wire};
-  const Index rows = a.shape[a.shape.size() - 2];
-  const Index columns = a.shape.back();
-  const PlaneShape shape = plane_shape(spec, Plane::kRow, rows, columns);
-  std::vector<std::byte> values(static_cast<size_t>(bytes_of(as, rows * columns)));
-  std::vector<std::byte> back(static_cast<size_t>(bytes_of(to, rows * columns)));
-  std::vector<std::byte> codes(static_cast<size_t>(shape.code_bytes()));
-  std::vector<std::byte> scales(static_cast<size_t>(shape.scale_bytes()));
-  for (Index first = 0; first < count; first += rows * columns) {
+// A matrix of the stack, as the source has it; f64 as f32.
+struct SourceMatrix {
+  std::vector<std::byte> values;
+  MatrixView view;
+
+  SourceMatrix(const RandomCase& a, int64_t version, int terms, Index first) {
+    const DType as = a.src_dtype == DType::kF64 ? DType::kF32 : a.src_dtype;
+    const Index rows = a.shape[a.shape.size() - 2];
+    const Index columns = a.shape.back();
+    values.resize(static_cast<size_t>(bytes_of(as, rows * columns)));
     for (Index i = 0; i < rows * columns; ++i) {
       std::byte value[8];
       store_value(a.src_dtype,
@@ -227,16 +223,153 @@ std::vector<std::byte> decoded(const RandomCase& a, int64_t version, int terms) 
                   value);
       cast_row(a.src_dtype, as)(value, values.data() + bytes_of(as, i), 1);
     }
-    const MatrixView view{values.data(), as, rows, columns, columns};
-    const float amax = compute_amax({&view, 1})[0].value;
-    quantize(view, spec, {amax, 0},
-             {{codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()}, {}});
-    dequantize(spec, Plane::kRow, {codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()}, amax,
-               {back.data(), to, rows, columns, columns});
+    view = {values.data(), as, rows, columns, columns};
+  }
+};
+
+// One plane of a matrix, quantised as a whole.
+struct WholePlane {
+  PlaneShape shape;
+  std::vector<std::byte> codes, scales;
+  float amax = 0;
+
+  WholePlane(const QuantSpec& spec, Plane plane, const MatrixView& matrix)
+      : shape(plane_shape(spec, plane, matrix.rows, matrix.columns)),
+        codes(static_cast<size_t>(shape.code_bytes())),
+        scales(static_cast<size_t>(shape.scale_bytes())),
+        amax(compute_amax({&matrix, 1})[0].value) {
+    const PlaneMemory memory{codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()};
+    quantize(matrix, spec, {amax, amax},
+             plane == Plane::kRow ? Planes{.row = memory, .column = {}} : Planes{.row = {}, .column = memory});
+  }
+};
+
+// The whole tensor in the destination's dtype: quantised matrix by matrix, and back.
+std::vector<std::byte> decoded(const RandomCase& a, int64_t version, int terms) {
+  const Index count = element_count(a.shape);
+  const DType to = a.dst_dtype == DType::kF64 ? DType::kF32 : a.dst_dtype;
+  std::vector<std::byte> result(static_cast<size_t>(bytes_of(a.dst_dtype, count)));
+  if (count == 0) return result;
+  const QuantSpec spec{.format = *a.wire};
+  const Index rows = a.shape[a.shape.size() - 2];
+  const Index columns = a.shape.back();
+  std::vector<std::byte> back(static_cast<size_t>(bytes_of(to, rows * columns)));
+  for (Index first = 0; first < count; first += rows * columns) {
+    const SourceMatrix matrix(a, version, terms, first);
+    const WholePlane plane(spec, Plane::kRow, matrix.view);
+    dequantize(spec, Plane::kRow,
+               {plane.codes.data(), plane.shape.code_row_bytes(), plane.scales.data(), plane.shape.scale_row_bytes()},
+               plane.amax, {back.data(), to, rows, columns, columns});
     cast_row(to, a.dst_dtype)(back.data(), result.data() + bytes_of(a.dst_dtype, first),
                               static_cast<size_t>(rows * columns));
   }
   return result;
+}
+
+// Where the scale of an element lies in a plane's, in scales; `columns`: of them in a row.
+Index scale_place(Format format, Plane plane, Index columns, Index row, Index column) {
+  const Index line = plane == Plane::kRow ? row : column;
+  const Index along = plane == Plane::kRow ? column : row;
+  switch (format) {
+    case Format::kFp8E4M3:
+    case Format::kFp8E5M2:
+      return 0;
+    case Format::kFp8Block1x128:
+      return line * columns + along / 128;
+    case Format::kFp8Block128x128:
+      return line / 128 * columns + along / 128;
+    case Format::kMxfp8:
+    case Format::kMxfp8E5M2:
+      return plane == Plane::kRow ? row * columns + column / 32 : row / 32 * columns + column;
+    case Format::kNvfp4:
+      return line * columns + along / 16;
+  }
+  return -1;
+}
+
+QuantizedLayout planes_layout(const RandomCase& a, const Region& owned) {
+  const Shape extents = owned.extents();
+  const Index rows = extents[extents.size() - 2];
+  const Index columns = extents.back();
+  const Index matrices = rows * columns == 0 ? 0 : element_count(extents) / (rows * columns);
+  return quantized_layout({.format = *a.wire}, a.planes, matrices, rows, columns);
+}
+
+// Puts what must lie in a rank's block of memory into it, out of planes of the whole tensor; what is between them
+// stays.
+void put_planes(const RandomCase& a, const Region& owned, int64_t version, int terms, std::span<std::byte> block) {
+  const QuantSpec spec{.format = *a.wire};
+  const Shape extents = owned.extents();
+  const Index rows = extents[extents.size() - 2];
+  const Index columns = extents.back();
+  const QuantizedLayout layout = planes_layout(a, owned);
+  const Index whole = a.shape[a.shape.size() - 2] * a.shape.back();
+  std::optional<WholePlane> full;
+  Index seen = -1;
+  const auto cut = [&](Plane plane, const QuantizedLayout::Place& place) {
+    const auto code_place = [&](const PlaneShape& shape, Index row, Index column) {
+      const bool upright = plane == Plane::kRow || shape.scale_dtype == DType::kF8E8M0;
+      return upright ? row * shape.code_columns + column : column * shape.code_columns + row;
+    };
+    seen = -1;
+    for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
+      Index local = 0;
+      for (size_t d = 0; d < extents.size(); ++d) local = local * extents[d] + static_cast<Index>(at[d]);
+      const Index matrix = local / (rows * columns);
+      const Index source = linear(a.shape, global) / whole;
+      if (std::exchange(seen, source) != source)
+        full.emplace(spec, plane, SourceMatrix(a, version, terms, source * whole).view);
+      const Index row = global[global.size() - 2];
+      const Index column = global.back();
+      const Index local_row = local / columns % rows;
+      const Index local_column = local % columns;
+      const Index from = code_place(full->shape, row, column);
+      const Index to = matrix * rows * columns + code_place(place.shape, local_row, local_column);
+      std::byte* codes = block.data() + place.codes;
+      if (*a.wire == Format::kNvfp4) {
+        const std::byte code = full->codes[static_cast<size_t>(from / 2)] >> (from % 2 * 4) & std::byte{15};
+        codes[to / 2] = (codes[to / 2] & std::byte{15} << (to % 2 == 0 ? 4 : 0)) | code << (to % 2 * 4);
+      } else {
+        codes[to] = full->codes[static_cast<size_t>(from)];
+      }
+      const int64_t bytes = bytes_of(full->shape.scale_dtype, 1);
+      std::memcpy(block.data() + place.scales + matrix * place.shape.scale_bytes() +
+                      scale_place(*a.wire, plane, place.shape.scale_columns, local_row, local_column) * bytes,
+                  full->scales.data() + scale_place(*a.wire, plane, full->shape.scale_columns, row, column) * bytes,
+                  static_cast<size_t>(bytes));
+      if (needs_amax(*a.wire))
+        std::memcpy(block.data() + place.amaxes + matrix * static_cast<Index>(sizeof(float)), &full->amax,
+                    sizeof(float));
+    });
+  };
+  if (layout.row) cut(Plane::kRow, *layout.row);
+  if (layout.column) cut(Plane::kColumn, *layout.column);
+}
+
+std::string check_planes(const RandomCase& a, Rank rank, const Region& owned, int64_t version, int terms,
+                         std::span<const std::byte> got) {
+  std::vector<std::byte> expected(got.begin(), got.end());
+  put_planes(a, owned, version, terms, expected);
+  std::fill(expected.begin() + planes_layout(a, owned).bytes, expected.end(), std::byte{0xA5});
+  const auto wrong = std::ranges::mismatch(expected, got).in1;
+  if (wrong == expected.end()) return "";
+  return fmt::format("{} {} {} {} -> {} of {} {}: byte {} of rank {} is wrong", a.name, to_string_shape(a.shape),
+                     to_string(a.src_dtype), a.src.to_string(), to_string(a.planes), to_string(*a.wire),
+                     a.dst.to_string(), wrong - expected.begin(), rank);
+}
+
+int partial_terms(const RandomCase& a) {
+  return partial_term(a.src, a.src.mesh().size() > 0 ? a.src.mesh().ranks()[0] : 0).second;
+}
+
+// A layout that cuts between blocks of the planes.
+bool cuts_no_block(const RandomCase& a) {
+  try {
+    bus::require_planes({.name = a.name, .shape = a.shape, .wire = a.wire, .planes = a.planes}, a.dst.bind(a.shape));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -302,6 +435,25 @@ RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, in
   return a;
 }
 
+RandomCase random_planes_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
+                              Format format) {
+  RandomCase a = random_wire_case(random, name, source_world, destination_world, format);
+  a.planes = pick(random, std::vector<PlaneSet>{{.row = true}, {.column = true}, {.row = true, .column = true}});
+  if (format == Format::kNvfp4) a.shape[a.shape.size() - 2] += a.shape[a.shape.size() - 2] % 2;
+  if (a.shape.back() == 0) a.shape.back() = 32;
+  do {
+    a.src =
+        random_layout(random, a.shape, source_world, a.src.has_partial(), a.src.partial_op().value_or(ReduceOp::kSum));
+    a.dst = random_layout(random, a.shape, destination_world, false, ReduceOp::kSum);
+    std::vector<Placement> placements(a.dst.placements().begin(), a.dst.placements().end());
+    for (Placement& placement : placements)
+      if (auto* ragged = std::get_if<RaggedShard>(&placement))
+        for (size_t b = 1; b + 1 < ragged->bounds.size(); ++b) ragged->bounds[b] -= ragged->bounds[b] % 32;
+    a.dst = Layout(a.dst.mesh(), std::move(placements));
+  } while (!fits(a.src, a.shape) || !fits(a.dst, a.shape) || !cuts_no_block(a));
+  return a;
+}
+
 LocalData source_space(const RandomCase& a, Rank rank) {
   const Region owned = a.src.bind(a.shape).owned(a.shape, rank);
   return space(a.src_dtype, owned.extents(), a.seed + static_cast<uint64_t>(rank), a.src_shared);
@@ -322,6 +474,11 @@ void fill_source(const RandomCase& a, Rank rank, int64_t version, LocalData& dat
 
 LocalData destination_space(const RandomCase& a, Rank rank) {
   const Region owned = a.dst.bind(a.shape).owned(a.shape, rank);
+  if (!a.planes.empty()) {
+    LocalData data(static_cast<size_t>(planes_layout(a, owned).bytes) + 64, a.dst_shared);
+    std::ranges::fill(data.bytes(), std::byte{0xA5});
+    return data;
+  }
   LocalData data = space(a.dst_dtype, owned.extents(), ~a.seed + static_cast<uint64_t>(rank), a.dst_shared);
   std::ranges::fill(data.bytes(), std::byte{0xA5});
   return data;
@@ -330,7 +487,8 @@ LocalData destination_space(const RandomCase& a, Rank rank) {
 std::string check_destination(const RandomCase& a, Rank rank, int64_t version, LocalData& data) {
   const Region owned = a.dst.bind(a.shape).owned(a.shape, rank);
   const Shape extents = owned.extents();
-  const int terms = partial_term(a.src, a.src.mesh().size() > 0 ? a.src.mesh().ranks()[0] : 0).second;
+  const int terms = partial_terms(a);
+  if (!a.planes.empty()) return check_planes(a, rank, owned, version, terms, data.bytes());
   const size_t bytes = std::max<size_t>(static_cast<size_t>(bits_of(a.dst_dtype)) / 8, 1);
   const std::span<const std::byte> got = data.bytes();
   std::vector<bool> written(got.size(), false);

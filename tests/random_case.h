@@ -25,6 +25,7 @@ struct RandomCase {
   bool dst_shared = false;
   uint64_t seed = 0;
   std::optional<Format> wire{};  // what it is quantised to on its way
+  PlaneSet planes{};             // that are taken as they are
 };
 
 RandomCase random_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world);
@@ -32,6 +33,10 @@ RandomCase random_case(std::mt19937_64& random, const std::string& name, int sou
 // Of floats, in shapes of two dims or more, whose amaxes differ from place to place.
 RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
                             Format format);
+
+// Likewise, received into planes: edges of the destination's shards lie between blocks.
+RandomCase random_planes_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
+                              Format format);
 
 // One rank's local tensor in memory of its own, perhaps with gaps between the elements.
 class LocalData {

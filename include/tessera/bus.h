@@ -108,6 +108,10 @@ struct TensorSpec {
   // those of the sender's whole tensor, or of what is taken of it. Only f64, f32, f16 and bf16 of two dims or more are
   // quantised, matrix by matrix of the last two dims; others travel as they are.
   std::optional<Format> wire = std::nullopt;
+  // Of a receiver: it takes these planes of `wire`, bit for bit those of the whole tensor, into one block of memory
+  // from `data` on: quantized_layout() of what it holds. No dtype or strides then. Edges of shards must not cut a block
+  // of a plane that is taken. A column plane that is not the row plane transposed travels on its own.
+  PlaneSet planes = {};
 };
 
 // What the sending side offers, before a receiver decides what to take.
@@ -118,6 +122,7 @@ struct ManifestEntry {
   Layout layout = {};
   TensorSource source = {};                   // of a receiver's
   std::optional<Format> wire = std::nullopt;  // asked for, where it can be quantised
+  PlaneSet planes = {};                       // of a receiver's: taken as they are
 };
 
 // What a transfer has done so far, or did.

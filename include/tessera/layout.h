@@ -191,6 +191,8 @@ class Layout {
   Layout bind(std::span<const Index> shape) const;
   // The same placements over other ranks: position i of the mesh becomes ranks[i].
   Layout with_ranks(std::vector<Rank> ranks) const;
+  // The layout of the tensor with two dims exchanged. REQUIRES: no negative dims
+  Layout transposed(int dim, int other) const;
   // Ranks shifted by `offset`, e.g. to number a second job's ranks behind the first's.
   Layout shifted(Rank offset) const;
 

@@ -186,6 +186,40 @@ struct ConstPlaneMemory {
   int64_t scale_stride = 0;
 };
 
+// Which planes of a tensor.
+struct PlaneSet {
+  bool row = false;
+  bool column = false;
+
+  bool empty() const { return !row && !column; }
+  friend bool operator==(const PlaneSet&, const PlaneSet&) = default;
+};
+std::string_view to_string(PlaneSet planes);  // "row", "column", "row and column", "none"
+
+// Whether the column plane is the row plane, transposed, codes and scales alike: one-scale and 128x128 FP8, and nvfp4
+// with 16x16 scaling and rounding to nearest.
+bool column_is_transposed_row(const QuantSpec& spec);
+
+// How planes of a stack of [M, K] matrices lie in one block of memory, as a batch takes them: codes [matrices, ...],
+// scales [matrices, ...] and amaxes (f32 [matrices], of formats that need them) of the row plane, then those of the
+// column plane. Each begins at a multiple of 64 bytes.
+struct QuantizedLayout {
+  // Offsets in bytes.
+  struct Place {
+    PlaneShape shape{};
+    int64_t codes = 0;
+    int64_t scales = 0;
+    int64_t amaxes = 0;
+    int64_t end = 0;
+  };
+  std::optional<Place> row;
+  std::optional<Place> column;
+  int64_t bytes = 0;
+};
+// Throws as plane_shape() does, and for sizes beyond any memory.
+QuantizedLayout quantized_layout(const QuantSpec& spec, PlaneSet planes, int64_t matrices, int64_t rows,
+                                 int64_t columns);
+
 // Quantising --------------------------------------------------------------------------------------------------------
 
 // Where to; null codes: that plane is not wanted.
@@ -237,8 +271,7 @@ void gemm_scales(const QuantSpec& spec, Plane plane, int64_t rows, int64_t colum
 void deinterleave_columns(const std::byte* gathered, int64_t ranks, int64_t rows, int64_t row_bytes, std::byte* to,
                           Parallel parallel = {});
 
-// Transposes codes of a row plane to those of the column plane: one-scale and 128x128 FP8, and nvfp4 with 16x16 scaling
-// and rounding to nearest, whose column plane is nothing else. Their scales come along.
+// Transposes codes and scales of a row plane to those of the column plane. Throws unless column_is_transposed_row().
 void transpose_plane(const QuantSpec& spec, int64_t rows, int64_t columns, const ConstPlaneMemory& row,
                      const PlaneMemory& column, Parallel parallel = {});
 

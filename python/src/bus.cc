@@ -20,6 +20,7 @@
 #include "base/fd.h"
 #include "base/thread.h"
 #include "bindings.h"
+#include "planes.h"
 #include "waiting.h"
 
 namespace tessera::python {
@@ -251,19 +252,23 @@ void bind_values(nb::module_& module) {
           "__init__",
           [](TensorSpec* self, std::string name, uintptr_t address, nb::handle dtype, Shape shape,
              std::optional<Layout> layout, std::optional<std::vector<Index>> strides, std::string source,
-             const std::vector<SliceTuple>& slices, const std::optional<std::string>& wire) {
+             const std::vector<SliceTuple>& slices, const std::optional<std::string>& wire,
+             const std::vector<std::string>& planes) {
             const std::optional<Format> format = wire ? std::optional(parse_format(*wire)) : std::nullopt;
             new (self) TensorSpec(
                 make_spec(std::move(name), address, dtype, std::move(shape), std::move(layout), std::move(strides)));
             self->source = {.name = std::move(source), .slices = slices_from(slices)};
             self->wire = format;
+            self->planes = plane_set(planes);
           },
           nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("layout") = nb::none(),
           nb::arg("strides") = nb::none(), nb::arg("source") = "", nb::arg("slices") = std::vector<SliceTuple>(),
-          nb::arg("wire") = nb::none(),
+          nb::arg("wire") = nb::none(), nb::arg("planes") = std::vector<std::string>(),
           "`shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address "
           "0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, "
-          "end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way.")
+          "end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way. "
+          "`planes` of it "
+          "are taken as they are, into one block of memory at `address`.")
       .def_ro("name", &TensorSpec::name)
       .def_prop_ro("address", [](const TensorSpec& self) { return reinterpret_cast<uintptr_t>(self.data); })
       .def_prop_ro("dtype", [](const TensorSpec& self) { return std::string(to_string(self.dtype)); })
@@ -276,6 +281,7 @@ void bind_values(nb::module_& module) {
       .def_prop_ro("source", [](const TensorSpec& self) { return self.source.name; })
       .def_prop_ro("slices", [](const TensorSpec& self) { return tuples_of(self.source.slices); })
       .def_prop_ro("wire", [](const TensorSpec& self) { return name_of(self.wire); })
+      .def_prop_ro("planes", [](const TensorSpec& self) { return names_of(self.planes); })
       .def("__repr__", describe);
   module.def(
       "wire_format", [](const std::string& name) { return std::string(to_string(parse_format(name))); },

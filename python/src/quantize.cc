@@ -1,15 +1,22 @@
 // Quantising and dequantising of stacks of matrices, by address: Python allocates.
 #include <fmt/format.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
 
 #include "base/fail.h"
 #include "bindings.h"
 #include "choice.h"
 #include "matrix_stack.h"
+#include "planes.h"
 #include "tessera/quantize.h"
 
 namespace tessera::python {
@@ -18,11 +25,6 @@ namespace {
 constexpr Choice<NvScaling> kScalings[] = {{"1x16", NvScaling::k1x16}, {"16x16", NvScaling::k16x16}};
 constexpr Choice<Rounding> kRoundings[] = {{"nearest", Rounding::kNearest}, {"stochastic", Rounding::kStochastic}};
 constexpr Choice<Nonfinite> kNonfinites[] = {{"error", Nonfinite::kError}, {"propagate", Nonfinite::kPropagate}};
-constexpr Choice<Plane> kPlanes[] = {{"row", Plane::kRow}, {"column", Plane::kColumn}};
-
-Plane plane_from(const std::string& name) {
-  return chosen("plane", name, kPlanes);
-}
 
 nb::tuple arguments_of(const QuantSpec& spec) {
   return nb::make_tuple(std::string(to_string(spec.format)), name_of(spec.scaling, kScalings), spec.hadamard,
@@ -41,6 +43,16 @@ std::tuple<ArrayShape, ArrayShape, ArrayShape> plane_arrays(const QuantSpec& spe
   return {{codes, shape.code_rows, shape.code_row_bytes()},
           {scales, shape.scale_rows, shape.scale_columns},
           {scales, shape.gemm_rows, shape.gemm_columns}};
+}
+
+// Bytes, then by plane where codes, scales and amaxes lie.
+std::pair<int64_t, std::map<std::string, std::tuple<int64_t, int64_t, int64_t>>> places_of(
+    const QuantSpec& spec, const std::vector<std::string>& names, Index matrices, Index rows, Index columns) {
+  const QuantizedLayout layout = quantized_layout(spec, plane_set(names), matrices, rows, columns);
+  std::map<std::string, std::tuple<int64_t, int64_t, int64_t>> places;
+  for (const auto& [name, place] : {std::pair("row", layout.row), std::pair("column", layout.column)})
+    if (place) places.emplace(name, std::tuple(place->codes, place->scales, place->amaxes));
+  return {layout.bytes, std::move(places)};
 }
 
 void bind_spec(nb::module_& module) {
@@ -71,6 +83,8 @@ void bind_spec(nb::module_& module) {
       .def_prop_ro("needs_amax", [](const QuantSpec& self) { return needs_amax(self.format); })
       .def("plane_arrays", plane_arrays, nb::arg("plane"), nb::arg("rows"), nb::arg("columns"),
            "(dtype, rows, columns) of the codes, the scales and gemm_scales() of a matrix.")
+      .def("places", places_of, nb::arg("planes"), nb::arg("matrices"), nb::arg("rows"), nb::arg("columns"),
+           "How many bytes planes of a stack take in one block of memory; where codes, scales and amaxes of each lie.")
       .def(
           "__reduce__",
           [](nb::handle self) { return nb::make_tuple(self.type(), arguments_of(nb::cast<const QuantSpec&>(self))); },

@@ -319,6 +319,11 @@ class QuantSpec:
         (dtype, rows, columns) of the codes, the scales and gemm_scales() of a matrix.
         """
 
+    def places(self, planes: Sequence[str], matrices: int, rows: int, columns: int) -> tuple[int, dict[str, tuple[int, int, int]]]:
+        """
+        How many bytes planes of a stack take in one block of memory; where codes, scales and amaxes of each lie.
+        """
+
     def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
 
 def formats() -> list[str]:
@@ -406,9 +411,9 @@ class TensorWatch:
 class TensorSpec:
     """One tensor of a batch, as one rank holds it."""
 
-    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = [], wire: str | None = None) -> None:
+    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = [], wire: str | None = None, planes: Sequence[str] = []) -> None:
         """
-        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way.
+        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way. `planes` of it are taken as they are, into one block of memory at `address`.
         """
 
     @property
@@ -437,6 +442,9 @@ class TensorSpec:
 
     @property
     def wire(self) -> str | None: ...
+
+    @property
+    def planes(self) -> list[str]: ...
 
     def __repr__(self) -> str: ...
 

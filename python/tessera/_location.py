@@ -28,6 +28,7 @@ class Location:
     rank: int | None = None  # of this process in the layout's mesh, or OUTSIDE; None: whatever the job says
     other_layout: _core.Layout | None = field(compare=False, repr=False, default=None)  # the second of readings()
     memory: Any = field(compare=False, repr=False, default=None)  # what keeps it there
+    quantised: tuple[str, tuple[str, ...]] | None = None  # format and planes that lie there, in one block of memory
 
     def check(self, name: str, layout: _core.Layout, shape: tuple[int, ...], rank: int) -> None:
         """Refuses a local tensor that is not what `layout` gives `rank` of a tensor of global `shape`: as much as that

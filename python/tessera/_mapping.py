@@ -155,6 +155,11 @@ class Local:
         Raises InvalidArgumentError, or UnimplementedError, that names tensor and part.
         """
         try:
+            if self._location.quantised and (part.whole, part.local) != (None, None):
+                raise InvalidArgumentError(
+                    "a QuantizedTensor is received as a whole: make one for each part, or take the fused tensor "
+                    "dequantised"
+                )
             if part.whole is not None:
                 if self._shape is None:
                     raise InvalidArgumentError(f"whole=: its global shape cannot be seen under {self._layout}: give it")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _core
+from ._blocks import as_numpy, as_torch, sizes_of
 from ._errors import InvalidArgumentError, UnimplementedError
-from ._foreign import numpy_dtype, torch_dtype, type_name
+from ._foreign import type_name
 from ._tensors import leaves
 from ._torch import fsdp_parameters, is_module, is_torch_tensor, local_tensor
 
@@ -40,18 +40,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
             f"shape {sizes}: elements of f4 lie in pairs along the last dim: give at least one, of an even size"
         )
     block = _core.shared_bytes(math.prod(sizes) * _core.bits_of(name) // 8)
-    return _as_torch(block, name, sizes) if uses_torch else _as_numpy(block, name, sizes)
-
-
-def sizes_of(shape: Any) -> tuple[int, ...]:
-    """A number or a sequence of them as a shape."""
-    try:
-        sizes = tuple(map(operator.index, [shape] if hasattr(shape, "__index__") else shape))
-    except TypeError:
-        raise InvalidArgumentError(f"shape {shape!r}: give whole numbers") from None
-    if any(size < 0 for size in sizes):
-        raise InvalidArgumentError(f"shape {sizes}: sizes are 0 or more")
-    return sizes
+    return as_torch(block, name, sizes) if uses_torch else as_numpy(block, name, sizes)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
@@ -141,21 +130,3 @@ def _parameters_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
             if tensor is not None:
                 fsdp = sharded.get((id(module), attribute))
                 yield f"{prefix}.{attribute}".lstrip("."), tensor if fsdp is None else fsdp.sharded_param
-
-
-def _as_torch(block: Any, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
-    import torch.utils.dlpack
-
-    if name == "f4":
-        sizes = (*sizes[:-1], sizes[-1] // 2)
-    if math.prod(sizes) == 0:
-        return torch.empty(sizes, dtype=torch_dtype(name))
-    return torch.utils.dlpack.from_dlpack(block).view(torch_dtype(name)).reshape(sizes)
-
-
-def _as_numpy(block: Any, name: str, sizes: tuple[int, ...]) -> Any:
-    import numpy
-
-    if math.prod(sizes) == 0:
-        return numpy.empty(sizes, dtype=numpy_dtype(name))
-    return numpy.from_dlpack(block).view(numpy_dtype(name)).reshape(sizes)

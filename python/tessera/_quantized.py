@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from . import _core
+from ._blocks import Block, sizes_of
 from ._errors import InvalidArgumentError
 from ._foreign import numpy_dtype, torch_dtype
-from ._memory import sizes_of, zeros
+from ._launch import launch
+from ._layouts import LayoutLike, as_layout
+from ._location import Location, refusal
 from ._stacks import address_of, new_array
 from ._torch import is_torch_tensor
 
@@ -52,10 +55,23 @@ class QuantizedPlane:
 class QuantizedTensor:
     """A matrix, or a stack of them, as 8- or 4-bit floats with scales: what quantize() gives."""
 
-    def __init__(self, spec: _core.QuantSpec, shape: tuple[int, ...], planes: dict[str, QuantizedPlane]) -> None:
+    def __init__(
+        self,
+        spec: _core.QuantSpec,
+        shape: tuple[int, ...],
+        planes: dict[str, QuantizedPlane],
+        block: Block | None = None,
+        *,
+        layout: _core.Layout | None = None,
+        global_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        """Of what this rank holds. `block` is where the planes lie, if it is one."""
         self._spec = spec
         self._shape = shape
         self._planes = planes
+        self._block = block
+        self._layout = layout
+        self._global_shape = global_shape
 
     @classmethod
     def empty(
@@ -63,27 +79,48 @@ class QuantizedTensor:
         shape: Sequence[int],
         format: str,
         *,
+        layout: LayoutLike | None = None,
         planes: str | Iterable[str] = ("row",),
         scaling: str | None = None,
+        rank: int | None = None,
     ) -> QuantizedTensor:
         """One of zeros in Tessera's shared memory, as tessera.empty() gives it: for codes and scales from elsewhere.
+
+        A receiver registers it instead of a tensor: the sender's tensor of that name travels in this format, and codes,
+        scales and amaxes arrive as they are, bit for bit those of the whole tensor.
 
         Its arrays are torch's if torch is imported, else NumPy's.
 
         Args:
-            shape: Of the tensor that it stands for: (..., M, K).
+            shape: Of the tensor that it stands for: (..., M, K). With a layout, the global one.
             format: As quantize() takes it; likewise `planes` and `scaling`.
+            layout: What of it this rank holds; None: all. Edges of shards must lie between blocks of the planes.
+            rank: Of this process in its job. By default what the launcher says, as in connect().
+
+        Raises:
+            InvalidArgumentError: What does not fit the format. (An edge of a shard inside a block is told where it is
+                registered, with the nearest ones that cut none.)
         """
         spec = spec_of(format, scaling=scaling)
         sizes = sizes_of(shape)
         if len(sizes) < 2:
             raise InvalidArgumentError(f"shape {sizes}: give that of a matrix, or of a stack of them")
-        return cls(spec, sizes, {name: new_plane(spec, name, sizes, zeros) for name in plane_names(planes)})
+        names = plane_names(planes)
+        if layout is None:
+            return cls(spec, sizes, *_in_one_block(spec, sizes, names))
+        bound = as_layout(layout).bind(sizes)
+        held = bound.local_shape(sizes, launch(rank, None)[0] if rank is None else rank)
+        return cls(spec, held, *_in_one_block(spec, held, names), layout=bound, global_shape=sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor that was quantised."""
+        """Of the tensor that was quantised; with a layout, of what this rank holds of it."""
         return self._shape
+
+    @property
+    def layout(self) -> _core.Layout | None:
+        """As empty() was given it: what of the tensor this rank holds. None: all of it."""
+        return self._layout
 
     @property
     def format(self) -> str:
@@ -175,6 +212,58 @@ def new_plane(spec: _core.QuantSpec, name: str, shape: tuple[int, ...], new: Any
     return QuantizedPlane(
         new((*stack, *codes), code_dtype), new((*stack, *scales), scale_dtype), amax, spec, name, shape
     )
+
+
+def _in_one_block(
+    spec: _core.QuantSpec, shape: tuple[int, ...], names: Sequence[str]
+) -> tuple[dict[str, QuantizedPlane], Block]:
+    """Planes of zeros, as a batch takes them."""
+    size, places = spec.places(names, *_matrices(shape))
+    block = Block(size)
+
+    def plane(name: str) -> QuantizedPlane:
+        codes, scales, amaxes = places[name]
+        free = iter((codes, scales))
+        amax = block.array(amaxes, shape[:-2], "f32") if spec.needs_amax else None
+        return new_plane(spec, name, shape, lambda sizes, dtype: block.array(next(free), sizes, dtype), amax)
+
+    return {name: plane(name) for name in names}, block
+
+
+class Received:
+    """A Source: a QuantizedTensor that a batch receives into."""
+
+    current = None
+
+    def __init__(self, name: str, tensor: QuantizedTensor) -> None:
+        self._name = name
+        self._tensor = tensor
+
+    def locate(self) -> Location:
+        tensor = self._tensor
+        block = tensor._block
+        if block is None:
+            raise refusal(
+                self._name, "its planes were made by quantize(), apart: register one of QuantizedTensor.empty()"
+            )
+        if tensor._spec.scaling != "16x16":
+            raise refusal(self._name, f"its blocks are {tensor._spec.scaling}: on the bus nvfp4 has blocks of 16x16")
+        return Location(
+            block.address,
+            "f32",  # what it stands for
+            tensor.shape,
+            (),
+            tensor._layout,
+            tensor._global_shape,
+            quantised=(tensor.format, tensor.planes),
+            memory=block,
+        )
+
+    def require_writeable(self) -> None:
+        pass
+
+    def written(self) -> None:
+        pass
 
 
 def _matrices(shape: tuple[int, ...]) -> tuple[int, int, int]:

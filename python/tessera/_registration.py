@@ -411,9 +411,16 @@ def _read(rank: int, text: str) -> _Said:
 
 def _spec(name: str, piece: Piece, wire: str | None) -> _core.TensorSpec:
     at = piece.location
+    format, planes = at.quantised or (wire, ())
+    if wire not in (None, format):
+        raise InvalidArgumentError(
+            f"tensor {piece.tensor}: wire= asks for {wire}, and it is a QuantizedTensor of {format}: leave it out"
+        )
     source = "" if piece.source == name else piece.source
     slices = as_slices(piece.taken)
-    return _core.TensorSpec(name, at.address, at.dtype, piece.shape or (), at.layout, at.strides, source, slices, wire)
+    return _core.TensorSpec(
+        name, at.address, at.dtype, piece.shape or (), at.layout, at.strides, source, slices, format, planes
+    )
 
 
 def _changed(name: str, then: Location, now: Location) -> str:

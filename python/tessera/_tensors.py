@@ -16,14 +16,15 @@ from ._errors import Error, InvalidArgumentError
 from ._foreign import type_name
 from ._layouts import as_layout
 from ._location import Location, Source, refusal
+from ._quantized import QuantizedTensor, Received
 from ._torch import TorchTensor, is_module, is_torch_tensor, walk_module
 
 __all__ = ["Location", "Source", "leaves", "source_of", "walk"]
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor of some library: torch's, NumPy's, or one with DLPack."""
-    return is_torch_tensor(value) or is_array(value)
+    """Whether it is a tensor of some library: torch's, NumPy's, one with DLPack, or a QuantizedTensor."""
+    return isinstance(value, QuantizedTensor) or is_torch_tensor(value) or is_array(value)
 
 
 class WithLayout:
@@ -58,6 +59,8 @@ def source_of(name: str, value: Any) -> Source:
         except (Error, TypeError, ValueError) as error:
             raise refusal(name, f"{error}; give (tensor, layout) or (tensor, layout, global shape)") from None
         return WithLayout(name, source_of(name, value[0]), layout, shape)
+    if isinstance(value, QuantizedTensor):
+        return Received(name, value)
     if is_torch_tensor(value):
         return TorchTensor(name, value)
     if is_array(value):

@@ -228,7 +228,7 @@ void RegisterCall::write(ByteWriter& out) const {
     out.put(layout_of[i]);
     write_dims(tensor.spec.strides, out);
     write_source(tensor.spec.source, out);
-    write_wire(tensor.spec.wire, out);
+    write_wire({tensor.spec.wire, tensor.spec.planes}, out);
     out.put(static_cast<uint8_t>(tensor.place.has_value()));
     if (!tensor.place) continue;
     out.put(tensor.place->arena);
@@ -258,7 +258,9 @@ RegisterCall RegisterCall::read(ByteReader& in) {
     if (layout != kNoLayout) tensor.spec.layout = layouts.take(layout, tensor.spec.name);
     tensor.spec.strides = read_dims(in);
     tensor.spec.source = read_source(in, tensor.spec.name);
-    tensor.spec.wire = read_wire(in, tensor.spec.name);
+    const WireAsked wire = read_wire(in, tensor.spec.name);
+    tensor.spec.wire = wire.format;
+    tensor.spec.planes = wire.planes;
     if (!in.get_bool()) continue;
     const auto arena = in.get<uint32_t>();
     tensor.place = Place{.arena = arena, .offset = in.get<uint64_t>()};

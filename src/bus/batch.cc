@@ -81,6 +81,11 @@ std::string BatchImpl::describe() const {
 
 void BatchImpl::open(const PairView& view, const Patience& patience) {
   manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
+  for (const ManifestEntry& entry : manifest_.entries)
+    if (sends() && !entry.planes.empty())
+      fail(ErrorCode::kInvalidArgument,
+           "{}: tensor {} is quantised already, to {}: offer what it was made of, which is quantised on its way",
+           describe(), entry.name, to_string(*entry.wire));
   if (!sends())
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {

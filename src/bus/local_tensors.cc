@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/fail.h"
+#include "bus/plane_memory.h"
 
 namespace tessera::bus {
 namespace {
@@ -122,9 +123,15 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
       if (!owned.empty() && spec.data == nullptr)
         fail(ErrorCode::kInvalidArgument, "this rank holds {} elements of it under {}, but gave no memory",
              owned.size(), layout.to_string());
+      if (!spec.planes.empty()) {
+        const DType codes = require_planes(spec, layout);
+        manifest.entries.push_back(
+            {spec.name, codes, spec.shape, std::move(layout), spec.source, spec.wire, spec.planes});
+        continue;
+      }
       if (!owned.empty()) byte_strides(spec.dtype, owned.extents(), spec.strides);
       const std::optional<Format> wire = can_be_quantised(spec.dtype, spec.shape) ? spec.wire : std::nullopt;
-      manifest.entries.push_back({spec.name, spec.dtype, spec.shape, std::move(layout), spec.source, wire});
+      manifest.entries.push_back({spec.name, spec.dtype, spec.shape, std::move(layout), spec.source, wire, {}});
     } catch (const Error& error) {
       throw Error(error.code(), fmt::format("{}: {}", where, error.what()));
     }
@@ -143,6 +150,16 @@ LocalTensor local_tensor(const std::string& name, DType dtype, Region owned, con
   return tensor;
 }
 
+// Of what travels transposed.
+LocalTensor transposed(LocalTensor tensor) {
+  std::vector<IntervalSet> dims(tensor.array.owned.dims().begin(), tensor.array.owned.dims().end());
+  std::swap(dims[dims.size() - 2], dims.back());
+  tensor.array.owned = Region(std::move(dims));
+  std::vector<Index>& strides = tensor.array.strides;
+  if (!strides.empty()) std::swap(strides[strides.size() - 2], strides.back());
+  return tensor;
+}
+
 // What this rank holds of a part of a tensor that it has registered: the same memory.
 LocalTensor part_of(const Match::Tensor& matched, const Match::Whole& whole, const TensorSpec* spec, Rank rank) {
   const LocalTensor held = local_tensor(matched.source, matched.src_dtype, whole.layout.owned(whole.shape, rank), spec);
@@ -158,13 +175,43 @@ LocalTensor part_of(const Match::Tensor& matched, const Match::Whole& whole, con
   return part;
 }
 
+// As it is registered, not transposed.
+Match::Tensor upright(Match::Tensor matched) {
+  if (!std::exchange(matched.transposed, false)) return matched;
+  const int last = static_cast<int>(matched.shape.size()) - 1;
+  std::swap(matched.shape[matched.shape.size() - 2], matched.shape.back());
+  matched.src = matched.src.transposed(last - 1, last);
+  matched.dst = matched.dst.transposed(last - 1, last);
+  return matched;
+}
+
+LocalTensor sent_tensor(const Match::Tensor& matched, const TensorSpec* spec, Rank rank) {
+  if (matched.transposed) return transposed(sent_tensor(upright(matched), spec, rank));
+  return matched.of ? part_of(matched, *matched.of, spec, rank)
+                    : local_tensor(matched.name, matched.src_dtype, matched.src.owned(matched.shape, rank), spec);
+}
+
+LocalTensor received_tensor(const Match::Tensor& matched, const TensorSpec* spec, Rank rank) {
+  const Region owned = matched.dst.owned(matched.shape, rank);
+  if (matched.planes.empty()) return local_tensor(matched.name, matched.dst_dtype, owned, spec);
+  if (spec == nullptr) return local_tensor(matched.name, DType::kU8, Region::none(owned.ndim()), nullptr);
+  if (!matched.transposed) return local_planes(matched.name, *spec, owned, matched.planes);
+  const Match::Tensor whole = upright(matched);
+  LocalTensor tensor =
+      local_planes(matched.name + " (column plane)", *spec, whole.dst.owned(whole.shape, rank), matched.planes);
+  tensor.held = owned;
+  return tensor;
+}
+
 }  // namespace
 
 std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<const TensorSpec> specs, Rank rank) {
   std::vector<LocalTensor> tensors;
   for (size_t i = 0; i < specs.size(); ++i) {
     const ManifestEntry& entry = manifest.entries[i];
-    tensors.push_back(local_tensor(entry.name, entry.dtype, entry.layout.owned(entry.shape, rank), &specs[i]));
+    Region owned = entry.layout.owned(entry.shape, rank);
+    tensors.push_back(entry.planes.empty() ? local_tensor(entry.name, entry.dtype, std::move(owned), &specs[i])
+                                           : local_planes(entry.name, specs[i], std::move(owned), entry.planes));
   }
   return tensors;
 }
@@ -177,10 +224,7 @@ std::vector<LocalTensor> local_tensors(const Match& match, std::span<const Tenso
   for (const Match::Tensor& matched : match.tensors) {
     const auto it = by_name.find(sends ? matched.source : matched.name);
     const TensorSpec* spec = it == by_name.end() ? nullptr : it->second;
-    tensors.push_back(sends && matched.of
-                          ? part_of(matched, *matched.of, spec, rank)
-                          : local_tensor(matched.name, sends ? matched.src_dtype : matched.dst_dtype,
-                                         (sends ? matched.src : matched.dst).owned(matched.shape, rank), spec));
+    tensors.push_back(sends ? sent_tensor(matched, spec, rank) : received_tensor(matched, spec, rank));
   }
   return tensors;
 }

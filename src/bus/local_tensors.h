@@ -18,6 +18,10 @@ struct LocalTensor {
   DType dtype = DType::kF32;
   LocalArray array;
   std::byte* data = nullptr;
+  // Of one that is received into planes: what they are of, and where they lie. `dtype`, `array` and `data` are those of
+  // their bytes then.
+  Region held{};
+  std::vector<PlaneTarget> planes{};
 
   bool empty() const { return data == nullptr; }
   ByteExtent extent() const;

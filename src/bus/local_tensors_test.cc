@@ -118,6 +118,81 @@ TEST(ManifestOf, AWireFormatIsAskedForWhereItCanBe) {
   EXPECT_EQ(manifest.entries[2].wire, std::nullopt);
 }
 
+TensorSpec planes_spec(Format format, const Shape& shape, const std::string& layout, PlaneSet planes) {
+  static std::vector<std::byte> memory(size_t{1} << 20);
+  return {.name = "w",
+          .data = memory.data(),
+          .shape = shape,
+          .layout = Layout::parse(layout),
+          .wire = format,
+          .planes = planes};
+}
+
+std::string registering(const TensorSpec& spec) {
+  return error_of([&] { manifest_of(kRank, std::span(&spec, 1)); });
+}
+
+TEST(ManifestOf, EdgesOfShardsInsideBlocksOfPlanesAreErrorsThatNameTheNearestOnes) {
+  constexpr PlaneSet kRow{.row = true}, kColumn{.column = true}, kBoth{.row = true, .column = true};
+  const auto check = [](Format format, const Shape& shape, const std::string& layout, PlaneSet planes) {
+    return registering(planes_spec(format, shape, layout, planes));
+  };
+  EXPECT_THAT(check(Format::kNvfp4, {40, 64}, "2:S0", kRow),
+              HasSubstr("tensor w of inference/0: layout 2:S0 cuts dim 0 of shape 40x64 at 20, inside a block of 16 x "
+                        "16 of its row plane in nvfp4: the nearest edges between blocks are 16 and 32: choose a mesh "
+                        "or bounds (G0[0;...])"));
+  EXPECT_THAT(check(Format::kNvfp4, {36, 64}, "2:G0[0;34;36]", kRow), HasSubstr("edges between blocks are 32 and 36"));
+  // Another rank's edges are this rank's error, too.
+  EXPECT_THAT(check(Format::kMxfp8, {8, 80}, "2:G1[0;0;80]", kRow), "(no error)");
+  EXPECT_THAT(check(Format::kMxfp8, {8, 80}, "2:S1", kRow),
+              HasSubstr("dim 1 of shape 8x80 at 40, inside a block of 1"));
+  EXPECT_EQ(check(Format::kMxfp8, {3, 8, 80}, "2:S2", kColumn), "(no error)");
+  EXPECT_THAT(check(Format::kMxfp8, {3, 8, 80}, "2:S1", kColumn), HasSubstr("32 x 1 of its column plane in mxfp8"));
+  EXPECT_THAT(check(Format::kFp8Block128x128, {256, 256}, "2:S0*2", kBoth), HasSubstr("dim 0 of shape 256x256 at 64"));
+  EXPECT_EQ(check(Format::kFp8Block128x128, {256, 256}, "2:S0", kBoth), "(no error)");
+  EXPECT_EQ(check(Format::kFp8E4M3, {7, 9}, "2:S0", kBoth), "(no error)");
+  EXPECT_EQ(check(Format::kNvfp4, {3, 40, 64}, "2:S0", kBoth), "(no error)");
+}
+
+TEST(ManifestOf, PlanesGoWithAFormatAMatrixAndNoStrides) {
+  const auto error = [](const auto& change) {
+    TensorSpec spec = planes_spec(Format::kNvfp4, {32, 64}, "2:R", {.row = true, .column = true});
+    change(spec);
+    return registering(spec);
+  };
+  EXPECT_EQ(error([](TensorSpec&) {}), "(no error)");
+  EXPECT_THAT(error([](TensorSpec& spec) { spec.wire.reset(); }), HasSubstr("into planes (row and column) of no"));
+  EXPECT_THAT(error([](TensorSpec& spec) { spec.shape = {64}; }), HasSubstr("shape 64 is none of a matrix"));
+  EXPECT_THAT(error([](TensorSpec& spec) { spec.strides = {64, 1}; }), HasSubstr("it has strides"));
+  EXPECT_THAT(error([](TensorSpec& spec) { spec.shape = {32, 63}; }), HasSubstr("packs pairs along its columns"));
+  EXPECT_THAT(error([](TensorSpec& spec) { spec.shape = {31, 64}; }), HasSubstr("packs pairs along its rows"));
+  EXPECT_THAT(error([](TensorSpec& spec) { spec.data = nullptr; }), HasSubstr("gave no memory"));
+}
+
+// Each part of what is registered once, whatever travels.
+TEST(LocalTensors, ReceivedIntoPlanesLieInTheBlockOfThese) {
+  const auto found = [](Format format) {
+    const std::vector<TensorSpec> specs{planes_spec(format, {64, 128}, "2:S0", {.row = true, .column = true})};
+    const Manifest sender{{{.name = "w", .shape = {64, 128}, .layout = Layout::parse("1:R")}}};
+    const Match matched = match(sender, "trainer", manifest_of(kRank, specs), "inference");
+    return std::pair(registered_tensors(manifest_of(kRank, specs), specs, 0).front(),
+                     local_tensors(matched, specs, 0, false));
+  };
+  const auto& [nv_block, nv] = found(Format::kNvfp4);
+  ASSERT_EQ(nv.size(), 1u);
+  EXPECT_EQ(nv[0].planes.size(), 2u);
+  EXPECT_EQ(nv[0].data, nv_block.data);
+  EXPECT_EQ(nv[0].extent().end, nv_block.extent().end);
+  const auto& [mx_block, mx] = found(Format::kMxfp8);
+  ASSERT_EQ(mx.size(), 2u);
+  EXPECT_THAT(mx[1].name, "w (column plane)");
+  EXPECT_EQ(mx[0].data + mx[0].extent().end, mx[1].data);
+  EXPECT_EQ(mx[1].data + mx[1].extent().end, mx_block.data + mx_block.extent().end);
+  EXPECT_THAT(mx[0].held.extents(), ElementsAre(32, 128));
+  EXPECT_THAT(mx[1].held.extents(), ElementsAre(128, 32));
+  EXPECT_THAT(find_ties(mx), ElementsAre(0, 1));
+}
+
 TEST(ManifestOf, ATensorWithoutALayoutHasThePairsOrIsReplicated) {
   std::vector<float> values(4);
   const Shape shape{4};

@@ -15,6 +15,9 @@ namespace tessera::bus {
 namespace {
 
 constexpr size_t kMaxFindings = 20;
+// In the byte of a WireAsked.
+constexpr int kRowPlane = 16;
+constexpr int kColumnPlane = 32;
 constexpr size_t kLeastEntry = 4 + 1 + 1 + 4 + kLeastSource + 1;  // bytes
 
 void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
@@ -30,7 +33,7 @@ void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
     for (const Index size : entries[i].shape) out.put(size);
     out.put(layout_of[i]);
     write_source(entries[i].source, out);
-    write_wire(entries[i].wire, out);
+    write_wire({entries[i].wire, entries[i].planes}, out);
   }
 }
 
@@ -46,7 +49,9 @@ ManifestEntry read_entry(ByteReader& in, LayoutTable& layouts) {
   element_count(entry.shape);
   entry.layout = layouts.take(in.get<uint32_t>(), entry.name).bind(entry.shape);
   entry.source = read_source(in, entry.name);
-  entry.wire = read_wire(in, entry.name);
+  const WireAsked wire = read_wire(in, entry.name);
+  entry.wire = wire.format;
+  entry.planes = wire.planes;
   return entry;
 }
 
@@ -63,7 +68,8 @@ std::vector<ManifestEntry> read_entries(ByteReader& in) {
 }
 
 bool equal(const ManifestEntry& a, const ManifestEntry& b) {
-  return a.dtype == b.dtype && a.shape == b.shape && a.layout == b.layout && a.source == b.source && a.wire == b.wire;
+  return a.dtype == b.dtype && a.shape == b.shape && a.layout == b.layout && a.source == b.source && a.wire == b.wire &&
+         a.planes == b.planes;
 }
 
 const std::string& source_of(const ManifestEntry& entry) {
@@ -132,6 +138,9 @@ ManifestEntry merge_claims(const std::string& job, const Claims& claims, Finding
     } else if (entry->wire != first.wire) {
       findings.add("tensor {}: {}/{} asks for wire format {}, {}/{} for {}", first.name, job, rank,
                    to_string(entry->wire), job, first_rank, to_string(first.wire));
+    } else if (entry->planes != first.planes) {
+      findings.add("tensor {}: {}/{} takes planes of it: {}, {}/{}: {}", first.name, job, rank,
+                   tessera::to_string(entry->planes), job, first_rank, tessera::to_string(first.planes));
     } else {
       const bool replica = std::ranges::equal(entry->layout.placements(), first.layout.placements()) &&
                            std::ranges::equal(entry->layout.mesh().axes(), first.layout.mesh().axes()) &&
@@ -195,6 +204,26 @@ std::optional<Format> agreed_wire(const ManifestEntry& offered, const std::strin
   return wire;
 }
 
+// What has to travel for the planes.
+void add_planes(Match::Tensor tensor, PlaneSet planes, Match& matched) {
+  if (column_is_transposed_row({.format = *tensor.wire})) {
+    tensor.planes = planes;
+    return matched.tensors.push_back(std::move(tensor));
+  }
+  if (planes.row) {
+    tensor.planes = {.row = true};
+    matched.tensors.push_back(tensor);
+  }
+  if (!planes.column) return;
+  const int last = static_cast<int>(tensor.shape.size()) - 1;
+  tensor.planes = {.column = true};
+  tensor.transposed = true;
+  std::swap(tensor.shape[tensor.shape.size() - 2], tensor.shape.back());
+  tensor.src = tensor.src.transposed(last - 1, last);
+  tensor.dst = tensor.dst.transposed(last - 1, last);
+  matched.tensors.push_back(std::move(tensor));
+}
+
 void match_one(const ManifestEntry& offered, const std::string& sender_job, const ManifestEntry& taken,
                const std::string& receiver_job, Match& matched, Findings& findings) {
   Match::Tensor tensor;
@@ -208,7 +237,8 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
   if (tensor.shape != taken.shape)
     findings.add("tensor {}: shape {} in {}{}, {} in {}", taken.name, to_string_shape(tensor.shape), from, sender_job,
                  to_string_shape(taken.shape), receiver_job);
-  if (offered.dtype != taken.dtype && !(is_castable_float(offered.dtype) && is_castable_float(taken.dtype)))
+  if (taken.planes.empty() && offered.dtype != taken.dtype &&
+      !(is_castable_float(offered.dtype) && is_castable_float(taken.dtype)))
     findings.add("tensor {}: dtype {} in {}{} cannot be cast to {} in {} (f64, f32, f16 and bf16 can)", taken.name,
                  to_string(offered.dtype), from, sender_job, to_string(taken.dtype), receiver_job);
   if (taken.layout.has_partial())
@@ -217,7 +247,16 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
         "nothing says how its terms should be split; take R or S and reduce there",
         taken.name, receiver_job, taken.layout.to_string());
   tensor.wire = agreed_wire(offered, sender_job, taken, receiver_job, tensor, findings);
-  matched.tensors.push_back(std::move(tensor));
+  if (!offered.planes.empty())
+    findings.add("tensor {}: {} offers planes of it, which can be received alone", offered.name, sender_job);
+  if (taken.planes.empty()) return matched.tensors.push_back(std::move(tensor));
+  if (!tensor.wire)
+    return findings.add(
+        "tensor {}: {} takes it quantised to {}, and {} offers {} of shape {}: f64, f32, f16 and bf16 of two dims or "
+        "more are quantised",
+        taken.name, receiver_job, to_string(taken.wire), sender_job, to_string(offered.dtype),
+        to_string_shape(tensor.shape));
+  add_planes(std::move(tensor), taken.planes, matched);
 }
 
 using Takers = std::unordered_map<std::string_view, std::vector<const ManifestEntry*>>;  // by source
@@ -264,15 +303,19 @@ TensorSource read_source(ByteReader& in, std::string_view tensor) {
   return source;
 }
 
-void write_wire(std::optional<Format> wire, ByteWriter& out) {
-  out.put(static_cast<uint8_t>(wire ? static_cast<int>(*wire) + 1 : 0));
+void write_wire(const WireAsked& wire, ByteWriter& out) {
+  const int format = wire.format ? static_cast<int>(*wire.format) + 1 : 0;
+  out.put(static_cast<uint8_t>(format | (wire.planes.row ? kRowPlane : 0) | (wire.planes.column ? kColumnPlane : 0)));
 }
 
-std::optional<Format> read_wire(ByteReader& in, std::string_view tensor) {
-  const auto wire = in.get<uint8_t>();
-  if (wire == 0) return std::nullopt;
-  if (wire > all_formats().size()) fail(ErrorCode::kInvalidArgument, "tensor {}: unknown wire format {}", tensor, wire);
-  return static_cast<Format>(wire - 1);
+WireAsked read_wire(ByteReader& in, std::string_view tensor) {
+  const auto byte = in.get<uint8_t>();
+  WireAsked wire{.planes = {.row = (byte & kRowPlane) != 0, .column = (byte & kColumnPlane) != 0}};
+  const int format = byte & ~(kRowPlane | kColumnPlane);
+  if (format > static_cast<int>(all_formats().size()) || (format == 0 && !wire.planes.empty()))
+    fail(ErrorCode::kInvalidArgument, "tensor {}: unknown wire format {}", tensor, byte);
+  if (format != 0) wire.format = static_cast<Format>(format - 1);
+  return wire;
 }
 
 bool can_be_quantised(DType dtype, const Shape& shape) {

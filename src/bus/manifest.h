@@ -26,8 +26,13 @@ inline constexpr int64_t kMaxSourceRanks = int64_t{1} << 26;  // of the meshes o
 void write_source(const TensorSource& source, ByteWriter& out);
 TensorSource read_source(ByteReader& in, std::string_view tensor);
 inline constexpr size_t kLeastSource = 4 + 1;  // bytes
-void write_wire(std::optional<Format> wire, ByteWriter& out);
-std::optional<Format> read_wire(ByteReader& in, std::string_view tensor);
+// What is asked of a tensor's way.
+struct WireAsked {
+  std::optional<Format> format = std::nullopt;
+  PlaneSet planes = {};
+};
+void write_wire(const WireAsked& wire, ByteWriter& out);
+WireAsked read_wire(ByteReader& in, std::string_view tensor);
 
 // Whether a format may be asked for: others travel as they are.
 bool can_be_quantised(DType dtype, const Shape& shape);
@@ -78,6 +83,10 @@ struct Match {
     Layout dst;                                 // ranks of the receiving job
     std::optional<Whole> of = std::nullopt;     // that `shape` and `src` are a slice of
     std::optional<Format> wire = std::nullopt;  // what it is quantised to on its way
+    PlaneSet planes = {};                       // that are received as they are; none: floats
+    // What travels is the transpose of the last two dims, as are `shape`, `src` and `dst`: a column plane whose blocks
+    // are not those of the row plane.
+    bool transposed = false;
   };
   std::vector<Tensor> tensors;  // the sender's order; of one source, the receiver's
   int64_t skipped = 0;          // names that only the sender has

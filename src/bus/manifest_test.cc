@@ -63,7 +63,7 @@ TEST(Manifest, TakesMemoryInProportionToItsBytes) {
       out.put(uint8_t{0});
       out.put(uint32_t{0});
       write_source({}, out);
-      write_wire({}, out);
+      write_wire(WireAsked{}, out);
     }
     return out.take();
   };
@@ -85,20 +85,26 @@ TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
   Manifest manifest{{entry("plain", {4, 6}, "2:S0")}};
   for (const Format format : all_formats())
     manifest.entries.push_back(quantised(entry(std::string(to_string(format)), {4, 6}, "2:S0"), format));
+  manifest.entries[1].planes = {.row = true};
+  manifest.entries[2].planes = {.column = true};
+  manifest.entries[3].planes = {.row = true, .column = true};
   ByteWriter out;
   manifest.write(out);
   ByteReader in(out.view(), "manifest");
   const Manifest read = Manifest::read(in);
   in.finish();
   EXPECT_EQ(read.entries.front().wire, std::nullopt);
-  for (size_t i = 0; i < all_formats().size(); ++i) EXPECT_EQ(read.entries[i + 1].wire, all_formats()[i]);
+  for (size_t i = 0; i < all_formats().size(); ++i) {
+    EXPECT_EQ(read.entries[i + 1].wire, all_formats()[i]);
+    EXPECT_EQ(read.entries[i + 1].planes, manifest.entries[i + 1].planes);
+  }
   const std::string hash = manifest.hash();
   manifest.entries.front().wire = Format::kMxfp8;
   EXPECT_NE(manifest.hash(), hash);
 }
 
 TEST(Manifest, UnknownWireFormatsAreErrors) {
-  for (const int wire : {int(all_formats().size()) + 1, 255}) {
+  for (const int wire : {int(all_formats().size()) + 1, 255, 16, 48}) {
     ByteWriter out;
     out.put(static_cast<uint8_t>(wire));
     ByteReader in(out.view(), "manifest");
@@ -256,6 +262,40 @@ TEST(Match, WhatIsTakenIsWhatIsQuantised) {
   const Match matched = match(sender, "trainer", receiver, "inference");
   EXPECT_EQ(matched.tensors[0].wire, Format::kNvfp4);
   EXPECT_EQ(matched.tensors[1].wire, std::nullopt);
+}
+
+TEST(Match, PlanesTravelOnceWhereOneIsTheOtherTransposed) {
+  const auto tensors = [](Format format, PlaneSet planes) {
+    ManifestEntry received = quantised(entry("w", {3, 64, 128}, "2,2:S1,S2"), format);
+    received.planes = planes;
+    return match({{entry("w", {3, 64, 128}, "2:S1")}}, "trainer", {{received}}, "inference").tensors;
+  };
+  constexpr PlaneSet kRow{.row = true}, kColumn{.column = true}, kBoth{.row = true, .column = true};
+  for (const Format format : all_formats()) {
+    const bool once = column_is_transposed_row({.format = format});
+    for (const PlaneSet planes : {kRow, kColumn, kBoth}) {
+      const auto found = tensors(format, planes);
+      ASSERT_EQ(found.size(), planes == kBoth && !once ? 2u : 1u) << to_string(format);
+      const Match::Tensor& last = found.back();
+      const bool transposed = planes.column && !once;
+      EXPECT_EQ(last.transposed, transposed);
+      EXPECT_EQ(last.planes, transposed ? kColumn : planes);
+      EXPECT_EQ(last.shape, (transposed ? Shape{3, 128, 64} : Shape{3, 64, 128}));
+      EXPECT_EQ(last.src.to_string(), transposed ? "2:S2" : "2:S1");
+      EXPECT_EQ(last.dst.to_string(), transposed ? "2,2:S2,S1" : "2,2:S1,S2");
+    }
+  }
+}
+
+TEST(Match, PlanesAreTakenOfWhatCanBeQuantisedAndNotOffered) {
+  ManifestEntry planes = quantised(entry("w", {4, 6}, "1:R", DType::kF8E4M3), Format::kMxfp8);
+  planes.planes = {.row = true};
+  const auto error = [&](const ManifestEntry& offered) {
+    return error_of([&] { match({{offered}}, "trainer", {{planes}}, "inference"); });
+  };
+  EXPECT_THAT(error(entry("w", {4, 6}, "1:R", DType::kI32)),
+              HasSubstr("tensor w: inference takes it quantised to mxfp8, and trainer offers i32 of shape 4x6"));
+  EXPECT_THAT(error(planes), HasSubstr("trainer offers planes of it"));
 }
 
 TEST(Match, AnOddPackedDimIsNamed) {

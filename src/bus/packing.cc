@@ -9,7 +9,8 @@ uint64_t bytes_of(const LocalTensor& tensor) {
 }
 
 // All of a local tensor, from one place in this process' memory to another.
-PullRoute local_copy(uint32_t ordinal, const Shape& shape, const LocalTensor& from, const LocalTensor& to) {
+PullRoute local_copy(uint32_t ordinal, const Shape& global, const LocalTensor& from, const LocalTensor& to) {
+  const Shape shape = from.planes.empty() ? global : from.array.owned.extents();
   const ByteExtent extent = from.extent();
   PullRoute route;
   route.what = {.tensor = ordinal, .shape = shape, .dtype = from.dtype, .region = from.array.owned};

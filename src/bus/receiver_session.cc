@@ -41,6 +41,8 @@ std::vector<Wanted> ReceiverSession::wanted_from(Rank rank, std::span<const uint
       one.route.wire = std::make_shared<WirePiece>(wire_region(matched, route.region));
       one.route.what = piece_region(route.tensor, *one.route.wire);
       one.route.src.owned = one.route.what.region;
+      one.route.planes = local.planes;
+      if (!local.planes.empty()) one.route.dst = {.owned = local.held, .strides = {}};
       one.per_route = true;
     }
     wanted.push_back(std::move(one));

@@ -6,6 +6,7 @@
 #include "codec/hadamard.h"
 #include "codec/matrix.h"
 #include "codec/same_name.h"
+#include "tessera/layout.h"
 #include "tessera/quantize.h"
 
 namespace tessera {
@@ -47,6 +48,7 @@ bool is_one_scale(Format format) {
 }
 
 constexpr int kMostMargin = 64;
+constexpr int64_t kPlaneAlignment = 64;  // of what lies in a QuantizedLayout
 
 }  // namespace
 
@@ -134,6 +136,39 @@ PlaneShape plane_shape(const QuantSpec& spec, Plane plane, int64_t rows, int64_t
   shape.gemm_rows = bytes ? padded(shape.scale_rows, 128) : shape.scale_rows;
   shape.gemm_columns = padded(shape.scale_columns, 4);
   return shape;
+}
+
+std::string_view to_string(PlaneSet planes) {
+  if (planes.row) return planes.column ? "row and column" : "row";
+  return planes.column ? "column" : "none";
+}
+
+bool column_is_transposed_row(const QuantSpec& spec) {
+  const BlockShape block = block_shape(spec, Plane::kRow);
+  return block.rows == block.columns && !spec.hadamard && spec.rounding == Rounding::kNearest;
+}
+
+QuantizedLayout quantized_layout(const QuantSpec& spec, PlaneSet planes, int64_t matrices, int64_t rows,
+                                 int64_t columns) {
+  if (matrices < 0) fail(ErrorCode::kInvalidArgument, "a stack of {} matrices: it has 0 or more", matrices);
+  element_count(std::array<int64_t, 4>{matrices, rows, columns, sizeof(float)});
+  QuantizedLayout layout;
+  const auto take = [&](int64_t bytes) {
+    const int64_t at = layout.bytes;
+    layout.bytes = (at + matrices * bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
+    return at;
+  };
+  const auto place = [&](Plane plane) {
+    QuantizedLayout::Place made{.shape = plane_shape(spec, plane, rows, columns)};
+    made.codes = take(made.shape.code_bytes());
+    made.scales = take(made.shape.scale_bytes());
+    made.amaxes = take(needs_amax(spec.format) ? static_cast<int64_t>(sizeof(float)) : 0);
+    made.end = layout.bytes;
+    return made;
+  };
+  if (planes.row) layout.row = place(Plane::kRow);
+  if (planes.column) layout.column = place(Plane::kColumn);
+  return layout;
 }
 
 namespace codec {

@@ -57,7 +57,7 @@ void deinterleave_columns(const std::byte* gathered, int64_t ranks, int64_t rows
 
 void transpose_plane(const QuantSpec& spec, int64_t rows, int64_t columns, const ConstPlaneMemory& row,
                      const PlaneMemory& column, Parallel parallel) {
-  if (!codec::column_is_transposed_row(spec))
+  if (!column_is_transposed_row(spec))
     fail(ErrorCode::kInvalidArgument,
          "the column plane of {} is not its transposed row plane: that needs one scale, or square blocks that are "
          "rounded to nearest",

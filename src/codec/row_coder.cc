@@ -6,6 +6,7 @@
 
 #include "codec/cast.h"
 #include "codec/matrix.h"
+#include "codec/transpose.h"
 
 namespace tessera::codec {
 namespace {
@@ -203,13 +204,19 @@ void transpose_scales(BlockShape block, int64_t rows, int64_t columns, const Con
 
 }  // namespace
 
+void transpose_codes(DType codes, const std::byte* from, int64_t from_stride, int64_t rows, int64_t columns,
+                     std::byte* to, int64_t to_stride) noexcept {
+  const TransposeKernels& kernels = *active_kernels().transpose;
+  (codes == DType::kF4 ? kernels.nibbles : kernels.elements[0])(from, static_cast<size_t>(from_stride),
+                                                                static_cast<size_t>(rows), static_cast<size_t>(columns),
+                                                                to, static_cast<size_t>(to_stride));
+}
+
 void transpose_codes_and_scales(const QuantSpec& spec, int64_t rows, int64_t columns, const ConstPlaneMemory& from,
                                 const PlaneMemory& to) {
-  const TransposeKernels& kernels = *active_kernels().transpose;
   const bool packed = spec.format == Format::kNvfp4;
-  (packed ? kernels.nibbles : kernels.elements[0])(from.codes, static_cast<size_t>(from.code_stride),
-                                                   static_cast<size_t>(rows), static_cast<size_t>(columns), to.codes,
-                                                   static_cast<size_t>(to.code_stride));
+  transpose_codes(packed ? DType::kF4 : DType::kF8E4M3, from.codes, from.code_stride, rows, columns, to.codes,
+                  to.code_stride);
   const BlockShape block = block_shape(spec, Plane::kRow);
   if (block.columns == 0) return;
   (packed ? transpose_scales<std::byte> : transpose_scales<float>)(block, rows, columns, from, to);

@@ -193,11 +193,6 @@ class TileQuantizer {
 
 }  // namespace
 
-bool column_is_transposed_row(const QuantSpec& spec) {
-  const BlockShape block = block_shape(spec, Plane::kRow);
-  return block.rows == block.columns && !spec.hadamard && spec.rounding == Rounding::kNearest;
-}
-
 TileGrid::TileGrid(const MatrixView& matrix, const QuantSpec& spec, const Planes& planes)
     : matrix_(matrix), spec_(spec), planes_(planes) {
   const Tile size = tile_size(spec, planes);

@@ -13,9 +13,6 @@ namespace tessera::codec {
 
 Fp8Constants fp8_constants(const QuantSpec& spec, DType input);
 
-// Whether the column plane's codes are the row plane's, transposed.
-bool column_is_transposed_row(const QuantSpec& spec);
-
 class TileGrid {
  public:
   TileGrid(const MatrixView& matrix, const QuantSpec& spec, const Planes& planes);

@@ -6,9 +6,11 @@
 
 #include "base/config.h"
 #include "base/fail.h"
+#include "exec/plane_writer.h"
 #include "exec/pull_cost.h"
 #include "exec/pull_program.h"
 #include "exec/route_walk.h"
+#include "exec/wire_decode.h"
 
 namespace tessera {
 namespace {
@@ -78,8 +80,8 @@ class Compiler {
       for (const PullPart& part : *parts)
         program_.route_bytes[part.route] = part.walk.atoms() * part.kernel.source_bytes();
     for (const WirePart& part : program_.wire) {
-      program_.route_bytes[part.route] = part.decoder.piece().bytes();
-      program_.bytes[static_cast<size_t>(PullPath::kMapped)] += part.decoder.piece().bytes();
+      program_.route_bytes[part.route] = part.reader->piece().bytes();
+      program_.bytes[static_cast<size_t>(PullPath::kMapped)] += part.reader->piece().bytes();
     }
   }
 
@@ -161,9 +163,13 @@ class Compiler {
     if (places_[r].mapped == nullptr && route.wire->bytes() > 0)
       fail(ErrorCode::kUnimplemented, "{}: tensor {} travels quantised, from memory that cannot be mapped",
            program_.peer->name(), route.what.tensor);
-    program_.wire.push_back(
-        {static_cast<uint32_t>(r), WireDecoder(route.wire, places_[r].mapped + route.origin,
-                                               {.array = route.dst, .dtype = route.dst_dtype, .data = route.data})});
+    program_.wire.push_back({static_cast<uint32_t>(r), reader_of(route, places_[r].mapped + route.origin)});
+  }
+
+  static std::unique_ptr<const WireReader> reader_of(const PullRoute& route, const std::byte* piece) {
+    if (!route.planes.empty()) return std::make_unique<PlaneWriter>(route.wire, piece, route.dst.owned, route.planes);
+    return std::make_unique<WireDecoder>(
+        route.wire, piece, WireDecoder::Target{.array = route.dst, .dtype = route.dst_dtype, .data = route.data});
   }
 
   void compile_delta(size_t r) {
@@ -191,7 +197,7 @@ class Compiler {
     std::vector<PartSize> sizes;
     sizes.reserve(parts.size());
     for (const WirePart& part : parts)
-      sizes.push_back({.atoms = part.decoder.piece().walk().all_bands(), .atom_bytes = part.decoder.band_bytes()});
+      sizes.push_back({.atoms = part.reader->piece().walk().all_bands(), .atom_bytes = part.reader->band_bytes()});
     return cut_into_units(sizes);
   }
 

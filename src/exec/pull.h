@@ -8,8 +8,8 @@
 // rings only (MemoryDesc::Kind::kRingOnly), else by permission, then by the cost that the sizes of the pieces predict;
 // TESSERA_FORCE_PULL and PullOptions::private_path overrule permission and cost.
 //
-// Routes that travel quantised (PullRoute::wire) are read from mapped memory alone, and decoded on the way. Those that
-// may travel as deltas (PullRoute::delta) likewise; each run chooses (Travel).
+// Routes that travel quantised (PullRoute::wire) are read from mapped memory alone, and decoded on the way, or written
+// to planes. Those that may travel as deltas (PullRoute::delta) likewise; each run chooses (Travel).
 #pragma once
 
 #include <cstdint>

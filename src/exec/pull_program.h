@@ -11,7 +11,7 @@
 #include "exec/ring_stream.h"
 #include "exec/units.h"
 #include "exec/walk.h"
-#include "exec/wire_decode.h"
+#include "exec/wire_reader.h"
 
 namespace tessera {
 
@@ -35,7 +35,7 @@ struct PullPart {
 // A route that travels quantised; its piece is mapped.
 struct WirePart {
   uint32_t route = 0;
-  WireDecoder decoder;
+  std::unique_ptr<const WireReader> reader;
 };
 
 // One that may travel as a delta; both its piece and its source are mapped.

@@ -88,16 +88,16 @@ void PullRun::run_mapped(const Unit& unit) {
 
 void PullRun::run_wire(const Unit& unit) {
   const PullProgram::Impl& program = program_->impl();
-  const auto bands_of = [&](uint32_t p) { return program.wire[p].decoder.piece().walk().all_bands(); };
+  const auto bands_of = [&](uint32_t p) { return program.wire[p].reader->piece().walk().all_bands(); };
   for_each_part(unit, bands_of, [&](uint32_t p, int64_t first, int64_t last) {
     const WirePart& part = program.wire[p];
     if (!in_full(part.route)) return;
     Digest main, rest;
-    const Index step = part.decoder.bands_at_once();
+    const Index step = part.reader->bands_at_once();
     for (Index band = first; band < last && !aborted(); band += step) {
       const Index end = std::min(last, band + step);
-      if (program.digest) part.decoder.digest(band, end, main, rest);
-      add_bytes(part.decoder.decode(band, end));
+      if (program.digest) part.reader->digest(band, end, main, rest);
+      add_bytes(part.reader->read(band, end));
     }
     if (!program.digest) return;
     add_digest(part.route, main);

@@ -70,6 +70,15 @@ struct SourceRoute {
   const std::byte* data = nullptr;  // first element of the local tensor
 };
 
+// A plane of a quantised tensor (tessera/quantize.h) that a route is written to, as far as the receiver holds it:
+// codes and scales of what travels, or of its transpose, one matrix behind the other.
+struct PlaneTarget {
+  bool transposed = false;
+  std::byte* codes = nullptr;
+  std::byte* scales = nullptr;
+  std::byte* amaxes = nullptr;  // f32 a matrix; null where the format needs none
+};
+
 // The receiver's half.
 struct PullRoute {
   RouteRegion what{};  // with `wire`, and `src`: the piece, as one dim of u8
@@ -82,8 +91,10 @@ struct PullRoute {
   Combine combine = Combine::kCopy;
   ReduceOp op = ReduceOp::kSum;  // accumulating only
   // What the piece is, if the route travels quantised (exec/wire_piece.h): it is decoded into `dst`, which is about the
-  // elements of the tensor, and a float.
+  // elements of the tensor, and a float; or, where there are planes, written to them as it is: `dst` owns what they
+  // are of, and has no strides.
   std::shared_ptr<const WirePiece> wire{};
+  std::vector<PlaneTarget> planes{};
   // Where the route's delta piece lies (exec/delta_piece.h), if it may travel as one. Both are in memory that is mapped.
   std::optional<MemoryDesc> delta{};
 };

@@ -129,6 +129,20 @@ Layout Layout::with_ranks(std::vector<Rank> ranks) const {
   return Layout(Mesh(std::vector<Axis>(mesh_.axes().begin(), mesh_.axes().end()), std::move(ranks)), placements_);
 }
 
+Layout Layout::transposed(int dim, int other) const {
+  std::vector<Placement> placements = placements_;
+  for (Placement& placement : placements)
+    std::visit(
+        [&](auto& held) {
+          if constexpr (requires { held.dim; }) {
+            TESSERA_CHECK(held.dim >= 0);
+            held.dim = held.dim == dim ? other : held.dim == other ? dim : held.dim;
+          }
+        },
+        placement);
+  return Layout(mesh_, std::move(placements));
+}
+
 Layout Layout::shifted(Rank offset) const {
   std::vector<Rank> ranks(mesh_.ranks().begin(), mesh_.ranks().end());
   for (Rank& rank : ranks) {

@@ -54,6 +54,12 @@ TensorSpec wire_spec(const RandomCase& a, LocalData& data, DType dtype, const La
   return spec;
 }
 
+TensorSpec received_spec(const RandomCase& a, LocalData& data, bool asks) {
+  TensorSpec spec = wire_spec(a, data, a.dst_dtype, a.dst, asks || !a.planes.empty());
+  spec.planes = a.planes;
+  return spec;
+}
+
 int send_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases, const std::string& store, Rank rank,
                Barrier& all_done) {
   Bus bus({.job = "trainer", .rank = rank, .world = jobs.sources, .store = store, .agent = "embedded", .threads = 1});
@@ -85,7 +91,7 @@ int receive_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases, co
   for (const RandomCase& a : cases) data.push_back(destination_space(a, rank));
   std::vector<TensorSpec> specs;
   for (size_t i = 0; i < cases.size(); ++i)
-    specs.push_back(wire_spec(cases[i], data[i], cases[i].dst_dtype, cases[i].dst, jobs.asks != Asks::kSender));
+    specs.push_back(received_spec(cases[i], data[i], jobs.asks != Asks::kSender));
   Batch batch =
       pair.accept("policy", specs, kRendezvousTimeout, {.mode = jobs.staged ? Mode::kStaged : Mode::kInPlace});
   for (int64_t version = 1; version <= jobs.versions; ++version) {
@@ -107,16 +113,22 @@ std::vector<Outcome> transfer_cases(const WireJobs& jobs, const std::vector<Rand
                                     Mutation mistake = Mutation::kNone) {
   ProcessGroup group;
   const std::string store = group.start_store();
+  AgentGroup agents(group);
+  const bool daemons = jobs.agent == std::string("daemon");
+  if (daemons)
+    for (Rank rank = 0; rank < jobs.destinations; ++rank) agents.start_agent("inference", rank, jobs.pull);
   Barrier all_done;  // a staged sender is done before anybody has taken what it sends
   for (Rank rank = 0; rank < jobs.sources; ++rank)
-    group.start("trainer/" + std::to_string(rank), [&, rank] {
+    agents.start("trainer/" + std::to_string(rank), [&, rank] {
       mutation() = mistake;
       return send_cases(jobs, cases, store, rank, all_done);
     });
   for (Rank rank = 0; rank < jobs.destinations; ++rank)
-    group.start("inference/" + std::to_string(rank), [&, rank] { return receive_cases(jobs, cases, store, rank); });
+    agents.start("inference/" + std::to_string(rank), [&, rank] { return receive_cases(jobs, cases, store, rank); });
   all_done.open();
-  return group.wait(6 * hang_limit());
+  if (!daemons) return group.wait(6 * hang_limit());
+  agents.wait(6 * hang_limit());  // expects that all end well
+  return {};
 }
 
 RandomCase fixed_case(Format format, const Shape& shape, const std::string& from, const std::string& to) {
@@ -179,6 +191,39 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& random) {
       return std::to_string(random.param.jobs.sources) + "To" + std::to_string(random.param.jobs.destinations);
     });
+
+// --- planes
+// ------------------------------------------------------------------------------------------------------------
+
+std::vector<RandomCase> random_planes_cases(const WireJobs& jobs, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<RandomCase> cases;
+  for (int i = 0; i < kCases; ++i) {
+    const Format format = all_formats()[static_cast<size_t>(i) % all_formats().size()];
+    const auto make = i % 8 == 7 ? random_wire_case : random_planes_case;
+    cases.push_back(make(random, "t" + std::to_string(i), jobs.sources, jobs.destinations, format));
+  }
+  return cases;
+}
+
+class RandomPlanes : public testing::TestWithParam<RandomJobs> {};
+
+TEST_P(RandomPlanes, EveryByteIsThatOfThePlanesOfTheWholeTensor) {
+  const auto& [jobs, seed] = GetParam();
+  for (const Outcome& outcome : transfer_cases(jobs, random_planes_cases(jobs, seed)))
+    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, RandomPlanes,
+                         testing::Values(RandomJobs{{1, 1}, 31}, RandomJobs{{2, 3, Asks::kSender}, 32},
+                                         RandomJobs{{.sources = 4, .destinations = 2, .asks = Asks::kReceiver}, 33},
+                                         RandomJobs{{.sources = 3, .destinations = 4, .staged = true}, 34},
+                                         RandomJobs{
+                                             {.sources = 2, .destinations = 2, .staged = true, .agent = "daemon"}, 35}),
+                         [](const auto& random) {
+                           return std::to_string(random.param.jobs.sources) + "To" +
+                                  std::to_string(random.param.jobs.destinations) + random.param.jobs.agent;
+                         });
 
 // --- digests
 // -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""Blocks of Tessera's shared memory, and the arrays that lie in them."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._errors import InvalidArgumentError
+from ._foreign import numpy_dtype, torch_dtype
+from ._stacks import address_of
+from ._torch import is_torch_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Block:
+    """Shared memory of zeros, in which arrays lie: torch's if torch is imported, else NumPy's."""
+
+    def __init__(self, size: int) -> None:
+        """Of `size` bytes. Raises ResourceExhaustedError."""
+        as_array = as_torch if "torch" in sys.modules else as_numpy
+        self._bytes = as_array(_core.shared_bytes(size), "u8", (size,))
+        self.address: int = 0 if size == 0 else address_of(self._bytes)
+
+    def array(self, offset: int, shape: Sequence[int], dtype: str) -> Any:
+        """Of Tessera's `dtype`, from `offset` on, which is a multiple of its size."""
+        size = math.prod(shape) * _core.bits_of(dtype) // 8
+        of_torch = is_torch_tensor(self._bytes)
+        return (
+            self._bytes[offset : offset + size].view((torch_dtype if of_torch else numpy_dtype)(dtype)).reshape(shape)
+        )
+
+
+def sizes_of(shape: Any) -> tuple[int, ...]:
+    """A number or a sequence of them as a shape."""
+    try:
+        sizes = tuple(map(operator.index, [shape] if hasattr(shape, "__index__") else shape))
+    except TypeError:
+        raise InvalidArgumentError(f"shape {shape!r}: give whole numbers") from None
+    if any(size < 0 for size in sizes):
+        raise InvalidArgumentError(f"shape {sizes}: sizes are 0 or more")
+    return sizes
+
+
+def as_torch(block: Any, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
+    import torch.utils.dlpack
+
+    if name == "f4":
+        sizes = (*sizes[:-1], sizes[-1] // 2)
+    if math.prod(sizes) == 0:
+        return torch.empty(sizes, dtype=torch_dtype(name))
+    return torch.utils.dlpack.from_dlpack(block).view(torch_dtype(name)).reshape(sizes)
+
+
+def as_numpy(block: Any, name: str, sizes: tuple[int, ...]) -> Any:
+    import numpy
+
+    if math.prod(sizes) == 0:
+        return numpy.empty(sizes, dtype=numpy_dtype(name))
+    return numpy.from_dlpack(block).view(numpy_dtype(name)).reshape(sizes)
