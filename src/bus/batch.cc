@@ -173,7 +173,7 @@ bool BatchImpl::can_delta() const {
 void BatchImpl::note_delta(const Agreement& agreement) {
   if (!setup_.options.delta || agreement.delta || told_no_delta_.exchange(true)) return;
   const LogScope scope = log_scope();
-  log_event(LogLevel::info, "delta.off", {}, "every version travels in full: {}",
+  log_event(LogLevel::warn, "delta.off", {}, "every version travels in full: {}",
             can_delta() ? "not all ranks of both jobs have asked for deltas"
                         : "its tensors lie in private memory behind an agent, in place");
 }

@@ -132,7 +132,7 @@ void DeltaEncoder::count_fruitless(const Slot& slot) {
       return;
     }
   if (++fruitless_ != kFruitless) return;
-  log_event(LogLevel::info, "delta.fruitless", {{"with", setup_.view.peer_job}},
+  log_event(LogLevel::warn, "delta.fruitless", {{"with", setup_.view.peer_job}},
             "batch {} of pair {}: in {} versions no delta was smaller than what it stands for: without deltas they "
             "would come sooner, and take less memory",
             setup_.batch, setup_.view.name, kFruitless);

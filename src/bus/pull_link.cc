@@ -137,6 +137,8 @@ void PullLink::build() {
     route.origin = place->origin;
     route.src.strides = place->strides;
     route.delta = place->delta;
+    // In place it is the copy of what was sent last that is read.
+    if (route.delta && attached_.slots == 1) route.src.owned = route.what.region;
     routes.push_back(std::move(route));
     slot_bytes.push_back({place->slot_bytes, place->delta_slot_bytes});
     program_routes_.push_back(i);
