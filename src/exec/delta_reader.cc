@@ -1,6 +1,5 @@
 #include "exec/delta_reader.h"
 
-#include <array>
 #include <bit>
 #include <cstring>
 
@@ -11,7 +10,6 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kChunkWords = DeltaPiece::kChunkAtoms / 64;
 static_assert(DeltaPiece::kChunkAtoms * 8 <= static_cast<int64_t>(DeltaReader::kScratchBytes));
 
 }  // namespace
@@ -33,36 +31,50 @@ void DeltaReader::apply(int64_t segment, std::span<std::byte> scratch, Digest* o
   uint32_t count = 0;
   std::memcpy(&count, from_ + piece_.count(segment), sizeof(count));
   if (count == 0) return;
-  const int64_t bytes = piece_.atom_bytes();
-  const std::byte* values = from_ + piece_.values(segment);
+  const std::byte* const first_word = from_ + piece_.words(segment);
+  const std::byte* const first_value = from_ + piece_.values(segment);
+  const std::byte* words = first_word;
+  const std::byte* values = first_value;
   for (int64_t done = 0; done < piece_.segment_atoms(segment); done += DeltaPiece::kChunkAtoms) {
     const int64_t atoms = std::min(DeltaPiece::kChunkAtoms, piece_.segment_atoms(segment) - done);
-    const auto chunk_words = static_cast<size_t>((atoms + 63) / 64);
-    // A copy, so that what is counted is what is taken. No bit stands behind the last atom, whatever was read: so the
-    // values end where the segment's room for them does.
-    std::array<uint64_t, kChunkWords> words;
-    std::memcpy(words.data(), from_ + piece_.words(segment) + done / 8, chunk_words * sizeof(uint64_t));
+    uint64_t summary = 0;
+    const int64_t at =
+        piece_.summaries(segment) + done / DeltaPiece::kChunkAtoms * static_cast<int64_t>(sizeof(summary));
+    std::memcpy(&summary, from_ + at, sizeof(summary));
     if (of_piece != nullptr)
-      digest_bytes(*of_piece, static_cast<uint64_t>(piece_.words(segment) + done / 8),
-                   reinterpret_cast<const std::byte*>(words.data()), chunk_words * sizeof(uint64_t));
-    if (atoms % 64 != 0) words[chunk_words - 1] &= (uint64_t{1} << (atoms % 64)) - 1;
-    size_t changed = 0;
-    for (size_t w = 0; w < chunk_words; ++w) changed += static_cast<size_t>(std::popcount(words[w]));
+      digest_bytes(*of_piece, static_cast<uint64_t>(at), reinterpret_cast<const std::byte*>(&summary), sizeof(summary));
+    ChunkBitmap bitmap{};
+    const size_t changed = expand(summary, atoms, words, bitmap);
     if (changed == 0) continue;
     const std::byte* from = values;
     if (cast_ != nullptr) {
       cast_(values, scratch.data(), changed);
       from = scratch.data();
     }
-    store(piece_.first_atom(segment) + done, atoms, words.data(), from);
-    values += static_cast<int64_t>(changed) * bytes;
+    store(piece_.first_atom(segment) + done, atoms, bitmap.data(), from);
+    values += static_cast<int64_t>(changed) * piece_.atom_bytes();
   }
   if (of_piece == nullptr) return;
-  const std::byte* const first = from_ + piece_.values(segment);
-  digest_bytes(*of_piece, static_cast<uint64_t>(piece_.count(segment)), reinterpret_cast<const std::byte*>(&count),
-               sizeof(count));
-  digest_bytes(*of_piece, static_cast<uint64_t>(piece_.values(segment)), first, static_cast<size_t>(values - first));
-  of_piece->elements += static_cast<uint64_t>((values - first) / bytes);
+  const auto add = [&](int64_t offset, const std::byte* data, size_t bytes) {
+    digest_bytes(*of_piece, static_cast<uint64_t>(offset), data, bytes);
+  };
+  add(piece_.count(segment), reinterpret_cast<const std::byte*>(&count), sizeof(count));
+  add(piece_.words(segment), first_word, static_cast<size_t>(words - first_word));
+  add(piece_.values(segment), first_value, static_cast<size_t>(values - first_value));
+  of_piece->elements += static_cast<uint64_t>((values - first_value) / piece_.atom_bytes());
+}
+
+// The bitmap of a chunk, from the words of it that are not 0. A copy, so that what is counted is what is taken. No bit
+// stands behind the last atom, whatever was read: so words and values end where the segment's room for them does.
+size_t DeltaReader::expand(uint64_t summary, int64_t atoms, const std::byte*& words, ChunkBitmap& bitmap) {
+  const auto last = static_cast<size_t>((atoms - 1) / DeltaPiece::kWordAtoms);
+  if (last + 1 < bitmap.size()) summary &= (uint64_t{1} << (last + 1)) - 1;
+  for (; summary != 0; summary &= summary - 1, words += sizeof(uint64_t))
+    std::memcpy(&bitmap[static_cast<size_t>(std::countr_zero(summary))], words, sizeof(uint64_t));
+  if (atoms % DeltaPiece::kWordAtoms != 0) bitmap[last] &= (uint64_t{1} << (atoms % DeltaPiece::kWordAtoms)) - 1;
+  size_t changed = 0;
+  for (const uint64_t word : bitmap) changed += static_cast<size_t>(std::popcount(word));
+  return changed;
 }
 
 // The changed ones of atoms [first, first + atoms) of the stream.

@@ -2,6 +2,7 @@
 // what the sender's base held before.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -32,6 +33,9 @@ class DeltaReader {
   void digest(int64_t segment, Digest& digest) const;
 
  private:
+  using ChunkBitmap = std::array<uint64_t, DeltaPiece::kChunkAtoms / DeltaPiece::kWordAtoms>;
+
+  static size_t expand(uint64_t summary, int64_t atoms, const std::byte*& words, ChunkBitmap& bitmap);
   void store(int64_t first, int64_t atoms, const uint64_t* words, const std::byte* values) const;
 
   DeltaPiece piece_;

@@ -1,5 +1,6 @@
 #include "exec/delta_run.h"
 
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -13,7 +14,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kRoomStep = int64_t{64} << 10;
-static_assert(DeltaPiece::kSegmentAtoms % DeltaPiece::kChunkAtoms == 0 && DeltaPiece::kChunkAtoms % 64 == 0);
+static_assert(DeltaPiece::kSegmentAtoms % DeltaPiece::kChunkAtoms == 0);
 static_assert(DeltaPiece::kChunkAtoms * 8 <= static_cast<int64_t>(WorkerPool::kScratchBytes));
 
 }  // namespace
@@ -122,36 +123,51 @@ void DeltaRun::run_segment(size_t route, int64_t segment, std::span<std::byte> s
   const DeltaPiece& piece = part.piece;
   const int64_t bytes = piece.atom_bytes();
   std::byte* const start = pieces_.data() + memory_[route].piece;
+  auto* const summaries = reinterpret_cast<uint64_t*>(start + piece.summaries(segment));
+  auto* const words = reinterpret_cast<uint64_t*>(start + piece.words(segment));
   std::byte* const values = start + piece.values(segment);
-  std::byte* end = values;
+  Filled filled{.words = words, .values = values};
   // A delta that is as large as the route already will not be sent.
   bool packs = compares_ && read_[route].load(std::memory_order_relaxed) < piece.full_bytes();
   for (int64_t done = 0; done < piece.segment_atoms(segment); done += DeltaPiece::kChunkAtoms) {
-    const Chunk chunk{piece.first_atom(segment) + done, std::min(DeltaPiece::kChunkAtoms, piece.segment_atoms(segment) - done)};
-    const auto n = static_cast<size_t>(chunk.atoms);
+    const Chunk chunk{piece.first_atom(segment) + done,
+                      std::min(DeltaPiece::kChunkAtoms, piece.segment_atoms(segment) - done)};
     std::byte* const base = memory_[route].base + chunk.first * bytes;
-    if (packs) packs = take_room(route, segment, end - values + chunk.atoms * bytes);
-    if (!packs) {
-      const std::byte* const now = read_chunk(route, chunk, base, digest);
-      if (now != base) std::memcpy(base, now, n * static_cast<size_t>(bytes));
-      continue;
-    }
-    const std::byte* const now = read_chunk(route, chunk, scratch.data(), digest);
-    auto* const words = reinterpret_cast<uint64_t*>(start + piece.words(segment)) + done / 64;
-    if (find_changes(static_cast<size_t>(bytes), now, base, n, words) != 0)
-      end = pack_changes(static_cast<size_t>(bytes), now, base, n, words, end);
+    if (packs) packs = take_room(route, segment, filled.values - values + chunk.atoms * bytes);
+    const std::byte* const now = read_chunk(route, chunk, packs ? scratch.data() : base, digest);
+    if (packs)
+      summaries[done / DeltaPiece::kChunkAtoms] = pack_chunk(now, base, chunk.atoms, bytes, filled);
+    else if (now != base)
+      std::memcpy(base, now, static_cast<size_t>(chunk.atoms * bytes));
   }
   digest.elements += static_cast<uint64_t>(piece.segment_atoms(segment) * part.elements_per_atom);
   add_bytes(piece.segment_atoms(segment) * bytes);
   if (!packs) return;
-  const int64_t changed = (end - values) / bytes;
-  const auto count = static_cast<uint32_t>(changed);
+  const Packed packed{.words = filled.words - words, .changed = (filled.values - values) / bytes};
+  const auto count = static_cast<uint32_t>(packed.changed);
   std::memcpy(start + piece.count(segment), &count, sizeof(count));
-  read_[route].fetch_add(piece.read_bytes(segment, changed), std::memory_order_relaxed);
+  read_[route].fetch_add(piece.read_bytes(segment, packed.words, packed.changed), std::memory_order_relaxed);
   if (!program_->impl().digest || !part.cast) return;
   Digest of_piece;
-  digest_piece(route, segment, changed, of_piece);
+  digest_piece(route, segment, packed, of_piece);
   add_digest(program_->routes() + route, of_piece);
+}
+
+// Returns the chunk's summary.
+uint64_t DeltaRun::pack_chunk(const std::byte* now, std::byte* base, int64_t atoms, int64_t atom_bytes,
+                              Filled& filled) {
+  std::array<uint64_t, DeltaPiece::kChunkAtoms / DeltaPiece::kWordAtoms> words{};
+  const auto n = static_cast<size_t>(atoms);
+  const auto bytes = static_cast<size_t>(atom_bytes);
+  if (find_changes(bytes, now, base, n, words.data()) == 0) return 0;
+  filled.values = pack_changes(bytes, now, base, n, words.data(), filled.values);
+  uint64_t summary = 0;
+  for (size_t w = 0; w < words.size(); ++w) {
+    if (words[w] == 0) continue;
+    summary |= uint64_t{1} << w;
+    *filled.words++ = words[w];
+  }
+  return summary;
 }
 
 // The atoms of a chunk one behind the other: where they lie, or packed at `packed`.
@@ -178,8 +194,8 @@ bool DeltaRun::take_room(size_t route, int64_t segment, int64_t bytes) {
   int64_t& taken = taken_[route][static_cast<size_t>(segment)];
   if (bytes <= taken) return true;
   const DeltaPiece& piece = program_->piece(route);
-  const int64_t wanted = std::min((bytes + kRoomStep - 1) / kRoomStep * kRoomStep,
-                                  piece.segment_atoms(segment) * piece.atom_bytes());
+  const int64_t wanted =
+      std::min((bytes + kRoomStep - 1) / kRoomStep * kRoomStep, piece.segment_atoms(segment) * piece.atom_bytes());
   if (!pieces_.take(memory_[route].piece + static_cast<size_t>(piece.values(segment) + taken),
                     static_cast<size_t>(wanted - taken))) {
     out_of_room_[route].store(true, std::memory_order_relaxed);
@@ -189,17 +205,18 @@ bool DeltaRun::take_room(size_t route, int64_t segment, int64_t bytes) {
   return true;
 }
 
-void DeltaRun::digest_piece(size_t route, int64_t segment, int64_t changed, Digest& digest) const {
+void DeltaRun::digest_piece(size_t route, int64_t segment, const Packed& packed, Digest& digest) const {
   const DeltaPiece& piece = program_->piece(route);
   const std::byte* const start = pieces_.data() + memory_[route].piece;
-  digest.elements = static_cast<uint64_t>(changed);
-  if (changed == 0) return;
+  digest.elements = static_cast<uint64_t>(packed.changed);
+  if (packed.changed == 0) return;
   const auto add = [&](int64_t offset, int64_t bytes) {
     digest_bytes(digest, static_cast<uint64_t>(offset), start + offset, static_cast<size_t>(bytes));
   };
   add(piece.count(segment), sizeof(uint32_t));
-  add(piece.words(segment), piece.word_bytes(segment));
-  add(piece.values(segment), changed * piece.atom_bytes());
+  add(piece.summaries(segment), piece.summary_bytes(segment));
+  add(piece.words(segment), packed.words * static_cast<int64_t>(sizeof(uint64_t)));
+  add(piece.values(segment), packed.changed * piece.atom_bytes());
 }
 
 }  // namespace tessera

@@ -71,6 +71,16 @@ class DeltaRun final : public TransferRun {
     int64_t atoms = 0;
   };
 
+  // How far words and values of a segment are there.
+  struct Filled {
+    uint64_t* words;
+    std::byte* values;
+  };
+  struct Packed {
+    int64_t words = 0;
+    int64_t changed = 0;  // atoms
+  };
+
   size_t units() const override;
   void run_unit(size_t index, std::span<std::byte> scratch) override;
   void prepare(uint32_t epoch) override;
@@ -78,7 +88,8 @@ class DeltaRun final : public TransferRun {
   void run_segment(size_t route, int64_t segment, std::span<std::byte> scratch, Digest& digest);
   const std::byte* read_chunk(size_t route, const Chunk& chunk, std::byte* packed, Digest& digest) const;
   bool take_room(size_t route, int64_t segment, int64_t bytes);
-  void digest_piece(size_t route, int64_t segment, int64_t changed, Digest& digest) const;
+  static uint64_t pack_chunk(const std::byte* now, std::byte* base, int64_t atoms, int64_t atom_bytes, Filled& filled);
+  void digest_piece(size_t route, int64_t segment, const Packed& packed, Digest& digest) const;
 
   std::shared_ptr<const DeltaProgram> program_;
   std::vector<Memory> memory_;
