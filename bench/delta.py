@@ -31,14 +31,20 @@ State = dict[str, torch.Tensor]
 
 
 def register(bus: tessera.Bus, states: dict[str, State], direction: tessera.Direction) -> dict[str, tessera.Batch]:
-    return {
-        name: bus.register(states[name], name, delta=delta, direction=direction) for name, delta in BATCHES.items()
-    }
+    return {name: bus.register(states[name], name, delta=delta, direction=direction) for name, delta in BATCHES.items()}
 
 
 def connect(role: str, peer: str, digest: bool) -> tessera.Bus:
     return tessera.connect(
-        "delta", role=role, peer=peer, rank=0, world=1, namespace="bench", agent="embedded", timeout=LIMIT, digest=digest
+        "delta",
+        role=role,
+        peer=peer,
+        rank=0,
+        world=1,
+        namespace="bench",
+        agent="embedded",
+        timeout=LIMIT,
+        digest=digest,
     )
 
 
@@ -145,7 +151,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rate", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4], help="learning rates")
     parser.add_argument("--random", type=int, metavar="MB", help="no fine-tuning: matrices of so many megabytes")
-    parser.add_argument("--share", type=float, nargs="+", default=[0, 1e-4, 1e-2, 0.1, 0.5], help="that changes of them")
+    parser.add_argument(
+        "--share", type=float, nargs="+", default=[0, 1e-4, 1e-2, 0.1, 0.5], help="that changes of them"
+    )
     parser.add_argument("--no-digest", action="store_true", help="do not check what arrives")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tessera-bench-") as folder:

@@ -188,12 +188,12 @@ TEST_P(RandomDeltas, EveryElementIsWhatItWouldBeWithout) {
   Shared<std::atomic<int64_t>> sent, received;
   ProcessGroup group;
   const std::string store = group.start_store();
-  std::vector<Barrier> steps(kVersions);
   AgentGroup agents(group);
   if (jobs.agent == std::string("daemon")) {
     for (Rank rank = 0; rank < jobs.sources; ++rank) agents.start_agent("trainer", rank);
     for (Rank rank = 0; rank < jobs.destinations; ++rank) agents.start_agent("inference", rank);
   }
+  std::vector<Barrier> steps(kVersions);  // which agents need not pass
   for (Rank rank = 0; rank < jobs.sources; ++rank)
     agents.start("trainer/" + std::to_string(rank), [&, rank] {
       Member member(jobs, cases, store, true, rank);
