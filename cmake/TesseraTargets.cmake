@@ -1,7 +1,7 @@
 # Helpers that every CMakeLists.txt of the project uses.
 #
 #   tessera_layer(NAME plan DEPS layout [PUBLIC fmt::fmt] [PRIVATE re2::re2] SOURCES a.cc b.cc)
-#   tessera_test(NAME plan_test LABEL unit [BRUTE_FORCE] [DEPS plan] SOURCES a_test.cc)
+#   tessera_test(NAME plan_test LABEL unit [BRUTE_FORCE] [THREADED none] [DEPS plan] SOURCES a_test.cc)
 
 function(tessera_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion -Wshadow)
@@ -52,14 +52,21 @@ function(tessera_sanitized_test target brute_force)
 endfunction()
 
 # One label an executable: gtest_discover_tests keeps only the first of several. BRUTE_FORCE: what goes through all
-# elements, and is slow unless optimised.
+# elements, and is slow unless optimised. THREADED: GoogleTest's filter of those that start threads, or none: the others
+# say nothing to ThreadSanitizer.
 function(tessera_test)
-  cmake_parse_arguments(ARG "BRUTE_FORCE" "NAME;LABEL;TIMEOUT" "DEPS;LIBS;SOURCES;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(ARG "BRUTE_FORCE" "NAME;LABEL;TIMEOUT;THREADED" "DEPS;LIBS;SOURCES;ENVIRONMENT" ${ARGN})
   if(NOT TESSERA_BUILD_TESTS OR (ARG_LABEL STREQUAL slow AND NOT TESSERA_BUILD_SLOW_TESTS))
     return()
   endif()
   if(TESSERA_TESTS AND NOT ARG_NAME IN_LIST TESSERA_TESTS)
     return()
+  endif()
+  set(filter)
+  if(TESSERA_SANITIZE MATCHES thread AND ARG_THREADED STREQUAL none)
+    return()
+  elseif(TESSERA_SANITIZE MATCHES thread AND ARG_THREADED)
+    set(filter TEST_FILTER ${ARG_THREADED})
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
@@ -73,6 +80,6 @@ function(tessera_test)
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} ${ARG_LIBS} GTest::gmock GTest::gtest_main)
   tessera_compile_options(${ARG_NAME})
   tessera_sanitized_test(${ARG_NAME} ${ARG_BRUTE_FORCE})
-  gtest_discover_tests(${ARG_NAME} DISCOVERY_MODE PRE_TEST
+  gtest_discover_tests(${ARG_NAME} DISCOVERY_MODE PRE_TEST ${filter}
     PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${ARG_ENVIRONMENT}")
 endfunction()

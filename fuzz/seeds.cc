@@ -334,9 +334,14 @@ void add_agent_messages(Seeds& seeds) {
   add_message("arenas", Arenas{.session = 5});
   RegisterCall call{
       .session = 5, .pair = 1, .batch = "policy", .sends = true, .timeout = Timeout(9), .options = {}, .tensors = {}};
-  call.tensors.push_back(
-      {.spec = {.name = "w", .shape = {4, 2}, .layout = layout, .strides = {2, 1}, .wire = Format::kMxfp8},
-       .place = RegisterCall::Place{.arena = 0, .offset = 64}});
+  call.tensors.push_back({.spec = {.name = "w",
+                                   .shape = {4, 2},
+                                   .layout = layout,
+                                   .strides = {2, 1},
+                                   .wire = Format::kMxfp8,
+                                   .planes = {.row = true},
+                                   .fused = {.name = "f", .place = {{1, 2}}}},
+                          .place = RegisterCall::Place{.arena = 0, .offset = 64}});
   call.tensors.push_back({.spec = {.name = "elsewhere", .shape = {}}, .place = {}});
   add_message("register", call);
   add_message("registered", Registered{.batch = 2});
@@ -363,7 +368,7 @@ void add_agent_messages(Seeds& seeds) {
   add_command("state", AgentCommand::kState, false, message_bytes(BatchNumber{.batch = 2}));
   add_command("state-of", AgentCommand::kState, true, message_bytes(BatchState{.version = 7, .newest = 8}));
   ByteWriter stats;
-  write_stats({.tensors = 3}, stats);
+  write_stats({.tensors = 3, .quantized_elements = 256, .quantized_bytes = 136, .amax_exchanges = 1}, stats);
   add_command("stats", AgentCommand::kStats, true, stats.view());
 }
 

@@ -39,7 +39,7 @@ NOT_FOR_USERS = re.compile(r"_test\.cc|testing\.h|ring_model\.|command_probe\.h|
 # These make what a command prints: plans, pictures, tables.
 NO_MESSAGES = re.compile(
     r"src/plan/|src/base/metrics|src/device/host/device|src/transport/shm/transport"
-    r"|tools/(bench_report|doctor_checks|progress_bar|top_view)|python/src/"
+    r"|tools/(bench_report|doctor_checks|progress_bar|top_view|transfer_report)|python/src/"
 )
 # Parts of messages that say who or what, and not that anything is wrong.
 NAMES = {

@@ -113,6 +113,19 @@ class Observed(CommandTest):
             self.assertEqual([(end["subject"], end["version"]) for end in ends], [("weights/checkpoint", 1)])
             self.assertEqual(ends[0]["bytes"], 4 * 48 + 4 * 8 + 8)
 
+    def test_a_trace_of_a_sender_that_quantises_shows_each_phase(self):
+        traces = [self.path / "send.json", self.path / "recv.json"]
+        for process in (self.sender(0, 1, ".*=1:R", [self.model] * 2, "--wire", "w=nvfp4", "--trace", traces[0]),
+                        self.receiver(0, 1, ".*=1:R", "--count", 2, "--trace", traces[1])):
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+        sent, received = (check_trace(self, trace) for trace in traces)
+        phases = ("find amaxes", "agree on amaxes", "encode")
+        begun = [(event["name"], event["args"].get("version"), event["args"]["subject"])
+                 for event in sent if event["ph"] == "b" and event["name"] in phases]
+        self.assertEqual(begun, [(phase, version, "weights/checkpoint") for version in (1, 2) for phase in phases])
+        self.assertEqual([event for event in received if event["name"] in phases], [])
+
     def test_every_log_line_is_json_where_that_is_asked_for(self):
         self.environment.update(TESSERA_LOG="trace", TESSERA_LOG_FORMAT="json")
         processes = [self.sender(), self.receiver(0, 1, ".*=1:R", "--verify", self.model)]

@@ -6,8 +6,10 @@ Uses the standard library alone; checkpoints are written and read by hand.
 """
 
 import json
+import math
 import os
 import pathlib
+import random
 import re
 import signal
 import struct
@@ -247,6 +249,63 @@ class Transfers(CommandTest):
         for process in processes:
             status, _, errors = self.finish(process)
             self.assertEqual(status, 0, errors)
+
+    def transfer_layers(self, model, wire):
+        """What two senders of rows and two receivers of columns say of it; the receivers verify."""
+        senders = [self.sender(rank, 2, "norm.*=2:R", [model], "--layout", ".*=2:S0", "--wire", wire)
+                   for rank in range(2)]
+        receivers = [self.receiver(rank, 2, "norm.*=2:R", "--layout", "(embed|q)=2:S1", "--layout", ".*=2:S2",
+                                   "--dtype", "bf16", "--verify", model) for rank in range(2)]
+        results = [self.finish(process) for process in senders + receivers]
+        for code, _, errors in results:
+            self.assertEqual(code, 0, errors)
+        return [json.loads(output) for _, output, _ in results]
+
+    def test_quantised_tensors_take_their_share_of_bf16_and_pass_verification(self):
+        # A layer of a small model, whose values reach over many powers of two; its norms travel as they are.
+        chosen = random.Random(5)
+        def values(count):
+            return struct.pack(f"<{count}f", *(chosen.gauss(0, 1) * 2.0 ** chosen.randint(-20, 6) for _ in range(count)))
+        shapes = {"embed": [320, 64], "q": [64, 64], "experts.up": [4, 96, 64], "norm1": [64], "norm2": [64]}
+        tensors = {name: ("F32", shape, values(math.prod(shape))) for name, shape in shapes.items()}
+        model = self.path / "layers.safetensors"
+        write_safetensors(model, tensors)
+        matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
+        norms = 2 * 64 * 4
+        for wire, most in ((".*=nvfp4", 0.29), (".*=mxfp8", 0.52), (".*=fp8_e4m3", 0.52), (".*=fp8_block_128x128", 0.52)):
+            with self.subTest(wire=wire):
+                for side in self.transfer_layers(model, wire):
+                    figures = side["quantized"]
+                    self.assertEqual(figures["elements"], matrices // 2)
+                    self.assertEqual(figures["source_bytes"], 4 * figures["elements"])
+                    if side["command"] == "recv":
+                        self.assertEqual(side["rank_bytes"], figures["bytes"] + norms)
+                    self.assertLessEqual(figures["bytes"], most * 2 * figures["elements"])
+                    self.assertEqual(figures["bf16_ratio"], figures["bytes"] / (2 * figures["elements"]))
+                    self.assertEqual(figures["elements_moved"], matrices)
+                    self.assertEqual(side["bytes_moved"], figures["bytes_moved"] + 2 * norms)
+                    self.assertEqual(figures["batch_bf16_ratio"], side["bytes_moved"] / (2 * matrices + 2 * norms))
+                    self.assertEqual(figures["amax_exchanges"], 1 if side["command"] == "send" else 0)
+
+    def test_in_words_a_transfer_tells_what_is_quantised(self):
+        ends = {"send": ("trainer", "inference", "--checkpoint", self.model, "--wire", "w=mxfp8"),
+                "recv": ("inference", "trainer")}
+        processes = [self.start(command, "--job", job, "--peer", peer, "--rank", 0, "--world", 1, "--layout", ".*=1:R",
+                                "--timeout", 20, *more) for command, (job, peer, *more) in ends.items()]
+        for process in processes:
+            code, output, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+            # 48 codes behind a scale for each of 6 rows; 49 bytes and a half are planned, and bias and steps
+            self.assertEqual(output.splitlines()[-1],
+                             "quantised: 64 B of 96 B as bf16 (0.667); the whole batch: 89 B (0.654)")
+
+    def test_a_quantised_transfer_is_not_verified_against_another_file(self):
+        other = self.path / "other.safetensors"
+        tensors = {"w": ("F32", [6, 8], floats(48)), "bias": ("F32", [8], floats(8, 0.5)),
+                   "steps": ("I64", [], struct.pack("<q", 7)), "none": ("F32", [0, 4], b"")}
+        write_safetensors(other, tensors | {"w": ("F32", [6, 8], floats(48, 1.5))})
+        self.sender(0, 1, ".*=1:R", None, "--wire", "w=nvfp4")
+        self.assert_one_line(self.finish(self.receiver(0, 1, ".*=1:R", "--verify", other)), 1, "as nvfp4: [0,2] is 3.9")
 
     def test_an_interrupted_command_ends_with_status_130(self):
         sender = self.sender()

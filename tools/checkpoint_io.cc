@@ -8,6 +8,7 @@
 #include "checkpoint/shown.h"
 #include "codec/cast.h"
 #include "tools/interrupt.h"
+#include "tools/quantised_slice.h"
 
 namespace tessera::tools {
 namespace {
@@ -52,10 +53,18 @@ void fill_neutral(const HeldTensor& tensor) {
     std::memcpy(tensor.memory.data() + offset, &bits, element);
 }
 
-// The slice as the file has it or, under a cast, in the tensor's dtype. Keeps its memory from tensor to tensor.
+// The slice as the file has it or, under a cast or quantised, in the tensor's dtype. Keeps its memory from tensor to
+// tensor.
 class SliceReader {
  public:
-  explicit SliceReader(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  explicit SliceReader(const Checkpoint& checkpoint) : checkpoint_(checkpoint), quantised_(checkpoint) {}
+
+  std::span<const std::byte> read_quantised(const TensorInfo& in_file, const HeldTensor& tensor, Format format,
+                                            const Interrupt& interrupt) {
+    const auto slice = sized(cast_, bytes_of(tensor.info.dtype, tensor.region.size()));
+    quantised_.read(in_file, format, tensor.region, tensor.info.dtype, slice, interrupt);
+    return slice;
+  }
 
   std::span<const std::byte> read(const TensorInfo& in_file, const HeldTensor& tensor) {
     const auto raw = sized(raw_, bytes_of(in_file.dtype, tensor.region.size()));
@@ -73,6 +82,7 @@ class SliceReader {
   }
 
   const Checkpoint& checkpoint_;
+  QuantisedSlices quantised_;
   std::vector<std::byte> raw_;
   std::vector<std::byte> cast_;
 };
@@ -91,10 +101,14 @@ void load_slices(const Checkpoint& checkpoint, const HeldTensors& held, const In
   }
 }
 
-void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, const Interrupt& interrupt) {
+void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, std::span<const std::optional<Format>> wires,
+                   const Interrupt& interrupt) {
+  TESSERA_CHECK(wires.empty() || wires.size() == held.tensors().size());
   SliceReader reader(checkpoint);
-  for (const HeldTensor& tensor : held.tensors()) {
+  for (size_t i = 0; i < held.tensors().size(); ++i) {
     interrupt.check();
+    const HeldTensor& tensor = held.tensors()[i];
+    const bool quantised = !wires.empty() && wires[i].has_value();
     const TensorInfo& info = tensor.info;
     const TensorInfo* in_file = checkpoint.find(info.name);
     const auto fail_verify = [&](const std::string& why) {
@@ -108,9 +122,10 @@ void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, const 
       fail_verify(fmt::format("is {} {} here and {} {} in the checkpoint", to_string(info.dtype),
                               to_string_shape(info.shape), to_string(in_file->dtype), to_string_shape(in_file->shape)));
     if (tensor.region.empty()) continue;
-    const auto expected = reader.read(*in_file, tensor);
+    const auto expected =
+        quantised ? reader.read_quantised(*in_file, tensor, *wires[i], interrupt) : reader.read(*in_file, tensor);
     if (const auto difference = first_difference(info.dtype, tensor.region, expected, tensor.memory))
-      fail_verify(difference->to_string());
+      fail_verify((quantised ? fmt::format("as {}: ", to_string(*wires[i])) : "") + difference->to_string());
   }
 }
 

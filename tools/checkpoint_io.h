@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <span>
 
 #include "tessera/checkpoint.h"
 #include "tools/held_tensors.h"
@@ -18,9 +20,11 @@ class Interrupt;
 void load_slices(const Checkpoint& checkpoint, const HeldTensors& held, const Interrupt& interrupt);
 
 // Compares every local tensor, bit for bit, with its slice of a checkpoint, cast as the bus casts where the dtypes
-// differ. Throws Error(kDataLoss) that names the first tensor that differs, its global index and both values, or that
-// is not in the checkpoint with that shape.
-void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, const Interrupt& interrupt);
+// differ. One that travelled quantised is compared with the file's tensor quantised as a whole, and back. `wires`: by
+// tensor, what it travelled as; empty: all as they are. Throws Error(kDataLoss) that names the first tensor that
+// differs, its global index and both values, or that is not in the checkpoint with that shape.
+void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, std::span<const std::optional<Format>> wires,
+                   const Interrupt& interrupt);
 
 // Writes FOLDER/rank-00000.safetensors, replacing it: the local tensors of this rank, those it holds nothing of left
 // out. Metadata: `version`, and `tensors`, a JSON text {"name":{"shape":[],"dtype":"","layout":""}} with the global

@@ -144,7 +144,7 @@ TEST_F(CheckpointIo, WhatWasLoadedVerifies) {
   for (Rank rank = 0; rank < 3; ++rank) {
     const HeldTensors held = hold(checkpoint, "2:S0", rank, 3);
     load_slices(checkpoint, held, interrupt_);
-    EXPECT_TRUE(status_of([&] { verify_slices(checkpoint, held, interrupt_); }).ok());
+    EXPECT_TRUE(status_of([&] { verify_slices(checkpoint, held, {}, interrupt_); }).ok());
   }
 }
 
@@ -154,7 +154,7 @@ TEST_F(CheckpointIo, AWrongElementIsNamedWithBothValues) {
   load_slices(checkpoint, held, interrupt_);
   const float wrong = 99;
   std::memcpy(held.tensors().front().memory.data() + 5 * sizeof(float), &wrong, sizeof(wrong));
-  const Status status = status_of([&] { verify_slices(checkpoint, held, interrupt_); });
+  const Status status = status_of([&] { verify_slices(checkpoint, held, {}, interrupt_); });
   EXPECT_EQ(status.code(), ErrorCode::kDataLoss);
   EXPECT_THAT(status.message(), HasSubstr("rank 1: tensor \"w\" [3,1] is 99 (0x42c60000), expected 13 (0x41500000)"));
 }
@@ -165,20 +165,82 @@ TEST_F(CheckpointIo, VerifiesAfterTheSameCast) {
   std::vector<float> values(8);
   checkpoint.read_slice("w", held.tensors().front().region, std::as_writable_bytes(std::span(values)));
   cast_row(DType::kF32, DType::kBF16)(values.data(), held.tensors().front().memory.data(), values.size());
-  EXPECT_TRUE(status_of([&] { verify_slices(checkpoint, held, interrupt_); }).ok());
+  EXPECT_TRUE(status_of([&] { verify_slices(checkpoint, held, {}, interrupt_); }).ok());
   held.tensors().front().memory[0] ^= std::byte{1};
-  EXPECT_EQ(status_of([&] { verify_slices(checkpoint, held, interrupt_); }).code(), ErrorCode::kDataLoss);
+  EXPECT_EQ(status_of([&] { verify_slices(checkpoint, held, {}, interrupt_); }).code(), ErrorCode::kDataLoss);
+}
+
+// The whole tensor quantised in one go, and back, in f32. REQUIRES: f32 or f64, a stack of matrices [rows, columns]
+std::vector<float> decoded(const std::vector<float>& values, Format format, Index rows, Index columns) {
+  const QuantSpec spec{.format = format};
+  const PlaneShape shape = plane_shape(spec, Plane::kRow, rows, columns);
+  std::vector<std::byte> codes(static_cast<size_t>(shape.code_bytes()));
+  std::vector<std::byte> scales(static_cast<size_t>(shape.scale_bytes()));
+  std::vector<float> result(values.size());
+  for (size_t first = 0; first < values.size(); first += static_cast<size_t>(rows * columns)) {
+    const MatrixView view{values.data() + first, DType::kF32, rows, columns, columns};
+    const float amax = compute_amax({&view, 1})[0].value;
+    const PlaneMemory to{codes.data(), shape.code_row_bytes(), scales.data(), shape.scale_row_bytes()};
+    quantize(view, spec, {.row = amax}, {.row = to, .column = {}});
+    dequantize(spec, Plane::kRow, {to.codes, to.code_stride, to.scales, to.scale_stride}, amax,
+               {result.data() + first, DType::kF32, rows, columns, columns});
+  }
+  return result;
+}
+
+// Verification of what a rank holds of `decoded`, and that it finds one bit that is wrong in the last element.
+void expect_verifies(const Checkpoint& checkpoint, const std::vector<float>& decoded, Format format,
+                     const std::string& layout, const Interrupt& interrupt) {
+  for (Rank rank = 0; rank < 2; ++rank) {
+    const HeldTensors held = hold({"w", DType::kF32, checkpoint.tensors().front().shape}, layout, rank, 2);
+    const HeldTensor& tensor = held.tensors().front();
+    checkpoint::TestFolder folder;
+    const TensorView view{"w", DType::kF32, tensor.info.shape, reinterpret_cast<const std::byte*>(decoded.data())};
+    write_safetensors(folder / "decoded.safetensors", {&view, 1});
+    load_slices(Checkpoint::open(folder / "decoded.safetensors"), held, interrupt);
+    const std::vector<std::optional<Format>> wires{format};
+    const auto verify = [&] { return status_of([&] { verify_slices(checkpoint, held, wires, interrupt); }); };
+    EXPECT_EQ(verify().message(), "") << to_string(format) << " " << layout;
+    tensor.memory[tensor.memory.size() - 4] ^= std::byte{1};
+    EXPECT_THAT(verify().message(), HasSubstr(fmt::format("tensor \"w\" as {}: [", to_string(format))));
+  }
+}
+
+TEST_F(CheckpointIo, WhatTravelledQuantisedIsComparedWithTheWholeTensorQuantised) {
+  std::vector<double> values;
+  for (int i = 0; i < 2 * 36 * 40; ++i) values.push_back(std::sin(i) * std::ldexp(1.0, -(i % 23)));
+  const std::vector<float> rounded(values.begin(), values.end());
+  const TensorView view{"w", DType::kF64, {2, 36, 40}, reinterpret_cast<const std::byte*>(values.data())};
+  write_safetensors(folder_ / "w.safetensors", {&view, 1});
+  const Checkpoint checkpoint = Checkpoint::open(folder_ / "w.safetensors");
+  for (const Format format : all_formats())
+    for (const char* layout : {"2:S0", "2:S1", "2:S2", "2:S2*3"})
+      expect_verifies(checkpoint, decoded(rounded, format, 36, 40), format, layout, interrupt_);
+}
+
+// Read in several bands: the amax is in the last one.
+TEST_F(CheckpointIo, ALargeMatrixHasOneAmax) {
+  constexpr Index kRows = 1100;
+  constexpr Index kColumns = 8192;
+  std::vector<float> values(kRows * kColumns);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 97) - 48;
+  values.back() = 1e4F;
+  const TensorView view{"w", DType::kF32, {kRows, kColumns}, reinterpret_cast<const std::byte*>(values.data())};
+  write_safetensors(folder_ / "w.safetensors", {&view, 1});
+  expect_verifies(Checkpoint::open(folder_ / "w.safetensors"), decoded(values, Format::kNvfp4, kRows, kColumns),
+                  Format::kNvfp4, "2:S0", interrupt_);
 }
 
 TEST_F(CheckpointIo, AnotherShapeOrANameThatIsNotThereFailsVerification) {
   const Checkpoint checkpoint = write_counting("c.safetensors", 4);
   EXPECT_THAT(status_of([&] {
-                verify_slices(checkpoint, hold({"w", DType::kF32, {2, 8}}, "1:R", 0, 1), interrupt_);
+                verify_slices(checkpoint, hold({"w", DType::kF32, {2, 8}}, "1:R", 0, 1), {}, interrupt_);
               }).message(),
               HasSubstr("is f32 2x8 here and f32 4x4 in the checkpoint"));
-  EXPECT_THAT(
-      status_of([&] { verify_slices(checkpoint, hold({"v", DType::kF32, {4}}, "1:R", 0, 1), interrupt_); }).message(),
-      HasSubstr("tensor \"v\" is not in the checkpoint"));
+  EXPECT_THAT(status_of([&] {
+                verify_slices(checkpoint, hold({"v", DType::kF32, {4}}, "1:R", 0, 1), {}, interrupt_);
+              }).message(),
+              HasSubstr("tensor \"v\" is not in the checkpoint"));
 }
 
 TEST_F(CheckpointIo, WritesTheLocalTensorsWithWhatIsNeededToJoinThem) {

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <memory>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "base/fail.h"
+#include "bus/manifest.h"
 #include "checkpoint/shown.h"
 #include "tessera/checkpoint.h"
 #include "tools/checkpoint_io.h"
@@ -74,6 +76,18 @@ std::vector<TensorInfo> wanted_tensors(const std::vector<ManifestEntry>& manifes
   return tensors;
 }
 
+// What each tensor travels quantised to, once the jobs have agreed.
+std::vector<std::optional<Format>> agreed_wires(const std::vector<ManifestEntry>& manifest,
+                                                std::span<const TensorInfo> tensors, const WireRules& rules) {
+  std::vector<std::optional<Format>> wires;
+  for (const TensorInfo& tensor : tensors) {
+    const auto offered = std::ranges::find(manifest, tensor.name, &ManifestEntry::name);
+    const bool asks = bus::can_be_quantised(tensor.dtype, tensor.shape);
+    wires.push_back(offered->wire || !asks ? offered->wire : rules.find(tensor.name));
+  }
+  return wires;
+}
+
 void check_no_partial(const std::vector<TensorInfo>& tensors, const std::vector<Layout>& layouts) {
   for (size_t i = 0; i < tensors.size(); ++i)
     if (layouts[i].has_partial())
@@ -96,7 +110,7 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
   report.bus.stop = interrupt.stop_token();
   const Timeout timeout = options.job.transfer_timeout();
   const LayoutRules rules = LayoutRules::parse(options.job.layouts);
-  const WireRules wires = WireRules::parse(options.job.wires);
+  const WireRules wire_rules = WireRules::parse(options.job.wires);
   const NameFilter skip = NameFilter::parse(options.skip, "--skip");
   const std::optional<DType> dtype = target_dtype(options.dtype);
   const int versions = versions_of(options);
@@ -106,11 +120,13 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
 
   Bus bus(report.bus);
   Pair pair = bus.pair(report.pair);
-  std::vector<TensorInfo> tensors = wanted_tensors(pair.manifest(kBatchId, report.pair.timeout), skip, dtype);
+  const std::vector<ManifestEntry> manifest = pair.manifest(kBatchId, report.pair.timeout);
+  std::vector<TensorInfo> tensors = wanted_tensors(manifest, skip, dtype);
+  const std::vector<std::optional<Format>> wires = agreed_wires(manifest, tensors, wire_rules);
   std::vector<Layout> layouts = rules.assign(tensors);
   check_no_partial(tensors, layouts);
   const HeldTensors held(std::move(tensors), std::move(layouts), report.bus.rank, report.bus.world);
-  Batch batch = pair.accept(kBatchId, held.specs(wires), report.pair.timeout,
+  Batch batch = pair.accept(kBatchId, held.specs(wire_rules), report.pair.timeout,
                             {.mode = options.staged ? Mode::kStaged : Mode::kInPlace,
                              .pinned = options.job.pinned,
                              .delta = options.job.delta});
@@ -124,13 +140,14 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
     transfer.digests = batch.digests();
     note_stats(batch.stats(), report, transfer);
     if (!checkpoints.empty()) {
-      verify_slices(checkpoints[static_cast<size_t>(i)], held, interrupt);
+      verify_slices(checkpoints[static_cast<size_t>(i)], held, wires, interrupt);
       transfer.verified = true;
     }
     if (!folder.empty()) transfer.file = write_slices(folder, held, transfer.version).string();
     if (!options.job.json) fmt::print("{}\n", describe(report, transfer));
   }
-  if (options.job.json) fmt::print("{}\n", to_json(report));
+  const std::string end = options.job.json ? to_json(report) : describe_quantised(report.stats);
+  if (!end.empty()) fmt::print("{}\n", end);
   return ExitStatus::kOk;
 }
 
@@ -150,7 +167,8 @@ void add_recv_command(CLI::App& app, Run& run) {
                    "Take a version on all ranks of this job or on none (needs the memory twice)");
   command.add_option("--out", options->out, "Folder for rank-NNNNN.safetensors, this rank's local tensors")
       ->check(not_empty());
-  add_list(command, "--verify", options->verify, "Checkpoint to compare every element with; repeated: one a version");
+  add_list(command, "--verify", options->verify,
+           "Checkpoint to compare every element with, as it is once quantised where it was; repeated: one a version");
   command.callback(
       [options, &run] { run = [options](Interrupt& interrupt) { return run_recv(*options, interrupt); }; });
 }

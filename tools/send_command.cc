@@ -110,7 +110,8 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
     note_stats(batch.stats(), report, transfer);
     if (!options.job.json) fmt::print("{}\n", describe(report, transfer));
   }
-  if (options.job.json) fmt::print("{}\n", to_json(report));
+  const std::string end = options.job.json ? to_json(report) : describe_quantised(report.stats);
+  if (!end.empty()) fmt::print("{}\n", end);
   return ExitStatus::kOk;
 }
 

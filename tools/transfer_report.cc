@@ -30,6 +30,17 @@ std::string describe_deltas(const Transfer& transfer) {
                      format_bytes(transfer.delta_bytes));
 }
 
+Json json_of_quantised(const BatchStats& stats) {
+  return {{"elements", stats.quantized_elements},
+          {"bytes", stats.quantized_bytes},
+          {"source_bytes", stats.quantized_source_bytes},
+          {"bf16_ratio", stats.quantized_ratio()},
+          {"elements_moved", stats.quantized_elements_moved},
+          {"bytes_moved", stats.quantized_bytes_moved},
+          {"batch_bf16_ratio", stats.batch_ratio()},
+          {"amax_exchanges", stats.amax_exchanges}};
+}
+
 }  // namespace
 
 void note_stats(const BatchStats& now, TransferReport& report, Transfer& transfer) {
@@ -37,6 +48,14 @@ void note_stats(const BatchStats& now, TransferReport& report, Transfer& transfe
   transfer.delta_bytes = now.delta_bytes - report.stats.delta_bytes;
   transfer.delta_full_bytes = now.delta_full_bytes - report.stats.delta_full_bytes;
   report.stats = now;
+}
+
+std::string describe_quantised(const BatchStats& stats) {
+  if (stats.quantized_elements_moved == 0) return {};
+  return fmt::format("quantised: {} of {} as bf16 ({:.3f}); the whole batch: {} ({:.3f})",
+                     format_bytes(stats.quantized_bytes),
+                     format_bytes(bytes_of(DType::kBF16, stats.quantized_elements)), stats.quantized_ratio(),
+                     format_bytes(stats.bytes_moved), stats.batch_ratio());
 }
 
 std::string describe(const TransferReport& report, const Transfer& transfer) {
@@ -64,6 +83,7 @@ std::string to_json(const TransferReport& report) {
             {"bytes_moved", report.stats.bytes_moved},
             {"bytes_lower_bound", report.stats.bytes_lower_bound},
             {"rank_bytes", report.stats.rank_bytes},
+            {"quantized", json_of_quantised(report.stats)},
             {"register_seconds", report.stats.register_seconds},
             {"seconds", last.progress.seconds},
             {"gigabytes_per_second", last.progress.gigabytes_per_second()}};

@@ -5,11 +5,13 @@ the driver compares what the server answers with what a single process makes of 
 """
 
 import pathlib
+import re
 import time
 
+import tessera
 import torch
 import torch.distributed as dist
-from model import embed, tokenize, untrained
+from model import MATRICES, embed, tokenize, untrained
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -25,8 +27,8 @@ def path_of(folder: pathlib.Path, version: int) -> pathlib.Path:
 # --- the trainer's part; without a folder it does nothing
 
 
-def write(folder: pathlib.Path | None, model: torch.nn.Module, version: int) -> None:
-    """Gathers the whole model, and rank 0 writes it. Collective."""
+def write(folder: pathlib.Path | None, model: torch.nn.Module, version: int, wire: str | None) -> None:
+    """Gathers the whole model, and rank 0 writes it, with the format that it is quantised to. Collective."""
     if folder is None:
         return
     state = {
@@ -34,7 +36,7 @@ def write(folder: pathlib.Path | None, model: torch.nn.Module, version: int) -> 
         for name, tensor in model.state_dict().items()
     }
     if dist.get_rank() == 0:
-        save_file(state, path_of(folder, version))
+        save_file(state, path_of(folder, version), {"wire": wire} if wire else None)
 
 
 def await_verdict(folder: pathlib.Path | None, version: int) -> None:
@@ -48,16 +50,27 @@ def await_verdict(folder: pathlib.Path | None, version: int) -> None:
         time.sleep(0.05)
 
 
+# --- what becomes of a tensor on its way
+
+
+def as_received(name: str, tensor: torch.Tensor, dtype: torch.dtype, wire: str | None) -> torch.Tensor:
+    """In the receiver's dtype: quantised as a whole, and back, if it is one that is."""
+    if wire is None or tensor.dim() < 2 or not re.fullmatch(MATRICES, name):
+        return tensor.to(dtype)
+    return tessera.quantize(tensor, wire, planes="row").dequantize(dtype=dtype)
+
+
 # --- the server's part
 
 
 def compare(folder: pathlib.Path, model: torch.nn.Module, version: int) -> dict[str, int]:
-    """What this rank holds against its part of the file, in the model's dtype: the tensors and elements there are, and
-    the elements of which any bit differs."""
+    """What this rank holds against its part of the file, as it arrives in the model's dtype: the tensors and elements
+    there are, and the elements of which any bit differs."""
     found = {"tensors": 0, "elements": 0, "differing": 0}
     with safe_open(path_of(folder, version), "pt") as file:
+        wire = (file.metadata() or {}).get("wire")
         for name, held in model.state_dict().items():
-            wanted = file.get_tensor(name).to(held.dtype)
+            wanted = as_received(name, file.get_tensor(name), held.dtype, wire)
             if isinstance(held, DTensor):
                 wanted = distribute_tensor(wanted, held.device_mesh, held.placements, src_data_rank=None).to_local()
                 held = held.to_local()
@@ -76,11 +89,14 @@ def similarities(vectors: torch.Tensor) -> list[float]:
     return (vectors[0::2].double() * vectors[1::2].double()).sum(1).tolist()
 
 
-def expected(folder: pathlib.Path, version: int, dtype: torch.dtype, sentences: list[str]) -> list[float]:
-    """The similarities that a single process gets with the weights of `version`."""
+def expected(
+    folder: pathlib.Path, version: int, dtype: torch.dtype, sentences: list[str], wire: str | None = None
+) -> list[float]:
+    """The similarities that a single process gets with the weights of `version`, quantised to `wire` and back."""
     model = untrained(dtype)
     if version:
-        state = {name: tensor.to(dtype) for name, tensor in load_file(path_of(folder, version)).items()}
+        weights = load_file(path_of(folder, version))
+        state = {name: as_received(name, tensor, dtype, wire) for name, tensor in weights.items()}
         model.load_state_dict(state)
     with torch.inference_mode():
         return similarities(embed(model, tokenize(sentences)))

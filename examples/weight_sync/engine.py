@@ -76,6 +76,7 @@ class Engine:
         self._swaps: list[float] = []  # seconds
         self._blocked: list[float] = []  # seconds, of every request that met one
         self._requests = 0
+        self._bytes: dict[str, float] = {}  # of a version, as far as one has come
         self._checks: dict[int, dict[str, int]] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -107,6 +108,7 @@ class Engine:
             "requests": self._requests,
             "swap_ms": _figures(self._swaps),
             "blocked_ms": _figures(self._blocked),
+            "bytes": self._bytes,
             "checks": self._checks,
         }
 
@@ -158,12 +160,24 @@ class Engine:
         self.version = Version(trainer, version)
         self._swap = (begin, time.perf_counter())
         self._swaps.append(self._swap[1] - begin)
+        self._bytes = _traffic(batch.stats)
         if self._folder:
             found = check.compare(self._folder, self.model, version)
             parts: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(parts, found)
             self._checks[version] = {key: sum(part[key] for part in parts) for key in found}
         done.set_result(None)
+
+
+def _traffic(stats: tessera.BatchStats) -> dict[str, float]:
+    """What a version takes on its way to all ranks, and what of that is quantised; ratios to bf16."""
+    return {
+        "moved": stats.bytes_moved,
+        "moved_ratio": stats.batch_ratio,
+        "quantised": stats.quantized_bytes_moved,
+        "quantised_in_bf16": 2 * stats.quantized_elements_moved,
+        "quantised_ratio": stats.quantized_ratio,  # of this rank's pieces, to the byte
+    }
 
 
 def _figures(seconds: list[float]) -> dict[str, float]:

@@ -12,6 +12,8 @@ from torch.nn.functional import normalize
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 MAX_TOKENS = 64  # of a sentence; what follows is left out
+# What travels quantised where that is asked for. Biases and norms have one dim, so that they travel as they are.
+MATRICES = r"encoder\.layer\..*\.weight"
 GRAIN = 32  # lengths are padded to its multiples: a shape that is new to DTensor costs as much as two that are not
 
 transformers.utils.logging.set_verbosity_error()

@@ -26,6 +26,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 TRAINERS = 4
 START, STEP, END = 600, 300, 60  # seconds: until the first answer, for a version, for a process to end
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of a similarity
+WIRES = ["nvfp4", "mxfp8", "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_block_1x128", "fp8_block_128x128"]
 MOVES = 0.01  # what training changes some similarity by at least, from the first version sent to the last
 PAIRS = [
     ("The with statement runs a block under a context manager.", "The file is closed once the block is left."),
@@ -144,7 +145,8 @@ def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.Exi
     server = start("inference", str(HERE / "serve.py"), "--port", "0", "--dtype", options.dtype, *checked)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(TRAINERS)]
     length = ["--steps", str(options.steps), "--versions", str(options.versions)]
-    trainer = start("trainer", *torchrun, str(HERE / "train.py"), *length, *checked)
+    wire = ["--wire", options.wire] if options.wire else []
+    trainer = start("trainer", *torchrun, str(HERE / "train.py"), *length, *wire, *checked)
 
     import check  # these take seconds to import: the jobs have started
     import torch
@@ -158,14 +160,23 @@ def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.Exi
     for version, file in zip(versions, gate, strict=True):
         vectors = await_version(url, version, file, sentences, [trainer, server, generator])
         found = check.similarities(torch.tensor(vectors))
-        wanted = check.expected(checks, version, dtype, sentences)
+        exact = check.expected(checks, version, dtype, sentences)
+        wanted = check.expected(checks, version, dtype, sentences, options.wire) if options.wire else exact
         difference = largest_change(found, wanted)
         weights = get(url, "/status")["checks"].get(str(version)) if version else None
         if difference > TOLERANCE[options.dtype]:
             problems.append(f"version {version}: similarities differ from one process' by {difference:.1e}")
         if version and (weights is None or weights["differing"] or not weights["elements"]):
             problems.append(f"version {version}: weights differ from the trainer's: {weights}")
-        seen.append({"version": version, "similarities": found, "max_difference": difference, "weights": weights})
+        seen.append(
+            {
+                "version": version,
+                "similarities": found,
+                "max_difference": difference,
+                "quantising_changes": largest_change(found, exact) if version and options.wire else None,
+                "weights": weights,
+            }
+        )
         file.unlink()
     trainer.wait(STEP)
     generator.process.send_signal(signal.SIGTERM)
@@ -182,6 +193,7 @@ def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.Exi
     server.wait(END)
     return {
         "dtype": options.dtype,
+        "wire": options.wire,
         "versions": seen,
         "moved": moved,
         "load": traffic,
@@ -208,8 +220,21 @@ def show(summary: dict[str, Any]) -> None:
     print(f"requests     {traffic['requests']}, failed {traffic['failed']}; answered: {answered}")
     for name, figures in (("swap", server["swap_ms"]), ("blocked", server["blocked_ms"])):
         print(f"{name:12} {figures['count']}: median {figures['median']:.1f} ms, max {figures['max']:.1f} ms")
+    if summary["wire"]:
+        show_quantised(summary["wire"], server["bytes"], [seen["quantising_changes"] for seen in versions[1:]])
     for problem in summary["problems"]:
         print(f"PROBLEM      {problem}")
+
+
+def show_quantised(wire: str, traffic: dict[str, float], changes: list[float]) -> None:
+    megabytes = {name: f"{traffic[name] / 1e6:.1f} MB" for name in ("quantised", "quantised_in_bf16", "moved")}
+    print(
+        f"{wire:12} {megabytes['quantised']} of matrices, {megabytes['quantised_in_bf16']} in bf16: "
+        f"{traffic['quantised_ratio']:.3f}; whole model {megabytes['moved']}: {traffic['moved_ratio']:.3f}"
+    )
+    print(
+        f"{'':12} similarities change by {max(changes):.4f} at most from those of the weights as the trainer has them"
+    )
 
 
 def main() -> None:
@@ -217,6 +242,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="of the optimiser, between two versions")
     parser.add_argument("--versions", type=int, default=3, help="to send")
     parser.add_argument("--dtype", choices=TOLERANCE, default="fp32", help="of the server's weights")
+    parser.add_argument("--wire", choices=WIRES, help="that the encoder's matrices are quantised to on their way")
     parser.add_argument("--json", type=pathlib.Path, help="file for the summary")
     parser.add_argument("--quiet", action="store_true", help="leave out what the jobs say")
     options = parser.parse_args()

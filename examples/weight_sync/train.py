@@ -13,7 +13,7 @@ import check
 import tessera
 import torch
 import torch.distributed as dist
-from model import embed, pretrained, tokenize
+from model import MATRICES, embed, pretrained, tokenize
 from text import pairs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -44,6 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3, help="of the optimiser, between two versions")
     parser.add_argument("--versions", type=int, default=3, help="to send")
+    parser.add_argument(
+        "--wire", metavar="FORMAT", help="that the encoder's matrices are quantised to on their way: nvfp4, mxfp8, ..."
+    )
     parser.add_argument("--check", type=pathlib.Path, help="folder to write each version to, for run.py")
     options = parser.parse_args()
 
@@ -56,7 +59,8 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)  # all ranks shuffle alike, and each takes its share
 
     with tessera.connect("weights", role="trainer", peer="inference", timeout=600) as bus:
-        batch = bus.register(model, direction="send")
+        wire = {MATRICES: options.wire} if options.wire else None
+        batch = bus.register(model, direction="send", wire=wire)
         check.await_verdict(options.check, 0)
         for step in range(1, options.steps * options.versions + 1):
             chosen = torch.randperm(len(text), generator=generator)[rank::world][:PAIRS].tolist()
@@ -68,7 +72,7 @@ def main() -> None:
                 print(f"step {step}: loss {loss.item():.3f}", flush=True)
             if step % options.steps:
                 continue
-            check.write(options.check, model, step)
+            check.write(options.check, model, step, options.wire)
             begin = time.perf_counter()
             batch.send(version=step)
             if rank == 0:

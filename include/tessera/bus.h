@@ -93,6 +93,22 @@ struct TensorSource {
   bool operator==(const TensorSource&) const = default;
 };
 
+// A tensor of a receiver's that is a part of a fused one: q, k and v of one matrix, say. Where its way is quantised,
+// all parts are quantised as one: they have one amax, matrix by matrix, and so they must have the same dims but the
+// last two, and one source dtype.
+struct FusedPart {
+  struct Place {
+    Index row = 0;
+    Index column = 0;
+    bool operator==(const Place&) const = default;
+  };
+  std::string name = {};  // of the fused tensor; empty: it is a part of none
+  // Where its first element stands in a matrix of the fused tensor, whose blocks go across its parts' edges. Without,
+  // each part has blocks of its own, which is the same where all parts begin between blocks.
+  std::optional<Place> place = std::nullopt;
+  bool operator==(const FusedPart&) const = default;
+};
+
 // One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
 // mesh registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal
 // shape, dtype and placements are replicas of each other.
@@ -112,6 +128,7 @@ struct TensorSpec {
   // from `data` on: quantized_layout() of what it holds. No dtype or strides then. Edges of shards must not cut a block
   // of a plane that is taken. A column plane that is not the row plane transposed travels on its own.
   PlaneSet planes = {};
+  FusedPart fused = {};  // of a receiver
 };
 
 // What the sending side offers, before a receiver decides what to take.
@@ -123,6 +140,7 @@ struct ManifestEntry {
   TensorSource source = {};                   // of a receiver's
   std::optional<Format> wire = std::nullopt;  // asked for, where it can be quantised
   PlaneSet planes = {};                       // of a receiver's: taken as they are
+  FusedPart fused = {};                       // likewise
 };
 
 // What a transfer has done so far, or did.
@@ -143,6 +161,15 @@ struct BatchStats {
   int64_t transfers = 0;          // completed
   int64_t sessions = 0;           // times that the batch was matched with another job, and planned; 1 at first
   double register_seconds = 0;
+  // What travels quantised, of one transfer; 0 where nothing does. This rank's share, to the byte: what it quantises
+  // (sender; of several receivers each piece once) or pulls (receiver).
+  int64_t quantized_elements = 0;
+  int64_t quantized_bytes = 0;         // codes, scales and amaxes
+  int64_t quantized_source_bytes = 0;  // the same elements in the sender's dtypes
+  // Of bytes_moved, hence as planned: the scales of blocks that routes cut count once, and amaxes are left out.
+  int64_t quantized_elements_moved = 0;
+  int64_t quantized_bytes_moved = 0;
+  int64_t amax_exchanges = 0;  // of a sender: that all ranks of the job have agreed in
   // Work that a steady-state transfer must not do; each counts since registration.
   int64_t store_requests = 0;
   int64_t plans = 0;
@@ -154,6 +181,11 @@ struct BatchStats {
   int64_t delta_full_bytes = 0;
   // Nor does it take anything from the heap, once a few transfers have grown what is kept between them:
   // tests/multiproc/heap_test.cc counts the calls of operator new.
+
+  // To the same in bf16, 2 bytes an element; 0 if nothing is there: what this rank has of quantised tensors, and the
+  // whole batch, whose other tensors travel as they are.
+  double quantized_ratio() const;
+  double batch_ratio() const;
 };
 
 // Layout-independent digest of one tensor's logical contents: docs/formats/digest.md.

@@ -72,6 +72,9 @@ struct PlanStats {
   int64_t max_egress_lower_bound = 0;  // max over holder classes c of ceil(B_c / |c|)
   int64_t reduction_bytes = 0;
   int64_t routes = 0;
+  // What of bytes_moved travels quantised.
+  int64_t quantized_elements_moved = 0;
+  int64_t quantized_bytes_moved = 0;
 };
 
 // The plan of one tensor, or one rank's part of it. A value; cheap to share.

@@ -227,6 +227,22 @@ auto released(Call&& call) {
   return std::forward<Call>(call)();
 }
 
+// Name, then row and column.
+using FusedTuple = std::tuple<std::string, std::optional<std::tuple<Index, Index>>>;
+
+FusedPart fused_from(FusedTuple fused) {
+  auto& [name, place] = fused;
+  FusedPart part{.name = std::move(name)};
+  if (place) part.place = {std::get<0>(*place), std::get<1>(*place)};
+  return part;
+}
+
+std::optional<FusedTuple> tuple_of(const FusedPart& part) {
+  if (part.name.empty()) return std::nullopt;
+  if (!part.place) return FusedTuple(part.name, std::nullopt);
+  return FusedTuple(part.name, std::tuple(part.place->row, part.place->column));
+}
+
 TensorSpec make_spec(std::string name, uintptr_t address, nb::handle dtype, Shape shape, std::optional<Layout> layout,
                      std::optional<std::vector<Index>> strides) {
   return {.name = std::move(name),
@@ -253,22 +269,25 @@ void bind_values(nb::module_& module) {
           [](TensorSpec* self, std::string name, uintptr_t address, nb::handle dtype, Shape shape,
              std::optional<Layout> layout, std::optional<std::vector<Index>> strides, std::string source,
              const std::vector<SliceTuple>& slices, const std::optional<std::string>& wire,
-             const std::vector<std::string>& planes) {
+             const std::vector<std::string>& planes, std::optional<FusedTuple> fused) {
             const std::optional<Format> format = wire ? std::optional(parse_format(*wire)) : std::nullopt;
             new (self) TensorSpec(
                 make_spec(std::move(name), address, dtype, std::move(shape), std::move(layout), std::move(strides)));
             self->source = {.name = std::move(source), .slices = slices_from(slices)};
             self->wire = format;
             self->planes = plane_set(planes);
+            if (fused) self->fused = fused_from(std::move(*fused));
           },
           nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("layout") = nb::none(),
           nb::arg("strides") = nb::none(), nb::arg("source") = "", nb::arg("slices") = std::vector<SliceTuple>(),
-          nb::arg("wire") = nb::none(), nb::arg("planes") = std::vector<std::string>(),
+          nb::arg("wire") = nb::none(), nb::arg("planes") = std::vector<std::string>(), nb::arg("fused") = nb::none(),
           "`shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address "
           "0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, "
           "end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way. "
           "`planes` of it "
-          "are taken as they are, into one block of memory at `address`.")
+          "are taken as they are, into one block of memory at `address`. `fused` is the name of the tensor that it is "
+          "a "
+          "part of, and where it begins there: (row, column), or None.")
       .def_ro("name", &TensorSpec::name)
       .def_prop_ro("address", [](const TensorSpec& self) { return reinterpret_cast<uintptr_t>(self.data); })
       .def_prop_ro("dtype", [](const TensorSpec& self) { return std::string(to_string(self.dtype)); })
@@ -282,6 +301,7 @@ void bind_values(nb::module_& module) {
       .def_prop_ro("slices", [](const TensorSpec& self) { return tuples_of(self.source.slices); })
       .def_prop_ro("wire", [](const TensorSpec& self) { return name_of(self.wire); })
       .def_prop_ro("planes", [](const TensorSpec& self) { return names_of(self.planes); })
+      .def_prop_ro("fused", [](const TensorSpec& self) { return tuple_of(self.fused); })
       .def("__repr__", describe);
   module.def(
       "wire_format", [](const std::string& name) { return std::string(to_string(parse_format(name))); },
@@ -323,6 +343,18 @@ void bind_values(nb::module_& module) {
               "Regions that travelled as deltas from or to this rank, in all transfers.")
       .def_ro("delta_bytes", &BatchStats::delta_bytes, "Of those deltas.")
       .def_ro("delta_full_bytes", &BatchStats::delta_full_bytes, "What those regions take in full.")
+      .def_ro("quantized_elements", &BatchStats::quantized_elements,
+              "That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.")
+      .def_ro("quantized_bytes", &BatchStats::quantized_bytes, "They with their scales and amaxes, as they travel.")
+      .def_ro("quantized_source_bytes", &BatchStats::quantized_source_bytes, "They in the sender's dtypes.")
+      .def_ro("quantized_elements_moved", &BatchStats::quantized_elements_moved,
+              "Whole batch, all ranks, one transfer.")
+      .def_ro("quantized_bytes_moved", &BatchStats::quantized_bytes_moved, "What of bytes_moved that is, as planned.")
+      .def_ro("amax_exchanges", &BatchStats::amax_exchanges, "That all ranks of a sending job have agreed in.")
+      .def_prop_ro("quantized_ratio", &BatchStats::quantized_ratio,
+                   "quantized_bytes to the same elements in bf16; 0 if there are none.")
+      .def_prop_ro("batch_ratio", &BatchStats::batch_ratio,
+                   "bytes_moved to what they were if bf16 were sent instead of what is quantised.")
       .def("__repr__", [](const BatchStats& self) {
         return fmt::format("BatchStats({} tensors, {} skipped, {} routes, {} bytes moved, {} transfers)", self.tensors,
                            self.skipped, self.routes, self.bytes_moved, self.transfers);

@@ -411,9 +411,9 @@ class TensorWatch:
 class TensorSpec:
     """One tensor of a batch, as one rank holds it."""
 
-    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = [], wire: str | None = None, planes: Sequence[str] = []) -> None:
+    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = [], wire: str | None = None, planes: Sequence[str] = [], fused: tuple[str, tuple[int, int] | None] | None = None) -> None:
         """
-        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way. `planes` of it are taken as they are, into one block of memory at `address`.
+        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way. `planes` of it are taken as they are, into one block of memory at `address`. `fused` is the name of the tensor that it is a part of, and where it begins there: (row, column), or None.
         """
 
     @property
@@ -445,6 +445,9 @@ class TensorSpec:
 
     @property
     def planes(self) -> list[str]: ...
+
+    @property
+    def fused(self) -> tuple[str, tuple[int, int] | None] | None: ...
 
     def __repr__(self) -> str: ...
 
@@ -548,6 +551,42 @@ class BatchStats:
     @property
     def delta_full_bytes(self) -> int:
         """What those regions take in full."""
+
+    @property
+    def quantized_elements(self) -> int:
+        """
+        That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.
+        """
+
+    @property
+    def quantized_bytes(self) -> int:
+        """They with their scales and amaxes, as they travel."""
+
+    @property
+    def quantized_source_bytes(self) -> int:
+        """They in the sender's dtypes."""
+
+    @property
+    def quantized_elements_moved(self) -> int:
+        """Whole batch, all ranks, one transfer."""
+
+    @property
+    def quantized_bytes_moved(self) -> int:
+        """What of bytes_moved that is, as planned."""
+
+    @property
+    def amax_exchanges(self) -> int:
+        """That all ranks of a sending job have agreed in."""
+
+    @property
+    def quantized_ratio(self) -> float:
+        """quantized_bytes to the same elements in bf16; 0 if there are none."""
+
+    @property
+    def batch_ratio(self) -> float:
+        """
+        bytes_moved to what they were if bf16 were sent instead of what is quantised.
+        """
 
     def __repr__(self) -> str: ...
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import _core
 from ._errors import Error, InvalidArgumentError, MismatchError
+from ._fused import Fused, fused_parts
 from ._mapping import Local, Map, Part, Piece, compile_map
 from ._replicas import Replicas, compare, digests
 from ._shapes import Shape, global_shape
@@ -68,6 +69,7 @@ class Registration:
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
         self._wire_of = compile_wire(wire)  # by name on the bus
+        self._offered = False  # to be sent
         parts_of = compile_map(names)
         taken: set[str] = set()
         for name, source, tensor in sources:
@@ -152,6 +154,7 @@ class Registration:
     def offer(self) -> None:
         """It is to be sent. Raises InvalidArgumentError for what a receiver may do alone: take one name twice, or a
         slice of it."""
+        self._offered = True
         offered: dict[str, Piece] = {}
         for piece in self._pieces.values():
             if piece.index is not None:
@@ -326,7 +329,11 @@ class Registration:
         return pieces
 
     def _specs(self, pieces: Mapping[str, Piece]) -> list[_core.TensorSpec]:
-        return [_spec(name, piece, self._wire_of(piece.source)) for name, piece in pieces.items()]
+        fused: dict[str, Fused] = {}
+        for tensor, parts in self._parts.items():
+            if len(parts) > 1 and not self._offered:
+                fused |= fused_parts(parts, self._locations[tensor], self._layouts[tensor])
+        return [_spec(name, piece, self._wire_of(piece.source), fused.get(name)) for name, piece in pieces.items()]
 
     def _watch_them(self) -> None:
         """They have just been located."""
@@ -409,7 +416,7 @@ def _read(rank: int, text: str) -> _Said:
     return _Said(shapes, readings, ties, Replicas(replicas, at))
 
 
-def _spec(name: str, piece: Piece, wire: str | None) -> _core.TensorSpec:
+def _spec(name: str, piece: Piece, wire: str | None, fused: Fused | None) -> _core.TensorSpec:
     at = piece.location
     format, planes = at.quantised or (wire, ())
     if wire not in (None, format):
@@ -419,7 +426,7 @@ def _spec(name: str, piece: Piece, wire: str | None) -> _core.TensorSpec:
     source = "" if piece.source == name else piece.source
     slices = as_slices(piece.taken)
     return _core.TensorSpec(
-        name, at.address, at.dtype, piece.shape or (), at.layout, at.strides, source, slices, format, planes
+        name, at.address, at.dtype, piece.shape or (), at.layout, at.strides, source, slices, format, planes, fused
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from . import _core
@@ -28,6 +28,19 @@ def compile_wire(given: Wire | None) -> Callable[[str], str | None]:
             raise InvalidArgumentError(f"wire: key {key!r} is no regular expression: {error}") from None
         rules.append((pattern, None if wire is None else _format(key, wire)))
     return lambda name: next((wire for pattern, wire in rules if pattern.fullmatch(name)), None)
+
+
+def wire_by_position(given: str | Sequence[str | None] | None, count: int) -> Wire | None:
+    """Of tensors whose names are 0 to count - 1: one format for all, or one for each. Raises InvalidArgumentError."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return {".*": given}
+    if not isinstance(given, Sequence):
+        raise InvalidArgumentError(f"wire {given!r}: give the name of a format, or a list with one for each tensor")
+    if len(given) != count:
+        raise InvalidArgumentError(f"wire: {len(given)} formats for {count} tensors: give one for each, or one for all")
+    return {str(position): wire for position, wire in enumerate(given)}
 
 
 def _format(key: str, wire: str) -> str:

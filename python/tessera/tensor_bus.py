@@ -24,6 +24,7 @@ from ._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, No
 from ._handle import Handle
 from ._registration import Registration
 from ._tensors import source_of
+from ._wire import wire_by_position
 
 
 class TensorBusClient(Closing):
@@ -114,6 +115,7 @@ class TensorBusClient(Closing):
         timeout: float = 30.0,
         *,
         mode: Mode = "inplace",
+        wire: str | Sequence[str | None] | None = None,
     ) -> BatchHandler:
         """Registers tensors that are transferred as one.
 
@@ -127,9 +129,11 @@ class TensorBusClient(Closing):
                 those placements give of some tensor.
             timeout: Seconds to wait for the others to register.
             mode: "inplace" or "staged", as in Bus.register().
+            wire: What tensors are quantised to on their way, as in Bus.register(): a format for all that can be, or a
+                list with one for each, None for as it is.
 
         Raises:
-            InvalidArgumentError: A tensor that cannot be moved; it names its position and why.
+            InvalidArgumentError: A tensor that cannot be moved; it names its position and why. Or a wrong `wire`.
             NotFoundError: A pair that was not initialised.
             AlreadyExistsError: The batch is registered already.
         """
@@ -137,6 +141,8 @@ class TensorBusClient(Closing):
         with self._lock:
             if batch_id in self._handlers:
                 raise AlreadyExistsError(f"batch {batch_id}: it is registered already: close() it first")
+            tensors = list(tensors)
+            wires = wire_by_position(wire, len(tensors))
             by_pair: dict[str, list[tuple[str, Any]]] = {}
             for position, (tensor, pair_name) in enumerate(tensors):
                 if pair_name not in self._pairs:
@@ -151,7 +157,8 @@ class TensorBusClient(Closing):
             for pair_name, named in by_pair.items():
                 joined = self._pairs[pair_name]
                 sources = [(name, source_of(name, tensor), tensor) for name, tensor in named]
-                shares.append(Share(pair_name, joined.pair, Registration(sources, (), self._rank, joined.layout)))
+                registration = Registration(sources, (), self._rank, joined.layout, wire=wires)
+                shares.append(Share(pair_name, joined.pair, registration))
             batch = Batch(
                 self._pairs[next(iter(by_pair))].bus,
                 batch_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ def runtime_dir() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tessera-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TESSERA_RUNTIME_DIR", folder)
         yield Path(folder)
+        gc.collect()  # buses that are closed, and that the traceback of an error still holds, have files there
 
 
 @pytest.fixture

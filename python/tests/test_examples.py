@@ -57,6 +57,24 @@ def test_weights_go_from_a_trainer_into_a_server_that_answers_meanwhile(tmp_path
     assert summary["problems"] == []
 
 
+def test_quantised_weights_take_a_quarter_of_bf16_and_change_similarities_little(tmp_path):
+    summary = summary_of("weight_sync", tmp_path, "--steps", "1", "--versions", "1", "--wire", "nvfp4")
+    random, sent = summary["versions"]
+    assert random["quantising_changes"] is None
+    assert sent["weights"]["differing"] == 0  # from the trainer's, quantised as a whole and back
+    assert sent["max_difference"] <= 1e-5  # from one process with those
+    assert 1e-4 < sent["quantising_changes"] < 0.15  # measured: 0.06
+    traffic = summary["server"]["bytes"]
+    matrices = 6 * (4 * 384**2 + 2 * 384 * 1536)
+    assert traffic["quantised_in_bf16"] == 2 * matrices
+    assert traffic["quantised"] < 0.29 * traffic["quantised_in_bf16"]
+    assert traffic["quantised_ratio"] < 0.29
+    assert traffic["moved"] > traffic["quantised"] + 4 * 30522 * 384  # the embeddings travel as they are, in fp32
+    assert traffic["moved_ratio"] < 0.8
+    assert summary["load"]["failed"] == 0
+    assert summary["problems"] == []
+
+
 def squeezed(text: str) -> str:
     return "".join(text.split())
 

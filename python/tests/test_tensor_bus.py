@@ -81,6 +81,30 @@ def test_a_batch_over_two_pairs() -> None:
     assert run("pairs", train, infer, ranks=(0, 0)) == [1, True]
 
 
+@pytest.mark.parametrize("wire", ["nvfp4", ["nvfp4", None, "mxfp8"]])
+def test_a_format_for_all_tensors_or_one_for_each(wire: Any) -> None:
+    full = [torch.randn(32, 64), torch.randn(48, 32), torch.randn(16, 32), torch.randn(7)]
+    wires = [*([wire] * 3 if isinstance(wire, str) else wire), None]
+
+    def train(client: TensorBusClient) -> int:
+        client.init_pair("weights", "trainer", "inference", 1)
+        asked = wire if isinstance(wire, str) else wires
+        handler = client.register_tensors("policy", [(tensor, "weights") for tensor in full], wire=asked)
+        handler.transfer("send")
+        return handler.batch.stats.quantized_elements
+
+    def infer(client: TensorBusClient) -> list[Any]:
+        client.init_pair("weights", "inference", "trainer", 1)
+        local = [torch.zeros_like(tensor) for tensor in full]
+        client.register_tensors("policy", [(tensor, "weights") for tensor in local]).transfer("recv")
+        return local
+
+    quantised, taken = run("formats", train, infer, ranks=(0, 0))
+    assert quantised == sum(tensor.numel() for tensor, wire in zip(full, wires, strict=True) if wire)
+    for tensor, sent, each in zip(taken, full, wires, strict=True):
+        assert torch.equal(tensor, tessera.quantize(sent, each).dequantize() if each else sent)
+
+
 def test_wrong_arguments_are_errors_that_name_them() -> None:
     met = threading.Barrier(2)
 
@@ -97,6 +121,9 @@ def test_wrong_arguments_are_errors_that_name_them() -> None:
         with pytest.raises(tessera.InvalidArgumentError, match="device_mesh and placements, or neither"):
             client.init_pair("more", "trainer", "inference", 1, device_mesh=tessera.Mesh((1,)))
         value = torch.zeros(2)
+        for wire, text in ((["nvfp4"] * 2, "2 formats for 1 tensors"), (4, "wire 4: give"), ("fp4", "unknown format")):
+            with pytest.raises(tessera.InvalidArgumentError, match=text):
+                client.register_tensors("policy", [(value, "weights")], wire=wire)  # type: ignore[arg-type]
         handler = client.register_tensors("policy", [(value, "weights")])
         with pytest.raises(tessera.AlreadyExistsError, match="batch policy"):
             client.register_tensors("policy", [(value, "weights")])

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::string_view kSides[] = {"send", "receive"};
 constexpr std::string_view kOutcomes[] = {"done", "failed", "cancelled"};
+constexpr std::string_view kQuantizePhases[] = {"amax", "agree", "encode"};
 
 std::string label(std::string_view name, std::string_view value) {
   std::string escaped;
@@ -109,6 +110,12 @@ std::string Metrics::exposition() const {
   for (size_t side = 0; side < std::size(kSides); ++side) out.add(bytes_[side].value(), label("side", kSides[side]));
   out.family("tessera_transfer_seconds", "histogram", "From the call to the end of a send or receive that was done");
   for (size_t side = 0; side < std::size(kSides); ++side) out.add(seconds_[side], label("side", kSides[side]));
+  out.family("tessera_quantize_seconds", "histogram", "Phases of quantising what is sent, of those that went well");
+  for (size_t phase = 0; phase < std::size(kQuantizePhases); ++phase)
+    out.add(quantize_seconds_[phase], label("phase", kQuantizePhases[phase]));
+  out.counter("tessera_quantized_source_bytes_total", "Bytes of what was quantised, before", quantized_source_bytes);
+  out.counter("tessera_quantized_bytes_total", "Bytes of what was quantised, after: codes, scales and amaxes",
+              quantized_bytes);
   out.family("tessera_registrations_total", "counter", "Registrations of batches that ended, by outcome");
   for (size_t outcome = 0; outcome < std::size(kOutcomes); ++outcome)
     out.add(registrations_[outcome].value(), label("outcome", kOutcomes[outcome]));

@@ -60,6 +60,7 @@ class DurationHistogram {
 
 enum class TransferSide : uint8_t { kSend, kReceive };
 enum class Outcome : uint8_t { kDone, kFailed, kCancelled };
+enum class QuantizePhase : uint8_t { kAmax, kAgree, kEncode };  // of a sender
 Outcome outcome_of(const Status& status);
 
 // All of one process.
@@ -72,9 +73,12 @@ class Metrics {
   Counter& transfers(TransferSide side, Outcome outcome) { return transfers_[index(side)][index(outcome)]; }
   Counter& bytes(TransferSide side) { return bytes_[index(side)]; }
   DurationHistogram& seconds(TransferSide side) { return seconds_[index(side)]; }
+  DurationHistogram& quantize_seconds(QuantizePhase phase) { return quantize_seconds_[index(phase)]; }
   Counter& registrations(Outcome outcome) { return registrations_[index(outcome)]; }
 
   DurationHistogram registration_seconds;
+  Counter quantized_source_bytes;
+  Counter quantized_bytes;
   Counter versions_offered;
   Counter versions_withdrawn;
   Counter versions_committed;  // staged receives
@@ -121,6 +125,7 @@ class Metrics {
   std::array<std::array<Counter, 3>, 2> transfers_;
   std::array<Counter, 2> bytes_;
   std::array<DurationHistogram, 2> seconds_;
+  std::array<DurationHistogram, 3> quantize_seconds_;
   std::array<Counter, 3> registrations_;
 
   mutable std::mutex mutex_;

@@ -49,6 +49,7 @@ TEST(MetricsTest, WhatIsCountedIsShownUnderItsLabels) {
   Metrics metrics;
   metrics.transfers(TransferSide::kReceive, Outcome::kFailed).add(3);
   metrics.bytes(TransferSide::kSend).add(uint64_t{1} << 40);
+  metrics.quantize_seconds(QuantizePhase::kAgree).observe(seconds(2));
   metrics.connections.add(2);
   metrics.connections.add(-5);
   const auto families = parse(metrics.exposition());
@@ -57,6 +58,9 @@ TEST(MetricsTest, WhatIsCountedIsShownUnderItsLabels) {
   EXPECT_EQ(transfers.series.at(R"({side="receive",outcome="failed"})"), 3);
   EXPECT_EQ(transfers.series.at(R"({side="send",outcome="done"})"), 0) << "a series is there before its first event";
   EXPECT_EQ(families.at("tessera_transferred_bytes_total").series.at(R"({side="send"})"), 1099511627776.0);
+  const Family& quantising = families.at("tessera_quantize_seconds");
+  EXPECT_EQ(quantising.series.at(R"(_sum{phase="agree"})"), 2);
+  EXPECT_EQ(quantising.series.at(R"(_count{phase="encode"})"), 0);
   EXPECT_EQ(families.at("tessera_connections").series.at(""), -3);
 }
 

@@ -229,7 +229,7 @@ void RegisterCall::write(ByteWriter& out) const {
     out.put(layout_of[i]);
     write_dims(tensor.spec.strides, out);
     write_source(tensor.spec.source, out);
-    write_wire({tensor.spec.wire, tensor.spec.planes}, out);
+    write_wire({tensor.spec.wire, tensor.spec.planes, tensor.spec.fused}, out);
     out.put(static_cast<uint8_t>(tensor.place.has_value()));
     if (!tensor.place) continue;
     out.put(tensor.place->arena);
@@ -260,9 +260,10 @@ RegisterCall RegisterCall::read(ByteReader& in) {
     if (layout != kNoLayout) tensor.spec.layout = layouts.take(layout, tensor.spec.name);
     tensor.spec.strides = read_dims(in);
     tensor.spec.source = read_source(in, tensor.spec.name);
-    const WireAsked wire = read_wire(in, tensor.spec.name);
+    WireAsked wire = read_wire(in, tensor.spec.name);
     tensor.spec.wire = wire.format;
     tensor.spec.planes = wire.planes;
+    tensor.spec.fused = std::move(wire.fused);
     if (!in.get_bool()) continue;
     const auto arena = in.get<uint32_t>();
     tensor.place = Place{.arena = arena, .offset = in.get<uint64_t>()};
@@ -352,7 +353,9 @@ BatchState BatchState::read(ByteReader& in) {
 void write_stats(const BatchStats& stats, ByteWriter& out) {
   for (const int64_t figure :
        {stats.tensors, stats.skipped, stats.routes, stats.bytes_moved, stats.bytes_lower_bound, stats.rank_bytes,
-        stats.transfers, stats.sessions, stats.store_requests, stats.plans, stats.allocations})
+        stats.transfers, stats.sessions, stats.store_requests, stats.plans, stats.allocations, stats.quantized_elements,
+        stats.quantized_bytes, stats.quantized_source_bytes, stats.quantized_elements_moved,
+        stats.quantized_bytes_moved, stats.amax_exchanges})
     out.put(figure);
   for (const int64_t figure : {stats.delta_routes, stats.delta_bytes, stats.delta_full_bytes}) out.put(figure);
   out.put(stats.register_seconds);
@@ -361,7 +364,9 @@ BatchStats read_stats(ByteReader& in) {
   BatchStats stats;
   for (int64_t* figure :
        {&stats.tensors, &stats.skipped, &stats.routes, &stats.bytes_moved, &stats.bytes_lower_bound, &stats.rank_bytes,
-        &stats.transfers, &stats.sessions, &stats.store_requests, &stats.plans, &stats.allocations})
+        &stats.transfers, &stats.sessions, &stats.store_requests, &stats.plans, &stats.allocations,
+        &stats.quantized_elements, &stats.quantized_bytes, &stats.quantized_source_bytes,
+        &stats.quantized_elements_moved, &stats.quantized_bytes_moved, &stats.amax_exchanges})
     *figure = in.get<int64_t>();
   for (int64_t* figure : {&stats.delta_routes, &stats.delta_bytes, &stats.delta_full_bytes})
     *figure = in.get<int64_t>();

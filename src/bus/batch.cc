@@ -162,7 +162,8 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
                 delta_bytes_ += deltas.read;
                 delta_full_bytes_ += deltas.full;
                 metrics_.bytes(side()).add(static_cast<uint64_t>(bytes));
-              }};
+              },
+          .on_amaxes_agreed = [this] { ++amax_exchanges_; }};
 }
 
 // In place, a worker's private memory is its own to read and write.
@@ -249,7 +250,7 @@ void BatchImpl::retire(std::shared_ptr<Session> session) {
   if (!closed_ && meeting != nullptr) meeting->meet_in_background();
 }
 
-void BatchImpl::count_session(const Session& session, int64_t rank_bytes) {
+void BatchImpl::count_session(const Session& session, const RankShare& share) {
   const SessionSetup& made = session.setup();
   const PlanStats& plan = made.routes.stats;
   std::vector<std::string> names;
@@ -261,7 +262,7 @@ void BatchImpl::count_session(const Session& session, int64_t rank_bytes) {
   {
     const LogScope scope = log_scope();
     log_event(LogLevel::info, sessions == 1 ? "batch.registered" : "batch.registered_again",
-              {{"with", session.peer_job()}, {"bytes", rank_bytes}, {"seconds", register_seconds}},
+              {{"with", session.peer_job()}, {"bytes", share.bytes}, {"seconds", register_seconds}},
               "{} tensors, {} routes, {} ranks at the other side", made.agreement.match.tensors.size(), plan.routes,
               made.view.peer.size());
   }
@@ -270,9 +271,14 @@ void BatchImpl::count_session(const Session& session, int64_t rank_bytes) {
               .routes = plan.routes,
               .bytes_moved = plan.bytes_moved,
               .bytes_lower_bound = plan.bytes_lower_bound,
-              .rank_bytes = rank_bytes,
+              .rank_bytes = share.bytes,
               .sessions = sessions,
-              .register_seconds = register_seconds};
+              .register_seconds = register_seconds,
+              .quantized_elements = share.quantized_elements,
+              .quantized_bytes = share.quantized_bytes,
+              .quantized_source_bytes = share.quantized_source_bytes,
+              .quantized_elements_moved = plan.quantized_elements_moved,
+              .quantized_bytes_moved = plan.quantized_bytes_moved};
   names_ = std::move(names);
   digests_.clear();
   begin_count();
@@ -401,6 +407,7 @@ BatchStats BatchImpl::stats() const {
   const std::lock_guard lock(mutex_);
   BatchStats stats = figures_;
   stats.transfers = transfers_.load();
+  stats.amax_exchanges = amax_exchanges_.load();
   stats.store_requests = static_cast<int64_t>(setup_.store->requests() - store_requests_at_start_);
   stats.plans = setup_.agent->plans() - plans_at_start_;
   stats.allocations = allocations_.load() - allocations_at_start_;

@@ -119,9 +119,9 @@ class BatchImpl : public BatchClient,
   Meeting* meeting_with(const std::string& job);
   // A session that is broken and idle: dropped, and the job met anew.
   void retire(std::shared_ptr<Session> session);
-  void forget(std::shared_ptr<Session> session);                   // likewise, without meeting again
-  void count_session(const Session& session, int64_t rank_bytes);  // a new one: figures begin anew
-  void count_from_now();                                           // what a steady state has nothing of; any thread
+  void forget(std::shared_ptr<Session> session);                       // likewise, without meeting again
+  void count_session(const Session& session, const RankShare& share);  // a new one: figures begin anew
+  void count_from_now();                                               // what a steady state has nothing of; any thread
 
   // The operation under way, if any; begin_operation() throws if there is one, or if the batch is closed.
   std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);
@@ -162,6 +162,7 @@ class BatchImpl : public BatchClient,
   std::atomic<int64_t> transfers_{0};
   std::atomic<int64_t> allocations_{0};
   std::atomic<int64_t> delta_routes_{0}, delta_bytes_{0}, delta_full_bytes_{0};
+  std::atomic<int64_t> amax_exchanges_{0};
   int64_t bytes_moved_ = 0;
   Metrics& metrics_ = Metrics::process();
   std::optional<Metrics::Batch> series_;  // from open() to close()

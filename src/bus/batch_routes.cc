@@ -95,11 +95,30 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
   return routes;
 }
 
+void RankShare::add(const WirePiece& piece) {
+  const Index elements = piece.walk().elements();
+  quantized_elements += elements;
+  quantized_bytes += piece.bytes();
+  quantized_source_bytes += bytes_of(piece.what().src_dtype, elements);
+}
+
+RankShare& RankShare::operator+=(const RankShare& other) {
+  bytes += other.bytes;
+  quantized_elements += other.quantized_elements;
+  quantized_bytes += other.quantized_bytes;
+  quantized_source_bytes += other.quantized_source_bytes;
+  return *this;
+}
+
 WireRegion wire_region(const Match::Tensor& tensor, const Region& region) {
+  const FusedPart::Place place = tensor.fused.value_or(FusedPart::Place{});
   return {.format = codec::BlockFormat(tensor.wire.value()),
           .src_dtype = tensor.src_dtype,
           .shape = tensor.shape,
-          .region = region};
+          .region = region,
+          .fused = tensor.fused.has_value(),
+          .row0 = place.row,
+          .column0 = place.column};
 }
 
 RouteRegion piece_region(uint32_t tensor, const WirePiece& piece) {

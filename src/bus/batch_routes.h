@@ -61,6 +61,17 @@ struct DeltaBytes {
   }
 };
 
+// What one transfer moves from this rank or to it; of what is quantised, BatchStats says more.
+struct RankShare {
+  int64_t bytes = 0;
+  int64_t quantized_elements = 0;
+  int64_t quantized_bytes = 0;
+  int64_t quantized_source_bytes = 0;
+
+  void add(const WirePiece& piece);  // to what is quantised
+  RankShare& operator+=(const RankShare& other);
+};
+
 // The plan has source ranks 0 .. sender_world-1 and destination ranks sender_world .. ; `own` is a rank of its own job.
 BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world, bool sends, Rank own);
 

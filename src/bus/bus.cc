@@ -84,6 +84,16 @@ void abandon(std::shared_ptr<T> object) {
 }  // namespace
 }  // namespace bus
 
+namespace {
+
+// To what takes `others` besides these elements of bf16.
+double ratio_to_bf16(int64_t bytes, int64_t elements, int64_t others) {
+  const int64_t in_bf16 = others + bytes_of(DType::kBF16, elements);
+  return in_bf16 == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(in_bf16);
+}
+
+}  // namespace
+
 // --- Bus and Pair
 // -----------------------------------------------------------------------------------------------------
 
@@ -210,6 +220,12 @@ bool Batch::torn() const {
 }
 BatchStats Batch::stats() const {
   return impl_->stats();
+}
+double BatchStats::quantized_ratio() const {
+  return ratio_to_bf16(quantized_bytes, quantized_elements, 0);
+}
+double BatchStats::batch_ratio() const {
+  return ratio_to_bf16(bytes_moved, quantized_elements_moved, bytes_moved - quantized_bytes_moved);
 }
 std::vector<TensorDigest> Batch::digests() const {
   return impl_->digests();

@@ -126,12 +126,13 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
       if (!spec.planes.empty()) {
         const DType codes = require_planes(spec, layout);
         manifest.entries.push_back(
-            {spec.name, codes, spec.shape, std::move(layout), spec.source, spec.wire, spec.planes});
+            {spec.name, codes, spec.shape, std::move(layout), spec.source, spec.wire, spec.planes, {}});
         continue;
       }
       if (!owned.empty()) byte_strides(spec.dtype, owned.extents(), spec.strides);
       const std::optional<Format> wire = can_be_quantised(spec.dtype, spec.shape) ? spec.wire : std::nullopt;
-      manifest.entries.push_back({spec.name, spec.dtype, spec.shape, std::move(layout), spec.source, wire, {}});
+      manifest.entries.push_back(
+          {spec.name, spec.dtype, spec.shape, std::move(layout), spec.source, wire, {}, spec.fused});
     } catch (const Error& error) {
       throw Error(error.code(), fmt::format("{}: {}", where, error.what()));
     }

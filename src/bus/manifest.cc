@@ -18,6 +18,9 @@ constexpr size_t kMaxFindings = 20;
 // In the byte of a WireAsked.
 constexpr int kRowPlane = 16;
 constexpr int kColumnPlane = 32;
+constexpr int kFused = 64;
+constexpr int kPlaced = 128;
+constexpr Index kMaxPlace = Index{1} << 48;
 constexpr size_t kLeastEntry = 4 + 1 + 1 + 4 + kLeastSource + 1;  // bytes
 
 void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
@@ -33,7 +36,7 @@ void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {
     for (const Index size : entries[i].shape) out.put(size);
     out.put(layout_of[i]);
     write_source(entries[i].source, out);
-    write_wire({entries[i].wire, entries[i].planes}, out);
+    write_wire({entries[i].wire, entries[i].planes, entries[i].fused}, out);
   }
 }
 
@@ -49,9 +52,10 @@ ManifestEntry read_entry(ByteReader& in, LayoutTable& layouts) {
   element_count(entry.shape);
   entry.layout = layouts.take(in.get<uint32_t>(), entry.name).bind(entry.shape);
   entry.source = read_source(in, entry.name);
-  const WireAsked wire = read_wire(in, entry.name);
+  WireAsked wire = read_wire(in, entry.name);
   entry.wire = wire.format;
   entry.planes = wire.planes;
+  entry.fused = std::move(wire.fused);
   return entry;
 }
 
@@ -69,7 +73,7 @@ std::vector<ManifestEntry> read_entries(ByteReader& in) {
 
 bool equal(const ManifestEntry& a, const ManifestEntry& b) {
   return a.dtype == b.dtype && a.shape == b.shape && a.layout == b.layout && a.source == b.source && a.wire == b.wire &&
-         a.planes == b.planes;
+         a.planes == b.planes && a.fused == b.fused;
 }
 
 const std::string& source_of(const ManifestEntry& entry) {
@@ -85,6 +89,13 @@ std::string to_string(const ManifestEntry& entry) {
 
 std::string_view to_string(std::optional<Format> wire) {
   return wire ? tessera::to_string(*wire) : "none";
+}
+
+// "a part of qkv at [64, 0]".
+std::string to_string(const FusedPart& part) {
+  if (part.name.empty()) return "a part of nothing fused";
+  const std::string at = part.place ? fmt::format(" at [{}, {}]", part.place->row, part.place->column) : "";
+  return fmt::format("a part of {}{}", part.name, at);
 }
 
 bool disjoint(const Mesh& a, const Mesh& b) {
@@ -141,6 +152,9 @@ ManifestEntry merge_claims(const std::string& job, const Claims& claims, Finding
     } else if (entry->planes != first.planes) {
       findings.add("tensor {}: {}/{} takes planes of it: {}, {}/{}: {}", first.name, job, rank,
                    tessera::to_string(entry->planes), job, first_rank, tessera::to_string(first.planes));
+    } else if (entry->fused != first.fused) {
+      findings.add("tensor {}: {}/{} has it as {}, {}/{} as {}", first.name, job, rank, to_string(entry->fused), job,
+                   first_rank, to_string(first.fused));
     } else {
       const bool replica = std::ranges::equal(entry->layout.placements(), first.layout.placements()) &&
                            std::ranges::equal(entry->layout.mesh().axes(), first.layout.mesh().axes()) &&
@@ -247,6 +261,7 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
         "nothing says how its terms should be split; take R or S and reduce there",
         taken.name, receiver_job, taken.layout.to_string());
   tensor.wire = agreed_wire(offered, sender_job, taken, receiver_job, tensor, findings);
+  tensor.fused = taken.fused.place;
   if (!offered.planes.empty())
     findings.add("tensor {}: {} offers planes of it, which can be received alone", offered.name, sender_job);
   if (taken.planes.empty()) return matched.tensors.push_back(std::move(tensor));
@@ -274,6 +289,30 @@ void require_few_ranks(const Manifest& sender, const Takers& wanted, const std::
     if (ranks > kMaxSourceRanks)
       fail(ErrorCode::kMismatch, "tensor {}: sources that {} names are of meshes of more than {} ranks together",
            offered.name, receiver_job, kMaxSourceRanks);
+  }
+}
+
+// Parts of one tensor are quantised as one.
+void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
+  std::unordered_map<std::string_view, std::string_view> fused_of;  // by the part's name
+  for (const ManifestEntry& entry : receiver.entries)
+    if (!entry.fused.name.empty()) fused_of.emplace(entry.name, entry.fused.name);
+  std::unordered_map<std::string_view, uint32_t> first_of;
+  for (uint32_t t = 0; t < matched.tensors.size(); ++t) {
+    Match::Tensor& tensor = matched.tensors[t];
+    tensor.group = t;
+    const auto fused = fused_of.find(tensor.name);
+    if (!tensor.wire || fused == fused_of.end()) continue;
+    tensor.group = first_of.emplace(fused->second, t).first->second;
+    const Match::Tensor& first = matched.tensors[tensor.group];
+    const auto stack = [](const Match::Tensor& of) { return std::span(of.shape).first(of.shape.size() - 2); };
+    if (!std::ranges::equal(stack(tensor), stack(first)) || tensor.src_dtype != first.src_dtype ||
+        tensor.wire != first.wire || tensor.fused.has_value() != first.fused.has_value())
+      findings.add(
+          "tensors {} and {} are parts of {} and would be quantised as one: {} {} to {}, {} {} to {}: parts have one "
+          "dtype, one wire format and the same dims before the last two",
+          first.name, tensor.name, fused->second, to_string_shape(first.shape), to_string(first.src_dtype),
+          to_string(first.wire), to_string_shape(tensor.shape), to_string(tensor.src_dtype), to_string(tensor.wire));
   }
 }
 
@@ -305,16 +344,31 @@ TensorSource read_source(ByteReader& in, std::string_view tensor) {
 
 void write_wire(const WireAsked& wire, ByteWriter& out) {
   const int format = wire.format ? static_cast<int>(*wire.format) + 1 : 0;
-  out.put(static_cast<uint8_t>(format | (wire.planes.row ? kRowPlane : 0) | (wire.planes.column ? kColumnPlane : 0)));
+  const bool fused = !wire.fused.name.empty();
+  const bool placed = fused && wire.fused.place;
+  out.put(static_cast<uint8_t>(format | (wire.planes.row ? kRowPlane : 0) | (wire.planes.column ? kColumnPlane : 0) |
+                               (fused ? kFused : 0) | (placed ? kPlaced : 0)));
+  if (fused) out.put_string(wire.fused.name);
+  if (!placed) return;
+  out.put(wire.fused.place->row);
+  out.put(wire.fused.place->column);
 }
 
 WireAsked read_wire(ByteReader& in, std::string_view tensor) {
   const auto byte = in.get<uint8_t>();
   WireAsked wire{.planes = {.row = (byte & kRowPlane) != 0, .column = (byte & kColumnPlane) != 0}};
-  const int format = byte & ~(kRowPlane | kColumnPlane);
-  if (format > static_cast<int>(all_formats().size()) || (format == 0 && !wire.planes.empty()))
+  const int format = byte & ~(kRowPlane | kColumnPlane | kFused | kPlaced);
+  if (format > static_cast<int>(all_formats().size()) || (format == 0 && !wire.planes.empty()) ||
+      (byte & (kFused | kPlaced)) == kPlaced)
     fail(ErrorCode::kInvalidArgument, "tensor {}: unknown wire format {}", tensor, byte);
   if (format != 0) wire.format = static_cast<Format>(format - 1);
+  if ((byte & kFused) != 0) wire.fused.name = in.get_string(kMaxNameBytes);
+  if ((byte & kPlaced) == 0) return wire;
+  const auto row = in.get<Index>();
+  const auto column = in.get<Index>();
+  if (std::min(row, column) < 0 || std::max(row, column) > kMaxPlace)
+    fail(ErrorCode::kInvalidArgument, "tensor {}: a part of a fused matrix at [{}, {}]", tensor, row, column);
+  wire.fused.place = {row, column};
   return wire;
 }
 
@@ -432,6 +486,7 @@ Match match(const Manifest& sender, const std::string& sender_job, const Manifes
       match_one(offered, sender_job, *taken, receiver_job, matched, findings);
     wanted.erase(it);
   }
+  find_groups(receiver, matched, findings);
   for (const ManifestEntry& entry : receiver.entries)
     if (wanted.contains(source_of(entry)))
       findings.add("tensor {}: {} does not offer {}", entry.name, sender_job,

@@ -30,6 +30,7 @@ inline constexpr size_t kLeastSource = 4 + 1;  // bytes
 struct WireAsked {
   std::optional<Format> format = std::nullopt;
   PlaneSet planes = {};
+  FusedPart fused = {};
 };
 void write_wire(const WireAsked& wire, ByteWriter& out);
 WireAsked read_wire(ByteReader& in, std::string_view tensor);
@@ -87,6 +88,10 @@ struct Match {
     // What travels is the transpose of the last two dims, as are `shape`, `src` and `dst`: a column plane whose blocks
     // are not those of the row plane.
     bool transposed = false;
+    // It is quantised as one with others: their group is the first one's place in `tensors`, its own where there are
+    // none. With a place it has blocks together with them, too.
+    uint32_t group = 0;
+    std::optional<FusedPart::Place> fused = std::nullopt;
   };
   std::vector<Tensor> tensors;  // the sender's order; of one source, the receiver's
   int64_t skipped = 0;          // names that only the sender has

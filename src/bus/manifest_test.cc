@@ -88,6 +88,8 @@ TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
   manifest.entries[1].planes = {.row = true};
   manifest.entries[2].planes = {.column = true};
   manifest.entries[3].planes = {.row = true, .column = true};
+  manifest.entries[4].fused = {.name = "qkv", .place = std::nullopt};
+  manifest.entries[5].fused = {.name = "qkv", .place = {{.row = 3, .column = 4}}};
   ByteWriter out;
   manifest.write(out);
   ByteReader in(out.view(), "manifest");
@@ -97,6 +99,7 @@ TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
   for (size_t i = 0; i < all_formats().size(); ++i) {
     EXPECT_EQ(read.entries[i + 1].wire, all_formats()[i]);
     EXPECT_EQ(read.entries[i + 1].planes, manifest.entries[i + 1].planes);
+    EXPECT_EQ(read.entries[i + 1].fused, manifest.entries[i + 1].fused);
   }
   const std::string hash = manifest.hash();
   manifest.entries.front().wire = Format::kMxfp8;
@@ -104,7 +107,7 @@ TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
 }
 
 TEST(Manifest, UnknownWireFormatsAreErrors) {
-  for (const int wire : {int(all_formats().size()) + 1, 255, 16, 48}) {
+  for (const int wire : {int(all_formats().size()) + 1, 255, 16, 48, 128}) {
     ByteWriter out;
     out.put(static_cast<uint8_t>(wire));
     ByteReader in(out.view(), "manifest");
@@ -285,6 +288,44 @@ TEST(Match, PlanesTravelOnceWhereOneIsTheOtherTransposed) {
       EXPECT_EQ(last.dst.to_string(), transposed ? "2,2:S2,S1" : "2,2:S1,S2");
     }
   }
+}
+
+TEST(Manifest, APartOfAFusedTensorBeginsInsideAnyMemory) {
+  for (const Index column : {Index{-1}, Index{1} << 49}) {
+    ByteWriter out;
+    write_wire({.format = Format::kNvfp4, .fused = {.name = "qkv", .place = {{.row = 0, .column = column}}}}, out);
+    ByteReader in(out.view(), "manifest");
+    EXPECT_THAT([&] { read_wire(in, "q"); },
+                testing::ThrowsMessage<Error>(HasSubstr("tensor q: a part of a fused matrix at [0, ")));
+  }
+}
+
+TEST(Match, PartsOfAFusedTensorAreOneGroup) {
+  const auto sent = [](const std::string& name, const Shape& shape, DType dtype = DType::kF32) {
+    return quantised(entry(name, shape, "1:R", dtype), Format::kNvfp4);
+  };
+  const auto part = [](const std::string& name, const Shape& shape, const std::string& of, Index row) {
+    ManifestEntry taken = entry(name, shape, "1:R");
+    taken.fused = {.name = of, .place = {{.row = row, .column = 0}}};
+    return taken;
+  };
+  const Manifest sender{{sent("a", {4, 6}), sent("q", {4, 6}), sent("gate", {3, 4, 6}), sent("k", {8, 6})}};
+  const Manifest receiver{{entry("a", {4, 6}, "1:R"), part("q", {4, 6}, "qk", 0), part("gate", {3, 4, 6}, "w", 0),
+                           part("k", {8, 6}, "qk", 4)}};
+  const Match matched = match(sender, "trainer", receiver, "inference");
+  const auto group = [&](size_t t) { return matched.tensors[t].group; };
+  EXPECT_EQ((std::vector{group(0), group(1), group(2), group(3)}), (std::vector<uint32_t>{0, 1, 2, 1}));
+  EXPECT_EQ(matched.tensors[3].fused, (FusedPart::Place{.row = 4, .column = 0}));
+  EXPECT_EQ(matched.tensors[0].fused, std::nullopt);
+
+  const auto error = [&](const ManifestEntry& other, const ManifestEntry& taken) {
+    return error_of(
+        [&] { match({{sent("q", {4, 6}), other}}, "trainer", {{part("q", {4, 6}, "qk", 0), taken}}, "inference"); });
+  };
+  EXPECT_THAT(error(sent("k", {4, 6}, DType::kF64), part("k", {4, 6}, "qk", 4)),
+              HasSubstr("tensors q and k are parts of qk and would be quantised as one: 4x6 f32 to nvfp4, 4x6 f64"));
+  EXPECT_THAT(error(sent("k", {2, 4, 6}), part("k", {2, 4, 6}, "qk", 4)), HasSubstr("2x4x6 f32 to nvfp4"));
+  EXPECT_THAT(error(entry("k", {4, 6}, "1:R"), part("k", {4, 6}, "qk", 4)), "no error");  // it is not quantised
 }
 
 TEST(Match, PlanesAreTakenOfWhatCanBeQuantisedAndNotOffered) {

@@ -54,6 +54,10 @@ DType require_planes(const TensorSpec& spec, const Layout& layout) {
   if (spec.shape.size() < 2)
     fail(ErrorCode::kInvalidArgument, "shape {} is none of a matrix, or of a stack of them, which {} is made of",
          to_string_shape(spec.shape), to_string(*spec.wire));
+  if (!spec.fused.name.empty())
+    fail(ErrorCode::kUnimplemented,
+         "it is a part of {}, and parts are received dequantised: register planes of a tensor of its own",
+         spec.fused.name);
   if (!spec.strides.empty())
     fail(ErrorCode::kInvalidArgument, "it has strides, and planes of {} lie in one block of memory: leave them out",
          to_string(*spec.wire));

@@ -221,6 +221,13 @@ const std::shared_ptr<const PullProgram>& PullLink::program() const {
   return programs_.empty() ? none : programs_.front();
 }
 
+RankShare PullLink::share() const {
+  RankShare share{.bytes = bytes()};
+  for (const uint32_t i : program_routes_)
+    if (const auto& piece = routes_[i].route.wire) share.add(*piece);
+  return share;
+}
+
 bool PullLink::offers(int64_t version) const {
   return std::ranges::find(offers_, version, &Offered::version) != offers_.end();
 }

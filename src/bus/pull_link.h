@@ -75,6 +75,7 @@ class PullLink {
   const std::shared_ptr<const PullProgram>& program() const;
   std::unique_ptr<BounceRing> take_ring() { return std::move(ring_); }  // for a batch that makes its own run
   int64_t bytes() const { return program() ? program()->bytes() : 0; }
+  RankShare share() const;  // likewise
   // What was granted last: as deltas, and what they stand for.
   const DeltaBytes& deltas() const { return deltas_; }
   int64_t granted_bytes() const { return bytes() - deltas_.full + deltas_.read; }

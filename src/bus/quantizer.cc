@@ -1,10 +1,12 @@
 #include "bus/quantizer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/fail.h"
 #include "base/fail_point.h"
 #include "base/mutation.h"
+#include "codec/quantize_formulas.h"
 
 namespace tessera::bus {
 namespace {
@@ -21,8 +23,9 @@ size_t matrices_of(const Shape& shape) {
   return static_cast<size_t>(matrices);
 }
 
-bool has_matrix_amaxes(const Match::Tensor& tensor) {
-  return tensor.wire && needs_amax(*tensor.wire);
+// Of a group, the first tensor has them for all.
+bool has_matrix_amaxes(std::span<const Match::Tensor> tensors, size_t t) {
+  return tensors[t].wire && needs_amax(*tensors[t].wire) && tensors[t].group == t;
 }
 
 }  // namespace
@@ -34,6 +37,7 @@ bool Quantizer::wanted(const Match& match) {
 Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, const SourceOf& source_of, Events events)
     : setup_(setup),
       events_(std::move(events)),
+      subject_(fmt::format("{}/{}", setup.view.name, setup.batch)),
       part_of_(setup.routes.sent.size(), kNone),
       looked_(agent.loop(), [this] { on_looked(); }),
       encoded_(agent.loop(), [this] { finish(encode_runs_[slot_]->status()); }) {
@@ -75,13 +79,12 @@ void Quantizer::collect_parts(const SourceOf& source_of) {
     routes.push_back(
         {.tensor = route.tensor, .what = wire_region(matched, route.region), .src = source_of(route, 0).src});
     for (uint32_t slot = 0; slot < setup_.slots; ++slot) sources_[slot].push_back(source_of(route, slot).data);
-    elements_ += route.region.size();
   }
   program_ = std::make_shared<QuantizeProgram>(routes);
   for (size_t p = 0; p < parts_.size(); ++p) {
     parts_[p].offset = slot_bytes_;
     slot_bytes_ += aligned_piece(program_->piece(p).bytes());
-    bytes_ += program_->piece(p).bytes();
+    share_.add(program_->piece(p));
   }
 }
 
@@ -89,7 +92,7 @@ void Quantizer::require_few_keys() const {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
   std::vector<Index> keys(tensors.size(), 0);
   for (size_t t = 0; t < tensors.size(); ++t)
-    if (has_matrix_amaxes(tensors[t])) keys[t] = static_cast<Index>(matrices_of(tensors[t].shape));
+    if (has_matrix_amaxes(tensors, t)) keys[t] = static_cast<Index>(matrices_of(tensors[t].shape));
   for (size_t p = 0; p < parts_.size(); ++p) keys[parts_[p].tensor] += program_->cut_block_count(p);
   Index sum = 0;
   for (const Index count : keys) sum += count;
@@ -110,15 +113,16 @@ std::vector<AmaxKey> Quantizer::collect_keys() {
   std::vector<AmaxKey> keys;
   matrix_keys_.resize(tensors.size());
   for (uint32_t t = 0; t < tensors.size(); ++t) {
-    matrix_keys_[t] = keys.size();
-    if (!has_matrix_amaxes(tensors[t])) continue;
+    matrix_keys_[t] = tensors[t].group == t ? keys.size() : matrix_keys_[tensors[t].group];
+    if (!has_matrix_amaxes(tensors, t)) continue;
     for (size_t m = 0; m < matrices_of(tensors[t].shape); ++m)
       keys.push_back({.group = t, .matrix = static_cast<uint32_t>(m)});
   }
   for (size_t p = 0; p < parts_.size(); ++p) {
     parts_[p].first_key = keys.size();
+    const Match::Tensor& tensor = tensors[parts_[p].tensor];
     for (const CutBlock& block : program_->cut_blocks(p)) {
-      keys.push_back({.group = parts_[p].tensor,
+      keys.push_back({.group = tensor.fused ? tensor.group : parts_[p].tensor,
                       .matrix = static_cast<uint32_t>(block.matrix),
                       .row = static_cast<uint32_t>(block.block_row),
                       .column = static_cast<uint32_t>(block.block_column)});
@@ -153,25 +157,43 @@ const Digest& Quantizer::rest(uint32_t sent, uint32_t slot) const {
 
 void Quantizer::start(int64_t version, uint32_t slot) {
   TESSERA_CHECK(!busy());
-  stage_ = Stage::kAmax;
   version_ = version;
   slot_ = slot;
   failure_ = {};
+  enter("find amaxes", QuantizePhase::kAmax, amax_run_->bytes());
   amax_run_->read_from(sources_[slot]);
   amax_run_->start(++epoch_);
   fail_point("wire: amax");
 }
 
+void Quantizer::enter(const char* span, QuantizePhase phase, int64_t bytes) {
+  if (phase_) leave(true);
+  phase_ = phase;
+  span_ = span;
+  entered_ = Clock::steady().now();
+  Trace::begin(span_, track_, {.subject = subject_, .version = version_, .bytes = bytes});
+}
+
+void Quantizer::leave(bool well) {
+  const QuantizePhase phase = *std::exchange(phase_, std::nullopt);
+  Trace::end(span_, track_, {.subject = subject_, .version = version_});
+  if (!well) return;
+  Metrics& metrics = Metrics::process();
+  metrics.quantize_seconds(phase).observe(Clock::steady().now() - entered_);
+  if (phase != QuantizePhase::kEncode) return;
+  metrics.quantized_source_bytes.add(static_cast<uint64_t>(share_.quantized_source_bytes));
+  metrics.quantized_bytes.add(static_cast<uint64_t>(share_.quantized_bytes));
+}
+
 void Quantizer::abort(const Status& status) {
-  switch (stage_) {
-    case Stage::kIdle:
-      return;
-    case Stage::kAmax:
+  if (!phase_) return;
+  switch (*phase_) {
+    case QuantizePhase::kAmax:
       if (failure_.ok()) failure_ = status;
       return amax_run_->abort(status);
-    case Stage::kAgree:
+    case QuantizePhase::kAgree:
       return exchange_->abort(status);
-    case Stage::kEncode:
+    case QuantizePhase::kEncode:
       return encode_runs_[slot_]->abort(status);
   }
 }
@@ -181,7 +203,7 @@ void Quantizer::on_looked() {
     exchange_->give_up(version_, failure_);
     return finish(failure_);
   }
-  stage_ = Stage::kAgree;
+  enter("agree on amaxes", QuantizePhase::kAgree, 0);
   if (const auto& found = amax_run_->nonfinite())
     return exchange_->start(version_, {}, {.tensor = found->tensor, .index = found->index, .value = found->value});
   report();
@@ -205,11 +227,11 @@ void Quantizer::report() {
 
 void Quantizer::on_agreed(const Status& status, std::span<const float> amaxes) {
   if (!status.ok()) return finish(status);
-  ++exchanges_;
+  setup_.on_amaxes_agreed();
   const Status range = check_range(amaxes);
   if (!range.ok()) return finish(range);
   take_over(amaxes);
-  stage_ = Stage::kEncode;
+  enter("encode", QuantizePhase::kEncode, share_.quantized_source_bytes);
   encode_runs_[slot_]->start(++epoch_);
 }
 
@@ -246,7 +268,7 @@ void Quantizer::take_over(std::span<const float> amaxes) {
 }
 
 void Quantizer::finish(const Status& status) {
-  stage_ = Stage::kIdle;
+  leave(status.ok());
   events_.quantized(status);
 }
 

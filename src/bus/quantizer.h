@@ -10,9 +10,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/metrics.h"
+#include "base/trace.h"
 #include "bus/amax_exchange.h"
 #include "bus/loop_signal.h"
 #include "bus/source_link.h"
@@ -48,20 +51,17 @@ class Quantizer {
   const Digest& digest(uint32_t sent, uint32_t slot) const;
   const Digest& rest(uint32_t sent, uint32_t slot) const;
 
-  // What one transfer quantises here.
-  int64_t elements() const { return elements_; }
-  int64_t bytes() const { return bytes_; }
-  int64_t exchanges() const { return exchanges_; }  // that all ranks have agreed in
+  // What one transfer quantises here; without the bytes that it moves.
+  const RankShare& share() const { return share_; }
 
   void start(int64_t version, uint32_t slot);  // REQUIRES: not busy
   void abort(const Status& status);            // quantized() follows, if it is busy
   // This rank will not start a version that others may have started. REQUIRES: not busy
   void give_up(int64_t version, const Status& status) { exchange_->give_up(version, status); }
-  bool busy() const { return stage_ != Stage::kIdle; }
+  bool busy() const { return phase_.has_value(); }
   std::string waits_for() const;  // "trainer/1, trainer/2", or empty
 
  private:
-  enum class Stage { kIdle, kAmax, kAgree, kEncode };
   static constexpr uint32_t kNone = UINT32_MAX;
   struct Part {
     uint32_t sent = 0;
@@ -71,6 +71,8 @@ class Quantizer {
     size_t first_key = 0;            // of the blocks
   };
 
+  void enter(const char* span, QuantizePhase phase, int64_t bytes);  // what it did went well. `span`: a literal
+  void leave(bool well);                                             // it is over. REQUIRES: busy()
   void collect_parts(const SourceOf& source_of);
   std::vector<AmaxKey> collect_keys();
   void require_few_keys() const;
@@ -83,17 +85,17 @@ class Quantizer {
 
   const SessionSetup& setup_;
   const Events events_;
+  const std::string subject_;  // "weights/policy", in traces
+  const uint64_t track_ = Trace::new_track();
   std::vector<uint32_t> part_of_;  // by sent route; kNone
   std::vector<Part> parts_;
-  std::vector<size_t> matrix_keys_;  // by tensor, of its first matrix; of those whose formats need amaxes
+  std::vector<size_t> matrix_keys_;  // by tensor, of the first matrix of its group; where the format needs amaxes
   std::shared_ptr<const QuantizeProgram> program_;
   std::shared_ptr<QuantizeAmaxes> amaxes_;
   std::vector<std::vector<const std::byte*>> sources_;  // by slot, of the parts
   SharedBuffer pieces_;
   uint64_t slot_bytes_ = 0;
-  int64_t elements_ = 0;
-  int64_t bytes_ = 0;
-  int64_t exchanges_ = 0;
+  RankShare share_;
 
   LoopSignal looked_, encoded_;
   std::unique_ptr<AmaxRun> amax_run_;
@@ -101,7 +103,9 @@ class Quantizer {
   std::unique_ptr<AmaxExchange> exchange_;
   std::vector<float> reported_;  // in the order of the keys
 
-  Stage stage_ = Stage::kIdle;
+  std::optional<QuantizePhase> phase_;  // what it does
+  const char* span_ = "";
+  TimePoint entered_{};
   int64_t version_ = 0;
   uint32_t slot_ = 0;
   uint32_t epoch_ = 0;

@@ -31,7 +31,7 @@ void ReceiverBatch::on_met(std::shared_ptr<Session> session) {
   session_ = made;
   session_->adopted();
   absent_ = {};
-  count_session(*session, session->rank_bytes());
+  count_session(*session, session->share());
   {
     const std::lock_guard lock(mutex_);
     unreported_ = false;

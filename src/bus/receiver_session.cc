@@ -170,7 +170,7 @@ void ReceiverSession::handle_leader(Frame& frame) {
 }
 
 void ReceiverSession::on_pull_ready(PullLink& link) {
-  rank_bytes_ += link.bytes();
+  share_ += link.share();
   if (link.rings()) setup_.on_allocation();
   readiness_changed();
 }
@@ -540,7 +540,7 @@ std::string ReceiverSession::awaited() const {
 }
 
 Progress ReceiverSession::sample() const {
-  Progress progress{.bytes_done = 0, .bytes_total = rank_bytes_, .seconds = 0};
+  Progress progress{.bytes_done = 0, .bytes_total = share_.bytes, .seconds = 0};
   for (const auto& link : links_) progress.bytes_done += link->bytes_done();
   return progress;
 }

@@ -49,7 +49,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
 
   void accept(Caller caller) override;  // ranks other than 0, at rank 0
   bool idle() const override { return phase_ == Phase::kIdle && !(chosen_ && may_go_on()); }
-  int64_t rank_bytes() const override { return rank_bytes_; }
+  RankShare share() const override { return share_; }
 
   // Whether a recv() may begin: it is whole, or a version was chosen that can still be taken.
   bool usable() const { return !broken() || (!retired() && chosen_ && may_go_on()); }
@@ -134,7 +134,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   uint32_t epoch_ = 0;            // of the last transfer
   int64_t floor_ = 0;             // versions up to this are not taken (again)
   int64_t floor_before_ = 0;      // rank 0: what it was before the version chosen last
-  int64_t rank_bytes_ = 0;
+  RankShare share_;
 
   Phase phase_ = Phase::kIdle;
   int64_t wanted_ = 0;       // by the recv

@@ -110,9 +110,9 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   sessions_[job] = made;
   made->adopted();
   made->passed(staged() ? std::max(version_.load(), offering_) : version_.load());
-  int64_t rank_bytes = 0;
-  for (const auto& [name, other] : sessions_) rank_bytes += other->rank_bytes();
-  count_session(*session, rank_bytes);
+  RankShare share;
+  for (const auto& [name, other] : sessions_) share += other->share();
+  count_session(*session, share);
   if (staged()) {
     const int64_t newest = slots_[newest_slot_].version;
     if (newest != 0 && !made->must_prepare()) made->offer_slot(newest, newest_slot_);

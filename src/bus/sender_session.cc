@@ -148,6 +148,12 @@ bool SenderSession::is_receiver(const SourceLink& link) const {
   return it != receivers_.end() && it->second.get() == &link;
 }
 
+RankShare SenderSession::share() const {
+  RankShare share = quantizer_ ? quantizer_->share() : RankShare{};
+  share.bytes = rank_bytes_;
+  return share;
+}
+
 void SenderSession::on_source_ready(SourceLink& link) {
   if (link.rings()) setup_.on_allocation();
   if (is_receiver(link)) rank_bytes_ += link.bytes();

@@ -55,7 +55,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
 
   void accept(Caller caller) override;
   bool idle() const override;
-  int64_t rank_bytes() const override { return rank_bytes_; }
+  RankShare share() const override;
 
   // In place. REQUIRES: idle(), adopted, not broken
   void offer(int64_t version);

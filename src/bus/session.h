@@ -44,6 +44,7 @@ struct SessionSetup {
   std::function<void()> on_allocation;
   // To or from one peer, well; some of it as deltas.
   std::function<void(int64_t bytes, const DeltaBytes& deltas)> on_moved;
+  std::function<void()> on_amaxes_agreed;  // by all ranks that send
 };
 
 class Session : public Acceptor {
@@ -75,10 +76,10 @@ class Session : public Acceptor {
   static bool is_renewal(const Status& status) { return status.code() == ErrorCode::kUnavailable; }
   // Gives up peers that something here waits for and that are stopped: as if they had been lost. Every kStopPeriod.
   void check_peers();
-  Status broken_status() const;            // why; names the batch
-  virtual bool idle() const = 0;           // nothing reads or writes tensors for it
-  void close(const Status& why);           // tells the peers; ok: it is simply over. REQUIRES: idle()
-  virtual int64_t rank_bytes() const = 0;  // that one transfer moves from or to this rank
+  Status broken_status() const;   // why; names the batch
+  virtual bool idle() const = 0;  // nothing reads or writes tensors for it
+  void close(const Status& why);  // tells the peers; ok: it is simply over. REQUIRES: idle()
+  virtual RankShare share() const = 0;
 
  protected:
   explicit Session(SessionSetup setup);

@@ -1,19 +1,13 @@
+#include "codec/block_scaler.h"
 #include "codec/blocks.h"
 #include "codec/box_rows.h"
 #include "codec/kernel_set.h"
+#include "codec/matrix.h"
 
 namespace tessera::codec {
 
-BlockDecoder::BlockDecoder(const BlockFormat& format, float amax)
-    : format_(format),
-      code_(format.packed()                  ? 2
-            : format.codes == DType::kF8E5M2 ? 1
-                                             : 0) {
-  if (format.scales == DType::kF32) return;
-  for (size_t code = 0; code < table_.size(); ++code) {
-    const auto byte = static_cast<uint8_t>(code);
-    table_[code] = format.packed() ? nv_dequantizer(byte, amax) : f32_from_e8m0(byte);
-  }
+BlockDecoder::BlockDecoder(const BlockFormat& format, float amax) : format_(format), code_(code_index(format.codes)) {
+  if (format.scales != DType::kF32) table_ = scale_table(format.spec.format, amax);
 }
 
 // One box.

@@ -2,9 +2,10 @@
 
 #include <cmath>
 
+#include "codec/block_scaler.h"
 #include "codec/box_rows.h"
 #include "codec/kernel_set.h"
-#include "codec/tile.h"
+#include "codec/matrix.h"
 
 namespace tessera::codec {
 namespace {
@@ -90,10 +91,6 @@ class AmaxGatherer {
   std::array<float, kStripBlocks> blocks_;
 };
 
-size_t code_kernel(DType codes) {
-  return codes == DType::kF4 ? 2 : codes == DType::kF8E5M2 ? 1 : 0;
-}
-
 }  // namespace
 
 BlockFormat::BlockFormat(Format format, NvScaling scaling) : spec{.format = format, .scaling = scaling} {
@@ -124,35 +121,17 @@ void add_block_amaxes(const BlockFormat& format, const SourceBox& box, const Blo
   });
 }
 
-struct BlockEncoder::Constants {
-  NvConstants nv{};
-  Scale<float> whole{};
-};
-
-BlockEncoder::BlockEncoder(const BlockFormat& format, DType input)
-    : format_(format), type_(index_of(quantized_input(input))), code_(code_kernel(format.codes)) {
-  if (format.scales == DType::kF32) fp8_ = fp8_constants(format.spec, quantized_input(input));
-  if (format.scales == DType::kF8E8M0)
-    mx_reciprocal_ = 1.0F / (format.codes == DType::kF8E5M2 ? kLargestE5M2 : kLargestE4M3);
-}
-
-BlockEncoder::Constants BlockEncoder::constants(float amax) const noexcept {
-  Constants constants;
-  if (format_.packed()) constants.nv = nv_constants(amax);
-  if (format_.one_scale()) constants.whole = fp8_scale(amax, fp8_);
-  return constants;
-}
+BlockEncoder::BlockEncoder(const BlockFormat& format, DType input) : format_(format), input_(quantized_input(input)) {}
 
 // Codes of one box.
 class BlockEncoder::Job {
  public:
-  Job(const BlockEncoder& encoder, const Constants& constants, const SourceBox& box)
-      : encoder_(encoder),
-        format_(encoder.format_),
-        constants_(constants),
+  Job(const BlockFormat& format, const BlockScaler& scaler, const SourceBox& box)
+      : format_(format),
+        scaler_(scaler),
         box_(box),
         reader_(box),
-        encode_(active_kernels().quantize->encode[encoder.type_][encoder.code_]),
+        encode_(scaler.encode()),
         bytes_(bytes_of(quantized_input(box.dtype), 1)) {}
 
   // Of columns [column, column + n) of rows in one block row; `amaxes` begins with the first column's block.
@@ -175,25 +154,11 @@ class BlockEncoder::Job {
 
   // Scales and multipliers of blocks.
   void scale(const float* amaxes, int64_t n) {
-    const ScaleKernels& kernels = *active_kernels().scale;
-    if (format_.one_scale()) {
-      std::memcpy(scales_.data(), &constants_.whole.stored, sizeof(float));
-      multipliers_[0] = constants_.whole.multiplier;
-    } else if (format_.packed()) {
-      kernels.nv(amaxes, static_cast<size_t>(n), constants_.nv, reinterpret_cast<uint8_t*>(scales_.data()),
-                 multipliers_.data());
-    } else if (encoder_.mx_reciprocal_ != 0) {
-      kernels.mx(amaxes, static_cast<size_t>(n), encoder_.mx_reciprocal_, reinterpret_cast<uint8_t*>(scales_.data()),
-                 multipliers_.data());
-    } else {
-      for (int64_t b = 0; b < n; ++b) {
-        const auto scale = fp8_scale(amaxes[b], encoder_.fp8_);
-        std::memcpy(scales_.data() + b * static_cast<int64_t>(sizeof(float)), &scale.stored, sizeof(float));
-        multipliers_[static_cast<size_t>(b)] = scale.multiplier;
-      }
-    }
+    if (format_.one_scale())
+      multipliers_[0] = scaler_.whole().multiplier;
+    else
+      scaler_.scale(amaxes, static_cast<size_t>(n), scales_.data(), multipliers_.data());
   }
-  const std::byte* scales() const { return scales_.data(); }
 
  private:
   const float* multiplier(int64_t first, int64_t column) const {
@@ -249,12 +214,11 @@ class BlockEncoder::Job {
     codes[0] |= kept;
   }
 
-  const BlockEncoder& encoder_;
   const BlockFormat& format_;
-  const Constants& constants_;
+  const BlockScaler& scaler_;
   const SourceBox& box_;
   BoxReader reader_;
-  void (*const encode_)(const void*, size_t, size_t, const float*, std::byte*);
+  const EncodeRow encode_;
   const int64_t bytes_;
   std::array<std::byte, kStripBlocks * sizeof(float)> scales_;
   std::array<float, kStripBlocks> multipliers_;
@@ -263,20 +227,22 @@ class BlockEncoder::Job {
 };
 
 void BlockEncoder::scales(float amax, const float* block_amaxes, int64_t n, std::byte* scales) const noexcept {
-  const SourceBox none;
-  const Constants of_matrix = constants(amax);
-  Job job(*this, of_matrix, none);
-  for (int64_t b = 0; b < n; b += kStripBlocks) {
-    const int64_t count = std::min(n - b, kStripBlocks);
-    job.scale(block_amaxes + b, count);
-    std::memcpy(scales + b * format_.scale_bytes(), job.scales(), static_cast<size_t>(count * format_.scale_bytes()));
+  const BlockScaler scaler(format_.spec, amax, input_);
+  if (format_.one_scale()) {
+    for (int64_t b = 0; b < n; ++b)
+      std::memcpy(scales + b * format_.scale_bytes(), &scaler.whole().stored, sizeof(float));
+    return;
   }
+  std::array<float, kStripBlocks> multipliers;
+  for (int64_t b = 0; b < n; b += kStripBlocks)
+    scaler.scale(block_amaxes + b, static_cast<size_t>(std::min(n - b, kStripBlocks)),
+                 scales + b * format_.scale_bytes(), multipliers.data());
 }
 
 void BlockEncoder::codes(float amax, const SourceBox& box, const BlockGrid<const float>& grid,
                          const CodeRows<std::byte>& to) const noexcept {
-  const Constants of_matrix = constants(amax);
-  Job job(*this, of_matrix, box);
+  const BlockScaler scaler(format_.spec, amax, input_);
+  Job job(format_, scaler, box);
   const int64_t first_block = box.column / format_.block_columns;
   for_each_block_row(format_, box.row, box.rows, [&](int64_t row, int64_t rows, int64_t block_row) {
     for_each_strip(box.column, box.columns, [&](int64_t column, int64_t n) {

@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/quantize_formulas.h"
 #include "tessera/quantize.h"
 
 namespace tessera::codec {
@@ -98,15 +97,10 @@ class BlockEncoder {
              const CodeRows<std::byte>& to) const noexcept;
 
  private:
-  struct Constants;
   class Job;
-  Constants constants(float amax) const noexcept;
 
   BlockFormat format_;
-  size_t type_;
-  size_t code_;
-  Fp8Constants fp8_{};
-  float mx_reciprocal_ = 0;
+  DType input_;  // f64 as f32
 };
 
 class BlockDecoder {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/fail.h"
+#include "codec/block_scaler.h"
 #include "codec/kernel_set.h"
 #include "codec/matrix.h"
 #include "codec/parallel.h"
@@ -11,22 +12,6 @@
 namespace tessera {
 namespace codec {
 namespace {
-
-// Multipliers by scale byte.
-using ScaleTable = std::array<float, 256>;
-
-ScaleTable scale_table(const QuantSpec& spec, float amax) {
-  ScaleTable table{};
-  for (size_t code = 0; code < table.size(); ++code) {
-    const auto byte = static_cast<uint8_t>(code);
-    table[code] = spec.format == Format::kNvfp4 ? nv_dequantizer(byte, amax) : f32_from_e8m0(byte);
-  }
-  return table;
-}
-
-size_t code_index(DType codes) {
-  return codes == DType::kF4 ? 2 : codes == DType::kF8E5M2 ? 1 : 0;
-}
 
 // Rows of a plane whose blocks lie along them, or, for MXFP8's column plane, stand upright.
 class RowDecoder {
@@ -38,7 +23,7 @@ class RowDecoder {
         code_(code_index(shape.code_dtype)),
         upright_(shape.scale_dtype == DType::kF8E8M0 && plane == Plane::kColumn),
         block_(block_shape(spec, Plane::kRow)) {
-    if (shape.scale_dtype != DType::kF32) table_ = scale_table(spec, amax);
+    if (shape.scale_dtype != DType::kF32) table_ = scale_table(spec.format, amax);
   }
 
   // `columns` of a row from `column` on, a whole block's first; `scales` is the caller's memory, a float for each
@@ -75,7 +60,7 @@ class RowDecoder {
   const size_t code_;
   const bool upright_;
   const BlockShape block_;
-  ScaleTable table_{};
+  std::array<float, 256> table_{};
 };
 
 constexpr int64_t kTile = 128;

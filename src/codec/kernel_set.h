@@ -92,14 +92,13 @@ struct ScaleKernels {
   void (*mx)(const float* amax, size_t n, float reciprocal, uint8_t* scales, float* multipliers);
 };
 
+using EncodeRow = void (*)(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes);
+
 struct QuantizeKernels {
   std::string_view target;
   // Multiplied in f32, rounded, saturated. One multiplier for every `block` elements. E2M1: n is even.
-  void (*encode[kQuantizedTypes][kCodeTypes])(const void* src, size_t n, size_t block, const float* multipliers,
-                                              std::byte* codes);
-  // The same where multipliers are powers of two.
-  void (*encode_by_powers[kQuantizedTypes][kCodeTypes])(const void* src, size_t n, size_t block,
-                                                        const float* multipliers, std::byte* codes);
+  EncodeRow encode[kQuantizedTypes][kCodeTypes];
+  EncodeRow encode_by_powers[kQuantizedTypes][kCodeTypes];  // the same where multipliers are powers of two
   void (*encode_stochastic[kQuantizedTypes])(const void* src, size_t n, size_t block, const float* multipliers,
                                              const Draw& draw, std::byte* codes);
   // Multiplied in f32, rounded once.

@@ -18,6 +18,10 @@ inline size_t index_of(DType dtype) {
   return static_cast<size_t>(dtype) - static_cast<size_t>(DType::kF32);
 }
 
+inline size_t code_index(DType codes) {
+  return codes == DType::kF4 ? 2 : codes == DType::kF8E5M2 ? 1 : 0;
+}
+
 inline int64_t row_bytes_apart(const MatrixView& matrix) {
   return matrix.row_stride * bytes_of(matrix.dtype, 1);
 }

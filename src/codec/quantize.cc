@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/fail.h"
+#include "codec/block_scaler.h"
 #include "codec/cast.h"
 #include "codec/hadamard.h"
 #include "codec/kernel_set.h"
@@ -58,7 +59,7 @@ void check_memory(const PlaneMemory& memory, const PlaneShape& shape, Plane plan
 // What is written once for a tensor that has one scale.
 void store_one_scale(const QuantSpec& spec, float amax, DType input, const PlaneMemory& plane) {
   if (plane.codes == nullptr) return;
-  const float stored = fp8_scale(amax, fp8_constants(spec, input)).stored;
+  const float stored = BlockScaler(spec, amax, input).whole().stored;
   std::memcpy(plane.scales, &stored, sizeof(stored));
 }
 

@@ -1,7 +1,6 @@
 #include "codec/row_coder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "codec/cast.h"
@@ -9,74 +8,14 @@
 #include "codec/transpose.h"
 
 namespace tessera::codec {
-namespace {
-
-float largest_of(DType codes) {
-  return codes == DType::kF8E5M2 ? kLargestE5M2 : kLargestE4M3;
-}
-
-float largest_input(DType input) {
-  constexpr float kLargestF16 = 65504;
-  if (input == DType::kF16) return kLargestF16;
-  return input == DType::kBF16 ? f32_from_bf16(0x7F7F) : kLargestF32;
-}
-
-size_t code_index(Format format) {
-  switch (format) {
-    case Format::kNvfp4:
-      return 2;
-    case Format::kFp8E5M2:
-    case Format::kMxfp8E5M2:
-      return 1;
-    default:
-      return 0;
-  }
-}
-
-}  // namespace
-
-Fp8Constants fp8_constants(const QuantSpec& spec, DType input) {
-  const bool blocks = block_shape(spec, Plane::kRow).columns != 0;
-  return {.largest = std::ldexp(largest_of(plane_shape(spec, Plane::kRow, 0, 0).code_dtype), -spec.margin),
-          .eps = spec.eps,
-          .overflow = blocks ? largest_input(input) : kLargestF32,
-          .power_of_two = spec.power_of_two.value_or(blocks)};
-}
-
-namespace {
-
-bool scales_are_powers(const QuantSpec& spec) {
-  const bool blocks = block_shape(spec, Plane::kRow).columns != 0;
-  return spec.format != Format::kNvfp4 && spec.power_of_two.value_or(blocks);
-}
-
-}  // namespace
-
 RowCoder::RowCoder(const QuantSpec& spec, float amax, DType input, const DrawRows& draws, TileScratch& scratch)
     : kernels_(active_kernels()),
       spec_(spec),
       type_(index_of(input)),
-      code_(code_index(spec.format)),
       block_(block_shape(spec, Plane::kRow)),
       draws_(draws),
-      encode_(
-          (scales_are_powers(spec) ? kernels_.quantize->encode_by_powers : kernels_.quantize->encode)[type_][code_]),
-      scratch_(scratch) {
-  switch (spec.format) {
-    case Format::kNvfp4:
-      nv_ = nv_constants(amax);
-      break;
-    case Format::kMxfp8:
-      mx_reciprocal_ = 1.0F / kLargestE4M3;
-      break;
-    case Format::kMxfp8E5M2:
-      mx_reciprocal_ = 1.0F / kLargestE5M2;
-      break;
-    default:
-      fp8_ = fp8_constants(spec, input);
-      if (block_.columns == 0) whole_ = fp8_scale(amax, fp8_).multiplier;
-  }
-}
+      scaler_(spec, amax, input),
+      scratch_(scratch) {}
 
 bool RowCoder::encode(const Rows& input, const PlaneMemory& to) {
   if (block_.columns == 0) return encode_whole(input, to);
@@ -92,7 +31,8 @@ bool RowCoder::encode_whole(const Rows& input, const PlaneMemory& to) {
   for (size_t r = 0; r < input.rows; ++r) {
     const std::byte* row = input.data + r * input.stride;
     if (spec_.nonfinite == Nonfinite::kError) nonfinite |= kernels_.amax->row[type_](row, input.columns, amax);
-    encode_(row, input.columns, kWholeRow, &whole_, to.codes + static_cast<int64_t>(r) * to.code_stride);
+    scaler_.encode()(row, input.columns, kWholeRow, &scaler_.whole().multiplier,
+                     to.codes + static_cast<int64_t>(r) * to.code_stride);
   }
   return nonfinite;
 }
@@ -143,8 +83,7 @@ bool RowCoder::encode_columns(const Rows& input, const PlaneMemory& to) {
       amax = scratch_.amax.data();
     }
     std::byte* scales = to.scales + static_cast<int64_t>(first / high) * to.scale_stride;
-    kernels_.scale->mx(amax, input.columns, mx_reciprocal_, reinterpret_cast<uint8_t*>(scales),
-                       scratch_.multipliers.data());
+    scaler_.scale(amax, input.columns, scales, scratch_.multipliers.data());
     for (size_t r = 0; r < rows; ++r) encode_row(input, first + r, kEach, to);
   }
   return nonfinite;
@@ -154,7 +93,7 @@ void RowCoder::encode_row(const Rows& input, size_t row, size_t block, const Pla
   const std::byte* src = input.data + row * input.stride;
   std::byte* codes = to.codes + static_cast<int64_t>(row) * to.code_stride;
   if (spec_.rounding == Rounding::kNearest) {
-    encode_(src, input.columns, block, scratch_.multipliers.data(), codes);
+    scaler_.encode()(src, input.columns, block, scratch_.multipliers.data(), codes);
     return;
   }
   Draw draw = draws_.first;
@@ -163,20 +102,7 @@ void RowCoder::encode_row(const Rows& input, size_t row, size_t block, const Pla
 }
 
 void RowCoder::scale_blocks(size_t n, std::byte* scales) {
-  const float* amax = scratch_.amax.data();
-  float* multipliers = scratch_.multipliers.data();
-  auto* bytes = reinterpret_cast<uint8_t*>(scales);
-  if (spec_.format == Format::kNvfp4) {
-    kernels_.scale->nv(amax, n, nv_, bytes, multipliers);
-  } else if (mx_reciprocal_ != 0) {
-    kernels_.scale->mx(amax, n, mx_reciprocal_, bytes, multipliers);
-  } else {
-    for (size_t b = 0; b < n; ++b) {
-      const auto scale = fp8_scale(amax[b], fp8_);
-      std::memcpy(scales + b * sizeof(float), &scale.stored, sizeof(float));
-      multipliers[b] = scale.multiplier;
-    }
-  }
+  scaler_.scale(scratch_.amax.data(), n, scales, scratch_.multipliers.data());
 }
 
 // To scratch_.magnitudes: element by element, the largest of some rows.

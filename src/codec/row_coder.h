@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/block_scaler.h"
 #include "codec/hadamard.h"
 #include "codec/kernel_set.h"
 #include "codec/tile.h"
@@ -46,15 +47,10 @@ class RowCoder {
   const KernelSet& kernels_;
   const QuantSpec& spec_;
   const size_t type_;
-  const size_t code_;
   const BlockShape block_;
   const DrawRows draws_;
-  void (*const encode_)(const void*, size_t, size_t, const float*, std::byte*);
+  const BlockScaler scaler_;
   TileScratch& scratch_;
-  NvConstants nv_{};
-  Fp8Constants fp8_{};
-  float mx_reciprocal_ = 0;
-  float whole_ = 0;  // the multiplier of all
 };
 
 // Codes and scales of a row plane that begins at whole blocks, to where its transpose begins in the column plane.

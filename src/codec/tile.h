@@ -6,12 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "codec/quantize_formulas.h"
 #include "tessera/quantize.h"
 
 namespace tessera::codec {
-
-Fp8Constants fp8_constants(const QuantSpec& spec, DType input);
 
 class TileGrid {
  public:

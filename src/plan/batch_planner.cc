@@ -63,6 +63,10 @@ class Tally final : public plan::RouteSink {
     stats_.routes += count_;
     if (local) return;
     stats_.bytes_moved += delivered;
+    if (kind_->meta().wire) {
+      stats_.quantized_bytes_moved += delivered;
+      stats_.quantized_elements_moved += piece.elements * static_cast<int64_t>(piece.dsts.size()) * count_;
+    }
     stats_.bytes_between_hosts += bytes * hosts_.crossings(piece.src, piece.dsts);
     egress_[piece.src] += bytes;
   }

@@ -43,7 +43,9 @@ TEST(BatchPlanner, EveryoneComputesTheSamePlans) {
 
 TEST(BatchPlanner, FiguresAreThoseOfThePlans) {
   BatchPlanner batch({.hosts = {{0, 1}, {2, 3}}, .min_piece_bytes = 16});
-  for (int i = 0; i < 20; ++i) batch.add({{1 + i % 3, 7}, DType::kF32}, kReplicas, Layout::parse("2,2@2-5:S1,R"));
+  for (int i = 0; i < 20; ++i)
+    batch.add({{1 + i % 3, 7}, DType::kF32, i % 4 == 0 ? std::optional(Format::kMxfp8) : std::nullopt}, kReplicas,
+              Layout::parse("2,2@2-5:S1,R"));
   PlanStats sum;
   std::map<Rank, int64_t> sent;
   for (uint32_t i = 0; i < batch.size(); ++i) {
@@ -54,6 +56,11 @@ TEST(BatchPlanner, FiguresAreThoseOfThePlans) {
     sum.bytes_between_hosts += plan.stats.bytes_between_hosts;
     sum.routes += plan.stats.routes;
     for (const auto& [rank, bytes] : plan.egress()) sent[rank] += bytes;
+    for (const Route& route : plan.routes) {
+      if (!plan.meta.wire || route.kind == RouteKind::kLocal) continue;
+      sum.quantized_elements_moved += route.region.size() * std::ssize(plan.dsts(route));
+      sum.quantized_bytes_moved += route.bytes * std::ssize(plan.dsts(route));
+    }
   }
   const PlanStats stats = batch.stats();
   EXPECT_EQ(stats.bytes_delivered, sum.bytes_delivered);
@@ -61,6 +68,9 @@ TEST(BatchPlanner, FiguresAreThoseOfThePlans) {
   EXPECT_EQ(stats.bytes_lower_bound, sum.bytes_lower_bound);
   EXPECT_EQ(stats.bytes_between_hosts, sum.bytes_between_hosts);
   EXPECT_EQ(stats.routes, sum.routes);
+  EXPECT_GT(stats.quantized_bytes_moved, 0);
+  EXPECT_EQ(stats.quantized_elements_moved, sum.quantized_elements_moved);
+  EXPECT_EQ(stats.quantized_bytes_moved, sum.quantized_bytes_moved);
   EXPECT_EQ(batch.egress(), (std::vector<std::pair<Rank, int64_t>>(sent.begin(), sent.end())));
 }
 

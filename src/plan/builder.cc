@@ -64,8 +64,12 @@ class PlanBuilder final : public RouteSink {
     plan_.routes.push_back({piece.src, kind, group_of(piece), region_of(piece.cell, piece.box, kind_.ndim()), bytes});
     const auto delivered = bytes * static_cast<int64_t>(piece.dsts.size());
     plan_.stats.bytes_delivered += delivered;
-    if (kind != RouteKind::kLocal) plan_.stats.bytes_moved += delivered;
     plan_.stats.bytes_between_hosts += bytes * hosts_.crossings(piece.src, piece.dsts);
+    if (kind == RouteKind::kLocal) return;
+    plan_.stats.bytes_moved += delivered;
+    if (!kind_.meta().wire) return;
+    plan_.stats.quantized_bytes_moved += delivered;
+    plan_.stats.quantized_elements_moved += piece.elements * static_cast<int64_t>(piece.dsts.size());
   }
 
   void reduction(const Piece& piece, Rank owner) override {
