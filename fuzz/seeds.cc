@@ -108,18 +108,25 @@ void add_bus_messages(Seeds& seeds) {
                          {{1, 4096}},
                          false,
                          {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, -4}, 4096},
-                          {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}, 0}}});
+                          {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}, 0},
+                          {{MemoryDesc::Kind::kShared, 1, 64, 128},
+                           0,
+                           {2},
+                           4096,
+                           MemoryDesc{MemoryDesc::Kind::kShared, 1, 8192, 192},
+                           256}}});
   seeds.add_bus(Prepare{true, {0, 3, 7}});
   seeds.add_bus(Prepared{});
   seeds.add_bus(Offer{.version = 5});
   seeds.add_bus(Withdraw{.version = 5});
-  seeds.add_bus(Take{.version = 5, .epoch = 2});
+  seeds.add_bus(Take{.version = 5, .epoch = 2, .held = 4});
   seeds.add_bus(Hold{.version = 5, .epoch = 2});
   seeds.add_bus(Held{.version = 5, .epoch = 2});
   seeds.add_bus(Release{.version = 5, .epoch = 2});
   seeds.add_bus(Got{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kDataLoss, "a digest differs")});
   seeds.add_bus(Decided{5, 2, Decided::Verdict::kCommit, Status()});
-  seeds.add_bus(Grant{.version = 5, .epoch = 2});
+  seeds.add_bus(Grant{.version = 5, .epoch = 2, .stamp = 1});
+  seeds.add_bus(Grant{.version = 5, .epoch = 2, .stamp = 5, .deltas = {Grant::kInFull, 0, 4096}}, "-deltas");
   seeds.add_bus(Refuse{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kCancelled, "withdrawn")});
   seeds.add_bus(Revoke{.version = 5, .epoch = 2, .reason = gone});
   seeds.add_bus(Digests{5, {{{1, 2}, 3}, {{4, 5}, 6}}});
@@ -244,7 +251,7 @@ void add_records(Seeds& seeds) {
   row.source = {.name = embed.name, .slices = {{7, 8, 1, true}, {0, 16}}};
   seeds.add("records", "manifest_sources", "m" + ManifestRecord{of, {{embed, row}}}.write());
   seeds.add("records", "batch",
-            "b" + BatchRecord{of, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
+            "b" + BatchRecord{of, true, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
   seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());
   seeds.add("records", "renewal", "n" + RenewalRecord{of, {{17, 2}, {18, 1}}}.write());
   seeds.add("records", "said", "s" + SaidRecord{of, "4x2"}.write());

@@ -151,6 +151,23 @@ class Transfers(CommandTest):
         self.assertEqual(tensors["w"][0], "BF16")
         self.assertEqual(tensors["steps"][2], struct.pack("<q", 8))
 
+    def test_what_has_changed_alone_is_sent_where_both_sides_ask(self):
+        second = self.path / "second.safetensors"
+        values = [float(i) for i in range(4096)]
+        write_safetensors(self.model, {"w": ("F32", [64, 64], struct.pack("<4096f", *values))})
+        values[77] = -1.0
+        write_safetensors(second, {"w": ("F32", [64, 64], struct.pack("<4096f", *values))})
+        sender = self.sender(0, 1, ".*=1:R", [self.model, second], "--delta")
+        receiver = self.receiver(0, 1, ".*=1:R", "--count", 2, "--delta", "--verify", self.model, "--verify", second)
+        for process in (sender, receiver):
+            code, output, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+            first, then = json.loads(output)["transfers"]
+            self.assertNotIn("delta", first)
+            self.assertEqual(then["delta"]["routes"], 1)
+            self.assertEqual(then["delta"]["full_bytes"], 4 * 4096)
+            self.assertLess(then["delta"]["bytes"], 64)
+
     def test_a_checkpoint_sent_as_partial_terms_adds_up(self):
         senders = [self.sender(rank, 2, ".*=2:Psum") for rank in range(2)]
         receiver = self.receiver(0, 1, ".*=1:R", "--verify", self.model)

@@ -177,6 +177,16 @@ bool equal(DType dtype, const std::vector<size_t>& at, const std::byte* a, const
   return std::memcmp(a, b, static_cast<size_t>(bits_of(dtype)) / 8) == 0;
 }
 
+// The version that an element has changed with last.
+int64_t last_change(const RandomCase& a, int64_t version, Index element) {
+  for (; version > 1 && !a.chances.empty(); --version) {
+    const uint64_t drawn = mix(a.seed + mix(static_cast<uint64_t>(version)) + static_cast<uint64_t>(element));
+    const double chance = a.chances[static_cast<size_t>(version - 2) % a.chances.size()];
+    if (std::ldexp(static_cast<double>(drawn >> 11), -53) < chance) break;
+  }
+  return version;
+}
+
 // This rank's coordinate along the Partial axes, as one number, and how many there are.
 std::pair<int, int> partial_term(const Layout& layout, Rank rank) {
   const auto position = layout.mesh().position_of(rank);
@@ -217,10 +227,11 @@ struct SourceMatrix {
     values.resize(static_cast<size_t>(bytes_of(as, rows * columns)));
     for (Index i = 0; i < rows * columns; ++i) {
       std::byte value[8];
-      store_value(a.src_dtype,
-                  reduced_value(a.src_dtype, a.src.partial_op(), a.seed, version, first + i, terms) *
-                      wire_factor(a, first + i, terms),
-                  value);
+      store_value(
+          a.src_dtype,
+          reduced_value(a.src_dtype, a.src.partial_op(), a.seed, last_change(a, version, first + i), first + i, terms) *
+              wire_factor(a, first + i, terms),
+          value);
       cast_row(a.src_dtype, as)(value, values.data() + bytes_of(as, i), 1);
     }
     view = {values.data(), as, rows, columns, columns};
@@ -465,10 +476,10 @@ void fill_source(const RandomCase& a, Rank rank, int64_t version, LocalData& dat
   const auto [term, terms] = partial_term(a.src, rank);
   for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
     const Index element = linear(a.shape, global);
-    store_element(
-        a.src_dtype,
-        static_cast<double>(term_value(a.seed, version, element, term, terms)) * wire_factor(a, element, terms), at,
-        data.bytes().data() + place(data, a.src_dtype, extents, at));
+    store_element(a.src_dtype,
+                  static_cast<double>(term_value(a.seed, last_change(a, version, element), element, term, terms)) *
+                      wire_factor(a, element, terms),
+                  at, data.bytes().data() + place(data, a.src_dtype, extents, at));
   });
 }
 
@@ -498,8 +509,9 @@ std::string check_destination(const RandomCase& a, Rank rank, int64_t version, L
     std::byte source[16] = {};
     std::byte expected[16];
     const auto op = a.src.partial_op();
-    store_element(a.src_dtype, reduced_value(a.src_dtype, op, a.seed, version, linear(a.shape, global), terms), at,
-                  source);
+    const Index element = linear(a.shape, global);
+    store_element(a.src_dtype, reduced_value(a.src_dtype, op, a.seed, last_change(a, version, element), element, terms),
+                  at, source);
     if (a.wire)
       std::memcpy(expected, quantised.data() + bytes_of(a.dst_dtype, linear(a.shape, global)), bytes);
     else if (a.src_dtype == a.dst_dtype)

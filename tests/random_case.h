@@ -26,6 +26,8 @@ struct RandomCase {
   uint64_t seed = 0;
   std::optional<Format> wire{};  // what it is quantised to on its way
   PlaneSet planes{};             // that are taken as they are
+  // The chances that an element changes with the second version, the third, ..., and again from the first on; empty: 1.
+  std::vector<double> chances{};
 };
 
 RandomCase random_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world);

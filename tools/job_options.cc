@@ -57,6 +57,8 @@ void JobOptions::declare(CLI::App& command) {
   command.add_option("--threads", threads, "That copy (default: usable CPUs over the ranks on this machine)");
   command.add_flag("--no-digest", no_digest, "Do not check the digest of what arrives; either side may choose so");
   command.add_flag("--pinned", pinned, "Refuse the other job if it comes back with another world or other layouts");
+  command.add_flag("--delta", delta,
+                   "Send only what has changed since the version before, where that is less; both sides have to ask");
   command.add_flag("--json", json, "Print one JSON object at the end");
 }
 

@@ -30,6 +30,7 @@ struct JobOptions {
   int threads = 0;
   bool no_digest = false;
   bool pinned = false;
+  bool delta = false;
   bool json = false;
   std::vector<std::string> layouts;
   std::vector<std::string> wires;

@@ -127,7 +127,9 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
   check_no_partial(tensors, layouts);
   const HeldTensors held(std::move(tensors), std::move(layouts), report.bus.rank, report.bus.world);
   Batch batch = pair.accept(kBatchId, held.specs(wire_rules), report.pair.timeout,
-                            {.mode = options.staged ? Mode::kStaged : Mode::kInPlace, .pinned = options.job.pinned});
+                            {.mode = options.staged ? Mode::kStaged : Mode::kInPlace,
+                             .pinned = options.job.pinned,
+                             .delta = options.job.delta});
   const std::string label = fmt::format("recv {}/{}", report.pair.name, report.bus.rank);
   for (int i = 0; i < versions; ++i) {
     interrupt.check();
@@ -136,7 +138,7 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
     transfer.version = follow(handle, label, interrupt);
     transfer.progress = handle.progress();
     transfer.digests = batch.digests();
-    report.stats = batch.stats();
+    note_stats(batch.stats(), report, transfer);
     if (!checkpoints.empty()) {
       verify_slices(checkpoints[static_cast<size_t>(i)], held, wires, interrupt);
       transfer.verified = true;

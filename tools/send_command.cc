@@ -95,7 +95,8 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
 
   Bus bus(report.bus);
   Pair pair = bus.pair(report.pair);
-  Batch batch = pair.offer(kBatchId, held.specs(wires), report.pair.timeout, {.pinned = options.job.pinned});
+  Batch batch = pair.offer(kBatchId, held.specs(wires), report.pair.timeout,
+                           {.pinned = options.job.pinned, .delta = options.job.delta});
   const std::string label = fmt::format("send {}/{}", report.pair.name, report.bus.rank);
   for (size_t i = 0; i < checkpoints.size(); ++i) {
     if (i > 0) load_slices(checkpoints[i], held, interrupt);
@@ -106,7 +107,7 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
     transfer.version = follow(handle, label, interrupt);
     transfer.progress = handle.progress();
     transfer.digests = batch.digests();
-    report.stats = batch.stats();
+    note_stats(batch.stats(), report, transfer);
     if (!options.job.json) fmt::print("{}\n", describe(report, transfer));
   }
   const std::string end = options.job.json ? to_json(report) : describe_quantised(report.stats);

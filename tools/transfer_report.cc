@@ -17,8 +17,17 @@ Json json_of(const Transfer& transfer) {
             {"seconds", transfer.progress.seconds},
             {"gigabytes_per_second", transfer.progress.gigabytes_per_second()},
             {"verified", transfer.verified}};
+  if (transfer.delta_routes > 0)
+    json["delta"] = {
+        {"routes", transfer.delta_routes}, {"bytes", transfer.delta_bytes}, {"full_bytes", transfer.delta_full_bytes}};
   if (!transfer.file.empty()) json["file"] = transfer.file;
   return json;
+}
+
+std::string describe_deltas(const Transfer& transfer) {
+  if (transfer.delta_routes == 0) return {};
+  return fmt::format(", {} of it as deltas of {}", format_bytes(transfer.delta_full_bytes),
+                     format_bytes(transfer.delta_bytes));
 }
 
 Json json_of_quantised(const BatchStats& stats) {
@@ -34,6 +43,13 @@ Json json_of_quantised(const BatchStats& stats) {
 
 }  // namespace
 
+void note_stats(const BatchStats& now, TransferReport& report, Transfer& transfer) {
+  transfer.delta_routes = now.delta_routes - report.stats.delta_routes;
+  transfer.delta_bytes = now.delta_bytes - report.stats.delta_bytes;
+  transfer.delta_full_bytes = now.delta_full_bytes - report.stats.delta_full_bytes;
+  report.stats = now;
+}
+
 std::string describe_quantised(const BatchStats& stats) {
   if (stats.quantized_elements_moved == 0) return {};
   return fmt::format("quantised: {} of {} as bf16 ({:.3f}); the whole batch: {} ({:.3f})",
@@ -43,12 +59,13 @@ std::string describe_quantised(const BatchStats& stats) {
 }
 
 std::string describe(const TransferReport& report, const Transfer& transfer) {
-  return fmt::format("{} {}/{}: version {}: {} tensors, {} here ({} in all, lower bound {}), {:.3f} s, {:.2f} GB/s{}{}",
-                     report.command, report.bus.job, report.bus.rank, transfer.version, report.stats.tensors,
-                     format_bytes(transfer.progress.bytes_done), format_bytes(report.stats.bytes_moved),
-                     format_bytes(report.stats.bytes_lower_bound), transfer.progress.seconds,
-                     transfer.progress.gigabytes_per_second(), transfer.verified ? ", verified" : "",
-                     transfer.file.empty() ? "" : ", written to " + transfer.file);
+  return fmt::format(
+      "{} {}/{}: version {}: {} tensors, {} here ({} in all, lower bound {}), {:.3f} s, {:.2f} GB/s{}{}{}",
+      report.command, report.bus.job, report.bus.rank, transfer.version, report.stats.tensors,
+      format_bytes(transfer.progress.bytes_done), format_bytes(report.stats.bytes_moved),
+      format_bytes(report.stats.bytes_lower_bound), transfer.progress.seconds, transfer.progress.gigabytes_per_second(),
+      describe_deltas(transfer), transfer.verified ? ", verified" : "",
+      transfer.file.empty() ? "" : ", written to " + transfer.file);
 }
 
 std::string to_json(const TransferReport& report) {

@@ -16,6 +16,10 @@ struct Transfer {
   std::vector<TensorDigest> digests;
   std::string file;       // written by --out; empty: none
   bool verified = false;  // by --verify
+  // Regions of this rank's that went as deltas, their bytes, and what they take in full.
+  int64_t delta_routes = 0;
+  int64_t delta_bytes = 0;
+  int64_t delta_full_bytes = 0;
 };
 
 struct TransferReport {
@@ -25,6 +29,9 @@ struct TransferReport {
   BatchStats stats;
   std::vector<Transfer> transfers;  // at least one
 };
+
+// Makes `stats` those of the batch now, and the transfer's deltas what has come since.
+void note_stats(const BatchStats& now, TransferReport& report, Transfer& transfer);
 
 // "recv inference/0: version 3: 104 tensors, 45.2 MB here (90.4 MB in all, lower bound 90.4 MB), 0.012 s, 3.77 GB/s".
 std::string describe(const TransferReport& report, const Transfer& transfer);

@@ -80,6 +80,10 @@ struct BatchOptions {
   int snapshots = 2;
   // Refuses a peer that comes back with another world, another mesh or other layouts (kMismatch).
   bool pinned = false;
+  // Both sides, on all ranks, or it has no effect: what has changed since the version before travels instead of the
+  // whole, region by region, where that is less. The sender spends memory on it: the bits that it sent last, and room
+  // for the changes. The receiver promises that it alone does not change its tensors between two recv().
+  bool delta = false;
 };
 
 // What fills a tensor of the receiving side, where that is not the sender's tensor of the same name.
@@ -170,6 +174,11 @@ struct BatchStats {
   int64_t store_requests = 0;
   int64_t plans = 0;
   int64_t allocations = 0;  // of staging, scratch and rings
+  // Of all transfers: regions that travelled as deltas from or to this rank, what was read of them, and what they take
+  // in full.
+  int64_t delta_routes = 0;
+  int64_t delta_bytes = 0;
+  int64_t delta_full_bytes = 0;
   // Nor does it take anything from the heap, once a few transfers have grown what is kept between them:
   // tests/multiproc/heap_test.cc counts the calls of operator new.
 

@@ -339,6 +339,10 @@ void bind_values(nb::module_& module) {
       .def_ro("store_requests", &BatchStats::store_requests, "Since registration, as the next two.")
       .def_ro("plans", &BatchStats::plans)
       .def_ro("allocations", &BatchStats::allocations)
+      .def_ro("delta_routes", &BatchStats::delta_routes,
+              "Regions that travelled as deltas from or to this rank, in all transfers.")
+      .def_ro("delta_bytes", &BatchStats::delta_bytes, "Of those deltas.")
+      .def_ro("delta_full_bytes", &BatchStats::delta_full_bytes, "What those regions take in full.")
       .def_ro("quantized_elements", &BatchStats::quantized_elements,
               "That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.")
       .def_ro("quantized_bytes", &BatchStats::quantized_bytes, "They with their scales and amaxes, as they travel.")
@@ -425,9 +429,9 @@ void bind_batch(nb::module_& module) {
 std::unique_ptr<PyBatch> register_batch(SharedBus bus, const std::string& id,
                                         const std::vector<std::pair<PyPair*, std::vector<TensorSpec>>>& tensors,
                                         bool sends, std::optional<double> timeout, const std::string& mode,
-                                        int snapshots, bool pinned) {
+                                        int snapshots, bool pinned, bool delta) {
   const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
-  const BatchOptions options{.mode = mode_from(mode), .snapshots = snapshots, .pinned = pinned};
+  const BatchOptions options{.mode = mode_from(mode), .snapshots = snapshots, .pinned = pinned, .delta = delta};
   std::vector<BatchPart> parts;
   for (const auto& [pair, specs] : tensors) parts.push_back({.pair = &pair->get(), .tensors = specs});
   std::optional<Batch> batch;
@@ -451,7 +455,8 @@ void bind_bus(nb::module_& module) {
            nb::arg("timeout") = nb::none(), nb::arg("stall") = nb::none())
       .def("register_batch", register_batch, nb::arg("batch"), nb::arg("tensors"), nb::arg("sends"),
            nb::arg("timeout") = nb::none(), nb::arg("mode") = "inplace", nb::arg("snapshots") = 2,
-           nb::arg("pinned") = false, "Of [(pair, tensors)]. Blocks until the other job has registered it.")
+           nb::arg("pinned") = false, nb::arg("delta") = false,
+           "Of [(pair, tensors)]. Blocks until the other job has registered it.")
       .def_prop_ro("world", &PyBus::world, "Ranks of this job.")
       .def_prop_ro("created", &PyBus::created, "When, as time.time(), before it knew of any other rank.")
       .def("close", &PyBus::close, "Leaves once its pairs and batches have gone. Idempotent.")

@@ -55,6 +55,7 @@ class Batch(Closing):
         timeout: float,
         snapshots: int,
         pinned: bool,
+        delta: bool = False,
         forget: Callable[[Batch], None],
     ) -> None:
         self._bus = bus
@@ -62,6 +63,7 @@ class Batch(Closing):
         self._timeout = timeout
         self._snapshots = snapshots
         self._pinned = pinned
+        self._delta = delta
         self._forget = forget
         self._lock = threading.RLock()
         self._core: _core.Batch | None = None
@@ -491,6 +493,7 @@ class Batch(Closing):
             self.mode,
             self._snapshots,
             self._pinned,
+            self._delta,
         )
 
     def _require_core(self) -> _core.Batch:

@@ -135,6 +135,7 @@ class Bus(Closing):
         timeout: float | None = None,
         snapshots: int = 2,
         pinned: bool = False,
+        delta: bool = False,
         map: Map | None = None,
         wire: Wire | None = None,
     ) -> Batch:
@@ -160,6 +161,11 @@ class Bus(Closing):
             timeout: Seconds to wait for the others to register. None: as connect() was told.
             snapshots: Of a staged sender: copies, 2 to 8.
             pinned: Refuses a peer that comes back with another world or other layouts.
+            delta: On all ranks of both jobs, or it has no effect: what has changed since the version before travels
+                instead of the whole, region by region, where that is less. A sender spends memory on it: a copy of what
+                it sends, and room for the changes. A receiver promises that nobody else changes its tensors between two
+                transfers; where dtypes are equal and digests are on, that is checked. It pays where few elements
+                change and bytes are dear; within a host a full copy is about as fast. `Batch.stats` tells.
             map: What the tensors are called on the bus, where parts of them are tensors there: {local name: name, Part,
                 list of them, or None to leave it out}, with regular expressions as keys, or a function of (local name,
                 tensor) that returns the same. `tessera.maps` has some. only= and ignore= are of local names.
@@ -206,6 +212,7 @@ class Bus(Closing):
                 timeout=self._timeout if timeout is None else timeout,
                 snapshots=snapshots,
                 pinned=pinned,
+                delta=delta,
                 forget=self._forget,
             )
             self._batches[batch] = made

@@ -539,6 +539,20 @@ class BatchStats:
     def allocations(self) -> int: ...
 
     @property
+    def delta_routes(self) -> int:
+        """
+        Regions that travelled as deltas from or to this rank, in all transfers.
+        """
+
+    @property
+    def delta_bytes(self) -> int:
+        """Of those deltas."""
+
+    @property
+    def delta_full_bytes(self) -> int:
+        """What those regions take in full."""
+
+    @property
     def quantized_elements(self) -> int:
         """
         That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.
@@ -630,7 +644,7 @@ class Batch:
 class Bus:
     def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool = True, timeout: float | None = None, stall: float | None = None) -> None: ...
 
-    def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False) -> Batch:
+    def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False, delta: bool = False) -> Batch:
         """Of [(pair, tensors)]. Blocks until the other job has registered it."""
 
     @property

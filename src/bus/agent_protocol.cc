@@ -213,6 +213,7 @@ void RegisterCall::write(ByteWriter& out) const {
   out.put(options.mode);
   out.put(static_cast<int32_t>(options.snapshots));
   out.put(static_cast<uint8_t>(options.pinned));
+  out.put(static_cast<uint8_t>(options.delta));
   out.put(lent_bytes);
   LayoutTableWriter layouts;
   std::vector<uint32_t> layout_of;
@@ -247,6 +248,7 @@ RegisterCall RegisterCall::read(ByteReader& in) {
   call.options.mode = in.get_enum(Mode::kStaged);
   call.options.snapshots = in.get<int32_t>();
   call.options.pinned = in.get_bool();
+  call.options.delta = in.get_bool();
   call.lent_bytes = in.get<uint64_t>();
   LayoutTable layouts = LayoutTable::read(in, "Register");
   call.tensors.resize(in.get_count(kMaxTensors, kLeastTensor));
@@ -355,6 +357,7 @@ void write_stats(const BatchStats& stats, ByteWriter& out) {
         stats.quantized_bytes, stats.quantized_source_bytes, stats.quantized_elements_moved,
         stats.quantized_bytes_moved, stats.amax_exchanges})
     out.put(figure);
+  for (const int64_t figure : {stats.delta_routes, stats.delta_bytes, stats.delta_full_bytes}) out.put(figure);
   out.put(stats.register_seconds);
 }
 BatchStats read_stats(ByteReader& in) {
@@ -364,6 +367,8 @@ BatchStats read_stats(ByteReader& in) {
         &stats.transfers, &stats.sessions, &stats.store_requests, &stats.plans, &stats.allocations,
         &stats.quantized_elements, &stats.quantized_bytes, &stats.quantized_source_bytes,
         &stats.quantized_elements_moved, &stats.quantized_bytes_moved, &stats.amax_exchanges})
+    *figure = in.get<int64_t>();
+  for (int64_t* figure : {&stats.delta_routes, &stats.delta_bytes, &stats.delta_full_bytes})
     *figure = in.get<int64_t>();
   stats.register_seconds = in.get<double>();
   return stats;

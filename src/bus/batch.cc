@@ -114,13 +114,19 @@ void BatchImpl::borrow(UniqueFd socket) {
 
 Rendezvous::Offer BatchImpl::own_offer() const {
   const int64_t version = version_.load();
-  return {.sends = sends(), .digest = setup_.digest, .version = version, .newest = version, .manifest = &manifest_};
+  return {.sends = sends(),
+          .digest = setup_.digest,
+          .delta = can_delta(),
+          .version = version,
+          .newest = version,
+          .manifest = &manifest_};
 }
 
 SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement) {
   const auto own = static_cast<int>(view.own.size());
   const auto peer = static_cast<int>(view.peer.size());
   const Rank rank = identity().rank;
+  note_delta(agreement);
   if (setup_.options.pinned) require_pinned(view, agreement.match);
   if (sends() && setup_.lent) require_whole(agreement.match);
   setup_.agent->count_plan();
@@ -150,11 +156,27 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .slot_bytes = shadow_ && sends() ? shadow_->slot_bytes() : 0,
           .on_allocation = [this] { ++allocations_; },
           .on_moved =
-              [this](int64_t bytes) {
+              [this](int64_t bytes, const DeltaBytes& deltas) {
                 bytes_moved_ += bytes;
+                delta_routes_ += deltas.routes;
+                delta_bytes_ += deltas.read;
+                delta_full_bytes_ += deltas.full;
                 metrics_.bytes(side()).add(static_cast<uint64_t>(bytes));
               },
           .on_amaxes_agreed = [this] { ++amax_exchanges_; }};
+}
+
+// In place, a worker's private memory is its own to read and write.
+bool BatchImpl::can_delta() const {
+  return setup_.options.delta && (!setup_.lent || staged());
+}
+
+void BatchImpl::note_delta(const Agreement& agreement) {
+  if (!setup_.options.delta || agreement.delta || told_no_delta_.exchange(true)) return;
+  const LogScope scope = log_scope();
+  log_event(LogLevel::warn, "delta.off", {}, "every version travels in full: {}",
+            can_delta() ? "not all ranks of both jobs have asked for deltas"
+                        : "its tensors lie in private memory behind an agent, in place");
 }
 
 void BatchImpl::require_whole(const Match& match) const {
@@ -389,6 +411,9 @@ BatchStats BatchImpl::stats() const {
   stats.store_requests = static_cast<int64_t>(setup_.store->requests() - store_requests_at_start_);
   stats.plans = setup_.agent->plans() - plans_at_start_;
   stats.allocations = allocations_.load() - allocations_at_start_;
+  stats.delta_routes = delta_routes_.load();
+  stats.delta_bytes = delta_bytes_.load();
+  stats.delta_full_bytes = delta_full_bytes_.load();
   return stats;
 }
 

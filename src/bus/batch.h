@@ -155,11 +155,13 @@ class BatchImpl : public BatchClient,
   TimePoint data_start_{};              // of the operation; the epoch before any data flows
   uint64_t operation_number_ = 0;
   bool closed_ = false;
+  std::atomic<bool> told_no_delta_{false};
   uint64_t relocation_ = 0;  // counts them; written on the loop's thread, under mutex_
   Status parting_;           // why, if not in good order
   std::atomic<int64_t> version_{0};
   std::atomic<int64_t> transfers_{0};
   std::atomic<int64_t> allocations_{0};
+  std::atomic<int64_t> delta_routes_{0}, delta_bytes_{0}, delta_full_bytes_{0};
   std::atomic<int64_t> amax_exchanges_{0};
   int64_t bytes_moved_ = 0;
   Metrics& metrics_ = Metrics::process();
@@ -169,6 +171,8 @@ class BatchImpl : public BatchClient,
   const TimePoint created_;
   const OwnProcess process_;
 
+  bool can_delta() const;
+  void note_delta(const Agreement& agreement);
   void require_pinned(const PairView& view, const Match& match);
   void require_whole(const Match& match) const;
   void require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const;

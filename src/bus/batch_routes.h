@@ -47,6 +47,20 @@ struct BatchRoutes {
   uint32_t kinds = 0;  // plans made
 };
 
+// Of routes that travel as deltas in one transfer.
+struct DeltaBytes {
+  int64_t routes = 0;
+  int64_t read = 0;  // bytes of the deltas
+  int64_t full = 0;  // of the routes
+
+  DeltaBytes& operator+=(const DeltaBytes& other) {
+    routes += other.routes;
+    read += other.read;
+    full += other.full;
+    return *this;
+  }
+};
+
 // What one transfer moves from this rank or to it; of what is quantised, BatchStats says more.
 struct RankShare {
   int64_t bytes = 0;

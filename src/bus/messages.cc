@@ -224,6 +224,10 @@ void Attached::write(ByteWriter& out) const {
     out.put(static_cast<uint8_t>(place.strides.size()));
     for (const Index stride : place.strides) out.put(stride);
     out.put(place.slot_bytes);
+    out.put(place.delta.has_value());
+    if (!place.delta) continue;
+    place.delta->write(out);
+    out.put(place.delta_slot_bytes);
   }
 }
 
@@ -243,6 +247,10 @@ Attached Attached::read(ByteReader& in) {
     if (dims > kMaxDims) fail(ErrorCode::kInvalidArgument, "Attached: a tensor of {} dims", dims);
     for (int d = 0; d < dims; ++d) place.strides.push_back(in.get<Index>());
     place.slot_bytes = in.get<uint64_t>();
+    if (in.get_bool()) {
+      place.delta = MemoryDesc::read(in);
+      place.delta_slot_bytes = in.get<uint64_t>();
+    }
     attached.places.push_back(std::move(place));
   }
   return attached;
@@ -264,6 +272,31 @@ Prepare Prepare::read(ByteReader& in) {
     prepare.skipped.push_back(position);
   }
   return prepare;
+}
+
+void Take::write(ByteWriter& out) const {
+  VersionMessage<kType>{.version = version, .epoch = epoch}.write(out);
+  out.put(held);
+}
+
+Take Take::read(ByteReader& in) {
+  const auto of = VersionMessage<kType>::read(in);
+  return {.version = of.version, .epoch = of.epoch, .held = in.get<Stamp>()};
+}
+
+void Grant::write(ByteWriter& out) const {
+  VersionMessage<kType>{.version = version, .epoch = epoch}.write(out);
+  out.put(stamp);
+  out.put_bytes(std::as_bytes(std::span(deltas)));
+}
+
+Grant Grant::read(ByteReader& in, std::vector<int64_t> room) {
+  const auto of = VersionMessage<kType>::read(in);
+  Grant grant{.version = of.version, .epoch = of.epoch, .stamp = in.get<Stamp>(), .deltas = {}};
+  grant.deltas = read_array<int64_t>(in, "Grant", kMaxRoutes, std::move(room));
+  const auto bad = std::ranges::find_if(grant.deltas, [](int64_t bytes) { return bytes < kInFull; });
+  if (bad != grant.deltas.end()) fail(ErrorCode::kInvalidArgument, "Grant: a delta of {} bytes", *bad);
+  return grant;
 }
 
 template <MessageType type>

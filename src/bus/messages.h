@@ -26,6 +26,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,8 +42,8 @@ namespace tessera::bus {
 
 inline constexpr uint32_t kBusMagic = 0x42535354;  // "TSSB"
 // Protocol versions that this release speaks: two jobs may run different releases.
-inline constexpr uint16_t kProtocolMin = 3;
-inline constexpr uint16_t kProtocolMax = 3;
+inline constexpr uint16_t kProtocolMin = 4;
+inline constexpr uint16_t kProtocolMax = 4;
 inline constexpr uint32_t kMaxHelloBytes = 4096;
 inline constexpr uint32_t kMaxMessageBytes = 256u << 20;
 inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
@@ -160,6 +161,9 @@ struct Attached {
     uint64_t origin = 0;         // of the first element, from the start of `memory`
     std::vector<Index> strides;  // bytes
     uint64_t slot_bytes = 0;     // slot s lies s times as far behind
+    // Where the route's delta piece lies, if it may travel as one; slot s likewise.
+    std::optional<MemoryDesc> delta = {};
+    uint64_t delta_slot_bytes = 0;
   };
   uint32_t slots = 1;             // that Offer names; one where tensors are read in place
   std::vector<ArenaDesc> arenas;  // one descriptor each, with this frame
@@ -203,12 +207,35 @@ struct VersionMessage {
 };
 using Offer = VersionMessage<MessageType::kOffer>;
 using Withdraw = VersionMessage<MessageType::kWithdraw>;
-using Take = VersionMessage<MessageType::kTake>;
-using Grant = VersionMessage<MessageType::kGrant>;
 using Chosen = VersionMessage<MessageType::kChosen>;
 using Hold = VersionMessage<MessageType::kHold>;
 using Held = VersionMessage<MessageType::kHeld>;
 using Release = VersionMessage<MessageType::kRelease>;
+
+// A state of the source's tensors, among all that it has granted over this connection; 0: none that can be built upon.
+using Stamp = uint32_t;
+
+struct Take {
+  static constexpr MessageType kType = MessageType::kTake;
+  int64_t version = 0;
+  uint32_t epoch = 0;
+  Stamp held = 0;  // what the puller's tensors hold, of the last Grant
+  void write(ByteWriter& out) const;
+  static Take read(ByteReader& in);
+};
+
+struct Grant {
+  static constexpr MessageType kType = MessageType::kGrant;
+  static constexpr int64_t kInFull = -1;
+  int64_t version = 0;
+  uint32_t epoch = 0;
+  Stamp stamp = 0;  // of what is granted
+  // One a route of the connection: the bytes of its delta, on top of what the puller has said it holds, or kInFull.
+  // Empty: all are in full.
+  std::vector<int64_t> deltas = {};
+  void write(ByteWriter& out) const;
+  static Grant read(ByteReader& in, std::vector<int64_t> room = {});
+};
 
 // Refuse and Revoke: what the source says instead of Held or Grant, or after it; `reason` is what the puller fails
 // with. Got: ok, or why that rank does not have it.
@@ -243,7 +270,9 @@ struct Decided {
 struct Digests {
   static constexpr MessageType kType = MessageType::kDigests;
   int64_t version = 0;
-  std::vector<Digest> digests;  // one a route of this connection, then the rest of each that is quantised
+  // One a route of this connection, then the rest of each that is quantised, then the piece of each that may travel as
+  // a delta and is cast (of the others' none).
+  std::vector<Digest> digests;
   void write(ByteWriter& out) const;
   static Digests read(ByteReader& in, std::vector<Digest> room = {});
 };

@@ -91,6 +91,18 @@ TEST(Messages, DigestsAreWhole) {
   EXPECT_THROW(parse<Digests>(out.view()), Error);
 }
 
+TEST(Messages, DeltasOfAGrantAreWholeAndNotNegative) {
+  const Grant grant{.version = 3, .epoch = 2, .stamp = 7, .deltas = {Grant::kInFull, 0, 4096}};
+  const std::vector<std::byte> bytes = bytes_of_message(grant);
+  EXPECT_EQ(parse<Grant>(bytes).deltas, grant.deltas);
+  EXPECT_EQ(parse<Grant>(bytes).stamp, grant.stamp);
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(parse<Grant>(std::span(bytes).first(size)), Error) << "cut at " << size;
+  EXPECT_THROW(parse<Grant>(bytes_of_message(Grant{.version = 3, .deltas = {-2}})), Error);
+  EXPECT_EQ(parse<Take>(bytes_of_message(Take{.version = 3, .epoch = 2, .held = 9})).held, 9U);
+  EXPECT_THROW(parse<Take>(bytes_of_message(Offer{.version = 3, .epoch = 2})), Error);
+}
+
 TEST(Messages, KeysOfAmaxesAscend) {
   EXPECT_THROW(parse<Joins>(bytes_of_message(Joins{{{1, 0}, {0, 0}}})), Error);
   EXPECT_THROW(parse<Joins>(bytes_of_message(Joins{{{1, 0}, {1, 0}}})), Error);
@@ -125,6 +137,8 @@ TEST(Messages, RandomBytesNeverDoMoreThanThrow) {
     attempt(Attached{});
     attempt(Prepare{});
     attempt(Digests{});
+    attempt(Take{});
+    attempt(Grant{});
     attempt(Done{});
     attempt(Revoke{});
     attempt(Broken{});

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/fail_point.h"
+#include "base/log.h"
 #include "base/metrics.h"
 #include "base/socket.h"
 #include "exec/wire_piece.h"
@@ -27,9 +29,7 @@ PullLink::PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_j
       worker_(record.worker),
       routes_(std::move(routes)),
       options_(std::move(options)),
-      run_done_(agent.loop(), [this] { handle_run_done(); }) {
-  all_digests_ = routes_.size();
-}
+      run_done_(agent.loop(), [this] { handle_run_done(); }) {}
 
 PullLink::~PullLink() {
   if (link_) link_->close();
@@ -62,7 +62,7 @@ void PullLink::handle(Frame& frame) {
     case MessageType::kHeld:
       return handle_held(parse<Held>(frame.payload));
     case MessageType::kGrant:
-      return handle_grant(parse<Grant>(frame.payload));
+      return handle_grant(parse<Grant>(frame.payload, std::move(granted_deltas_)));
     case MessageType::kRefuse:
       return handle_refuse(parse<Refuse>(frame.payload));
     case MessageType::kRevoke:
@@ -104,8 +104,12 @@ void PullLink::build() {
     memory->add_arena(attached_.arenas[i], std::move(arena_fds_[i]));
   }
 
-  std::vector<PullRoute> routes;     // in the first slot
-  std::vector<uint64_t> slot_bytes;  // by route
+  std::vector<PullRoute> routes;  // in the first slot
+  struct SlotBytes {
+    uint64_t memory = 0;
+    uint64_t delta = 0;
+  };
+  std::vector<SlotBytes> slot_bytes;  // by route
   Prepare prepare;
   const Attached::Place* place = nullptr;
   size_t next_place = 0;
@@ -121,27 +125,32 @@ void PullLink::build() {
     if (place->strides.size() != wanted.route.what.shape.size())
       fail(ErrorCode::kMismatch, "a place of {} dims for a tensor of {}", place->strides.size(),
            wanted.route.what.shape.size());
-    const auto rest = static_cast<uint32_t>(all_digests_);
-    if (wanted.route.wire) ++all_digests_;
+    if (may_be_delta(wanted) != place->delta.has_value())
+      fail(ErrorCode::kMismatch, "tensor {}: a place {} a delta", wanted.route.what.tensor,
+           place->delta ? "with" : "without");
     if (wanted.skipped) {
       prepare.skipped.push_back(i);
       continue;
     }
-    if (wanted.route.wire) rests_.push_back(rest);
     PullRoute route = wanted.route;
     route.memory = place->memory;
     route.origin = place->origin;
     route.src.strides = place->strides;
+    route.delta = place->delta;
+    // In place it is the copy of what was sent last that is read.
+    if (route.delta && attached_.slots == 1) route.src.owned = route.what.region;
     routes.push_back(std::move(route));
-    slot_bytes.push_back(place->slot_bytes);
+    slot_bytes.push_back({place->slot_bytes, place->delta_slot_bytes});
     program_routes_.push_back(i);
   }
   if (next_place != attached_.places.size())
     fail(ErrorCode::kMismatch, "places for {} tensors where {} are needed", attached_.places.size(), next_place);
   for (uint32_t slot = 0; slot < attached_.slots; ++slot) {
     for (size_t i = 0; slot > 0 && i < routes.size(); ++i)
-      if (__builtin_add_overflow(routes[i].memory.offset, slot_bytes[i], &routes[i].memory.offset))
-        fail(ErrorCode::kMismatch, "a slot of {} bytes", slot_bytes[i]);
+      if (__builtin_add_overflow(routes[i].memory.offset, slot_bytes[i].memory, &routes[i].memory.offset) ||
+          (routes[i].delta &&
+           __builtin_add_overflow(routes[i].delta->offset, slot_bytes[i].delta, &routes[i].delta->offset)))
+        fail(ErrorCode::kMismatch, "slots of {} and {} bytes", slot_bytes[i].memory, slot_bytes[i].delta);
     programs_.push_back(std::make_shared<PullProgram>(
         memory, routes,
         PullOptions{.digest = options_.digest, .private_path = lent ? std::optional(PullPath::kRing) : std::nullopt}));
@@ -152,10 +161,34 @@ void PullLink::build() {
   }
   if (attached_.slots > 1 && rings())
     fail(ErrorCode::kMismatch, "{} slots in private memory: one is possible", attached_.slots);
+  number_digests();
+  if (options_.delta) travel_.resize(program_routes_.size());
   attached_ = {};
   arena_fds_.clear();
   prepare.ring = rings();
   link_->send(prepare);
+}
+
+// Behind the routes' own come the rests of quantised ones, then the pieces of deltas: all of them at the source but
+// those of deltas that are not cast, in a run those of routes that are not skipped.
+void PullLink::number_digests() {
+  seconds_.assign(program_routes_.size(), {});
+  auto sent = static_cast<uint32_t>(routes_.size());
+  auto own = static_cast<uint32_t>(program_routes_.size());
+  for (const bool wire : {true, false}) {
+    size_t position = 0;
+    for (uint32_t i = 0; i < routes_.size(); ++i) {
+      const PullRoute& route = routes_[i].route;
+      const bool taken = position < program_routes_.size() && program_routes_[position] == i;
+      const bool in_run = wire ? route.wire != nullptr : may_be_delta(routes_[i]);
+      const bool is_sent = in_run && (wire || route.dst_dtype != route.what.dtype);
+      if (taken && is_sent) seconds_[position] = {.own = own, .sent = sent};
+      if (is_sent) ++sent;
+      if (taken && in_run) ++own;
+      if (taken) ++position;
+    }
+  }
+  all_digests_ = sent;
 }
 
 Status PullLink::given_up(int64_t version, const Status& reason) const {
@@ -247,23 +280,51 @@ void PullLink::take(int64_t version, uint32_t epoch) {
   abort_status_ = {};
   hold_ = HoldState::kNone;
   Trace::begin("take", track_, {.subject = name_, .version = version});
-  link_->send(Take{.version = version, .epoch = epoch});
+  link_->send(Take{.version = version, .epoch = epoch, .held = held_});
 }
 
-void PullLink::handle_grant(const Grant& grant) {
+void PullLink::handle_grant(Grant grant) {
   // One that comes after abort() is of no use any more.
-  if (state_ != State::kAsked || grant.epoch != epoch_) return;
+  if (state_ != State::kAsked || grant.epoch != epoch_) {
+    granted_deltas_ = std::move(grant.deltas);
+    return;
+  }
   if (options_.runs && runs_.size() > 1) {
     // Not before: rank 0 may have heard of the version, and have chosen it, before its Offer was here.
     const auto offered = std::ranges::find(offers_, taking_, &Offered::version);
     if (offered == offers_.end()) fail(ErrorCode::kMismatch, "Grant of version {} in no slot", taking_);
     run_ = runs_[offered->slot].get();
   }
+  granted_deltas_ = std::move(grant.deltas);
+  granted_ = grant.stamp;
+  choose_travel();
   state_ = State::kPulling;
   owner_.on_granted(*this);
   if (!options_.runs) return;
   if (program()->routes() == 0) return handle_run_done();
   run_->start(epoch_);
+  if (deltas_.routes > 0) fail_point("delta: applying");
+}
+
+// Nothing is held until all of it is there.
+void PullLink::choose_travel() {
+  const Stamp held = std::exchange(held_, 0);
+  deltas_ = {};
+  if (!granted_deltas_.empty() && (!options_.delta || held == 0 || granted_deltas_.size() != routes_.size()))
+    fail(ErrorCode::kMismatch, "Grant with {} deltas for {} routes, on top of {}", granted_deltas_.size(),
+         routes_.size(), held);
+  if (!options_.delta) return;
+  std::ranges::fill(travel_, Travel::kFull);
+  for (size_t i = 0; i < program_routes_.size() && !granted_deltas_.empty(); ++i) {
+    const int64_t bytes = granted_deltas_[program_routes_[i]];
+    if (bytes == Grant::kInFull) continue;
+    const int64_t full = program()->bytes_of(i);
+    if (!may_be_delta(routes_[program_routes_[i]]) || bytes > full)
+      fail(ErrorCode::kMismatch, "Grant with a delta of {} bytes for a route of {}", bytes, full);
+    travel_[i] = Travel::kDelta;
+    deltas_ += {1, bytes, full};
+  }
+  pull_run().travel(travel_);
 }
 
 void PullLink::handle_refuse(const Refuse& refuse) {
@@ -282,8 +343,8 @@ void PullLink::handle_revoke(const Revoke& revoke) {
 void PullLink::handle_digests(Digests digests) {
   if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
   if (digests.digests.size() != all_digests_ || have_digests_)
-    fail(ErrorCode::kMismatch, "{} digests for {} routes, {} of them quantised", digests.digests.size(), routes_.size(),
-         all_digests_ - routes_.size());
+    fail(ErrorCode::kMismatch, "{} digests for {} routes, there are {}", digests.digests.size(), routes_.size(),
+         all_digests_);
   spare_digests_ = std::exchange(digests_, std::move(digests.digests));
   have_digests_ = true;
   if (state_ == State::kChecking) check_digests();
@@ -312,32 +373,57 @@ void PullLink::handle_run_done() {
   if (have_digests_) check_digests();
 }
 
-void PullLink::check_digests() {
+std::optional<PullLink::DigestPlace> PullLink::differing(size_t position) const {
   const std::span<const Digest> own = run_->digests();
-  size_t next_rest = 0;
+  const DigestPlace whole{.own = static_cast<uint32_t>(position), .sent = program_routes_[position]};
+  const DigestPlace& second = seconds_[position];
+  const auto differ = [&](const DigestPlace& place) { return own[place.own] != digests_[place.sent]; };
+  const bool wire = routes_[program_routes_[position]].route.wire != nullptr;
+  const bool piece_alone = travel_of(position) == Travel::kDelta && second.sent != 0;
+  if (!piece_alone && differ(whole)) return whole;
+  if ((piece_alone || wire) && differ(second)) return second;
+  return std::nullopt;
+}
+
+void PullLink::check_digests() {
+  bool again = false;
   for (size_t i = 0; i < program_routes_.size(); ++i) {
-    const PullRoute& route = routes_[program_routes_[i]].route;
-    size_t mine = i;
-    size_t sent = program_routes_[i];
-    if (route.wire) {
-      const size_t rest = next_rest++;
-      if (own[mine] == digests_[sent]) {
-        mine = program_routes_.size() + rest;
-        sent = rests_[rest];
-      }
+    if (travel_of(i) == Travel::kNot) continue;  // it agreed before
+    const std::optional<DigestPlace> place = differing(i);
+    if (travel_of(i) == Travel::kDelta && place) {
+      again = true;
+      give_up_delta(i);
+      continue;
     }
-    const Digest& theirs = digests_[sent];
-    if (own[mine] == theirs) continue;
+    if (!place) {
+      if (options_.delta) travel_[i] = Travel::kNot;
+      continue;
+    }
     Metrics::process().digest_mismatches.add();
-    const RouteRegion& what = route.what;
-    const Region& region = route.wire ? route.wire->what().region : what.region;
-    return end_pull(failed(
-        ErrorCode::kDataLoss,
-        "digest of tensor {} {} differs: {} sent {}, {} arrived; the memory was written while it was "
-        "offered, or the copy failed",
-        options_.tensor_name(what.tensor), region.to_string(), name_, theirs.to_string(), own[mine].to_string()));
+    const PullRoute& route = routes_[program_routes_[i]].route;
+    const Region& region = route.wire ? route.wire->what().region : route.what.region;
+    return end_pull(
+        failed(ErrorCode::kDataLoss,
+               "digest of tensor {} {} differs: {} sent {}, {} arrived; the memory was written while it was "
+               "offered, or the copy failed",
+               options_.tensor_name(route.what.tensor), region.to_string(), name_, digests_[place->sent].to_string(),
+               run_->digests()[place->own].to_string()));
   }
-  end_pull({});
+  if (!again) return end_pull({});
+  pull_run().travel(travel_);
+  state_ = State::kPulling;
+  run_->start(epoch_);
+}
+
+// The destination was written since the last transfer, or the delta while it was read: once more, in full.
+void PullLink::give_up_delta(size_t position) {
+  travel_[position] = Travel::kFull;
+  const PullRoute& route = routes_[program_routes_[position]].route;
+  deltas_ += {-1, -granted_deltas_[program_routes_[position]], -program()->bytes_of(position)};
+  log_event(LogLevel::warn, "delta.mismatch", {{"peer", name_}, {"version", taking_}},
+            "tensor {} {} is taken in full: with what had changed it is not what was sent; it was written since the "
+            "last transfer",
+            options_.tensor_name(route.what.tensor), route.what.region.to_string());
 }
 
 void PullLink::end_pull(const Status& status) {
@@ -347,6 +433,7 @@ void PullLink::end_pull(const Status& status) {
   Trace::end("take", track_, {.version = version, .bytes = bytes_done()});
   if (status.ok()) {
     pulled_ = version;
+    held_ = granted_;
     if (programs_.size() == 1)
       std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; });
   }
@@ -399,11 +486,10 @@ void PullLink::detach(const Status& why) {
   link_->close();
 }
 
+// Once they have been compared they are the source's.
 void PullLink::add_digests(std::span<Digest> sums) const {
-  if (run_ == nullptr) return;
-  const std::span<const Digest> own = run_->digests();
-  for (size_t i = 0; i < std::min(own.size(), program_routes_.size()); ++i)  // no rests
-    sums[routes_[program_routes_[i]].route.what.tensor] += own[i];
+  if (!have_digests_) return;
+  for (const uint32_t position : program_routes_) sums[routes_[position].route.what.tensor] += digests_[position];
 }
 
 }  // namespace tessera::bus

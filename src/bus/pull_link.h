@@ -50,6 +50,7 @@ struct PullLinkOptions {
   std::function<std::string(uint32_t)> tensor_name;  // for messages
   bool runs = true;                                  // false: the batch makes its own run of the program (reductions)
   LentMemory* lent = nullptr;                        // that some of the routes end in
+  bool delta = false;                                // routes that are not quantised may travel as deltas
 };
 
 class PullLink {
@@ -75,6 +76,9 @@ class PullLink {
   std::unique_ptr<BounceRing> take_ring() { return std::move(ring_); }  // for a batch that makes its own run
   int64_t bytes() const { return program() ? program()->bytes() : 0; }
   RankShare share() const;  // likewise
+  // What was granted last: as deltas, and what they stand for.
+  const DeltaBytes& deltas() const { return deltas_; }
+  int64_t granted_bytes() const { return bytes() - deltas_.full + deltas_.read; }
   int64_t bytes_done() const { return run_ != nullptr && state_ != State::kAsked ? run_->bytes_done() : 0; }
 
   // From take() to on_pulled(): the destination may be written.
@@ -108,6 +112,11 @@ class PullLink {
     kPulling,   // the run is on
     kChecking,  // the run is over, the source's digests are awaited
   };
+  // Among a run's digests and among all that the source sends. `sent` is 0 where there is none.
+  struct DigestPlace {
+    uint32_t own = 0;
+    uint32_t sent = 0;
+  };
   void handle(Frame& frame);
   void handle_attached(Frame& frame);
   void build();
@@ -115,13 +124,20 @@ class PullLink {
   void handle_offer(const Offer& offer);
   void withdraw_offer(int64_t version);
   void handle_held(const Held& held);
-  void handle_grant(const Grant& grant);
+  void handle_grant(Grant grant);
+  void choose_travel();
+  bool may_be_delta(const Wanted& wanted) const { return options_.delta && !wanted.route.wire; }
+  Travel travel_of(size_t position) const { return options_.delta ? travel_[position] : Travel::kFull; }
+  PullRun& pull_run() const { return static_cast<PullRun&>(*run_); }  // with deltas no run is another's
+  void number_digests();
+  void give_up_delta(size_t position);
   Status given_up(int64_t version, const Status& reason) const;
   void handle_refuse(const Refuse& refuse);
   void handle_revoke(const Revoke& revoke);
   void handle_digests(Digests digests);
   void handle_detach(const Detach& detach);
   void handle_run_done();
+  std::optional<DigestPlace> differing(size_t position) const;
   void check_digests();
   void end_pull(const Status& status);
   void lose(const Status& status);
@@ -134,8 +150,9 @@ class PullLink {
   const std::optional<Incarnation> worker_;
   std::vector<Wanted> routes_;
   std::vector<uint32_t> program_routes_;  // positions of those that are not skipped
-  // Of those that travel quantised, among all digests, and in the order of a run's: where the rests are.
-  std::vector<uint32_t> rests_;
+  // By position in the program, of routes with a second digest: the rest of what is quantised, or the piece of a delta
+  // that is cast.
+  std::vector<DigestPlace> seconds_;
   size_t all_digests_ = 0;  // that the source sends
   const PullLinkOptions options_;
   std::shared_ptr<Link> link_;
@@ -165,6 +182,12 @@ class PullLink {
   bool have_digests_ = false;
   std::vector<Digest> digests_;  // the source's
   std::vector<Digest> spare_digests_;
+  // Deltas. What the destination holds of this source, whole and untouched; 0: nothing that is known.
+  Stamp held_ = 0;
+  Stamp granted_ = 0;
+  DeltaBytes deltas_;
+  std::vector<int64_t> granted_deltas_;  // of the last Grant
+  std::vector<Travel> travel_;           // by position in the program
   Status abort_status_;
   const uint64_t track_ = Trace::new_track();
 };

@@ -35,7 +35,7 @@ std::vector<Wanted> ReceiverSession::wanted_from(Rank rank, std::span<const uint
     one.route.dst = local.array;
     one.route.dst_dtype = local.dtype;
     one.route.data = local.data;
-    one.per_route = matched.src.has_partial();
+    one.per_route = matched.src.has_partial() || setup_.agreement.delta;
     one.skipped = ties[route.tensor] != route.tensor;
     if (matched.wire) {
       one.route.wire = std::make_shared<WirePiece>(wire_region(matched, route.region));
@@ -59,7 +59,8 @@ void ReceiverSession::connect() {
         PullLinkOptions{.attach = attach_message(Attach::Purpose::kPull),
                         .digest = setup_.agreement.digest,
                         .tensor_name = [this](uint32_t tensor) { return tensor_name(tensor); },
-                        .lent = setup_.lent}));
+                        .lent = setup_.lent,
+                        .delta = setup_.agreement.delta}));
     PullLink* link = links_.back().get();
     calls_.push_back({link->name(), record, [link](std::shared_ptr<Link> made) { link->adopt(std::move(made)); }});
   }
@@ -327,7 +328,7 @@ void ReceiverSession::on_granted(PullLink& link) {
 
 void ReceiverSession::on_pulled(PullLink& link, const Status& status) {
   if (link.rings() && rings_busy_ > 0) --rings_busy_;
-  if (status.ok()) setup_.on_moved(link.bytes());
+  if (status.ok()) setup_.on_moved(link.granted_bytes(), link.deltas());
   if (!status.ok()) {
     fail_recv(status);
   } else if (phase_ == Phase::kPulling) {

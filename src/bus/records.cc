@@ -14,7 +14,7 @@
 namespace tessera::bus {
 namespace {
 
-constexpr uint16_t kRecordVersion = 2;
+constexpr uint16_t kRecordVersion = 3;
 constexpr uint32_t kMaxFailureBytes = 64 << 10;
 
 ByteWriter begin() {
@@ -148,6 +148,7 @@ std::string BatchRecord::write() const {
   of.write(out);
   out.put(sends);
   out.put(digest);
+  out.put(delta);
   out.put(version);
   out.put(newest);
   out.put_string(hash);
@@ -161,6 +162,7 @@ BatchRecord BatchRecord::read(std::string_view key, std::string_view value) {
   record.of = Registration::read(in);
   record.sends = in.get_bool();
   record.digest = in.get_bool();
+  record.delta = in.get_bool();
   record.version = in.get<int64_t>();
   record.newest = in.get<int64_t>();
   if (record.version < 0 || record.newest < record.version)

@@ -70,6 +70,7 @@ struct BatchRecord {
   Registration of;
   bool sends = false;  // offers (or accepts)
   bool digest = true;
+  bool delta = false;
   int64_t version = 0;  // that this rank sent last, or holds; 0: none
   int64_t newest = 0;   // that it has offered at all: the next one's number goes on from there
   std::string hash;     // of this rank's manifest

@@ -33,6 +33,7 @@ struct Agreement {
   Match match;
   std::string session;         // equal on all ranks of both sides that read the same registrations
   bool digest = true;          // nobody switched it off
+  bool delta = false;          // all asked for it
   int64_t sent_version = 0;    // the last that a sending rank knows of
   int64_t newest_version = 0;  // that one has offered, sent or not
   int64_t floor = 0;           // versions up to this are held by all receiving ranks
@@ -63,6 +64,7 @@ class Rendezvous {
   struct Offer {
     bool sends = false;
     bool digest = true;
+    bool delta = false;
     int64_t version = 0;  // sent last, or held
     int64_t newest = 0;   // offered, at least `version`
     const Manifest* manifest = nullptr;
@@ -111,6 +113,7 @@ class Rendezvous {
   struct Side {
     Manifest manifest;
     bool digest = true;
+    bool delta = true;
     std::vector<int64_t> versions;      // by rank
     int64_t newest = 0;                 // of all
     std::vector<Registration> members;  // by rank

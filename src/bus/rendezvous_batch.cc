@@ -139,6 +139,7 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
            view.name, batch, rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
            job == identity_.job ? view.peer_job : identity_.job);
     side.digest = side.digest && record.digest;
+    side.delta = side.delta && record.delta;
     side.versions.push_back(record.version);
     side.newest = std::max(side.newest, record.newest);
     side.members.push_back(std::move(record.of));
@@ -212,6 +213,7 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
   BatchRecord record{.of = of,
                      .sends = own.sends,
                      .digest = own.digest,
+                     .delta = own.delta,
                      .version = own.version,
                      .newest = own.newest,
                      .hash = own.manifest->hash(),
@@ -267,6 +269,7 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
                      own.sends ? view.peer_job : identity_.job),
       .session = session_of(view.name, batch, sender.manifest, receiver.manifest, sender.members, receiver.members),
       .digest = mine.digest && theirs.digest,
+      .delta = mine.delta && theirs.delta,
       .sent_version = std::ranges::max(sender.versions),
       .newest_version = sender.newest,
       .floor = 0,

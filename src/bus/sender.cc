@@ -115,7 +115,7 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   count_session(*session, share);
   if (staged()) {
     const int64_t newest = slots_[newest_slot_].version;
-    if (newest != 0 && !made->prepares()) made->offer_slot(newest, newest_slot_);
+    if (newest != 0 && !made->must_prepare()) made->offer_slot(newest, newest_slot_);
   } else if (offering_ != 0 && !ending_) {
     made->offer(offering_);
   }

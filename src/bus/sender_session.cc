@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/mutation.h"
 
 namespace tessera::bus {
 
@@ -16,6 +17,13 @@ SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
                                   Reducer::Events{.ready_changed = [this] { attached_one(); },
                                                   .lost = [this](const Status& status) { break_session(status); },
                                                   .reduced = [this](const Status& status) { on_reduced(status); }});
+    setup_.on_allocation();
+  }
+  if (setup_.agreement.delta) {
+    delta_ = std::make_unique<DeltaEncoder>(
+        *setup_.agent, setup_,
+        [this](const SentRoute& route, uint32_t slot) { return sent_elements(route, slot).route; },
+        [this](const Status& status) { on_compared(status); });
     setup_.on_allocation();
   }
   if (!Quantizer::wanted(setup_.agreement.match)) return;
@@ -74,6 +82,12 @@ Served SenderSession::sent_route(uint32_t sent, uint32_t slot) const {
   return quantises(sent) ? quantizer_->piece(sent, slot) : sent_elements(setup_.routes.sent[sent], slot);
 }
 
+Served SenderSession::served_route(uint32_t sent) const {
+  Served served = sent_route(sent, 0);
+  if (delta_ && delta_->covers(sent)) delta_->place(sent, served);
+  return served;
+}
+
 Served SenderSession::sent_elements(const SentRoute& route, uint32_t slot) const {
   Served served;
   served.route = source_route({.tensor = route.tensor, .route = 0, .region = route.region, .src_owned = {}},
@@ -97,7 +111,7 @@ std::vector<Served> SenderSession::served_to(const Caller& caller) const {
     for (const LinkRoute& route : setup_.routes.reduced_by[rank])
       served.push_back({.route = source_route(route, setup_.terms[route.tensor])});
   } else {
-    for (const LinkRoute& route : setup_.routes.by_peer[rank]) served.push_back(sent_route(route.route, 0));
+    for (const LinkRoute& route : setup_.routes.by_peer[rank]) served.push_back(served_route(route.route));
   }
   return served;
 }
@@ -152,7 +166,7 @@ void SenderSession::build_digest_programs() {
   for (const auto& [rank, link] : receivers_)
     if (!link->rings())
       for (const LinkRoute& route : setup_.routes.by_peer[static_cast<size_t>(rank)])
-        wanted[route.route] = !quantises(route.route);
+        wanted[route.route] = !quantises(route.route) && !(delta_ && !staged());
   for (uint32_t i = 0; i < wanted.size(); ++i)
     if (wanted[i]) digested_.push_back(i);
   for (uint32_t index = 0; index < slots_.size(); ++index) {
@@ -206,6 +220,8 @@ void SenderSession::prepare_offer(int64_t version, uint32_t slot) {
   copied_ = !staged();
   quantising_ = false;
   quantised_ = quantizer_ == nullptr;
+  comparing_ = false;
+  compared_ = delta_ == nullptr;
   if (reducer_)
     reducer_->start(version, slot);
   else
@@ -233,10 +249,19 @@ void SenderSession::on_quantized(const Status& status) {
   advance();
 }
 
+void SenderSession::on_compared(const Status& status) {
+  if (phase_ != Phase::kPreparing) return check_ended();
+  if (!status.ok()) return fail_offer(status);
+  compared_ = true;
+  advance();
+}
+
 void SenderSession::advance() {
   if (!reduced_) return;
-  if (!quantised_) {
-    if (copied_ && !std::exchange(quantising_, true)) quantizer_->start(offering_, offering_slot_);
+  if (!quantised_ || !compared_) {
+    if (!copied_) return;
+    if (quantizer_ && !std::exchange(quantising_, true)) quantizer_->start(offering_, offering_slot_);
+    if (delta_ && !std::exchange(comparing_, true)) delta_->start(offering_slot_);
     return;
   }
   if (staged()) return check_ended();
@@ -253,13 +278,14 @@ void SenderSession::show(int64_t version, uint32_t index) {
   Slot& slot = slots_[index];
   slot.version = version;
   slot.digested = false;
+  slot.compared = compared_ && delta_ && version == offering_ && index == offering_slot_ && delta_->stamp(index) != 0;
   for (const auto& [rank, link] : receivers_)
     if (link->open()) link->offer(version, index);
   if (!slot.run) return;
-  if (digested_.empty()) {
+  if (digested_.empty() || slot.compared) {
     slot.digested = true;
     summed_slot_ = index;
-    if (staged() && quantizer_) owner_.on_digested(*this, version);
+    if (staged() && (quantizer_ || delta_)) owner_.on_digested(*this, version);
     return;
   }
   slot.running = true;
@@ -303,7 +329,8 @@ void SenderSession::on_released(SourceLink& link) {
   owner_.on_unpinned(*this);
 }
 
-void SenderSession::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
+void SenderSession::on_take(SourceLink& link, const Take& take) {
+  const auto [version, epoch, held] = take;
   const bool reduces = !is_receiver(link);
   const Slot* slot = slot_of(version);
   const bool on_offer = reduces
@@ -315,10 +342,24 @@ void SenderSession::on_take(SourceLink& link, int64_t version, uint32_t epoch) {
   }
   last_activity_ = Clock::steady().now();
   if (!reduces) held_ = version;
-  link.grant(version, epoch);
+  if (reduces)
+    link.grant(version, epoch, 0, {});
+  else
+    grant(link, take, index_of(*slot));
   if (!reduces) owner_.on_begun(version);
   owner_.on_taking(*this);
   if (!reduces && slot->digested) send_digests(link, *slot);
+}
+
+// Deltas are of use only on top of what they were made from.
+void SenderSession::grant(SourceLink& link, const Take& take, uint32_t index) {
+  deltas_.clear();
+  if (!slots_[index].compared) return link.grant(take.version, take.epoch, 0, deltas_);
+  const Stamp base = delta_->base(index);
+  if (base != 0 && take.held != 0 && (take.held == base || mutated(Mutation::kStaleBase)))
+    for (const LinkRoute& route : setup_.routes.by_peer[static_cast<size_t>(link.rank())])
+      deltas_.push_back(delta_->delta_bytes(route.route, index));
+  link.grant(take.version, take.epoch, delta_->stamp(index), deltas_);
 }
 
 void SenderSession::on_digests(uint32_t index) {
@@ -340,12 +381,26 @@ void SenderSession::send_digests(SourceLink& link, const Slot& slot) {
   const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(link.rank())];
   const std::span<const Digest> digests = slot.run->digests();
   for (size_t i = 0; i < routes.size(); ++i) {
-    if (quantises(routes[i].route)) continue;
+    if (quantises(routes[i].route) || slot.compared) continue;
     const auto at = std::ranges::lower_bound(digested_, routes[i].route);
     link.digests()[i] = digests[static_cast<size_t>(at - digested_.begin())];
   }
   add_quantised_digests(link, slot);
+  add_delta_digests(link, slot);
   link.send_digests(slot.version);
+}
+
+void SenderSession::add_delta_digests(SourceLink& link, const Slot& slot) {
+  if (!slot.compared) return;
+  const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(link.rank())];
+  const auto quantised = [&](const LinkRoute& route) { return quantises(route.route); };
+  size_t piece = routes.size() + static_cast<size_t>(std::ranges::count_if(routes, quantised));
+  for (size_t i = 0; i < routes.size(); ++i) {
+    if (quantised(routes[i])) continue;
+    link.digests()[i] = delta_->digest(routes[i].route, index_of(slot));
+    if (delta_->is_cast(routes[i].route))
+      link.digests()[piece++] = delta_->piece_digest(routes[i].route, index_of(slot));
+  }
 }
 
 void SenderSession::add_quantised_digests(SourceLink& link, const Slot& slot) {
@@ -378,7 +433,7 @@ void SenderSession::on_progress(SourceLink&) {
 void SenderSession::on_done(SourceLink& link, const Done& done) {
   last_activity_ = Clock::steady().now();
   if (done.status.ok()) {
-    if (is_receiver(link)) setup_.on_moved(link.bytes());
+    if (is_receiver(link)) setup_.on_moved(link.granted_bytes(), link.deltas());
   } else {
     link.abort_run(done.status);
     if (staged() && is_receiver(link))
@@ -434,7 +489,10 @@ void SenderSession::sum_digests(std::vector<Digest>& sums) {
     counted_[route] = true;
     sums[setup_.routes.sent[route].tensor] += digest;
   };
-  for (size_t i = 0; i < digested_.size(); ++i) add(digested_[i], slots_[summed_slot_].run->digests()[i]);
+  const bool compared = slots_[summed_slot_].compared && setup_.agreement.digest;
+  for (uint32_t i = 0; compared && i < setup_.routes.sent.size(); ++i)
+    if (!quantises(i)) add(i, delta_->digest(i, summed_slot_));
+  for (size_t i = 0; !compared && i < digested_.size(); ++i) add(digested_[i], slots_[summed_slot_].run->digests()[i]);
   for (uint32_t i = 0; i < setup_.routes.sent.size() && setup_.agreement.digest; ++i)
     if (quantises(i)) add(i, quantizer_->digest(i, summed_slot_));
   for (const auto& [rank, link] : receivers_) {

@@ -7,7 +7,8 @@
 //                          |                          |
 //                          \------------------> failing: withdrawn; ends once nobody reads any more
 //
-// Preparing is to reduce this rank's share of Partial tensors, then to quantise what travels so: advance().
+// Preparing is to reduce this rank's share of Partial tensors, then to quantise what travels so, and to find what has
+// changed of the rest: advance().
 //
 // Staged, a slot is a copy that stays on offer until it is wanted for a newer version: prepare() reduces into a slot
 // that is not pinned, offer() offers it and is over at once. What pins a slot: a reader, rank 0 of the receivers while
@@ -19,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "bus/delta_encoder.h"
 #include "bus/loop_signal.h"
 #include "bus/quantizer.h"
 #include "bus/reducer.h"
@@ -66,9 +68,11 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void clear(uint32_t slot);                        // nobody is offered it any more. REQUIRES: not pinned
   void prepare(int64_t version, uint32_t slot);     // on_prepared() follows, at once where nothing is to be prepared
   void offer_slot(int64_t version, uint32_t slot);  // prepared, if prepares()
-  // What prepare() began waits for the slot's copy, too, where it is quantised.
+  // What prepare() began waits for the slot's copy, too, where it is quantised or compared.
   void copied(const Status& status);
-  bool prepares() const { return reducer_ || !owners_.empty() || quantizer_; }
+  bool prepares() const { return must_prepare() || delta_; }
+  // A slot that is not prepared cannot be offered. (Without deltas it can.)
+  bool must_prepare() const { return reducer_ || !owners_.empty() || quantizer_; }
 
   // The ranks of this job have sent versions up to this one before it was adopted, and quantise none of them for it.
   void passed(int64_t version);
@@ -98,6 +102,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
     std::unique_ptr<Run> run;
     bool running = false;
     bool digested = false;
+    bool compared = false;  // its digests are delta_'s, but for what is quantised
   };
 
   void connect() override;
@@ -109,7 +114,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void on_source_ready(SourceLink& link) override;
   void on_hold(SourceLink& link, int64_t version, uint32_t epoch) override;
   void on_released(SourceLink& link) override;
-  void on_take(SourceLink& link, int64_t version, uint32_t epoch) override;
+  void on_take(SourceLink& link, const Take& take) override;
   void on_done(SourceLink& link, const Done& done) override;
   void on_progress(SourceLink& link) override;
   void on_source_run_done(SourceLink& link) override;
@@ -120,8 +125,11 @@ class SenderSession final : public Session, public SourceLinkOwner {
   bool staged() const { return setup_.slots > 1; }
   SourceRoute source_route(const LinkRoute& route, const LocalTensor& local) const;
   bool quantises(uint32_t sent) const { return quantizer_ && quantizer_->quantises(sent); }
-  bool preparing() const { return (reducer_ && reducer_->busy()) || (quantizer_ && quantizer_->busy()); }
+  bool preparing() const {
+    return (reducer_ && reducer_->busy()) || (quantizer_ && quantizer_->busy()) || (delta_ && delta_->busy());
+  }
   Served sent_route(uint32_t sent, uint32_t slot) const;              // in that slot: of routes.sent
+  Served served_route(uint32_t sent) const;                           // as receivers find it in the first slot
   Served sent_elements(const SentRoute& route, uint32_t slot) const;  // in its tensor or result
   std::vector<Served> served_to(const Caller& caller) const;
   bool is_receiver(const SourceLink& link) const;
@@ -135,11 +143,14 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void prepare_offer(int64_t version, uint32_t slot);
   void on_reduced(const Status& status);
   void on_quantized(const Status& status);
+  void on_compared(const Status& status);
+  void grant(SourceLink& link, const Take& take, uint32_t slot);
   void advance();                             // the only way out of kPreparing that is no failure
   void show(int64_t version, uint32_t slot);  // offers it
   void on_digests(uint32_t slot);
   void send_digests(SourceLink& link, const Slot& slot);
   void add_quantised_digests(SourceLink& link, const Slot& slot);
+  void add_delta_digests(SourceLink& link, const Slot& slot);
   void check_ended();
   void end(const Status& status);
   void check_taken();  // by all, so that nobody pins it
@@ -150,6 +161,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   std::map<Rank, std::unique_ptr<SourceLink>> owners_;  // ranks of this job that reduce what this one holds
   std::unique_ptr<Reducer> reducer_;                    // what this rank reduces; null if nothing
   std::unique_ptr<Quantizer> quantizer_;                // null if nothing travels quantised
+  std::unique_ptr<DeltaEncoder> delta_;                 // null without deltas
   int64_t rank_bytes_ = 0;
   bool left_ = false;
   Status leaving_;  // why, once leave() was called
@@ -157,6 +169,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   std::vector<Slot> slots_;
   std::vector<uint32_t> digested_;  // indices into routes.sent, in the programs' order
   std::vector<bool> counted_;       // by sent route, while digests are summed
+  std::vector<int64_t> deltas_;     // of a Grant
   uint32_t summed_slot_ = 0;
 
   Phase phase_ = Phase::kIdle;  // staged: kPreparing and kFailing alone
@@ -164,6 +177,8 @@ class SenderSession final : public Session, public SourceLinkOwner {
   bool copied_ = false;
   bool quantising_ = false;  // or done with it, or the others know that this rank will not
   bool quantised_ = false;
+  bool comparing_ = false;  // or done with it
+  bool compared_ = false;
   uint32_t offers_ = 0;   // so far
   int64_t offering_ = 0;  // or being prepared
   uint32_t offering_slot_ = 0;

@@ -28,7 +28,7 @@ void SenderSession::check_ended() {
                                                          (entry.second->open() && entry.second->taking() != 0);
                                                 })
                           : !std::ranges::all_of(owners_, ended);
-    const bool prepared = phase_ != Phase::kPreparing || (reduced_ && quantised_);
+    const bool prepared = phase_ != Phase::kPreparing || (reduced_ && quantised_ && compared_);
     if (phase_ != Phase::kIdle && !lent && prepared && !preparing())
       end(phase_ == Phase::kFailing ? failure_ : Status());
     else if (retires())
@@ -71,6 +71,7 @@ void SenderSession::fail_offer(const Status& status) {
   if (reducer_) reducer_->abort(status);
   if (quantizer_ && !std::exchange(quantising_, true)) quantizer_->give_up(offering_, status);
   if (quantizer_) quantizer_->abort(status);
+  if (delta_) delta_->abort(status);
   const auto take_back = [&](const auto& links) {
     for (const auto& [rank, link] : links) {
       if (link->open()) link->withdraw(offering_);
@@ -127,6 +128,7 @@ bool SenderSession::flows_since(TimePoint then) const {
 }
 
 std::string SenderSession::who_has_not_taken() const {
+  if (phase_ == Phase::kPreparing && quantised_ && comparing_) return "it was still being compared with the last one";
   if (phase_ == Phase::kPreparing && quantising_) {
     const std::string names = quantizer_->waits_for();
     return names.empty() ? "it was still being quantised"
@@ -148,6 +150,8 @@ std::string SenderSession::who_has_not_taken() const {
 }
 
 std::string SenderSession::awaited() const {
+  if (phase_ == Phase::kPreparing && quantised_ && comparing_)
+    return fmt::format("version {} to be compared with the last one", offering_);
   if (phase_ == Phase::kPreparing && quantising_) {
     const std::string names = quantizer_->waits_for();
     return names.empty() ? fmt::format("version {} to be quantised", offering_)

@@ -76,7 +76,7 @@ void SenderBatch::check_snapshot() {
     newest_slot_ = *target_;
     version_ = version;
     for (const auto& [job, session] : sessions_)
-      if (!session->broken() && (!session->prepares() || prepared_.contains(session.get())))
+      if (!session->broken() && (!session->must_prepare() || prepared_.contains(session.get())))
         session->offer_slot(version, *target_);
   }
   target_.reset();

@@ -42,8 +42,9 @@ struct SessionSetup {
 
   // What the session has cost and done, for the batch's figures.
   std::function<void()> on_allocation;
-  std::function<void(int64_t bytes)> on_moved;  // to or from one peer, well
-  std::function<void()> on_amaxes_agreed;       // by all ranks that send
+  // To or from one peer, well; some of it as deltas.
+  std::function<void(int64_t bytes, const DeltaBytes& deltas)> on_moved;
+  std::function<void()> on_amaxes_agreed;  // by all ranks that send
 };
 
 class Session : public Acceptor {

@@ -33,8 +33,9 @@ SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, C
       keeps_(slots > 1),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {
   for (const Served& served : routes_) bytes_ += bytes_of_route(served);
-  const auto quantised = std::ranges::count_if(routes_, &Served::quantised);
-  digests_.digests.resize(routes_.size() + static_cast<size_t>(quantised));
+  const auto more =
+      std::ranges::count_if(routes_, &Served::quantised) + std::ranges::count_if(routes_, &Served::delta_digest);
+  digests_.digests.resize(routes_.size() + static_cast<size_t>(more));
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); });
   link_->watch_process(caller.hello.incarnation);
@@ -55,7 +56,10 @@ Attached::Place SourceLink::place_of(const Served& served) const {
                          : describe_memory(route.data + extent.begin, bytes),
           .origin = static_cast<uint64_t>(-extent.begin),
           .strides = route.src.strides,
-          .slot_bytes = served.slot_bytes};
+          .slot_bytes = served.slot_bytes,
+          .delta =
+              served.delta == nullptr ? std::nullopt : std::optional(describe_memory(served.delta, served.delta_bytes)),
+          .delta_slot_bytes = served.delta_slot_bytes};
 }
 
 void SourceLink::send_places(uint32_t slots) {
@@ -67,12 +71,14 @@ void SourceLink::send_places(uint32_t slots) {
         routes_[i - 1].route.what.tensor == route.what.tensor)
       continue;
     message.places.push_back(place_of(routes_[i]));
-    const MemoryDesc& memory = message.places.back().memory;
-    if (memory.kind != MemoryDesc::Kind::kShared || arenas.contains(memory.arena)) continue;
-    const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
-    const auto location =
-        SharedHeap::process().locate(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
-    if (location) arenas.emplace(memory.arena, location->arena);
+    const auto announce = [&](const MemoryDesc& memory, const std::byte* data) {
+      if (memory.kind != MemoryDesc::Kind::kShared || arenas.contains(memory.arena)) return;
+      const auto location = SharedHeap::process().locate(data, static_cast<size_t>(memory.bytes));
+      if (location) arenas.emplace(memory.arena, location->arena);
+    };
+    const Attached::Place& place = message.places.back();
+    announce(place.memory, route.data - place.origin);
+    if (place.delta) announce(*place.delta, routes_[i].delta);
   }
   // A message carries a bounded number of descriptors: more arenas take more messages, the last has the places.
   Attached part;
@@ -116,7 +122,7 @@ void SourceLink::handle(Frame& frame) {
         waiting_take_ = take;
         return;
       }
-      return owner_.on_take(*this, take.version, take.epoch);
+      return owner_.on_take(*this, take);
     }
     case MessageType::kProgress: {
       const ProgressReport report = parse<ProgressReport>(frame.payload);
@@ -159,11 +165,12 @@ void SourceLink::prepare(const Prepare& prepare) {
   if (!prepare.skipped.empty() && prepare.skipped.back() >= routes_.size())
     fail(ErrorCode::kMismatch, "Prepare skips route {} of {}", prepare.skipped.back(), routes_.size());
   for (const uint32_t skipped : prepare.skipped) bytes_ -= bytes_of_route(routes_[skipped]);
+  skipped_ = prepare.skipped;
   std::vector<UniqueFd> fds;
   if (prepare.ring) {
     std::vector<SourceRoute> routes;
     for (uint32_t i = 0; i < routes_.size(); ++i) {
-      if (std::ranges::binary_search(prepare.skipped, i) || routes_[i].quantised) continue;
+      if (skips(i) || routes_[i].quantised) continue;
       routes.push_back(routes_[i].route);
       program_routes_.push_back(i);
     }
@@ -189,7 +196,7 @@ void SourceLink::handle_run_done() {
   running_ = false;
   owner_.on_source_run_done(*this);
   const std::optional<Take> take = std::exchange(waiting_take_, std::nullopt);
-  if (take && link_->open()) owner_.on_take(*this, take->version, take->epoch);
+  if (take && link_->open()) owner_.on_take(*this, *take);
 }
 
 std::span<const Digest> SourceLink::run_digests() {
@@ -219,11 +226,22 @@ void SourceLink::begin_anew(int64_t version) {
   if (ended_version_ == version) ended_version_ = 0;
 }
 
-void SourceLink::grant(int64_t version, uint32_t epoch) {
+bool SourceLink::skips(size_t route) const {
+  return std::ranges::binary_search(skipped_, static_cast<uint32_t>(route));
+}
+
+void SourceLink::grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<const int64_t> deltas) {
   begin_anew(version);
   taking_ = version;
   progress_ = 0;
-  link_->send(Grant{.version = version, .epoch = epoch});
+  deltas_ = {};
+  for (size_t i = 0; i < deltas.size(); ++i)
+    if (deltas[i] != Grant::kInFull && !skips(i)) deltas_ += {1, deltas[i], bytes_of_route(routes_[i])};
+  grant_.version = version;
+  grant_.epoch = epoch;
+  grant_.stamp = stamp;
+  grant_.deltas.assign(deltas.begin(), deltas.end());
+  link_->send(grant_);
   if (!run_) return;
   running_ = true;
   run_->start(epoch);

@@ -28,7 +28,7 @@ class SourceLinkOwner {
   virtual void on_hold(SourceLink& link, int64_t version, uint32_t epoch) = 0;
   virtual void on_released(SourceLink& link) = 0;  // what was kept need not be any more
   // It asks to read `version`. The owner answers with grant() or refuse(), now. Not while its ring is being filled.
-  virtual void on_take(SourceLink& link, int64_t version, uint32_t epoch) = 0;
+  virtual void on_take(SourceLink& link, const Take& take) = 0;
   virtual void on_progress(SourceLink& link) = 0;  // more bytes than before
   virtual void on_done(SourceLink& link, const Done& done) = 0;
   // The ring's run has ended (well or not).
@@ -45,6 +45,11 @@ struct Served {
   bool per_route = false;   // its place is this route's own (reduced), not the tensor's
   bool quantised = false;   // it is a wire piece: its digests are the owner's to give
   uint64_t slot_bytes = 0;  // slot s lies s times as far behind
+  // If it may travel as a delta: its piece, in shared memory.
+  const std::byte* delta = nullptr;
+  size_t delta_bytes = 0;
+  uint64_t delta_slot_bytes = 0;
+  bool delta_digest = false;  // the piece has a digest of its own
 };
 
 class SourceLink {
@@ -63,6 +68,9 @@ class SourceLink {
   bool rings() const { return program_ != nullptr; }
   std::span<const Served> routes() const { return routes_; }
   int64_t bytes() const { return bytes_; }
+  // What it was granted last: as deltas, and what they stand for.
+  const DeltaBytes& deltas() const { return deltas_; }
+  int64_t granted_bytes() const { return bytes_ - deltas_.full + deltas_.read; }
 
   int64_t taking() const { return taking_; }  // the version it was granted and is not done with; 0 if none
   int64_t done_version() const { return done_version_; }
@@ -70,7 +78,8 @@ class SourceLink {
   int64_t progress() const { return progress_.load(); }     // bytes of that version, as it reports; any thread
   bool running() const { return running_; }                 // its ring is being filled
   Run* run() const { return run_.get(); }
-  // What send_digests() sends: one a route of the connection, then the rest of each quantised one.
+  // What send_digests() sends: one a route of the connection, then the rest of each quantised one, then that of each
+  // piece that has one.
   std::span<Digest> digests() { return digests_.digests; }
   // Makes them those of the ring's last run, zero where the receiver skips a route, and gives those of the routes;
   // empty without. Of quantised ones they stay as they are.
@@ -79,7 +88,8 @@ class SourceLink {
   void offer(int64_t version, uint32_t slot);
   void withdraw(int64_t version);
   void keep(int64_t version, uint32_t epoch);
-  void grant(int64_t version, uint32_t epoch);
+  // `deltas`: see Grant; empty, or one a route.
+  void grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<const int64_t> deltas);
   void refuse(int64_t version, uint32_t epoch, const Status& reason);
   void revoke(const Status& reason);  // asks it to stop reading; its Done follows
   void send_digests(int64_t version);
@@ -88,6 +98,7 @@ class SourceLink {
 
  private:
   void begin_anew(int64_t version);
+  bool skips(size_t route) const;  // the receiver does
   void handle(Frame& frame);
   Attached::Place place_of(const Served& served) const;
   void send_places(uint32_t slots);
@@ -104,7 +115,10 @@ class SourceLink {
   const bool digest_;
   const bool keeps_;  // staged: what is done may be taken once more, if not all could take it
   Digests digests_;   // kept, so that a transfer takes nothing from the heap
+  Grant grant_;       // likewise
+  std::vector<uint32_t> skipped_;
   int64_t bytes_ = 0;
+  DeltaBytes deltas_;
   bool ready_ = false;
   bool left_ = false;
   int64_t taking_ = 0;

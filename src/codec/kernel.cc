@@ -28,7 +28,8 @@ std::vector<KernelSet> make_sets() {
                     .amax = &simd_amax(target),
                     .scale = &simd_scale(target),
                     .quantize = &simd_quantize(target),
-                    .transpose = &simd_transpose(target)});
+                    .transpose = &simd_transpose(target),
+                    .changes = &simd_changes(target)});
   }
   sets.push_back({.target = "scalar",
                   .cast = &scalar_cast(),
@@ -38,7 +39,8 @@ std::vector<KernelSet> make_sets() {
                   .amax = &scalar_amax(),
                   .scale = &scalar_scale(),
                   .quantize = &scalar_quantize(),
-                  .transpose = &scalar_transpose()});
+                  .transpose = &scalar_transpose(),
+                  .changes = &scalar_changes()});
   return sets;
 }
 

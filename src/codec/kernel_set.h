@@ -118,6 +118,12 @@ struct TransposeKernels {
   void (*hadamard)(const std::byte* src, size_t src_stride, size_t columns, std::byte* dst, size_t dst_stride);
 };
 
+struct ChangeKernels {
+  std::string_view target;
+  // Of atoms of 1, 2, 4 and 8 bytes: codec/changes.h.
+  void (*find[4])(const std::byte* now, const std::byte* before, size_t n, uint64_t* changed);
+};
+
 const CastKernels& scalar_cast();
 const StreamKernels& scalar_stream();
 const DigestKernels& scalar_digest();
@@ -126,6 +132,7 @@ const AmaxKernels& scalar_amax();
 const ScaleKernels& scalar_scale();
 const QuantizeKernels& scalar_quantize();
 const TransposeKernels& scalar_transpose();
+const ChangeKernels& scalar_changes();
 // `target`: one of Highway's HWY_* bits, supported by this CPU and other than HWY_SCALAR and HWY_EMU128.
 const CastKernels& simd_cast(int64_t target);
 const StreamKernels& simd_stream(int64_t target);
@@ -135,6 +142,7 @@ const AmaxKernels& simd_amax(int64_t target);
 const ScaleKernels& simd_scale(int64_t target);
 const QuantizeKernels& simd_quantize(int64_t target);
 const TransposeKernels& simd_transpose(int64_t target);
+const ChangeKernels& simd_changes(int64_t target);
 
 struct KernelSet {
   std::string_view target;
@@ -146,6 +154,7 @@ struct KernelSet {
   const ScaleKernels* scale;
   const QuantizeKernels* quantize;
   const TransposeKernels* transpose;
+  const ChangeKernels* changes;
 };
 
 const KernelSet& active_kernels();

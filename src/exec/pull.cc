@@ -74,9 +74,15 @@ class Compiler {
     program_.mapped_units = cut(program_.mapped);
     program_.get_units = cut(program_.get);
     program_.wire_units = cut_pieces(program_.wire);
+    program_.delta_units = cut_deltas(program_.delta);
     program_.bytes = {bytes_of_parts(program_.mapped), bytes_of_parts(program_.get), bytes_of_parts(program_.ring)};
-    for (const WirePart& part : program_.wire)
+    for (const std::vector<PullPart>* parts : {&program_.mapped, &program_.get, &program_.ring})
+      for (const PullPart& part : *parts)
+        program_.route_bytes[part.route] = part.walk.atoms() * part.kernel.source_bytes();
+    for (const WirePart& part : program_.wire) {
+      program_.route_bytes[part.route] = part.reader->piece().bytes();
       program_.bytes[static_cast<size_t>(PullPath::kMapped)] += part.reader->piece().bytes();
+    }
   }
 
  private:
@@ -110,6 +116,7 @@ class Compiler {
     const PullRoute& route = routes_[r];
     Place& place = places_[r];
     if (route.wire != nullptr) return compile_wire(r);
+    if (route.delta) compile_delta(r);
     if (place.walk.atoms() == 0) return;
     if (place.path == PullPath::kGet && route.memory.kind != MemoryDesc::Kind::kShared) place.path = private_path_;
     PullPart part{
@@ -165,6 +172,27 @@ class Compiler {
         route.wire, piece, WireDecoder::Target{.array = route.dst, .dtype = route.dst_dtype, .data = route.data});
   }
 
+  void compile_delta(size_t r) {
+    const PullRoute& route = routes_[r];
+    const bool any = places_[r].walk.atoms() > 0;
+    const std::byte* const piece = any ? program_.peer->mapped(*route.delta) : nullptr;
+    if (any && (places_[r].mapped == nullptr || piece == nullptr))
+      fail(ErrorCode::kUnimplemented, "{}: tensor {} may travel as a delta, from memory that cannot be mapped",
+           program_.peer->name(), route.what.tensor);
+    const int64_t wanted = DeltaPiece(route.what).bytes();
+    if (route.delta->bytes < static_cast<uint64_t>(wanted))
+      fail(ErrorCode::kInvalidArgument, "{}: tensor {}: a delta piece of {} bytes, it takes {}", program_.peer->name(),
+           route.what.tensor, route.delta->bytes, wanted);
+    program_.delta.push_back({static_cast<uint32_t>(r), DeltaReader(route, piece)});
+  }
+
+  static std::vector<Unit> cut_deltas(const std::vector<DeltaPart>& parts) {
+    std::vector<PartSize> sizes;
+    sizes.reserve(parts.size());
+    for (const DeltaPart& part : parts) sizes.push_back(delta_part_size(part.reader.piece()));
+    return cut_into_units(sizes);
+  }
+
   static std::vector<Unit> cut_pieces(const std::vector<WirePart>& parts) {
     std::vector<PartSize> sizes;
     sizes.reserve(parts.size());
@@ -207,6 +235,7 @@ PullProgram::PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const
   impl->peer = std::move(peer);
   impl->digest = options.digest;
   impl->routes = routes.size();
+  impl->route_bytes.resize(routes.size());
   Compiler(*impl, routes, options).run();
   impl_ = std::move(impl);
 }
@@ -231,14 +260,23 @@ size_t PullProgram::routes() const {
 size_t PullProgram::wire_routes() const {
   return impl_->wire.size();
 }
+size_t PullProgram::delta_routes() const {
+  return impl_->delta.size();
+}
+int64_t PullProgram::bytes_of(size_t route) const {
+  return impl_->route_bytes[route];
+}
 const PeerMemory& PullProgram::peer() const {
   return *impl_->peer;
 }
 
 size_t PullProgram::memory_bytes() const {
   return sizeof(Impl) + memory_of_parts(impl_->mapped) + memory_of_parts(impl_->get) + memory_of_parts(impl_->ring) +
-         impl_->wire.capacity() * sizeof(WirePart) +
-         (impl_->mapped_units.size() + impl_->get_units.size() + impl_->wire_units.size()) * sizeof(Unit);
+         impl_->wire.capacity() * sizeof(WirePart) + impl_->delta.capacity() * sizeof(DeltaPart) +
+         impl_->route_bytes.capacity() * sizeof(int64_t) +
+         (impl_->mapped_units.size() + impl_->get_units.size() + impl_->wire_units.size() +
+          impl_->delta_units.size()) *
+             sizeof(Unit);
 }
 
 }  // namespace tessera

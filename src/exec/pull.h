@@ -9,7 +9,7 @@
 // TESSERA_FORCE_PULL and PullOptions::private_path overrule permission and cost.
 //
 // Routes that travel quantised (PullRoute::wire) are read from mapped memory alone, and decoded on the way, or written
-// to planes.
+// to planes. Those that may travel as deltas (PullRoute::delta) likewise; each run chooses (Travel).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "exec/route.h"
 #include "exec/transfer_run.h"
@@ -31,6 +32,13 @@ struct Unit;
 enum class PullPath : uint8_t { kMapped, kGet, kRing };
 std::string_view to_string(PullPath path);  // "mapped", "readv", "ring"
 
+// How a route travels in one run.
+enum class Travel : uint8_t {
+  kFull,
+  kDelta,  // of a route with a delta piece: its changes go on top of what the destination holds
+  kNot,    // the destination has it already
+};
+
 struct PullOptions {
   bool digest = true;
   std::optional<PullPath> private_path{};  // kGet or kRing; else TESSERA_FORCE_PULL, else by cost
@@ -40,8 +48,8 @@ struct PullOptions {
 class PullProgram {
  public:
   // Throws Error(kInvalidArgument) for a route that leaves the peer's memory or asks for a cast that does not exist,
-  // kPermissionDenied if `private_path` asks for what is not permitted, and kUnimplemented for a quantised route whose
-  // piece is not in shared memory.
+  // kPermissionDenied if `private_path` asks for what is not permitted, and kUnimplemented for a route that is quantised
+  // or may travel as a delta and is not in shared memory.
   PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes, const PullOptions& options);
   ~PullProgram();
 
@@ -51,7 +59,9 @@ class PullProgram {
   int64_t bytes() const;  // of the sources' dtypes
   int64_t bytes(PullPath path) const;
   size_t routes() const;
-  size_t wire_routes() const;  // of them, those that travel quantised
+  size_t wire_routes() const;   // of them, those that travel quantised
+  size_t delta_routes() const;  // and those that may travel as deltas
+  int64_t bytes_of(size_t route) const;  // in full
   const PeerMemory& peer() const;
   size_t memory_bytes() const;  // that the program itself takes, about
 
@@ -68,7 +78,9 @@ struct RunOptions {
 };
 
 // One pull of a program. digests(): one a route; of a route that travels quantised, its image, codes and owned scales.
-// Behind them, in the order of the routes, the rest of each quantised one (WirePiece::digest). With a ring, the peer
+// Behind them, in the order of the routes, the rest of each quantised one (WirePiece::digest), then one of each that may
+// travel as a delta: of its piece (DeltaRun::digests()), if it did and was cast; that of the route is then 0. Of a delta
+// that was not cast, the route's digest is of what the destination holds in the end. With a ring, the peer
 // must be told to start its SourceRun of the same epoch, before or after start(). That run takes up a thread of the
 // peer's until this one has drained the ring: give it a pool of its own (docs/design/data-plane.md).
 class PullRun final : public TransferRun {
@@ -78,7 +90,11 @@ class PullRun final : public TransferRun {
           std::unique_ptr<BounceRing> ring = {}, const RunOptions& options = {});
   ~PullRun() override;
 
-  int64_t bytes() const override;
+  // Before start(), how each route travels from now on; until then in full. REQUIRES: one a route, no ring, and deltas
+  // only of routes that have them
+  void travel(std::span<const Travel> routes);
+
+  int64_t bytes() const override;  // as if all travelled in full, and so do bytes_done() count
   const PullProgram& program() const { return *program_; }
 
  private:
@@ -88,6 +104,8 @@ class PullRun final : public TransferRun {
   void interrupt(const Status& status) override;
   void run_mapped(const Unit& unit);
   void run_wire(const Unit& unit);
+  void run_delta(const Unit& unit, std::span<std::byte> scratch);
+  bool in_full(uint32_t route) const { return travel_[route] == Travel::kFull; }
   void run_get(const Unit& unit, std::span<std::byte> scratch);
   void drain_ring();
   void finished(const PullPart& part, int64_t atoms, Digest digest);
@@ -96,6 +114,8 @@ class PullRun final : public TransferRun {
   std::unique_ptr<BounceRing> ring_;
   RunOptions options_;
   uint32_t epoch_ = 0;
+  std::vector<Travel> travel_;  // by route
+  bool any_delta_ = false;
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "exec/copy_block.h"
+#include "exec/delta_reader.h"
 #include "exec/pull.h"
 #include "exec/ring_stream.h"
 #include "exec/units.h"
@@ -37,14 +38,23 @@ struct WirePart {
   std::unique_ptr<const WireReader> reader;
 };
 
+// One that may travel as a delta; both its piece and its source are mapped.
+struct DeltaPart {
+  uint32_t route = 0;
+  DeltaReader reader;
+};
+
 struct PullProgram::Impl {
   std::shared_ptr<const PeerMemory> peer;
   bool digest = true;
   size_t routes = 0;
   std::vector<PullPart> mapped, get, ring;
   std::vector<WirePart> wire;
+  std::vector<DeltaPart> delta;
+  std::vector<int64_t> route_bytes;
   std::vector<Unit> mapped_units, get_units;
   std::vector<Unit> wire_units;    // of bands
+  std::vector<Unit> delta_units;   // of segments
   std::array<int64_t, 3> bytes{};  // by PullPath, of the sources' dtypes
   RingStream stream;
 };

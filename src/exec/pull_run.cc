@@ -11,14 +11,22 @@ namespace tessera {
 
 PullRun::PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
                  std::unique_ptr<BounceRing> ring, const RunOptions& options)
-    : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() + program->wire_routes() : 0),
+    : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() + program->wire_routes() + program->delta_routes() : 0),
       program_(std::move(program)),
       ring_(std::move(ring)),
-      options_(options) {
+      options_(options),
+      travel_(program_->routes(), Travel::kFull) {
   TESSERA_CHECK_EQ(program_->wants_ring(), ring_ != nullptr);
 }
 
 PullRun::~PullRun() = default;
+
+void PullRun::travel(std::span<const Travel> routes) {
+  TESSERA_CHECK(!running() && !ring_);
+  TESSERA_CHECK_EQ(routes.size(), travel_.size());
+  std::ranges::copy(routes, travel_.begin());
+  any_delta_ = std::ranges::count(routes, Travel::kDelta) > 0;
+}
 
 int64_t PullRun::bytes() const {
   return program_->bytes();
@@ -27,7 +35,8 @@ int64_t PullRun::bytes() const {
 // The ring comes first: it has a peer waiting at its other end.
 size_t PullRun::units() const {
   const PullProgram::Impl& program = program_->impl();
-  return (ring_ ? 1 : 0) + program.get_units.size() + program.mapped_units.size() + program.wire_units.size();
+  return (ring_ ? 1 : 0) + program.get_units.size() + program.mapped_units.size() + program.wire_units.size() +
+         (any_delta_ ? program.delta_units.size() : 0);
 }
 
 void PullRun::prepare(uint32_t epoch) {
@@ -48,8 +57,10 @@ void PullRun::run_unit(size_t index, std::span<std::byte> scratch) {
     run_get(program.get_units[index], scratch);
   } else if (index -= program.get_units.size(); index < program.mapped_units.size()) {
     run_mapped(program.mapped_units[index]);
+  } else if (index -= program.mapped_units.size(); index < program.wire_units.size()) {
+    run_wire(program.wire_units[index]);
   } else {
-    run_wire(program.wire_units[index - program.mapped_units.size()]);
+    run_delta(program.delta_units[index - program.wire_units.size()], scratch);
   }
   stream_fence();
 }
@@ -66,6 +77,7 @@ void PullRun::run_mapped(const Unit& unit) {
   const auto atoms_of = [&](uint32_t p) { return program.mapped[p].walk.atoms(); };
   for_each_part(unit, atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
     const PullPart& part = program.mapped[p];
+    if (!in_full(part.route)) return;
     Digest digest;
     part.walk.visit(first, last, [&](const Block& block) {
       part.kernel.run(block, part.mapped, part.data, program.digest ? &digest : nullptr);
@@ -79,6 +91,7 @@ void PullRun::run_wire(const Unit& unit) {
   const auto bands_of = [&](uint32_t p) { return program.wire[p].reader->piece().walk().all_bands(); };
   for_each_part(unit, bands_of, [&](uint32_t p, int64_t first, int64_t last) {
     const WirePart& part = program.wire[p];
+    if (!in_full(part.route)) return;
     Digest main, rest;
     const Index step = part.reader->bands_at_once();
     for (Index band = first; band < last && !aborted(); band += step) {
@@ -92,6 +105,23 @@ void PullRun::run_wire(const Unit& unit) {
   });
 }
 
+void PullRun::run_delta(const Unit& unit, std::span<std::byte> scratch) {
+  const PullProgram::Impl& program = program_->impl();
+  const auto segments_of = [&](uint32_t p) { return program.delta[p].reader.piece().segments(); };
+  for_each_part(unit, segments_of, [&](uint32_t p, int64_t first, int64_t last) {
+    const DeltaPart& part = program.delta[p];
+    if (travel_[part.route] != Travel::kDelta) return;
+    const bool copies = part.reader.copies();
+    Digest digest;
+    for (int64_t segment = first; segment < last && !aborted(); ++segment) {
+      part.reader.apply(segment, scratch, program.digest && !copies ? &digest : nullptr);
+      if (program.digest && copies) part.reader.digest(segment, digest);
+      add_bytes(part.reader.piece().segment_atoms(segment) * part.reader.piece().atom_bytes());
+    }
+    if (program.digest) add_digest(copies ? part.route : program.routes + program.wire.size() + p, digest);
+  });
+}
+
 void PullRun::run_get(const Unit& unit, std::span<std::byte> scratch) {
   const PullProgram::Impl& program = program_->impl();
   const auto on_finished = [&](const PullPart& part, int64_t atoms, const Digest& digest) {
@@ -101,7 +131,7 @@ void PullRun::run_get(const Unit& unit, std::span<std::byte> scratch) {
   Status status;
   const auto atoms_of = [&](uint32_t p) { return program.get[p].walk.atoms(); };
   for_each_part(unit, atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
-    if (status.ok()) status = batch.add(program.get[p], first, last, on_finished);
+    if (status.ok() && in_full(program.get[p].route)) status = batch.add(program.get[p], first, last, on_finished);
   });
   if (status.ok()) status = batch.finish(on_finished);
   if (!status.ok()) abort(status);

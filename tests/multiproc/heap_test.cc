@@ -73,17 +73,19 @@ std::vector<TensorSpec> specs_of(int count, std::byte* data, bool quantised) {
 }
 
 // One rank's job: a batch of one tensor and one of a thousand. Checks its own counts.
-int run_rank(const std::string& store, bool sends, bool shared, bool quantised) {
+int run_rank(const std::string& store, bool sends, const std::string& path) {
   constexpr int kMany = 1000;
   const size_t bytes = kMany * kElements * sizeof(float);
   Bus bus({.job = sends ? "trainer" : "inference", .store = store, .threads = 1});
   Pair pair = bus.pair({.name = "weights", .peer = sends ? "inference" : "trainer"});
   const SharedBuffer mapped = SharedHeap::process().allocate(bytes);
   std::vector<std::byte> own(bytes);
-  std::byte* data = shared ? mapped.data() : own.data();
+  std::byte* data = path == "mapped" ? mapped.data() : own.data();
+  const BatchOptions options{.delta = path == "delta"};
   const auto count = [&](const std::string& id, int tensors) {
-    const std::vector<TensorSpec> specs = specs_of(tensors, data, quantised);
-    Batch batch = sends ? pair.offer(id, specs) : pair.accept(id, specs);
+    const std::vector<TensorSpec> specs = specs_of(tensors, data, path == "quantised");
+    Batch batch = sends ? pair.offer(id, specs, kRendezvousTimeout, options)
+                        : pair.accept(id, specs, kRendezvousTimeout, options);
     return blocks_of([&] { (sends ? batch.send() : batch.recv()).wait(); });
   };
   const int64_t one = count("one", 1);
@@ -103,14 +105,14 @@ TEST_P(Heap, ASteadyTransferTakesNothing) {
   for (const bool sends : {true, false})
     group.start(sends ? "trainer" : "inference", [=] {
       if (path == "ring") ::setenv("TESSERA_FORCE_PULL", "ring", 1);
-      return run_rank(store, sends, path == "mapped", path == "quantised");
+      return run_rank(store, sends, path);
     });
   for (const Outcome& outcome : group.wait(2 * hang_limit())) {
     EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
     std::printf("%s", outcome.output.c_str());
   }
 }
-INSTANTIATE_TEST_SUITE_P(, Heap, testing::Values("mapped", "private", "ring", "quantised"),
+INSTANTIATE_TEST_SUITE_P(, Heap, testing::Values("mapped", "private", "ring", "quantised", "delta"),
                          [](const auto& path) { return std::string(path.param); });
 
 }  // namespace

@@ -90,7 +90,7 @@ const char* place_of_death = nullptr;
 class WireDeaths : public testing::TestWithParam<Death> {};
 
 // The receivers lose a sender, too.
-TEST_P(WireDeaths, EndTheOthersWithinASecond) {
+TEST_P(WireDeaths, EndTheOthersLongBeforeTheirDeadlines) {
   const Death death = GetParam();
   ProcessGroup group;
   const std::string store = group.start_store();
@@ -117,7 +117,7 @@ TEST_P(WireDeaths, EndTheOthersWithinASecond) {
     if (outcome.status == -SIGKILL) continue;
     EXPECT_EQ(outcome.status, kPeerLost) << outcome.name << ": " << outcome.output;
     EXPECT_THAT(outcome.output, HasSubstr("trainer/" + std::to_string(death.rank)));
-    EXPECT_LT(outcome.seconds - died, 1) << outcome.name << ": " << outcome.output;
+    EXPECT_LT(outcome.seconds - died, 10) << outcome.name << ": " << outcome.output;
   }
 }
 

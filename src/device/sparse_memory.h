@@ -1,0 +1,33 @@
+// Shared memory of which pages are taken only where its owner says that it will use them, so that a large part of it
+// may cost nothing; never by a fault, which would end the process where there is no memory left.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+namespace tessera {
+
+class SharedArena;
+
+// One arena of SharedHeap::process(), which knows where it lies as long as this lives. Thread-safe.
+class SparseMemory {
+ public:
+  // Address space alone. `owner` is a name for messages. Throws Error(kResourceExhausted).
+  SparseMemory(size_t bytes, std::string_view owner);
+  ~SparseMemory();
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+
+  std::byte* data() const;
+  size_t size() const { return bytes_; }
+  // Takes the pages of [data() + offset, data() + offset + bytes), zeroed if they are new; false if there is no memory
+  // left. What was not taken must be neither written nor read.
+  bool take(size_t offset, size_t bytes);
+
+ private:
+  const size_t bytes_;
+  std::shared_ptr<SharedArena> arena_;
+};
+
+}  // namespace tessera
