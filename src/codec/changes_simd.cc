@@ -23,8 +23,8 @@ using D = hn::CappedTag<T, kAtomsPerWord>;
 template <typename T>
 HWY_INLINE uint64_t differing_lanes(const std::byte* now, const std::byte* before) {
   const D<T> d;
-  const auto differs = hn::Ne(hn::LoadU(d, reinterpret_cast<const T*>(now)),
-                              hn::LoadU(d, reinterpret_cast<const T*>(before)));
+  const auto differs =
+      hn::Ne(hn::LoadU(d, reinterpret_cast<const T*>(now)), hn::LoadU(d, reinterpret_cast<const T*>(before)));
   uint8_t bits[sizeof(uint64_t)] = {};
   hn::StoreMaskBits(d, differs, bits);
   return std::bit_cast<uint64_t>(bits);

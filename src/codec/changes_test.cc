@@ -56,9 +56,8 @@ TEST_P(ChangesTest, EveryChangedBitIsFoundPackedAndPutBack) {
         GuardedBytes again(n * atom_bytes);
         std::copy_n(old.data(), old.size(), again.data());
         const size_t half = n / 3;
-        const std::byte* taken =
-            unpack_changes(atom_bytes, changed.data(), 0, half, values.data(), again.data(),
-                           static_cast<ptrdiff_t>(atom_bytes));
+        const std::byte* taken = unpack_changes(atom_bytes, changed.data(), 0, half, values.data(), again.data(),
+                                                static_cast<ptrdiff_t>(atom_bytes));
         taken = unpack_changes(atom_bytes, changed.data(), half, n - half, taken, again.data() + half * atom_bytes,
                                static_cast<ptrdiff_t>(atom_bytes));
         ASSERT_EQ(taken, values.data() + values.size());
@@ -87,9 +86,9 @@ TEST_P(ChangesTest, BitsCountAndNotValues) {
   const float now[] = {-0.0F, std::bit_cast<float>(0x7FC00001U), std::bit_cast<float>(0x7FC00000U), 1.0F};
   const float before[] = {0.0F, std::bit_cast<float>(0x7FC00000U), std::bit_cast<float>(0x7FC00000U), 1.0F};
   uint64_t changed = 0;
-  EXPECT_EQ(find_changes(4, reinterpret_cast<const std::byte*>(now), reinterpret_cast<const std::byte*>(before), 4,
-                         &changed),
-            2U);
+  EXPECT_EQ(
+      find_changes(4, reinterpret_cast<const std::byte*>(now), reinterpret_cast<const std::byte*>(before), 4, &changed),
+      2U);
   EXPECT_EQ(changed, 0b0011U);
 }
 

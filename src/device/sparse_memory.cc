@@ -41,8 +41,8 @@ bool SparseMemory::take(size_t offset, size_t bytes) {
   TESSERA_CHECK(offset <= bytes_ && bytes <= bytes_ - offset);
   int failed = 0;
   do {
-    failed = bytes == 0 ? 0
-                        : ::fallocate(arena_->fd_for_agent(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    failed =
+        bytes == 0 ? 0 : ::fallocate(arena_->fd_for_agent(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (failed != 0 && errno == EINTR);
   return failed == 0;
 }

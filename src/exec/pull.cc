@@ -274,8 +274,7 @@ size_t PullProgram::memory_bytes() const {
   return sizeof(Impl) + memory_of_parts(impl_->mapped) + memory_of_parts(impl_->get) + memory_of_parts(impl_->ring) +
          impl_->wire.capacity() * sizeof(WirePart) + impl_->delta.capacity() * sizeof(DeltaPart) +
          impl_->route_bytes.capacity() * sizeof(int64_t) +
-         (impl_->mapped_units.size() + impl_->get_units.size() + impl_->wire_units.size() +
-          impl_->delta_units.size()) *
+         (impl_->mapped_units.size() + impl_->get_units.size() + impl_->wire_units.size() + impl_->delta_units.size()) *
              sizeof(Unit);
 }
 

@@ -48,8 +48,8 @@ struct PullOptions {
 class PullProgram {
  public:
   // Throws Error(kInvalidArgument) for a route that leaves the peer's memory or asks for a cast that does not exist,
-  // kPermissionDenied if `private_path` asks for what is not permitted, and kUnimplemented for a route that is quantised
-  // or may travel as a delta and is not in shared memory.
+  // kPermissionDenied if `private_path` asks for what is not permitted, and kUnimplemented for a route that is
+  // quantised or may travel as a delta and is not in shared memory.
   PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes, const PullOptions& options);
   ~PullProgram();
 
@@ -59,8 +59,8 @@ class PullProgram {
   int64_t bytes() const;  // of the sources' dtypes
   int64_t bytes(PullPath path) const;
   size_t routes() const;
-  size_t wire_routes() const;   // of them, those that travel quantised
-  size_t delta_routes() const;  // and those that may travel as deltas
+  size_t wire_routes() const;            // of them, those that travel quantised
+  size_t delta_routes() const;           // and those that may travel as deltas
   int64_t bytes_of(size_t route) const;  // in full
   const PeerMemory& peer() const;
   size_t memory_bytes() const;  // that the program itself takes, about
@@ -78,11 +78,11 @@ struct RunOptions {
 };
 
 // One pull of a program. digests(): one a route; of a route that travels quantised, its image, codes and owned scales.
-// Behind them, in the order of the routes, the rest of each quantised one (WirePiece::digest), then one of each that may
-// travel as a delta: of its piece (DeltaRun::digests()), if it did and was cast; that of the route is then 0. Of a delta
-// that was not cast, the route's digest is of what the destination holds in the end. With a ring, the peer
-// must be told to start its SourceRun of the same epoch, before or after start(). That run takes up a thread of the
-// peer's until this one has drained the ring: give it a pool of its own (docs/design/data-plane.md).
+// Behind them, in the order of the routes, the rest of each quantised one (WirePiece::digest), then one of each that
+// may travel as a delta: of its piece (DeltaRun::digests()), if it did and was cast; that of the route is then 0. Of a
+// delta that was not cast, the route's digest is of what the destination holds in the end. With a ring, the peer must
+// be told to start its SourceRun of the same epoch, before or after start(). That run takes up a thread of the peer's
+// until this one has drained the ring: give it a pool of its own (docs/design/data-plane.md).
 class PullRun final : public TransferRun {
  public:
   // REQUIRES: a ring exactly if program->wants_ring().

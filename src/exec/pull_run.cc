@@ -11,7 +11,8 @@ namespace tessera {
 
 PullRun::PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
                  std::unique_ptr<BounceRing> ring, const RunOptions& options)
-    : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() + program->wire_routes() + program->delta_routes() : 0),
+    : TransferRun(pool, std::move(done),
+                  program->impl().digest ? program->routes() + program->wire_routes() + program->delta_routes() : 0),
       program_(std::move(program)),
       ring_(std::move(ring)),
       options_(options),

@@ -95,7 +95,8 @@ struct PullRoute {
   // are of, and has no strides.
   std::shared_ptr<const WirePiece> wire{};
   std::vector<PlaneTarget> planes{};
-  // Where the route's delta piece lies (exec/delta_piece.h), if it may travel as one. Both are in memory that is mapped.
+  // Where the route's delta piece lies (exec/delta_piece.h), if it may travel as one. Both are in memory that is
+  // mapped.
   std::optional<MemoryDesc> delta{};
 };
 
