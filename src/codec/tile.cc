@@ -44,8 +44,7 @@ std::byte* scale_at(const PlaneMemory& plane, int64_t row, int64_t byte) {
 class TileQuantizer {
  public:
   TileQuantizer(const TileGrid& grid, size_t index, PlaneAmax amax, const Origin& origin, TileScratch& scratch)
-      : grid_(grid),
-        matrix_(grid.matrix()),
+      : matrix_(grid.matrix()),
         spec_(grid.spec()),
         planes_(grid.planes()),
         tile_(grid.tile(index)),
@@ -181,7 +180,6 @@ class TileQuantizer {
     return nonfinite;
   }
 
-  const TileGrid& grid_;
   const MatrixView& matrix_;
   const QuantSpec& spec_;
   const Planes& planes_;

@@ -42,7 +42,7 @@ struct DeltaJobs {
 class Member {
  public:
   Member(const DeltaJobs& jobs, const std::vector<RandomCase>& cases, const std::string& store, bool sends, Rank rank)
-      : cases_(cases), sends_(sends), rank_(rank) {
+      : cases_(cases), rank_(rank) {
     if (!sends) ::setenv("TESSERA_FORCE_PULL", jobs.pull, 1);
     bus_ = std::make_unique<Bus>(BusOptions{.job = sends ? "trainer" : "inference",
                                             .rank = rank,
@@ -94,7 +94,6 @@ class Member {
 
  private:
   const std::vector<RandomCase> cases_;
-  const bool sends_;
   const Rank rank_;
   std::vector<LocalData> data_;
   std::unique_ptr<Bus> bus_;
