@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-int64_t aligned(int64_t bytes) {
+int64_t aligned_part(int64_t bytes) {
   return (bytes + kDeltaAlignment - 1) / kDeltaAlignment * kDeltaAlignment;
 }
 
@@ -14,9 +14,9 @@ int64_t aligned(int64_t bytes) {
 DeltaPiece::DeltaPiece(const RouteRegion& what)
     : atoms_(what.region.size() / elements_per_atom(what.dtype)), atom_bytes_(tessera::atom_bytes(what.dtype)) {
   const auto of = [&](int64_t atoms) { return (atoms_ + atoms - 1) / atoms * kWordBytes; };
-  summaries_ = aligned(count_bytes());
-  words_ = aligned(summaries_ + of(kChunkAtoms));
-  values_ = aligned(words_ + of(kWordAtoms));
+  summaries_ = aligned_part(count_bytes());
+  words_ = aligned_part(summaries_ + of(kChunkAtoms));
+  values_ = aligned_part(words_ + of(kWordAtoms));
 }
 
 PartSize delta_part_size(const DeltaPiece& piece) {
