@@ -148,6 +148,11 @@ std::string ProcessGroup::start_store(const std::string& url) {
   return address;
 }
 
+double seconds_of_death(std::span<const Outcome> outcomes) {
+  const auto died = std::ranges::find(outcomes, -SIGKILL, &Outcome::status);
+  return died == outcomes.end() ? 0 : died->seconds;
+}
+
 void ProcessGroup::kill_store() {
   ::kill(store_, SIGKILL);
   ::waitpid(store_, nullptr, 0);

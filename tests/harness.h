@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,9 @@ struct Outcome {
   std::string output;  // what it wrote to standard error
   double seconds = 0;  // from the group's start to its end
 };
+
+// When the one that was killed by SIGKILL ended; 0 if none was.
+double seconds_of_death(std::span<const Outcome> outcomes);
 
 // A group of forked processes. The test's own process must have no other thread when start() is called.
 class ProcessGroup {

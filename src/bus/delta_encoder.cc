@@ -6,17 +6,9 @@
 #include "base/fail.h"
 #include "base/fail_point.h"
 #include "base/log.h"
+#include "base/rounding.h"
 
 namespace tessera::bus {
-namespace {
-
-uint64_t aligned_part(int64_t bytes) {
-  constexpr auto kAlignment = static_cast<uint64_t>(kDeltaAlignment);
-  return (static_cast<uint64_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-}  // namespace
-
 DeltaEncoder::DeltaEncoder(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Compared compared)
     : setup_(setup),
       compared_(std::move(compared)),
@@ -57,8 +49,8 @@ void DeltaEncoder::collect_parts(const SourceOf& source_of, std::vector<std::vec
   for (size_t p = 0; p < parts_.size(); ++p) {
     parts_[p].base = base_bytes_;
     parts_[p].piece = slot_bytes_;
-    base_bytes_ += aligned_part(program_->piece(p).full_bytes());
-    slot_bytes_ += aligned_part(program_->piece(p).bytes());
+    base_bytes_ += static_cast<uint64_t>(round_up(program_->piece(p).full_bytes(), kDeltaAlignment));
+    slot_bytes_ += static_cast<uint64_t>(round_up(program_->piece(p).bytes(), kDeltaAlignment));
   }
 }
 

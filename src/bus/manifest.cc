@@ -20,7 +20,7 @@ constexpr int kRowPlane = 16;
 constexpr int kColumnPlane = 32;
 constexpr int kFused = 64;
 constexpr int kPlaced = 128;
-constexpr Index kMaxPlace = Index{1} << 48;
+constexpr Index kMaxPlace = Index{1} << 31;                       // so that keys of amaxes can number blocks
 constexpr size_t kLeastEntry = 4 + 1 + 1 + 4 + kLeastSource + 1;  // bytes
 
 void write_entries(std::span<const ManifestEntry> entries, ByteWriter& out) {

@@ -1,5 +1,7 @@
 #include "bus/packing.h"
 
+#include "base/rounding.h"
+
 namespace tessera::bus {
 namespace {
 
@@ -45,7 +47,7 @@ Packing::Packing(const Manifest& manifest, std::span<const TensorSpec> tensors, 
     specs_[i].strides = {};
     const LocalTensor packed = registered_tensors({.entries = {manifest.entries[i]}}, {&specs_[i], 1}, rank).front();
     offsets_[i] = ties_[i] == i ? bytes_ : offsets_[ties_[i]];
-    if (ties_[i] == i) bytes_ += (bytes_of(packed) + kAlignment - 1) / kAlignment * kAlignment;
+    if (ties_[i] == i) bytes_ += round_up(bytes_of(packed), kAlignment);
   }
 }
 

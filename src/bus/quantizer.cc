@@ -6,16 +6,13 @@
 #include "base/fail.h"
 #include "base/fail_point.h"
 #include "base/mutation.h"
+#include "base/rounding.h"
 #include "codec/quantize_formulas.h"
 
 namespace tessera::bus {
 namespace {
 
 constexpr size_t kPieceAlignment = 64;
-
-uint64_t aligned_piece(int64_t bytes) {
-  return (static_cast<uint64_t>(bytes) + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
-}
 
 size_t matrices_of(const Shape& shape) {
   Index matrices = 1;
@@ -83,7 +80,7 @@ void Quantizer::collect_parts(const SourceOf& source_of) {
   program_ = std::make_shared<QuantizeProgram>(routes);
   for (size_t p = 0; p < parts_.size(); ++p) {
     parts_[p].offset = slot_bytes_;
-    slot_bytes_ += aligned_piece(program_->piece(p).bytes());
+    slot_bytes_ += round_up(static_cast<uint64_t>(program_->piece(p).bytes()), kPieceAlignment);
     share_.add(program_->piece(p));
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/rounding.h"
 #include "base/socket.h"
 #include "codec/reduce.h"
 #include "transport/transport.h"
@@ -13,7 +14,7 @@ namespace {
 constexpr size_t kAlignment = 64;
 
 size_t aligned(int64_t bytes) {
-  return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  return round_up(static_cast<size_t>(bytes), kAlignment);
 }
 
 }  // namespace

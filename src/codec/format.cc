@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/fail.h"
+#include "base/rounding.h"
 #include "codec/hadamard.h"
 #include "codec/matrix.h"
 #include "codec/same_name.h"
@@ -106,15 +107,14 @@ PlaneShape plane_shape(const QuantSpec& spec, Plane plane, int64_t rows, int64_t
     fail(ErrorCode::kInvalidArgument, "a matrix of {} x {}: sizes are 0 or more", rows, columns);
   const FormatInfo& info = format_info(spec.format);
   const auto up = [](int64_t n, int64_t to) { return (n + to - 1) / to; };
-  const auto padded = [&](int64_t n, int64_t to) { return up(n, to) * to; };
   PlaneShape shape{.code_dtype = info.codes, .scale_dtype = info.scales};
   if (plane == Plane::kColumn && is_mx(spec.format)) {
     shape.code_rows = rows;
     shape.code_columns = columns;
     shape.scale_rows = up(rows, info.block.columns);
     shape.scale_columns = columns;
-    shape.gemm_rows = padded(shape.scale_rows, 4);
-    shape.gemm_columns = padded(columns, 128);
+    shape.gemm_rows = round_up(shape.scale_rows, 4);
+    shape.gemm_columns = round_up(columns, 128);
     return shape;
   }
   const bool column = plane == Plane::kColumn;
@@ -133,8 +133,8 @@ PlaneShape plane_shape(const QuantSpec& spec, Plane plane, int64_t rows, int64_t
   const bool bytes = bits_of(info.scales) == 8;
   shape.scale_rows = bytes ? shape.code_rows : up(shape.code_rows, info.block.rows);
   shape.scale_columns = up(shape.code_columns, info.block.columns);
-  shape.gemm_rows = bytes ? padded(shape.scale_rows, 128) : shape.scale_rows;
-  shape.gemm_columns = padded(shape.scale_columns, 4);
+  shape.gemm_rows = bytes ? round_up(shape.scale_rows, 128) : shape.scale_rows;
+  shape.gemm_columns = round_up(shape.scale_columns, 4);
   return shape;
 }
 
@@ -155,7 +155,7 @@ QuantizedLayout quantized_layout(const QuantSpec& spec, PlaneSet planes, int64_t
   QuantizedLayout layout;
   const auto take = [&](int64_t bytes) {
     const int64_t at = layout.bytes;
-    layout.bytes = (at + matrices * bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
+    layout.bytes = round_up(at + matrices * bytes, kPlaneAlignment);
     return at;
   };
   const auto place = [&](Plane plane) {

@@ -12,14 +12,11 @@
 
 #include "base/fail.h"
 #include "base/metrics.h"
+#include "base/rounding.h"
 #include "device/host/memory_limit.h"
 
 namespace tessera {
 namespace {
-
-constexpr size_t round_up(size_t value, size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 // Read in this order: a size that is seen once the seal is there stays.
 size_t sealed_size(int fd, std::string_view owner) {

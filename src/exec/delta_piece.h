@@ -4,8 +4,9 @@
 //
 //   counts      u32 a segment   its atoms that have changed
 //   summaries   u64 a chunk     bit w: word w of the chunk's bitmap is not 0
-//   bitmap      u64 [64] a chunk, those that are not 0, a segment's one behind the other: bit i of word w: atom 64 w +
-//   i values      a segment's atoms that have changed, one behind the other, in the source's dtype
+//   bitmap      u64 [64] a chunk, of which those that are not 0 lie one behind the other, a segment's from where its
+//               room begins; bit i of word w is atom 64 w + i
+//   values      a segment's atoms that have changed, one behind the other, in the source's dtype
 //
 // Each section begins at a multiple of kDeltaAlignment, and has room for all words and atoms of each segment. Of a
 // segment whose count is 0 nothing else is there to be read. So a reader that trusts no more than its own layout stays

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/rounding.h"
 #include "codec/changes.h"
 #include "exec/copy_block.h"
 #include "exec/route_walk.h"
@@ -194,8 +195,7 @@ bool DeltaRun::take_room(size_t route, int64_t segment, int64_t bytes) {
   int64_t& taken = taken_[route][static_cast<size_t>(segment)];
   if (bytes <= taken) return true;
   const DeltaPiece& piece = program_->piece(route);
-  const int64_t wanted =
-      std::min((bytes + kRoomStep - 1) / kRoomStep * kRoomStep, piece.segment_atoms(segment) * piece.atom_bytes());
+  const int64_t wanted = std::min(round_up(bytes, kRoomStep), piece.segment_atoms(segment) * piece.atom_bytes());
   if (!pieces_.take(memory_[route].piece + static_cast<size_t>(piece.values(segment) + taken),
                     static_cast<size_t>(wanted - taken))) {
     out_of_room_[route].store(true, std::memory_order_relaxed);

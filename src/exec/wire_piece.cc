@@ -1,13 +1,11 @@
 #include "exec/wire_piece.h"
 
+#include "base/rounding.h"
+
 namespace tessera {
 namespace {
 
 constexpr int64_t kSectionAlignment = 16;
-
-int64_t aligned(int64_t bytes) {
-  return (bytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
-}
 
 // Bytes of an interval of columns.
 int64_t code_span(const WireRegion& what, const Interval& columns) {
@@ -16,7 +14,7 @@ int64_t code_span(const WireRegion& what, const Interval& columns) {
 }
 
 uint64_t to_word(uint64_t bytes) {
-  return (bytes + 3) / 4 * 4;
+  return round_up(bytes, 4);
 }
 
 }  // namespace
@@ -29,8 +27,8 @@ WirePiece::WirePiece(const WireRegion& what)
     row_bytes_ += code_span(what, columns);
   }
   const codec::BlockFormat& format = what_.format;
-  if (needs_amax(format.spec.format)) scales_ = aligned(amax(walk_.matrices()));
-  codes_ = aligned(scale(walk_.matrices(), 0, 0));
+  if (needs_amax(format.spec.format)) scales_ = round_up(amax(walk_.matrices()), kSectionAlignment);
+  codes_ = round_up(scale(walk_.matrices(), 0, 0), kSectionAlignment);
   bytes_ = codes_ + walk_.matrices() * walk_.rows().size() * row_bytes_;
 
   const Index rows = what.shape[what.shape.size() - 2];

@@ -627,9 +627,7 @@ TEST_P(DeltaDeaths, EndTheOthersLongBeforeTheirDeadlines) {
     for (const Rank rank : {0, 1})
       group.start((sends ? "trainer/" : "inference/") + std::to_string(rank), [=] { return body(sends, rank); });
   const std::vector<Outcome> outcomes = group.wait(3 * hang_limit());
-  double died = 0;
-  for (const Outcome& outcome : outcomes)
-    if (outcome.status == -SIGKILL) died = outcome.seconds;
+  const double died = seconds_of_death(outcomes);
   EXPECT_GT(died, 0);
   for (const Outcome& outcome : outcomes) {
     if (outcome.status == -SIGKILL) continue;

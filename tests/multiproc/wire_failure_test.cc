@@ -109,9 +109,7 @@ TEST_P(WireDeaths, EndTheOthersLongBeforeTheirDeadlines) {
   for (Rank rank = 0; rank < 2; ++rank)
     group.start("inference", [=] { return with_batch(quantised(inference(rank)), store, receive_once); });
   const std::vector<Outcome> outcomes = group.wait(3 * hang_limit());
-  double died = 0;
-  for (const Outcome& outcome : outcomes)
-    if (outcome.status == -SIGKILL) died = outcome.seconds;
+  const double died = seconds_of_death(outcomes);
   EXPECT_GT(died, 0);
   for (const Outcome& outcome : outcomes) {
     if (outcome.status == -SIGKILL) continue;

@@ -1,0 +1,14 @@
+// Sizes in whole units.
+#pragma once
+
+#include <type_traits>
+
+namespace tessera {
+
+// The least multiple of `unit` that is n or more. REQUIRES: n >= 0, unit > 0, and that it can be represented
+template <typename T>
+constexpr T round_up(T n, std::type_identity_t<T> unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+}  // namespace tessera
