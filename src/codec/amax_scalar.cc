@@ -41,7 +41,7 @@ template <typename T>
 bool fold_rows(const std::byte* src, size_t stride, size_t rows, size_t n, void* magnitudes) {
   bool nonfinite = false;
   for (size_t i = 0; i < n; ++i) {
-    float amax = 0;
+    float amax = T::decode(load_at<typename T::Bits>(magnitudes, i));
     for (size_t r = 0; r < rows; ++r) nonfinite |= grow(amax, magnitude_at<T>(src + r * stride, i));
     store_at(magnitudes, i, T::encode(amax));
   }

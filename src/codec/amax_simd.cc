@@ -207,28 +207,24 @@ bool amax_of_row(const void* src, size_t n, float& amax) {
 }
 
 template <typename T>
-HWY_INLINE auto fold_column(const std::byte* src, size_t stride, size_t rows) {
-  using M = Magnitudes<T>;
-  auto largest = M::load(src);
-  for (size_t r = 1; r < rows; ++r) largest = hn::Max(largest, M::load(src + r * stride));
-  return largest;
-}
-
-template <typename T>
 bool fold_rows(const std::byte* src, size_t stride, size_t rows, size_t n, void* magnitudes) {
   using M = Magnitudes<T>;
   using Int = typename M::Int;
   const typename M::DInt d;
   auto* out = static_cast<Int*>(magnitudes);
-  auto largest = hn::Zero(d);
+  bool nonfinite = false;
   size_t i = 0;
   for (; i + M::lanes() <= n; i += M::lanes()) {
-    const auto folded = fold_column<T>(src + i * sizeof(Int), stride, rows);
-    largest = hn::Max(largest, folded);
-    hn::StoreU(folded, d, out + i);
+    auto largest = hn::LoadU(d, out + i);
+    for (size_t r = 0; r < rows; ++r) largest = hn::Max(largest, M::load(src + r * stride + i * sizeof(Int)));
+    if (HWY_UNLIKELY(M::nonfinite(largest))) {
+      nonfinite |= scalar_amax().fold[kIndexOf<T>](src + i * sizeof(Int), stride, rows, M::lanes(), out + i);
+    } else {
+      hn::StoreU(largest, d, out + i);
+    }
   }
-  if (M::nonfinite(largest)) return scalar_amax().fold[kIndexOf<T>](src, stride, rows, n, magnitudes);
-  return i < n && scalar_amax().fold[kIndexOf<T>](src + i * sizeof(Int), stride, rows, n - i, out + i);
+  if (i < n) nonfinite |= scalar_amax().fold[kIndexOf<T>](src + i * sizeof(Int), stride, rows, n - i, out + i);
+  return nonfinite;
 }
 
 template <typename... T>

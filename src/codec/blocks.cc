@@ -37,16 +37,14 @@ class AmaxGatherer {
   // Columns' magnitudes into magnitudes_, from where the rows lie if the kernels can read them there.
   bool fold(int64_t row, int64_t rows, int64_t column, int64_t n) {
     const auto bytes = static_cast<int64_t>(bytes_);
+    const auto columns = static_cast<size_t>(n);
+    std::memset(magnitudes_.data(), 0, columns * bytes_);
     if (bytes_of(box_.dtype, 1) == bytes && box_.column_stride == bytes && box_.row_stride > 0)
       return kernels_.fold[type_](reader_.read(row, column, n), static_cast<size_t>(box_.row_stride),
-                                  static_cast<size_t>(rows), static_cast<size_t>(n), magnitudes_.data());
+                                  static_cast<size_t>(rows), columns, magnitudes_.data());
     bool nonfinite = false;
-    std::memset(pair_.data(), 0, static_cast<size_t>(n) * bytes_);
-    for (int64_t r = row; r < row + rows; ++r) {
-      std::memcpy(pair_.data() + kRowBytes, reader_.read(r, column, n), static_cast<size_t>(n) * bytes_);
-      nonfinite |= kernels_.fold[type_](pair_.data(), kRowBytes, 2, static_cast<size_t>(n), magnitudes_.data());
-      std::memcpy(pair_.data(), magnitudes_.data(), static_cast<size_t>(n) * bytes_);
-    }
+    for (int64_t r = row; r < row + rows; ++r)
+      nonfinite |= kernels_.fold[type_](reader_.read(r, column, n), 0, 1, columns, magnitudes_.data());
     return nonfinite;
   }
 
@@ -85,9 +83,7 @@ class AmaxGatherer {
   const AmaxKernels& kernels_;
   const size_t type_;
   const size_t bytes_;
-  static constexpr size_t kRowBytes = kStrip * sizeof(float);
-  alignas(64) std::array<std::byte, kRowBytes> magnitudes_;
-  alignas(64) std::array<std::byte, 2 * kRowBytes> pair_;  // what is folded so far, and the next row
+  alignas(64) std::array<std::byte, kStrip * sizeof(float)> magnitudes_;
   std::array<float, kStripBlocks> blocks_;
 };
 

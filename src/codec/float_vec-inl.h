@@ -153,8 +153,9 @@ inline constexpr float kToF16 =
 template <bool kExact>
 HWY_INLINE V to_eight_bits(V value) {
   if constexpr (kExact) return value;
-  const V odd = hn::Or(hn::And(value, bits(0xFFFF0000)), bits(0x10000));
-  return where(hn::Eq(hn::And(value, bits(0xFFFF)), hn::Zero(D())), value, odd);
+  // Whatever is below the eight bits carries into their last one, which is not added but set.
+  const V carry = hn::Add(hn::And(value, bits(0xFFFF)), bits(0xFFFF));
+  return hn::And(hn::Or(value, carry), bits(0xFFFF0000));
 }
 
 using DHalves = hn::Repartition<int16_t, D>;

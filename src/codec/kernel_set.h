@@ -81,7 +81,7 @@ struct AmaxKernels {
   bool (*blocks[kQuantizedTypes])(const void* src, size_t n, size_t block, float* amax);
   // Of the row and of `amax`.
   bool (*row[kQuantizedTypes])(const void* src, size_t n, float& amax);
-  // Of each column of some rows, at least one, `stride` bytes apart; in src's type.
+  // Of each column of some rows, `stride` bytes apart, and of its `magnitudes`; in src's type.
   bool (*fold[kQuantizedTypes])(const std::byte* src, size_t stride, size_t rows, size_t n, void* magnitudes);
 };
 
@@ -93,12 +93,16 @@ struct ScaleKernels {
 };
 
 using EncodeRow = void (*)(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes);
+using EncodeColumns = void (*)(const std::byte* src, size_t stride, size_t rows, size_t n, const float* multipliers,
+                               std::byte* codes, ptrdiff_t code_stride);
 
 struct QuantizeKernels {
   std::string_view target;
   // Multiplied in f32, rounded, saturated. One multiplier for every `block` elements. E2M1: n is even.
   EncodeRow encode[kQuantizedTypes][kCodeTypes];
   EncodeRow encode_by_powers[kQuantizedTypes][kCodeTypes];  // the same where multipliers are powers of two
+  // Some rows, with a power of two for each column.
+  EncodeColumns encode_columns[kQuantizedTypes][kCodeTypes];
   void (*encode_stochastic[kQuantizedTypes])(const void* src, size_t n, size_t block, const float* multipliers,
                                              const Draw& draw, std::byte* codes);
   // Multiplied in f32, rounded once.

@@ -57,6 +57,13 @@ void encode_row(const void* src, size_t n, size_t block, const float* multiplier
     store_code<Code>(codes, i, Code::encode(value_at<From>(src, i) * multipliers[i / block]));
 }
 
+template <typename From, typename Code>
+void encode_columns(const std::byte* src, size_t stride, size_t rows, size_t n, const float* multipliers,
+                    std::byte* codes, ptrdiff_t code_stride) {
+  for (size_t r = 0; r < rows; ++r)
+    encode_row<From, Code>(src + r * stride, n, kEach, multipliers, codes + static_cast<ptrdiff_t>(r) * code_stride);
+}
+
 template <typename From>
 void encode_stochastic(const void* src, size_t n, size_t block, const float* multipliers, const Draw& draw,
                        std::byte* codes) {
@@ -75,7 +82,8 @@ template <typename Code, typename... T>
 void set_code(QuantizeKernels& kernels, size_t code, TypeList<T...>) {
   size_t type = 0;
   ((kernels.encode[type][code] = kernels.encode_by_powers[type][code] = encode_row<T, Code>,
-    kernels.decode[code][type] = decode_row<Code, T>, ++type),
+    kernels.encode_columns[type][code] = encode_columns<T, Code>, kernels.decode[code][type] = decode_row<Code, T>,
+    ++type),
    ...);
 }
 
@@ -84,6 +92,7 @@ QuantizeKernels make_quantize_kernels(TypeList<Code...>, TypeList<T...> types) {
   QuantizeKernels kernels{.target = "scalar",
                           .encode = {},
                           .encode_by_powers = {},
+                          .encode_columns = {},
                           .encode_stochastic = {encode_stochastic<T>...},
                           .decode = {}};
   size_t code = 0;

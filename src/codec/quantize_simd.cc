@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include "codec/float_vec-inl.h"
+#include "codec/power_codes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
@@ -156,13 +157,122 @@ void encode_row(const void* src, size_t n, size_t block, const float* multiplier
   run<Encode<From, Code, kExact>>(src, n, block, multipliers, codes);
 }
 
+// bf16 by powers of two, as far as PowerCodes goes; what it leaves, in f32.
+inline constexpr size_t kGroup = 128;  // elements that are done together or left
+
+// `offset_at(i)`: of the vector that begins at the group's element i. False if the group is left.
+template <typename Code, typename OffsetAt>
+HWY_INLINE bool encode_group(const std::byte* in, const OffsetAt& offset_at, std::byte* out) {
+  const D16 d;
+  const hn::Rebind<uint8_t, D16> bytes;
+  Mask16 any = hn::MaskFromVec(hn::Zero(D16S()));
+  HWY_DEFAULT_UNROLL
+  for (size_t i = 0; i < kGroup; i += hn::MaxLanes(d)) {
+    Mask16 left;
+    const V16 codes = PowerCodes<Code>::encode(hn::LoadU(d, at<uint16_t>(in) + i), offset_at(i), left);
+    hn::StoreU(hn::TruncateTo(bytes, codes), bytes, at<uint8_t>(out) + i);
+    any = hn::Or(any, left);
+  }
+  return hn::AllFalse(D16S(), any);
+}
+
+template <typename Code>
+using EncodeExact = Encode<BF16, Code, true>;
+
+template <typename Code, size_t kBlock>
+HWY_NOINLINE void encode_blocks_by_powers(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
+  using Rest = EncodeExact<Code>;
+  constexpr size_t kPiece = 4096;  // elements
+  HWY_ALIGN uint16_t offsets[kPiece / kBlock + hn::MaxLanes(D())];
+  for (size_t first = 0; first < n; first += kPiece) {
+    const size_t count = std::min(kPiece, n - first);
+    const float* m = multipliers + first / kBlock;
+    const bool finite = PowerCodes<Code>::offsets(m, (count + kBlock - 1) / kBlock, offsets);
+    size_t i = 0;
+    for (; finite && i + kGroup <= count; i += kGroup) {
+      const std::byte* from = in + Rest::in_bytes(first + i);
+      const uint16_t* group = offsets + i / kBlock;
+      const auto offset_at = [group](size_t j) HWY_ATTR { return hn::Set(D16(), group[j / kBlock]); };
+      if (!encode_group<Code>(from, offset_at, out + first + i))
+        run<Rest>(from, kGroup, kBlock, m + i / kBlock, out + first + i);
+    }
+    if (i < count) run<Rest>(in + Rest::in_bytes(first + i), count - i, kBlock, m + i / kBlock, out + first + i);
+  }
+}
+
+template <typename Code>
+void encode_by_powers(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes) {
+  const auto* in = static_cast<const std::byte*>(src);
+  if (block == 32) return encode_blocks_by_powers<Code, 32>(in, n, multipliers, codes);
+  if (block == 128) return encode_blocks_by_powers<Code, 128>(in, n, multipliers, codes);
+  run<EncodeExact<Code>>(src, n, block, multipliers, codes);
+}
+
+// Rows with one multiplier a column.
+template <typename From, typename Code, bool kExact>
+HWY_INLINE void run_columns(const std::byte* src, size_t stride, size_t rows, size_t n, const float* multipliers,
+                            std::byte* codes, ptrdiff_t code_stride) {
+  for (size_t r = 0; r < rows; ++r)
+    run_each<Encode<From, Code, kExact>>(src + r * stride, n, multipliers,
+                                         codes + static_cast<ptrdiff_t>(r) * code_stride);
+}
+
+template <typename From, typename Code, bool kExact>
+void encode_columns(const std::byte* src, size_t stride, size_t rows, size_t n, const float* multipliers,
+                    std::byte* codes, ptrdiff_t code_stride) {
+  run_columns<From, Code, kExact>(src, stride, rows, n, multipliers, codes, code_stride);
+}
+
+template <typename Code>
+void encode_columns_by_powers(const std::byte* src, size_t stride, size_t rows, size_t n, const float* multipliers,
+                              std::byte* codes, ptrdiff_t code_stride) {
+  using Rest = EncodeExact<Code>;
+  constexpr size_t kPiece = 1024;  // elements
+  HWY_ALIGN uint16_t offsets[kPiece + hn::MaxLanes(D())];
+  for (size_t first = 0; first < n; first += kPiece) {
+    const size_t count = std::min(kPiece, n - first);
+    const bool finite = PowerCodes<Code>::offsets(multipliers + first, count, offsets);
+    for (size_t r = 0; r < rows; ++r) {
+      const std::byte* in = src + r * stride + Rest::in_bytes(first);
+      std::byte* out = codes + static_cast<ptrdiff_t>(r) * code_stride + first;
+      size_t i = 0;
+      for (; finite && i + kGroup <= count; i += kGroup) {
+        const std::byte* from = in + Rest::in_bytes(i);
+        const uint16_t* group = offsets + i;
+        const auto offset_at = [group](size_t j) HWY_ATTR { return hn::Load(D16(), group + j); };
+        if (!encode_group<Code>(from, offset_at, out + i))
+          run_each<Rest>(from, kGroup, multipliers + first + i, out + i);
+      }
+      if (i < count) run_each<Rest>(in + Rest::in_bytes(i), count - i, multipliers + first + i, out + i);
+    }
+  }
+}
+
+template <typename From, typename Code>
+constexpr EncodeColumns encode_columns_by_powers_of() {
+  if constexpr (std::is_same_v<From, BF16> && !kPackedPairs<Code>) {
+    return encode_columns_by_powers<Code>;
+  } else {
+    return encode_columns<From, Code, false>;
+  }
+}
+
+template <typename From, typename Code>
+constexpr EncodeRow encode_row_by_powers() {
+  if constexpr (std::is_same_v<From, BF16> && !kPackedPairs<Code>) {
+    return encode_by_powers<Code>;
+  } else {
+    return encode_row<From, Code, false>;
+  }
+}
+
 template <typename Code, typename To>
 void decode_row(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
   run<Decode<Code, To>>(codes, n, block, scales, dst);
 }
 
 // Random bytes of whole groups of 16 elements.
-inline constexpr size_t kGroup = 16;
+inline constexpr size_t kDrawn = 16;
 using D64U = hn::ScalableTag<uint64_t>;
 using V64 = hn::Vec<D64U>;
 
@@ -199,7 +309,7 @@ HWY_INLINE void random_groups(const Draw& draw, uint64_t group, uint8_t* bytes) 
   hn::Store(hn::TruncateTo(words, c3), words, columns[3]);
   for (size_t lane = 0; lane < hn::Lanes(D64U()); ++lane) {
     for (size_t word = 0; word < 4; ++word)
-      std::memcpy(bytes + lane * kGroup + word * sizeof(uint32_t), &columns[word][lane], sizeof(uint32_t));
+      std::memcpy(bytes + lane * kDrawn + word * sizeof(uint32_t), &columns[word][lane], sizeof(uint32_t));
   }
 }
 
@@ -224,16 +334,16 @@ void encode_stochastic(const void* src, size_t n, size_t block, const float* mul
                        std::byte* codes) {
   constexpr size_t kChunk = 256;  // elements; whole blocks of up to 128
   const hn::Rebind<uint8_t, D> bytes;
-  HWY_ALIGN uint8_t random[kChunk + 2 * kGroup * hn::MaxLanes(D64U())];
+  HWY_ALIGN uint8_t random[kChunk + 2 * kDrawn * hn::MaxLanes(D64U())];
   HWY_ALIGN std::byte last_in[kChunk * sizeof(float)];
   HWY_ALIGN std::byte last_out[kChunk / 2];
   for (size_t first = 0; first < n; first += kChunk) {
     const size_t count = std::min(kChunk, n - first);
     const uint64_t element = draw.first_element + first;
-    const uint64_t group = element / kGroup;
-    const size_t offset = element % kGroup;
-    for (size_t filled = 0; filled < offset + count; filled += kGroup * hn::Lanes(D64U()))
-      random_groups(draw, group + filled / kGroup, random + filled);
+    const uint64_t group = element / kDrawn;
+    const size_t offset = element % kDrawn;
+    for (size_t filled = 0; filled < offset + count; filled += kDrawn * hn::Lanes(D64U()))
+      random_groups(draw, group + filled / kDrawn, random + filled);
     const std::byte* in = static_cast<const std::byte*>(src) + first * sizeof(typename From::Bits);
     std::byte* out = codes + first / 2;
     if (count < kChunk) {
@@ -257,9 +367,10 @@ void encode_stochastic(const void* src, size_t n, size_t block, const float* mul
 template <typename Code, typename... T>
 void set_code(QuantizeKernels& kernels, size_t code, TypeList<T...>) {
   size_t type = 0;
-  // A power of two leaves an element as many bits as it has.
-  ((kernels.encode[type][code] = encode_row<T, Code, false>, kernels.encode_by_powers[type][code] = encode_row < T,
-    Code, kHasEightBits<T> && !kPackedPairs < Code >>, kernels.decode[code][type] = decode_row<Code, T>, ++type),
+  ((kernels.encode[type][code] = encode_row<T, Code, false>,
+    kernels.encode_by_powers[type][code] = encode_row_by_powers<T, Code>(),
+    kernels.encode_columns[type][code] = encode_columns_by_powers_of<T, Code>(),
+    kernels.decode[code][type] = decode_row<Code, T>, ++type),
    ...);
 }
 
@@ -268,6 +379,7 @@ QuantizeKernels make_kernels(TypeList<Code...>, TypeList<T...> types) {
   QuantizeKernels kernels{.target = hwy::TargetName(HWY_TARGET),
                           .encode = {},
                           .encode_by_powers = {},
+                          .encode_columns = {},
                           .encode_stochastic = {encode_stochastic<T>...},
                           .decode = {}};
   size_t code = 0;

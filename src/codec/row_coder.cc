@@ -12,40 +12,61 @@ RowCoder::RowCoder(const QuantSpec& spec, float amax, DType input, const DrawRow
     : kernels_(active_kernels()),
       spec_(spec),
       type_(index_of(input)),
+      element_(static_cast<size_t>(bytes_of(input, 1))),
+      unit_(plane_shape(spec, Plane::kRow, 0, 0)),
       block_(block_shape(spec, Plane::kRow)),
       draws_(draws),
       scaler_(spec, amax, input),
       scratch_(scratch) {}
 
+template <typename Body>
+void RowCoder::for_each_piece(const Rows& input, size_t high, const Body& body) const {
+  for (size_t row = 0; row < input.rows; row += high) {
+    const size_t rows = std::min(high, input.rows - row);
+    const std::byte* first = input.data + row * input.stride;
+    for (size_t column = 0; column < input.columns; column += kPieceColumns) {
+      const size_t columns = std::min(kPieceColumns, input.columns - column);
+      const std::byte* src = first + column * element_;
+      const bool last = column + columns == input.columns;
+      const std::byte* next = last ? first + rows * input.stride : src + columns * element_;
+      body(Piece{.src = src, .next = next, .row = row, .rows = rows, .column = column, .columns = columns});
+    }
+  }
+}
+
+// Of row `row` of the piece that comes next.
+void RowCoder::prefetch_next(const Rows& input, const Piece& piece, size_t row) const {
+  constexpr size_t kLine = 64;
+  const std::byte* src = piece.next + row * input.stride;
+  for (size_t i = 0; i < piece.columns * element_; i += kLine) __builtin_prefetch(src + i);
+}
+
 bool RowCoder::encode(const Rows& input, const PlaneMemory& to) {
   if (block_.columns == 0) return encode_whole(input, to);
-  const size_t blocks = input.columns / static_cast<size_t>(block_.columns) + 1;
-  if (scratch_.amax.size() < blocks) scratch_.amax.resize(blocks);
-  if (scratch_.multipliers.size() < blocks) scratch_.multipliers.resize(blocks);
   return block_.rows == 1 ? encode_flat_blocks(input, to) : encode_high_blocks(input, to);
 }
 
 bool RowCoder::encode_whole(const Rows& input, const PlaneMemory& to) {
   bool nonfinite = false;
   float amax = 0;
-  for (size_t r = 0; r < input.rows; ++r) {
-    const std::byte* row = input.data + r * input.stride;
-    if (spec_.nonfinite == Nonfinite::kError) nonfinite |= kernels_.amax->row[type_](row, input.columns, amax);
-    scaler_.encode()(row, input.columns, kWholeRow, &scaler_.whole().multiplier,
-                     to.codes + static_cast<int64_t>(r) * to.code_stride);
-  }
+  for_each_piece(input, 1, [&](const Piece& piece) {
+    prefetch_next(input, piece, 0);
+    if (spec_.nonfinite == Nonfinite::kError) nonfinite |= kernels_.amax->row[type_](piece.src, piece.columns, amax);
+    scaler_.encode()(piece.src, piece.columns, kWholeRow, &scaler_.whole().multiplier,
+                     codes_at(to, piece.row, piece.column));
+  });
   return nonfinite;
 }
 
 bool RowCoder::encode_flat_blocks(const Rows& input, const PlaneMemory& to) {
   bool nonfinite = false;
   const auto block = static_cast<size_t>(block_.columns);
-  for (size_t r = 0; r < input.rows; ++r) {
-    nonfinite |=
-        kernels_.amax->blocks[type_](input.data + r * input.stride, input.columns, block, scratch_.amax.data());
-    scale_blocks((input.columns + block - 1) / block, to.scales + static_cast<int64_t>(r) * to.scale_stride);
-    encode_row(input, r, block, to);
-  }
+  for_each_piece(input, 1, [&](const Piece& piece) {
+    prefetch_next(input, piece, 0);
+    nonfinite |= kernels_.amax->blocks[type_](piece.src, piece.columns, block, scratch_.amax.data());
+    scale_blocks((piece.columns + block - 1) / block, scales_at(to, piece.row, piece.column));
+    encode_row(piece.src, piece.row, piece.column, piece.columns, block, to);
+  });
   return nonfinite;
 }
 
@@ -53,63 +74,76 @@ bool RowCoder::encode_high_blocks(const Rows& input, const PlaneMemory& to) {
   bool nonfinite = false;
   const auto block = static_cast<size_t>(block_.columns);
   const auto high = static_cast<size_t>(block_.rows);
-  const size_t blocks = (input.columns + block - 1) / block;
   const bool repeated = spec_.format == Format::kNvfp4;  // a scale in each row of its block
-  for (size_t first = 0; first < input.rows; first += high) {
-    const size_t rows = std::min(high, input.rows - first);
-    nonfinite |= fold(input, first, rows);
-    kernels_.amax->blocks[type_](scratch_.magnitudes.data(), input.columns, block, scratch_.amax.data());
-    std::byte* scales = to.scales + static_cast<int64_t>(repeated ? first : first / high) * to.scale_stride;
+  for_each_piece(input, high, [&](const Piece& piece) {
+    const size_t blocks = (piece.columns + block - 1) / block;
+    nonfinite |= fold(input, piece);
+    kernels_.amax->blocks[type_](scratch_.magnitudes.data(), piece.columns, block, scratch_.amax.data());
+    std::byte* scales = scales_at(to, repeated ? piece.row : piece.row / high, piece.column);
     scale_blocks(blocks, scales);
-    for (size_t r = 0; r < rows; ++r) {
+    for (size_t r = 0; r < piece.rows; ++r) {
+      prefetch_next(input, piece, r);
       if (repeated && r > 0) std::memcpy(scales + static_cast<int64_t>(r) * to.scale_stride, scales, blocks);
-      encode_row(input, first + r, block, to);
+      encode_row(piece.src + r * input.stride, piece.row + r, piece.column, piece.columns, block, to);
     }
-  }
+  });
   return nonfinite;
 }
 
 bool RowCoder::encode_columns(const Rows& input, const PlaneMemory& to) {
   bool nonfinite = false;
   const auto high = static_cast<size_t>(block_shape(spec_, Plane::kColumn).rows);
-  if (scratch_.amax.size() < input.columns) scratch_.amax.resize(input.columns);
-  if (scratch_.multipliers.size() < input.columns) scratch_.multipliers.resize(input.columns);
-  for (size_t first = 0; first < input.rows; first += high) {
-    const size_t rows = std::min(high, input.rows - first);
-    nonfinite |= fold(input, first, rows);
+  const auto encode = kernels_.quantize->encode_columns[type_][code_index(unit_.code_dtype)];
+  for_each_piece(input, high, [&](const Piece& piece) {
+    nonfinite |= fold(input, piece);
     const float* amax = scratch_.magnitudes.data();
     if (input.dtype != DType::kF32) {
-      cast_row(input.dtype, DType::kF32)(scratch_.magnitudes.data(), scratch_.amax.data(), input.columns);
+      cast_row(input.dtype, DType::kF32)(scratch_.magnitudes.data(), scratch_.amax.data(), piece.columns);
       amax = scratch_.amax.data();
     }
-    std::byte* scales = to.scales + static_cast<int64_t>(first / high) * to.scale_stride;
-    scaler_.scale(amax, input.columns, scales, scratch_.multipliers.data());
-    for (size_t r = 0; r < rows; ++r) encode_row(input, first + r, kEach, to);
-  }
+    std::byte* scales = to.scales + static_cast<int64_t>(piece.row / high) * to.scale_stride + piece.column;
+    scaler_.scale(amax, piece.columns, scales, scratch_.multipliers.data());
+    encode(piece.src, input.stride, piece.rows, piece.columns, scratch_.multipliers.data(),
+           codes_at(to, piece.row, piece.column), to.code_stride);
+  });
   return nonfinite;
 }
 
-void RowCoder::encode_row(const Rows& input, size_t row, size_t block, const PlaneMemory& to) {
-  const std::byte* src = input.data + row * input.stride;
-  std::byte* codes = to.codes + static_cast<int64_t>(row) * to.code_stride;
+void RowCoder::encode_row(const std::byte* src, size_t row, size_t column, size_t columns, size_t block,
+                          const PlaneMemory& to) {
+  std::byte* codes = codes_at(to, row, column);
   if (spec_.rounding == Rounding::kNearest) {
-    scaler_.encode()(src, input.columns, block, scratch_.multipliers.data(), codes);
+    scaler_.encode()(src, columns, block, scratch_.multipliers.data(), codes);
     return;
   }
   Draw draw = draws_.first;
-  draw.first_element += row * draws_.step;
-  kernels_.quantize->encode_stochastic[type_](src, input.columns, block, scratch_.multipliers.data(), draw, codes);
+  draw.first_element += row * draws_.step + column;
+  kernels_.quantize->encode_stochastic[type_](src, columns, block, scratch_.multipliers.data(), draw, codes);
+}
+
+std::byte* RowCoder::codes_at(const PlaneMemory& to, size_t row, size_t column) const {
+  return to.codes + static_cast<int64_t>(row) * to.code_stride +
+         bytes_of(unit_.code_dtype, static_cast<int64_t>(column));
+}
+
+std::byte* RowCoder::scales_at(const PlaneMemory& to, size_t row, size_t column) const {
+  return to.scales + static_cast<int64_t>(row) * to.scale_stride +
+         bytes_of(unit_.scale_dtype, static_cast<int64_t>(column) / block_.columns);
 }
 
 void RowCoder::scale_blocks(size_t n, std::byte* scales) {
   scaler_.scale(scratch_.amax.data(), n, scales, scratch_.multipliers.data());
 }
 
-// To scratch_.magnitudes: element by element, the largest of some rows.
-bool RowCoder::fold(const Rows& input, size_t first, size_t rows) {
-  if (scratch_.magnitudes.size() < input.columns) scratch_.magnitudes.resize(input.columns);
-  return kernels_.amax->fold[type_](input.data + first * input.stride, input.stride, rows, input.columns,
-                                    scratch_.magnitudes.data());
+// To scratch_.magnitudes: element by element, the largest of a piece's rows.
+bool RowCoder::fold(const Rows& input, const Piece& piece) {
+  constexpr size_t kRows = 8;  // with more streams than that at once, reading is slower
+  std::memset(scratch_.magnitudes.data(), 0, piece.columns * element_);
+  bool nonfinite = false;
+  for (size_t r = 0; r < piece.rows; r += kRows)
+    nonfinite |= kernels_.amax->fold[type_](piece.src + r * input.stride, input.stride, std::min(kRows, piece.rows - r),
+                                            piece.columns, scratch_.magnitudes.data());
+  return nonfinite;
 }
 
 namespace {

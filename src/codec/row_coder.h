@@ -40,13 +40,30 @@ class RowCoder {
   bool encode_whole(const Rows& input, const PlaneMemory& to);
   bool encode_flat_blocks(const Rows& input, const PlaneMemory& to);
   bool encode_high_blocks(const Rows& input, const PlaneMemory& to);
-  void encode_row(const Rows& input, size_t row, size_t block, const PlaneMemory& to);
+  // At most kPieceColumns of as many rows as a block is high: what passes through the caches at a time, while the next
+  // one is on its way into them.
+  struct Piece {
+    const std::byte* src;
+    const std::byte* next;  // where the next piece begins; need not be the input's
+    size_t row;
+    size_t rows;
+    size_t column;
+    size_t columns;
+  };
+  template <typename Body>
+  void for_each_piece(const Rows& input, size_t high, const Body& body) const;
+  void prefetch_next(const Rows& input, const Piece& piece, size_t row) const;
+  void encode_row(const std::byte* src, size_t row, size_t column, size_t columns, size_t block, const PlaneMemory& to);
+  std::byte* codes_at(const PlaneMemory& to, size_t row, size_t column) const;
+  std::byte* scales_at(const PlaneMemory& to, size_t row, size_t column) const;
   void scale_blocks(size_t n, std::byte* scales);
-  bool fold(const Rows& input, size_t first, size_t rows);
+  bool fold(const Rows& input, const Piece& piece);
 
   const KernelSet& kernels_;
   const QuantSpec& spec_;
   const size_t type_;
+  const size_t element_;  // bytes
+  const PlaneShape unit_;
   const BlockShape block_;
   const DrawRows draws_;
   const BlockScaler scaler_;

@@ -18,13 +18,17 @@ bool is_mx(const QuantSpec& spec) {
 }
 
 // A tile's lines in a transposed plane should be whole ones; MXFP8's column blocks are 32 rows high.
-constexpr TileGrid::Tile kTransposed{0, 0, 256, 512};
+constexpr TileGrid::Tile kTransposed{0, 0, 512, 512};
+constexpr TileGrid::Tile kTransposedF32{0, 0, 256, 512};
 constexpr TileGrid::Tile kMxBoth{0, 0, 32, 1024};
 constexpr TileGrid::Tile kRowsAlone{0, 0, 16, 16384};
 constexpr TileGrid::Tile kHighBlocks{0, 0, 128, 1024};
 
-TileGrid::Tile tile_size(const QuantSpec& spec, const Planes& planes) {
-  if (planes.column.codes != nullptr) return is_mx(spec) ? kMxBoth : kTransposed;
+TileGrid::Tile tile_size(const MatrixView& matrix, const QuantSpec& spec, const Planes& planes) {
+  if (planes.column.codes != nullptr) {
+    if (is_mx(spec)) return kMxBoth;
+    return matrix.dtype == DType::kF32 ? kTransposedF32 : kTransposed;
+  }
   return block_shape(spec, Plane::kRow).rows > kRowsAlone.rows ? kHighBlocks : kRowsAlone;
 }
 
@@ -193,7 +197,7 @@ class TileQuantizer {
 
 TileGrid::TileGrid(const MatrixView& matrix, const QuantSpec& spec, const Planes& planes)
     : matrix_(matrix), spec_(spec), planes_(planes) {
-  const Tile size = tile_size(spec, planes);
+  const Tile size = tile_size(matrix, spec, planes);
   tile_rows_ = size.rows;
   tile_columns_ = size.columns;
   down_ = (matrix.rows + tile_rows_ - 1) / tile_rows_;

@@ -2,6 +2,7 @@
 // both planes and all phases share one read of memory.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -38,11 +39,14 @@ class TileGrid {
   int64_t across_;
 };
 
+// Whole blocks of every format.
+inline constexpr size_t kPieceColumns = 1024;
+
 // A thread's own.
 struct TileScratch {
-  std::vector<float> amax;
-  std::vector<float> multipliers;
-  std::vector<float> magnitudes;  // of any of the input types
+  std::array<float, kPieceColumns> amax;
+  std::array<float, kPieceColumns> multipliers;
+  std::array<float, kPieceColumns> magnitudes;  // of any of the input types
   std::vector<std::byte> row_codes;
   std::vector<std::byte> row_scales;
   std::vector<std::byte> column_codes;
