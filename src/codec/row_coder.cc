@@ -153,12 +153,17 @@ template <typename T>
 void transpose_scales(BlockShape block, int64_t rows, int64_t columns, const ConstPlaneMemory& from,
                       const PlaneMemory& to) {
   constexpr bool kRepeated = sizeof(T) == 1;
-  for (int64_t c = 0; c < columns; c += kRepeated ? 1 : block.columns) {
-    std::byte* scales = to.scales + (kRepeated ? c : c / block.columns) * to.scale_stride;
-    const std::byte* line = from.scales + c / block.columns * static_cast<int64_t>(sizeof(T));
-    const int64_t step = (kRepeated ? block.rows : 1) * from.scale_stride;
-    for (int64_t r = 0; r < rows; r += block.rows, line += step, scales += sizeof(T))
-      std::memcpy(scales, line, sizeof(T));
+  const auto bytes = static_cast<int64_t>(sizeof(T));
+  const auto row_bytes = static_cast<size_t>((rows + block.rows - 1) / block.rows * bytes);
+  const int64_t step = (kRepeated ? block.rows : 1) * from.scale_stride;
+  for (int64_t c = 0; c < columns; c += block.columns) {
+    const std::byte* line = from.scales + c / block.columns * bytes;
+    std::byte* first = to.scales + (kRepeated ? c : c / block.columns) * to.scale_stride;
+    for (std::byte* scale = first; scale < first + row_bytes; scale += bytes, line += step)
+      std::memcpy(scale, line, sizeof(T));
+    if (!kRepeated) continue;
+    for (int64_t i = 1; i < std::min(block.columns, columns - c); ++i)
+      std::memcpy(first + i * to.scale_stride, first, row_bytes);
   }
 }
 
