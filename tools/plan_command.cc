@@ -80,8 +80,7 @@ void write_text(const std::string& path, const std::string& text) {
   if (!file) fail_errno("cannot write " + path);
 }
 
-// --- one tensor
-// -------------------------------------------------------------------------------------------------------
+// --- one tensor ----------------------------------------------------------------------------------
 
 void plan_tensor(const PlanArguments& arguments) {
   if (arguments.src.size() != 1 || arguments.dst.size() != 1)
@@ -95,8 +94,7 @@ void plan_tensor(const PlanArguments& arguments) {
   fmt::print("{}", arguments.json ? plan.to_json() + "\n" : explain(plan));
 }
 
-// --- a whole model
-// ----------------------------------------------------------------------------------------------------
+// --- a whole model -------------------------------------------------------------------------------
 
 struct Model {
   std::vector<TensorInfo> tensors;

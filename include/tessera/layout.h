@@ -94,8 +94,7 @@ class Region {
   bool none_ = false;
 };
 
-// --- placements
-// -------------------------------------------------------------------------------------------------------
+// --- placements ----------------------------------------------------------------------------------
 
 // dim may be negative in what a user writes (-1 is the last); Layout::bind resolves it.
 struct Shard {
@@ -128,8 +127,7 @@ struct Partial {
 using Placement = std::variant<Replicate, Shard, StridedShard, RaggedShard, Partial>;
 std::string to_string(const Placement& placement);  // "R", "S0", "S0*2", "G0[0;16;32]", "Psum"
 
-// --- mesh
-// -------------------------------------------------------------------------------------------------------------
+// --- mesh ----------------------------------------------------------------------------------------
 
 struct Axis {
   std::string name;  // may be empty
@@ -165,8 +163,7 @@ class Mesh {
   std::shared_ptr<const Ranks> ranks_;  // of all copies: a model's tensors have a few meshes; null where there are none
 };
 
-// --- layout
-// -----------------------------------------------------------------------------------------------------------
+// --- layout --------------------------------------------------------------------------------------
 
 // A mesh and one placement for each of its axes.
 class Layout {
@@ -216,8 +213,7 @@ struct DimPartition {
 };
 DimPartition partition_dim(const Layout& layout, Index dim_size, int dim);
 
-// --- slices
-// -----------------------------------------------------------------------------------------------------------
+// --- slices --------------------------------------------------------------------------------------
 
 // What is taken of one tensor dim: elements begin, begin + step, ... below end. A dropped dim is one of which a single
 // element is taken, and that the slice does not have: end is begin + 1, step 1.

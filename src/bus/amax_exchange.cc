@@ -30,8 +30,7 @@ AmaxExchange::~AmaxExchange() {
   for (const auto& [rank, follower] : followers_) follower.link->close();
 }
 
-// --- attaching
-// --------------------------------------------------------------------------------------------------------
+// --- attaching -----------------------------------------------------------------------------------
 
 std::vector<Rank> AmaxExchange::peers() const {
   if (!leads()) return {0};
@@ -133,8 +132,7 @@ void AmaxExchange::merge_keys() {
   }
 }
 
-// --- a version
-// --------------------------------------------------------------------------------------------------------
+// --- a version -----------------------------------------------------------------------------------
 
 void AmaxExchange::start(int64_t version, std::span<const float> amaxes, const NonfiniteFinding& finding) {
   TESSERA_CHECK(ready() && !busy());
@@ -198,8 +196,7 @@ void AmaxExchange::handle_agreed(const Agreed& agreed) {
   finish(whole ? Status() : !agreed.status.ok() ? agreed.status : status_of(agreed.finding), agreed.amaxes);
 }
 
-// --- rank 0
-// -----------------------------------------------------------------------------------------------------------
+// --- rank 0 --------------------------------------------------------------------------------------
 
 void AmaxExchange::handle_report(Rank rank, Follower& follower, Frame& frame) {
   read_ = parse<Amaxes>(frame.payload, std::move(read_.amaxes));
@@ -300,8 +297,7 @@ void AmaxExchange::fail_followers(int64_t version, const Status& status) {
   }
 }
 
-// --- both
-// -------------------------------------------------------------------------------------------------------------
+// --- both ----------------------------------------------------------------------------------------
 
 void AmaxExchange::finish(const Status& status, std::span<const float> amaxes) {
   version_ = 0;

@@ -76,8 +76,7 @@ std::string BatchImpl::describe() const {
   return fmt::format("batch {} of pair {}", setup_.id, setup_.pair);
 }
 
-// --- registering
-// ------------------------------------------------------------------------------------------------------
+// --- registering ---------------------------------------------------------------------------------
 
 void BatchImpl::open(const PairView& view, const Patience& patience) {
   manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
@@ -295,8 +294,7 @@ void BatchImpl::begin_count() {
   store_requests_at_start_ = setup_.store->requests();
 }
 
-// --- operations
-// -------------------------------------------------------------------------------------------------------
+// --- operations ----------------------------------------------------------------------------------
 
 std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout timeout) {
   if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
@@ -400,8 +398,7 @@ Progress BatchImpl::sample() const {
   return progress;
 }
 
-// --- what it has done
-// -------------------------------------------------------------------------------------------------
+// --- what it has done ----------------------------------------------------------------------------
 
 BatchStats BatchImpl::stats() const {
   const std::lock_guard lock(mutex_);

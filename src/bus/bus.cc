@@ -94,8 +94,7 @@ double ratio_to_bf16(int64_t bytes, int64_t elements, int64_t others) {
 
 }  // namespace
 
-// --- Bus and Pair
-// -----------------------------------------------------------------------------------------------------
+// --- Bus and Pair --------------------------------------------------------------------------------
 
 Bus::Bus(BusOptions options) : impl_(bus::open_client(bus::complete(std::move(options)))) {}
 Bus::Bus(Bus&&) noexcept = default;
@@ -171,8 +170,7 @@ std::vector<std::string> Pair::all_gather(const std::string& batch_id, const std
   return impl_->all_gather(batch_id, value, timeout);
 }
 
-// --- Batch
-// ------------------------------------------------------------------------------------------------------------
+// --- Batch ---------------------------------------------------------------------------------------
 
 Batch::Batch(std::shared_ptr<bus::BatchClient> impl) : impl_(std::move(impl)) {}
 Batch::Batch(Batch&&) noexcept = default;
@@ -234,8 +232,7 @@ void Batch::close() {
   impl_->close();
 }
 
-// --- Handle
-// -----------------------------------------------------------------------------------------------------------
+// --- Handle --------------------------------------------------------------------------------------
 
 Handle::Handle(std::shared_ptr<bus::OperationClient> operation) : operation_(std::move(operation)) {}
 Handle::Handle(Handle&&) noexcept = default;

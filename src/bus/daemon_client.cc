@@ -340,8 +340,7 @@ std::shared_ptr<PairClient> DaemonBus::pair(const PairOptions& options) {
   return std::make_shared<DaemonPair>(shared_from_this(), options, paired);
 }
 
-// --- operations
-// -------------------------------------------------------------------------------------------------------
+// --- operations ----------------------------------------------------------------------------------
 
 std::optional<OperationState> DaemonOperation::known() const {
   const std::lock_guard lock(mutex_);

@@ -84,8 +84,7 @@ bool DeltaEncoder::is_cast(uint32_t sent) const {
   return covers(sent) && parts_[part_of_[sent]].cast;
 }
 
-// --- a version
-// --------------------------------------------------------------------------------------------------------
+// --- a version -----------------------------------------------------------------------------------
 
 void DeltaEncoder::start(uint32_t slot) {
   TESSERA_CHECK(!busy());

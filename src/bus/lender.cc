@@ -108,8 +108,7 @@ Lender::Entry& Lender::entry(uint32_t number) {
   return it->second;
 }
 
-// --- making runs
-// ------------------------------------------------------------------------------------------------------
+// --- making runs ---------------------------------------------------------------------------------
 
 void Lender::lend_arenas(LendArenas lend, std::vector<UniqueFd> fds) {
   if (lend.arenas.size() != fds.size())
@@ -264,8 +263,7 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Boun
       std::move(ring));
 }
 
-// --- running them
-// -----------------------------------------------------------------------------------------------------
+// --- running them --------------------------------------------------------------------------------
 
 void Lender::start(uint32_t number, uint32_t epoch) {
   Entry& entry = this->entry(number);

@@ -414,8 +414,7 @@ TEST(Lender, EndsWhileARunWaits) {
   worker.close();  // returns
 }
 
-// --- places
-// -------------------------------------------------------------------------------------------------------
+// --- places --------------------------------------------------------------------------------------
 
 TEST(MemoryPlacement, LentTensorsOverlapAsTheyDoAndOthersLieApart) {
   std::vector<float> memory(1024);

@@ -138,8 +138,7 @@ void LentMemory::sync(const Patience& patience) {
   synced_.status.throw_if_error();
 }
 
-// --- making runs
-// --------------------------------------------------------------------------------------------------
+// --- making runs ---------------------------------------------------------------------------------
 
 // Turns routes of this process into ones that the worker understands.
 class LentMemory::Maker {
@@ -264,8 +263,7 @@ std::unique_ptr<LentRun> LentMemory::make_copy(std::span<const PullRoute> routes
   return maker.send(std::move(done), nullptr);
 }
 
-// --- a run
-// --------------------------------------------------------------------------------------------------------
+// --- a run ---------------------------------------------------------------------------------------
 
 LentRun::LentRun(std::shared_ptr<LentMemory> memory, const MakeRun& made, std::function<void()> done)
     : memory_(std::move(memory)),

@@ -152,8 +152,7 @@ const Digest& Quantizer::rest(uint32_t sent, uint32_t slot) const {
   return encode_runs_[slot]->digests()[parts_.size() + part_of_[sent]];
 }
 
-// --- a version
-// --------------------------------------------------------------------------------------------------------
+// --- a version -----------------------------------------------------------------------------------
 
 void Quantizer::start(int64_t version, uint32_t slot) {
   TESSERA_CHECK(!busy());

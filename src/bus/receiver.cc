@@ -8,8 +8,7 @@
 
 namespace tessera::bus {
 
-// --- attaching
-// --------------------------------------------------------------------------------------------------------
+// --- attaching -----------------------------------------------------------------------------------
 
 std::shared_ptr<Session> ReceiverBatch::make_session(const PairView& view, Agreement agreement) {
   return std::make_shared<ReceiverSession>(session_setup(view, std::move(agreement)), *this);
@@ -80,8 +79,7 @@ void ReceiverBatch::check_peers() {
   if (session_) session_->check_peers();
 }
 
-// --- versions
-// ---------------------------------------------------------------------------------------------------------
+// --- versions ------------------------------------------------------------------------------------
 
 void ReceiverBatch::on_newest(int64_t version) {
   {
@@ -219,8 +217,7 @@ void ReceiverBatch::on_recv_over(const Status& status) {
   end_operation(status);
 }
 
-// --- staged
-// -----------------------------------------------------------------------------------------------------------
+// --- staged --------------------------------------------------------------------------------------
 
 void ReceiverBatch::observe_decision(const Status& status) {
   const LogScope scope = log_scope();

@@ -13,8 +13,7 @@ constexpr Duration kWithdrawTimeout = seconds(10);  // of receivers that are abo
 
 }  // namespace
 
-// --- attaching
-// --------------------------------------------------------------------------------------------------------
+// --- attaching -----------------------------------------------------------------------------------
 
 void SenderBatch::open(const PairView& view, const Patience& patience) {
   if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), {});
@@ -178,8 +177,7 @@ void SenderBatch::check_peers() {
   for (const auto& [job, session] : sessions_) session->check_peers();
 }
 
-// --- offering
-// ---------------------------------------------------------------------------------------------------------
+// --- offering ------------------------------------------------------------------------------------
 
 std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> version, Timeout timeout) {
   std::shared_ptr<Operation> operation;
@@ -291,8 +289,7 @@ void SenderBatch::fail_operation(const Status& status) {
     check_ended();
 }
 
-// --- taking back
-// ------------------------------------------------------------------------------------------------------
+// --- taking back ---------------------------------------------------------------------------------
 
 SenderBatch::Withdrawal SenderBatch::try_withdraw(int64_t version) {
   const auto slot = std::ranges::find(slots_, version, &Snapshot::version);

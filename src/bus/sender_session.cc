@@ -36,8 +36,7 @@ SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
   setup_.on_allocation();
 }
 
-// --- attaching
-// --------------------------------------------------------------------------------------------------------
+// --- attaching -----------------------------------------------------------------------------------
 
 void SenderSession::connect() {
   if (quantizer_ && identity().rank != 0)
@@ -184,8 +183,7 @@ void SenderSession::build_digest_programs() {
   }
 }
 
-// --- offering
-// ---------------------------------------------------------------------------------------------------------
+// --- offering ------------------------------------------------------------------------------------
 
 SenderSession::Slot* SenderSession::slot_of(int64_t version) {
   const auto it = std::ranges::find(slots_, version, &Slot::version);
@@ -307,8 +305,7 @@ void SenderSession::clear(uint32_t index) {
     if (link->open()) link->withdraw(version);
 }
 
-// --- being read
-// ---------------------------------------------------------------------------------------------------------
+// --- being read ----------------------------------------------------------------------------------
 
 Status SenderSession::why_withdrawn() const {
   return leaving_.ok() ? failed(ErrorCode::kCancelled, "it was withdrawn") : leaving_;

@@ -57,8 +57,7 @@ void SenderSession::end(const Status& status) {
   if (retires()) owner_.on_sender_retired(*this);
 }
 
-// --- failing
-// ----------------------------------------------------------------------------------------------------------
+// --- failing -------------------------------------------------------------------------------------
 
 // Staged: what is on offer already stays.
 void SenderSession::fail_offer(const Status& status) {

@@ -88,8 +88,7 @@ std::string WorkerSession::name() const {
   return fmt::format("the worker {}", worker_.to_string());
 }
 
-// --- its life
-// ---------------------------------------------------------------------------------------------------------
+// --- its life ------------------------------------------------------------------------------------
 
 void WorkerSession::open(const std::shared_ptr<CommandMemory>& memory) {
   std::shared_ptr<BusClient> bus = open_embedded(complete(options_), worker_);
@@ -217,8 +216,7 @@ void WorkerSession::end(bool vanished) {
   pairs.clear();
 }
 
-// --- calls
-// ------------------------------------------------------------------------------------------------------------
+// --- calls ---------------------------------------------------------------------------------------
 
 void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
   const auto type = static_cast<AgentMessage>(frame.type);
@@ -381,8 +379,7 @@ Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd
   return {.batch = last_number_};
 }
 
-// --- commands, on the queue's thread
-// ----------------------------------------------------------------------------------
+// --- commands, on the queue's thread -------------------------------------------------------------
 
 void WorkerSession::execute(const Command& command, Replier& replier) {
   switch (static_cast<AgentCommand>(command.type)) {

@@ -59,8 +59,7 @@ ShareOptions Walk::share_options(int rotation) const {
   return {.hosts = &hosts_, .rotation = rotation, .min_share = min_share_};
 }
 
-// --- one class
-// --------------------------------------------------------------------------------------------------------
+// --- one class -----------------------------------------------------------------------------------
 
 void Walk::enter(int cls) {
   cls_ = cls;
@@ -126,8 +125,7 @@ void Walk::enter_hosts(int cls) {
     if (job.total > 0) job.shares = share_out(job.total, job.candidates, share_options(rotation_));
 }
 
-// --- one cell
-// ---------------------------------------------------------------------------------------------------------
+// --- one cell ------------------------------------------------------------------------------------
 
 void Walk::visit(const Cell& cell) {
   if (cell.cls != cls_) enter(cell.cls);

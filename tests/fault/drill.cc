@@ -21,8 +21,7 @@ constexpr Index kRows = 1024;
 constexpr Index kColumns = 1024;
 constexpr auto kUntouched = std::byte{0xA5};
 
-// --- what is transferred
-// ---------------------------------------------------------------------------------------------
+// --- what is transferred -------------------------------------------------------------------------
 
 // What rank `rank` holds of the tensor that takes a while: 32 bits an element, of its version and its place.
 class Bulk {
@@ -118,8 +117,7 @@ class Tensors {
   std::vector<LocalData> data_;
 };
 
-// --- what a rank does
-// ------------------------------------------------------------------------------------------------
+// --- what a rank does ----------------------------------------------------------------------------
 
 bool is_loss(ErrorCode code) {
   return code == ErrorCode::kPeerLost || code == ErrorCode::kDeadlineExceeded || code == ErrorCode::kUnavailable;
@@ -334,8 +332,7 @@ int run_receiver(const DrillPlan& plan, Board& board, const std::string& store, 
   });
 }
 
-// --- plans
-// -----------------------------------------------------------------------------------------------------------
+// --- plans ---------------------------------------------------------------------------------------
 
 DrillPlan DrillPlan::random(uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -375,8 +372,7 @@ std::string DrillPlan::to_string() const {
                      pull.empty() ? "any way of reading" : pull, 1 + cases.size());
 }
 
-// --- the board
-// -------------------------------------------------------------------------------------------------------
+// --- the board -----------------------------------------------------------------------------------
 
 void RankBoard::log(int64_t version) {
   if (taken_count >= kMostTaken) fail(ErrorCode::kInternal, "more than {} versions", kMostTaken);

@@ -133,8 +133,7 @@ TEST(WallClockJumps, AndTheTransfersGoOn) {
   jumps.join();
 }
 
-// --- the store
-// --------------------------------------------------------------------------------------------------------
+// --- the store -----------------------------------------------------------------------------------
 
 TEST_F(Hazard, TheStoreIsRestartedInTheMidstOfARegistration) {
   const Signal joined;
@@ -218,8 +217,7 @@ TEST_F(Hazard, AStoreThatStandsStillKeepsNobodyFromStopping) {
   ::kill(group_.store_pid(), SIGCONT);
 }
 
-// --- what the machine refuses
-// -----------------------------------------------------------------------------------------
+// --- what the machine refuses --------------------------------------------------------------------
 
 TEST_F(Hazard, MemoryThatIsRefusedEndsTheRegistrationWithALine) {
   expect_taken_after("inference/0 without memory", [this] {
@@ -327,8 +325,7 @@ TEST_F(Hazard, DescriptorsThatRunOutAtAnAgentEndTheCallWithALine) {
   agents.wait(2 * hang_limit());
 }
 
-// --- peers
-// ------------------------------------------------------------------------------------------------------------
+// --- peers ---------------------------------------------------------------------------------------
 
 // A fork without fork handlers keeps what its parent had open: its sockets, and the lock of its runtime folder.
 TEST_F(Hazard, ASenderDiesThoughAForkHoldsItsSockets) {

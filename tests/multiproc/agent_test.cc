@@ -578,8 +578,7 @@ TEST(Agent, AnswersWhileItAsksTheStore) {
   EXPECT_EQ(group.wait_for(agent, hang_limit()).status, 0);
 }
 
-// --- what comes from somebody else
-// --------------------------------------------------------------------------------------------------
+// --- what comes from somebody else ---------------------------------------------------------------
 
 // A connection of whoever has come upon the agent's socket.
 class Stranger {

@@ -145,8 +145,7 @@ RandomCase rows_to_columns(RandomCase a = small_changes()) {
   return a;
 }
 
-// --- random layouts
-// ---------------------------------------------------------------------------------------------------
+// --- random layouts ------------------------------------------------------------------------------
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kCases = 7;
@@ -236,8 +235,7 @@ INSTANTIATE_TEST_SUITE_P(
              (jobs.agent == std::string("daemon") ? "WithAgents" : "") + (jobs.digest ? "" : "WithoutDigests");
     });
 
-// --- what a receiver has missed
-// ---------------------------------------------------------------------------------------
+// --- what a receiver has missed ------------------------------------------------------------------
 
 // Takes `version` and finds how many routes came as deltas.
 int64_t deltas_of(Member& member, int64_t version) {
@@ -409,8 +407,7 @@ TEST_F(Deltas, AStagedVersionThatIsThereIsTakenInFull) {
   expect_success();
 }
 
-// --- what a receiver holds
-// --------------------------------------------------------------------------------------------
+// --- what a receiver holds -----------------------------------------------------------------------
 
 // The first element; one byte of it suffices.
 void spoil(Member& member) {
@@ -498,8 +495,7 @@ TEST_F(Deltas, DigestsAreThoseOfTheWholeTensors) {
   EXPECT_NE(sums->sent[0][0].load(), sums->sent[1][0].load());
 }
 
-// --- who asks
-// ---------------------------------------------------------------------------------------------------------
+// --- who asks ------------------------------------------------------------------------------------
 
 TEST_F(Deltas, AreOffUnlessBothSidesAsk) {
   for (const bool sender : {true, false}) {
@@ -548,8 +544,7 @@ TEST_F(Deltas, SaySoOnceWhenTheyDoNotPay) {
   }
 }
 
-// --- mistakes
-// ---------------------------------------------------------------------------------------------------------
+// --- mistakes ------------------------------------------------------------------------------------
 
 // The receiver misses version 2; the sender gives it what has changed from 2 to 3.
 std::vector<Outcome> take_a_stale_delta(bool digest) {
@@ -591,8 +586,7 @@ TEST(DeltaMistakes, AndIsMendedWhereThereAreDigests) {
     EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
 }
 
-// --- deaths
-// ----------------------------------------------------------------------------------------------------------
+// --- deaths --------------------------------------------------------------------------------------
 
 struct Death {
   const char* place;

@@ -40,8 +40,7 @@ class Staged : public testing::Test {
 pid_t stopped_store = 0;
 int visits_to_the_store = 0;
 
-// --- sent
-// -------------------------------------------------------------------------------------------------------------
+// --- sent ----------------------------------------------------------------------------------------
 
 TEST_F(Staged, ASendIsDoneThoughNobodyTakesItAndTheMemoryIsTheUsersAgain) {
   constexpr int64_t kLast = 50;
@@ -251,8 +250,7 @@ INSTANTIATE_TEST_SUITE_P(Staged, Withdrawn, testing::Values("2:S0", "2:Psum"), [
   return std::string_view(layout.param) == "2:S0" ? "Shards" : "PartialTerms";
 });
 
-// --- received
-// ---------------------------------------------------------------------------------------------------------
+// --- received ------------------------------------------------------------------------------------
 
 TEST_F(Staged, MemoryIsAsBeforeUntilTheVersionIsCommitted) {
   const Signal checked;

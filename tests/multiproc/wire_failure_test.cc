@@ -127,8 +127,7 @@ INSTANTIATE_TEST_SUITE_P(Places, WireDeaths,
                            return std::string(death.param.place + sizeof("wire:")) + std::to_string(death.param.rank);
                          });
 
-// --- more than can be agreed on
-// -------------------------------------------------------------------------------------------------
+// --- more than can be agreed on ------------------------------------------------------------------
 
 struct TooMany {
   const char* name;
@@ -194,8 +193,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "tensor weight has 4194305 matrices with one each, and its layout 2:S0 cuts 0 blocks"}),
     [](const auto& many) { return many.param.name; });
 
-// --- what arrives otherwise than it was sent
-// ------------------------------------------------------------------------------------------------
+// --- what arrives otherwise than it was sent -----------------------------------------------------
 
 class WireDigestMismatch : public testing::TestWithParam<Mutation> {};
 

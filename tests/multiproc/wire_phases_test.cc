@@ -44,8 +44,7 @@ int holds_no_more_than(const Footprint& before) {
   return 5;
 }
 
-// --- phases
-// -----------------------------------------------------------------------------------------------------------
+// --- phases --------------------------------------------------------------------------------------
 
 struct PhaseEnd {
   const char* place;
@@ -214,8 +213,7 @@ TEST(WirePhases, AStagedSendIsWithdrawnButNotCancelled) {
   expect_all_well(group);
 }
 
-// --- ranks that are stopped or late
-// ---------------------------------------------------------------------------------------------
+// --- ranks that are stopped or late --------------------------------------------------------------
 
 struct WireStop {
   const char* place;

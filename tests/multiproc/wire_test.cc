@@ -66,8 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::to_string(random.param.jobs.sources) + "To" + std::to_string(random.param.jobs.destinations);
     });
 
-// --- planes
-// ------------------------------------------------------------------------------------------------------------
+// --- planes --------------------------------------------------------------------------------------
 
 std::vector<RandomCase> random_planes_cases(const WireJobs& jobs, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -104,8 +103,7 @@ INSTANTIATE_TEST_SUITE_P(
              (random.param.jobs.receiver_agents ? "Daemons" : "");
     });
 
-// --- digests
-// -----------------------------------------------------------------------------------------------------------
+// --- digests -------------------------------------------------------------------------------------
 
 struct Sums {
   std::atomic<uint64_t> d0, d1;
@@ -173,8 +171,7 @@ TEST(WireDigests, AddUpToThatOfTheCodesAndScalesOfTheWholeTensor) {
   }
 }
 
-// --- mistakes
-// ---------------------------------------------------------------------------------------------------------
+// --- mistakes ------------------------------------------------------------------------------------
 
 bool found_out(const std::vector<Outcome>& outcomes) {
   return std::ranges::any_of(outcomes, [](const Outcome& outcome) { return outcome.status == kWrong; });
