@@ -19,6 +19,14 @@ RowCoder::RowCoder(const QuantSpec& spec, float amax, DType input, const DrawRow
       scaler_(spec, amax, input),
       scratch_(scratch) {}
 
+namespace {
+
+uintptr_t address(const std::byte* p) {
+  return reinterpret_cast<uintptr_t>(p);
+}
+
+}  // namespace
+
 template <typename Body>
 void RowCoder::for_each_piece(const Rows& input, size_t high, const Body& body) const {
   for (size_t row = 0; row < input.rows; row += high) {
@@ -28,7 +36,7 @@ void RowCoder::for_each_piece(const Rows& input, size_t high, const Body& body) 
       const size_t columns = std::min(kPieceColumns, input.columns - column);
       const std::byte* src = first + column * element_;
       const bool last = column + columns == input.columns;
-      const std::byte* next = last ? first + rows * input.stride : src + columns * element_;
+      const uintptr_t next = last ? address(first) + rows * input.stride : address(src + columns * element_);
       body(Piece{.src = src, .next = next, .row = row, .rows = rows, .column = column, .columns = columns});
     }
   }
@@ -37,8 +45,9 @@ void RowCoder::for_each_piece(const Rows& input, size_t high, const Body& body) 
 // Of row `row` of the piece that comes next.
 void RowCoder::prefetch_next(const Rows& input, const Piece& piece, size_t row) const {
   constexpr size_t kLine = 64;
-  const std::byte* src = piece.next + row * input.stride;
-  for (size_t i = 0; i < piece.columns * element_; i += kLine) __builtin_prefetch(src + i);
+  const uintptr_t src = piece.next + row * input.stride;
+  for (size_t i = 0; i < piece.columns * element_; i += kLine)
+    __builtin_prefetch(reinterpret_cast<const void*>(src + i));
 }
 
 bool RowCoder::encode(const Rows& input, const PlaneMemory& to) {

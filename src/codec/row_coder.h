@@ -44,7 +44,7 @@ class RowCoder {
   // one is on its way into them.
   struct Piece {
     const std::byte* src;
-    const std::byte* next;  // where the next piece begins; need not be the input's
+    uintptr_t next;  // where the next piece begins; there need be nothing
     size_t row;
     size_t rows;
     size_t column;
