@@ -15,8 +15,8 @@ using exec_testing::Buffer;
 using exec_testing::Completion;
 using exec_testing::every_wire_format;
 using exec_testing::for_each_element;
-using exec_testing::offset_in;
 using exec_testing::pick;
+using exec_testing::PlainOffsets;
 using exec_testing::Random;
 using exec_testing::random_array;
 using exec_testing::random_regions;
@@ -27,13 +27,15 @@ using exec_testing::WireTensor;
 // A local tensor with memory, of a sender or a receiver.
 struct WireArray {
   Buffer buffer;
+  PlainOffsets offsets;
   std::vector<std::byte> memory;
 
-  WireArray(Random& random, const Region& owned, DType dtype) : buffer(random_array(random, owned, dtype, false)) {
+  WireArray(Random& random, const Region& owned, DType dtype)
+      : buffer(random_array(random, owned, dtype, false)), offsets(buffer.array, 1) {
     memory.resize(buffer.size, std::byte{0xA5});
   }
   std::byte* data() { return memory.data() + buffer.first; }
-  std::byte* at(const std::vector<Index>& indices) { return data() + offset_in(buffer.array, indices); }
+  std::byte* at(const std::vector<Index>& indices) { return data() + offsets.of(indices); }
 };
 
 // All blocks and matrices of a fused matrix, as if ranks had met.
@@ -48,7 +50,8 @@ class WireSender {
   void add(Random& random, uint32_t tensor, const WireTensor& from, const Region& held, const Region& sent) {
     const DType dtype = from.whole->dtype();
     sources_.push_back(std::make_unique<WireArray>(random, held, dtype));
-    for_each_element(held, [&](const std::vector<Index>& at) {
+    // An empty route reads nothing.
+    for_each_element(sent.empty() ? sent : held, [&](const std::vector<Index>& at) {
       std::memcpy(sources_.back()->at(at), from.whole->value(from.matrix_of(at), from.row_of(at), from.column_of(at)),
                   static_cast<size_t>(bytes_of(dtype, 1)));
     });

@@ -146,34 +146,50 @@ struct RandomRoute {
 
 // Calls visit(global indices in atoms) for every atom of the region, row-major, in the plainest way.
 inline void for_each_atom(const RouteRegion& what, const std::function<void(const std::vector<Index>&)>& visit) {
-  const Index per_atom = elements_per_atom(what.dtype);
-  std::vector<Index> at(what.shape.size(), 0);
-  const auto size_of = [&](size_t d) { return d + 1 == at.size() ? what.shape[d] / per_atom : what.shape[d]; };
-  for (size_t d = 0; d < at.size(); ++d)
-    if (size_of(d) == 0) return;
+  std::vector<std::vector<Index>> atoms;
+  for (size_t d = 0; d < what.shape.size(); ++d) {
+    const Index scale = d + 1 == what.shape.size() ? elements_per_atom(what.dtype) : 1;
+    std::vector<Index>& dim = atoms.emplace_back();
+    for (Index i = 0; i < what.shape[d] / scale; ++i)
+      if (what.region.dim(static_cast<int>(d)).contains(i * scale)) dim.push_back(i);
+    if (dim.empty()) return;
+  }
+  std::vector<size_t> place(atoms.size());
+  std::vector<Index> at(atoms.size());
   while (true) {
-    bool inside = true;
-    for (size_t d = 0; d < at.size(); ++d)
-      inside = inside && what.region.dim(static_cast<int>(d)).contains(d + 1 == at.size() ? at[d] * per_atom : at[d]);
-    if (inside) visit(at);
+    for (size_t d = 0; d < at.size(); ++d) at[d] = atoms[d][place[d]];
+    visit(at);
     size_t d = at.size();
-    while (d > 0 && ++at[d - 1] == size_of(d - 1)) at[--d] = 0;
+    while (d > 0 && ++place[d - 1] == atoms[d - 1].size()) place[--d] = 0;
     if (d == 0) return;
   }
 }
 
-// Where an atom lies, in bytes from the first element, counting owned elements one by one.
-inline int64_t plain_offset(const LocalArray& array, const std::vector<Index>& at, Index per_atom) {
-  int64_t offset = 0;
-  for (size_t d = 0; d < at.size(); ++d) {
-    const Index scale = d + 1 == at.size() ? per_atom : 1;
-    Index position = 0;
-    for (Index below = 0; below < at[d]; ++below)
-      position += array.owned.dim(static_cast<int>(d)).contains(below * scale) ? 1 : 0;
-    offset += position * array.strides[d];
+// Where the atoms of a local tensor lie: what it owns is counted one by one, once, as sanitizers make each step dear.
+class PlainOffsets {
+ public:
+  PlainOffsets(const LocalArray& array, Index per_atom) {
+    for (size_t d = 0; d < array.strides.size(); ++d) {
+      const IntervalSet& owned = array.owned.dim(static_cast<int>(d));
+      const Index scale = d + 1 == array.strides.size() ? per_atom : 1;
+      std::vector<int64_t>& dim = bytes_.emplace_back();
+      Index position = 0;
+      for (Index i = 0; position < owned.size() / scale; ++i) {
+        dim.push_back(position * array.strides[d]);
+        position += owned.contains(i * scale) ? 1 : 0;
+      }
+    }
   }
-  return offset;
-}
+  // In bytes from the first element, of one that is owned.
+  int64_t of(const std::vector<Index>& at) const {
+    int64_t offset = 0;
+    for (size_t d = 0; d < at.size(); ++d) offset += bytes_[d][static_cast<size_t>(at[d])];
+    return offset;
+  }
+
+ private:
+  std::vector<std::vector<int64_t>> bytes_;  // dim by dim
+};
 
 // What a pull should leave in `dst`, and the digest that both sides should find.
 inline Digest plain_pull(const RandomRoute& route, const std::byte* src, std::byte* dst) {
@@ -185,9 +201,10 @@ inline Digest plain_pull(const RandomRoute& route, const std::byte* src, std::by
   std::vector<std::byte> image(static_cast<size_t>(image_bytes));
   Digest digest;
   const CastRow cast = cast_row(route.what.dtype, route.dst_dtype);
+  const PlainOffsets src_offsets(route.src.array, per_atom), dst_offsets(route.dst.array, per_atom);
   for_each_atom(route.what, [&](const std::vector<Index>& at) {
-    const std::byte* from = src + route.src.first + plain_offset(route.src.array, at, per_atom);
-    std::byte* to = dst + route.dst.first + plain_offset(route.dst.array, at, per_atom);
+    const std::byte* from = src + route.src.first + src_offsets.of(at);
+    std::byte* to = dst + route.dst.first + dst_offsets.of(at);
     int64_t flat = 0;
     for (size_t d = 0; d < at.size(); ++d)
       flat = flat * (d + 1 == at.size() ? route.what.shape[d] / per_atom : route.what.shape[d]) + at[d];

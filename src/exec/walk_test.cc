@@ -11,7 +11,7 @@ namespace {
 
 using exec_testing::for_each_atom;
 using exec_testing::pick;
-using exec_testing::plain_offset;
+using exec_testing::PlainOffsets;
 using exec_testing::Random;
 using exec_testing::RandomRoute;
 
@@ -34,13 +34,13 @@ std::vector<Atom> walked(const Walk& walk, int64_t first, int64_t last, int64_t 
 
 std::vector<Atom> plainly(const RandomRoute& route) {
   const Index per_atom = elements_per_atom(route.what.dtype);
+  const PlainOffsets src(route.src.array, per_atom), dst(route.dst.array, per_atom);
   std::vector<Atom> atoms;
   for_each_atom(route.what, [&](const std::vector<Index>& at) {
     int64_t flat = 0;
     for (size_t d = 0; d < at.size(); ++d)
       flat = flat * (d + 1 == at.size() ? route.what.shape[d] / per_atom : route.what.shape[d]) + at[d];
-    atoms.push_back({plain_offset(route.src.array, at, per_atom), plain_offset(route.dst.array, at, per_atom),
-                     flat * atom_bytes(route.what.dtype)});
+    atoms.push_back({src.of(at), dst.of(at), flat * atom_bytes(route.what.dtype)});
   });
   return atoms;
 }

@@ -76,13 +76,6 @@ void for_each_element(const Region& region, const Visit& visit) {
   }
 }
 
-inline int64_t offset_in(const LocalArray& array, const std::vector<Index>& at) {
-  int64_t offset = 0;
-  for (size_t d = 0; d < at.size(); ++d)
-    offset += array.owned.dim(static_cast<int>(d)).position_of(at[d]) * array.strides[d];
-  return offset;
-}
-
 // A stack of matrices, quantised as wholes by the scalar reference.
 class WireReference {
  public:
