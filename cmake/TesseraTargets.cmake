@@ -41,10 +41,13 @@ function(tessera_layer)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS ${target})
 endfunction()
 
-# A test, or a part of tests, under a sanitizer.
-function(tessera_sanitized_test target brute_force)
-  if(TESSERA_SANITIZE AND NOT brute_force)  # to compile takes longer than to run
-    target_compile_options(${target} PRIVATE -O0)
+# A test, or a part of tests. Unless it goes through all elements, to compile takes longer than to run.
+function(tessera_test_options target brute_force)
+  if(NOT brute_force)
+    target_compile_options(${target} PRIVATE $<IF:$<CONFIG:Debug>,-O0,-O1>)
+  endif()
+  if(TESSERA_SANITIZE MATCHES fuzzer)  # what is fuzzed is counted, and tests are not
+    target_compile_options(${target} PRIVATE -fno-sanitize=fuzzer-no-link)
   endif()
   if(TESSERA_SANITIZE MATCHES address AND CMAKE_CXX_COMPILER_ID STREQUAL Clang)  # GCC says so itself
     target_compile_definitions(${target} PRIVATE __SANITIZE_ADDRESS__)
@@ -52,8 +55,8 @@ function(tessera_sanitized_test target brute_force)
 endfunction()
 
 # One label an executable: gtest_discover_tests keeps only the first of several. BRUTE_FORCE: what goes through all
-# elements, and is slow unless optimised. THREADED: GoogleTest's filter of those that start threads, or none: the others
-# say nothing to ThreadSanitizer.
+# elements, and is slow unless optimised. THREADED: GoogleTest's filter of those that say something to
+# ThreadSanitizer, as they start threads, of many kernels with one; or none.
 function(tessera_test)
   cmake_parse_arguments(ARG "BRUTE_FORCE" "NAME;LABEL;TIMEOUT;THREADED" "DEPS;LIBS;SOURCES;ENVIRONMENT" ${ARGN})
   if(NOT TESSERA_BUILD_TESTS OR (ARG_LABEL STREQUAL slow AND NOT TESSERA_BUILD_SLOW_TESTS))
@@ -79,7 +82,7 @@ function(tessera_test)
   list(TRANSFORM ARG_DEPS PREPEND tessera_)
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} ${ARG_LIBS} GTest::gmock GTest::gtest_main)
   tessera_compile_options(${ARG_NAME})
-  tessera_sanitized_test(${ARG_NAME} ${ARG_BRUTE_FORCE})
+  tessera_test_options(${ARG_NAME} ${ARG_BRUTE_FORCE})
   gtest_discover_tests(${ARG_NAME} DISCOVERY_MODE PRE_TEST ${filter}
     PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${ARG_ENVIRONMENT}")
 endfunction()

@@ -35,12 +35,11 @@ def summary_of(example: str, folder: pathlib.Path, *arguments: str) -> dict:
     return json.loads(output.read_text())
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("bf16", 1e-2)])
-def test_weights_go_from_a_trainer_into_a_server_that_answers_meanwhile(tmp_path, dtype, tolerance):
-    summary = summary_of("weight_sync", tmp_path, "--steps", "1", "--versions", "2", "--dtype", dtype)
+def test_weights_go_from_a_trainer_into_a_server_that_answers_meanwhile(tmp_path):
+    summary = summary_of("weight_sync", tmp_path, "--steps", "1", "--versions", "2")
     random, *sent = summary["versions"]
     assert [random["version"], *(seen["version"] for seen in sent)] == [0, 1, 2]
-    assert all(seen["max_difference"] <= tolerance for seen in summary["versions"])
+    assert all(seen["max_difference"] <= 1e-5 for seen in summary["versions"])
     for seen in sent:
         assert seen["weights"]["differing"] == 0
         assert seen["weights"]["elements"] > 22_000_000  # of MiniLM, and more: ranks hold replicas
@@ -58,11 +57,12 @@ def test_weights_go_from_a_trainer_into_a_server_that_answers_meanwhile(tmp_path
 
 
 def test_quantised_weights_take_a_quarter_of_bf16_and_change_similarities_little(tmp_path):
-    summary = summary_of("weight_sync", tmp_path, "--steps", "1", "--versions", "1", "--wire", "nvfp4")
+    arguments = ("--steps", "1", "--versions", "1", "--dtype", "bf16", "--wire", "nvfp4")
+    summary = summary_of("weight_sync", tmp_path, *arguments)
     random, sent = summary["versions"]
     assert random["quantising_changes"] is None
     assert sent["weights"]["differing"] == 0  # from the trainer's, quantised as a whole and back
-    assert sent["max_difference"] <= 1e-5  # from one process with those
+    assert sent["max_difference"] <= 1e-2  # from one process with those, in bf16 as the server
     assert 1e-4 < sent["quantising_changes"] < 0.15  # measured: 0.06
     traffic = summary["server"]["bytes"]
     matrices = 6 * (4 * 384**2 + 2 * 384 * 1536)

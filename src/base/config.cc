@@ -82,19 +82,19 @@ Config read_environment() {
   };
 }
 
-std::mutex mutex;
+std::mutex config_mutex;
 std::optional<const Config> config;
 
 }  // namespace
 
 const Config& Config::get() {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(config_mutex);
   if (!config) config.emplace(read_environment());
   return *config;
 }
 
 void Config::forget() {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(config_mutex);
   config.reset();
 }
 
