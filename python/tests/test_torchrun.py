@@ -49,6 +49,7 @@ assert dist.distributed_c10d._world.pg_map == groups
 summed = torch.ones(1)
 dist.all_reduce(summed)
 assert summed == 2
+groups.clear()  # or gloo's threads outlive destroy_process_group(), and may meet an interpreter that ends
 dist.destroy_process_group()
 """
 
