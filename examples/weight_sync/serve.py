@@ -107,6 +107,7 @@ def joined(port: int | None) -> Iterator[int]:
     if port is not None:
         join(store, 1, RANKS)
         yield 1
+        dist.destroy_process_group()
         return
     # In a session of its own: Ctrl-C is for rank 0, which then ends the other.
     command = [sys.executable, *sys.argv, "--join", str(store.port)]
@@ -114,6 +115,7 @@ def joined(port: int | None) -> Iterator[int]:
         try:
             join(store, 0, RANKS)
             yield 0
+            dist.destroy_process_group()
             other.wait(PATIENCE)
         finally:
             other.kill()
