@@ -7,7 +7,6 @@
 #include "base/fail.h"
 #include "base/metrics.h"
 #include "base/socket.h"
-#include "bus/records.h"
 #include "tessera/version.h"
 
 namespace tessera::bus {
@@ -18,14 +17,6 @@ constexpr Duration kEarlyTimeout = seconds(300);  // the other side may still be
 constexpr size_t kMaxWaiting = 4096;
 
 }  // namespace
-
-std::string Identity::name() const {
-  return rank_name(job, rank);
-}
-
-LogScope log_scope(const Identity& identity, std::string_view pair, std::string_view batch) {
-  return LogScope({{"job", identity.job}, {"rank", identity.rank}, {"pair", pair}, {"batch", batch}});
-}
 
 Agent::Agent(Identity identity, int threads)
     : identity_(std::move(identity)),

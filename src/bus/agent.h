@@ -12,29 +12,18 @@
 #include <vector>
 
 #include "base/event_loop.h"
+#include "base/fork_guard.h"
 #include "base/listener.h"
 #include "base/log.h"
 #include "base/runtime_dir.h"
+#include "bus/identity.h"
 #include "bus/link.h"
 #include "bus/messages.h"
-#include "bus/own_process.h"
 #include "bus/wait_list.h"
 #include "exec/worker_pool.h"
 #include "transport/shm/ptrace_consent.h"
 
 namespace tessera::bus {
-
-// Which process this is on the bus.
-struct Identity {
-  std::string name_space;
-  std::string job;
-  Rank rank = 0;
-  int world = 1;
-  std::string name() const;  // "trainer/3"
-};
-
-// What every line logged about a batch carries. The names must outlive it.
-LogScope log_scope(const Identity& identity, std::string_view pair, std::string_view batch);
 
 // A connection whose caller has said who it is and what it wants.
 struct Caller {
@@ -124,7 +113,7 @@ class Agent {
   void drop(uint64_t id);
 
   const Identity identity_;
-  const OwnProcess process_;
+  const ForkGuard process_;
   const Incarnation incarnation_;
   const PtraceConsent ptrace_consent_;
   RuntimeDir runtime_dir_;

@@ -14,11 +14,11 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/framing.h"
 #include "bus/agent.h"
 #include "bus/agent_protocol.h"
 #include "bus/command_client.h"
-#include "bus/own_process.h"
 #include "bus/stopped_peer.h"
 #include "device/shared_arena.h"
 #include "tessera/bus.h"
@@ -98,7 +98,7 @@ class AgentSession {
   void lose(const Status& why);
   Status lost() const;
 
-  const OwnProcess process_;
+  const ForkGuard process_;
   const BusOptions options_;
   const Identity identity_;
   std::string agent_name_;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/metrics.h"
 #include "base/trace.h"
 #include "bus/agent.h"
@@ -19,7 +20,6 @@
 #include "bus/lent_memory.h"
 #include "bus/meeting.h"
 #include "bus/operation.h"
-#include "bus/own_process.h"
 #include "bus/session.h"
 #include "bus/shadow.h"
 
@@ -169,7 +169,7 @@ class BatchImpl : public BatchClient,
   const std::string subject_;             // "weights/policy", in traces
   const uint64_t track_ = Trace::new_track();
   const TimePoint created_;
-  const OwnProcess process_;
+  const ForkGuard process_;
 
   bool can_delta() const;
   void note_delta(const Agreement& agreement);

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/fork_guard.h"
 #include "bus/command_log.h"
-#include "bus/own_process.h"
 
 namespace tessera::bus {
 namespace {
@@ -69,7 +69,7 @@ struct CommandCall::State {
 
   const std::shared_ptr<CommandMemory> memory;
   const std::string agent;
-  const OwnProcess process;
+  const ForkGuard process;
 
   mutable std::mutex mutex;  // guards what follows
   std::map<uint64_t, Call> calls;

@@ -11,9 +11,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/fork_guard.h"
 #include "bus/command_log.h"
 #include "bus/command_memory.h"
-#include "bus/own_process.h"
 #include "tessera/error.h"
 
 namespace tessera::bus {
@@ -73,7 +73,7 @@ class CommandServer {
  private:
   struct State;
   std::shared_ptr<State> state_;
-  const OwnProcess process_;
+  const ForkGuard process_;
   std::thread thread_;
 };
 

@@ -9,12 +9,12 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/fork_guard.h"
 #include "base/log.h"
 #include "bus/agent_protocol.h"
 #include "bus/agent_session.h"
 #include "bus/lender.h"
 #include "bus/local_tensors.h"
-#include "bus/own_process.h"
 #include "bus/placement.h"
 #include "bus/records.h"
 #include "device/shared_arena.h"
@@ -114,7 +114,7 @@ class DaemonOperation final : public OperationClient {
   bool agent_answers(const DaemonBatch& batch) const;
   std::string describe() const { return fmt::format("the handle of command {}", id_); }
 
-  const OwnProcess process_;
+  const ForkGuard process_;
   // Not owned: the batch owns an operation that is under way. So a handle keeps nothing else alive.
   const std::weak_ptr<DaemonBatch> batch_;
   const Kind kind_;

@@ -5,13 +5,13 @@
 #include <type_traits>
 
 #include "base/fail.h"
+#include "base/fork_guard.h"
 #include "base/log.h"
 #include "base/observation.h"
 #include "bus/agent.h"
 #include "bus/batch.h"
 #include "bus/interruption.h"
 #include "bus/lent_memory.h"
-#include "bus/own_process.h"
 #include "bus/receiver.h"
 #include "bus/rendezvous.h"
 #include "bus/sender.h"
@@ -59,7 +59,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
   std::shared_ptr<PairClient> pair(const PairOptions& options) override;
 
  private:
-  const OwnProcess process_;
+  const ForkGuard process_;
   const std::shared_ptr<Observation> observation_ = Observation::start();
   const BusOptions options_;
   Interruption interruption_{options_.stop};

@@ -2,7 +2,7 @@
 
 #include "base/fail.h"
 #include "base/socket.h"
-#include "bus/records.h"
+#include "bus/identity.h"
 
 namespace tessera::bus {
 

@@ -4,7 +4,7 @@
 
 #include "base/log.h"
 #include "base/metrics.h"
-#include "bus/records.h"
+#include "bus/identity.h"
 
 namespace tessera::bus {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <random>
 
-#include "bus/records.h"
+#include "bus/identity.h"
 
 namespace tessera::bus {
 namespace {

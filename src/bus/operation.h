@@ -7,8 +7,8 @@
 #include <mutex>
 
 #include "base/clock.h"
+#include "base/fork_guard.h"
 #include "bus/client.h"
-#include "bus/own_process.h"
 #include "tessera/bus.h"
 #include "tessera/error.h"
 
@@ -49,7 +49,7 @@ class Operation final : public OperationClient {
  private:
   std::shared_ptr<OperationOwner> owner() const;  // null once it has ended
 
-  const OwnProcess process_;
+  const ForkGuard process_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   uint64_t number_;

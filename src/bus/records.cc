@@ -232,14 +232,6 @@ Registration record_registration(std::string_view key, std::string_view value) {
   return Registration::read(in);
 }
 
-void check_name(std::string_view what, std::string_view name) {
-  const bool good = std::ranges::all_of(
-      name, [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; });
-  if (name.empty() || name.size() > 64 || !good)
-    fail(ErrorCode::kInvalidArgument, "{} \"{}\": 1 to 64 letters, digits, '.', '_' or '-' are wanted", what,
-         name.substr(0, 80));
-}
-
 std::string rank_key(std::string_view name_space, std::string_view job, Rank rank) {
   return store_key(name_space, "rank", fmt::format("{}/{}", job, rank));
 }
@@ -310,39 +302,6 @@ std::string met_job(std::string_view batch_prefix, std::string_view key, std::st
   const std::string_view second = jobs.substr(plus + 1);
   if (first != job && second != job) return {};
   return std::string(first == job ? second : first);
-}
-
-std::string rank_name(std::string_view job, Rank rank) {
-  return fmt::format("{}/{}", job, rank);
-}
-
-JobRank parse_pair_key(std::string_view prefix, std::string_view key) {
-  JobRank parsed;
-  const std::string_view rest = key.substr(std::min(prefix.size(), key.size()));
-  const size_t slash = rest.find('/');
-  if (slash != std::string_view::npos) {
-    const std::string_view digits = rest.substr(slash + 1);
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), parsed.rank);
-    if (error == std::errc{} && end == digits.data() + digits.size() && parsed.rank >= 0) {
-      parsed.job = rest.substr(0, slash);
-      return parsed;
-    }
-  }
-  fail(ErrorCode::kInvalidArgument, "store key {}: not JOB/RANK below {}", key, prefix);
-}
-
-std::string rank_list(std::string_view job, const std::vector<Rank>& ranks) {
-  std::string text;
-  int ranges = 0;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (++ranges > 8) return text + ", ...";
-    if (!text.empty()) text += ", ";
-    text += last == i ? rank_name(job, ranks[i]) : fmt::format("{}/{}-{}", job, ranks[i], ranks[last]);
-    i = last + 1;
-  }
-  return text;
 }
 
 }  // namespace tessera::bus

@@ -22,12 +22,11 @@
 #include <string_view>
 
 #include "base/process.h"
+#include "bus/identity.h"
 #include "bus/manifest.h"
 #include "tessera/layout.h"
 
 namespace tessera::bus {
-
-inline constexpr int kMaxWorld = 1 << 20;
 
 struct RankRecord {
   Incarnation incarnation;
@@ -122,9 +121,6 @@ struct SaidRecord {
 // Whose record of a batch it is, without reading the rest.
 Registration record_registration(std::string_view key, std::string_view value);
 
-// Names become parts of keys: not empty, at most 64 bytes of letters, digits, '.', '_' and '-'.
-void check_name(std::string_view what, std::string_view name);
-
 std::string rank_key(std::string_view name_space, std::string_view job, Rank rank);
 std::string pair_prefix(std::string_view name_space, std::string_view pair);
 std::string pair_key(std::string_view name_space, std::string_view pair, std::string_view job, Rank rank);
@@ -143,16 +139,5 @@ std::string decision_prefix(std::string_view meeting, std::string_view job);  //
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch);
 // The other one of the two jobs that meet under `key`, a key below a batch_prefix(); empty if `job` is none of them.
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job);
-
-// "trainer/3", as messages name a rank.
-std::string rank_name(std::string_view job, Rank rank);
-// "JOB/RANK" at the end of a pair key; throws for a key that no rank writes.
-struct JobRank {
-  std::string job;
-  Rank rank = 0;
-};
-JobRank parse_pair_key(std::string_view prefix, std::string_view key);
-// "ranks 0-2, 5" and the like, for messages about who is missing; at most eight ranges.
-std::string rank_list(std::string_view job, const std::vector<Rank>& ranks);
 
 }  // namespace tessera::bus

@@ -7,8 +7,8 @@
 #include "base/socket.h"
 #include "base/testing.h"
 #include "bus/agent.h"
+#include "bus/identity.h"
 #include "bus/inspection.h"
-#include "bus/records.h"
 
 namespace tessera::bus {
 namespace {

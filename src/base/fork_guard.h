@@ -9,9 +9,9 @@
 
 #include "base/fail.h"
 
-namespace tessera::bus {
+namespace tessera {
 
-class OwnProcess {
+class ForkGuard {
  public:
   bool here() const { return ::getpid() == pid_; }
   // Throws kInvalidArgument in a forked child.
@@ -24,4 +24,4 @@ class OwnProcess {
   pid_t pid_ = ::getpid();
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera
