@@ -22,12 +22,12 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "bus/daemon.h"
-#include "codec/stream.h"
+#include "bus/daemon/daemon.h"
+#include "codec/simd/stream.h"
 #include "tessera/bus.h"
 #include "tessera/memory.h"
 #include "tessera/store.h"
-#include "tools/bench_processes.h"
+#include "tools/bench/processes.h"
 
 namespace tessera::bench {
 namespace {

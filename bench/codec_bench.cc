@@ -16,11 +16,11 @@
 #include <memory>
 #include <string>
 
-#include "codec/cast.h"
-#include "codec/digest.h"
-#include "codec/kernel.h"
-#include "codec/reduce.h"
-#include "codec/stream.h"
+#include "codec/simd/cast.h"
+#include "codec/simd/digest.h"
+#include "codec/simd/kernel.h"
+#include "codec/simd/reduce.h"
+#include "codec/simd/stream.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -27,8 +27,8 @@
 
 #include "base/fail.h"
 #include "base/futex.h"
-#include "bus/command_client.h"
-#include "bus/command_server.h"
+#include "command/client.h"
+#include "command/server.h"
 
 namespace tessera::bus {
 namespace {

@@ -26,11 +26,11 @@
 #include <thread>
 #include <vector>
 
-#include "codec/digest.h"
-#include "codec/stream.h"
-#include "device/shared_arena.h"
-#include "exec/pull.h"
-#include "exec/source.h"
+#include "codec/simd/digest.h"
+#include "codec/simd/stream.h"
+#include "exec/pull/compiler.h"
+#include "exec/pull/source.h"
+#include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
 #include "transport/transport.h"
 

@@ -17,10 +17,10 @@
 #include <thread>
 #include <vector>
 
-#include "codec/cast.h"
-#include "codec/digest.h"
-#include "codec/kernel.h"
-#include "codec/stream.h"
+#include "codec/simd/cast.h"
+#include "codec/simd/digest.h"
+#include "codec/simd/kernel.h"
+#include "codec/simd/stream.h"
 #include "tessera/quantize.h"
 
 namespace tessera {

@@ -1,6 +1,6 @@
 #include "fuzz/agent_messages.h"
 
-#include "bus/agent_protocol.h"
+#include "bus/daemon/messages.h"
 #include "fuzz/frames.h"
 
 namespace tessera::fuzz {

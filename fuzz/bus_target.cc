@@ -1,8 +1,8 @@
-#include "bus/lending_messages.h"
-#include "bus/messages.h"
-#include "bus/report.h"
+#include "bus/lending/messages.h"
 #include "fuzz/frames.h"
 #include "fuzz/targets.h"
+#include "peer/messages.h"
+#include "peer/report.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "bus/command_memory.h"
+#include "command/memory.h"
 #include "fuzz/agent_messages.h"
 #include "fuzz/targets.h"
 

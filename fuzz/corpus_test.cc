@@ -9,9 +9,9 @@
 #include <set>
 #include <sstream>
 
-#include "bus/messages.h"
 #include "fuzz/seeds.h"
 #include "fuzz/targets.h"
+#include "peer/messages.h"
 #include "store/protocol.h"
 
 namespace tessera::fuzz {

@@ -1,4 +1,4 @@
-#include "bus/records.h"
+#include "bus/registration/records.h"
 #include "fuzz/targets.h"
 #include "tessera/store.h"
 

@@ -7,13 +7,13 @@
 
 #include "base/bytes.h"
 #include "base/framing.h"
-#include "bus/agent_protocol.h"
-#include "bus/command_ring.h"
-#include "bus/lending_messages.h"
-#include "bus/messages.h"
-#include "bus/records.h"
-#include "bus/report.h"
+#include "bus/daemon/messages.h"
+#include "bus/lending/messages.h"
+#include "bus/registration/records.h"
 #include "checkpoint/safetensors_header.h"
+#include "command/ring.h"
+#include "peer/messages.h"
+#include "peer/report.h"
 #include "store/protocol.h"
 
 namespace tessera::fuzz {

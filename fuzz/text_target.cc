@@ -1,6 +1,6 @@
 #include "base/metrics_server.h"
 #include "base/socket.h"
-#include "bus/records.h"
+#include "bus/registration/records.h"
 #include "fuzz/targets.h"
 #include "tessera/dtype.h"
 #include "tools/layout_rules.h"

@@ -12,9 +12,9 @@ import sys
 
 # Enums whose values travel, and the page that says what they mean: "NUMBER Name", or "| NUMBER | Name".
 CODES = (
-    ("src/bus/messages.h", "MessageType", "docs/formats/bus-protocol.md"),
-    ("src/bus/agent_protocol.h", "AgentMessage", "docs/formats/agent-protocol.md"),
-    ("src/bus/agent_protocol.h", "AgentCommand", "docs/formats/agent-protocol.md"),
+    ("src/peer/messages.h", "MessageType", "docs/formats/bus-protocol.md"),
+    ("src/bus/daemon/messages.h", "AgentMessage", "docs/formats/agent-protocol.md"),
+    ("src/bus/daemon/messages.h", "AgentCommand", "docs/formats/agent-protocol.md"),
     ("src/store/protocol.h", "MessageType", "docs/formats/store-protocol.md"),
     ("include/tessera/error.h", "ErrorCode", "docs/formats/bus-protocol.md"),
     ("include/tessera/dtype.h", "DType", "docs/formats/bus-protocol.md"),

@@ -15,12 +15,12 @@ import pathlib
 import re
 import sys
 
-LAYERS = ["base", "layout", "codec", "device", "plan", "transport", "exec", "checkpoint", "store", "bus"]
+LAYERS = ["base", "layout", "codec", "memory", "plan", "transport", "exec", "checkpoint", "store", "command", "peer", "bus"]
 PUBLIC = {
     "error.h": "base", "version.h": "base",
     "layout.h": "layout",
     "dtype.h": "codec", "quantize.h": "codec",
-    "memory.h": "device",
+    "memory.h": "memory",
     "plan.h": "plan", "simulate.h": "plan",
     "checkpoint.h": "checkpoint",
     "store.h": "store",

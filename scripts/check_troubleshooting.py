@@ -35,11 +35,11 @@ FEWEST_LETTERS = 14
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 # What comes before another message, and says nothing itself.
 PREFIX = re.compile(r"(((batch|pair|store|tensor) )?\0(: |, ))+\0")
-NOT_FOR_USERS = re.compile(r"_test\.cc|testing\.h|ring_model\.|command_probe\.h|test_actor\.")
+NOT_FOR_USERS = re.compile(r"_test\.cc|testing\.h|ring_model\.|\bprobe\.h|test_actor\.")
 # These make what a command prints: plans, pictures, tables.
 NO_MESSAGES = re.compile(
-    r"src/plan/|src/base/metrics|src/device/host/device|src/transport/shm/transport"
-    r"|tools/(bench_report|doctor_checks|progress_bar|top_view|transfer_report)|python/src/"
+    r"src/plan/|src/base/metrics|src/memory/host/device|src/transport/shm/transport"
+    r"|tools/(bench/report|doctor_checks|progress_bar|top/view|transfer_report)|python/src/"
 )
 # Parts of messages that say who or what, and not that anything is wrong.
 NAMES = {

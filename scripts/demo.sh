@@ -9,7 +9,7 @@ case ${1:-} in
 esac
 need_packages "${build_packages[@]}"
 need_python
-build cpu tessera_command tessera_python
+build cpu tessera_cli tessera_python
 cd "$caller"  # where --checkpoint counts from
 "$TESSERA_VENV/bin/python" "$root/scripts/demo.py" "$@"
 [ $# -gt 0 ] || PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/weight_sync/run.py"

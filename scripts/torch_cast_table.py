@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what torch makes of casts between f32 and smaller floats, as the tables of src/codec/float_bits_test.cc.
+"""Writes what torch makes of casts between f32 and smaller floats, as the tables of src/codec/float/float_bits_test.cc.
 
 Needs torch 2.13 (its E4M3 saturates). Run from the repository's root:
 

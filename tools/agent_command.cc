@@ -6,8 +6,8 @@
 #include <string>
 
 #include "base/config.h"
-#include "bus/daemon.h"
-#include "bus/records.h"
+#include "bus/daemon/daemon.h"
+#include "bus/registration/records.h"
 #include "tools/commands.h"
 #include "tools/interrupt.h"
 #include "tools/option_checks.h"

@@ -6,7 +6,7 @@
 
 #include "base/fail.h"
 #include "checkpoint/shown.h"
-#include "codec/cast.h"
+#include "codec/simd/cast.h"
 #include "tools/interrupt.h"
 #include "tools/quantised_slice.h"
 

@@ -11,8 +11,8 @@
 
 #include "base/fail.h"
 #include "checkpoint/test_folder.h"
-#include "codec/cast.h"
-#include "codec/reduce.h"
+#include "codec/simd/cast.h"
+#include "codec/simd/reduce.h"
 #include "tools/interrupt.h"
 
 namespace tessera::tools {

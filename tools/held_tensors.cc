@@ -5,7 +5,7 @@
 
 #include "base/fail.h"
 #include "checkpoint/shown.h"
-#include "codec/reduce.h"
+#include "codec/simd/reduce.h"
 
 namespace tessera::tools {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec/cast.h"
+#include "codec/simd/cast.h"
 #include "tools/interrupt.h"
 
 namespace tessera::tools {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/fail.h"
-#include "bus/manifest.h"
+#include "bus/registration/manifest.h"
 #include "checkpoint/shown.h"
 #include "tessera/checkpoint.h"
 #include "tools/checkpoint_io.h"

@@ -203,7 +203,7 @@ struct ServeOptions {
   std::string runtime_dir{};
   // Keeps the store's state in this folder, which is made if need be, so that keys, decisions and leases (with their
   // full ttl) outlive the store's process; one store a folder. Empty: nowhere. A change that the disk refuses is
-  // refused. What is synced when: src/store/state_file.h.
+  // refused. What is synced when: src/store/memory/state_file.h.
   std::string data_dir{};
 };
 

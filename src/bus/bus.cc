@@ -4,10 +4,10 @@
 
 #include "base/config.h"
 #include "base/fail.h"
-#include "bus/client.h"
-#include "bus/daemon_client.h"
+#include "bus/batch/client.h"
+#include "bus/daemon/client.h"
 #include "bus/embedded.h"
-#include "bus/records.h"
+#include "bus/registration/records.h"
 
 namespace tessera {
 namespace bus {

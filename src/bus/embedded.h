@@ -8,7 +8,7 @@
 
 #include "base/fd.h"
 #include "base/process.h"
-#include "bus/client.h"
+#include "bus/batch/client.h"
 
 namespace tessera::bus {
 

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/fail.h"
-#include "codec/float_bits.h"
+#include "codec/float/float_bits.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {

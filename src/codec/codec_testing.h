@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/kernel.h"
+#include "codec/simd/kernel.h"
 
 namespace tessera {
 

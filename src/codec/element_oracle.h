@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "codec/float_oracle.h"
+#include "codec/float/float_oracle.h"
 #include "tessera/quantize.h"
 
 namespace tessera::oracle {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "codec/stream.h"
+#include "codec/simd/stream.h"
 #include "transport/shm/remote_read.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "exec/pull.h"
+#include "exec/pull/compiler.h"
 
 namespace tessera {
 

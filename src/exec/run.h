@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "codec/digest.h"
+#include "codec/simd/digest.h"
 #include "tessera/error.h"
 
 namespace tessera {

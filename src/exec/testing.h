@@ -14,12 +14,12 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "codec/cast.h"
-#include "codec/digest.h"
-#include "exec/pull.h"
-#include "exec/route.h"
-#include "exec/route_walk.h"
-#include "exec/source.h"
+#include "codec/simd/cast.h"
+#include "codec/simd/digest.h"
+#include "exec/pull/compiler.h"
+#include "exec/pull/source.h"
+#include "exec/walk/route.h"
+#include "exec/walk/route_walk.h"
 #include "transport/transport.h"
 
 namespace tessera::exec_testing {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "codec/digest.h"
+#include "codec/simd/digest.h"
 #include "exec/run.h"
 #include "exec/worker_pool.h"
 #include "tessera/error.h"

@@ -1,7 +1,7 @@
 #include "plan/bind.h"
 
 #include "base/fail.h"
-#include "codec/reduce.h"
+#include "codec/simd/reduce.h"
 
 namespace tessera::plan {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <ctime>
 
-#include "plan/property_check.h"
 #include "plan/realistic_layouts.h"
+#include "plan/testing/property_check.h"
 
 namespace tessera::plan {
 namespace {

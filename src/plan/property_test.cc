@@ -1,7 +1,7 @@
 // Twenty thousand random redistributions, each judged element by element.
 #include <gtest/gtest.h>
 
-#include "plan/property_check.h"
+#include "plan/testing/property_check.h"
 
 namespace tessera::plan {
 namespace {

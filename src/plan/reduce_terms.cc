@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "base/fail.h"
-#include "codec/float_bits.h"
+#include "codec/float/float_bits.h"
 
 namespace tessera::plan {
 namespace {

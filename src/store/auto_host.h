@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "store/server.h"
+#include "store/server/server.h"
 
 namespace tessera::store {
 

@@ -1,5 +1,5 @@
 #include "base/fail.h"
-#include "store/etcd.h"
+#include "store/etcd/store.h"
 
 namespace tessera::store {
 

@@ -11,9 +11,9 @@
 #include "base/fail.h"
 #include "base/runtime_dir.h"
 #include "base/socket.h"
-#include "store/client.h"
-#include "store/etcd.h"
-#include "store/server.h"
+#include "store/client/client.h"
+#include "store/etcd/store.h"
+#include "store/server/server.h"
 #include "store/token_source.h"
 
 namespace tessera {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "store/memory/state.h"
 #include "store/protocol.h"
-#include "store/state.h"
 
 namespace tessera::store {
 

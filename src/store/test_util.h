@@ -20,7 +20,7 @@
 #include "base/framing.h"
 #include "base/socket.h"
 #include "store/protocol.h"
-#include "store/server.h"
+#include "store/server/server.h"
 
 namespace tessera::store {
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "device/mapped_arena.h"
+#include "memory/host/mapped_arena.h"
 #include "transport/memory_desc.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 #include "transport/memory_desc.h"
 
 #include "base/fail.h"
-#include "device/shared_arena.h"
+#include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "device/shared_arena.h"
+#include "memory/host/shared_arena.h"
 #include "tessera/error.h"
 #include "tessera/memory.h"
 

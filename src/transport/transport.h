@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/process.h"
-#include "device/device.h"
+#include "memory/device.h"
 #include "transport/peer_memory.h"
 
 namespace tessera {

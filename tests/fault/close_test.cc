@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/testing.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "base/clock.h"
 #include "tessera/bus.h"
-#include "tests/harness.h"
-#include "tests/random_case.h"
+#include "tests/support/harness.h"
+#include "tests/support/random_case.h"
 
 namespace tessera::test {
 

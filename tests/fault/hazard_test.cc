@@ -17,9 +17,9 @@
 #include "base/runtime_dir.h"
 #include "tessera/memory.h"
 #include "tests/fault/wall_clock.h"
-#include "tests/multiproc/agents.h"
-#include "tests/multiproc/jobs.h"
-#include "tests/multiproc/raw_rank.h"
+#include "tests/support/agents.h"
+#include "tests/support/jobs.h"
+#include "tests/support/raw_rank.h"
 
 namespace tessera::test {
 namespace {

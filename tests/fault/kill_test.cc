@@ -13,7 +13,7 @@
 #include "base/runtime_dir.h"
 #include "tessera/store.h"
 #include "tests/fault/drill.h"
-#include "tests/multiproc/agents.h"
+#include "tests/support/agents.h"
 
 namespace tessera::test {
 namespace {

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "base/testing.h"
-#include "bus/local_tensors.h"
-#include "bus/records.h"
+#include "bus/registration/local_tensors.h"
+#include "bus/registration/records.h"
 #include "tessera/store.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "base/fail.h"
 #include "base/futex.h"
-#include "tests/multiproc/agents.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/agents.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "base/testing.h"
-#include "bus/stopped_peer.h"
-#include "tests/multiproc/jobs.h"
+#include "peer/stop_detector.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

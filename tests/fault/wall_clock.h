@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "tests/harness.h"
+#include "tests/support/harness.h"
 
 namespace tessera::test {
 

@@ -16,10 +16,10 @@
 #include "base/event_loop.h"
 #include "base/fail.h"
 #include "base/testing.h"
-#include "bus/command_client.h"
-#include "bus/command_server.h"
-#include "tests/harness.h"
-#include "tests/multiproc/jobs.h"
+#include "command/client.h"
+#include "command/server.h"
+#include "tests/support/harness.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

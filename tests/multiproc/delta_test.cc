@@ -16,9 +16,9 @@
 #include "base/fail_point.h"
 #include "base/mutation.h"
 #include "base/testing.h"
-#include "tests/multiproc/agents.h"
-#include "tests/multiproc/jobs.h"
-#include "tests/random_case.h"
+#include "tests/support/agents.h"
+#include "tests/support/jobs.h"
+#include "tests/support/random_case.h"
 
 namespace tessera::test {
 namespace {

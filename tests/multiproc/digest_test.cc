@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "base/testing.h"
-#include "codec/digest.h"
-#include "tests/multiproc/jobs.h"
+#include "codec/simd/digest.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -16,7 +16,7 @@
 #include "base/runtime_dir.h"
 #include "base/socket.h"
 #include "tessera/store.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/jobs.h"
 #include "transport/testing.h"
 
 namespace tessera::test {

@@ -10,7 +10,7 @@
 #include <new>
 
 #include "tessera/memory.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "base/clock.h"
 #include "base/testing.h"
-#include "tests/multiproc/agents.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/agents.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -8,9 +8,9 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/multiproc/agents.h"
-#include "tests/multiproc/jobs.h"
-#include "tests/multiproc/raw_rank.h"
+#include "tests/support/agents.h"
+#include "tests/support/jobs.h"
+#include "tests/support/raw_rank.h"
 
 namespace tessera::test {
 namespace {

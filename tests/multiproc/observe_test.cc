@@ -9,7 +9,7 @@
 
 #include "base/metrics.h"
 #include "base/observation.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

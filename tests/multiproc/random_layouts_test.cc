@@ -7,9 +7,9 @@
 #include <ostream>
 #include <random>
 
-#include "tests/harness.h"
-#include "tests/multiproc/agents.h"
-#include "tests/random_case.h"
+#include "tests/support/agents.h"
+#include "tests/support/harness.h"
+#include "tests/support/random_case.h"
 
 namespace tessera::test {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <thread>
 
-#include "tests/multiproc/jobs.h"
-#include "tests/multiproc/raw_rank.h"
+#include "tests/support/jobs.h"
+#include "tests/support/raw_rank.h"
 
 namespace tessera::test {
 namespace {

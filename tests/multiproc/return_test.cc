@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "tests/multiproc/jobs.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/fail_point.h"
 #include "base/metrics.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

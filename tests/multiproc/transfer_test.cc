@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "base/testing.h"
-#include "tests/multiproc/jobs.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 namespace {

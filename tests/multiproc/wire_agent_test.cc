@@ -7,7 +7,7 @@
 #include <ostream>
 #include <random>
 
-#include "tests/multiproc/wire_jobs.h"
+#include "tests/support/wire_jobs.h"
 
 namespace tessera::test {
 namespace {

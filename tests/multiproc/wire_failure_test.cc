@@ -13,7 +13,7 @@
 
 #include "base/fail_point.h"
 #include "base/testing.h"
-#include "tests/multiproc/wire_jobs.h"
+#include "tests/support/wire_jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/log.h"
-#include "tests/multiproc/wire_jobs.h"
+#include "tests/support/wire_jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <random>
 
-#include "tests/brute_values.h"
-#include "tests/multiproc/wire_jobs.h"
+#include "tests/support/brute_values.h"
+#include "tests/support/wire_jobs.h"
 
 namespace tessera::test {
 namespace {

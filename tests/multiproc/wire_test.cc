@@ -10,9 +10,9 @@
 #include <random>
 #include <utility>
 
-#include "exec/wire_testing.h"
-#include "tests/brute_values.h"
-#include "tests/multiproc/wire_jobs.h"
+#include "exec/wire/wire_testing.h"
+#include "tests/support/brute_values.h"
+#include "tests/support/wire_jobs.h"
 
 namespace tessera::test {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "device/shared_arena.h"
+#include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
 #include "transport/testing.h"
 #include "transport/transport.h"

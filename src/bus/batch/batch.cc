@@ -1,0 +1,496 @@
+#include "bus/batch/batch.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "tessera/store.h"
+
+namespace tessera::bus {
+
+BatchImpl::BatchImpl(BatchSetup setup)
+    : setup_(std::move(setup)),
+      subject_(fmt::format("{}/{}", setup_.pair, setup_.id)),
+      created_(Clock::steady().now()) {}
+
+std::shared_ptr<OperationClient> BatchImpl::send(std::optional<int64_t>, Timeout) {
+  fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it can recv, not send", describe(), identity().name());
+}
+
+std::shared_ptr<OperationClient> BatchImpl::recv(std::optional<int64_t>, Timeout) {
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not recv", describe(), identity().name());
+}
+
+std::shared_ptr<OperationClient> BatchImpl::stage(std::optional<int64_t>, Timeout) {
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not stage", describe(), identity().name());
+}
+
+int64_t BatchImpl::commit() {
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it has nothing to commit", describe(), identity().name());
+}
+
+void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
+  process_.require(identity().name());
+  const bool terms = sends() && std::ranges::any_of(manifest_.entries, [](const ManifestEntry& entry) {
+                       return entry.layout.has_partial();
+                     });
+  if (setup_.lent || (staged() ? terms : !sends()))
+    fail(ErrorCode::kUnimplemented, "{}: {} {}: its tensors cannot be moved: close it and register it again",
+         describe(), identity().name(),
+         setup_.lent ? "lends them"
+         : terms     ? "offers terms of Partial tensors"
+                     : "accepts it in place");
+  if (manifest_of(identity(), tensors, setup_.layout).hash() != manifest_.hash())
+    fail(ErrorCode::kInvalidArgument,
+         "{}: the moved tensors have other names, dtypes, shapes, layouts or wire formats than {} has registered: "
+         "close it and "
+         "register it again",
+         describe(), identity().name());
+  setup_.agent->run_on_loop([&] {
+    if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
+    if (operation_)
+      fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
+           operation_name_, identity().name());
+    if (shadow_) shadow_->relocate(manifest_, tensors);
+    {
+      const std::lock_guard lock(mutex_);
+      setup_.tensors.assign(tensors.begin(), tensors.end());
+      ++relocation_;
+    }
+    const LogScope scope = log_scope();
+    log_event(LogLevel::info, "batch.relocated", {});
+    if (!shadow_) renew_sessions();
+  });
+}
+
+bool BatchImpl::withdraw(int64_t) {
+  fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it has nothing to withdraw", describe(), identity().name());
+}
+
+int64_t BatchImpl::wait_version(int64_t, Timeout) {
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it; versions are waited for where they are received", describe(),
+       identity().name());
+}
+
+std::string BatchImpl::describe() const {
+  return fmt::format("batch {} of pair {}", setup_.id, setup_.pair);
+}
+
+// --- registering ---------------------------------------------------------------------------------
+
+void BatchImpl::open(const PairView& view, const Patience& patience) {
+  manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
+  for (const ManifestEntry& entry : manifest_.entries)
+    if (sends() && !entry.planes.empty())
+      fail(ErrorCode::kInvalidArgument,
+           "{}: tensor {} is quantised already, to {}: offer what it was made of, which is quantised on its way",
+           describe(), entry.name, to_string(*entry.wire));
+  if (!sends())
+    find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
+  if (staged()) {
+    shadow_ = std::make_unique<Shadow>(*setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
+                                       sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
+                                       sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, patience,
+                                       [this] { on_copied(); });
+    ++allocations_;
+  }
+  series_.emplace(metrics_, setup_.pair, setup_.id, side());
+  Meeting* meeting = nullptr;
+  setup_.agent->run_on_loop([&] {
+    meeting = &add_meeting(view, false);
+    setup_.agent->add_inspected(this);
+  });
+  meeting->meet(patience);
+}
+
+void BatchImpl::borrow(UniqueFd socket) {
+  setup_.agent->run_on_loop([&] {
+    setup_.lent->connect(*setup_.agent, std::move(socket), [this](const Status& status) {
+      if (operation_) fail_operation(Status(status.code(), fmt::format("{}: {}", describe(), status.message())));
+    });
+  });
+}
+
+Rendezvous::Offer BatchImpl::own_offer() const {
+  const int64_t version = version_.load();
+  return {.sends = sends(),
+          .digest = setup_.digest,
+          .delta = can_delta(),
+          .version = version,
+          .newest = version,
+          .manifest = &manifest_};
+}
+
+SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement) {
+  const auto own = static_cast<int>(view.own.size());
+  const auto peer = static_cast<int>(view.peer.size());
+  const Rank rank = identity().rank;
+  note_delta(agreement);
+  if (setup_.options.pinned) require_pinned(view, agreement.match);
+  if (sends() && setup_.lent) require_whole(agreement.match);
+  setup_.agent->count_plan();
+  BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
+  std::vector<TensorSpec> registered;
+  uint64_t relocation = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    registered = setup_.tensors;
+    relocation = relocation_;
+  }
+  std::vector<LocalTensor> terms = local_tensors(agreement.match, registered, rank, sends());
+  std::vector<LocalTensor> tensors = shadow_ ? local_tensors(agreement.match, shadow_->specs(), rank, sends()) : terms;
+  require_quantisable(agreement.match, tensors);
+  return {.agent = setup_.agent,
+          .lent = setup_.lent.get(),
+          .stall = setup_.stall,
+          .batch = setup_.id,
+          .relocation = relocation,
+          .view = view,
+          .agreement = std::move(agreement),
+          .routes = std::move(routes),
+          .tensors = std::move(tensors),
+          .terms = std::move(terms),
+          .staged = staged(),
+          .slots = shadow_ && sends() ? shadow_->slots() : 1,
+          .slot_bytes = shadow_ && sends() ? shadow_->slot_bytes() : 0,
+          .on_allocation = [this] { ++allocations_; },
+          .on_moved =
+              [this](int64_t bytes, const DeltaBytes& deltas) {
+                bytes_moved_ += bytes;
+                delta_routes_ += deltas.routes;
+                delta_bytes_ += deltas.read;
+                delta_full_bytes_ += deltas.full;
+                metrics_.bytes(side()).add(static_cast<uint64_t>(bytes));
+              },
+          .on_amaxes_agreed = [this] { ++amax_exchanges_; }};
+}
+
+// In place, a worker's private memory is its own to read and write.
+bool BatchImpl::can_delta() const {
+  return setup_.options.delta && (!setup_.lent || staged());
+}
+
+void BatchImpl::note_delta(const Agreement& agreement) {
+  if (!setup_.options.delta || agreement.delta || told_no_delta_.exchange(true)) return;
+  const LogScope scope = log_scope();
+  log_event(LogLevel::warn, "delta.off", {}, "every version travels in full: {}",
+            can_delta() ? "not all ranks of both jobs have asked for deltas"
+                        : "its tensors lie in private memory behind an agent, in place");
+}
+
+void BatchImpl::require_whole(const Match& match) const {
+  for (const Match::Tensor& tensor : match.tensors)
+    if (tensor.of)
+      fail(ErrorCode::kUnimplemented,
+           "{}: tensor {} is to be filled with a slice of {}, which lies in private memory behind an agent: let it lie "
+           "in shared memory, or send it without an agent",
+           describe(), tensor.name, tensor.source);
+}
+
+// The one place that says so. What a staged batch reads and writes is Tessera's own memory; of Partial tensors it is
+// what they are reduced to that is quantised.
+void BatchImpl::require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const {
+  if (!setup_.lent || staged()) return;
+  for (size_t i = 0; i < match.tensors.size(); ++i) {
+    const Match::Tensor& tensor = match.tensors[i];
+    const bool read = !tensor.src.has_partial() && !tensors[i].empty() && setup_.lent->holds(tensors[i].data);
+    if (tensor.wire && (read || !sends()))
+      fail(ErrorCode::kUnimplemented,
+           "{}: tensor {} is to be quantised to {} on its way, which is not done yet where tensors lie in private "
+           "memory "
+           "behind an agent: let them lie in shared memory, or do without the agent or the wire format",
+           describe(), tensor.name, to_string(*tensor.wire));
+  }
+}
+
+void BatchImpl::require_pinned(const PairView& view, const Match& match) {
+  Pinned now{.world = view.peer.size(), .layouts = {}};
+  for (const Match::Tensor& tensor : match.tensors) {
+    const std::string layout = (sends() ? tensor.dst : tensor.src).to_string();
+    now.layouts.emplace_back(
+        tensor.name, tensor.wire ? fmt::format("{} and quantised to {}", layout, to_string(*tensor.wire)) : layout);
+  }
+  const std::lock_guard lock(mutex_);
+  const auto [it, first] = pinned_.try_emplace(view.peer_job, now);
+  if (first || it->second == now) return;
+  const Pinned& before = it->second;
+  if (before.world != now.world)
+    fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with {} ranks, not {}", describe(),
+         view.peer_job, now.world, before.world);
+  for (const auto& [name, layout] : now.layouts) {
+    const auto known = std::ranges::find(before.layouts, name, &std::pair<std::string, std::string>::first);
+    if (known == before.layouts.end() || known->second != layout)
+      fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with tensor {} laid out {}, not {}",
+           describe(), view.peer_job, name, layout, known == before.layouts.end() ? "absent" : known->second);
+  }
+  fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with {} tensors, not {}", describe(),
+       view.peer_job, now.layouts.size(), before.layouts.size());
+}
+
+Meeting& BatchImpl::add_meeting(PairView view, bool parts) {
+  meetings_.push_back(
+      std::make_unique<Meeting>(*setup_.agent, *setup_.rendezvous, *this, setup_.id, std::move(view), parts));
+  return *meetings_.back();
+}
+
+Meeting* BatchImpl::meeting_with(const std::string& job) {
+  const auto it = std::ranges::find_if(meetings_, [&](const auto& meeting) { return meeting->job() == job; });
+  return it == meetings_.end() ? nullptr : it->get();
+}
+
+void BatchImpl::forget(std::shared_ptr<Session> session) {
+  // Later: it may be one of its own functions that calls.
+  loop().post([session = std::move(session)] { session->close(session->broken_status()); });
+}
+
+void BatchImpl::retire(std::shared_ptr<Session> session) {
+  Meeting* meeting = meeting_with(session->peer_job());
+  forget(std::move(session));
+  if (!closed_ && meeting != nullptr) meeting->meet_in_background();
+}
+
+void BatchImpl::count_session(const Session& session, const RankShare& share) {
+  const SessionSetup& made = session.setup();
+  const PlanStats& plan = made.routes.stats;
+  std::vector<std::string> names;
+  for (const LocalTensor& tensor : made.tensors) names.push_back(tensor.name);
+  const std::lock_guard lock(mutex_);
+  const int64_t sessions = figures_.sessions + 1;
+  const double register_seconds =
+      sessions == 1 ? to_seconds(Clock::steady().now() - created_) : figures_.register_seconds;
+  {
+    const LogScope scope = log_scope();
+    log_event(LogLevel::info, sessions == 1 ? "batch.registered" : "batch.registered_again",
+              {{"with", session.peer_job()}, {"bytes", share.bytes}, {"seconds", register_seconds}},
+              "{} tensors, {} routes, {} ranks at the other side", made.agreement.match.tensors.size(), plan.routes,
+              made.view.peer.size());
+  }
+  figures_ = {.tensors = static_cast<int64_t>(made.agreement.match.tensors.size()),
+              .skipped = made.agreement.match.skipped,
+              .routes = plan.routes,
+              .bytes_moved = plan.bytes_moved,
+              .bytes_lower_bound = plan.bytes_lower_bound,
+              .rank_bytes = share.bytes,
+              .sessions = sessions,
+              .register_seconds = register_seconds,
+              .quantized_elements = share.quantized_elements,
+              .quantized_bytes = share.quantized_bytes,
+              .quantized_source_bytes = share.quantized_source_bytes,
+              .quantized_elements_moved = plan.quantized_elements_moved,
+              .quantized_bytes_moved = plan.quantized_bytes_moved};
+  names_ = std::move(names);
+  digests_.clear();
+  begin_count();
+}
+
+void BatchImpl::count_from_now() {
+  const std::lock_guard lock(mutex_);
+  begin_count();
+}
+
+void BatchImpl::begin_count() {
+  allocations_at_start_ = allocations_.load();
+  plans_at_start_ = setup_.agent->plans();
+  store_requests_at_start_ = setup_.store->requests();
+}
+
+// --- operations ----------------------------------------------------------------------------------
+
+std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout timeout) {
+  if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
+  if (operation_)
+    fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
+         operation_name_, identity().name());
+  if (ended_ && ended_.use_count() == 1) {
+    operation_ = std::move(ended_);
+    operation_->restart(shared_from_this(), ++operation_number_);
+  } else {
+    operation_ = std::make_shared<Operation>(shared_from_this(), ++operation_number_);
+  }
+  operation_name_ = what;
+  operation_start_ = Clock::steady().now();
+  data_start_ = {};
+  Trace::begin(operation_name_, track_, {.subject = subject_});
+  set_deadline(Deadline::after(timeout));
+  if (peers_timer_ == 0) peers_timer_ = loop().add_timer_after(kSilence, [this] { watch_peers(); });
+  return operation_;
+}
+
+void BatchImpl::enter(const char* phase) {
+  if (phase_ != nullptr) Trace::end(phase_, track_);
+  phase_ = phase;
+  if (phase_ != nullptr && Trace::on())
+    Trace::begin(phase_, track_, {.subject = subject_, .version = operation_->version()});
+}
+
+void BatchImpl::set_deadline(Deadline deadline) {
+  deadline_ = deadline;
+  if (timer_ != 0 && timer_due_ <= deadline.when()) return;
+  loop().cancel_timer(timer_);
+  timer_due_ = deadline.when();
+  timer_ = loop().add_timer(timer_due_, [this] { watch_deadline(); });
+}
+
+void BatchImpl::watch_deadline() {
+  timer_ = 0;
+  if (!operation_) return;
+  if (deadline_.passed())
+    on_deadline();
+  else
+    set_deadline(deadline_);
+}
+
+void BatchImpl::watch_peers() {
+  peers_timer_ = 0;
+  if (!operation_) return;
+  peers_timer_ = loop().add_timer_after(kStopPeriod, [this] { watch_peers(); });
+  if (Clock::steady().now() - operation_start_ < kSilence) return;
+  check_peers();
+  if (setup_.lent) setup_.lent->end_if_stopped();
+}
+
+bool BatchImpl::cancel(uint64_t operation) {
+  bool cancelled = false;
+  setup_.agent->run_on_loop([&] { cancelled = operation_ && operation_number_ == operation && cancel_operation(); });
+  return cancelled;
+}
+
+void BatchImpl::end_operation(const Status& status) {
+  if (!operation_) return;
+  enter(nullptr);
+  ended_ = std::move(operation_);
+  if (status.ok()) ++transfers_;
+  const std::shared_ptr<Operation> operation = ended_;  // finish() may let the batch go
+  const Progress progress = sample();
+  observe_end(operation->version(), status, progress);
+  operation->finish(status, progress);
+}
+
+void BatchImpl::observe_end(int64_t version, const Status& status, const Progress& progress) {
+  const Duration took = Clock::steady().now() - operation_start_;
+  Trace::end(operation_name_, track_, {.subject = subject_, .version = version, .bytes = progress.bytes_done});
+  if (std::string_view(operation_name_) != kCommitName) {
+    metrics_.transfers(side(), outcome_of(status)).add();
+    if (status.ok()) metrics_.seconds(side()).observe(took);
+  }
+  if (series_) series_->set_version(version_.load());
+  if (!log().should_log(LogLevel::debug)) return;
+  const LogScope scope = log_scope();
+  if (!status.ok())
+    log_event(LogLevel::debug, "transfer.failed", {{"operation", operation_name_}, {"version", version}}, "{}",
+              status.message());
+  else
+    log_event(LogLevel::debug, "transfer.done",
+              {{"operation", operation_name_},
+               {"version", version},
+               {"bytes", progress.bytes_done},
+               {"seconds", to_seconds(took)}},
+              "{:.3f} GB/s",
+              progress.seconds > 0 ? static_cast<double>(progress.bytes_done) * 1e-9 / progress.seconds : 0);
+}
+
+Progress BatchImpl::sample() const {
+  Progress progress;
+  setup_.agent->run_on_loop([&] {
+    progress = sample_sessions();
+    progress.seconds = data_start_ == TimePoint{} ? 0 : to_seconds(Clock::steady().now() - data_start_);
+  });
+  return progress;
+}
+
+// --- what it has done ----------------------------------------------------------------------------
+
+BatchStats BatchImpl::stats() const {
+  const std::lock_guard lock(mutex_);
+  BatchStats stats = figures_;
+  stats.transfers = transfers_.load();
+  stats.amax_exchanges = amax_exchanges_.load();
+  stats.store_requests = static_cast<int64_t>(setup_.store->requests() - store_requests_at_start_);
+  stats.plans = setup_.agent->plans() - plans_at_start_;
+  stats.allocations = allocations_.load() - allocations_at_start_;
+  stats.delta_routes = delta_routes_.load();
+  stats.delta_bytes = delta_bytes_.load();
+  stats.delta_full_bytes = delta_full_bytes_.load();
+  return stats;
+}
+
+BatchReport BatchImpl::report() const {
+  BatchReport report{.pair = setup_.pair,
+                     .id = setup_.id,
+                     .sends = sends(),
+                     .staged = staged(),
+                     .torn = torn(),
+                     .undecided = undecided(),
+                     .version = version_.load(),
+                     .newest = newest(),
+                     .transfers = transfers_.load(),
+                     .bytes = bytes_moved_};
+  const std::vector<const Session*> attached = sessions();
+  for (const auto& meeting : meetings_) {
+    const auto it = std::ranges::find(attached, meeting->job(), &Session::peer_job);
+    const bool there = it != attached.end() && !(*it)->broken();
+    report.peers.push_back({.job = meeting->job(),
+                            .world = it == attached.end() ? 0 : static_cast<int32_t>((*it)->setup().view.peer.size()),
+                            .attached = there});
+  }
+  if (!operation_) return report;
+  const Progress progress = sample();
+  report.operation = operation_name_;
+  report.phase = phase_ == nullptr ? "" : phase_;
+  report.operation_version = operation_->version();
+  report.operation_microseconds = microseconds_since(operation_start_);
+  report.bytes_done = progress.bytes_done;
+  report.bytes_total = progress.bytes_total;
+  for (std::string& text : waits_for())
+    report.waits.push_back({.text = std::move(text), .microseconds = report.operation_microseconds});
+  return report;
+}
+
+std::vector<TensorDigest> BatchImpl::digests() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<TensorDigest> named;
+  for (size_t i = 0; i < digests_.size(); ++i)
+    named.push_back({.name = names_[i],
+                     .d0 = digests_[i].d[0],
+                     .d1 = digests_[i].d[1],
+                     .elements = static_cast<int64_t>(digests_[i].elements)});
+  return named;
+}
+
+void BatchImpl::part(const Status& why) {
+  std::shared_ptr<Operation> pending;
+  bool was_closed = false;
+  setup_.agent->run_on_loop([&] {
+    was_closed = std::exchange(closed_, true);
+    pending = operation_;
+    if (was_closed) return;
+    parting_ = why;
+    if (operation_)
+      fail_operation(!why.ok() ? why
+                               : failed(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name()));
+  });
+  // The operation ends once nothing touches the registered memory any more; the batch itself bounds that time.
+  if (pending) pending->wait_for(std::chrono::hours(1), {});
+  if (was_closed) return;
+  await_readers();
+  setup_.agent->run_on_loop([&] {
+    loop().cancel_timer(timer_);
+    loop().cancel_timer(peers_timer_);
+    if (setup_.lent) setup_.lent->close();
+    close_sessions();
+  });
+  for (const auto& meeting : meetings_) meeting->stop();
+  on_meetings_stopped();
+  setup_.agent->run_on_loop([&] {
+    close_sessions();  // one that a meeting has made meanwhile
+    setup_.agent->remove_inspected(this);
+    shadow_.reset();
+  });
+  on_closed();
+  series_.reset();
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "batch.closed", {{"version", version_.load()}}, "{} transfers", transfers_.load());
+  setup_.agent->release_batch(setup_.pair, setup_.id);
+}
+
+}  // namespace tessera::bus

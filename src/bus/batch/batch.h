@@ -1,0 +1,196 @@
+// What the two sides of a batch have in common: the operation under way, and the sessions in which it is done.
+// SenderBatch and ReceiverBatch live on the agent's loop; the public methods are called from user threads.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fork_guard.h"
+#include "base/metrics.h"
+#include "base/trace.h"
+#include "bus/batch/client.h"
+#include "bus/batch/operation.h"
+#include "bus/lending/lent_memory.h"
+#include "bus/session/meeting.h"
+#include "bus/session/session.h"
+#include "bus/session/snapshots.h"
+#include "peer/agent.h"
+#include "peer/interruption.h"
+
+namespace tessera::bus {
+
+inline constexpr const char* kCommitName = "commit";  // an operation, and a phase of others
+
+// What is registered, and with what. `keep_alive` holds the bus and the pair.
+struct BatchSetup {
+  std::shared_ptr<void> keep_alive;
+  Agent* agent = nullptr;
+  Rendezvous* rendezvous = nullptr;
+  Store* store = nullptr;
+  Interruption* interruption = nullptr;  // of the bus
+  Timeout stall = kTransferTimeout;
+  bool digest = true;
+  std::string pair;
+  std::string id;
+  Layout layout;  // of tensors that bring none
+  BatchOptions options;
+  std::vector<TensorSpec> tensors;
+  std::shared_ptr<LentMemory> lent;  // that some of them lie in; null: none
+};
+
+class BatchImpl : public BatchClient,
+                  public MeetingOwner,
+                  public OperationOwner,
+                  public Inspected,
+                  public std::enable_shared_from_this<BatchImpl> {
+ public:
+  ~BatchImpl() override = default;
+
+  // Registers with the job of `view`: blocks until both jobs are attached. Once; close() it if this throws.
+  virtual void open(const PairView& view, const Patience& patience);
+  // Before open(), where tensors lie in lent memory: `socket` leads to who lends it.
+  void borrow(UniqueFd socket);
+  std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
+  std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) override;
+  std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override;
+  int64_t commit() override;
+  void relocate(std::span<const TensorSpec> tensors) override;
+  int64_t newest() const override { return 0; }
+  int64_t wait_version(int64_t version, Timeout timeout) override;
+  bool torn() const override { return false; }
+  bool undecided() const override { return false; }
+  int64_t version() const override { return version_.load(); }
+  BatchStats stats() const override;
+  std::vector<TensorDigest> digests() const override;
+  bool cancel(uint64_t operation) override;
+  bool withdraw(int64_t version) override;
+  Progress sample() const override;
+  BatchReport report() const override;
+  void close() override { part({}); }
+  // As close(); the other ranks are told `why`, unless it is ok: it is simply over.
+  void part(const Status& why);
+  bool in_own_process() const override { return process_.here(); }
+
+ protected:
+  explicit BatchImpl(BatchSetup setup);
+
+  // --- any thread ---
+  virtual bool sends() const = 0;
+  bool staged() const { return setup_.options.mode == Mode::kStaged; }
+  Rendezvous::Offer own_offer() const override;
+  SessionSetup session_setup(const PairView& view, Agreement agreement);  // plans
+  double seconds_of_data() const;
+  std::string describe() const;  // "batch policy of pair weights"
+  LogScope log_scope() const { return bus::log_scope(identity(), setup_.pair, setup_.id); }
+  const Identity& identity() const { return setup_.agent->identity(); }
+  EventLoop& loop() const { return setup_.agent->loop(); }
+
+  // --- on the loop's thread ---
+  // Ends the current operation with `status`: now, or once nothing reads or writes the user's memory any more.
+  virtual void fail_operation(const Status& status) = 0;
+  // The current operation's deadline has come.
+  virtual void on_deadline() = 0;
+  // Ends the current operation early if nobody has begun to read or write for it; whether it did.
+  virtual bool cancel_operation() = 0;
+  virtual Progress sample_sessions() const = 0;
+  virtual void close_sessions() = 0;
+  // The tensors that peers read lie elsewhere now: all sessions are over, and their jobs met anew.
+  virtual void renew_sessions() = 0;
+  bool outdated(const Session& session) const { return session.setup().relocation != relocation_; }
+  Status parting_from(const Session& session) const { return session.broken() ? session.broken_status() : parting_; }
+  virtual std::vector<const Session*> sessions() const = 0;
+  virtual std::vector<std::string> waits_for() const = 0;  // the operation under way: "inference/1 to take version 7"
+  virtual void check_peers() = 0;  // Session::check_peers() of those that the operation under way waits for
+  virtual void on_copied() = 0;    // by the shadow
+  // On the thread of close(), before the sessions are: returns once nobody reads what is Tessera's own.
+  virtual void await_readers() {}
+  // On the thread of close(), once everything is over.
+  virtual void on_closed() {}
+  virtual void on_meetings_stopped() {}
+
+  // A job that has come is registered with, too.
+  Meeting& add_meeting(PairView view, bool parts);
+  Meeting* meeting_with(const std::string& job);
+  // A session that is broken and idle: dropped, and the job met anew.
+  void retire(std::shared_ptr<Session> session);
+  void forget(std::shared_ptr<Session> session);                       // likewise, without meeting again
+  void count_session(const Session& session, const RankShare& share);  // a new one: figures begin anew
+  void count_from_now();                                               // what a steady state has nothing of; any thread
+
+  // The operation under way, if any; begin_operation() throws if there is one, or if the batch is closed.
+  std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);
+  // What it does from now on: a span within the operation's. A literal; null: nothing more.
+  void enter(const char* phase);
+  void set_deadline(Deadline deadline);  // of the operation
+  void watch_deadline();
+  void watch_peers();
+  void end_operation(const Status& status);
+
+  void begin_count();  // REQUIRES: mutex_ is held
+  void observe_end(int64_t version, const Status& status, const Progress& progress);
+  TransferSide side() const { return sends() ? TransferSide::kSend : TransferSide::kReceive; }
+
+  BatchSetup setup_;  // its tensors, once it is open: under mutex_
+  Manifest manifest_;
+  std::unique_ptr<Shadow> shadow_;                  // staged
+  std::vector<std::unique_ptr<Meeting>> meetings_;  // by job, as they came; grows on the loop's thread
+  std::shared_ptr<Operation> operation_;            // current
+  std::shared_ptr<Operation> ended_;                // the last one: used again once its handles have gone
+  std::vector<Digest> sums_;                        // those of the present transfer, as it ends; swapped with digests_
+  const char* operation_name_ = "";
+  const char* phase_ = nullptr;
+  TimePoint operation_start_{};
+  Deadline deadline_ = Deadline::at({});
+  // Left alone as the deadline moves on or the operation ends: when it is due it looks. So an operation seldom sets
+  // one.
+  EventLoop::TimerId timer_ = 0;
+  TimePoint timer_due_{};
+  EventLoop::TimerId peers_timer_ = 0;  // likewise
+  TimePoint data_start_{};              // of the operation; the epoch before any data flows
+  uint64_t operation_number_ = 0;
+  bool closed_ = false;
+  std::atomic<bool> told_no_delta_{false};
+  uint64_t relocation_ = 0;  // counts them; written on the loop's thread, under mutex_
+  Status parting_;           // why, if not in good order
+  std::atomic<int64_t> version_{0};
+  std::atomic<int64_t> transfers_{0};
+  std::atomic<int64_t> allocations_{0};
+  std::atomic<int64_t> delta_routes_{0}, delta_bytes_{0}, delta_full_bytes_{0};
+  std::atomic<int64_t> amax_exchanges_{0};
+  int64_t bytes_moved_ = 0;
+  Metrics& metrics_ = Metrics::process();
+  std::optional<Metrics::Batch> series_;  // from open() to close()
+  const std::string subject_;             // "weights/policy", in traces
+  const uint64_t track_ = Trace::new_track();
+  const TimePoint created_;
+  const ForkGuard process_;
+
+  bool can_delta() const;
+  void note_delta(const Agreement& agreement);
+  void require_pinned(const PairView& view, const Match& match);
+  void require_whole(const Match& match) const;
+  void require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const;
+
+  mutable std::mutex mutex_;  // what follows
+  struct Pinned {
+    size_t world = 0;                                          // of the other job
+    std::vector<std::pair<std::string, std::string>> layouts;  // its, by tensor
+    bool operator==(const Pinned&) const = default;
+  };
+  std::map<std::string, Pinned> pinned_;  // by job, what it was first met with; if options.pinned
+  std::condition_variable_any changed_;
+  BatchStats figures_;              // of the newest session
+  std::vector<std::string> names_;  // of its tensors
+  int64_t allocations_at_start_ = 0;
+  int64_t plans_at_start_ = 0;
+  uint64_t store_requests_at_start_ = 0;
+  std::vector<Digest> digests_;  // by tensor, of the last transfer
+};
+
+}  // namespace tessera::bus

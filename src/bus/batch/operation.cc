@@ -1,0 +1,112 @@
+#include "bus/batch/operation.h"
+
+#include <utility>
+
+namespace tessera::bus {
+
+void Operation::restart(std::shared_ptr<OperationOwner> owner, uint64_t number) {
+  const std::lock_guard lock(mutex_);  // orders this after what the last user saw
+  number_ = number;
+  owner_ = std::move(owner);
+  batch_ = owner_;
+  done_ = false;
+  status_ = {};
+  version_ = 0;
+  progress_ = {};
+}
+
+void Operation::set_version(int64_t version) {
+  const std::lock_guard lock(mutex_);
+  version_ = version;
+}
+
+void Operation::finish(const Status& status, const Progress& progress) {
+  std::shared_ptr<OperationOwner> dropped;  // outside the lock: it may be the last reference to the batch
+  std::function<void()> told;
+  {
+    const std::lock_guard lock(mutex_);
+    if (done_) return;
+    done_ = true;
+    status_ = status;
+    progress_ = progress;
+    dropped = std::move(owner_);
+    told = std::exchange(on_end_, {});
+  }
+  ended_.notify_all();
+  if (told) told();
+}
+
+void Operation::on_end(std::function<void()> ended) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done_) {
+      on_end_ = std::move(ended);
+      return;
+    }
+  }
+  ended();
+}
+
+int64_t Operation::wait() {
+  process_.require("a handle");
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return done_; });  // the batch ends every operation at its deadline
+  status_.throw_if_error();
+  return version_;
+}
+
+bool Operation::wait_for(Timeout timeout, std::stop_token stop) {
+  process_.require("a handle");
+  const std::stop_callback wake(stop, [this] {
+    {
+      const std::lock_guard lock(mutex_);
+    }  // who has just looked sleeps by now
+    ended_.notify_all();
+  });
+  std::unique_lock lock(mutex_);
+  ended_.wait_until(lock, Deadline::after(timeout).when(), [&] { return done_ || stop.stop_requested(); });
+  return done_;
+}
+
+bool Operation::done() const {
+  process_.require("a handle");
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+bool Operation::cancel() {
+  process_.require("a handle");
+  const std::shared_ptr<OperationOwner> working = owner();
+  return working && working->cancel(number_);
+}
+
+bool Operation::withdraw() {
+  process_.require("a handle");
+  std::shared_ptr<OperationOwner> batch;
+  int64_t version = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    batch = batch_.lock();
+    version = version_;
+  }
+  return batch && batch->withdraw(version);
+}
+
+Progress Operation::progress() const {
+  process_.require("a handle");
+  if (const std::shared_ptr<OperationOwner> working = owner()) return working->sample();
+  const std::lock_guard lock(mutex_);
+  return progress_;
+}
+
+std::shared_ptr<OperationOwner> Operation::owner() const {
+  const std::lock_guard lock(mutex_);
+  return owner_;
+}
+
+int64_t Operation::version() const {
+  const std::lock_guard lock(mutex_);
+  return version_;
+}
+
+}  // namespace tessera::bus

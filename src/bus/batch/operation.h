@@ -1,0 +1,65 @@
+// The outcome of one send or recv, shared between the user's Handle and the batch that works on it.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/fork_guard.h"
+#include "bus/batch/client.h"
+#include "tessera/bus.h"
+#include "tessera/error.h"
+
+namespace tessera::bus {
+
+// What works on operations. Called from any thread.
+class OperationOwner {
+ public:
+  virtual ~OperationOwner() = default;
+  virtual Progress sample() const = 0;          // of the operation under way
+  virtual bool cancel(uint64_t operation) = 0;  // ends it early if nobody has begun to read or write for it
+  virtual bool withdraw(int64_t version) = 0;   // likewise, though its send may have ended
+};
+
+// Ends exactly once, and lets its owner go then. Thread-safe.
+class Operation final : public OperationClient {
+ public:
+  Operation(std::shared_ptr<OperationOwner> owner, uint64_t number)
+      : number_(number), owner_(std::move(owner)), batch_(owner_) {}
+  // Becomes a new one. REQUIRES: it has ended, and nobody else refers to it.
+  void restart(std::shared_ptr<OperationOwner> owner, uint64_t number);
+
+  void set_version(int64_t version);
+  // The first call decides; `progress` is what progress() says from then on.
+  void finish(const Status& status, const Progress& progress);
+
+  // Calls `ended` once, when it has ended: on the thread that ends it, or at once. One at a time.
+  void on_end(std::function<void()> ended);
+
+  int64_t wait() override;
+  bool wait_for(Timeout timeout, std::stop_token stop) override;
+  bool done() const override;
+  bool cancel() override;
+  bool withdraw() override;
+  Progress progress() const override;
+  int64_t version() const override;
+
+ private:
+  std::shared_ptr<OperationOwner> owner() const;  // null once it has ended
+
+  const ForkGuard process_;
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  uint64_t number_;
+  std::shared_ptr<OperationOwner> owner_;
+  std::weak_ptr<OperationOwner> batch_;  // the owner, also once it has ended
+  bool done_ = false;
+  Status status_;
+  int64_t version_ = 0;
+  Progress progress_;
+  std::function<void()> on_end_;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,122 @@
+// A worker's session with the daemon of its rank: the command queue that they share, and a connection for each call
+// that takes longer.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fork_guard.h"
+#include "base/framing.h"
+#include "bus/daemon/messages.h"
+#include "command/client.h"
+#include "memory/host/shared_arena.h"
+#include "peer/agent.h"
+#include "peer/stop_detector.h"
+#include "tessera/bus.h"
+
+namespace tessera::bus {
+
+// Beyond a call's own timeout, for the agent to answer.
+inline constexpr Timeout kAnswerGrace = std::chrono::seconds(10);
+
+// Thread-safe. Once the daemon is lost every call throws that, with kPeerLost. One that is found stopped by a call that
+// waits for it is lost, too: what it does once it is continued is no concern of this session's.
+class AgentSession {
+ public:
+  // Waits for the daemon, at most as `options` say, which are complete().
+  explicit AgentSession(BusOptions options);
+  // The daemon has let go of what this rank holds in the store when it returns, unless it does not answer within
+  // kAnswerGrace.
+  ~AgentSession();
+  AgentSession(const AgentSession&) = delete;
+  AgentSession& operator=(const AgentSession&) = delete;
+
+  const BusOptions& options() const { return options_; }
+  const Identity& identity() const { return identity_; }
+  const std::string& agent_name() const { return agent_name_; }  // "the agent of trainer/0 (pid 4711)"
+  uint64_t number() const { return number_; }
+  CommandClient& commands() { return *commands_; }
+  void require_own_process() const { process_.require(identity_.name()); }
+  bool in_own_process() const { return process_.here(); }
+  bool alive() const { return lost().ok(); }
+
+  // Sends `message` as a `type` on a connection of its own, after the descriptors `fds`, and waits for its answer.
+  // Throws what the agent answered.
+  template <typename Answer, typename Message>
+  Answer call(AgentMessage type, const Message& message, Timeout timeout, std::span<const int> fds = {}) {
+    const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, fds);
+    return read_message<Answer>(frame.payload, agent_name_);
+  }
+  // A command that is answered at once.
+  template <typename Message>
+  std::vector<std::byte> ask(AgentCommand command, const Message& message) {
+    return ask_bytes(command, message_bytes(message));
+  }
+  // Blocks until the outcome of `call` is there, or until the deadline: false.
+  bool await(CommandCall& call, const Deadline& deadline);
+  // The agent ends the calls that wait for other ranks now.
+  void interrupt() {
+    if (alive()) tell(AgentMessage::kInterrupt);
+  }
+  // For whoever has waited for the agent for kSilence. Does not block.
+  void look_whether_stopped();
+
+ private:
+  // A connection to the daemon that runs, or begins to.
+  UniqueFd find(Deadline deadline);
+  UniqueFd connect(Deadline deadline) const;
+  void open(UniqueFd socket);
+  // A frame without contents on the session's connection. Never blocks for long; any thread.
+  void tell(AgentMessage type) noexcept;
+  // Does `step` with a deadline, again and again until it is done before that or `deadline` has passed.
+  template <typename Step>
+  auto patiently(const Deadline& deadline, const Step& step) {
+    for (Duration period = kSilence;; period = kStopPeriod) {
+      try {
+        return step(Deadline::at(std::min(deadline.when(), Deadline::after(period).when())));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kDeadlineExceeded || deadline.passed()) throw;
+      }
+      look_whether_stopped();
+      lost().throw_if_error();
+    }
+  }
+  Frame wait_answer(int socket, FrameReader& reader, AgentMessage expected, Deadline deadline);
+  Frame exchange(AgentMessage type, std::span<const std::byte> payload, AgentMessage expected, Timeout timeout,
+                 std::span<const int> fds);
+  std::vector<std::byte> ask_bytes(AgentCommand command, std::span<const std::byte> payload);
+  void watch();  // until the session goes, or the agent does
+  void lose(const Status& why);
+  Status lost() const;
+
+  const ForkGuard process_;
+  const BusOptions options_;
+  const Identity identity_;
+  std::string agent_name_;
+  pid_t agent_ = 0;     // 0: not visible from here
+  const UniqueFd end_;  // an eventfd: the watcher is to end
+  std::string address_;
+  UniqueFd socket_;  // of the session
+  UniqueFd pidfd_;   // empty where the agent's pid is not visible
+  FrameReader reader_{kAgentMagic, {.payload_bytes = kMaxAgentFrame}};
+  uint64_t number_ = 0;
+  std::unique_ptr<CommandClient> commands_;
+  std::mutex tell_mutex_;
+  mutable std::mutex mutex_;  // what follows
+  Status lost_;
+  StopDetector stop_detector_;
+  TimePoint looked_{};
+  std::thread watcher_;
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,336 @@
+#include "bus/daemon/daemon.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/fail.h"
+#include "base/listener.h"
+#include "base/log.h"
+#include "base/runtime_dir.h"
+#include "base/socket.h"
+#include "base/thread.h"
+#include "bus/daemon/messages.h"
+#include "bus/daemon/worker_session.h"
+#include "bus/registration/records.h"
+#include "tessera/version.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kRequestTimeout = seconds(30);  // from a connection to the whole request that comes over it
+constexpr size_t kMaxConnections = 256;
+constexpr size_t kMaxArenasOfBatch = 1 << 14;  // of a registration
+
+// Threads that each do one thing, joined as they end.
+class Tasks {
+ public:
+  ~Tasks() { finish(); }
+  void run(const std::string& name, std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    join_ended();
+    const uint64_t id = next_id_++;
+    threads_.emplace(id, start_thread(name, [this, id, task = std::move(task)] {
+                       task();
+                       const std::lock_guard ended_lock(mutex_);
+                       ended_.push_back(id);
+                     }));
+  }
+  // Waits for all. Nothing may be started any more.
+  void finish() {
+    while (true) {
+      std::map<uint64_t, std::thread> threads;
+      {
+        const std::lock_guard lock(mutex_);
+        threads = std::exchange(threads_, {});
+        ended_.clear();
+      }
+      if (threads.empty()) return;
+      for (auto& [id, thread] : threads) thread.join();
+    }
+  }
+
+ private:
+  void join_ended() {  // REQUIRES: mutex_ is held
+    for (const uint64_t id : std::exchange(ended_, {})) {
+      const auto it = threads_.find(id);
+      if (it == threads_.end()) continue;
+      it->second.join();  // it has nothing left to do
+      threads_.erase(it);
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<uint64_t, std::thread> threads_;
+  std::vector<uint64_t> ended_;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace
+
+class Daemon::Impl {
+ public:
+  explicit Impl(DaemonOptions options)
+      : options_(std::move(options)),
+        name_(rank_name(options_.job, options_.rank)),
+        runtime_dir_(RuntimeDir::open(RuntimeDir::default_root(), fmt::format("agent of {}", name_))),
+        loop_("tessera-daemon") {
+    check_name("job", options_.job);
+    check_name("namespace", options_.name_space);
+    const std::string socket = agent_socket_name(options_.name_space, options_.job, options_.rank);
+    address_ = runtime_dir_.path(socket);
+    listener_.emplace(loop_, listen_unix(address_));
+    // Looked for once the own one is there: of two that come at a time, one sees the other at least.
+    for (const std::string& other : RuntimeDir::living_files(runtime_dir_.root(), socket))
+      if (other != address_)
+        fail(ErrorCode::kAlreadyExists, "{} has an agent here already, which listens at {}", name_, other);
+    listener_->start([this](UniqueFd caller) { accept(std::move(caller)); },
+                     [this](const Error& why) {
+                       log_event(LogLevel::warn, "connection.refused", {}, "agent of {}: a connection is refused: {}",
+                                 name_, why.what());
+                     });
+    leaving_.start();
+    loop_.start();
+  }
+
+  ~Impl() {
+    loop_.post([this] {
+      listener_->stop();
+      while (!connections_.empty()) drop(connections_.begin()->first);
+      std::shared_ptr<WorkerSession> of_one_that_has_gone;
+      {
+        const std::lock_guard lock(mutex_);
+        of_one_that_has_gone = current_;
+      }
+      if (of_one_that_has_gone) of_one_that_has_gone->hasten();
+      if (session_) leave(false);
+    });
+    loop_.stop();  // nothing is begun any more
+    tasks_.finish();
+    leaving_.stop();
+  }
+
+  const std::string& address() const { return address_; }
+
+ private:
+  // --- on the loop's thread ---
+
+  void accept(UniqueFd socket) {
+    require_same_user(socket.get());
+    if (connections_.size() >= kMaxConnections)
+      fail(ErrorCode::kResourceExhausted, "agent: more than {} connections", kMaxConnections);
+    const int fd = socket.get();
+    auto connection = std::make_shared<WorkerConnection>(std::move(socket));
+    connections_.emplace(fd, connection);
+    loop_.add_fd(fd, EPOLLIN | EPOLLRDHUP, [this, connection](uint32_t) { read(connection); });
+    loop_.add_timer_after(kRequestTimeout, [this, waiting = std::weak_ptr(connection)] { give_up(waiting.lock()); });
+  }
+
+  // A connection that is still read and is no session's: its worker has not said what it wants.
+  void give_up(const std::shared_ptr<WorkerConnection>& connection) {
+    if (!connection || is_sessions(connection)) return;
+    const auto it = connections_.find(connection->socket.get());
+    if (it == connections_.end() || it->second != connection) return;
+    log_event(LogLevel::warn, "connection.closed", {},
+              "agent of {}: a connection is closed: nothing whole has come over it for {} s", name_,
+              to_seconds(kRequestTimeout));
+    drop(connection->socket.get());
+  }
+
+  void drop(int fd) {
+    loop_.remove_fd(fd);
+    connections_.erase(fd);
+  }
+
+  bool is_sessions(const std::shared_ptr<WorkerConnection>& connection) const {
+    return session_ && session_->connection() == connection;
+  }
+
+  void read(const std::shared_ptr<WorkerConnection>& connection) {
+    try {
+      const bool open = connection->reader.fill(connection->socket.get());
+      Frame frame;
+      while (connections_.contains(connection->socket.get()) && connection->reader.next(frame))
+        handle(connection, std::exchange(frame, {}));
+      if (open) return;
+      if (is_sessions(connection)) log().info("agent of {}: {} has closed its connection", name_, session_->name());
+    } catch (const Error& error) {
+      log_event(LogLevel::warn, "connection.closed", {}, "agent of {}: a connection is closed: {}", name_,
+                error.what());
+      connection->answer(CallFailed{.status = Status(error.code(), error.what())});
+    }
+    drop(connection->socket.get());
+    if (is_sessions(connection)) leave(true);  // also one that has just been opened
+  }
+
+  // One whose worker has closed its end, which the loop comes to later: a worker that makes a new Bus is not refused
+  // for the one that it has given up.
+  void end_session_that_was_left() {
+    const auto left = [this] {
+      return wait_ready(session_->connection()->socket.get(), POLLRDHUP, Deadline::after(seconds(0)));
+    };
+    while (session_ && left()) read(session_->connection());
+  }
+
+  void handle(const std::shared_ptr<WorkerConnection>& connection, Frame frame) {
+    const auto type = static_cast<AgentMessage>(frame.type);
+    if (is_sessions(connection)) {
+      if (type == AgentMessage::kStop) {
+        session_->request_stop();
+        return wake();
+      }
+      if (type == AgentMessage::kInterrupt) return session_->interrupt();
+      if (type != AgentMessage::kClose) fail(ErrorCode::kInvalidArgument, "message {} in a session", frame.type);
+      drop(connection->socket.get());
+      return leave(false);
+    }
+    if (type == AgentMessage::kOpen) return open(connection, std::move(frame));
+    ByteReader in(frame.payload, "a worker's call");
+    const auto number = in.get<uint64_t>();
+    if (!session_ || session_->number() != number)
+      fail(ErrorCode::kNotFound, "agent of {}: there is no such session any more", name_);
+    if (type == AgentMessage::kArenas) {
+      for (UniqueFd& fd : frame.fds) connection->arenas.push_back(std::move(fd));
+      if (connection->arenas.size() > kMaxArenasOfBatch)
+        fail(ErrorCode::kResourceExhausted, "more than {} arenas", kMaxArenasOfBatch);
+      return;
+    }
+    drop(connection->socket.get());  // it has said all; the answer follows
+    const auto serving = WorkerSession::Serving::begin(session_);
+    if (!serving) fail(ErrorCode::kCancelled, "agent of {}: the session has ended", name_);
+    // Shared, as a std::function is copied.
+    const auto call = std::make_shared<const Frame>(std::move(frame));
+    tasks_.run("tessera-call", [session = session_, serving, connection, call] {
+      try {
+        session->serve(*connection, *call);
+      } catch (...) {
+        connection->answer(CallFailed{.status = status_of_current_exception()});
+      }
+    });
+  }
+
+  void open(const std::shared_ptr<WorkerConnection>& connection, Frame frame) {
+    auto wanted = read_message<OpenSession>(frame.payload, "a worker's Open");
+    if (!wanted.speaks_ours())
+      fail(ErrorCode::kMismatch,
+           "the agent is release {} with protocol {}, the worker release {} with protocols {} to {}", tessera::kVersion,
+           kAgentProtocol, wanted.release, wanted.protocol_min, wanted.protocol_max);
+    const BusOptions& bus = wanted.options;
+    if (bus.name_space != options_.name_space || bus.job != options_.job || bus.rank != options_.rank)
+      fail(ErrorCode::kMismatch, "this is the agent of {} in namespace {}, not of {} in {}", name_, options_.name_space,
+           rank_name(bus.job, bus.rank), bus.name_space);
+    if (frame.fds.size() != 1) fail(ErrorCode::kInvalidArgument, "Open with {} descriptors", frame.fds.size());
+    const std::shared_ptr<CommandMemory> memory = CommandMemory::open(std::move(frame.fds.front()), "the worker");
+    end_session_that_was_left();
+    if (session_)
+      fail(ErrorCode::kAlreadyExists, "agent of {}: it works for {} already, and {} wants it, too", name_,
+           session_->name(), wanted.worker.to_string());
+    const Timeout timeout = wanted.options.timeout;
+    session_ = std::make_shared<WorkerSession>(std::move(wanted), connection);
+    const UniqueFd& pidfd = pidfd_ = open_pidfd(session_->worker());
+    if (pidfd)
+      loop_.add_fd(pidfd.get(), EPOLLIN, [this](uint32_t) {
+        log().info("agent of {}: {} has died", name_, session_->name());
+        drop(session_->connection()->socket.get());
+        leave(true);
+      });
+    const auto serving = WorkerSession::Serving::begin(session_);
+    tasks_.run("tessera-open", [this, session = session_, serving, memory, deadline = Deadline::after(timeout)] {
+      try {
+        await_turn(session, deadline);
+        session->open(memory);
+        session->connection()->answer(SessionOpened{.protocol = kAgentProtocol,
+                                                    .release = tessera::kVersion,
+                                                    .session = session->number(),
+                                                    .agent = Incarnation::self()});
+      } catch (...) {
+        session->connection()->answer(CallFailed{.status = status_of_current_exception()});
+        loop_.post([this, session] {
+          if (session_ != session) return;
+          drop(session->connection()->socket.get());
+          leave(false);
+        });
+      }
+    });
+  }
+
+  // The worker is not there any more, or will not be; `vanished`: it has not said so.
+  void leave(bool vanished) {
+    const std::shared_ptr<WorkerSession> session = std::exchange(session_, nullptr);
+    if (pidfd_) loop_.remove_fd(pidfd_.get());
+    pidfd_.reset();
+    session->retire();
+    wake();
+    leaving_.post([this, session, vanished] {
+      try {
+        session->end(vanished);
+        session->connection()->answer(AgentMessage::kClosed);
+      } catch (...) {
+        log().error("agent of {}: {}: ending its session: {}", name_, session->name(),
+                    status_of_current_exception().message());
+      }
+      const std::lock_guard lock(mutex_);
+      if (current_ == session) current_.reset();
+      changed_.notify_all();
+    });
+  }
+
+  // --- any thread ---
+
+  void wake() {
+    const std::lock_guard lock(mutex_);  // whoever looks whether it is to wait has it
+    changed_.notify_all();
+  }
+
+  // One session at a time has the rank's place in the store.
+  void await_turn(const std::shared_ptr<WorkerSession>& session, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    if (current_) {
+      const std::shared_ptr<WorkerSession> before = current_;
+      lock.unlock();
+      before->hasten();
+      lock.lock();
+    }
+    const auto turn = [&] { return current_ == nullptr || session->stop_requested(); };
+    if (!changed_.wait_until(lock, deadline.when(), turn))
+      fail(ErrorCode::kDeadlineExceeded, "agent of {}: what {} had posted is still being sent", name_,
+           current_->name());
+    if (session->stop_requested()) fail(ErrorCode::kCancelled, "agent of {}: interrupted", name_);
+    current_ = session;
+  }
+
+  const DaemonOptions options_;
+  const std::string name_;
+  RuntimeDir runtime_dir_;
+  std::string address_;
+  std::optional<Listener> listener_;
+  // Ends sessions, one after the other, which blocks. A thread made in advance: a rank is given back though the process
+  // may have no more of them.
+  EventLoop leaving_{"tessera-leave"};
+  EventLoop loop_;
+  Tasks tasks_;
+  // On the loop's thread:
+  std::map<int, std::shared_ptr<WorkerConnection>> connections_;  // that are read, by descriptor
+  std::shared_ptr<WorkerSession> session_;                        // of the worker that is there
+  UniqueFd pidfd_;                                                // of that worker
+  std::mutex mutex_;                                              // what follows
+  std::condition_variable changed_;
+  std::shared_ptr<WorkerSession> current_;  // that has the rank's place, perhaps of a worker that has gone
+};
+
+Daemon::Daemon(DaemonOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Daemon::~Daemon() = default;
+
+const std::string& Daemon::address() const {
+  return impl_->address();
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,110 @@
+// The worker's side of memory that it lends to its agent daemon (lent_memory.h): the runs that read and write private
+// tensors in place, on threads of this process, as the agent asks for them.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/fd.h"
+#include "bus/lending/messages.h"
+#include "bus/registration/local_tensors.h"
+#include "exec/transfer_run.h"
+#include "exec/worker_pool.h"
+#include "peer/link.h"
+#include "peer/loop_signal.h"
+#include "transport/shm/bounce_ring.h"
+
+namespace tessera {
+class SharedArena;
+}
+
+namespace tessera::bus {
+
+// Of one batch. Works on a thread of its own ("tessera-lend") and on pools that it makes as they are needed. What the
+// agent asks for is checked against what was registered: it reaches no other memory of this process.
+class Lender {
+ public:
+  // `tensors` as they were registered: their memory must outlive it. They are sent, or else received. `name` is this
+  // rank's ("trainer/3").
+  Lender(std::string name, std::vector<LocalTensor> tensors, bool sends, int threads);
+  ~Lender();
+  Lender(const Lender&) = delete;
+  Lender& operator=(const Lender&) = delete;
+
+  // The agent's end; once.
+  UniqueFd take_agent_end() { return std::move(agent_end_); }
+  // Orders the user's accesses and the runs': a run that begins later sees what this thread has written to the tensors,
+  // and this thread what the runs that have ended wrote. What lies between them is another process, of which the
+  // language's memory model knows nothing.
+  void fence() { const std::lock_guard lock(mutex_); }
+  // For an operation that has failed: ends what is under way, and what the agent has said until now, and waits for it.
+  // Then nothing touches the tensors until the agent begins a further operation. Any thread but its own.
+  void quiesce();
+  // Likewise, for good. More than once.
+  void close();
+
+ private:
+  struct Entry {
+    MakeRun make;
+    struct Arena {
+      std::shared_ptr<SharedArena> memory;
+      bool writable = false;
+    };
+    std::map<uint32_t, Arena> own;  // arenas of the agent's, by its numbers
+    std::vector<ArenaDesc> peer_arenas;
+    std::vector<UniqueFd> peer_fds;
+    bool made = false;
+    Status failed;                     // why there is no run
+    std::unique_ptr<WorkerPool> pool;  // of a run that fills a ring, which blocks until it is drained
+    std::unique_ptr<LoopSignal> done;
+    std::unique_ptr<TransferRun> run;
+    bool running = false;  // until the loop has heard of the end
+    bool ending = false;   // it was aborted, and may still read and write for a moment
+    uint32_t epoch = 0;
+    std::optional<uint32_t> next;  // to begin once nothing is ending any more
+    bool dropped = false;          // to be forgotten then
+  };
+
+  void handle(Frame& frame);
+  void lend_arenas(LendArenas lend, std::vector<UniqueFd> fds);
+  void make_run(MakeRun make);
+  void build(uint32_t number, Entry& entry, UniqueFd ring_fd);
+  std::unique_ptr<TransferRun> source_run(Entry& entry, std::unique_ptr<BounceRing> ring);
+  std::unique_ptr<TransferRun> pull_run(Entry& entry, std::unique_ptr<BounceRing> ring);
+  void start(uint32_t number, uint32_t epoch);
+  void begin(Entry& entry, uint32_t epoch);
+  void abort(Entry& entry, const Status& status);
+  void begin_deferred();
+  void drop(uint32_t number);
+  void handle_done(uint32_t number);
+  void report();
+  void end(const Status& status);
+  Entry& entry(uint32_t number);
+  // What lies there: checked, with its array where it is a tensor's.
+  std::byte* resolve(const Entry& entry, const RouteRegion& what, DType dtype, LentPlace& place, bool writes) const;
+  WorkerPool& pool(std::unique_ptr<WorkerPool>& pool, const char* name) const;
+
+  const std::string name_;
+  const std::vector<LocalTensor> tensors_;
+  const bool sends_;
+  const int threads_;
+  UniqueFd agent_end_;
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  int running_ = 0;  // runs; guarded by mutex_
+  std::unique_ptr<WorkerPool> pull_pool_, source_pool_;
+  EventLoop loop_;  // ends before what it uses
+  std::shared_ptr<Link> link_;
+  std::map<uint32_t, Entry> runs_;
+  Status failed_;  // of a run that could not be made, since the last Sync
+  EventLoop::TimerId report_timer_ = 0;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,96 @@
+// What has changed of a version since the one before, found before it is offered: delta pieces
+// (exec/delta/delta_piece.h) in shared memory, which receivers map, and the bits that were sent last, which the next
+// version is compared with.
+//
+//   idle --start()--> comparing --> idle, compared(ok): the slot has a stamp, and deltas on top of another stamp
+//                        \---- aborted: compared(why): the next version is compared with nothing
+//
+// All routes that are not quantised are covered: their digests are made here, too. On the loop's thread.
+// docs/design/delta.md.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "bus/session/session.h"
+#include "bus/session/source_link.h"
+#include "exec/delta/delta_run.h"
+#include "peer/loop_signal.h"
+#include "peer/messages.h"
+#include "tessera/memory.h"
+
+namespace tessera::bus {
+
+class DeltaEncoder {
+ public:
+  // The elements of a sent route where they lie in a slot.
+  using SourceOf = std::function<SourceRoute(const SentRoute& route, uint32_t slot)>;
+  // What start() began is over: never before start() returns.
+  using Compared = std::function<void(const Status&)>;
+
+  // Allocates a copy of what is sent, and room for pieces that is taken as they need it. Throws kResourceExhausted.
+  // REQUIRES: that `setup`, and what source_of() names, outlive it.
+  DeltaEncoder(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Compared compared);
+  ~DeltaEncoder();  // REQUIRES: not busy
+
+  bool covers(uint32_t sent) const { return part_of_[sent] != kNone; }
+  // Where receivers find it: its piece; in place, where it is not reduced, the copy instead of the elements, which may
+  // be private.
+  void place(uint32_t sent, Served& served) const;
+
+  void start(uint32_t slot);         // REQUIRES: not busy, and nobody reads the slot
+  void abort(const Status& status);  // compared() follows, if it is busy
+  bool busy() const { return busy_; }
+
+  // Of what was compared into the slot last; 0 if that failed.
+  Stamp stamp(uint32_t slot) const { return slots_[slot].stamp; }
+  // What a receiver must hold for the slot's deltas; 0: there are none.
+  Stamp base(uint32_t slot) const { return slots_[slot].base; }
+  int64_t delta_bytes(uint32_t sent, uint32_t slot) const;  // Grant::kInFull: in full
+  // REQUIRES: the batch has digests
+  const Digest& digest(uint32_t sent, uint32_t slot) const;
+  const Digest& piece_digest(uint32_t sent, uint32_t slot) const;
+  bool is_cast(uint32_t sent) const;
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr int kFruitless = 8;  // versions after which it says so
+  struct Part {
+    uint32_t sent = 0;
+    bool cast = false;
+    uint64_t base = 0;  // offsets: in bases_, and of the piece in a slot
+    uint64_t piece = 0;
+  };
+  struct Slot {
+    std::unique_ptr<DeltaRun> run;  // keeps the slot's digests
+    Stamp stamp = 0;
+    Stamp base = 0;
+  };
+
+  void collect_parts(const SourceOf& source_of, std::vector<std::vector<const std::byte*>>& sources);
+  void finish();
+  void count_fruitless(const Slot& slot);
+
+  const SessionSetup& setup_;
+  const Compared compared_;
+  std::vector<uint32_t> part_of_;  // by sent route; kNone
+  std::vector<Part> parts_;
+  std::shared_ptr<const DeltaProgram> program_;
+  SharedBuffer bases_;
+  std::unique_ptr<SparseMemory> pieces_;
+  uint64_t base_bytes_ = 0;
+  uint64_t slot_bytes_ = 0;
+  LoopSignal done_;
+  std::vector<Slot> slots_;
+
+  bool busy_ = false;
+  uint32_t slot_ = 0;     // the last one that was started
+  Stamp last_stamp_ = 0;  // that was given
+  Stamp base_stamp_ = 0;  // of what bases_ hold; 0: nothing whole
+  uint32_t epoch_ = 0;
+  int fruitless_ = 0;
+};
+
+}  // namespace tessera::bus

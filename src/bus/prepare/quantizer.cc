@@ -1,0 +1,293 @@
+#include "bus/prepare/quantizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/fail_point.h"
+#include "base/mutation.h"
+#include "base/rounding.h"
+#include "codec/quant/quantize_formulas.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr size_t kPieceAlignment = 64;
+
+size_t matrices_of(const Shape& shape) {
+  Index matrices = 1;
+  for (size_t d = 0; d + 2 < shape.size(); ++d) matrices *= shape[d];
+  return static_cast<size_t>(matrices);
+}
+
+// Of a group, the first tensor has them for all.
+bool has_matrix_amaxes(std::span<const Match::Tensor> tensors, size_t t) {
+  return tensors[t].wire && needs_amax(*tensors[t].wire) && tensors[t].group == t;
+}
+
+}  // namespace
+
+bool Quantizer::wanted(const Match& match) {
+  return std::ranges::any_of(match.tensors, [](const Match::Tensor& tensor) { return tensor.wire.has_value(); });
+}
+
+Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, const SourceOf& source_of, Events events)
+    : setup_(setup),
+      events_(std::move(events)),
+      subject_(fmt::format("{}/{}", setup.view.name, setup.batch)),
+      part_of_(setup.routes.sent.size(), kNone),
+      looked_(agent.loop(), [this] { on_looked(); }),
+      encoded_(agent.loop(), [this] { on_encoded(); }) {
+  collect_parts(source_of);
+  require_few_keys();
+  const std::vector<AmaxKey> keys = collect_keys();
+  reported_.resize(keys.size());
+  amaxes_ = std::make_shared<QuantizeAmaxes>(*program_);
+  pieces_ = SharedHeap::process().allocate(std::max<uint64_t>(setup_.slots * slot_bytes_, 1), kPieceAlignment);
+  amax_run_ = std::make_unique<AmaxRun>(program_, amaxes_, agent.source_pool(), [this] { looked_.raise(); });
+  for (uint32_t slot = 0; slot < setup_.slots; ++slot) {
+    std::vector<EncodeRun::Memory> memory;
+    for (size_t p = 0; p < parts_.size(); ++p)
+      memory.push_back({sources_[slot][p], pieces_.data() + slot * slot_bytes_ + parts_[p].offset});
+    encode_runs_.push_back(std::make_unique<EncodeRun>(program_, amaxes_, std::move(memory), setup_.agreement.digest,
+                                                       agent.source_pool(), [this] { encoded_.raise(); }));
+  }
+  exchange_ = std::make_unique<AmaxExchange>(
+      agent, setup, std::move(attach), keys,
+      AmaxExchange::Events{
+          .ready_changed = events_.ready_changed,
+          .lost = events_.lost,
+          .agreed = [this](const Status& status, std::span<const float> found) { on_agreed(status, found); }});
+}
+
+Quantizer::~Quantizer() {
+  TESSERA_CHECK(!busy());
+}
+
+void Quantizer::collect_parts(const SourceOf& source_of) {
+  std::vector<QuantizeRoute> routes;
+  sources_.resize(setup_.slots);
+  for (uint32_t sent = 0; sent < setup_.routes.sent.size(); ++sent) {
+    const SentRoute& route = setup_.routes.sent[sent];
+    const Match::Tensor& matched = setup_.agreement.match.tensors[route.tensor];
+    if (!matched.wire) continue;
+    part_of_[sent] = static_cast<uint32_t>(parts_.size());
+    parts_.push_back({.sent = sent, .tensor = route.tensor, .offset = 0, .cut_blocks = {}, .first_key = 0});
+    routes.push_back(
+        {.tensor = route.tensor, .what = wire_region(matched, route.region), .src = source_of(route, 0).src});
+    for (uint32_t slot = 0; slot < setup_.slots; ++slot) sources_[slot].push_back(source_of(route, slot).data);
+  }
+  program_ = std::make_shared<QuantizeProgram>(routes);
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    parts_[p].offset = slot_bytes_;
+    slot_bytes_ += round_up(static_cast<uint64_t>(program_->piece(p).bytes()), kPieceAlignment);
+    share_.add(program_->piece(p));
+  }
+}
+
+void Quantizer::require_few_keys() const {
+  const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
+  std::vector<Index> matrices(tensors.size(), 0), blocks(tensors.size(), 0);
+  for (size_t t = 0; t < tensors.size(); ++t)
+    if (has_matrix_amaxes(tensors, t)) matrices[t] = static_cast<Index>(matrices_of(tensors[t].shape));
+  for (size_t p = 0; p < parts_.size(); ++p) blocks[parts_[p].tensor] += program_->cut_block_count(p);
+  Index sum = 0;
+  size_t most = 0;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    sum += matrices[t] + blocks[t];
+    if (matrices[t] + blocks[t] > matrices[most] + blocks[most]) most = t;
+  }
+  if (sum <= Index{kMaxAmaxes}) return;
+  fail(ErrorCode::kResourceExhausted,
+       "batch {} of pair {}: ranks would have to agree on {} amaxes before they quantise, and {} are possible: tensor "
+       "{} has {} matrices with one each, and its layout {} cuts {} blocks of {} here: let edges fall between blocks, "
+       "or ask for another wire format for it, or for none",
+       setup_.batch, setup_.view.name, sum, kMaxAmaxes, tensors[most].name, matrices[most],
+       tensors[most].src.to_string(), blocks[most], to_string(*tensors[most].wire));
+}
+
+// The matrices of all tensors come first, also where this rank has nothing of them: each rank judges by itself what all
+// agree on, and all judge the same.
+std::vector<AmaxKey> Quantizer::collect_keys() {
+  const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
+  std::vector<AmaxKey> keys;
+  matrix_keys_.resize(tensors.size());
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    matrix_keys_[t] = tensors[t].group == t ? keys.size() : matrix_keys_[tensors[t].group];
+    if (!has_matrix_amaxes(tensors, t)) continue;
+    for (size_t m = 0; m < matrices_of(tensors[t].shape); ++m)
+      keys.push_back({.group = t, .matrix = static_cast<uint32_t>(m)});
+  }
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    parts_[p].first_key = keys.size();
+    const Match::Tensor& tensor = tensors[parts_[p].tensor];
+    for (const CutBlock& block : program_->cut_blocks(p)) {
+      keys.push_back({.group = tensor.fused ? tensor.group : parts_[p].tensor,
+                      .matrix = static_cast<uint32_t>(block.matrix),
+                      .row = static_cast<uint32_t>(block.block_row),
+                      .column = static_cast<uint32_t>(block.block_column)});
+      parts_[p].cut_blocks.push_back(block.place);
+    }
+  }
+  return keys;
+}
+
+Served Quantizer::piece(uint32_t sent, uint32_t slot) const {
+  const Part& part = parts_[part_of_[sent]];
+  Served served;
+  served.route.what = piece_region(part.tensor, program_->piece(part_of_[sent]));
+  served.route.src = {.owned = served.route.what.region, .strides = {1}};
+  served.route.data = pieces_.data() + slot * slot_bytes_ + part.offset;
+  served.per_route = true;
+  served.quantised = true;
+  served.slot_bytes = setup_.slots > 1 ? slot_bytes_ : 0;
+  return served;
+}
+
+const Digest& Quantizer::digest(uint32_t sent, uint32_t slot) const {
+  return encode_runs_[slot]->digests()[part_of_[sent]];
+}
+
+const Digest& Quantizer::rest(uint32_t sent, uint32_t slot) const {
+  return encode_runs_[slot]->digests()[parts_.size() + part_of_[sent]];
+}
+
+// --- a version -----------------------------------------------------------------------------------
+
+void Quantizer::start(int64_t version, uint32_t slot) {
+  TESSERA_CHECK(!busy());
+  version_ = version;
+  slot_ = slot;
+  failure_ = {};
+  enter("find amaxes", QuantizePhase::kAmax, amax_run_->bytes());
+  amax_run_->read_from(sources_[slot]);
+  amax_run_->start(++epoch_);
+  fail_point("wire: amax");
+}
+
+void Quantizer::enter(const char* span, QuantizePhase phase, int64_t bytes) {
+  if (phase_) leave(true);
+  phase_ = phase;
+  span_ = span;
+  entered_ = Clock::steady().now();
+  Trace::begin(span_, track_, {.subject = subject_, .version = version_, .bytes = bytes});
+}
+
+void Quantizer::leave(bool well) {
+  const QuantizePhase phase = *std::exchange(phase_, std::nullopt);
+  Trace::end(span_, track_, {.subject = subject_, .version = version_});
+  if (!well) return;
+  Metrics& metrics = Metrics::process();
+  metrics.quantize_seconds(phase).observe(Clock::steady().now() - entered_);
+  if (phase != QuantizePhase::kEncode) return;
+  metrics.quantized_source_bytes.add(static_cast<uint64_t>(share_.quantized_source_bytes));
+  metrics.quantized_bytes.add(static_cast<uint64_t>(share_.quantized_bytes));
+}
+
+void Quantizer::abort(const Status& status) {
+  if (!phase_) return;
+  switch (*phase_) {
+    case QuantizePhase::kAmax:
+      if (failure_.ok()) failure_ = status;
+      return amax_run_->abort(status);
+    case QuantizePhase::kAgree:
+      return exchange_->abort(status);
+    case QuantizePhase::kEncode:
+      return encode_runs_[slot_]->abort(status);
+  }
+}
+
+void Quantizer::on_looked() {
+  if (!failure_.ok()) {
+    exchange_->give_up(version_, failure_);
+    return finish(failure_);
+  }
+  enter("agree on amaxes", QuantizePhase::kAgree, 0);
+  if (const auto& found = amax_run_->nonfinite())
+    return exchange_->start(version_, {}, {.tensor = found->tensor, .index = found->index, .value = found->value});
+  report();
+  exchange_->start(version_, reported_);
+}
+
+void Quantizer::report() {
+  std::ranges::fill(reported_, 0.0F);
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const Part& part = parts_[p];
+    const std::span<const float> matrices = amaxes_->matrices(p);
+    for (size_t m = 0; m < matrices.size(); ++m) {
+      const Index matrix = program_->matrix_of(p, static_cast<Index>(m));
+      float& amax = reported_[matrix_keys_[part.tensor] + static_cast<size_t>(matrix)];
+      amax = std::max(amax, matrices[m]);
+    }
+    for (size_t b = 0; b < part.cut_blocks.size(); ++b)
+      reported_[part.first_key + b] = amaxes_->blocks(p)[part.cut_blocks[b]];
+  }
+}
+
+void Quantizer::on_agreed(const Status& status, std::span<const float> amaxes) {
+  if (!status.ok()) return finish(status);
+  setup_.on_amaxes_agreed();
+  const Status range = check_range(amaxes);
+  if (!range.ok()) return finish(range);
+  take_over(amaxes);
+  enter("encode", QuantizePhase::kEncode, share_.quantized_source_bytes);
+  encode_runs_[slot_]->start(++epoch_);
+}
+
+void Quantizer::on_encoded() {
+  spoil_piece();
+  finish(encode_runs_[slot_]->status());
+}
+
+Status Quantizer::check_range(std::span<const float> amaxes) const {
+  const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].wire != Format::kNvfp4) continue;
+    for (size_t m = 0; m < matrices_of(tensors[t].shape); ++m) {
+      const float amax = amaxes[matrix_keys_[t] + m];
+      if (amax != 0 && (amax < codec::kLeastNvAmax || amax > codec::kMostNvAmax))
+        return failed(ErrorCode::kInvalidArgument,
+                      "tensor {}: the amax of matrix {} is {}: nvfp4 takes 0 and {} to {}: rescale it, or ask for "
+                      "another wire format",
+                      tensors[t].name, m, amax, codec::kLeastNvAmax, codec::kMostNvAmax);
+    }
+  }
+  return {};
+}
+
+void Quantizer::take_over(std::span<const float> amaxes) {
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const Part& part = parts_[p];
+    const std::span<float> matrices = amaxes_->matrices(p);
+    const std::span<const float> of_matrices =
+        mutated(Mutation::kLocalAmax) ? std::span<const float>(reported_) : amaxes;
+    const std::span<const float> of_blocks =
+        mutated(Mutation::kLocalBlockAmax) ? std::span<const float>(reported_) : amaxes;
+    for (size_t m = 0; m < matrices.size(); ++m)
+      matrices[m] =
+          of_matrices[matrix_keys_[part.tensor] + static_cast<size_t>(program_->matrix_of(p, static_cast<Index>(m)))];
+    for (size_t b = 0; b < part.cut_blocks.size(); ++b)
+      amaxes_->blocks(p)[part.cut_blocks[b]] = of_blocks[part.first_key + b];
+  }
+}
+
+// As a Mutation asks: of the first piece, once it is encoded.
+void Quantizer::spoil_piece() {
+  if (parts_.empty() || program_->piece(0).bytes() == 0) return;
+  const WirePiece& piece = program_->piece(0);
+  std::byte* const data = pieces_.data() + slot_ * slot_bytes_ + parts_[0].offset;
+  if (mutated(Mutation::kSpoiledCode)) data[piece.code_section()] ^= std::byte{1};
+  if (mutated(Mutation::kSpoiledScale)) data[piece.scale(0, 0, 0)] ^= std::byte{1};
+  if (mutated(Mutation::kSpoiledAmax)) data[piece.amax(0)] ^= std::byte{1};
+}
+
+void Quantizer::finish(const Status& status) {
+  leave(status.ok());
+  events_.quantized(status);
+}
+
+std::string Quantizer::waits_for() const {
+  return fmt::format("{}", fmt::join(exchange_->waiting_for(), ", "));
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,117 @@
+// Quantises what this rank sends of a version before it is offered: amaxes of its routes, one exchange with the other
+// ranks of its job, codes and scales into pieces (exec/wire/wire_piece.h) in shared memory, which receivers map.
+//
+//   idle --start(v)--> amaxes of this rank --> agreeing with all ranks --> encoding --> idle, quantized(ok)
+//                            \---- aborted, or failed on any rank: quantized(why), on all ----/
+//
+// A rank that sends nothing quantised takes part nevertheless, so that all sends fail alike. On the loop's thread.
+// docs/formats/bus-protocol.md, "Amaxes".
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/metrics.h"
+#include "base/trace.h"
+#include "bus/prepare/amax_exchange.h"
+#include "bus/session/source_link.h"
+#include "exec/wire/quantize_run.h"
+#include "peer/loop_signal.h"
+#include "tessera/memory.h"
+
+namespace tessera::bus {
+
+class Quantizer {
+ public:
+  struct Events {
+    std::function<void()> ready_changed;
+    std::function<void(const Status&)> lost;       // as AmaxExchange says
+    std::function<void(const Status&)> quantized;  // what start() began is over: never before start() returns
+  };
+  // The elements of a sent route where they lie in a slot.
+  using SourceOf = std::function<SourceRoute(const SentRoute& route, uint32_t slot)>;
+
+  static bool wanted(const Match& match);  // whether there is anything to quantise, on whatever rank
+
+  // Pieces and grids are allocated here. Throws kResourceExhausted where there are more amaxes than can be agreed on.
+  // REQUIRES: that `setup`, and what source_of() names, outlive it.
+  Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, const SourceOf& source_of, Events events);
+  ~Quantizer();  // REQUIRES: not busy
+
+  AmaxExchange& exchange() { return *exchange_; }
+  const AmaxExchange& exchange() const { return *exchange_; }
+
+  // By index into the batch's sent routes.
+  bool quantises(uint32_t sent) const { return part_of_[sent] != kNone; }
+  Served piece(uint32_t sent, uint32_t slot) const;
+  // Of what was encoded into the slot last. REQUIRES: the batch has digests
+  const Digest& digest(uint32_t sent, uint32_t slot) const;
+  const Digest& rest(uint32_t sent, uint32_t slot) const;
+
+  // What one transfer quantises here; without the bytes that it moves.
+  const RankShare& share() const { return share_; }
+
+  void start(int64_t version, uint32_t slot);  // REQUIRES: not busy
+  void abort(const Status& status);            // quantized() follows, if it is busy
+  // This rank will not start a version that others may have started. REQUIRES: not busy
+  void give_up(int64_t version, const Status& status) { exchange_->give_up(version, status); }
+  bool busy() const { return phase_.has_value(); }
+  std::string waits_for() const;  // "trainer/1, trainer/2", or empty
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  struct Part {
+    uint32_t sent = 0;
+    uint32_t tensor = 0;
+    uint64_t offset = 0;             // of its piece in a slot
+    std::vector<size_t> cut_blocks;  // places of those whose amaxes are joined, in the order of their keys
+    size_t first_key = 0;            // of the blocks
+  };
+
+  void enter(const char* span, QuantizePhase phase, int64_t bytes);  // what it did went well. `span`: a literal
+  void leave(bool well);                                             // it is over. REQUIRES: busy()
+  void collect_parts(const SourceOf& source_of);
+  std::vector<AmaxKey> collect_keys();
+  void require_few_keys() const;
+  void on_looked();
+  void on_agreed(const Status& status, std::span<const float> amaxes);
+  void on_encoded();
+  Status check_range(std::span<const float> amaxes) const;
+  void report();
+  void take_over(std::span<const float> amaxes);
+  void spoil_piece();
+  void finish(const Status& status);
+
+  const SessionSetup& setup_;
+  const Events events_;
+  const std::string subject_;  // "weights/policy", in traces
+  const uint64_t track_ = Trace::new_track();
+  std::vector<uint32_t> part_of_;  // by sent route; kNone
+  std::vector<Part> parts_;
+  std::vector<size_t> matrix_keys_;  // by tensor, of the first matrix of its group; where the format needs amaxes
+  std::shared_ptr<const QuantizeProgram> program_;
+  std::shared_ptr<QuantizeAmaxes> amaxes_;
+  std::vector<std::vector<const std::byte*>> sources_;  // by slot, of the parts
+  SharedBuffer pieces_;
+  uint64_t slot_bytes_ = 0;
+  RankShare share_;
+
+  LoopSignal looked_, encoded_;
+  std::unique_ptr<AmaxRun> amax_run_;
+  std::vector<std::unique_ptr<EncodeRun>> encode_runs_;  // by slot: each keeps that slot's digests
+  std::unique_ptr<AmaxExchange> exchange_;
+  std::vector<float> reported_;  // in the order of the keys
+
+  std::optional<QuantizePhase> phase_;  // what it does
+  const char* span_ = "";
+  TimePoint entered_{};
+  int64_t version_ = 0;
+  uint32_t slot_ = 0;
+  uint32_t epoch_ = 0;
+  Status failure_;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,261 @@
+#include "bus/prepare/reducer.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/rounding.h"
+#include "base/socket.h"
+#include "codec/simd/reduce.h"
+#include "transport/transport.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+size_t aligned(int64_t bytes) {
+  return round_up(static_cast<size_t>(bytes), kAlignment);
+}
+
+}  // namespace
+
+Reducer::Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, Events events)
+    : agent_(agent),
+      setup_(setup),
+      events_(std::move(events)),
+      run_done_(agent.loop(),
+                [this] {
+                  run_ended_ = true;
+                  check_run();
+                }),
+      own_done_(agent.loop(), [this] { check_run(); }),
+      own_begins_(agent.loop(), [this] { begin_own(); }) {
+  const std::vector<OwnedReduction>& reductions = setup_.routes.reductions;
+  size_t result_bytes = 0;
+  size_t accumulator_bytes = 0;
+  for (const OwnedReduction& reduction : reductions) {
+    const DType dtype = setup_.agreement.match.tensors[reduction.tensor].src_dtype;
+    result_bytes += aligned(bytes_of(dtype, reduction.region.size()));
+    accumulator_bytes += aligned(bytes_of(accumulator_of(dtype), reduction.region.size()));
+  }
+  slot_bytes_ = result_bytes;
+  results_ = SharedHeap::process().allocate(setup_.slots * result_bytes, kAlignment);
+  accumulators_.resize(accumulator_bytes + kAlignment);
+  std::byte* result = results_.data();
+  std::byte* accumulator = accumulators_.data();
+  for (const OwnedReduction& reduction : reductions) {
+    const DType dtype = setup_.agreement.match.tensors[reduction.tensor].src_dtype;
+    targets_.push_back({.op = reduction.op,
+                        .dtype = dtype,
+                        .elements = reduction.region.size(),
+                        .peers = static_cast<int>(reduction.peers.size()),
+                        .accumulator = accumulator,
+                        .result = result});
+    result += aligned(bytes_of(dtype, reduction.region.size()));
+    accumulator += aligned(bytes_of(accumulator_of(dtype), reduction.region.size()));
+  }
+
+  std::map<Rank, std::vector<Wanted>> wanted;  // by peer
+  for (size_t i = 0; i < reductions.size(); ++i)
+    for (const Rank peer : reductions[i].peers)
+      if (peer != agent_.identity().rank) wanted[peer].push_back({.route = route_into(i, peer)});
+  for (auto& [peer, routes] : wanted) {
+    PullLinkOptions options{.attach = attach,
+                            .digest = false,
+                            .tensor_name = [this](uint32_t tensor) { return setup_.tensors[tensor].name; },
+                            .runs = false};
+    links_.push_back(std::make_unique<PullLink>(agent_, *this, agent_.identity().job, peer,
+                                                setup_.view.own[static_cast<size_t>(peer)], std::move(routes),
+                                                std::move(options)));
+  }
+}
+
+void Reducer::connect() {
+  if (links_.empty() && !targets_.empty()) build_run();  // else with the last link that is ready
+}
+
+Reducer::~Reducer() = default;
+
+// Reduction `index` as it is read from `peer`: all but where the peer has it.
+PullRoute Reducer::route_into(size_t index, Rank peer) const {
+  const OwnedReduction& reduction = setup_.routes.reductions[index];
+  const Match::Tensor& matched = setup_.agreement.match.tensors[reduction.tensor];
+  PullRoute route;
+  route.what = {
+      .tensor = reduction.tensor, .shape = matched.shape, .dtype = matched.src_dtype, .region = reduction.region};
+  route.src.owned = matched.src.owned(matched.shape, peer);
+  route.dst_dtype = accumulator_of(matched.src_dtype);
+  route.dst = {.owned = reduction.region, .strides = byte_strides(route.dst_dtype, reduction.region.extents())};
+  route.data = targets_[index].accumulator;
+  route.combine = peer == reduction.peers.front() ? Combine::kFirst : Combine::kAccumulate;
+  route.op = reduction.op;
+  return route;
+}
+
+bool Reducer::ready() const {
+  return std::ranges::all_of(links_, [](const auto& link) { return link->ready(); });
+}
+
+void Reducer::on_pull_ready(PullLink&) {
+  if (ready()) build_run();
+  events_.ready_changed();
+}
+
+// One step a peer, in ascending rank order; this rank's own terms are read in place.
+void Reducer::build_run() {
+  std::vector<PullRoute> own;
+  std::vector<SourceRoute> own_sources;
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const OwnedReduction& reduction = setup_.routes.reductions[i];
+    PullRoute route = route_into(i, agent_.identity().rank);
+    const LocalTensor& local = setup_.terms[reduction.tensor];
+    const ByteExtent extent = local.extent();
+    route.src.strides = local.array.strides;
+    // By address, shared or not: the loopback transport reads this process' own memory.
+    route.memory = {.kind = MemoryDesc::Kind::kPrivate,
+                    .arena = 0,
+                    .offset = reinterpret_cast<uintptr_t>(local.data + extent.begin),
+                    .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
+    if (setup_.lent != nullptr && setup_.lent->holds(local.data)) {
+      route.memory = {.kind = MemoryDesc::Kind::kRingOnly, .arena = 0, .offset = 0, .bytes = route.memory.bytes};
+      own_sources.push_back({.what = route.what, .src = local.array, .data = local.data});
+    }
+    route.origin = static_cast<uint64_t>(-extent.begin);
+    own.push_back(std::move(route));
+  }
+  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
+  const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
+  ReduceRun::Step own_step{
+      .program = std::make_shared<PullProgram>(memory, own, PullOptions{.digest = false, .private_path = {}}),
+      .ring = nullptr,
+      .on_start = nullptr};
+  if (!own_sources.empty()) {
+    own_step.ring = BounceRing::create();
+    own_step.on_start = [this] { own_begins_.raise(); };
+    own_terms_ = setup_.lent->make_source("the reduction", own_sources, false, true, [this] { own_done_.raise(); });
+    own_terms_->give_ring(duplicate_fd(own_step.ring->fd()));
+  }
+
+  std::vector<ReduceRun::Step> steps;
+  bool own_is_in = false;
+  const auto add_own = [&] {
+    if (!std::exchange(own_is_in, true)) steps.push_back(std::move(own_step));
+  };
+  for (const auto& link : links_) {
+    if (link->rank() > agent_.identity().rank) add_own();
+    std::function<void()> on_start;
+    if (link->rings()) {
+      const auto take = [this, peer = link.get()] {
+        if (running_ && !peer->busy()) peer->take(version_, epoch_);
+      };
+      take_signals_.push_back(std::make_unique<LoopSignal>(agent_.loop(), take));
+      on_start = [signal = take_signals_.back().get()] { signal->raise(); };
+    }
+    steps.push_back({.program = link->program(), .ring = link->take_ring(), .on_start = std::move(on_start)});
+  }
+  add_own();
+  run_ = std::make_unique<ReduceRun>(std::move(steps), targets_, agent_.pull_pool(), [this] { run_done_.raise(); });
+}
+
+void Reducer::start(int64_t version, uint32_t slot) {
+  version_ = version;
+  slot_ = slot;
+  ask();
+}
+
+void Reducer::on_offer(PullLink&) {
+  if (busy() && !asked_) ask();
+}
+
+// A peer whose ring is read is asked when its step begins: the ring is filled from then on.
+void Reducer::ask() {
+  if (!waiting_for().empty()) return;
+  asked_ = true;
+  ++epoch_;
+  for (const auto& link : links_)
+    if (!link->rings()) link->take(version_, epoch_);
+  start_run();
+}
+
+void Reducer::on_granted(PullLink&) {
+  if (asked_ && !running_) start_run();
+}
+
+void Reducer::start_run() {
+  const auto may_read = [](const auto& link) { return link->rings() || link->granted(); };
+  if (!std::ranges::all_of(links_, may_read)) return;
+  running_ = true;
+  run_ended_ = false;
+  run_->start(epoch_, slot_ * slot_bytes_);
+}
+
+void Reducer::begin_own() {
+  if (running_ && !run_ended_ && !own_terms_->running()) own_terms_->start(epoch_);
+}
+
+// Over once nobody reads this rank's own terms, either.
+void Reducer::check_run() {
+  if (!running_) return;
+  if (own_terms_ && !own_terms_->running() && !own_terms_->status().ok()) run_->abort(own_terms_->status());
+  if (!run_ended_) return;
+  const Status status = run_->status();
+  if (own_terms_ && own_terms_->running()) {
+    if (!status.ok()) own_terms_->abort(status);
+    return;
+  }
+  finish(status);
+}
+
+void Reducer::on_pulled(PullLink&, const Status& status) {
+  if (!status.ok()) abort(status);  // refused; after finish() nothing is under way
+}
+
+void Reducer::on_aborted(PullLink&, const Status& status) {
+  abort(status);
+}
+
+std::vector<std::string> Reducer::waiting_for() const {
+  std::vector<std::string> names;
+  for (const auto& link : links_)
+    if (busy() && !link->offers(version_)) names.push_back(link->name());
+  return names;
+}
+
+void Reducer::finish(const Status& status) {
+  running_ = false;
+  asked_ = false;
+  const int64_t version = std::exchange(version_, 0);
+  for (const auto& link : links_) {
+    if (link->busy())
+      link->finish(status);
+    else if (!status.ok())
+      link->send_done(version, status);  // it would wait for this rank otherwise
+  }
+  events_.reduced(status);
+}
+
+void Reducer::abort(const Status& status) {
+  if (!busy()) return;
+  if (running_)
+    run_->abort(status);
+  else
+    finish(status);
+}
+
+void Reducer::on_pull_detached(PullLink&, const Status& reason) {
+  events_.lost(reason);
+}
+
+void Reducer::on_pull_lost(PullLink&, const Status& status) {
+  events_.lost(status);
+}
+
+void Reducer::on_pull_broken(PullLink&, const Status& status) {
+  events_.lost(status);
+}
+
+void Reducer::detach(const Status& why) {
+  for (const auto& link : links_) link->detach(why);
+}
+
+}  // namespace tessera::bus

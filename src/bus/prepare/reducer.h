@@ -1,0 +1,86 @@
+// Reduces the Partial tensors of a batch before they are offered: this rank pulls the regions it owns from every rank
+// of its own job that holds a term, itself among them, and stores the result in scratch memory that receivers then
+// read.
+//
+// On the loop's thread. docs/formats/bus-protocol.md, "Reductions".
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bus/session/pull_link.h"
+#include "bus/session/session.h"
+#include "exec/pull/reduction.h"
+#include "peer/loop_signal.h"
+#include "tessera/memory.h"
+
+namespace tessera::bus {
+
+class Reducer final : public PullLinkOwner {
+ public:
+  struct Events {
+    std::function<void()> ready_changed;
+    std::function<void(const Status&)> lost;     // a peer was lost, or passes on that another was
+    std::function<void(const Status&)> reduced;  // the run begun by start() has ended
+  };
+  // Scratch is allocated here. All else happens on the loop's thread.
+  Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, Events events);
+  ~Reducer() override;
+
+  void connect();  // first
+  const std::vector<std::unique_ptr<PullLink>>& links() const { return links_; }
+  bool ready() const;
+  // Where reduction `index` of the batch's routes is stored, contiguous.
+  const std::byte* result(size_t index) const { return targets_[index].result; }
+  uint64_t slot_bytes() const { return slot_bytes_; }  // from one slot's results to the next one's
+
+  // Reduces `version` into a slot as soon as every peer offers it.
+  void start(int64_t version, uint32_t slot);
+  // reduced() follows if a version is under way.
+  void abort(const Status& status);
+  bool busy() const { return version_ != 0; }
+  std::vector<std::string> waiting_for() const;  // peers that have not offered the version under way
+  void detach(const Status& why);
+
+ private:
+  void on_pull_ready(PullLink& link) override;
+  void on_offer(PullLink& link) override;
+  void on_granted(PullLink& link) override;
+  void on_pulled(PullLink& link, const Status& status) override;
+  void on_aborted(PullLink& link, const Status& status) override;
+  void on_pull_detached(PullLink& link, const Status& reason) override;
+  void on_pull_lost(PullLink& link, const Status& status) override;
+  void on_pull_broken(PullLink& link, const Status& status) override;
+
+  PullRoute route_into(size_t reduction, Rank peer) const;
+  void build_run();
+  void ask();        // the peers whose memory is read, once all offer the version
+  void start_run();  // once they have granted it
+  void begin_own();
+  void check_run();
+  void finish(const Status& status);
+
+  Agent& agent_;
+  const SessionSetup& setup_;
+  const Events events_;
+  SharedBuffer results_;
+  uint64_t slot_bytes_ = 0;
+  uint32_t slot_ = 0;  // of the run under way
+  std::vector<std::byte> accumulators_;
+  std::vector<ReductionTarget> targets_;                   // one a reduction
+  std::vector<std::unique_ptr<PullLink>> links_;           // other ranks, ascending
+  std::vector<std::unique_ptr<LoopSignal>> take_signals_;  // one a link with a ring: its step begins
+  LoopSignal run_done_, own_done_, own_begins_;
+  std::unique_ptr<LentRun> own_terms_;  // those that lie in lent memory, packed into a ring by its owner; else null
+  std::unique_ptr<ReduceRun> run_;
+  bool run_ended_ = false;
+  uint32_t epoch_ = 0;
+  int64_t version_ = 0;  // under way
+  bool asked_ = false;
+  bool running_ = false;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,103 @@
+// A batch that is accepted: what recv() and wait_version() wait for, whichever session brings it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <stop_token>
+
+#include "bus/batch/batch.h"
+#include "bus/receiver/receiver_session.h"
+
+namespace tessera::bus {
+
+class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
+ public:
+  explicit ReceiverBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
+
+  std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) override;
+  std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override;
+  int64_t commit() override;
+  bool undecided() const override;
+  int64_t newest() const override { return newest_.load(); }
+  int64_t wait_version(int64_t version, Timeout timeout) override;
+  bool torn() const override { return torn_.load(); }
+  BatchReport report() const override;
+
+ private:
+  bool sends() const override { return false; }
+  std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) override;
+  void on_met(std::shared_ptr<Session> session) override;
+  void on_not_met(const std::string& job, const Status& why) override;
+
+  int64_t await_version(int64_t version, Timeout timeout, const std::stop_token& stop);
+
+  void on_newest(int64_t version) override;
+  void on_chosen(int64_t version) override;
+  void on_writing() override { torn_ = !staged(); }
+  void on_flow() override;
+  void on_voting() override { enter("decide"); }
+  void on_recv_over(const Status& status) override;
+  void on_all_got(int64_t version, uint32_t epoch) override;
+  void on_ask_store(int64_t version, uint32_t epoch) override;
+  void on_unavailable(const Status& why) override;
+  void on_receiver_retired() override;
+
+  void fail_operation(const Status& status) override;
+  void on_deadline() override;
+  bool cancel_operation() override;
+  Progress sample_sessions() const override;
+  void close_sessions() override;
+  void renew_sessions() override {}  // none of them knows the registered tensors: they are staged
+  std::vector<const Session*> sessions() const override;
+  std::vector<std::string> waits_for() const override;
+  void check_peers() override;
+  void on_copied() override;
+  void on_closed() override;
+  Rendezvous::Offer own_offer() const override;
+
+  // A staged version on which this rank does not know what was decided.
+  struct Undecided {
+    int64_t version = 0;
+    std::string key;  // of the decision
+    std::weak_ptr<ReceiverSession> session;
+  };
+  std::shared_ptr<Operation> begin(const char* what, std::optional<int64_t> min_version, Timeout timeout);
+  void wait_for_version();
+  void begin_commit();
+  void observe_decision(const Status& status);
+  void settle(Duration timeout = Rendezvous::kDecisionTimeout) const;  // throws kUnavailable
+  std::string decision_key(uint32_t epoch) const;
+  void ask(int64_t version, uint32_t epoch, bool commit);
+
+  std::string waited() const;  // "batch ...: inference/0 waited 1.0 s for version 3 or newer"
+
+  std::shared_ptr<ReceiverSession> session_;  // null while there is none
+  bool pending_ = false;                      // a recv waits for a session
+  int64_t min_version_ = 0;
+  Status absent_;  // why there is no session
+
+  // Staged.
+  bool only_stages_ = false;                        // the operation under way
+  bool waits_then_ = false;                         // it commits an earlier version first
+  std::string last_decision_;                       // rank 0: to be forgotten with the next one
+  mutable std::atomic<int64_t> staged_version_{0};  // decided on, not yet committed
+
+  std::atomic<int64_t> newest_{0};
+  std::atomic<bool> torn_{false};
+  // Under mutex_; the losses are for wait_version().
+  mutable std::optional<Undecided> undecided_;
+  uint64_t losses_ = 0;
+  Status lost_;              // the last one
+  bool unreported_ = false;  // no call has ended with it: the next one does, unless the job is back
+  const Session* lost_session_ = nullptr;
+  // Threads in wait_version().
+  struct VersionWait {
+    int64_t version = 0;
+    TimePoint since;
+    bool operator==(const VersionWait&) const = default;
+  };
+  std::vector<VersionWait> version_waits_;
+};
+
+}  // namespace tessera::bus

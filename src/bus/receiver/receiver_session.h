@@ -1,0 +1,153 @@
+// The receiving side of a session.
+//
+//   idle --recv()--> waiting --chosen--> pulling --all pulled--> idle, version held
+//                       |                    |     \--staged--> voting --decided--> idle
+//                    failure              failure: runs are aborted, the tensors stay torn
+//
+// Rank 0 chooses: the newest version that every sender offers. It asks each sender to hold it, and once they all do the
+// others are told (epoch, version). They tell it when they have got it; before that it chooses no other.
+//
+// Staged, a version counts once all ranks have got it: rank 0 writes that down in the store, and tells the others. One
+// that loses rank 0 meanwhile asks the store.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "bus/session/pull_link.h"
+#include "bus/session/session.h"
+#include "tessera/bus.h"
+
+namespace tessera::bus {
+
+// What a session tells the batch that receives. Called on the loop's thread.
+class ReceiverSessionOwner {
+ public:
+  virtual ~ReceiverSessionOwner() = default;
+  virtual void on_newest(int64_t version) = 0;  // complete and on offer; 0: none
+  virtual void on_chosen(int64_t version) = 0;  // data flows from now on
+  virtual void on_writing() = 0;                // tensors are written from now on
+  virtual void on_flow() = 0;                   // bytes have moved since the last call, or on_chosen()
+  virtual void on_voting() = 0;                 // staged: this rank has got it, and waits for what all decide
+  // What recv() began is over, and nothing writes for it any more.
+  virtual void on_recv_over(const Status& status) = 0;
+  // Staged: all ranks have got it. The owner writes the decision down and calls decided(); soon, but not at once.
+  virtual void on_all_got(int64_t version, uint32_t epoch) = 0;
+  // Staged: whoever decides was lost, or does not know. The owner asks the store and calls decided(); not at once.
+  virtual void on_ask_store(int64_t version, uint32_t epoch) = 0;
+  virtual void on_unavailable(const Status& why) = 0;  // no version will come from this session any more
+  virtual void on_receiver_retired() = 0;              // broken and idle: close and drop it, not at once
+};
+
+class ReceiverSession final : public Session, public PullLinkOwner {
+ public:
+  ReceiverSession(SessionSetup setup, ReceiverSessionOwner& owner);
+  ~ReceiverSession() override;
+
+  void accept(Caller caller) override;  // ranks other than 0, at rank 0
+  bool idle() const override { return phase_ == Phase::kIdle && !(chosen_ && may_go_on()); }
+  RankShare share() const override { return share_; }
+
+  // Whether a recv() may begin: it is whole, or a version was chosen that can still be taken.
+  bool usable() const { return !broken() || (!retired() && chosen_ && may_go_on()); }
+  // Takes a version of at least `min_version` that this session has not delivered yet.
+  void recv(int64_t min_version);
+  bool waiting() const { return phase_ == Phase::kWaiting; }
+  // Ends the recv with `status` once nothing writes any more.
+  void fail_recv(const Status& status);
+  void end_wait(const Status& status);  // as it is. REQUIRES: waiting()
+  Status stalled() const;               // no byte has come for too long
+  std::string missing() const;          // who is waited for
+  std::string awaited() const;          // likewise, and for what: "trainer/0 to offer version 8"
+  int64_t min_version() const { return min_version_; }
+  // This rank has that version, by a decision that it has learnt of since.
+  void hold(int64_t version) { floor_ = std::max(floor_, version); }
+  bool deciding() const { return phase_ == Phase::kVoting; }
+  void give_up_deciding(const Status& why);  // as far as it can
+  // What became of (version, epoch); `reason` of an abort, or why the store does not say: kAskStore ends the recv then.
+  void decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason);
+  int64_t complete_version() const;  // that all senders offer; 0 if none
+  void sum_digests(std::vector<Digest>& sums) const;
+  Progress sample() const;  // any thread
+
+ private:
+  enum class Phase { kIdle, kWaiting, kPulling, kVoting, kFailing };
+
+  void connect() override;
+  std::vector<Linked> linked() const override;
+  std::vector<Link*> awaited_links() const override;
+  void detach_all(const Status& why) override;
+  void on_broken(const Status& latest) override;
+  bool may_go_on() const override;
+
+  void on_pull_ready(PullLink& link) override;
+  void on_offer(PullLink& link) override;
+  void on_withdrawn(PullLink& link, int64_t version) override;
+  void on_held(PullLink& link, bool held) override;
+  void on_pulled(PullLink& link, const Status& status) override;
+  void on_granted(PullLink& link) override;
+  void on_pull_detached(PullLink& link, const Status& reason) override;
+  void on_pull_lost(PullLink& link, const Status& status) override;
+  void on_pull_broken(PullLink& link, const Status& status) override;
+
+  std::vector<Wanted> wanted_from(Rank rank, std::span<const uint32_t> ties) const;
+  bool leads() const { return identity().rank == 0; }
+  void adopt_leader(std::shared_ptr<Link> link);
+  void handle_leader(Frame& frame);
+  void handle_got(Rank rank, const Got& got);
+  void handle_decided(const Decided& decided);
+  void choose();  // rank 0
+  void stop_holding();
+  bool fellows_have(uint32_t epoch) const;
+  void tell_got(const Status& status);
+  void vote();
+  void check_votes();
+  void ask_store();
+  void begin(const Chosen& chosen);
+  void pass_up(const Status& why);  // what was chosen. REQUIRES: chosen_
+  void refuse(const Status& why);
+  void take_more();
+  void check_ended();
+  void end_recv(const Status& status);
+  void watch_progress();
+  void tell_flow();
+  void handle_flow(const ProgressReport& report);
+  Duration progress_period() const;
+  bool needs_lost_sender() const;  // REQUIRES: a version is being taken or chosen
+  void broadcast_broken();
+
+  ReceiverSessionOwner& owner_;
+  std::vector<std::unique_ptr<PullLink>> links_;     // by rank of the sending job
+  std::map<Rank, std::shared_ptr<Link>> followers_;  // rank 0: the others
+  std::shared_ptr<Link> leader_;                     // the others: rank 0
+  bool leader_welcomed_ = false;
+  bool leader_ready_ = false;
+  std::optional<Chosen> chosen_;  // announced, not yet taken
+  int64_t holding_ = 0;           // rank 0: the version that it would choose, if all senders hold it
+  uint32_t announced_ = 0;        // rank 0: the epoch that it chose last
+  std::vector<uint32_t> got_;     // rank 0: by rank, the last epoch that it is done with
+  Status vote_;                   // rank 0: the first that has not got it
+  bool asked_ = false;            // the store is asked, or told
+  uint32_t epoch_ = 0;            // of the last transfer
+  int64_t floor_ = 0;             // versions up to this are not taken (again)
+  int64_t floor_before_ = 0;      // rank 0: what it was before the version chosen last
+  RankShare share_;
+
+  Phase phase_ = Phase::kIdle;
+  int64_t wanted_ = 0;       // by the recv
+  int64_t min_version_ = 0;  // that is new, too
+  int64_t taking_ = 0;
+  std::vector<PullLink*> to_take_;  // in the order in which they will be asked
+  size_t rings_busy_ = 0;
+  Status failure_;
+  bool broken_told_ = false;
+  bool sender_lost_ = false;  // what broke it: then the other senders must be told, who have no links to it
+  EventLoop::TimerId progress_timer_ = 0;
+  int64_t progress_seen_ = 0;
+  bool flowed_ = false;  // staged: this rank's or, at rank 0, another's bytes have moved, and it is not told yet
+};
+
+}  // namespace tessera::bus

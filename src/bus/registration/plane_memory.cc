@@ -1,0 +1,103 @@
+#include "bus/registration/plane_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/fail.h"
+#include "codec/quant/blocks.h"
+
+namespace tessera::bus {
+namespace {
+
+QuantizedLayout layout_of(const TensorSpec& spec, const Region& owned) {
+  const Shape extents = owned.extents();
+  int64_t matrices = 1;
+  for (size_t d = 0; d + 2 < extents.size(); ++d) matrices *= extents[d];
+  return quantized_layout({.format = spec.wire.value()}, spec.planes, matrices, extents[extents.size() - 2],
+                          extents.back());
+}
+
+// The first edge of a set in [0, size) that lies inside a block; -1 if there is none.
+Index cut_edge(const IntervalSet& set, Index size, Index block) {
+  for (const Interval& interval : set.intervals())
+    for (const Index edge : {interval.begin, interval.end})
+      if (edge % block != 0 && edge != size) return edge;
+  return -1;
+}
+
+void require_whole_blocks(const TensorSpec& spec, const Layout& layout, Plane plane) {
+  const BlockShape block = block_shape({.format = spec.wire.value()}, plane);
+  const int columns_dim = static_cast<int>(spec.shape.size()) - 1;
+  for (const auto& [dim, length] : {std::pair(columns_dim - 1, block.rows), std::pair(columns_dim, block.columns)}) {
+    if (length <= 1) continue;
+    const Index size = spec.shape[static_cast<size_t>(dim)];
+    for (const IntervalSet& part : partition_dim(layout, size, dim).parts) {
+      const Index edge = cut_edge(part, size, length);
+      if (edge < 0) continue;
+      const Index before = edge / length * length;
+      fail(
+          ErrorCode::kInvalidArgument,
+          "layout {} cuts dim {} of shape {} at {}, inside a block of {} x {} of its {} plane in {}: the nearest edges "
+          "between blocks are {} and {}: choose a mesh or bounds (G{}[0;...]) that cut there, or take it dequantised",
+          layout.to_string(), dim, to_string_shape(spec.shape), edge, block.rows, block.columns, to_string(plane),
+          to_string(*spec.wire), before, std::min(before + length, size), dim);
+    }
+  }
+}
+
+}  // namespace
+
+DType require_planes(const TensorSpec& spec, const Layout& layout) {
+  if (!spec.wire)
+    fail(ErrorCode::kInvalidArgument, "it is to be received into planes ({}) of no format: name it in TensorSpec::wire",
+         to_string(spec.planes));
+  if (spec.shape.size() < 2)
+    fail(ErrorCode::kInvalidArgument, "shape {} is none of a matrix, or of a stack of them, which {} is made of",
+         to_string_shape(spec.shape), to_string(*spec.wire));
+  if (!spec.fused.name.empty())
+    fail(ErrorCode::kUnimplemented,
+         "it is a part of {}, and parts are received dequantised: register planes of a tensor of its own",
+         spec.fused.name);
+  if (!spec.strides.empty())
+    fail(ErrorCode::kInvalidArgument, "it has strides, and planes of {} lie in one block of memory: leave them out",
+         to_string(*spec.wire));
+  const QuantSpec format{.format = *spec.wire};
+  for (const Plane plane : {Plane::kRow, Plane::kColumn}) {
+    if (!(plane == Plane::kRow ? spec.planes.row : spec.planes.column)) continue;
+    plane_shape(format, plane, spec.shape[spec.shape.size() - 2], spec.shape.back());
+    require_whole_blocks(spec, layout, plane);
+  }
+  return plane_shape(format, Plane::kRow, 0, 0).code_dtype;
+}
+
+LocalTensor local_planes(const std::string& name, const TensorSpec& spec, Region owned, PlaneSet planes) {
+  LocalTensor tensor{.name = name, .dtype = DType::kU8, .array = {}, .data = nullptr, .held = std::move(owned)};
+  if (tensor.held.empty()) {
+    tensor.array.owned = Region::none(1);
+    return tensor;
+  }
+  const QuantizedLayout layout = layout_of(spec, tensor.held);
+  auto* block = static_cast<std::byte*>(spec.data);
+  int64_t begin = layout.bytes;
+  int64_t end = 0;
+  const auto add = [&](const QuantizedLayout::Place& place, bool transposed) {
+    tensor.planes.push_back({.transposed = transposed,
+                             .codes = block + place.codes,
+                             .scales = block + place.scales,
+                             .amaxes = needs_amax(*spec.wire) ? block + place.amaxes : nullptr});
+    begin = std::min(begin, place.codes);
+    end = std::max(end, place.end);
+  };
+  if (planes.row) add(*layout.row, false);
+  if (planes.column) {
+    // What travels is the matrix, or its transpose for the column plane's own blocks; codes of MXFP8 lie as the matrix
+    // does, those of the others as its transpose does.
+    const bool mx = layout.column->shape.scale_dtype == DType::kF8E8M0;
+    add(*layout.column, mx || column_is_transposed_row({.format = *spec.wire}));
+  }
+  tensor.data = block + begin;
+  tensor.array = {.owned = Region::full(Shape{end - begin}), .strides = {1}};
+  return tensor;
+}
+
+}  // namespace tessera::bus

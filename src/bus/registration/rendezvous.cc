@@ -1,0 +1,273 @@
+#include "bus/registration/rendezvous.h"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <optional>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "bus/registration/pair_records.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kLeaseTtl = seconds(10);
+constexpr Duration kReminder = seconds(10);
+constexpr Duration kCheckPeriod = seconds(0.4);  // of who has died or is stopped, while something is waited for
+constexpr Duration kLookPeriod = seconds(60);    // in the background
+
+}  // namespace
+
+Rendezvous::Rendezvous(Store& store, Identity identity, RankRecord own, WaitList& waits)
+    : store_(store), waits_(waits), identity_(std::move(identity)), own_(std::move(own)) {}
+
+Rendezvous::~Rendezvous() {
+  if (lease_ == kNoLease) return;
+  try {
+    store_.revoke_lease(lease_, seconds(1));
+  } catch (const Error& error) {
+    log().info("{}: the store keeps this rank's keys until their lease ends: {}", identity_.name(), error.what());
+  }
+}
+
+StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
+                           const Patience& patience) {
+  const auto& [deadline, stop, background, parts] = patience;
+  const Duration period = background ? kLookPeriod : kCheckPeriod;
+  Duration reminder = kReminder;
+  const TimePoint start = Clock::steady().now();
+  TimePoint reminded = start;
+  StoreView seen;
+  std::exception_ptr judged;  // what `complete` threw, whatever its code: not to be taken for the store's
+  WaitList::Entry entry(waits_);
+  const auto tell = [&] { entry.set(fmt::format("{}{} ({})", waited.missing(seen), waited.until, waited.what)); };
+  bool told = false;
+  const auto judge = [&](const StoreView& view) {
+    seen = view;
+    try {
+      if (!std::exchange(told, !background)) tell();
+      return complete(view);
+    } catch (...) {
+      judged = std::current_exception();
+      return true;
+    }
+  };
+  while (true) {
+    std::string outage;
+    try {
+      StoreView view = store_.wait_for(prefix, judge, std::min(deadline.left(), period), stop);
+      if (judged) std::rethrow_exception(judged);
+      return view;
+    } catch (const Error& error) {
+      if (judged) throw;
+      const bool stopped = error.code() == ErrorCode::kCancelled && stop.stop_requested();
+      const bool away = error.code() == ErrorCode::kUnavailable;  // a store may come back
+      if (error.code() != ErrorCode::kDeadlineExceeded && !stopped && !away) throw;
+      if (away) outage = fmt::format(" ({})", error.what());
+    }
+    tell();
+    const TimePoint now = Clock::steady().now();
+    const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}{}", waited.what, identity_.name(),
+                                         to_seconds(now - start), waited.missing(seen), outage);
+    if (stop.stop_requested()) throw Error(ErrorCode::kCancelled, text + ": interrupted");
+    if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
+    if (waited.check && outage.empty() && !background) waited.check(seen);
+    if (now - reminded < reminder) continue;
+    reminded = now;
+    if (background) reminder = Duration::max();
+    log_event(LogLevel::warn, "ranks.awaited",
+              {{"job", identity_.job}, {"rank", identity_.rank}, {"seconds", to_seconds(now - start)}}, "{}", text);
+  }
+}
+
+void Rendezvous::claim(const Patience& patience) {
+  lease_ = ask(patience, [&](Duration timeout) { return store_.grant_lease(kLeaseTtl, timeout); });
+  const std::string key = rank_key(identity_.name_space, identity_.job, identity_.rank);
+  const std::string value = own_.write();
+  SwapResult swap =
+      ask(patience, [&](Duration timeout) { return store_.put_if_absent(key, value, {.lease = lease_}, timeout); });
+  while (!swap.stored) {
+    const RankRecord holder = RankRecord::read(key, swap.current.value);
+    if (holder.incarnation == own_.incarnation && holder.address == own_.address) return;  // our own, sent twice
+    const Liveness liveness = liveness_of(holder.incarnation);
+    if (liveness == Liveness::kAlive)
+      fail(ErrorCode::kAlreadyExists,
+           "duplicate rank: {} is {} already, and this is {}: give each process its own rank", identity_.name(),
+           holder.incarnation.to_string(), own_.incarnation.to_string());
+    if (liveness == Liveness::kUnknowable && !holder.incarnation.is_superseded_by(own_.incarnation)) {
+      log_event(LogLevel::warn, "rank.held", {{"job", identity_.job}, {"rank", identity_.rank}},
+                "{} is held by a process that cannot be seen from here ({}): waiting for its lease to end",
+                identity_.name(), holder.incarnation.to_string());
+      wait(
+          key, [&](const StoreView& view) { return !view.contains(key); },
+          {.what = "claiming the rank",
+           .until = "",
+           .missing = [&](const StoreView&) { return fmt::format("the end of the lease of {}", identity_.name()); },
+           .check = nullptr},
+          patience);
+      swap.current.mod_revision = 0;
+    }
+    swap = ask(patience, [&](Duration timeout) {
+      return store_.compare_and_set(key, swap.current.mod_revision, value, {.lease = lease_}, timeout);
+    });
+  }
+}
+
+PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, const Patience& patience) {
+  ask(patience, [&](Duration timeout) {
+    return store_.erase(pair_failure_prefix(identity_.name_space, pair) + rank_name(identity_.job, identity_.rank),
+                        timeout);
+  });
+  const int64_t revision = ask(patience, [&](Duration timeout) {
+    return store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
+                      PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, timeout);
+  });
+  return await_pair(pair, peer_job, revision, revision, patience);
+}
+
+PairView Rendezvous::rejoin(const PairView& view, const Patience& patience) {
+  const StoreRange now = ask(patience, [&](Duration timeout) {
+    return store_.range(pair_failure_prefix(identity_.name_space, view.name), timeout);
+  });
+  return await_pair(view.name, view.peer_job, view.revision, now.revision, patience);
+}
+
+// Failures up to revision `failures_from` are an earlier try's.
+PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer_job, int64_t revision,
+                                int64_t failures_from, const Patience& patience) {
+  const std::string prefix = pair_prefix(identity_.name_space, pair);
+  const std::string failures = pair_failure_prefix(identity_.name_space, pair);
+  const auto read = [&](const StoreView& view) {
+    return PairRecords(view, prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank),
+                       failures_from);
+  };
+  std::optional<PairRecords> met;  // as they were judged: a process may die before they are looked at again
+  const auto complete = [&](const StoreView& view) {
+    const PairRecords& records = met.emplace(read(view));
+    try {
+      records.throw_if_failed();
+      if (patience.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it", peer_job);
+      const bool own = records.complete(identity_.job);
+      return records.complete(peer_job) && own;
+    } catch (const Error& error) {
+      // Those whose records were read may not have read this rank's yet, and it will not be there for long.
+      if (!patience.background)
+        publish_failure(
+            failures + rank_name(identity_.job, identity_.rank),
+            {.of = {own_.incarnation, 0}, .status = Status(error.code(), error.what()), .seen = records.seen()}, true);
+      throw Error(error.code(), fmt::format("pair {}: {}", pair, error.what()));
+    }
+  };
+  const auto missing = [&](const StoreView& view) {
+    const PairRecords records = read(view);
+    std::string text;
+    for (const std::string& job : {identity_.job, peer_job}) {
+      const std::string ranks = records.missing(job);
+      if (!ranks.empty()) text += (text.empty() ? "" : ", ") + ranks;
+    }
+    return text;
+  };
+  wait(prefix, complete,
+       {.what = fmt::format("pair {}", pair), .until = " to join", .missing = missing, .check = nullptr}, patience);
+  return {.name = pair,
+          .peer_job = peer_job,
+          .own = met->take(identity_.job),
+          .peer = met->take(peer_job),
+          .revision = revision};
+}
+
+std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, bool parts, std::function<void()> changed) {
+  const std::string prefix = pair_prefix(identity_.name_space, view.name);
+  struct Member {
+    Incarnation incarnation;
+    bool is_peer = false;
+  };
+  std::map<std::string, Member> members;  // by key
+  const auto add = [&](const std::string& job, const std::vector<RankRecord>& ranks, bool is_peer) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      members.emplace(pair_key(identity_.name_space, view.name, job, static_cast<Rank>(rank)),
+                      Member{ranks[rank].incarnation, is_peer});
+  };
+  add(identity_.job, view.own, false);
+  add(view.peer_job, view.peer, true);
+  const auto differs = [members](const std::string& key, const std::string& value) {
+    const auto it = members.find(key);
+    try {
+      return it != members.end() && PairRecord::read(key, value).rank.incarnation != it->second.incarnation;
+    } catch (const Error& error) {
+      log_event(LogLevel::warn, "record.refused", {}, "{}", error.what());
+      return false;
+    }
+  };
+  const auto left = [members, parts](const std::string& key) {
+    const auto it = members.find(key);
+    return parts && it != members.end() && it->second.is_peer;
+  };
+  // What has changed since the view was taken is in no event to come.
+  const StoreRange now = store_.range(prefix, kStoreTimeout);
+  bool differ =
+      std::ranges::any_of(now.items, [&](const auto& item) { return differs(item.first, item.second.value); });
+  for (const auto& [key, member] : members) differ = differ || (!now.items.contains(key) && left(key));
+  if (differ) changed();
+  return store_.watch(
+      prefix, now.revision + 1, [differs, left, changed = std::move(changed)](const WatchUpdate& update) {
+        if (update.type == WatchUpdate::Type::kCompacted) return changed();
+        for (const StoreEvent& event : update.events)
+          if (event.type == StoreEvent::Type::kPut ? differs(event.kv.key, event.kv.value) : left(event.kv.key))
+            changed();
+      });
+}
+
+int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record, bool lasting) {
+  return store_.put(key, record.write(), {.lease = lasting ? kNoLease : lease_, .decision = lasting}, seconds(1));
+}
+
+void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting) {
+  const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
+  const std::string own = pair_key(identity_.name_space, view.name, identity_.job, identity_.rank);
+  const StoreView records = store_.range(pair_prefix(identity_.name_space, view.name), seconds(1)).items;
+  const auto it = records.find(own);
+  if (it == records.end() || it->second.mod_revision != view.revision) return;  // it has joined anew since
+  const bool heard = std::ranges::any_of(
+      records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
+  if (!heard) return;
+  std::vector<Seen> seen;
+  const auto speak_to = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      seen.push_back({.speaker = speaker_of(ranks[rank].incarnation, job, static_cast<Rank>(rank))});
+  };
+  speak_to(identity_.job, view.own);
+  speak_to(view.peer_job, view.peer);
+  publish_failure(failures + rank_name(identity_.job, identity_.rank),
+                  {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, lasting);
+}
+
+std::string Rendezvous::decision_key(const PairView& view, const std::string& batch, const std::string& session,
+                                     uint32_t epoch) const {
+  return bus::decision_key(meeting(view, batch), identity_.job, session, epoch);
+}
+
+bool Rendezvous::decide(const std::string& key, bool commit, const std::string& before, Duration timeout) {
+  const std::string verdict = commit ? "commit" : "abort";
+  StoreTransaction transaction{.compares = {{.key = key, .mod_revision = 0}},
+                               .operations = {{.type = StoreOperation::Type::kPut,
+                                               .key = key,
+                                               .value = verdict,
+                                               .options = {.lease = kNoLease, .decision = true}}}};
+  if (!before.empty()) transaction.operations.push_back({.type = StoreOperation::Type::kDelete, .key = before});
+  try {
+    const TransactionResult result = store_.transact(transaction, timeout);
+    const auto it = result.current.find(key);
+    if (it == result.current.end()) fail(ErrorCode::kUnavailable, "the store has no {}", key);
+    return it->second.value == "commit";
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kUnavailable, error.what());
+  }
+}
+
+void Rendezvous::forget_decision(const std::string& key) {
+  store_.erase(key, seconds(1));
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,420 @@
+#include "bus/sender/sender_batch.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/log.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kPauseOfWatching = seconds(1);   // for other jobs, after the store has failed
+constexpr Duration kWithdrawTimeout = seconds(10);  // of receivers that are about to choose
+
+}  // namespace
+
+// --- attaching -----------------------------------------------------------------------------------
+
+void SenderBatch::open(const PairView& view, const Patience& patience) {
+  if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), {});
+  BatchImpl::open(view, patience);
+  watch_jobs();
+  count_from_now();
+}
+
+void SenderBatch::watch_jobs() {
+  std::unique_ptr<Watch> watch = setup_.rendezvous->watch_jobs(
+      setup_.pair, setup_.id, [weak = weak_from_this(), &loop = loop()](const std::string& job) {
+        loop.post([weak, job] {
+          if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->meet_also(job);
+        });
+      });
+  setup_.agent->run_on_loop([&] { std::swap(jobs_watch_, watch); });
+}
+
+// On the meeting's thread.
+void SenderBatch::watch_jobs_again() {
+  try {
+    watch_jobs();
+  } catch (const Error& error) {
+    const LogScope scope = log_scope();
+    log_event(LogLevel::warn, "jobs.unwatched", {},
+              "jobs that come to receive are not seen until the store answers: {}", error.what());
+    setup_.agent->run_on_loop([&] {
+      loop().add_timer_after(kPauseOfWatching, [weak = weak_from_this()] {
+        if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->meet_also({});
+      });
+    });
+  }
+}
+
+void SenderBatch::meet_also(const std::string& job) {
+  if (closed_) return;
+  if (job.empty()) return meetings_.front()->do_in_background([this] { watch_jobs_again(); });
+  if (meeting_with(job) != nullptr) return;
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "job.joined", {{"with", job}}, "it comes to receive, too");
+  add_meeting({.name = setup_.pair, .peer_job = job, .own = {}, .peer = {}, .revision = 0}, true).meet_in_background();
+}
+
+// A job that comes again is seen as any other: jobs of ever new names leave nothing behind.
+void SenderBatch::on_parted(const std::string& job) {
+  if (closed_) return;
+  const auto it = std::ranges::find(meetings_, job, [](const auto& meeting) { return meeting->job(); });
+  parted_.push_back(std::move(*it));
+  meetings_.erase(it);
+  absent_.erase(job);
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "job.left", {{"with", job}});
+  meetings_.front()->do_in_background([this] {
+    stop_parted();
+    watch_jobs_again();  // it may have come again meanwhile
+  });
+}
+
+void SenderBatch::stop_parted() {
+  std::vector<std::unique_ptr<Meeting>> parted;
+  setup_.agent->run_on_loop([&] { parted.swap(parted_); });
+  for (const auto& meeting : parted) meeting->stop();
+}
+
+std::shared_ptr<Session> SenderBatch::make_session(const PairView& view, Agreement agreement) {
+  return std::make_shared<SenderSession>(session_setup(view, std::move(agreement)), *this);
+}
+
+// Not what is being sent: a fellow that comes back now is yet to send that, too.
+Rendezvous::Offer SenderBatch::own_offer() const {
+  Rendezvous::Offer offer = BatchImpl::own_offer();
+  offer.newest = std::max(offer.version, tried_.load());
+  return offer;
+}
+
+void SenderBatch::on_met(std::shared_ptr<Session> session) {
+  const std::string& job = session->peer_job();
+  // A rank that comes back goes on where its fellows are. Later they may have sent what is this rank's to be sent next.
+  if (!std::exchange(counts_, true)) {
+    version_ = session->setup().agreement.sent_version;
+    tried_ = newest_ = session->setup().agreement.newest_version;
+  }
+  if (!staged() && outdated(*session)) session->renew();
+  if (closed_ || session->broken()) {
+    note_absence(static_cast<const SenderSession&>(*session));
+    return retire(std::move(session));
+  }
+  absent_.erase(job);
+  unreported_ = {};
+  const auto made = std::static_pointer_cast<SenderSession>(session);
+  const auto whole = [](const auto& entry) { return !entry.second->broken(); };
+  if (std::ranges::any_of(sessions_, whole)) newcomers_.insert(made.get());
+  sessions_[job] = made;
+  made->adopted();
+  made->passed(staged() ? std::max(version_.load(), offering_) : version_.load());
+  RankShare share;
+  for (const auto& [name, other] : sessions_) share += other->share();
+  count_session(*session, share);
+  if (staged()) {
+    const int64_t newest = slots_[newest_slot_].version;
+    if (newest != 0 && !made->must_prepare()) made->offer_slot(newest, newest_slot_);
+  } else if (offering_ != 0 && !ending_) {
+    made->offer(offering_);
+  }
+}
+
+void SenderBatch::note_absence(const SenderSession& session) {
+  if (session.renewed()) return;
+  absent_[session.peer_job()] = session.broken_status();
+  if (reported_ != &session && !session.left()) unreported_ = session.broken_status();
+}
+
+void SenderBatch::on_not_met(const std::string& job, const Status& why) {
+  absent_[job] = why;
+}
+
+void SenderBatch::on_sender_retired(SenderSession& session) {
+  const std::string& job = session.peer_job();
+  note_absence(session);
+  // Later: whoever is at it may be going through the sessions.
+  newcomers_.erase(&session);
+  prepared_.erase(&session);
+  loop().post([self = shared_from_this(), this, job, over = sessions_.at(job)] {
+    sessions_.erase(job);
+    retire(over);
+  });
+}
+
+void SenderBatch::close_sessions() {
+  for (auto& [job, session] : std::exchange(sessions_, {})) session->close(parting_from(*session));
+}
+
+void SenderBatch::renew_sessions() {
+  for (const auto& [job, session] : sessions_) session->renew();
+}
+
+std::vector<const Session*> SenderBatch::sessions() const {
+  std::vector<const Session*> all;
+  for (const auto& [job, session] : sessions_) all.push_back(session.get());
+  return all;
+}
+
+BatchReport SenderBatch::report() const {
+  BatchReport report = BatchImpl::report();
+  report.newest = newest_;
+  return report;
+}
+
+std::vector<std::string> SenderBatch::waits_for() const {
+  std::vector<std::string> texts;
+  for (const auto& [job, session] : sessions_)
+    if (session->offering()) texts.push_back(session->awaited());
+  if (staged() && !target_) texts.push_back(fmt::format("one of {} snapshots that nobody reads", slots_.size()));
+  if (!staged() && texts.empty())
+    for (const auto& meeting : meetings_) texts.push_back(fmt::format("job {} to register", meeting->job()));
+  return texts;
+}
+
+void SenderBatch::check_peers() {
+  if (staged() && target_ && preparing_.empty()) return;  // the copy is on its way
+  for (const auto& [job, session] : sessions_) session->check_peers();
+}
+
+// --- offering ------------------------------------------------------------------------------------
+
+std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> version, Timeout timeout) {
+  std::shared_ptr<Operation> operation;
+  setup_.agent->run_on_loop([&] {
+    const int64_t next = version.value_or(newest_ + 1);
+    if (next <= version_.load())
+      fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already", describe(),
+           next, version_.load(), identity().name());
+    const auto whole = [](const auto& entry) { return !entry.second->broken(); };
+    if (!closed_ && !staged() && std::ranges::none_of(sessions_, whole))
+      std::exchange(unreported_, {}).throw_if_error();
+    operation = begin_operation("send", timeout);
+    operation->set_version(next);
+    offering_ = next;
+    newest_ = std::max(newest_, next);
+    ending_ = false;
+    begun_ = false;
+    taken_ = false;
+    failure_ = {};
+    lost_ = {};
+    if (staged()) return begin_snapshot();
+    observe_offer(next);
+    enter("wait for receivers");
+    for (const auto& [job, session] : sessions_)
+      if (!session->broken()) session->offer(next);
+  });
+  return operation;
+}
+
+void SenderBatch::count_decision() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++decisions_;
+  }
+  changed_.notify_all();
+}
+
+void SenderBatch::on_begun(int64_t version) {
+  if (version == offering_) begun_ = true;
+  for (Snapshot& slot : slots_)
+    if (slot.version == version) slot.begun = true;
+  count_decision();
+}
+
+bool SenderBatch::begun(int64_t version) const {
+  const auto it = std::ranges::find(slots_, version, &Snapshot::version);
+  return it != slots_.end() ? it->begun : version == offering_ && begun_;
+}
+
+void SenderBatch::on_taking(SenderSession& session) {
+  if (session.begun(offering_)) newcomers_.erase(&session);
+  if (!operation_ || data_start_ != TimePoint{}) return;
+  data_start_ = Clock::steady().now();
+  enter("transfer");
+}
+
+void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
+  if (status.ok()) {
+    session.sum_digests(sums_);
+    const std::lock_guard lock(mutex_);
+    if (!taken_) digests_.swap(sums_);
+    taken_ = true;
+  } else if (session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) {
+    // It is offered again once they have met.
+  } else if (newcomers_.contains(&session)) {
+    observe_late(session, status);
+  } else if (status.code() == ErrorCode::kPeerLost) {
+    lost_ = status;
+    reported_ = &session;
+  } else if (failure_.ok()) {
+    failure_ = status;
+  }
+  check_ended();
+}
+
+bool SenderBatch::any_offering() const {
+  return std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->offering(); });
+}
+
+void SenderBatch::leave_newcomers() {
+  const auto at_it = [&](const auto& entry) {
+    return entry.second->offering() && !newcomers_.contains(entry.second.get());
+  };
+  if (offering_ == 0 || ending_ || !taken_ || std::ranges::any_of(sessions_, at_it)) return;
+  for (const auto& [job, session] : sessions_)
+    if (session->offering() && !session->undecided(offering_))
+      session->fail_offer(failed(ErrorCode::kCancelled, "all others have it"));
+}
+
+// A job that was lost is no failure as long as another one has the version.
+void SenderBatch::check_ended() {
+  leave_newcomers();
+  if (offering_ == 0 || any_offering()) return;
+  const Status outcome = !failure_.ok() ? failure_ : taken_ ? Status() : lost_;
+  if (outcome.ok() && !taken_) return;  // nobody is attached: somebody may come
+  tried_ = newest_;
+  offering_ = 0;
+  if (outcome.ok()) version_ = operation_->version();  // else it may be sent again
+  end_operation(outcome);
+}
+
+void SenderBatch::fail_operation(const Status& status) {
+  if (offering_ == 0 || std::exchange(ending_, true)) return;
+  if (!any_offering()) failure_ = status;
+  for (const auto& [job, session] : sessions_) session->fail_offer(status);
+  if (staged())
+    check_snapshot();
+  else
+    check_ended();
+}
+
+// --- taking back ---------------------------------------------------------------------------------
+
+SenderBatch::Withdrawal SenderBatch::try_withdraw(int64_t version) {
+  const auto slot = std::ranges::find(slots_, version, &Snapshot::version);
+  if (version == 0 || (version != offering_ && slot == slots_.end())) return Withdrawal::kTooLate;
+  if (begun(version)) return Withdrawal::kTooLate;
+  for (const auto& [job, session] : sessions_)
+    if (session->undecided(version)) return Withdrawal::kUndecided;
+  if (version == offering_) {
+    if (staged() && target_) return Withdrawal::kUndecided;  // until it is copied
+    fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn", version));
+  } else {
+    *slot = {};
+    for (const auto& [job, session] : sessions_) session->clear(static_cast<uint32_t>(slot - slots_.begin()));
+  }
+  return Withdrawal::kDone;
+}
+
+void SenderBatch::observe_offer(int64_t version) {
+  metrics_.versions_offered.add();
+  const LogScope scope = log_scope();
+  log_event(LogLevel::debug, "version.offered", {{"version", version}});
+}
+
+void SenderBatch::observe_withdrawal(int64_t version) {
+  metrics_.versions_withdrawn.add();
+  const LogScope scope = log_scope();
+  log_event(LogLevel::debug, "version.withdrawn", {{"version", version}});
+}
+
+bool SenderBatch::withdraw(int64_t version) {
+  const Deadline deadline = Deadline::after(kWithdrawTimeout);
+  while (true) {
+    uint64_t seen = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      seen = decisions_;
+    }
+    Withdrawal outcome = Withdrawal::kTooLate;
+    setup_.agent->run_on_loop([&] { outcome = try_withdraw(version); });
+    if (outcome == Withdrawal::kDone) observe_withdrawal(version);
+    if (outcome != Withdrawal::kUndecided) return outcome == Withdrawal::kDone;
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, deadline.left(), [&] { return decisions_ != seen; })) return false;
+  }
+}
+
+// The sessions bound how long that takes.
+void SenderBatch::await_readers() {
+  if (!staged()) return;
+  const Status why = failed(ErrorCode::kPeerLost, "{} has closed the batch", identity().name());
+  setup_.agent->run_on_loop([&] {
+    for (const auto& [job, session] : sessions_) session->leave(why);
+  });
+  while (true) {
+    uint64_t seen = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      seen = decisions_;
+    }
+    bool idle = false;
+    setup_.agent->run_on_loop(
+        [&] { idle = std::ranges::all_of(sessions_, [](const auto& entry) { return entry.second->idle(); }); });
+    if (idle) return;
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, kStopPeriod, [&] { return decisions_ != seen; }) || !setup_.lent) continue;
+    lock.unlock();
+    setup_.agent->run_on_loop([this] { setup_.lent->end_if_stopped(); });
+  }
+}
+
+Status SenderBatch::nobody_attached() const {
+  std::string text;
+  ErrorCode code = ErrorCode::kDeadlineExceeded;
+  for (const auto& [job, why] : absent_) {
+    text += fmt::format("{}job {}{}{}", text.empty() ? "" : "; ", job, why.ok() ? "" : ": ", why.message());
+    if (!why.ok()) code = why.code();
+  }
+  return failed(code, "{}: {} waited {:.1f} s to send version {}, and no job is attached{}{}", describe(),
+                identity().name(), to_seconds(Clock::steady().now() - operation_start_), offering_,
+                text.empty() ? "" : ": ", text);
+}
+
+void SenderBatch::on_deadline() {
+  if (offering_ == 0) return;
+  if (staged() && target_ && preparing_.empty()) return;  // the copy is on its way
+  if (staged() && !target_)
+    return fail_operation(
+        failed(ErrorCode::kDeadlineExceeded,
+               "{}: {} waited {:.1f} s to send version {}: all {} snapshots are being read: allow more", describe(),
+               identity().name(), to_seconds(Clock::steady().now() - operation_start_), offering_, slots_.size()));
+  if (!any_offering()) return fail_operation(nobody_attached());
+  // Jobs that are all at it, and were heard of lately, go on.
+  const TimePoint now = Clock::steady().now();
+  TimePoint until = TimePoint::max();
+  for (const auto& [job, session] : sessions_) {
+    if (!session->offering()) continue;
+    if (session->flows_since(now - setup_.stall)) {
+      until = std::min(until, session->last_activity() + setup_.stall);
+      continue;
+    }
+    ending_ = true;
+    session->fail_offer(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}", to_seconds(now - operation_start_),
+                               session->who_has_not_taken()));
+  }
+  if (offering_ != 0 && until != TimePoint::max()) set_deadline(Deadline::at(until));
+}
+
+bool SenderBatch::cancel_operation() {
+  if (offering_ == 0 || ending_ || taken_) return false;
+  if (staged() && target_) return false;
+  const auto begun = [&](const auto& entry) { return entry.second->begun(offering_); };
+  if (std::ranges::any_of(sessions_, begun)) return false;
+  observe_withdrawal(offering_);
+  fail_operation(failed(ErrorCode::kCancelled, "the send was cancelled"));
+  return true;
+}
+
+Progress SenderBatch::sample_sessions() const {
+  Progress sum;
+  for (const auto& [job, session] : sessions_) {
+    const Progress one = session->sample();
+    sum.bytes_done += one.bytes_done;
+    sum.bytes_total += one.bytes_total;
+  }
+  return sum;
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,100 @@
+// Staged sends: what is copied, prepared for each job, and then on offer.
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "bus/sender/sender_batch.h"
+
+namespace tessera::bus {
+
+bool SenderBatch::pinned(uint32_t slot) const {
+  return std::ranges::any_of(sessions_, [&](const auto& entry) { return entry.second->pinned(slot); });
+}
+
+// Not the newest one if another will do: receivers can take that while the next is copied.
+std::optional<uint32_t> SenderBatch::free_slot() const {
+  std::optional<uint32_t> found;
+  for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    if (pinned(slot)) continue;
+    if (slot != newest_slot_ || slots_[slot].version == 0) return slot;
+    found = slot;
+  }
+  return found;
+}
+
+void SenderBatch::begin_snapshot() {
+  target_ = free_slot();
+  enter(target_ ? "copy" : "wait for a snapshot");
+  if (!target_) return;  // on_unpinned() will come
+  slots_[*target_] = {};
+  for (const auto& [job, session] : sessions_) session->clear(*target_);
+  copied_ = false;
+  data_start_ = Clock::steady().now();
+  preparing_.clear();
+  prepared_.clear();
+  for (const auto& [job, session] : sessions_)
+    if (session->prepares() && !session->broken()) preparing_.insert(session.get());
+  shadow_->copy(*target_);
+  for (const auto& [job, session] : sessions_)
+    if (preparing_.contains(session.get())) session->prepare(offering_, *target_);
+}
+
+void SenderBatch::on_prepared(SenderSession& session, const Status& status) {
+  preparing_.erase(&session);
+  if (status.ok()) {
+    prepared_.insert(&session);
+  } else if (!session.broken() && status.code() == ErrorCode::kPeerLost) {
+    observe_late(session, status);
+  } else if (!session.broken() && failure_.ok()) {
+    failure_ = status;
+  }
+  check_snapshot();
+}
+
+// No failure of a staged send, which is done whoever takes it: the job does not get the version. A rank of this one had
+// sent it before the two met, or has heard first that a rank of that job was lost; or it leaves.
+void SenderBatch::observe_late(const SenderSession& session, const Status& why) {
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "job.late", {{"with", session.peer_job()}, {"version", offering_}}, "{}", why.message());
+}
+
+void SenderBatch::on_copied() {
+  copied_ = true;
+  if (!shadow_->status().ok()) failure_ = shadow_->status();
+  for (const auto& [job, session] : sessions_)
+    if (preparing_.contains(session.get())) session->copied(shadow_->status());
+  check_snapshot();
+}
+
+void SenderBatch::check_snapshot() {
+  if (offering_ == 0 || !preparing_.empty() || (target_ && !copied_)) return;
+  const int64_t version = std::exchange(offering_, 0);
+  tried_ = newest_;
+  if (failure_.ok() && target_) {
+    observe_offer(version);
+    slots_[*target_] = {.version = version};
+    newest_slot_ = *target_;
+    version_ = version;
+    for (const auto& [job, session] : sessions_)
+      if (!session->broken() && (!session->must_prepare() || prepared_.contains(session.get())))
+        session->offer_slot(version, *target_);
+  }
+  target_.reset();
+  end_operation(failure_);
+  count_decision();
+}
+
+void SenderBatch::on_digested(SenderSession& session, int64_t version) {
+  if (version != version_.load()) return;
+  session.sum_digests(sums_);
+  const std::lock_guard lock(mutex_);
+  digests_.swap(sums_);
+}
+
+void SenderBatch::on_unpinned(SenderSession&) {
+  count_decision();
+  leave_newcomers();
+  if (staged() && offering_ != 0 && !target_ && !ending_) begin_snapshot();
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,210 @@
+#include "bus/session/meeting.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "base/thread.h"
+#include "base/trace.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kFirstPause = seconds(0.05);  // after a registration that failed
+constexpr Duration kLongestPause = seconds(5);
+constexpr Duration kAttachTimeout = seconds(60);  // in the background
+
+}  // namespace
+
+Meeting::Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view,
+                 bool parts)
+    : agent_(agent),
+      rendezvous_(rendezvous),
+      owner_(owner),
+      batch_(std::move(batch)),
+      job_(view.peer_job),
+      subject_(fmt::format("{}/{}", view.name, batch_)),
+      parts_(parts),
+      view_(std::move(view)) {}
+
+Meeting::~Meeting() {
+  TESSERA_CHECK(!thread_.joinable());
+}
+
+std::shared_ptr<Session> Meeting::meet_once(const Patience& patience) {
+  Metrics& metrics = Metrics::process();
+  const TimePoint start = Clock::steady().now();
+  const TraceSpan span("register", {.subject = subject_});
+  try {
+    std::shared_ptr<Session> session = register_and_attach(patience);
+    metrics.registrations(outcome_of({})).add();
+    metrics.registration_seconds.observe(Clock::steady().now() - start);
+    return session;
+  } catch (...) {
+    metrics.registrations(outcome_of(status_of_current_exception())).add();
+    throw;
+  }
+}
+
+// Until a session that all ranks of both jobs have read alike is attached.
+std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) {
+  const Status anew = failed(ErrorCode::kUnavailable, "newer registrations are there");  // the peers, too, try again
+  rendezvous_.begin(view_, batch_);
+  while (true) {
+    Agreement agreement;
+    {
+      const TraceSpan span("exchange", {.subject = subject_});
+      agreement = rendezvous_.exchange(view_, batch_, owner_.own_offer(), patience);
+    }
+    std::shared_ptr<Session> session = owner_.make_session(view_, agreement);
+    const TraceSpan span("attach", {.subject = subject_});
+    try {
+      // Its callbacks name the session itself: as this returns, `session` is moved from before they are waited for.
+      Session& attached = *session;
+      const auto watch = rendezvous_.watch(
+          view_, batch_, agreement, [&attached](const std::string& rank) { attached.supersede(rank); },
+          [&attached](const Status& heard) { attached.give_up(heard); });
+      Patience attaching = patience;
+      if (patience.background) attaching.deadline = Deadline::after(kAttachTimeout);
+      if (session->attach(attaching) == Session::Outcome::kAttached) return session;
+    } catch (...) {
+      Status status = status_of_current_exception();
+      if (status.code() == ErrorCode::kCancelled && patience.background && !stop_.stop_requested())
+        status = anew;  // this try alone was given up
+      agent_.run_on_loop([&] {
+        session->close(status);
+        session.reset();
+      });
+      throw;
+    }
+    agent_.run_on_loop([&] {
+      session->close(anew);
+      session.reset();
+    });
+    view_ = rendezvous_.rejoin(view_, patience);
+  }
+}
+
+void Meeting::meet(const Patience& patience) {
+  std::shared_ptr<Session> session = meet_once(patience);
+  agent_.run_on_loop([&] { owner_.on_met(std::move(session)); });
+}
+
+void Meeting::wake() {
+  if (stop_.stop_requested()) return;
+  if (!thread_.joinable()) thread_ = start_thread("tessera-meet", [this] { work(); });
+  changed_.notify_all();
+}
+
+void Meeting::meet_in_background() {
+  const std::lock_guard lock(mutex_);
+  wanted_ = true;
+  wake();
+}
+
+void Meeting::do_in_background(std::function<void()> task) {
+  const std::lock_guard lock(mutex_);
+  if (stop_.stop_requested()) return;
+  tasks_.push_back(std::move(task));
+  round_.request_stop();
+  wake();
+}
+
+void Meeting::stop() {
+  std::thread thread;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_.request_stop();
+    round_.request_stop();
+    thread = std::move(thread_);
+  }
+  if (thread.joinable()) thread.join();
+  tasks_.clear();  // nobody adds to them any more
+  if (!parted_)
+    take_back([&] {
+      rendezvous_.withdraw(view_, batch_);
+      rendezvous_.unsay(view_, batch_);
+    });
+}
+
+void Meeting::withdraw() {
+  take_back([&] { rendezvous_.withdraw(view_, batch_); });
+}
+
+template <typename Request>
+void Meeting::take_back(const Request& request) {
+  try {
+    request();
+  } catch (const Error& error) {
+    log().info("batch {}: its records stay in the store until the lease ends: {}", batch_, error.what());
+  }
+}
+
+void Meeting::work() {
+  Duration pause = kFirstPause;
+  bool meets = false;
+  while (!stop_.stop_requested()) {
+    std::vector<std::function<void()>> tasks;
+    bool anew = false;
+    {
+      std::unique_lock lock(mutex_);
+      const auto asked = [this] { return wanted_ || !tasks_.empty(); };
+      if (!meets && !changed_.wait(lock, stop_.get_token(), asked)) return;
+      if (meets && changed_.wait_for(lock, stop_.get_token(), pause, asked)) pause = kFirstPause;
+      if (stop_.stop_requested()) return;
+      anew = std::exchange(wanted_, false);
+      tasks = std::exchange(tasks_, {});
+      round_ = std::stop_source();
+    }
+    if (anew) withdraw();
+    meets = meets || anew;
+    for (const auto& task : tasks) task();
+    if (!meets) continue;
+    const Outcome outcome = retry();
+    meets = outcome != Outcome::kMet && outcome != Outcome::kParted;
+    pause = outcome == Outcome::kFailed ? std::min(2 * pause, kLongestPause) : kFirstPause;
+  }
+}
+
+void Meeting::log_registration_failure(const Status& why) const {
+  const LogScope scope = log_scope(agent_.identity(), view_.name, batch_);
+  log_event(LogLevel::warn, "registration.failed", {{"with", job_}}, "{}", why.message());
+}
+
+Meeting::Outcome Meeting::retry() {
+  std::stop_source round;
+  {
+    const std::lock_guard lock(mutex_);
+    round = round_;
+  }
+  const Patience patience{
+      .deadline = Deadline::at(TimePoint::max()), .stop = round.get_token(), .background = true, .parts = parts_};
+  bool registered = false;
+  try {
+    view_ = rendezvous_.rejoin(view_, patience);
+    const auto watch = rendezvous_.watch_pair(view_, parts_, [&round] { round.request_stop(); });
+    registered = true;
+    std::shared_ptr<Session> session = meet_once(patience);
+    agent_.run_on_loop([&] { owner_.on_met(std::move(session)); });
+    return Outcome::kMet;
+  } catch (...) {
+    const Status why = status_of_current_exception();
+    if (stop_.stop_requested()) return Outcome::kMet;
+    if (why.code() == ErrorCode::kCancelled) return Outcome::kFailed;
+    if (parts_ && !registered && why.code() == ErrorCode::kNotFound) {
+      withdraw();  // by now: another meeting may be made with it as soon as it is back
+      parted_ = true;
+      agent_.run_on_loop([&] { owner_.on_parted(job()); });
+      return Outcome::kParted;
+    }
+    if (why.message() != std::exchange(last_error_, why.message())) log_registration_failure(why);
+    // What was published stays: the others may have read it, and would wait for a newer one if they had to try again.
+    agent_.run_on_loop([&] { owner_.on_not_met(job(), why); });
+    // Each failure is heard once: who hears of them does not repeat itself faster than they come.
+    return registered && rendezvous_.was_told(view_, batch_) ? Outcome::kTold : Outcome::kFailed;
+  }
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,77 @@
+#include "bus/session/packing.h"
+
+#include "base/rounding.h"
+
+namespace tessera::bus {
+namespace {
+
+uint64_t bytes_of(const LocalTensor& tensor) {
+  const ByteExtent extent = tensor.extent();
+  return static_cast<uint64_t>(extent.end - extent.begin);
+}
+
+// All of a local tensor, from one place in this process' memory to another.
+PullRoute local_copy(uint32_t ordinal, const Shape& global, const LocalTensor& from, const LocalTensor& to) {
+  const Shape shape = from.planes.empty() ? global : from.array.owned.extents();
+  const ByteExtent extent = from.extent();
+  PullRoute route;
+  route.what = {.tensor = ordinal, .shape = shape, .dtype = from.dtype, .region = from.array.owned};
+  route.src = from.array;
+  // By address, shared or not: the loopback transport reads this process' own memory.
+  route.memory = {.kind = MemoryDesc::Kind::kPrivate,
+                  .arena = 0,
+                  .offset = reinterpret_cast<uintptr_t>(from.data + extent.begin),
+                  .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
+  route.origin = static_cast<uint64_t>(-extent.begin);
+  route.dst = to.array;
+  route.dst_dtype = to.dtype;
+  route.data = to.data;
+  return route;
+}
+
+}  // namespace
+
+Packing::Packing(const Manifest& manifest, std::span<const TensorSpec> tensors, Rank rank,
+                 std::span<const uint32_t> ties, const std::function<bool(size_t)>& left_out)
+    : manifest_(manifest),
+      rank_(rank),
+      specs_(tensors.begin(), tensors.end()),
+      user_(registered_tensors(manifest, tensors, rank)),
+      ties_(ties.begin(), ties.end()),
+      held_(specs_.size()),
+      offsets_(specs_.size(), 0) {
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    held_[i] = !user_[i].empty() && !left_out(i);
+    if (!held_[i]) continue;
+    // A size is that of the contiguous tensor, which may differ from what the user's strides span.
+    specs_[i].strides = {};
+    const LocalTensor packed = registered_tensors({.entries = {manifest.entries[i]}}, {&specs_[i], 1}, rank).front();
+    offsets_[i] = ties_[i] == i ? bytes_ : offsets_[ties_[i]];
+    if (ties_[i] == i) bytes_ += round_up(bytes_of(packed), kAlignment);
+  }
+}
+
+std::vector<TensorSpec> Packing::specs_at(std::byte* base) const {
+  std::vector<TensorSpec> specs = specs_;
+  for (size_t i = 0; i < specs.size(); ++i)
+    if (held_[i]) specs[i].data = base + offsets_[i];
+  return specs;
+}
+
+std::vector<PullRoute> Packing::routes_in(std::byte* base) const {
+  return routes(base, true);
+}
+std::vector<PullRoute> Packing::routes_out(std::byte* base) const {
+  return routes(base, false);
+}
+
+std::vector<PullRoute> Packing::routes(std::byte* base, bool in) const {
+  const std::vector<LocalTensor> packed = registered_tensors(manifest_, specs_at(base), rank_);
+  std::vector<PullRoute> routes;
+  for (uint32_t i = 0; i < specs_.size(); ++i)
+    if (held_[i] && ties_[i] == i)
+      routes.push_back(local_copy(i, manifest_.entries[i].shape, in ? user_[i] : packed[i], in ? packed[i] : user_[i]));
+  return routes;
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,495 @@
+#include "bus/session/pull_link.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/fail_point.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "base/socket.h"
+#include "exec/wire/wire_piece.h"
+#include "transport/transport.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr uint32_t kMaxArenaFds = 1 << 14;
+
+}  // namespace
+
+PullLink::PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_job, Rank rank, const RankRecord& record,
+                   std::vector<Wanted> routes, PullLinkOptions options)
+    : agent_(agent),
+      owner_(owner),
+      rank_(rank),
+      name_(rank_name(peer_job, rank)),
+      incarnation_(record.incarnation),
+      worker_(record.worker),
+      routes_(std::move(routes)),
+      options_(std::move(options)),
+      run_done_(agent.loop(), [this] { handle_run_done(); }) {}
+
+PullLink::~PullLink() {
+  if (link_) link_->close();
+}
+
+void PullLink::adopt(std::shared_ptr<Link> link) {
+  link_ = std::move(link);
+  link_->set_handlers([this](Frame& frame) { handle(frame); }, [this](const Status& status) { lose(status); });
+  link_->watch_process(incarnation_);
+  link_->watch_worker(worker_);
+}
+
+void PullLink::handle(Frame& frame) {
+  if (!welcomed_) {
+    agent_.check_welcome(frame, *link_);
+    welcomed_ = true;
+    link_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+    link_->send(options_.attach);
+    return;
+  }
+  switch (static_cast<MessageType>(frame.type)) {
+    case MessageType::kAttached:
+      return handle_attached(frame);
+    case MessageType::kPrepared:
+      return handle_prepared(frame);
+    case MessageType::kOffer:
+      return handle_offer(parse<Offer>(frame.payload));
+    case MessageType::kWithdraw:
+      return withdraw_offer(parse<Withdraw>(frame.payload).version);
+    case MessageType::kHeld:
+      return handle_held(parse<Held>(frame.payload));
+    case MessageType::kGrant:
+      return handle_grant(parse<Grant>(frame.payload, std::move(granted_deltas_)));
+    case MessageType::kRefuse:
+      return handle_refuse(parse<Refuse>(frame.payload));
+    case MessageType::kRevoke:
+      return handle_revoke(parse<Revoke>(frame.payload));
+    case MessageType::kDigests:
+      return handle_digests(parse<Digests>(frame.payload, std::move(spare_digests_)));
+    case MessageType::kDetach:
+      return handle_detach(parse<Detach>(frame.payload));
+    case MessageType::kBroken:
+      return owner_.on_pull_broken(*this, parse<Broken>(frame.payload).status);
+    default:
+      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+  }
+}
+
+void PullLink::handle_attached(Frame& frame) {
+  if (!programs_.empty()) fail(ErrorCode::kMismatch, "Attached out of turn");
+  Attached part = parse<Attached>(frame.payload);
+  if (part.arenas.size() != frame.fds.size() || arena_fds_.size() + frame.fds.size() > kMaxArenaFds)
+    fail(ErrorCode::kMismatch, "{} arenas with {} descriptors", part.arenas.size(), frame.fds.size());
+  attached_.arenas.insert(attached_.arenas.end(), part.arenas.begin(), part.arenas.end());
+  for (UniqueFd& fd : frame.fds) arena_fds_.push_back(std::move(fd));
+  if (part.more_arenas) return;
+  attached_.slots = part.slots;
+  attached_.places = std::move(part.places);
+  build();
+}
+
+void PullLink::build() {
+  const Endpoint peer{.process = incarnation_, .name = name_};
+  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
+  std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
+  const bool lent = options_.lent != nullptr && std::ranges::any_of(routes_, [this](const Wanted& wanted) {
+                      return options_.lent->holds(wanted.route.data);
+                    });
+  std::vector<UniqueFd> lent_fds;
+  for (size_t i = 0; i < attached_.arenas.size(); ++i) {
+    if (lent) lent_fds.push_back(duplicate_fd(arena_fds_[i].get()));
+    memory->add_arena(attached_.arenas[i], std::move(arena_fds_[i]));
+  }
+
+  std::vector<PullRoute> routes;  // in the first slot
+  struct SlotBytes {
+    uint64_t memory = 0;
+    uint64_t delta = 0;
+  };
+  std::vector<SlotBytes> slot_bytes;  // by route
+  Prepare prepare;
+  const Attached::Place* place = nullptr;
+  size_t next_place = 0;
+  for (uint32_t i = 0; i < routes_.size(); ++i) {
+    Wanted& wanted = routes_[i];
+    const bool same = i > 0 && !wanted.per_route && !routes_[i - 1].per_route &&
+                      routes_[i - 1].route.what.tensor == wanted.route.what.tensor;
+    if (!same) {
+      if (next_place == attached_.places.size())
+        fail(ErrorCode::kMismatch, "places for {} tensors, more are needed", attached_.places.size());
+      place = &attached_.places[next_place++];
+    }
+    if (place->strides.size() != wanted.route.what.shape.size())
+      fail(ErrorCode::kMismatch, "a place of {} dims for a tensor of {}", place->strides.size(),
+           wanted.route.what.shape.size());
+    if (may_be_delta(wanted) != place->delta.has_value())
+      fail(ErrorCode::kMismatch, "tensor {}: a place {} a delta", wanted.route.what.tensor,
+           place->delta ? "with" : "without");
+    if (wanted.skipped) {
+      prepare.skipped.push_back(i);
+      continue;
+    }
+    PullRoute route = wanted.route;
+    route.memory = place->memory;
+    route.origin = place->origin;
+    route.src.strides = place->strides;
+    route.delta = place->delta;
+    // In place it is the copy of what was sent last that is read.
+    if (route.delta && attached_.slots == 1) route.src.owned = route.what.region;
+    routes.push_back(std::move(route));
+    slot_bytes.push_back({place->slot_bytes, place->delta_slot_bytes});
+    program_routes_.push_back(i);
+  }
+  if (next_place != attached_.places.size())
+    fail(ErrorCode::kMismatch, "places for {} tensors where {} are needed", attached_.places.size(), next_place);
+  for (uint32_t slot = 0; slot < attached_.slots; ++slot) {
+    for (size_t i = 0; slot > 0 && i < routes.size(); ++i)
+      if (__builtin_add_overflow(routes[i].memory.offset, slot_bytes[i].memory, &routes[i].memory.offset) ||
+          (routes[i].delta &&
+           __builtin_add_overflow(routes[i].delta->offset, slot_bytes[i].delta, &routes[i].delta->offset)))
+        fail(ErrorCode::kMismatch, "slots of {} and {} bytes", slot_bytes[i].memory, slot_bytes[i].delta);
+    programs_.push_back(std::make_shared<PullProgram>(
+        memory, routes,
+        PullOptions{.digest = options_.digest, .private_path = lent ? std::optional(PullPath::kRing) : std::nullopt}));
+    if (!lent) continue;
+    const LentMemory::Peer from{.process = incarnation_, .name = name_, .arenas = attached_.arenas, .fds = lent_fds};
+    lent_runs_.push_back(
+        options_.lent->make_pull(from, routes, options_.digest, rings(), [this] { run_done_.raise(); }));
+  }
+  if (attached_.slots > 1 && rings())
+    fail(ErrorCode::kMismatch, "{} slots in private memory: one is possible", attached_.slots);
+  number_digests();
+  if (options_.delta) travel_.resize(program_routes_.size());
+  attached_ = {};
+  arena_fds_.clear();
+  prepare.ring = rings();
+  link_->send(prepare);
+}
+
+// Behind the routes' own come the rests of quantised ones, then the pieces of deltas: all of them at the source but
+// those of deltas that are not cast, in a run those of routes that are not skipped.
+void PullLink::number_digests() {
+  seconds_.assign(program_routes_.size(), {});
+  auto sent = static_cast<uint32_t>(routes_.size());
+  auto own = static_cast<uint32_t>(program_routes_.size());
+  for (const bool wire : {true, false}) {
+    size_t position = 0;
+    for (uint32_t i = 0; i < routes_.size(); ++i) {
+      const PullRoute& route = routes_[i].route;
+      const bool taken = position < program_routes_.size() && program_routes_[position] == i;
+      const bool in_run = wire ? route.wire != nullptr : may_be_delta(routes_[i]);
+      const bool is_sent = in_run && (wire || route.dst_dtype != route.what.dtype);
+      if (taken && is_sent) seconds_[position] = {.own = own, .sent = sent};
+      if (is_sent) ++sent;
+      if (taken && in_run) ++own;
+      if (taken) ++position;
+    }
+  }
+  all_digests_ = sent;
+}
+
+Status PullLink::given_up(int64_t version, const Status& reason) const {
+  const bool told = !reason.ok() && !reason.message().empty();
+  return failed(told ? reason.code() : ErrorCode::kPeerLost, "{} has given up version {}{}{}", name_, version,
+                told ? ": " : "", told ? reason.message() : "");
+}
+
+void PullLink::handle_prepared(Frame& frame) {
+  if (ready_ || programs_.empty()) fail(ErrorCode::kMismatch, "Prepared out of turn");
+  if (frame.fds.size() != (rings() ? 1u : 0u))
+    fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
+  if (rings()) ring_ = BounceRing::open(duplicate_fd(frame.fds[0].get()), name_);  // what is no ring is refused here
+  if (!lent_runs_.empty()) {
+    if (std::exchange(ring_, nullptr)) lent_runs_.front()->give_ring(std::move(frame.fds[0]));
+    std::ranges::move(std::exchange(lent_runs_, {}), std::back_inserter(runs_));
+  } else if (options_.runs) {
+    for (const auto& program : programs_)
+      runs_.push_back(
+          std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_)));
+  }
+  if (options_.runs) run_ = runs_.front().get();
+  offers_.reserve(kMaxSlots);
+  ready_ = true;
+  owner_.on_pull_ready(*this);
+}
+
+const std::shared_ptr<const PullProgram>& PullLink::program() const {
+  static const std::shared_ptr<const PullProgram> none;
+  return programs_.empty() ? none : programs_.front();
+}
+
+RankShare PullLink::share() const {
+  RankShare share{.bytes = bytes()};
+  for (const uint32_t i : program_routes_)
+    if (const auto& piece = routes_[i].route.wire) share.add(*piece);
+  return share;
+}
+
+bool PullLink::offers(int64_t version) const {
+  return std::ranges::find(offers_, version, &Offered::version) != offers_.end();
+}
+
+int64_t PullLink::newest_below(int64_t version) const {
+  int64_t newest = 0;
+  for (const Offered& offered : offers_)
+    if (offered.version < version) newest = offered.version;
+  return newest;
+}
+
+void PullLink::handle_offer(const Offer& offer) {
+  if (!ready_ || offer.epoch >= programs_.size() || offer.version <= offered())
+    fail(ErrorCode::kMismatch, "Offer of version {} in slot {} out of turn", offer.version, offer.epoch);
+  std::erase_if(offers_, [&](const Offered& other) { return other.slot == offer.epoch; });
+  offers_.push_back({.version = offer.version, .slot = offer.epoch});
+  owner_.on_offer(*this);
+}
+
+void PullLink::withdraw_offer(int64_t version) {
+  if (std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; }) == 0) return;
+  owner_.on_withdrawn(*this, version);
+  owner_.on_offer(*this);
+}
+
+void PullLink::hold(int64_t version, uint32_t epoch) {
+  hold_ = HoldState::kAsked;
+  hold_version_ = version;
+  hold_epoch_ = epoch;
+  link_->send(Hold{.version = version, .epoch = epoch});
+}
+
+void PullLink::handle_held(const Held& held) {
+  if (hold_ != HoldState::kAsked || held.epoch != hold_epoch_) return;  // released since
+  hold_ = HoldState::kHeld;
+  owner_.on_held(*this, true);
+}
+
+void PullLink::release() {
+  if (std::exchange(hold_, HoldState::kNone) == HoldState::kNone || !open()) return;
+  link_->send(Release{.version = hold_version_, .epoch = hold_epoch_});
+}
+
+void PullLink::take(int64_t version, uint32_t epoch) {
+  TESSERA_CHECK(state_ == State::kIdle);
+  state_ = State::kAsked;
+  taking_ = version;
+  epoch_ = epoch;
+  have_digests_ = false;
+  abort_status_ = {};
+  hold_ = HoldState::kNone;
+  Trace::begin("take", track_, {.subject = name_, .version = version});
+  link_->send(Take{.version = version, .epoch = epoch, .held = held_});
+}
+
+void PullLink::handle_grant(Grant grant) {
+  // One that comes after abort() is of no use any more.
+  if (state_ != State::kAsked || grant.epoch != epoch_) {
+    granted_deltas_ = std::move(grant.deltas);
+    return;
+  }
+  if (options_.runs && runs_.size() > 1) {
+    // Not before: rank 0 may have heard of the version, and have chosen it, before its Offer was here.
+    const auto offered = std::ranges::find(offers_, taking_, &Offered::version);
+    if (offered == offers_.end()) fail(ErrorCode::kMismatch, "Grant of version {} in no slot", taking_);
+    run_ = runs_[offered->slot].get();
+  }
+  granted_deltas_ = std::move(grant.deltas);
+  granted_ = grant.stamp;
+  choose_travel();
+  state_ = State::kPulling;
+  owner_.on_granted(*this);
+  if (!options_.runs) return;
+  if (program()->routes() == 0) return handle_run_done();
+  run_->start(epoch_);
+  if (deltas_.routes > 0) fail_point("delta: applying");
+}
+
+// Nothing is held until all of it is there.
+void PullLink::choose_travel() {
+  const Stamp held = std::exchange(held_, 0);
+  deltas_ = {};
+  if (!granted_deltas_.empty() && (!options_.delta || held == 0 || granted_deltas_.size() != routes_.size()))
+    fail(ErrorCode::kMismatch, "Grant with {} deltas for {} routes, on top of {}", granted_deltas_.size(),
+         routes_.size(), held);
+  if (!options_.delta) return;
+  std::ranges::fill(travel_, Travel::kFull);
+  for (size_t i = 0; i < program_routes_.size() && !granted_deltas_.empty(); ++i) {
+    const int64_t bytes = granted_deltas_[program_routes_[i]];
+    if (bytes == Grant::kInFull) continue;
+    const int64_t full = program()->bytes_of(i);
+    if (!may_be_delta(routes_[program_routes_[i]]) || bytes > full)
+      fail(ErrorCode::kMismatch, "Grant with a delta of {} bytes for a route of {}", bytes, full);
+    travel_[i] = Travel::kDelta;
+    deltas_ += {1, bytes, full};
+  }
+  pull_run().travel(travel_);
+}
+
+void PullLink::handle_refuse(const Refuse& refuse) {
+  if (hold_ == HoldState::kAsked && refuse.epoch == hold_epoch_) {
+    hold_ = HoldState::kNone;
+    std::erase_if(offers_, [&](const Offered& offered) { return offered.version == hold_version_; });
+    return owner_.on_held(*this, false);
+  }
+  if (state_ == State::kAsked && refuse.epoch == epoch_) end_pull(given_up(refuse.version, refuse.reason));
+}
+
+void PullLink::handle_revoke(const Revoke& revoke) {
+  if (taking_ != 0 && revoke.epoch == epoch_) abort(given_up(revoke.version, revoke.reason));
+}
+
+void PullLink::handle_digests(Digests digests) {
+  if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
+  if (digests.digests.size() != all_digests_ || have_digests_)
+    fail(ErrorCode::kMismatch, "{} digests for {} routes, there are {}", digests.digests.size(), routes_.size(),
+         all_digests_);
+  spare_digests_ = std::exchange(digests_, std::move(digests.digests));
+  have_digests_ = true;
+  if (state_ == State::kChecking) check_digests();
+}
+
+void PullLink::handle_detach(const Detach& detach) {
+  const Status reason = detach.reason(name_);
+  offers_.clear();
+  link_->close();
+  if (busy()) abort(reason);
+  owner_.on_pull_detached(*this, reason);
+}
+
+void PullLink::handle_run_done() {
+  if (state_ != State::kPulling) return;
+  const Status status = program()->routes() == 0 ? Status() : run_->status();
+  if (!status.ok()) return end_pull(status);
+  if (program()->routes() == 0) return end_pull({});
+  if (!options_.digest) {
+    // No digest tells what was read after the source gave up waiting for this rank, which was stopped perhaps.
+    link_->poll();
+    return end_pull(abort_status_);
+  }
+  state_ = State::kChecking;
+  if (!abort_status_.ok()) return end_pull(abort_status_);
+  if (have_digests_) check_digests();
+}
+
+std::optional<PullLink::DigestPlace> PullLink::differing(size_t position) const {
+  const std::span<const Digest> own = run_->digests();
+  const DigestPlace whole{.own = static_cast<uint32_t>(position), .sent = program_routes_[position]};
+  const DigestPlace& second = seconds_[position];
+  const auto differ = [&](const DigestPlace& place) { return own[place.own] != digests_[place.sent]; };
+  const bool wire = routes_[program_routes_[position]].route.wire != nullptr;
+  const bool piece_alone = travel_of(position) == Travel::kDelta && second.sent != 0;
+  if (!piece_alone && differ(whole)) return whole;
+  if ((piece_alone || wire) && differ(second)) return second;
+  return std::nullopt;
+}
+
+void PullLink::check_digests() {
+  bool again = false;
+  for (size_t i = 0; i < program_routes_.size(); ++i) {
+    if (travel_of(i) == Travel::kNot) continue;  // it agreed before
+    const std::optional<DigestPlace> place = differing(i);
+    if (travel_of(i) == Travel::kDelta && place) {
+      again = true;
+      give_up_delta(i);
+      continue;
+    }
+    if (!place) {
+      if (options_.delta) travel_[i] = Travel::kNot;
+      continue;
+    }
+    Metrics::process().digest_mismatches.add();
+    const PullRoute& route = routes_[program_routes_[i]].route;
+    const Region& region = route.wire ? route.wire->what().region : route.what.region;
+    return end_pull(
+        failed(ErrorCode::kDataLoss,
+               "digest of tensor {} {} differs: {} sent {}, {} arrived; the memory was written while it was "
+               "offered, or the copy failed",
+               options_.tensor_name(route.what.tensor), region.to_string(), name_, digests_[place->sent].to_string(),
+               run_->digests()[place->own].to_string()));
+  }
+  if (!again) return end_pull({});
+  pull_run().travel(travel_);
+  state_ = State::kPulling;
+  run_->start(epoch_);
+}
+
+// The destination was written since the last transfer, or the delta while it was read: once more, in full.
+void PullLink::give_up_delta(size_t position) {
+  travel_[position] = Travel::kFull;
+  const PullRoute& route = routes_[program_routes_[position]].route;
+  deltas_ += {-1, -granted_deltas_[program_routes_[position]], -program()->bytes_of(position)};
+  log_event(LogLevel::warn, "delta.mismatch", {{"peer", name_}, {"version", taking_}},
+            "tensor {} {} is taken in full: with what had changed it is not what was sent; it was written since the "
+            "last transfer",
+            options_.tensor_name(route.what.tensor), route.what.region.to_string());
+}
+
+void PullLink::end_pull(const Status& status) {
+  const int64_t version = taking_;
+  state_ = State::kIdle;
+  taking_ = 0;
+  Trace::end("take", track_, {.version = version, .bytes = bytes_done()});
+  if (status.ok()) {
+    pulled_ = version;
+    held_ = granted_;
+    if (programs_.size() == 1)
+      std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; });
+  }
+  send_done(version, status);
+  owner_.on_pulled(*this, status);
+}
+
+void PullLink::finish(const Status& status) {
+  TESSERA_CHECK(busy());
+  end_pull(status);
+}
+
+void PullLink::send_done(int64_t version, const Status& status) {
+  if (open()) link_->send(Done{.version = version, .bytes = status.ok() ? bytes() : 0, .status = status});
+}
+
+void PullLink::send_progress() {
+  if (open() && taking_ != 0) link_->send(ProgressReport{.version = taking_, .bytes = bytes_done()});
+}
+
+void PullLink::abort(const Status& status) {
+  switch (state_) {
+    case State::kIdle:
+      return;
+    case State::kAsked:
+      // A Grant may be on its way: the source believes us to be reading until it hears Done.
+      return end_pull(status);
+    case State::kPulling:
+      abort_status_ = status;
+      if (run_ != nullptr) return run_->abort(status);
+      return owner_.on_aborted(*this, status);
+    case State::kChecking:
+      return end_pull(status);
+  }
+}
+
+void PullLink::lose(const Status& status) {
+  offers_.clear();
+  if (busy()) abort(status);
+  owner_.on_pull_lost(*this, status);
+}
+
+void PullLink::send_broken(const Status& status) {
+  if (open()) link_->send(Broken{.status = status});
+}
+
+void PullLink::detach(const Status& why) {
+  if (!open()) return;
+  link_->send(Detach{.status = why});
+  link_->close();
+}
+
+// Once they have been compared they are the source's.
+void PullLink::add_digests(std::span<Digest> sums) const {
+  if (!have_digests_) return;
+  for (const uint32_t position : program_routes_) sums[routes_[position].route.what.tensor] += digests_[position];
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,195 @@
+// The reading end of a connection: one rank that this one pulls from. On the loop's thread.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/trace.h"
+#include "bus/lending/lent_memory.h"
+#include "bus/registration/batch_routes.h"
+#include "bus/registration/local_tensors.h"
+#include "bus/registration/records.h"
+#include "exec/pull/compiler.h"
+#include "peer/agent.h"
+#include "peer/loop_signal.h"
+
+namespace tessera::bus {
+
+class PullLink;
+
+// What a pull link reports to the batch that it fills. Called on the loop's thread.
+class PullLinkOwner {
+ public:
+  virtual ~PullLinkOwner() = default;
+  virtual void on_pull_ready(PullLink& link) = 0;
+  virtual void on_offer(PullLink& link) = 0;                    // offered() has changed
+  virtual void on_withdrawn(PullLink&, int64_t /*version*/) {}  // before on_offer(), if it was on offer
+  virtual void on_held(PullLink&, bool) {}      // the source keeps what hold() asked for, or has it no more
+  virtual void on_granted(PullLink& link) = 0;  // the source lets it read, from now on
+  // The pull of the version it was told to take has ended: all bytes are there and their digests agree, or why not.
+  virtual void on_pulled(PullLink& link, const Status& status) = 0;
+  // Of an owner that makes its own run: it must not go on reading. The owner calls finish() once it does not.
+  virtual void on_aborted(PullLink&, const Status&) {}
+  virtual void on_pull_detached(PullLink& link, const Status& reason) = 0;
+  virtual void on_pull_lost(PullLink& link, const Status& status) = 0;
+  virtual void on_pull_broken(PullLink& link, const Status& status) = 0;
+};
+
+// One route as this rank wants it; the source's place comes with Attached.
+struct Wanted {
+  PullRoute route;         // all but memory, origin and the source's strides
+  bool per_route = false;  // see Served
+  bool skipped = false;    // another route writes the same destination from the same source tensor
+};
+
+struct PullLinkOptions {
+  Attach attach;
+  bool digest = true;
+  std::function<std::string(uint32_t)> tensor_name;  // for messages
+  bool runs = true;                                  // false: the batch makes its own run of the program (reductions)
+  LentMemory* lent = nullptr;                        // that some of the routes end in
+  bool delta = false;                                // routes that are not quantised may travel as deltas
+};
+
+class PullLink {
+ public:
+  PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_job, Rank rank, const RankRecord& record,
+           std::vector<Wanted> routes, PullLinkOptions options);
+  ~PullLink();  // REQUIRES: not running
+
+  // On the loop's thread, once Agent::call has made the connection.
+  void adopt(std::shared_ptr<Link> link);
+
+  Rank rank() const { return rank_; }
+  const std::string& name() const { return name_; }
+  bool open() const { return link_ && link_->open(); }
+  Link* connection() const { return link_.get(); }  // null before adopt()
+  bool ready() const { return ready_; }
+  int64_t offered() const { return offers_.empty() ? 0 : offers_.back().version; }  // the newest; 0: nothing
+  bool offers(int64_t version) const;
+  int64_t newest_below(int64_t version) const;  // that is offered; 0: none
+  bool rings() const { return program() && program()->wants_ring(); }
+  // Of the first slot; null before the source has said where its memory is.
+  const std::shared_ptr<const PullProgram>& program() const;
+  std::unique_ptr<BounceRing> take_ring() { return std::move(ring_); }  // for a batch that makes its own run
+  int64_t bytes() const { return program() ? program()->bytes() : 0; }
+  RankShare share() const;  // likewise
+  // What was granted last: as deltas, and what they stand for.
+  const DeltaBytes& deltas() const { return deltas_; }
+  int64_t granted_bytes() const { return bytes() - deltas_.full + deltas_.read; }
+  int64_t bytes_done() const { return run_ != nullptr && state_ != State::kAsked ? run_->bytes_done() : 0; }
+
+  // From take() to on_pulled(): the destination may be written.
+  bool busy() const { return state_ != State::kIdle; }
+  bool granted() const { return state_ == State::kPulling; }
+  // Whether this version's pull has ended well.
+  bool pulled(int64_t version) const { return pulled_ == version; }
+  void forget_pulled() { pulled_ = 0; }
+
+  // Asks the source to keep a version until take() or release(): on_held() follows, unless the link ends.
+  void hold(int64_t version, uint32_t epoch);
+  void release();
+  bool holds() const { return hold_ == HoldState::kHeld; }
+  void take(int64_t version, uint32_t epoch);
+  // Of an owner that makes its own run: nothing reads any more. REQUIRES: busy(). on_pulled() follows.
+  void finish(const Status& status);
+  void send_done(int64_t version, const Status& status);
+  void send_progress();
+  void abort(const Status& status);  // on_pulled() follows
+  void send_broken(const Status& status);
+  void detach(const Status& why);
+
+  // Sums of the last pull's digests by tensor, added to `sums` (one a tensor of the batch). `counted` routes alone.
+  void add_digests(std::span<Digest> sums) const;
+
+ private:
+  enum class HoldState { kNone, kAsked, kHeld };
+  enum class State {
+    kIdle,
+    kAsked,     // Take is sent
+    kPulling,   // the run is on
+    kChecking,  // the run is over, the source's digests are awaited
+  };
+  // Among a run's digests and among all that the source sends. `sent` is 0 where there is none.
+  struct DigestPlace {
+    uint32_t own = 0;
+    uint32_t sent = 0;
+  };
+  void handle(Frame& frame);
+  void handle_attached(Frame& frame);
+  void build();
+  void handle_prepared(Frame& frame);
+  void handle_offer(const Offer& offer);
+  void withdraw_offer(int64_t version);
+  void handle_held(const Held& held);
+  void handle_grant(Grant grant);
+  void choose_travel();
+  bool may_be_delta(const Wanted& wanted) const { return options_.delta && !wanted.route.wire; }
+  Travel travel_of(size_t position) const { return options_.delta ? travel_[position] : Travel::kFull; }
+  PullRun& pull_run() const { return static_cast<PullRun&>(*run_); }  // with deltas no run is another's
+  void number_digests();
+  void give_up_delta(size_t position);
+  Status given_up(int64_t version, const Status& reason) const;
+  void handle_refuse(const Refuse& refuse);
+  void handle_revoke(const Revoke& revoke);
+  void handle_digests(Digests digests);
+  void handle_detach(const Detach& detach);
+  void handle_run_done();
+  std::optional<DigestPlace> differing(size_t position) const;
+  void check_digests();
+  void end_pull(const Status& status);
+  void lose(const Status& status);
+
+  Agent& agent_;
+  PullLinkOwner& owner_;
+  const Rank rank_;
+  const std::string name_;
+  const Incarnation incarnation_;
+  const std::optional<Incarnation> worker_;
+  std::vector<Wanted> routes_;
+  std::vector<uint32_t> program_routes_;  // positions of those that are not skipped
+  // By position in the program, of routes with a second digest: the rest of what is quantised, or the piece of a delta
+  // that is cast.
+  std::vector<DigestPlace> seconds_;
+  size_t all_digests_ = 0;  // that the source sends
+  const PullLinkOptions options_;
+  std::shared_ptr<Link> link_;
+  bool welcomed_ = false;
+  bool ready_ = false;
+  Attached attached_;
+  std::vector<UniqueFd> arena_fds_;
+
+  std::vector<std::shared_ptr<const PullProgram>> programs_;  // by slot
+  std::unique_ptr<BounceRing> ring_;
+  LoopSignal run_done_;
+  std::vector<std::unique_ptr<LentRun>> lent_runs_;  // by slot, until they are ready
+  std::vector<std::unique_ptr<Run>> runs_;           // by slot
+  Run* run_ = nullptr;                               // the present one, or the last
+  struct Offered {
+    int64_t version = 0;
+    uint32_t slot = 0;
+  };
+  std::vector<Offered> offers_;  // ascending versions; at most one a slot
+  HoldState hold_ = HoldState::kNone;
+  int64_t hold_version_ = 0;
+  uint32_t hold_epoch_ = 0;
+  State state_ = State::kIdle;
+  int64_t taking_ = 0;
+  uint32_t epoch_ = 0;
+  int64_t pulled_ = 0;
+  bool have_digests_ = false;
+  std::vector<Digest> digests_;  // the source's
+  std::vector<Digest> spare_digests_;
+  // Deltas. What the destination holds of this source, whole and untouched; 0: nothing that is known.
+  Stamp held_ = 0;
+  Stamp granted_ = 0;
+  DeltaBytes deltas_;
+  std::vector<int64_t> granted_deltas_;  // of the last Grant
+  std::vector<Travel> travel_;           // by position in the program
+  Status abort_status_;
+  const uint64_t track_ = Trace::new_track();
+};
+
+}  // namespace tessera::bus

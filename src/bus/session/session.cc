@@ -1,0 +1,231 @@
+#include "bus/session/session.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/metrics.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr Duration kAttachReminder = seconds(10);
+
+// A peer that has registered and cannot be connected to: it has gone, or it cannot be reached from here.
+Status why_not_reached(const std::string& name, const RankRecord& record, const Error& error) {
+  const bool absent = error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kNotFound;
+  const bool refused = error.code() == ErrorCode::kPermissionDenied;
+  const std::filesystem::path root = std::filesystem::path(record.address).parent_path().parent_path();
+  std::error_code ignored;
+  const bool sees_its_root =
+      record.incarnation.pid_namespace == Incarnation::self().pid_namespace && std::filesystem::exists(root, ignored);
+  if (refused || (absent && !sees_its_root && liveness_of(record.incarnation) != Liveness::kDead))
+    return failed(ErrorCode::kUnavailable,
+                  "{} runs on this host, but its socket does not open: {}: run both jobs as one user, with the same "
+                  "TESSERA_RUNTIME_DIR",
+                  name, error.what());
+  return failed(absent ? ErrorCode::kPeerLost : error.code(), "cannot reach {}: {}", name, error.what());
+}
+
+}  // namespace
+
+Session::Session(SessionSetup setup) : setup_(std::move(setup)) {}
+
+Session::~Session() = default;
+
+std::string Session::describe() const {
+  return fmt::format("batch {} of pair {}", setup_.batch, setup_.view.name);
+}
+
+Attach Session::attach_message(Attach::Purpose purpose) const {
+  return {.pair = setup_.view.name, .batch = setup_.batch, .purpose = purpose, .session = setup_.agreement.session};
+}
+
+void Session::check_caller(const Caller& caller, const std::string& job, const std::vector<RankRecord>& ranks) const {
+  const Hello& hello = caller.hello;
+  const std::string who = rank_name(hello.job, hello.rank);
+  if (hello.job != job || hello.rank < 0 || static_cast<size_t>(hello.rank) >= ranks.size())
+    fail(ErrorCode::kMismatch, "{}: {} is not of job {} with its {} ranks", describe(), who, job, ranks.size());
+  if (ranks[static_cast<size_t>(hello.rank)].incarnation != hello.incarnation)
+    fail(ErrorCode::kMismatch, "{}: {} is not the process that joined the pair", describe(), who);
+}
+
+Session::Outcome Session::attach(const Patience& patience) {
+  setup_.agent->run_on_loop([this] {
+    connect();
+    watch_members();
+    setup_.agent->open_session(setup_.agreement.session, this);
+    readiness_changed();
+  });
+  for (const Call& call : calls_) {
+    if (!Incarnation::self().same_host(call.record.incarnation))
+      fail(ErrorCode::kUnavailable,
+           "{}: {}: {} runs on another host (their boot ids differ): run both jobs on one host", describe(),
+           identity().name(), call.name);
+    try {
+      setup_.agent->call(call.record.address, call.name, patience.deadline, call.on_link);
+    } catch (const Error& error) {
+      const Status why = why_not_reached(call.name, call.record, error);
+      throw Error(why.code(), fmt::format("{}: {}: {}", describe(), identity().name(), why.message()));
+    }
+  }
+  WaitList::Entry entry(setup_.agent->waits());
+  {
+    std::unique_lock lock(mutex_);
+    const auto superseded = [&] {
+      const auto matters = [&](const std::string& name) {
+        const auto attached = [&](const Linked& peer) { return peer.name == name && peer.ready; };
+        return std::ranges::none_of(linked_, attached);
+      };
+      return given_up_ || std::ranges::any_of(superseded_, matters);
+    };
+    const auto decided = [&] {
+      if (!unready_.empty()) entry.set(fmt::format("{} to attach ({})", fmt::join(unready_, ", "), describe()));
+      return ready_ || superseded() || !lost_.ok();
+    };
+    Deadline reminder = Deadline::after(kAttachReminder);
+    Duration period = kSilence;
+    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), period), decided)) {
+      const std::string waiting =
+          fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
+      if (patience.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
+      if (patience.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
+      const Status stopped = look_for_stopped(unready_);
+      if (!stopped.ok()) throw Error(stopped.code(), fmt::format("{}: {}", waiting, stopped.message()));
+      period = kStopPeriod;
+      if (!reminder.passed()) continue;
+      reminder = Deadline::after(kAttachReminder);
+      log_event(LogLevel::warn, "ranks.awaited", {{"job", identity().job}, {"rank", identity().rank}}, "{}", waiting);
+    }
+    if (!ready_) {  // once it was, a loss is as if it had come later: a version may be there to be taken
+      if (superseded()) return Outcome::kSuperseded;
+      lost_.throw_if_error();
+    }
+  }
+  setup_.agent->run_on_loop([this] { unwatch_members(); });
+  return Outcome::kAttached;
+}
+
+Status Session::look_for_stopped(const std::vector<std::string>& names) {
+  const auto look = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const std::string name = rank_name(job, static_cast<Rank>(rank));
+      if (std::ranges::find(names, name) == names.end()) continue;
+      const Status status = stop_detectors_[name].look(name, ranks[rank].incarnation, ranks[rank].worker);
+      if (!status.ok()) return status;
+    }
+    return Status();
+  };
+  const Status status = look(identity().job, setup_.view.own);
+  return status.ok() ? look(setup_.view.peer_job, setup_.view.peer) : status;
+}
+
+void Session::check_peers() {
+  for (Link* link : awaited_links()) link->end_if_stopped();
+}
+
+void Session::renew() {
+  break_session(
+      failed(ErrorCode::kUnavailable, "{} registers it anew: its tensors have been moved", identity().name()));
+}
+
+void Session::supersede(const std::string& rank) {
+  const std::lock_guard lock(mutex_);
+  superseded_.insert(rank);
+  changed_.notify_all();
+}
+
+void Session::give_up(const Status& why) {
+  const std::lock_guard lock(mutex_);
+  if (lost_.ok()) lost_ = Status(why.code(), fmt::format("{}: {}", describe(), why.message()));
+  changed_.notify_all();
+}
+
+void Session::watch_members() {
+  const auto watch = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      UniqueFd fd = open_pidfd(ranks[rank].incarnation);
+      const std::string name = rank_name(job, static_cast<Rank>(rank));
+      if (!fd) {
+        if (liveness_of(ranks[rank].incarnation) == Liveness::kDead)
+          break_session(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
+        continue;
+      }
+      loop().add_fd(fd.get(), EPOLLIN, [this, name, raw = fd.get()](uint32_t) {
+        loop().remove_fd(raw);
+        break_session(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
+      });
+      member_pidfds_.push_back(std::move(fd));
+    }
+  };
+  watch(identity().job, setup_.view.own);
+  watch(setup_.view.peer_job, setup_.view.peer);
+}
+
+void Session::unwatch_members() {
+  for (const UniqueFd& fd : member_pidfds_) loop().remove_fd(fd.get());
+  member_pidfds_.clear();
+}
+
+std::vector<std::string> Session::unready() const {
+  std::vector<std::string> names;
+  for (const Linked& peer : linked())
+    if (!peer.ready) names.push_back(peer.name);
+  return names;
+}
+
+void Session::readiness_changed() {
+  std::vector<std::string> waiting = unready();
+  const std::lock_guard lock(mutex_);
+  ready_ = waiting.empty();
+  unready_ = std::move(waiting);
+  linked_ = linked();
+  changed_.notify_all();
+}
+
+void Session::fail_attach(const Status& status) {
+  const std::lock_guard lock(mutex_);
+  if (ready_ || !lost_.ok()) return;
+  given_up_ = is_renewal(status);  // see Meeting
+  lost_ =
+      Status(status.code(), fmt::format("{}: {} was attaching: {}", describe(), identity().name(), status.message()));
+  changed_.notify_all();
+}
+
+void Session::adopted() {
+  adopted_ = true;
+  Metrics::process().sessions.add(1);
+}
+
+void Session::break_session(const Status& status) {
+  if (closed_) return;
+  if (broken_.ok()) {
+    broken_ = status;
+    Metrics::process().sessions_lost.add();
+    const LogScope scope = log_scope(identity(), setup_.view.name, setup_.batch);
+    log_event(LogLevel::info, "session.lost", {{"with", peer_job()}}, "{}", status.message());
+  }
+  if (!may_go_on()) fail_attach(status);
+  on_broken(status);  // each time: what a second loss takes away may be what the transfer still needs
+}
+
+bool Session::retires() {
+  return adopted_ && broken() && idle() && !std::exchange(retired_, true);
+}
+
+Status Session::broken_status() const {
+  return broken_.ok() ? Status() : Status(broken_.code(), fmt::format("{}: {}", describe(), broken_.message()));
+}
+
+void Session::close(const Status& why) {
+  if (closed_) return;
+  closed_ = true;
+  if (adopted_) Metrics::process().sessions.add(-1);
+  setup_.agent->close_session(setup_.agreement.session, this);
+  unwatch_members();
+  detach_all(why);
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,72 @@
+// Copies of the tensors that a rank registers, contiguous, in Tessera's shared memory: what is sent while the user goes
+// on writing, and what is received before all ranks agree to take it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "bus/lending/lent_memory.h"
+#include "bus/registration/local_tensors.h"
+#include "bus/session/packing.h"
+#include "exec/pull/compiler.h"
+#include "peer/agent.h"
+#include "peer/loop_signal.h"
+#include "tessera/bus.h"
+#include "tessera/memory.h"
+
+namespace tessera::bus {
+
+// Lives on the loop's thread, but for its construction.
+class Shadow {
+ public:
+  enum class Use {
+    kSend,     // terms of Partial tensors are left out: they are read in place, as they are reduced
+    kReceive,  // tied tensors stay tied
+  };
+  // `slots` copies; `lent`: null, or what some of the tensors lie in. Throws kResourceExhausted if there is not the
+  // memory. `done` is called once the copying that copy() began has ended.
+  Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
+         uint32_t slots, const Patience& patience, std::function<void()> done);
+  ~Shadow();
+  Shadow(const Shadow&) = delete;
+  Shadow& operator=(const Shadow&) = delete;
+
+  // The tensors as they lie in the first slot; those that are left out, as they were registered.
+  std::span<const TensorSpec> specs() const { return specs_; }
+  uint32_t slots() const { return static_cast<uint32_t>(runs_.size()); }
+  uint64_t slot_bytes() const { return slot_bytes_; }
+
+  // The registered tensors lie elsewhere now. Throws kInvalidArgument if what was tied is not, or the other way round.
+  // REQUIRES: !busy(), and none of them is lent
+  void relocate(const Manifest& manifest, std::span<const TensorSpec> tensors);
+  // From the user's memory (kSend), or to it. REQUIRES: not busy()
+  void copy(uint32_t slot);
+  bool busy() const { return run_ != nullptr; }
+  const Status& status() const { return status_; }  // of the last copy
+
+ private:
+  Packing pack(const Manifest& manifest, std::span<const TensorSpec> tensors) const;
+  std::vector<PullRoute> routes_of(const Packing& packing, uint32_t slot) const;
+  std::vector<std::unique_ptr<Run>> make_runs(const Packing& packing, uint32_t slots);
+  void allocate(uint64_t bytes, bool lent);
+  void finish();
+
+  Agent& agent_;
+  const Use use_;
+  const std::function<void()> done_;
+  std::vector<TensorSpec> specs_;
+  uint64_t slot_bytes_ = 0;
+  SharedBuffer buffer_;
+  std::shared_ptr<SharedArena> arena_;  // instead of it: one of its own, which the worker writes, too
+  std::byte* memory_ = nullptr;
+  LoopSignal run_done_;
+  std::vector<std::unique_ptr<Run>> runs_;  // by slot
+  Run* run_ = nullptr;                      // under way
+  uint32_t copies_ = 0;
+  Status status_;
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,272 @@
+#include "bus/session/source_link.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/socket.h"
+#include "memory/host/shared_arena.h"
+#include "tessera/memory.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr size_t kArenasPerFrame = 200;
+
+int64_t bytes_of_route(const Served& served) {
+  return bytes_of(served.route.what.dtype, served.route.what.region.size());
+}
+
+}  // namespace
+
+SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, Caller caller,
+                       std::vector<Served> routes, uint32_t slots, bool digest)
+    : agent_(agent),
+      lent_(lent),
+      owner_(owner),
+      link_(std::move(caller.link)),
+      rank_(caller.hello.rank),
+      name_(link_->name()),
+      routes_(std::move(routes)),
+      digest_(digest),
+      keeps_(slots > 1),
+      run_done_(agent.loop(), [this] { handle_run_done(); }) {
+  for (const Served& served : routes_) bytes_ += bytes_of_route(served);
+  const auto more =
+      std::ranges::count_if(routes_, &Served::quantised) + std::ranges::count_if(routes_, &Served::delta_digest);
+  digests_.digests.resize(routes_.size() + static_cast<size_t>(more));
+  link_->set_handlers([this](Frame& frame) { handle(frame); },
+                      [this](const Status& status) { owner_.on_source_lost(*this, status); });
+  link_->watch_process(caller.hello.incarnation);
+  send_places(slots);
+}
+
+SourceLink::~SourceLink() {
+  if (link_) link_->close();
+}
+
+// What one tensor (or reduced region) takes around its first element, and how it is laid out there.
+Attached::Place SourceLink::place_of(const Served& served) const {
+  const SourceRoute& route = served.route;
+  const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
+  const auto bytes = static_cast<size_t>(extent.end - extent.begin);
+  const bool lent = lent_ != nullptr && lent_->holds(route.data);
+  return {.memory = lent ? MemoryDesc{.kind = MemoryDesc::Kind::kRingOnly, .arena = 0, .offset = 0, .bytes = bytes}
+                         : describe_memory(route.data + extent.begin, bytes),
+          .origin = static_cast<uint64_t>(-extent.begin),
+          .strides = route.src.strides,
+          .slot_bytes = served.slot_bytes,
+          .delta =
+              served.delta == nullptr ? std::nullopt : std::optional(describe_memory(served.delta, served.delta_bytes)),
+          .delta_slot_bytes = served.delta_slot_bytes};
+}
+
+void SourceLink::send_places(uint32_t slots) {
+  Attached message;
+  std::map<uint32_t, std::shared_ptr<SharedArena>> arenas;
+  for (size_t i = 0; i < routes_.size(); ++i) {
+    const SourceRoute& route = routes_[i].route;
+    if (!routes_[i].per_route && i > 0 && !routes_[i - 1].per_route &&
+        routes_[i - 1].route.what.tensor == route.what.tensor)
+      continue;
+    message.places.push_back(place_of(routes_[i]));
+    const auto announce = [&](const MemoryDesc& memory, const std::byte* data) {
+      if (memory.kind != MemoryDesc::Kind::kShared || arenas.contains(memory.arena)) return;
+      const auto location = SharedHeap::process().locate(data, static_cast<size_t>(memory.bytes));
+      if (location) arenas.emplace(memory.arena, location->arena);
+    };
+    const Attached::Place& place = message.places.back();
+    announce(place.memory, route.data - place.origin);
+    if (place.delta) announce(*place.delta, routes_[i].delta);
+  }
+  // A message carries a bounded number of descriptors: more arenas take more messages, the last has the places.
+  Attached part;
+  std::vector<UniqueFd> fds;
+  const auto flush = [&] {
+    part.more_arenas = true;
+    link_->send(part, std::move(fds));
+    part = {};
+    fds.clear();
+  };
+  for (const auto& [id, arena] : arenas) {
+    if (fds.size() == kArenasPerFrame) flush();
+    part.arenas.push_back({.id = id, .bytes = arena->bytes()});
+    fds.push_back(duplicate_fd(arena->fd_for_peer()));
+  }
+  part.slots = slots;
+  part.places = std::move(message.places);
+  link_->send(part, std::move(fds));
+}
+
+void SourceLink::handle(Frame& frame) {
+  switch (static_cast<MessageType>(frame.type)) {
+    case MessageType::kPrepare:
+      return prepare(parse<Prepare>(frame.payload));
+    case MessageType::kHold: {
+      const Hold hold = parse<Hold>(frame.payload);
+      if (!ready_ || hold.epoch <= epoch_)
+        fail(ErrorCode::kMismatch, "Hold of version {} in epoch {} out of turn", hold.version, hold.epoch);
+      return owner_.on_hold(*this, hold.version, hold.epoch);
+    }
+    case MessageType::kRelease:
+      (void)parse<Release>(frame.payload);
+      return owner_.on_released(*this);
+    case MessageType::kTake: {
+      const Take take = parse<Take>(frame.payload);
+      if (!ready_ || taking_ != 0 || waiting_take_ || take.epoch <= epoch_ ||
+          (take.version == done_version_ && (running_ || !keeps_)))
+        fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn", take.version, take.epoch);
+      epoch_ = take.epoch;
+      if (running_) {  // the puller has drained the ring; the thread that filled it has still to say so
+        waiting_take_ = take;
+        return;
+      }
+      return owner_.on_take(*this, take);
+    }
+    case MessageType::kProgress: {
+      const ProgressReport report = parse<ProgressReport>(frame.payload);
+      if (report.version != taking_ || report.bytes <= progress_.load()) return;
+      progress_ = std::min(report.bytes, bytes_);
+      return owner_.on_progress(*this);
+    }
+    case MessageType::kDone: {
+      const Done done = parse<Done>(frame.payload);
+      if (taking_ == 0 && !done.status.ok()) {  // it gave up before it began
+        waiting_take_.reset();
+        ended_version_ = done.version;
+        return owner_.on_done(*this, done);
+      }
+      if (done.version != taking_ || taking_ == 0)
+        fail(ErrorCode::kMismatch, "Done with version {} where {} was being taken", done.version, taking_);
+      taking_ = 0;
+      ended_version_ = done.version;
+      if (done.status.ok()) {
+        done_version_ = done.version;
+        progress_ = bytes_;
+      }
+      return owner_.on_done(*this, done);
+    }
+    case MessageType::kDetach: {
+      const Detach detach = parse<Detach>(frame.payload);
+      left_ = detach.status.ok();
+      link_->close();
+      return owner_.on_source_detached(*this, detach.reason(name_));
+    }
+    case MessageType::kBroken:
+      return owner_.on_source_broken(*this, parse<Broken>(frame.payload).status);
+    default:
+      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+  }
+}
+
+void SourceLink::prepare(const Prepare& prepare) {
+  if (ready_) fail(ErrorCode::kMismatch, "Prepare came twice");
+  if (!prepare.skipped.empty() && prepare.skipped.back() >= routes_.size())
+    fail(ErrorCode::kMismatch, "Prepare skips route {} of {}", prepare.skipped.back(), routes_.size());
+  for (const uint32_t skipped : prepare.skipped) bytes_ -= bytes_of_route(routes_[skipped]);
+  skipped_ = prepare.skipped;
+  std::vector<UniqueFd> fds;
+  if (prepare.ring) {
+    std::vector<SourceRoute> routes;
+    for (uint32_t i = 0; i < routes_.size(); ++i) {
+      if (skips(i) || routes_[i].quantised) continue;
+      routes.push_back(routes_[i].route);
+      program_routes_.push_back(i);
+    }
+    program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_, .ring = true});
+    if (!program_->fills_ring()) fail(ErrorCode::kMismatch, "Prepare asks for a ring, but nothing here is private");
+    auto ring = BounceRing::create();
+    fds.push_back(duplicate_fd(ring->fd()));
+    if (lent_ != nullptr && lent_->touches(routes)) {
+      auto run = lent_->make_source(name_, routes, digest_, true, [this] { run_done_.raise(); });
+      run->give_ring(duplicate_fd(ring->fd()));
+      run_ = std::move(run);
+    } else {
+      pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
+      run_ = std::make_unique<SourceRun>(program_, *pool_, [this] { run_done_.raise(); }, name_, std::move(ring));
+    }
+  }
+  ready_ = true;
+  link_->send(Prepared{}, std::move(fds));
+  owner_.on_source_ready(*this);
+}
+
+void SourceLink::handle_run_done() {
+  running_ = false;
+  owner_.on_source_run_done(*this);
+  const std::optional<Take> take = std::exchange(waiting_take_, std::nullopt);
+  if (take && link_->open()) owner_.on_take(*this, *take);
+}
+
+std::span<const Digest> SourceLink::run_digests() {
+  if (!run_ || run_->digests().empty()) return {};
+  for (size_t i = 0; i < program_routes_.size(); ++i) digests_.digests[program_routes_[i]] = run_->digests()[i];
+  return std::span(digests_.digests).first(routes_.size());
+}
+
+void SourceLink::offer(int64_t version, uint32_t slot) {
+  if (taking_ == 0) progress_ = 0;
+  begin_anew(version);
+  link_->send(Offer{.version = version, .epoch = slot});
+}
+
+void SourceLink::keep(int64_t version, uint32_t epoch) {
+  link_->send(Held{.version = version, .epoch = epoch});
+}
+
+void SourceLink::withdraw(int64_t version) {
+  link_->send(Withdraw{.version = version});
+}
+
+// A send that failed may be repeated, and a staged version that not all could take is taken once more: by those, too,
+// that had it already.
+void SourceLink::begin_anew(int64_t version) {
+  if (done_version_ == version) done_version_ = 0;
+  if (ended_version_ == version) ended_version_ = 0;
+}
+
+bool SourceLink::skips(size_t route) const {
+  return std::ranges::binary_search(skipped_, static_cast<uint32_t>(route));
+}
+
+void SourceLink::grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<const int64_t> deltas) {
+  begin_anew(version);
+  taking_ = version;
+  progress_ = 0;
+  deltas_ = {};
+  for (size_t i = 0; i < deltas.size(); ++i)
+    if (deltas[i] != Grant::kInFull && !skips(i)) deltas_ += {1, deltas[i], bytes_of_route(routes_[i])};
+  grant_.version = version;
+  grant_.epoch = epoch;
+  grant_.stamp = stamp;
+  grant_.deltas.assign(deltas.begin(), deltas.end());
+  link_->send(grant_);
+  if (!run_) return;
+  running_ = true;
+  run_->start(epoch);
+}
+
+void SourceLink::refuse(int64_t version, uint32_t epoch, const Status& reason) {
+  link_->send(Refuse{.version = version, .epoch = epoch, .reason = reason});
+}
+
+void SourceLink::revoke(const Status& reason) {
+  if (taking_ != 0) link_->send(Revoke{.version = taking_, .epoch = epoch_, .reason = reason});
+}
+
+void SourceLink::send_digests(int64_t version) {
+  digests_.version = version;
+  link_->send(digests_);
+}
+
+void SourceLink::abort_run(const Status& status) {
+  if (running_) run_->abort(status);
+}
+
+void SourceLink::detach(const Status& why) {
+  link_->send(Detach{.status = why});
+  link_->close();
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,166 @@
+// The kernels of one variant, as tables of functions. To add a family: its struct here, a scalar_<family>() in
+// <family>_scalar.cc, a simd_<family>() in <family>_simd.cc, and a member of KernelSet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "codec/quant/quantize_formulas.h"
+#include "codec/simd/cast.h"
+#include "codec/simd/reduce.h"
+
+namespace tessera::codec {
+
+// Rows and columns: f64, f32, f16, bf16, E4M3, E5M2, as DType numbers them.
+inline constexpr size_t kFloatTypes = 6;
+static_assert(static_cast<size_t>(DType::kF8E5M2) + 1 == kFloatTypes);
+
+struct CastKernels {
+  std::string_view target;  // the variant for which it was compiled; every family has one, so that tests can tell
+  CastRow row[kFloatTypes][kFloatTypes];         // [from][to]; null on the diagonal
+  CastRow stream_row[kFloatTypes][kFloatTypes];  // with non-temporal stores
+};
+
+struct StreamKernels {
+  std::string_view target;
+  void (*copy_rows)(std::byte* dst, ptrdiff_t dst_stride, const std::byte* src, ptrdiff_t src_stride, size_t row_bytes,
+                    size_t rows);
+};
+
+// Rows of the image: row r starts at byte `offset + r * image_stride`.
+struct DigestRows {
+  const std::byte* data;
+  ptrdiff_t data_stride;
+  uint64_t offset;
+  uint64_t image_stride;
+  size_t row_bytes;
+  size_t rows;
+};
+class Prefetcher;
+// Add W_j * T_k[j] to sums[k]. Offsets count from the start of a block in which every row ends; `ahead` stands at the
+// first row and is stepped by every line that is read.
+struct DigestKernels {
+  std::string_view target;
+  void (*block_rows)(const DigestRows& rows, Prefetcher& ahead, uint64_t sums[2]);
+  // Streams the rows to `dst` on the way.
+  void (*block_copy)(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, Prefetcher& ahead, uint64_t sums[2]);
+};
+
+// Of the floats that have SIMD variants: f64, f32, f16, bf16, as DType numbers them.
+inline constexpr size_t kReducedFloats = 4;
+inline constexpr size_t kReduceOps = 5;
+struct ReduceKernels {
+  std::string_view target;
+  AccumulateRow first[kReducedFloats];
+  AccumulateRow next[kReduceOps][kReducedFloats];
+  FinishRow finish[kReducedFloats];          // rounds
+  FinishRow finish_average[kReducedFloats];  // divides, then rounds
+};
+
+// Of what is quantised: f32, f16, bf16, as DType numbers them; to E4M3, E5M2 and packed E2M1.
+inline constexpr size_t kQuantizedTypes = 3;
+inline constexpr size_t kCodeTypes = 3;
+static_assert(static_cast<size_t>(DType::kF32) == 1 && static_cast<size_t>(DType::kBF16) == kQuantizedTypes);
+
+// How many elements of a row share a scale: 16, 32 or 128, or
+inline constexpr size_t kEach = 1;
+inline constexpr size_t kWholeRow = static_cast<size_t>(-1);
+
+// Where stochastic rounding draws for the elements of a row.
+struct Draw {
+  uint64_t seed;
+  uint32_t plane;
+  uint64_t first_element;
+};
+
+struct AmaxKernels {
+  std::string_view target;
+  // The largest magnitude of each `block` elements of a row; the last block may be short. NaN is none. Here and below:
+  // true if there was a NaN or an infinity.
+  bool (*blocks[kQuantizedTypes])(const void* src, size_t n, size_t block, float* amax);
+  // Of the row and of `amax`.
+  bool (*row[kQuantizedTypes])(const void* src, size_t n, float& amax);
+  // Of each column of some rows, `stride` bytes apart, and of its `magnitudes`; in src's type.
+  bool (*fold[kQuantizedTypes])(const std::byte* src, size_t stride, size_t rows, size_t n, void* magnitudes);
+};
+
+struct ScaleKernels {
+  std::string_view target;
+  // Of n blocks: codec/quant/quantize_formulas.h, one after the other.
+  void (*nv)(const float* amax, size_t n, const NvConstants& constants, uint8_t* scales, float* multipliers);
+  void (*mx)(const float* amax, size_t n, float reciprocal, uint8_t* scales, float* multipliers);
+};
+
+using EncodeRow = void (*)(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes);
+using EncodeColumns = void (*)(const std::byte* src, size_t stride, size_t rows, size_t n, const float* multipliers,
+                               std::byte* codes, ptrdiff_t code_stride);
+
+struct QuantizeKernels {
+  std::string_view target;
+  // Multiplied in f32, rounded, saturated. One multiplier for every `block` elements. E2M1: n is even.
+  EncodeRow encode[kQuantizedTypes][kCodeTypes];
+  EncodeRow encode_by_powers[kQuantizedTypes][kCodeTypes];  // the same where multipliers are powers of two
+  // Some rows, with a power of two for each column.
+  EncodeColumns encode_columns[kQuantizedTypes][kCodeTypes];
+  void (*encode_stochastic[kQuantizedTypes])(const void* src, size_t n, size_t block, const float* multipliers,
+                                             const Draw& draw, std::byte* codes);
+  // Multiplied in f32, rounded once.
+  void (*decode[kCodeTypes][kQuantizedTypes])(const std::byte* codes, size_t n, size_t block, const float* scales,
+                                              void* dst);
+};
+
+struct TransposeKernels {
+  std::string_view target;
+  // Rows of `src` to columns of `dst`; strides in bytes. Elements of 1, 2 and 4 bytes.
+  void (*elements[3])(const std::byte* src, size_t src_stride, size_t rows, size_t columns, std::byte* dst,
+                      size_t dst_stride);
+  // Of half a byte, two of a row (of a column, in `dst`) a byte. Rows and columns are even.
+  void (*nibbles)(const std::byte* src, size_t src_stride, size_t rows, size_t columns, std::byte* dst,
+                  size_t dst_stride);
+  // 16 rows of bf16 by the 16 x 16 matrix of the random Hadamard transform, column by column.
+  void (*hadamard)(const std::byte* src, size_t src_stride, size_t columns, std::byte* dst, size_t dst_stride);
+};
+
+struct ChangeKernels {
+  std::string_view target;
+  // Of atoms of 1, 2, 4 and 8 bytes: codec/simd/changes.h.
+  void (*find[4])(const std::byte* now, const std::byte* before, size_t n, uint64_t* changed);
+};
+
+const CastKernels& scalar_cast();
+const StreamKernels& scalar_stream();
+const DigestKernels& scalar_digest();
+const ReduceKernels& scalar_reduce();
+const AmaxKernels& scalar_amax();
+const ScaleKernels& scalar_scale();
+const QuantizeKernels& scalar_quantize();
+const TransposeKernels& scalar_transpose();
+const ChangeKernels& scalar_changes();
+// `target`: one of Highway's HWY_* bits, supported by this CPU and other than HWY_SCALAR and HWY_EMU128.
+const CastKernels& simd_cast(int64_t target);
+const StreamKernels& simd_stream(int64_t target);
+const DigestKernels& simd_digest(int64_t target);
+const ReduceKernels& simd_reduce(int64_t target);
+const AmaxKernels& simd_amax(int64_t target);
+const ScaleKernels& simd_scale(int64_t target);
+const QuantizeKernels& simd_quantize(int64_t target);
+const TransposeKernels& simd_transpose(int64_t target);
+const ChangeKernels& simd_changes(int64_t target);
+
+struct KernelSet {
+  std::string_view target;
+  const CastKernels* cast;
+  const StreamKernels* stream;
+  const DigestKernels* digest;
+  const ReduceKernels* reduce;
+  const AmaxKernels* amax;
+  const ScaleKernels* scale;
+  const QuantizeKernels* quantize;
+  const TransposeKernels* transpose;
+  const ChangeKernels* changes;
+};
+
+const KernelSet& active_kernels();
+
+}  // namespace tessera::codec

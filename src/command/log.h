@@ -1,0 +1,65 @@
+// What an agent remembers of one client's commands, so that none is executed twice: which ones are being executed, and
+// how the last ones ended. It belongs to an incarnation of the client and outlives the queues over which commands come.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "command/ring.h"
+#include "tessera/error.h"
+
+namespace tessera::bus {
+
+// How a command ended: a result, unless the status is an error.
+struct CommandOutcome {
+  Status status;
+  std::vector<std::byte> result;  // at most kMaxRecordPayload
+  bool operator==(const CommandOutcome&) const = default;
+};
+
+// A reply's type and payload. Long error texts are cut.
+uint16_t write_outcome(const CommandOutcome& outcome, std::vector<std::byte>& payload);
+// Throws Error(kInvalidArgument) for what no agent writes.
+CommandOutcome read_outcome(const Record& reply);
+
+// Where the outcome of a command is to go. Thread-safe.
+class ReplySink {
+ public:
+  virtual ~ReplySink() = default;
+  virtual void reply(uint64_t id, const CommandOutcome& outcome) = 0;
+};
+
+// Thread-safe.
+class CommandLog {
+ public:
+  static constexpr size_t kRemembered = 1024;
+  static constexpr size_t kMostRunning = 4096;
+
+  explicit CommandLog(uint64_t incarnation, size_t remembered = kRemembered)
+      : incarnation_(incarnation), remembered_(remembered) {}
+
+  uint64_t incarnation() const { return incarnation_; }
+  size_t running() const;
+
+  // A command came. True if it is to be executed now: finish() then ends it. Else the sink gets its outcome, now or
+  // when it ends: it came before. That is kNotFound if it is too old to be remembered; kResourceExhausted, and it may
+  // come again, where too many run already.
+  bool begin(uint64_t id, const std::shared_ptr<ReplySink>& sink);
+  void finish(uint64_t id, CommandOutcome outcome);
+
+ private:
+  const uint64_t incarnation_;
+  const size_t remembered_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, std::vector<std::weak_ptr<ReplySink>>> running_;
+  std::map<uint64_t, CommandOutcome> finished_;
+  std::deque<uint64_t> order_;  // of finished_
+  uint64_t forgotten_ = 0;      // the highest id that is remembered no longer: what is below and unknown may have run
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,73 @@
+// The changes of a route since the version before, as they travel: a *delta piece*, bytes of a layout that both ends
+// compute from the route alone. Atoms (of f4 pairs, else elements) are numbered as in the route's stream, and cut into
+// segments of kSegmentAtoms, so that threads need not wait for each other, and these into chunks of kChunkAtoms:
+//
+//   counts      u32 a segment   its atoms that have changed
+//   summaries   u64 a chunk     bit w: word w of the chunk's bitmap is not 0
+//   bitmap      u64 [64] a chunk, of which those that are not 0 lie one behind the other, a segment's from where its
+//               room begins; bit i of word w is atom 64 w + i
+//   values      a segment's atoms that have changed, one behind the other, in the source's dtype
+//
+// Each section begins at a multiple of kDeltaAlignment, and has room for all words and atoms of each segment. Of a
+// segment whose count is 0 nothing else is there to be read. So a reader that trusts no more than its own layout stays
+// within the piece, whatever it reads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "exec/units.h"
+#include "exec/walk/route.h"
+
+namespace tessera {
+
+inline constexpr int64_t kDeltaAlignment = 64;
+
+// A value.
+class DeltaPiece {
+ public:
+  static constexpr int64_t kSegmentAtoms = int64_t{1} << 18;
+  static constexpr int64_t kWordAtoms = 64;
+  static constexpr int64_t kChunkAtoms = 64 * kWordAtoms;  // that fit the first-level cache
+
+  explicit DeltaPiece(const RouteRegion& what);
+
+  int64_t atoms() const { return atoms_; }
+  int64_t atom_bytes() const { return atom_bytes_; }
+  int64_t full_bytes() const { return atoms_ * atom_bytes_; }  // of the route without a delta
+  int64_t bytes() const { return values_ + full_bytes(); }     // that the piece spans
+  int64_t head_bytes() const { return values_; }               // all but the values
+
+  int64_t segments() const { return (atoms_ + kSegmentAtoms - 1) / kSegmentAtoms; }
+  int64_t first_atom(int64_t segment) const { return segment * kSegmentAtoms; }
+  int64_t segment_atoms(int64_t segment) const { return std::min(kSegmentAtoms, atoms_ - first_atom(segment)); }
+  // Offsets in the piece.
+  int64_t count(int64_t segment) const { return segment * static_cast<int64_t>(sizeof(uint32_t)); }
+  int64_t summaries(int64_t segment) const { return summaries_ + first_atom(segment) / kChunkAtoms * kWordBytes; }
+  int64_t words(int64_t segment) const { return words_ + first_atom(segment) / kWordAtoms * kWordBytes; }
+  int64_t values(int64_t segment) const { return values_ + first_atom(segment) * atom_bytes_; }
+
+  int64_t summary_bytes(int64_t segment) const {
+    return (segment_atoms(segment) + kChunkAtoms - 1) / kChunkAtoms * kWordBytes;
+  }
+  // What is read of a segment of which `changed` atoms have changed, in `words` words of the bitmap.
+  int64_t read_bytes(int64_t segment, int64_t words, int64_t changed) const {
+    return changed == 0 ? 0 : summary_bytes(segment) + words * kWordBytes + changed * atom_bytes_;
+  }
+  int64_t count_bytes() const { return segments() * static_cast<int64_t>(sizeof(uint32_t)); }  // of all
+
+ private:
+  static constexpr int64_t kWordBytes = sizeof(uint64_t);
+
+  int64_t atoms_ = 0;
+  int64_t atom_bytes_ = 1;
+  int64_t summaries_ = 0;  // where the sections begin
+  int64_t words_ = 0;
+  int64_t values_ = 0;
+};
+
+// For cut_into_units(): in segments.
+PartSize delta_part_size(const DeltaPiece& piece);
+
+}  // namespace tessera

@@ -1,0 +1,281 @@
+#include "exec/pull/compiler.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/config.h"
+#include "base/fail.h"
+#include "exec/pull/pull_program.h"
+#include "exec/pull_cost.h"
+#include "exec/walk/route_walk.h"
+#include "exec/wire/plane_writer.h"
+#include "exec/wire/wire_decode.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kDirectRow = 2048;  // destination rows from which a get writes them itself
+
+std::optional<PullPath> forced_path(const PullOptions& options) {
+  if (options.private_path) return options.private_path;
+  const std::string& forced = Config::get().force_pull;
+  if (forced.empty()) return {};
+  if (forced == to_string(PullPath::kGet)) return PullPath::kGet;
+  if (forced == to_string(PullPath::kRing)) return PullPath::kRing;
+  fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_PULL is \"{}\": it must be readv or ring", forced);
+}
+
+// By permission, then by cost.
+PullPath choose_private_path(const PeerMemory& peer, int64_t bytes, int64_t pieces, const PullOptions& options) {
+  const bool permitted = peer.can_get_private();
+  if (const auto forced = forced_path(options)) {
+    if (*forced == PullPath::kGet && !permitted)
+      fail(ErrorCode::kPermissionDenied,
+           "{}: process_vm_readv is forced but not permitted (Yama, seccomp, another user): use the ring", peer.name());
+    return *forced;
+  }
+  return permitted ? cheaper_private_path(pull_costs(), bytes, pieces) : PullPath::kRing;
+}
+
+// The walk over the source's array alone, after the check that it stays within what the peer has described.
+Walk checked_source_walk(const PullRoute& route, const PeerMemory& peer) {
+  Walk walk = make_walk(route.what, {.src = &route.src, .dst_dtype = route.what.dtype}, Walk::Order::kRowMajor);
+  const ByteExtent extent = walk.extent(kSource, atom_bytes(route.what.dtype));
+  const int64_t left = static_cast<int64_t>(std::min(route.memory.bytes, uint64_t{INT64_MAX}));
+  const int64_t origin = static_cast<int64_t>(std::min(route.origin, uint64_t{INT64_MAX}));
+  if (origin > left || extent.begin < -origin || extent.end > left - origin)
+    fail(ErrorCode::kInvalidArgument, "{}: tensor {}: bytes {} to {} around {} leave its memory of {} bytes",
+         peer.name(), route.what.tensor, extent.begin, extent.end, origin, left);
+  return walk;
+}
+
+// A MemoryDesc that covers everything that may be named together in one get.
+MemoryDesc whole_space(const MemoryDesc& memory) {
+  if (memory.kind == MemoryDesc::Kind::kPrivate) return {.kind = memory.kind, .bytes = INT64_MAX};
+  return {.kind = memory.kind, .arena = memory.arena, .offset = 0, .bytes = memory.offset + memory.bytes};
+}
+
+int64_t bytes_of_parts(const std::vector<PullPart>& parts) {
+  int64_t bytes = 0;
+  for (const PullPart& part : parts) bytes += part.walk.atoms() * part.kernel.source_bytes();
+  return bytes;
+}
+
+// Turns routes into parts.
+class Compiler {
+ public:
+  Compiler(PullProgram::Impl& program, std::span<const PullRoute> routes, const PullOptions& options)
+      : program_(program), routes_(routes), options_(options) {}
+
+  void run() {
+    place_routes();
+    for (size_t r = 0; r < routes_.size(); ++r) compile(r);
+    program_.mapped_units = cut(program_.mapped);
+    program_.get_units = cut(program_.get);
+    program_.wire_units = cut_pieces(program_.wire);
+    program_.delta_units = cut_deltas(program_.delta);
+    program_.bytes = {bytes_of_parts(program_.mapped), bytes_of_parts(program_.get), bytes_of_parts(program_.ring)};
+    for (const std::vector<PullPart>* parts : {&program_.mapped, &program_.get, &program_.ring})
+      for (const PullPart& part : *parts)
+        program_.route_bytes[part.route] = part.walk.atoms() * part.kernel.source_bytes();
+    for (const WirePart& part : program_.wire) {
+      program_.route_bytes[part.route] = part.reader->piece().bytes();
+      program_.bytes[static_cast<size_t>(PullPath::kMapped)] += part.reader->piece().bytes();
+    }
+  }
+
+ private:
+  struct Place {
+    PullPath path = PullPath::kMapped;
+    const std::byte* mapped = nullptr;
+    Walk walk;  // over the source's array
+  };
+
+  void place_routes() {
+    int64_t bytes = 0;
+    int64_t pieces = 0;
+    bool ring_only = false;
+    for (const PullRoute& route : routes_) {
+      Place place{.mapped = program_.peer->mapped(route.memory), .walk = checked_source_walk(route, *program_.peer)};
+      if (place.mapped == nullptr) place.path = PullPath::kGet;
+      if (place.mapped == nullptr && route.memory.kind != MemoryDesc::Kind::kShared && place.walk.atoms() > 0) {
+        bytes += place.walk.atoms() * atom_bytes(route.what.dtype);
+        pieces += std::max<int64_t>(place.walk.atoms() / place.walk.row_atoms(), 1);
+        if (route.memory.kind == MemoryDesc::Kind::kRingOnly) ring_only = true;
+      }
+      places_.push_back(std::move(place));
+    }
+    if (ring_only)
+      private_path_ = PullPath::kRing;
+    else if (bytes > 0)
+      private_path_ = choose_private_path(*program_.peer, bytes, pieces, options_);
+  }
+
+  void compile(size_t r) {
+    const PullRoute& route = routes_[r];
+    Place& place = places_[r];
+    if (route.wire != nullptr) return compile_wire(r);
+    if (route.delta) compile_delta(r);
+    if (place.walk.atoms() == 0) return;
+    if (place.path == PullPath::kGet && route.memory.kind != MemoryDesc::Kind::kShared) place.path = private_path_;
+    PullPart part{
+        .route = static_cast<uint32_t>(r),
+        .elements_per_atom = elements_per_atom(route.what.dtype),
+        .kernel = BlockKernel(route.what.dtype, route.dst_dtype, route.combine, route.op, BlockKernel::Store::kStream),
+        .data = route.data};
+    WalkArrays arrays{.dst = &route.dst, .dst_dtype = route.dst_dtype, .image = options_.digest};
+    switch (place.path) {
+      case PullPath::kMapped:
+        arrays.src = &route.src;
+        part.walk = make_walk(route.what, arrays, Walk::Order::kFree);
+        part.mapped = place.mapped + route.origin;
+        program_.mapped.push_back(std::move(part));
+        break;
+      case PullPath::kGet: {
+        part.space = whole_space(route.memory);
+        part.origin = static_cast<int64_t>(route.memory.offset + route.origin);
+        part.walk = make_walk(route.what, arrays, Walk::Order::kRowMajor);
+        part.direct = part.kernel.copies() && part.walk.row_atoms() * part.kernel.source_bytes() >= kDirectRow;
+        if (part.direct) {
+          arrays.src = &route.src;
+          part.walk = make_walk(route.what, arrays, Walk::Order::kRowMajor);
+        } else {
+          part.remote = std::move(place.walk);
+        }
+        program_.get.push_back(std::move(part));
+        break;
+      }
+      case PullPath::kRing:
+        part.walk = make_walk(route.what, arrays, Walk::Order::kRowMajor);
+        program_.stream.add(part.walk.atoms() * part.kernel.source_bytes());
+        program_.ring.push_back(std::move(part));
+        break;
+    }
+  }
+
+  void compile_wire(size_t r) {
+    const PullRoute& route = routes_[r];
+    TESSERA_CHECK(route.what.dtype == DType::kU8 && route.what.shape == Shape{route.wire->bytes()});
+    TESSERA_CHECK(route.what.region == Region::full(route.what.shape) && route.src.owned == route.what.region);
+    TESSERA_CHECK_EQ(route.src.strides.front(), Index{1});
+    TESSERA_CHECK(route.combine == Combine::kCopy);
+    if (places_[r].mapped == nullptr && route.wire->bytes() > 0)
+      fail(ErrorCode::kUnimplemented, "{}: tensor {} travels quantised, from memory that cannot be mapped",
+           program_.peer->name(), route.what.tensor);
+    program_.wire.push_back({static_cast<uint32_t>(r), reader_of(route, places_[r].mapped + route.origin)});
+  }
+
+  static std::unique_ptr<const WireReader> reader_of(const PullRoute& route, const std::byte* piece) {
+    if (!route.planes.empty()) return std::make_unique<PlaneWriter>(route.wire, piece, route.dst.owned, route.planes);
+    return std::make_unique<WireDecoder>(
+        route.wire, piece, WireDecoder::Target{.array = route.dst, .dtype = route.dst_dtype, .data = route.data});
+  }
+
+  void compile_delta(size_t r) {
+    const PullRoute& route = routes_[r];
+    const bool any = places_[r].walk.atoms() > 0;
+    const std::byte* const piece = any ? program_.peer->mapped(*route.delta) : nullptr;
+    if (any && (places_[r].mapped == nullptr || piece == nullptr))
+      fail(ErrorCode::kUnimplemented, "{}: tensor {} may travel as a delta, from memory that cannot be mapped",
+           program_.peer->name(), route.what.tensor);
+    const int64_t wanted = DeltaPiece(route.what).bytes();
+    if (route.delta->bytes < static_cast<uint64_t>(wanted))
+      fail(ErrorCode::kInvalidArgument, "{}: tensor {}: a delta piece of {} bytes, it takes {}", program_.peer->name(),
+           route.what.tensor, route.delta->bytes, wanted);
+    program_.delta.push_back({static_cast<uint32_t>(r), DeltaReader(route, piece)});
+  }
+
+  static std::vector<Unit> cut_deltas(const std::vector<DeltaPart>& parts) {
+    std::vector<PartSize> sizes;
+    sizes.reserve(parts.size());
+    for (const DeltaPart& part : parts) sizes.push_back(delta_part_size(part.reader.piece()));
+    return cut_into_units(sizes);
+  }
+
+  static std::vector<Unit> cut_pieces(const std::vector<WirePart>& parts) {
+    std::vector<PartSize> sizes;
+    sizes.reserve(parts.size());
+    for (const WirePart& part : parts)
+      sizes.push_back({.atoms = part.reader->piece().walk().all_bands(), .atom_bytes = part.reader->band_bytes()});
+    return cut_into_units(sizes);
+  }
+
+  static std::vector<Unit> cut(const std::vector<PullPart>& parts) {
+    std::vector<PartSize> sizes;
+    sizes.reserve(parts.size());
+    for (const PullPart& part : parts)
+      sizes.push_back({part.walk.atoms(), part.kernel.source_bytes(), part.walk.row_atoms()});
+    return cut_into_units(sizes);
+  }
+
+  PullProgram::Impl& program_;
+  std::span<const PullRoute> routes_;
+  const PullOptions& options_;
+  std::vector<Place> places_;
+  PullPath private_path_ = PullPath::kGet;
+};
+
+size_t memory_of_parts(const std::vector<PullPart>& parts) {
+  size_t bytes = parts.capacity() * sizeof(PullPart);
+  for (const PullPart& part : parts) bytes += part.walk.memory_bytes() + part.remote.memory_bytes() - 2 * sizeof(Walk);
+  return bytes;
+}
+
+}  // namespace
+
+std::string_view to_string(PullPath path) {
+  constexpr std::string_view kNames[] = {"mapped", "readv", "ring"};
+  return kNames[static_cast<size_t>(path)];
+}
+
+PullProgram::PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes,
+                         const PullOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  impl->peer = std::move(peer);
+  impl->digest = options.digest;
+  impl->routes = routes.size();
+  impl->route_bytes.resize(routes.size());
+  Compiler(*impl, routes, options).run();
+  impl_ = std::move(impl);
+}
+
+PullProgram::~PullProgram() = default;
+
+bool PullProgram::wants_ring() const {
+  return impl_->stream.bytes() > 0;
+}
+
+int64_t PullProgram::bytes() const {
+  return std::accumulate(impl_->bytes.begin(), impl_->bytes.end(), int64_t{0});
+}
+
+int64_t PullProgram::bytes(PullPath path) const {
+  return impl_->bytes[static_cast<size_t>(path)];
+}
+
+size_t PullProgram::routes() const {
+  return impl_->routes;
+}
+size_t PullProgram::wire_routes() const {
+  return impl_->wire.size();
+}
+size_t PullProgram::delta_routes() const {
+  return impl_->delta.size();
+}
+int64_t PullProgram::bytes_of(size_t route) const {
+  return impl_->route_bytes[route];
+}
+const PeerMemory& PullProgram::peer() const {
+  return *impl_->peer;
+}
+
+size_t PullProgram::memory_bytes() const {
+  return sizeof(Impl) + memory_of_parts(impl_->mapped) + memory_of_parts(impl_->get) + memory_of_parts(impl_->ring) +
+         impl_->wire.capacity() * sizeof(WirePart) + impl_->delta.capacity() * sizeof(DeltaPart) +
+         impl_->route_bytes.capacity() * sizeof(int64_t) +
+         (impl_->mapped_units.size() + impl_->get_units.size() + impl_->wire_units.size() + impl_->delta_units.size()) *
+             sizeof(Unit);
+}
+
+}  // namespace tessera

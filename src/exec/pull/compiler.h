@@ -1,0 +1,121 @@
+// The receiver's side: everything that one rank reads from one peer in a batch.
+//
+//   mapped   the peer's tensor lies in shared memory: copied straight from there, strided on both sides
+//   get      private memory, read by PeerMemory::get (process_vm_readv) in large requests
+//   ring     private memory that the peer packs into a BounceRing
+//
+// All private routes of one peer take one way, chosen when the program is made: the ring if some of that memory is for
+// rings only (MemoryDesc::Kind::kRingOnly), else by permission, then by the cost that the sizes of the pieces predict;
+// TESSERA_FORCE_PULL and PullOptions::private_path overrule permission and cost.
+//
+// Routes that travel quantised (PullRoute::wire) are read from mapped memory alone, and decoded on the way, or written
+// to planes. Those that may travel as deltas (PullRoute::delta) likewise; each run chooses (Travel).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "exec/transfer_run.h"
+#include "exec/walk/route.h"
+#include "transport/peer_memory.h"
+#include "transport/shm/bounce_ring.h"
+
+namespace tessera {
+
+struct PullPart;
+struct Unit;
+
+enum class PullPath : uint8_t { kMapped, kGet, kRing };
+std::string_view to_string(PullPath path);  // "mapped", "readv", "ring"
+
+// How a route travels in one run.
+enum class Travel : uint8_t {
+  kFull,
+  kDelta,  // of a route with a delta piece: its changes go on top of what the destination holds
+  kNot,    // the destination has it already
+};
+
+struct PullOptions {
+  bool digest = true;
+  std::optional<PullPath> private_path{};  // kGet or kRing; else TESSERA_FORCE_PULL, else by cost
+};
+
+// Compiled once at registration. Immutable, hence thread-safe; the memory it names must outlive its runs.
+class PullProgram {
+ public:
+  // Throws Error(kInvalidArgument) for a route that leaves the peer's memory or asks for a cast that does not exist,
+  // kPermissionDenied if `private_path` asks for what is not permitted, and kUnimplemented for a route that is
+  // quantised or may travel as a delta and is not in shared memory.
+  PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes, const PullOptions& options);
+  ~PullProgram();
+
+  // Whether the peer has to run a SourceProgram into a ring, over exactly the routes whose memory is private. The bus
+  // tells it so once.
+  bool wants_ring() const;
+  int64_t bytes() const;  // of the sources' dtypes
+  int64_t bytes(PullPath path) const;
+  size_t routes() const;
+  size_t wire_routes() const;            // of them, those that travel quantised
+  size_t delta_routes() const;           // and those that may travel as deltas
+  int64_t bytes_of(size_t route) const;  // in full
+  const PeerMemory& peer() const;
+  size_t memory_bytes() const;  // that the program itself takes, about
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<const Impl> impl_;
+};
+
+struct RunOptions {
+  // Ends with kDeadlineExceeded after so long without progress. Ring only, and for a source once the pull has begun.
+  Duration stall = seconds(30);
+};
+
+// One pull of a program. digests(): one a route; of a route that travels quantised, its image, codes and owned scales.
+// Behind them, in the order of the routes, the rest of each quantised one (WirePiece::digest), then one of each that
+// may travel as a delta: of its piece (DeltaRun::digests()), if it did and was cast; that of the route is then 0. Of a
+// delta that was not cast, the route's digest is of what the destination holds in the end. With a ring, the peer must
+// be told to start its SourceRun of the same epoch, before or after start(). That run takes up a thread of the peer's
+// until this one has drained the ring: give it a pool of its own (docs/design/data-plane.md).
+class PullRun final : public TransferRun {
+ public:
+  // REQUIRES: a ring exactly if program->wants_ring().
+  PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
+          std::unique_ptr<BounceRing> ring = {}, const RunOptions& options = {});
+  ~PullRun() override;
+
+  // Before start(), how each route travels from now on; until then in full. REQUIRES: one a route, no ring, and deltas
+  // only of routes that have them
+  void travel(std::span<const Travel> routes);
+
+  int64_t bytes() const override;  // as if all travelled in full, and so do bytes_done() count
+  const PullProgram& program() const { return *program_; }
+
+ private:
+  size_t units() const override;
+  void run_unit(size_t index, std::span<std::byte> scratch) override;
+  void prepare(uint32_t epoch) override;
+  void interrupt(const Status& status) override;
+  void run_mapped(const Unit& unit);
+  void run_wire(const Unit& unit);
+  void run_delta(const Unit& unit, std::span<std::byte> scratch);
+  bool in_full(uint32_t route) const { return travel_[route] == Travel::kFull; }
+  void run_get(const Unit& unit, std::span<std::byte> scratch);
+  void drain_ring();
+  void finished(const PullPart& part, int64_t atoms, Digest digest);
+
+  std::shared_ptr<const PullProgram> program_;
+  std::unique_ptr<BounceRing> ring_;
+  RunOptions options_;
+  uint32_t epoch_ = 0;
+  std::vector<Travel> travel_;  // by route
+  bool any_delta_ = false;
+};
+
+}  // namespace tessera

@@ -1,0 +1,185 @@
+#include "exec/pull/source.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "base/fail.h"
+#include "codec/simd/stream.h"
+#include "exec/pull/stream_cursor.h"
+#include "exec/units.h"
+#include "exec/walk/copy_block.h"
+#include "exec/walk/route_walk.h"
+
+namespace tessera {
+namespace {
+
+// One route. With a ring, `walk` goes from the source array into the packed frame.
+struct SourcePart {
+  uint32_t route = 0;
+  int64_t elements_per_atom = 1;
+  BlockKernel kernel;
+  Walk walk;
+  const std::byte* data = nullptr;  // first element of the source
+};
+
+constexpr int64_t kDigestUnitBytes = 128 << 10;
+
+const std::byte* first_byte(const SourcePart& part, int64_t atom) {
+  const std::byte* byte = nullptr;
+  part.walk.visit(atom, atom + 1, [&](const Block& block) { byte = part.data + block.offset[kSource]; });
+  return byte;
+}
+
+// Small units in the order of memory: where two receivers take halves of the same rows, the second half is digested
+// while it still is in the cache, to which the processor's prefetchers have brought it along with the first.
+std::vector<Unit> cut_by_address(const std::vector<SourcePart>& parts) {
+  std::vector<PartSize> sizes;
+  sizes.reserve(parts.size());
+  for (const SourcePart& part : parts)
+    sizes.push_back({part.walk.atoms(), part.kernel.source_bytes(), part.walk.row_atoms()});
+  std::vector<std::pair<const std::byte*, Unit>> placed;
+  for (const Unit& unit : cut_into_units(sizes, kDigestUnitBytes))
+    placed.emplace_back(first_byte(parts[unit.first_part], unit.first_atom), unit);
+  std::ranges::stable_sort(placed, std::less<>{}, &std::pair<const std::byte*, Unit>::first);
+  std::vector<Unit> units;
+  units.reserve(placed.size());
+  for (const auto& [byte, unit] : placed) units.push_back(unit);
+  return units;
+}
+
+bool is_private(const SourceRoute& route, const Walk& walk, int64_t bytes) {
+  const ByteExtent extent = walk.extent(kSource, bytes);
+  const MemoryDesc memory = describe_memory(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
+  return memory.kind == MemoryDesc::Kind::kPrivate;
+}
+
+}  // namespace
+
+struct SourceProgram::Impl {
+  bool digest = true;
+  size_t routes = 0;
+  int64_t bytes = 0;
+  std::vector<SourcePart> digested, ring;
+  std::vector<Unit> units;  // of `digested`
+  RingStream stream;
+};
+
+SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  impl->digest = options.digest;
+  impl->routes = routes.size();
+  for (size_t r = 0; r < routes.size(); ++r) {
+    const SourceRoute& route = routes[r];
+    const DType dtype = route.what.dtype;
+    const WalkArrays arrays{.src = &route.src, .dst_dtype = dtype, .image = options.digest};
+    SourcePart part{.route = static_cast<uint32_t>(r),
+                    .elements_per_atom = elements_per_atom(dtype),
+                    .kernel = BlockKernel(dtype, dtype, Combine::kCopy, ReduceOp::kSum, BlockKernel::Store::kCache),
+                    .walk = make_walk(route.what, arrays, Walk::Order::kRowMajor),
+                    .data = route.data};
+    const int64_t bytes = part.walk.atoms() * part.kernel.source_bytes();
+    if (bytes == 0) continue;
+    const bool ring = options.ring && is_private(route, part.walk, part.kernel.source_bytes());
+    if (!ring && !options.digest) continue;
+    impl->bytes += bytes;
+    if (ring) {
+      impl->stream.add(bytes);
+      impl->ring.push_back(std::move(part));
+    } else {
+      impl->digested.push_back(std::move(part));
+    }
+  }
+  impl->units = cut_by_address(impl->digested);
+  impl_ = std::move(impl);
+}
+
+SourceProgram::~SourceProgram() = default;
+
+bool SourceProgram::fills_ring() const {
+  return impl_->stream.bytes() > 0;
+}
+int64_t SourceProgram::bytes() const {
+  return impl_->bytes;
+}
+size_t SourceProgram::routes() const {
+  return impl_->routes;
+}
+
+SourceRun::SourceRun(std::shared_ptr<const SourceProgram> program, WorkerPool& pool, Done done, std::string peer,
+                     std::unique_ptr<BounceRing> ring, const RunOptions& options)
+    : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() : 0),
+      program_(std::move(program)),
+      peer_(std::move(peer)),
+      ring_(std::move(ring)),
+      options_(options) {
+  TESSERA_CHECK_EQ(program_->fills_ring(), ring_ != nullptr);
+}
+
+SourceRun::~SourceRun() = default;
+
+int64_t SourceRun::bytes() const {
+  return program_->bytes();
+}
+
+size_t SourceRun::units() const {
+  return (ring_ ? 1 : 0) + program_->impl().units.size();
+}
+
+void SourceRun::prepare(uint32_t epoch) {
+  if (ring_) ring_->begin_produce(epoch);
+}
+
+void SourceRun::interrupt(const Status& status) {
+  if (ring_) ring_->interrupt(status);
+}
+
+void SourceRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
+  const SourceProgram::Impl& program = program_->impl();
+  if (ring_) {
+    if (index == 0) return fill_ring();
+    --index;
+  }
+  const auto atoms_of = [&](uint32_t p) { return program.digested[p].walk.atoms(); };
+  for_each_part(program.units[index], atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
+    const SourcePart& part = program.digested[p];
+    const int64_t bytes = part.kernel.source_bytes();
+    Digest digest{.elements = static_cast<uint64_t>((last - first) * part.elements_per_atom)};
+    part.walk.visit(first, last, [&](const Block& block) { digest_block(digest, block, part.data, bytes); });
+    add_digest(part.route, digest);
+    add_bytes((last - first) * bytes);
+  });
+}
+
+void SourceRun::fill_ring() {
+  const SourceProgram::Impl& program = program_->impl();
+  RingStream::Cursor cursor(program.stream);
+  // The receiver begins when it has a thread to spare, which its other transfers may hold up for long. It says itself
+  // when it gives up; a stall is what comes after it has begun.
+  Duration patience = Duration::max();
+  while (!cursor.at_end() && !aborted()) {
+    const size_t bytes_in_frame = cursor.frame_bytes();
+    const std::span<std::byte> slot = ring_->reserve(Deadline::after(patience));
+    if (slot.empty()) {
+      const Status why = ring_->status();
+      if (!why.ok()) return abort(Status(why.code(), fmt::format("{}: {}", peer_, why.message())));
+      return abort(failed(ErrorCode::kDeadlineExceeded, "{}: took nothing from the bounce ring for {:.0f} s", peer_,
+                          to_seconds(options_.stall)));
+    }
+    cursor.visit_frame([&](size_t p, int64_t first, int64_t last, size_t at) {
+      const SourcePart& part = program.ring[p];
+      const int64_t bytes = part.kernel.source_bytes();
+      Digest digest{.elements = static_cast<uint64_t>((last - first) / bytes * part.elements_per_atom)};
+      part.walk.visit(first / bytes, last / bytes, [&](Block block) {
+        block.offset[kDestination] -= first;
+        part.kernel.run(block, part.data, slot.data() + at, program.digest ? &digest : nullptr);
+      });
+      if (program.digest) add_digest(part.route, digest);
+      add_bytes(last - first);
+    });
+    ring_->publish(bytes_in_frame);
+    patience = options_.stall;
+  }
+}
+
+}  // namespace tessera

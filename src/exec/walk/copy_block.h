@@ -1,0 +1,52 @@
+// What happens to the blocks of one route: copy, cast or accumulate, digested on the way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/simd/cast.h"
+#include "codec/simd/digest.h"
+#include "codec/simd/reduce.h"
+#include "exec/walk/route.h"
+#include "exec/walk/walk.h"
+
+namespace tessera {
+
+// Digests the source's rows of a block where they lie. (Digest::elements is the caller's.)
+void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes);
+
+// Chosen once a route. Immutable, hence thread-safe.
+class BlockKernel {
+ public:
+  enum class Store : uint8_t {
+    kStream,  // past the caches: for destinations that will not be read soon. stream_fence() is the caller's
+    kCache,   // for staging
+  };
+
+  // Throws Error(kInvalidArgument) for a cast or reduction that does not exist.
+  BlockKernel(DType from, DType to, Combine combine, ReduceOp op, Store store);
+
+  // Offsets count from `src`, `dst` and the image's start. `digest` may be null: then nothing is digested.
+  // (Digest::elements is the caller's.)
+  void run(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
+
+  int64_t source_bytes() const { return src_bytes_; }   // of an atom
+  bool copies() const { return kind_ == Kind::kCopy; }  // bits move untouched
+
+ private:
+  enum class Kind : uint8_t { kCopy, kCast, kAccumulate };
+
+  void copy(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
+  void convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
+  void convert_rows(const Block& block, const std::byte* src, std::byte* dst) const;
+  void convert_atoms(const Block& block, const std::byte* src, std::byte* dst) const;
+
+  Kind kind_ = Kind::kCopy;
+  Store store_;
+  uint8_t src_bytes_;
+  uint8_t dst_bytes_;
+  void (*convert_)(const void*, void*, size_t) = nullptr;       // kCast, kAccumulate
+  void (*convert_long_)(const void*, void*, size_t) = nullptr;  // kCast: for rows that are worth streaming
+};
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// What a QuantizeProgram is made of. For quantize_*.cc only.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "exec/wire/quantize_run.h"
+
+namespace tessera {
+
+struct QuantizePart {
+  uint32_t tensor = 0;
+  WirePiece piece;
+  codec::BlockEncoder encoder;
+  BoxOffsets send;  // boxes of the piece in the source
+  // Also what lies around the region in the same blocks. Touches the same blocks as the piece.
+  WireRegion seen;
+  BlockWalk look;
+  BoxOffsets look_at;
+  // Places in the grid's dims of blocks that are cut.
+  std::vector<Index> cut_rows, cut_columns;
+
+  explicit QuantizePart(const QuantizeRoute& route);
+  const codec::BlockFormat& format() const { return piece.what().format; }
+  size_t grid_place(Index matrix, Index block_row, Index block_column) const {
+    const BlockWalk& walk = piece.walk();
+    return static_cast<size_t>((matrix * walk.block_rows().size() + block_row) * walk.block_columns().size() +
+                               block_column);
+  }
+};
+
+struct QuantizeProgram::Impl {
+  std::vector<QuantizePart> parts;
+  std::vector<Unit> amax_units, encode_units;  // of bands
+  int64_t amax_bytes = 0;
+  int64_t encode_bytes = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,145 @@
+// The sender's side of quantised routes, in two passes over what it sends:
+//
+//   AmaxRun     amaxes of blocks and matrices, into QuantizeAmaxes; finds what is not finite
+//               (the caller makes all ranks agree on amaxes and on cut blocks, and overwrites them)
+//   EncodeRun   wire pieces (exec/wire/wire_piece.h) and their digests
+//
+// A block is *cut* if elements of it lie outside what this rank holds; of any other the amax is complete here, even
+// where routes cut it, since AmaxRun looks at all that this rank holds of the blocks that it sends. Who holds some of a
+// cut block reports it, so that all of it is looked at: of one tensor, what two ranks hold is equal or disjoint.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "exec/transfer_run.h"
+#include "exec/units.h"
+#include "exec/wire/wire_piece.h"
+
+namespace tessera {
+
+struct QuantizeRoute {
+  uint32_t tensor = 0;  // ordinal in the batch
+  WireRegion what{};
+  LocalArray src{};  // owns what.region; of what.src_dtype
+};
+
+// One that other ranks, or other parts of a fused matrix, have something of.
+struct CutBlock {
+  Index matrix = 0;     // of the tensor, row-major over its stack
+  Index block_row = 0;  // counted from the blocks' origin
+  Index block_column = 0;
+  size_t place = 0;  // in QuantizeAmaxes::blocks()
+};
+
+// Compiled once at registration. Immutable, hence thread-safe.
+class QuantizeProgram {
+ public:
+  // Throws as BlockWalk does, and for arrays that reach beyond any memory.
+  explicit QuantizeProgram(std::span<const QuantizeRoute> routes);
+  ~QuantizeProgram();
+
+  size_t routes() const;
+  const WirePiece& piece(size_t route) const;
+  // Of the tensor: the matrix at a place of QuantizeAmaxes::matrices().
+  Index matrix_of(size_t route, Index place) const;
+  Index cut_block_count(size_t route) const;
+  std::vector<CutBlock> cut_blocks(size_t route) const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<const Impl> impl_;
+};
+
+// What one pass writes and the other reads. Not thread-safe: no run that uses it may be under way while it is changed.
+class QuantizeAmaxes {
+ public:
+  explicit QuantizeAmaxes(const QuantizeProgram& program);
+
+  // Of each matrix of a route; empty for formats that need none.
+  std::span<float> matrices(size_t route) { return span_of(matrices_, route); }
+  // [matrices][touched block rows][touched block columns]; empty for formats with one scale.
+  std::span<float> blocks(size_t route) { return span_of(blocks_, route); }
+
+ private:
+  struct Range {
+    size_t first = 0;
+    size_t count = 0;
+  };
+  std::span<float> span_of(const std::vector<Range>& ranges, size_t route) {
+    return std::span(values_).subspan(ranges[route].first, ranges[route].count);
+  }
+
+  std::vector<float> values_;
+  std::vector<Range> matrices_, blocks_;
+};
+
+// A NaN or an infinity.
+struct NonfiniteValue {
+  uint32_t tensor = 0;
+  uint64_t index = 0;  // row-major in the whole tensor
+  float value = 0;
+};
+
+class AmaxRun final : public TransferRun {
+ public:
+  AmaxRun(std::shared_ptr<const QuantizeProgram> program, std::shared_ptr<QuantizeAmaxes> amaxes, WorkerPool& pool,
+          Done done);
+  ~AmaxRun() override;
+
+  // Where the routes' local tensors begin; before start(). REQUIRES: one a route.
+  void read_from(std::span<const std::byte* const> data);
+
+  int64_t bytes() const override;  // of the sources' dtypes, of all that is looked at
+  // The first one by tensor and index, once the run has ended.
+  const std::optional<NonfiniteValue>& nonfinite() const { return nonfinite_; }
+
+ private:
+  size_t units() const override;
+  void run_unit(size_t index, std::span<std::byte> scratch) override;
+  void prepare(uint32_t epoch) override;
+  void interrupt(const Status& /*status*/) override {}
+  void run_bands(size_t route, Index matrix, const Interval& bands);
+  void note(size_t route, const BlockBox& box, const codec::NonfiniteElements& found);
+
+  std::shared_ptr<const QuantizeProgram> program_;
+  std::shared_ptr<QuantizeAmaxes> amaxes_;
+  std::vector<const std::byte*> data_;
+  std::mutex mutex_;  // nonfinite_ while running
+  std::optional<NonfiniteValue> nonfinite_;
+};
+
+// digests(): each route's image, codes and owned scales; behind them, each route's rest (WirePiece::digest).
+class EncodeRun final : public TransferRun {
+ public:
+  struct Memory {
+    const std::byte* data = nullptr;  // where the local tensor begins
+    std::byte* piece = nullptr;       // WirePiece::bytes()
+  };
+  EncodeRun(std::shared_ptr<const QuantizeProgram> program, std::shared_ptr<QuantizeAmaxes> amaxes,
+            std::vector<Memory> memory, bool digest, WorkerPool& pool, Done done);
+  ~EncodeRun() override;
+
+  int64_t bytes() const override;  // of the sources' dtypes
+
+ private:
+  size_t units() const override;
+  void run_unit(size_t index, std::span<std::byte> scratch) override;
+  void prepare(uint32_t /*epoch*/) override {}
+  void interrupt(const Status& /*status*/) override {}
+  void encode(size_t route, Index first, Index last);
+
+  std::shared_ptr<const QuantizeProgram> program_;
+  std::shared_ptr<QuantizeAmaxes> amaxes_;
+  std::vector<Memory> memory_;
+  bool digest_;
+};
+
+}  // namespace tessera

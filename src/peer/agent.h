@@ -1,0 +1,136 @@
+// The event loop, the listening socket and the worker threads with which one rank takes part in transfers: in the
+// user's process, or in a daemon (daemon.h).
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/fork_guard.h"
+#include "base/listener.h"
+#include "base/log.h"
+#include "base/runtime_dir.h"
+#include "exec/worker_pool.h"
+#include "peer/identity.h"
+#include "peer/link.h"
+#include "peer/messages.h"
+#include "peer/wait_list.h"
+#include "transport/shm/ptrace_consent.h"
+
+namespace tessera::bus {
+
+// A connection whose caller has said who it is and what it wants.
+struct Caller {
+  std::shared_ptr<Link> link;
+  Hello hello;
+  Attach attach;
+};
+
+// Whoever takes connections for a session of a batch. Called on the loop's thread.
+class Acceptor {
+ public:
+  virtual ~Acceptor() = default;
+  // Takes the link over, or throws Error: the caller is told and the link closed.
+  virtual void accept(Caller caller) = 0;
+};
+
+// What a batch says when somebody asks its agent. Called on the loop's thread.
+class Inspected {
+ public:
+  virtual ~Inspected() = default;
+  virtual BatchReport report() const = 0;
+};
+
+// call(), claim_batch(), run_on_loop() and the getters may be used from any thread; the rest happens on the loop.
+class Agent {
+ public:
+  Agent(Identity identity, int threads);
+  ~Agent();
+
+  const Identity& identity() const { return identity_; }
+  const Incarnation& incarnation() const { return incarnation_; }  // of this agent: a process may have several
+  const std::string& address() const { return address_; }          // of the Unix socket
+  EventLoop& loop() { return loop_; }
+  // Pulls and sources never share threads: a ring is filled only while it is drained.
+  WorkerPool& pull_pool() { return pull_pool_; }
+  WorkerPool& source_pool() { return source_pool_; }
+  int threads() const { return pull_pool_.threads(); }
+  // Batches planned by this agent so far; a transfer that plans would show here.
+  void count_plan() { plans_.fetch_add(1); }
+  int64_t plans() const { return plans_.load(); }
+
+  // Throws kAlreadyExists if this rank has that batch already.
+  void claim_batch(const std::string& pair, const std::string& batch);
+  void release_batch(const std::string& pair, const std::string& batch);
+  // From now on callers that attach to `session` are given to `acceptor`; those that came early, at once. On the loop.
+  void open_session(const std::string& session, Acceptor* acceptor);
+  void close_session(const std::string& session, const Acceptor* acceptor);
+
+  // Whose report goes into the agent's. On the loop.
+  void add_inspected(const Inspected* batch) { inspected_.push_back(batch); }
+  void remove_inspected(const Inspected* batch) { std::erase(inspected_, batch); }
+  WaitList& waits() { return waits_; }
+  // What report() says of the worker's command queue; without one, nothing. On the loop.
+  void set_command_queue(std::function<CommandQueueReport()> queue) { command_queue_ = std::move(queue); }
+
+  // Connects to another agent and says Hello; blocks. The link's handlers are the caller's to set, on the loop's
+  // thread, before any frame is read: `on_link` runs there.
+  void call(const std::string& address, const std::string& peer_name, Deadline deadline,
+            const std::function<void(std::shared_ptr<Link>)>& on_link);
+  // The caller's first message on a new link.
+  Hello hello() const;
+  // Checks an answer to Hello: throws kMismatch for another peer than the one `link` is named after, and for a protocol
+  // that this release does not speak; else the link speaks that.
+  void check_welcome(Frame& frame, Link& link) const;
+
+  // Runs `task` on the loop's thread and waits until it has run; rethrows what it throws.
+  template <typename Task>
+  void run_on_loop(Task&& task) {
+    run_and_wait(std::ref(task));  // a reference is what std::function holds without a block of its own
+  }
+
+ private:
+  struct Waiting {  // said Hello, or said Attach before the session was there
+    std::shared_ptr<Link> link;
+    Hello hello;
+    std::optional<Attach> attach;
+    EventLoop::TimerId timer = 0;
+  };
+
+  void run_and_wait(const std::function<void()>& task);
+  void accept_connection(UniqueFd socket);
+  void handle_frame(uint64_t id, Frame& frame);
+  Report report() const;
+  void hand_over(uint64_t id, Acceptor& acceptor);
+  void reject(uint64_t id, const Status& status);
+  static void log_refusal(const std::string& caller, const Status& why);
+  void drop(uint64_t id);
+
+  const Identity identity_;
+  const ForkGuard process_;
+  const Incarnation incarnation_;
+  const PtraceConsent ptrace_consent_;
+  RuntimeDir runtime_dir_;
+  std::string address_;
+  Listener listener_;
+  EventLoop loop_;
+  WorkerPool pull_pool_;
+  WorkerPool source_pool_;
+  std::atomic<int64_t> plans_{0};
+  WaitList waits_;
+  std::vector<const Inspected*> inspected_;
+  std::function<CommandQueueReport()> command_queue_;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, Waiting> waiting_;
+  std::map<std::string, Acceptor*, std::less<>> sessions_;
+  std::mutex mutex_;
+  std::set<std::pair<std::string, std::string>> batches_;  // (pair, batch); guarded by mutex_
+};
+
+}  // namespace tessera::bus

@@ -1,0 +1,30 @@
+#include "peer/inspection.h"
+
+#include "base/fail.h"
+#include "base/socket.h"
+#include "peer/identity.h"
+
+namespace tessera::bus {
+
+Inspection::Inspection(const std::string& address, Deadline deadline)
+    : socket_(connect_unix(address, deadline)), reader_(kBusMagic, {.payload_bytes = kMaxReportBytes, .fds = 0}) {
+  require_same_user(socket_.get());
+  ByteWriter out;
+  Inspect{}.write(out);
+  FrameWriter writer(kBusMagic, kProtocolMax, kMaxHelloBytes);
+  writer.push(static_cast<uint16_t>(Inspect::kType), out.view());
+  writer.flush(socket_.get(), deadline);
+}
+
+Report Inspection::answer(Deadline deadline) {
+  const Frame frame = wait_frame(socket_.get(), reader_, deadline);
+  if (frame.type == static_cast<uint16_t>(MessageType::kReject)) {
+    const Reject reject = parse<Reject>(frame.payload);
+    throw Error(reject.code, reject.text);
+  }
+  if (frame.type != static_cast<uint16_t>(MessageType::kReport))
+    fail(ErrorCode::kMismatch, "answered Inspect with message {}", frame.type);
+  return parse<Report>(frame.payload);
+}
+
+}  // namespace tessera::bus

@@ -1,0 +1,59 @@
+// What Client's two halves share: client.cc runs on the callers' threads, client_loop.cc on the client's own.
+#pragma once
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "store/client/client.h"
+
+namespace tessera::store {
+
+// Errors that trying again does not mend: calls fail at once.
+inline bool lasting(ErrorCode code) {
+  return code == ErrorCode::kMismatch || code == ErrorCode::kPermissionDenied;
+}
+
+// A request under way. The caller waits on it; the client's thread ends it.
+struct Client::Call {
+  uint64_t id = 0;
+  std::string what;  // "put 'a/b/c'"
+  std::vector<std::byte> request;
+  std::function<void(ByteReader&)> on_reply;  // on the client's thread
+  bool grants = false;                        // a lease, which is of no use once nobody waits for it
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;       // guarded by mutex
+  Status status;           // guarded by mutex
+  bool abandoned = false;  // the client's thread; its reply is still of use to the memory
+
+  void end(Status outcome) {
+    {
+      const std::lock_guard lock(mutex);
+      if (std::exchange(done, true)) return;
+      status = std::move(outcome);
+    }
+    changed.notify_all();
+  }
+};
+
+struct Client::Watching {
+  uint64_t id = 0;
+  std::string prefix;
+  int64_t next = 0;  // the client's thread: the first revision not yet delivered
+  WatchCallback callback;
+  std::mutex delivering;
+  std::atomic<bool> ended{false};
+
+  void deliver(const WatchUpdate& update) {
+    const std::lock_guard lock(delivering);
+    if (ended) return;
+    try {
+      callback(update);
+    } catch (...) {
+      log().error("the callback of a watch of '{}' failed: {}", prefix, status_of_current_exception().message());
+    }
+    if (update.type != WatchUpdate::Type::kEvents) ended = true;
+  }
+};
+
+}  // namespace tessera::store

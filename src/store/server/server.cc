@@ -1,0 +1,322 @@
+#include "store/server/server.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/socket.h"
+#include "store/limits.h"
+#include "store/token_source.h"
+
+namespace tessera::store {
+namespace {
+
+// Before those that came first are heard: a crowd shall not push itself out.
+constexpr int kAcceptedAtOnce = 64;
+// A client that has more than this of answers to read is not served until it has read them.
+constexpr size_t kMaxQueuedAnswers = size_t{1} << 20;
+// (Events are bounded by ServerOptions.)
+
+}  // namespace
+
+Server::Session::Session(uint64_t number, UniqueFd connection)
+    : id(number),
+      fd(std::move(connection)),
+      reader(kMagic, {.payload_bytes = kMaxHelloBytes}),
+      writer(kMagic, kHelloVersion, kNoQueueLimit) {}
+
+bool Server::Session::takes_requests() const {
+  return !held && !ended && queued_answers() <= kMaxQueuedAnswers;
+}
+
+std::string Server::Session::name() const {
+  return hello ? fmt::format("{} of release {}", hello->incarnation.to_string(), hello->release)
+               : std::string("a client that has not said who it is");
+}
+
+Server::Server(UniqueFd listener, std::string address, ServerOptions options)
+    : address_(std::move(address)),
+      options_(std::move(options)),
+      listener_(loop_, std::move(listener)),
+      state_(options_.limits, [this](std::span<const Event> events) { publish(events); }),
+      service_(state_, *options_.clock),
+      loop_("tessera-store", *options_.clock) {
+  if (!options_.data_dir.empty()) {
+    file_.emplace(options_.data_dir);
+    file_->load(state_, options_.clock->now());
+    state_.set_keeper([this](const Change& change) { file_->keep(change); });
+    arm_expiry();
+  }
+  if (options_.revision_floor > 0) state_.raise_revision(options_.revision_floor);
+  await(options_.awaited);
+  listener_.start(
+      [this](UniqueFd fd) {
+        if (options_.same_user_only) require_same_user(fd.get());
+        add_session(std::move(fd));
+      },
+      [this](const Error& why) { refuse(why); });
+  loop_.start();
+}
+
+Server::~Server() {
+  stop();
+}
+
+void Server::refuse(const Error& why) {
+  if (why.code() == ErrorCode::kResourceExhausted && !greeting_.empty()) {
+    drop_greeting(why.what());
+    return listener_.resume();
+  }
+  log_event(LogLevel::warn, "connection.refused", {{"store", address_}}, "{}: a connection is refused: {}", address_,
+            why.what());
+}
+
+void Server::add_session(UniqueFd fd) {
+  const uint64_t id = next_session_++;
+  const int raw_fd = fd.get();
+  Session& session = *(sessions_[id] = std::make_unique<Session>(id, std::move(fd)));
+  loop_.add_fd(raw_fd, EPOLLIN, [this, id](uint32_t events) { on_ready(id, events); });
+  session.greeting_timer = loop_.add_timer_after(options_.greeting, [this, id] {
+    drop(id, failed(ErrorCode::kDeadlineExceeded, "no hello and no proof came within {:.3g} s",
+                    to_seconds(options_.greeting)));
+  });
+  greeting_.insert(id);
+  if (greeting_.size() > options_.max_greeting) drop_greeting("too many others say nothing either");
+}
+
+void Server::drop_greeting(std::string_view why) {
+  drop(*greeting_.begin(), Status(ErrorCode::kResourceExhausted, std::string(why)));
+}
+
+void Server::on_ready(uint64_t id, uint32_t events) {
+  Session& session = *sessions_.at(id);
+  try {
+    if ((events & EPOLLOUT) != 0) advance(session);
+    if (!sessions_.contains(id)) return;
+    const bool hung_up = (events & (EPOLLHUP | EPOLLERR)) != 0;
+    if (!session.takes_requests()) {
+      if (hung_up) drop(id, {});
+      return;
+    }
+    if ((events & EPOLLIN) == 0 && !hung_up) return;
+    const bool open = session.reader.fill(session.fd.get());
+    pump(session);
+    if (!open) drop(id, {});
+  } catch (...) {
+    drop(id, status_of_current_exception());
+  }
+}
+
+// Sends what goes and serves what waited for that. The session may be gone afterwards.
+void Server::advance(Session& session) {
+  if (session.writer.flush(session.fd.get()) && session.ended) return drop(session.id, {});
+  pump(session);
+  update_events(session);
+}
+
+void Server::pump(Session& session) {
+  while (session.takes_requests()) {
+    std::optional<Frame> frame = session.reader.next();
+    if (!frame) return;
+    const bool asks = frame->type == raw(MessageType::kRequest) || frame->type == raw(MessageType::kWatch);
+    if (gathering_ && asks && session.hello) {
+      session.held = std::move(*frame);
+      update_events(session);
+      return;
+    }
+    take(session, *frame);
+  }
+}
+
+void Server::take(Session& session, const Frame& frame) {
+  const size_t events = session.queued_events();
+  handle(session, frame);
+  session.answer_bytes = session.writer.queued_bytes() - events;
+}
+
+void Server::handle(Session& session, const Frame& frame) {
+  const auto type = static_cast<MessageType>(frame.type);
+  if (!session.hello) {
+    if (type == MessageType::kHello && !session.greeting) return on_hello(session, frame);
+    if (type == MessageType::kProof && session.greeting) return on_proof(session, frame);
+    fail(ErrorCode::kInvalidArgument, "a message of type {} came before the hello", frame.type);
+  }
+  if (frame.version < kMinVersion || frame.version > kMaxVersion)
+    fail(ErrorCode::kInvalidArgument, "a message of protocol {} after {} was agreed on", frame.version, kMaxVersion);
+  switch (type) {
+    case MessageType::kRequest:
+      send(session.id, MessageType::kReply, service_.answer(Request::decode(frame.payload)));
+      return arm_expiry();
+    case MessageType::kWatch:
+      return on_watch(session, frame);
+    case MessageType::kUnwatch: {
+      ByteReader in(frame.payload, "unwatch");
+      session.watches.erase(in.get<uint64_t>());
+      return in.finish();
+    }
+    case MessageType::kKeepAlive:
+      return on_keep_alive(session, frame);
+    case MessageType::kRepublishLeases:
+    case MessageType::kRepublishKeys:
+      return restore(frame);
+    case MessageType::kRepublishDone:
+      return stop_awaiting(session.hello->client);
+    default:
+      fail(ErrorCode::kInvalidArgument, "a message of unknown type {}", frame.type);
+  }
+}
+
+void Server::on_hello(Session& session, const Frame& frame) {
+  const Hello hello = Hello::decode(frame.payload);
+  if (hello.min_version > kMaxVersion || hello.max_version < kMinVersion) {
+    const Status refusal =
+        failed(ErrorCode::kMismatch,
+               "the client (release {}) speaks store protocol {} to {}, the store (release {}) {} to "
+               "{}: run releases that share one",
+               hello.release, hello.min_version, hello.max_version, release(), kMinVersion, kMaxVersion);
+    return refuse(session, refusal);
+  }
+  const uint16_t version = std::min(hello.max_version, kMaxVersion);
+  if (!options_.token) return welcome(session, hello, std::nullopt);
+  const Handshake handshake{.version = version, .client = hello.nonce, .server = random_nonce()};
+  session.greeting = {.hello = hello, .handshake = handshake};
+  send(session.id, MessageType::kChallenge,
+       Challenge{.version = version, .release = std::string(release()), .nonce = handshake.server}.encode());
+}
+
+void Server::on_proof(Session& session, const Frame& frame) {
+  const Greeting greeting = *session.greeting;
+  if (!options_.token->proves(Side::kClient, greeting.handshake, decode_proof(frame.payload)))
+    return refuse(session, failed(ErrorCode::kPermissionDenied, "a client at {} does not know the token",
+                                  peer_url(session.fd.get())));
+  welcome(session, greeting.hello, options_.token->prove(Side::kServer, greeting.handshake));
+}
+
+void Server::refuse(Session& session, const Status& why) {
+  log_event(LogLevel::warn, "connection.refused", {{"store", address_}, {"peer", session.name()}}, "{}: {}", address_,
+            why.message());
+  send(session.id, MessageType::kRefused, encode_error(0, why));
+  session.ended = true;
+}
+
+void Server::welcome(Session& session, const Hello& hello, std::optional<Proof> proof) {
+  const bool returns = hello.last_instance != 0 && hello.last_instance != instance_;
+  if (returns && !gathering_ && state_.revision() == 0) begin_gathering();  // a restarted server: others will be back
+  continue_from(hello.last_revision);
+  session.hello = hello;
+  session.greeting.reset();
+  greeting_.erase(session.id);
+  loop_.cancel_timer(session.greeting_timer);
+  session.reader.set_limits({.payload_bytes = kMaxRequestBytes});
+  const uint16_t version = std::min(hello.max_version, kMaxVersion);
+  send(session.id, MessageType::kWelcome,
+       Welcome{.version = version, .release = std::string(release()), .instance = instance_, .proof = proof}.encode());
+  session.writer.set_version(version);
+  report_members();
+}
+
+void Server::on_watch(Session& session, const Frame& frame) {
+  WatchStart start = WatchStart::decode(frame.payload);
+  if (start.from <= state_.compacted()) {
+    const Compacted answer{.watch = start.watch, .revision = state_.compacted()};
+    return send(session.id, MessageType::kCompacted, answer.encode());
+  }
+  if (session.watches.size() >= kMaxKeys)
+    fail(ErrorCode::kResourceExhausted, "{} watches on one connection", session.watches.size());
+  send_events(session.id, start.watch, state_.events_from(start.from, start.prefix));
+  session.watches[start.watch] = std::move(start.prefix);
+}
+
+void Server::on_keep_alive(Session& session, const Frame& frame) {
+  std::vector<LeaseId> lost;
+  for (const LeaseId lease : decode_leases(frame.payload))
+    if (!state_.keep_alive(lease, loop_.clock().now())) lost.push_back(lease);
+  if (!lost.empty()) send(session.id, MessageType::kLeasesLost, encode_leases(lost));
+}
+
+void Server::send(uint64_t id, MessageType type, std::span<const std::byte> payload) {
+  Session& session = *sessions_.at(id);
+  session.writer.push(raw(type), payload);
+  if (!std::exchange(session.flush_due, true)) due_.push_back(id);
+  if (!std::exchange(flush_posted_, true)) loop_.post([this] { flush_due(); });
+}
+
+void Server::flush_due() {
+  flush_posted_ = false;
+  for (const uint64_t id : std::exchange(due_, {})) {
+    const auto found = sessions_.find(id);
+    if (found == sessions_.end()) continue;
+    Session& session = *found->second;
+    session.flush_due = false;
+    try {
+      advance(session);
+    } catch (...) {
+      drop(id, status_of_current_exception());
+    }
+  }
+}
+
+void Server::publish(std::span<const Event> events) {
+  for (auto& [id, session] : sessions_) {
+    for (const auto& [watch, prefix] : session->watches) {
+      std::vector<Event> seen;
+      std::ranges::copy_if(events, std::back_inserter(seen),
+                           [&](const Event& event) { return event.kv->key.starts_with(prefix); });
+      if (session->queued_events() <= options_.max_queued_bytes) {
+        send_events(id, watch, seen);
+      } else {
+        const Status why = failed(ErrorCode::kResourceExhausted,
+                                  "{} bytes of events wait for a peer that does not read, {} at most may",
+                                  session->queued_events(), options_.max_queued_bytes);
+        session->watches.clear();
+        loop_.post([this, slow = id, why] { drop(slow, why); });  // we may be inside its own request
+        break;
+      }
+    }
+  }
+}
+
+void Server::send_events(uint64_t session, uint64_t watch, std::span<const Event> events) {
+  if (events.empty()) return;
+  ByteWriter out;
+  out.put(watch);
+  out.put(static_cast<uint32_t>(events.size()));
+  for (const Event& event : events) {
+    out.put(event.type);
+    write_key_value(out, *event.kv);
+  }
+  send(session, MessageType::kEvents, out.take());
+}
+
+void Server::drop(uint64_t id, const Status& why) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return;
+  const std::unique_ptr<Session> session = std::move(found->second);
+  sessions_.erase(found);
+  greeting_.erase(id);
+  loop_.cancel_timer(session->greeting_timer);
+  loop_.remove_fd(session->fd.get());
+  if (!why.ok() && why.code() != ErrorCode::kPeerLost)
+    log_event(LogLevel::warn, "connection.closed", {{"store", address_}, {"peer", session->name()}},
+              "{}: closed the connection to {}: {}", address_, session->name(), why.message());
+  if (session->hello) report_members();
+}
+
+void Server::update_events(const Session& session) {
+  const uint32_t in = session.takes_requests() ? uint32_t{EPOLLIN} : 0U;
+  loop_.set_events(session.fd.get(), in | (session.writer.empty() ? 0U : uint32_t{EPOLLOUT}));
+}
+
+void Server::arm_expiry() {
+  const auto due = state_.next_expiry();
+  if (!due || (expiry_timer_ != 0 && expiry_due_ <= *due)) return;
+  loop_.cancel_timer(expiry_timer_);
+  expiry_due_ = *due;
+  expiry_timer_ = loop_.add_timer(*due, [this] {
+    expiry_timer_ = 0;
+    state_.expire(loop_.clock().now());
+    arm_expiry();
+  });
+}
+
+}  // namespace tessera::store

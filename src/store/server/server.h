@@ -1,0 +1,154 @@
+// The store's server: one thread, an EventLoop, for all connections. Protocol: docs/formats/store-protocol.md.
+//
+// A connection that sends anything malformed, or does not read what its watches bring, is closed with a warning in the
+// log; no other notices. One that has not said hello, and proved that it knows the token if there is one, may send
+// nothing else, has a short time and counts among a bounded number: of too many, the oldest goes. What a client asks
+// for waits until it has read most of what it asked for before. A server that follows another one (see `awaited`) first
+// gathers what clients publish again: until then it accepts connections and holds their requests.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/event_loop.h"
+#include "base/fd.h"
+#include "base/framing.h"
+#include "base/listener.h"
+#include "store/memory/state.h"
+#include "store/memory/state_file.h"
+#include "store/protocol.h"
+#include "store/service.h"
+#include "store/token.h"
+
+namespace tessera::store {
+
+struct Member {
+  uint64_t client = 0;
+  Incarnation incarnation;
+};
+
+struct ServerOptions {
+  const Clock* clock = &Clock::steady();
+  State::Limits limits{};
+  size_t max_queued_bytes = size_t{64} << 20;  // of events, a connection; a slower reader is disconnected
+  Duration republication = std::chrono::seconds(1);
+  std::string data_dir{};         // keeps the state there; empty: nowhere
+  int64_t revision_floor = 0;     // revisions start above it
+  std::vector<Member> awaited{};  // clients of the server before this one: gather until all are back, or dead
+  bool same_user_only = false;    // for Unix sockets
+  std::optional<Token> token{};   // what clients must prove to know; for TCP
+  Duration greeting = std::chrono::seconds(10);  // a new connection's time to say hello
+  size_t max_greeting = 512;                     // connections that have not
+  // Called on the server's thread when a client has come or gone, with all there are and those awaited. Must not throw.
+  std::function<void(const std::vector<Member>&)> on_members{};
+};
+
+class Server final : public StoreServer {
+ public:
+  // `listener` is a listening socket, `address` its URL.
+  Server(UniqueFd listener, std::string address, ServerOptions options);
+  ~Server() override;
+
+  std::string address() const override { return address_; }
+  // Ends the thread; connections stay open, unserved, until the object ends. Idempotent.
+  void stop() { loop_.stop(); }
+  // After stop(): the clients that are still there, even where it had no time to notice, and those awaited.
+  std::vector<Member> connected_members() const;
+  bool gathering() const { return !awaited_.empty(); }  // some of them have not come back yet; likewise
+  // For tests: what moves a FakeClock must run on this loop.
+  EventLoop& loop() { return loop_; }
+
+ private:
+  struct Greeting {
+    Hello hello;
+    Handshake handshake;
+  };
+
+  struct Session {
+    Session(uint64_t number, UniqueFd connection);
+
+    uint64_t id;
+    UniqueFd fd;
+    FrameReader reader;
+    FrameWriter writer;
+    std::optional<Hello> hello;        // once it has said so, and proved that it may
+    std::optional<Greeting> greeting;  // until then: what it has said, and what it must prove
+    EventLoop::TimerId greeting_timer = 0;
+    std::map<uint64_t, std::string> watches;  // prefix by id
+    std::optional<Frame> held;                // waits for the end of gathering; meanwhile nothing more is read
+    bool flush_due = false;
+    bool ended = false;       // refused: close once everything is sent
+    size_t answer_bytes = 0;  // at most so many of the queued bytes are answers, the others events
+    size_t queued_answers() const { return std::min(answer_bytes, writer.queued_bytes()); }
+    size_t queued_events() const { return writer.queued_bytes() - queued_answers(); }
+    bool takes_requests() const;
+    std::string name() const;
+  };
+
+  struct Awaited {
+    Member member;
+    UniqueFd pidfd;  // empty: its death cannot be seen from here
+  };
+
+  void refuse(const Error& why);
+  void add_session(UniqueFd fd);
+  void on_ready(uint64_t id, uint32_t events);
+  void advance(Session& session);
+  void pump(Session& session);
+  void take(Session& session, const Frame& frame);
+  void handle(Session& session, const Frame& frame);
+  void on_hello(Session& session, const Frame& frame);
+  void on_proof(Session& session, const Frame& frame);
+  void welcome(Session& session, const Hello& hello, std::optional<Proof> proof);
+  void refuse(Session& session, const Status& why);
+  void on_watch(Session& session, const Frame& frame);
+  void on_keep_alive(Session& session, const Frame& frame);
+  void continue_from(int64_t revision);
+  void restore(const Frame& frame);
+
+  void send(uint64_t session, MessageType type, std::span<const std::byte> payload);
+  void flush_due();
+  void publish(std::span<const Event> events);
+  void send_events(uint64_t session, uint64_t watch, std::span<const Event> events);
+  void drop(uint64_t id, const Status& why);
+  void drop_greeting(std::string_view why);
+  void update_events(const Session& session);
+
+  void await(const std::vector<Member>& members);
+  void stop_awaiting(uint64_t client);
+  void begin_gathering();
+  void end_gathering();
+  void arm_expiry();
+  void report_members();
+  std::vector<Member> members(bool (*counts)(const Session&)) const;
+
+  const std::string address_;
+  const ServerOptions options_;
+  const uint64_t instance_ = random_id();
+  Listener listener_;
+  std::map<uint64_t, std::unique_ptr<Session>> sessions_;
+  uint64_t next_session_ = 1;
+  std::set<uint64_t> greeting_;  // sessions without a hello, the oldest first
+  std::vector<uint64_t> due_;    // sessions with something to flush
+  bool flush_posted_ = false;
+  std::optional<StateFile> file_;
+  State state_;
+  Service service_;
+  bool gathering_ = false;
+  std::map<uint64_t, Awaited> awaited_;  // by client
+  EventLoop::TimerId gather_timer_ = 0;
+  EventLoop::TimerId expiry_timer_ = 0;
+  TimePoint expiry_due_{};
+  EventLoop loop_;  // last: ends before what its callbacks use
+};
+
+}  // namespace tessera::store

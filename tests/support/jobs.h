@@ -1,0 +1,122 @@
+// A trainer and an inference job of one float matrix, cut down to what a test wants to break.
+#pragma once
+
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "peer/report.h"
+#include "tessera/bus.h"
+#include "tests/support/harness.h"
+
+// What a check inside a child reports: its exit status, behind the line that failed.
+#define REQUIRE_HERE(condition)                                            \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      return 5;                                                            \
+    }                                                                      \
+  } while (false)
+
+namespace tessera::test {
+
+// What a child that an Error ends exits with: see ProcessGroup::start.
+constexpr int status_of(ErrorCode code) {
+  return 10 + static_cast<int>(code);
+}
+inline constexpr int kPeerLost = status_of(ErrorCode::kPeerLost);
+inline constexpr int kMismatch = status_of(ErrorCode::kMismatch);
+inline constexpr int kDeadline = status_of(ErrorCode::kDeadlineExceeded);
+inline constexpr int kExists = status_of(ErrorCode::kAlreadyExists);
+inline constexpr int kCancelled = status_of(ErrorCode::kCancelled);
+inline constexpr int kDataLoss = status_of(ErrorCode::kDataLoss);
+
+struct Side {
+  std::string job;
+  std::string peer;
+  Rank rank = 0;
+  int world = 1;
+  std::string layout;  // of "weight"
+  Shape shape{64, 48};
+  DType dtype = DType::kF32;
+  std::string name = "weight";
+  bool sends = false;
+  Timeout rendezvous = std::chrono::seconds(8);
+  std::string name_space = {};
+  bool digest = true;
+  BatchOptions options = {};
+  std::string agent = {};
+  std::optional<Format> wire = {};
+  std::string says = {};  // to its fellows before it registers, with its rank behind it; they are to say the same
+};
+
+// Rows at the trainer's ranks, columns at the inference job's.
+Side trainer(Rank rank, int world = 2);
+Side inference(Rank rank, int world = 2);
+Side with_agent(Side side);  // which has an agent daemon
+Side staged(Side side);
+
+// The local tensor of a side, zeroed.
+std::vector<float> local_tensor(const Side& side);
+
+inline constexpr Timeout kPatience = std::chrono::seconds(5);
+
+// The contents that a version has: every element tells the version and its own index.
+void fill(const Side& side, std::vector<float>& tensor, int64_t version);
+bool holds(const Side& side, const std::vector<float>& tensor, int64_t version);
+
+// Joins the pair and calls `body`.
+int with_pair(const Side& side, const std::string& store, const std::function<int(Pair& pair)>& body);
+// Joins the pair, registers the tensor and calls `body`.
+int with_batch(const Side& side, const std::string& store,
+               const std::function<int(Batch& batch, std::vector<float>& tensor)>& body);
+
+// Bodies of a batch.
+int send_once(Batch& batch, std::vector<float>&);
+int receive_once(Batch& batch, std::vector<float>&);
+
+// Whether a wait for a handle that does not end is ended by a stop, requested before or meanwhile, and only the wait
+// is.
+bool a_stop_ends_a_wait_for(Handle& handle);
+
+// Returns once that process has ended, reaped or not.
+void await_end(pid_t pid);
+// Stops that process; returns once all its threads stand still.
+void stop_process(pid_t pid);
+// Whether `transfer` went well; a lost peer, or one that did not come in time, is no error here.
+bool went_well(const std::function<void()>& transfer);
+
+// What that rank's agent says, asked as `tessera top` does.
+bus::Report report_of(const std::string& store, const std::string& job, Rank rank);
+
+// Waits for all and expects status 0 of each, and an empty runtime folder.
+void expect_all_well(ProcessGroup& group);
+
+// Where the processes that are started while it lives wait for each other: pass() returns once each of them has come to
+// it or has ended.
+class Barrier {
+ public:
+  Barrier();
+  void pass();                         // in such a process, once
+  void open() { write_end_.reset(); }  // in the test itself, once it has started them all
+
+ private:
+  UniqueFd read_end_;
+  UniqueFd write_end_;
+};
+
+// Raised by one of the processes that are started while it lives, waited for by another.
+class Signal {
+ public:
+  Signal();
+  void raise() const;
+  void wait() const;  // takes one raise; throws kDeadlineExceeded past the hang limit
+
+ private:
+  UniqueFd event_;
+};
+
+}  // namespace tessera::test

@@ -1,0 +1,192 @@
+// A rank whose part of the bus protocol a test speaks by hand.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/socket.h"
+#include "base/testing.h"
+#include "bus/registration/local_tensors.h"
+#include "bus/registration/manifest.h"
+#include "bus/registration/rendezvous.h"
+#include "peer/agent.h"
+#include "tessera/store.h"
+
+namespace tessera::test {
+
+// A rank that registers as others do, and then speaks for itself. Frames are kept until they are asked for.
+class RawRank final : public bus::Acceptor {
+ public:
+  RawRank(const std::string& store, const std::string& job, const std::string& peer, Rank rank, int world)
+      : store_(open_store(store)),
+        agent_({"default", job, rank, world}, 1),
+        rendezvous_(*store_, agent_.identity(),
+                    {.incarnation = agent_.incarnation(),
+                     .world = agent_.identity().world,
+                     .address = agent_.address(),
+                     .release = "test",
+                     .worker = {}},
+                    agent_.waits()) {
+    rendezvous_.claim({.deadline = soon(), .stop = {}});
+    view_ = rendezvous_.join("weights", peer, {.deadline = soon(), .stop = {}});
+  }
+  ~RawRank() override {
+    agent_.run_on_loop([this] {
+      agent_.close_session(session_, this);
+      if (link_) link_->close();
+      link_ = nullptr;
+      for (const auto& link : pullers_) link->close();
+      pullers_.clear();
+    });
+  }
+
+  void exchange(std::span<const TensorSpec> tensors, bool sends) {
+    const auto manifest = bus::manifest_of(agent_.identity(), tensors);
+    session_ = rendezvous_
+                   .exchange(view_, "policy", {.sends = sends, .digest = true, .version = 0, .manifest = &manifest},
+                             {.deadline = soon(), .stop = {}})
+                   .session;
+  }
+  // A first registration, without reading any other's; exchange() follows with a further one.
+  void register_first(std::span<const TensorSpec> tensors, bool sends) {
+    const bus::BatchRecord record{.of = {agent_.incarnation(), 0},
+                                  .sends = sends,
+                                  .digest = true,
+                                  .version = 0,
+                                  .hash = bus::manifest_of(agent_.identity(), tensors).hash(),
+                                  .diff = {}};
+    const bus::Identity& self = agent_.identity();
+    const std::string meeting = bus::meeting_prefix(self.name_space, "weights", "policy", self.job, view_.peer_job);
+    store_->put(bus::batch_key(meeting, self.job, self.rank), record.write(), {}, soon().left());
+  }
+  void take_back() { rendezvous_.withdraw(view_, "policy"); }
+  void give_up() {
+    rendezvous_.report(view_, "policy", Status(ErrorCode::kCancelled, "enough"));
+    rendezvous_.withdraw(view_, "policy");
+  }
+  // As a receiver: up to bus::Prepared.
+  void attach_to(Rank rank, bool ring) {
+    agent_.call(view_.peer[static_cast<size_t>(rank)].address, "peer", soon(), [&](std::shared_ptr<bus::Link> link) {
+      link->set_limits({.payload_bytes = bus::kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+      adopt(std::move(link));
+    });
+    (void)next(bus::MessageType::kWelcome);
+    send(
+        bus::Attach{.pair = "weights", .batch = "policy", .purpose = bus::Attach::Purpose::kPull, .session = session_});
+    (void)next(bus::MessageType::kAttached);
+    send(bus::Prepare{.ring = ring, .skipped = {}});
+    (void)next(bus::MessageType::kPrepared);
+  }
+  // As one whose terms are read, and that sends nothing itself; or, if `sends`, as a sender.
+  void serve(bool sends = false) {
+    serves_pulls_ = sends;
+    agent_.run_on_loop([this] { agent_.open_session(session_, this); });
+  }
+  void accept(bus::Caller caller) override {
+    if (caller.attach.purpose == bus::Attach::Purpose::kPull && !serves_pulls_)
+      return serve_nothing(std::move(caller.link));
+    adopt(std::move(caller.link));
+    const std::lock_guard lock(mutex_);
+    called_ = true;
+    changed_.notify_all();
+  }
+  void await_caller() {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, soon().left(), [&] { return called_; }))
+      throw Error(ErrorCode::kDeadlineExceeded, "nobody came for the terms");
+  }
+  // To that caller: where `data` lies.
+  void send_place(const std::vector<float>& data) {
+    await_caller();
+    const MemoryDesc memory{.kind = MemoryDesc::Kind::kPrivate,
+                            .offset = reinterpret_cast<uintptr_t>(data.data()),
+                            .bytes = data.size() * sizeof(float)};
+    bus::Attached attached;
+    attached.places.push_back({.memory = memory, .origin = 0, .strides = {sizeof(float)}});
+    send(attached);
+  }
+
+  template <typename Message>
+  void send(const Message& message, std::vector<UniqueFd> fds = {}) {
+    agent_.run_on_loop([&] { link_->send(message, std::move(fds)); });
+  }
+  const bus::RankRecord& peer(Rank rank) const { return view_.peer[static_cast<size_t>(rank)]; }
+  const std::string& session() const { return session_; }
+  bus::Hello hello() const { return agent_.hello(); }
+  // The next frame, which must be of that type; throws what ended the link if that comes instead.
+  std::vector<std::byte> next(bus::MessageType type) {
+    auto [came, payload] = take();
+    if (came != type)
+      throw Error(ErrorCode::kMismatch,
+                  std::string(bus::to_string(came)) + " where " + std::string(bus::to_string(type)) + " was due");
+    return std::move(payload);
+  }
+  template <typename Message>
+  Message next() {
+    return bus::parse<Message>(next(Message::kType));
+  }
+  // The next one of its type, whatever comes before.
+  template <typename Message>
+  Message until() {
+    for (;;) {
+      auto [type, payload] = take();
+      if (type == Message::kType) return bus::parse<Message>(payload);
+    }
+  }
+
+ private:
+  std::pair<bus::MessageType, std::vector<std::byte>> take() {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, soon().left(), [&] { return !frames_.empty() || !end_.ok(); }))
+      throw Error(ErrorCode::kDeadlineExceeded, "no message came");
+    if (frames_.empty()) end_.throw_if_error();
+    auto frame = std::move(frames_.front());
+    frames_.pop_front();
+    return frame;
+  }
+  void serve_nothing(std::shared_ptr<bus::Link> link) {
+    link->set_handlers(
+        [raw = link.get()](Frame& frame) {
+          if (static_cast<bus::MessageType>(frame.type) == bus::MessageType::kPrepare) raw->send(bus::Prepared{});
+        },
+        [](const Status&) {});
+    link->send(bus::Attached{});
+    pullers_.push_back(std::move(link));
+  }
+  void adopt(std::shared_ptr<bus::Link> link) {
+    link_ = std::move(link);
+    link_->set_handlers(
+        [this](Frame& frame) {
+          const std::lock_guard lock(mutex_);
+          frames_.emplace_back(static_cast<bus::MessageType>(frame.type), frame.payload);
+          changed_.notify_all();
+        },
+        [this](const Status& status) {
+          const std::lock_guard lock(mutex_);
+          end_ = status;
+          changed_.notify_all();
+        });
+  }
+
+  std::shared_ptr<Store> store_;
+  bus::Agent agent_;
+  bus::Rendezvous rendezvous_;
+  bus::PairView view_;
+  std::string session_;
+  std::shared_ptr<bus::Link> link_;  // on the loop's thread
+  std::vector<std::shared_ptr<bus::Link>> pullers_;
+  std::mutex mutex_;  // what follows
+  std::condition_variable changed_;
+  std::deque<std::pair<bus::MessageType, std::vector<std::byte>>> frames_;
+  Status end_;
+  bool called_ = false;
+  bool serves_pulls_ = false;  // on the loop's thread
+};
+
+}  // namespace tessera::test

@@ -1,0 +1,125 @@
+#include "tools/bench/case.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <set>
+
+namespace tessera::bench {
+namespace {
+
+struct Change {
+  std::string_view name;
+  std::string_view src;
+  std::string_view dst;
+  bool contiguous;  // whole rows go over
+};
+constexpr std::array kChanges{
+    Change{"rows-to-rows", "4:S0", "2:S0", true},
+    Change{"rows-to-columns", "4:S0", "2:S1", false},
+    Change{"replicated-rows-to-columns", "2,2:R,S0", "2:S1", false},
+    Change{"rows-to-replicas", "4:S0", "2:R", true},
+    Change{"columns-to-rows", "4:S1", "2:S0", false},
+};
+constexpr std::array<Index, 2> kWidths{8192, 1024};
+constexpr std::array kMemories{Memory::kShared, Memory::kPrivate};
+
+constexpr int kSmallTensors = 10'000;
+constexpr Index kSmallRows = 32, kSmallColumns = 64;  // 4 KiB of bf16
+constexpr double kSmallTarget = 0.3, kSmallRegisterSeconds = 0.5;
+
+// Pieces are whole blocks of rows, or at a width of 8,192 8 KiB (4 KiB from columns) and at 1,024 1 KiB (512 B). With
+// the digest both sides read everything once more; private memory has targets without it only.
+std::optional<double> target_of(const Change& change, Index width, Memory memory, bool digest) {
+  const bool wide = width == kWidths[0];
+  if (memory == Memory::kShared) return digest ? (wide ? 0.45 : 0.35) : (wide ? 0.8 : 0.6);
+  if (digest) return std::nullopt;
+  return change.contiguous ? 0.85 : wide ? 0.5 : 0.4;
+}
+
+std::string name_of(std::string_view what, Memory memory, bool digest) {
+  return fmt::format("{}/{}{}", what, to_string(memory), digest ? "/digest" : "");
+}
+
+std::string large_name(const Change& change, Index width, Memory memory, bool digest) {
+  return name_of(fmt::format("{}/{}", change.name, width), memory, digest);
+}
+
+Case large_case(const Change& change, Index width, int64_t bytes, Memory memory, bool digest) {
+  return {.name = large_name(change, width, memory, digest),
+          .src = std::string(change.src),
+          .dst = std::string(change.dst),
+          .shape = {bytes / (2 * width), width},
+          .memory = memory,
+          .digest = digest,
+          .target = target_of(change, width, memory, digest),
+          .quick = change.name == "rows-to-rows" ? width == kWidths[0] : change.name == "rows-to-columns" && !digest};
+}
+
+struct Cast {
+  DType from;
+  DType to;
+};
+constexpr std::array kCasts{Cast{DType::kF32, DType::kBF16}, Cast{DType::kBF16, DType::kF32}};
+
+Case cast_case(const Change& change, Index width, int64_t bytes, Memory memory, const Cast& cast) {
+  Case c = large_case(change, width, bytes, memory, false);
+  c.name += fmt::format("/{}-{}", to_string(cast.from), to_string(cast.to));
+  c.shape[0] = bytes * 8 / (bits_of(cast.from) * width);
+  c.src_dtype = cast.from;
+  c.dst_dtype = cast.to;
+  c.target.reset();
+  c.quick = change.name == "rows-to-columns" && width == kWidths[0];
+  return c;
+}
+
+Case small_case(Memory memory, bool digest) {
+  const Change& rows = kChanges[0];
+  return {.name = name_of(fmt::format("{}x4KiB", kSmallTensors), memory, digest),
+          .src = std::string(rows.src),
+          .dst = std::string(rows.dst),
+          .shape = {kSmallRows, kSmallColumns},
+          .tensors = kSmallTensors,
+          .memory = memory,
+          .digest = digest,
+          .baseline = large_name(rows, kWidths[0], memory, digest),
+          .target = kSmallTarget,
+          .register_target_s = kSmallRegisterSeconds,
+          .quick = !digest};
+}
+
+}  // namespace
+
+std::string_view to_string(Memory memory) {
+  return memory == Memory::kShared ? "shared" : "private";
+}
+
+std::string_view to_string(Victim victim) {
+  return victim == Victim::kSource ? "killed-source" : "killed-destination";
+}
+
+std::vector<Case> all_cases(int64_t bytes) {
+  std::vector<Case> cases;
+  for (const Memory memory : kMemories) {
+    for (const bool digest : {false, true})
+      for (const Index width : kWidths)
+        for (const Change& change : kChanges) cases.push_back(large_case(change, width, bytes, memory, digest));
+    for (const Cast& cast : kCasts)
+      for (const Index width : kWidths)
+        for (const Change& change : {kChanges[0], kChanges[1]})
+          cases.push_back(cast_case(change, width, bytes, memory, cast));
+    for (const bool digest : {false, true}) cases.push_back(small_case(memory, digest));
+  }
+  return cases;
+}
+
+std::vector<Case> select_cases(std::vector<Case> cases, const std::function<bool(const Case&)>& wanted) {
+  std::set<std::string> baselines;
+  for (const Case& c : cases)
+    if (wanted(c)) baselines.insert(c.baseline);
+  for (Case& c : cases) c.only_baseline = !wanted(c);
+  std::erase_if(cases, [&](const Case& c) { return c.only_baseline && !baselines.contains(c.name); });
+  return cases;
+}
+
+}  // namespace tessera::bench

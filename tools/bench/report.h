@@ -1,0 +1,63 @@
+// What `tessera bench` found, as a table and as JSON.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/error.h"
+#include "tools/bench/case.h"
+#include "tools/bench/transfer.h"
+
+namespace tessera::bench {
+
+struct Machine {
+  std::string cpu;     // its model
+  int cpus = 0;        // that this process may use
+  std::string kernel;  // "Linux 6.1.0"
+  int64_t memory_bytes = 0;
+  double load = 0;                  // average of the last minute, before the benchmark
+  std::vector<std::string> forced;  // "TESSERA_FORCE_PULL=ring"
+};
+Machine this_machine();
+
+// Repetitions of one thing, as rates in GB (10^9 bytes) of payload a second.
+struct Rate {
+  double median = 0;
+  double least = 0;
+  double most = 0;
+};
+// REQUIRES: `seconds` is not empty.
+Rate rate_of(int64_t bytes, std::vector<double> seconds);
+
+struct CaseResult {
+  Case what;
+  Status status;  // why there are no times
+  TransferTimes times;
+};
+
+struct DeathResult {
+  Victim victim = Victim::kSource;
+  Status status;
+  std::vector<double> seconds;  // until the other side had its error
+};
+
+struct Report {
+  Machine machine;
+  std::vector<int> cpus;  // that everything ran on
+  int64_t bytes = 0;      // of a large case
+  int repeat = 0;
+  // Seconds for `bytes`, measured before and after the cases; empty if it cannot be measured, or was not asked for.
+  std::vector<double> streaming_copy;
+  std::vector<double> process_vm_readv;
+  std::vector<CaseResult> cases;
+  std::vector<DeathResult> deaths;
+
+  // The first failure of all.
+  Status status() const;
+};
+
+std::string to_table(const Report& report);
+std::string to_json(const Report& report);  // one line
+
+}  // namespace tessera::bench

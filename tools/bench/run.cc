@@ -1,0 +1,159 @@
+#include "tools/bench/run.h"
+
+#include <re2/re2.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "base/fail.h"
+#include "tessera/store.h"
+#include "tools/bench/ceilings.h"
+#include "tools/bench/processes.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr Duration kStoreTimeout = std::chrono::seconds(10);
+
+struct Selection {
+  std::vector<Case> cases;
+  std::vector<Victim> victims;
+
+  bool uses(Memory memory) const {
+    return std::ranges::any_of(cases, [memory](const Case& c) { return c.memory == memory; });
+  }
+};
+
+Selection select(const RunOptions& options) {
+  const RE2 only(options.only, RE2::Quiet);
+  if (!only.ok()) fail(ErrorCode::kInvalidArgument, "--only {:?}: {}", options.only, only.error());
+  Selection selection{.cases = select_cases(all_cases(options.bytes), [&](const Case& c) {
+                        return RE2::PartialMatch(c.name, only) && (c.quick || !options.quick);
+                      })};
+  for (const Victim victim : {Victim::kSource, Victim::kDestination})
+    if (RE2::PartialMatch(std::string(to_string(victim)), only)) selection.victims.push_back(victim);
+  if (selection.cases.empty() && selection.victims.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "--only {:?} is found in no case's name; names look like rows-to-columns/8192/shared/digest", options.only);
+  return selection;
+}
+
+// Keeps this process, and whatever it will fork, on the first `count` CPUs that it may use, or on all if there are no
+// more; returns their numbers.
+std::vector<int> pin_to_first_cpus(int count) {
+  cpu_set_t usable, chosen;
+  if (::sched_getaffinity(0, sizeof usable, &usable) != 0) fail_errno("sched_getaffinity");
+  CPU_ZERO(&chosen);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE && std::ssize(cpus) < count; ++cpu) {
+    if (!CPU_ISSET(cpu, &usable)) continue;
+    CPU_SET(cpu, &chosen);
+    cpus.push_back(cpu);
+  }
+  if (::sched_setaffinity(0, sizeof chosen, &chosen) != 0) fail_errno("sched_setaffinity");
+  return cpus;
+}
+
+// A store in a process of its own.
+class StoreProcess {
+ public:
+  StoreProcess()
+      : process_(Process::start("store",
+                                [](const Process::Say& say) {
+                                  const auto server = serve_store("tcp://127.0.0.1:0");
+                                  say(server->address());
+                                  ::pause();  // until it is killed
+                                })),
+        url_(process_.hear(Deadline::after(kStoreTimeout))) {}
+
+  // Each call gives another name space.
+  Meeting new_meeting() { return {url_, fmt::format("bench-{}", ++meetings_)}; }
+
+ private:
+  Process process_;
+  std::string url_;
+  int meetings_ = 0;
+};
+
+class Runner {
+ public:
+  Runner(const RunOptions& options, const OnStep& on_step)
+      : selection_(select(options)),
+        on_step_(on_step),
+        report_{.machine = this_machine(),
+                .cpus = pin_to_first_cpus(kCpus),
+                .bytes = options.bytes,
+                .repeat = options.repeat} {
+    const int ceilings = (selection_.uses(Memory::kShared) ? 2 : 0) + (selection_.uses(Memory::kPrivate) ? 2 : 0);
+    steps_ = ceilings + static_cast<int>(selection_.cases.size() + selection_.victims.size());
+  }
+
+  Report run() {
+    measure_ceilings();
+    for (const Case& c : selection_.cases) measure(c);
+    for (const Victim victim : selection_.victims) measure(victim);
+    measure_ceilings();  // again: the machine may have changed its pace
+    return std::move(report_);
+  }
+
+ private:
+  void begin_step(const std::string& name) { on_step_(++step_, steps_, name); }
+
+  void measure_ceilings() {
+    if (selection_.uses(Memory::kShared)) {
+      begin_step("streaming copy");
+      append(report_.streaming_copy, time_streaming_copy(report_.bytes, report_.repeat));
+    }
+    if (!selection_.uses(Memory::kPrivate)) return;
+    begin_step("process_vm_readv");
+    try {
+      append(report_.process_vm_readv, time_process_vm_readv(report_.bytes, report_.repeat));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kPermissionDenied) throw;  // then there is no such ceiling here
+    }
+  }
+
+  void measure(const Case& c) {
+    begin_step(c.name);
+    CaseResult result{.what = c};
+    try {
+      result.times = run_transfer(c, report_.repeat, store_.new_meeting());
+    } catch (const Error& error) {
+      result.status = Status(error.code(), error.what());
+    }
+    report_.cases.push_back(std::move(result));
+  }
+
+  void measure(Victim victim) {
+    begin_step(std::string(to_string(victim)));
+    DeathResult result{.victim = victim};
+    try {
+      for (int i = 0; i < report_.repeat; ++i) result.seconds.push_back(time_death(victim, store_.new_meeting()));
+    } catch (const Error& error) {
+      result.status = Status(error.code(), error.what());
+    }
+    report_.deaths.push_back(std::move(result));
+  }
+
+  static void append(std::vector<double>& to, const std::vector<double>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  }
+
+  const Selection selection_;
+  const OnStep& on_step_;
+  Report report_;
+  StoreProcess store_;
+  int step_ = 0;
+  int steps_ = 0;
+};
+
+}  // namespace
+
+Report run(const RunOptions& options, const OnStep& on_step) {
+  return Runner(options, on_step).run();
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,185 @@
+#include "tools/bench/transfer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "tessera/bus.h"
+#include "tools/bench/processes.h"
+#include "tools/bench/tensors.h"
+
+namespace tessera::bench {
+namespace {
+
+using Json = nlohmann::json;
+using Say = Process::Say;
+
+constexpr Timeout kMeetTimeout = std::chrono::seconds(60);
+constexpr Duration kCaseTimeout = std::chrono::seconds(120);
+constexpr char kSourceJob[] = "source", kDestinationJob[] = "destination", kPair[] = "bench", kBatch[] = "tensors";
+
+// CLOCK_MONOTONIC is one clock for all processes of a machine.
+int64_t now_ns() {
+  return Clock::steady().now().time_since_epoch().count();
+}
+
+// The tensors come first, so that the registration of no rank waits for another's memory: pair() returns together.
+struct Member {
+  Bus bus;
+  Pair pair;
+
+  Member(const Meeting& meeting, const char* job, const char* peer, Rank rank, int world, bool digest)
+      : bus({.job = job,
+             .rank = rank,
+             .world = world,
+             .store = meeting.store,
+             .name_space = meeting.name_space,
+             .threads = 1,
+             .digest = digest}),
+        pair(bus.pair({.name = kPair, .peer = peer, .timeout = kMeetTimeout})) {}
+};
+
+Member join_sources(const Meeting& meeting, Rank rank, bool digest) {
+  return {meeting, kSourceJob, kDestinationJob, rank, kSources, digest};
+}
+
+Member join_destinations(const Meeting& meeting, Rank rank, bool digest) {
+  return {meeting, kDestinationJob, kSourceJob, rank, kDestinations, digest};
+}
+
+void be_source(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
+  const RankTensors tensors = RankTensors::of_source(c, rank);
+  Member member = join_sources(meeting, rank, c.digest);
+  Batch batch = member.pair.offer(kBatch, tensors.specs(), kMeetTimeout);
+  std::vector<int64_t> begins;
+  for (int version = 1; version <= transfers; ++version) {
+    barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
+    begins.push_back(now_ns());
+    batch.send(version).wait();
+  }
+  say(Json{{"register_seconds", batch.stats().register_seconds}, {"begins", begins}}.dump());
+}
+
+void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
+  const RankTensors tensors = RankTensors::of_destination(c, rank);
+  Member member = join_destinations(meeting, rank, c.digest);
+  Batch batch = member.pair.accept(kBatch, tensors.specs(), kMeetTimeout);
+  std::vector<int64_t> ends;
+  for (int version = 1; version <= transfers; ++version) {
+    barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
+    batch.recv(version).wait();
+    ends.push_back(now_ns());
+  }
+  tensors.check();
+  const BatchStats stats = batch.stats();
+  say(Json{{"register_seconds", stats.register_seconds},
+           {"bytes_moved", stats.bytes_moved},
+           {"bytes_lower_bound", stats.bytes_lower_bound},
+           {"ends", ends}}
+          .dump());
+}
+
+// Sources 0 .. kSources-1, then the destinations.
+template <typename Source, typename Destination>
+std::vector<Process> start_ranks(const Source& source, const Destination& destination) {
+  std::vector<Process> ranks;
+  ranks.reserve(kSources + kDestinations);
+  for (Rank r = 0; r < kSources; ++r)
+    ranks.push_back(Process::start(fmt::format("{}/{}", kSourceJob, r), [&](const Say& say) { source(r, say); }));
+  for (Rank r = 0; r < kDestinations; ++r)
+    ranks.push_back(
+        Process::start(fmt::format("{}/{}", kDestinationJob, r), [&](const Say& say) { destination(r, say); }));
+  return ranks;
+}
+
+// `pick` of what two ranks say of each transfer; `a` is empty at first.
+template <typename Pick>
+std::vector<int64_t> pairwise(std::vector<int64_t> a, std::vector<int64_t> b, const Pick& pick) {
+  if (a.empty()) return b;
+  std::ranges::transform(a, b, a.begin(), pick);
+  return a;
+}
+
+// Says "waiting" once `handle` has begun, then when its peer's death reached it.
+void await_death(Handle handle, const Say& say) {
+  say("waiting");
+  try {
+    handle.wait();
+  } catch (const Error& error) {
+    const int64_t noticed = now_ns();
+    if (error.code() != ErrorCode::kPeerLost) throw;
+    return say(std::to_string(noticed));
+  }
+  fail(ErrorCode::kInternal, "the transfer ended well although a peer was killed");
+}
+
+Case tiny_case() {
+  return {.name = "death", .src = "4:S0", .dst = "2:S0", .shape = {256, 256}};
+}
+
+}  // namespace
+
+TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting) {
+  const int transfers = 2 + repeat;  // the first, a warm-up, those that count
+  Barrier barrier(kSources + kDestinations);
+  std::vector<Process> ranks =
+      start_ranks([&](Rank r, const Say& say) { be_source(c, r, transfers, meeting, barrier, say); },
+                  [&](Rank r, const Say& say) { be_destination(c, r, transfers, meeting, barrier, say); });
+  TransferTimes times;
+  std::vector<int64_t> begins, ends;  // of each transfer
+  for (const std::string& said : hear_all(ranks, Deadline::after(kCaseTimeout))) {
+    const Json json = Json::parse(said);
+    times.register_seconds = std::max(times.register_seconds, json.at("register_seconds").get<double>());
+    if (json.contains("begins")) {
+      begins = pairwise(begins, json.at("begins"), [](int64_t a, int64_t b) { return std::min(a, b); });
+      continue;
+    }
+    ends = pairwise(ends, json.at("ends"), [](int64_t a, int64_t b) { return std::max(a, b); });
+    times.bytes_moved = json.at("bytes_moved");
+    times.bytes_lower_bound = json.at("bytes_lower_bound");
+  }
+  std::ranges::transform(ends, begins, std::back_inserter(times.seconds),
+                         [](int64_t end, int64_t begin) { return to_seconds(Duration(end - begin)); });
+  times.first_seconds = times.seconds.front();
+  times.seconds.erase(times.seconds.begin(), times.seconds.begin() + 2);
+  return times;
+}
+
+double time_death(Victim victim, const Meeting& meeting) {
+  const Case c = tiny_case();
+  const bool source_dies = victim == Victim::kSource;
+  // The victim's side registers and stays idle; the other side waits for it. Everyone says "waiting" first.
+  const auto source = [&](Rank rank, const Say& say) {
+    const RankTensors tensors = RankTensors::of_source(c, rank);
+    Member member = join_sources(meeting, rank, c.digest);
+    Batch batch = member.pair.offer(kBatch, tensors.specs(), kMeetTimeout);
+    if (!source_dies) return await_death(batch.send(1), say);
+    say("waiting");
+    std::this_thread::sleep_for(kCaseTimeout);  // until it is killed
+  };
+  const auto destination = [&](Rank rank, const Say& say) {
+    const RankTensors tensors = RankTensors::of_destination(c, rank);
+    Member member = join_destinations(meeting, rank, c.digest);
+    Batch batch = member.pair.accept(kBatch, tensors.specs(), kMeetTimeout);
+    if (source_dies) return await_death(batch.recv(), say);
+    say("waiting");
+    std::this_thread::sleep_for(kCaseTimeout);
+  };
+  std::vector<Process> ranks = start_ranks(source, destination);
+  hear_all(ranks, Deadline::after(kCaseTimeout));
+  const std::span<Process> sources = std::span(ranks).first(kSources),
+                           destinations = std::span(ranks).last(kDestinations);
+  const int64_t killed = now_ns();
+  (source_dies ? sources : destinations).back().kill();
+  int64_t noticed = 0;
+  for (const std::string& said : hear_all(source_dies ? destinations : sources, Deadline::after(kCaseTimeout)))
+    noticed = std::max<int64_t>(noticed, std::stoll(said));
+  return to_seconds(Duration(noticed - killed));
+}
+
+}  // namespace tessera::bench
