@@ -6,8 +6,6 @@
 #include <limits>
 #include <random>
 
-#include "peer/identity.h"
-
 namespace tessera::bus {
 namespace {
 
@@ -150,29 +148,6 @@ TEST(Messages, RandomBytesNeverDoMoreThanThrow) {
 TEST(Messages, SkippedRoutesMustAscend) {
   EXPECT_THROW(parse<Prepare>(bytes_of_message(Prepare{false, {3, 3}})), Error);
   EXPECT_THROW(parse<Prepare>(bytes_of_message(Prepare{false, {3, 1}})), Error);
-}
-
-TEST(Records, AnotherVersionIsNamed) {
-  std::string value = RankRecord{Incarnation::self(), 4, "/run/agent", "0.1.0", {}}.write();
-  EXPECT_EQ(RankRecord::read("key", value).world, 4);
-  value[0] = 9;
-  try {
-    RankRecord::read("key", value);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("version 9"), std::string::npos) << error.what();
-  }
-}
-
-TEST(Records, NamesThatCannotBePartsOfKeysAreRefused) {
-  for (const char* name : {"", "a/b", "a b", "\xff", "!failed"}) EXPECT_THROW(check_name("job", name), Error) << name;
-  EXPECT_THROW(check_name("job", std::string(65, 'a')), Error);
-  EXPECT_NO_THROW(check_name("job", "trainer-0.v1_x"));
-}
-
-TEST(Records, RanksAreListedInRanges) {
-  EXPECT_EQ(rank_list("t", {0, 1, 2, 5}), "t/0-2, t/5");
-  EXPECT_EQ(rank_list("t", {}), "");
 }
 
 }  // namespace
