@@ -4,9 +4,7 @@
 namespace tessera::store {
 
 std::unique_ptr<Store> open_etcd(std::string_view url, const StoreOptions&) {
-  fail(ErrorCode::kUnimplemented,
-       "store {}: this build has no etcd client; build with -DTESSERA_ETCD=ON, or run `tessera store` and use tcp://",
-       url);
+  fail(ErrorCode::kUnimplemented, "store {}: this release has no etcd client; run `tessera store` and use tcp://", url);
 }
 
 }  // namespace tessera::store

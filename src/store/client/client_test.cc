@@ -294,7 +294,7 @@ TEST(ConnectionTest, UnknownUrlsListTheKnownOnes) {
   }
   const Status etcd = status_of([] { open_store("etcd://127.0.0.1:2379"); });
   EXPECT_EQ(etcd.code(), ErrorCode::kUnimplemented);
-  EXPECT_THAT(etcd.message(), HasSubstr("TESSERA_ETCD"));
+  EXPECT_THAT(etcd.message(), HasSubstr("run `tessera store`"));
 }
 
 TEST(ConnectionTest, AServerThatDoesNotAnswerEndsACallAtItsDeadline) {
