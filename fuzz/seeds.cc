@@ -55,7 +55,7 @@ class Seeds {
     add("bus", fmt::format("{}{}", to_string(Message::kType), which), bytes);
   }
 
-  void add_store(std::string name, store::MessageType type, std::span<const std::byte> payload) {
+  void add_store(std::string name, store::StoreMessage type, std::span<const std::byte> payload) {
     const std::string bytes = frame(store::kMagic, store::kMaxVersion, raw(type), payload);
     store_stream_ += bytes;
     add("store", std::move(name), bytes);
@@ -182,7 +182,7 @@ void add_bus_messages(Seeds& seeds) {
 
 void add_store_messages(Seeds& seeds) {
   using namespace store;
-  using Type = store::MessageType;
+  using Type = store::StoreMessage;
   const std::vector<LeaseId> leases{5, 6};
   const KeyValue kv{.key = "default/rank/trainer/0",
                     .value = std::string("\1\0value", 7),
@@ -196,11 +196,12 @@ void add_store_messages(Seeds& seeds) {
     for (const KeyValue& key : keys) write_key_value(out, key);
     return out.take();
   };
-  seeds.add_store("Hello", Type::kHello,
-                  store::Hello{.release = "0.1.0", .client = 7, .last_revision = 1, .incarnation = kSelf}.encode());
+  seeds.add_store(
+      "Hello", Type::kHello,
+      store::StoreHello{.release = "0.1.0", .client = 7, .last_revision = 1, .incarnation = kSelf}.encode());
   seeds.add_store("Challenge", Type::kChallenge, Challenge{kMaxVersion, "0.1.0", {}}.encode());
   seeds.add_store("Proof", Type::kProof, encode_proof({}));
-  seeds.add_store("Welcome", Type::kWelcome, store::Welcome{kMaxVersion, "0.1.0", 9, Proof{}}.encode());
+  seeds.add_store("Welcome", Type::kWelcome, store::StoreWelcome{kMaxVersion, "0.1.0", 9, Proof{}}.encode());
   seeds.add_store("Refused", Type::kRefused, encode_error(0, Status(ErrorCode::kMismatch, "no common protocol")));
   seeds.add_store("RepublishLeases", Type::kRepublishLeases,
                   encode_lease_terms(std::vector<LeaseTerm>{{5, seconds(10)}, {6, seconds(1)}}));

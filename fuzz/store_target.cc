@@ -19,40 +19,40 @@ void check_frame(const Frame& frame) {
 class Conversation {
  public:
   void take(const Frame& frame) {
-    switch (static_cast<MessageType>(frame.type)) {  // no default: the compiler names a type that is missing
-      case MessageType::kHello:
+    switch (static_cast<StoreMessage>(frame.type)) {  // no default: the compiler names a type that is missing
+      case StoreMessage::kHello:
         return take_hello(frame);
-      case MessageType::kRepublishLeases:
+      case StoreMessage::kRepublishLeases:
         return take_lease_terms(frame);
-      case MessageType::kRepublishKeys:
+      case StoreMessage::kRepublishKeys:
         return take_keys(frame);
-      case MessageType::kRepublishDone:
+      case StoreMessage::kRepublishDone:
         return;
-      case MessageType::kRequest:
+      case StoreMessage::kRequest:
         return take_request(frame);
-      case MessageType::kWatch:
+      case StoreMessage::kWatch:
         return take_watch(frame);
-      case MessageType::kUnwatch: {
+      case StoreMessage::kUnwatch: {
         ByteReader in(frame.payload, "unwatch");
         in.get<uint64_t>();
         return in.finish();
       }
-      case MessageType::kKeepAlive:
-      case MessageType::kLeasesLost:
+      case StoreMessage::kKeepAlive:
+      case StoreMessage::kLeasesLost:
         return check_leases(frame);
-      case MessageType::kWelcome:
-        return check_frame<Welcome>(frame);
-      case MessageType::kRefused:
-      case MessageType::kReply:
+      case StoreMessage::kWelcome:
+        return check_frame<StoreWelcome>(frame);
+      case StoreMessage::kRefused:
+      case StoreMessage::kReply:
         return check_reply(frame);
-      case MessageType::kEvents:
+      case StoreMessage::kEvents:
         WatchEvents::decode(frame.payload);
         return;
-      case MessageType::kCompacted:
+      case StoreMessage::kCompacted:
         return check_frame<Compacted>(frame);
-      case MessageType::kChallenge:
+      case StoreMessage::kChallenge:
         return check_frame<Challenge>(frame);
-      case MessageType::kProof:
+      case StoreMessage::kProof:
         TESSERA_CHECK(encode_proof(decode_proof(frame.payload)) == frame.payload);
         return;
     }
@@ -61,8 +61,8 @@ class Conversation {
 
  private:
   void take_hello(const Frame& frame) {
-    check_frame<Hello>(frame);
-    const Hello hello = Hello::decode(frame.payload);
+    check_frame<StoreHello>(frame);
+    const StoreHello hello = StoreHello::decode(frame.payload);
     continue_from(hello.last_revision);
   }
 

@@ -15,7 +15,7 @@ CODES = (
     ("src/peer/messages.h", "MessageType", "docs/formats/bus-protocol.md"),
     ("src/bus/daemon/messages.h", "AgentMessage", "docs/formats/agent-protocol.md"),
     ("src/bus/daemon/messages.h", "AgentCommand", "docs/formats/agent-protocol.md"),
-    ("src/store/protocol.h", "MessageType", "docs/formats/store-protocol.md"),
+    ("src/store/protocol.h", "StoreMessage", "docs/formats/store-protocol.md"),
     ("include/tessera/error.h", "ErrorCode", "docs/formats/bus-protocol.md"),
     ("include/tessera/dtype.h", "DType", "docs/formats/bus-protocol.md"),
 )

@@ -55,7 +55,7 @@ class Tally final : public plan::RouteSink {
     count_ = count;
   }
 
-  void route(const plan::Piece& piece) override {
+  void route(const plan::CellPiece& piece) override {
     const int64_t bytes = kind_->bytes(piece.elements) * count_;
     const bool local = piece.dsts.size() == 1 && piece.dsts[0] == piece.src;
     const int64_t delivered = bytes * static_cast<int64_t>(piece.dsts.size());
@@ -71,7 +71,7 @@ class Tally final : public plan::RouteSink {
     egress_[piece.src] += bytes;
   }
 
-  void reduction(const plan::Piece& piece, Rank) override {
+  void reduction(const plan::CellPiece& piece, Rank) override {
     stats_.reduction_bytes += kind_->source_bytes(piece.elements) * count_ * (kind_->pair().sources().peers() - 1);
   }
 
@@ -127,7 +127,7 @@ struct BatchPlanner::Impl {
     for (const auto& [which, count] : counts) {
       const Kind& kind = kinds[which.first].kind;
       sink.begin(kind, count);
-      plan::Walk(kind, hosts, options, which.second, sink).all();
+      plan::CellWalk(kind, hosts, options, which.second, sink).all();
     }
     return egress;
   }

@@ -41,7 +41,7 @@ Region region_of(const Cell& cell, const Box& box, int ndim) {
   return Region(std::move(dims));
 }
 
-RouteKind kind_of(const Piece& piece) {
+RouteKind kind_of(const CellPiece& piece) {
   if (piece.dsts.size() > 1) return RouteKind::kMulticast;
   return piece.dsts[0] == piece.src ? RouteKind::kLocal : RouteKind::kP2P;
 }
@@ -57,7 +57,7 @@ class PlanBuilder final : public RouteSink {
     if (const auto place = kind.pair().destinations().place_of(*only)) own_group_ = place->cls;
   }
 
-  void route(const Piece& piece) override {
+  void route(const CellPiece& piece) override {
     if (only_ && piece.src != *only_ && !reaches(piece, *only_)) return;
     const int64_t bytes = kind_.bytes(piece.elements);
     const RouteKind kind = kind_of(piece);
@@ -72,7 +72,7 @@ class PlanBuilder final : public RouteSink {
     plan_.stats.quantized_elements_moved += piece.elements * static_cast<int64_t>(piece.dsts.size());
   }
 
-  void reduction(const Piece& piece, Rank owner) override {
+  void reduction(const CellPiece& piece, Rank owner) override {
     const Holders& sources = kind_.pair().sources();
     const auto peers = static_cast<size_t>(sources.peers());
     const size_t replica = static_cast<size_t>(sources.place_of(owner)->member) / peers;
@@ -94,12 +94,12 @@ class PlanBuilder final : public RouteSink {
   }
 
  private:
-  bool reaches(const Piece& piece, Rank rank) const {
+  bool reaches(const CellPiece& piece, Rank rank) const {
     if (piece.cell.group != own_group_) return false;
     return piece.whole_group || std::ranges::binary_search(piece.dsts, rank);
   }
 
-  uint32_t group_of(const Piece& piece) {
+  uint32_t group_of(const CellPiece& piece) {
     if (!piece.whole_group) return table_.intern(piece.dsts);
     const auto known = whole_groups_.find(piece.cell.group);
     if (known != whole_groups_.end()) return known->second;
@@ -121,7 +121,7 @@ class PlanBuilder final : public RouteSink {
 Plan build_plan(const Kind& kind, const HostMap& hosts, const PlanOptions& options, int rotation,
                 std::optional<Rank> rank) {
   PlanBuilder builder(kind, hosts, rank);
-  Walk walk(kind, hosts, options, rotation, builder);
+  CellWalk walk(kind, hosts, options, rotation, builder);
   if (rank)
     walk.of(*rank);
   else

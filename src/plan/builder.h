@@ -1,10 +1,10 @@
-// Turns what a Walk finds into a Plan.
+// Turns what a CellWalk finds into a Plan.
 #pragma once
 
 #include <optional>
 #include <unordered_map>
 
-#include "plan/walk.h"
+#include "plan/cell_walk.h"
 
 namespace tessera::plan {
 

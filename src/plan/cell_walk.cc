@@ -1,4 +1,4 @@
-#include "plan/walk.h"
+#include "plan/cell_walk.h"
 
 #include <algorithm>
 #include <limits>
@@ -25,7 +25,7 @@ Index size_of(const Box& box, int ndim) {
 
 }  // namespace
 
-Walk::Walk(const Kind& kind, const HostMap& hosts, const PlanOptions& options, int rotation, RouteSink& sink)
+CellWalk::CellWalk(const Kind& kind, const HostMap& hosts, const PlanOptions& options, int rotation, RouteSink& sink)
     : kind_(kind),
       hosts_(hosts),
       rotation_(rotation),
@@ -33,12 +33,12 @@ Walk::Walk(const Kind& kind, const HostMap& hosts, const PlanOptions& options, i
       min_piece_(std::max<Index>(kind.elements(options.min_piece_bytes), 1)),
       sink_(sink) {}
 
-void Walk::all() {
+void CellWalk::all() {
   for (int cls = 0; cls < kind_.pair().sources().classes(); ++cls)
     kind_.for_each_cell_of_class(cls, [&](const Cell& cell) { visit(cell); });
 }
 
-void Walk::of(Rank rank) {
+void CellWalk::of(Rank rank) {
   const auto source = kind_.pair().sources().place_of(rank);
   const auto destination = kind_.pair().destinations().place_of(rank);
   bool own_class_is_due = source.has_value();
@@ -55,13 +55,13 @@ void Walk::of(Rank rank) {
   visit_own_class();
 }
 
-ShareOptions Walk::share_options(int rotation) const {
+ShareOptions CellWalk::share_options(int rotation) const {
   return {.hosts = &hosts_, .rotation = rotation, .min_share = min_share_};
 }
 
 // --- one class -----------------------------------------------------------------------------------
 
-void Walk::enter(int cls) {
+void CellWalk::enter(int cls) {
   cls_ = cls;
   if (!hosts_.single() && !kind_.pair().partial()) return enter_hosts(cls);
   exclude_self_served(cls);
@@ -71,12 +71,12 @@ void Walk::enter(int cls) {
 }
 
 // Cells that need nobody's share: all destinations hold them or, of a Partial source, some destination owns them.
-bool Walk::is_excluded(std::span<const LayoutPair::Shared> self) const {
+bool CellWalk::is_excluded(std::span<const LayoutPair::Shared> self) const {
   const auto count = static_cast<int>(self.size());
   return kind_.pair().partial() ? count > 0 : count == kind_.pair().destinations().members();
 }
 
-void Walk::exclude_self_served(int cls) {
+void CellWalk::exclude_self_served(int cls) {
   excluded_.clear();
   const auto shared = kind_.pair().shared(cls);
   for (size_t first = 0; first < shared.size();) {
@@ -91,13 +91,13 @@ void Walk::exclude_self_served(int cls) {
   for (Exclusion& exclusion : excluded_) exclusion.size = sum += exclusion.size;
 }
 
-Index Walk::place_in_class(const Cell& cell) const {
+Index CellWalk::place_in_class(const Cell& cell) const {
   const auto behind = std::ranges::lower_bound(excluded_, cell.before, {}, &Exclusion::before);
   return cell.before - (behind == excluded_.begin() ? 0 : std::prev(behind)->size);
 }
 
 // Totals of every job of the class, and where each cell lies in its jobs.
-void Walk::enter_hosts(int cls) {
+void CellWalk::enter_hosts(int cls) {
   const auto members = kind_.pair().sources().ranks(cls);
   class_hosts_.clear();
   for (const Rank rank : members) class_hosts_.push_back(hosts_.of(rank));
@@ -127,7 +127,7 @@ void Walk::enter_hosts(int cls) {
 
 // --- one cell ------------------------------------------------------------------------------------
 
-void Walk::visit(const Cell& cell) {
+void CellWalk::visit(const Cell& cell) {
   if (cell.cls != cls_) enter(cell.cls);
   const auto self = kind_.pair().shared(cell.cls, cell.group);
   if (kind_.pair().partial()) return visit_partial(cell, self);
@@ -138,7 +138,7 @@ void Walk::visit(const Cell& cell) {
 }
 
 // The group without those who serve themselves.
-std::span<const Rank> Walk::others(const Cell& cell, std::span<const LayoutPair::Shared> self) {
+std::span<const Rank> CellWalk::others(const Cell& cell, std::span<const LayoutPair::Shared> self) {
   const auto group = kind_.pair().group(cell.group);
   if (self.empty()) return group;
   others_.clear();
@@ -152,7 +152,7 @@ std::span<const Rank> Walk::others(const Cell& cell, std::span<const LayoutPair:
   return others_;
 }
 
-void Walk::visit_partial(const Cell& cell, std::span<const LayoutPair::Shared> self) {
+void CellWalk::visit_partial(const Cell& cell, std::span<const LayoutPair::Shared> self) {
   const auto group = kind_.pair().group(cell.group);
   if (self.empty() && hosts_.single()) return serve(cell, shares_, place_in_class(cell), group);
   std::vector<Rank> owners;
@@ -168,7 +168,7 @@ void Walk::visit_partial(const Cell& cell, std::span<const LayoutPair::Shared> s
   serve(cell, share_out(cell.size, owners, share_options(rotation_ + cell.group)), 0, group);
 }
 
-std::vector<Walk::Split> Walk::split_by_host(std::span<const Rank> dsts) const {
+std::vector<CellWalk::Split> CellWalk::split_by_host(std::span<const Rank> dsts) const {
   std::vector<Split> splits;
   for (const Rank rank : dsts) {
     const int host = hosts_.of(rank);
@@ -181,7 +181,7 @@ std::vector<Walk::Split> Walk::split_by_host(std::span<const Rank> dsts) const {
   return splits;
 }
 
-void Walk::visit_hosts(const Cell& cell) {
+void CellWalk::visit_hosts(const Cell& cell) {
   size_t ordinal = 0;
   for (int d = 0; d < kind_.ndim(); ++d) {
     const Overlap& overlap = *cell.dims[static_cast<size_t>(d)];
@@ -195,7 +195,7 @@ void Walk::visit_hosts(const Cell& cell) {
 }
 
 // Elements [before, before + cell.size) of `shares` are the cell.
-void Walk::serve(const Cell& cell, std::span<const Share> shares, Index before, std::span<const Rank> dsts) {
+void CellWalk::serve(const Cell& cell, std::span<const Share> shares, Index before, std::span<const Rank> dsts) {
   auto share = std::ranges::upper_bound(shares, before, {}, &Share::end);
   TESSERA_CHECK(share != shares.end());
   if (share->end >= before + cell.size) return emit(cell, whole_of(cell, kind_.ndim()), cell.size, share->src, dsts);
@@ -214,9 +214,9 @@ void Walk::serve(const Cell& cell, std::span<const Share> shares, Index before, 
   }
 }
 
-void Walk::emit(const Cell& cell, const Box& box, Index elements, Rank src, std::span<const Rank> dsts) {
+void CellWalk::emit(const Cell& cell, const Box& box, Index elements, Rank src, std::span<const Rank> dsts) {
   const bool whole_group = dsts.size() == static_cast<size_t>(kind_.pair().destinations().members());
-  Piece piece{cell, box, elements, src, dsts, whole_group};
+  CellPiece piece{cell, box, elements, src, dsts, whole_group};
   if (!kind_.pair().partial()) return sink_.route(piece);
   sink_.reduction(piece, src);
   if (std::ranges::binary_search(dsts, src)) {

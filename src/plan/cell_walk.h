@@ -16,7 +16,7 @@
 namespace tessera::plan {
 
 // One box of a cell, served to some of its group.
-struct Piece {
+struct CellPiece {
   const Cell& cell;
   const Box& box;
   Index elements = 0;
@@ -28,15 +28,15 @@ struct Piece {
 class RouteSink {
  public:
   virtual ~RouteSink() = default;
-  virtual void route(const Piece& piece) = 0;
+  virtual void route(const CellPiece& piece) = 0;
   // Before the routes of the same box: `owner` reduces it.
-  virtual void reduction(const Piece& piece, Rank owner) = 0;
+  virtual void reduction(const CellPiece& piece, Rank owner) = 0;
 };
 
-class Walk {
+class CellWalk {
  public:
   // `rotation` >= 0 shifts which member of a class gets its first share.
-  Walk(const Kind& kind, const HostMap& hosts, const PlanOptions& options, int rotation, RouteSink& sink);
+  CellWalk(const Kind& kind, const HostMap& hosts, const PlanOptions& options, int rotation, RouteSink& sink);
 
   void all();
   // Visits every cell in which `rank` may take part, in the order of all().

@@ -18,15 +18,15 @@ struct Relayout {
 };
 
 // Placements of the tensors below, in their order, under one mesh.
-struct Side {
+struct LayoutSide {
   const char* mesh;  // "dp=2,tp=4@0-7"
   std::array<const char*, 5> placements;
 };
 
 struct Scenario {
   const char* name;
-  Side src;
-  Side dst;
+  LayoutSide src;
+  LayoutSide dst;
 };
 
 inline std::vector<Relayout> realistic_relayouts() {
@@ -68,7 +68,7 @@ inline std::vector<Relayout> realistic_relayouts() {
   std::vector<Relayout> relayouts;
   for (const Scenario& scenario : scenarios) {
     for (size_t i = 0; i < weights.size(); ++i) {
-      const auto layout = [i](const Side& side) {
+      const auto layout = [i](const LayoutSide& side) {
         return Layout::parse(std::string(side.mesh) + ":" + side.placements[i]);
       };
       relayouts.push_back({std::string(scenario.name) + ", " + weights[i].name,

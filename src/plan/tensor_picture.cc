@@ -12,8 +12,8 @@ constexpr size_t kMaxCells = 48;  // of the raster along one side: bounds the si
 constexpr size_t kMaxStripes = 2048;
 constexpr double kMinLabelHeight = 13;
 
-// One side of the picture: a tensor dim (-1: none is left to show) and where the raster's cells begin and end on it.
-struct Side {
+// One axis of the picture: a tensor dim (-1: none is left to show) and where the raster's cells begin and end on it.
+struct PictureAxis {
   int dim = -1;
   Index size = 1;
   std::vector<Index> edges{0, 1};
@@ -31,28 +31,28 @@ struct Side {
   }
 };
 
-Side side_of(const Plan& plan, int dim) {
-  Side side;
-  side.dim = dim;
-  if (dim < 0) return side;
-  side.size = plan.meta.shape[static_cast<size_t>(dim)];
-  side.edges = {0, side.size};
+PictureAxis axis_of(const Plan& plan, int dim) {
+  PictureAxis axis;
+  axis.dim = dim;
+  if (dim < 0) return axis;
+  axis.size = plan.meta.shape[static_cast<size_t>(dim)];
+  axis.edges = {0, axis.size};
   for (const Layout* layout : {&plan.src, &plan.dst})
-    for (const IntervalSet& part : partition_dim(*layout, side.size, dim).parts)
-      for (const Interval interval : part.intervals()) side.edges.push_back(interval.begin);
-  std::ranges::sort(side.edges);
-  side.edges.erase(std::ranges::unique(side.edges).begin(), side.edges.end());
-  if (side.edges.size() - 1 > kMaxCells) {
+    for (const IntervalSet& part : partition_dim(*layout, axis.size, dim).parts)
+      for (const Interval interval : part.intervals()) axis.edges.push_back(interval.begin);
+  std::ranges::sort(axis.edges);
+  axis.edges.erase(std::ranges::unique(axis.edges).begin(), axis.edges.end());
+  if (axis.edges.size() - 1 > kMaxCells) {
     const auto cells = static_cast<Index>(kMaxCells);
-    side.edges.clear();
-    for (Index i = 0; i <= cells; ++i) side.edges.push_back(side.size / cells * i + std::min(i, side.size % cells));
+    axis.edges.clear();
+    for (Index i = 0; i <= cells; ++i) axis.edges.push_back(axis.size / cells * i + std::min(i, axis.size % cells));
   }
-  return side;
+  return axis;
 }
 
 struct Raster {
-  Side rows;
-  Side columns;
+  PictureAxis rows;
+  PictureAxis columns;
   std::vector<int> value;  // by cell, row-major; -1: empty
 
   int& at(size_t row, size_t column) { return value[row * columns.cells() + column]; }
@@ -81,7 +81,7 @@ std::pair<int, int> shown_dims(const Plan& plan) {
 
 Raster raster_of(const Plan& plan) {
   const auto [row_dim, column_dim] = shown_dims(plan);
-  Raster raster{side_of(plan, row_dim), side_of(plan, column_dim), {}};
+  Raster raster{axis_of(plan, row_dim), axis_of(plan, column_dim), {}};
   raster.value.assign(raster.rows.cells() * raster.columns.cells(), -1);
   return raster;
 }

@@ -123,7 +123,7 @@ TEST_F(FaultTest, GarbageOfEveryLengthHarmsNobody) {
     RawPeer peer(parse_host_port(url.substr(6)));
     ByteWriter garbage;
     if (round % 2 == 0) garbage.put(kMagic);
-    if (round % 4 == 0) garbage.put(uint32_t{raw(MessageType::kHello)} << 16);
+    if (round % 4 == 0) garbage.put(uint32_t{raw(StoreMessage::kHello)} << 16);
     for (size_t left = random() % 300; left > 0; --left) garbage.put(static_cast<uint8_t>(random()));
     const Status sent = status_of([&] { peer.send_raw(garbage.view()); });
     EXPECT_TRUE(sent.ok() || sent.code() == ErrorCode::kPeerLost) << sent.message();

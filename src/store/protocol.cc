@@ -80,7 +80,7 @@ StoreTransaction read_transaction(ByteReader& in) {
 
 }  // namespace
 
-std::vector<std::byte> Hello::encode() const {
+std::vector<std::byte> StoreHello::encode() const {
   ByteWriter out;
   out.put(min_version);
   out.put(max_version);
@@ -93,9 +93,9 @@ std::vector<std::byte> Hello::encode() const {
   return out.take();
 }
 
-Hello Hello::decode(std::span<const std::byte> payload) {
+StoreHello StoreHello::decode(std::span<const std::byte> payload) {
   ByteReader in(payload, "hello");
-  Hello hello;
+  StoreHello hello;
   hello.min_version = in.get<uint16_t>();
   hello.max_version = in.get<uint16_t>();
   hello.release = in.get_string(kMaxReleaseBytes);
@@ -125,7 +125,7 @@ Challenge Challenge::decode(std::span<const std::byte> payload) {
   return challenge;
 }
 
-std::vector<std::byte> Welcome::encode() const {
+std::vector<std::byte> StoreWelcome::encode() const {
   ByteWriter out;
   out.put(version);
   out.put_string(release);
@@ -135,9 +135,9 @@ std::vector<std::byte> Welcome::encode() const {
   return out.take();
 }
 
-Welcome Welcome::decode(std::span<const std::byte> payload) {
+StoreWelcome StoreWelcome::decode(std::span<const std::byte> payload) {
   ByteReader in(payload, "welcome");
-  Welcome welcome;
+  StoreWelcome welcome;
   welcome.version = in.get<uint16_t>();
   welcome.release = in.get_string(kMaxReleaseBytes);
   welcome.instance = in.get<uint64_t>();

@@ -24,7 +24,8 @@ namespace tessera::store {
 inline constexpr uint32_t kMagic = 0x31534b54;  // "TKS1"
 // For writers whose queue is bounded elsewhere.
 inline constexpr size_t kNoQueueLimit = std::numeric_limits<size_t>::max() / 2;
-inline constexpr uint16_t kHelloVersion = 0;  // of Hello, Challenge, Proof, Welcome and Refused, in every release
+inline constexpr uint16_t kHelloVersion =
+    0;  // of StoreHello, Challenge, Proof, StoreWelcome and Refused, in every release
 inline constexpr uint16_t kMinVersion = 2;
 inline constexpr uint16_t kMaxVersion = 2;
 
@@ -37,7 +38,7 @@ inline constexpr int64_t kMaxRevision = int64_t{1} << 61;
 // The highest that a store lets others tell it to continue from: the other half is room for its own.
 inline constexpr int64_t kMaxContinued = kMaxRevision / 2;
 
-enum class MessageType : uint16_t {
+enum class StoreMessage : uint16_t {
   // client to server
   kHello = 1,
   kRepublishLeases = 2,
@@ -58,7 +59,7 @@ enum class MessageType : uint16_t {
   kChallenge = 70,
 };
 
-struct Hello {
+struct StoreHello {
   uint16_t min_version = kMinVersion;
   uint16_t max_version = kMaxVersion;
   std::string release;
@@ -69,7 +70,7 @@ struct Hello {
   Nonce nonce{};
 
   std::vector<std::byte> encode() const;
-  static Hello decode(std::span<const std::byte> payload);
+  static StoreHello decode(std::span<const std::byte> payload);
 };
 
 // A server with a token asks the client for its proof.
@@ -82,14 +83,14 @@ struct Challenge {
   static Challenge decode(std::span<const std::byte> payload);
 };
 
-struct Welcome {
+struct StoreWelcome {
   uint16_t version = 0;
   std::string release;
   uint64_t instance = 0;         // random, one a server
   std::optional<Proof> proof{};  // of a server with a token
 
   std::vector<std::byte> encode() const;
-  static Welcome decode(std::span<const std::byte> payload);
+  static StoreWelcome decode(std::span<const std::byte> payload);
 };
 
 struct LeaseTerm {
@@ -171,7 +172,7 @@ struct Compacted {
 
 std::string_view release();  // this build's, "0.1.0"
 
-inline uint16_t raw(MessageType type) {
+inline uint16_t raw(StoreMessage type) {
   return static_cast<uint16_t>(type);
 }
 

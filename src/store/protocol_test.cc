@@ -36,13 +36,13 @@ TEST(ProtocolTest, ARequestReadsBackAsWritten) {
 }
 
 TEST(ProtocolTest, AHelloReadsBackAsWritten) {
-  const Hello hello{.release = "1.2",
-                    .client = 4,
-                    .last_instance = 5,
-                    .last_revision = 6,
-                    .incarnation = Incarnation::self(),
-                    .nonce = random_nonce()};
-  const Hello read = Hello::decode(hello.encode());
+  const StoreHello hello{.release = "1.2",
+                         .client = 4,
+                         .last_instance = 5,
+                         .last_revision = 6,
+                         .incarnation = Incarnation::self(),
+                         .nonce = random_nonce()};
+  const StoreHello read = StoreHello::decode(hello.encode());
   EXPECT_EQ(read.release, "1.2");
   EXPECT_EQ(read.client, 4U);
   EXPECT_EQ(read.last_revision, 6);
@@ -54,26 +54,26 @@ TEST(ProtocolTest, TheAnswersToAHelloReadBackAsWritten) {
   const Challenge challenge{.version = 2, .release = "1.2", .nonce = random_nonce()};
   EXPECT_EQ(Challenge::decode(challenge.encode()).version, 2);
   EXPECT_EQ(Challenge::decode(challenge.encode()).nonce, challenge.nonce);
-  Welcome welcome{.version = 2, .release = "1.2", .instance = 5};
-  EXPECT_EQ(Welcome::decode(welcome.encode()).proof, std::nullopt);
+  StoreWelcome welcome{.version = 2, .release = "1.2", .instance = 5};
+  EXPECT_EQ(StoreWelcome::decode(welcome.encode()).proof, std::nullopt);
   welcome.proof = random_nonce();
-  EXPECT_EQ(Welcome::decode(welcome.encode()).instance, 5U);
-  EXPECT_EQ(Welcome::decode(welcome.encode()).proof, welcome.proof);
+  EXPECT_EQ(StoreWelcome::decode(welcome.encode()).instance, 5U);
+  EXPECT_EQ(StoreWelcome::decode(welcome.encode()).proof, welcome.proof);
   EXPECT_EQ(decode_proof(encode_proof(*welcome.proof)), *welcome.proof);
 }
 
 TEST(ProtocolTest, OfAHelloWithoutACommonVersionOnlyTheBeginningIsRead) {
-  Hello hello{.min_version = kMaxVersion + 1, .max_version = kMaxVersion + 4, .release = "9.0"};
+  StoreHello hello{.min_version = kMaxVersion + 1, .max_version = kMaxVersion + 4, .release = "9.0"};
   auto bytes = hello.encode();
   bytes.resize(2 + 2 + 4 + 3);
-  const Hello read = Hello::decode(bytes);
+  const StoreHello read = StoreHello::decode(bytes);
   EXPECT_EQ(read.release, "9.0");
   EXPECT_EQ(read.min_version, kMaxVersion + 1);
 }
 
 // Whatever a stranger sends ends in a value or in Error(kInvalidArgument); the sanitizers watch the rest.
 TEST(ProtocolTest, DamagedMessagesAreRefusedOrSound) {
-  const Hello hello{.release = "1", .client = 1, .incarnation = Incarnation::self()};
+  const StoreHello hello{.release = "1", .client = 1, .incarnation = Incarnation::self()};
   const std::vector<LeaseId> leases{1, 2, 3};
   struct Kind {
     std::vector<std::byte> sound;
@@ -81,9 +81,10 @@ TEST(ProtocolTest, DamagedMessagesAreRefusedOrSound) {
   };
   const std::vector<Kind> kinds = {
       {full_request().encode(), [](auto bytes) { Request::decode(bytes); }},
-      {hello.encode(), [](auto bytes) { Hello::decode(bytes); }},
+      {hello.encode(), [](auto bytes) { StoreHello::decode(bytes); }},
       {Challenge{.version = 2, .release = "1"}.encode(), [](auto bytes) { Challenge::decode(bytes); }},
-      {Welcome{.version = 2, .release = "1", .proof = Proof{}}.encode(), [](auto bytes) { Welcome::decode(bytes); }},
+      {StoreWelcome{.version = 2, .release = "1", .proof = Proof{}}.encode(),
+       [](auto bytes) { StoreWelcome::decode(bytes); }},
       {encode_proof(Proof{}), [](auto bytes) { decode_proof(bytes); }},
       {encode_leases(leases), [](auto bytes) { decode_leases(bytes); }},
   };

@@ -105,17 +105,17 @@ class RawPeer {
         writer_(kMagic, kHelloVersion, size_t{1} << 30) {}
 
   void greet(uint64_t client = random_id()) {
-    greet(Hello{.release = "test", .client = client, .incarnation = Incarnation::self()});
+    greet(StoreHello{.release = "test", .client = client, .incarnation = Incarnation::self()});
   }
-  void greet(const Hello& hello) {
-    EXPECT_EQ(prove(hello, kToken).type, raw(MessageType::kWelcome));
+  void greet(const StoreHello& hello) {
+    EXPECT_EQ(prove(hello, kToken).type, raw(StoreMessage::kWelcome));
     writer_.set_version(kMaxVersion);
   }
   // The server's answer to a hello and a proof by `token`.
-  Frame prove(const Hello& hello, const Token& token) {
-    send(raw(MessageType::kHello), hello.encode());
+  Frame prove(const StoreHello& hello, const Token& token) {
+    send(raw(StoreMessage::kHello), hello.encode());
     const Challenge challenge = Challenge::decode(receive().payload);
-    send(raw(MessageType::kProof),
+    send(raw(StoreMessage::kProof),
          encode_proof(token.prove(Side::kClient,
                                   {.version = challenge.version, .client = hello.nonce, .server = challenge.nonce})));
     return receive();

@@ -134,13 +134,13 @@ TEST_F(TokenSourceTest, ADamagedFileIsNoToken) {
 // --- The handshake
 
 Status refusal_in(const Frame& frame) {
-  EXPECT_EQ(frame.type, raw(MessageType::kRefused));
+  EXPECT_EQ(frame.type, raw(StoreMessage::kRefused));
   ByteReader in(frame.payload, "refusal");
   in.get<uint64_t>();
   return read_status(in);
 }
 
-Hello some_hello() {
+StoreHello some_hello() {
   return {.release = "test", .client = random_id(), .incarnation = Incarnation::self(), .nonce = random_nonce()};
 }
 
@@ -156,43 +156,43 @@ TEST(HandshakeTest, AClientWithAnotherTokenIsRefusedAndOthersNoticeNothing) {
 
 TEST(HandshakeTest, AProofSentAgainOnAnotherConnectionIsRefused) {
   const auto server = tcp_server();
-  const Hello hello = some_hello();
+  const StoreHello hello = some_hello();
   RawPeer first(*server);
-  first.send(raw(MessageType::kHello), hello.encode());
+  first.send(raw(StoreMessage::kHello), hello.encode());
   const Challenge challenge = Challenge::decode(first.receive().payload);
   const Proof proof =
       kToken.prove(Side::kClient, {.version = challenge.version, .client = hello.nonce, .server = challenge.nonce});
   RawPeer again(*server);
-  again.send(raw(MessageType::kHello), hello.encode());
+  again.send(raw(StoreMessage::kHello), hello.encode());
   again.receive();
-  again.send(raw(MessageType::kProof), encode_proof(proof));
+  again.send(raw(StoreMessage::kProof), encode_proof(proof));
   EXPECT_EQ(refusal_in(again.receive()).code(), ErrorCode::kPermissionDenied);
-  first.send(raw(MessageType::kProof), encode_proof(proof));
-  EXPECT_EQ(first.receive().type, raw(MessageType::kWelcome));
+  first.send(raw(StoreMessage::kProof), encode_proof(proof));
+  EXPECT_EQ(first.receive().type, raw(StoreMessage::kWelcome));
 }
 
 TEST(HandshakeTest, BeforeItsProofAClientCanDoNothing) {
   const auto server = tcp_server();
   const auto client = open_store(server->address());
-  Hello boastful = some_hello();
+  StoreHello boastful = some_hello();
   boastful.last_revision = kMaxContinued;
   struct Case {
     const char* name;
-    MessageType type;
+    StoreMessage type;
     std::vector<std::byte> payload;
   };
   const std::vector<Case> cases = {
-      {"asks", MessageType::kRequest, Request{.id = 1, .op = Op::kRange, .key = "a"}.encode()},
-      {"says hello again", MessageType::kHello, boastful.encode()},
-      {"publishes", MessageType::kRepublishDone, {}},
-      {"sends an empty proof", MessageType::kProof, {}},
-      {"sends a long proof", MessageType::kProof, std::vector<std::byte>(kMaxHelloBytes)},
-      {"sends too much", MessageType::kProof, std::vector<std::byte>(kMaxHelloBytes + 1)},
+      {"asks", StoreMessage::kRequest, Request{.id = 1, .op = Op::kRange, .key = "a"}.encode()},
+      {"says hello again", StoreMessage::kHello, boastful.encode()},
+      {"publishes", StoreMessage::kRepublishDone, {}},
+      {"sends an empty proof", StoreMessage::kProof, {}},
+      {"sends a long proof", StoreMessage::kProof, std::vector<std::byte>(kMaxHelloBytes)},
+      {"sends too much", StoreMessage::kProof, std::vector<std::byte>(kMaxHelloBytes + 1)},
   };
   for (const Case& hostile : cases) {
     RawPeer peer(*server);
-    peer.send(raw(MessageType::kHello), boastful.encode());
-    EXPECT_EQ(peer.receive().type, raw(MessageType::kChallenge));
+    peer.send(raw(StoreMessage::kHello), boastful.encode());
+    EXPECT_EQ(peer.receive().type, raw(StoreMessage::kChallenge));
     peer.send(raw(hostile.type), hostile.payload);
     EXPECT_TRUE(peer.closed()) << hostile.name;
   }
@@ -206,13 +206,13 @@ TEST(HandshakeTest, AConnectionThatDoesNotSayWhoItIsHasAShortTime) {
   const auto server = tcp_server(options);
   RawPeer silent(*server), halfway(*server), proved(*server);
   proved.greet();
-  halfway.send(raw(MessageType::kHello), some_hello().encode());
-  EXPECT_EQ(halfway.receive().type, raw(MessageType::kChallenge));
+  halfway.send(raw(StoreMessage::kHello), some_hello().encode());
+  EXPECT_EQ(halfway.receive().type, raw(StoreMessage::kChallenge));
   run_on(*server, [&] { clock.advance(options.greeting); });
   EXPECT_TRUE(silent.closed());
   EXPECT_TRUE(halfway.closed());
-  proved.send(raw(MessageType::kRequest), Request{.id = 1, .op = Op::kRange, .key = "a"}.encode());
-  EXPECT_EQ(proved.receive().type, raw(MessageType::kReply));
+  proved.send(raw(StoreMessage::kRequest), Request{.id = 1, .op = Op::kRange, .key = "a"}.encode());
+  EXPECT_EQ(proved.receive().type, raw(StoreMessage::kReply));
 }
 
 TEST(HandshakeTest, OfTooManySilentConnectionsTheOldestGoAndAClientGetsIn) {
@@ -253,13 +253,13 @@ TEST(HandshakeTest, AReflectedProofIsNotBelieved) {
     const UniqueFd fd = accept_connection(listener.get());
     FrameReader reader(kMagic, {});
     FrameWriter writer(kMagic, kHelloVersion, size_t{1} << 20);
-    const Hello hello = Hello::decode(wait_frame(fd.get(), reader, soon()).payload);
-    writer.push(raw(MessageType::kChallenge),
+    const StoreHello hello = StoreHello::decode(wait_frame(fd.get(), reader, soon()).payload);
+    writer.push(raw(StoreMessage::kChallenge),
                 Challenge{.version = kMaxVersion, .release = "stolen", .nonce = hello.nonce}.encode());
     writer.flush(fd.get(), soon());
     const Proof proof = decode_proof(wait_frame(fd.get(), reader, soon()).payload);
-    writer.push(raw(MessageType::kWelcome),
-                Welcome{.version = kMaxVersion, .release = "stolen", .instance = 1, .proof = proof}.encode());
+    writer.push(raw(StoreMessage::kWelcome),
+                StoreWelcome{.version = kMaxVersion, .release = "stolen", .instance = 1, .proof = proof}.encode());
     writer.flush(fd.get(), soon());
   });
   EXPECT_THAT(error_of([&] { open_store(url); }), HasSubstr("does not know the token"));

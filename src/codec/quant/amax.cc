@@ -16,14 +16,14 @@ namespace {
 // About what a thread takes at a time.
 constexpr int64_t kPieceElements = int64_t{1} << 18;
 
-struct Piece {
+struct AmaxPiece {
   size_t tensor;
   int64_t first_row;
   int64_t rows;
 };
 
-std::vector<Piece> pieces_of(std::span<const MatrixView> tensors) {
-  std::vector<Piece> pieces;
+std::vector<AmaxPiece> pieces_of(std::span<const MatrixView> tensors) {
+  std::vector<AmaxPiece> pieces;
   for (size_t t = 0; t < tensors.size(); ++t) {
     if (tensors[t].columns == 0) continue;
     const int64_t step = std::max<int64_t>(1, kPieceElements / tensors[t].columns);
@@ -49,7 +49,7 @@ void count_nonfinite(const MatrixView& matrix, int64_t row, Amax& amax) {
   }
 }
 
-Amax amax_of(const MatrixView& matrix, const Piece& piece) {
+Amax amax_of(const MatrixView& matrix, const AmaxPiece& piece) {
   Amax amax;
   const auto row_amax = active_kernels().amax->row[index_of(matrix.dtype)];
   for (int64_t row = piece.first_row; row < piece.first_row + piece.rows; ++row) {
@@ -78,7 +78,7 @@ void compute_amax(std::span<const MatrixView> tensors, std::span<Amax> out, Para
   }
   if (noop != nullptr && *noop != 0) return;
   std::ranges::fill(out, Amax{});
-  const std::vector<codec::Piece> pieces = codec::pieces_of(tensors);
+  const std::vector<codec::AmaxPiece> pieces = codec::pieces_of(tensors);
   std::mutex mutex;
   codec::for_each(pieces.size(), bytes, parallel, [&](size_t i) {
     const Amax found = codec::amax_of(tensors[pieces[i].tensor], pieces[i]);

@@ -38,13 +38,13 @@ void cast_steps(const std::byte* HWY_RESTRICT in, std::byte* HWY_RESTRICT out, s
   }
 }
 
-struct Pair {
+struct CastPair {
   Steps steps;
   size_t from;  // bytes an element
   size_t to;
 };
 
-HWY_NOINLINE void cast_elements(const Pair& pair, const std::byte* in, std::byte* out, size_t n) {
+HWY_NOINLINE void cast_elements(const CastPair& pair, const std::byte* in, std::byte* out, size_t n) {
   const size_t step = kVectors * hn::Lanes(D());
   const size_t whole = n - n % step;
   pair.steps(in, out, n / step);
@@ -57,7 +57,7 @@ HWY_NOINLINE void cast_elements(const Pair& pair, const std::byte* in, std::byte
 }
 
 // Casts into a buffer in the first-level cache and streams from there, in pieces that end where lines of `out` end.
-HWY_NOINLINE void cast_elements_stream(const Pair& pair, const std::byte* in, std::byte* out, size_t n) {
+HWY_NOINLINE void cast_elements_stream(const CastPair& pair, const std::byte* in, std::byte* out, size_t n) {
   alignas(kLine) std::byte buffer[4096];
   size_t piece = (sizeof(buffer) - kLine + to_line(out)) / pair.to;
   while (n > 0) {
@@ -72,7 +72,7 @@ HWY_NOINLINE void cast_elements_stream(const Pair& pair, const std::byte* in, st
 }
 
 template <typename From, typename To>
-inline constexpr Pair kPair{cast_steps<From, To>, sizeof(typename From::Bits), sizeof(typename To::Bits)};
+inline constexpr CastPair kPair{cast_steps<From, To>, sizeof(typename From::Bits), sizeof(typename To::Bits)};
 
 template <typename From, typename To>
 void cast_row(const void* src, void* dst, size_t n) {

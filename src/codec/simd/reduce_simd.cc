@@ -40,25 +40,25 @@ struct First {
     return x;
   }
 };
-struct Add {
+struct VectorAdd {
   template <class Vec>
   static HWY_INLINE Vec apply(Vec acc, Vec x) {
     return hn::Add(acc, x);
   }
 };
-struct Multiply {
+struct VectorMultiply {
   template <class Vec>
   static HWY_INLINE Vec apply(Vec acc, Vec x) {
     return hn::Mul(acc, x);
   }
 };
-struct Minimum {
+struct VectorMinimum {
   template <class Vec>
   static HWY_INLINE Vec apply(Vec acc, Vec x) {
     return hn::IfThenElse(hn::Or(hn::Lt(x, acc), hn::IsNaN(x)), x, acc);
   }
 };
-struct Maximum {
+struct VectorMaximum {
   template <class Vec>
   static HWY_INLINE Vec apply(Vec acc, Vec x) {
     return hn::IfThenElse(hn::Or(hn::Gt(x, acc), hn::IsNaN(x)), x, acc);
@@ -130,11 +130,11 @@ template <typename... T>
 ReduceKernels make_kernels(TypeList<T...>) {
   return {.target = hwy::TargetName(HWY_TARGET),
           .first = {accumulate<T, First>...},
-          .next = {{accumulate<T, Add>...},
-                   {accumulate<T, Add>...},
-                   {accumulate<T, Minimum>...},
-                   {accumulate<T, Maximum>...},
-                   {accumulate<T, Multiply>...}},
+          .next = {{accumulate<T, VectorAdd>...},
+                   {accumulate<T, VectorAdd>...},
+                   {accumulate<T, VectorMinimum>...},
+                   {accumulate<T, VectorMaximum>...},
+                   {accumulate<T, VectorMultiply>...}},
           .finish = {finish<T, false>...},
           .finish_average = {finish<T, true>...}};
 }

@@ -62,12 +62,12 @@ Client::Client(std::string url, std::unique_ptr<Connector> connector, uint64_t i
       stop_(std::move(stop)),
       link_status_(ErrorCode::kUnavailable, "not connected yet"),
       loop_(std::make_unique<EventLoop>("tessera-kv")) {
-  link_ = std::make_unique<Link>(
+  link_ = std::make_unique<StoreLink>(
       *loop_, std::move(connector),
-      Link::Callbacks{.hello = [this] { return hello(); },
-                      .on_ready = [this](const Welcome& welcome) { on_ready(welcome); },
-                      .on_frame = [this](MessageType type, ByteReader& in) { on_frame(type, in); },
-                      .on_down = [this](const Status& why) { on_down(why); }});
+      StoreLink::Callbacks{.hello = [this] { return hello(); },
+                           .on_ready = [this](const StoreWelcome& welcome) { on_ready(welcome); },
+                           .on_frame = [this](StoreMessage type, ByteReader& in) { on_frame(type, in); },
+                           .on_down = [this](const Status& why) { on_down(why); }});
   loop_->post([this] { link_->connect(); });
   loop_->start();
   on_stop_.emplace(stop_, [this] {
@@ -237,7 +237,7 @@ void Client::end_watch(const std::shared_ptr<Watching>& watching) {
     if (watches_.erase(id) == 0 || !link_->ready()) return;
     ByteWriter out;
     out.put(id);
-    link_->send(MessageType::kUnwatch, out.take());
+    link_->send(StoreMessage::kUnwatch, out.take());
   });
 }
 

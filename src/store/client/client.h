@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/event_loop.h"
-#include "store/client/link.h"
+#include "store/client/store_link.h"
 #include "store/memory/memory.h"
 #include "tessera/store.h"
 
@@ -64,10 +64,10 @@ class Client final : public Store {
   void set_link_status(const Status& status);
 
   // The client's thread.
-  Hello hello() const;
+  StoreHello hello() const;
   void submit(const std::shared_ptr<Call>& call);
-  void on_ready(const Welcome& welcome);
-  void on_frame(MessageType type, ByteReader& in);
+  void on_ready(const StoreWelcome& welcome);
+  void on_frame(StoreMessage type, ByteReader& in);
   void on_down(const Status& why);
   void fail_if_hopeless();
   void on_reply(ByteReader& in);
@@ -100,7 +100,7 @@ class Client final : public Store {
   Memory memory_;
   uint64_t instance_ = 0;      // the store last spoken to
   int64_t last_revision_ = 0;  // the highest seen
-  std::unique_ptr<Link> link_;
+  std::unique_ptr<StoreLink> link_;
   std::unique_ptr<EventLoop> loop_;  // ends before what its callbacks use
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };

@@ -7,7 +7,7 @@
 
 namespace tessera::store {
 
-Hello Client::hello() const {
+StoreHello Client::hello() const {
   return {.release = std::string(release()),
           .client = id_,
           .last_instance = instance_,
@@ -18,10 +18,10 @@ Hello Client::hello() const {
 void Client::submit(const std::shared_ptr<Call>& call) {
   if (const Status status = hopeless(); !status.ok()) return call->end(status);
   calls_[call->id] = call;
-  if (link_->ready()) link_->send(MessageType::kRequest, call->request);
+  if (link_->ready()) link_->send(StoreMessage::kRequest, call->request);
 }
 
-void Client::on_ready(const Welcome& welcome) {
+void Client::on_ready(const StoreWelcome& welcome) {
   if (instance_ != 0) Metrics::process().store_reconnects.add();
   if (instance_ != welcome.instance) {
     republish(memory_.republication());
@@ -29,8 +29,8 @@ void Client::on_ready(const Welcome& welcome) {
   } else {
     keep_alive(memory_.leases());  // tells which have expired meanwhile
   }
-  link_->send(MessageType::kRepublishDone, {});
-  for (const auto& [id, call] : calls_) link_->send(MessageType::kRequest, call->request);
+  link_->send(StoreMessage::kRepublishDone, {});
+  for (const auto& [id, call] : calls_) link_->send(StoreMessage::kRequest, call->request);
   for (const auto& [id, watching] : watches_) start_watch(watching);
   set_link_status({});
 }
@@ -49,15 +49,15 @@ void Client::fail_if_hopeless() {
   for (const auto& [id, call] : std::exchange(calls_, {})) call->end(status);
 }
 
-void Client::on_frame(MessageType type, ByteReader& in) {
+void Client::on_frame(StoreMessage type, ByteReader& in) {
   switch (type) {
-    case MessageType::kReply:
+    case StoreMessage::kReply:
       return on_reply(in);
-    case MessageType::kEvents:
+    case StoreMessage::kEvents:
       return on_events(in);
-    case MessageType::kCompacted:
+    case StoreMessage::kCompacted:
       return on_compacted(in);
-    case MessageType::kLeasesLost:
+    case StoreMessage::kLeasesLost:
       return on_leases_lost(in);
     default:
       fail(ErrorCode::kInvalidArgument, "it sent a message of unknown type {}", static_cast<int>(type));
@@ -118,13 +118,13 @@ void Client::on_leases_lost(ByteReader& in) {
 }
 
 void Client::republish(const Memory::Republication& republication) {
-  for (const auto& leases : republication.leases) link_->send(MessageType::kRepublishLeases, leases);
-  for (const auto& keys : republication.keys) link_->send(MessageType::kRepublishKeys, keys);
+  for (const auto& leases : republication.leases) link_->send(StoreMessage::kRepublishLeases, leases);
+  for (const auto& keys : republication.keys) link_->send(StoreMessage::kRepublishKeys, keys);
 }
 
 void Client::start_watch(const std::shared_ptr<Watching>& watching) {
   const WatchStart start{.watch = watching->id, .prefix = watching->prefix, .from = watching->next};
-  link_->send(MessageType::kWatch, start.encode());
+  link_->send(StoreMessage::kWatch, start.encode());
 }
 
 void Client::renew(LeaseId lease) {
@@ -138,7 +138,7 @@ void Client::renew(LeaseId lease) {
 void Client::keep_alive(const std::vector<LeaseId>& leases) {
   for (size_t begin = 0; begin < leases.size(); begin += kMaxListedLeases) {
     const auto some = std::span(leases).subspan(begin, std::min<size_t>(kMaxListedLeases, leases.size() - begin));
-    link_->send(MessageType::kKeepAlive, encode_leases(some));
+    link_->send(StoreMessage::kKeepAlive, encode_leases(some));
   }
 }
 

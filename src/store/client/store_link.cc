@@ -1,4 +1,4 @@
-#include "store/client/link.h"
+#include "store/client/store_link.h"
 
 #include <algorithm>
 
@@ -19,12 +19,12 @@ void check_version(uint16_t version, std::string_view other) {
 
 }  // namespace
 
-Link::~Link() {
+StoreLink::~StoreLink() {
   if (fd_) loop_.remove_fd(fd_.get());
   for (const EventLoop::TimerId timer : {retry_timer_, greeting_timer_, flush_timer_}) loop_.cancel_timer(timer);
 }
 
-void Link::connect() {
+void StoreLink::connect() {
   retry_timer_ = 0;
   try {
     fd_ = connector_->start();
@@ -38,7 +38,7 @@ void Link::connect() {
   }
 }
 
-void Link::on_events(uint32_t events) {
+void StoreLink::on_events(uint32_t events) {
   try {
     if (stage_ == Stage::kConnecting) return greet();
     if ((events & EPOLLOUT) != 0) flush();
@@ -51,27 +51,27 @@ void Link::on_events(uint32_t events) {
   }
 }
 
-void Link::greet() {
+void StoreLink::greet() {
   connector_->check(fd_.get());
   reader_.emplace(kMagic, FrameLimits{.payload_bytes = kMaxHelloBytes + kMaxHelloBytes});
   writer_.emplace(kMagic, kHelloVersion, kNoQueueLimit);  // bounded by the calls that wait for its replies
   stage_ = Stage::kGreeting;
-  Hello hello = callbacks_.hello();
+  StoreHello hello = callbacks_.hello();
   hello.nonce = random_nonce();
   handshake_ = {.client = hello.nonce};
-  writer_->push(raw(MessageType::kHello), hello.encode());
+  writer_->push(raw(StoreMessage::kHello), hello.encode());
   flush();
 }
 
-void Link::take(const Frame& frame) {
+void StoreLink::take(const Frame& frame) {
   if (stage_ == Stage::kGreeting) return on_greeting(frame);
   ByteReader in(frame.payload, "a message of the store");
-  callbacks_.on_frame(static_cast<MessageType>(frame.type), in);
+  callbacks_.on_frame(static_cast<StoreMessage>(frame.type), in);
 }
 
-void Link::on_greeting(const Frame& frame) {
-  switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kRefused: {
+void StoreLink::on_greeting(const Frame& frame) {
+  switch (static_cast<StoreMessage>(frame.type)) {
+    case StoreMessage::kRefused: {
       ByteReader in(frame.payload, "refusal");
       in.get<uint64_t>();
       const Status status = read_status(in);
@@ -80,16 +80,16 @@ void Link::on_greeting(const Frame& frame) {
              token_->source());
       return status.throw_if_error();
     }
-    case MessageType::kChallenge:
+    case StoreMessage::kChallenge:
       return on_challenge(frame);
-    case MessageType::kWelcome:
+    case StoreMessage::kWelcome:
       return on_welcome(frame);
     default:
       fail(ErrorCode::kInvalidArgument, "it answers the hello with a message of type {}", frame.type);
   }
 }
 
-void Link::on_challenge(const Frame& frame) {
+void StoreLink::on_challenge(const Frame& frame) {
   const Challenge challenge = Challenge::decode(frame.payload);
   check_version(challenge.version, challenge.release);
   if (handshake_.version != 0) fail(ErrorCode::kInvalidArgument, "it sends a second challenge");
@@ -97,12 +97,12 @@ void Link::on_challenge(const Frame& frame) {
   if (!token_) fail(ErrorCode::kInvalidArgument, "it demands a token over a Unix socket");
   handshake_.version = challenge.version;
   handshake_.server = challenge.nonce;
-  writer_->push(raw(MessageType::kProof), encode_proof(token_->prove(Side::kClient, handshake_)));
+  writer_->push(raw(StoreMessage::kProof), encode_proof(token_->prove(Side::kClient, handshake_)));
   flush();
 }
 
-void Link::on_welcome(const Frame& frame) {
-  const Welcome welcome = Welcome::decode(frame.payload);
+void StoreLink::on_welcome(const Frame& frame) {
+  const StoreWelcome welcome = StoreWelcome::decode(frame.payload);
   check_version(welcome.version, welcome.release);
   const std::optional<Token> token = token_ ? std::exchange(token_, std::nullopt) : connector_->token(fd_.get());
   const bool proved = welcome.proof && welcome.version == handshake_.version && token &&
@@ -118,7 +118,7 @@ void Link::on_welcome(const Frame& frame) {
   callbacks_.on_ready(welcome);
 }
 
-void Link::send(MessageType type, std::span<const std::byte> payload) {
+void StoreLink::send(StoreMessage type, std::span<const std::byte> payload) {
   writer_->push(raw(type), payload);
   if (flush_timer_ != 0) return;
   flush_timer_ = loop_.add_timer(loop_.clock().now(), [this] {
@@ -131,12 +131,12 @@ void Link::send(MessageType type, std::span<const std::byte> payload) {
   });
 }
 
-void Link::flush() {
+void StoreLink::flush() {
   const bool all = writer_->flush(fd_.get());
   loop_.set_events(fd_.get(), all ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
-void Link::down(const Status& why) {
+void StoreLink::down(const Status& why) {
   if (fd_) loop_.remove_fd(fd_.get());
   fd_.reset();
   reader_.reset();

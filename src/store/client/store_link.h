@@ -15,25 +15,25 @@
 
 namespace tessera::store {
 
-class Link {
+class StoreLink {
  public:
   struct Callbacks {
-    std::function<Hello()> hello;                            // what to say now
-    std::function<void(const Welcome&)> on_ready;            // the hello was answered: send() works
-    std::function<void(MessageType, ByteReader&)> on_frame;  // may throw: the connection is then given up
-    std::function<void(const Status&)> on_down;              // each failed attempt and each loss
+    std::function<StoreHello()> hello;                        // what to say now
+    std::function<void(const StoreWelcome&)> on_ready;        // the hello was answered: send() works
+    std::function<void(StoreMessage, ByteReader&)> on_frame;  // may throw: the connection is then given up
+    std::function<void(const Status&)> on_down;               // each failed attempt and each loss
   };
 
-  Link(EventLoop& loop, std::unique_ptr<Connector> connector, Callbacks callbacks)
+  StoreLink(EventLoop& loop, std::unique_ptr<Connector> connector, Callbacks callbacks)
       : loop_(loop), connector_(std::move(connector)), callbacks_(std::move(callbacks)) {}
-  ~Link();
-  Link(const Link&) = delete;
-  Link& operator=(const Link&) = delete;
+  ~StoreLink();
+  StoreLink(const StoreLink&) = delete;
+  StoreLink& operator=(const StoreLink&) = delete;
 
   void connect();
   bool ready() const { return stage_ == Stage::kReady; }
   // REQUIRES: ready(). Sends when the loop comes round.
-  void send(MessageType type, std::span<const std::byte> payload);
+  void send(StoreMessage type, std::span<const std::byte> payload);
 
  private:
   enum class Stage { kDown, kConnecting, kGreeting, kReady };

@@ -118,7 +118,7 @@ void Server::pump(Session& session) {
   while (session.takes_requests()) {
     std::optional<Frame> frame = session.reader.next();
     if (!frame) return;
-    const bool asks = frame->type == raw(MessageType::kRequest) || frame->type == raw(MessageType::kWatch);
+    const bool asks = frame->type == raw(StoreMessage::kRequest) || frame->type == raw(StoreMessage::kWatch);
     if (gathering_ && asks && session.hello) {
       session.held = std::move(*frame);
       update_events(session);
@@ -135,31 +135,31 @@ void Server::take(Session& session, const Frame& frame) {
 }
 
 void Server::handle(Session& session, const Frame& frame) {
-  const auto type = static_cast<MessageType>(frame.type);
+  const auto type = static_cast<StoreMessage>(frame.type);
   if (!session.hello) {
-    if (type == MessageType::kHello && !session.greeting) return on_hello(session, frame);
-    if (type == MessageType::kProof && session.greeting) return on_proof(session, frame);
+    if (type == StoreMessage::kHello && !session.greeting) return on_hello(session, frame);
+    if (type == StoreMessage::kProof && session.greeting) return on_proof(session, frame);
     fail(ErrorCode::kInvalidArgument, "a message of type {} came before the hello", frame.type);
   }
   if (frame.version < kMinVersion || frame.version > kMaxVersion)
     fail(ErrorCode::kInvalidArgument, "a message of protocol {} after {} was agreed on", frame.version, kMaxVersion);
   switch (type) {
-    case MessageType::kRequest:
-      send(session.id, MessageType::kReply, service_.answer(Request::decode(frame.payload)));
+    case StoreMessage::kRequest:
+      send(session.id, StoreMessage::kReply, service_.answer(Request::decode(frame.payload)));
       return arm_expiry();
-    case MessageType::kWatch:
+    case StoreMessage::kWatch:
       return on_watch(session, frame);
-    case MessageType::kUnwatch: {
+    case StoreMessage::kUnwatch: {
       ByteReader in(frame.payload, "unwatch");
       session.watches.erase(in.get<uint64_t>());
       return in.finish();
     }
-    case MessageType::kKeepAlive:
+    case StoreMessage::kKeepAlive:
       return on_keep_alive(session, frame);
-    case MessageType::kRepublishLeases:
-    case MessageType::kRepublishKeys:
+    case StoreMessage::kRepublishLeases:
+    case StoreMessage::kRepublishKeys:
       return restore(frame);
-    case MessageType::kRepublishDone:
+    case StoreMessage::kRepublishDone:
       return stop_awaiting(session.hello->client);
     default:
       fail(ErrorCode::kInvalidArgument, "a message of unknown type {}", frame.type);
@@ -167,7 +167,7 @@ void Server::handle(Session& session, const Frame& frame) {
 }
 
 void Server::on_hello(Session& session, const Frame& frame) {
-  const Hello hello = Hello::decode(frame.payload);
+  const StoreHello hello = StoreHello::decode(frame.payload);
   if (hello.min_version > kMaxVersion || hello.max_version < kMinVersion) {
     const Status refusal =
         failed(ErrorCode::kMismatch,
@@ -180,7 +180,7 @@ void Server::on_hello(Session& session, const Frame& frame) {
   if (!options_.token) return welcome(session, hello, std::nullopt);
   const Handshake handshake{.version = version, .client = hello.nonce, .server = random_nonce()};
   session.greeting = {.hello = hello, .handshake = handshake};
-  send(session.id, MessageType::kChallenge,
+  send(session.id, StoreMessage::kChallenge,
        Challenge{.version = version, .release = std::string(release()), .nonce = handshake.server}.encode());
 }
 
@@ -195,11 +195,11 @@ void Server::on_proof(Session& session, const Frame& frame) {
 void Server::refuse(Session& session, const Status& why) {
   log_event(LogLevel::warn, "connection.refused", {{"store", address_}, {"peer", session.name()}}, "{}: {}", address_,
             why.message());
-  send(session.id, MessageType::kRefused, encode_error(0, why));
+  send(session.id, StoreMessage::kRefused, encode_error(0, why));
   session.ended = true;
 }
 
-void Server::welcome(Session& session, const Hello& hello, std::optional<Proof> proof) {
+void Server::welcome(Session& session, const StoreHello& hello, std::optional<Proof> proof) {
   const bool returns = hello.last_instance != 0 && hello.last_instance != instance_;
   if (returns && !gathering_ && state_.revision() == 0) begin_gathering();  // a restarted server: others will be back
   continue_from(hello.last_revision);
@@ -209,8 +209,9 @@ void Server::welcome(Session& session, const Hello& hello, std::optional<Proof> 
   loop_.cancel_timer(session.greeting_timer);
   session.reader.set_limits({.payload_bytes = kMaxRequestBytes});
   const uint16_t version = std::min(hello.max_version, kMaxVersion);
-  send(session.id, MessageType::kWelcome,
-       Welcome{.version = version, .release = std::string(release()), .instance = instance_, .proof = proof}.encode());
+  send(session.id, StoreMessage::kWelcome,
+       StoreWelcome{.version = version, .release = std::string(release()), .instance = instance_, .proof = proof}
+           .encode());
   session.writer.set_version(version);
   report_members();
 }
@@ -219,7 +220,7 @@ void Server::on_watch(Session& session, const Frame& frame) {
   WatchStart start = WatchStart::decode(frame.payload);
   if (start.from <= state_.compacted()) {
     const Compacted answer{.watch = start.watch, .revision = state_.compacted()};
-    return send(session.id, MessageType::kCompacted, answer.encode());
+    return send(session.id, StoreMessage::kCompacted, answer.encode());
   }
   if (session.watches.size() >= kMaxKeys)
     fail(ErrorCode::kResourceExhausted, "{} watches on one connection", session.watches.size());
@@ -231,10 +232,10 @@ void Server::on_keep_alive(Session& session, const Frame& frame) {
   std::vector<LeaseId> lost;
   for (const LeaseId lease : decode_leases(frame.payload))
     if (!state_.keep_alive(lease, loop_.clock().now())) lost.push_back(lease);
-  if (!lost.empty()) send(session.id, MessageType::kLeasesLost, encode_leases(lost));
+  if (!lost.empty()) send(session.id, StoreMessage::kLeasesLost, encode_leases(lost));
 }
 
-void Server::send(uint64_t id, MessageType type, std::span<const std::byte> payload) {
+void Server::send(uint64_t id, StoreMessage type, std::span<const std::byte> payload) {
   Session& session = *sessions_.at(id);
   session.writer.push(raw(type), payload);
   if (!std::exchange(session.flush_due, true)) due_.push_back(id);
@@ -285,7 +286,7 @@ void Server::send_events(uint64_t session, uint64_t watch, std::span<const Event
     out.put(event.type);
     write_key_value(out, *event.kv);
   }
-  send(session, MessageType::kEvents, out.take());
+  send(session, StoreMessage::kEvents, out.take());
 }
 
 void Server::drop(uint64_t id, const Status& why) {

@@ -69,7 +69,7 @@ class Server final : public StoreServer {
 
  private:
   struct Greeting {
-    Hello hello;
+    StoreHello hello;
     Handshake handshake;
   };
 
@@ -80,7 +80,7 @@ class Server final : public StoreServer {
     UniqueFd fd;
     FrameReader reader;
     FrameWriter writer;
-    std::optional<Hello> hello;        // once it has said so, and proved that it may
+    std::optional<StoreHello> hello;   // once it has said so, and proved that it may
     std::optional<Greeting> greeting;  // until then: what it has said, and what it must prove
     EventLoop::TimerId greeting_timer = 0;
     std::map<uint64_t, std::string> watches;  // prefix by id
@@ -108,14 +108,14 @@ class Server final : public StoreServer {
   void handle(Session& session, const Frame& frame);
   void on_hello(Session& session, const Frame& frame);
   void on_proof(Session& session, const Frame& frame);
-  void welcome(Session& session, const Hello& hello, std::optional<Proof> proof);
+  void welcome(Session& session, const StoreHello& hello, std::optional<Proof> proof);
   void refuse(Session& session, const Status& why);
   void on_watch(Session& session, const Frame& frame);
   void on_keep_alive(Session& session, const Frame& frame);
   void continue_from(int64_t revision);
   void restore(const Frame& frame);
 
-  void send(uint64_t session, MessageType type, std::span<const std::byte> payload);
+  void send(uint64_t session, StoreMessage type, std::span<const std::byte> payload);
   void flush_due();
   void publish(std::span<const Event> events);
   void send_events(uint64_t session, uint64_t watch, std::span<const Event> events);

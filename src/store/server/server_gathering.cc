@@ -62,7 +62,7 @@ void Server::continue_from(int64_t revision) {
 }
 
 void Server::restore(const Frame& frame) {
-  if (frame.type == raw(MessageType::kRepublishLeases)) {
+  if (frame.type == raw(StoreMessage::kRepublishLeases)) {
     for (const LeaseTerm& term : decode_lease_terms(frame.payload))
       state_.grant(term.lease, term.ttl, loop_.clock().now());
     arm_expiry();

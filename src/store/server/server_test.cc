@@ -32,13 +32,14 @@ TEST(ServerTest, HostilePeersAreClosedAndAClientAmongThemNoticesNothing) {
   };
   const std::vector<Case> cases = {
       {"speaks HTTP", false, [](RawPeer& peer) { peer.send_raw(bytes_of("GET / HTTP/1.1\r\nHost: store\r\n\r\n")); }},
-      {"asks before its hello", false, [&](RawPeer& peer) { peer.send(raw(MessageType::kRequest), endless.encode()); }},
-      {"sends an empty hello", false, [](RawPeer& peer) { peer.send(raw(MessageType::kHello), {}); }},
+      {"asks before its hello", false,
+       [&](RawPeer& peer) { peer.send(raw(StoreMessage::kRequest), endless.encode()); }},
+      {"sends an empty hello", false, [](RawPeer& peer) { peer.send(raw(StoreMessage::kHello), {}); }},
       {"announces a hello of 4 GB", false,
        [](RawPeer& peer) {
          ByteWriter out;
          out.put(kMagic);
-         out.put<uint32_t>(raw(MessageType::kHello) << 16);
+         out.put<uint32_t>(raw(StoreMessage::kHello) << 16);
          out.put<uint32_t>(0xfffffff0);
          out.put<uint32_t>(0);
          peer.send_raw(out.view());
@@ -56,18 +57,18 @@ TEST(ServerTest, HostilePeersAreClosedAndAClientAmongThemNoticesNothing) {
          ByteWriter out;
          out.put<uint64_t>(1);
          out.put<uint8_t>(200);
-         peer.send(raw(MessageType::kRequest), out.take());
+         peer.send(raw(StoreMessage::kRequest), out.take());
        }},
       {"sends a key without a key", true,
-       [](RawPeer& peer) { peer.send(raw(MessageType::kRequest), Request{}.encode()); }},
-      {"sends bytes behind a request", true, [&](RawPeer& peer) { peer.send(raw(MessageType::kRequest), trailing); }},
+       [](RawPeer& peer) { peer.send(raw(StoreMessage::kRequest), Request{}.encode()); }},
+      {"sends bytes behind a request", true, [&](RawPeer& peer) { peer.send(raw(StoreMessage::kRequest), trailing); }},
       {"publishes again what cannot be", true,
        [](RawPeer& peer) {
          ByteWriter out;
          out.put<uint32_t>(1'000'000);
-         peer.send(raw(MessageType::kRepublishKeys), out.take());
+         peer.send(raw(StoreMessage::kRepublishKeys), out.take());
        }},
-      {"says hello twice", true, [](RawPeer& peer) { peer.send(raw(MessageType::kHello), {}); }},
+      {"says hello twice", true, [](RawPeer& peer) { peer.send(raw(StoreMessage::kHello), {}); }},
   };
   for (const Case& hostile : cases) {
     RawPeer peer(*server);
@@ -99,11 +100,11 @@ TEST(ServerTest, RandomFramesHarmNobody) {
 TEST(ServerTest, ReleasesWithoutACommonProtocolAreBothNamed) {
   const auto server = tcp_server();
   RawPeer peer(*server);
-  peer.send(
-      raw(MessageType::kHello),
-      Hello{.min_version = 700, .max_version = 701, .release = "99.1", .incarnation = Incarnation::self()}.encode());
+  peer.send(raw(StoreMessage::kHello),
+            StoreHello{.min_version = 700, .max_version = 701, .release = "99.1", .incarnation = Incarnation::self()}
+                .encode());
   const Frame frame = peer.receive();
-  ASSERT_EQ(frame.type, raw(MessageType::kRefused));
+  ASSERT_EQ(frame.type, raw(StoreMessage::kRefused));
   ByteReader in(frame.payload, "refusal");
   in.get<uint64_t>();
   const Status status = read_status(in);
@@ -137,10 +138,10 @@ TEST(ServerTest, AWatcherThatDoesNotReadIsDisconnectedAndNobodyElse) {
   watch.put<uint64_t>(1);
   watch.put_string("big/");
   watch.put<int64_t>(1);
-  sleeper.send(raw(MessageType::kWatch), watch.take());
+  sleeper.send(raw(StoreMessage::kWatch), watch.take());
   // Its answer proves that the watch stands.
-  sleeper.send(raw(MessageType::kRequest), Request{.id = 1, .op = Op::kRange, .key = "big/"}.encode());
-  EXPECT_EQ(sleeper.receive().type, raw(MessageType::kReply));
+  sleeper.send(raw(StoreMessage::kRequest), Request{.id = 1, .op = Op::kRange, .key = "big/"}.encode());
+  EXPECT_EQ(sleeper.receive().type, raw(StoreMessage::kReply));
 
   const auto client = open_store(server->address());
   const std::string value(1 << 20, 'v');
@@ -162,10 +163,10 @@ TEST(ServerTest, AnswersThatAreReadLateCostNobodyTheConnection) {
   watch.put<uint64_t>(1);
   watch.put_string("small/");
   watch.put<int64_t>(client->put("small/key", "before") + 1);
-  late.send(raw(MessageType::kWatch), watch.take());
+  late.send(raw(StoreMessage::kWatch), watch.take());
   constexpr uint64_t kRequests = 6;  // more than sockets keep
   for (uint64_t id = 1; id <= kRequests; ++id)
-    late.send(raw(MessageType::kRequest), Request{.id = id, .op = Op::kRange, .key = "big/", .prefix = true}.encode());
+    late.send(raw(StoreMessage::kRequest), Request{.id = id, .op = Op::kRange, .key = "big/", .prefix = true}.encode());
   client->put("small/key", "after");
 
   uint64_t answered = 0;
@@ -173,10 +174,10 @@ TEST(ServerTest, AnswersThatAreReadLateCostNobodyTheConnection) {
   while (answered < kRequests || !told) {
     const Frame frame = late.receive();
     ByteReader in(frame.payload, "frame");
-    if (frame.type == raw(MessageType::kEvents)) {
+    if (frame.type == raw(StoreMessage::kEvents)) {
       told = true;
     } else {
-      ASSERT_EQ(frame.type, raw(MessageType::kReply));
+      ASSERT_EQ(frame.type, raw(StoreMessage::kReply));
       EXPECT_EQ(in.get<uint64_t>(), ++answered);
       EXPECT_TRUE(read_status(in).ok());
     }
@@ -187,7 +188,8 @@ TEST(ServerTest, AHelloThatClaimsTheLastRevisionLeavesTheStoreInUse) {
   const auto server = tcp_server();
   const auto client = open_store(server->address());
   RawPeer peer(*server);
-  peer.greet(Hello{.release = "test", .client = 5, .last_revision = kMaxRevision, .incarnation = Incarnation::self()});
+  peer.greet(
+      StoreHello{.release = "test", .client = 5, .last_revision = kMaxRevision, .incarnation = Incarnation::self()});
   EXPECT_GT(client->put("key", "value", {}, kLimit), 0);
   EXPECT_EQ(open_store(server->address())->get("key", kLimit)->value, "value");
 }
@@ -204,7 +206,7 @@ TEST(ServerTest, ALostReplyIsRepeatedAndNotDoneTwice) {
     request.id = id;
     RawPeer peer(*server);
     peer.greet();
-    peer.send(raw(MessageType::kRequest), request.encode());
+    peer.send(raw(StoreMessage::kRequest), request.encode());
     const Frame frame = peer.receive();
     ByteReader in(frame.payload, "reply");
     EXPECT_EQ(in.get<uint64_t>(), id);
@@ -227,7 +229,7 @@ TEST(ServerTest, AServerThatFollowsAnotherHoldsRequestsUntilAllAreBack) {
   RawPeer stranger(*server);
   stranger.greet();
   Request list{.id = 8, .op = Op::kRange, .key = "k", .prefix = true};
-  stranger.send(raw(MessageType::kRequest), list.encode());
+  stranger.send(raw(StoreMessage::kRequest), list.encode());
 
   RawPeer first(*server);
   first.greet(1001);
@@ -237,9 +239,9 @@ TEST(ServerTest, AServerThatFollowsAnotherHoldsRequestsUntilAllAreBack) {
   write_key_value(keys, kv);
   RawPeer second(*server);
   second.greet(1002);
-  first.send(raw(MessageType::kRepublishKeys), keys.take());
-  first.send(raw(MessageType::kRepublishDone), {});
-  second.send(raw(MessageType::kRepublishDone), {});
+  first.send(raw(StoreMessage::kRepublishKeys), keys.take());
+  first.send(raw(StoreMessage::kRepublishDone), {});
+  second.send(raw(StoreMessage::kRepublishDone), {});
   const Frame frame = stranger.receive();
   ByteReader in(frame.payload, "reply");
   EXPECT_EQ(in.get<uint64_t>(), 8U);
@@ -256,9 +258,9 @@ TEST(ServerTest, AServerThatFollowsAnotherAnswersAfterASecondEvenSo) {
   const auto server = tcp_server(std::move(options));
   RawPeer peer(*server);
   peer.greet();
-  peer.send(raw(MessageType::kRequest), Request{.id = 8, .op = Op::kRange, .key = "k"}.encode());
+  peer.send(raw(StoreMessage::kRequest), Request{.id = 8, .op = Op::kRange, .key = "k"}.encode());
   run_on(*server, [&] { clock.advance(seconds(1)); });
-  EXPECT_EQ(peer.receive().type, raw(MessageType::kReply));
+  EXPECT_EQ(peer.receive().type, raw(StoreMessage::kReply));
 }
 
 TEST(ServerTest, ListensWhereItSays) {

@@ -14,14 +14,14 @@ namespace tessera {
 namespace {
 
 // How many objects of process `pid` hold the consent. Those that a forked child inherits do not count in it.
-struct Holders {
+struct ConsentHolders {
   std::mutex mutex;
   pid_t pid = 0;
   int count = 0;
 };
 
-Holders& holders() {
-  static Holders holders;
+ConsentHolders& holders() {
+  static ConsentHolders holders;
   return holders;
 }
 
