@@ -59,7 +59,7 @@ def left_alone(tensors: Any) -> Callable[[tessera.Bus], None]:
     return take
 
 
-def test_what_a_fellow_said_to_an_earlier_process_is_not_compared() -> None:
+def test_what_an_own_rank_said_to_an_earlier_process_is_not_compared() -> None:
     named = Registration.collect(
         {"w": np.ones(3, np.float32)}, lambda name: True, rank=1, fallback=None, missing_ok=False
     )

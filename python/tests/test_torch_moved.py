@@ -116,7 +116,7 @@ def test_what_is_sent_is_met_anew(move: Callable[[Model], None]) -> None:
 
 
 @pytest.mark.parametrize("movers", [{0}, {2}, {0, 1, 2}])
-def test_fellows_that_offer_already_are_met_anew(movers: set[int]) -> None:
+def test_own_ranks_that_offer_already_are_met_again(movers: set[int]) -> None:
     def step(version: int, model: Model) -> None:
         if version in (2, 4) and model.rank in movers:
             time.sleep(0.1 * model.rank)

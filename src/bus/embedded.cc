@@ -53,7 +53,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
   bool alive() const override { return true; }
   void interrupt() override { interruption_.interrupt(); }
   // Of a call that begins now.
-  Patience patience(Timeout timeout) const {
+  CallLimits limits(Timeout timeout) const {
     return {.deadline = Deadline::after(timeout), .stop = interruption_.token()};
   }
   std::shared_ptr<PairClient> pair(const PairOptions& options) override;
@@ -97,12 +97,12 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) override {
     return before_registration(
-        id, [&] { return bus_->rendezvous().peer_manifest(view_, id, bus_->patience(timeout)).entries; });
+        id, [&] { return bus_->rendezvous().peer_manifest(view_, id, bus_->limits(timeout)).entries; });
   }
 
   std::vector<std::string> all_gather(const std::string& id, const std::string& value, Timeout timeout) override {
-    return before_registration(
-        id, [&] { return bus_->rendezvous().all_gather(view_, id, value, bus_->patience(timeout)); });
+    return before_registration(id,
+                               [&] { return bus_->rendezvous().all_gather(view_, id, value, bus_->limits(timeout)); });
   }
 
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
@@ -118,7 +118,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
       fail(ErrorCode::kInvalidArgument, "batch {}: {} snapshots: 2 to {} are possible", id, batch_options.snapshots,
            kMaxSlots);
-    const Patience patience = bus_->patience(timeout);
+    const CallLimits limits = bus_->limits(timeout);
     const BusOptions& options = bus_->options();
     BatchSetup setup{.keep_alive = shared_from_this(),
                      .agent = &bus_->agent(),
@@ -142,7 +142,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     bus_->rendezvous().begin(view_, id);
     try {
       if (lent) batch->borrow(std::move(socket));
-      batch->open(view_, patience);
+      batch->open(view_, limits);
     } catch (...) {
       const Status why = status_of_current_exception();
       give_up(id, why);
@@ -210,7 +210,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {
   require_own_process();
   return std::make_shared<EmbeddedPair>(
-      shared_from_this(), rendezvous().join(options.name, options.peer, patience(options.timeout)), options.layout);
+      shared_from_this(), rendezvous().join(options.name, options.peer, limits(options.timeout)), options.layout);
 }
 
 }  // namespace

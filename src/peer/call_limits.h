@@ -12,7 +12,7 @@
 namespace tessera::bus {
 
 // How long a conversation may take, and what may end it before.
-struct Patience {
+struct CallLimits {
   Deadline deadline;
   std::stop_token stop;
   // For processes to come back, however long that takes: who is absent is mentioned once, and is waited for even if it
@@ -27,18 +27,18 @@ inline constexpr Duration kStorePiece = seconds(1);  // of waiting for an answer
 
 // One request of a conversation with the store, in pieces: between them it is seen whether the conversation is to end.
 template <typename Request>
-auto ask(const Patience& patience, Request&& request) {
+auto ask(const CallLimits& limits, Request&& request) {
   const TimePoint start = Clock::steady().now();
   while (true) {
     try {
-      return request(std::min(patience.deadline.left(), patience.background ? kStoreTimeout : kStorePiece));
+      return request(std::min(limits.deadline.left(), limits.background ? kStoreTimeout : kStorePiece));
     } catch (const Error& error) {
       const bool waits = error.code() == ErrorCode::kDeadlineExceeded || error.code() == ErrorCode::kUnavailable;
-      if (patience.background || !waits) throw;
-      if (patience.deadline.passed())
+      if (limits.background || !waits) throw;
+      if (limits.deadline.passed())
         throw Error(error.code(), fmt::format("{}; it was asked for {:.1f} s", error.what(),
                                               to_seconds(Clock::steady().now() - start)));
-      if (patience.stop.stop_requested())
+      if (limits.stop.stop_requested())
         throw Error(ErrorCode::kCancelled, fmt::format("{}: interrupted", error.what()));
     }
   }

@@ -45,7 +45,7 @@ class Stop : public testing::Test {
   std::map<std::string, pid_t> pids_;
 };
 
-// One that takes a version only if its fellows do.
+// One that takes a version only if its own ranks do.
 Body stopping_first(const Body& body) {
   return [=](Batch& batch, std::vector<float>& tensor) {
     ::raise(SIGSTOP);

@@ -34,7 +34,7 @@ bool fails_at_first(Batch& batch, std::vector<float>& tensor) {
   return !went_well([&] { batch.send(1, kShort).wait(); });
 }
 
-// Rank 0 takes that version nevertheless; its fellow comes once the send has failed.
+// Rank 0 takes that version nevertheless; the other one comes once the send has failed.
 void come_late(Batch& batch, Rank rank, const Signal& failed) {
   if (rank == 0) return static_cast<void>(batch.recv({}, kPatience).wait());
   failed.wait();
@@ -275,9 +275,9 @@ TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
   expect_all_well(group_);
 }
 
-// The versions that are counted by default: a rank that comes back counts on from where its fellow is, whatever has
+// The versions that are counted by default: a rank that comes back counts on from where its own rank is, whatever has
 // become of the sends meanwhile.
-TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsFellow) {
+TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
   Barrier over;
   const auto send_until = [](Batch& batch, int64_t last) {
     int64_t sent = 0;
@@ -286,7 +286,7 @@ TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsFellow) {
   };
   start(trainer(0), [&](Batch& batch, std::vector<float>&) {
     batch.send({}, kPatience).wait();
-    went_well([&] { batch.send({}, kPatience).wait(); });  // its fellow dies
+    went_well([&] { batch.send({}, kPatience).wait(); });  // its own rank dies
     went_well([&] { batch.send({}, kShort).wait(); });     // it is not back, or not in time
     REQUIRE_HERE(send_until(batch, 5));
     over.pass();

@@ -1,4 +1,4 @@
-// What the others see when a rank dies, is late, or says something else than its fellows. Every case ends within the
+// What the others see when a rank dies, is late, or says something else than its own ranks. Every case ends within the
 // hang limit, with an error that names who and what, and leaves nothing in the runtime folder but what SIGKILLed
 // processes could not remove, which the next process to start does for them.
 #include <gmock/gmock.h>

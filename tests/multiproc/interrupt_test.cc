@@ -109,7 +109,7 @@ TEST_P(Interrupt, EndsEachWaitAndTheSameCallThenGoesWell) {
   agents_.wait(2 * hang_limit());
 }
 
-TEST_P(Interrupt, OfARegistrationIsToldToTheFellowThatWaitsAndBothRegisterAgain) {
+TEST_P(Interrupt, OfARegistrationIsToldToTheOwnRankThatWaitsAndBothRegisterAgain) {
   const Signal speaks;
   const Signal registers;
   start(options("trainer"), [&](const BusOptions& self) {
@@ -136,7 +136,7 @@ TEST_P(Interrupt, OfARegistrationIsToldToTheFellowThatWaitsAndBothRegisterAgain)
         speaks.wait();
       }
       REQUIRE_HERE(in_the_end(say) == (std::vector<std::string>{"0", "1"}));
-      if (rank == 0) {  // its fellow has registered, once it waits for the trainer
+      if (rank == 0) {  // the other rank has registered, once it waits for the trainer
         REQUIRE_HERE(is_interrupted(bus, self, "trainer/0 to register", [&] { (void)accept(); }));
         registers.raise();
       } else {

@@ -1,4 +1,4 @@
-// Batches that come and go: fellows that are done early, ids used twice, objects in a forked child.
+// Batches that come and go: own ranks that are done early, ids used twice, objects in a forked child.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -42,8 +42,8 @@ class Lifecycle : public testing::Test {
   std::string store_ = group_.start_store();
 };
 
-// On one CPU a rank may well have received all and closed before its fellow has woken from accept().
-TEST_F(Lifecycle, AFellowThatIsDoneEarlyTakesNothingAwayFromTheOthers) {
+// On one CPU a rank may well have received all and closed before the other rank of its job has woken from accept().
+TEST_F(Lifecycle, AnOwnRankThatIsDoneEarlyTakesNothingAwayFromTheOthers) {
   constexpr int kRounds = 30;
   const auto rounds = [store = store_](const std::string& job, Rank rank, int world) {
     run_on_one_cpu();

@@ -231,7 +231,7 @@ TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
 
 // Ranks of one sending job have no connection that would tell. trainer/0 has read what trainer/1 registered first; what
 // the receiver reads is the second.
-TEST_F(RawPeer, AFellowThatRegistersAnewIsReadAnew) {
+TEST_F(RawPeer, AnOwnRankThatRegistersAgainIsReadAgain) {
   Barrier over;  // trainer/0 comes to it by ending
   start("trainer/0", [store = store_] {
     Bus bus({.job = "trainer", .rank = 0, .world = 2, .store = store, .threads = 1});

@@ -100,7 +100,7 @@ Side saying(Side side, const std::string& words) {
 }
 
 // They say it once; whoever comes back hears it.
-TEST_F(Return, ARankHearsWhatItsFellowsHaveSaid) {
+TEST_F(Return, ARankHearsWhatItsOwnRanksHaveSaid) {
   const auto sender = [](Rank rank) { return saying(trainer(rank), "sender "); };
   const auto receiver = [](Rank rank) { return saying(inference(rank), "receiver "); };
   train(sender(0), 2);

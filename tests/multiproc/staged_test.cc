@@ -178,8 +178,8 @@ TEST_F(Staged, AVersionThatAJobHasTakenIsNotWithdrawnOnceItHasLeft) {
   expect_success();
 }
 
-// What a fellow has sent already is still to be sent by this rank, also if a job has registered in between.
-TEST_F(Staged, ARankSendsWhatItsFellowHasSentWhenAJobComes) {
+// What an own rank has sent already is still to be sent by this rank, also if a job has registered in between.
+TEST_F(Staged, ARankSendsWhatAnOwnRankHasSentWhenAJobComes) {
   const Signal sent;
   const Signal taken[2];  // told each sender by each receiver
   start(staged(trainer(0)), [&](Batch& batch, std::vector<float>& tensor) {

@@ -50,7 +50,7 @@ struct Side {
   BatchOptions options = {};
   std::string agent = {};
   std::optional<Format> wire = {};
-  std::string says = {};  // to its fellows before it registers, with its rank behind it; they are to say the same
+  std::string says = {};  // to its own ranks before it registers, with its rank behind it; they are to say the same
 };
 
 // Rows at the trainer's ranks, columns at the inference job's.

@@ -51,7 +51,7 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
     if (operation_)
       fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
            operation_name_, identity().name());
-    if (shadow_) shadow_->relocate(manifest_, tensors);
+    if (snapshots_) snapshots_->relocate(manifest_, tensors);
     {
       const std::lock_guard lock(mutex_);
       setup_.tensors.assign(tensors.begin(), tensors.end());
@@ -59,7 +59,7 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
     }
     const LogScope scope = log_scope();
     log_event(LogLevel::info, "batch.relocated", {});
-    if (!shadow_) renew_sessions();
+    if (!snapshots_) renew_sessions();
   });
 }
 
@@ -78,7 +78,7 @@ std::string BatchImpl::describe() const {
 
 // --- registering ---------------------------------------------------------------------------------
 
-void BatchImpl::open(const PairView& view, const Patience& patience) {
+void BatchImpl::open(const PairView& view, const CallLimits& limits) {
   manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
   for (const ManifestEntry& entry : manifest_.entries)
     if (sends() && !entry.planes.empty())
@@ -88,10 +88,10 @@ void BatchImpl::open(const PairView& view, const Patience& patience) {
   if (!sends())
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {
-    shadow_ = std::make_unique<Shadow>(*setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
-                                       sends() ? Shadow::Use::kSend : Shadow::Use::kReceive,
-                                       sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, patience,
-                                       [this] { on_copied(); });
+    snapshots_ = std::make_unique<Snapshots>(*setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
+                                             sends() ? Snapshots::Use::kSend : Snapshots::Use::kReceive,
+                                             sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, limits,
+                                             [this] { on_copied(); });
     ++allocations_;
   }
   series_.emplace(metrics_, setup_.pair, setup_.id, side());
@@ -100,7 +100,7 @@ void BatchImpl::open(const PairView& view, const Patience& patience) {
     meeting = &add_meeting(view, false);
     setup_.agent->add_inspected(this);
   });
-  meeting->meet(patience);
+  meeting->meet(limits);
 }
 
 void BatchImpl::borrow(UniqueFd socket) {
@@ -138,7 +138,8 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
     relocation = relocation_;
   }
   std::vector<LocalTensor> terms = local_tensors(agreement.match, registered, rank, sends());
-  std::vector<LocalTensor> tensors = shadow_ ? local_tensors(agreement.match, shadow_->specs(), rank, sends()) : terms;
+  std::vector<LocalTensor> tensors =
+      snapshots_ ? local_tensors(agreement.match, snapshots_->specs(), rank, sends()) : terms;
   require_quantisable(agreement.match, tensors);
   return {.agent = setup_.agent,
           .lent = setup_.lent.get(),
@@ -151,8 +152,8 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .tensors = std::move(tensors),
           .terms = std::move(terms),
           .staged = staged(),
-          .slots = shadow_ && sends() ? shadow_->slots() : 1,
-          .slot_bytes = shadow_ && sends() ? shadow_->slot_bytes() : 0,
+          .slots = snapshots_ && sends() ? snapshots_->slots() : 1,
+          .slot_bytes = snapshots_ && sends() ? snapshots_->slot_bytes() : 0,
           .on_allocation = [this] { ++allocations_; },
           .on_moved =
               [this](int64_t bytes, const DeltaBytes& deltas) {
@@ -484,7 +485,7 @@ void BatchImpl::part(const Status& why) {
   setup_.agent->run_on_loop([&] {
     close_sessions();  // one that a meeting has made meanwhile
     setup_.agent->remove_inspected(this);
-    shadow_.reset();
+    snapshots_.reset();
   });
   on_closed();
   series_.reset();

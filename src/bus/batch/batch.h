@@ -53,7 +53,7 @@ class BatchImpl : public BatchClient,
   ~BatchImpl() override = default;
 
   // Registers with the job of `view`: blocks until both jobs are attached. Once; close() it if this throws.
-  virtual void open(const PairView& view, const Patience& patience);
+  virtual void open(const PairView& view, const CallLimits& limits);
   // Before open(), where tensors lie in lent memory: `socket` leads to who lends it.
   void borrow(UniqueFd socket);
   std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
@@ -107,7 +107,7 @@ class BatchImpl : public BatchClient,
   virtual std::vector<const Session*> sessions() const = 0;
   virtual std::vector<std::string> waits_for() const = 0;  // the operation under way: "inference/1 to take version 7"
   virtual void check_peers() = 0;  // Session::check_peers() of those that the operation under way waits for
-  virtual void on_copied() = 0;    // by the shadow
+  virtual void on_copied() = 0;    // by the snapshots
   // On the thread of close(), before the sessions are: returns once nobody reads what is Tessera's own.
   virtual void await_readers() {}
   // On the thread of close(), once everything is over.
@@ -138,7 +138,7 @@ class BatchImpl : public BatchClient,
 
   BatchSetup setup_;  // its tensors, once it is open: under mutex_
   Manifest manifest_;
-  std::unique_ptr<Shadow> shadow_;                  // staged
+  std::unique_ptr<Snapshots> snapshots_;            // staged
   std::vector<std::unique_ptr<Meeting>> meetings_;  // by job, as they came; grows on the loop's thread
   std::shared_ptr<Operation> operation_;            // current
   std::shared_ptr<Operation> ended_;                // the last one: used again once its handles have gone

@@ -119,7 +119,7 @@ LentRun* LentMemory::find(uint32_t run) const {
   return it == runs_.end() ? nullptr : it->second;
 }
 
-void LentMemory::sync(const Patience& patience) {
+void LentMemory::sync(const CallLimits& limits) {
   uint32_t number = 0;
   agent_->run_on_loop([&] {
     const std::lock_guard lock(mutex_);
@@ -129,9 +129,9 @@ void LentMemory::sync(const Patience& patience) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return !lost_.ok() || synced_.number >= number; };
   StopDetector detector;
-  while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), kStopPeriod), over)) {
-    if (patience.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: the wait for it was interrupted", name_);
-    if (patience.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer", name_);
+  while (!changed_.wait_for(lock, limits.stop, std::min(limits.deadline.left(), kStopPeriod), over)) {
+    if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: the wait for it was interrupted", name_);
+    if (limits.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer", name_);
     detector.look(name_, worker_).throw_if_error();
   }
   lost_.throw_if_error();

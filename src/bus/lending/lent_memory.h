@@ -87,7 +87,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   std::unique_ptr<LentRun> make_copy(std::span<const PullRoute> routes, std::function<void()> done);
   // Returns once the worker has made all runs so far. Throws what that failed with, kPeerLost (also where the worker is
   // stopped), kDeadlineExceeded, kCancelled. Not on the loop.
-  void sync(const Patience& patience);
+  void sync(const CallLimits& limits);
 
  private:
   friend class LentRun;

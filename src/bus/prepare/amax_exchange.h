@@ -25,7 +25,7 @@ class AmaxExchange {
  public:
   struct Events {
     std::function<void()> ready_changed;
-    std::function<void(const Status&)> lost;  // a fellow was lost, or another one that rank 0 had a connection with
+    std::function<void(const Status&)> lost;  // an own rank was lost, or another one that rank 0 had a connection with
     // What start() began is over: the amaxes of all ranks in the order of this one's keys, or why there are none. They
     // are there for the time of the call.
     std::function<void(const Status&, std::span<const float> amaxes)> agreed;

@@ -21,8 +21,8 @@ TEST_F(RankZero, GivesEveryoneTheLargestOfEachKey) {
   EXPECT_THAT(zero_.over(), IsEmpty());
   tell(2, 7, 1, {1.5});
   EXPECT_THAT(zero_.over(), ElementsAre("6 2 6"));
-  EXPECT_EQ(fellow(1).answer(), "7, 1: 9 2");
-  EXPECT_EQ(fellow(2).answer(), "7, 1: 2");
+  EXPECT_EQ(member(1).answer(), "7, 1: 9 2");
+  EXPECT_EQ(member(2).answer(), "7, 1: 2");
   let_all_agree(8, 2);
 }
 
@@ -42,32 +42,32 @@ TEST_F(RankZero, TheFirstValueThatNoFormatTakesFailsAll) {
               ElementsAre("invalid-argument: tensor w: nan at [2, 3] (rank trainer/1): nvfp4 refuses what "
                           "is not finite"));
   for (const Rank rank : {1, 2}) {
-    const auto agreed = fellow(rank).next<Agreed>();
+    const auto agreed = member(rank).next<Agreed>();
     EXPECT_TRUE(agreed.status.ok());
     EXPECT_EQ(std::tuple(agreed.finding.tensor, agreed.finding.index, agreed.finding.rank), std::tuple(0U, 19U, 1));
   }
   let_all_agree(7, 2);
 }
 
-TEST_F(RankZero, AFellowThatIsPastTheVersionFailsAll) {
+TEST_F(RankZero, AMemberThatIsPastTheVersionFailsAll) {
   zero_.start(7, {0, 0, 0});
   tell(1, 7, 1, {0, 0});
   tell(2, 8, 1, {0});
   EXPECT_THAT(zero_.over(),
               ElementsAre("mismatch: trainer/2 sends version 8, trainer/0 version 7: send is collective"));
-  EXPECT_EQ(fellow(1).answer(), "7, 1: trainer/2 sends version 8, trainer/0 version 7: send is collective");
-  EXPECT_TRUE(fellow(2).silent()) << "its turn may come";
+  EXPECT_EQ(member(1).answer(), "7, 1: trainer/2 sends version 8, trainer/0 version 7: send is collective");
+  EXPECT_TRUE(member(2).silent()) << "its turn may come";
   tell(1, 8, 2, {0, 0});
   zero_.start(8, {0, 0, 0});
   EXPECT_THAT(zero_.over(), ElementsAre("0 0 0"));
-  EXPECT_EQ(fellow(2).answer(), "8, 1: 0");
+  EXPECT_EQ(member(2).answer(), "8, 1: 0");
 }
 
-TEST_F(RankZero, AFellowThatIsBehindIsToldAlone) {
+TEST_F(RankZero, AMemberThatIsBehindIsToldAlone) {
   zero_.start(8, {0, 0, 0});
   tell(1, 8, 1, {0, 0});
   tell(2, 7, 1, {0});
-  EXPECT_EQ(fellow(2).answer(), "7, 1: trainer/2 sends version 7, trainer/0 version 8: send is collective");
+  EXPECT_EQ(member(2).answer(), "7, 1: trainer/2 sends version 7, trainer/0 version 8: send is collective");
   EXPECT_THAT(zero_.over(), IsEmpty());
   tell(2, 8, 2, {4});
   EXPECT_THAT(zero_.over(), ElementsAre("0 4 0"));
@@ -79,21 +79,21 @@ TEST_F(RankZero, AFailureReplacesWhatWasTold) {
   say(1, {.version = 7, .epoch = 1, .status = Status(ErrorCode::kCancelled, "the send was cancelled")});
   zero_.start(7, {0, 0, 0});
   EXPECT_THAT(zero_.over(), ElementsAre("peer-lost: trainer/1: the send was cancelled"));
-  EXPECT_EQ(fellow(2).answer(), "7, 1: trainer/1: the send was cancelled");
+  EXPECT_EQ(member(2).answer(), "7, 1: trainer/1: the send was cancelled");
 }
 
-TEST_F(RankZero, AFailureIsToldThoughThatFellowSendsTheNextVersionAlready) {
+TEST_F(RankZero, AFailureIsToldThoughThatMemberSendsTheNextVersionAlready) {
   tell(1, 7, 1, {9, 2});
   say(2, {.version = 7, .epoch = 1, .status = Status(ErrorCode::kCancelled, "the send was cancelled")});
   tell(2, 8, 2, {4});
   zero_.start(7, {0, 0, 0});
   EXPECT_THAT(zero_.over(), ElementsAre("peer-lost: trainer/2: the send was cancelled"));
-  EXPECT_EQ(fellow(1).answer(), "7, 1: trainer/2: the send was cancelled");
-  EXPECT_TRUE(fellow(2).silent()) << "its turn may come";
+  EXPECT_EQ(member(1).answer(), "7, 1: trainer/2: the send was cancelled");
+  EXPECT_TRUE(member(2).silent()) << "its turn may come";
   tell(1, 8, 2, {0, 0});
   zero_.start(8, {0, 0, 0});
   EXPECT_THAT(zero_.over(), ElementsAre("0 4 0"));
-  EXPECT_EQ(fellow(2).answer(), "8, 2: 4");
+  EXPECT_EQ(member(2).answer(), "8, 2: 4");
 }
 
 TEST_F(RankZero, AFailureAndTheAnswerMayCross) {
@@ -107,12 +107,12 @@ TEST_F(RankZero, WhoComesLateToAFailedVersionIsTold) {
   tell(1, 7, 1, {0, 0});
   zero_.with([](AmaxExchange& exchange) { exchange.abort(Status(ErrorCode::kCancelled, "the send was cancelled")); });
   EXPECT_THAT(zero_.over(), ElementsAre("cancelled: the send was cancelled"));
-  EXPECT_EQ(fellow(1).answer(), "7, 1: trainer/0: the send was cancelled");
+  EXPECT_EQ(member(1).answer(), "7, 1: trainer/0: the send was cancelled");
   tell(2, 7, 1, {0});
-  EXPECT_EQ(fellow(2).answer(), "7, 1: trainer/0: the send was cancelled");
+  EXPECT_EQ(member(2).answer(), "7, 1: trainer/0: the send was cancelled");
   tell(1, 7, 2, {1, 2});  // they repeat it, and rank 0 does so last
   tell(2, 7, 2, {3});
-  EXPECT_TRUE(fellow(1).silent() && fellow(2).silent());
+  EXPECT_TRUE(member(1).silent() && member(2).silent());
   zero_.start(7, {0, 0, 0});
   EXPECT_THAT(zero_.over(), ElementsAre("0 3 0"));
 }
@@ -120,14 +120,14 @@ TEST_F(RankZero, WhoComesLateToAFailedVersionIsTold) {
 TEST_F(RankZero, AVersionThatItGivesUpIsFailedForTheOthers) {
   tell(1, 7, 1, {0, 0});
   zero_.with([](AmaxExchange& exchange) { exchange.give_up(7, Status(ErrorCode::kDeadlineExceeded, "late")); });
-  EXPECT_EQ(fellow(1).answer(), "7, 1: trainer/0: late");
+  EXPECT_EQ(member(1).answer(), "7, 1: trainer/0: late");
   zero_.start(8, {0, 0, 0});
   tell(2, 7, 1, {0});
-  EXPECT_EQ(fellow(2).answer(), "7, 1: trainer/0: late");
+  EXPECT_EQ(member(2).answer(), "7, 1: trainer/0: late");
   EXPECT_THAT(zero_.over(), IsEmpty());
 }
 
-TEST_F(RankZero, AVersionThatAFellowHasSentBeforeFailsAtOnce) {
+TEST_F(RankZero, AVersionThatAMemberHasSentBeforeFailsAtOnce) {
   const auto has_sent = [](int64_t version) {
     return Amaxes{.version = version, .epoch = 0, .status = Status(ErrorCode::kCancelled, "has sent it")};
   };
@@ -135,7 +135,7 @@ TEST_F(RankZero, AVersionThatAFellowHasSentBeforeFailsAtOnce) {
   tell(1, 7, 1, {0, 0});
   zero_.start(7, {0, 0, 0});
   EXPECT_THAT(zero_.over(), ElementsAre("peer-lost: trainer/2 has sent version 7 already"));
-  EXPECT_EQ(fellow(1).answer(), "7, 1: trainer/2 has sent version 7 already");
+  EXPECT_EQ(member(1).answer(), "7, 1: trainer/2 has sent version 7 already");
   let_all_agree(8, 2);
   zero_.start(9, {0, 0, 0});
   say(2, has_sent(9));
@@ -146,28 +146,28 @@ TEST_F(RankZero, WhatItHasSentBeforeIsNotAskedFor) {
   tell(1, 7, 1, {0, 0});
   zero_.with([](AmaxExchange& exchange) { exchange.passed(7); });
   tell(2, 6, 1, {0});
-  EXPECT_EQ(fellow(1).answer(), "7, 1: trainer/0 has sent version 7 already");
-  EXPECT_EQ(fellow(2).answer(), "6, 1: trainer/0 has sent version 6 already");
+  EXPECT_EQ(member(1).answer(), "7, 1: trainer/0 has sent version 7 already");
+  EXPECT_EQ(member(2).answer(), "6, 1: trainer/0 has sent version 6 already");
   let_all_agree(8, 2);
 }
 
-TEST_F(RankZero, ALostFellowIsWaitedForNoMore) {
+TEST_F(RankZero, ALostMemberIsWaitedForNoMore) {
   zero_.start(7, {0, 0, 0});
   tell(2, 7, 1, {0});
-  fellow(1).close();
+  member(1).close();
   zero_.with([&](AmaxExchange&) { links_.at(1)->poll(); });
   EXPECT_THAT(zero_.lost(), ElementsAre("trainer/1 has closed its connection"));
-  EXPECT_EQ(fellow(2).next<Broken>().status.message(), "trainer/1 has closed its connection");
+  EXPECT_EQ(member(2).next<Broken>().status.message(), "trainer/1 has closed its connection");
   zero_.with([](AmaxExchange& exchange) { exchange.abort(Status(ErrorCode::kPeerLost, "trainer/1 is lost")); });
   EXPECT_THAT(zero_.over(), ElementsAre("peer-lost: trainer/1 is lost"));
-  EXPECT_EQ(fellow(2).answer(), "7, 1: trainer/0: trainer/1 is lost");
+  EXPECT_EQ(member(2).answer(), "7, 1: trainer/0: trainer/1 is lost");
   zero_.start(8, {0, 0, 0});
   EXPECT_THAT(zero_.over(), ElementsAre("peer-lost: trainer/1 has closed its connection"));
 }
 
 TEST_F(RankZero, TheOthersHearOfOneThatLeaves) {
-  fellow(1).send(Detach{});
-  EXPECT_EQ(fellow(2).next<Broken>().status.message(), "trainer/1 has closed the batch");
+  member(1).send(Detach{});
+  EXPECT_EQ(member(2).next<Broken>().status.message(), "trainer/1 has closed the batch");
   EXPECT_THAT(zero_.lost(), ElementsAre("trainer/1 has closed the batch"));
 }
 
@@ -183,19 +183,19 @@ TEST_F(RankZero, WhatIsMalformedCostsItsSenderTheConnection) {
   for (const auto& [amaxes, text] : cases) {
     Star star;
     star.say(1, amaxes);
-    EXPECT_THAT(star.fellow(1).next<Reject>().text, HasSubstr(text));
+    EXPECT_THAT(star.member(1).next<Reject>().text, HasSubstr(text));
     EXPECT_EQ(star.zero_.lost().size(), 1U);
   }
   Star star;
   star.tell(1, 7, 2, {1, 2});
   star.tell(1, 8, 1, {1, 2});
-  EXPECT_THAT(star.fellow(1).next<Reject>().text, HasSubstr("in epoch 1 out of turn"));
-  star.fellow(2).send(Joins{});
-  EXPECT_THAT(star.fellow(2).next<Broken>().status.message(), HasSubstr("out of turn"));
-  EXPECT_THAT(star.fellow(2).next<Reject>().text, HasSubstr("unexpected message"));
+  EXPECT_THAT(star.member(1).next<Reject>().text, HasSubstr("in epoch 1 out of turn"));
+  star.member(2).send(Joins{});
+  EXPECT_THAT(star.member(2).next<Broken>().status.message(), HasSubstr("out of turn"));
+  EXPECT_THAT(star.member(2).next<Reject>().text, HasSubstr("unexpected message"));
 }
 
-TEST_F(RankZero, TakesEachFellowOnce) {
+TEST_F(RankZero, TakesEachMemberOnce) {
   const auto accept = [&](Rank rank) {
     return error_of([&] { zero_.with([&](AmaxExchange& exchange) { exchange.accept(calling(links_.at(1), rank)); }); });
   };

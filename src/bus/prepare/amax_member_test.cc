@@ -12,9 +12,9 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 // Rank 1, and what rank 0 says to it.
-class AFellow : public testing::Test {
+class AMember : public testing::Test {
  protected:
-  AFellow() {
+  AMember() {
     auto [ours, theirs] = socket_pair();
     zero_.emplace(std::move(theirs));
     one_.with([&](AmaxExchange& exchange) {
@@ -37,7 +37,7 @@ class AFellow : public testing::Test {
   std::shared_ptr<Link> link_;
 };
 
-TEST_F(AFellow, TellsItsLargestAndTakesWhatIsAgreed) {
+TEST_F(AMember, TellsItsLargestAndTakesWhatIsAgreed) {
   one_.start(7, {1, 2, 3});
   EXPECT_THAT(one_.waiting_for(), ElementsAre("trainer/0"));
   const auto told = zero_->next<Amaxes>();
@@ -49,7 +49,7 @@ TEST_F(AFellow, TellsItsLargestAndTakesWhatIsAgreed) {
   EXPECT_THAT(one_.waiting_for(), IsEmpty());
 }
 
-TEST_F(AFellow, DoesNotMindAnAnswerToWhatIsOver) {
+TEST_F(AMember, DoesNotMindAnAnswerToWhatIsOver) {
   one_.start(7, {1, 2, 3});
   one_.with([](AmaxExchange& exchange) { exchange.abort(Status(ErrorCode::kCancelled, "the send was cancelled")); });
   EXPECT_THAT(one_.over(), ElementsAre("cancelled: the send was cancelled"));
@@ -64,7 +64,7 @@ TEST_F(AFellow, DoesNotMindAnAnswerToWhatIsOver) {
   EXPECT_THAT(one_.over(), ElementsAre("6 5 6"));
 }
 
-TEST_F(AFellow, SaysWhatItWillNotTell) {
+TEST_F(AMember, SaysWhatItWillNotTell) {
   one_.with([](AmaxExchange& exchange) { exchange.passed(6); });
   const auto passed = zero_->next<Amaxes>();
   EXPECT_EQ(std::tuple(passed.version, passed.epoch), std::tuple(6, 0U));
@@ -75,7 +75,7 @@ TEST_F(AFellow, SaysWhatItWillNotTell) {
   EXPECT_EQ(given_up.status.message(), "late");
 }
 
-TEST_F(AFellow, FailsAsRankZeroSays) {
+TEST_F(AMember, FailsAsRankZeroSays) {
   one_.start(7, {1, 2, 3});
   say({.version = 7, .epoch = 1, .status = Status(ErrorCode::kCancelled, "trainer/0: the send was cancelled")});
   EXPECT_THAT(one_.over(), ElementsAre("peer-lost: trainer/0: the send was cancelled"));
@@ -84,7 +84,7 @@ TEST_F(AFellow, FailsAsRankZeroSays) {
   EXPECT_THAT(one_.over(), ElementsAre(HasSubstr("tensor w: nan at [2, 3] (rank trainer/0): nvfp4 refuses")));
 }
 
-TEST_F(AFellow, RefusesAnotherNumberOfAmaxes) {
+TEST_F(AMember, RefusesAnotherNumberOfAmaxes) {
   one_.start(7, {1, 2, 3});
   (void)zero_->next<Amaxes>();
   say({.version = 7, .epoch = 1, .amaxes = {4}});
@@ -96,7 +96,7 @@ TEST_F(AFellow, RefusesAnotherNumberOfAmaxes) {
   EXPECT_THAT(one_.over(), ElementsAre(HasSubstr("trainer/0"))) << "nobody is left to be asked";
 }
 
-TEST_F(AFellow, HearsThatAnotherRankWasLost) {
+TEST_F(AMember, HearsThatAnotherRankWasLost) {
   zero_->send(Broken{Status(ErrorCode::kPeerLost, "trainer/2 has died")});
   one_.with([&](AmaxExchange&) { link_->poll(); });
   EXPECT_THAT(one_.lost(), ElementsAre("trainer/2 has died"));

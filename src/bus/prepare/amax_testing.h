@@ -163,7 +163,7 @@ class Exchanging {
   std::promise<void> ready_;
 };
 
-// Rank 0, and fellows: 1 joins a block of the matrix and the matrix, 2 the matrix.
+// Rank 0, and members: 1 joins a block of the matrix and the matrix, 2 the matrix.
 struct Star {
   Star() {
     join(1, {kCutBlock, kMatrix});
@@ -177,31 +177,31 @@ struct Star {
       links_[rank] = link;
       exchange.accept(calling(link, rank));
     });
-    auto& raw = fellows_.emplace(rank, RawRank(std::move(theirs))).first->second;
+    auto& raw = members_.emplace(rank, RawRank(std::move(theirs))).first->second;
     (void)raw.next<Prepared>();
     raw.send(Joins{keys});
     zero_.with([&](AmaxExchange&) { links_.at(rank)->poll(); });
   }
   // Returns once rank 0 has seen it.
   void say(Rank rank, const Amaxes& amaxes) {
-    fellows_.at(rank).send(amaxes);
+    members_.at(rank).send(amaxes);
     zero_.with([&](AmaxExchange&) { links_.at(rank)->poll(); });
   }
   void tell(Rank rank, int64_t version, uint32_t epoch, std::vector<float> amaxes) {
     say(rank, {.version = version, .epoch = epoch, .amaxes = std::move(amaxes)});
   }
-  RawRank& fellow(Rank rank) { return fellows_.at(rank); }
+  RawRank& member(Rank rank) { return members_.at(rank); }
   void let_all_agree(int64_t version, uint32_t epoch) {
     zero_.start(version, {0, 0, 0});
     tell(1, version, epoch, {2, 1});
     tell(2, version, epoch, {3});
     EXPECT_THAT(zero_.over(), testing::ElementsAre("0 3 0"));
-    EXPECT_EQ(fellow(1).answer(), fmt::format("{}, {}: 2 3", version, epoch));
-    EXPECT_EQ(fellow(2).answer(), fmt::format("{}, {}: 3", version, epoch));
+    EXPECT_EQ(member(1).answer(), fmt::format("{}, {}: 2 3", version, epoch));
+    EXPECT_EQ(member(2).answer(), fmt::format("{}, {}: 3", version, epoch));
   }
 
   Exchanging zero_{0, 3, {kOtherMatrix, kMatrix, kOtherMatrix}};
-  std::map<Rank, RawRank> fellows_;
+  std::map<Rank, RawRank> members_;
   std::map<Rank, std::shared_ptr<Link>> links_;
 };
 

@@ -40,7 +40,7 @@ void ReceiverSession::give_up_deciding(const Status& why) {
 void ReceiverSession::check_votes() {
   if (asked_) return;
   if (!vote_.ok()) return decided(epoch_, Decided::Verdict::kAbort, vote_);
-  if (fellows_have(epoch_)) {
+  if (own_ranks_have(epoch_)) {
     asked_ = true;
     return owner_.on_all_got(taking_, epoch_);
   }
@@ -183,7 +183,7 @@ std::string ReceiverSession::awaited() const {
   if (phase_ == Phase::kVoting && leads()) return fmt::format("the others to take version {}", taking_);
   if (phase_ == Phase::kVoting)
     return fmt::format("{} to say what becomes of version {}", rank_name(identity().job, 0), taking_);
-  if (!leads() || !fellows_have(announced_)) return missing();
+  if (!leads() || !own_ranks_have(announced_)) return missing();
   return fmt::format("{} to offer version {}", missing(), min_version_);
 }
 
@@ -224,7 +224,7 @@ void ReceiverSession::on_broken(const Status& latest) {
 }
 
 // A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
-// rank is done with it, and a fellow that has it may close.
+// rank is done with it, and an own rank that has it may close.
 bool ReceiverSession::may_go_on() const {
   if (phase_ == Phase::kVoting) return true;
   const bool takes = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && chosen_);

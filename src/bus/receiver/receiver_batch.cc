@@ -237,12 +237,12 @@ void ReceiverBatch::observe_decision(const Status& status) {
 void ReceiverBatch::begin_commit() {
   enter(kCommitName);
   torn_ = true;
-  shadow_->copy(0);
+  snapshots_->copy(0);
 }
 
 void ReceiverBatch::on_copied() {
   fail_point("staged: copied");
-  const Status status = shadow_->status();
+  const Status status = snapshots_->status();
   if (status.ok()) {
     version_ = staged_version_.exchange(0);
     torn_ = false;

@@ -153,7 +153,7 @@ void ReceiverSession::handle_leader(Frame& frame) {
       leader_->close();
       return break_session(parse<Detach>(frame.payload).reason(rank_name(identity().job, 0)));
     case MessageType::kBroken:
-      sender_lost_ = true;  // perhaps: it tells of fellows, too, whom the senders see for themselves
+      sender_lost_ = true;  // perhaps: it tells of own ranks, too, whom the senders see for themselves
       return break_session(parse<Broken>(frame.payload).status);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
@@ -209,7 +209,7 @@ void ReceiverSession::recv(int64_t min_version) {
     begin(*chosen_);
 }
 
-bool ReceiverSession::fellows_have(uint32_t epoch) const {
+bool ReceiverSession::own_ranks_have(uint32_t epoch) const {
   for (size_t rank = 1; rank < got_.size(); ++rank)
     if (got_[rank] < epoch) return false;
   return true;
@@ -217,7 +217,7 @@ bool ReceiverSession::fellows_have(uint32_t epoch) const {
 
 void ReceiverSession::choose() {
   const int64_t version = complete_version();
-  if (holding_ != 0 || version < min_version_ || !fellows_have(announced_)) return;
+  if (holding_ != 0 || version < min_version_ || !own_ranks_have(announced_)) return;
   holding_ = version;
   ++epoch_;
   for (const auto& link : links_) link->hold(version, epoch_);
@@ -335,7 +335,7 @@ void ReceiverSession::check_ended() {
       !std::ranges::all_of(links_, [&](const auto& link) { return link->pulled(taking_); }))
     return;
   if (phase_ == Phase::kPulling && setup_.staged) return vote();
-  // Unless a fellow has not got it: then all take it again.
+  // Unless an own rank has not got it: then all take it again.
   if (phase_ == Phase::kPulling && vote_.ok()) floor_ = taking_;
   const Status status = phase_ == Phase::kPulling ? Status() : failure_;
   tell_got(status);

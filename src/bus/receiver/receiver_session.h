@@ -101,7 +101,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void handle_decided(const Decided& decided);
   void choose();  // rank 0
   void stop_holding();
-  bool fellows_have(uint32_t epoch) const;
+  bool own_ranks_have(uint32_t epoch) const;
   void tell_got(const Status& status);
   void vote();
   void check_votes();

@@ -85,7 +85,7 @@ std::vector<Rank> Rendezvous::Awaited::missing(const std::function<std::string(R
   return absent;
 }
 
-StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience) {
+StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> other, const CallLimits& limits) {
   const std::string records = meeting(side.view, side.batch);
   const std::string manifest = manifest_key(records, side.job);
   const auto missing_ranks = [&](const StoreView& items) {
@@ -104,7 +104,7 @@ StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> oth
   StopDetectors stop_detectors;
   const auto check = [&](const StoreView& items) {
     const std::vector<Rank> absent = missing_ranks(items);
-    throw_if_gone(side, absent, patience.deadline);
+    throw_if_gone(side, absent, limits.deadline);
     throw_if_stopped(side, absent, stop_detectors);
   };
   return wait(records, complete,
@@ -112,7 +112,7 @@ StoreView Rendezvous::await_side(const Awaited& side, std::optional<Awaited> oth
                .until = " to register",
                .missing = missing,
                .check = check},
-              patience);
+              limits);
 }
 
 void Rendezvous::remember(const Awaited& side, const StoreView& items) {
@@ -149,12 +149,12 @@ Rendezvous::Side Rendezvous::judge_side(const PairView& view, const std::string&
   return side;
 }
 
-void Rendezvous::ask_to_renew(const Awaited& fellows, const Awaited& peers, const Patience& patience) {
-  if (fellows.history.past.empty()) return;
-  const std::string records = meeting(fellows.view, fellows.batch);
-  const StoreView items = ask(patience, [&](Duration timeout) { return store_.range(records, timeout); }).items;
-  RenewalRecord record{.of = {own_.incarnation, fellows.history.attempt}, .stale = {}};
-  for (const Awaited* side : {&fellows, &peers}) {
+void Rendezvous::ask_to_renew(const Awaited& own_side, const Awaited& peers, const CallLimits& limits) {
+  if (own_side.history.past.empty()) return;
+  const std::string records = meeting(own_side.view, own_side.batch);
+  const StoreView items = ask(limits, [&](Duration timeout) { return store_.range(records, timeout); }).items;
+  RenewalRecord record{.of = {own_.incarnation, own_side.history.attempt}, .stale = {}};
+  for (const Awaited* side : {&own_side, &peers}) {
     for (size_t rank = 0; rank < side->ranks.size(); ++rank) {
       const std::string key = batch_key(records, side->job, static_cast<Rank>(rank));
       const auto it = items.find(key);
@@ -167,9 +167,9 @@ void Rendezvous::ask_to_renew(const Awaited& fellows, const Awaited& peers, cons
   if (record.stale.empty()) return;
   {
     const std::lock_guard lock(mutex_);
-    history_of(fellows.view, fellows.batch).asked = true;
+    history_of(own_side.view, own_side.batch).asked = true;
   }
-  ask(patience, [&](Duration timeout) {
+  ask(limits, [&](Duration timeout) {
     return store_.put(renewal_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_}, timeout);
   });
 }
@@ -194,21 +194,21 @@ void Rendezvous::forget_asking(const PairView& view, const std::string& batch, D
 }
 
 Agreement Rendezvous::exchange(const PairView& view, const std::string& batch, const Offer& own,
-                               const Patience& patience) {
+                               const CallLimits& limits) {
   while (true) {
-    if (std::optional<Agreement> agreement = try_exchange(view, batch, own, patience)) return *std::move(agreement);
+    if (std::optional<Agreement> agreement = try_exchange(view, batch, own, limits)) return *std::move(agreement);
     const std::lock_guard lock(mutex_);
     ++history_of(view, batch).attempt;  // what it has read stands
   }
 }
 
 std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const std::string& batch, const Offer& own,
-                                                  const Patience& patience) {
+                                                  const CallLimits& limits) {
   const std::string records = meeting(view, batch);
   const std::string manifest = manifest_key(records, identity_.job);
   const History history = begun(view, batch);
   const Registration of{own_.incarnation, history.attempt};
-  const Awaited fellows{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
+  const Awaited own_side{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
   const Awaited peers{.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history};
   BatchRecord record{.of = of,
                      .sends = own.sends,
@@ -219,46 +219,46 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
                      .hash = own.manifest->hash(),
                      .diff = {}};
   const auto outdated = [&](const StoreView& items) {
-    return is_asked_to_renew(fellows, items) || is_asked_to_renew(peers, items);
+    return is_asked_to_renew(own_side, items) || is_asked_to_renew(peers, items);
   };
-  ask_to_renew(fellows, peers, patience);
+  ask_to_renew(own_side, peers, limits);
   if (identity_.rank == 0) {
-    ask(patience, [&](Duration timeout) {
+    ask(limits, [&](Duration timeout) {
       return store_.put(manifest, ManifestRecord{.of = of, .manifest = *own.manifest}.write(), {.lease = lease_},
                         timeout);
     });
   } else {
     const auto published = [&](const StoreView& items) {
-      throw_if_failed(fellows, items);
-      return outdated(items) || fellows.is_fresh(0, manifest, items);
+      throw_if_failed(own_side, items);
+      return outdated(items) || own_side.is_fresh(0, manifest, items);
     };
     const auto missing = [&](const StoreView&) { return rank_name(identity_.job, 0); };
     StopDetectors stop_detectors;
     const auto check = [&](const StoreView&) {
-      throw_if_gone(fellows, {0}, patience.deadline);
-      throw_if_stopped(fellows, {0}, stop_detectors);
+      throw_if_gone(own_side, {0}, limits.deadline);
+      throw_if_stopped(own_side, {0}, stop_detectors);
     };
     const StoreView items = wait(records, published,
                                  {.what = fmt::format("pair {}, batch {}", view.name, batch),
                                   .until = " to register",
                                   .missing = missing,
                                   .check = check},
-                                 patience);
+                                 limits);
     if (outdated(items)) return std::nullopt;
     const Manifest rank0 = ManifestRecord::read(manifest, items.at(manifest).value).manifest;
     if (rank0.hash() != record.hash) record.diff = ManifestDiff::between(rank0, *own.manifest);
   }
-  ask(patience, [&](Duration timeout) {
+  ask(limits, [&](Duration timeout) {
     return store_.put(batch_key(records, identity_.job, identity_.rank), record.write(), {.lease = lease_}, timeout);
   });
 
-  // Fellows that disagree need not wait for the other side to be told. It hears of it by the failure that they report
+  // Own ranks that disagree need not wait for the other side to be told. It hears of it by the failure that they report
   // or, where it is still joining, leave for.
-  const StoreView own_items = await_side(fellows, peers, patience);
+  const StoreView own_items = await_side(own_side, peers, limits);
   if (outdated(own_items)) return std::nullopt;
-  remember(fellows, own_items);
+  remember(own_side, own_items);
   const Side mine = judge_side(view, batch, identity_.job, view.own.size(), own.sends, own_items);
-  const StoreView peer_items = await_side(peers, fellows, patience);
+  const StoreView peer_items = await_side(peers, own_side, limits);
   if (outdated(peer_items)) return std::nullopt;
   remember(peers, peer_items);
   const Side theirs = judge_side(view, batch, view.peer_job, view.peer.size(), !own.sends, peer_items);
@@ -280,12 +280,12 @@ std::optional<Agreement> Rendezvous::try_exchange(const PairView& view, const st
   if (agreement.sent_version > 0) agreement.floor = std::ranges::min(receiver.versions);
   // All of this side are here anew, and know what was decided on what they had staged before.
   if (!own.sends && identity_.rank == 0)
-    ask(patience,
+    ask(limits,
         [&](Duration timeout) { return store_.erase_prefix(decision_prefix(records, identity_.job), timeout); });
   // All others are here anew: whoever an earlier failure of this rank's spoke to has heard it.
-  ask(patience,
+  ask(limits,
       [&](Duration timeout) { return store_.erase(failure_key(records, identity_.job, identity_.rank), timeout); });
-  ask(patience, [&](Duration timeout) { return forget_asking(view, batch, timeout); });
+  ask(limits, [&](Duration timeout) { return forget_asking(view, batch, timeout); });
   return agreement;
 }
 
@@ -357,49 +357,49 @@ std::unique_ptr<Watch> Rendezvous::watch_jobs(const std::string& pair, const std
   });
 }
 
-Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, const Patience& patience) {
+Manifest Rendezvous::peer_manifest(const PairView& view, const std::string& batch, const CallLimits& limits) {
   const History history = begun(view, batch);
   const StoreView items = await_side(
-      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, {}, patience);
+      {.view = view, .batch = batch, .job = view.peer_job, .ranks = view.peer, .history = history}, {}, limits);
   return judge_side(view, batch, view.peer_job, view.peer.size(), true, items).manifest;
 }
 
 std::vector<std::string> Rendezvous::all_gather(const PairView& view, const std::string& batch,
-                                                const std::string& value, const Patience& patience) {
+                                                const std::string& value, const CallLimits& limits) {
   const std::string records = meeting(view, batch);
   const History history = begun(view, batch);
-  const Awaited fellows{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
+  const Awaited own_side{.view = view, .batch = batch, .job = identity_.job, .ranks = view.own, .history = history};
   const auto key = [&](Rank rank) { return said_key(records, identity_.job, rank); };
   {
     const std::lock_guard lock(mutex_);
     history_of(view, batch).said = true;
   }
   const std::string record = SaidRecord{.of = {own_.incarnation, history.attempt}, .value = value}.write();
-  ask(patience, [&](Duration timeout) { return store_.put(key(identity_.rank), record, {.lease = lease_}, timeout); });
+  ask(limits, [&](Duration timeout) { return store_.put(key(identity_.rank), record, {.lease = lease_}, timeout); });
   const auto complete = [&](const StoreView& items) {
-    throw_if_failed(fellows, items);
-    return fellows.missing(key, items).empty();
+    throw_if_failed(own_side, items);
+    return own_side.missing(key, items).empty();
   };
   StopDetectors stop_detectors;
   const auto check = [&](const StoreView& items) {
-    const std::vector<Rank> absent = fellows.missing(key, items);
-    throw_if_gone(fellows, absent, patience.deadline);
-    throw_if_stopped(fellows, absent, stop_detectors);
+    const std::vector<Rank> absent = own_side.missing(key, items);
+    throw_if_gone(own_side, absent, limits.deadline);
+    throw_if_stopped(own_side, absent, stop_detectors);
   };
   const StoreView items =
       wait(records, complete,
            {.what = fmt::format("pair {}, batch {}", view.name, batch),
             .until = " to register",
-            .missing = [&](const StoreView& seen) { return rank_list(identity_.job, fellows.missing(key, seen)); },
+            .missing = [&](const StoreView& seen) { return rank_list(identity_.job, own_side.missing(key, seen)); },
             .check = check},
-           patience);
+           limits);
   std::vector<std::string> values;
   const std::lock_guard lock(mutex_);
   History& read = history_of(view, batch);
   for (size_t rank = 0; rank < view.own.size(); ++rank) {
     const std::string from = key(static_cast<Rank>(rank));
     SaidRecord said = SaidRecord::read(from, items.at(from).value);
-    read.read[fellows.speaker(rank)] = said.of.attempt;
+    read.read[own_side.speaker(rank)] = said.of.attempt;
     values.push_back(std::move(said.value));
   }
   return values;

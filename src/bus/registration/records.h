@@ -109,7 +109,7 @@ struct RenewalRecord {
   static RenewalRecord read(std::string_view key, std::string_view value);
 };
 
-// What a rank says to its fellows before it registers.
+// What a rank tells its own ranks before it registers.
 struct SaidRecord {
   Registration of;
   std::string value;

@@ -32,8 +32,8 @@ Rendezvous::~Rendezvous() {
 }
 
 StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
-                           const Patience& patience) {
-  const auto& [deadline, stop, background, parts] = patience;
+                           const CallLimits& limits) {
+  const auto& [deadline, stop, background, parts] = limits;
   const Duration period = background ? kLookPeriod : kCheckPeriod;
   Duration reminder = kReminder;
   const TimePoint start = Clock::steady().now();
@@ -81,12 +81,12 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   }
 }
 
-void Rendezvous::claim(const Patience& patience) {
-  lease_ = ask(patience, [&](Duration timeout) { return store_.grant_lease(kLeaseTtl, timeout); });
+void Rendezvous::claim(const CallLimits& limits) {
+  lease_ = ask(limits, [&](Duration timeout) { return store_.grant_lease(kLeaseTtl, timeout); });
   const std::string key = rank_key(identity_.name_space, identity_.job, identity_.rank);
   const std::string value = own_.write();
   SwapResult swap =
-      ask(patience, [&](Duration timeout) { return store_.put_if_absent(key, value, {.lease = lease_}, timeout); });
+      ask(limits, [&](Duration timeout) { return store_.put_if_absent(key, value, {.lease = lease_}, timeout); });
   while (!swap.stored) {
     const RankRecord holder = RankRecord::read(key, swap.current.value);
     if (holder.incarnation == own_.incarnation && holder.address == own_.address) return;  // our own, sent twice
@@ -105,37 +105,37 @@ void Rendezvous::claim(const Patience& patience) {
            .until = "",
            .missing = [&](const StoreView&) { return fmt::format("the end of the lease of {}", identity_.name()); },
            .check = nullptr},
-          patience);
+          limits);
       swap.current.mod_revision = 0;
     }
-    swap = ask(patience, [&](Duration timeout) {
+    swap = ask(limits, [&](Duration timeout) {
       return store_.compare_and_set(key, swap.current.mod_revision, value, {.lease = lease_}, timeout);
     });
   }
 }
 
-PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, const Patience& patience) {
-  ask(patience, [&](Duration timeout) {
+PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, const CallLimits& limits) {
+  ask(limits, [&](Duration timeout) {
     return store_.erase(pair_failure_prefix(identity_.name_space, pair) + rank_name(identity_.job, identity_.rank),
                         timeout);
   });
-  const int64_t revision = ask(patience, [&](Duration timeout) {
+  const int64_t revision = ask(limits, [&](Duration timeout) {
     return store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
                       PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, timeout);
   });
-  return await_pair(pair, peer_job, revision, revision, patience);
+  return await_pair(pair, peer_job, revision, revision, limits);
 }
 
-PairView Rendezvous::rejoin(const PairView& view, const Patience& patience) {
-  const StoreRange now = ask(patience, [&](Duration timeout) {
+PairView Rendezvous::rejoin(const PairView& view, const CallLimits& limits) {
+  const StoreRange now = ask(limits, [&](Duration timeout) {
     return store_.range(pair_failure_prefix(identity_.name_space, view.name), timeout);
   });
-  return await_pair(view.name, view.peer_job, view.revision, now.revision, patience);
+  return await_pair(view.name, view.peer_job, view.revision, now.revision, limits);
 }
 
 // Failures up to revision `failures_from` are an earlier try's.
 PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer_job, int64_t revision,
-                                int64_t failures_from, const Patience& patience) {
+                                int64_t failures_from, const CallLimits& limits) {
   const std::string prefix = pair_prefix(identity_.name_space, pair);
   const std::string failures = pair_failure_prefix(identity_.name_space, pair);
   const auto read = [&](const StoreView& view) {
@@ -147,12 +147,12 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     const PairRecords& records = met.emplace(read(view));
     try {
       records.throw_if_failed();
-      if (patience.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it", peer_job);
+      if (limits.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it", peer_job);
       const bool own = records.complete(identity_.job);
       return records.complete(peer_job) && own;
     } catch (const Error& error) {
       // Those whose records were read may not have read this rank's yet, and it will not be there for long.
-      if (!patience.background)
+      if (!limits.background)
         publish_failure(
             failures + rank_name(identity_.job, identity_.rank),
             {.of = {own_.incarnation, 0}, .status = Status(error.code(), error.what()), .seen = records.seen()}, true);
@@ -169,7 +169,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     return text;
   };
   wait(prefix, complete,
-       {.what = fmt::format("pair {}", pair), .until = " to join", .missing = missing, .check = nullptr}, patience);
+       {.what = fmt::format("pair {}", pair), .until = " to join", .missing = missing, .check = nullptr}, limits);
   return {.name = pair,
           .peer_job = peer_job,
           .own = met->take(identity_.job),

@@ -52,11 +52,11 @@ class Rendezvous {
   // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one
   // that cannot be judged (another pid namespace) is waited for until its lease ends, unless torchrun has restarted the
   // job since.
-  void claim(const Patience& patience);
+  void claim(const CallLimits& limits);
   // Waits until all ranks of both sides are in; every 10 s a line in the log says who is missing.
-  PairView join(const std::string& pair, const std::string& peer_job, const Patience& patience);
+  PairView join(const std::string& pair, const std::string& peer_job, const CallLimits& limits);
   // Likewise once this rank is in: processes may have been replaced since, and jobs come back with another world.
-  PairView rejoin(const PairView& view, const Patience& patience);
+  PairView rejoin(const PairView& view, const CallLimits& limits);
   // A registration of `batch` begins, unless one has and was not withdrawn: what is reported from now on is about it.
   // exchange() and peer_manifest() begin by themselves.
   void begin(const PairView& view, const std::string& batch);
@@ -69,7 +69,7 @@ class Rendezvous {
     int64_t newest = 0;   // offered, at least `version`
     const Manifest* manifest = nullptr;
   };
-  Agreement exchange(const PairView& view, const std::string& batch, const Offer& own, const Patience& patience);
+  Agreement exchange(const PairView& view, const std::string& batch, const Offer& own, const CallLimits& limits);
   // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers anew, or asks
   // this rank to; for every one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what
   // `agreement` is built on.
@@ -84,10 +84,10 @@ class Rendezvous {
   std::unique_ptr<Watch> watch_jobs(const std::string& pair, const std::string& batch,
                                     const std::function<void(const std::string& job)>& met);
   // What the other side offers.
-  Manifest peer_manifest(const PairView& view, const std::string& batch, const Patience& patience);
+  Manifest peer_manifest(const PairView& view, const std::string& batch, const CallLimits& limits);
   // What every rank of this job says about a batch that it is about to register, by rank.
   std::vector<std::string> all_gather(const PairView& view, const std::string& batch, const std::string& value,
-                                      const Patience& patience);
+                                      const CallLimits& limits);
   // Takes back what this rank has said, now that it has the batch no longer. (A registration that begins anew leaves
   // it: a rank that comes back reads it.)
   void unsay(const PairView& view, const std::string& batch);
@@ -145,19 +145,19 @@ class Rendezvous {
   };
   std::string meeting(const PairView& view, const std::string& batch) const;
   PairView await_pair(const std::string& pair, const std::string& peer_job, int64_t revision, int64_t failures_from,
-                      const Patience& patience);
+                      const CallLimits& limits);
   History begun(const PairView& view, const std::string& batch);
   History& history_of(const PairView& view, const std::string& batch);  // under mutex_
   // Unless this rank is asked to renew its registration meanwhile.
   std::optional<Agreement> try_exchange(const PairView& view, const std::string& batch, const Offer& own,
-                                        const Patience& patience);
+                                        const CallLimits& limits);
   // Asks whoever has kept a registration that an earlier attempt of this rank has read.
-  void ask_to_renew(const Awaited& fellows, const Awaited& peers, const Patience& patience);
+  void ask_to_renew(const Awaited& own_side, const Awaited& peers, const CallLimits& limits);
   bool is_asked_to_renew(const Awaited& by, const StoreView& items) const;
   void forget_asking(const PairView& view, const std::string& batch, Duration timeout);
   // Fresh records of all its ranks, unless those of the `other` side give up, or somebody asks for another registration
   // of this rank's.
-  StoreView await_side(const Awaited& side, std::optional<Awaited> other, const Patience& patience);
+  StoreView await_side(const Awaited& side, std::optional<Awaited> other, const CallLimits& limits);
   // The present attempt is built on these.
   void remember(const Awaited& side, const StoreView& items);
   Side judge_side(const PairView& view, const std::string& batch, const std::string& job, size_t world, bool sends,
@@ -171,7 +171,7 @@ class Rendezvous {
     std::function<void(const StoreView&)> check;
   };
   StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
-                 const Patience& patience);
+                 const CallLimits& limits);
   void throw_if_failed(const Awaited& side, const StoreView& items);
   // The present attempt ends with the failure of `whose` ("trainer/0"): what to throw.
   Status hear(const PairView& view, const std::string& batch, const std::string& whose, const FailureRecord& record,

@@ -41,15 +41,15 @@ class Member {
         peer_(peer),
         sends_(sends),
         manifest_(manifest_of(world == 1 ? "1:R" : "2:S0")) {
-    rendezvous_.claim(patience());
+    rendezvous_.claim(limits());
   }
 
-  void join() { view_ = rendezvous_.join("weights", peer_, patience()); }
+  void join() { view_ = rendezvous_.join("weights", peer_, limits()); }
   Agreement exchange() {
-    return rendezvous_.exchange(view_, kBatch, {.sends = sends_, .manifest = &manifest_}, patience());
+    return rendezvous_.exchange(view_, kBatch, {.sends = sends_, .manifest = &manifest_}, limits());
   }
   std::vector<std::string> all_gather(const std::string& value) {
-    return rendezvous_.all_gather(view_, kBatch, value, patience());
+    return rendezvous_.all_gather(view_, kBatch, value, limits());
   }
   size_t world() const { return world_; }
   void unsay() { rendezvous_.unsay(view_, kBatch); }
@@ -82,7 +82,7 @@ class Member {
   }
 
  private:
-  static Patience patience() { return {.deadline = Deadline::after(kLimit), .stop = {}}; }
+  static CallLimits limits() { return {.deadline = Deadline::after(kLimit), .stop = {}}; }
 
   std::unique_ptr<Store> store_;
   WaitList waits_;
@@ -200,7 +200,7 @@ TEST_F(RendezvousTest, AllRanksReadOneSession) {
   EXPECT_NE(agree(), first);
 }
 
-TEST_F(RendezvousTest, FellowsHearWhatIsSaidOfThisRegistrationAndOfNoEarlierOne) {
+TEST_F(RendezvousTest, GathersWhatIsSaidOfThisRegistrationAndOfNoEarlierOne) {
   for (int round = 0; round < 10; ++round) {
     const std::string words = "round " + std::to_string(round);
     each([&](Member& member) {

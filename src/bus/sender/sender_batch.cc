@@ -15,9 +15,9 @@ constexpr Duration kWithdrawTimeout = seconds(10);  // of receivers that are abo
 
 // --- attaching -----------------------------------------------------------------------------------
 
-void SenderBatch::open(const PairView& view, const Patience& patience) {
+void SenderBatch::open(const PairView& view, const CallLimits& limits) {
   if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), {});
-  BatchImpl::open(view, patience);
+  BatchImpl::open(view, limits);
   watch_jobs();
   count_from_now();
 }
@@ -82,7 +82,7 @@ std::shared_ptr<Session> SenderBatch::make_session(const PairView& view, Agreeme
   return std::make_shared<SenderSession>(session_setup(view, std::move(agreement)), *this);
 }
 
-// Not what is being sent: a fellow that comes back now is yet to send that, too.
+// Not what is being sent: an own rank that comes back now is yet to send that, too.
 Rendezvous::Offer SenderBatch::own_offer() const {
   Rendezvous::Offer offer = BatchImpl::own_offer();
   offer.newest = std::max(offer.version, tried_.load());
@@ -91,7 +91,8 @@ Rendezvous::Offer SenderBatch::own_offer() const {
 
 void SenderBatch::on_met(std::shared_ptr<Session> session) {
   const std::string& job = session->peer_job();
-  // A rank that comes back goes on where its fellows are. Later they may have sent what is this rank's to be sent next.
+  // A rank that comes back goes on where its own ranks are. Later they may have sent what is this rank's to be sent
+  // next.
   if (!std::exchange(counts_, true)) {
     version_ = session->setup().agreement.sent_version;
     tried_ = newest_ = session->setup().agreement.newest_version;

@@ -18,7 +18,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
  public:
   explicit SenderBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
 
-  void open(const PairView& view, const Patience& patience) override;
+  void open(const PairView& view, const CallLimits& limits) override;
   std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
   BatchReport report() const override;
 

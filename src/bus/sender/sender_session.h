@@ -12,7 +12,7 @@
 //
 // Staged, a slot is a copy that stays on offer until it is wanted for a newer version: prepare() reduces into a slot
 // that is not pinned, offer() offers it and is over at once. What pins a slot: a reader, rank 0 of the receivers while
-// it decides, and then all its fellows until each of them has the version.
+// it decides, and then all ranks of its job until each of them has the version.
 #pragma once
 
 #include <map>

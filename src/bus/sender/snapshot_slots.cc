@@ -34,7 +34,7 @@ void SenderBatch::begin_snapshot() {
   prepared_.clear();
   for (const auto& [job, session] : sessions_)
     if (session->prepares() && !session->broken()) preparing_.insert(session.get());
-  shadow_->copy(*target_);
+  snapshots_->copy(*target_);
   for (const auto& [job, session] : sessions_)
     if (preparing_.contains(session.get())) session->prepare(offering_, *target_);
 }
@@ -60,9 +60,9 @@ void SenderBatch::observe_late(const SenderSession& session, const Status& why) 
 
 void SenderBatch::on_copied() {
   copied_ = true;
-  if (!shadow_->status().ok()) failure_ = shadow_->status();
+  if (!snapshots_->status().ok()) failure_ = snapshots_->status();
   for (const auto& [job, session] : sessions_)
-    if (preparing_.contains(session.get())) session->copied(shadow_->status());
+    if (preparing_.contains(session.get())) session->copied(snapshots_->status());
   check_snapshot();
 }
 

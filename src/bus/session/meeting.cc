@@ -33,12 +33,12 @@ Meeting::~Meeting() {
   TESSERA_CHECK(!thread_.joinable());
 }
 
-std::shared_ptr<Session> Meeting::meet_once(const Patience& patience) {
+std::shared_ptr<Session> Meeting::meet_once(const CallLimits& limits) {
   Metrics& metrics = Metrics::process();
   const TimePoint start = Clock::steady().now();
   const TraceSpan span("register", {.subject = subject_});
   try {
-    std::shared_ptr<Session> session = register_and_attach(patience);
+    std::shared_ptr<Session> session = register_and_attach(limits);
     metrics.registrations(outcome_of({})).add();
     metrics.registration_seconds.observe(Clock::steady().now() - start);
     return session;
@@ -49,14 +49,14 @@ std::shared_ptr<Session> Meeting::meet_once(const Patience& patience) {
 }
 
 // Until a session that all ranks of both jobs have read alike is attached.
-std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) {
+std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) {
   const Status anew = failed(ErrorCode::kUnavailable, "newer registrations are there");  // the peers, too, try again
   rendezvous_.begin(view_, batch_);
   while (true) {
     Agreement agreement;
     {
       const TraceSpan span("exchange", {.subject = subject_});
-      agreement = rendezvous_.exchange(view_, batch_, owner_.own_offer(), patience);
+      agreement = rendezvous_.exchange(view_, batch_, owner_.own_offer(), limits);
     }
     std::shared_ptr<Session> session = owner_.make_session(view_, agreement);
     const TraceSpan span("attach", {.subject = subject_});
@@ -66,12 +66,12 @@ std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) 
       const auto watch = rendezvous_.watch(
           view_, batch_, agreement, [&attached](const std::string& rank) { attached.supersede(rank); },
           [&attached](const Status& heard) { attached.give_up(heard); });
-      Patience attaching = patience;
-      if (patience.background) attaching.deadline = Deadline::after(kAttachTimeout);
+      CallLimits attaching = limits;
+      if (limits.background) attaching.deadline = Deadline::after(kAttachTimeout);
       if (session->attach(attaching) == Session::Outcome::kAttached) return session;
     } catch (...) {
       Status status = status_of_current_exception();
-      if (status.code() == ErrorCode::kCancelled && patience.background && !stop_.stop_requested())
+      if (status.code() == ErrorCode::kCancelled && limits.background && !stop_.stop_requested())
         status = anew;  // this try alone was given up
       agent_.run_on_loop([&] {
         session->close(status);
@@ -83,12 +83,12 @@ std::shared_ptr<Session> Meeting::register_and_attach(const Patience& patience) 
       session->close(anew);
       session.reset();
     });
-    view_ = rendezvous_.rejoin(view_, patience);
+    view_ = rendezvous_.rejoin(view_, limits);
   }
 }
 
-void Meeting::meet(const Patience& patience) {
-  std::shared_ptr<Session> session = meet_once(patience);
+void Meeting::meet(const CallLimits& limits) {
+  std::shared_ptr<Session> session = meet_once(limits);
   agent_.run_on_loop([&] { owner_.on_met(std::move(session)); });
 }
 
@@ -179,14 +179,14 @@ Meeting::Outcome Meeting::retry() {
     const std::lock_guard lock(mutex_);
     round = round_;
   }
-  const Patience patience{
+  const CallLimits limits{
       .deadline = Deadline::at(TimePoint::max()), .stop = round.get_token(), .background = true, .parts = parts_};
   bool registered = false;
   try {
-    view_ = rendezvous_.rejoin(view_, patience);
+    view_ = rendezvous_.rejoin(view_, limits);
     const auto watch = rendezvous_.watch_pair(view_, parts_, [&round] { round.request_stop(); });
     registered = true;
-    std::shared_ptr<Session> session = meet_once(patience);
+    std::shared_ptr<Session> session = meet_once(limits);
     agent_.run_on_loop([&] { owner_.on_met(std::move(session)); });
     return Outcome::kMet;
   } catch (...) {

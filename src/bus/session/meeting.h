@@ -41,7 +41,7 @@ class Meeting {
 
   const std::string& job() const { return job_; }
   // Registers and attaches on the caller's thread; on_met() has been called when it returns. Throws.
-  void meet(const Patience& patience);
+  void meet(const CallLimits& limits);
   // The same on a thread of its own, as often as it takes, now that a session has ended or another job has come.
   void meet_in_background();
   // Runs `task`, which may block for a while and must not throw, on that thread; not at all if stop() comes first. It
@@ -52,8 +52,8 @@ class Meeting {
   void stop();
 
  private:
-  std::shared_ptr<Session> meet_once(const Patience& patience);
-  std::shared_ptr<Session> register_and_attach(const Patience& patience);
+  std::shared_ptr<Session> meet_once(const CallLimits& limits);
+  std::shared_ptr<Session> register_and_attach(const CallLimits& limits);
   void log_registration_failure(const Status& why) const;
   void wake();  // REQUIRES: mutex_ is held
   void work();

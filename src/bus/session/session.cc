@@ -52,7 +52,7 @@ void Session::check_caller(const Caller& caller, const std::string& job, const s
     fail(ErrorCode::kMismatch, "{}: {} is not the process that joined the pair", describe(), who);
 }
 
-Session::Outcome Session::attach(const Patience& patience) {
+Session::Outcome Session::attach(const CallLimits& limits) {
   setup_.agent->run_on_loop([this] {
     connect();
     watch_members();
@@ -65,7 +65,7 @@ Session::Outcome Session::attach(const Patience& patience) {
            "{}: {}: {} runs on another host (their boot ids differ): run both jobs on one host", describe(),
            identity().name(), call.name);
     try {
-      setup_.agent->call(call.record.address, call.name, patience.deadline, call.on_link);
+      setup_.agent->call(call.record.address, call.name, limits.deadline, call.on_link);
     } catch (const Error& error) {
       const Status why = why_not_reached(call.name, call.record, error);
       throw Error(why.code(), fmt::format("{}: {}: {}", describe(), identity().name(), why.message()));
@@ -87,11 +87,11 @@ Session::Outcome Session::attach(const Patience& patience) {
     };
     Deadline reminder = Deadline::after(kAttachReminder);
     Duration period = kSilence;
-    while (!changed_.wait_for(lock, patience.stop, std::min(patience.deadline.left(), period), decided)) {
+    while (!changed_.wait_for(lock, limits.stop, std::min(limits.deadline.left(), period), decided)) {
       const std::string waiting =
           fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
-      if (patience.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
-      if (patience.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
+      if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
+      if (limits.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
       const Status stopped = look_for_stopped(unready_);
       if (!stopped.ok()) throw Error(stopped.code(), fmt::format("{}: {}", waiting, stopped.message()));
       period = kStopPeriod;

@@ -59,7 +59,7 @@ class Session : public Acceptor {
   enum class Outcome { kAttached, kSuperseded };
   // Connects to the ranks of both jobs and waits until all are ready; on a user's thread, once. Throws kPeerLost,
   // kDeadlineExceeded, kCancelled, ...; close() it then, and where it is superseded.
-  Outcome attach(const Patience& patience);
+  Outcome attach(const CallLimits& limits);
   // "inference/1" has registered anew since, or asks this rank to: attach() gives up unless that rank is attached
   // already; its connection then tells what becomes of it. Any thread.
   void supersede(const std::string& rank);

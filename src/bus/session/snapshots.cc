@@ -15,8 +15,8 @@ constexpr uint64_t kSlotAlignment = 4096;
 
 }  // namespace
 
-Shadow::Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
-               uint32_t slots, const Patience& patience, std::function<void()> done)
+Snapshots::Snapshots(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors,
+                     Use use, uint32_t slots, const CallLimits& limits, std::function<void()> done)
     : agent_(agent), use_(use), done_(std::move(done)), run_done_(agent.loop(), [this] { finish(); }) {
   const Packing packing = pack(manifest, tensors);
   slot_bytes_ = (std::max<uint64_t>(packing.bytes(), 1) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
@@ -31,14 +31,14 @@ Shadow::Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::sp
       for (uint32_t slot = 0; slot < slots; ++slot)
         runs_.push_back(lent->make_copy(routes_of(packing, slot), [this] { run_done_.raise(); }));
     });
-    lent->sync(patience);  // the worker maps it before any peer is given it: nobody can any more then
+    lent->sync(limits);  // the worker maps it before any peer is given it: nobody can any more then
   } catch (...) {
     agent_.run_on_loop([this] { runs_.clear(); });
     throw;
   }
 }
 
-Packing Shadow::pack(const Manifest& manifest, std::span<const TensorSpec> tensors) const {
+Packing Snapshots::pack(const Manifest& manifest, std::span<const TensorSpec> tensors) const {
   const Rank rank = agent_.identity().rank;
   std::vector<uint32_t> ties(tensors.size());
   std::iota(ties.begin(), ties.end(), 0u);
@@ -47,12 +47,12 @@ Packing Shadow::pack(const Manifest& manifest, std::span<const TensorSpec> tenso
           [&](size_t i) { return use_ == Use::kSend && manifest.entries[i].layout.has_partial(); }};
 }
 
-std::vector<PullRoute> Shadow::routes_of(const Packing& packing, uint32_t slot) const {
+std::vector<PullRoute> Snapshots::routes_of(const Packing& packing, uint32_t slot) const {
   std::byte* const base = memory_ + slot * slot_bytes_;
   return use_ == Use::kSend ? packing.routes_in(base) : packing.routes_out(base);
 }
 
-std::vector<std::unique_ptr<Run>> Shadow::make_runs(const Packing& packing, uint32_t slots) {
+std::vector<std::unique_ptr<Run>> Snapshots::make_runs(const Packing& packing, uint32_t slots) {
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
   const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
   std::vector<std::unique_ptr<Run>> runs;
@@ -64,7 +64,7 @@ std::vector<std::unique_ptr<Run>> Shadow::make_runs(const Packing& packing, uint
   return runs;
 }
 
-void Shadow::relocate(const Manifest& manifest, std::span<const TensorSpec> tensors) {
+void Snapshots::relocate(const Manifest& manifest, std::span<const TensorSpec> tensors) {
   TESSERA_CHECK(!busy() && !arena_);
   const Packing packing = pack(manifest, tensors);
   const std::vector<TensorSpec> specs = packing.specs_at(memory_);
@@ -74,11 +74,11 @@ void Shadow::relocate(const Manifest& manifest, std::span<const TensorSpec> tens
   runs_ = make_runs(packing, slots());
 }
 
-Shadow::~Shadow() {
+Snapshots::~Snapshots() {
   agent_.run_on_loop([this] { runs_.clear(); });
 }
 
-void Shadow::allocate(uint64_t bytes, bool lent) {
+void Snapshots::allocate(uint64_t bytes, bool lent) {
   if (!lent) {
     buffer_ = SharedHeap::process().allocate(bytes, kSlotAlignment);
     memory_ = buffer_.data();
@@ -90,13 +90,13 @@ void Shadow::allocate(uint64_t bytes, bool lent) {
   memory_ = arena_->data();
 }
 
-void Shadow::copy(uint32_t slot) {
+void Snapshots::copy(uint32_t slot) {
   TESSERA_CHECK(!busy());
   run_ = runs_[slot].get();
   run_->start(++copies_);
 }
 
-void Shadow::finish() {
+void Snapshots::finish() {
   status_ = std::exchange(run_, nullptr)->status();
   done_();
 }

@@ -20,7 +20,7 @@
 namespace tessera::bus {
 
 // Lives on the loop's thread, but for its construction.
-class Shadow {
+class Snapshots {
  public:
   enum class Use {
     kSend,     // terms of Partial tensors are left out: they are read in place, as they are reduced
@@ -28,11 +28,11 @@ class Shadow {
   };
   // `slots` copies; `lent`: null, or what some of the tensors lie in. Throws kResourceExhausted if there is not the
   // memory. `done` is called once the copying that copy() began has ended.
-  Shadow(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
-         uint32_t slots, const Patience& patience, std::function<void()> done);
-  ~Shadow();
-  Shadow(const Shadow&) = delete;
-  Shadow& operator=(const Shadow&) = delete;
+  Snapshots(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
+            uint32_t slots, const CallLimits& limits, std::function<void()> done);
+  ~Snapshots();
+  Snapshots(const Snapshots&) = delete;
+  Snapshots& operator=(const Snapshots&) = delete;
 
   // The tensors as they lie in the first slot; those that are left out, as they were registered.
   std::span<const TensorSpec> specs() const { return specs_; }
