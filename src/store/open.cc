@@ -12,6 +12,7 @@
 #include "base/runtime_dir.h"
 #include "base/socket.h"
 #include "store/client/client.h"
+#include "store/client/connector.h"
 #include "store/etcd/store.h"
 #include "store/server/server.h"
 #include "store/token_source.h"
@@ -99,15 +100,56 @@ class TcpServer final : public StoreServer {
   std::optional<store::Server> server_;
 };
 
+// A client of this project's own server, which `make` says how to reach.
+template <typename Make>
+std::unique_ptr<Store> open_client(std::string_view url, const StoreOptions& options, Make&& make) {
+  const std::string root = options.runtime_dir.empty() ? RuntimeDir::default_root() : options.runtime_dir;
+  const uint64_t id = store::random_id();
+  auto client = std::make_unique<store::Client>(std::string(url), make(root, id), id, options.stop);
+  client->wait_connected(options.connect_timeout);
+  return client;
+}
+
+std::unique_ptr<Store> open_auto(std::string_view url, std::string_view, const StoreOptions& options) {
+  return open_client(url, options, [](const std::string& root, uint64_t id) {
+    return store::make_auto_connector(RuntimeDir::prepare_root(root), id);
+  });
+}
+
+std::unique_ptr<Store> open_tcp(std::string_view url, std::string_view address, const StoreOptions& options) {
+  return open_client(url, options,
+                     [address](const std::string& root, uint64_t) { return store::make_tcp_connector(address, root); });
+}
+
+std::unique_ptr<Store> open_unix(std::string_view url, std::string_view path, const StoreOptions& options) {
+  return open_client(url, options, [path](const std::string&, uint64_t) { return store::make_unix_connector(path); });
+}
+
+std::unique_ptr<Store> open_etcd(std::string_view url, std::string_view, const StoreOptions& options) {
+  return store::open_etcd(url, options);
+}
+
+// The kinds of store, by how their URLs begin.
+struct Scheme {
+  std::string_view name;
+  bool rest;  // whether an address follows
+  std::unique_ptr<Store> (*open)(std::string_view url, std::string_view address, const StoreOptions& options);
+};
+constexpr Scheme kSchemes[] = {
+    {"auto", false, open_auto},
+    {kTcp, true, open_tcp},
+    {kUnix, true, open_unix},
+    {"etcd://", true, open_etcd},
+};
+
 }  // namespace
 
 std::unique_ptr<Store> open_store(std::string_view url, const StoreOptions& options) {
-  if (url.starts_with("etcd://")) return store::open_etcd(url, options);
-  const uint64_t id = store::random_id();
-  auto client =
-      std::make_unique<store::Client>(std::string(url), store::make_connector(url, options, id), id, options.stop);
-  client->wait_connected(options.connect_timeout);
-  return client;
+  for (const Scheme& scheme : kSchemes)
+    if (scheme.rest ? url.starts_with(scheme.name) : url == scheme.name)
+      return scheme.open(url, url.substr(scheme.name.size()), options);
+  fail(ErrorCode::kInvalidArgument, "store '{}': a store is auto, tcp://HOST:PORT, unix:///PATH or etcd://HOST:PORT",
+       url);
 }
 
 std::unique_ptr<StoreServer> serve_store(std::string_view url, const ServeOptions& options) {

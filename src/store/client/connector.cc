@@ -92,15 +92,16 @@ class AutoConnector final : public Connector {
 
 }  // namespace
 
-std::unique_ptr<Connector> make_connector(std::string_view url, const StoreOptions& options, uint64_t client) {
-  constexpr std::string_view kTcp = "tcp://";
-  constexpr std::string_view kUnix = "unix://";
-  const std::string root = options.runtime_dir.empty() ? RuntimeDir::default_root() : options.runtime_dir;
-  if (url == "auto") return std::make_unique<AutoConnector>(RuntimeDir::prepare_root(root), client);
-  if (url.starts_with(kTcp)) return std::make_unique<TcpConnector>(parse_host_port(url.substr(kTcp.size())), root);
-  if (url.starts_with(kUnix)) return std::make_unique<UnixConnector>(std::string(url.substr(kUnix.size())));
-  fail(ErrorCode::kInvalidArgument, "store '{}': a store is auto, tcp://HOST:PORT, unix:///PATH or etcd://HOST:PORT",
-       url);
+std::unique_ptr<Connector> make_auto_connector(const std::string& root, uint64_t client) {
+  return std::make_unique<AutoConnector>(root, client);
+}
+
+std::unique_ptr<Connector> make_tcp_connector(std::string_view address, const std::string& root) {
+  return std::make_unique<TcpConnector>(parse_host_port(address), root);
+}
+
+std::unique_ptr<Connector> make_unix_connector(std::string_view path) {
+  return std::make_unique<UnixConnector>(std::string(path));
 }
 
 }  // namespace tessera::store

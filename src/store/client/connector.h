@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "base/clock.h"
 #include "base/fd.h"
 #include "store/token.h"
-#include "tessera/store.h"
 
 namespace tessera::store {
 
@@ -28,8 +28,10 @@ class Connector {
   virtual Duration longest_pause() const = 0;
 };
 
-// For tcp://, unix:// and auto. Throws kInvalidArgument for anything else, and what given_token() throws where the
-// token that was given for tcp:// cannot be used. `client` is the client's id.
-std::unique_ptr<Connector> make_connector(std::string_view url, const StoreOptions& options, uint64_t client);
+// `client` is the client's id; `root` the runtime folder, which must be there.
+std::unique_ptr<Connector> make_auto_connector(const std::string& root, uint64_t client);
+// Throws kInvalidArgument for what is no HOST:PORT, and what given_token() throws where the token cannot be used.
+std::unique_ptr<Connector> make_tcp_connector(std::string_view address, const std::string& root);
+std::unique_ptr<Connector> make_unix_connector(std::string_view path);
 
 }  // namespace tessera::store
