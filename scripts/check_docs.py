@@ -1,11 +1,17 @@
 #!/usr/bin/env python3
 """Checks that the documents are true: every path, link and `name` in them exists; and ARCHITECTURE.md is short.
 
-    scripts/check_docs.py
+    scripts/check_docs.py [--root DIR]
+
+The map in ARCHITECTURE.md has a row for every folder of sources, and no other. Each step of its walks ("### A walk: ...")
+is a line "N. `path` `name` ...": the name occurs in the file, and from each step to the next lead includes (or back, as to
+a source from its contract), unless the line begins with "N. (over the wire)".
 
 A `path/like/this` in backquotes must exist, a `CamelCase` or `snake_case()` name must occur in a source file or be one of
 Python's or torch's that pages speak of. Blocks of code are not read.
 """
+import argparse
+import functools
 import pathlib
 import re
 import sys
@@ -21,14 +27,20 @@ CODES = (
 )
 # Has a row for each event of the log, and in its last paragraph each span of a trace.
 OBSERVED = "docs/metrics.md"
-MOST_LINES = {"ARCHITECTURE.md": 120}
+MOST_LINES = {"ARCHITECTURE.md": 180}
+# Folders that the map of rooms covers, with all that is in them.
+MAPPED = ("src", "tools", "python/src", "python/tessera", "tests")
+ROOM = re.compile(r"^\| `((?:src|tools|python|tests)/[\w/]*)` \|", re.M)
+STEP = re.compile(r"^\d+\. (\(over the wire\) )?`([\w/.-]+)` `([\w:.]+)(?:\(\))?`")
 PATH = re.compile(r"(src|include|tools|tests|bench|fuzz|examples|docs|scripts|cmake|\.ci)/[\w./-]*")
 NAME = re.compile(r"([A-Z][a-z0-9]+){2,}|[a-z_0-9]+\(\)")
 
 # Of torch: what users come with.
 FOREIGN = {"full_tensor()", "state_dict()", "backward()", "forward()"}
 
-root = pathlib.Path(__file__).resolve().parent.parent
+parser = argparse.ArgumentParser()
+parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
+root = parser.parse_args().root
 documents = [root / name for name in ("ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", "bench/README.md")]
 documents += sorted((root / "docs").rglob("*.md"))
 sources = "\n".join(
@@ -112,7 +124,77 @@ def check_observed():
     yield from compare("span", set(spans()), set(re.findall(r"`([a-z ]+)`", paragraph)))
 
 
+def check_rooms(text):
+    """The map of rooms against the folders."""
+    folders = {path.parent for top in MAPPED for path in (root / top).rglob("*") if path.suffix in {".h", ".cc", ".py"}}
+    there = {f"{folder.relative_to(root)}/" for folder in folders}
+    listed = ROOM.findall(text)
+    for folder in sorted(there - set(listed)):
+        yield f"ARCHITECTURE.md: folder {folder} has no row in the map of rooms"
+    for folder in sorted(set(listed) - there):
+        yield f"ARCHITECTURE.md: the map of rooms has {folder}, which holds no sources"
+    for folder in sorted({each for each in listed if listed.count(each) > 1}):
+        yield f"ARCHITECTURE.md: {folder} is twice in the map of rooms"
+
+
+def files_of(stem):
+    """The source and the header that an include of `stem` stands for."""
+    for top in ("src", "include", "", "python/src"):
+        yield from (path for path in (root / top / f"{stem}{end}" for end in (".h", ".cc")) if path.is_file())
+
+
+@functools.cache
+def included_by(path):
+    """The headers that a file includes, as stems of paths below src/, include/ or the root."""
+    return {name.rsplit(".", 1)[0] for name in re.findall(r'#include ["<]([^">]+)[">]', path.read_text())}
+
+
+@functools.cache
+def reaches(stem):
+    """The stems of all headers that a source and its header include, and that those include."""
+    found, new = set(), set().union(*map(included_by, files_of(stem)))
+    while new:
+        found |= new
+        headers = (path for each in new for path in files_of(each) if path.suffix == ".h")
+        new = set().union(*map(included_by, headers)) - found
+    return found
+
+
+def stem_of(path):
+    """As an include spells it."""
+    name = str(path.relative_to(root)).rsplit(".", 1)[0]
+    return name.removeprefix("src/").removeprefix("include/")
+
+
+def check_walks(text):
+    """Every step of every walk: its file, its name, and the way from the step before."""
+    walks = re.split(r"^### A walk: ", text, flags=re.M)[1:]
+    for walk in walks:
+        title = walk.splitlines()[0]
+        before = None
+        steps = [found for found in map(STEP.match, walk.splitlines()[1:]) if found]
+        if len(steps) < 3:
+            yield f"ARCHITECTURE.md: the walk of {title} has {len(steps)} steps"
+        for over_the_wire, name, symbol in (step.groups() for step in steps):
+            path = root / name
+            if not path.is_file():
+                yield f"ARCHITECTURE.md: the walk of {title} goes through {name}, which does not exist"
+                before = None
+                continue
+            last = re.split(r"::|\.", symbol)[-1]
+            if not re.search(rf"\b{last}\b", path.read_text()):
+                yield f"ARCHITECTURE.md: the walk of {title}: {symbol} does not occur in {name}"
+            stem = stem_of(path)
+            if before and not over_the_wire and stem not in reaches(before) and before not in reaches(stem):
+                yield f"ARCHITECTURE.md: the walk of {title}: no include leads from {before} to {stem}, nor back"
+            before = stem
+    if len(walks) < 3:
+        yield f"ARCHITECTURE.md: {len(walks)} walks, and there are three"
+
+
+architecture = (root / "ARCHITECTURE.md").read_text()
 findings = [finding for document in documents for finding in check(document)] + list(check_codes()) + list(check_observed())
+findings += [*check_rooms(architecture), *check_walks(architecture)]
 for finding in findings:
     print(finding)
 print(f"docs: {len(documents)} documents, {len(findings)} finding(s)")
