@@ -219,25 +219,28 @@ class Transfer {
         std::make_shared<PullProgram>(peer_, routes, PullOptions{.digest = case_.digest, .private_path = case_.path});
     compile_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     bytes_ += program->bytes();
-    std::unique_ptr<BounceRing> ring;
-    if (program->wants_ring()) {
+    std::unique_ptr<ByteStream> stream;
+    if (program->wants_stream()) {
       fills_ring_ = true;
-      ring = BounceRing::create();
-      make_source_run(s, source_routes, BounceRing::open(UniqueFd(::dup(ring->fd())), "inference/0"));
+      const Endpoint self{.process = Incarnation::self(), .name = "trainer/0"};
+      const Streams& streams = TransportRegistry::builtin().streams(self, self);
+      Streams::Ends ends = streams.make();
+      stream = streams.open(std::move(ends.consumer), "trainer/0");
+      make_source_run(s, source_routes, streams.open(std::move(ends.producer), "inference/0"));
     }
     source_routes_[s].insert(source_routes_[s].end(), source_routes.begin(), source_routes.end());
     pulls_.push_back(
-        std::make_unique<PullRun>(program, *pull_pools_.back(), [this] { done_.signal(); }, std::move(ring)));
+        std::make_unique<PullRun>(program, *pull_pools_.back(), [this] { done_.signal(); }, std::move(stream)));
   }
 
   // Rings have a thread each; digests of one source share one.
-  void make_source_run(size_t s, std::span<const SourceRoute> routes, std::unique_ptr<BounceRing> ring) {
+  void make_source_run(size_t s, std::span<const SourceRoute> routes, std::unique_ptr<ByteStream> stream) {
     auto program =
-        std::make_shared<SourceProgram>(routes, SourceOptions{.digest = case_.digest, .ring = ring != nullptr});
-    if (ring) ring_pools_.push_back(std::make_unique<WorkerPool>(1, "ring"));
-    WorkerPool& pool = ring ? *ring_pools_.back() : *source_pools_[s];
+        std::make_shared<SourceProgram>(routes, SourceOptions{.digest = case_.digest, .stream = stream != nullptr});
+    if (stream) ring_pools_.push_back(std::make_unique<WorkerPool>(1, "ring"));
+    WorkerPool& pool = stream ? *ring_pools_.back() : *source_pools_[s];
     source_runs_.push_back(
-        std::make_unique<SourceRun>(program, pool, [this] { done_.signal(); }, "inference/0", std::move(ring)));
+        std::make_unique<SourceRun>(program, pool, [this] { done_.signal(); }, "inference/0", std::move(stream)));
   }
 
   const Case& case_;

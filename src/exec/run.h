@@ -17,8 +17,8 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // Begins. `epoch` (above 0) numbers the transfers of a batch: both sides of a ring must use the same, a new one each
-  // time.
+  // Begins. `epoch` (above 0) numbers the transfers of a batch: both sides of a stream must use the same, a new one
+  // each time.
   virtual void start(uint32_t epoch) = 0;
   // Makes it end soon with `status`, unless it has ended: the peer died, the user cancelled. The first failure stays.
   virtual void abort(const Status& status) = 0;

@@ -25,6 +25,7 @@ class AbsentTransport final : public Transport {
   std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const override {
     fail(ErrorCode::kUnimplemented, "{} to {}: {}", name_, peer.name, how_);
   }
+  const Streams* streams() const override { return nullptr; }
 
  private:
   std::string_view name_;

@@ -14,11 +14,19 @@ const TransportRegistry& TransportRegistry::builtin() {
 }
 
 const Transport& TransportRegistry::choose(const Endpoint& src, const Endpoint& dst) const {
+  return best(src, dst, false);
+}
+
+const Streams& TransportRegistry::streams(const Endpoint& src, const Endpoint& dst) const {
+  return *best(src, dst, true).streams();
+}
+
+const Transport& TransportRegistry::best(const Endpoint& src, const Endpoint& dst, bool streams) const {
   const Transport* best = nullptr;
   int best_score = 0;
   for (const Transport* transport : transports_) {
     const int score = transport->score(src, dst);
-    if (score <= best_score) continue;
+    if (score <= best_score || (streams && transport->streams() == nullptr)) continue;
     best = transport;
     best_score = score;
   }

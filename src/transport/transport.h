@@ -11,6 +11,7 @@
 
 #include "base/process.h"
 #include "memory/device.h"
+#include "transport/byte_stream.h"
 #include "transport/peer_memory.h"
 
 namespace tessera {
@@ -32,6 +33,8 @@ class Transport {
   virtual int score(const Endpoint& src, const Endpoint& dst) const = 0;
   // Reaches the memory of `peer` from this process. Throws kPeerLost if it is dead, kUnimplemented if unavailable.
   virtual std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const = 0;
+  // Null: it has none.
+  virtual const Streams* streams() const = 0;
 };
 
 // The transports of this build, in a fixed order.
@@ -42,10 +45,14 @@ class TransportRegistry {
   std::span<const Transport* const> transports() const { return transports_; }
   // The best for this pair. Throws Error(kUnimplemented) that says what each one lacks.
   const Transport& choose(const Endpoint& src, const Endpoint& dst) const;
+  // Those of the best that has streams. Likewise.
+  const Streams& streams(const Endpoint& src, const Endpoint& dst) const;
 
   explicit TransportRegistry(std::vector<const Transport*> transports) : transports_(std::move(transports)) {}
 
  private:
+  const Transport& best(const Endpoint& src, const Endpoint& dst, bool streams) const;
+
   std::vector<const Transport*> transports_;
 };
 

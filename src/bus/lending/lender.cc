@@ -79,10 +79,10 @@ void Lender::handle(Frame& frame) {
     case MessageType::kGiveRing: {
       const auto number = parse<GiveRing>(frame.payload).run;
       Entry& entry = this->entry(number);
-      if (!entry.made || !entry.make.ring || entry.run || frame.fds.size() != 1)
+      if (!entry.made || !entry.make.ring || entry.run || frame.fds.empty())
         fail(ErrorCode::kMismatch, "lent memory: GiveRing for run {} out of turn", number);
       if (!entry.failed.ok()) return;
-      return build(number, entry, std::move(frame.fds[0]));
+      return build(number, entry, {.fds = std::move(frame.fds)});
     }
     case MessageType::kStartRun: {
       const auto message = parse<StartRun>(frame.payload);
@@ -142,16 +142,17 @@ void Lender::make_run(MakeRun make) {
   entry.made = true;
   entry.make = std::move(make);
   entry.done = std::make_unique<LoopSignal>(loop_, [this, number] { handle_done(number); });
-  if (entry.failed.ok() && !entry.make.ring) return build(number, entry, UniqueFd());
+  if (entry.failed.ok() && !entry.make.ring) return build(number, entry, {});
   if (!entry.failed.ok()) failed_ = entry.failed;
 }
 
-void Lender::build(uint32_t number, Entry& entry, UniqueFd ring_fd) {
+void Lender::build(uint32_t number, Entry& entry, StreamEnd end) {
   try {
-    std::unique_ptr<BounceRing> ring;
-    if (entry.make.ring) ring = BounceRing::open(std::move(ring_fd), link_->name());
-    entry.run = entry.make.kind == MakeRun::Kind::kSource ? source_run(entry, std::move(ring))
-                                                          : pull_run(entry, std::move(ring));
+    const Endpoint self{.process = Incarnation::self(), .name = name_};
+    std::unique_ptr<ByteStream> stream;
+    if (entry.make.ring) stream = TransportRegistry::builtin().streams(self, self).open(std::move(end), link_->name());
+    entry.run = entry.make.kind == MakeRun::Kind::kSource ? source_run(entry, std::move(stream))
+                                                          : pull_run(entry, std::move(stream));
   } catch (const std::exception&) {
     entry.failed = failed_ = status_of_current_exception();
     log_event(LogLevel::warn, "run.failed", {{"peer", link_->name()}}, "{}: run {} for {}: {}", name_, number,
@@ -198,7 +199,7 @@ std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dt
   return arena->second.memory->data() + place.memory.offset + place.origin;
 }
 
-std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<BounceRing> ring) {
+std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<ByteStream> stream) {
   const MakeRun& make = entry.make;
   std::vector<SourceRoute> routes;
   for (const LentRoute& route : make.routes) {
@@ -208,17 +209,17 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<Bo
     made.data = resolve(entry, route.what, route.what.dtype, src, false);
     made.src = std::move(src.array);
   }
-  auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest, .ring = make.ring});
-  if (program->fills_ring() != make.ring)
+  auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest, .stream = make.ring});
+  if (program->fills_stream() != make.ring)
     fail(ErrorCode::kMismatch, "lent memory: a run {} a ring, and its tensors want it otherwise",
          make.ring ? "with" : "without");
-  if (ring) entry.pool = std::make_unique<WorkerPool>(1, "tessera-ring");
-  WorkerPool& pool = ring ? *entry.pool : this->pool(source_pool_, "tessera-src");
+  if (stream) entry.pool = std::make_unique<WorkerPool>(1, "tessera-ring");
+  WorkerPool& pool = stream ? *entry.pool : this->pool(source_pool_, "tessera-src");
   return std::make_unique<SourceRun>(
-      std::move(program), pool, [signal = entry.done.get()] { signal->raise(); }, make.peer_name, std::move(ring));
+      std::move(program), pool, [signal = entry.done.get()] { signal->raise(); }, make.peer_name, std::move(stream));
 }
 
-std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<BounceRing> ring) {
+std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<ByteStream> stream) {
   const MakeRun& make = entry.make;
   const Endpoint self{.process = Incarnation::self(), .name = name_};
   const bool within = !make.pulls();
@@ -255,12 +256,12 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Boun
   const auto path = within ? std::nullopt : std::optional(PullPath::kRing);
   auto program =
       std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = make.digest, .private_path = path});
-  if (program->wants_ring() != make.ring)
+  if (program->wants_stream() != make.ring)
     fail(ErrorCode::kMismatch, "lent memory: a run {} a ring, and its tensors want it otherwise",
          make.ring ? "with" : "without");
   return std::make_unique<PullRun>(
       std::move(program), pool(pull_pool_, "tessera-pull"), [signal = entry.done.get()] { signal->raise(); },
-      std::move(ring));
+      std::move(stream));
 }
 
 // --- running them --------------------------------------------------------------------------------

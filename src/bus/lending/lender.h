@@ -19,7 +19,7 @@
 #include "exec/worker_pool.h"
 #include "peer/link.h"
 #include "peer/loop_signal.h"
-#include "transport/shm/bounce_ring.h"
+#include "transport/byte_stream.h"
 
 namespace tessera {
 class SharedArena;
@@ -62,7 +62,7 @@ class Lender {
     std::vector<UniqueFd> peer_fds;
     bool made = false;
     Status failed;                     // why there is no run
-    std::unique_ptr<WorkerPool> pool;  // of a run that fills a ring, which blocks until it is drained
+    std::unique_ptr<WorkerPool> pool;  // of a run that fills a stream, which blocks until it is drained
     std::unique_ptr<LoopSignal> done;
     std::unique_ptr<TransferRun> run;
     bool running = false;  // until the loop has heard of the end
@@ -75,9 +75,9 @@ class Lender {
   void handle(Frame& frame);
   void lend_arenas(LendArenas lend, std::vector<UniqueFd> fds);
   void make_run(MakeRun make);
-  void build(uint32_t number, Entry& entry, UniqueFd ring_fd);
-  std::unique_ptr<TransferRun> source_run(Entry& entry, std::unique_ptr<BounceRing> ring);
-  std::unique_ptr<TransferRun> pull_run(Entry& entry, std::unique_ptr<BounceRing> ring);
+  void build(uint32_t number, Entry& entry, StreamEnd end);
+  std::unique_ptr<TransferRun> source_run(Entry& entry, std::unique_ptr<ByteStream> stream);
+  std::unique_ptr<TransferRun> pull_run(Entry& entry, std::unique_ptr<ByteStream> stream);
   void start(uint32_t number, uint32_t epoch);
   void begin(Entry& entry, uint32_t epoch);
   void abort(Entry& entry, const Status& status);

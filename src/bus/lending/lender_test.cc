@@ -13,6 +13,7 @@
 #include "exec/pull/source.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/shm/bounce_ring.h"
 
 namespace tessera::bus {
 namespace {

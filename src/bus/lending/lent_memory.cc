@@ -284,10 +284,8 @@ void LentRun::set_bytes_done(int64_t bytes) {
   bytes_done_ = std::clamp<int64_t>(bytes, 0, bytes_);
 }
 
-void LentRun::give_ring(UniqueFd ring) {
-  std::vector<UniqueFd> fds;
-  fds.push_back(std::move(ring));
-  memory_->link_->send(GiveRing{.run = number_}, std::move(fds));
+void LentRun::give_stream(StreamEnd end) {
+  memory_->link_->send(GiveRing{.run = number_}, std::move(end.fds));
 }
 
 void LentRun::start(uint32_t epoch) {

@@ -30,6 +30,7 @@
 #include "peer/agent.h"
 #include "peer/link.h"
 #include "peer/stop_detector.h"
+#include "transport/byte_stream.h"
 #include "transport/memory_desc.h"
 
 namespace tessera {
@@ -124,8 +125,8 @@ class LentRun final : public Run {
  public:
   ~LentRun() override;
 
-  // REQUIRES: made with a ring, and not given one yet.
-  void give_ring(UniqueFd ring);
+  // REQUIRES: made with a stream, and not given one yet.
+  void give_stream(StreamEnd end);
   void start(uint32_t epoch) override;
   void abort(const Status& status) override;
   bool running() const { return running_; }

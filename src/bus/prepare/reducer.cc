@@ -4,7 +4,6 @@
 
 #include "base/fail.h"
 #include "base/rounding.h"
-#include "base/socket.h"
 #include "codec/simd/reduce.h"
 #include "transport/transport.h"
 
@@ -127,13 +126,15 @@ void Reducer::build_run() {
   const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
   ReduceRun::Step own_step{
       .program = std::make_shared<PullProgram>(memory, own, PullOptions{.digest = false, .private_path = {}}),
-      .ring = nullptr,
+      .stream = nullptr,
       .on_start = nullptr};
   if (!own_sources.empty()) {
-    own_step.ring = BounceRing::create();
+    const Streams& streams = TransportRegistry::builtin().streams(self, self);
+    Streams::Ends ends = streams.make();
+    own_step.stream = streams.open(std::move(ends.consumer), self.name);
     own_step.on_start = [this] { own_begins_.raise(); };
     own_terms_ = setup_.lent->make_source("the reduction", own_sources, false, true, [this] { own_done_.raise(); });
-    own_terms_->give_ring(duplicate_fd(own_step.ring->fd()));
+    own_terms_->give_stream(std::move(ends.producer));
   }
 
   std::vector<ReduceRun::Step> steps;
@@ -151,7 +152,7 @@ void Reducer::build_run() {
       take_signals_.push_back(std::make_unique<LoopSignal>(agent_.loop(), take));
       on_start = [signal = take_signals_.back().get()] { signal->raise(); };
     }
-    steps.push_back({.program = link->program(), .ring = link->take_ring(), .on_start = std::move(on_start)});
+    steps.push_back({.program = link->program(), .stream = link->take_stream(), .on_start = std::move(on_start)});
   }
   add_own();
   run_ = std::make_unique<ReduceRun>(std::move(steps), targets_, agent_.pull_pool(), [this] { run_done_.raise(); });

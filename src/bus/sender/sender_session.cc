@@ -178,7 +178,7 @@ void SenderSession::build_digest_programs() {
       slot.run = setup_.lent->make_source("the digests", routes, true, false, done);
     else
       slot.run = std::make_unique<SourceRun>(
-          std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .ring = false}),
+          std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .stream = false}),
           setup_.agent->source_pool(), done, "the digests");
   }
 }

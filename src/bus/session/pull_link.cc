@@ -10,7 +10,6 @@
 #include "base/metrics.h"
 #include "base/socket.h"
 #include "exec/wire/wire_piece.h"
-#include "transport/transport.h"
 
 namespace tessera::bus {
 namespace {
@@ -91,10 +90,17 @@ void PullLink::handle_attached(Frame& frame) {
   build();
 }
 
+Endpoint PullLink::peer_endpoint() const {
+  return {.process = incarnation_, .name = name_};
+}
+
+Endpoint PullLink::own_endpoint() const {
+  return {.process = Incarnation::self(), .name = agent_.identity().name()};
+}
+
 void PullLink::build() {
-  const Endpoint peer{.process = incarnation_, .name = name_};
-  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
-  std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
+  const Endpoint peer = peer_endpoint();
+  std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, own_endpoint()).connect(peer);
   const bool lent = options_.lent != nullptr && std::ranges::any_of(routes_, [this](const Wanted& wanted) {
                       return options_.lent->holds(wanted.route.data);
                     });
@@ -199,16 +205,17 @@ Status PullLink::given_up(int64_t version, const Status& reason) const {
 
 void PullLink::handle_prepared(Frame& frame) {
   if (ready_ || programs_.empty()) fail(ErrorCode::kMismatch, "Prepared out of turn");
-  if (frame.fds.size() != (rings() ? 1u : 0u))
-    fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
-  if (rings()) ring_ = BounceRing::open(duplicate_fd(frame.fds[0].get()), name_);  // what is no ring is refused here
+  if (frame.fds.empty() == rings()) fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
+  StreamEnd end{.fds = std::move(frame.fds)};
+  if (rings())  // what is no stream is refused here
+    stream_ = TransportRegistry::builtin().streams(peer_endpoint(), own_endpoint()).open(end.duplicate(), name_);
   if (!lent_runs_.empty()) {
-    if (std::exchange(ring_, nullptr)) lent_runs_.front()->give_ring(std::move(frame.fds[0]));
+    if (std::exchange(stream_, nullptr)) lent_runs_.front()->give_stream(std::move(end));
     std::ranges::move(std::exchange(lent_runs_, {}), std::back_inserter(runs_));
   } else if (options_.runs) {
     for (const auto& program : programs_)
       runs_.push_back(
-          std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(ring_)));
+          std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(stream_)));
   }
   if (options_.runs) run_ = runs_.front().get();
   offers_.reserve(kMaxSlots);

@@ -14,6 +14,7 @@
 #include "exec/pull/compiler.h"
 #include "peer/agent.h"
 #include "peer/loop_signal.h"
+#include "transport/transport.h"
 
 namespace tessera::bus {
 
@@ -70,10 +71,10 @@ class PullLink {
   int64_t offered() const { return offers_.empty() ? 0 : offers_.back().version; }  // the newest; 0: nothing
   bool offers(int64_t version) const;
   int64_t newest_below(int64_t version) const;  // that is offered; 0: none
-  bool rings() const { return program() && program()->wants_ring(); }
+  bool rings() const { return program() && program()->wants_stream(); }
   // Of the first slot; null before the source has said where its memory is.
   const std::shared_ptr<const PullProgram>& program() const;
-  std::unique_ptr<BounceRing> take_ring() { return std::move(ring_); }  // for a batch that makes its own run
+  std::unique_ptr<ByteStream> take_stream() { return std::move(stream_); }  // for a batch that makes its own run
   int64_t bytes() const { return program() ? program()->bytes() : 0; }
   RankShare share() const;  // likewise
   // What was granted last: as deltas, and what they stand for.
@@ -120,6 +121,8 @@ class PullLink {
   void handle(Frame& frame);
   void handle_attached(Frame& frame);
   void build();
+  Endpoint peer_endpoint() const;
+  Endpoint own_endpoint() const;
   void handle_prepared(Frame& frame);
   void handle_offer(const Offer& offer);
   void withdraw_offer(int64_t version);
@@ -162,7 +165,7 @@ class PullLink {
   std::vector<UniqueFd> arena_fds_;
 
   std::vector<std::shared_ptr<const PullProgram>> programs_;  // by slot
-  std::unique_ptr<BounceRing> ring_;
+  std::unique_ptr<ByteStream> stream_;
   LoopSignal run_done_;
   std::vector<std::unique_ptr<LentRun>> lent_runs_;  // by slot, until they are ready
   std::vector<std::unique_ptr<Run>> runs_;           // by slot

@@ -8,6 +8,7 @@
 #include "base/socket.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/transport.h"
 
 namespace tessera::bus {
 namespace {
@@ -27,6 +28,7 @@ SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, C
       owner_(owner),
       link_(std::move(caller.link)),
       rank_(caller.hello.rank),
+      incarnation_(caller.hello.incarnation),
       name_(link_->name()),
       routes_(std::move(routes)),
       digest_(digest),
@@ -38,7 +40,7 @@ SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, C
   digests_.digests.resize(routes_.size() + static_cast<size_t>(more));
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); });
-  link_->watch_process(caller.hello.incarnation);
+  link_->watch_process(incarnation_);
   send_places(slots);
 }
 
@@ -174,17 +176,21 @@ void SourceLink::prepare(const Prepare& prepare) {
       routes.push_back(routes_[i].route);
       program_routes_.push_back(i);
     }
-    program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_, .ring = true});
-    if (!program_->fills_ring()) fail(ErrorCode::kMismatch, "Prepare asks for a ring, but nothing here is private");
-    auto ring = BounceRing::create();
-    fds.push_back(duplicate_fd(ring->fd()));
+    program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_, .stream = true});
+    if (!program_->fills_stream()) fail(ErrorCode::kMismatch, "Prepare asks for a stream, but nothing here is private");
+    const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
+    const Streams& streams = TransportRegistry::builtin().streams(self, {.process = incarnation_, .name = name_});
+    Streams::Ends ends = streams.make();
+    fds = std::move(ends.consumer.fds);
     if (lent_ != nullptr && lent_->touches(routes)) {
       auto run = lent_->make_source(name_, routes, digest_, true, [this] { run_done_.raise(); });
-      run->give_ring(duplicate_fd(ring->fd()));
+      run->give_stream(std::move(ends.producer));
       run_ = std::move(run);
     } else {
       pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
-      run_ = std::make_unique<SourceRun>(program_, *pool_, [this] { run_done_.raise(); }, name_, std::move(ring));
+      run_ = std::make_unique<SourceRun>(
+          program_, *pool_, [this] { run_done_.raise(); }, name_,
+          streams.open(std::move(ends.producer), agent_.identity().name()));
     }
   }
   ready_ = true;

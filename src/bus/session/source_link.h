@@ -110,6 +110,7 @@ class SourceLink {
   SourceLinkOwner& owner_;
   std::shared_ptr<Link> link_;
   const Rank rank_;
+  const Incarnation incarnation_;
   const std::string name_;
   std::vector<Served> routes_;
   const bool digest_;

@@ -75,8 +75,8 @@ class Compiler {
     program_.get_units = cut(program_.get);
     program_.wire_units = cut_pieces(program_.wire);
     program_.delta_units = cut_deltas(program_.delta);
-    program_.bytes = {bytes_of_parts(program_.mapped), bytes_of_parts(program_.get), bytes_of_parts(program_.ring)};
-    for (const std::vector<PullPart>* parts : {&program_.mapped, &program_.get, &program_.ring})
+    program_.bytes = {bytes_of_parts(program_.mapped), bytes_of_parts(program_.get), bytes_of_parts(program_.streamed)};
+    for (const std::vector<PullPart>* parts : {&program_.mapped, &program_.get, &program_.streamed})
       for (const PullPart& part : *parts)
         program_.route_bytes[part.route] = part.walk.atoms() * part.kernel.source_bytes();
     for (const WirePart& part : program_.wire) {
@@ -149,7 +149,7 @@ class Compiler {
       case PullPath::kRing:
         part.walk = make_walk(route.what, arrays, Walk::Order::kRowMajor);
         program_.stream.add(part.walk.atoms() * part.kernel.source_bytes());
-        program_.ring.push_back(std::move(part));
+        program_.streamed.push_back(std::move(part));
         break;
     }
   }
@@ -242,7 +242,7 @@ PullProgram::PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const
 
 PullProgram::~PullProgram() = default;
 
-bool PullProgram::wants_ring() const {
+bool PullProgram::wants_stream() const {
   return impl_->stream.bytes() > 0;
 }
 
@@ -271,9 +271,9 @@ const PeerMemory& PullProgram::peer() const {
 }
 
 size_t PullProgram::memory_bytes() const {
-  return sizeof(Impl) + memory_of_parts(impl_->mapped) + memory_of_parts(impl_->get) + memory_of_parts(impl_->ring) +
-         impl_->wire.capacity() * sizeof(WirePart) + impl_->delta.capacity() * sizeof(DeltaPart) +
-         impl_->route_bytes.capacity() * sizeof(int64_t) +
+  return sizeof(Impl) + memory_of_parts(impl_->mapped) + memory_of_parts(impl_->get) +
+         memory_of_parts(impl_->streamed) + impl_->wire.capacity() * sizeof(WirePart) +
+         impl_->delta.capacity() * sizeof(DeltaPart) + impl_->route_bytes.capacity() * sizeof(int64_t) +
          (impl_->mapped_units.size() + impl_->get_units.size() + impl_->wire_units.size() + impl_->delta_units.size()) *
              sizeof(Unit);
 }

@@ -2,7 +2,7 @@
 //
 //   mapped   the peer's tensor lies in shared memory: copied straight from there, strided on both sides
 //   get      private memory, read by PeerMemory::get (process_vm_readv) in large requests
-//   ring     private memory that the peer packs into a BounceRing
+//   ring     private memory that the peer packs into a ByteStream
 //
 // All private routes of one peer take one way, chosen when the program is made: the ring if some of that memory is for
 // rings only (MemoryDesc::Kind::kRingOnly), else by permission, then by the cost that the sizes of the pieces predict;
@@ -21,8 +21,8 @@
 
 #include "exec/transfer_run.h"
 #include "exec/walk/route.h"
+#include "transport/byte_stream.h"
 #include "transport/peer_memory.h"
-#include "transport/shm/bounce_ring.h"
 
 namespace tessera {
 
@@ -53,9 +53,9 @@ class PullProgram {
   PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes, const PullOptions& options);
   ~PullProgram();
 
-  // Whether the peer has to run a SourceProgram into a ring, over exactly the routes whose memory is private. The bus
+  // Whether the peer has to run a SourceProgram into a stream, over exactly the routes whose memory is private. The bus
   // tells it so once.
-  bool wants_ring() const;
+  bool wants_stream() const;
   int64_t bytes() const;  // of the sources' dtypes
   int64_t bytes(PullPath path) const;
   size_t routes() const;
@@ -73,25 +73,25 @@ class PullProgram {
 };
 
 struct RunOptions {
-  // Ends with kDeadlineExceeded after so long without progress. Ring only, and for a source once the pull has begun.
+  // Ends with kDeadlineExceeded after so long without progress. Stream only, and for a source once the pull has begun.
   Duration stall = seconds(30);
 };
 
 // One pull of a program. digests(): one a route; of a route that travels quantised, its image, codes and owned scales.
 // Behind them, in the order of the routes, the rest of each quantised one (WirePiece::digest), then one of each that
 // may travel as a delta: of its piece (DeltaRun::digests()), if it did and was cast; that of the route is then 0. Of a
-// delta that was not cast, the route's digest is of what the destination holds in the end. With a ring, the peer must
+// delta that was not cast, the route's digest is of what the destination holds in the end. With a stream, the peer must
 // be told to start its SourceRun of the same epoch, before or after start(). That run takes up a thread of the peer's
-// until this one has drained the ring: give it a pool of its own (docs/design/data-plane.md).
+// until this one has drained the stream: give it a pool of its own (docs/design/data-plane.md).
 class PullRun final : public TransferRun {
  public:
-  // REQUIRES: a ring exactly if program->wants_ring().
+  // REQUIRES: a stream exactly if program->wants_stream().
   PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
-          std::unique_ptr<BounceRing> ring = {}, const RunOptions& options = {});
+          std::unique_ptr<ByteStream> stream = {}, const RunOptions& options = {});
   ~PullRun() override;
 
-  // Before start(), how each route travels from now on; until then in full. REQUIRES: one a route, no ring, and deltas
-  // only of routes that have them
+  // Before start(), how each route travels from now on; until then in full. REQUIRES: one a route, no stream, and
+  // deltas only of routes that have them
   void travel(std::span<const Travel> routes);
 
   int64_t bytes() const override;  // as if all travelled in full, and so do bytes_done() count
@@ -107,11 +107,11 @@ class PullRun final : public TransferRun {
   void run_delta(const Unit& unit, std::span<std::byte> scratch);
   bool in_full(uint32_t route) const { return travel_[route] == Travel::kFull; }
   void run_get(const Unit& unit, std::span<std::byte> scratch);
-  void drain_ring();
+  void drain_stream();
   void finished(const PullPart& part, int64_t atoms, Digest digest);
 
   std::shared_ptr<const PullProgram> program_;
-  std::unique_ptr<BounceRing> ring_;
+  std::unique_ptr<ByteStream> stream_;
   RunOptions options_;
   uint32_t epoch_ = 0;
   std::vector<Travel> travel_;  // by route

@@ -10,6 +10,7 @@
 #include "exec/testing.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/shm/bounce_ring.h"
 #include "transport/transport.h"
 
 namespace tessera {
@@ -40,12 +41,12 @@ class Batch {
     if (way_ == Way::kReadv) options.private_path = PullPath::kGet;
     if (way_ == Way::kRing) options.private_path = PullPath::kRing;
     auto program = std::make_shared<PullProgram>(peer_, pull_routes_, options);
-    auto source =
-        std::make_shared<SourceProgram>(source_routes_, SourceOptions{.digest = digest, .ring = program->wants_ring()});
-    ASSERT_EQ(program->wants_ring(), way_ == Way::kRing && program->bytes() > 0);
-    ASSERT_EQ(source->fills_ring(), program->wants_ring());
+    auto source = std::make_shared<SourceProgram>(source_routes_,
+                                                  SourceOptions{.digest = digest, .stream = program->wants_stream()});
+    ASSERT_EQ(program->wants_stream(), way_ == Way::kRing && program->bytes() > 0);
+    ASSERT_EQ(source->fills_stream(), program->wants_stream());
     std::unique_ptr<BounceRing> drained, filled;
-    if (program->wants_ring()) {
+    if (program->wants_stream()) {
       drained = BounceRing::create();
       filled = BounceRing::open(UniqueFd(::dup(drained->fd())), "trainer/0");
     }
@@ -191,9 +192,9 @@ TEST(PullRun, SpreadsLargeTensorsOverManyUnitsOnEveryPath) {
     auto program = std::make_shared<PullProgram>(peer, std::span(&route, 1), options);
     EXPECT_EQ(program->bytes(path), program->bytes());
     auto source =
-        std::make_shared<SourceProgram>(std::span(&source_route, 1), SourceOptions{.ring = program->wants_ring()});
+        std::make_shared<SourceProgram>(std::span(&source_route, 1), SourceOptions{.stream = program->wants_stream()});
     std::unique_ptr<BounceRing> drained, filled;
-    if (program->wants_ring()) {
+    if (program->wants_stream()) {
       drained = BounceRing::create();
       filled = BounceRing::open(UniqueFd(::dup(drained->fd())), "trainer/0");
     }
@@ -284,7 +285,7 @@ TEST(SourceRun, IsNotStalledByAReceiverThatHasNotBegun) {
   auto ring = BounceRing::create();
   UniqueFd fd(::dup(ring->fd()));
   Completion done;
-  SourceRun run(std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.ring = true}), sources,
+  SourceRun run(std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.stream = true}), sources,
                 done.callback(), "inference/0", std::move(ring), {.stall = Duration::zero()});
   run.start(1);
   const auto consumer = BounceRing::open(std::move(fd), "trainer/0");

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Copies what lies packed at `packed`, atoms [first, last) of `part`, to its destination. Shared with the ring.
+// Copies what lies packed at `packed`, atoms [first, last) of `part`, to its destination. Shared with streams.
 void unpack(const PullPart& part, int64_t first, int64_t last, const std::byte* packed, Digest* digest);
 
 class GetBatch {
@@ -73,8 +73,8 @@ Status GetBatch::add(const PullPart& part, int64_t first, int64_t last, Finished
     if (part.direct) {
       direct_bytes_ += count * bytes;
     } else {
-      staged_ += static_cast<size_t>((count * bytes + RingStream::kAlignment - 1) / RingStream::kAlignment *
-                                     RingStream::kAlignment);
+      staged_ += static_cast<size_t>((count * bytes + StreamLayout::kAlignment - 1) / StreamLayout::kAlignment *
+                                     StreamLayout::kAlignment);
       staged_ = std::min(staged_, staging_.size());
     }
     first += count;

@@ -18,7 +18,7 @@ namespace tessera {
 // One route, ready to run. Which walks are there depends on its path:
 //   mapped, direct get   `walk` goes from the source array to the destination
 //   get                  `remote` goes from the source array into packed staging, `walk` from there to the destination
-//   ring                 `walk` goes from the packed frame to the destination
+//   stream               `walk` goes from the packed frame to the destination
 struct PullPart {
   uint32_t route = 0;
   int64_t elements_per_atom = 1;
@@ -48,7 +48,7 @@ struct PullProgram::Impl {
   std::shared_ptr<const PeerMemory> peer;
   bool digest = true;
   size_t routes = 0;
-  std::vector<PullPart> mapped, get, ring;
+  std::vector<PullPart> mapped, get, streamed;
   std::vector<WirePart> wire;
   std::vector<DeltaPart> delta;
   std::vector<int64_t> route_bytes;
@@ -56,7 +56,7 @@ struct PullProgram::Impl {
   std::vector<Unit> wire_units;    // of bands
   std::vector<Unit> delta_units;   // of segments
   std::array<int64_t, 3> bytes{};  // by PullPath, of the sources' dtypes
-  RingStream stream;
+  StreamLayout stream;
 };
 
 }  // namespace tessera

@@ -10,20 +10,20 @@
 namespace tessera {
 
 PullRun::PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
-                 std::unique_ptr<BounceRing> ring, const RunOptions& options)
+                 std::unique_ptr<ByteStream> stream, const RunOptions& options)
     : TransferRun(pool, std::move(done),
                   program->impl().digest ? program->routes() + program->wire_routes() + program->delta_routes() : 0),
       program_(std::move(program)),
-      ring_(std::move(ring)),
+      stream_(std::move(stream)),
       options_(options),
       travel_(program_->routes(), Travel::kFull) {
-  TESSERA_CHECK_EQ(program_->wants_ring(), ring_ != nullptr);
+  TESSERA_CHECK_EQ(program_->wants_stream(), stream_ != nullptr);
 }
 
 PullRun::~PullRun() = default;
 
 void PullRun::travel(std::span<const Travel> routes) {
-  TESSERA_CHECK(!running() && !ring_);
+  TESSERA_CHECK(!running() && !stream_);
   TESSERA_CHECK_EQ(routes.size(), travel_.size());
   std::ranges::copy(routes, travel_.begin());
   any_delta_ = std::ranges::count(routes, Travel::kDelta) > 0;
@@ -33,10 +33,10 @@ int64_t PullRun::bytes() const {
   return program_->bytes();
 }
 
-// The ring comes first: it has a peer waiting at its other end.
+// The stream comes first: it has a peer waiting at its other end.
 size_t PullRun::units() const {
   const PullProgram::Impl& program = program_->impl();
-  return (ring_ ? 1 : 0) + program.get_units.size() + program.mapped_units.size() + program.wire_units.size() +
+  return (stream_ ? 1 : 0) + program.get_units.size() + program.mapped_units.size() + program.wire_units.size() +
          (any_delta_ ? program.delta_units.size() : 0);
 }
 
@@ -45,13 +45,13 @@ void PullRun::prepare(uint32_t epoch) {
 }
 
 void PullRun::interrupt(const Status& status) {
-  if (ring_) ring_->interrupt(status);
+  if (stream_) stream_->interrupt(status);
 }
 
 void PullRun::run_unit(size_t index, std::span<std::byte> scratch) {
   const PullProgram::Impl& program = program_->impl();
-  if (ring_) {
-    if (index == 0) return drain_ring();
+  if (stream_) {
+    if (index == 0) return drain_stream();
     --index;
   }
   if (index < program.get_units.size()) {
@@ -138,32 +138,32 @@ void PullRun::run_get(const Unit& unit, std::span<std::byte> scratch) {
   if (!status.ok()) abort(status);
 }
 
-void PullRun::drain_ring() {
+void PullRun::drain_stream() {
   const PullProgram::Impl& program = program_->impl();
-  RingStream::Cursor cursor(program.stream);
+  StreamLayout::Cursor cursor(program.stream);
   // Now, not at start(): the sender counts from here how long nothing moves. It forgets an abort() before it, hence
   // aborted() comes after.
-  ring_->begin_consume(epoch_);
+  stream_->begin_consume(epoch_);
   while (!cursor.at_end() && !aborted()) {
     const size_t expected = cursor.frame_bytes();
-    const std::span<const std::byte> frame = ring_->acquire(Deadline::after(options_.stall));
+    const std::span<const std::byte> frame = stream_->acquire(Deadline::after(options_.stall));
     if (frame.size() != expected) {
-      const Status why = ring_->status();
+      const Status why = stream_->status();
       if (!why.ok()) return abort(Status(why.code(), fmt::format("{}: {}", program.peer->name(), why.message())));
       if (frame.empty())
-        return abort(failed(ErrorCode::kDeadlineExceeded, "{}: nothing came through the bounce ring for {:.0f} s",
-                            program.peer->name(), to_seconds(options_.stall)));
-      return abort(failed(ErrorCode::kDataLoss, "{}: a frame of {} bytes in the bounce ring, {} expected",
-                          program.peer->name(), frame.size(), expected));
+        return abort(failed(ErrorCode::kDeadlineExceeded, "{}: nothing came through the {} for {:.0f} s",
+                            program.peer->name(), stream_->name(), to_seconds(options_.stall)));
+      return abort(failed(ErrorCode::kDataLoss, "{}: a frame of {} bytes in the {}, {} expected", program.peer->name(),
+                          frame.size(), stream_->name(), expected));
     }
     cursor.visit_frame([&](size_t p, int64_t first, int64_t last, size_t at) {
-      const PullPart& part = program.ring[p];
+      const PullPart& part = program.streamed[p];
       const int64_t bytes = part.kernel.source_bytes();
       Digest digest;
       unpack(part, first / bytes, last / bytes, frame.data() + at, program.digest ? &digest : nullptr);
       finished(part, (last - first) / bytes, digest);
     });
-    ring_->release();
+    stream_->release();
   }
   stream_fence();
 }

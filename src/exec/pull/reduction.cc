@@ -56,8 +56,8 @@ struct ReduceRun::Impl {
       : done(std::move(on_done)) {
     for (Step& step : given) {
       on_start.push_back(std::move(step.on_start));
-      runs.push_back(
-          std::make_unique<PullRun>(std::move(step.program), pool, [this] { next(); }, std::move(step.ring), options));
+      runs.push_back(std::make_unique<PullRun>(
+          std::move(step.program), pool, [this] { next(); }, std::move(step.stream), options));
       bytes += runs.back()->bytes();
     }
     on_start.emplace_back();

@@ -36,8 +36,8 @@ class ReduceRun {
   using Done = TransferRun::Done;
   struct Step {
     std::shared_ptr<const PullProgram> program;
-    std::unique_ptr<BounceRing> ring;  // if the program wants one
-    // Called as the step is about to begin, by a worker thread or by start(): asks the peer to fill the ring. May be
+    std::unique_ptr<ByteStream> stream;  // if the program wants one
+    // Called as the step is about to begin, by a worker thread or by start(): asks the peer to fill the stream. May be
     // empty.
     std::function<void()> on_start;
   };

@@ -10,6 +10,7 @@
 
 #include "codec/simd/reduce.h"
 #include "exec/testing.h"
+#include "transport/shm/bounce_ring.h"
 #include "transport/transport.h"
 
 namespace tessera {
@@ -81,7 +82,7 @@ TEST(ReduceRun, ReducesInRankOrderAndAgainForTheNextTransfer) {
       const auto peer = reach_self(p == 0 ? "loopback" : "shm");
       steps.push_back({.program = std::make_shared<PullProgram>(
                            peer, std::span(&route, 1), PullOptions{.digest = false, .private_path = PullPath::kGet}),
-                       .ring = {},
+                       .stream = {},
                        .on_start = {}});
     }
     Completion done;
@@ -119,15 +120,15 @@ TEST(ReduceRun, TwoRanksReduceFromOneAnotherThroughRings) {
       steps[p].program =
           std::make_shared<PullProgram>(reach_self(own ? "loopback" : "shm"), std::span(&route, 1), options);
       if (own) continue;
-      steps[p].ring = BounceRing::create();
+      std::unique_ptr<BounceRing> ring = BounceRing::create();
       const SourceRoute source{.what = terms.what(),
                                .src = terms.array(),
                                .data = reinterpret_cast<const std::byte*>(terms.peers[p].data())};
       Side& other = sides[1 - s];
       other.source = std::make_unique<SourceRun>(
-          std::make_shared<SourceProgram>(std::span(&source, 1), SourceOptions{.digest = false, .ring = true}),
-          other.sources, other.filled.callback(), "trainer/x",
-          BounceRing::open(UniqueFd(::dup(steps[p].ring->fd())), "x"));
+          std::make_shared<SourceProgram>(std::span(&source, 1), SourceOptions{.digest = false, .stream = true}),
+          other.sources, other.filled.callback(), "trainer/x", BounceRing::open(UniqueFd(::dup(ring->fd())), "x"));
+      steps[p].stream = std::move(ring);
       steps[p].on_start = [run = other.source.get()] { run->start(1); };
     }
     sides[s].reduce = std::make_unique<ReduceRun>(std::move(steps), std::vector{terms.target(ReduceOp::kSum)},
@@ -150,7 +151,7 @@ TEST(ReduceRun, AnAbortEndsTheWholeChain) {
     const PullRoute route = terms.route(p, ReduceOp::kSum);
     steps[p].program = std::make_shared<PullProgram>(reach_self("shm"), std::span(&route, 1),
                                                      PullOptions{.digest = false, .private_path = PullPath::kRing});
-    steps[p].ring = BounceRing::create();
+    steps[p].stream = BounceRing::create();
   }
   Completion done;
   ReduceRun run(std::move(steps), {terms.target(ReduceOp::kSum)}, pool, done.callback());

@@ -13,6 +13,7 @@
 #include "exec/pull/compiler.h"
 #include "exec/pull/source.h"
 #include "exec/testing.h"
+#include "transport/shm/bounce_ring.h"
 #include "transport/testing.h"
 #include "transport/transport.h"
 
@@ -123,7 +124,7 @@ TEST(RingFault, ASenderEndsSoonAfterItsReceiverIsKilled) {
   });
   const Tensor tensor;
   const SourceRoute route = tensor.source();
-  auto program = std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.digest = false, .ring = true});
+  auto program = std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.digest = false, .stream = true});
   WorkerPool pool(1, "source");
   Completion done;
   SourceRun run(program, pool, done.callback(), "inference/0", std::move(ring), {.stall = kPatience});
@@ -148,7 +149,7 @@ TEST(RingFault, ARefusedSystemCallLeadsToTheRingAndTheDataArrives) {
     std::vector<float> into(kElements);
     const PullRoute route = tensor.pull(4096, into);  // never read from here
     auto program = std::make_shared<PullProgram>(shm, std::span(&route, 1), PullOptions{.digest = false});
-    if (!program->wants_ring()) return 3;
+    if (!program->wants_stream()) return 3;
     try {
       PullProgram(shm, std::span(&route, 1), PullOptions{.private_path = PullPath::kGet});
       return 4;
@@ -164,7 +165,7 @@ TEST(RingFault, ARefusedSystemCallLeadsToTheRingAndTheDataArrives) {
   });
   const Tensor tensor;
   const SourceRoute route = tensor.source();
-  auto program = std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.digest = false, .ring = true});
+  auto program = std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.digest = false, .stream = true});
   WorkerPool pool(1, "source");
   Completion done;
   SourceRun run(program, pool, done.callback(), "inference/0", std::move(ring));

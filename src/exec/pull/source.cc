@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// One route. With a ring, `walk` goes from the source array into the packed frame.
+// One route. With a stream, `walk` goes from the source array into the packed frame.
 struct SourcePart {
   uint32_t route = 0;
   int64_t elements_per_atom = 1;
@@ -60,9 +60,9 @@ struct SourceProgram::Impl {
   bool digest = true;
   size_t routes = 0;
   int64_t bytes = 0;
-  std::vector<SourcePart> digested, ring;
+  std::vector<SourcePart> digested, streamed;
   std::vector<Unit> units;  // of `digested`
-  RingStream stream;
+  StreamLayout stream;
 };
 
 SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOptions& options) {
@@ -80,12 +80,12 @@ SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOp
                     .data = route.data};
     const int64_t bytes = part.walk.atoms() * part.kernel.source_bytes();
     if (bytes == 0) continue;
-    const bool ring = options.ring && is_private(route, part.walk, part.kernel.source_bytes());
-    if (!ring && !options.digest) continue;
+    const bool streamed = options.stream && is_private(route, part.walk, part.kernel.source_bytes());
+    if (!streamed && !options.digest) continue;
     impl->bytes += bytes;
-    if (ring) {
+    if (streamed) {
       impl->stream.add(bytes);
-      impl->ring.push_back(std::move(part));
+      impl->streamed.push_back(std::move(part));
     } else {
       impl->digested.push_back(std::move(part));
     }
@@ -96,7 +96,7 @@ SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOp
 
 SourceProgram::~SourceProgram() = default;
 
-bool SourceProgram::fills_ring() const {
+bool SourceProgram::fills_stream() const {
   return impl_->stream.bytes() > 0;
 }
 int64_t SourceProgram::bytes() const {
@@ -107,13 +107,13 @@ size_t SourceProgram::routes() const {
 }
 
 SourceRun::SourceRun(std::shared_ptr<const SourceProgram> program, WorkerPool& pool, Done done, std::string peer,
-                     std::unique_ptr<BounceRing> ring, const RunOptions& options)
+                     std::unique_ptr<ByteStream> stream, const RunOptions& options)
     : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() : 0),
       program_(std::move(program)),
       peer_(std::move(peer)),
-      ring_(std::move(ring)),
+      stream_(std::move(stream)),
       options_(options) {
-  TESSERA_CHECK_EQ(program_->fills_ring(), ring_ != nullptr);
+  TESSERA_CHECK_EQ(program_->fills_stream(), stream_ != nullptr);
 }
 
 SourceRun::~SourceRun() = default;
@@ -123,21 +123,21 @@ int64_t SourceRun::bytes() const {
 }
 
 size_t SourceRun::units() const {
-  return (ring_ ? 1 : 0) + program_->impl().units.size();
+  return (stream_ ? 1 : 0) + program_->impl().units.size();
 }
 
 void SourceRun::prepare(uint32_t epoch) {
-  if (ring_) ring_->begin_produce(epoch);
+  if (stream_) stream_->begin_produce(epoch);
 }
 
 void SourceRun::interrupt(const Status& status) {
-  if (ring_) ring_->interrupt(status);
+  if (stream_) stream_->interrupt(status);
 }
 
 void SourceRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
   const SourceProgram::Impl& program = program_->impl();
-  if (ring_) {
-    if (index == 0) return fill_ring();
+  if (stream_) {
+    if (index == 0) return fill_stream();
     --index;
   }
   const auto atoms_of = [&](uint32_t p) { return program.digested[p].walk.atoms(); };
@@ -151,33 +151,33 @@ void SourceRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
   });
 }
 
-void SourceRun::fill_ring() {
+void SourceRun::fill_stream() {
   const SourceProgram::Impl& program = program_->impl();
-  RingStream::Cursor cursor(program.stream);
+  StreamLayout::Cursor cursor(program.stream);
   // The receiver begins when it has a thread to spare, which its other transfers may hold up for long. It says itself
   // when it gives up; a stall is what comes after it has begun.
   Duration patience = Duration::max();
   while (!cursor.at_end() && !aborted()) {
     const size_t bytes_in_frame = cursor.frame_bytes();
-    const std::span<std::byte> slot = ring_->reserve(Deadline::after(patience));
-    if (slot.empty()) {
-      const Status why = ring_->status();
+    const std::span<std::byte> frame = stream_->reserve(Deadline::after(patience));
+    if (frame.empty()) {
+      const Status why = stream_->status();
       if (!why.ok()) return abort(Status(why.code(), fmt::format("{}: {}", peer_, why.message())));
-      return abort(failed(ErrorCode::kDeadlineExceeded, "{}: took nothing from the bounce ring for {:.0f} s", peer_,
-                          to_seconds(options_.stall)));
+      return abort(failed(ErrorCode::kDeadlineExceeded, "{}: took nothing from the {} for {:.0f} s", peer_,
+                          stream_->name(), to_seconds(options_.stall)));
     }
     cursor.visit_frame([&](size_t p, int64_t first, int64_t last, size_t at) {
-      const SourcePart& part = program.ring[p];
+      const SourcePart& part = program.streamed[p];
       const int64_t bytes = part.kernel.source_bytes();
       Digest digest{.elements = static_cast<uint64_t>((last - first) / bytes * part.elements_per_atom)};
       part.walk.visit(first / bytes, last / bytes, [&](Block block) {
         block.offset[kDestination] -= first;
-        part.kernel.run(block, part.data, slot.data() + at, program.digest ? &digest : nullptr);
+        part.kernel.run(block, part.data, frame.data() + at, program.digest ? &digest : nullptr);
       });
       if (program.digest) add_digest(part.route, digest);
       add_bytes(last - first);
     });
-    ring_->publish(bytes_in_frame);
+    stream_->publish(bytes_in_frame);
     patience = options_.stall;
   }
 }

@@ -1,17 +1,18 @@
-// How the routes of a ring follow one another in its frames. A function of their sizes alone, so that both ends agree.
+// How the routes of a stream follow one another in its frames. A function of their sizes alone, so that both ends
+// agree.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "transport/shm/bounce_ring.h"
+#include "transport/byte_stream.h"
 
 namespace tessera {
 
 // The parts of a stream, one behind the other, each at a multiple of kAlignment, so that no element lies across two
 // frames.
-class RingStream {
+class StreamLayout {
  public:
   static constexpr int64_t kAlignment = 16;
 
@@ -25,10 +26,10 @@ class RingStream {
   // Goes through a stream frame by frame.
   class Cursor {
    public:
-    explicit Cursor(const RingStream& stream) : stream_(&stream) {}
+    explicit Cursor(const StreamLayout& stream) : stream_(&stream) {}
     bool at_end() const { return at_ >= stream_->end_; }
     size_t frame_bytes() const {
-      return static_cast<size_t>(std::min<int64_t>(stream_->end_ - at_, BounceRing::kSlotBytes));
+      return static_cast<size_t>(std::min<int64_t>(stream_->end_ - at_, ByteStream::kFrameBytes));
     }
     // Calls visit(part, first_byte, last_byte, offset_in_frame) for what the current frame holds of each part; moves
     // on.
@@ -48,7 +49,7 @@ class RingStream {
     }
 
    private:
-    const RingStream* stream_;
+    const StreamLayout* stream_;
     int64_t at_ = 0;
     size_t part_ = 0;
   };

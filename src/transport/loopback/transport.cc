@@ -19,6 +19,7 @@ class LoopbackTransport final : public Transport {
       fail(ErrorCode::kInvalidArgument, "loopback to {}: {} is another process", peer.name, peer.process.to_string());
     return std::make_unique<LoopbackMemory>(peer.name);
   }
+  const Streams* streams() const override { return nullptr; }
 };
 
 }  // namespace

@@ -3,11 +3,29 @@
 #include <unistd.h>
 
 #include "base/fail.h"
+#include "base/socket.h"
+#include "transport/shm/bounce_ring.h"
 #include "transport/shm/peer_memory.h"
 #include "transport/shm/remote_read.h"
 
 namespace tessera {
 namespace {
+
+class BounceRings final : public Streams {
+ public:
+  Ends make() const override {
+    const std::unique_ptr<BounceRing> ring = BounceRing::create();
+    Ends ends;
+    ends.producer.fds.push_back(duplicate_fd(ring->fd()));
+    ends.consumer.fds.push_back(duplicate_fd(ring->fd()));
+    return ends;
+  }
+  std::unique_ptr<ByteStream> open(StreamEnd end, std::string_view owner) const override {
+    if (end.fds.size() != 1)
+      fail(ErrorCode::kInvalidArgument, "bounce ring of {}: {} descriptors", owner, end.fds.size());
+    return BounceRing::open(std::move(end.fds.front()), owner);
+  }
+};
 
 class ShmTransport final : public Transport {
  public:
@@ -35,12 +53,17 @@ class ShmTransport final : public Transport {
       fail(ErrorCode::kPeerLost, "shm to {}: {} is dead", peer.name, peer.process.to_string());
     return std::make_unique<ShmPeerMemory>(peer.process, peer.name);
   }
+
+  const Streams* streams() const override { return &rings_; }
+
+ private:
+  BounceRings rings_;
 };
 
 }  // namespace
 
 const Transport& shm_transport() {
-  static const ShmTransport transport;
+  static const ShmTransport transport{};
   return transport;
 }
 

@@ -1,0 +1,13 @@
+#include "transport/byte_stream.h"
+
+#include "base/socket.h"
+
+namespace tessera {
+
+StreamEnd StreamEnd::duplicate() const {
+  StreamEnd copy;
+  for (const UniqueFd& fd : fds) copy.fds.push_back(duplicate_fd(fd.get()));
+  return copy;
+}
+
+}  // namespace tessera
