@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs a program of the preset `neon`: run_aarch64.sh PROGRAM [ARGUMENT...]. To the program this script is itself, so
-# that a death test, which starts the program anew with other options, comes by here as well.
+# that a death test, which starts the program again with other options, comes by here as well.
 case $1 in
   -*) ;;
   *) export TESSERA_EMULATED="$1"; shift ;;

@@ -2,7 +2,7 @@
 # Fuzzes every reader of untrusted bytes (fuzz/), beginning with the committed corpora.
 #   scripts/fuzz.sh                        every target for 20 s, as many at a time as there are CPUs
 #   scripts/fuzz.sh --seconds 600 bus      these targets, that long
-#   scripts/fuzz.sh --seeds                write the seeds anew, after a change of format
+#   scripts/fuzz.sh --seeds                write the seeds again, after a change of format
 #   scripts/fuzz.sh --minimize [TARGET...] keep in the corpora only found-* that reach something of their own
 # A failure leaves its input in build/fuzz/found/ and prints how to run it. Once mended, it goes to fuzz/corpus/TARGET/
 # under a name that says what it was: fuzz_test reads it from then on.

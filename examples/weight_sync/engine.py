@@ -48,7 +48,7 @@ def parallel_model(dtype: torch.dtype) -> torch.nn.Module:
 
 
 class Version(NamedTuple):
-    """Grows with every swap: a trainer's versions do, and the next trainer may begin anew."""
+    """Grows with every swap: a trainer's versions do, and the next trainer may start over."""
 
     trainer: int  # as this job has met them: 1 is the first
     number: int  # as the trainer says

@@ -4,7 +4,7 @@
     curl -d '{"sentences": ["A cat sleeps.", "A kitten naps."]}' http://127.0.0.1:8000/embed
 
 It starts with random weights, takes each version between two requests, and says which one it used, and which trainer's:
-trainers are counted, as the next one may begin anew with its versions. Ctrl-C ends it.
+trainers are counted, as the next one may start over with its versions. Ctrl-C ends it.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def follow(engine: Engine) -> None:
             try:
                 handle = batch.stage(blocking=False, timeout=DAY)
                 handle.wait()  # requests are answered meanwhile, with the weights as they were
-                trainer = batch.stats.sessions  # one that registers anew counts as the next
+                trainer = batch.stats.sessions  # one that registers again counts as the next
                 engine.swap(batch, trainer)  # batch.commit(), between two requests
                 report(engine, f"took version {engine.version.number} of trainer {engine.version.trainer}")
             except tessera.PeerLostError as error:

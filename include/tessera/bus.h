@@ -258,9 +258,9 @@ class Batch {
 
   // The registered tensors have been moved: the same ones, in the same order, with other addresses or strides. Concerns
   // this rank alone, while no operation of its own is under way. Where the peers read them in place they meet this rank
-  // anew meanwhile: sends and recvs that wait do not notice. Throws kInvalidArgument if they differ otherwise from what
-  // is registered, or an operation is under way; kUnimplemented where they cannot be moved, which a new registration
-  // must do: received in place, sent staged with Partial terms, registered with a daemon.
+  // again meanwhile: sends and recvs that wait do not notice. Throws kInvalidArgument if they differ otherwise from
+  // what is registered, or an operation is under way; kUnimplemented where they cannot be moved, which a new
+  // registration must do: received in place, sent staged with Partial terms, registered with a daemon.
   void relocate(std::span<const TensorSpec> tensors);
 
   // The version held (receiver: last received; sender: last sent); 0 before the first.
@@ -308,7 +308,7 @@ class Pair {
   std::vector<ManifestEntry> manifest(const std::string& batch_id, Timeout timeout = kRendezvousTimeout);
   // What every rank of this job says before it registers `batch_id`, by rank: for what must be known of all to register
   // (the shapes of their local tensors, say). Collective over the side, before offer() or accept(), or not at all;
-  // blocks until all have said theirs. At most kMaxGathered bytes each. A rank that is started anew reads what the
+  // blocks until all have said theirs. At most kMaxGathered bytes each. A rank that is started again reads what the
   // others said.
   std::vector<std::string> all_gather(const std::string& batch_id, const std::string& value,
                                       Timeout timeout = kRendezvousTimeout);

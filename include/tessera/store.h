@@ -137,7 +137,7 @@ class Store {
   virtual int64_t erase(std::string_view key, Timeout timeout = kDefaultTimeout) = 0;
   virtual int64_t erase_prefix(std::string_view prefix, Timeout timeout = kDefaultTimeout) = 0;
   // At most kMaxTransactionItems compares and operations, no key operated on twice. Carried out at most once by one
-  // server, even when sent again; after a change of host it is decided anew against what was published again, so that
+  // server, even when sent again; after a change of host it is decided again against what was published again, so that
   // `current` may then show the client's own first attempt.
   virtual TransactionResult transact(const StoreTransaction& transaction, Timeout timeout = kDefaultTimeout) = 0;
 

@@ -279,7 +279,7 @@ def scripted(answers: list[tuple[int, int, float]]) -> Iterator[tuple[str, threa
         ([(1, 3, 0.1), (2, 3, 0.2), (1, 6, 0.3)], "version 6 of trainer 1 after version 3 of trainer 2"),
         ([(1, 3, 0.1), (1, 3, 0.2)], "two answers of version 3 of trainer 1 differ by 0.1"),
     ],
-    ids=["versions begin anew", "a version goes back", "a trainer comes back", "a version is mixed"],
+    ids=["versions start over", "a version goes back", "a trainer comes back", "a version is mixed"],
 )
 def test_load_generator_counts_answers_that_go_back_or_differ(tmp_path, answers, failure):
     output = tmp_path / "load.json"

@@ -1,6 +1,6 @@
 """The notebook of the guide does what it shows: its cells are run, and their outputs are those that it was saved with.
 
-python python/tests/test_notebook.py        # saves them anew
+python python/tests/test_notebook.py        # saves them again
 """
 
 from __future__ import annotations

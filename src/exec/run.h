@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Begins with start() and ends when whoever made it is told so; then the results are there and it may begin anew.
+// Begins with start() and ends when whoever made it is told so; then the results are there and it may start over.
 class Run {
  public:
   Run() = default;

@@ -147,18 +147,18 @@ class Member {
     }
     return *batch_;
   }
-  // Whether its agent was lost: everything is made anew then, and what the tensors hold is no longer known.
+  // Whether its agent was lost: everything is made again then, and what the tensors hold is no longer known.
   bool lost_agent() {
     if (!bus_ || bus_->alive()) return false;
     batch_.reset();
     pair_.reset();
     bus_.reset();
-    anew_ = true;
+    renewed_ = true;
     return true;
   }
   // Whether the batch cannot know what the tensors hold.
-  bool anew() const { return anew_; }
-  void took() { anew_ = false; }
+  bool renewed() const { return renewed_; }
+  void took() { renewed_ = false; }
 
  private:
   const DrillPlan& plan_;
@@ -172,7 +172,7 @@ class Member {
   std::optional<Bus> bus_;
   std::optional<Pair> pair_;
   std::optional<Batch> batch_;
-  bool anew_ = false;
+  bool renewed_ = false;
 };
 
 // Calls `operation` once; false if it ended with a loss.
@@ -247,7 +247,7 @@ void check_after_loss(const Batch& batch, Tensors& tensors, RankBoard& mine) {
   ++mine.torn;
 }
 
-int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors, bool anew) {
+int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors, bool renewed) {
   if (!plan.stages || batch.undecided()) return batch.recv({}, kPatience).wait();
   const int64_t before = batch.version();
   try {
@@ -255,7 +255,7 @@ int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors, bool anew) {
   } catch (const Error& error) {  // one that was undecided has been settled meanwhile
     if (error.code() != ErrorCode::kInvalidArgument) throw;
   }
-  if (const std::string wrong = anew ? "" : tensors.differs(before); !wrong.empty())
+  if (const std::string wrong = renewed ? "" : tensors.differs(before); !wrong.empty())
     fail(ErrorCode::kInternal, "staging has written to version {}: {}", before, wrong);
   return batch.commit();
 }
@@ -311,13 +311,13 @@ int run_receiver(const DrillPlan& plan, Board& board, const std::string& store, 
       int64_t held = 0;
       bool torn = false;
       const auto receive = [&] {
-        version = take(plan, *batch, member.tensors, member.anew());
+        version = take(plan, *batch, member.tensors, member.renewed());
         held = batch->version();
         torn = batch->torn();
       };
       if (!went_well(board, mine, receive)) {
         const auto check = [&] {
-          if (!member.anew()) check_after_loss(*batch, member.tensors, mine);
+          if (!member.renewed()) check_after_loss(*batch, member.tensors, mine);
         };
         if (member.lost_agent() || !went_well(board, mine, check)) mine.log(RankBoard::kKilled);
         continue;

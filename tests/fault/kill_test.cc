@@ -160,9 +160,9 @@ class Drill {
     for (const Actor& actor : actors_) {
       if (!actor.transfers() || plan_.auto_store) continue;  // whoever hosts holds more
       Footprint bound = footprint_of(actor);
-      ++bound.threads;           // one that registers anew, from the first loss on
+      ++bound.threads;           // one that registers again, from the first loss on
       ++bound.fds;               // the way to the store, should it have been away just then
-      if (plan_.pull.empty()) {  // a peer that comes back measures anew, and may have a ring filled this time
+      if (plan_.pull.empty()) {  // a peer that comes back measures again, and may have a ring filled this time
         const auto rings = static_cast<uint32_t>(actor.role == Role::kSender ? plan_.receivers : plan_.senders);
         bound.fds += rings;
         bound.threads += rings;

@@ -114,7 +114,7 @@ class Subject {
                  static_cast<unsigned long>(bytes >> 10));
     if (phase == 0) {
       bound_ = print;
-      bound_.threads += kBatches;  // a batch that has lost a job registers anew with it, from then on
+      bound_.threads += kBatches;  // a batch that has lost a job registers again with it, from then on
       warm_bytes_ = bytes;
     } else if (!kSanitized && (!print.within(bound_) || bytes > warm_bytes_ + kRssSlack)) {
       fail(ErrorCode::kInternal,

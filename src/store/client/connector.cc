@@ -12,7 +12,7 @@ namespace {
 class TcpConnector final : public Connector {
  public:
   TcpConnector(HostPort host_port, std::string root) : host_port_(std::move(host_port)), root_(std::move(root)) {
-    static_cast<void>(given_token());  // a mistake in it is said at once; each attempt reads it anew
+    static_cast<void>(given_token());  // a mistake in it is said at once; each attempt reads it again
   }
 
   UniqueFd start() override {

@@ -260,7 +260,7 @@ StateFile::StateFile(const std::string& folder) : path_(folder + "/store.db") {
     database_ = std::make_unique<Database>(path_);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDataLoss) throw;
-    fail(error.code(), "{}: move the folder's files away to begin anew", error.what());
+    fail(error.code(), "{}: move the folder's files away to start over", error.what());
   }
   sync_folder(folder);
   if (made) sync_folder(std::filesystem::absolute(folder).parent_path());
@@ -286,7 +286,7 @@ void StateFile::load(State& state, TimePoint now) {
                    "SELECT key, value, create_revision, mod_revision, version, lease, decision FROM keys");
     while (keys.step()) state.restore(read_row(keys), true);
   } catch (const Error& error) {
-    fail(ErrorCode::kDataLoss, "{} holds what no store writes ({}): move the folder's files away to begin anew", path_,
+    fail(ErrorCode::kDataLoss, "{} holds what no store writes ({}): move the folder's files away to start over", path_,
          error.what());
   }
 }
