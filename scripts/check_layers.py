@@ -27,7 +27,7 @@ PUBLIC = {
     "bus.h": "bus",
 }
 PURE = {"layout", "plan"}
-IMPURE = re.compile(r"^(thread|mutex|future|fstream|iostream|filesystem|cstdio|unistd\.h|fcntl\.h|sys/.*|spdlog/.*|base/(thread|log|fd|process|socket|event_loop)\.h)$")
+IMPURE = re.compile(r"^(thread|mutex|base/mutex\.h|future|fstream|iostream|filesystem|cstdio|unistd\.h|fcntl\.h|sys/.*|spdlog/.*|base/(thread|log|fd|process|socket|event_loop)\.h)$")
 CUDA = re.compile(r"^(cuda.*|nccl.*|cub/.*|thrust/.*|nvtx.*)$")
 THIRD_PARTY_IN_PUBLIC = re.compile(r"^(fmt|spdlog|nlohmann|hwy|re2|xxhash|CLI|gtest|gmock)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
