@@ -1,4 +1,5 @@
 // Bus, Pair, Batch and Handle. Every call that may block releases the GIL and ends when a signal handler raises.
+#include "base/mutex.h"
 #include "tessera/bus.h"
 
 #include <fmt/format.h>
@@ -11,7 +12,6 @@
 #include <sys/eventfd.h>
 
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -55,7 +55,7 @@ class PyBus {
                              .stop = stop_.get_token()};
     wait([&] {
       auto opened = std::make_unique<Bus>(options);
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       bus_ = std::move(opened);
     });
   }
@@ -69,7 +69,7 @@ class PyBus {
   void close() {
     const nb::gil_scoped_release released;  // it joins threads
     std::unique_ptr<Bus> closed;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::swap(closed, bus_);
   }
 
@@ -78,13 +78,14 @@ class PyBus {
     call_interruptibly(call, [this] { interrupt(); });
   }
   void interrupt() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (bus_)
       bus_->interrupt();
     else
       stop_.request_stop();  // not open yet, or closed
   }
   Bus& get() {
+    const MutexLock lock(mutex_);
     if (!bus_) fail(ErrorCode::kInvalidArgument, "the bus is closed: connect() again");
     return *bus_;
   }
@@ -93,8 +94,8 @@ class PyBus {
   const int world_;
   const double created_ = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   std::stop_source stop_;
-  std::mutex mutex_;  // of who sets bus_, and of interrupt(), which may come meanwhile
-  std::unique_ptr<Bus> bus_;
+  Mutex mutex_;
+  std::unique_ptr<Bus> bus_ GUARDED_BY(mutex_);
 };
 
 using SharedBus = std::shared_ptr<PyBus>;

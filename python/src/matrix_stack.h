@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/fail.h"
+#include "base/mutex.h"
 #include "codec/parallel.h"
 #include "tessera/layout.h"
 #include "tessera/quantize.h"
@@ -77,14 +77,14 @@ class MatrixStack {
 template <typename Body, typename Failed>
 void for_each_matrix(size_t n, size_t bytes, const Body& body, const Failed& failed) {
   constexpr size_t kLarge = 16 * codec::kBytesPerThread;
-  std::mutex mutex;
+  Mutex mutex;
   size_t first = n;
   std::exception_ptr error;
   const auto guarded = [&](size_t i, Parallel parallel) {
     try {
       body(i, parallel);
     } catch (...) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       if (i < first) {
         first = i;
         error = std::current_exception();

@@ -2,8 +2,9 @@
 
 #include <array>
 #include <cstdlib>
-#include <mutex>
 #include <optional>
+
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -82,19 +83,19 @@ Config read_environment() {
   };
 }
 
-std::mutex config_mutex;
-std::optional<const Config> config;
+Mutex config_mutex;
+std::optional<const Config> config GUARDED_BY(config_mutex);
 
 }  // namespace
 
 const Config& Config::get() {
-  const std::lock_guard lock(config_mutex);
+  const MutexLock lock(config_mutex);
   if (!config) config.emplace(read_environment());
   return *config;
 }
 
 void Config::forget() {
-  const std::lock_guard lock(config_mutex);
+  const MutexLock lock(config_mutex);
   config.reset();
 }
 

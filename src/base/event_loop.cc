@@ -50,7 +50,7 @@ void EventLoop::start(std::vector<LogField> fields) {
 void EventLoop::stop() {
   TESSERA_CHECK(!on_thread());
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   const uint64_t one = 1;
@@ -61,7 +61,7 @@ void EventLoop::stop() {
 bool EventLoop::post(Task task) {
   bool first = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (stopping_) return false;
     first = tasks_.empty();
     tasks_.push_back(std::move(task));
@@ -133,7 +133,7 @@ void EventLoop::run() {
 }
 
 bool EventLoop::stopping() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return stopping_;
 }
 
@@ -141,7 +141,7 @@ void EventLoop::run_tasks() {
   uint64_t ignored = 0;
   (void)!::read(wake_.get(), &ignored, sizeof(ignored));
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     running_.swap(tasks_);
   }
   for (Task& task : running_) {

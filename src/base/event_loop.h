@@ -17,7 +17,6 @@
 #include <map>
 #include <memory>
 #include <memory_resource>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -26,6 +25,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace tessera {
 
@@ -85,10 +85,10 @@ class EventLoop {
   UniqueFd epoll_;
   UniqueFd wake_;  // eventfd, written by post() and stop()
 
-  std::mutex mutex_;
-  std::vector<Task> tasks_;    // guarded by mutex_
+  Mutex mutex_;
+  std::vector<Task> tasks_ GUARDED_BY(mutex_);
   std::vector<Task> running_;  // empty between rounds: what posts and timers take from the heap is kept for the next
-  bool stopping_ = false;      // guarded by mutex_
+  bool stopping_ GUARDED_BY(mutex_) = false;
 
   std::unordered_map<int, uint64_t> ids_;  // a descriptor's number may be reused: events carry the id
   std::unordered_map<uint64_t, std::shared_ptr<Watched>> watched_;

@@ -88,12 +88,12 @@ Metrics& Metrics::process() {
 Metrics::Batch::Batch(Metrics& metrics, std::string_view pair, std::string_view batch, TransferSide side)
     : metrics_(metrics),
       labels_(fmt::format("{},{},{}", label("pair", pair), label("batch", batch), label("side", kSides[index(side)]))) {
-  const std::lock_guard lock(metrics_.mutex_);
+  const MutexLock lock(metrics_.mutex_);
   if (metrics_.batches_.size() < kMostBatches) metrics_.batches_.push_back(this);
 }
 
 Metrics::Batch::~Batch() {
-  const std::lock_guard lock(metrics_.mutex_);
+  const MutexLock lock(metrics_.mutex_);
   metrics_.batches_.remove(this);
 }
 
@@ -123,7 +123,7 @@ std::string Metrics::exposition() const {
   out.add(registration_seconds);
   out.family("tessera_batch_version", "gauge", "Version last sent, or held; at most 64 batches are shown");
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const Batch* batch : batches_) out.add(batch->version_.value(), batch->labels_);
   }
   out.counter("tessera_versions_offered_total", "Versions offered to receivers", versions_offered);

@@ -14,11 +14,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
-#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -128,8 +128,8 @@ class Metrics {
   std::array<DurationHistogram, 3> quantize_seconds_;
   std::array<Counter, 3> registrations_;
 
-  mutable std::mutex mutex_;
-  std::list<const Batch*> batches_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::list<const Batch*> batches_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -2,19 +2,18 @@
 
 #include <unistd.h>
 
-#include <mutex>
-
 #include "base/config.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
 struct Present {
-  std::mutex mutex;
-  std::weak_ptr<Observation> observation;
-  pid_t owner = 0;  // a forked child has the object, but none of its threads
+  Mutex mutex;
+  std::weak_ptr<Observation> observation GUARDED_BY(mutex);
+  pid_t owner GUARDED_BY(mutex) = 0;  // a forked child has the object, but none of its threads
 };
 
 Present& present() {
@@ -26,7 +25,7 @@ Present& present() {
 
 std::shared_ptr<Observation> Observation::start(const std::string& metrics, const std::string& trace) {
   Present& now = present();
-  const std::lock_guard lock(now.mutex);
+  const MutexLock lock(now.mutex);
   if (now.owner == ::getpid())
     if (std::shared_ptr<Observation> observation = now.observation.lock()) return observation;
   const Config& config = Config::get();

@@ -12,12 +12,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <mutex>
 #include <random>
 #include <sstream>
 
 #include "base/control_groups.h"
 #include "base/fail.h"
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -95,9 +95,9 @@ Incarnation Incarnation::next() {
 }
 
 Incarnation Incarnation::self() {
-  static Incarnation self;
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static Incarnation self GUARDED_BY(mutex);
+  const MutexLock lock(mutex);
   if (self.pid != ::getpid()) {
     const Incarnation found{.boot_id = tessera::boot_id(),
                             .pid_namespace = tessera::pid_namespace(),

@@ -7,11 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <list>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -19,6 +17,7 @@
 #include "base/fail.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/thread.h"
 
 namespace tessera {
@@ -39,9 +38,9 @@ struct TraceEvent {
 
 // The events of one thread that are not written yet.
 struct Buffer {
-  std::mutex mutex;  // the thread's, but for the moment in which the trace begins or ends
-  std::vector<TraceEvent> events;
-  uint64_t generation = 0;  // the trace they belong to
+  Mutex mutex;  // the thread's, but for the moment in which the trace begins or ends
+  std::vector<TraceEvent> events GUARDED_BY(mutex);
+  uint64_t generation GUARDED_BY(mutex) = 0;  // the trace they belong to
   pid_t tid = 0;
   std::string thread;
 };
@@ -118,17 +117,17 @@ struct Trace::State {
     return *state;
   }
   Buffer& own_buffer();
-  void hand_over(Buffer& buffer);  // REQUIRES: buffer.mutex is held
+  void hand_over(Buffer& buffer) REQUIRES(buffer.mutex) EXCLUDES(mutex);
   void run();
   void append(std::string text);
 
-  std::mutex mutex;  // taken after a buffer's
-  std::condition_variable wake;
-  std::list<std::shared_ptr<Buffer>> buffers;
-  std::vector<Full> full;
-  uint64_t dropped = 0;
-  bool active = false;  // a Trace lives
-  bool stopping = false;
+  Mutex mutex;  // taken after a buffer's
+  CondVar wake;
+  std::list<std::shared_ptr<Buffer>> buffers GUARDED_BY(mutex);
+  std::vector<Full> full GUARDED_BY(mutex);
+  uint64_t dropped GUARDED_BY(mutex) = 0;
+  bool active GUARDED_BY(mutex) = false;  // a Trace lives
+  bool stopping GUARDED_BY(mutex) = false;
   std::atomic<uint64_t> generation{0};
   std::atomic<pid_t> pid{0};
 
@@ -147,16 +146,16 @@ Buffer& Trace::State::own_buffer() {
       pthread_getname_np(pthread_self(), name, sizeof(name));
       buffer->tid = ::gettid();
       buffer->thread = name;
-      const std::lock_guard lock(state.mutex);
+      const MutexLock lock(state.mutex);
       state.buffers.push_back(buffer);
     }
     ~Registered() {
       if (state.pid != ::getpid()) return;  // a forked child: locks may be held by threads that it does not have
       {
-        const std::lock_guard events(buffer->mutex);
+        const MutexLock events(buffer->mutex);
         state.hand_over(*buffer);
       }
-      const std::lock_guard lock(state.mutex);
+      const MutexLock lock(state.mutex);
       state.buffers.remove(buffer);
     }
     State& state;
@@ -167,7 +166,7 @@ Buffer& Trace::State::own_buffer() {
 }
 
 void Trace::State::hand_over(Buffer& buffer) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   if (active && !buffer.events.empty() && buffer.generation == generation.load(std::memory_order_relaxed)) {
     if (full.size() < kMostBuffers) {
       full.push_back({.tid = buffer.tid, .thread = buffer.thread, .events = std::move(buffer.events)});
@@ -203,8 +202,8 @@ void Trace::State::run() {
     uint64_t lost = 0;
     bool last = false;
     {
-      std::unique_lock lock(mutex);
-      wake.wait(lock, [this] { return stopping || !full.empty(); });
+      const MutexLock lock(mutex);
+      wake.wait(mutex, [this]() REQUIRES(mutex) { return stopping || !full.empty(); });
       batch.swap(full);
       last = stopping;
       lost = last ? std::exchange(dropped, 0) : 0;
@@ -238,7 +237,7 @@ uint64_t Trace::new_track() {
 void Trace::record(char phase, const char* name, uint64_t start, uint64_t extra, const TraceArgs& args) {
   State& state = State::get();
   Buffer& buffer = state.own_buffer();
-  const std::lock_guard lock(buffer.mutex);
+  const MutexLock lock(buffer.mutex);
   const uint64_t generation = state.generation.load(std::memory_order_acquire);
   if (buffer.generation != generation) {
     buffer.events.clear();  // of a trace that has ended
@@ -260,7 +259,7 @@ void Trace::record(char phase, const char* name, uint64_t start, uint64_t extra,
 
 std::unique_ptr<Trace> Trace::start(const std::string& path) {
   State& state = State::get();
-  const std::lock_guard lock(state.mutex);
+  const MutexLock lock(state.mutex);
   if (state.active) fail(ErrorCode::kAlreadyExists, "trace {}: this process writes another trace already", path);
   UniqueFd file = open_alone(path);
   static const bool fork_handler = [] {
@@ -292,20 +291,20 @@ Trace::~Trace() {
   on_.store(false, std::memory_order_relaxed);
   std::list<std::shared_ptr<Buffer>> buffers;
   {
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     buffers = state.buffers;
   }
   for (const auto& buffer : buffers) {
-    const std::lock_guard events(buffer->mutex);
+    const MutexLock events(buffer->mutex);
     state.hand_over(*buffer);
   }
   {
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     state.stopping = true;
     state.wake.notify_one();
   }
   state.writer.join();
-  const std::lock_guard lock(state.mutex);
+  const MutexLock lock(state.mutex);
   state.file.reset();
   state.active = false;
 }

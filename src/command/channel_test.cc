@@ -4,12 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "base/mutex.h"
 #include "base/socket.h"
 #include "base/testing.h"
 #include "base/thread.h"
@@ -38,19 +37,19 @@ class Board {
  public:
   template <typename Change>
   void change(Change change) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     change();
     changed_.notify_all();
   }
   template <typename Holds>
   bool await(Holds holds) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(60), holds);
+    const MutexLock lock(mutex_);
+    return changed_.wait_until(mutex_, Deadline::after(std::chrono::seconds(60)), holds);
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  CondVar changed_;
 };
 
 class CommandChannel : public testing::Test {

@@ -1,15 +1,14 @@
 #include "command/client.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "base/fail.h"
 #include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "command/log.h"
 
 namespace tessera::bus {
@@ -21,10 +20,12 @@ struct Call {
   bool dropped = false;  // its handle is gone
 };
 
+using Ready = std::function<bool()>;
+
 // A thread that waits while another leads.
 struct Follower {
-  std::function<bool()> ready;
-  std::condition_variable woken;
+  const Ready& ready;
+  CondVar woken;
 };
 
 }  // namespace
@@ -37,8 +38,6 @@ struct CommandCall::State {
         commands(memory->commands(), spin),
         replies(memory->replies(), spin) {}
 
-  using Lock = std::unique_lock<std::mutex>;
-
   uint64_t post(std::optional<uint64_t> id, uint16_t type, std::span<const std::byte> payload, const Deadline& deadline,
                 ErrorCode when_full);
   std::vector<std::byte> wait(uint64_t id, const Deadline& deadline);
@@ -49,49 +48,45 @@ struct CommandCall::State {
   void drop(uint64_t id);
   void close(const Status& reason);
 
-  // Waits until ready() holds, leading or following; false at the deadline.
-  template <typename Ready>
-  bool await(Lock& lock, const Deadline& deadline, Ready ready);
-  template <typename Ready>
-  void lead(Lock& lock, const Deadline& deadline, Ready ready);
-  template <typename Ready>
-  void follow(Lock& lock, const Deadline& deadline, Ready ready);
+  // Waits until ready(), which is called with the mutex held, leading or following; false at the deadline.
+  bool await(const Deadline& deadline, const Ready& ready) REQUIRES(mutex);
+  void lead(const Deadline& deadline, const Ready& ready) REQUIRES(mutex);
+  void follow(const Deadline& deadline, const Ready& ready) REQUIRES(mutex);
 
-  bool has_room() const { return !pushing && on_their_way < memory->replies().capacity(); }
-  void take_what_is_there();
-  void take(RingState state, const Record& reply);
-  void deliver(const Record& reply);
-  void end(Status reason);
-  void wake_ready();
+  bool has_room() const REQUIRES(mutex) { return !pushing && on_their_way < memory->replies().capacity(); }
+  void take_what_is_there() REQUIRES(mutex);
+  void take(RingState state, const Record& reply) REQUIRES(mutex);
+  void deliver(const Record& reply) REQUIRES(mutex);
+  void end(Status reason) REQUIRES(mutex);
+  void wake_ready() REQUIRES(mutex);
   Status closed_by_agent() const { return Status(ErrorCode::kPeerLost, "the agent has closed it"); }
-  [[noreturn]] void fail_ended() const;
-  Call& call_of(uint64_t id);
+  [[noreturn]] void fail_ended() const REQUIRES(mutex);
+  Call& call_of(uint64_t id) REQUIRES(mutex);
 
   const std::shared_ptr<CommandMemory> memory;
   const std::string agent;
   const ForkGuard process;
 
-  mutable std::mutex mutex;  // guards what follows
-  std::map<uint64_t, Call> calls;
-  size_t on_their_way = 0;  // pushed, without a reply
-  uint64_t next_id;
-  bool pushing = false;              // a thread uses `commands`, perhaps without the mutex
-  bool leading = false;              // likewise `replies`
-  std::vector<Follower*> followers;  // if there are any, one leads, or one of them is woken to lead
-  Status closed;                     // why, if close() was called
-  Status ended;                      // why, once all replies have been taken
+  mutable Mutex mutex;
+  std::map<uint64_t, Call> calls GUARDED_BY(mutex);
+  size_t on_their_way GUARDED_BY(mutex) = 0;  // pushed, without a reply
+  uint64_t next_id GUARDED_BY(mutex);
+  bool pushing GUARDED_BY(mutex) = false;              // a thread uses `commands`, perhaps without the mutex
+  bool leading GUARDED_BY(mutex) = false;              // likewise `replies`
+  std::vector<Follower*> followers GUARDED_BY(mutex);  // if there are any, one leads, or one of them is woken to lead
+  Status closed GUARDED_BY(mutex);                     // why, if close() was called
+  Status ended GUARDED_BY(mutex);                      // why, once all replies have been taken
 
   CommandProducer commands;
   CommandConsumer replies;
 };
 
-template <typename Ready>
-bool CommandCall::State::await(Lock& lock, const Deadline& deadline, Ready ready) {
+bool CommandCall::State::await(const Deadline& deadline, const Ready& ready) {
   while (!ready() && !deadline.passed()) {
     if (leading)
-      follow(lock, deadline, ready);
+      follow(deadline, ready);
     else
-      lead(lock, deadline, ready);
+      lead(deadline, ready);
   }
   if (leading) return ready();
   if (!ready()) take_what_is_there();
@@ -99,24 +94,24 @@ bool CommandCall::State::await(Lock& lock, const Deadline& deadline, Ready ready
   return ready();
 }
 
-template <typename Ready>
-void CommandCall::State::lead(Lock& lock, const Deadline& deadline, Ready ready) {
+void CommandCall::State::lead(const Deadline& deadline, const Ready& ready) {
   leading = true;
   while (!ready() && !deadline.passed()) {
     Record reply;
-    lock.unlock();
-    const RingState state = replies.pop(reply, deadline);
-    lock.lock();
+    RingState state = RingState::kNotYet;
+    {
+      const MutexUnlock unlocked(mutex);
+      state = replies.pop(reply, deadline);
+    }
     take(state, reply);
   }
   leading = false;
 }
 
-template <typename Ready>
-void CommandCall::State::follow(Lock& lock, const Deadline& deadline, Ready ready) {
+void CommandCall::State::follow(const Deadline& deadline, const Ready& ready) {
   Follower self{.ready = ready, .woken = {}};
   followers.push_back(&self);
-  self.woken.wait_until(lock, deadline.when());
+  self.woken.wait_until(mutex, deadline);
   std::erase(followers, &self);
 }
 
@@ -186,8 +181,8 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
                                   const Deadline& deadline, ErrorCode when_full) {
   TESSERA_CHECK_LE(payload.size(), kMaxRecordPayload);
   process.require(agent);
-  Lock lock(mutex);
-  if (!await(lock, deadline, [this] { return has_room() || !ended.ok(); }))
+  const MutexLock lock(mutex);
+  if (!await(deadline, [this]() REQUIRES(mutex) { return has_room() || !ended.ok(); }))
     fail(when_full, "{}: no room for a command: {} are on their way, {} is the limit", agent, on_their_way,
          memory->replies().capacity());
   if (!ended.ok()) fail_ended();
@@ -199,9 +194,10 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
   RingState state = commands.try_push(head, payload);
   if (state == RingState::kNotYet && !deadline.passed()) {
     pushing = true;
-    lock.unlock();
-    state = commands.push(head, payload, deadline);
-    lock.lock();
+    {
+      const MutexUnlock unlocked(mutex);
+      state = commands.push(head, payload, deadline);
+    }
     pushing = false;
     if (leading) replies.nudge();  // it may wait for its turn to push
   }
@@ -221,9 +217,9 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
 
 std::vector<std::byte> CommandCall::State::wait(uint64_t id, const Deadline& deadline) {
   process.require(agent);
-  Lock lock(mutex);
+  const MutexLock lock(mutex);
   Call& call = call_of(id);
-  await(lock, deadline, [&] { return call.outcome || call.cancelled || !ended.ok(); });
+  await(deadline, [&]() REQUIRES(mutex) { return call.outcome || call.cancelled || !ended.ok(); });
   if (call.outcome) {
     CommandOutcome outcome = std::move(*call.outcome);
     calls.erase(id);
@@ -241,7 +237,7 @@ std::vector<std::byte> CommandCall::State::wait(uint64_t id, const Deadline& dea
 
 bool CommandCall::State::done(uint64_t id) {
   process.require(agent);
-  const Lock lock(mutex);
+  const MutexLock lock(mutex);
   const Call& call = call_of(id);
   if (!call.outcome && !leading) take_what_is_there();
   return call.outcome || call.cancelled || !ended.ok();
@@ -249,14 +245,14 @@ bool CommandCall::State::done(uint64_t id) {
 
 bool CommandCall::State::await_call(uint64_t id, const Deadline& deadline) {
   process.require(agent);
-  Lock lock(mutex);
+  const MutexLock lock(mutex);
   const Call& call = call_of(id);
-  return await(lock, deadline, [&] { return call.outcome || call.cancelled || !ended.ok(); });
+  return await(deadline, [&]() REQUIRES(mutex) { return call.outcome || call.cancelled || !ended.ok(); });
 }
 
 void CommandCall::State::cancel(uint64_t id) {
   process.require(agent);
-  const Lock lock(mutex);
+  const MutexLock lock(mutex);
   call_of(id).cancelled = true;
   if (leading) replies.nudge();
   wake_ready();
@@ -264,7 +260,7 @@ void CommandCall::State::cancel(uint64_t id) {
 
 bool CommandCall::State::resume(uint64_t id) {
   process.require(agent);
-  const Lock lock(mutex);
+  const MutexLock lock(mutex);
   Call& call = call_of(id);
   call.cancelled = false;
   return call.outcome || !ended.ok();
@@ -273,7 +269,7 @@ bool CommandCall::State::resume(uint64_t id) {
 // The outcome is awaited all the same: until it comes, the command takes up room.
 void CommandCall::State::drop(uint64_t id) {
   if (!process.here()) return;
-  const Lock lock(mutex);
+  const MutexLock lock(mutex);
   const auto found = calls.find(id);
   if (found == calls.end()) return;
   if (found->second.outcome || !ended.ok())
@@ -285,7 +281,7 @@ void CommandCall::State::drop(uint64_t id) {
 void CommandCall::State::close(const Status& reason) {
   TESSERA_CHECK(!reason.ok());
   if (!process.here()) return;
-  const Lock lock(mutex);
+  const MutexLock lock(mutex);
   if (closed.ok()) closed = reason;
   commands.close();
   replies.close();
@@ -344,7 +340,7 @@ CommandCall CommandClient::repeat(uint64_t id, uint16_t type, std::span<const st
 }
 
 uint64_t CommandClient::next_id() const {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   return state_->next_id;
 }
 
@@ -353,7 +349,7 @@ void CommandClient::close(const Status& reason) {
 }
 
 Status CommandClient::status() const {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   return state_->ended.ok() ? state_->closed : state_->ended;
 }
 

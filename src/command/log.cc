@@ -40,14 +40,14 @@ CommandOutcome read_outcome(const Record& reply) {
 }
 
 size_t CommandLog::running() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return running_.size();
 }
 
 bool CommandLog::begin(uint64_t id, const std::shared_ptr<ReplySink>& sink) {
   CommandOutcome outcome;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto finished = finished_.find(id);
     if (finished != finished_.end()) {
       outcome = finished->second;
@@ -72,7 +72,7 @@ bool CommandLog::begin(uint64_t id, const std::shared_ptr<ReplySink>& sink) {
 void CommandLog::finish(uint64_t id, CommandOutcome outcome) {
   std::vector<std::weak_ptr<ReplySink>> sinks;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto running = running_.extract(id);
     TESSERA_CHECK(!running.empty());
     sinks = std::move(running.mapped());

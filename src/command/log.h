@@ -7,9 +7,9 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "command/ring.h"
 #include "tessera/error.h"
 
@@ -55,11 +55,12 @@ class CommandLog {
  private:
   const uint64_t incarnation_;
   const size_t remembered_;
-  mutable std::mutex mutex_;
-  std::map<uint64_t, std::vector<std::weak_ptr<ReplySink>>> running_;
-  std::map<uint64_t, CommandOutcome> finished_;
-  std::deque<uint64_t> order_;  // of finished_
-  uint64_t forgotten_ = 0;      // the highest id that is remembered no longer: what is below and unknown may have run
+  mutable Mutex mutex_;
+  std::map<uint64_t, std::vector<std::weak_ptr<ReplySink>>> running_ GUARDED_BY(mutex_);
+  std::map<uint64_t, CommandOutcome> finished_ GUARDED_BY(mutex_);
+  std::deque<uint64_t> order_ GUARDED_BY(mutex_);  // of finished_
+  // The highest id that is remembered no longer: what is below and unknown may have run.
+  uint64_t forgotten_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tessera::bus

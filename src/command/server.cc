@@ -1,12 +1,12 @@
 #include "command/server.h"
 
 #include <atomic>
-#include <mutex>
 #include <vector>
 
 #include "base/fail.h"
 #include "base/futex.h"
 #include "base/metrics.h"
+#include "base/mutex.h"
 #include "base/thread.h"
 
 namespace tessera::bus {
@@ -59,12 +59,12 @@ struct CommandServer::State final : public ReplySink, public std::enable_shared_
   std::atomic<bool> ending{false};
   std::atomic<uint32_t> finished{0};  // the thread is about to end
 
-  std::mutex mutex;  // guards what follows
-  CommandProducer replies;
-  size_t on_their_way = 0;  // taken, without a reply
-  std::vector<std::byte> payload;
-  bool ended = false;
-  Status why;
+  Mutex mutex;
+  CommandProducer replies;                    // pushed to while mutex is held, closed by anybody
+  size_t on_their_way GUARDED_BY(mutex) = 0;  // taken, without a reply
+  std::vector<std::byte> payload GUARDED_BY(mutex);
+  bool ended GUARDED_BY(mutex) = false;
+  Status why GUARDED_BY(mutex);
 };
 
 void CommandServer::State::run() {
@@ -76,7 +76,14 @@ void CommandServer::State::run() {
     take(record);
   }
   end({});
-  if (on_end) on_end(why);
+  if (on_end) {
+    Status reason;
+    {
+      const MutexLock lock(mutex);
+      reason = why;
+    }
+    on_end(reason);
+  }
   finished.store(1, std::memory_order_release);
   futex_wake(finished);
 }
@@ -92,7 +99,7 @@ void CommandServer::State::take(const Record& record) {
 }
 
 bool CommandServer::State::admit() {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   return ++on_their_way <= memory->replies().capacity();
 }
 
@@ -108,7 +115,7 @@ void CommandServer::State::execute(const Command& command) {
 void CommandServer::State::reply(uint64_t id, const CommandOutcome& outcome) {
   RingState state = RingState::kReady;
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     --on_their_way;
     const uint16_t type = write_outcome(outcome, payload);
     state = replies.try_push({.incarnation = log->incarnation(), .id = id, .type = type}, payload);
@@ -119,7 +126,7 @@ void CommandServer::State::reply(uint64_t id, const CommandOutcome& outcome) {
 
 void CommandServer::State::end(const Status& reason) {
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     if (!std::exchange(ended, true) && !reason.ok())
       why = failed(reason.code(), "the command queue of {} has ended: {}", client, reason.message());
   }

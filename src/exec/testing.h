@@ -1,19 +1,18 @@
 // For tests of the executor: random routes, their plain oracle, and a way to wait for runs.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string_view>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/mutex.h"
 #include "codec/simd/cast.h"
 #include "codec/simd/digest.h"
 #include "exec/pull/compiler.h"
@@ -41,22 +40,23 @@ class Completion {
  public:
   TransferRun::Done callback() {
     return [this] {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ++count_;
       changed_.notify_all();
     };
   }
   bool wait(int count = 1) {
-    std::unique_lock lock(mutex_);
-    const bool reached = changed_.wait_for(lock, kPatience, [&] { return count_ >= count; });
+    const MutexLock lock(mutex_);
+    const bool reached =
+        changed_.wait_until(mutex_, Deadline::after(kPatience), [&]() REQUIRES(mutex_) { return count_ >= count; });
     count_ = reached ? count_ - count : count_;
     return reached;
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int count_ = 0;
+  Mutex mutex_;
+  CondVar changed_;
+  int count_ GUARDED_BY(mutex_) = 0;
 };
 
 using Random = std::mt19937_64;

@@ -22,7 +22,7 @@ void TransferRun::start(uint32_t epoch) {
   bytes_done_.store(0, std::memory_order_relaxed);
   next_unit_.store(0, std::memory_order_relaxed);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     status_ = {};
     failed_.store(false, std::memory_order_relaxed);
     prepare(epoch);
@@ -37,7 +37,7 @@ void TransferRun::start(uint32_t epoch) {
 }
 
 void TransferRun::abort(const Status& status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!running() || failed_.load(std::memory_order_relaxed)) return;
   status_ = status;
   failed_.store(true, std::memory_order_relaxed);
@@ -45,7 +45,7 @@ void TransferRun::abort(const Status& status) {
 }
 
 Status TransferRun::status() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return status_;
 }
 
@@ -64,7 +64,7 @@ void TransferRun::run_lane(std::span<std::byte> scratch) {
   }
   if (lanes_left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   {
-    const std::lock_guard lock(mutex_);  // an abort() under way ends before anyone is told
+    const MutexLock lock(mutex_);  // an abort() under way ends before anyone is told
     running_.store(false, std::memory_order_release);
   }
   if (done_) done_();

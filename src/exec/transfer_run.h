@@ -4,11 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "codec/simd/digest.h"
 #include "exec/run.h"
 #include "exec/worker_pool.h"
@@ -68,8 +68,8 @@ class TransferRun : public Run {
   std::atomic<int64_t> bytes_done_{0};
   std::atomic<bool> running_{false};
   std::atomic<bool> failed_{false};
-  mutable std::mutex mutex_;  // status_, digests_ while running
-  Status status_;
+  mutable Mutex mutex_;
+  Status status_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -36,7 +36,7 @@ WorkerPool::~WorkerPool() {
 
 void WorkerPool::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -45,7 +45,7 @@ void WorkerPool::stop() {
 
 void WorkerPool::submit(Job& job) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     job.next_ = nullptr;
     (last_ == nullptr ? first_ : last_->next_) = &job;
     last_ = &job;
@@ -56,15 +56,14 @@ void WorkerPool::submit(Job& job) {
 void WorkerPool::work() {
   const std::unique_ptr<std::byte, Free> scratch(static_cast<std::byte*>(std::aligned_alloc(kPage, kScratchBytes)));
   TESSERA_CHECK(scratch != nullptr);
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [this] { return first_ != nullptr || stopping_; });
+    wake_.wait(mutex_, [this]() REQUIRES(mutex_) { return first_ != nullptr || stopping_; });
     if (first_ == nullptr) return;
     Job* job = std::exchange(first_, first_->next_);
     if (first_ == nullptr) last_ = nullptr;
-    lock.unlock();
+    const MutexUnlock unlocked(mutex_);
     job->run({scratch.get(), kScratchBytes});
-    lock.lock();
   }
 }
 

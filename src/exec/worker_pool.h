@@ -1,13 +1,13 @@
 // The threads that move bytes.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace tessera {
 
@@ -42,11 +42,11 @@ class WorkerPool {
   void work();
   void stop();
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  Job* first_ = nullptr;
-  Job* last_ = nullptr;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  Job* first_ GUARDED_BY(mutex_) = nullptr;
+  Job* last_ GUARDED_BY(mutex_) = nullptr;
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -1,7 +1,5 @@
 #include "peer/agent.h"
 
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 
 #include "base/fail.h"
@@ -47,10 +45,10 @@ void Agent::run_and_wait(const std::function<void()>& task) {
     return;
   }
   struct Outcome {
-    std::mutex mutex;
-    std::condition_variable done_changed;
-    bool done = false;
-    Status status;
+    Mutex mutex;
+    CondVar done_changed;
+    bool done GUARDED_BY(mutex) = false;
+    Status status GUARDED_BY(mutex);
   } outcome;
   const bool posted = loop_.post([&outcome, &task] {
     Status status;
@@ -59,26 +57,27 @@ void Agent::run_and_wait(const std::function<void()>& task) {
     } catch (...) {
       status = status_of_current_exception();
     }
-    const std::lock_guard lock(outcome.mutex);  // held to the end: the waiter may not go before it is released
+    const MutexLock lock(outcome.mutex);  // held to the end: the waiter may not go before it is released
     outcome.status = status;
     outcome.done = true;
     outcome.done_changed.notify_all();
   });
   if (!posted) fail(ErrorCode::kCancelled, "the bus of {} is closed", identity_.name());
-  std::unique_lock lock(outcome.mutex);
-  outcome.done_changed.wait(lock, [&] { return outcome.done; });  // loop tasks do not block
+  const MutexLock lock(outcome.mutex);
+  outcome.done_changed.wait(outcome.mutex,
+                            [&]() REQUIRES(outcome.mutex) { return outcome.done; });  // loop tasks do not block
   outcome.status.throw_if_error();
 }
 
 void Agent::claim_batch(const std::string& pair, const std::string& batch) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!batches_.emplace(pair, batch).second)
     fail(ErrorCode::kAlreadyExists, "{} has registered batch {} of pair {} already: close that one first",
          identity_.name(), batch, pair);
 }
 
 void Agent::release_batch(const std::string& pair, const std::string& batch) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   batches_.erase({pair, batch});
 }
 

@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "base/fork_guard.h"
 #include "base/listener.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/runtime_dir.h"
 #include "exec/worker_pool.h"
 #include "peer/identity.h"
@@ -129,8 +129,8 @@ class Agent {
   uint64_t next_id_ = 1;
   std::map<uint64_t, Waiting> waiting_;
   std::map<std::string, Acceptor*, std::less<>> sessions_;
-  std::mutex mutex_;
-  std::set<std::pair<std::string, std::string>> batches_;  // (pair, batch); guarded by mutex_
+  Mutex mutex_;
+  std::set<std::pair<std::string, std::string>> batches_ GUARDED_BY(mutex_);  // (pair, batch)
 };
 
 }  // namespace tessera::bus

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <stop_token>
+
+#include "base/mutex.h"
 
 namespace tessera::bus {
 
@@ -18,7 +19,7 @@ class Interruption {
 
   // A call takes one as it begins, and ends once that is stopped.
   std::stop_token token() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return present_.get_token();
   }
 
@@ -26,7 +27,7 @@ class Interruption {
   void interrupt() {
     std::stop_source taken(std::nostopstate);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       taken = present_;
       if (!stop_.stop_requested()) present_ = std::stop_source();
     }
@@ -35,8 +36,8 @@ class Interruption {
 
  private:
   const std::stop_token stop_;
-  mutable std::mutex mutex_;
-  std::stop_source present_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::stop_source present_ GUARDED_BY(mutex_);
   const std::stop_callback<std::function<void()>> on_stop_;
 };
 

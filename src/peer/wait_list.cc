@@ -4,29 +4,28 @@
 
 namespace tessera::bus {
 
-WaitList::Entry::Entry(WaitList& list) : list_(list), since_(Clock::steady().now()) {
+WaitList::Entry::Entry(WaitList& list) : list_(list) {
   Metrics::process().waits.add(1);
-  const std::lock_guard lock(list_.mutex_);
-  list_.entries_.push_back(this);
+  const MutexLock lock(list_.mutex_);
+  item_ = list_.items_.insert(list_.items_.end(), {.since = Clock::steady().now(), .text = {}});
 }
 
 WaitList::Entry::~Entry() {
   Metrics::process().waits.add(-1);
-  const std::lock_guard lock(list_.mutex_);
-  list_.entries_.remove(this);
+  const MutexLock lock(list_.mutex_);
+  list_.items_.erase(item_);
 }
 
 void WaitList::Entry::set(std::string text) {
-  const std::lock_guard lock(list_.mutex_);
-  text_ = std::move(text);
+  const MutexLock lock(list_.mutex_);
+  item_->text = std::move(text);
 }
 
 std::vector<Wait> WaitList::now() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Wait> waits;
-  for (const Entry* entry : entries_)
-    if (!entry->text_.empty())
-      waits.push_back({.text = entry->text_, .microseconds = microseconds_since(entry->since_)});
+  for (const Item& item : items_)
+    if (!item.text.empty()) waits.push_back({.text = item.text, .microseconds = microseconds_since(item.since)});
   return waits;
 }
 

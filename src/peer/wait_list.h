@@ -2,17 +2,22 @@
 #pragma once
 
 #include <list>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "peer/report.h"
 
 namespace tessera::bus {
 
 // Thread-safe.
 class WaitList {
+  struct Item {
+    TimePoint since;
+    std::string text;
+  };
+
  public:
   // One wait, while it lives.
   class Entry {
@@ -24,17 +29,15 @@ class WaitList {
     void set(std::string text);  // "trainer/2 to register batch policy of pair weights"
 
    private:
-    friend class WaitList;
     WaitList& list_;
-    const TimePoint since_;
-    std::string text_;  // guarded by the list's mutex_
+    std::list<Item>::iterator item_;
   };
 
   std::vector<Wait> now() const;  // in the order in which they began
 
  private:
-  mutable std::mutex mutex_;
-  std::list<const Entry*> entries_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::list<Item> items_ GUARDED_BY(mutex_);
 };
 
 // How long it has lasted, as a Report says it.

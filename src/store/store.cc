@@ -2,11 +2,10 @@
 #include "tessera/store.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/mutex.h"
 #include "store/limits.h"
 
 namespace tessera {
@@ -14,14 +13,14 @@ namespace {
 
 // What a watch has brought and wait_for() has not yet taken.
 struct Feed {
-  std::mutex mutex;
-  std::condition_variable_any changed;
-  std::vector<StoreEvent> events;
-  bool ended = false;
+  Mutex mutex;
+  StoppableCondVar changed;
+  std::vector<StoreEvent> events GUARDED_BY(mutex);
+  bool ended GUARDED_BY(mutex) = false;
 
   void add(const WatchUpdate& update) {
     {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       events.insert(events.end(), update.events.begin(), update.events.end());
       ended = ended || update.type != WatchUpdate::Type::kEvents;
     }
@@ -59,10 +58,9 @@ SwapResult Store::compare_and_set(std::string_view key, int64_t expected, std::s
 
 StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout,
                           const std::stop_token& stop) {
-  const TimePoint until = Deadline::after(timeout).when();
-  const auto left = [until] { return std::max(Timeout::zero(), Timeout(until - std::chrono::steady_clock::now())); };
+  const Deadline deadline = Deadline::after(timeout);
   while (true) {
-    StoreRange range = this->range(prefix, left());
+    StoreRange range = this->range(prefix, deadline.left());
     if (predicate(range.items)) return std::move(range.items);
     const auto feed = std::make_shared<Feed>();
     const auto watch =
@@ -70,8 +68,9 @@ StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, T
     for (bool ended = false; !ended;) {
       std::vector<StoreEvent> events;
       {
-        std::unique_lock lock(feed->mutex);
-        if (!feed->changed.wait_until(lock, stop, until, [&] { return !feed->events.empty() || feed->ended; })) {
+        const MutexLock lock(feed->mutex);
+        const auto changed = [&]() REQUIRES(feed->mutex) { return !feed->events.empty() || feed->ended; };
+        if (!feed->changed.wait_until(feed->mutex, stop, deadline, changed)) {
           if (stop.stop_requested())
             fail(ErrorCode::kCancelled, "store {}: the wait for '{}*' was interrupted", url(), prefix);
           fail(ErrorCode::kDeadlineExceeded,

@@ -7,17 +7,16 @@
 #include <sys/socket.h>
 
 #include <array>
-#include <condition_variable>
 #include <cstdlib>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/fail.h"
 #include "base/framing.h"
+#include "base/mutex.h"
 #include "base/socket.h"
 #include "store/protocol.h"
 #include "store/server/server.h"
@@ -67,7 +66,7 @@ class Events {
  public:
   Store::WatchCallback callback() {
     return [this](const WatchUpdate& update) {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       updates_.push_back(update);
       for (const StoreEvent& event : update.events)
         lines_.push_back(fmt::format("{} {}={}", event.type == StoreEvent::Type::kPut ? "put" : "del", event.kv.key,
@@ -77,22 +76,24 @@ class Events {
   }
   // All events as "put k=v" or "del k=", once there are `count` or the time is over.
   std::vector<std::string> wait(size_t count, std::chrono::seconds limit = kLimit) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, limit, [&] { return lines_.size() >= count; });
+    const MutexLock lock(mutex_);
+    changed_.wait_until(mutex_, Deadline::after(limit), [&]() REQUIRES(mutex_) { return lines_.size() >= count; });
     return lines_;
   }
   WatchUpdate::Type wait_end() {
-    std::unique_lock lock(mutex_);
-    const auto ended = [&] { return !updates_.empty() && updates_.back().type != WatchUpdate::Type::kEvents; };
-    EXPECT_TRUE(changed_.wait_for(lock, kLimit, ended));
+    const MutexLock lock(mutex_);
+    const auto ended = [&]() REQUIRES(mutex_) {
+      return !updates_.empty() && updates_.back().type != WatchUpdate::Type::kEvents;
+    };
+    EXPECT_TRUE(changed_.wait_until(mutex_, Deadline::after(kLimit), ended));
     return updates_.empty() ? WatchUpdate::Type::kEvents : updates_.back().type;
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<WatchUpdate> updates_;
-  std::vector<std::string> lines_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<WatchUpdate> updates_ GUARDED_BY(mutex_);
+  std::vector<std::string> lines_ GUARDED_BY(mutex_);
 };
 
 // A peer that sends what it likes.

@@ -1,15 +1,14 @@
 // A rank whose part of the bus protocol a test speaks by hand.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/socket.h"
 #include "base/testing.h"
 #include "bus/registration/local_tensors.h"
@@ -92,13 +91,13 @@ class RawRank final : public bus::Acceptor {
     if (caller.attach.purpose == bus::Attach::Purpose::kPull && !serves_pulls_)
       return serve_nothing(std::move(caller.link));
     adopt(std::move(caller.link));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     called_ = true;
     changed_.notify_all();
   }
   void await_caller() {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, soon().left(), [&] { return called_; }))
+    const MutexLock lock(mutex_);
+    if (!changed_.wait_until(mutex_, soon(), [&]() REQUIRES(mutex_) { return called_; }))
       throw Error(ErrorCode::kDeadlineExceeded, "nobody came for the terms");
   }
   // To that caller: where `data` lies.
@@ -142,8 +141,8 @@ class RawRank final : public bus::Acceptor {
 
  private:
   std::pair<bus::MessageType, std::vector<std::byte>> take() {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, soon().left(), [&] { return !frames_.empty() || !end_.ok(); }))
+    const MutexLock lock(mutex_);
+    if (!changed_.wait_until(mutex_, soon(), [&]() REQUIRES(mutex_) { return !frames_.empty() || !end_.ok(); }))
       throw Error(ErrorCode::kDeadlineExceeded, "no message came");
     if (frames_.empty()) end_.throw_if_error();
     auto frame = std::move(frames_.front());
@@ -163,12 +162,12 @@ class RawRank final : public bus::Acceptor {
     link_ = std::move(link);
     link_->set_handlers(
         [this](Frame& frame) {
-          const std::lock_guard lock(mutex_);
+          const MutexLock lock(mutex_);
           frames_.emplace_back(static_cast<bus::MessageType>(frame.type), frame.payload);
           changed_.notify_all();
         },
         [this](const Status& status) {
-          const std::lock_guard lock(mutex_);
+          const MutexLock lock(mutex_);
           end_ = status;
           changed_.notify_all();
         });
@@ -181,11 +180,11 @@ class RawRank final : public bus::Acceptor {
   std::string session_;
   std::shared_ptr<bus::Link> link_;  // on the loop's thread
   std::vector<std::shared_ptr<bus::Link>> pullers_;
-  std::mutex mutex_;  // what follows
-  std::condition_variable changed_;
-  std::deque<std::pair<bus::MessageType, std::vector<std::byte>>> frames_;
-  Status end_;
-  bool called_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::pair<bus::MessageType, std::vector<std::byte>>> frames_ GUARDED_BY(mutex_);
+  Status end_ GUARDED_BY(mutex_);
+  bool called_ GUARDED_BY(mutex_) = false;
   bool serves_pulls_ = false;  // on the loop's thread
 };
 

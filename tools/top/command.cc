@@ -2,16 +2,15 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <condition_variable>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include "base/config.h"
 #include "base/fail.h"
+#include "base/mutex.h"
 #include "base/process.h"
 #include "base/runtime_dir.h"
 #include "base/socket.h"
@@ -103,9 +102,9 @@ ExitStatus run_top(const TopOptions& options, Interrupt& interrupt) {
       options.store == "auto" ? std::optional<AutoSocket>(std::in_place) : std::nullopt;
   const std::unique_ptr<Store> store = open_store(found ? found->url() : options.store,
                                                   {.connect_timeout = kConnectTimeout, .stop = interrupt.stop_token()});
+  Mutex mutex;
+  StoppableCondVar stopped;
   std::optional<TopLook> before;
-  std::mutex mutex;
-  std::condition_variable_any stopped;
   while (true) {
     interrupt.check();
     TopLook now;
@@ -119,8 +118,9 @@ ExitStatus run_top(const TopOptions& options, Interrupt& interrupt) {
     show(options, now, before ? &*before : nullptr);
     if (options.once) return ExitStatus::kOk;
     before = std::move(now);
-    std::unique_lock lock(mutex);
-    stopped.wait_for(lock, interrupt.stop_token(), seconds(options.interval_s), [] { return false; });
+    const MutexLock lock(mutex);
+    stopped.wait_until(mutex, interrupt.stop_token(), Deadline::after(seconds(options.interval_s)),
+                       [] { return false; });
   }
 }
 

@@ -203,7 +203,7 @@ void Quantizer::on_looked() {
     return finish(failure_);
   }
   enter("agree on amaxes", QuantizePhase::kAgree, 0);
-  if (const auto& found = amax_run_->nonfinite())
+  if (const auto found = amax_run_->nonfinite())
     return exchange_->start(version_, {}, {.tensor = found->tensor, .index = found->index, .value = found->value});
   report();
   exchange_->start(version_, reported_);

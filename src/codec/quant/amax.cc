@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <mutex>
 
 #include "base/fail.h"
+#include "base/mutex.h"
 #include "codec/parallel.h"
 #include "codec/quant/hadamard.h"
 #include "codec/quant/matrix.h"
@@ -79,10 +79,10 @@ void compute_amax(std::span<const MatrixView> tensors, std::span<Amax> out, Para
   if (noop != nullptr && *noop != 0) return;
   std::ranges::fill(out, Amax{});
   const std::vector<codec::AmaxPiece> pieces = codec::pieces_of(tensors);
-  std::mutex mutex;
+  Mutex mutex;
   codec::for_each(pieces.size(), bytes, parallel, [&](size_t i) {
     const Amax found = codec::amax_of(tensors[pieces[i].tensor], pieces[i]);
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     codec::merge(found, out[pieces[i].tensor]);
   });
 }
@@ -99,7 +99,7 @@ Amax compute_hadamard_amax(const MatrixView& tensor, Parallel parallel) {
   constexpr int64_t kColumns = 1024;
   const int64_t groups = tensor.rows / static_cast<int64_t>(codec::kHadamard);
   const auto bytes = static_cast<size_t>(bytes_of(tensor.dtype, tensor.rows * tensor.columns));
-  std::mutex mutex;
+  Mutex mutex;
   Amax amax;
   codec::for_each(static_cast<size_t>(groups), bytes, parallel, [&](size_t group) {
     std::vector<uint16_t> transformed(codec::kHadamard * kColumns);
@@ -115,7 +115,7 @@ Amax compute_hadamard_amax(const MatrixView& tensor, Parallel parallel) {
       nonfinite |= codec::active_kernels().amax->row[codec::index_of(tensor.dtype)](
           transformed.data(), codec::kHadamard * columns, largest);
     }
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     amax.value = std::max(amax.value, largest);
     if (nonfinite) amax.nonfinite = 1;
   });

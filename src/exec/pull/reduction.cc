@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <utility>
 
 #include "base/fail.h"
+#include "base/mutex.h"
 #include "codec/simd/reduce.h"
 #include "exec/units.h"
 
@@ -66,11 +66,11 @@ struct ReduceRun::Impl {
     runs.push_back(std::move(last));
   }
 
-  // REQUIRES: mutex is not held. Once a run is started, the whole chain may end, and this object go, at any moment.
-  void begin(size_t index) {
+  // Once a run is started, the whole chain may end, and this object go, at any moment.
+  void begin(size_t index) EXCLUDES(mutex) {
     if (on_start[index]) on_start[index]();
     {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       if (status.ok()) {
         current = index;
         return runs[index]->start(epoch);
@@ -80,14 +80,16 @@ struct ReduceRun::Impl {
   }
 
   // The current run has ended.
-  void next() {
+  void next() EXCLUDES(mutex) {
+    size_t following = 0;
     bool over = false;
     {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       if (status.ok()) status = runs[current]->status();
-      over = !status.ok() || current + 1 == runs.size();
+      following = current + 1;
+      over = !status.ok() || following == runs.size();
     }
-    return over ? finish() : begin(current + 1);
+    return over ? finish() : begin(following);
   }
 
   void finish() {
@@ -100,11 +102,11 @@ struct ReduceRun::Impl {
   std::vector<std::unique_ptr<TransferRun>> runs;  // one a step, and the last
   FinishRun* finishing = nullptr;
   int64_t bytes = 0;
-  uint32_t epoch = 0;
   std::atomic<bool> running{false};
-  mutable std::mutex mutex;
-  size_t current = 0;
-  Status status;
+  mutable Mutex mutex;
+  uint32_t epoch GUARDED_BY(mutex) = 0;
+  size_t current GUARDED_BY(mutex) = 0;
+  Status status GUARDED_BY(mutex);
 };
 
 ReduceRun::ReduceRun(std::vector<Step> steps, std::vector<ReductionTarget> targets, WorkerPool& pool, Done done,
@@ -118,7 +120,7 @@ ReduceRun::~ReduceRun() {
 void ReduceRun::start(uint32_t epoch, size_t result_offset) {
   TESSERA_CHECK(!running());
   {
-    const std::lock_guard lock(impl_->mutex);
+    const MutexLock lock(impl_->mutex);
     impl_->status = {};
     impl_->epoch = epoch;
     impl_->finishing->set_result_offset(result_offset);
@@ -128,7 +130,7 @@ void ReduceRun::start(uint32_t epoch, size_t result_offset) {
 }
 
 void ReduceRun::abort(const Status& status) {
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   if (!running() || !impl_->status.ok()) return;
   impl_->status = status;
   impl_->runs[impl_->current]->abort(status);
@@ -149,7 +151,7 @@ int64_t ReduceRun::bytes() const {
 }
 
 Status ReduceRun::status() const {
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   return impl_->status;
 }
 

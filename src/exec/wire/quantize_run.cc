@@ -55,7 +55,10 @@ size_t AmaxRun::units() const {
 }
 
 void AmaxRun::prepare(uint32_t /*epoch*/) {
-  nonfinite_.reset();
+  {
+    const MutexLock lock(mutex_);
+    nonfinite_.reset();
+  }
   for (size_t r = 0; r < program_->routes(); ++r) std::ranges::fill(amaxes_->matrices(r), 0.0F);
 }
 
@@ -97,12 +100,17 @@ void AmaxRun::run_bands(size_t route, Index matrix, const Interval& bands) {
   add_bytes(bytes_of(part.seen.src_dtype, elements));
 }
 
+std::optional<NonfiniteValue> AmaxRun::nonfinite() const {
+  const MutexLock lock(mutex_);
+  return nonfinite_;
+}
+
 void AmaxRun::note(size_t route, const BlockBox& box, const codec::NonfiniteElements& found) {
   const QuantizePart& part = program_->impl().parts[route];
   const BoxOffsets places(part.seen, Region::full(part.seen.shape), element_strides(part.seen.shape));
   const Index place = places.of(box) + found.row * places.row_stride() + found.column;
   const NonfiniteValue value{part.tensor, static_cast<uint64_t>(place), found.value};
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!nonfinite_ || std::tie(value.tensor, value.index) < std::tie(nonfinite_->tensor, nonfinite_->index))
     nonfinite_ = value;
 }

@@ -12,11 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "exec/transfer_run.h"
 #include "exec/units.h"
 #include "exec/wire/wire_piece.h"
@@ -99,7 +99,7 @@ class AmaxRun final : public TransferRun {
 
   int64_t bytes() const override;  // of the sources' dtypes, of all that is looked at
   // The first one by tensor and index, once the run has ended.
-  const std::optional<NonfiniteValue>& nonfinite() const { return nonfinite_; }
+  std::optional<NonfiniteValue> nonfinite() const;
 
  private:
   size_t units() const override;
@@ -112,8 +112,8 @@ class AmaxRun final : public TransferRun {
   std::shared_ptr<const QuantizeProgram> program_;
   std::shared_ptr<QuantizeAmaxes> amaxes_;
   std::vector<const std::byte*> data_;
-  std::mutex mutex_;  // nonfinite_ while running
-  std::optional<NonfiniteValue> nonfinite_;
+  mutable Mutex mutex_;
+  std::optional<NonfiniteValue> nonfinite_ GUARDED_BY(mutex_);
 };
 
 // digests(): each route's image, codes and owned scales; behind them, each route's rest (WirePiece::digest).

@@ -113,7 +113,7 @@ std::byte* SharedArena::allocate(size_t bytes, size_t alignment) {
   size_t begin = 0;
   bool recycled = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto fits = [&](const auto& hole) {
       const size_t skipped = round_up(hole.first, step) - hole.first;
       return skipped <= hole.second && wanted <= hole.second - skipped;
@@ -136,7 +136,7 @@ std::byte* SharedArena::allocate(size_t bytes, size_t alignment) {
 
 void SharedArena::release(std::byte* block) {
   if (owner_ != ::getpid()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = allocated_.find(static_cast<size_t>(block - data_));
   TESSERA_CHECK(found != allocated_.end());
   auto [begin, bytes] = *found;
@@ -161,7 +161,7 @@ bool SharedArena::holds(const void* data, size_t bytes) const {
   const auto* first = static_cast<const std::byte*>(data);
   if (first < data_ || first >= data_ + bytes_ || bytes > static_cast<size_t>(data_ + bytes_ - first)) return false;
   const auto offset = static_cast<size_t>(first - data_);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto block = allocated_.upper_bound(offset);
   if (block == allocated_.begin()) return false;
   --block;

@@ -8,10 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string_view>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 
 namespace tessera {
 
@@ -61,10 +61,10 @@ class SharedArena {
   UniqueFd fd_;
   std::byte* data_ = nullptr;
 
-  mutable std::mutex mutex_;
-  std::map<size_t, size_t> free_;       // offset -> bytes
-  std::map<size_t, size_t> allocated_;  // offset -> bytes
-  size_t pristine_ = 0;                 // bytes from here on were never handed out: still zero
+  mutable Mutex mutex_;
+  std::map<size_t, size_t> free_ GUARDED_BY(mutex_);       // offset -> bytes
+  std::map<size_t, size_t> allocated_ GUARDED_BY(mutex_);  // offset -> bytes
+  size_t pristine_ GUARDED_BY(mutex_) = 0;                 // bytes from here on were never handed out: still zero
 };
 
 }  // namespace tessera

@@ -5,10 +5,10 @@
 #include <bit>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "base/fail.h"
+#include "base/mutex.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
 
@@ -23,18 +23,18 @@ constexpr size_t kMaxWished = size_t{512} << 20;
 // Arenas live as long as a buffer or a Location of theirs; the heap itself only keeps one small one, so that a program
 // that takes and gives back single blocks does not make an arena each time.
 struct SharedHeap::Impl {
-  void forget_gone() {
+  void forget_gone() REQUIRES(mutex) {
     std::erase_if(arenas, [](const auto& entry) { return entry.second.expired(); });
   }
 
-  size_t mapped() const {
+  size_t mapped() const REQUIRES(mutex) {
     size_t bytes = 0;
     for (const auto& [data, weak] : arenas)
       if (const auto arena = weak.lock()) bytes += arena->bytes();
     return bytes;
   }
 
-  std::shared_ptr<SharedArena> add(size_t bytes) {
+  std::shared_ptr<SharedArena> add(size_t bytes) REQUIRES(mutex) {
     forget_gone();
     auto arena = std::make_shared<SharedArena>(next_id++, bytes);
     arenas[arena->data()] = arena;
@@ -44,7 +44,7 @@ struct SharedHeap::Impl {
 
   // Arenas grow with the heap, so that a large model does not need hundreds of descriptors; where memory is short, an
   // arena of just what is needed will do.
-  std::shared_ptr<SharedArena> add_for(size_t bytes) {
+  std::shared_ptr<SharedArena> add_for(size_t bytes) REQUIRES(mutex) {
     const size_t needed = std::max(bytes, SharedArena::kMinBytes);
     const size_t wished = std::max(needed, std::min(mapped() / 4, kMaxWished));
     if (wished > needed) {
@@ -57,11 +57,11 @@ struct SharedHeap::Impl {
     return add(needed);
   }
 
-  mutable std::mutex mutex;
-  std::map<const std::byte*, std::weak_ptr<SharedArena>> arenas;  // by address
-  std::shared_ptr<SharedArena> spare;
-  uint32_t next_id = 1;
-  pid_t owner = ::getpid();
+  mutable Mutex mutex;
+  std::map<const std::byte*, std::weak_ptr<SharedArena>> arenas GUARDED_BY(mutex);  // by address
+  std::shared_ptr<SharedArena> spare GUARDED_BY(mutex);
+  uint32_t next_id GUARDED_BY(mutex) = 1;
+  const pid_t owner = ::getpid();
 };
 
 SharedHeap::SharedHeap() : impl_(std::make_unique<Impl>()) {}
@@ -78,7 +78,7 @@ SharedBuffer SharedHeap::allocate(size_t bytes, size_t alignment) {
          kMaxAlignment);
   SharedBuffer buffer;
   if (bytes == 0) return buffer;
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   if (impl_->owner != ::getpid())
     fail(ErrorCode::kInvalidArgument,
          "shared memory: a forked child must not allocate from its parent's heap; use exec or spawn");
@@ -97,7 +97,7 @@ SharedBuffer SharedHeap::allocate(size_t bytes, size_t alignment) {
 }
 
 std::optional<SharedHeap::Location> SharedHeap::locate(const void* data, size_t bytes) const {
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   auto after = impl_->arenas.upper_bound(static_cast<const std::byte*>(data));
   if (after == impl_->arenas.begin()) return {};
   std::shared_ptr<SharedArena> arena = std::prev(after)->second.lock();
@@ -107,7 +107,7 @@ std::optional<SharedHeap::Location> SharedHeap::locate(const void* data, size_t 
 }
 
 std::shared_ptr<SharedArena> SharedHeap::adopt(int fd, bool writes, std::string_view owner) {
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   impl_->forget_gone();
   const auto access = writes ? SharedArena::Access::kWrite : SharedArena::Access::kRead;
   UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
@@ -118,7 +118,7 @@ std::shared_ptr<SharedArena> SharedHeap::adopt(int fd, bool writes, std::string_
 }
 
 size_t SharedHeap::mapped_bytes() const {
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   return impl_->mapped();
 }
 

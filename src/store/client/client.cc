@@ -72,7 +72,7 @@ Client::Client(std::string url, std::unique_ptr<Connector> connector, uint64_t i
   loop_->start();
   on_stop_.emplace(stop_, [this] {
     loop_->post([this] { fail_if_hopeless(); });
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     link_changed_.notify_all();
   });
 }
@@ -86,13 +86,13 @@ Client::~Client() {
 }
 
 void Client::wait_connected(Timeout timeout) {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const TimePoint start = Clock::steady().now();
   const Deadline deadline = Deadline::after(timeout);
-  const auto settled = [&] {
+  const auto settled = [&]() REQUIRES(mutex_) {
     return link_status_.ok() || lasting(link_status_.code()) || stop_.stop_requested() || deadline.passed();
   };
-  while (!link_changed_.wait_for(lock, std::min(deadline.left(), kReminder), settled)) {
+  while (!link_changed_.wait_until(mutex_, Deadline::after(std::min(deadline.left(), kReminder)), settled)) {
     const double waited = to_seconds(Clock::steady().now() - start);
     log_event(LogLevel::warn, "store.awaited", {{"store", url_}, {"seconds", waited}},
               "store {} has not answered for {:.0f} s: {}", url_, waited, link_status_.message());
@@ -230,7 +230,7 @@ void Client::end_watch(const std::shared_ptr<Watching>& watching) {
   if (loop_->on_thread()) {
     watching->ended = true;
   } else {
-    const std::lock_guard lock(watching->delivering);
+    const MutexLock lock(watching->delivering);
     watching->ended = true;
   }
   loop_->post([this, id = watching->id] {
@@ -273,16 +273,21 @@ void Client::check_caller(std::string_view what) const {
 }
 
 void Client::perform(const std::shared_ptr<Call>& call, Timeout timeout) {
-  const TimePoint until = Deadline::after(timeout).when();
+  const Deadline deadline = Deadline::after(timeout);
   if (!loop_->post([this, call] { submit(call); }))
     fail(ErrorCode::kCancelled, "store {}: {}: the client is closed", url_, call->what);
-  std::unique_lock lock(call->mutex);
-  if (!call->changed.wait_until(lock, until, [&] { return call->done; })) {
-    lock.unlock();
+  bool done = false;
+  Status status;
+  {
+    const MutexLock lock(call->mutex);
+    done = call->changed.wait_until(call->mutex, deadline, [&]() REQUIRES(call->mutex) { return call->done; });
+    status = call->status;
+  }
+  if (!done) {
     loop_->post([call] { call->abandoned = true; });
     late(*call, timeout).throw_if_error();
   }
-  if (!call->status.ok()) fail(call->status.code(), "store {}: {}: {}", url_, call->what, call->status.message());
+  if (!status.ok()) fail(status.code(), "store {}: {}: {}", url_, call->what, status.message());
 }
 
 Status Client::late(const Call& call, Timeout timeout) const {
@@ -295,7 +300,7 @@ Status Client::late(const Call& call, Timeout timeout) const {
 }
 
 Status Client::link_status() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return link_status_;
 }
 
@@ -308,7 +313,7 @@ Status Client::hopeless() const {
 
 void Client::set_link_status(const Status& status) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     link_status_ = status;
   }
   link_changed_.notify_all();
@@ -334,8 +339,9 @@ void Client::close() {
     submit(farewell);
   });
   {
-    std::unique_lock lock(farewell->mutex);
-    farewell->changed.wait_for(lock, kFarewellTime, [&] { return farewell->done; });
+    const MutexLock lock(farewell->mutex);
+    farewell->changed.wait_until(farewell->mutex, Deadline::after(kFarewellTime),
+                                 [&]() REQUIRES(farewell->mutex) { return farewell->done; });
   }
   loop_->stop();
   shut_down();

@@ -4,12 +4,10 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "base/event_loop.h"
+#include "base/mutex.h"
 #include "store/client/store_link.h"
 #include "store/memory/memory.h"
 #include "tessera/store.h"
@@ -89,9 +88,9 @@ class Client final : public Store {
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> closing_{false};
 
-  mutable std::mutex mutex_;
-  std::condition_variable link_changed_;
-  Status link_status_;  // guarded by mutex_; why there is no connection, or ok
+  mutable Mutex mutex_;
+  CondVar link_changed_;
+  Status link_status_ GUARDED_BY(mutex_);  // why there is no connection, or ok
 
   // The client's thread.
   std::map<uint64_t, std::shared_ptr<Call>> calls_;  // in order, as they are sent again

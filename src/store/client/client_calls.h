@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "store/client/client.h"
 
 namespace tessera::store {
@@ -20,15 +21,15 @@ struct Client::Call {
   std::function<void(ByteReader&)> on_reply;  // on the client's thread
   bool grants = false;                        // a lease, which is of no use once nobody waits for it
 
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;       // guarded by mutex
-  Status status;           // guarded by mutex
+  Mutex mutex;
+  CondVar changed;
+  bool done GUARDED_BY(mutex) = false;
+  Status status GUARDED_BY(mutex);
   bool abandoned = false;  // the client's thread; its reply is still of use to the memory
 
   void end(Status outcome) {
     {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       if (std::exchange(done, true)) return;
       status = std::move(outcome);
     }
@@ -41,11 +42,11 @@ struct Client::Watching {
   std::string prefix;
   int64_t next = 0;  // the client's thread: the first revision not yet delivered
   WatchCallback callback;
-  std::mutex delivering;
+  Mutex delivering;  // held while the callback runs
   std::atomic<bool> ended{false};
 
   void deliver(const WatchUpdate& update) {
-    const std::lock_guard lock(delivering);
+    const MutexLock lock(delivering);
     if (ended) return;
     try {
       callback(update);

@@ -109,7 +109,7 @@ void BounceRing::begin(Side& own, Side& other, uint32_t epoch) {
   epoch_ = epoch;
   count_ = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     own_ = &own;
     status_ = {};
     interrupted_.store(false, std::memory_order_relaxed);
@@ -190,7 +190,7 @@ void BounceRing::release() {
 }
 
 void BounceRing::interrupt(const Status& status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (interrupted_.load(std::memory_order_relaxed)) return;
   status_ = status;
   interrupted_.store(true, std::memory_order_release);
@@ -200,7 +200,7 @@ void BounceRing::interrupt(const Status& status) {
 }
 
 Status BounceRing::status() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return status_;
 }
 

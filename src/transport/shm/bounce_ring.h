@@ -12,12 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string_view>
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "tessera/error.h"
 #include "transport/byte_stream.h"
 
@@ -58,13 +58,13 @@ class BounceRing final : public ByteStream {
   bool wait(Side& own, Ready ready, const Deadline& deadline);
 
   UniqueFd fd_;
-  std::byte* data_;      // header and slots, mapped
-  Side* own_ = nullptr;  // since begin
+  std::byte* data_;  // header and slots, mapped
   uint32_t epoch_ = 0;
   uint32_t count_ = 0;  // frames that this side has published or released in this stream
   std::atomic<bool> interrupted_{false};
-  mutable std::mutex mutex_;
-  Status status_;
+  mutable Mutex mutex_;
+  Side* own_ GUARDED_BY(mutex_) = nullptr;  // since begin
+  Status status_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -4,20 +4,20 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <mutex>
 #include <utility>
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
 
 // How many objects of process `pid` hold the consent. Those that a forked child inherits do not count in it.
 struct ConsentHolders {
-  std::mutex mutex;
-  pid_t pid = 0;
-  int count = 0;
+  Mutex mutex;
+  pid_t pid GUARDED_BY(mutex) = 0;
+  int count GUARDED_BY(mutex) = 0;
 };
 
 ConsentHolders& holders() {
@@ -37,7 +37,7 @@ void give() {
 PtraceConsent::PtraceConsent(std::string_view option) {
   if (option.empty()) return;
   if (option != "any") fail(ErrorCode::kInvalidArgument, "TESSERA_ALLOW_PTRACE is \"{}\": it must be any", option);
-  const std::lock_guard lock(holders().mutex);
+  const MutexLock lock(holders().mutex);
   giver_ = ::getpid();
   if (std::exchange(holders().pid, giver_) != giver_) holders().count = 0;
   if (holders().count++ == 0) give();
@@ -45,7 +45,7 @@ PtraceConsent::PtraceConsent(std::string_view option) {
 
 PtraceConsent::~PtraceConsent() {
   if (giver_ != ::getpid()) return;
-  const std::lock_guard lock(holders().mutex);
+  const MutexLock lock(holders().mutex);
   if (--holders().count == 0) (void)::prctl(PR_SET_PTRACER, 0, 0, 0, 0);
 }
 
