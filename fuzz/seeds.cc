@@ -9,10 +9,13 @@
 #include "base/framing.h"
 #include "bus/daemon/messages.h"
 #include "bus/lending/messages.h"
+#include "bus/prepare/amax_messages.h"
 #include "bus/registration/records.h"
+#include "bus/session/versions.h"
 #include "checkpoint/safetensors_header.h"
 #include "command/ring.h"
-#include "peer/messages.h"
+#include "peer/exchange/messages.h"
+#include "peer/handshake.h"
 #include "peer/report.h"
 #include "store/protocol.h"
 
@@ -49,10 +52,9 @@ class Seeds {
   void add_bus(const Message& message, std::string_view which = {}) {
     ByteWriter out;
     message.write(out);
-    const std::string bytes =
-        frame(bus::kBusMagic, bus::kProtocolMax, static_cast<uint16_t>(Message::kType), out.view());
+    const std::string bytes = frame(bus::kBusMagic, bus::kProtocolMax, bus::kCode<Message>, out.view());
     bus_stream_ += bytes;
-    add("bus", fmt::format("{}{}", to_string(Message::kType), which), bytes);
+    add("bus", fmt::format("{}{}", kNameOf<Message::kType>, which), bytes);
   }
 
   void add_store(std::string name, store::StoreMessage type, std::span<const std::byte> payload) {

@@ -18,7 +18,12 @@ import sys
 
 # Enums whose values travel, and the page that says what they mean: "NUMBER Name", or "| NUMBER | Name".
 CODES = (
-    ("src/peer/messages.h", "MessageType", "docs/formats/bus-protocol.md"),
+    ("src/peer/handshake.h", "HandshakeMessage", "docs/formats/bus-protocol.md"),
+    ("src/peer/exchange/messages.h", "ExchangeMessage", "docs/formats/bus-protocol.md"),
+    ("src/bus/session/versions.h", "VersionMessage", "docs/formats/bus-protocol.md"),
+    ("src/bus/prepare/amax_messages.h", "AmaxMessage", "docs/formats/bus-protocol.md"),
+    ("src/peer/report.h", "ReportMessage", "docs/formats/bus-protocol.md"),
+    ("src/bus/lending/messages.h", "LendingMessage", "docs/formats/bus-protocol.md"),
     ("src/bus/daemon/messages.h", "AgentMessage", "docs/formats/agent-protocol.md"),
     ("src/bus/daemon/messages.h", "AgentCommand", "docs/formats/agent-protocol.md"),
     ("src/store/protocol.h", "StoreMessage", "docs/formats/store-protocol.md"),

@@ -14,6 +14,7 @@
 #include "bus/registration/rendezvous.h"
 #include "bus/sender/sender_batch.h"
 #include "peer/agent.h"
+#include "peer/exchange/messages.h"
 #include "peer/interruption.h"
 #include "tessera/store.h"
 #include "tessera/version.h"

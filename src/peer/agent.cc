@@ -116,8 +116,7 @@ Hello Agent::hello() const {
 }
 
 void Agent::check_welcome(Frame& frame, Link& link) const {
-  if (frame.type != static_cast<uint16_t>(MessageType::kWelcome))
-    fail(ErrorCode::kMismatch, "answered Hello with message {}", frame.type);
+  if (frame.type != kCode<Welcome>) fail(ErrorCode::kMismatch, "answered Hello with message {}", frame.type);
   const Welcome welcome = parse<Welcome>(frame.payload);
   if (welcome.protocol < kProtocolMin || welcome.protocol > kProtocolMax)
     fail(ErrorCode::kMismatch, "answers (release {}) with protocol {}, and {} (release {}) speaks {} to {}",
@@ -143,8 +142,8 @@ void Agent::accept_connection(UniqueFd socket) {
 
 void Agent::handle_frame(uint64_t id, Frame& frame) {
   Waiting& waiting = waiting_.at(id);
-  const auto is = [&frame](MessageType type) { return frame.type == static_cast<uint16_t>(type); };
-  if (is(MessageType::kHello) && waiting.hello.job.empty()) {
+  const auto is = [&frame](uint16_t code) { return frame.type == code; };
+  if (is(kCode<Hello>) && waiting.hello.job.empty()) {
     waiting.hello = parse<Hello>(frame.payload);
     const Hello& hello = waiting.hello;
     if (!hello.speaks_ours()) {
@@ -170,15 +169,15 @@ void Agent::handle_frame(uint64_t id, Frame& frame) {
                                .incarnation = incarnation_});
     return;
   }
-  if (is(MessageType::kInspect) && waiting.hello.job.empty()) {
+  if (is(kCode<Inspect>) && waiting.hello.job.empty()) {
     (void)parse<Inspect>(frame.payload);
     return waiting.link->send(report());  // the asker closes
   }
-  if (is(MessageType::kDetach) || is(MessageType::kBroken)) {  // it gave up before this rank was ready
+  if (is(kCode<Detach>) || is(kCode<Broken>)) {  // it gave up before this rank was ready
     waiting.link->close();
     return drop(id);
   }
-  if (!is(MessageType::kAttach) || waiting.hello.job.empty() || waiting.attach)
+  if (!is(kCode<Attach>) || waiting.hello.job.empty() || waiting.attach)
     fail(ErrorCode::kMismatch, "message {} where Hello and then Attach were due", frame.type);
   waiting.attach = parse<Attach>(frame.payload);
   loop_.cancel_timer(waiting.timer);

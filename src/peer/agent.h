@@ -17,9 +17,9 @@
 #include "base/mutex.h"
 #include "base/runtime_dir.h"
 #include "exec/worker_pool.h"
+#include "peer/handshake.h"
 #include "peer/identity.h"
 #include "peer/link.h"
-#include "peer/messages.h"
 #include "peer/wait_list.h"
 #include "transport/shm/ptrace_consent.h"
 

@@ -2,6 +2,7 @@
 
 #include "base/fail.h"
 #include "base/socket.h"
+#include "peer/handshake.h"
 #include "peer/identity.h"
 
 namespace tessera::bus {
@@ -12,18 +13,17 @@ Inspection::Inspection(const std::string& address, Deadline deadline)
   ByteWriter out;
   Inspect{}.write(out);
   FrameWriter writer(kBusMagic, kProtocolMax, kMaxHelloBytes);
-  writer.push(static_cast<uint16_t>(Inspect::kType), out.view());
+  writer.push(kCode<Inspect>, out.view());
   writer.flush(socket_.get(), deadline);
 }
 
 Report Inspection::answer(Deadline deadline) {
   const Frame frame = wait_frame(socket_.get(), reader_, deadline);
-  if (frame.type == static_cast<uint16_t>(MessageType::kReject)) {
+  if (frame.type == kCode<Reject>) {
     const Reject reject = parse<Reject>(frame.payload);
     throw Error(reject.code, reject.text);
   }
-  if (frame.type != static_cast<uint16_t>(MessageType::kReport))
-    fail(ErrorCode::kMismatch, "answered Inspect with message {}", frame.type);
+  if (frame.type != kCode<Report>) fail(ErrorCode::kMismatch, "answered Inspect with message {}", frame.type);
   return parse<Report>(frame.payload);
 }
 

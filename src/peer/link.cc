@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/metrics.h"
+#include "peer/handshake.h"
 #include "peer/identity.h"
 
 namespace tessera::bus {
@@ -65,10 +66,10 @@ void Link::end_if_stopped() {
   if (!status.ok()) reject_and_end(status, status);
 }
 
-void Link::send_bytes(MessageType type, std::span<const std::byte> payload, std::vector<UniqueFd> fds) {
+void Link::send_bytes(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds) {
   if (!open() || ending_ != 0) return;
   try {
-    writer_.push(static_cast<uint16_t>(type), payload, std::move(fds));
+    writer_.push(type, payload, std::move(fds));
     const bool flushed = writer_.flush(socket_.get());
     if (flushed == writing_) {
       writing_ = !flushed;
@@ -154,7 +155,7 @@ bool Link::read_some() {
 void Link::handle_frame(Frame& frame) {
   if (agreed_ != 0 && frame.version != agreed_)
     fail(ErrorCode::kMismatch, "a frame of protocol {} where {} was agreed on", frame.version, agreed_);
-  if (frame.type == static_cast<uint16_t>(MessageType::kReject)) {
+  if (frame.type == kCode<Reject>) {
     const Reject reject = parse<Reject>(frame.payload);
     return end(failed(reject.code, "{} refuses the connection: {}", name_, reject.text));
   }
@@ -166,7 +167,7 @@ void Link::reject(const Status& reason) {
   ByteWriter out;
   Reject{.code = reason.code(), .text = reason.message()}.write(out);
   try {
-    writer_.push(static_cast<uint16_t>(Reject::kType), out.view());
+    writer_.push(kCode<Reject>, out.view());
   } catch (const Error&) {
     // The peer does not read: it will find the connection closed.
   }

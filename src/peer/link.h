@@ -8,7 +8,7 @@
 
 #include "base/event_loop.h"
 #include "base/framing.h"
-#include "peer/messages.h"
+#include "peer/message.h"
 #include "peer/stop_detector.h"
 
 namespace tessera::bus {
@@ -45,7 +45,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void send(const Message& message, std::vector<UniqueFd> fds = {}) {
     outgoing_.clear(kKeptBytes);
     message.write(outgoing_);
-    send_bytes(Message::kType, outgoing_.view(), std::move(fds));
+    send_bytes(kCode<Message>, outgoing_.view(), std::move(fds));
   }
   // Tells the peer why and closes. No handler runs afterwards.
   void reject(const Status& reason);
@@ -57,7 +57,7 @@ class Link : public std::enable_shared_from_this<Link> {
   static constexpr size_t kKeptBytes = size_t{256} << 10;  // of a message's memory, for the next one
 
   Link(EventLoop& loop, UniqueFd socket, std::string peer_name);
-  void send_bytes(MessageType type, std::span<const std::byte> payload, std::vector<UniqueFd> fds);
+  void send_bytes(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds);
   void handle_events(uint32_t events);
   void handle_death();
   void handle_end();

@@ -6,15 +6,22 @@
 #include <string>
 #include <vector>
 
-#include "peer/messages.h"
+#include "base/process.h"
+#include "peer/message.h"
+#include "tessera/layout.h"
 
 namespace tessera::bus {
 
 inline constexpr uint16_t kReportVersion = 1;
 inline constexpr uint32_t kMaxReportBytes = 64u << 20;
 
+enum class ReportMessage : uint16_t {
+  kInspect = 25,
+  kReport,
+};
+
 struct Inspect {
-  static constexpr MessageType kType = MessageType::kInspect;
+  static constexpr auto kType = ReportMessage::kInspect;
   uint16_t newest = kReportVersion;  // version of a Report that the asker reads
   void write(ByteWriter& out) const;
   static Inspect read(ByteReader& in);
@@ -61,7 +68,7 @@ struct CommandQueueReport {
 
 // More than the limits allow is left out, texts that are too long are cut.
 struct Report {
-  static constexpr MessageType kType = MessageType::kReport;
+  static constexpr auto kType = ReportMessage::kReport;
   std::string release{};
   std::string name_space{};
   std::string job{};
@@ -74,5 +81,7 @@ struct Report {
   void write(ByteWriter& out) const;
   static Report read(ByteReader& in);  // throws kMismatch for another version
 };
+
+using ReportMessages = MessageList<Inspect, Report>;
 
 }  // namespace tessera::bus

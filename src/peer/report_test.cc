@@ -125,10 +125,10 @@ TEST_F(AskedAgent, AQuestionWithSomethingBehindItIsRefused) {
   Inspect{}.write(out);
   out.put(uint8_t{0});
   FrameWriter writer(kBusMagic, kProtocolMax, 1024);
-  writer.push(static_cast<uint16_t>(MessageType::kInspect), out.view());
+  writer.push(kCode<Inspect>, out.view());
   writer.flush(socket.get(), soon());
   FrameReader reader(kBusMagic, {.payload_bytes = kMaxHelloBytes, .fds = 0});
-  EXPECT_EQ(wait_frame(socket.get(), reader, soon()).type, static_cast<uint16_t>(MessageType::kReject));
+  EXPECT_EQ(wait_frame(socket.get(), reader, soon()).type, kCode<Reject>);
 }
 
 }  // namespace

@@ -422,17 +422,17 @@ class Puller {
   static constexpr int kSteps = 5;
   explicit Puller(const RawRank& raw) : raw_(raw), socket_(connect_unix(raw.peer(0).address, soon())) {}
   void go_to(int step) {
-    if (step > 0) ask(raw_.hello(), bus::MessageType::kWelcome);
+    if (step > 0) ask(raw_.hello(), bus::kCode<bus::Welcome>);
     if (step > 1) {
       reader_.set_limits({.payload_bytes = bus::kMaxMessageBytes, .fds = kMaxFdsPerMessage});
       ask(
           bus::Attach{
               .pair = "weights", .batch = "policy", .purpose = bus::Attach::Purpose::kPull, .session = raw_.session()},
-          bus::MessageType::kAttached);
+          bus::kCode<bus::Attached>);
     }
-    if (step > 2) ask(bus::Prepare{.ring = false, .skipped = {}}, bus::MessageType::kPrepared);
-    if (step > 3) await(bus::MessageType::kOffer);
-    if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, bus::MessageType::kGrant);
+    if (step > 2) ask(bus::Prepare{.ring = false, .skipped = {}}, bus::kCode<bus::Prepared>);
+    if (step > 3) await(bus::kCode<bus::Offer>);
+    if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, bus::kCode<bus::Grant>);
   }
   void say(uint16_t type, std::span<const std::byte> payload) {
     writer_.push(type, payload);
@@ -449,14 +449,14 @@ class Puller {
 
  private:
   template <typename Message>
-  void ask(const Message& message, bus::MessageType answer) {
+  void ask(const Message& message, uint16_t answer) {
     ByteWriter out;
     message.write(out);
-    say(static_cast<uint16_t>(Message::kType), out.view());
+    say(bus::kCode<Message>, out.view());
     await(answer);
   }
-  void await(bus::MessageType type) {
-    while (wait_frame(socket_.get(), reader_, soon()).type != static_cast<uint16_t>(type)) continue;
+  void await(uint16_t type) {
+    while (wait_frame(socket_.get(), reader_, soon()).type != type) continue;
   }
 
   const RawRank& raw_;
@@ -473,8 +473,8 @@ TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
     const std::vector<std::function<void(Puller&)>> garbage{
         [&](Puller& puller) { puller.say_raw(noise); },
         [&](Puller& puller) { puller.say(999, noise); },
-        [&](Puller& puller) { puller.say(static_cast<uint16_t>(bus::MessageType::kTake), std::span(noise).first(3)); },
-        [&](Puller& puller) { puller.say(static_cast<uint16_t>(bus::MessageType::kHello), noise); },
+        [&](Puller& puller) { puller.say(bus::kCode<bus::Take>, std::span(noise).first(3)); },
+        [&](Puller& puller) { puller.say(bus::kCode<bus::Hello>, noise); },
     };
     const Side side = staged(inference(0, 1));
     std::vector<float> tensor = local_tensor(side);
@@ -494,9 +494,9 @@ TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
 }
 
 // Bytes that are no message of that type.
-template <bus::MessageType type>
+template <auto type>
 struct Nonsense {
-  static constexpr bus::MessageType kType = type;
+  static constexpr auto kType = type;
   std::span<const std::byte> payload;
   void write(ByteWriter& out) const {
     for (const std::byte byte : payload) out.put(byte);
@@ -528,10 +528,10 @@ TEST_F(Hazard, ASenderSendsGarbageAtEveryStep) {
   std::vector<std::byte> noise(200);
   std::ranges::generate(noise, [&] { return static_cast<std::byte>(random()); });
   const std::vector<Say> garbage{
-      [&](RawRank& raw) { raw.send(Nonsense<static_cast<bus::MessageType>(999)>{noise}); },
-      [&](RawRank& raw) { raw.send(Nonsense<bus::MessageType::kAttached>{noise}); },
-      [&](RawRank& raw) { raw.send(Nonsense<bus::MessageType::kOffer>{std::span(noise).first(3)}); },
-      [&](RawRank& raw) { raw.send(Nonsense<bus::MessageType::kDigests>{noise}); },
+      [&](RawRank& raw) { raw.send(Nonsense<static_cast<bus::VersionMessage>(999)>{noise}); },
+      [&](RawRank& raw) { raw.send(Nonsense<bus::Attached::kType>{noise}); },
+      [&](RawRank& raw) { raw.send(Nonsense<bus::Offer::kType>{std::span(noise).first(3)}); },
+      [&](RawRank& raw) { raw.send(Nonsense<bus::Digests::kType>{noise}); },
       [&](RawRank& raw) { raw.send(bus::Offer{.version = 1, .epoch = 77}); },  // in a slot that there is not
   };
   const size_t kCases = kSteps * garbage.size();

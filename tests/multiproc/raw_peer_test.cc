@@ -14,7 +14,6 @@ namespace {
 using bus::Digests;
 using bus::Done;
 using bus::Grant;
-using bus::MessageType;
 using bus::Offer;
 using bus::Prepare;
 using bus::Prepared;
@@ -174,7 +173,7 @@ TEST_F(RawPeer, WhoeverIsToldToStopReadingIsToldWhy) {
   start_puller(1, 2, false, [&](RawRank& raw) {
     reading.wait();
     raw.send(Done{.version = 1, .bytes = 0, .status = Status(ErrorCode::kDataLoss, "the digest of t differs")});
-    (void)raw.next(MessageType::kWithdraw);
+    (void)raw.next<bus::Withdraw>();
     raw.send(Take{.version = 1, .epoch = 1});
     const Refuse refuse = raw.next<Refuse>();
     for (int i = 0; i < 2; ++i) refused.raise();

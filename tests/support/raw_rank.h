@@ -8,13 +8,16 @@
 #include <utility>
 #include <vector>
 
+#include "base/fail.h"
 #include "base/mutex.h"
 #include "base/socket.h"
 #include "base/testing.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/registration/manifest.h"
 #include "bus/registration/rendezvous.h"
+#include "bus/session/versions.h"
 #include "peer/agent.h"
+#include "peer/exchange/messages.h"
 #include "tessera/store.h"
 
 namespace tessera::test {
@@ -75,12 +78,12 @@ class RawRank final : public bus::Acceptor {
       link->set_limits({.payload_bytes = bus::kMaxMessageBytes, .fds = kMaxFdsPerMessage});
       adopt(std::move(link));
     });
-    (void)next(bus::MessageType::kWelcome);
+    (void)next<bus::Welcome>();
     send(
         bus::Attach{.pair = "weights", .batch = "policy", .purpose = bus::Attach::Purpose::kPull, .session = session_});
-    (void)next(bus::MessageType::kAttached);
+    (void)next<bus::Attached>();
     send(bus::Prepare{.ring = ring, .skipped = {}});
-    (void)next(bus::MessageType::kPrepared);
+    (void)next<bus::Prepared>();
   }
   // As one whose terms are read, and that sends nothing itself; or, if `sends`, as a sender.
   void serve(bool sends = false) {
@@ -118,29 +121,25 @@ class RawRank final : public bus::Acceptor {
   const bus::RankRecord& peer(Rank rank) const { return view_.peer[static_cast<size_t>(rank)]; }
   const std::string& session() const { return session_; }
   bus::Hello hello() const { return agent_.hello(); }
-  // The next frame, which must be of that type; throws what ended the link if that comes instead.
-  std::vector<std::byte> next(bus::MessageType type) {
-    auto [came, payload] = take();
-    if (came != type)
-      throw Error(ErrorCode::kMismatch,
-                  std::string(bus::to_string(came)) + " where " + std::string(bus::to_string(type)) + " was due");
-    return std::move(payload);
-  }
+  // The next message, which must be of that type; throws what ended the link if that comes instead.
   template <typename Message>
   Message next() {
-    return bus::parse<Message>(next(Message::kType));
+    const auto [type, payload] = take();
+    if (type != bus::kCode<Message>)
+      fail(ErrorCode::kMismatch, "message {} where {} was due", type, kNameOf<Message::kType>);
+    return bus::parse<Message>(payload);
   }
   // The next one of its type, whatever comes before.
   template <typename Message>
   Message until() {
     for (;;) {
       auto [type, payload] = take();
-      if (type == Message::kType) return bus::parse<Message>(payload);
+      if (type == bus::kCode<Message>) return bus::parse<Message>(payload);
     }
   }
 
  private:
-  std::pair<bus::MessageType, std::vector<std::byte>> take() {
+  std::pair<uint16_t, std::vector<std::byte>> take() {
     const MutexLock lock(mutex_);
     if (!changed_.wait_until(mutex_, soon(), [&]() REQUIRES(mutex_) { return !frames_.empty() || !end_.ok(); }))
       throw Error(ErrorCode::kDeadlineExceeded, "no message came");
@@ -152,7 +151,7 @@ class RawRank final : public bus::Acceptor {
   void serve_nothing(std::shared_ptr<bus::Link> link) {
     link->set_handlers(
         [raw = link.get()](Frame& frame) {
-          if (static_cast<bus::MessageType>(frame.type) == bus::MessageType::kPrepare) raw->send(bus::Prepared{});
+          if (frame.type == bus::kCode<bus::Prepare>) raw->send(bus::Prepared{});
         },
         [](const Status&) {});
     link->send(bus::Attached{});
@@ -163,7 +162,7 @@ class RawRank final : public bus::Acceptor {
     link_->set_handlers(
         [this](Frame& frame) {
           const MutexLock lock(mutex_);
-          frames_.emplace_back(static_cast<bus::MessageType>(frame.type), frame.payload);
+          frames_.emplace_back(frame.type, frame.payload);
           changed_.notify_all();
         },
         [this](const Status& status) {
@@ -182,7 +181,7 @@ class RawRank final : public bus::Acceptor {
   std::vector<std::shared_ptr<bus::Link>> pullers_;
   Mutex mutex_;
   CondVar changed_;
-  std::deque<std::pair<bus::MessageType, std::vector<std::byte>>> frames_ GUARDED_BY(mutex_);
+  std::deque<std::pair<uint16_t, std::vector<std::byte>>> frames_ GUARDED_BY(mutex_);
   Status end_ GUARDED_BY(mutex_);
   bool called_ GUARDED_BY(mutex_) = false;
   bool serves_pulls_ = false;  // on the loop's thread

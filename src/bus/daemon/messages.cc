@@ -6,7 +6,7 @@
 #include "base/fail.h"
 #include "bus/registration/layout_table.h"
 #include "bus/registration/records.h"
-#include "peer/messages.h"
+#include "peer/message.h"
 
 namespace tessera::bus {
 namespace {

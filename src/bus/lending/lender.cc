@@ -71,12 +71,12 @@ void Lender::abort(Entry& entry, const Status& status) {
 }
 
 void Lender::handle(Frame& frame) {
-  switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kLendArenas:
+  switch (frame.type) {
+    case kCode<LendArenas>:
       return lend_arenas(parse<LendArenas>(frame.payload), std::move(frame.fds));
-    case MessageType::kMakeRun:
+    case kCode<MakeRun>:
       return make_run(parse<MakeRun>(frame.payload));
-    case MessageType::kGiveRing: {
+    case kCode<GiveRing>: {
       const auto number = parse<GiveRing>(frame.payload).run;
       Entry& entry = this->entry(number);
       if (!entry.made || !entry.make.ring || entry.run || frame.fds.empty())
@@ -84,17 +84,17 @@ void Lender::handle(Frame& frame) {
       if (!entry.failed.ok()) return;
       return build(number, entry, {.fds = std::move(frame.fds)});
     }
-    case MessageType::kStartRun: {
+    case kCode<StartRun>: {
       const auto message = parse<StartRun>(frame.payload);
       return start(message.run, message.epoch);
     }
-    case MessageType::kAbortRun: {
+    case kCode<AbortRun>: {
       const auto message = parse<AbortRun>(frame.payload);
       return abort(entry(message.run), message.status);
     }
-    case MessageType::kDropRun:
+    case kCode<DropRun>:
       return drop(parse<DropRun>(frame.payload).run);
-    case MessageType::kSync:
+    case kCode<Sync>:
       return link_->send(
           Synced{.number = parse<Sync>(frame.payload).number, .status = std::exchange(failed_, Status())});
     default:

@@ -10,6 +10,7 @@
 #include "base/socket.h"
 #include "base/testing.h"
 #include "bus/daemon/worker_memory.h"
+#include "bus/session/versions.h"
 #include "exec/pull/source.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
@@ -47,7 +48,7 @@ class Worker {
   Message next() {
     while (true) {
       const Frame frame = wait_frame(socket_.get(), reader_, Deadline::after(kLendingLimit));
-      if (frame.type == static_cast<uint16_t>(MessageType::kRunProgress)) continue;
+      if (frame.type == kCode<RunProgress>) continue;
       EXPECT_EQ(frame.type, static_cast<uint16_t>(Message::kType));
       return parse<Message>(frame.payload);
     }
@@ -108,8 +109,8 @@ TEST(Lender, HearsAllThatHasComeWhenItPolls) {
   for (int i = 0; i < 3; ++i) {
     std::vector<UniqueFd> fds;
     fds.push_back(duplicate_fd(sockets.second.get()));
-    writer.push(static_cast<uint16_t>(MessageType::kGiveRing), {}, std::move(fds));
-    writer.push(static_cast<uint16_t>(MessageType::kStartRun), {});
+    writer.push(kCode<GiveRing>, {}, std::move(fds));
+    writer.push(kCode<StartRun>, {});
     writer.flush(sockets.second.get(), Deadline::after(kLendingLimit));
   }
   link->poll();

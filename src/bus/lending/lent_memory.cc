@@ -82,16 +82,16 @@ void LentMemory::end_if_stopped() {
 
 void LentMemory::handle(Frame& frame) {
   heard_ = Clock::steady().now();
-  switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kRunProgress: {
+  switch (frame.type) {
+    case kCode<RunProgress>: {
       const auto progress = parse<RunProgress>(frame.payload);
       LentRun* const run = find(progress.run);
       if (run != nullptr && run->running_ && run->epoch_ == progress.epoch) run->set_bytes_done(progress.bytes);
       return;
     }
-    case MessageType::kRunEnded:
+    case kCode<RunEnded>:
       return handle_ended(parse<RunEnded>(frame.payload));
-    case MessageType::kSynced: {
+    case kCode<Synced>: {
       Synced synced = parse<Synced>(frame.payload);
       {
         const std::lock_guard lock(mutex_);

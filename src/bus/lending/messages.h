@@ -21,15 +21,29 @@
 #include "base/process.h"
 #include "codec/simd/digest.h"
 #include "exec/walk/route.h"
-#include "peer/messages.h"
+#include "peer/exchange/messages.h"
+#include "peer/message.h"
 #include "tessera/error.h"
 #include "transport/memory_desc.h"
 
 namespace tessera::bus {
 
+enum class LendingMessage : uint16_t {
+  kLendArenas = 27,
+  kMakeRun,
+  kGiveRing,
+  kStartRun,
+  kAbortRun,
+  kDropRun,
+  kRunProgress,
+  kRunEnded,
+  kSync,
+  kSynced,
+};
+
 // Before MakeRun, as often as it takes. In a frame with one descriptor for each.
 struct LendArenas {
-  static constexpr MessageType kType = MessageType::kLendArenas;
+  static constexpr auto kType = LendingMessage::kLendArenas;
   uint32_t run = 0;
   bool own = false;       // the agent's, else those of the rank that the run pulls from
   bool writable = false;  // the agent's alone
@@ -63,7 +77,7 @@ struct LentRoute {
 };
 
 struct MakeRun {
-  static constexpr MessageType kType = MessageType::kMakeRun;
+  static constexpr auto kType = LendingMessage::kMakeRun;
   enum class Kind : uint8_t { kSource, kPull };  // a SourceRun, a PullRun
   uint32_t run = 0;                              // a number that no run of the worker's has
   Kind kind = Kind::kSource;
@@ -79,14 +93,14 @@ struct MakeRun {
 
 // In a frame with the ring's descriptor.
 struct GiveRing {
-  static constexpr MessageType kType = MessageType::kGiveRing;
+  static constexpr auto kType = LendingMessage::kGiveRing;
   uint32_t run = 0;
   void write(ByteWriter& out) const { out.put(run); }
   static GiveRing read(ByteReader& in) { return {.run = in.get<uint32_t>()}; }
 };
 
 struct StartRun {
-  static constexpr MessageType kType = MessageType::kStartRun;
+  static constexpr auto kType = LendingMessage::kStartRun;
   uint32_t run = 0;
   uint32_t epoch = 0;
   void write(ByteWriter& out) const;
@@ -94,7 +108,7 @@ struct StartRun {
 };
 
 struct AbortRun {
-  static constexpr MessageType kType = MessageType::kAbortRun;
+  static constexpr auto kType = LendingMessage::kAbortRun;
   uint32_t run = 0;
   Status status;  // not ok
   void write(ByteWriter& out) const;
@@ -102,14 +116,14 @@ struct AbortRun {
 };
 
 struct DropRun {
-  static constexpr MessageType kType = MessageType::kDropRun;
+  static constexpr auto kType = LendingMessage::kDropRun;
   uint32_t run = 0;
   void write(ByteWriter& out) const { out.put(run); }
   static DropRun read(ByteReader& in) { return {.run = in.get<uint32_t>()}; }
 };
 
 struct RunProgress {
-  static constexpr MessageType kType = MessageType::kRunProgress;
+  static constexpr auto kType = LendingMessage::kRunProgress;
   uint32_t run = 0;
   uint32_t epoch = 0;
   int64_t bytes = 0;
@@ -118,7 +132,7 @@ struct RunProgress {
 };
 
 struct RunEnded {
-  static constexpr MessageType kType = MessageType::kRunEnded;
+  static constexpr auto kType = LendingMessage::kRunEnded;
   uint32_t run = 0;
   uint32_t epoch = 0;
   int64_t bytes = 0;
@@ -129,18 +143,21 @@ struct RunEnded {
 };
 
 struct Sync {
-  static constexpr MessageType kType = MessageType::kSync;
+  static constexpr auto kType = LendingMessage::kSync;
   uint32_t number = 0;
   void write(ByteWriter& out) const { out.put(number); }
   static Sync read(ByteReader& in) { return {.number = in.get<uint32_t>()}; }
 };
 
 struct Synced {
-  static constexpr MessageType kType = MessageType::kSynced;
+  static constexpr auto kType = LendingMessage::kSynced;
   uint32_t number = 0;
   Status status;  // why a run could not be made, since the last Sync
   void write(ByteWriter& out) const;
   static Synced read(ByteReader& in);
 };
+
+using LendingMessages =
+    MessageList<LendArenas, MakeRun, GiveRing, StartRun, AbortRun, DropRun, RunProgress, RunEnded, Sync, Synced>;
 
 }  // namespace tessera::bus

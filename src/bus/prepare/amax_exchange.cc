@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "base/fail_point.h"
+#include "peer/exchange/messages.h"
 
 namespace tessera::bus {
 
@@ -65,18 +66,18 @@ void AmaxExchange::handle_leader(Frame& frame) {
     leader_->send(attach_);
     return;
   }
-  switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kPrepared:
+  switch (frame.type) {
+    case kCode<Prepared>:
       if (std::exchange(prepared_, true)) fail(ErrorCode::kMismatch, "Prepared out of turn");
       leader_->send(Joins{.keys = keys_});
       return events_.ready_changed();
-    case MessageType::kAgreed:
+    case kCode<Agreed>:
       heard_ = parse<Agreed>(frame.payload, std::move(heard_.amaxes));
       return handle_agreed(heard_);
-    case MessageType::kDetach:
+    case kCode<Detach>:
       leader_->close();
       return lose(parse<Detach>(frame.payload).reason(leader_->name()), nullptr);
-    case MessageType::kBroken:
+    case kCode<Broken>:
       return lose(parse<Broken>(frame.payload).status, nullptr);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
@@ -100,13 +101,12 @@ void AmaxExchange::accept(Caller caller) {
 
 void AmaxExchange::handle_follower(Rank rank, Frame& frame) {
   Follower& follower = followers_.at(rank);
-  const auto type = static_cast<MessageType>(frame.type);
-  if (type == MessageType::kDetach) {
+  if (frame.type == kCode<Detach>) {
     follower.link->close();
     return lose(parse<Detach>(frame.payload).reason(follower.name), &follower);
   }
-  if (type == MessageType::kJoins && !follower.joined) return handle_joins(follower, parse<Joins>(frame.payload));
-  if (type == MessageType::kAmaxes && follower.joined) return handle_report(rank, follower, frame);
+  if (frame.type == kCode<Joins> && !follower.joined) return handle_joins(follower, parse<Joins>(frame.payload));
+  if (frame.type == kCode<Amaxes> && follower.joined) return handle_report(rank, follower, frame);
   fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
 }
 

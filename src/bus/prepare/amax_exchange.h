@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "bus/prepare/amax_messages.h"
 #include "bus/session/session.h"
 
 namespace tessera::bus {

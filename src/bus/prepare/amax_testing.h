@@ -70,13 +70,13 @@ class RawRank {
   void send(const Message& message) {
     ByteWriter out;
     message.write(out);
-    writer_.push(static_cast<uint16_t>(Message::kType), out.view());
+    writer_.push(kCode<Message>, out.view());
     writer_.flush(socket_.get(), soon());
   }
   template <typename Message>
   Message next() {
     const Frame frame = wait_frame(socket_.get(), reader_, soon());
-    EXPECT_EQ(to_string(static_cast<MessageType>(frame.type)), to_string(Message::kType));
+    EXPECT_EQ(frame.type, kCode<Message>) << kNameOf<Message::kType>;
     return parse<Message>(frame.payload);
   }
   // "version, epoch: 1 2 3", or why there are none.

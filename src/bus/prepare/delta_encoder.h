@@ -16,9 +16,9 @@
 
 #include "bus/session/session.h"
 #include "bus/session/source_link.h"
+#include "bus/session/versions.h"
 #include "exec/delta/delta_run.h"
 #include "peer/loop_signal.h"
-#include "peer/messages.h"
 #include "tessera/memory.h"
 
 namespace tessera::bus {

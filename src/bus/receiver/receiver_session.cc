@@ -95,15 +95,15 @@ void ReceiverSession::accept(Caller caller) {
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), name);
   caller.link->set_handlers(
       [this, name, rank](Frame& frame) {
-        switch (static_cast<MessageType>(frame.type)) {
-          case MessageType::kDetach:
+        switch (frame.type) {
+          case kCode<Detach>:
             followers_.at(rank)->close();
             return break_session(parse<Detach>(frame.payload).reason(name));
-          case MessageType::kBroken:
+          case kCode<Broken>:
             return break_session(parse<Broken>(frame.payload).status);
-          case MessageType::kGot:
+          case kCode<Got>:
             return handle_got(rank, parse<Got>(frame.payload));
-          case MessageType::kProgress:
+          case kCode<ProgressReport>:
             return handle_flow(parse<ProgressReport>(frame.payload));
           default:
             fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
@@ -133,11 +133,11 @@ void ReceiverSession::handle_leader(Frame& frame) {
     leader_->send(attach_message(Attach::Purpose::kControl));
     return;
   }
-  switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kPrepared:
+  switch (frame.type) {
+    case kCode<Prepared>:
       leader_ready_ = true;
       return readiness_changed();
-    case MessageType::kChosen: {
+    case kCode<Chosen>: {
       const Chosen chosen = parse<Chosen>(frame.payload);
       if (chosen.version < floor_ || chosen.epoch <= epoch_ || (chosen_ && chosen.epoch <= chosen_->epoch))
         fail(ErrorCode::kMismatch, "Chosen of version {} in epoch {} out of turn", chosen.version, chosen.epoch);
@@ -145,14 +145,14 @@ void ReceiverSession::handle_leader(Frame& frame) {
       if (phase_ == Phase::kWaiting) begin(chosen);
       return;
     }
-    case MessageType::kDecided:
+    case kCode<Decided>:
       return handle_decided(parse<Decided>(frame.payload));
-    case MessageType::kProgress:
+    case kCode<ProgressReport>:
       return handle_flow(parse<ProgressReport>(frame.payload));
-    case MessageType::kDetach:
+    case kCode<Detach>:
       leader_->close();
       return break_session(parse<Detach>(frame.payload).reason(rank_name(identity().job, 0)));
-    case MessageType::kBroken:
+    case kCode<Broken>:
       sender_lost_ = true;  // perhaps: it tells of own ranks, too, whom the senders see for themselves
       return break_session(parse<Broken>(frame.payload).status);
     default:

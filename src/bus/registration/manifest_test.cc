@@ -27,7 +27,7 @@ std::vector<ManifestDiff> diffs(const Manifest& rank0, const std::vector<Manifes
   return all;
 }
 
-std::string error_of(const std::function<void()>& call) {
+std::string mismatch_of(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -149,7 +149,7 @@ TEST(Merge, DisjointMeshesOfOneNameAreReplicas) {
 TEST(Merge, EveryDisagreementIsNamed) {
   const Manifest rank0{{entry("a", {4, 6}, "2:S0"), entry("b", {8}, "2:R"), entry("c", {8}, "2:R")}};
   const Manifest rank1{{entry("a", {4, 5}, "2:S0"), entry("b", {8}, "2:R", DType::kBF16)}};
-  const std::string text = error_of([&] { merge("trainer", rank0, diffs(rank0, {rank1})); });
+  const std::string text = mismatch_of([&] { merge("trainer", rank0, diffs(rank0, {rank1})); });
   EXPECT_THAT(text, AllOf(HasSubstr("tensor a: trainer/1 has shape 4x5, trainer/0 has 4x6"),
                           HasSubstr("tensor b: trainer/1 has dtype bf16, trainer/0 has f32"),
                           HasSubstr("tensor c: trainer/1 is in its mesh (2:R) but does not register it")));
@@ -159,7 +159,7 @@ TEST(Merge, RanksThatAskForDifferentWireFormatsDisagree) {
   const ManifestEntry w = entry("w", {4, 6}, "3:S0");
   const Manifest rank0{{quantised(w, Format::kNvfp4)}};
   const std::string text =
-      error_of([&] { merge("trainer", rank0, diffs(rank0, {{{quantised(w, Format::kMxfp8)}}, {{w}}})); });
+      mismatch_of([&] { merge("trainer", rank0, diffs(rank0, {{{quantised(w, Format::kMxfp8)}}, {{w}}})); });
   EXPECT_THAT(text, AllOf(HasSubstr("tensor w: trainer/1 asks for wire format mxfp8, trainer/0 for nvfp4"),
                           HasSubstr("tensor w: trainer/2 asks for wire format none, trainer/0 for nvfp4")));
   const Manifest merged = merge("trainer", rank0, diffs(rank0, {rank0, rank0}));
@@ -169,7 +169,7 @@ TEST(Merge, RanksThatAskForDifferentWireFormatsDisagree) {
 TEST(Merge, OverlappingMeshesAreNoReplicas) {
   const Manifest rank0{{entry("a", {4}, "2@0-1:R")}};
   const Manifest rank2{{entry("a", {4}, "2@1-2:R")}};
-  const std::string text = error_of([&] { merge("trainer", rank0, diffs(rank0, {rank0, rank2})); });
+  const std::string text = mismatch_of([&] { merge("trainer", rank0, diffs(rank0, {rank0, rank2})); });
   EXPECT_THAT(text, HasSubstr("tensor a: trainer/2 has layout 2@1-2:R, trainer/0 has 2:R"));
 }
 
@@ -187,7 +187,7 @@ TEST(Match, EveryMismatchIsReportedAtOnce) {
   const Manifest sender{{entry("a", {4}, "2:S0"), entry("b", {4}, "2:R", DType::kI64), entry("c", {4}, "2:R")}};
   const Manifest receiver{
       {entry("a", {5}, "1:R"), entry("b", {4}, "1:R"), entry("c", {4}, "1:Psum"), entry("d", {4}, "1:R")}};
-  const std::string text = error_of([&] { match(sender, "trainer", receiver, "inference"); });
+  const std::string text = mismatch_of([&] { match(sender, "trainer", receiver, "inference"); });
   EXPECT_THAT(text, AllOf(HasSubstr("tensor a: shape 4 in trainer, 5 in inference"),
                           HasSubstr("tensor b: dtype i64 in trainer cannot be cast to f32 in inference"),
                           HasSubstr("tensor c: inference asks for layout 1:Psum"),
@@ -219,7 +219,7 @@ TEST(Match, SourcesThatCannotBeTakenAreNamed) {
   const Manifest receiver{{taken(entry("v", {2}, "1:R"), "a", {{0, 2}}), taken(entry("w", {2}, "1:R"), "b", {{1, 4}}),
                            taken(entry("x", {4}, "1:R"), "b", {{1, 5}}), taken(entry("y", {4}, "1:R"), "absent"),
                            taken(entry("z", {2}, "1:R", DType::kF4), "f", {{0, 2}})}};
-  const std::string text = error_of([&] { match(sender, "trainer", receiver, "inference"); });
+  const std::string text = mismatch_of([&] { match(sender, "trainer", receiver, "inference"); });
   EXPECT_THAT(
       text,
       AllOf(HasSubstr("tensor v: a [0:2] of trainer cannot be taken: slice [0:2] cuts dim 0, which 2:S0*2 shards"),
@@ -241,7 +241,7 @@ TEST(Match, EitherSideAsksForAWireFormat) {
   EXPECT_EQ(agreed(Format::kNvfp4, {}), Format::kNvfp4);
   EXPECT_EQ(agreed({}, Format::kMxfp8), Format::kMxfp8);
   EXPECT_EQ(agreed(Format::kMxfp8, Format::kMxfp8), Format::kMxfp8);
-  EXPECT_THAT(error_of([&] { agreed(Format::kNvfp4, Format::kMxfp8); }),
+  EXPECT_THAT(mismatch_of([&] { agreed(Format::kNvfp4, Format::kMxfp8); }),
               HasSubstr("tensor w: trainer asks for wire format nvfp4, inference for mxfp8"));
 }
 
@@ -319,7 +319,7 @@ TEST(Match, PartsOfAFusedTensorAreOneGroup) {
   EXPECT_EQ(matched.tensors[0].fused, std::nullopt);
 
   const auto error = [&](const ManifestEntry& other, const ManifestEntry& taken) {
-    return error_of(
+    return mismatch_of(
         [&] { match({{sent("q", {4, 6}), other}}, "trainer", {{part("q", {4, 6}, "qk", 0), taken}}, "inference"); });
   };
   EXPECT_THAT(error(sent("k", {4, 6}, DType::kF64), part("k", {4, 6}, "qk", 4)),
@@ -332,7 +332,7 @@ TEST(Match, PlanesAreTakenOfWhatCanBeQuantisedAndNotOffered) {
   ManifestEntry planes = quantised(entry("w", {4, 6}, "1:R", DType::kF8E4M3), Format::kMxfp8);
   planes.planes = {.row = true};
   const auto error = [&](const ManifestEntry& offered) {
-    return error_of([&] { match({{offered}}, "trainer", {{planes}}, "inference"); });
+    return mismatch_of([&] { match({{offered}}, "trainer", {{planes}}, "inference"); });
   };
   EXPECT_THAT(error(entry("w", {4, 6}, "1:R", DType::kI32)),
               HasSubstr("tensor w: inference takes it quantised to mxfp8, and trainer offers i32 of shape 4x6"));
@@ -344,7 +344,7 @@ TEST(Match, AnOddPackedDimIsNamed) {
     const ManifestEntry w = quantised(entry("w", {2, 4, 7}, "1:R"), format);
     match({{w}}, "trainer", {{entry("w", {2, 4, 7}, "1:R")}}, "inference");
   };
-  EXPECT_THAT(error_of([&] { matched(Format::kNvfp4); }),
+  EXPECT_THAT(mismatch_of([&] { matched(Format::kNvfp4); }),
               HasSubstr("tensor w: dim 2 of shape 2x4x7 is odd, and nvfp4 packs two of its elements a byte"));
   EXPECT_NO_THROW(matched(Format::kMxfp8));
 }
@@ -354,7 +354,7 @@ TEST(Match, SourcesTakeMemoryInProportion) {
   for (const std::vector<Slice>& slices : {std::vector<Slice>{}, {{0, 0}}}) {
     Manifest receiver;
     for (int i = 0; i < 65; ++i) receiver.entries.push_back(taken(entry(std::to_string(i), {0}, "1:R"), "w", slices));
-    EXPECT_THAT(error_of([&] { match(sender, "trainer", receiver, "inference"); }),
+    EXPECT_THAT(mismatch_of([&] { match(sender, "trainer", receiver, "inference"); }),
                 HasSubstr("sources that inference names are of meshes of more than 67108864 ranks together"));
   }
 }
@@ -363,7 +363,7 @@ TEST(Merge, RanksThatTakeDifferentSourcesDisagree) {
   const Manifest rank0{{taken(entry("w", {4}, "2:R"), "a")}};
   const Manifest rank1{{taken(entry("w", {4}, "2:R"), "b", {{0, 4}})}};
   const std::vector<ManifestDiff> diffs{{}, ManifestDiff::between(rank0, rank1)};
-  EXPECT_THAT(error_of([&] { merge("inference", rank0, diffs); }),
+  EXPECT_THAT(mismatch_of([&] { merge("inference", rank0, diffs); }),
               HasSubstr("tensor w: inference/1 fills it with b [0:4], inference/0 with a"));
 }
 

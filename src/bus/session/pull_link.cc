@@ -49,28 +49,28 @@ void PullLink::handle(Frame& frame) {
     link_->send(options_.attach);
     return;
   }
-  switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kAttached:
+  switch (frame.type) {
+    case kCode<Attached>:
       return handle_attached(frame);
-    case MessageType::kPrepared:
+    case kCode<Prepared>:
       return handle_prepared(frame);
-    case MessageType::kOffer:
+    case kCode<Offer>:
       return handle_offer(parse<Offer>(frame.payload));
-    case MessageType::kWithdraw:
+    case kCode<Withdraw>:
       return withdraw_offer(parse<Withdraw>(frame.payload).version);
-    case MessageType::kHeld:
+    case kCode<Held>:
       return handle_held(parse<Held>(frame.payload));
-    case MessageType::kGrant:
+    case kCode<Grant>:
       return handle_grant(parse<Grant>(frame.payload, std::move(granted_deltas_)));
-    case MessageType::kRefuse:
+    case kCode<Refuse>:
       return handle_refuse(parse<Refuse>(frame.payload));
-    case MessageType::kRevoke:
+    case kCode<Revoke>:
       return handle_revoke(parse<Revoke>(frame.payload));
-    case MessageType::kDigests:
+    case kCode<Digests>:
       return handle_digests(parse<Digests>(frame.payload, std::move(spare_digests_)));
-    case MessageType::kDetach:
+    case kCode<Detach>:
       return handle_detach(parse<Detach>(frame.payload));
-    case MessageType::kBroken:
+    case kCode<Broken>:
       return owner_.on_pull_broken(*this, parse<Broken>(frame.payload).status);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);

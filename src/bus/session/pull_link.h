@@ -11,8 +11,10 @@
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/registration/records.h"
+#include "bus/session/versions.h"
 #include "exec/pull/compiler.h"
 #include "peer/agent.h"
+#include "peer/exchange/messages.h"
 #include "peer/loop_signal.h"
 #include "transport/transport.h"
 

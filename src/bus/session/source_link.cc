@@ -102,19 +102,19 @@ void SourceLink::send_places(uint32_t slots) {
 }
 
 void SourceLink::handle(Frame& frame) {
-  switch (static_cast<MessageType>(frame.type)) {
-    case MessageType::kPrepare:
+  switch (frame.type) {
+    case kCode<Prepare>:
       return prepare(parse<Prepare>(frame.payload));
-    case MessageType::kHold: {
+    case kCode<Hold>: {
       const Hold hold = parse<Hold>(frame.payload);
       if (!ready_ || hold.epoch <= epoch_)
         fail(ErrorCode::kMismatch, "Hold of version {} in epoch {} out of turn", hold.version, hold.epoch);
       return owner_.on_hold(*this, hold.version, hold.epoch);
     }
-    case MessageType::kRelease:
+    case kCode<Release>:
       (void)parse<Release>(frame.payload);
       return owner_.on_released(*this);
-    case MessageType::kTake: {
+    case kCode<Take>: {
       const Take take = parse<Take>(frame.payload);
       if (!ready_ || taking_ != 0 || waiting_take_ || take.epoch <= epoch_ ||
           (take.version == done_version_ && (running_ || !keeps_)))
@@ -126,13 +126,13 @@ void SourceLink::handle(Frame& frame) {
       }
       return owner_.on_take(*this, take);
     }
-    case MessageType::kProgress: {
+    case kCode<ProgressReport>: {
       const ProgressReport report = parse<ProgressReport>(frame.payload);
       if (report.version != taking_ || report.bytes <= progress_.load()) return;
       progress_ = std::min(report.bytes, bytes_);
       return owner_.on_progress(*this);
     }
-    case MessageType::kDone: {
+    case kCode<Done>: {
       const Done done = parse<Done>(frame.payload);
       if (taking_ == 0 && !done.status.ok()) {  // it gave up before it began
         waiting_take_.reset();
@@ -149,13 +149,13 @@ void SourceLink::handle(Frame& frame) {
       }
       return owner_.on_done(*this, done);
     }
-    case MessageType::kDetach: {
+    case kCode<Detach>: {
       const Detach detach = parse<Detach>(frame.payload);
       left_ = detach.status.ok();
       link_->close();
       return owner_.on_source_detached(*this, detach.reason(name_));
     }
-    case MessageType::kBroken:
+    case kCode<Broken>:
       return owner_.on_source_broken(*this, parse<Broken>(frame.payload).status);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);

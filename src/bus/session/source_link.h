@@ -11,8 +11,10 @@
 #include "bus/lending/lent_memory.h"
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
+#include "bus/session/versions.h"
 #include "exec/pull/source.h"
 #include "peer/agent.h"
+#include "peer/exchange/messages.h"
 #include "peer/loop_signal.h"
 
 namespace tessera::bus {

@@ -1,0 +1,156 @@
+// What is said of one version after another over a connection that is prepared (peer/exchange/messages.h,
+// docs/formats/bus-protocol.md):
+//
+//   puller                              source
+//   ------                              ------
+//                              Offer     a version is ready        (Withdraw: not any more)
+//   Hold                                 rank 0: keep it, I may choose it   (Release: I do not)
+//                              Held      (Refuse)
+//   Take                                 may I read it?
+//                              Grant     (Refuse)
+//                              Digests   one a route
+//   Progress                             now and then
+//   Done                                 I have it, or why not
+//
+// and between ranks of a receiving job: Chosen (epoch, version), from rank 0 to the others; Got, from them, once they
+// have pulled it; Decided, to them, whether a staged version is committed. Revoke asks a puller to stop reading.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "codec/simd/digest.h"
+#include "peer/message.h"
+#include "tessera/error.h"
+
+namespace tessera::bus {
+
+enum class VersionMessage : uint16_t {
+  kOffer = 8,
+  kWithdraw,
+  kTake,
+  kGrant,
+  kRefuse,
+  kRevoke,
+  kDigests,
+  kProgress,
+  kDone,
+  kChosen,
+  kHold = 20,
+  kHeld,
+  kRelease,
+  kGot,
+  kDecided,
+};
+
+// Messages about one version differ in their type alone.
+template <VersionMessage type>
+struct VersionStep {
+  static constexpr auto kType = type;
+  int64_t version = 0;
+  uint32_t epoch = 0;  // the transfer's number; Offer: the slot; Withdraw: 0
+  void write(ByteWriter& out) const {
+    out.put(version);
+    out.put(epoch);
+  }
+  static VersionStep read(ByteReader& in) {
+    VersionStep message;
+    message.version = in.get<int64_t>();
+    message.epoch = in.get<uint32_t>();
+    if (message.version < 1) fail(ErrorCode::kInvalidArgument, "{}: version {}", kNameOf<type>, message.version);
+    return message;
+  }
+};
+using Offer = VersionStep<VersionMessage::kOffer>;
+using Withdraw = VersionStep<VersionMessage::kWithdraw>;
+using Chosen = VersionStep<VersionMessage::kChosen>;
+using Hold = VersionStep<VersionMessage::kHold>;
+using Held = VersionStep<VersionMessage::kHeld>;
+using Release = VersionStep<VersionMessage::kRelease>;
+
+// A state of the source's tensors, among all that it has granted over this connection; 0: none that can be built upon.
+using Stamp = uint32_t;
+
+struct Take {
+  static constexpr auto kType = VersionMessage::kTake;
+  int64_t version = 0;
+  uint32_t epoch = 0;
+  Stamp held = 0;  // what the puller's tensors hold, of the last Grant
+  void write(ByteWriter& out) const;
+  static Take read(ByteReader& in);
+};
+
+struct Grant {
+  static constexpr auto kType = VersionMessage::kGrant;
+  static constexpr int64_t kInFull = -1;
+  int64_t version = 0;
+  uint32_t epoch = 0;
+  Stamp stamp = 0;  // of what is granted
+  // One a route of the connection: the bytes of its delta, on top of what the puller has said it holds, or kInFull.
+  // Empty: all are in full.
+  std::vector<int64_t> deltas = {};
+  void write(ByteWriter& out) const;
+  static Grant read(ByteReader& in, std::vector<int64_t> room = {});
+};
+
+// Refuse and Revoke: what the source says instead of Held or Grant, or after it; `reason` is what the puller fails
+// with. Got: ok, or why that rank does not have it.
+template <VersionMessage type>
+struct VersionEnd {
+  static constexpr auto kType = type;
+  int64_t version = 0;
+  uint32_t epoch = 0;  // of the Take that this is about
+  Status reason;
+  void write(ByteWriter& out) const;
+  static VersionEnd read(ByteReader& in);
+};
+using Refuse = VersionEnd<VersionMessage::kRefuse>;
+using Revoke = VersionEnd<VersionMessage::kRevoke>;
+using Got = VersionEnd<VersionMessage::kGot>;
+
+struct Decided {
+  static constexpr auto kType = VersionMessage::kDecided;
+  enum class Verdict : uint8_t {
+    kAbort,
+    kCommit,
+    kAskStore,  // rank 0 does not know what the store holds
+  };
+  int64_t version = 0;
+  uint32_t epoch = 0;
+  Verdict verdict = Verdict::kAbort;
+  Status reason;  // of an abort
+  void write(ByteWriter& out) const;
+  static Decided read(ByteReader& in);
+};
+
+struct Digests {
+  static constexpr auto kType = VersionMessage::kDigests;
+  int64_t version = 0;
+  // One a route of this connection, then the rest of each that is quantised, then the piece of each that may travel as
+  // a delta and is cast (of the others' none).
+  std::vector<Digest> digests;
+  void write(ByteWriter& out) const;
+  static Digests read(ByteReader& in, std::vector<Digest> room = {});
+};
+
+struct ProgressReport {
+  static constexpr auto kType = VersionMessage::kProgress;
+  int64_t version = 0;
+  int64_t bytes = 0;  // pulled over this connection so far
+  void write(ByteWriter& out) const;
+  static ProgressReport read(ByteReader& in);
+};
+
+struct Done {
+  static constexpr auto kType = VersionMessage::kDone;
+  int64_t version = 0;
+  int64_t bytes = 0;
+  Status status;
+  void write(ByteWriter& out) const;
+  static Done read(ByteReader& in);
+};
+
+using VersionMessages = MessageList<Offer, Withdraw, Take, Grant, Refuse, Revoke, Digests, ProgressReport, Done, Chosen,
+                                    Hold, Held, Release, Got, Decided>;
+
+}  // namespace tessera::bus

@@ -1,0 +1,45 @@
+#include "bus/session/versions.h"
+
+#include <gtest/gtest.h>
+
+#include "peer/message_testing.h"
+
+namespace tessera::bus {
+namespace {
+
+TEST(Versions, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
+  expect_exact(Take{.version = 5, .epoch = 2});
+  expect_exact(Got{.version = 5, .epoch = 2, .reason = Status()});
+  expect_exact(Decided{5, 2, Decided::Verdict::kCommit, Status()});
+  expect_exact(Refuse{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kDataLoss, "withdrawn")});
+  expect_exact(Revoke{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kPeerLost, "gone")});
+  expect_exact(Digests{5, {{{1, 2}, 3}, {{4, 5}, 6}}});
+  expect_exact(ProgressReport{5, 1000});
+  expect_exact(Done{5, 10, Status(ErrorCode::kDataLoss, "digest")});
+}
+
+TEST(Versions, DigestsAreWhole) {
+  ByteWriter out;
+  out.put(int64_t{1});
+  out.put_bytes(std::vector<std::byte>(25));
+  EXPECT_THROW(parse<Digests>(out.view()), Error);
+}
+
+TEST(Versions, DeltasOfAGrantAreWholeAndNotNegative) {
+  const Grant grant{.version = 3, .epoch = 2, .stamp = 7, .deltas = {Grant::kInFull, 0, 4096}};
+  const std::vector<std::byte> bytes = bytes_of_message(grant);
+  EXPECT_EQ(parse<Grant>(bytes).deltas, grant.deltas);
+  EXPECT_EQ(parse<Grant>(bytes).stamp, grant.stamp);
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(parse<Grant>(std::span(bytes).first(size)), Error) << "cut at " << size;
+  EXPECT_THROW(parse<Grant>(bytes_of_message(Grant{.version = 3, .deltas = {-2}})), Error);
+  EXPECT_EQ(parse<Take>(bytes_of_message(Take{.version = 3, .epoch = 2, .held = 9})).held, 9U);
+  EXPECT_THROW(parse<Take>(bytes_of_message(Offer{.version = 3, .epoch = 2})), Error);
+}
+
+TEST(Versions, RandomBytesNeverDoMoreThanThrow) {
+  expect_no_more_than_errors<VersionMessages>();
+}
+
+}  // namespace
+}  // namespace tessera::bus

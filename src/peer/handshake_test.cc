@@ -1,0 +1,51 @@
+#include "peer/handshake.h"
+
+#include <gtest/gtest.h>
+
+#include "peer/message_testing.h"
+
+namespace tessera::bus {
+namespace {
+
+TEST(Handshake, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
+  const Incarnation self = Incarnation::self();
+  expect_exact(Welcome{1, "0.1.0", "trainer", 3, self});
+  expect_exact(Reject{ErrorCode::kMismatch, "no"});
+  expect_exact(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
+  expect_exact(Detach{Status(ErrorCode::kPeerLost, "gone")});
+  expect_exact(Broken{Status(ErrorCode::kPeerLost, "gone")});
+}
+
+// What later releases say first: the range and the release stay where they are, the rest of a version that is spoken
+// here too is only added to.
+TEST(Handshake, AHelloOfALaterReleaseIsUnderstood) {
+  const Hello hello{kProtocolMin, kProtocolMax + 3, "9.1.0", "default", "trainer", 3, Incarnation::self()};
+  std::vector<std::byte> bytes = bytes_of_message(hello);
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(parse<Hello>(std::span(bytes).first(size)), Error) << "cut at " << size;
+  EXPECT_EQ(bytes_of_message(parse<Hello>(bytes)), bytes);
+  bytes.insert(bytes.end(), 8, std::byte{7});
+  EXPECT_EQ(parse<Hello>(bytes).incarnation, hello.incarnation);
+
+  ByteWriter out;
+  out.put(uint16_t{kProtocolMax + 1});
+  out.put(uint16_t{kProtocolMax + 2});
+  out.put_string("9.1.0");
+  out.put(uint64_t{0});  // whatever it says then
+  const auto stranger = parse<Hello>(out.view());
+  EXPECT_FALSE(stranger.speaks_ours());
+  EXPECT_EQ(stranger.release, "9.1.0");
+}
+
+TEST(Handshake, ALongRejectIsCutToWhatAHelloMayTake) {
+  const std::vector<std::byte> bytes = bytes_of_message(Reject{ErrorCode::kMismatch, std::string(100'000, 'x')});
+  EXPECT_LE(bytes.size(), kMaxHelloBytes);
+  EXPECT_EQ(parse<Reject>(bytes).text, std::string(2048, 'x'));
+}
+
+TEST(Handshake, RandomBytesNeverDoMoreThanThrow) {
+  expect_no_more_than_errors<HandshakeMessages>();
+}
+
+}  // namespace
+}  // namespace tessera::bus
