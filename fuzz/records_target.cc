@@ -59,7 +59,7 @@ bool records(Input input) {
         check_record<RenewalRecord>(value);
         return;
       case 's':
-        check_record<SaidRecord>(value);
+        check_record<GatheredRecord>(value);
         return;
       case 'g':
         record_registration(kKey, value);

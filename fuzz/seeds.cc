@@ -257,7 +257,7 @@ void add_records(Seeds& seeds) {
             "b" + BatchRecord{of, true, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
   seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());
   seeds.add("records", "renewal", "n" + RenewalRecord{of, {{17, 2}, {18, 1}}}.write());
-  seeds.add("records", "said", "s" + SaidRecord{of, "4x2"}.write());
+  seeds.add("records", "gathered", "s" + GatheredRecord{of, "4x2"}.write());
   seeds.add("records", "registration", "g" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}.write());
   seeds.add("records", "key", "ktrainer/12");
 }

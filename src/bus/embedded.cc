@@ -38,6 +38,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
                                                           .release = kVersion,
                                                           .worker = std::move(worker)},
                                                agent_->waits());
+    exchanges_ = std::make_unique<BatchExchanges>(*rendezvous_);
     rendezvous_->claim({.deadline = deadline, .stop = options_.stop});
   }
 
@@ -48,6 +49,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
   Store& store() { return *store_; }
   Agent& agent() { return *agent_; }
   Rendezvous& rendezvous() { return *rendezvous_; }
+  BatchExchanges& exchanges() { return *exchanges_; }
 
   Interruption& interruption() { return interruption_; }
 
@@ -68,6 +70,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
   std::unique_ptr<Store> store_;
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<Rendezvous> rendezvous_;
+  std::unique_ptr<BatchExchanges> exchanges_;
 };
 
 // Two jobs joined. A rank that goes while others may wait for what it registers tells them why.
@@ -98,12 +101,12 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) override {
     return before_registration(
-        id, [&] { return bus_->rendezvous().peer_manifest(view_, id, bus_->limits(timeout)).entries; });
+        id, [&] { return bus_->exchanges().of(view_, id).peer_manifest(view_, bus_->limits(timeout)).entries; });
   }
 
   std::vector<std::string> all_gather(const std::string& id, const std::string& value, Timeout timeout) override {
-    return before_registration(id,
-                               [&] { return bus_->rendezvous().all_gather(view_, id, value, bus_->limits(timeout)); });
+    return before_registration(
+        id, [&] { return bus_->exchanges().of(view_, id).all_gather(view_, value, bus_->limits(timeout)); });
   }
 
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
@@ -124,6 +127,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     BatchSetup setup{.keep_alive = shared_from_this(),
                      .agent = &bus_->agent(),
                      .rendezvous = &bus_->rendezvous(),
+                     .exchanges = &bus_->exchanges(),
                      .store = &bus_->store(),
                      .interruption = &bus_->interruption(),
                      .stall = options.stall,
@@ -140,7 +144,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
       batch = std::make_shared<SenderBatch>(std::move(setup));
     else
       batch = std::make_shared<ReceiverBatch>(std::move(setup));
-    bus_->rendezvous().begin(view_, id);
+    bus_->exchanges().of(view_, id).begin();
     try {
       if (lent) batch->borrow(std::move(socket));
       batch->open(view_, limits);
@@ -178,9 +182,10 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   void give_up(const std::string& batch, const Status& status) {
     set_owing(gave_up(status), status.code() == ErrorCode::kCancelled);
     try {
-      bus_->rendezvous().report(view_, batch, status);
-      bus_->rendezvous().withdraw(view_, batch);
-      bus_->rendezvous().unsay(view_, batch);
+      BatchExchange& exchange = bus_->exchanges().of(view_, batch);
+      exchange.report(status);
+      exchange.withdraw();
+      exchange.retract();
     } catch (const Error& error) {
       log().info("{}: the others cannot be told that it gives batch {} up: {}", bus_->agent().identity().name(), batch,
                  error.what());

@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "base/socket.h"
 #include "base/testing.h"
+#include "bus/registration/batch_exchange.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/registration/manifest.h"
 #include "bus/registration/rendezvous.h"
@@ -34,7 +35,8 @@ class RawRank final : public bus::Acceptor {
                      .address = agent_.address(),
                      .release = "test",
                      .worker = {}},
-                    agent_.waits()) {
+                    agent_.waits()),
+        exchange_(rendezvous_, "weights", peer, "policy") {
     rendezvous_.claim({.deadline = soon(), .stop = {}});
     view_ = rendezvous_.join("weights", peer, {.deadline = soon(), .stop = {}});
   }
@@ -50,8 +52,8 @@ class RawRank final : public bus::Acceptor {
 
   void exchange(std::span<const TensorSpec> tensors, bool sends) {
     const auto manifest = bus::manifest_of(agent_.identity(), tensors);
-    session_ = rendezvous_
-                   .exchange(view_, "policy", {.sends = sends, .digest = true, .version = 0, .manifest = &manifest},
+    session_ = exchange_
+                   .exchange(view_, {.sends = sends, .digest = true, .version = 0, .manifest = &manifest},
                              {.deadline = soon(), .stop = {}})
                    .session;
   }
@@ -67,10 +69,10 @@ class RawRank final : public bus::Acceptor {
     const std::string meeting = bus::meeting_prefix(self.name_space, "weights", "policy", self.job, view_.peer_job);
     store_->put(bus::batch_key(meeting, self.job, self.rank), record.write(), {}, soon().left());
   }
-  void take_back() { rendezvous_.withdraw(view_, "policy"); }
+  void take_back() { exchange_.withdraw(); }
   void give_up() {
-    rendezvous_.report(view_, "policy", Status(ErrorCode::kCancelled, "enough"));
-    rendezvous_.withdraw(view_, "policy");
+    exchange_.report(Status(ErrorCode::kCancelled, "enough"));
+    exchange_.withdraw();
   }
   // As a receiver: up to bus::Prepared.
   void attach_to(Rank rank, bool ring) {
@@ -175,6 +177,7 @@ class RawRank final : public bus::Acceptor {
   std::shared_ptr<Store> store_;
   bus::Agent agent_;
   bus::Rendezvous rendezvous_;
+  bus::BatchExchange exchange_;
   bus::PairView view_;
   std::string session_;
   std::shared_ptr<bus::Link> link_;  // on the loop's thread

@@ -111,7 +111,7 @@ void BatchImpl::borrow(UniqueFd socket) {
   });
 }
 
-Rendezvous::Offer BatchImpl::own_offer() const {
+BatchOffer BatchImpl::own_offer() const {
   const int64_t version = version_.load();
   return {.sends = sends(),
           .digest = setup_.digest,
@@ -229,8 +229,9 @@ void BatchImpl::require_pinned(const PairView& view, const Match& match) {
 }
 
 Meeting& BatchImpl::add_meeting(PairView view, bool parts) {
-  meetings_.push_back(
-      std::make_unique<Meeting>(*setup_.agent, *setup_.rendezvous, *this, setup_.id, std::move(view), parts));
+  meetings_.push_back(std::make_unique<Meeting>(*setup_.agent, *setup_.rendezvous,
+                                                setup_.exchanges->of(view, setup_.id), *this, setup_.id,
+                                                std::move(view), parts));
   return *meetings_.back();
 }
 

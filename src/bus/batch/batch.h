@@ -32,6 +32,7 @@ struct BatchSetup {
   std::shared_ptr<void> keep_alive;
   Agent* agent = nullptr;
   Rendezvous* rendezvous = nullptr;
+  BatchExchanges* exchanges = nullptr;
   Store* store = nullptr;
   Interruption* interruption = nullptr;  // of the bus
   Timeout stall = kTransferTimeout;
@@ -83,7 +84,7 @@ class BatchImpl : public BatchClient,
   // --- any thread ---
   virtual bool sends() const = 0;
   bool staged() const { return setup_.options.mode == Mode::kStaged; }
-  Rendezvous::Offer own_offer() const override;
+  BatchOffer own_offer() const override;
   SessionSetup session_setup(const PairView& view, Agreement agreement);  // plans
   double seconds_of_data() const;
   std::string describe() const;  // "batch policy of pair weights"

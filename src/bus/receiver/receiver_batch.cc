@@ -302,9 +302,9 @@ void ReceiverBatch::settle(Duration timeout) const {
             commit ? "taken" : "given up");
 }
 
-Rendezvous::Offer ReceiverBatch::own_offer() const {
+BatchOffer ReceiverBatch::own_offer() const {
   settle();
-  Rendezvous::Offer offer = BatchImpl::own_offer();
+  BatchOffer offer = BatchImpl::own_offer();
   offer.newest = offer.version = std::max(offer.version, staged_version_.load());
   return offer;
 }

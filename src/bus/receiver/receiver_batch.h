@@ -54,7 +54,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   void check_peers() override;
   void on_copied() override;
   void on_closed() override;
-  Rendezvous::Offer own_offer() const override;
+  BatchOffer own_offer() const override;
 
   // A staged version on which this rank does not know what was decided.
   struct Undecided {

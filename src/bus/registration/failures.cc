@@ -2,17 +2,17 @@
 #include <algorithm>
 
 #include "base/fail.h"
-#include "bus/registration/rendezvous.h"
+#include "bus/registration/batch_exchange.h"
 
 namespace tessera::bus {
 
 // A failure speaks to the registrations that it was built on, whatever their ranks or the failed one do next; and to
-// those that have read nothing of it yet, until the failed rank has registered anew.
-void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
-  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
+// those that have read nothing of it yet, until the failed rank has registered again.
+void BatchExchange::throw_if_failed(const Awaited& side, const StoreView& items) {
+  const uint64_t self = speaker();
   for (size_t r = 0; r < side.ranks.size(); ++r) {
     const auto rank = static_cast<Rank>(r);
-    const auto it = items.find(failure_key(meeting(side.view, side.batch), side.job, rank));
+    const auto it = items.find(failure_key(records_, side.job, rank));
     if (it == items.end()) continue;
     const FailureRecord record = FailureRecord::read(it->first, it->second.value);
     if (record.of.incarnation != side.ranks[r].incarnation || side.speaker(r) == self) continue;
@@ -20,30 +20,27 @@ void Rendezvous::throw_if_failed(const Awaited& side, const StoreView& items) {
     if (known != record.seen.end()) {
       if (known->attempt != side.history.attempt) continue;
     } else {
-      const std::string key = batch_key(meeting(side.view, side.batch), side.job, rank);
+      const std::string key = batch_key(records_, side.job, rank);
       const auto present = items.find(key);
-      const bool anew =
+      const bool again =
           present != items.end() && record_registration(key, present->second.value).attempt > record.of.attempt;
-      if (anew || it->second.mod_revision <= side.history.ended) continue;
+      if (again || it->second.mod_revision <= side.history.ended) continue;
     }
-    hear(side.view, side.batch, rank_name(side.job, rank), record, it->second.mod_revision).throw_if_error();
+    fail_attempt(rank_name(side.job, rank), record, it->second.mod_revision).throw_if_error();
   }
 }
 
-Status Rendezvous::hear(const PairView& view, const std::string& batch, const std::string& whose,
-                        const FailureRecord& record, int64_t revision) {
-  const uint64_t self = speaker_of(own_.incarnation, identity_.job, identity_.rank);
+Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord& record, int64_t revision) {
   const JobRank who = parse_pair_key("", whose);
   {
-    const std::lock_guard lock(mutex_);
-    History& history = history_of(view, batch);
+    const MutexLock lock(mutex_);
     // Those that it speaks to give up what it has read of them. What else this rank has read may stand.
-    history.read.clear();
-    for (const auto& [speaker, attempt] : record.seen) history.read[speaker] = attempt;
-    history.read[speaker_of(record.of.incarnation, who.job, who.rank)] = record.of.attempt;
-    history.ended = std::max(history.ended, revision);
-    history.heard = true;
-    history.over = history.over || history.read.contains(self);  // it has read this attempt, and waits for a newer one
+    history_.read.clear();
+    for (const auto& [speaker, attempt] : record.seen) history_.read[speaker] = attempt;
+    history_.read[speaker_of(record.of.incarnation, who.job, who.rank)] = record.of.attempt;
+    history_.ended = std::max(history_.ended, revision);
+    history_.failed = true;
+    history_.over = history_.over || history_.read.contains(speaker());  // it has read this attempt: a newer one is due
   }
   // Cancelled, or late, is what that rank was, not this one.
   const bool own_affair =
@@ -52,26 +49,25 @@ Status Rendezvous::hear(const PairView& view, const std::string& batch, const st
                 fmt::format("{} gave up: {}", whose, record.status.message()));
 }
 
-void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const {
-  const PairView& view = side.view;
+void BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const {
   // In this order: a process that ends as it should takes its records back before.
   std::vector<Rank> dead;
   for (const Rank rank : missing)
     if (liveness_of(side.ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
-  const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
+  const std::string failures = pair_failure_prefix(identity().name_space, pair_);
   StoreView left;
   bool in_order = false;
   try {
     left = store_.range(failures, std::min(deadline.left(), kStorePiece)).items;
     if (!dead.empty()) {
-      const std::string key = pair_key(identity_.name_space, view.name, side.job, dead.front());
+      const std::string key = pair_key(identity().name_space, pair_, side.job, dead.front());
       in_order = !store_.get(key, std::min(deadline.left(), kStorePiece));
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDeadlineExceeded && error.code() != ErrorCode::kUnavailable) throw;
     return;  // the store does not answer: who waits says so, and looks again
   }
-  const std::string what = fmt::format("pair {}, batch {}", view.name, side.batch);
+  const std::string what = describe();
   for (const Rank rank : missing) {
     const std::string key = failures + rank_name(side.job, rank);
     const auto it = left.find(key);
@@ -85,35 +81,34 @@ void Rendezvous::throw_if_gone(const Awaited& side, const std::vector<Rank>& mis
        in_order ? "left" : "died");
 }
 
-void Rendezvous::throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopDetectors& detectors) {
+void BatchExchange::throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing,
+                                     StopDetectors& detectors) const {
   for (const Rank rank : missing) {
     const RankRecord& record = side.ranks[static_cast<size_t>(rank)];
     const Status status = detectors[rank].look(rank_name(side.job, rank), record.incarnation, record.worker);
-    if (!status.ok())
-      throw Error(status.code(), fmt::format("pair {}, batch {}: {}", side.view.name, side.batch, status.message()));
+    if (!status.ok()) throw Error(status.code(), fmt::format("{}: {}", describe(), status.message()));
   }
 }
 
-void Rendezvous::report(const PairView& view, const std::string& batch, const Status& status) {
-  FailureRecord record{.of = {own_.incarnation, 0}, .status = status, .seen = {}};
+void BatchExchange::report(const Status& status) {
+  FailureRecord record{.of = {rendezvous_.own().incarnation, 0}, .status = status, .seen = {}};
   {
-    const std::lock_guard lock(mutex_);
-    const History& history = history_of(view, batch);
-    if (history.heard) return;  // whoever this rank heard it from has told the others, too
-    record.of.attempt = history.attempt;
-    for (const auto& [speaker, attempt] : history.read) record.seen.push_back({.speaker = speaker, .attempt = attempt});
+    const MutexLock lock(mutex_);
+    if (history_.failed) return;  // whoever this rank heard it from has told the others, too
+    record.of.attempt = history_.attempt;
+    for (const auto& [speaker, attempt] : history_.read)
+      record.seen.push_back({.speaker = speaker, .attempt = attempt});
   }
   // An error is there for those, too, who come to read it after this process has gone.
-  const int64_t revision = publish_failure(failure_key(meeting(view, batch), identity_.job, identity_.rank), record,
-                                           status.code() != ErrorCode::kCancelled);
-  const std::lock_guard lock(mutex_);
-  history_of(view, batch).ended = revision;
+  const int64_t revision = rendezvous_.publish_failure(failure_key(records_, identity().job, identity().rank), record,
+                                                       status.code() != ErrorCode::kCancelled);
+  const MutexLock lock(mutex_);
+  history_.ended = revision;
 }
 
-bool Rendezvous::was_told(const PairView& view, const std::string& batch) const {
-  const std::lock_guard lock(mutex_);
-  const auto it = histories_.find(meeting(view, batch));
-  return it != histories_.end() && it->second.heard;
+bool BatchExchange::other_failed() const {
+  const MutexLock lock(mutex_);
+  return history_.failed;
 }
 
 }  // namespace tessera::bus

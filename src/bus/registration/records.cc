@@ -211,16 +211,16 @@ RenewalRecord RenewalRecord::read(std::string_view key, std::string_view value) 
   return record;
 }
 
-std::string SaidRecord::write() const {
+std::string GatheredRecord::write() const {
   ByteWriter out = begin();
   of.write(out);
   out.put_string(value);
   return finish(out);
 }
 
-SaidRecord SaidRecord::read(std::string_view key, std::string_view value) {
+GatheredRecord GatheredRecord::read(std::string_view key, std::string_view value) {
   ByteReader in = begin(key, value);
-  SaidRecord record;
+  GatheredRecord record;
   record.of = Registration::read(in);
   record.value = in.get_string(kMaxGathered);
   in.finish();
@@ -278,8 +278,8 @@ std::string renewal_key(std::string_view meeting, std::string_view job, Rank ran
   return fmt::format("{}{}", renewal_prefix(meeting, job), rank);
 }
 
-std::string said_key(std::string_view meeting, std::string_view job, Rank rank) {
-  return fmt::format("{}{}/said/{}", meeting, job, rank);
+std::string gathered_key(std::string_view meeting, std::string_view job, Rank rank) {
+  return fmt::format("{}{}/gathered/{}", meeting, job, rank);
 }
 
 std::string decision_prefix(std::string_view meeting, std::string_view job) {

@@ -8,7 +8,7 @@
 //   NS/batch/PAIR/BATCH/JOBS/JOB/rank/RANK    BatchRecord
 //   NS/batch/PAIR/BATCH/JOBS/JOB/failed/RANK  FailureRecord  likewise
 //   NS/batch/PAIR/BATCH/JOBS/JOB/renew/RANK   RenewalRecord
-//   NS/batch/PAIR/BATCH/JOBS/JOB/said/RANK    SaidRecord
+//   NS/batch/PAIR/BATCH/JOBS/JOB/gathered/RANK  GatheredRecord
 //   NS/batch/PAIR/BATCH/JOBS/JOB/decision/SESSION/EPOCH
 //                                             "commit" or "abort": of a staged version
 //
@@ -100,7 +100,7 @@ struct FailureRecord {
 };
 
 // A rank that registers again has read what others registered before, and will not build on that: those who have kept
-// it register anew. There while it registers.
+// it register again. There while it registers.
 struct RenewalRecord {
   Registration of;
   std::vector<Seen> stale;
@@ -110,12 +110,12 @@ struct RenewalRecord {
 };
 
 // What a rank tells its own ranks before it registers.
-struct SaidRecord {
+struct GatheredRecord {
   Registration of;
   std::string value;
 
   std::string write() const;
-  static SaidRecord read(std::string_view key, std::string_view value);
+  static GatheredRecord read(std::string_view key, std::string_view value);
 };
 
 // Whose record of a batch it is, without reading the rest.
@@ -134,7 +134,7 @@ std::string batch_key(std::string_view meeting, std::string_view job, Rank rank)
 std::string failure_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string renewal_prefix(std::string_view meeting, std::string_view job);
 std::string renewal_key(std::string_view meeting, std::string_view job, Rank rank);
-std::string said_key(std::string_view meeting, std::string_view job, Rank rank);
+std::string gathered_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string decision_prefix(std::string_view meeting, std::string_view job);  // of all versions
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch);
 // The other one of the two jobs that meet under `key`, a key below a batch_prefix(); empty if `job` is none of them.

@@ -219,6 +219,22 @@ std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, bool parts, 
       });
 }
 
+std::unique_ptr<Watch> Rendezvous::watch_jobs(const std::string& pair, const std::string& batch,
+                                              const std::function<void(const std::string& job)>& met) {
+  const std::string prefix = batch_prefix(identity_.name_space, pair, batch);
+  const auto look = [prefix, job = identity_.job, met](const std::string& key) {
+    const std::string other = met_job(prefix, key, job);
+    if (!other.empty() && key.find(fmt::format("/{}/rank/", other), prefix.size()) != std::string::npos) met(other);
+  };
+  const StoreRange now = store_.range(prefix, kStoreTimeout);
+  for (const auto& [key, item] : now.items) look(key);
+  return store_.watch(prefix, now.revision + 1, [look, met](const WatchUpdate& update) {
+    if (update.type == WatchUpdate::Type::kCompacted) met({});
+    for (const StoreEvent& event : update.events)
+      if (event.type == StoreEvent::Type::kPut) look(event.kv.key);
+  });
+}
+
 int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record, bool lasting) {
   return store_.put(key, record.write(), {.lease = lasting ? kNoLease : lease_, .decision = lasting}, seconds(1));
 }
@@ -228,7 +244,7 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
   const std::string own = pair_key(identity_.name_space, view.name, identity_.job, identity_.rank);
   const StoreView records = store_.range(pair_prefix(identity_.name_space, view.name), seconds(1)).items;
   const auto it = records.find(own);
-  if (it == records.end() || it->second.mod_revision != view.revision) return;  // it has joined anew since
+  if (it == records.end() || it->second.mod_revision != view.revision) return;  // it has joined again since
   const bool heard = std::ranges::any_of(
       records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
   if (!heard) return;
@@ -245,7 +261,8 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
 
 std::string Rendezvous::decision_key(const PairView& view, const std::string& batch, const std::string& session,
                                      uint32_t epoch) const {
-  return bus::decision_key(meeting(view, batch), identity_.job, session, epoch);
+  return bus::decision_key(meeting_prefix(identity_.name_space, view.name, batch, identity_.job, view.peer_job),
+                           identity_.job, session, epoch);
 }
 
 bool Rendezvous::decide(const std::string& key, bool commit, const std::string& before, Duration timeout) {

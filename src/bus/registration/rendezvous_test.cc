@@ -2,14 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <atomic>
+#include <chrono>
 #include <memory>
-#include <mutex>
-#include <random>
-#include <set>
+#include <string>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "base/thread.h"
 #include "peer/wait_list.h"
@@ -18,124 +15,7 @@
 namespace tessera::bus {
 namespace {
 
-constexpr Duration kLimit = seconds(30);
-constexpr const char* kBatch = "policy";
-
-Manifest manifest_of(const char* layout) {
-  return {{{.name = "w", .dtype = DType::kF32, .shape = {8, 4}, .layout = Layout::parse(layout)}}};
-}
-
-// One rank, as if it were a process of its own.
-class Member {
- public:
-  Member(const std::string& store, const std::string& job, Rank rank, int world, const std::string& peer, bool sends)
-      : store_(open_store(store)),
-        rendezvous_(*store_, {.name_space = "test", .job = job, .rank = rank, .world = world},
-                    {.incarnation = Incarnation::next(),
-                     .world = world,
-                     .address = "/nowhere",
-                     .release = "test",
-                     .worker = {}},
-                    waits_),
-        world_(static_cast<size_t>(world)),
-        peer_(peer),
-        sends_(sends),
-        manifest_(manifest_of(world == 1 ? "1:R" : "2:S0")) {
-    rendezvous_.claim(limits());
-  }
-
-  void join() { view_ = rendezvous_.join("weights", peer_, limits()); }
-  Agreement exchange() {
-    return rendezvous_.exchange(view_, kBatch, {.sends = sends_, .manifest = &manifest_}, limits());
-  }
-  std::vector<std::string> all_gather(const std::string& value) {
-    return rendezvous_.all_gather(view_, kBatch, value, limits());
-  }
-  size_t world() const { return world_; }
-  void unsay() { rendezvous_.unsay(view_, kBatch); }
-  void withdraw() { rendezvous_.withdraw(view_, kBatch); }
-
-  // As a meeting does, but for the connections: until all of them have read the same.
-  std::string agree(std::span<const std::unique_ptr<Member>> all) {
-    while (true) {
-      const Agreement agreement = exchange();
-      std::atomic<bool> over = false;
-      const auto end = [&over](const auto&...) { over = true; };
-      const auto watch = rendezvous_.watch(view_, kBatch, agreement, end, end);
-      set_session(agreement.session);
-      const auto same = [&](const auto& other) { return other->session() == agreement.session; };
-      const Deadline deadline = Deadline::after(kLimit);
-      while (!over) {
-        if (std::ranges::all_of(all, same)) return agreement.session;
-        if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "the others have another session");
-        std::this_thread::yield();
-      }
-    }
-  }
-  std::string session() const {
-    const std::lock_guard lock(mutex_);
-    return session_;
-  }
-  void set_session(const std::string& session) {
-    const std::lock_guard lock(mutex_);
-    session_ = session;
-  }
-
- private:
-  static CallLimits limits() { return {.deadline = Deadline::after(kLimit), .stop = {}}; }
-
-  std::unique_ptr<Store> store_;
-  WaitList waits_;
-  Rendezvous rendezvous_;
-  const size_t world_;
-  const std::string peer_;
-  const bool sends_;
-  const Manifest manifest_;
-  PairView view_;
-  mutable std::mutex mutex_;
-  std::string session_;
-};
-
-class RendezvousTest : public testing::Test {
- protected:
-  RendezvousTest() {
-    for (Rank rank = 0; rank < 2; ++rank)
-      members_.push_back(std::make_unique<Member>(server_->address(), "trainer", rank, 2, "evaluation", true));
-    members_.push_back(std::make_unique<Member>(server_->address(), "evaluation", 0, 1, "trainer", false));
-    each([](Member& member) { member.join(); });
-  }
-
-  template <class Action>
-  void each(const Action& action) {
-    std::vector<std::thread> threads;
-    for (const auto& member : members_)
-      threads.push_back(start_thread("member", [&] {
-        try {
-          action(*member);
-        } catch (const Error& error) {
-          ADD_FAILURE() << error.what();
-        }
-      }));
-    for (std::thread& thread : threads) thread.join();
-  }
-
-  // All of them anew, from any state of theirs.
-  std::string agree() {
-    std::set<std::string> sessions;
-    std::mutex mutex;
-    each([&](Member& member) {
-      const std::string session = member.agree(members_);
-      const std::lock_guard lock(mutex);
-      sessions.insert(session);
-    });
-    EXPECT_EQ(sessions.size(), 1u);
-    for (const auto& member : members_) member->set_session({});
-    return sessions.empty() ? std::string() : *sessions.begin();
-  }
-
-  std::unique_ptr<store::Server> server_ = store::tcp_server();
-  std::vector<std::unique_ptr<Member>> members_;  // trainer/0, trainer/1, evaluation/0
-};
+constexpr Duration kClaimLimit = seconds(30);
 
 // In another pid namespace, say: only its lease tells whether it is there.
 TEST(Claim, OfARankWhoseHolderCannotBeSeenWaitsForTheEndOfItsLease) {
@@ -152,7 +32,7 @@ TEST(Claim, OfARankWhoseHolderCannotBeSeenWaitsForTheEndOfItsLease) {
   Incarnation elsewhere = Incarnation::next();
   ++elsewhere.pid_namespace;
   std::unique_ptr<Rendezvous> holder = rank_of(elsewhere);
-  holder->claim({.deadline = Deadline::after(kLimit), .stop = {}});
+  holder->claim({.deadline = Deadline::after(kClaimLimit), .stop = {}});
   const auto second = rank_of(Incarnation::next());
   try {
     second->claim({.deadline = Deadline::after(seconds(0.05)), .stop = {}});
@@ -166,7 +46,7 @@ TEST(Claim, OfARankWhoseHolderCannotBeSeenWaitsForTheEndOfItsLease) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     holder.reset();
   });
-  EXPECT_NO_THROW(second->claim({.deadline = Deadline::after(kLimit), .stop = {}}));
+  EXPECT_NO_THROW(second->claim({.deadline = Deadline::after(kClaimLimit), .stop = {}}));
   leaves.join();
 }
 
@@ -191,60 +71,6 @@ TEST(Claim, OfARestartedJobDoesNotWaitForLeasesOfTheEarlierOne) {
   EXPECT_NO_THROW(claim(*second));
   EXPECT_THROW(claim(*third), Error) << "as young as the holder";
   EXPECT_THROW(claim(*first), Error) << "older than the holder";
-}
-
-TEST_F(RendezvousTest, AllRanksReadOneSession) {
-  const std::string first = agree();
-  EXPECT_EQ(agree(), first) << "a registration that was not taken back stands";
-  for (const auto& member : members_) member->withdraw();
-  EXPECT_NE(agree(), first);
-}
-
-TEST_F(RendezvousTest, GathersWhatIsSaidOfThisRegistrationAndOfNoEarlierOne) {
-  for (int round = 0; round < 10; ++round) {
-    const std::string words = "round " + std::to_string(round);
-    each([&](Member& member) {
-      const std::vector<std::string> said = member.all_gather(words);
-      EXPECT_EQ(said, std::vector<std::string>(member.world(), words));
-      (void)member.agree(members_);
-    });
-    for (const auto& member : members_) {
-      member->set_session({});
-      member->withdraw();
-      member->unsay();
-    }
-  }
-}
-
-// Whoever was attached takes back its registration once that is lost; who was not yet, does not. What it has published
-// was read by those who begin anew, and they do not build on it.
-TEST_F(RendezvousTest, ARegistrationThatOthersHaveLeftBehindIsRenewed) {
-  for (size_t kept = 0; kept < members_.size(); ++kept) {
-    const std::string before = agree();
-    for (size_t i = 0; i < members_.size(); ++i)
-      if (i != kept) members_[i]->withdraw();
-    EXPECT_NE(agree(), before) << "member " << kept << " kept its own";
-  }
-}
-
-TEST_F(RendezvousTest, RanksAgreeWhicheverOfThemBeginsAnewAndWhenever) {
-  std::mt19937 random(1);
-  for (int round = 0; round < 40; ++round) {
-    std::vector<bool> early, late;
-    for (size_t i = 0; i < members_.size(); ++i) {
-      early.push_back(random() % 2 == 0);
-      late.push_back(random() % 2 == 0);
-    }
-    for (size_t i = 0; i < members_.size(); ++i)
-      if (early[i]) members_[i]->withdraw();
-    std::atomic<size_t> next = 0;
-    each([&](Member& member) {
-      if (late[next++]) member.withdraw();
-      (void)member.agree(members_);
-    });
-    for (const auto& member : members_) member->set_session({});
-    ASSERT_FALSE(HasFailure());
-  }
 }
 
 }  // namespace

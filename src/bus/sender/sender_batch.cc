@@ -83,8 +83,8 @@ std::shared_ptr<Session> SenderBatch::make_session(const PairView& view, Agreeme
 }
 
 // Not what is being sent: an own rank that comes back now is yet to send that, too.
-Rendezvous::Offer SenderBatch::own_offer() const {
-  Rendezvous::Offer offer = BatchImpl::own_offer();
+BatchOffer SenderBatch::own_offer() const {
+  BatchOffer offer = BatchImpl::own_offer();
   offer.newest = std::max(offer.version, tried_.load());
   return offer;
 }

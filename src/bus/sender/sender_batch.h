@@ -47,7 +47,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   std::vector<const Session*> sessions() const override;
   std::vector<std::string> waits_for() const override;
   void check_peers() override;
-  Rendezvous::Offer own_offer() const override;
+  BatchOffer own_offer() const override;
   void on_copied() override;
   bool withdraw(int64_t version) override;
   void await_readers() override;

@@ -18,10 +18,11 @@ constexpr Duration kAttachTimeout = seconds(60);  // in the background
 
 }  // namespace
 
-Meeting::Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view,
-                 bool parts)
+Meeting::Meeting(Agent& agent, Rendezvous& rendezvous, BatchExchange& exchange, MeetingOwner& owner, std::string batch,
+                 PairView view, bool parts)
     : agent_(agent),
       rendezvous_(rendezvous),
+      exchange_(exchange),
       owner_(owner),
       batch_(std::move(batch)),
       job_(view.peer_job),
@@ -51,20 +52,20 @@ std::shared_ptr<Session> Meeting::meet_once(const CallLimits& limits) {
 // Until a session that all ranks of both jobs have read alike is attached.
 std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) {
   const Status anew = failed(ErrorCode::kUnavailable, "newer registrations are there");  // the peers, too, try again
-  rendezvous_.begin(view_, batch_);
+  exchange_.begin();
   while (true) {
     Agreement agreement;
     {
       const TraceSpan span("exchange", {.subject = subject_});
-      agreement = rendezvous_.exchange(view_, batch_, owner_.own_offer(), limits);
+      agreement = exchange_.exchange(view_, owner_.own_offer(), limits);
     }
     std::shared_ptr<Session> session = owner_.make_session(view_, agreement);
     const TraceSpan span("attach", {.subject = subject_});
     try {
       // Its callbacks name the session itself: as this returns, `session` is moved from before they are waited for.
       Session& attached = *session;
-      const auto watch = rendezvous_.watch(
-          view_, batch_, agreement, [&attached](const std::string& rank) { attached.supersede(rank); },
+      const auto watch = exchange_.watch(
+          view_, agreement, [&attached](const std::string& rank) { attached.supersede(rank); },
           [&attached](const Status& heard) { attached.give_up(heard); });
       CallLimits attaching = limits;
       if (limits.background) attaching.deadline = Deadline::after(kAttachTimeout);
@@ -124,13 +125,13 @@ void Meeting::stop() {
   tasks_.clear();  // nobody adds to them any more
   if (!parted_)
     take_back([&] {
-      rendezvous_.withdraw(view_, batch_);
-      rendezvous_.unsay(view_, batch_);
+      exchange_.withdraw();
+      exchange_.retract();
     });
 }
 
 void Meeting::withdraw() {
-  take_back([&] { rendezvous_.withdraw(view_, batch_); });
+  take_back([&] { exchange_.withdraw(); });
 }
 
 template <typename Request>
@@ -203,7 +204,7 @@ Meeting::Outcome Meeting::retry() {
     // What was published stays: the others may have read it, and would wait for a newer one if they had to try again.
     agent_.run_on_loop([&] { owner_.on_not_met(job(), why); });
     // Each failure is heard once: who hears of them does not repeat itself faster than they come.
-    return registered && rendezvous_.was_told(view_, batch_) ? Outcome::kTold : Outcome::kFailed;
+    return registered && exchange_.other_failed() ? Outcome::kTold : Outcome::kFailed;
   }
 }
 

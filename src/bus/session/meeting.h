@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "bus/registration/rendezvous.h"
+#include "bus/registration/batch_exchange.h"
 #include "bus/session/session.h"
 
 namespace tessera::bus {
@@ -22,7 +22,7 @@ class MeetingOwner {
  public:
   virtual ~MeetingOwner() = default;
   // --- any thread ---
-  virtual Rendezvous::Offer own_offer() const = 0;
+  virtual BatchOffer own_offer() const = 0;
   // Plans what was agreed on. Throws Error for what cannot be.
   virtual std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) = 0;
   // --- on the loop's thread ---
@@ -36,7 +36,8 @@ class Meeting {
  public:
   // `view` need have no ranks yet if the first registration is in the background. One that `parts` does not wait for a
   // job that has left the pair.
-  Meeting(Agent& agent, Rendezvous& rendezvous, MeetingOwner& owner, std::string batch, PairView view, bool parts);
+  Meeting(Agent& agent, Rendezvous& rendezvous, BatchExchange& exchange, MeetingOwner& owner, std::string batch,
+          PairView view, bool parts);
   ~Meeting();  // REQUIRES: stopped, or nothing was ever registered in the background
 
   const std::string& job() const { return job_; }
@@ -65,6 +66,7 @@ class Meeting {
 
   Agent& agent_;
   Rendezvous& rendezvous_;
+  BatchExchange& exchange_;
   MeetingOwner& owner_;
   const std::string batch_;
   const std::string job_;

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "bus/lending/lent_memory.h"
+#include "bus/registration/batch_exchange.h"
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
-#include "bus/registration/rendezvous.h"
 #include "peer/agent.h"
 #include "peer/stop_detector.h"
 
