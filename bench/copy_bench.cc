@@ -245,7 +245,7 @@ class Transfer {
 
   const Case& case_;
   const int receivers_;
-  std::shared_ptr<PeerMemory> peer_;
+  std::shared_ptr<Connection> peer_;
   std::vector<std::unique_ptr<Memory>> src_, dst_;
   std::vector<std::vector<SourceRoute>> source_routes_;
   bool fills_ring_ = false;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "exec/pull_cost.h"
+#include "transport/shm/pull_cost.h"
 
 namespace tessera::tools {
 

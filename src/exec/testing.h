@@ -27,7 +27,7 @@ namespace tessera::exec_testing {
 inline Endpoint own_endpoint() {
   return {.process = Incarnation::self(), .name = "trainer/0"};
 }
-inline std::shared_ptr<PeerMemory> reach_self(std::string_view transport) {
+inline std::shared_ptr<Connection> reach_self(std::string_view transport) {
   for (const Transport* candidate : TransportRegistry::builtin().transports())
     if (candidate->name() == transport) return candidate->connect(own_endpoint());
   return nullptr;

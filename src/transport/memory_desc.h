@@ -1,5 +1,5 @@
 // How one process tells another where its memory lies. Values that go over the wire; reading one checks its form, and
-// whoever uses it checks its bounds (PeerMemory).
+// whoever uses it checks its bounds (Connection).
 #pragma once
 
 #include <cstddef>

@@ -22,7 +22,7 @@ class AbsentTransport final : public Transport {
   std::string_view name() const override { return name_; }
   Capability capability() const override { return {.available = false, .detail = how_}; }
   int score(const Endpoint&, const Endpoint&) const override { return 0; }
-  std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const override {
+  std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
     fail(ErrorCode::kUnimplemented, "{} to {}: {}", name_, peer.name, how_);
   }
   const Streams* streams() const override { return nullptr; }

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "transport/peer_memory.h"
+#include "transport/connection.h"
 
 namespace tessera {
 

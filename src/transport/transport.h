@@ -12,7 +12,7 @@
 #include "base/process.h"
 #include "memory/device.h"
 #include "transport/byte_stream.h"
-#include "transport/peer_memory.h"
+#include "transport/connection.h"
 
 namespace tessera {
 
@@ -32,7 +32,7 @@ class Transport {
   // How well it moves bytes from `src` to `dst`: 0 if it cannot, otherwise the higher the better.
   virtual int score(const Endpoint& src, const Endpoint& dst) const = 0;
   // Reaches the memory of `peer` from this process. Throws kPeerLost if it is dead, kUnimplemented if unavailable.
-  virtual std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const = 0;
+  virtual std::unique_ptr<Connection> connect(const Endpoint& peer) const = 0;
   // Null: it has none.
   virtual const Streams* streams() const = 0;
 };

@@ -224,7 +224,7 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Byte
   const Endpoint self{.process = Incarnation::self(), .name = name_};
   const bool within = !make.pulls();
   const Endpoint peer = within ? self : Endpoint{.process = make.peer, .name = make.peer_name};
-  const std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
+  const std::shared_ptr<Connection> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
   for (size_t i = 0; i < entry.peer_arenas.size(); ++i)
     memory->add_arena(entry.peer_arenas[i], std::move(entry.peer_fds[i]));
   std::vector<PullRoute> routes;

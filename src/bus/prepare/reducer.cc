@@ -123,7 +123,7 @@ void Reducer::build_run() {
     own.push_back(std::move(route));
   }
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
-  const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
+  const std::shared_ptr<const Connection> memory = TransportRegistry::builtin().choose(self, self).connect(self);
   ReduceRun::Step own_step{
       .program = std::make_shared<PullProgram>(memory, own, PullOptions{.digest = false, .private_path = {}}),
       .stream = nullptr,

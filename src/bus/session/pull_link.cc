@@ -100,7 +100,7 @@ Endpoint PullLink::own_endpoint() const {
 
 void PullLink::build() {
   const Endpoint peer = peer_endpoint();
-  std::shared_ptr<PeerMemory> memory = TransportRegistry::builtin().choose(peer, own_endpoint()).connect(peer);
+  std::shared_ptr<Connection> memory = TransportRegistry::builtin().choose(peer, own_endpoint()).connect(peer);
   const bool lent = options_.lent != nullptr && std::ranges::any_of(routes_, [this](const Wanted& wanted) {
                       return options_.lent->holds(wanted.route.data);
                     });

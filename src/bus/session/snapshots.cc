@@ -54,7 +54,7 @@ std::vector<PullRoute> Snapshots::routes_of(const Packing& packing, uint32_t slo
 
 std::vector<std::unique_ptr<Run>> Snapshots::make_runs(const Packing& packing, uint32_t slots) {
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
-  const std::shared_ptr<const PeerMemory> memory = TransportRegistry::builtin().choose(self, self).connect(self);
+  const std::shared_ptr<const Connection> memory = TransportRegistry::builtin().choose(self, self).connect(self);
   std::vector<std::unique_ptr<Run>> runs;
   for (uint32_t slot = 0; slot < slots; ++slot)
     runs.push_back(

@@ -7,7 +7,7 @@
 #include "base/config.h"
 #include "base/fail.h"
 #include "exec/pull/pull_program.h"
-#include "exec/pull_cost.h"
+#include "transport/shm/pull_cost.h"
 #include "exec/walk/route_walk.h"
 #include "exec/wire/plane_writer.h"
 #include "exec/wire/wire_decode.h"
@@ -27,7 +27,7 @@ std::optional<PullPath> forced_path(const PullOptions& options) {
 }
 
 // By permission, then by cost.
-PullPath choose_private_path(const PeerMemory& peer, int64_t bytes, int64_t pieces, const PullOptions& options) {
+PullPath choose_private_path(const Connection& peer, int64_t bytes, int64_t pieces, const PullOptions& options) {
   const bool permitted = peer.can_get_private();
   if (const auto forced = forced_path(options)) {
     if (*forced == PullPath::kGet && !permitted)
@@ -39,7 +39,7 @@ PullPath choose_private_path(const PeerMemory& peer, int64_t bytes, int64_t piec
 }
 
 // The walk over the source's array alone, after the check that it stays within what the peer has described.
-Walk checked_source_walk(const PullRoute& route, const PeerMemory& peer) {
+Walk checked_source_walk(const PullRoute& route, const Connection& peer) {
   Walk walk = make_walk(route.what, {.src = &route.src, .dst_dtype = route.what.dtype}, Walk::Order::kRowMajor);
   const ByteExtent extent = walk.extent(kSource, atom_bytes(route.what.dtype));
   const int64_t left = static_cast<int64_t>(std::min(route.memory.bytes, uint64_t{INT64_MAX}));
@@ -229,7 +229,7 @@ std::string_view to_string(PullPath path) {
   return kNames[static_cast<size_t>(path)];
 }
 
-PullProgram::PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes,
+PullProgram::PullProgram(std::shared_ptr<const Connection> peer, std::span<const PullRoute> routes,
                          const PullOptions& options) {
   auto impl = std::make_unique<Impl>();
   impl->peer = std::move(peer);
@@ -266,7 +266,7 @@ size_t PullProgram::delta_routes() const {
 int64_t PullProgram::bytes_of(size_t route) const {
   return impl_->route_bytes[route];
 }
-const PeerMemory& PullProgram::peer() const {
+const Connection& PullProgram::peer() const {
   return *impl_->peer;
 }
 

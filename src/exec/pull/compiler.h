@@ -1,7 +1,7 @@
 // The receiver's side: everything that one rank reads from one peer in a batch.
 //
 //   mapped   the peer's tensor lies in shared memory: copied straight from there, strided on both sides
-//   get      private memory, read by PeerMemory::get (process_vm_readv) in large requests
+//   get      private memory, read by Connection::get (process_vm_readv) in large requests
 //   ring     private memory that the peer packs into a ByteStream
 //
 // All private routes of one peer take one way, chosen when the program is made: the ring if some of that memory is for
@@ -22,7 +22,7 @@
 #include "exec/transfer_run.h"
 #include "exec/walk/route.h"
 #include "transport/byte_stream.h"
-#include "transport/peer_memory.h"
+#include "transport/connection.h"
 
 namespace tessera {
 
@@ -50,7 +50,7 @@ class PullProgram {
   // Throws Error(kInvalidArgument) for a route that leaves the peer's memory or asks for a cast that does not exist,
   // kPermissionDenied if `private_path` asks for what is not permitted, and kUnimplemented for a route that is
   // quantised or may travel as a delta and is not in shared memory.
-  PullProgram(std::shared_ptr<const PeerMemory> peer, std::span<const PullRoute> routes, const PullOptions& options);
+  PullProgram(std::shared_ptr<const Connection> peer, std::span<const PullRoute> routes, const PullOptions& options);
   ~PullProgram();
 
   // Whether the peer has to run a SourceProgram into a stream, over exactly the routes whose memory is private. The bus
@@ -62,7 +62,7 @@ class PullProgram {
   size_t wire_routes() const;            // of them, those that travel quantised
   size_t delta_routes() const;           // and those that may travel as deltas
   int64_t bytes_of(size_t route) const;  // in full
-  const PeerMemory& peer() const;
+  const Connection& peer() const;
   size_t memory_bytes() const;  // that the program itself takes, about
 
   struct Impl;

@@ -113,7 +113,7 @@ class Batch {
   }
 
   Way way_;
-  std::shared_ptr<PeerMemory> peer_;
+  std::shared_ptr<Connection> peer_;
   std::vector<SharedBuffer> shared_;
   std::vector<std::unique_ptr<std::byte[]>> private_;
   std::vector<std::vector<std::byte>> dst_, before_, expected_;

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "exec/pull/pull_program.h"
-#include "transport/peer_memory.h"
+#include "transport/connection.h"
 
 namespace tessera {
 

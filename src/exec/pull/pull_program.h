@@ -45,7 +45,7 @@ struct DeltaPart {
 };
 
 struct PullProgram::Impl {
-  std::shared_ptr<const PeerMemory> peer;
+  std::shared_ptr<const Connection> peer;
   bool digest = true;
   size_t routes = 0;
   std::vector<PullPart> mapped, get, streamed;

@@ -91,7 +91,7 @@ TEST(RingFault, AReceiverEndsSoonAfterItsSenderIsKilled) {
   Tensor tensor;
   std::vector<float> into(kElements);
   const PullRoute route = tensor.pull(reinterpret_cast<uintptr_t>(tensor.values.data()), into);
-  std::shared_ptr<PeerMemory> peer;
+  std::shared_ptr<Connection> peer;
   for (const Transport* transport : TransportRegistry::builtin().transports())
     if (transport->name() == "shm") peer = transport->connect({.process = Incarnation::self(), .name = "trainer/0"});
   auto program = std::make_shared<PullProgram>(peer, std::span(&route, 1),
@@ -142,7 +142,7 @@ TEST(RingFault, ARefusedSystemCallLeadsToTheRingAndTheDataArrives) {
   UniqueFd for_child = descriptor_for_child(*ring);
   Child receiver([&] {
     if (!forbid_process_vm_readv()) return 2;
-    std::shared_ptr<PeerMemory> shm;
+    std::shared_ptr<Connection> shm;
     for (const Transport* transport : TransportRegistry::builtin().transports())
       if (transport->name() == "shm") shm = transport->connect({.process = Incarnation::self(), .name = "trainer/0"});
     const Tensor tensor;

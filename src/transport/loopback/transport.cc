@@ -1,7 +1,7 @@
 #include "transport/loopback/transport.h"
 
 #include "base/fail.h"
-#include "transport/loopback/peer_memory.h"
+#include "transport/loopback/connection.h"
 
 namespace tessera {
 namespace {
@@ -14,10 +14,10 @@ class LoopbackTransport final : public Transport {
     const bool host = src.device == DeviceKind::kHost && dst.device == DeviceKind::kHost;
     return host && src.process.same_process(dst.process) ? 100 : 0;
   }
-  std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const override {
+  std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
     if (!peer.process.same_process(Incarnation::self()))
       fail(ErrorCode::kInvalidArgument, "loopback to {}: {} is another process", peer.name, peer.process.to_string());
-    return std::make_unique<LoopbackMemory>(peer.name);
+    return std::make_unique<LoopbackConnection>(peer.name);
   }
   const Streams* streams() const override { return nullptr; }
 };

@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "base/socket.h"
 #include "transport/shm/bounce_ring.h"
-#include "transport/shm/peer_memory.h"
+#include "transport/shm/connection.h"
 #include "transport/shm/remote_read.h"
 
 namespace tessera {
@@ -46,12 +46,12 @@ class ShmTransport final : public Transport {
     return host && src.process.same_host(dst.process) ? 50 : 0;
   }
 
-  std::unique_ptr<PeerMemory> connect(const Endpoint& peer) const override {
+  std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
     if (!peer.process.same_host(Incarnation::self()))
       fail(ErrorCode::kInvalidArgument, "shm to {}: {} runs on another host", peer.name, peer.process.to_string());
     if (liveness_of(peer.process) == Liveness::kDead)
       fail(ErrorCode::kPeerLost, "shm to {}: {} is dead", peer.name, peer.process.to_string());
-    return std::make_unique<ShmPeerMemory>(peer.process, peer.name);
+    return std::make_unique<ShmConnection>(peer.process, peer.name);
   }
 
   const Streams* streams() const override { return &rings_; }

@@ -5,13 +5,13 @@
 
 #include "base/process.h"
 #include "transport/arena_table.h"
-#include "transport/peer_memory.h"
+#include "transport/connection.h"
 
 namespace tessera {
 
-class ShmPeerMemory final : public PeerMemory {
+class ShmConnection final : public Connection {
  public:
-  ShmPeerMemory(const Incarnation& process, std::string name);
+  ShmConnection(const Incarnation& process, std::string name);
 
   const std::string& name() const override { return name_; }
   void add_arena(const ArenaDesc& arena, UniqueFd fd) override;

@@ -1,4 +1,4 @@
-#include "transport/loopback/peer_memory.h"
+#include "transport/loopback/connection.h"
 
 #include <cstring>
 
@@ -7,14 +7,14 @@
 
 namespace tessera {
 
-const std::byte* LoopbackMemory::mapped(const MemoryDesc& memory) const {
+const std::byte* LoopbackConnection::mapped(const MemoryDesc& memory) const {
   if (memory.kind == MemoryDesc::Kind::kRingOnly) return nullptr;
   if (memory.kind == MemoryDesc::Kind::kPrivate) return reinterpret_cast<const std::byte*>(memory.offset);
   const std::byte* arena = arenas_.find(memory, name_).data();
   return arena == nullptr ? nullptr : arena + memory.offset;
 }
 
-Status LoopbackMemory::get(const MemoryDesc& memory, std::span<const Piece> pieces,
+Status LoopbackConnection::get(const MemoryDesc& memory, std::span<const Piece> pieces,
                            std::span<const std::span<std::byte>> out) const {
   if (memory.kind == MemoryDesc::Kind::kRingOnly)
     return failed(ErrorCode::kPermissionDenied, "{}: memory that it packs into a ring itself is not to be read", name_);

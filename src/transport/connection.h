@@ -19,9 +19,9 @@ struct Piece {
 };
 
 // Thread-safe, but for add_arena().
-class PeerMemory {
+class Connection {
  public:
-  virtual ~PeerMemory() = default;
+  virtual ~Connection() = default;
 
   virtual const std::string& name() const = 0;  // "trainer/3", for messages
 

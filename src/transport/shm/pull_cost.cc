@@ -1,4 +1,4 @@
-#include "exec/pull_cost.h"
+#include "transport/shm/pull_cost.h"
 
 #include <unistd.h>
 

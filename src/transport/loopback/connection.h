@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "transport/arena_table.h"
-#include "transport/peer_memory.h"
+#include "transport/connection.h"
 
 namespace tessera {
 
-class LoopbackMemory final : public PeerMemory {
+class LoopbackConnection final : public Connection {
  public:
-  explicit LoopbackMemory(std::string name) : name_(std::move(name)) {}
+  explicit LoopbackConnection(std::string name) : name_(std::move(name)) {}
 
   const std::string& name() const override { return name_; }
   void add_arena(const ArenaDesc& arena, UniqueFd fd) override { arenas_.add(arena, std::move(fd), name_); }

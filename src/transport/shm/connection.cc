@@ -1,4 +1,4 @@
-#include "transport/shm/peer_memory.h"
+#include "transport/shm/connection.h"
 
 #include <poll.h>
 
@@ -10,23 +10,23 @@
 
 namespace tessera {
 
-ShmPeerMemory::ShmPeerMemory(const Incarnation& process, std::string name)
+ShmConnection::ShmConnection(const Incarnation& process, std::string name)
     : process_(process), name_(std::move(name)), pidfd_(open_pidfd(process)) {
   // Without a pidfd a number could come to mean another process.
   can_get_private_ = pidfd_ && probe_remote_read(process_.pid).ok();
 }
 
-void ShmPeerMemory::add_arena(const ArenaDesc& arena, UniqueFd fd) {
+void ShmConnection::add_arena(const ArenaDesc& arena, UniqueFd fd) {
   arenas_.add(arena, std::move(fd), name_);
 }
 
-const std::byte* ShmPeerMemory::mapped(const MemoryDesc& memory) const {
+const std::byte* ShmConnection::mapped(const MemoryDesc& memory) const {
   if (memory.kind != MemoryDesc::Kind::kShared) return nullptr;
   const std::byte* arena = arenas_.find(memory, name_).data();
   return arena == nullptr ? nullptr : arena + memory.offset;
 }
 
-Status ShmPeerMemory::get(const MemoryDesc& memory, std::span<const Piece> pieces,
+Status ShmConnection::get(const MemoryDesc& memory, std::span<const Piece> pieces,
                           std::span<const std::span<std::byte>> out) const {
   if (memory.kind == MemoryDesc::Kind::kRingOnly)
     return failed(ErrorCode::kPermissionDenied, "{}: memory that it packs into a ring itself is not to be read", name_);
@@ -37,7 +37,7 @@ Status ShmPeerMemory::get(const MemoryDesc& memory, std::span<const Piece> piece
 }
 
 // The process must have lived through the whole request: then the pid was its own all the time.
-Status ShmPeerMemory::get_private(const MemoryDesc& memory, std::span<const Piece> pieces,
+Status ShmConnection::get_private(const MemoryDesc& memory, std::span<const Piece> pieces,
                                   std::span<const std::span<std::byte>> out) const {
   const auto lost = [&] { return failed(ErrorCode::kPeerLost, "{}: {} died", name_, process_.to_string()); };
   if (dead()) return lost();
@@ -51,7 +51,7 @@ Status ShmPeerMemory::get_private(const MemoryDesc& memory, std::span<const Piec
   return status;
 }
 
-bool ShmPeerMemory::dead() const {
+bool ShmConnection::dead() const {
   pollfd poll{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
   return !pidfd_ || ::poll(&poll, 1, 0) != 0;
 }

@@ -1,4 +1,4 @@
-#include "transport/shm/peer_memory.h"
+#include "transport/shm/connection.h"
 
 #include <gtest/gtest.h>
 
@@ -68,9 +68,9 @@ Incarnation Holder::incarnation_of_child() const {
   return of_child;
 }
 
-TEST(ShmPeerMemory, GathersPiecesOfAnotherProcess) {
+TEST(ShmConnection, GathersPiecesOfAnotherProcess) {
   const Holder holder;
-  const ShmPeerMemory peer(holder.incarnation, "trainer/1");
+  const ShmConnection peer(holder.incarnation, "trainer/1");
   ASSERT_TRUE(peer.can_get_private());
   EXPECT_EQ(peer.mapped(holder.memory()), nullptr);
   std::array<char, 8> a{};
@@ -83,10 +83,10 @@ TEST(ShmPeerMemory, GathersPiecesOfAnotherProcess) {
   EXPECT_EQ(std::string(b.data(), b.size()), "bro");
 }
 
-TEST(ShmPeerMemory, ManyPiecesTakeManyCalls) {
+TEST(ShmConnection, ManyPiecesTakeManyCalls) {
   std::vector<uint32_t> from(20'000);
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint32_t>(i);
-  const ShmPeerMemory peer(Incarnation::self(), "trainer/0");
+  const ShmConnection peer(Incarnation::self(), "trainer/0");
   const MemoryDesc memory = describe_memory(from.data(), from.size() * 4);
   std::vector<Piece> pieces;
   for (size_t i = 0; i < from.size(); i += 2) pieces.push_back({i * 4, 4});
@@ -96,9 +96,9 @@ TEST(ShmPeerMemory, ManyPiecesTakeManyCalls) {
   for (size_t i = 0; i < to.size(); ++i) ASSERT_EQ(to[i], 2 * i);
 }
 
-TEST(ShmPeerMemory, SaysThatThePeerDied) {
+TEST(ShmConnection, SaysThatThePeerDied) {
   Holder holder;
-  const ShmPeerMemory peer(holder.incarnation, "trainer/1");
+  const ShmConnection peer(holder.incarnation, "trainer/1");
   const MemoryDesc memory = holder.memory();
   holder.child.kill();
   holder.child.wait();
@@ -110,9 +110,9 @@ TEST(ShmPeerMemory, SaysThatThePeerDied) {
   EXPECT_NE(status.message().find("trainer/1"), std::string::npos) << status.message();
 }
 
-TEST(ShmPeerMemory, SaysThatTheMemoryIsGone) {
+TEST(ShmConnection, SaysThatTheMemoryIsGone) {
   const Holder holder;
-  const ShmPeerMemory peer(holder.incarnation, "trainer/1");
+  const ShmConnection peer(holder.incarnation, "trainer/1");
   std::array<std::byte, 4> bytes{};
   const std::span<std::byte> out(bytes);
   const Piece piece{0, 4};
@@ -120,19 +120,19 @@ TEST(ShmPeerMemory, SaysThatTheMemoryIsGone) {
             ErrorCode::kPeerLost);
 }
 
-TEST(ShmPeerMemory, KnowsThatAFilterForbidsReading) {
+TEST(ShmConnection, KnowsThatAFilterForbidsReading) {
   Child child([] {
-    const bool before = ShmPeerMemory(Incarnation::self(), "trainer/0").can_get_private();
+    const bool before = ShmConnection(Incarnation::self(), "trainer/0").can_get_private();
     if (!forbid_process_vm_readv()) return 3;
-    const bool after = ShmPeerMemory(Incarnation::self(), "trainer/0").can_get_private();
+    const bool after = ShmConnection(Incarnation::self(), "trainer/0").can_get_private();
     return before && !after ? 0 : 1;
   });
   EXPECT_EQ(child.wait(), 0);
 }
 
-TEST(ShmPeerMemory, ChecksEveryRangeAgainstTheAnnouncedArenas) {
+TEST(ShmConnection, ChecksEveryRangeAgainstTheAnnouncedArenas) {
   SharedArena arena(5, SharedArena::kHugePage);
-  ShmPeerMemory peer(Incarnation::self(), "trainer/0");
+  ShmConnection peer(Incarnation::self(), "trainer/0");
   peer.add_arena({5, arena.bytes()}, UniqueFd(::dup(arena.fd_for_peer())));
   const auto shared = [](uint32_t id, uint64_t offset, uint64_t bytes) {
     return MemoryDesc{.kind = MemoryDesc::Kind::kShared, .arena = id, .offset = offset, .bytes = bytes};
@@ -144,11 +144,11 @@ TEST(ShmPeerMemory, ChecksEveryRangeAgainstTheAnnouncedArenas) {
   EXPECT_THROW(peer.add_arena({5, arena.bytes()}, UniqueFd(::dup(arena.fd_for_peer()))), Error);
 }
 
-TEST(ShmPeerMemory, ReadsAnArenaThatCouldShrinkWithoutMappingIt) {
+TEST(ShmConnection, ReadsAnArenaThatCouldShrinkWithoutMappingIt) {
   UniqueFd fd(::memfd_create("foreign", MFD_CLOEXEC));
   ASSERT_EQ(::ftruncate(fd.get(), 8192), 0);
   ASSERT_EQ(::pwrite(fd.get(), kText, sizeof(kText), 4096), static_cast<ssize_t>(sizeof(kText)));
-  ShmPeerMemory peer(Incarnation::self(), "trainer/0");
+  ShmConnection peer(Incarnation::self(), "trainer/0");
   peer.add_arena({1, 8192}, UniqueFd(::dup(fd.get())));
   const MemoryDesc memory{.kind = MemoryDesc::Kind::kShared, .arena = 1, .offset = 4096, .bytes = 4096};
   EXPECT_EQ(peer.mapped(memory), nullptr);
