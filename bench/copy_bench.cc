@@ -136,7 +136,7 @@ struct Case {
   bool shared;
   bool digest = false;
   DType dst_dtype = DType::kBF16;
-  std::optional<PullPath> path;
+  std::optional<Access> path;
   Index tensors = 1;
 };
 
@@ -216,7 +216,7 @@ class Transfer {
     }
     const auto begin = std::chrono::steady_clock::now();
     auto program =
-        std::make_shared<PullProgram>(peer_, routes, PullOptions{.digest = case_.digest, .private_path = case_.path});
+        std::make_shared<PullProgram>(peer_, routes, PullOptions{.digest = case_.digest, .private_access = case_.path});
     compile_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     bytes_ += program->bytes();
     std::unique_ptr<ByteStream> stream;
@@ -323,7 +323,7 @@ constexpr Change kRowsToColumns{"rows to columns", true, false};
 constexpr Change kColumnsToRows{"columns to rows", false, true};
 
 // `path`: of private memory; empty: shared memory, which is mapped.
-Case case_of(const Change& change, Index rows, Index columns, std::optional<PullPath> path) {
+Case case_of(const Change& change, Index rows, Index columns, std::optional<Access> path) {
   return {.name = std::string(path ? to_string(*path) : "mapped") + " " + change.name,
           .rows = rows,
           .columns = columns,
@@ -348,7 +348,7 @@ void run_large_cases(size_t bytes, Index columns, int threads, const Ceilings& c
   cast.name += ", to f32" + width;
   cast.dst_dtype = DType::kF32;
   run_case(cast, threads, ceilings.stream);
-  for (const PullPath path : {PullPath::kGet, PullPath::kRing}) {
+  for (const Access path : {Access::kGet, Access::kStream}) {
     for (const Change& change : {kRowsToRows, kRowsToColumns, kColumnsToRows}) {
       Case c = case_of(change, rows, columns, path);
       c.name += width;
@@ -358,7 +358,7 @@ void run_large_cases(size_t bytes, Index columns, int threads, const Ceilings& c
 }
 
 void run_small_cases(int threads, const Ceilings& ceilings) {
-  for (const std::optional<PullPath> path : {std::optional<PullPath>(), {PullPath::kGet}, {PullPath::kRing}}) {
+  for (const std::optional<Access> path : {std::optional<Access>(), {Access::kGet}, {Access::kStream}}) {
     Case c = case_of(kRowsToRows, 32, 64, path);
     c.name += ", 10000 tensors of 4 KiB";
     c.tensors = 10'000;

@@ -20,7 +20,6 @@
 #include "memory/host/memory_limit.h"
 #include "store/auto_host.h"
 #include "tools/progress_bar.h"
-#include "transport/shm/remote_read.h"
 #include "transport/transport.h"
 
 namespace tessera::tools {
@@ -113,10 +112,10 @@ Check death_notice() {
 }
 
 // The smallest piece, a power of two, from which process_vm_readv is the cheaper way, if there is one.
-std::optional<int64_t> readv_from_bytes(const PullCosts& costs) {
+std::optional<int64_t> readv_from_bytes(const PathCost& readv, const PathCost& ring) {
   constexpr int64_t kPieces = 1024;
   for (int64_t piece = 64; piece <= int64_t{1} << 30; piece *= 2)
-    if (cheaper_private_path(costs, piece * kPieces, kPieces) == PullPath::kGet) return piece;
+    if (cheaper_access(readv, ring, piece * kPieces, kPieces) == Access::kGet) return piece;
   return std::nullopt;
 }
 
@@ -131,12 +130,21 @@ bool yama_forbids(std::string_view scope) {
   return scope != "1" || Config::get().allow_ptrace != "any";
 }
 
+// As if it were another process of this host.
+std::unique_ptr<Connection> reach_self() {
+  const Endpoint self{.process = Incarnation::self(), .name = "this process"};
+  for (const Transport* transport : TransportRegistry::builtin().transports())
+    if (transport->name() == "shm") return transport->connect(self);
+  fail(ErrorCode::kInternal, "no transport between processes of this host");
+}
+
 Check private_memory() {
   Check check{"processes", "private memory", State::kGood, "", ""};
   const std::string yama = line_of("/proc/sys/kernel/yama/ptrace_scope");
-  if (const Status probe = probe_remote_read(::getpid()); !probe.ok()) {
+  const std::unique_ptr<Connection> peer = reach_self();
+  if (!peer->caps().has(Access::kGet)) {
     check.state = State::kLimited;
-    check.detail = fmt::format("bounce ring only: {}", probe.message());
+    check.detail = fmt::format("bounce ring only: {}", peer->get_refused().message());
     check.fix = "a sandbox may forbid process_vm_readv: allow it, or hold tensors in Tessera's shared memory";
   } else if (yama_forbids(yama)) {
     check.state = State::kLimited;
@@ -146,7 +154,7 @@ Check private_memory() {
                                           "the user read it by process_vm_readv; or "
                                         : "");
   } else {
-    check.detail = private_memory_text(pull_costs());
+    check.detail = private_memory_text(peer->cost(Access::kGet), peer->cost(Access::kStream));
   }
   const std::string& forced = Config::get().force_pull;
   if (!forced.empty()) check.detail += fmt::format("; TESSERA_FORCE_PULL={}", forced);
@@ -188,12 +196,12 @@ std::string_view to_string(Check::State state) {
   return "unknown";
 }
 
-std::string private_memory_text(const PullCosts& costs) {
-  const std::string readv = fmt::format("process_vm_readv ({})", describe(costs.readv));
-  const std::string ring = fmt::format("the bounce ring ({})", describe(costs.ring));
-  if (const auto bytes = readv_from_bytes(costs))
-    return fmt::format("{} for pieces of {} and more, {} for smaller ones", readv, format_bytes(*bytes), ring);
-  return fmt::format("{} for all sizes, not {}", ring, readv);
+std::string private_memory_text(const PathCost& readv, const PathCost& ring) {
+  const std::string by_readv = fmt::format("process_vm_readv ({})", describe(readv));
+  const std::string by_ring = fmt::format("the bounce ring ({})", describe(ring));
+  if (const auto bytes = readv_from_bytes(readv, ring))
+    return fmt::format("{} for pieces of {} and more, {} for smaller ones", by_readv, format_bytes(*bytes), by_ring);
+  return fmt::format("{} for all sizes, not {}", by_ring, by_readv);
 }
 
 std::vector<Check> examine_runtime_folder(const std::string& root) {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/shm/pull_cost.h"
+#include "transport/connection.h"
 
 namespace tessera::tools {
 
@@ -19,9 +19,9 @@ struct Check {
 };
 std::string_view to_string(Check::State state);  // "good", "limited", "missing"
 
-// Which way private memory is read: "process_vm_readv (...) for pieces of 4.10 kB and more, the bounce ring (...) for
-// smaller ones".
-std::string private_memory_text(const PullCosts& costs);
+// Which way private memory is read, by what each costs: "process_vm_readv (...) for pieces of 4.10 kB and more, the
+// bounce ring (...) for smaller ones".
+std::string private_memory_text(const PathCost& readv, const PathCost& ring);
 
 // Looks and changes nothing. Never throws for what it finds.
 std::vector<Check> examine_machine();

@@ -21,7 +21,7 @@
 #include "peer/identity.h"
 #include "peer/link.h"
 #include "peer/wait_list.h"
-#include "transport/shm/ptrace_consent.h"
+#include "transport/transport.h"
 
 namespace tessera::bus {
 
@@ -115,7 +115,7 @@ class Agent {
   const Identity identity_;
   const ForkGuard process_;
   const Incarnation incarnation_;
-  const PtraceConsent ptrace_consent_;
+  const std::vector<std::unique_ptr<Consent>> consents_ = TransportRegistry::builtin().consents();
   RuntimeDir runtime_dir_;
   std::string address_;
   Listener listener_;

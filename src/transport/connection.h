@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/fd.h"
 #include "tessera/error.h"
@@ -12,11 +14,60 @@
 
 namespace tessera {
 
-// A run of bytes within a MemoryDesc.
+// How bytes of a peer are read.
+enum class Access : uint8_t {
+  kMap,     // by ordinary loads
+  kGet,     // by Connection::get()
+  kStream,  // the peer packs them into a ByteStream
+};
+std::string_view to_string(Access access);  // "map", "get", "stream"
+
+// A set of them. A value.
+class Caps {
+ public:
+  constexpr Caps() = default;
+  constexpr Caps(std::initializer_list<Access> of) {
+    for (const Access access : of) bits_ |= bit(access);
+  }
+  constexpr bool has(Access access) const { return (bits_ & bit(access)) != 0; }
+  constexpr Caps without(Access access) const {
+    Caps caps = *this;
+    caps.bits_ &= static_cast<uint8_t>(~bit(access));
+    return caps;
+  }
+  bool operator==(const Caps&) const = default;
+
+ private:
+  static constexpr uint8_t bit(Access access) { return static_cast<uint8_t>(1u << static_cast<unsigned>(access)); }
+  uint8_t bits_ = 0;
+};
+
+// A run of bytes in a space of the peer's (RemoteRegion).
 struct Piece {
-  uint64_t offset = 0;  // from the start of the described range
+  uint64_t offset = 0;
   uint64_t bytes = 0;
 };
+
+// A range of the peer's memory, as a connection reaches it.
+struct RemoteRegion {
+  Caps caps;
+  const std::byte* mapped = nullptr;  // kMap: its first byte, as long as the connection lives
+  // kGet. Ranges of one space may be read in one get().
+  uint64_t space = 0;
+  uint64_t offset = 0;  // of its first byte, in the space
+};
+
+// Processor time of both sides together: proportional to the bytes, and to the runs in which they lie at the source.
+struct PathCost {
+  double byte = 0;   // seconds
+  double piece = 0;  // seconds
+  double seconds(int64_t bytes, int64_t pieces) const {
+    return byte * static_cast<double>(bytes) + piece * static_cast<double>(pieces);
+  }
+};
+
+// Which is cheaper, kGet or kStream. The stream has to win clearly: it takes the peer's time too.
+Access cheaper_access(const PathCost& get, const PathCost& stream, int64_t bytes, int64_t pieces);
 
 // Thread-safe, but for add_arena().
 class Connection {
@@ -25,22 +76,25 @@ class Connection {
 
   virtual const std::string& name() const = 0;  // "trainer/3", for messages
 
+  // All that it can do, with one region or another.
+  virtual Caps caps() const = 0;
+  // Why it cannot get private memory. REQUIRES: caps() is without kGet
+  virtual Status get_refused() const = 0;
+  // What kGet and kStream cost where both are possible.
+  virtual PathCost cost(Access access) const = 0;
+
   // Makes one of the peer's arenas reachable. Throws Error(kInvalidArgument) for a descriptor that is not what `arena`
   // says. Call before any thread uses this object.
   virtual void add_arena(const ArenaDesc& arena, UniqueFd fd) = 0;
 
-  // Where `memory` can be read directly, by ordinary loads, as long as this object lives; null if it cannot.
   // Throws Error(kInvalidArgument) if the peer has registered no such range.
-  virtual const std::byte* mapped(const MemoryDesc& memory) const = 0;
+  virtual RemoteRegion region(const MemoryDesc& memory) const = 0;
 
   // One-sided get: the bytes of all `pieces`, one after the other, into all of `out`, one after the other. Never
-  // throws. REQUIRES: both sum up alike; pieces lie within `memory`, which mapped() has accepted. Fails with kPeerLost
-  // if the peer died, kPermissionDenied if it may not be read.
-  virtual Status get(const MemoryDesc& memory, std::span<const Piece> pieces,
+  // throws. REQUIRES: both sum up alike; pieces lie within regions of `space` that have kGet. Fails with kPeerLost if
+  // the peer died, kPermissionDenied if it may not be read.
+  virtual Status get(uint64_t space, std::span<const Piece> pieces,
                      std::span<const std::span<std::byte>> out) const = 0;
-
-  // Whether get() may read the peer's private memory (tried once, at connection).
-  virtual bool can_get_private() const = 0;
 };
 
 }  // namespace tessera

@@ -26,6 +26,7 @@ class AbsentTransport final : public Transport {
     fail(ErrorCode::kUnimplemented, "{} to {}: {}", name_, peer.name, how_);
   }
   const Streams* streams() const override { return nullptr; }
+  std::unique_ptr<Consent> consent() const override { return nullptr; }
 
  private:
   std::string_view name_;

@@ -1,5 +1,6 @@
 #include "transport/transport.h"
 
+#include "base/config.h"
 #include "base/fail.h"
 #include "transport/loopback/transport.h"
 #include "transport/optional.h"
@@ -21,6 +22,13 @@ const Streams& TransportRegistry::streams(const Endpoint& src, const Endpoint& d
   return *best(src, dst, true).streams();
 }
 
+std::vector<std::unique_ptr<Consent>> TransportRegistry::consents() const {
+  std::vector<std::unique_ptr<Consent>> consents;
+  for (const Transport* transport : transports_)
+    if (std::unique_ptr<Consent> consent = transport->consent()) consents.push_back(std::move(consent));
+  return consents;
+}
+
 const Transport& TransportRegistry::best(const Endpoint& src, const Endpoint& dst, bool streams) const {
   const Transport* best = nullptr;
   int best_score = 0;
@@ -36,6 +44,14 @@ const Transport& TransportRegistry::best(const Endpoint& src, const Endpoint& ds
     lacks += fmt::format("; {}: {}", transport->name(), transport->capability().detail);
   fail(ErrorCode::kUnimplemented, "no transport from {} ({}, {} memory) to {} ({}, {} memory){}", src.name,
        src.process.to_string(), to_string(src.device), dst.name, dst.process.to_string(), to_string(dst.device), lacks);
+}
+
+std::optional<Access> forced_access() {
+  const std::string& forced = Config::get().force_pull;
+  if (forced.empty()) return {};
+  if (forced == "readv") return Access::kGet;
+  if (forced == "ring") return Access::kStream;
+  fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_PULL is \"{}\": it must be readv or ring", forced);
 }
 
 }  // namespace tessera

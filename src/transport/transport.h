@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "memory/device.h"
 #include "transport/byte_stream.h"
 #include "transport/connection.h"
+#include "transport/consent.h"
 
 namespace tessera {
 
@@ -35,6 +37,9 @@ class Transport {
   virtual std::unique_ptr<Connection> connect(const Endpoint& peer) const = 0;
   // Null: it has none.
   virtual const Streams* streams() const = 0;
+  // What has to hold in a process while peers may get its private memory; null: nothing. Throws Error(kInvalidArgument)
+  // for a setting that it does not know.
+  virtual std::unique_ptr<Consent> consent() const = 0;
 };
 
 // The transports of this build, in a fixed order.
@@ -47,6 +52,8 @@ class TransportRegistry {
   const Transport& choose(const Endpoint& src, const Endpoint& dst) const;
   // Those of the best that has streams. Likewise.
   const Streams& streams(const Endpoint& src, const Endpoint& dst) const;
+  // Of all transports.
+  std::vector<std::unique_ptr<Consent>> consents() const;
 
   explicit TransportRegistry(std::vector<const Transport*> transports) : transports_(std::move(transports)) {}
 
@@ -55,5 +62,9 @@ class TransportRegistry {
 
   std::vector<const Transport*> transports_;
 };
+
+// What TESSERA_FORCE_PULL says: kGet or kStream of memory that can be read both ways. Throws Error(kInvalidArgument)
+// for what it does not know.
+std::optional<Access> forced_access();
 
 }  // namespace tessera

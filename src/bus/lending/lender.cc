@@ -253,9 +253,9 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Byte
     made.dst = std::move(dst.array);
     made.dst_dtype = route.dst_dtype;
   }
-  const auto path = within ? std::nullopt : std::optional(PullPath::kRing);
+  const auto path = within ? std::nullopt : std::optional(Access::kStream);
   auto program =
-      std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = make.digest, .private_path = path});
+      std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = make.digest, .private_access = path});
   if (program->wants_stream() != make.ring)
     fail(ErrorCode::kMismatch, "lent memory: a run {} a ring, and its tensors want it otherwise",
          make.ring ? "with" : "without");

@@ -125,7 +125,7 @@ void Reducer::build_run() {
   const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
   const std::shared_ptr<const Connection> memory = TransportRegistry::builtin().choose(self, self).connect(self);
   ReduceRun::Step own_step{
-      .program = std::make_shared<PullProgram>(memory, own, PullOptions{.digest = false, .private_path = {}}),
+      .program = std::make_shared<PullProgram>(memory, own, PullOptions{.digest = false, .private_access = {}}),
       .stream = nullptr,
       .on_start = nullptr};
   if (!own_sources.empty()) {

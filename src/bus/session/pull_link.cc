@@ -159,7 +159,8 @@ void PullLink::build() {
         fail(ErrorCode::kMismatch, "slots of {} and {} bytes", slot_bytes[i].memory, slot_bytes[i].delta);
     programs_.push_back(std::make_shared<PullProgram>(
         memory, routes,
-        PullOptions{.digest = options_.digest, .private_path = lent ? std::optional(PullPath::kRing) : std::nullopt}));
+        PullOptions{.digest = options_.digest,
+                    .private_access = lent ? std::optional(Access::kStream) : std::nullopt}));
     if (!lent) continue;
     const LentMemory::Peer from{.process = incarnation_, .name = name_, .arenas = attached_.arenas, .fds = lent_fds};
     lent_runs_.push_back(

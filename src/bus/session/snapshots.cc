@@ -59,7 +59,7 @@ std::vector<std::unique_ptr<Run>> Snapshots::make_runs(const Packing& packing, u
   for (uint32_t slot = 0; slot < slots; ++slot)
     runs.push_back(
         std::make_unique<PullRun>(std::make_shared<PullProgram>(memory, routes_of(packing, slot),
-                                                                PullOptions{.digest = false, .private_path = {}}),
+                                                                PullOptions{.digest = false, .private_access = {}}),
                                   agent_.pull_pool(), [this] { run_done_.raise(); }));
   return runs;
 }

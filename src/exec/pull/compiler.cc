@@ -4,38 +4,28 @@
 #include <numeric>
 #include <utility>
 
-#include "base/config.h"
 #include "base/fail.h"
 #include "exec/pull/pull_program.h"
-#include "transport/shm/pull_cost.h"
 #include "exec/walk/route_walk.h"
 #include "exec/wire/plane_writer.h"
 #include "exec/wire/wire_decode.h"
+#include "transport/transport.h"
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kDirectRow = 2048;  // destination rows from which a get writes them itself
 
-std::optional<PullPath> forced_path(const PullOptions& options) {
-  if (options.private_path) return options.private_path;
-  const std::string& forced = Config::get().force_pull;
-  if (forced.empty()) return {};
-  if (forced == to_string(PullPath::kGet)) return PullPath::kGet;
-  if (forced == to_string(PullPath::kRing)) return PullPath::kRing;
-  fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_PULL is \"{}\": it must be readv or ring", forced);
-}
-
-// By permission, then by cost.
-PullPath choose_private_path(const Connection& peer, int64_t bytes, int64_t pieces, const PullOptions& options) {
-  const bool permitted = peer.can_get_private();
-  if (const auto forced = forced_path(options)) {
-    if (*forced == PullPath::kGet && !permitted)
-      fail(ErrorCode::kPermissionDenied,
-           "{}: process_vm_readv is forced but not permitted (Yama, seccomp, another user): use the ring", peer.name());
-    return *forced;
-  }
-  return permitted ? cheaper_private_path(pull_costs(), bytes, pieces) : PullPath::kRing;
+// By what is possible, then by cost.
+Access choose_access(const Connection& peer, int64_t bytes, int64_t pieces, const PullOptions& options) {
+  const bool gets = peer.caps().has(Access::kGet);
+  const std::optional<Access> forced = options.private_access ? options.private_access : forced_access();
+  if (forced == Access::kGet && !gets)
+    fail(ErrorCode::kPermissionDenied, "{}: private memory is not to be streamed, and cannot be read otherwise: {}",
+         peer.name(), peer.get_refused().message());
+  if (forced) return *forced;
+  if (!gets) return Access::kStream;
+  return cheaper_access(peer.cost(Access::kGet), peer.cost(Access::kStream), bytes, pieces);
 }
 
 // The walk over the source's array alone, after the check that it stays within what the peer has described.
@@ -48,12 +38,6 @@ Walk checked_source_walk(const PullRoute& route, const Connection& peer) {
     fail(ErrorCode::kInvalidArgument, "{}: tensor {}: bytes {} to {} around {} leave its memory of {} bytes",
          peer.name(), route.what.tensor, extent.begin, extent.end, origin, left);
   return walk;
-}
-
-// A MemoryDesc that covers everything that may be named together in one get.
-MemoryDesc whole_space(const MemoryDesc& memory) {
-  if (memory.kind == MemoryDesc::Kind::kPrivate) return {.kind = memory.kind, .bytes = INT64_MAX};
-  return {.kind = memory.kind, .arena = memory.arena, .offset = 0, .bytes = memory.offset + memory.bytes};
 }
 
 int64_t bytes_of_parts(const std::vector<PullPart>& parts) {
@@ -81,35 +65,36 @@ class Compiler {
         program_.route_bytes[part.route] = part.walk.atoms() * part.kernel.source_bytes();
     for (const WirePart& part : program_.wire) {
       program_.route_bytes[part.route] = part.reader->piece().bytes();
-      program_.bytes[static_cast<size_t>(PullPath::kMapped)] += part.reader->piece().bytes();
+      program_.bytes[static_cast<size_t>(Access::kMap)] += part.reader->piece().bytes();
     }
   }
 
  private:
   struct Place {
-    PullPath path = PullPath::kMapped;
-    const std::byte* mapped = nullptr;
+    RemoteRegion region;
+    Access access = Access::kMap;
     Walk walk;  // over the source's array
   };
 
   void place_routes() {
+    const Caps caps = program_.peer->caps();
     int64_t bytes = 0;
     int64_t pieces = 0;
-    bool ring_only = false;
+    bool streams_only = false;
     for (const PullRoute& route : routes_) {
-      Place place{.mapped = program_.peer->mapped(route.memory), .walk = checked_source_walk(route, *program_.peer)};
-      if (place.mapped == nullptr) place.path = PullPath::kGet;
-      if (place.mapped == nullptr && route.memory.kind != MemoryDesc::Kind::kShared && place.walk.atoms() > 0) {
+      Place place{.region = program_.peer->region(route.memory), .walk = checked_source_walk(route, *program_.peer)};
+      const Caps here = place.region.caps;
+      place.access = here.has(Access::kMap) ? Access::kMap : here.has(Access::kStream) ? Access::kStream : Access::kGet;
+      if (place.access == Access::kStream && place.walk.atoms() > 0) {
         bytes += place.walk.atoms() * atom_bytes(route.what.dtype);
         pieces += std::max<int64_t>(place.walk.atoms() / place.walk.row_atoms(), 1);
-        if (route.memory.kind == MemoryDesc::Kind::kRingOnly) ring_only = true;
+        streams_only |= caps.has(Access::kGet) && !here.has(Access::kGet);
       }
       places_.push_back(std::move(place));
     }
-    if (ring_only)
-      private_path_ = PullPath::kRing;
-    else if (bytes > 0)
-      private_path_ = choose_private_path(*program_.peer, bytes, pieces, options_);
+    if (bytes == 0 || streams_only || choose_access(*program_.peer, bytes, pieces, options_) == Access::kStream) return;
+    for (Place& place : places_)
+      if (place.access == Access::kStream) place.access = Access::kGet;
   }
 
   void compile(size_t r) {
@@ -118,23 +103,22 @@ class Compiler {
     if (route.wire != nullptr) return compile_wire(r);
     if (route.delta) compile_delta(r);
     if (place.walk.atoms() == 0) return;
-    if (place.path == PullPath::kGet && route.memory.kind != MemoryDesc::Kind::kShared) place.path = private_path_;
     PullPart part{
         .route = static_cast<uint32_t>(r),
         .elements_per_atom = elements_per_atom(route.what.dtype),
         .kernel = BlockKernel(route.what.dtype, route.dst_dtype, route.combine, route.op, BlockKernel::Store::kStream),
         .data = route.data};
     WalkArrays arrays{.dst = &route.dst, .dst_dtype = route.dst_dtype, .image = options_.digest};
-    switch (place.path) {
-      case PullPath::kMapped:
+    switch (place.access) {
+      case Access::kMap:
         arrays.src = &route.src;
         part.walk = make_walk(route.what, arrays, Walk::Order::kFree);
-        part.mapped = place.mapped + route.origin;
+        part.mapped = place.region.mapped + route.origin;
         program_.mapped.push_back(std::move(part));
         break;
-      case PullPath::kGet: {
-        part.space = whole_space(route.memory);
-        part.origin = static_cast<int64_t>(route.memory.offset + route.origin);
+      case Access::kGet: {
+        part.space = place.region.space;
+        part.origin = static_cast<int64_t>(place.region.offset + route.origin);
         part.walk = make_walk(route.what, arrays, Walk::Order::kRowMajor);
         part.direct = part.kernel.copies() && part.walk.row_atoms() * part.kernel.source_bytes() >= kDirectRow;
         if (part.direct) {
@@ -146,7 +130,7 @@ class Compiler {
         program_.get.push_back(std::move(part));
         break;
       }
-      case PullPath::kRing:
+      case Access::kStream:
         part.walk = make_walk(route.what, arrays, Walk::Order::kRowMajor);
         program_.stream.add(part.walk.atoms() * part.kernel.source_bytes());
         program_.streamed.push_back(std::move(part));
@@ -160,10 +144,10 @@ class Compiler {
     TESSERA_CHECK(route.what.region == Region::full(route.what.shape) && route.src.owned == route.what.region);
     TESSERA_CHECK_EQ(route.src.strides.front(), Index{1});
     TESSERA_CHECK(route.combine == Combine::kCopy);
-    if (places_[r].mapped == nullptr && route.wire->bytes() > 0)
+    if (places_[r].region.mapped == nullptr && route.wire->bytes() > 0)
       fail(ErrorCode::kUnimplemented, "{}: tensor {} travels quantised, from memory that cannot be mapped",
            program_.peer->name(), route.what.tensor);
-    program_.wire.push_back({static_cast<uint32_t>(r), reader_of(route, places_[r].mapped + route.origin)});
+    program_.wire.push_back({static_cast<uint32_t>(r), reader_of(route, places_[r].region.mapped + route.origin)});
   }
 
   static std::unique_ptr<const WireReader> reader_of(const PullRoute& route, const std::byte* piece) {
@@ -175,8 +159,8 @@ class Compiler {
   void compile_delta(size_t r) {
     const PullRoute& route = routes_[r];
     const bool any = places_[r].walk.atoms() > 0;
-    const std::byte* const piece = any ? program_.peer->mapped(*route.delta) : nullptr;
-    if (any && (places_[r].mapped == nullptr || piece == nullptr))
+    const std::byte* const piece = any ? program_.peer->region(*route.delta).mapped : nullptr;
+    if (any && (places_[r].region.mapped == nullptr || piece == nullptr))
       fail(ErrorCode::kUnimplemented, "{}: tensor {} may travel as a delta, from memory that cannot be mapped",
            program_.peer->name(), route.what.tensor);
     const int64_t wanted = DeltaPiece(route.what).bytes();
@@ -213,7 +197,6 @@ class Compiler {
   std::span<const PullRoute> routes_;
   const PullOptions& options_;
   std::vector<Place> places_;
-  PullPath private_path_ = PullPath::kGet;
 };
 
 size_t memory_of_parts(const std::vector<PullPart>& parts) {
@@ -223,11 +206,6 @@ size_t memory_of_parts(const std::vector<PullPart>& parts) {
 }
 
 }  // namespace
-
-std::string_view to_string(PullPath path) {
-  constexpr std::string_view kNames[] = {"mapped", "readv", "ring"};
-  return kNames[static_cast<size_t>(path)];
-}
 
 PullProgram::PullProgram(std::shared_ptr<const Connection> peer, std::span<const PullRoute> routes,
                          const PullOptions& options) {
@@ -250,8 +228,8 @@ int64_t PullProgram::bytes() const {
   return std::accumulate(impl_->bytes.begin(), impl_->bytes.end(), int64_t{0});
 }
 
-int64_t PullProgram::bytes(PullPath path) const {
-  return impl_->bytes[static_cast<size_t>(path)];
+int64_t PullProgram::bytes(Access access) const {
+  return impl_->bytes[static_cast<size_t>(access)];
 }
 
 size_t PullProgram::routes() const {

@@ -1,12 +1,13 @@
 // The receiver's side: everything that one rank reads from one peer in a batch.
 //
-//   mapped   the peer's tensor lies in shared memory: copied straight from there, strided on both sides
-//   get      private memory, read by Connection::get (process_vm_readv) in large requests
-//   ring     private memory that the peer packs into a ByteStream
+//   map      its memory is mapped here: copied straight from there, strided on both sides
+//   get      read by Connection::get in large requests
+//   stream   the peer packs it into a ByteStream
 //
-// All private routes of one peer take one way, chosen when the program is made: the ring if some of that memory is for
-// rings only (MemoryDesc::Kind::kRingOnly), else by permission, then by the cost that the sizes of the pieces predict;
-// TESSERA_FORCE_PULL and PullOptions::private_path overrule permission and cost.
+// What the connection can do with each region decides. All routes of one peer that could be had both ways, by get and
+// by stream, take one, chosen when the program is made: the stream if some of that memory is for streams only, else by
+// what is permitted, then by the cost that the sizes of the pieces predict; TESSERA_FORCE_PULL and
+// PullOptions::private_access overrule cost.
 //
 // Routes that travel quantised (PullRoute::wire) are read from mapped memory alone, and decoded on the way, or written
 // to planes. Those that may travel as deltas (PullRoute::delta) likewise; each run chooses (Travel).
@@ -29,9 +30,6 @@ namespace tessera {
 struct PullPart;
 struct Unit;
 
-enum class PullPath : uint8_t { kMapped, kGet, kRing };
-std::string_view to_string(PullPath path);  // "mapped", "readv", "ring"
-
 // How a route travels in one run.
 enum class Travel : uint8_t {
   kFull,
@@ -41,14 +39,14 @@ enum class Travel : uint8_t {
 
 struct PullOptions {
   bool digest = true;
-  std::optional<PullPath> private_path{};  // kGet or kRing; else TESSERA_FORCE_PULL, else by cost
+  std::optional<Access> private_access{};  // kGet or kStream; else TESSERA_FORCE_PULL, else by cost
 };
 
 // Compiled once at registration. Immutable, hence thread-safe; the memory it names must outlive its runs.
 class PullProgram {
  public:
   // Throws Error(kInvalidArgument) for a route that leaves the peer's memory or asks for a cast that does not exist,
-  // kPermissionDenied if `private_path` asks for what is not permitted, and kUnimplemented for a route that is
+  // kPermissionDenied if `private_access` asks for what is not permitted, and kUnimplemented for a route that is
   // quantised or may travel as a delta and is not in shared memory.
   PullProgram(std::shared_ptr<const Connection> peer, std::span<const PullRoute> routes, const PullOptions& options);
   ~PullProgram();
@@ -57,7 +55,7 @@ class PullProgram {
   // tells it so once.
   bool wants_stream() const;
   int64_t bytes() const;  // of the sources' dtypes
-  int64_t bytes(PullPath path) const;
+  int64_t bytes(Access access) const;
   size_t routes() const;
   size_t wire_routes() const;            // of them, those that travel quantised
   size_t delta_routes() const;           // and those that may travel as deltas

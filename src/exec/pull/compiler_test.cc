@@ -38,8 +38,8 @@ class Batch {
 
   void pull(bool digest, WorkerPool& pulls, WorkerPool& sources) {
     PullOptions options{.digest = digest};
-    if (way_ == Way::kReadv) options.private_path = PullPath::kGet;
-    if (way_ == Way::kRing) options.private_path = PullPath::kRing;
+    if (way_ == Way::kReadv) options.private_access = Access::kGet;
+    if (way_ == Way::kRing) options.private_access = Access::kStream;
     auto program = std::make_shared<PullProgram>(peer_, pull_routes_, options);
     auto source = std::make_shared<SourceProgram>(source_routes_,
                                                   SourceOptions{.digest = digest, .stream = program->wants_stream()});
@@ -181,14 +181,14 @@ struct LargeMatrix {
 };
 
 TEST(PullRun, SpreadsLargeTensorsOverManyUnitsOnEveryPath) {
-  for (const PullPath path : {PullPath::kMapped, PullPath::kGet, PullPath::kRing}) {
+  for (const Access path : {Access::kMap, Access::kGet, Access::kStream}) {
     LargeMatrix matrix;
     const PullRoute route = matrix.route();
     const SourceRoute source_route = matrix.source();
     WorkerPool pulls(3, "pull"), sources(2, "source");
-    const auto peer = reach_self(path == PullPath::kMapped ? "loopback" : "shm");
+    const auto peer = reach_self(path == Access::kMap ? "loopback" : "shm");
     PullOptions options;
-    if (path != PullPath::kMapped) options.private_path = path;
+    if (path != Access::kMap) options.private_access = path;
     auto program = std::make_shared<PullProgram>(peer, std::span(&route, 1), options);
     EXPECT_EQ(program->bytes(path), program->bytes());
     auto source =
@@ -232,7 +232,7 @@ TEST(PullRun, EndsWhenAbortedWhileTheSenderIsSilent) {
   const PullRoute route = matrix.route();
   WorkerPool pulls(1, "pull");
   auto program = std::make_shared<PullProgram>(reach_self("shm"), std::span(&route, 1),
-                                               PullOptions{.private_path = PullPath::kRing});
+                                               PullOptions{.private_access = Access::kStream});
   Completion done;
   PullRun run(program, pulls, done.callback(), BounceRing::create(), {.stall = kPatience});
   run.start(1);
@@ -260,7 +260,7 @@ TEST(PullRun, ARingThatWaitsForAThreadHasNotBegun) {
   WorkerPool pulls(1, "pull");
   Occupation other(pulls);
   auto program = std::make_shared<PullProgram>(reach_self("shm"), std::span(&route, 1),
-                                               PullOptions{.private_path = PullPath::kRing});
+                                               PullOptions{.private_access = Access::kStream});
   auto drained = BounceRing::create();
   const auto filled = BounceRing::open(UniqueFd(::dup(drained->fd())), "trainer/0");
   Completion done;
@@ -300,7 +300,7 @@ TEST(PullRun, EndsAtTheStallLimitWhenNothingComes) {
   const PullRoute route = matrix.route();
   WorkerPool pulls(1, "pull");
   auto program = std::make_shared<PullProgram>(reach_self("shm"), std::span(&route, 1),
-                                               PullOptions{.private_path = PullPath::kRing});
+                                               PullOptions{.private_access = Access::kStream});
   Completion done;
   PullRun run(program, pulls, done.callback(), BounceRing::create(), {.stall = std::chrono::milliseconds(20)});
   run.start(1);

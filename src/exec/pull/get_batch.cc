@@ -29,7 +29,7 @@ Status GetBatch::queue(const PullPart& part, int64_t first, int64_t last, size_t
 
 Status GetBatch::queue_piece(const PullPart& part, int64_t offset, std::byte* out, size_t bytes) {
   const auto at = static_cast<uint64_t>(part.origin + offset);
-  if (piece_count_ == kMaxPieces || out_count_ == kMaxPieces || (piece_count_ > 0 && !(space_ == part.space)))
+  if (piece_count_ == kMaxPieces || out_count_ == kMaxPieces || (piece_count_ > 0 && space_ != part.space))
     if (Status status = fetch(); !status.ok()) return status;
   space_ = part.space;
   if (piece_count_ > 0 && pieces_[piece_count_ - 1].offset + pieces_[piece_count_ - 1].bytes == at) {

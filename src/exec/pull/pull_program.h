@@ -26,7 +26,7 @@ struct PullPart {
   Walk walk{};
   Walk remote{};
   const std::byte* mapped = nullptr;  // mapped: first element of the source
-  MemoryDesc space{};                 // get: the peer's whole private memory, or the arena
+  uint64_t space = 0;                 // get: RemoteRegion::space
   int64_t origin = 0;                 // get: of the first element, in `space`
   std::byte* data = nullptr;          // first element of the destination
   bool direct = false;                // get: straight into the destination
@@ -55,7 +55,7 @@ struct PullProgram::Impl {
   std::vector<Unit> mapped_units, get_units;
   std::vector<Unit> wire_units;    // of bands
   std::vector<Unit> delta_units;   // of segments
-  std::array<int64_t, 3> bytes{};  // by PullPath, of the sources' dtypes
+  std::array<int64_t, 3> bytes{};  // by Access, of the sources' dtypes
   StreamLayout stream;
 };
 

@@ -81,7 +81,7 @@ TEST(ReduceRun, ReducesInRankOrderAndAgainForTheNextTransfer) {
       const PullRoute route = terms.route(p, op);
       const auto peer = reach_self(p == 0 ? "loopback" : "shm");
       steps.push_back({.program = std::make_shared<PullProgram>(
-                           peer, std::span(&route, 1), PullOptions{.digest = false, .private_path = PullPath::kGet}),
+                           peer, std::span(&route, 1), PullOptions{.digest = false, .private_access = Access::kGet}),
                        .stream = {},
                        .on_start = {}});
     }
@@ -116,7 +116,7 @@ TEST(ReduceRun, TwoRanksReduceFromOneAnotherThroughRings) {
       const PullRoute route = terms.route(p, ReduceOp::kSum);
       const bool own = p == s;
       PullOptions options{.digest = false};
-      if (!own) options.private_path = PullPath::kRing;
+      if (!own) options.private_access = Access::kStream;
       steps[p].program =
           std::make_shared<PullProgram>(reach_self(own ? "loopback" : "shm"), std::span(&route, 1), options);
       if (own) continue;
@@ -150,7 +150,7 @@ TEST(ReduceRun, AnAbortEndsTheWholeChain) {
   for (size_t p = 0; p < 2; ++p) {
     const PullRoute route = terms.route(p, ReduceOp::kSum);
     steps[p].program = std::make_shared<PullProgram>(reach_self("shm"), std::span(&route, 1),
-                                                     PullOptions{.digest = false, .private_path = PullPath::kRing});
+                                                     PullOptions{.digest = false, .private_access = Access::kStream});
     steps[p].stream = BounceRing::create();
   }
   Completion done;

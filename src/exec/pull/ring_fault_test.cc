@@ -95,7 +95,7 @@ TEST(RingFault, AReceiverEndsSoonAfterItsSenderIsKilled) {
   for (const Transport* transport : TransportRegistry::builtin().transports())
     if (transport->name() == "shm") peer = transport->connect({.process = Incarnation::self(), .name = "trainer/0"});
   auto program = std::make_shared<PullProgram>(peer, std::span(&route, 1),
-                                               PullOptions{.digest = false, .private_path = PullPath::kRing});
+                                               PullOptions{.digest = false, .private_access = Access::kStream});
   WorkerPool pool(1, "pull");
   Completion done;
   PullRun run(program, pool, done.callback(), std::move(ring), {.stall = kPatience});
@@ -151,7 +151,7 @@ TEST(RingFault, ARefusedSystemCallLeadsToTheRingAndTheDataArrives) {
     auto program = std::make_shared<PullProgram>(shm, std::span(&route, 1), PullOptions{.digest = false});
     if (!program->wants_stream()) return 3;
     try {
-      PullProgram(shm, std::span(&route, 1), PullOptions{.private_path = PullPath::kGet});
+      PullProgram(shm, std::span(&route, 1), PullOptions{.private_access = Access::kGet});
       return 4;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kPermissionDenied) return 5;

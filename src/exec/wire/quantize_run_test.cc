@@ -168,7 +168,7 @@ void pull_and_check(Random& random, WorkerPool& pool, const std::vector<WireSend
   ASSERT_TRUE(done.wait());
   EXPECT_EQ(run.status(), Status());
   EXPECT_EQ(run.bytes_done(), program->bytes());
-  EXPECT_EQ(program->bytes(PullPath::kMapped), program->bytes());
+  EXPECT_EQ(program->bytes(Access::kMap), program->bytes());
   ASSERT_EQ(destination.memory, expected.memory) << wanted.to_string() << " as " << to_string(to);
   ASSERT_EQ(std::vector<Digest>(run.digests().begin(), run.digests().end()), digests);
 }

@@ -14,11 +14,12 @@ class LoopbackConnection final : public Connection {
   explicit LoopbackConnection(std::string name) : name_(std::move(name)) {}
 
   const std::string& name() const override { return name_; }
+  Caps caps() const override { return {Access::kMap, Access::kGet}; }
+  Status get_refused() const override { return {}; }
+  PathCost cost(Access) const override { return {}; }
   void add_arena(const ArenaDesc& arena, UniqueFd fd) override { arenas_.add(arena, std::move(fd), name_); }
-  const std::byte* mapped(const MemoryDesc& memory) const override;
-  Status get(const MemoryDesc& memory, std::span<const Piece> pieces,
-             std::span<const std::span<std::byte>> out) const override;
-  bool can_get_private() const override { return true; }
+  RemoteRegion region(const MemoryDesc& memory) const override;
+  Status get(uint64_t space, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const override;
 
  private:
   std::string name_;

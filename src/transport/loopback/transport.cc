@@ -20,6 +20,7 @@ class LoopbackTransport final : public Transport {
     return std::make_unique<LoopbackConnection>(peer.name);
   }
   const Streams* streams() const override { return nullptr; }
+  std::unique_ptr<Consent> consent() const override { return nullptr; }
 };
 
 }  // namespace

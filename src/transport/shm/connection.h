@@ -14,21 +14,21 @@ class ShmConnection final : public Connection {
   ShmConnection(const Incarnation& process, std::string name);
 
   const std::string& name() const override { return name_; }
+  Caps caps() const override;
+  Status get_refused() const override { return get_refused_; }
+  PathCost cost(Access access) const override;  // measures at the first call of the process (pull_cost.h)
   void add_arena(const ArenaDesc& arena, UniqueFd fd) override;
-  const std::byte* mapped(const MemoryDesc& memory) const override;
-  Status get(const MemoryDesc& memory, std::span<const Piece> pieces,
-             std::span<const std::span<std::byte>> out) const override;
-  bool can_get_private() const override { return can_get_private_; }
+  RemoteRegion region(const MemoryDesc& memory) const override;
+  Status get(uint64_t space, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const override;
 
  private:
-  Status get_private(const MemoryDesc& memory, std::span<const Piece> pieces,
-                     std::span<const std::span<std::byte>> out) const;
+  Status get_private(std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const;
   bool dead() const;
 
   Incarnation process_;
   std::string name_;
   UniqueFd pidfd_;
-  bool can_get_private_ = false;
+  Status get_refused_;  // of private memory; tried once
   ArenaTable arenas_;
 };
 

@@ -68,17 +68,26 @@ Incarnation Holder::incarnation_of_child() const {
   return of_child;
 }
 
+// `pieces` of `memory`, by offsets in it.
+Status get(const Connection& peer, const MemoryDesc& memory, std::span<const Piece> pieces,
+           std::span<const std::span<std::byte>> out) {
+  const RemoteRegion region = peer.region(memory);
+  std::vector<Piece> placed(pieces.begin(), pieces.end());
+  for (Piece& piece : placed) piece.offset += region.offset;
+  return peer.get(region.space, placed, out);
+}
+
 TEST(ShmConnection, GathersPiecesOfAnotherProcess) {
   const Holder holder;
   const ShmConnection peer(holder.incarnation, "trainer/1");
-  ASSERT_TRUE(peer.can_get_private());
-  EXPECT_EQ(peer.mapped(holder.memory()), nullptr);
+  EXPECT_EQ(peer.caps(), (Caps{Access::kMap, Access::kGet, Access::kStream}));
+  EXPECT_EQ(peer.region(holder.memory()).caps, (Caps{Access::kGet, Access::kStream}));
   std::array<char, 8> a{};
   std::array<char, 3> b{};
   const std::array<Piece, 3> pieces{Piece{4, 5}, Piece{16, 3}, Piece{10, 3}};  // "quick", "fox", "bro"
   const std::array<std::span<std::byte>, 2> out{std::as_writable_bytes(std::span(a)),
                                                 std::as_writable_bytes(std::span(b))};
-  EXPECT_EQ(peer.get(holder.memory(), pieces, out), Status());
+  EXPECT_EQ(get(peer, holder.memory(), pieces, out), Status());
   EXPECT_EQ(std::string(a.data(), a.size()), "quickfox");
   EXPECT_EQ(std::string(b.data(), b.size()), "bro");
 }
@@ -92,7 +101,7 @@ TEST(ShmConnection, ManyPiecesTakeManyCalls) {
   for (size_t i = 0; i < from.size(); i += 2) pieces.push_back({i * 4, 4});
   std::vector<uint32_t> to(pieces.size());
   const std::span<std::byte> out = std::as_writable_bytes(std::span(to));
-  EXPECT_EQ(peer.get(memory, pieces, std::span(&out, 1)), Status());
+  EXPECT_EQ(get(peer, memory, pieces, std::span(&out, 1)), Status());
   for (size_t i = 0; i < to.size(); ++i) ASSERT_EQ(to[i], 2 * i);
 }
 
@@ -105,7 +114,7 @@ TEST(ShmConnection, SaysThatThePeerDied) {
   std::array<std::byte, 4> bytes{};
   const std::span<std::byte> out(bytes);
   const Piece piece{0, 4};
-  const Status status = peer.get(memory, std::span(&piece, 1), std::span(&out, 1));
+  const Status status = get(peer, memory, std::span(&piece, 1), std::span(&out, 1));
   EXPECT_EQ(status.code(), ErrorCode::kPeerLost);
   EXPECT_NE(status.message().find("trainer/1"), std::string::npos) << status.message();
 }
@@ -116,15 +125,15 @@ TEST(ShmConnection, SaysThatTheMemoryIsGone) {
   std::array<std::byte, 4> bytes{};
   const std::span<std::byte> out(bytes);
   const Piece piece{0, 4};
-  EXPECT_EQ(peer.get({.offset = 4096, .bytes = 4}, std::span(&piece, 1), std::span(&out, 1)).code(),
+  EXPECT_EQ(get(peer, {.offset = 4096, .bytes = 4}, std::span(&piece, 1), std::span(&out, 1)).code(),
             ErrorCode::kPeerLost);
 }
 
 TEST(ShmConnection, KnowsThatAFilterForbidsReading) {
   Child child([] {
-    const bool before = ShmConnection(Incarnation::self(), "trainer/0").can_get_private();
+    const bool before = ShmConnection(Incarnation::self(), "trainer/0").caps().has(Access::kGet);
     if (!forbid_process_vm_readv()) return 3;
-    const bool after = ShmConnection(Incarnation::self(), "trainer/0").can_get_private();
+    const bool after = ShmConnection(Incarnation::self(), "trainer/0").caps().has(Access::kGet);
     return before && !after ? 0 : 1;
   });
   EXPECT_EQ(child.wait(), 0);
@@ -137,10 +146,10 @@ TEST(ShmConnection, ChecksEveryRangeAgainstTheAnnouncedArenas) {
   const auto shared = [](uint32_t id, uint64_t offset, uint64_t bytes) {
     return MemoryDesc{.kind = MemoryDesc::Kind::kShared, .arena = id, .offset = offset, .bytes = bytes};
   };
-  EXPECT_NE(peer.mapped(shared(5, 0, arena.bytes())), nullptr);
-  EXPECT_THROW(peer.mapped(shared(5, 1, arena.bytes())), Error);
-  EXPECT_THROW(peer.mapped(shared(5, arena.bytes() + 1, 0)), Error);
-  EXPECT_THROW(peer.mapped(shared(6, 0, 1)), Error);
+  EXPECT_NE(peer.region(shared(5, 0, arena.bytes())).mapped, nullptr);
+  EXPECT_THROW(peer.region(shared(5, 1, arena.bytes())), Error);
+  EXPECT_THROW(peer.region(shared(5, arena.bytes() + 1, 0)), Error);
+  EXPECT_THROW(peer.region(shared(6, 0, 1)), Error);
   EXPECT_THROW(peer.add_arena({5, arena.bytes()}, UniqueFd(::dup(arena.fd_for_peer()))), Error);
 }
 
@@ -151,14 +160,14 @@ TEST(ShmConnection, ReadsAnArenaThatCouldShrinkWithoutMappingIt) {
   ShmConnection peer(Incarnation::self(), "trainer/0");
   peer.add_arena({1, 8192}, UniqueFd(::dup(fd.get())));
   const MemoryDesc memory{.kind = MemoryDesc::Kind::kShared, .arena = 1, .offset = 4096, .bytes = 4096};
-  EXPECT_EQ(peer.mapped(memory), nullptr);
+  EXPECT_EQ(peer.region(memory).caps, Caps{Access::kGet});
   std::array<char, 3> text{};
   const std::span<std::byte> out = std::as_writable_bytes(std::span(text));
   const Piece piece{16, 3};
-  EXPECT_EQ(peer.get(memory, std::span(&piece, 1), std::span(&out, 1)), Status());
+  EXPECT_EQ(get(peer, memory, std::span(&piece, 1), std::span(&out, 1)), Status());
   EXPECT_EQ(std::string(text.data(), 3), "fox");
   ASSERT_EQ(::ftruncate(fd.get(), 0), 0);
-  EXPECT_EQ(peer.get(memory, std::span(&piece, 1), std::span(&out, 1)).code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(get(peer, memory, std::span(&piece, 1), std::span(&out, 1)).code(), ErrorCode::kPeerLost);
 }
 
 TEST(TransportRegistry, ChoosesLoopbackForOneselfAndShmForNeighbours) {

@@ -18,7 +18,6 @@ constexpr size_t kBytes = size_t{4} << 20;
 constexpr size_t kPiece = 1024;
 constexpr size_t kPieces = kBytes / kPiece;
 constexpr size_t kRequest = size_t{256} << 10;  // of one get, and of the staging that bounces
-constexpr double kClearly = 0.8;
 constexpr int kRounds = 3;
 
 struct Samples {
@@ -79,11 +78,6 @@ PullCosts measure_pull_costs() {
 const PullCosts& pull_costs() {
   static const PullCosts costs = measure_pull_costs();
   return costs;
-}
-
-PullPath cheaper_private_path(const PullCosts& costs, int64_t bytes, int64_t pieces) {
-  return costs.ring.seconds(bytes, pieces) < kClearly * costs.readv.seconds(bytes, pieces) ? PullPath::kRing
-                                                                                           : PullPath::kGet;
 }
 
 }  // namespace tessera

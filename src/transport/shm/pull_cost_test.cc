@@ -5,12 +5,13 @@
 namespace tessera {
 namespace {
 
-TEST(PullCost, TheRingIsTakenOnlyWhereItWinsClearly) {
-  const PullCosts costs{.readv = {.byte = 1e-10, .piece = 4e-7}, .ring = {.byte = 2e-10, .piece = 2e-8}};
-  EXPECT_EQ(cheaper_private_path(costs, int64_t{1} << 30, 1), PullPath::kGet);
-  EXPECT_EQ(cheaper_private_path(costs, int64_t{1} << 30, int64_t{1} << 10), PullPath::kGet);   // 1 MiB pieces
-  EXPECT_EQ(cheaper_private_path(costs, int64_t{1} << 30, int64_t{1} << 20), PullPath::kRing);  // 1 KiB pieces
-  EXPECT_EQ(cheaper_private_path({.readv = {.byte = 1}, .ring = {.byte = 0.9}}, 100, 0), PullPath::kGet);
+TEST(PathCost, TheStreamIsTakenOnlyWhereItWinsClearly) {
+  const PathCost get{.byte = 1e-10, .piece = 4e-7};
+  const PathCost stream{.byte = 2e-10, .piece = 2e-8};
+  EXPECT_EQ(cheaper_access(get, stream, int64_t{1} << 30, 1), Access::kGet);
+  EXPECT_EQ(cheaper_access(get, stream, int64_t{1} << 30, int64_t{1} << 10), Access::kGet);     // 1 MiB pieces
+  EXPECT_EQ(cheaper_access(get, stream, int64_t{1} << 30, int64_t{1} << 20), Access::kStream);  // 1 KiB pieces
+  EXPECT_EQ(cheaper_access({.byte = 1}, {.byte = 0.9}, 100, 0), Access::kGet);
 }
 
 TEST(PullCost, IsMeasuredOnThisMachine) {

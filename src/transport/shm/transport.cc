@@ -6,6 +6,7 @@
 #include "base/socket.h"
 #include "transport/shm/bounce_ring.h"
 #include "transport/shm/connection.h"
+#include "transport/shm/ptrace_consent.h"
 #include "transport/shm/remote_read.h"
 
 namespace tessera {
@@ -55,6 +56,7 @@ class ShmTransport final : public Transport {
   }
 
   const Streams* streams() const override { return &rings_; }
+  std::unique_ptr<Consent> consent() const override { return std::make_unique<PtraceConsent>(); }
 
  private:
   BounceRings rings_;
