@@ -171,7 +171,7 @@ def called(call):
 
 
 def messages_of_python():
-    modules = {path: ast.parse(path.read_text()) for path in sorted((root / "python/tessera").glob("*.py"))}
+    modules = {path: ast.parse(path.read_text()) for path in sorted((root / "python/tessera").rglob("*.py"))}
     found = [(path.relative_to(root), node) for path, module in modules.items() for node in ast.walk(module)]
     functions = [(path, node) for path, node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     makers = {function.name for _, function in functions if returned_type(function).endswith("Error")}

@@ -28,7 +28,7 @@ void bind_tensor_watch(nb::module_& module);
 void bind_bus(nb::module_& module);
 void bind_environment(nb::module_& module);
 
-// A Mesh, placement or dtype of this module, or another library's (torch's, NumPy's), which tessera._foreign
+// A Mesh, placement or dtype of this module, or another library's (torch's, NumPy's), which tessera._tensors.foreign
 // translates. They throw what that raises.
 Mesh mesh_from(nb::handle object);
 Placement placement_from(nb::handle object);

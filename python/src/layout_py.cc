@@ -13,7 +13,7 @@ namespace tessera::python {
 namespace {
 
 nb::object foreign(const char* function, nb::handle object) {
-  return nb::module_::import_("tessera._foreign").attr(function)(object);
+  return nb::module_::import_("tessera._tensors.foreign").attr(function)(object);
 }
 
 Mesh make_mesh(const std::vector<int>& shape, const std::optional<std::vector<std::string>>& names,

@@ -11,8 +11,10 @@ Quantised formats: quantize(w, "nvfp4"), amax().
 """
 
 from . import maps
-from ._batch import Batch
-from ._bus import Bus, connect
+from ._bus.batch import Batch
+from ._bus.bus import Bus, connect
+from ._bus.handle import Handle
+from ._bus.mapping import Part
 from ._core import (
     AmaxHistory,
     BatchStats,
@@ -45,13 +47,11 @@ from ._errors import (
     UnavailableError,
     UnimplementedError,
 )
-from ._handle import Handle
-from ._layouts import layout_of
-from ._mapping import Part
-from ._memory import empty, share_, zeros
 from ._plans import plan, simulate
-from ._quantize import amax, quantize
-from ._quantized import QuantizedPlane, QuantizedTensor
+from ._quant.quantize import amax, quantize
+from ._quant.quantized import QuantizedPlane, QuantizedTensor
+from ._tensors.layouts import layout_of
+from ._tensors.memory import empty, share_, zeros
 
 __all__ = [
     "AlreadyExistsError",

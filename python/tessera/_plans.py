@@ -7,8 +7,8 @@ from typing import Any
 
 from . import _core
 from ._errors import InvalidArgumentError
-from ._foreign import numpy_dtype, torch_dtype, type_name
-from ._layouts import LayoutLike, as_layout
+from ._tensors.foreign import numpy_dtype, torch_dtype, type_name
+from ._tensors.layouts import LayoutLike, as_layout
 
 
 def plan(shape: Sequence[int], dtype: Any, src: LayoutLike, dst: LayoutLike) -> _core.Plan:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _core
+from ._bus.mapping import Mapped, Part
 from ._errors import InvalidArgumentError, UnimplementedError
-from ._mapping import Mapped, Part
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
 """What config.model_type may be."""

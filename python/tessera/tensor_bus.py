@@ -17,14 +17,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _core
-from ._batch import Batch, Direction, Mode, Share
-from ._bus import require_direction, require_mode
+from ._bus.batch import Batch, Direction, Mode, Share
+from ._bus.bus import require_direction, require_mode
+from ._bus.handle import Handle
+from ._bus.registration import Registration
+from ._bus.wire import wire_by_position
 from ._closing import Closing, close_at_exit
 from ._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, NotFoundError
-from ._handle import Handle
-from ._registration import Registration
-from ._tensors import source_of
-from ._wire import wire_by_position
+from ._tensors.tensors import source_of
 
 
 class TensorBusClient(Closing):

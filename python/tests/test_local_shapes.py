@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tessera
-from tessera._location import Location
-from tessera._registration import Registration
+from tessera._bus.registration import Registration
+from tessera._tensors.location import Location
 
 
 def collect(value: Any, rank: int = 0) -> Registration:

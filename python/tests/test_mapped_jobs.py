@@ -22,7 +22,7 @@ import torch
 from ranks import transfer
 from serving_engine import EngineRank
 from tessera import Part, maps
-from tessera._registration import Registration
+from tessera._bus.registration import Registration
 from tiny_models import (
     Model,
     assert_engines_same,

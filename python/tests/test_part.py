@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tessera
 from tessera import Part
-from tessera._mapping import Map
-from tessera._registration import Registration
+from tessera._bus.mapping import Map
+from tessera._bus.registration import Registration
 
 FUSED = np.arange(24, dtype=np.float32).reshape(6, 4)
 

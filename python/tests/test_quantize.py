@@ -200,7 +200,7 @@ def test_dequantised_into_a_smaller_dtype_is_rounded_once(format: str, library: 
     q = tessera.quantize(of_library(library, random_matrix((32, 64))), format)
     exact, rounded = q.dequantize(), q.dequantize(dtype=dtype)
     if library == "torch":
-        assert torch.equal(rounded, exact.to(rounded.dtype)) and tessera._foreign.dtype(rounded.dtype) == dtype
+        assert torch.equal(rounded, exact.to(rounded.dtype)) and tessera._tensors.foreign.dtype(rounded.dtype) == dtype
     else:
         assert rounded.dtype == DTYPES[dtype] and (rounded == exact.astype(DTYPES[dtype])).all()
 

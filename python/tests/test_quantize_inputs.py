@@ -102,7 +102,7 @@ def test_dense_rows_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> 
     def copied(view: Any) -> Any:
         raise AssertionError(f"copied: shape {view.shape}")
 
-    monkeypatch.setattr(tessera._stacks, "_packed", copied)
+    monkeypatch.setattr(tessera._tensors.stacks, "_packed", copied)
     assert tessera.amax(views) == expected
     for view in views:
         assert tessera.quantize(view, "mxfp8", planes="row").dequantize().max() >= 32

@@ -12,7 +12,7 @@ import pytest
 import tessera
 from ranks import LIMIT, run
 from tessera import _core
-from tessera._registration import Registration
+from tessera._bus.registration import Registration
 
 
 def sends(tensors: Any, **options: Any) -> Callable[[tessera.Bus], None]:

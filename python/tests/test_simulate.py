@@ -243,7 +243,8 @@ def sliced(whole: Any, layout: Layout, rank: int) -> Any:
 @settings(max_examples=300, deadline=None)
 @given(plans())
 def test_any_plan_moves_what_its_layouts_mean(made: tessera.Plan) -> None:
-    whole = numpy.arange(math.prod(made.shape)).reshape(made.shape).astype(tessera._foreign.numpy_dtype(made.dtype))
+    dtype = tessera._tensors.foreign.numpy_dtype(made.dtype)
+    whole = numpy.arange(math.prod(made.shape)).reshape(made.shape).astype(dtype)
     moved = simulate(made, {rank: sliced(whole, made.src, rank) for rank in made.src.mesh.ranks})
     assert sorted(moved) == sorted(made.dst.mesh.ranks)
     for rank, array in moved.items():

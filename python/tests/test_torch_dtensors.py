@@ -11,7 +11,7 @@ import pytest
 import tessera
 import torch
 import torch.distributed._functional_collectives as collectives
-from tessera._tensors import source_of
+from tessera._tensors.tensors import source_of
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry

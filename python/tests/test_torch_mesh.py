@@ -9,7 +9,7 @@ import pytest
 import tessera
 import torch
 import torch.distributed
-from tessera._foreign import device_mesh
+from tessera._tensors.foreign import device_mesh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
@@ -146,7 +146,7 @@ def test_a_rank_that_torch_leaves_out_must_be_left_out(loopback: Any) -> None:
 
 def test_a_dtensor_that_does_not_hold_what_its_placements_say(loopback: Any) -> None:
     tensor = spread(torch.ones(16, 2))
-    at = tessera._tensors.source_of("w", tensor).locate()
+    at = tessera._tensors.tensors.source_of("w", tensor).locate()
     at.check("w", at.layout, (16, 2), 5)
     with pytest.raises(
         tessera.InvalidArgumentError,

@@ -12,7 +12,7 @@ import tessera
 import torch
 import torch.distributed
 from loopback import Loopback, move
-from tessera._tensors import source_of
+from tessera._tensors.tensors import source_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.multiprocessing.reductions import StorageWeakRef

@@ -10,7 +10,7 @@ import pytest
 import tessera
 import torch
 from loopback import Loopback
-from tessera._tensors import source_of
+from tessera._tensors.tensors import source_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 

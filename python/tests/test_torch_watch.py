@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tessera import InvalidArgumentError
-from tessera._registration import Registration
+from tessera._bus.registration import Registration
 from torch import nn
 
 

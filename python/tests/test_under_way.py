@@ -320,7 +320,7 @@ def test_a_batch_that_goes_while_the_interpreter_ends_starts_no_thread(runtime_d
     """Threads do not start any more by then: waiting for one hangs."""
     script = """
         import sys
-        from tessera._batch import Batch
+        from tessera._bus.batch import Batch
 
         class Core:
             def version(self): return 0

@@ -11,7 +11,7 @@ import pytest
 import tessera
 from loopback import Loopback, move
 from ranks import LIMIT, run
-from tessera._registration import Registration
+from tessera._bus.registration import Registration
 
 
 def wire_of(tensors: dict[str, Any], wire: Any, **options: Any) -> dict[str, str | None]:

@@ -16,7 +16,7 @@ trap 'rm -rf "$work"' EXIT
   --config-settings=build-dir="$source/build/wheel" --config-settings=cmake.build-type="$type" "${options[@]}" "$source"
 wheel=$(echo "$work"/tessera-*.whl)
 "$python" -m zipfile -l "$wheel" >"$work/list"
-for file in tessera/py.typed tessera/_core.pyi tessera/bin/tessera tessera/tensor_bus.py; do
+for file in tessera/py.typed tessera/_core.pyi tessera/bin/tessera tessera/tensor_bus.py tessera/_bus/batch.py; do
   grep -q "^$file " "$work/list" || { echo "$wheel lacks $file"; cat "$work/list"; exit 1; }
 done
 ! grep -E '\.(cc|h|a)$|/tests/' "$work/list"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _core
-from ._errors import Error, UnimplementedError
-from ._foreign import numpy_dtype, torch_dtype, type_name
-from ._layouts import is_dtensor
-from ._location import refusal
-from ._torch import is_torch_tensor, plain
+from .. import _core
+from .._errors import Error, UnimplementedError
+from .foreign import numpy_dtype, torch_dtype, type_name
+from .layouts import is_dtensor
+from .location import refusal
+from .torch import is_torch_tensor, plain
 
 if TYPE_CHECKING:
     import torch

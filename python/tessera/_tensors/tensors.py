@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from . import _core
-from ._arrays import Array, is_array
-from ._errors import Error, InvalidArgumentError
-from ._foreign import type_name
-from ._layouts import as_layout
-from ._location import Location, Source, refusal
-from ._quantized import QuantizedTensor, Received
-from ._torch import TorchTensor, is_module, is_torch_tensor, walk_module
+from .. import _core
+from .._errors import Error, InvalidArgumentError
+from .._quant.quantized import QuantizedTensor, Received
+from .arrays import Array, is_array
+from .foreign import type_name
+from .layouts import as_layout
+from .location import Location, Source, refusal
+from .torch import TorchTensor, is_module, is_torch_tensor, walk_module
 
 __all__ = ["Location", "Source", "leaves", "source_of", "walk"]
 

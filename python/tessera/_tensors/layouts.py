@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from . import _core
-from ._errors import InvalidArgumentError
-from ._foreign import device_mesh, placement, type_name
+from .. import _core
+from .._errors import InvalidArgumentError
+from .foreign import device_mesh, placement, type_name
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import _core
-from ._errors import InvalidArgumentError, MismatchError
+from .. import _core
+from .._errors import InvalidArgumentError, MismatchError
 
 Shape = tuple[int, ...]
 

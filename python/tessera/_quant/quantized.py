@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from . import _core
-from ._blocks import Block, sizes_of
-from ._errors import InvalidArgumentError
-from ._foreign import numpy_dtype, torch_dtype
-from ._launch import launch
-from ._layouts import LayoutLike, as_layout
-from ._location import Location, refusal
-from ._stacks import address_of, new_array
-from ._torch import is_torch_tensor
+from .. import _core
+from .._errors import InvalidArgumentError
+from .._launch import launch
+from .._tensors.blocks import Block, sizes_of
+from .._tensors.foreign import numpy_dtype, torch_dtype
+from .._tensors.layouts import LayoutLike, as_layout
+from .._tensors.location import Location, refusal
+from .._tensors.stacks import address_of, new_array
+from .._tensors.torch import is_torch_tensor
 
 PLANES = ("row", "column")
 _FLOATS = ("f32", "f16", "bf16")

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import _core
-from ._errors import Error, InvalidArgumentError, MismatchError
-from ._fused import Fused, fused_parts
-from ._mapping import Local, Map, Part, Piece, compile_map
-from ._replicas import Replicas, compare, digests
-from ._shapes import Shape, global_shape
-from ._slices import Entry, as_slices, entries, index_text
-from ._tensors import Location, Source, walk
-from ._watch import Watch
-from ._wire import Wire, compile_wire
+from .. import _core
+from .._errors import Error, InvalidArgumentError, MismatchError
+from .._tensors.shapes import Shape, global_shape
+from .._tensors.tensors import Location, Source, walk
+from .._tensors.watch import Watch
+from .fused import Fused, fused_parts
+from .mapping import Local, Map, Part, Piece, compile_map
+from .replicas import Replicas, compare, digests
+from .slices import Entry, as_slices, entries, index_text
+from .wire import Wire, compile_wire
 
 LARGEST = 1 << 62  # of a dim; a sum of some is checked by the core
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from . import _core
-from ._errors import MismatchError
-from ._mapping import Piece
+from .. import _core
+from .._errors import MismatchError
+from .mapping import Piece
 
 SHOWN = 5  # tensors in an error
 Digests = Mapping[str, tuple[str, str]]

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from . import _core
-from ._errors import InvalidArgumentError
-from ._foreign import type_name
-from ._quantized import PLANES, QuantizedTensor, new_plane, plane_names, refuse_for, spec_of
-from ._stacks import Stack, array_of, new_array, stack_of
-from ._torch import is_torch_tensor
+from .. import _core
+from .._errors import InvalidArgumentError
+from .._tensors.foreign import type_name
+from .._tensors.stacks import Stack, array_of, new_array, stack_of
+from .._tensors.torch import is_torch_tensor
+from .quantized import PLANES, QuantizedTensor, new_plane, plane_names, refuse_for, spec_of
 
 
 def quantize(

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _core
-from ._errors import DeadlineExceededError, Error, InvalidArgumentError
+from .. import _core
+from .._errors import DeadlineExceededError, Error, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from ._batch import Batch
-    from ._registration import Held
+    from .batch import Batch
+    from .registration import Held
 
 _BAR_SECONDS = 0.1
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from . import _core
-from ._errors import Error
-from ._location import Location
-from ._mapping import Part
-from ._slices import Entry, entries, is_sharded
+from .. import _core
+from .._errors import Error
+from .._tensors.location import Location
+from .mapping import Part
+from .slices import Entry, entries, is_sharded
 
 Fused: TypeAlias = tuple[str, tuple[int, int] | None]
 """Of a part: the name of what it is fused into, and where it begins there, row and column, if that can be known."""

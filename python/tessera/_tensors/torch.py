@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from . import _core
-from ._errors import Error, InvalidArgumentError, UnimplementedError
-from ._foreign import type_name
-from ._layouts import is_dtensor, readings
-from ._location import OUTSIDE, Location, Source, element_type, refusal, sound_strides
+from .. import _core
+from .._errors import Error, InvalidArgumentError, UnimplementedError
+from .foreign import type_name
+from .layouts import is_dtensor, readings
+from .location import OUTSIDE, Location, Source, element_type, refusal, sound_strides
 
 if TYPE_CHECKING:
     import torch

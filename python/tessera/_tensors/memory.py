@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import _core
-from ._blocks import as_numpy, as_torch, sizes_of
-from ._errors import InvalidArgumentError, UnimplementedError
-from ._foreign import type_name
-from ._tensors import leaves
-from ._torch import fsdp_parameters, is_module, is_torch_tensor, local_tensor
+from .. import _core
+from .._errors import InvalidArgumentError, UnimplementedError
+from .blocks import as_numpy, as_torch, sizes_of
+from .foreign import type_name
+from .tensors import leaves
+from .torch import fsdp_parameters, is_module, is_torch_tensor, local_tensor
 
 if TYPE_CHECKING:
     import torch

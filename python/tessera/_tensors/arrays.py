@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ._errors import UnimplementedError
-from ._foreign import type_name
-from ._location import Location, element_type, refusal, sound_strides
+from .._errors import UnimplementedError
+from .foreign import type_name
+from .location import Location, element_type, refusal, sound_strides
 
 _HOST = 1  # kDLCPU of DLPack
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _core
-from ._errors import InvalidArgumentError
-from ._foreign import numpy_dtype, torch_dtype
-from ._stacks import address_of
-from ._torch import is_torch_tensor
+from .. import _core
+from .._errors import InvalidArgumentError
+from .foreign import numpy_dtype, torch_dtype
+from .stacks import address_of
+from .torch import is_torch_tensor
 
 if TYPE_CHECKING:
     import torch

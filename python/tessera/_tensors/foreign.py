@@ -11,8 +11,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import _core
-from ._errors import InvalidArgumentError
+from .. import _core
+from .._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

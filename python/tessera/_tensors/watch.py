@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from . import _core
+from .. import _core
 
 if TYPE_CHECKING:
     import torch

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from . import _core
-from ._errors import Error, InvalidArgumentError
-from ._foreign import type_name
-from ._layouts import LayoutLike, as_layout
-from ._slices import Entry, Index, cut, entries, index_text, is_sharded, sharding_axes, view
-from ._tensors import Location
+from .. import _core
+from .._errors import Error, InvalidArgumentError
+from .._tensors.foreign import type_name
+from .._tensors.layouts import LayoutLike, as_layout
+from .._tensors.tensors import Location
+from .slices import Entry, Index, cut, entries, index_text, is_sharded, sharding_axes, view
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, get_args
 
-from . import _core
-from ._batch import Batch, Direction, Mode, Share
-from ._closing import Closing, close_at_exit
-from ._errors import AlreadyExistsError, InvalidArgumentError
-from ._launch import launch
-from ._layouts import LayoutLike, as_layout
-from ._mapping import Map
-from ._registration import Registration
-from ._wire import Wire
+from .. import _core
+from .._closing import Closing, close_at_exit
+from .._errors import AlreadyExistsError, InvalidArgumentError
+from .._launch import launch
+from .._tensors.layouts import LayoutLike, as_layout
+from .batch import Batch, Direction, Mode, Share
+from .mapping import Map
+from .registration import Registration
+from .wire import Wire
 
 # Names of tensors: regular expressions of which one matches the whole name, or a function that says so.
 Names: TypeAlias = str | Iterable[str] | Callable[[str], bool]

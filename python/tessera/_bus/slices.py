@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from . import _core
-from ._errors import InvalidArgumentError, UnimplementedError
-from ._foreign import type_name
-from ._tensors import Location
+from .. import _core
+from .._errors import InvalidArgumentError, UnimplementedError
+from .._tensors.foreign import type_name
+from .._tensors.tensors import Location
 
 Index: TypeAlias = int | slice | tuple[int | slice, ...]
 # Of one dim: an element, or those of a range.

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, overload
 
-from . import _core
-from ._closing import Closing
-from ._errors import (
+from .. import _core
+from .._closing import Closing
+from .._errors import (
     CancelledError,
     DeadlineExceededError,
     Error,
@@ -23,8 +23,8 @@ from ._errors import (
     MismatchError,
     UnimplementedError,
 )
-from ._handle import Handle, Transfer, progress_bars
-from ._registration import Held, Registration
+from .handle import Handle, Transfer, progress_bars
+from .registration import Held, Registration
 
 Mode: TypeAlias = Literal["inplace", "staged"]
 Direction: TypeAlias = Literal["send", "recv"]

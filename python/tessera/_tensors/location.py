@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from . import _core
-from ._errors import Error, InvalidArgumentError
-from ._foreign import dtype as dtype_name
+from .. import _core
+from .._errors import Error, InvalidArgumentError
+from .foreign import dtype as dtype_name
 
 OUTSIDE = -1
 """Location.rank of a process that is in no place of the mesh."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from . import _core
-from ._errors import InvalidArgumentError
+from .. import _core
+from .._errors import InvalidArgumentError
 
 # By name on the bus, a regular expression of the whole of it, the first that matches; None: as it is.
 Wire: TypeAlias = Mapping[str, str | None]
