@@ -1,4 +1,4 @@
-// Random shapes and layouts for property tests: uneven, empty, nested, strided, ragged, partial, scattered ranks.
+// The random shapes, meshes and layouts of all tests: uneven, empty, nested, strided, ragged, partial, scattered ranks.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,8 @@ class RandomLayouts {
     int max_axes = 3;
     int max_ranks = 24;     // of a mesh
     int highest_rank = 47;  // ranks are drawn from 0 to it; at least max_ranks - 1
-    bool partial = true;    // may axes be Partial?
+    // What Partial axes may be reduced by; empty: there are no such axes.
+    std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
   };
 
   explicit RandomLayouts(uint64_t seed) : random_(seed) {}
@@ -30,6 +31,10 @@ class RandomLayouts {
     return low + static_cast<Index>(random_() % static_cast<uint64_t>(high - low + 1));
   }
   bool one_in(int n) { return draw(1, n) == 1; }
+  template <typename T>
+  T pick(const std::vector<T>& from) {
+    return from[static_cast<size_t>(draw(0, static_cast<Index>(from.size()) - 1))];
+  }
 
   Shape shape() {
     Shape shape(static_cast<size_t>(draw(0, limits_.max_dims)));
@@ -65,13 +70,13 @@ class RandomLayouts {
   // Valid for the shape; dims may be negative.
   Layout layout(const Shape& shape) {
     Mesh made = mesh();
-    const auto op = static_cast<ReduceOp>(draw(0, 4));
+    const ReduceOp op = limits_.ops.empty() ? ReduceOp::kSum : pick(limits_.ops);
     std::vector<Placement> placements;
     std::vector<bool> cut(shape.size());
     for (const Axis& axis : made.axes()) {
       Placement placement = Replicate{};
       const Index kind = draw(0, 9);
-      if (kind == 0 && limits_.partial) placement = Partial{op};
+      if (kind == 0 && !limits_.ops.empty()) placement = Partial{op};
       if (kind >= 2 && !shape.empty()) {
         const Index dim = draw(0, static_cast<Index>(shape.size()) - 1);
         const auto d = static_cast<size_t>(dim);

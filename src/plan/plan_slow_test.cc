@@ -13,7 +13,7 @@ TEST(LargeRedistribution, IsJudgedElementByElement) {
   const RandomLayouts::Limits large{
       .max_dims = 5, .max_size = 400, .max_elements = 100'000, .max_axes = 3, .max_ranks = 40, .highest_rank = 47};
   RandomLayouts::Limits plain = large;
-  plain.partial = false;
+  plain.ops.clear();
   RandomLayouts with_partial(41, large);
   RandomLayouts without_partial(42, plain);
   for (int planned = 0; planned < 300;) {

@@ -16,7 +16,7 @@ class RandomRedistribution : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(RandomRedistribution, WritesEveryElementOnceFromARankThatHoldsItWithTheFewestBytes) {
   RandomLayouts with_partial(GetParam(), {});
-  RandomLayouts without_partial(GetParam() + 1000, {.partial = false});
+  RandomLayouts without_partial(GetParam() + 1000, {.ops = {}});
   int planned = 0;
   while (planned < kCases) {
     const Case c = random_case(with_partial, without_partial);

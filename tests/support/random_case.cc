@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "bus/registration/plane_memory.h"
 #include "codec/simd/cast.h"
+#include "layout/random_layout.h"
 #include "tessera/plan.h"
 #include "tests/support/brute_values.h"
 
@@ -25,64 +25,15 @@ int between(std::mt19937_64& random, int low, int high) {
   return low + static_cast<int>(random() % static_cast<uint64_t>(high - low + 1));
 }
 
-// A mesh over some of the job's ranks, in any order, cut into one to three axes.
-Mesh random_mesh(std::mt19937_64& random, int world) {
-  std::vector<Rank> ranks(static_cast<size_t>(world));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  std::shuffle(ranks.begin(), ranks.end(), random);
-  ranks.resize(static_cast<size_t>(between(random, 1, world)));
-  std::vector<Axis> axes;
-  int left = static_cast<int>(ranks.size());
-  while (left > 1 && axes.size() < 2) {
-    std::vector<int> divisors;
-    for (int d = 1; d <= left; ++d)
-      if (left % d == 0) divisors.push_back(d);
-    const int size = pick(random, divisors);
-    axes.push_back({"", size});
-    left /= size;
-  }
-  axes.push_back({"", left});
-  return {axes, ranks};
+// What one in four tensors is reduced by.
+std::optional<ReduceOp> random_op(std::mt19937_64& random, const std::vector<ReduceOp>& ops) {
+  return random() % 4 == 0 ? std::optional(pick(random, ops)) : std::nullopt;
 }
 
-RaggedShard random_ragged(std::mt19937_64& random, int dim, Index size, int ranks) {
-  std::vector<Index> bounds{0, size};
-  while (static_cast<int>(bounds.size()) < ranks + 1)
-    bounds.push_back(static_cast<Index>(random() % static_cast<uint64_t>(size + 1)));
-  std::ranges::sort(bounds);
-  return {dim, bounds};
-}
-
-Layout random_layout(std::mt19937_64& random, const Shape& shape, int world, bool may_reduce, ReduceOp op) {
-  const Mesh mesh = random_mesh(random, world);
-  std::vector<Placement> placements;
-  std::vector<bool> taken(shape.size(), false);
-  for (const Axis& axis : mesh.axes()) {
-    const int kind = between(random, 0, may_reduce ? 7 : 6);
-    const int dim = shape.empty() ? 0 : between(random, 0, static_cast<int>(shape.size()) - 1);
-    if (kind == 7) {
-      placements.push_back(Partial{op});
-    } else if (shape.empty() || kind <= 1) {
-      placements.push_back(Replicate{});
-    } else if (kind == 2) {
-      placements.push_back(StridedShard{dim, between(random, 1, 3)});
-    } else if (kind == 3 && !taken[static_cast<size_t>(dim)]) {
-      placements.push_back(random_ragged(random, dim, shape[static_cast<size_t>(dim)], axis.size));
-    } else {
-      placements.push_back(Shard{dim});
-    }
-    if (!shape.empty() && kind != 7 && kind > 1) taken[static_cast<size_t>(dim)] = true;
-  }
-  return {mesh, placements};
-}
-
-bool fits(const Layout& layout, const Shape& shape) {
-  try {
-    layout.bind(shape);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
+// Over some of a job's ranks. Partial axes are reduced by `op`; without one there are none.
+Layout random_layout(std::mt19937_64& random, const Shape& shape, int world, std::optional<ReduceOp> op = {}) {
+  const std::vector<ReduceOp> ops = op ? std::vector{*op} : std::vector<ReduceOp>();
+  return RandomLayouts(random(), {.max_ranks = world, .highest_rank = world - 1, .ops = ops}).layout(shape);
 }
 
 // Calls `visit(global indices, position among the owned elements)` for every element that `region` holds.
@@ -403,19 +354,17 @@ RandomCase random_case(std::mt19937_64& random, const std::string& name, int sou
   a.seed = random();
   for (int d = between(random, 0, 4); d > 0; --d)
     a.shape.push_back(random() % 12 == 0 ? 0 : between(random, 1, a.shape.empty() ? 40 : 13));
-  const bool reduce = random() % 4 == 0;
-  const ReduceOp op = pick(random, kOps);
+  const std::optional<ReduceOp> op = random_op(random, kOps);
   const std::vector<DType> any(all_dtypes().begin(), all_dtypes().end());
   do {
-    a.src_dtype = pick(random, reduce ? kReducible : any);
-  } while (reduce && op == ReduceOp::kAvg && is_integer(a.src_dtype));
+    a.src_dtype = pick(random, op ? kReducible : any);
+  } while (op == ReduceOp::kAvg && is_integer(a.src_dtype));
   if (a.src_dtype == DType::kF4) a.shape.push_back(2 * between(random, 0, 12));
   a.dst_dtype = is_castable_float(a.src_dtype) && random() % 2 == 0 ? pick(random, kFloats) : a.src_dtype;
   do {
-    a.src = random_layout(random, a.shape, source_world, reduce, op);
-    a.dst = random_layout(random, a.shape, destination_world, false, op);
-  } while (!fits(a.src, a.shape) || !fits(a.dst, a.shape) ||
-           (a.src_dtype == DType::kF4 && !whole_bytes(a, source_world)));
+    a.src = random_layout(random, a.shape, source_world, op);
+    a.dst = random_layout(random, a.shape, destination_world);
+  } while (a.src_dtype == DType::kF4 && !whole_bytes(a, source_world));
   a.src_shared = random() % 2 == 0;
   a.dst_shared = random() % 2 == 0;
   return a;
@@ -433,14 +382,11 @@ RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, in
   a.shape.push_back(between(random, 1, random() % 4 == 0 ? 300 : 70));
   a.shape.push_back(random() % 20 == 0 ? 0 : 2 * between(random, 1, random() % 4 == 0 ? 150 : 40));
   if (format != Format::kNvfp4 && random() % 2 == 0) ++a.shape.back();
-  const bool reduce = random() % 4 == 0;
-  const ReduceOp op = pick(random, kOps);
+  const std::optional<ReduceOp> op = random_op(random, kOps);
   a.src_dtype = pick(random, kFloats);
   a.dst_dtype = random() % 2 == 0 ? pick(random, kFloats) : a.src_dtype;
-  do {
-    a.src = random_layout(random, a.shape, source_world, reduce, op);
-    a.dst = random_layout(random, a.shape, destination_world, false, op);
-  } while (!fits(a.src, a.shape) || !fits(a.dst, a.shape));
+  a.src = random_layout(random, a.shape, source_world, op);
+  a.dst = random_layout(random, a.shape, destination_world);
   a.src_shared = random() % 2 == 0;
   a.dst_shared = random() % 2 == 0;
   return a;
@@ -453,15 +399,14 @@ RandomCase random_planes_case(std::mt19937_64& random, const std::string& name, 
   if (format == Format::kNvfp4) a.shape[a.shape.size() - 2] += a.shape[a.shape.size() - 2] % 2;
   if (a.shape.back() == 0) a.shape.back() = 32;
   do {
-    a.src =
-        random_layout(random, a.shape, source_world, a.src.has_partial(), a.src.partial_op().value_or(ReduceOp::kSum));
-    a.dst = random_layout(random, a.shape, destination_world, false, ReduceOp::kSum);
+    a.src = random_layout(random, a.shape, source_world, a.src.partial_op());
+    a.dst = random_layout(random, a.shape, destination_world);
     std::vector<Placement> placements(a.dst.placements().begin(), a.dst.placements().end());
     for (Placement& placement : placements)
       if (auto* ragged = std::get_if<RaggedShard>(&placement))
         for (size_t b = 1; b + 1 < ragged->bounds.size(); ++b) ragged->bounds[b] -= ragged->bounds[b] % 32;
     a.dst = Layout(a.dst.mesh(), std::move(placements));
-  } while (!fits(a.src, a.shape) || !fits(a.dst, a.shape) || !cuts_no_block(a));
+  } while (!cuts_no_block(a));
   return a;
 }
 
