@@ -235,8 +235,9 @@ class Transfer {
 
   // Rings have a thread each; digests of one source share one.
   void make_source_run(size_t s, std::span<const SourceRoute> routes, std::unique_ptr<ByteStream> stream) {
-    auto program =
-        std::make_shared<SourceProgram>(routes, SourceOptions{.digest = case_.digest, .stream = stream != nullptr});
+    std::vector<SourceRoute> sources(routes.begin(), routes.end());
+    for (SourceRoute& route : sources) route.streamed = stream != nullptr;
+    auto program = std::make_shared<SourceProgram>(sources, SourceOptions{.digest = case_.digest});
     if (stream) ring_pools_.push_back(std::make_unique<WorkerPool>(1, "ring"));
     WorkerPool& pool = stream ? *ring_pools_.back() : *source_pools_[s];
     source_runs_.push_back(

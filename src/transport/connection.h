@@ -55,6 +55,11 @@ struct RemoteRegion {
   // kGet. Ranges of one space may be read in one get().
   uint64_t space = 0;
   uint64_t offset = 0;  // of its first byte, in the space
+
+  // Map before get before stream.
+  Access best() const {
+    return caps.has(Access::kMap) ? Access::kMap : caps.has(Access::kGet) ? Access::kGet : Access::kStream;
+  }
 };
 
 // Processor time of both sides together: proportional to the bytes, and to the runs in which they lie at the source.

@@ -25,6 +25,7 @@ class AbsentTransport final : public Transport {
   std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
     fail(ErrorCode::kUnimplemented, "{} to {}: {}", name_, peer.name, how_);
   }
+  Caps exports(const MemoryDesc&) const override { return {}; }
   const Streams* streams() const override { return nullptr; }
   std::unique_ptr<Consent> consent() const override { return nullptr; }
 

@@ -35,6 +35,8 @@ class Transport {
   virtual int score(const Endpoint& src, const Endpoint& dst) const = 0;
   // Reaches the memory of `peer` from this process. Throws kPeerLost if it is dead, kUnimplemented if unavailable.
   virtual std::unique_ptr<Connection> connect(const Endpoint& peer) const = 0;
+  // What a peer can do with memory of this process that it is told of.
+  virtual Caps exports(const MemoryDesc& memory) const = 0;
   // Null: it has none.
   virtual const Streams* streams() const = 0;
   // What has to hold in a process while peers may get its private memory; null: nothing. Throws Error(kInvalidArgument)

@@ -19,6 +19,12 @@ constexpr Duration kReportPeriod = seconds(0.1);
 constexpr size_t kMaxLentRuns = 1 << 16;
 constexpr size_t kMaxLentArenas = 1 << 14;
 
+bool is_private(const SourceRoute& route) {
+  const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
+  const MemoryDesc memory = describe_memory(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
+  return memory.kind == MemoryDesc::Kind::kPrivate;
+}
+
 }  // namespace
 
 Lender::Lender(std::string name, std::vector<LocalTensor> tensors, bool sends, int threads)
@@ -208,8 +214,9 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<By
     made.what = route.what;
     made.data = resolve(entry, route.what, route.what.dtype, src, false);
     made.src = std::move(src.array);
+    made.streamed = make.ring && is_private(made);
   }
-  auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest, .stream = make.ring});
+  auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest});
   if (program->fills_stream() != make.ring)
     fail(ErrorCode::kMismatch, "lent memory: a run {} a ring, and its tensors want it otherwise",
          make.ring ? "with" : "without");

@@ -177,9 +177,8 @@ void SenderSession::build_digest_programs() {
     if (setup_.lent != nullptr && setup_.lent->touches(routes))
       slot.run = setup_.lent->make_source("the digests", routes, true, false, done);
     else
-      slot.run = std::make_unique<SourceRun>(
-          std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true, .stream = false}),
-          setup_.agent->source_pool(), done, "the digests");
+      slot.run = std::make_unique<SourceRun>(std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true}),
+                                             setup_.agent->source_pool(), done, "the digests");
   }
 }
 

@@ -170,16 +170,19 @@ void SourceLink::prepare(const Prepare& prepare) {
   skipped_ = prepare.skipped;
   std::vector<UniqueFd> fds;
   if (prepare.ring) {
+    const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
+    const Endpoint peer{.process = incarnation_, .name = name_};
+    const Transport& transport = TransportRegistry::builtin().choose(self, peer);
     std::vector<SourceRoute> routes;
     for (uint32_t i = 0; i < routes_.size(); ++i) {
       if (skips(i) || routes_[i].quantised) continue;
       routes.push_back(routes_[i].route);
+      routes.back().streamed = !transport.exports(place_of(routes_[i]).memory).has(Access::kMap);
       program_routes_.push_back(i);
     }
-    program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_, .stream = true});
+    program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_});
     if (!program_->fills_stream()) fail(ErrorCode::kMismatch, "Prepare asks for a stream, but nothing here is private");
-    const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
-    const Streams& streams = TransportRegistry::builtin().streams(self, {.process = incarnation_, .name = name_});
+    const Streams& streams = TransportRegistry::builtin().streams(self, peer);
     Streams::Ends ends = streams.make();
     fds = std::move(ends.consumer.fds);
     if (lent_ != nullptr && lent_->touches(routes)) {

@@ -67,6 +67,25 @@ class DeltaPiece {
   int64_t values_ = 0;
 };
 
+// What is read of one segment: of a piece, or one behind the other.
+struct DeltaSegment {
+  uint32_t count = 0;
+  const std::byte* summaries = nullptr;
+  const std::byte* words = nullptr;
+  const std::byte* values = nullptr;
+
+  static DeltaSegment of_piece(const DeltaPiece& piece, const std::byte* from, int64_t segment);
+};
+
+// The bits of a chunk's summary that stand for some of its `atoms`.
+inline uint64_t summary_mask(int64_t atoms) {
+  const int64_t words = (atoms + DeltaPiece::kWordAtoms - 1) / DeltaPiece::kWordAtoms;
+  return words == 64 ? UINT64_MAX : (uint64_t{1} << words) - 1;
+}
+
+// How many words of the bitmap belong to these summaries of a segment. Bits that stand for no atom do not count.
+int64_t bitmap_words(const DeltaPiece& piece, int64_t segment, const std::byte* summaries);
+
 // For cut_into_units(): in segments.
 PartSize delta_part_size(const DeltaPiece& piece);
 

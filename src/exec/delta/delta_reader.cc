@@ -14,9 +14,8 @@ static_assert(DeltaPiece::kChunkAtoms * 8 <= static_cast<int64_t>(DeltaReader::k
 
 }  // namespace
 
-DeltaReader::DeltaReader(const PullRoute& route, const std::byte* from)
+DeltaReader::DeltaReader(const PullRoute& route)
     : piece_(route.what),
-      from_(from),
       elements_per_atom_(tessera::elements_per_atom(route.what.dtype)),
       dst_bytes_(atom_bytes(route.dst_dtype)),
       walk_(make_walk(route.what, {.dst = &route.dst, .dst_dtype = route.dst_dtype, .image = true},
@@ -26,49 +25,46 @@ DeltaReader::DeltaReader(const PullRoute& route, const std::byte* from)
   if (route.what.dtype != route.dst_dtype) cast_ = cast_row(route.what.dtype, route.dst_dtype);
 }
 
-void DeltaReader::apply(int64_t segment, std::span<std::byte> scratch, Digest* of_piece) const {
+void DeltaReader::apply(int64_t segment, const DeltaSegment& from, std::span<std::byte> scratch,
+                        Digest* of_piece) const {
   TESSERA_CHECK_LE(kScratchBytes, scratch.size());
-  uint32_t count = 0;
-  std::memcpy(&count, from_ + piece_.count(segment), sizeof(count));
-  if (count == 0) return;
-  const std::byte* const first_word = from_ + piece_.words(segment);
-  const std::byte* const first_value = from_ + piece_.values(segment);
-  const std::byte* words = first_word;
-  const std::byte* values = first_value;
+  if (from.count == 0) return;
+  const std::byte* words = from.words;
+  const std::byte* values = from.values;
   for (int64_t done = 0; done < piece_.segment_atoms(segment); done += DeltaPiece::kChunkAtoms) {
     const int64_t atoms = std::min(DeltaPiece::kChunkAtoms, piece_.segment_atoms(segment) - done);
     uint64_t summary = 0;
-    const int64_t at =
-        piece_.summaries(segment) + done / DeltaPiece::kChunkAtoms * static_cast<int64_t>(sizeof(summary));
-    std::memcpy(&summary, from_ + at, sizeof(summary));
+    const int64_t at = done / DeltaPiece::kChunkAtoms * static_cast<int64_t>(sizeof(summary));
+    std::memcpy(&summary, from.summaries + at, sizeof(summary));
     if (of_piece != nullptr)
-      digest_bytes(*of_piece, static_cast<uint64_t>(at), reinterpret_cast<const std::byte*>(&summary), sizeof(summary));
+      digest_bytes(*of_piece, static_cast<uint64_t>(piece_.summaries(segment) + at),
+                   reinterpret_cast<const std::byte*>(&summary), sizeof(summary));
     ChunkBitmap bitmap{};
     const size_t changed = expand(summary, atoms, words, bitmap);
     if (changed == 0) continue;
-    const std::byte* from = values;
+    const std::byte* changes = values;
     if (cast_ != nullptr) {
       cast_(values, scratch.data(), changed);
-      from = scratch.data();
+      changes = scratch.data();
     }
-    store(piece_.first_atom(segment) + done, atoms, bitmap.data(), from);
+    store(piece_.first_atom(segment) + done, atoms, bitmap.data(), changes);
     values += static_cast<int64_t>(changed) * piece_.atom_bytes();
   }
   if (of_piece == nullptr) return;
   const auto add = [&](int64_t offset, const std::byte* data, size_t bytes) {
     digest_bytes(*of_piece, static_cast<uint64_t>(offset), data, bytes);
   };
-  add(piece_.count(segment), reinterpret_cast<const std::byte*>(&count), sizeof(count));
-  add(piece_.words(segment), first_word, static_cast<size_t>(words - first_word));
-  add(piece_.values(segment), first_value, static_cast<size_t>(values - first_value));
-  of_piece->elements += static_cast<uint64_t>((values - first_value) / piece_.atom_bytes());
+  add(piece_.count(segment), reinterpret_cast<const std::byte*>(&from.count), sizeof(from.count));
+  add(piece_.words(segment), from.words, static_cast<size_t>(words - from.words));
+  add(piece_.values(segment), from.values, static_cast<size_t>(values - from.values));
+  of_piece->elements += static_cast<uint64_t>((values - from.values) / piece_.atom_bytes());
 }
 
 // The bitmap of a chunk, from the words of it that are not 0. A copy, so that what is counted is what is taken. No bit
 // stands behind the last atom, whatever was read: so words and values end where the segment's room for them does.
 size_t DeltaReader::expand(uint64_t summary, int64_t atoms, const std::byte*& words, ChunkBitmap& bitmap) {
   const auto last = static_cast<size_t>((atoms - 1) / DeltaPiece::kWordAtoms);
-  if (last + 1 < bitmap.size()) summary &= (uint64_t{1} << (last + 1)) - 1;
+  summary &= summary_mask(atoms);
   for (; summary != 0; summary &= summary - 1, words += sizeof(uint64_t))
     std::memcpy(&bitmap[static_cast<size_t>(std::countr_zero(summary))], words, sizeof(uint64_t));
   if (atoms % DeltaPiece::kWordAtoms != 0) bitmap[last] &= (uint64_t{1} << (atoms % DeltaPiece::kWordAtoms)) - 1;

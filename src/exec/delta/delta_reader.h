@@ -14,11 +14,12 @@
 
 namespace tessera {
 
-// Immutable, hence thread-safe. What it reads may change under it: values are then wrong, and nothing else.
+// Immutable, hence thread-safe. It is given the bytes of each segment, mapped or fetched; they may change under it:
+// values are then wrong, and nothing else.
 class DeltaReader {
  public:
-  // `from`: the piece. Throws Error(kInvalidArgument) for a cast that does not exist.
-  DeltaReader(const PullRoute& route, const std::byte* from);
+  // Throws Error(kInvalidArgument) for a cast that does not exist.
+  explicit DeltaReader(const PullRoute& route);
 
   const DeltaPiece& piece() const { return piece_; }
   int64_t elements_per_atom() const { return elements_per_atom_; }
@@ -26,9 +27,9 @@ class DeltaReader {
   bool copies() const { return cast_ == nullptr; }
 
   // Stores what has changed in a segment; if `of_piece` is not null, adds what it reads (DeltaRun::digests()). Needs
-  // kScratchBytes.
+  // kScratchBytes. Whatever it reads, it stays within a segment's room for words and values.
   static constexpr size_t kScratchBytes = size_t{64} << 10;
-  void apply(int64_t segment, std::span<std::byte> scratch, Digest* of_piece) const;
+  void apply(int64_t segment, const DeltaSegment& from, std::span<std::byte> scratch, Digest* of_piece) const;
   // Adds what the destination holds of a segment to the route's digest. REQUIRES: copies()
   void digest(int64_t segment, Digest& digest) const;
 
@@ -39,7 +40,6 @@ class DeltaReader {
   void store(int64_t first, int64_t atoms, const uint64_t* words, const std::byte* values) const;
 
   DeltaPiece piece_;
-  const std::byte* from_;
   int64_t elements_per_atom_;
   int64_t dst_bytes_;       // of an atom
   CastRow cast_ = nullptr;  // null: bits move untouched

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "exec/delta/delta_stream.h"
 #include "exec/pull/pull_program.h"
 #include "exec/walk/route_walk.h"
 #include "exec/wire/plane_writer.h"
@@ -65,7 +66,7 @@ class Compiler {
         program_.route_bytes[part.route] = part.walk.atoms() * part.kernel.source_bytes();
     for (const WirePart& part : program_.wire) {
       program_.route_bytes[part.route] = part.reader->piece().bytes();
-      program_.bytes[static_cast<size_t>(Access::kMap)] += part.reader->piece().bytes();
+      program_.bytes[static_cast<size_t>(part.piece.access)] += part.reader->piece().bytes();
     }
   }
 
@@ -132,7 +133,10 @@ class Compiler {
       }
       case Access::kStream:
         part.walk = make_walk(route.what, arrays, Walk::Order::kRowMajor);
-        program_.stream.add(part.walk.atoms() * part.kernel.source_bytes());
+        add_to_stream({.route = part.route,
+                       .plain = static_cast<uint32_t>(program_.streamed.size()),
+                       .delta = route.delta ? static_cast<uint32_t>(program_.delta.size() - 1) : StreamPart::kNone,
+                       .bytes = part.walk.atoms() * part.kernel.source_bytes()});
         program_.streamed.push_back(std::move(part));
         break;
     }
@@ -144,36 +148,65 @@ class Compiler {
     TESSERA_CHECK(route.what.region == Region::full(route.what.shape) && route.src.owned == route.what.region);
     TESSERA_CHECK_EQ(route.src.strides.front(), Index{1});
     TESSERA_CHECK(route.combine == Combine::kCopy);
-    if (places_[r].region.mapped == nullptr && route.wire->bytes() > 0)
-      fail(ErrorCode::kUnimplemented, "{}: tensor {} travels quantised, from memory that cannot be mapped",
-           program_.peer->name(), route.what.tensor);
-    program_.wire.push_back({static_cast<uint32_t>(r), reader_of(route, places_[r].region.mapped + route.origin)});
+    const auto index = static_cast<uint32_t>(program_.wire.size());
+    const Bytes piece = bytes_at(places_[r].region, places_[r].access, route.origin);
+    program_.wire.push_back({static_cast<uint32_t>(r), piece, reader_of(route)});
+    const int64_t bytes = route.wire->bytes();
+    if (piece.access == Access::kStream && bytes > 0) {
+      add_to_stream({.route = static_cast<uint32_t>(r), .wire = index, .bytes = bytes});
+      program_.streamed_wire = std::max(program_.streamed_wire, static_cast<size_t>(bytes));
+    } else if (piece.access == Access::kGet && bytes > 0) {
+      program_.fetched_wire.push_back(index);
+      program_.fetch_bytes = std::max(program_.fetch_bytes, static_cast<size_t>(bytes));
+    }
   }
 
-  static std::unique_ptr<const WireReader> reader_of(const PullRoute& route, const std::byte* piece) {
-    if (!route.planes.empty()) return std::make_unique<PlaneWriter>(route.wire, piece, route.dst.owned, route.planes);
+  static std::unique_ptr<const WireReader> reader_of(const PullRoute& route) {
+    if (!route.planes.empty()) return std::make_unique<PlaneWriter>(route.wire, route.dst.owned, route.planes);
     return std::make_unique<WireDecoder>(
-        route.wire, piece, WireDecoder::Target{.array = route.dst, .dtype = route.dst_dtype, .data = route.data});
+        route.wire, WireDecoder::Target{.array = route.dst, .dtype = route.dst_dtype, .data = route.data});
+  }
+
+  static Bytes bytes_at(const RemoteRegion& region, Access access, uint64_t origin) {
+    Bytes bytes{.access = access, .space = region.space, .origin = region.offset + origin};
+    if (access == Access::kMap) bytes.mapped = region.mapped + origin;
+    return bytes;
+  }
+
+  void add_to_stream(const StreamPart& part) {
+    program_.stream.add(part.bytes);
+    program_.stream_parts.push_back(part);
   }
 
   void compile_delta(size_t r) {
     const PullRoute& route = routes_[r];
-    const bool any = places_[r].walk.atoms() > 0;
-    const std::byte* const piece = any ? program_.peer->region(*route.delta).mapped : nullptr;
-    if (any && (places_[r].region.mapped == nullptr || piece == nullptr))
-      fail(ErrorCode::kUnimplemented, "{}: tensor {} may travel as a delta, from memory that cannot be mapped",
-           program_.peer->name(), route.what.tensor);
-    const int64_t wanted = DeltaPiece(route.what).bytes();
+    const DeltaPiece piece(route.what);
+    const int64_t wanted = piece.bytes();
     if (route.delta->bytes < static_cast<uint64_t>(wanted))
       fail(ErrorCode::kInvalidArgument, "{}: tensor {}: a delta piece of {} bytes, it takes {}", program_.peer->name(),
            route.what.tensor, route.delta->bytes, wanted);
-    program_.delta.push_back({static_cast<uint32_t>(r), DeltaReader(route, piece)});
+    Bytes at{.access = Access::kStream};
+    if (places_[r].walk.atoms() > 0) {
+      const RemoteRegion region = program_.peer->region(*route.delta);
+      const Access access =
+          region.caps.has(Access::kMap) || !region.caps.has(places_[r].access) ? region.best() : places_[r].access;
+      at = bytes_at(region, access, 0);
+      if (at.access == Access::kStream && places_[r].access != Access::kStream)
+        fail(ErrorCode::kInvalidArgument, "{}: tensor {}: a delta piece for streams, and the tensor is not",
+             program_.peer->name(), route.what.tensor);
+      if (at.access == Access::kGet)
+        program_.fetch_bytes = std::max(program_.fetch_bytes, static_cast<size_t>(max_segment_bytes(piece)));
+    }
+    program_.delta.push_back({static_cast<uint32_t>(r), at, DeltaReader(route)});
   }
 
   static std::vector<Unit> cut_deltas(const std::vector<DeltaPart>& parts) {
     std::vector<PartSize> sizes;
     sizes.reserve(parts.size());
-    for (const DeltaPart& part : parts) sizes.push_back(delta_part_size(part.reader.piece()));
+    for (const DeltaPart& part : parts) {
+      sizes.push_back(delta_part_size(part.reader.piece()));
+      if (part.piece.access == Access::kStream) sizes.back().atoms = 0;
+    }
     return cut_into_units(sizes);
   }
 
@@ -181,7 +214,8 @@ class Compiler {
     std::vector<PartSize> sizes;
     sizes.reserve(parts.size());
     for (const WirePart& part : parts)
-      sizes.push_back({.atoms = part.reader->piece().walk().all_bands(), .atom_bytes = part.reader->band_bytes()});
+      sizes.push_back({.atoms = part.piece.access == Access::kMap ? part.reader->piece().walk().all_bands() : 0,
+                       .atom_bytes = part.reader->band_bytes()});
     return cut_into_units(sizes);
   }
 
@@ -230,6 +264,10 @@ int64_t PullProgram::bytes() const {
 
 int64_t PullProgram::bytes(Access access) const {
   return impl_->bytes[static_cast<size_t>(access)];
+}
+
+bool PullProgram::streams(size_t route) const {
+  return std::ranges::find(impl_->stream_parts, route, &StreamPart::route) != impl_->stream_parts.end();
 }
 
 size_t PullProgram::routes() const {

@@ -9,8 +9,9 @@
 // what is permitted, then by the cost that the sizes of the pieces predict; TESSERA_FORCE_PULL and
 // PullOptions::private_access overrule cost.
 //
-// Routes that travel quantised (PullRoute::wire) are read from mapped memory alone, and decoded on the way, or written
-// to planes. Those that may travel as deltas (PullRoute::delta) likewise; each run chooses (Travel).
+// Routes that travel quantised (PullRoute::wire) are decoded on the way, or written to planes. Of routes that may
+// travel as deltas (PullRoute::delta) each run chooses how they do (Travel). Where pieces are not mapped they are
+// fetched first: a wire piece whole, a delta segment by segment.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,11 @@
 
 namespace tessera {
 
+struct DeltaPart;
+struct DeltaSegment;
 struct PullPart;
+struct PullStaging;
+struct StreamPart;
 struct Unit;
 
 // How a route travels in one run.
@@ -46,15 +51,15 @@ struct PullOptions {
 class PullProgram {
  public:
   // Throws Error(kInvalidArgument) for a route that leaves the peer's memory or asks for a cast that does not exist,
-  // kPermissionDenied if `private_access` asks for what is not permitted, and kUnimplemented for a route that is
-  // quantised or may travel as a delta and is not in shared memory.
+  // and kPermissionDenied if `private_access` asks for what is not permitted.
   PullProgram(std::shared_ptr<const Connection> peer, std::span<const PullRoute> routes, const PullOptions& options);
   ~PullProgram();
 
-  // Whether the peer has to run a SourceProgram into a stream, over exactly the routes whose memory is private. The bus
-  // tells it so once.
+  // Whether the peer has to run a SourceProgram into a stream, over exactly the routes whose memory is not to be
+  // mapped. The bus tells it so once.
   bool wants_stream() const;
-  int64_t bytes() const;  // of the sources' dtypes
+  bool streams(size_t route) const;  // whether it is among them
+  int64_t bytes() const;             // of the sources' dtypes
   int64_t bytes(Access access) const;
   size_t routes() const;
   size_t wire_routes() const;            // of them, those that travel quantised
@@ -85,12 +90,14 @@ class PullRun final : public TransferRun {
  public:
   // REQUIRES: a stream exactly if program->wants_stream().
   PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
-          std::unique_ptr<ByteStream> stream = {}, const RunOptions& options = {});
+          std::shared_ptr<ByteStream> stream = {}, const RunOptions& options = {});
   ~PullRun() override;
 
-  // Before start(), how each route travels from now on; until then in full. REQUIRES: one a route, no stream, and
-  // deltas only of routes that have them
-  void travel(std::span<const Travel> routes);
+  // Before start(), how each route travels from now on; until then in full. `delta_bytes`, one a route, says how many
+  // bytes of its piece are read if it is a delta: of use with a stream only, else it may be empty. What a stream
+  // carries the source must be told likewise (SourceRun::travel). REQUIRES: one a route, deltas only of routes that
+  // have them, and kNot of none that streams.
+  void travel(std::span<const Travel> routes, std::span<const int64_t> delta_bytes = {});
 
   int64_t bytes() const override;  // as if all travelled in full, and so do bytes_done() count
   const PullProgram& program() const { return *program_; }
@@ -102,18 +109,28 @@ class PullRun final : public TransferRun {
   void interrupt(const Status& status) override;
   void run_mapped(const Unit& unit);
   void run_wire(const Unit& unit);
+  void run_fetched_wire(uint32_t index);
+  void read_bands(uint32_t index, const std::byte* from, Index first, Index last);
   void run_delta(const Unit& unit, std::span<std::byte> scratch);
+  void apply_segment(const DeltaPart& part, int64_t segment, const DeltaSegment& from, std::span<std::byte> scratch,
+                     Digest& digest) const;
+  void add_delta_digest(uint32_t index, const Digest& digest);
   bool in_full(uint32_t route) const { return travel_[route] == Travel::kFull; }
   void run_get(const Unit& unit, std::span<std::byte> scratch);
-  void drain_stream();
+  void drain_stream(std::span<std::byte> scratch);
+  Status take_bytes(size_t index, int64_t first, std::span<const std::byte> bytes, std::span<std::byte> scratch);
+  Status take_delta(const StreamPart& part, int64_t first, int64_t last, std::span<const std::byte> bytes,
+                    std::span<std::byte> scratch);
+  int64_t streamed_bytes(const StreamPart& part) const;
   void finished(const PullPart& part, int64_t atoms, Digest digest);
 
   std::shared_ptr<const PullProgram> program_;
-  std::unique_ptr<ByteStream> stream_;
-  RunOptions options_;
+  const std::shared_ptr<ByteStream> stream_;
+  const RunOptions options_;
   uint32_t epoch_ = 0;
   std::vector<Travel> travel_;  // by route
   bool any_delta_ = false;
+  const std::unique_ptr<PullStaging> staging_;  // of what is streamed or fetched
 };
 
 }  // namespace tessera

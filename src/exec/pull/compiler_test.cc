@@ -41,8 +41,8 @@ class Batch {
     if (way_ == Way::kReadv) options.private_access = Access::kGet;
     if (way_ == Way::kRing) options.private_access = Access::kStream;
     auto program = std::make_shared<PullProgram>(peer_, pull_routes_, options);
-    auto source = std::make_shared<SourceProgram>(source_routes_,
-                                                  SourceOptions{.digest = digest, .stream = program->wants_stream()});
+    for (SourceRoute& route : source_routes_) route.streamed = program->wants_stream();
+    auto source = std::make_shared<SourceProgram>(source_routes_, SourceOptions{.digest = digest});
     ASSERT_EQ(program->wants_stream(), way_ == Way::kRing && program->bytes() > 0);
     ASSERT_EQ(source->fills_stream(), program->wants_stream());
     std::unique_ptr<BounceRing> drained, filled;
@@ -184,15 +184,15 @@ TEST(PullRun, SpreadsLargeTensorsOverManyUnitsOnEveryPath) {
   for (const Access path : {Access::kMap, Access::kGet, Access::kStream}) {
     LargeMatrix matrix;
     const PullRoute route = matrix.route();
-    const SourceRoute source_route = matrix.source();
+    SourceRoute source_route = matrix.source();
     WorkerPool pulls(3, "pull"), sources(2, "source");
     const auto peer = reach_self(path == Access::kMap ? "loopback" : "shm");
     PullOptions options;
     if (path != Access::kMap) options.private_access = path;
     auto program = std::make_shared<PullProgram>(peer, std::span(&route, 1), options);
     EXPECT_EQ(program->bytes(path), program->bytes());
-    auto source =
-        std::make_shared<SourceProgram>(std::span(&source_route, 1), SourceOptions{.stream = program->wants_stream()});
+    source_route.streamed = program->wants_stream();
+    auto source = std::make_shared<SourceProgram>(std::span(&source_route, 1), SourceOptions{});
     std::unique_ptr<BounceRing> drained, filled;
     if (program->wants_stream()) {
       drained = BounceRing::create();
@@ -280,13 +280,14 @@ TEST(SourceRun, IsNotStalledByAReceiverThatHasNotBegun) {
   const Region whole = Region::full(Shape{kElements});
   const SourceRoute route{.what = {.shape = {kElements}, .dtype = DType::kF32, .region = whole},
                           .src = {whole, {4}},
-                          .data = reinterpret_cast<const std::byte*>(src.data())};
+                          .data = reinterpret_cast<const std::byte*>(src.data()),
+                          .streamed = true};
   WorkerPool sources(1, "source");
   auto ring = BounceRing::create();
   UniqueFd fd(::dup(ring->fd()));
   Completion done;
-  SourceRun run(std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.stream = true}), sources,
-                done.callback(), "inference/0", std::move(ring), {.stall = Duration::zero()});
+  SourceRun run(std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{}), sources, done.callback(),
+                "inference/0", std::move(ring), {.stall = Duration::zero()});
   run.start(1);
   const auto consumer = BounceRing::open(std::move(fd), "trainer/0");
   consumer->begin_consume(1);

@@ -32,16 +32,36 @@ struct PullPart {
   bool direct = false;                // get: straight into the destination
 };
 
-// A route that travels quantised; its piece is mapped.
+// Where bytes lie that are read as they are.
+struct Bytes {
+  Access access = Access::kMap;
+  const std::byte* mapped = nullptr;  // map
+  uint64_t space = 0;                 // get: RemoteRegion::space
+  uint64_t origin = 0;                // get: of the first byte, in `space`
+};
+
+// A route that travels quantised.
 struct WirePart {
   uint32_t route = 0;
+  Bytes piece;
   std::unique_ptr<const WireReader> reader;
 };
 
-// One that may travel as a delta; both its piece and its source are mapped.
+// One that may travel as a delta.
 struct DeltaPart {
   uint32_t route = 0;
+  Bytes piece;
   DeltaReader reader;
+};
+
+// A route in the stream.
+struct StreamPart {
+  static constexpr uint32_t kNone = UINT32_MAX;
+  uint32_t route = 0;
+  uint32_t plain = kNone;  // in PullProgram::Impl::streamed; else it is a wire piece
+  uint32_t wire = kNone;
+  uint32_t delta = kNone;  // in ::delta, if it may travel as one
+  int64_t bytes = 0;       // in full
 };
 
 struct PullProgram::Impl {
@@ -53,10 +73,14 @@ struct PullProgram::Impl {
   std::vector<DeltaPart> delta;
   std::vector<int64_t> route_bytes;
   std::vector<Unit> mapped_units, get_units;
-  std::vector<Unit> wire_units;    // of bands
-  std::vector<Unit> delta_units;   // of segments
-  std::array<int64_t, 3> bytes{};  // by Access, of the sources' dtypes
-  StreamLayout stream;
+  std::vector<Unit> wire_units;        // of bands of pieces that are mapped
+  std::vector<uint32_t> fetched_wire;  // those that are got, whole
+  std::vector<Unit> delta_units;       // of segments of pieces that are mapped or got
+  std::array<int64_t, 3> bytes{};      // by Access, of the sources' dtypes
+  std::vector<StreamPart> stream_parts;
+  StreamLayout stream;       // all of them in full
+  size_t fetch_bytes = 0;    // that a thread needs for what it gets
+  size_t streamed_wire = 0;  // bytes of the largest piece in the stream
 };
 
 }  // namespace tessera

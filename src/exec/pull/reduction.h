@@ -36,7 +36,7 @@ class ReduceRun {
   using Done = TransferRun::Done;
   struct Step {
     std::shared_ptr<const PullProgram> program;
-    std::unique_ptr<ByteStream> stream;  // if the program wants one
+    std::shared_ptr<ByteStream> stream;  // if the program wants one
     // Called as the step is about to begin, by a worker thread or by start(): asks the peer to fill the stream. May be
     // empty.
     std::function<void()> on_start;

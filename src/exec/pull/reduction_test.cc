@@ -123,11 +123,12 @@ TEST(ReduceRun, TwoRanksReduceFromOneAnotherThroughRings) {
       std::unique_ptr<BounceRing> ring = BounceRing::create();
       const SourceRoute source{.what = terms.what(),
                                .src = terms.array(),
-                               .data = reinterpret_cast<const std::byte*>(terms.peers[p].data())};
+                               .data = reinterpret_cast<const std::byte*>(terms.peers[p].data()),
+                               .streamed = true};
       Side& other = sides[1 - s];
       other.source = std::make_unique<SourceRun>(
-          std::make_shared<SourceProgram>(std::span(&source, 1), SourceOptions{.digest = false, .stream = true}),
-          other.sources, other.filled.callback(), "trainer/x", BounceRing::open(UniqueFd(::dup(ring->fd())), "x"));
+          std::make_shared<SourceProgram>(std::span(&source, 1), SourceOptions{.digest = false}), other.sources,
+          other.filled.callback(), "trainer/x", BounceRing::open(UniqueFd(::dup(ring->fd())), "x"));
       steps[p].stream = std::move(ring);
       steps[p].on_start = [run = other.source.get()] { run->start(1); };
     }

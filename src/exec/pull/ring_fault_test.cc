@@ -34,7 +34,8 @@ struct Tensor {
   RouteRegion what{.shape = {kElements}, .dtype = DType::kF32, .region = whole};
 
   SourceRoute source() const {
-    return {.what = what, .src = {whole, {4}}, .data = reinterpret_cast<const std::byte*>(values.data())};
+    return {
+        .what = what, .src = {whole, {4}}, .data = reinterpret_cast<const std::byte*>(values.data()), .streamed = true};
   }
   PullRoute pull(uint64_t address, std::vector<float>& into) const {
     return {.what = what,
@@ -124,7 +125,7 @@ TEST(RingFault, ASenderEndsSoonAfterItsReceiverIsKilled) {
   });
   const Tensor tensor;
   const SourceRoute route = tensor.source();
-  auto program = std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.digest = false, .stream = true});
+  auto program = std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.digest = false});
   WorkerPool pool(1, "source");
   Completion done;
   SourceRun run(program, pool, done.callback(), "inference/0", std::move(ring), {.stall = kPatience});
@@ -165,7 +166,7 @@ TEST(RingFault, ARefusedSystemCallLeadsToTheRingAndTheDataArrives) {
   });
   const Tensor tensor;
   const SourceRoute route = tensor.source();
-  auto program = std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.digest = false, .stream = true});
+  auto program = std::make_shared<SourceProgram>(std::span(&route, 1), SourceOptions{.digest = false});
   WorkerPool pool(1, "source");
   Completion done;
   SourceRun run(program, pool, done.callback(), "inference/0", std::move(ring));

@@ -21,6 +21,9 @@ struct SourcePart {
   BlockKernel kernel;
   Walk walk;
   const std::byte* data = nullptr;  // first element of the source
+  bool digested = true;
+  const std::byte* delta = nullptr;
+  std::optional<DeltaPiece> piece{};  // of it
 };
 
 constexpr int64_t kDigestUnitBytes = 128 << 10;
@@ -48,12 +51,6 @@ std::vector<Unit> cut_by_address(const std::vector<SourcePart>& parts) {
   return units;
 }
 
-bool is_private(const SourceRoute& route, const Walk& walk, int64_t bytes) {
-  const ByteExtent extent = walk.extent(kSource, bytes);
-  const MemoryDesc memory = describe_memory(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
-  return memory.kind == MemoryDesc::Kind::kPrivate;
-}
-
 }  // namespace
 
 struct SourceProgram::Impl {
@@ -77,13 +74,18 @@ SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOp
                     .elements_per_atom = elements_per_atom(dtype),
                     .kernel = BlockKernel(dtype, dtype, Combine::kCopy, ReduceOp::kSum, BlockKernel::Store::kCache),
                     .walk = make_walk(route.what, arrays, Walk::Order::kRowMajor),
-                    .data = route.data};
+                    .data = route.data,
+                    .digested = options.digest && route.digested};
     const int64_t bytes = part.walk.atoms() * part.kernel.source_bytes();
     if (bytes == 0) continue;
-    const bool streamed = options.stream && is_private(route, part.walk, part.kernel.source_bytes());
-    if (!streamed && !options.digest) continue;
+    const bool streamed = route.streamed;
+    if (!streamed && !part.digested) continue;
     impl->bytes += bytes;
     if (streamed) {
+      if (route.delta != nullptr) {
+        part.delta = route.delta;
+        part.piece.emplace(route.what);
+      }
       impl->stream.add(bytes);
       impl->streamed.push_back(std::move(part));
     } else {
@@ -107,7 +109,7 @@ size_t SourceProgram::routes() const {
 }
 
 SourceRun::SourceRun(std::shared_ptr<const SourceProgram> program, WorkerPool& pool, Done done, std::string peer,
-                     std::unique_ptr<ByteStream> stream, const RunOptions& options)
+                     std::shared_ptr<ByteStream> stream, const RunOptions& options)
     : TransferRun(pool, std::move(done), program->impl().digest ? program->routes() : 0),
       program_(std::move(program)),
       peer_(std::move(peer)),
@@ -151,9 +153,20 @@ void SourceRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
   });
 }
 
-void SourceRun::fill_stream() {
+void SourceRun::travel(std::span<const int64_t> deltas) {
+  TESSERA_CHECK(!running());
   const SourceProgram::Impl& program = program_->impl();
-  StreamLayout::Cursor cursor(program.stream);
+  const bool any = std::ranges::any_of(deltas, [](int64_t bytes) { return bytes != DeltaRun::kFull; });
+  deltas_.assign(deltas.begin(), any ? deltas.end() : deltas.begin());
+  layout_.clear();
+  for (const SourcePart& part : program.streamed) {
+    const int64_t full = part.walk.atoms() * part.kernel.source_bytes();
+    if (any) layout_.add(!is_delta(part.route) ? full : part.delta != nullptr ? deltas_[part.route] : 0);
+  }
+}
+
+void SourceRun::fill_stream() {
+  StreamLayout::Cursor cursor(deltas_.empty() ? program_->impl().stream : layout_);
   // The receiver begins when it has a thread to spare, which its other transfers may hold up for long. It says itself
   // when it gives up; a stall is what comes after it has begun.
   Duration patience = Duration::max();
@@ -166,20 +179,33 @@ void SourceRun::fill_stream() {
       return abort(failed(ErrorCode::kDeadlineExceeded, "{}: took nothing from the {} for {:.0f} s", peer_,
                           stream_->name(), to_seconds(options_.stall)));
     }
+    bool filled = true;
     cursor.visit_frame([&](size_t p, int64_t first, int64_t last, size_t at) {
-      const SourcePart& part = program.streamed[p];
-      const int64_t bytes = part.kernel.source_bytes();
-      Digest digest{.elements = static_cast<uint64_t>((last - first) / bytes * part.elements_per_atom)};
-      part.walk.visit(first / bytes, last / bytes, [&](Block block) {
-        block.offset[kDestination] -= first;
-        part.kernel.run(block, part.data, frame.data() + at, program.digest ? &digest : nullptr);
-      });
-      if (program.digest) add_digest(part.route, digest);
-      add_bytes(last - first);
+      filled = filled && fill(p, first, frame.subspan(at, static_cast<size_t>(last - first)));
     });
+    if (!filled) return abort(failed(ErrorCode::kInternal, "{}: a delta that is shorter than was granted", peer_));
     stream_->publish(bytes_in_frame);
     patience = options_.stall;
   }
+}
+
+// The next bytes of a streamed part, from `first` on.
+bool SourceRun::fill(size_t index, int64_t first, std::span<std::byte> out) {
+  const SourcePart& part = program_->impl().streamed[index];
+  const auto last = first + static_cast<int64_t>(out.size());
+  if (is_delta(part.route)) {
+    if (first == 0) packer_.emplace(*part.piece, part.delta);
+    return packer_->take(out);
+  }
+  const int64_t bytes = part.kernel.source_bytes();
+  Digest digest{.elements = static_cast<uint64_t>((last - first) / bytes * part.elements_per_atom)};
+  part.walk.visit(first / bytes, last / bytes, [&](Block block) {
+    block.offset[kDestination] -= first;
+    part.kernel.run(block, part.data, out.data(), part.digested ? &digest : nullptr);
+  });
+  if (part.digested) add_digest(part.route, digest);
+  add_bytes(last - first);
+  return true;
 }
 
 }  // namespace tessera

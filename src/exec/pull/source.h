@@ -4,10 +4,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "exec/delta/delta_run.h"
+#include "exec/delta/delta_stream.h"
 #include "exec/pull/compiler.h"
+#include "exec/pull/stream_cursor.h"
 #include "exec/transfer_run.h"
 #include "exec/walk/route.h"
 #include "transport/byte_stream.h"
@@ -16,9 +21,6 @@ namespace tessera {
 
 struct SourceOptions {
   bool digest = true;
-  // Fill a stream with the routes whose memory is private (describe_memory), in the order given:
-  // PullProgram::wants_stream().
-  bool stream = false;
 };
 
 // Compiled once at registration. Immutable, hence thread-safe; the memory it names must outlive its runs.
@@ -44,8 +46,12 @@ class SourceRun final : public TransferRun {
  public:
   // REQUIRES: a stream exactly if program->fills_stream(). `peer` names the receiver ("inference/1") in messages.
   SourceRun(std::shared_ptr<const SourceProgram> program, WorkerPool& pool, Done done, std::string peer,
-            std::unique_ptr<ByteStream> stream = {}, const RunOptions& options = {});
+            std::shared_ptr<ByteStream> stream = {}, const RunOptions& options = {});
   ~SourceRun() override;
+
+  // Before start(), which routes the stream carries as deltas from now on, and of how many bytes: one a route,
+  // DeltaRun::kFull for those in full; empty if all are. The digest of a route that is a delta is 0.
+  void travel(std::span<const int64_t> deltas);
 
   int64_t bytes() const override;
 
@@ -55,11 +61,16 @@ class SourceRun final : public TransferRun {
   void prepare(uint32_t epoch) override;
   void interrupt(const Status& status) override;
   void fill_stream();
+  bool is_delta(uint32_t route) const { return !deltas_.empty() && deltas_[route] != DeltaRun::kFull; }
+  bool fill(size_t index, int64_t first, std::span<std::byte> out);
 
   std::shared_ptr<const SourceProgram> program_;
   std::string peer_;
-  std::unique_ptr<ByteStream> stream_;
-  RunOptions options_;
+  const std::shared_ptr<ByteStream> stream_;
+  const RunOptions options_;
+  std::vector<int64_t> deltas_;  // empty: none
+  StreamLayout layout_;          // of what the stream carries, if any of it is a delta
+  std::optional<DeltaPacker> packer_;
 };
 
 }  // namespace tessera

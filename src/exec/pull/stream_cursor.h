@@ -16,7 +16,12 @@ class StreamLayout {
  public:
   static constexpr int64_t kAlignment = 16;
 
-  void add(int64_t bytes) {  // REQUIRES: bytes > 0
+  void clear() {
+    begins_.clear();
+    ends_.clear();
+    end_ = 0;
+  }
+  void add(int64_t bytes) {
     begins_.push_back((end_ + kAlignment - 1) / kAlignment * kAlignment);
     end_ = begins_.back() + bytes;
     ends_.push_back(end_);
@@ -31,8 +36,8 @@ class StreamLayout {
     size_t frame_bytes() const {
       return static_cast<size_t>(std::min<int64_t>(stream_->end_ - at_, ByteStream::kFrameBytes));
     }
-    // Calls visit(part, first_byte, last_byte, offset_in_frame) for what the current frame holds of each part; moves
-    // on.
+    // Calls visit(part, first_byte, last_byte, offset_in_frame) for what the current frame holds of each part that is
+    // not empty; moves on.
     template <typename Visit>
     void visit_frame(Visit visit) {
       const int64_t frame_end = at_ + static_cast<int64_t>(frame_bytes());

@@ -68,6 +68,10 @@ struct SourceRoute {
   RouteRegion what{};
   LocalArray src{};
   const std::byte* data = nullptr;  // first element of the local tensor
+  bool streamed = false;            // it goes into the stream, where the receiver has one: PullProgram::streams()
+  bool digested = true;             // false: its digest is another's to give
+  // Streamed: its delta piece, if that is streamed in place of it at times.
+  const std::byte* delta = nullptr;
 };
 
 // A plane of a quantised tensor (tessera/quantize.h) that a route is written to, as far as the receiver holds it:
@@ -95,8 +99,7 @@ struct PullRoute {
   // what they are of, and has no strides.
   std::shared_ptr<const WirePiece> wire{};
   std::vector<PlaneTarget> planes{};
-  // Where the route's delta piece lies (exec/delta/delta_piece.h), if it may travel as one. Both are in memory that is
-  // mapped.
+  // Where the route's delta piece lies (exec/delta/delta_piece.h), if it may travel as one.
   std::optional<MemoryDesc> delta{};
 };
 

@@ -45,9 +45,9 @@ void put_nibble(std::byte* codes, Index element, std::byte code) {
 
 }  // namespace
 
-PlaneWriter::PlaneWriter(std::shared_ptr<const WirePiece> piece, const std::byte* from, const Region& held,
+PlaneWriter::PlaneWriter(std::shared_ptr<const WirePiece> piece, const Region& held,
                          std::span<const PlaneTarget> planes)
-    : WireReader(std::move(piece), from), matrices_(this->piece().what(), held, matrix_strides(held.extents())) {
+    : WireReader(std::move(piece)), matrices_(this->piece().what(), held, matrix_strides(held.extents())) {
   const WireRegion& what = this->piece().what();
   TESSERA_CHECK(!what.fused);
   const codec::BlockFormat& format = what.format;
@@ -102,21 +102,22 @@ Index PlaneWriter::bands_at_once() const {
   return std::max(WireReader::bands_at_once(), tile);
 }
 
-int64_t PlaneWriter::read_matrix(Index matrix, const Interval& bands) const {
+int64_t PlaneWriter::read_matrix(const std::byte* from, Index matrix, const Interval& bands) const {
   const int64_t bytes = for_each_box(matrix, bands, [&](const BlockBox& box) {
-    for (const Plane& plane : planes_) plane.target.transposed ? transpose_codes(plane, box) : copy_codes(plane, box);
+    for (const Plane& plane : planes_)
+      plane.target.transposed ? transpose_codes(from, plane, box) : copy_codes(from, plane, box);
   });
   const Interval places = piece().walk().block_rows_of(bands);
-  for (const Plane& plane : planes_) write_scales(plane, matrix, places);
+  for (const Plane& plane : planes_) write_scales(from, plane, matrix, places);
   return bytes;
 }
 
-void PlaneWriter::copy_codes(const Plane& plane, const BlockBox& box) const {
+void PlaneWriter::copy_codes(const std::byte* from, const Plane& plane, const BlockBox& box) const {
   const bool packed = piece().what().format.packed();
   const int64_t to = plane.codes.of(box);
   const Index odd = piece().odd(box) ? 1 : 0;  // what is held begins at whole bytes: it has the same nibbles
   for (Index r = 0; r < box.rows.size(); ++r) {
-    const std::byte* source = from() + piece().codes(box) + r * piece().row_bytes();
+    const std::byte* source = from + piece().codes(box) + r * piece().row_bytes();
     const int64_t target = to + r * plane.code_row_elements;
     if (!packed) {
       std::memcpy(plane.target.codes + target, source, static_cast<size_t>(box.columns.size()));
@@ -133,10 +134,10 @@ void PlaneWriter::copy_codes(const Plane& plane, const BlockBox& box) const {
   }
 }
 
-void PlaneWriter::transpose_codes(const Plane& plane, const BlockBox& box) const {
+void PlaneWriter::transpose_codes(const std::byte* from, const Plane& plane, const BlockBox& box) const {
   const DType codes = piece().what().format.codes;
   const int64_t to = plane.codes.of(box);
-  const std::byte* source = from() + piece().codes(box);
+  const std::byte* source = from + piece().codes(box);
   const auto tiles = [](Index begin, Index end, const auto& visit) {
     for (Index at = begin; at < end; at += kTile) visit(at, std::min(kTile, end - at));
   };
@@ -172,7 +173,7 @@ void PlaneWriter::transpose_codes(const Plane& plane, const BlockBox& box) const
   });
 }
 
-void PlaneWriter::write_scales(const Plane& plane, Index matrix, const Interval& places) const {
+void PlaneWriter::write_scales(const std::byte* from, const Plane& plane, Index matrix, const Interval& places) const {
   const int64_t bytes = piece().what().format.scale_bytes();
   const bool repeated = piece().what().format.packed();
   const Index local_matrix = matrices_.of_matrix(matrix);
@@ -180,7 +181,7 @@ void PlaneWriter::write_scales(const Plane& plane, Index matrix, const Interval&
   const auto first = std::ranges::lower_bound(block_rows_, places.begin, {}, &Block::place);
   for (auto row = first; row != block_rows_.end() && row->place < places.end; ++row) {
     for (const Block& column : block_columns_) {
-      const std::byte* scale = from() + piece().scale(matrix, row->place, column.place);
+      const std::byte* scale = from + piece().scale(matrix, row->place, column.place);
       const Block& line = plane.target.transposed ? column : *row;
       const Block& along = plane.target.transposed ? *row : column;
       const Index block =
@@ -192,7 +193,7 @@ void PlaneWriter::write_scales(const Plane& plane, Index matrix, const Interval&
     }
     if (plane.target.amaxes != nullptr && row == block_rows_.begin() && row->local == 0 && !block_columns_.empty() &&
         block_columns_.front().local == 0)
-      std::memcpy(plane.target.amaxes + local_matrix * static_cast<Index>(sizeof(float)), from() + piece().amax(matrix),
+      std::memcpy(plane.target.amaxes + local_matrix * static_cast<Index>(sizeof(float)), from + piece().amax(matrix),
                   sizeof(float));
   }
 }

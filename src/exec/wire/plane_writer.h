@@ -20,8 +20,7 @@ class PlaneWriter final : public WireReader {
  public:
   // `held`: the elements that the planes are of, in the tensor that travels. REQUIRES: it owns the piece's region, its
   // edges cut no block, and the piece is no part of a fused matrix.
-  PlaneWriter(std::shared_ptr<const WirePiece> piece, const std::byte* from, const Region& held,
-              std::span<const PlaneTarget> planes);
+  PlaneWriter(std::shared_ptr<const WirePiece> piece, const Region& held, std::span<const PlaneTarget> planes);
 
   int64_t band_bytes() const override;
   Index bands_at_once() const override;
@@ -41,10 +40,10 @@ class PlaneWriter final : public WireReader {
     int64_t scale_matrix_bytes;
   };
 
-  int64_t read_matrix(Index matrix, const Interval& bands) const override;
-  void copy_codes(const Plane& plane, const BlockBox& box) const;
-  void transpose_codes(const Plane& plane, const BlockBox& box) const;
-  void write_scales(const Plane& plane, Index matrix, const Interval& places) const;
+  int64_t read_matrix(const std::byte* from, Index matrix, const Interval& bands) const override;
+  void copy_codes(const std::byte* from, const Plane& plane, const BlockBox& box) const;
+  void transpose_codes(const std::byte* from, const Plane& plane, const BlockBox& box) const;
+  void write_scales(const std::byte* from, const Plane& plane, Index matrix, const Interval& places) const;
 
   std::vector<Plane> planes_;
   BoxOffsets matrices_;  // of what is held

@@ -1,12 +1,14 @@
 #include "exec/wire/quantize_run.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 
 #include "codec/codec_testing.h"
 #include "exec/wire/wire_testing.h"
 #include "tessera/memory.h"
+#include "transport/shm/bounce_ring.h"
 
 namespace tessera {
 namespace {
@@ -129,6 +131,20 @@ class WireSender {
   std::vector<Digest> digests_;
 };
 
+// What packs the pieces of `routes` into a stream.
+std::unique_ptr<SourceRun> fill(const std::vector<PullRoute>& routes, WorkerPool& pool, Completion& filled,
+                                std::unique_ptr<ByteStream> stream) {
+  std::vector<SourceRoute> sources;
+  for (const PullRoute& route : routes)
+    sources.push_back({.what = route.what,
+                       .src = route.src,
+                       .data = reinterpret_cast<const std::byte*>(route.memory.offset),
+                       .streamed = true,
+                       .digested = false});
+  return std::make_unique<SourceRun>(std::make_shared<SourceProgram>(sources, SourceOptions{}), pool, filled.callback(),
+                                     "inference/0", std::move(stream));
+}
+
 // A rank that takes a region of one tensor from all who send of it.
 void pull_and_check(Random& random, WorkerPool& pool, const std::vector<WireSender>& senders, uint32_t ordinal,
                     const WireTensor& tensor, const Region& wanted, DType to) {
@@ -161,14 +177,31 @@ void pull_and_check(Random& random, WorkerPool& pool, const std::vector<WireSend
     }
   }
   digests.insert(digests.end(), rest.begin(), rest.end());
+  // Mapped, got, or streamed.
+  const auto access = static_cast<Access>(pick(random, 0, 2));
+  PullOptions options;
+  if (access != Access::kMap) options.private_access = access;
   Completion done;
-  auto program = std::make_shared<PullProgram>(reach_self("loopback"), routes, PullOptions{});
-  PullRun run(program, pool, done.callback());
+  auto program =
+      std::make_shared<PullProgram>(reach_self(access == Access::kMap ? "loopback" : "shm"), routes, options);
+  EXPECT_EQ(program->bytes(access), program->bytes());
+  Completion filled;
+  WorkerPool fill_pool(1, "fill");
+  std::unique_ptr<SourceRun> source;
+  std::unique_ptr<BounceRing> ring;
+  if (program->wants_stream()) {
+    ring = BounceRing::create();
+    source = fill(routes, fill_pool, filled, BounceRing::open(UniqueFd(::dup(ring->fd())), "trainer/0"));
+    source->start(1);
+  }
+  PullRun run(program, pool, done.callback(), std::move(ring));
   run.start(1);
   ASSERT_TRUE(done.wait());
+  if (source) {
+    ASSERT_TRUE(filled.wait());
+  }
   EXPECT_EQ(run.status(), Status());
   EXPECT_EQ(run.bytes_done(), program->bytes());
-  EXPECT_EQ(program->bytes(Access::kMap), program->bytes());
   ASSERT_EQ(destination.memory, expected.memory) << wanted.to_string() << " as " << to_string(to);
   ASSERT_EQ(std::vector<Digest>(run.digests().begin(), run.digests().end()), digests);
 }
@@ -353,7 +386,7 @@ TEST(QuantizeRun, AmaxesOfItsOwnWouldBeFoundOut) {
   }
 }
 
-TEST(QuantizeRun, PiecesOutsideMappedMemoryAreRefused) {
+TEST(QuantizeRun, PiecesNeedNotBeMapped) {
   const Shape shape{16, 32};
   auto piece = std::make_shared<WirePiece>(WireRegion{.shape = shape, .region = Region::full(shape)});
   std::vector<std::byte> memory(static_cast<size_t>(piece->bytes()));
@@ -374,7 +407,7 @@ TEST(QuantizeRun, PiecesOutsideMappedMemoryAreRefused) {
     }
     return std::optional<ErrorCode>();
   };
-  EXPECT_EQ(code("shm"), ErrorCode::kUnimplemented);
+  EXPECT_EQ(code("shm"), std::nullopt);
   EXPECT_EQ(code("loopback"), std::nullopt);
   route.dst_dtype = DType::kI32;
   EXPECT_EQ(code("loopback"), ErrorCode::kInvalidArgument);

@@ -17,12 +17,12 @@ class WireDecoder final : public WireReader {
     std::byte* data = nullptr;  // first element
   };
   // Throws Error(kInvalidArgument) for a target of another dtype or one that reaches beyond any memory.
-  WireDecoder(std::shared_ptr<const WirePiece> piece, const std::byte* from, const Target& target);
+  WireDecoder(std::shared_ptr<const WirePiece> piece, const Target& target);
 
   int64_t band_bytes() const override;
 
  private:
-  int64_t read_matrix(Index matrix, const Interval& bands) const override;
+  int64_t read_matrix(const std::byte* from, Index matrix, const Interval& bands) const override;
 
   Target target_;
   BoxOffsets offsets_;

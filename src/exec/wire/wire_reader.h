@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-// Immutable, hence thread-safe. What it reads may change under it: values are then wrong, and nothing else.
+// Immutable, hence thread-safe. It is given the piece's bytes with each call, mapped or fetched; they may change under
+// it: values are then wrong, and nothing else.
 class WireReader {
  public:
   virtual ~WireReader() = default;
@@ -27,27 +28,22 @@ class WireReader {
     return std::max<Index>(8 * kCachedCodes / std::max<int64_t>(bits, 1), 1);
   }
 
-  // WirePiece::digest() of what is read.
-  void digest(Index first, Index last, Digest& main, Digest& rest) const {
-    piece_->digest(from_, first, last, main, rest);
-  }
-  // Bands [first, last) into the target. Returns how many bytes of the piece that was; those that are no codes count
-  // with the first band.
-  int64_t read(Index first, Index last) const {
+  // Bands [first, last) of the piece at `from` into the target. Returns how many bytes of the piece that was; those
+  // that are no codes count with the first band.
+  int64_t read(const std::byte* from, Index first, Index last) const {
     int64_t bytes = first == 0 ? piece_->code_section() : 0;
-    piece_->walk().for_each_matrix(first, last,
-                                   [&](Index matrix, const Interval& bands) { bytes += read_matrix(matrix, bands); });
+    piece_->walk().for_each_matrix(
+        first, last, [&](Index matrix, const Interval& bands) { bytes += read_matrix(from, matrix, bands); });
     return bytes;
   }
 
  protected:
-  WireReader(std::shared_ptr<const WirePiece> piece, const std::byte* from) : piece_(std::move(piece)), from_(from) {}
+  explicit WireReader(std::shared_ptr<const WirePiece> piece) : piece_(std::move(piece)) {}
 
   static constexpr int64_t kCachedCodes = int64_t{64} << 10;
 
-  const std::byte* from() const { return from_; }
   // Some bands of one matrix; returns the bytes of their codes.
-  virtual int64_t read_matrix(Index matrix, const Interval& bands) const = 0;
+  virtual int64_t read_matrix(const std::byte* from, Index matrix, const Interval& bands) const = 0;
   // Calls visit(box) for its boxes; returns the bytes of their codes.
   template <typename Visit>
   int64_t for_each_box(Index matrix, const Interval& bands, const Visit& visit) const {
@@ -62,7 +58,6 @@ class WireReader {
 
  private:
   const std::shared_ptr<const WirePiece> piece_;
-  const std::byte* const from_;
 };
 
 }  // namespace tessera

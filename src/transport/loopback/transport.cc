@@ -19,6 +19,10 @@ class LoopbackTransport final : public Transport {
       fail(ErrorCode::kInvalidArgument, "loopback to {}: {} is another process", peer.name, peer.process.to_string());
     return std::make_unique<LoopbackConnection>(peer.name);
   }
+  Caps exports(const MemoryDesc& memory) const override {
+    if (memory.kind == MemoryDesc::Kind::kRingOnly) return {Access::kStream};
+    return {Access::kMap, Access::kGet};
+  }
   const Streams* streams() const override { return nullptr; }
   std::unique_ptr<Consent> consent() const override { return nullptr; }
 };

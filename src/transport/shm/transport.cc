@@ -55,6 +55,10 @@ class ShmTransport final : public Transport {
     return std::make_unique<ShmConnection>(peer.process, peer.name);
   }
 
+  Caps exports(const MemoryDesc& memory) const override {
+    if (memory.kind == MemoryDesc::Kind::kShared) return {Access::kMap, Access::kGet};
+    return memory.kind == MemoryDesc::Kind::kPrivate ? Caps{Access::kGet, Access::kStream} : Caps{Access::kStream};
+  }
   const Streams* streams() const override { return &rings_; }
   std::unique_ptr<Consent> consent() const override { return std::make_unique<PtraceConsent>(); }
 
