@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
 from .. import _core
 from .._closing import Closing
@@ -23,8 +23,9 @@ from .._errors import (
     MismatchError,
     UnimplementedError,
 )
-from .handle import Handle, Transfer, progress_bars
+from .handle import Handle, progress_bars, receives
 from .registration import Held, Registration
+from .transfer import Transfer
 
 Mode: TypeAlias = Literal["inplace", "staged"]
 Direction: TypeAlias = Literal["send", "recv"]
@@ -164,42 +165,7 @@ class Batch(Closing):
             self._finish(handle, bars)
         return handle
 
-    @overload
-    def recv(
-        self,
-        min_version: int | None = None,
-        blocking: Literal[True] = True,
-        timeout: float | None = None,
-        *,
-        progress: bool = False,
-    ) -> int: ...
-    @overload
-    def recv(
-        self,
-        min_version: int | None = None,
-        *,
-        blocking: Literal[False],
-        timeout: float | None = None,
-        progress: bool = False,
-    ) -> Handle: ...
-    @overload
-    def recv(
-        self,
-        min_version: int | None,
-        blocking: Literal[False],
-        timeout: float | None = None,
-        *,
-        progress: bool = False,
-    ) -> Handle: ...
-    @overload
-    def recv(
-        self,
-        min_version: int | None = None,
-        blocking: bool = True,
-        timeout: float | None = None,
-        *,
-        progress: bool = False,
-    ) -> int | Handle: ...
+    @receives
     def recv(
         self,
         min_version: int | None = None,
@@ -230,42 +196,7 @@ class Batch(Closing):
         """
         return self._take("recv", min_version, blocking, timeout, progress)
 
-    @overload
-    def stage(
-        self,
-        min_version: int | None = None,
-        blocking: Literal[True] = True,
-        timeout: float | None = None,
-        *,
-        progress: bool = False,
-    ) -> int: ...
-    @overload
-    def stage(
-        self,
-        min_version: int | None = None,
-        *,
-        blocking: Literal[False],
-        timeout: float | None = None,
-        progress: bool = False,
-    ) -> Handle: ...
-    @overload
-    def stage(
-        self,
-        min_version: int | None,
-        blocking: Literal[False],
-        timeout: float | None = None,
-        *,
-        progress: bool = False,
-    ) -> Handle: ...
-    @overload
-    def stage(
-        self,
-        min_version: int | None = None,
-        blocking: bool = True,
-        timeout: float | None = None,
-        *,
-        progress: bool = False,
-    ) -> int | Handle: ...
+    @receives
     def stage(
         self,
         min_version: int | None = None,
@@ -362,7 +293,7 @@ class Batch(Closing):
             last.settle()  # it has ended: else the core would not have started this one
         if goes_on:
             transfer.begun()
-        return Handle(transfer, self, what)
+        return Handle(transfer, f"{what} of {self.name}", self)
 
     def _locate(self) -> list[Held]:
         held = [share.registration.locate() for share in self._shares]

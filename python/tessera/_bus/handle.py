@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any, Literal, Protocol, cast, overload
 
 from .. import _core
-from .._errors import DeadlineExceededError, Error, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from .batch import Batch
-    from .registration import Held
+from .._errors import DeadlineExceededError, InvalidArgumentError
+from .transfer import Transfer
 
 _BAR_SECONDS = 0.1
-
-
-class Transfer:
-    """A transfer of the core under way, and what it holds until it has ended: memory, where it is, and the tensors that
-    it writes."""
-
-    def __init__(self, core: _core.Handle, held: Sequence[Held], writes: bool, torn: Callable[[], bool]) -> None:
-        """torn: whether a transfer that has failed may have written."""
-        self.core = core
-        self._held = held
-        self._writes = writes
-        self._torn = torn
-
-    def begun(self) -> None:
-        """The caller goes on while it is under way."""
-        if self._writes:
-            for held in self._held:
-                held.written()
-
-    def settle(self, well: bool = False) -> None:
-        """Bumps the counters of what it has written, and lets go of it. Idempotent. REQUIRES: it has ended; `well`, if
-        the caller knows that."""
-        held, self._held = self._held, ()
-        if held and self._writes and (well or self._has_written()):
-            for each in held:
-                each.written()
-
-    def _has_written(self) -> bool:
-        try:
-            self.core.wait(None)
-        except Error:
-            return self._torn()
-        return True
 
 
 class Handle:
@@ -54,11 +18,12 @@ class Handle:
     the transfer goes on. (What a recv has written is known to autograd once its end was seen: by wait(), done() or the
     batch's next transfer.)"""
 
-    def __init__(self, transfer: Transfer, batch: Batch, what: str) -> None:
+    def __init__(self, transfer: Transfer, name: str, batch: object) -> None:
+        """`name` is what errors call it. `batch` stays open as long as the handle is there."""
         self._core = transfer.core
         self._transfer = transfer
+        self._name = name
         self._batch = batch
-        self._what = what
 
     def wait(self, timeout: float | None = None) -> int:
         """Blocks until it has ended; returns the version. Raises what it failed with, each time. After `timeout`
@@ -128,10 +93,6 @@ class Handle:
         self._transfer.settle(True)
         return version
 
-    @property
-    def _name(self) -> str:
-        return f"{self._what} of {self._batch.name}"
-
     def _settled(self, ended: bool) -> bool:
         if ended:
             self._transfer.settle()
@@ -159,3 +120,53 @@ def progress_bars() -> Any:
     except ImportError:
         raise InvalidArgumentError("progress=True draws with tqdm, which is missing: `pip install tqdm`") from None
     return tqdm
+
+
+class _Receive(Protocol):
+    """What a call returns: the version; or, not blocking, a Handle that resolves to it."""
+
+    @overload
+    def __call__(
+        self,
+        min_version: int | None = None,
+        blocking: Literal[True] = True,
+        timeout: float | None = None,
+        *,
+        progress: bool = False,
+    ) -> int: ...
+    @overload
+    def __call__(
+        self,
+        min_version: int | None = None,
+        *,
+        blocking: Literal[False],
+        timeout: float | None = None,
+        progress: bool = False,
+    ) -> Handle: ...
+    @overload
+    def __call__(
+        self,
+        min_version: int | None,
+        blocking: Literal[False],
+        timeout: float | None = None,
+        *,
+        progress: bool = False,
+    ) -> Handle: ...
+    @overload
+    def __call__(
+        self,
+        min_version: int | None = None,
+        blocking: bool = True,
+        timeout: float | None = None,
+        *,
+        progress: bool = False,
+    ) -> int | Handle: ...
+
+
+class _ReceiveMethod(Protocol):
+    def __get__(self, batch: object, kind: type | None = None) -> _Receive: ...
+
+
+def receives(method: Callable[..., int | Handle]) -> _ReceiveMethod:
+    """The method itself; to type checkers, what it returns follows from `blocking`: recv() and stage() of a batch."""
+    return cast(_ReceiveMethod, method)
