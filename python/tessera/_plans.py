@@ -7,8 +7,9 @@ from typing import Any
 
 from . import _core
 from ._errors import InvalidArgumentError
-from ._tensors.foreign import numpy_dtype, torch_dtype, type_name
+from ._tensors.foreign import numpy_dtype, type_name
 from ._tensors.layouts import LayoutLike, as_layout
+from ._tensors.torch import bytes_of, tensor_of_bytes
 
 
 def plan(shape: Sequence[int], dtype: Any, src: LayoutLike, dst: LayoutLike) -> _core.Plan:
@@ -34,7 +35,7 @@ def simulate(plan: _core.Plan, arrays: Mapping[int, Any], dtype: Any = None) -> 
     target = plan.dtype if dtype is None else _core.dtype(dtype)
     uses_torch = any(_is_torch(array) for array in arrays.values())
     packed = {rank: _packed(plan, rank, array) for rank, array in arrays.items()}
-    unpack = _torch_array if uses_torch else _numpy_array
+    unpack = tensor_of_bytes if uses_torch else _numpy_array
     return {
         rank: unpack(data, target, plan.dst.local_shape(plan.shape, rank))
         for rank, data in _core.simulate_bytes(plan, packed, target).items()
@@ -59,26 +60,13 @@ def _packed(plan: _core.Plan, rank: int, array: Any) -> bytes:
     if shape != expected:
         raise InvalidArgumentError(f"rank {rank}: its array has shape {shape}; {plan.src} gives it {expected}")
     if _is_torch(array):
-        import torch
-
-        plain = array.detach().resolve_conj().resolve_neg()
-        flat = plain.contiguous().reshape(-1).view(torch.uint8)
-        return bytes(flat.numpy().data) if flat.numel() else b""
+        return bytes_of(array)
     if not array.dtype.isnative:
         raise InvalidArgumentError(
             f"rank {rank}: its elements are not in this machine's byte order ({array.dtype.str}): "
             "astype(array.dtype.newbyteorder('=')) converts them"
         )
     return bytes(array.tobytes())
-
-
-def _torch_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
-    import torch
-
-    if dtype == "f4":
-        shape = (*shape[:-1], shape[-1] // 2)
-    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return flat.view(torch_dtype(dtype)).reshape(shape)
 
 
 def _numpy_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:

@@ -12,7 +12,7 @@ import tessera
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tessera._bus.slices import Cut, cut, entries, index_text, view
-from tessera._tensors.tensors import Location
+from tessera._tensors.location import Location
 
 
 def cut_at(layout: tessera.Layout, shape: tuple[int, ...], index: Any, rank: int) -> Cut:

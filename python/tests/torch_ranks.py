@@ -18,7 +18,8 @@ import tessera
 import torch
 import torch.distributed
 from jobs import Jobs, Rank
-from tessera._tensors.tensors import Location, Source, source_of
+from tessera._tensors.location import Location, Source
+from tessera._tensors.tensors import source_of
 
 TIMEOUT = 400  # seconds: six processes that import torch, on a machine that is busy with other things
 

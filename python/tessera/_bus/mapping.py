@@ -15,7 +15,7 @@ from .. import _core
 from .._errors import Error, InvalidArgumentError
 from .._tensors.foreign import type_name
 from .._tensors.layouts import LayoutLike, as_layout
-from .._tensors.tensors import Location
+from .._tensors.location import Location
 from .slices import Entry, Index, cut, entries, index_text, is_sharded, sharding_axes, view
 
 

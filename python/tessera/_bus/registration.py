@@ -10,8 +10,9 @@ from typing import Any
 
 from .. import _core
 from .._errors import Error, InvalidArgumentError, MismatchError
+from .._tensors.location import Location, Source
 from .._tensors.shapes import Shape, global_shape
-from .._tensors.tensors import Location, Source, walk
+from .._tensors.tensors import walk
 from .._tensors.watch import Watch
 from .fused import Fused, fused_parts
 from .mapping import Local, Map, Part, Piece, compile_map

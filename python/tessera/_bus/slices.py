@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from .. import _core
 from .._errors import InvalidArgumentError, UnimplementedError
 from .._tensors.foreign import type_name
-from .._tensors.tensors import Location
+from .._tensors.location import Location
 
 Index: TypeAlias = int | slice | tuple[int | slice, ...]
 # Of one dim: an element, or those of a range.

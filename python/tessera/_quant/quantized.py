@@ -11,11 +11,11 @@ from .. import _core
 from .._errors import InvalidArgumentError
 from .._launch import launch
 from .._tensors.blocks import Block, sizes_of
-from .._tensors.foreign import numpy_dtype, torch_dtype
+from .._tensors.foreign import numpy_dtype
 from .._tensors.layouts import LayoutLike, as_layout
-from .._tensors.location import Location, refusal
+from .._tensors.location import Location, Source, refusal
 from .._tensors.stacks import address_of, new_array
-from .._tensors.torch import is_torch_tensor
+from .._tensors.torch import is_torch_tensor, torch_dtype
 
 PLANES = ("row", "column")
 _FLOATS = ("f32", "f16", "bf16")
@@ -178,6 +178,10 @@ class QuantizedTensor:
             raise InvalidArgumentError(f"plane {name!r}: this tensor was quantised to {there}: give it in planes=")
         return plane
 
+    def __tessera_source__(self, name: str) -> Source:
+        """As a batch registers it."""
+        return Received(name, self)
+
     def __repr__(self) -> str:
         scaling = f", scaling={self._spec.scaling!r}" if self.format == "nvfp4" else ""
         return f"QuantizedTensor(shape={self._shape}, format={self.format!r}, planes={self.planes}{scaling})"
@@ -231,7 +235,7 @@ def _in_one_block(
 
 
 class Received:
-    """A Source: a QuantizedTensor that a batch receives into."""
+    """A QuantizedTensor that a batch receives into."""
 
     current = None
 

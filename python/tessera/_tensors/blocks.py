@@ -6,16 +6,13 @@ import math
 import operator
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import _core
 from .._errors import InvalidArgumentError
-from .foreign import numpy_dtype, torch_dtype
+from .foreign import numpy_dtype
 from .stacks import address_of
-from .torch import is_torch_tensor
-
-if TYPE_CHECKING:
-    import torch
+from .torch import is_torch_tensor, tensor_in, torch_dtype
 
 
 class Block:
@@ -23,7 +20,7 @@ class Block:
 
     def __init__(self, size: int) -> None:
         """Of `size` bytes. Raises ResourceExhaustedError."""
-        as_array = as_torch if "torch" in sys.modules else as_numpy
+        as_array = tensor_in if "torch" in sys.modules else as_numpy
         self._bytes = as_array(_core.shared_bytes(size), "u8", (size,))
         self.address: int = 0 if size == 0 else address_of(self._bytes)
 
@@ -45,16 +42,6 @@ def sizes_of(shape: Any) -> tuple[int, ...]:
     if any(size < 0 for size in sizes):
         raise InvalidArgumentError(f"shape {sizes}: sizes are 0 or more")
     return sizes
-
-
-def as_torch(block: Any, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
-    import torch.utils.dlpack
-
-    if name == "f4":
-        sizes = (*sizes[:-1], sizes[-1] // 2)
-    if math.prod(sizes) == 0:
-        return torch.empty(sizes, dtype=torch_dtype(name))
-    return torch.utils.dlpack.from_dlpack(block).view(torch_dtype(name)).reshape(sizes)
 
 
 def as_numpy(block: Any, name: str, sizes: tuple[int, ...]) -> Any:

@@ -63,11 +63,9 @@ def dtype(value: Any) -> str:
     return _DTYPES[name]
 
 
-def torch_dtype(name: str) -> Any:
-    """torch's dtype for one of Tessera's names."""
-    import torch
-
-    return getattr(torch, _FOREIGN_NAMES[name])
+def foreign_dtype(name: str) -> str:
+    """What torch, NumPy and ml_dtypes call one of Tessera's dtypes."""
+    return _FOREIGN_NAMES[name]
 
 
 def numpy_dtype(name: str) -> Any:

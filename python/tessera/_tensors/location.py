@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from .. import _core
 from .._errors import Error, InvalidArgumentError
@@ -72,6 +72,16 @@ class Source(Protocol):
 
     def written(self) -> None:
         """Tells its library that the elements are about to change, or have changed."""
+
+
+class BringsSource(Protocol):
+    """A tensor that says itself how it is registered."""
+
+    def __tessera_source__(self, name: str) -> Source: ...
+
+
+def brings_source(value: Any) -> TypeGuard[BringsSource]:
+    return hasattr(type(value), "__tessera_source__")
 
 
 def refusal(name: str, why: str) -> InvalidArgumentError:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
-from .._errors import InvalidArgumentError, UnimplementedError
-from .blocks import as_numpy, as_torch, sizes_of
+from .._errors import InvalidArgumentError
+from .blocks import as_numpy, sizes_of
 from .foreign import type_name
+from .modules import fsdp_parameters
 from .tensors import leaves
-from .torch import fsdp_parameters, is_module, is_torch_tensor, local_tensor
+from .torch import is_module, is_torch_tensor, local_tensor, move_storage, require_movable, tensor_in
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
             f"shape {sizes}: elements of f4 lie in pairs along the last dim: give at least one, of an even size"
         )
     block = _core.shared_bytes(math.prod(sizes) * _core.bits_of(name) // 8)
-    return as_torch(block, name, sizes) if uses_torch else as_numpy(block, name, sizes)
+    return tensor_in(block, name, sizes) if uses_torch else as_numpy(block, name, sizes)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
@@ -67,30 +68,11 @@ def share_(value: T) -> T:
         storage = local_tensor(name, tensor).untyped_storage()
         if storage.nbytes() == 0 or _core.in_shared_memory(storage.data_ptr(), storage.nbytes()):
             continue
-        if storage.is_shared() or not storage.resizable():
-            raise InvalidArgumentError(
-                f"tensor {name}: torch does not own its memory (it came from NumPy, a buffer, a mapped file or "
-                "share_memory_()): clone() it first, or make it with tessera.zeros()"
-            )
-        if not hasattr(storage, "_swap_data_ptr_"):
-            import torch
-
-            raise UnimplementedError(
-                f"torch {torch.__version__} cannot move a storage: use torch 2.12 or newer, or make the tensors with "
-                "tessera.zeros(); they work in private memory, too"
-            )
+        require_movable(name, storage)
         storages[storage._cdata] = storage
     for storage in storages.values():
-        _move(storage)
+        move_storage(storage, _core.shared_bytes)
     return value
-
-
-def _move(storage: Any) -> None:
-    import torch.utils.dlpack
-
-    shared = torch.utils.dlpack.from_dlpack(_core.shared_bytes(storage.nbytes())).untyped_storage()
-    shared.copy_(storage)
-    storage._swap_data_ptr_(shared)
 
 
 def _tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:

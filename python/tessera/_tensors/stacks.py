@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .._errors import Error, UnimplementedError
-from .foreign import numpy_dtype, torch_dtype, type_name
+from .foreign import numpy_dtype, type_name
 from .layouts import is_dtensor
 from .location import refusal
-from .torch import is_torch_tensor, plain
+from .torch import is_torch_tensor, new_tensor, plain, tensor_of
 
 if TYPE_CHECKING:
     import torch
@@ -116,9 +116,7 @@ def _packed(view: Any) -> Any:
 def new_array(of_torch: bool, shape: Sequence[int], dtype: str) -> Any:
     """Packed, with elements of any value; `dtype` is Tessera's name."""
     if of_torch:
-        import torch
-
-        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device="cpu")
+        return new_tensor(shape, dtype)
     import numpy
 
     return numpy.empty(tuple(shape), dtype=numpy_dtype(dtype))
@@ -127,9 +125,7 @@ def new_array(of_torch: bool, shape: Sequence[int], dtype: str) -> Any:
 def array_of(of_torch: bool, values: Sequence[float], shape: Sequence[int]) -> Any:
     """Of f32."""
     if of_torch:
-        import torch
-
-        return torch.tensor(values, dtype=torch.float32, device="cpu").reshape(tuple(shape))
+        return tensor_of(values, shape)
     import numpy
 
     return numpy.array(values, dtype=numpy.float32).reshape(tuple(shape))

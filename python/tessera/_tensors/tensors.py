@@ -12,19 +12,17 @@ from typing import Any
 
 from .. import _core
 from .._errors import Error, InvalidArgumentError
-from .._quant.quantized import QuantizedTensor, Received
 from .arrays import Array, is_array
 from .foreign import type_name
 from .layouts import as_layout
-from .location import Location, Source, refusal
-from .torch import TorchTensor, is_module, is_torch_tensor, walk_module
-
-__all__ = ["Location", "Source", "leaves", "source_of", "walk"]
+from .location import Location, Source, brings_source, refusal
+from .modules import walk_module
+from .torch import TorchTensor, is_module, is_torch_tensor
 
 
 def is_tensor(value: Any) -> bool:
     """Whether it is a tensor of some library: torch's, NumPy's, one with DLPack, or a QuantizedTensor."""
-    return isinstance(value, QuantizedTensor) or is_torch_tensor(value) or is_array(value)
+    return brings_source(value) or is_torch_tensor(value) or is_array(value)
 
 
 class WithLayout:
@@ -59,8 +57,8 @@ def source_of(name: str, value: Any) -> Source:
         except (Error, TypeError, ValueError) as error:
             raise refusal(name, f"{error}; give (tensor, layout) or (tensor, layout, global shape)") from None
         return WithLayout(name, source_of(name, value[0]), layout, shape)
-    if isinstance(value, QuantizedTensor):
-        return Received(name, value)
+    if brings_source(value):
+        return value.__tessera_source__(name)
     if is_torch_tensor(value):
         return TorchTensor(name, value)
     if is_array(value):

@@ -1,19 +1,22 @@
-"""Tensors of torch as a batch registers them: plain ones, DTensors, and parameters and buffers of modules."""
+"""Tensors of torch: what a batch registers, and what is made of memory, or computed on.
+
+The one place that imports torch, once its user has: what names no type of it needs no import.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from .. import _core
 from .._errors import Error, InvalidArgumentError, UnimplementedError
-from .foreign import type_name
+from .foreign import foreign_dtype, type_name
 from .layouts import is_dtensor, readings
-from .location import OUTSIDE, Location, Source, element_type, refusal, sound_strides
+from .location import OUTSIDE, Location, element_type, refusal, sound_strides
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +108,7 @@ def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = Non
     dtype = element_type(name, local.dtype)
     layout, other_layout, global_shape, rank = None, None, None, None
     if is_dtensor(tensor):
-        layout, other_layout = known or _readings(name, tensor)
+        layout, other_layout = known or named_readings(name, tensor)
         global_shape, rank = tuple(tensor.shape), _rank_in_mesh(tensor)
     if dtype == "f4":  # two elements a byte along the last dim
         shape, strides, global_shape = _unpacked(name, shape, strides, global_shape, layout)
@@ -123,7 +126,7 @@ def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = Non
     )
 
 
-def _readings(name: str, tensor: DTensor) -> Readings:
+def named_readings(name: str, tensor: DTensor) -> Readings:
     try:
         return readings(tensor)
     except Error as error:
@@ -221,180 +224,119 @@ class TorchTensor:
         pass
 
     def written(self) -> None:
-        import torch
-
-        torch.autograd.graph.increment_version(self._counters)
+        bump(self._counters)
 
 
-class ModuleTree:
-    """The modules of a model, seen from its root: one on the way to a tensor may be replaced, as the tensor may.
+def bump(tensors: torch.Tensor | Sequence[torch.Tensor]) -> None:
+    """Tells autograd that they have been written: their version counters."""
+    import torch
 
-    A Watch asks each tensor at every transfer, in a fraction of a microsecond, which is less than it takes to walk to
-    its module. So one of the tensors looks at all modules, for all of them.
-    """
-
-    def __init__(self, root: torch.nn.Module) -> None:
-        self._root = root
-        self._tensors = 0
-        self._located = 0  # the tensor that was located last
-        self._guard: int | None = None  # the first whose current() was asked for since
-        self._look()
-
-    def add(self) -> int:
-        """The number of a further tensor."""
-        self._tensors += 1
-        return self._tensors
-
-    def find(self, path: Sequence[str]) -> torch.nn.Module | None:
-        """The module at `path` now."""
-        found: torch.nn.Module | None = self._root
-        for name in path:
-            found = found._modules.get(name) if found is not None else None
-        return found
-
-    def fsdp(self, module: torch.nn.Module, attribute: str) -> Any:
-        """What torch's FSDP2 keeps of that parameter, if it does."""
-        return self._sharded.get((id(module), attribute))
-
-    def locating(self, tensor: int) -> None:
-        """To be called before its module is looked up; of all tensors, one after the other in the order of numbers."""
-        if tensor <= self._located and self._children != self._seen:
-            self._look()
-        self._located, self._guard = tensor, None
-
-    def watched(self, tensor: int, get: Callable[[], torch.Tensor | None]) -> Callable[[], torch.Tensor | None]:
-        """`get`; of the first tensor that asks since all were located, one that gives None if a module was replaced."""
-        if self._guard is None:
-            self._guard = tensor
-        if tensor != self._guard:
-            return get
-        children, seen = self._children, self._seen
-
-        def get_if_modules_are_there() -> torch.Tensor | None:
-            return get() if children == seen else None
-
-        return get_if_modules_are_there
-
-    def _look(self) -> None:
-        modules = [module for module in self._root.modules() if module._modules]
-        self._children: list[dict[str, torch.nn.Module | None]] = [module._modules for module in modules]
-        self._seen = [dict(each) for each in self._children]
-        inside = {type(module) for of_one in self._seen for module in of_one.values() if module is not None}
-        if any(kind.__eq__ is not object.__eq__ for kind in inside):
-            self._seen = []  # another module may equal the one that was there: they are looked up each time
-        self._sharded = fsdp_parameters(self._root)
+    torch.autograd.graph.increment_version(tensors)
 
 
-class ModuleTensor:
-    """A parameter or buffer of a module, looked up again each time: either may have been replaced."""
-
-    def __init__(self, name: str, tree: ModuleTree, path: Sequence[str], attribute: str, *, buffer: bool) -> None:
-        """path: Of the module in the tree."""
-        self._name = name
-        self._tree = tree
-        self._number = tree.add()
-        self._path = path
-        self._attribute = attribute
-        self._kind = "_buffers" if buffer else "_parameters"
-        self._known: tuple[Any, Readings] | None = None  # the DTensorSpec seen last, and what it says
-        self._look_up()
-
-    @property
-    def current(self) -> Callable[[], torch.Tensor | None]:
-        return self._tree.watched(self._number, partial(self._tensors.get, self._attribute))
-
-    def _look_up(self) -> None:
-        module = self._tree.find(self._path)
-        if module is None:
-            raise InvalidArgumentError(
-                f"tensor {self._name}: the model has no module {'.'.join(self._path)} any more: close the batch and "
-                "register it again"
-            )
-        self._module = module
-        self._tensors: dict[str, torch.Tensor | None] = getattr(module, self._kind)
-
-    def _current(self) -> torch.Tensor:
-        tensor = self._tensors.get(self._attribute)
-        if tensor is None:
-            raise InvalidArgumentError(f"tensor {self._name}: the module has no {self._attribute} any more")
-        return tensor
-
-    def locate(self) -> Location:
-        self._tree.locating(self._number)
-        self._look_up()
-        fsdp = self._tree.fsdp(self._module, self._attribute)
-        if fsdp is not None and fsdp.sharded_state.name != "SHARDED":
-            raise InvalidArgumentError(
-                f"tensor {self._name}: FSDP has gathered it, and will free what is there now: call reshard() on the "
-                "FSDP module first, or send after the optimiser's step"
-            )
-        tensor = self._current()
-        if not is_dtensor(tensor):
-            return torch_location(self._name, tensor)
-        if self._known is None or self._known[0] is not tensor._spec:
-            self._known = (tensor._spec, _readings(self._name, tensor))
-        return torch_location(self._name, tensor, self._known[1])
-
-    def require_writeable(self) -> None:
-        pass
-
-    def written(self) -> None:
-        import torch
-
-        tensor: Any = self._current()
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version([tensor, tensor._local_tensor] if is_dtensor(tensor) else tensor)
+# --- tensors of other memory
 
 
-# --- modules
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype for one of Tessera's names."""
+    import torch
 
-# Modules that torch.compile and activation checkpointing put around others: no part of a parameter's name.
-_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
-
-
-def walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator[tuple[str, Source, torch.Tensor]]:
-    """The names of model.state_dict() (without those of wrappers): parameters and persistent buffers; tied ones under
-    each of their names."""
-    tree = ModuleTree(model)
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        path = prefix.split(".") if prefix else []
-        # Some models list their modules in a way of their own.
-        place = (tree, path) if tree.find(path) is module else (ModuleTree(module), [])
-        dot = "".join(f"{part}." for part in prefix.split(".") if part and part not in _WRAPPERS)
-        _refuse_flat(module, prefix)
-        buffers = {
-            name: buffer for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set
-        }
-        for is_buffer, tensors in ((False, module._parameters), (True, buffers)):
-            for attribute, tensor in tensors.items():
-                if tensor is not None and keep(name := f"{dot}{attribute}"):
-                    yield name, ModuleTensor(name, *place, attribute, buffer=is_buffer), tensor
-
-
-def fsdp_parameters(model: torch.nn.Module) -> dict[tuple[int, str], Any]:
-    """(module's id, attribute) -> what FSDP2 keeps of that parameter, which says whether it is gathered now."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FSDPModule", None)
-    found: dict[tuple[int, str], Any] = {}
-    if kind is None:
-        return found
-    for module in model.modules():
-        if not isinstance(module, kind):
-            continue
-        state: Any = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-        for parameter in (each for group in groups if group is not None for each in group.fsdp_params):
-            at = parameter._module_info
-            found[id(at.module), at.param_name] = parameter
-            for shared, attribute in zip(at.shared_modules, at.shared_param_names, strict=True):
-                found[id(shared), attribute] = parameter
+    found: torch.dtype = getattr(torch, foreign_dtype(name))
     return found
 
 
-def _refuse_flat(module: torch.nn.Module, prefix: str) -> None:
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+def tensor_in(block: Any, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Of Tessera's dtype and `sizes` in elements, in the memory of `block`, which has DLPack."""
+    import torch.utils.dlpack
+
+    sizes = _in_pairs(name, sizes)
+    if math.prod(sizes) == 0:
+        return torch.empty(sizes, dtype=torch_dtype(name))
+    return torch.utils.dlpack.from_dlpack(block).view(torch_dtype(name)).reshape(sizes)
+
+
+def tensor_of_bytes(data: bytes, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Likewise, of a copy of `data`."""
+    import torch
+
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return flat.view(torch_dtype(name)).reshape(_in_pairs(name, sizes))
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Its elements, packed."""
+    import torch
+
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    flat = plain.contiguous().reshape(-1).view(torch.uint8)
+    return bytes(flat.numpy().data) if flat.numel() else b""
+
+
+def new_tensor(sizes: Sequence[int], name: str) -> torch.Tensor:
+    """Packed, with elements of any value."""
+    import torch
+
+    return torch.empty(tuple(sizes), dtype=torch_dtype(name), device="cpu")
+
+
+def tensor_of(values: Sequence[float], sizes: Sequence[int]) -> torch.Tensor:
+    """Of f32."""
+    import torch
+
+    return torch.tensor(values, dtype=torch.float32, device="cpu").reshape(tuple(sizes))
+
+
+def _in_pairs(name: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Of f4, two elements are one of torch's."""
+    return (*sizes[:-1], sizes[-1] // 2) if name == "f4" else sizes
+
+
+def move_storage(storage: torch.UntypedStorage, block: Callable[[int], Any]) -> None:
+    """Moves a storage into block(its bytes), in place. REQUIRES: require_movable()."""
+    import torch.utils.dlpack
+
+    shared = torch.utils.dlpack.from_dlpack(block(storage.nbytes())).untyped_storage()
+    shared.copy_(storage)
+    owner: Any = storage
+    owner._swap_data_ptr_(shared)
+
+
+def require_movable(name: str, storage: torch.UntypedStorage) -> None:
+    """Refuses a storage that move_storage() cannot move."""
+    import torch
+
+    if storage.is_shared() or not storage.resizable():
         raise InvalidArgumentError(
-            f"module {prefix or '(the model)'}: FullyShardedDataParallel keeps flat parameters without a layout: shard "
-            "with fully_shard() instead, or register the DTensors of its sharded state_dict()"
+            f"tensor {name}: torch does not own its memory (it came from NumPy, a buffer, a mapped file or "
+            "share_memory_()): clone() it first, or make it with tessera.zeros()"
         )
+    if not hasattr(storage, "_swap_data_ptr_"):
+        raise UnimplementedError(
+            f"torch {torch.__version__} cannot move a storage: use torch 2.12 or newer, or make the tensors with "
+            "tessera.zeros(); they work in private memory, too"
+        )
+
+
+# --- what a Watch asks
+
+
+def exchange_api() -> object | None:
+    """DLPack's C exchange API of torch's tensors, if this torch has it."""
+    import torch
+
+    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+
+
+def is_watchable(tensor: torch.Tensor) -> bool:
+    """Whether it is a plain one, or a DTensor of one, and has a version counter."""
+    import torch
+
+    local = getattr(tensor, "_local_tensor", tensor)
+    return type(local) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_inference()
+
+
+def storage_getter() -> Callable[[Any], Any]:
+    """Gives the storage of a tensor: torch's own method, which is quicker than a call of it."""
+    import torch
+
+    return torch.Tensor.untyped_storage

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import _core
+from .torch import bump, exchange_api, is_watchable, storage_getter
 
 if TYPE_CHECKING:
     import torch
@@ -25,26 +26,19 @@ class Watch:
     @staticmethod
     def over(sources: Sequence[Current]) -> Watch | None:
         """None if they cannot be watched: torch is too old, or a tensor is no plain one or has no version counter."""
-        import torch
-
-        api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        api = exchange_api()
         if api is None or not _core.TensorWatch.usable(api):
             return None
         tensors = [current() for current in sources]
-        for tensor in tensors:
-            if type(_local(tensor)) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_inference():
-                return None
+        if not all(map(is_watchable, tensors)):
+            return None
         try:
             return Watch(api, sources, tensors)
         except (RuntimeError, BufferError, TypeError):  # of a dtype that DLPack does not know
             return None
 
     def __init__(self, api: object, sources: Sequence[Current], tensors: Sequence[torch.Tensor]) -> None:
-        import torch
-
-        storage_of: Callable[[Any], Any] = torch.Tensor.untyped_storage
-        self._watch = _core.TensorWatch(api, storage_of, list(sources), list(tensors))
-        self._bump: Callable[[Any], None] = torch.autograd.graph.increment_version
+        self._watch = _core.TensorWatch(api, storage_getter(), list(sources), list(tensors))
 
     def hold(self) -> tuple[list[Any], list[Any]] | None:
         """(what keeps the memory of all of them where it is, what written() is to be told). None: one has changed."""
@@ -52,8 +46,4 @@ class Watch:
 
     def written(self, counted: list[Any]) -> None:
         """Bumps their version counters."""
-        self._bump(counted)
-
-
-def _local(tensor: Any) -> Any:
-    return getattr(tensor, "_local_tensor", tensor)
+        bump(counted)

@@ -1,0 +1,186 @@
+"""Modules of torch: their parameters and buffers as a batch registers them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .._errors import InvalidArgumentError
+from .layouts import is_dtensor
+from .location import Location, Source
+from .torch import Readings, bump, named_readings, torch_location
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ModuleTree:
+    """The modules of a model, seen from its root: one on the way to a tensor may be replaced, as the tensor may.
+
+    A Watch asks each tensor at every transfer, in a fraction of a microsecond, which is less than it takes to walk to
+    its module. So one of the tensors looks at all modules, for all of them.
+    """
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self._root = root
+        self._tensors = 0
+        self._located = 0  # the tensor that was located last
+        self._guard: int | None = None  # the first whose current() was asked for since
+        self._look()
+
+    def add(self) -> int:
+        """The number of a further tensor."""
+        self._tensors += 1
+        return self._tensors
+
+    def find(self, path: Sequence[str]) -> torch.nn.Module | None:
+        """The module at `path` now."""
+        found: torch.nn.Module | None = self._root
+        for name in path:
+            found = found._modules.get(name) if found is not None else None
+        return found
+
+    def fsdp(self, module: torch.nn.Module, attribute: str) -> Any:
+        """What torch's FSDP2 keeps of that parameter, if it does."""
+        return self._sharded.get((id(module), attribute))
+
+    def locating(self, tensor: int) -> None:
+        """To be called before its module is looked up; of all tensors, one after the other in the order of numbers."""
+        if tensor <= self._located and self._children != self._seen:
+            self._look()
+        self._located, self._guard = tensor, None
+
+    def watched(self, tensor: int, get: Callable[[], torch.Tensor | None]) -> Callable[[], torch.Tensor | None]:
+        """`get`; of the first tensor that asks since all were located, one that gives None if a module was replaced."""
+        if self._guard is None:
+            self._guard = tensor
+        if tensor != self._guard:
+            return get
+        children, seen = self._children, self._seen
+
+        def get_if_modules_are_there() -> torch.Tensor | None:
+            return get() if children == seen else None
+
+        return get_if_modules_are_there
+
+    def _look(self) -> None:
+        modules = [module for module in self._root.modules() if module._modules]
+        self._children: list[dict[str, torch.nn.Module | None]] = [module._modules for module in modules]
+        self._seen = [dict(each) for each in self._children]
+        inside = {type(module) for of_one in self._seen for module in of_one.values() if module is not None}
+        if any(kind.__eq__ is not object.__eq__ for kind in inside):
+            self._seen = []  # another module may equal the one that was there: they are looked up each time
+        self._sharded = fsdp_parameters(self._root)
+
+
+class ModuleTensor:
+    """A parameter or buffer of a module, looked up again each time: either may have been replaced."""
+
+    def __init__(self, name: str, tree: ModuleTree, path: Sequence[str], attribute: str, *, buffer: bool) -> None:
+        """path: Of the module in the tree."""
+        self._name = name
+        self._tree = tree
+        self._number = tree.add()
+        self._path = path
+        self._attribute = attribute
+        self._kind = "_buffers" if buffer else "_parameters"
+        self._known: tuple[Any, Readings] | None = None  # the DTensorSpec seen last, and what it says
+        self._look_up()
+
+    @property
+    def current(self) -> Callable[[], torch.Tensor | None]:
+        return self._tree.watched(self._number, partial(self._tensors.get, self._attribute))
+
+    def _look_up(self) -> None:
+        module = self._tree.find(self._path)
+        if module is None:
+            raise InvalidArgumentError(
+                f"tensor {self._name}: the model has no module {'.'.join(self._path)} any more: close the batch and "
+                "register it again"
+            )
+        self._module = module
+        self._tensors: dict[str, torch.Tensor | None] = getattr(module, self._kind)
+
+    def _current(self) -> torch.Tensor:
+        tensor = self._tensors.get(self._attribute)
+        if tensor is None:
+            raise InvalidArgumentError(f"tensor {self._name}: the module has no {self._attribute} any more")
+        return tensor
+
+    def locate(self) -> Location:
+        self._tree.locating(self._number)
+        self._look_up()
+        fsdp = self._tree.fsdp(self._module, self._attribute)
+        if fsdp is not None and fsdp.sharded_state.name != "SHARDED":
+            raise InvalidArgumentError(
+                f"tensor {self._name}: FSDP has gathered it, and will free what is there now: call reshard() on the "
+                "FSDP module first, or send after the optimiser's step"
+            )
+        tensor = self._current()
+        if not is_dtensor(tensor):
+            return torch_location(self._name, tensor)
+        if self._known is None or self._known[0] is not tensor._spec:
+            self._known = (tensor._spec, named_readings(self._name, tensor))
+        return torch_location(self._name, tensor, self._known[1])
+
+    def require_writeable(self) -> None:
+        pass
+
+    def written(self) -> None:
+        tensor: Any = self._current()
+        if not tensor.is_inference():
+            bump([tensor, tensor._local_tensor] if is_dtensor(tensor) else tensor)
+
+
+# Modules that torch.compile and activation checkpointing put around others: no part of a parameter's name.
+_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+
+
+def walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator[tuple[str, Source, torch.Tensor]]:
+    """The names of model.state_dict() (without those of wrappers): parameters and persistent buffers; tied ones under
+    each of their names."""
+    tree = ModuleTree(model)
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        path = prefix.split(".") if prefix else []
+        # Some models list their modules in a way of their own.
+        place = (tree, path) if tree.find(path) is module else (ModuleTree(module), [])
+        dot = "".join(f"{part}." for part in prefix.split(".") if part and part not in _WRAPPERS)
+        _refuse_flat(module, prefix)
+        buffers = {
+            name: buffer for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set
+        }
+        for is_buffer, tensors in ((False, module._parameters), (True, buffers)):
+            for attribute, tensor in tensors.items():
+                if tensor is not None and keep(name := f"{dot}{attribute}"):
+                    yield name, ModuleTensor(name, *place, attribute, buffer=is_buffer), tensor
+
+
+def fsdp_parameters(model: torch.nn.Module) -> dict[tuple[int, str], Any]:
+    """(module's id, attribute) -> what FSDP2 keeps of that parameter, which says whether it is gathered now."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    found: dict[tuple[int, str], Any] = {}
+    if kind is None:
+        return found
+    for module in model.modules():
+        if not isinstance(module, kind):
+            continue
+        state: Any = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        for parameter in (each for group in groups if group is not None for each in group.fsdp_params):
+            at = parameter._module_info
+            found[id(at.module), at.param_name] = parameter
+            for shared, attribute in zip(at.shared_modules, at.shared_param_names, strict=True):
+                found[id(shared), attribute] = parameter
+    return found
+
+
+def _refuse_flat(module: torch.nn.Module, prefix: str) -> None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        raise InvalidArgumentError(
+            f"module {prefix or '(the model)'}: FullyShardedDataParallel keeps flat parameters without a layout: shard "
+            "with fully_shard() instead, or register the DTensors of its sharded state_dict()"
+        )
