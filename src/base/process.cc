@@ -18,6 +18,7 @@
 #include "base/control_groups.h"
 #include "base/fail.h"
 #include "base/mutex.h"
+#include "base/socket.h"
 
 namespace tessera {
 namespace {
@@ -143,6 +144,11 @@ UniqueFd open_pidfd(const Incarnation& incarnation) {
   // The pid may have been given to another process before the call: the start time tells.
   if (fd && start_time_of(incarnation.pid) != incarnation.start_time) return {};
   return fd;
+}
+
+bool await_end(const Incarnation& incarnation, const Deadline& deadline) {
+  const UniqueFd pidfd = open_pidfd(incarnation);
+  return pidfd ? wait_ready(pidfd.get(), POLLIN, deadline) : liveness_of(incarnation) == Liveness::kDead;
 }
 
 // Dead only on proof: pidfd_open() may be refused, descriptors may have run out, /proc may hide others.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/fd.h"
 
 namespace tessera {
@@ -51,6 +52,9 @@ bool is_stopped(pid_t pid);
 // A pidfd of that very incarnation, readable once it has died. Empty if it is dead already or cannot be seen from here:
 // liveness_of() tells which.
 UniqueFd open_pidfd(const Incarnation& incarnation);
+
+// Waits until it has ended: true. False at the deadline, and at once where that cannot be seen from here.
+bool await_end(const Incarnation& incarnation, const Deadline& deadline);
 
 // CPUs this process may use: the affinity mask, bounded by its control groups; at least 1.
 int usable_cpus();

@@ -1,7 +1,6 @@
 #include "base/runtime_dir.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 
 #include "base/config.h"
 #include "base/fail.h"
+#include "base/file_lock.h"
 #include "base/log.h"
 #include "base/socket.h"
 
@@ -63,13 +63,6 @@ std::string plain_root(std::string root) {
 std::string random_name() {
   std::random_device random;
   return fmt::format("{}{:08x}{:08x}", kPrefix, random(), random());
-}
-
-// Whether `fd` is still what `path` names.
-bool same_file(int fd, const std::string& path) {
-  struct stat held{}, named{};
-  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
-         held.st_dev == named.st_dev;
 }
 
 // Removes a process's folder. The lock file goes last, so that whoever finds the folder half removed can tell; a folder
@@ -189,6 +182,11 @@ std::vector<std::string> RuntimeDir::living_files(const std::string& root, std::
   return found;
 }
 
+void RuntimeDir::watch(const std::string& root, FolderWatch& watch) {
+  watch.add(root);
+  for (const std::string& folder : process_folders_if_any(root)) watch.add(folder);
+}
+
 RuntimeDir RuntimeDir::open(std::string root, std::string_view role) {
   root = prepare_root(std::move(root));
   constexpr int kAttempts = 100;
@@ -234,33 +232,6 @@ std::string RuntimeDir::path(std::string_view name) const {
   if (name.empty() || name.size() > kMaxNameBytes || name.find('/') != std::string_view::npos)
     fail(ErrorCode::kInvalidArgument, "'{}' is no name of 1 to {} bytes for the runtime folder", name, kMaxNameBytes);
   return own_ + "/" + std::string(name);
-}
-
-UniqueFd try_lock_file(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd) {
-    if (errno == ENOENT) return {};  // its folder has just been removed
-    fail_errno(fmt::format("open {}", path));
-  }
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK || errno == EINTR) return {};
-    fail_errno(fmt::format("lock {}", path));
-  }
-  if (!same_file(fd.get(), path)) return {};
-  return fd;
-}
-
-bool is_lock_held(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  return fd && ::flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
-}
-
-UniqueFd lock_file(const std::string& path, const Deadline& deadline) {
-  while (true) {  // flock() knows no deadline
-    UniqueFd fd = try_lock_file(path);
-    if (fd || deadline.passed()) return fd;
-    ::poll(nullptr, 0, 1);
-  }
 }
 
 }  // namespace tessera

@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/folder_watch.h"
 
 namespace tessera {
 
@@ -49,6 +50,9 @@ class RuntimeDir {
   // The paths of the files called `name` in folders of living processes; likewise.
   static std::vector<std::string> living_files(const std::string& root, std::string_view name);
 
+  // Has `watch` wait for what appears in the root, and in the folders that are there now: a new one is to be added.
+  static void watch(const std::string& root, FolderWatch& watch);
+
   RuntimeDir(RuntimeDir&&) noexcept = default;
   RuntimeDir& operator=(RuntimeDir&& other) noexcept;
   ~RuntimeDir();
@@ -69,14 +73,5 @@ class RuntimeDir {
   UniqueFd lock_;
   pid_t owner_ = 0;  // a forked child removes nothing
 };
-
-// Takes an exclusive flock on `path` (created 0600 if need be) without waiting; empty if someone else holds it. The
-// lock ends with the descriptor. A file removed by its holder meanwhile counts as held: try again.
-UniqueFd try_lock_file(const std::string& path);
-// Whether someone holds the flock of that file. Creates nothing, and to look takes a shared lock for a moment.
-bool is_lock_held(const std::string& path);
-// The same as try_lock_file(), but waits for whoever holds it; empty if that takes longer. For locks that are held
-// briefly.
-UniqueFd lock_file(const std::string& path, const Deadline& deadline);
 
 }  // namespace tessera

@@ -195,16 +195,5 @@ TEST_F(RuntimeDirTest, NamesAreShortAndPlain) {
     EXPECT_THROW(dir.path(name), Error) << name;
 }
 
-TEST_F(RuntimeDirTest, ALockIsHeldByOneAndEndsWithItsDescriptor) {
-  const std::string path = parent_ + "/lock";
-  UniqueFd first = try_lock_file(path);
-  ASSERT_TRUE(first);
-  EXPECT_FALSE(try_lock_file(path));
-  EXPECT_FALSE(lock_file(path, Deadline::after(Duration::zero())));
-  std::thread holder = start_thread("holder", [&] { first.reset(); });
-  EXPECT_TRUE(lock_file(path, soon()));
-  holder.join();
-}
-
 }  // namespace
 }  // namespace tessera

@@ -169,6 +169,13 @@ UniqueFd listen_unix(const std::string& path) {
   return fd;
 }
 
+UniqueFd listen_unix_in_place(const std::string& fresh, const std::string& path) {
+  ::unlink(fresh.c_str());
+  UniqueFd listener = listen_unix(fresh);
+  if (::rename(fresh.c_str(), path.c_str()) != 0) fail_errno(fmt::format("rename {} to {}", fresh, path));
+  return listener;
+}
+
 uint16_t local_port(int fd) {
   sockaddr_storage storage{};
   socklen_t length = sizeof(storage);

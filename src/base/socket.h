@@ -53,6 +53,9 @@ class SocketAddress {
 // Listening sockets. A Unix socket gets mode 0600; its path must not exist. Port 0: ask local_port().
 UniqueFd listen_tcp(const HostPort& host_port);
 UniqueFd listen_unix(const std::string& path);
+// The same, bound at `fresh` and then renamed to `path`: whoever finds a socket there finds one that listens. What was
+// at either path is replaced.
+UniqueFd listen_unix_in_place(const std::string& fresh, const std::string& path);
 uint16_t local_port(int fd);
 
 // One waiting connection; empty if there is none (or it went away meanwhile). Throws kResourceExhausted when the

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/fail.h"
-#include "base/runtime_dir.h"
+#include "base/file_lock.h"
 #include "base/testing.h"
 #include "base/thread.h"
 

@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
-#include <thread>
 
 #include "base/fail.h"
+#include "base/file_lock.h"
 #include "base/log.h"
-#include "base/runtime_dir.h"
 #include "base/socket.h"
 
 namespace tessera::store {
@@ -22,7 +21,6 @@ constexpr uint32_t kMaxMembers = 65536;
 constexpr size_t kMaxMembersBytes = size_t{16} << 20;
 constexpr Duration kLeavingTime = std::chrono::seconds(1);  // one that is stopped meanwhile is not waited for
 constexpr Duration kGoingTime = std::chrono::milliseconds(100);
-constexpr Duration kGoingPause = std::chrono::milliseconds(1);
 
 struct MembersFile {
   int64_t revision_floor = 0;
@@ -151,12 +149,9 @@ AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
   options.on_members = [this](const std::vector<Member>& members) {
     write_members(root_, {.revision_floor = revision_floor_, .members = members});
   };
-  // Bound under another name and renamed: a client finds the last host's socket, which refuses, or this one listening.
-  const std::string fresh = fresh_path(root_);
-  ::unlink(fresh.c_str());
-  UniqueFd listener = listen_unix(fresh);
+  // A client finds the last host's socket, which refuses, or this one listening.
   const std::string path = socket_path(root_);
-  if (::rename(fresh.c_str(), path.c_str()) != 0) fail_errno(fmt::format("rename {} to {}", fresh, path));
+  UniqueFd listener = listen_unix_in_place(fresh_path(root_), path);
   log().info("this process hosts the store at {}, following one of {} clients", path, options.awaited.size());
   server_ = std::make_unique<Server>(std::move(listener), "unix://" + path, std::move(options));
 }
@@ -166,12 +161,11 @@ AutoHost::~AutoHost() {
   server_->stop();
   std::vector<Member> members = server_->connected_members();
   // Who has not come back to this host may be ending, and have had its turn: it is given a moment to be gone.
-  const auto alive = [&](const Member& member) {
-    return member.client != own_client_ && liveness_of(member.incarnation) != Liveness::kDead;
-  };
-  const Deadline deadline = Deadline::after(kGoingTime);
-  while (server_->gathering() && !deadline.passed() && std::ranges::any_of(members, alive))
-    std::this_thread::sleep_for(kGoingPause);
+  if (server_->gathering()) {
+    const Deadline deadline = Deadline::after(kGoingTime);
+    for (const Member& member : members)
+      if (member.client != own_client_) await_end(member.incarnation, deadline);
+  }
   // Before our connections end and wake the others, so that one of them can take the lock at once.
   leave(root_, std::move(lock_), {.revision_floor = revision_floor_, .members = std::move(members)}, own_client_);
 }

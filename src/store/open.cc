@@ -1,14 +1,13 @@
 // From a URL to a store or a server.
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <optional>
-#include <thread>
 
 #include "base/fail.h"
+#include "base/file_lock.h"
 #include "base/runtime_dir.h"
 #include "base/socket.h"
 #include "store/client/client.h"
@@ -25,7 +24,6 @@ constexpr std::string_view kUnix = "unix://";
 
 constexpr Duration kStartTime = std::chrono::seconds(2);  // for another store that starts in the same folder
 constexpr Duration kAskTime = std::chrono::milliseconds(100);
-constexpr Duration kLockPause = std::chrono::milliseconds(1);
 
 // Whether `path` is a socket at which nobody listens: of a store that was killed.
 bool is_left_over(const std::string& path) {
@@ -46,13 +44,8 @@ UniqueFd listen_in_place(const std::string& path) {
   const std::string folder = parent.empty() ? std::string(".") : parent.string();
   const UniqueFd lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!lock) fail_errno(fmt::format("listen on {}", path));
-  const Deadline deadline = Deadline::after(kStartTime);
-  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) fail_errno(fmt::format("lock {}", folder));
-    if (deadline.passed()) return listen_unix(path);  // it says whether the path is taken
-    std::this_thread::sleep_for(kLockPause);
-  }
-  if (is_left_over(path)) ::unlink(path.c_str());
+  // Without the lock it says whether the path is taken.
+  if (lock_fd(lock.get(), Deadline::after(kStartTime)) && is_left_over(path)) ::unlink(path.c_str());
   return listen_unix(path);
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/config.h"
 #include "base/fail.h"
+#include "base/folder_watch.h"
 #include "base/mutex.h"
 #include "base/process.h"
 #include "base/runtime_dir.h"
@@ -33,7 +34,6 @@ Agents of this machine are asked; of others it shows what the store knows. Rates
 
 constexpr Duration kConnectTimeout = seconds(5);
 constexpr Duration kHandOver = seconds(0.5);  // from one host of the "auto" store to the next
-constexpr Duration kLookPause = seconds(0.01);
 
 struct TopOptions {
   std::string store;
@@ -61,15 +61,14 @@ class AutoSocket {
   // A host's death leaves its socket, at which the next one listens in a moment.
   pid_t find_host() const {
     const Deadline deadline = Deadline::after(kHandOver);
+    FolderWatch appears;
+    appears.add(root_);
     while (true) {
       try {
         return require_same_user(connect_unix(path_, Deadline::after(kConnectTimeout)).get());
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kUnavailable) throw;
-        if (std::filesystem::exists(path_) && !deadline.passed()) {
-          std::this_thread::sleep_for(kLookPause);
-          continue;
-        }
+        if (std::filesystem::exists(path_) && appears.wait(deadline)) continue;
         fail(ErrorCode::kUnavailable,
              "store auto: nobody hosts it in {}: no process of this user is on the bus there; --store names another",
              root_);

@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "base/fail.h"
+#include "base/folder_watch.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "base/runtime_dir.h"
@@ -21,7 +23,6 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kQueueTimeout = seconds(5);  // a command that is answered at once
-constexpr Duration kLookForSocket = seconds(0.05);
 constexpr Duration kRemindAfter = seconds(10);
 constexpr Duration kForgetLook = seconds(1);  // two looks so far apart say nothing of the time between them
 
@@ -66,14 +67,16 @@ AgentSession::~AgentSession() {
 UniqueFd AgentSession::find(Deadline deadline) {
   const std::string name = agent_socket_name(options_.name_space, options_.job, options_.rank);
   const std::string root = RuntimeDir::prepare_root();
-  TimePoint reminded = Clock::steady().now();
+  Deadline reminder = Deadline::after(kRemindAfter);
+  std::optional<FolderWatch> appears;
   while (true) {
+    if (appears) RuntimeDir::watch(root, *appears);
     std::string what = fmt::format("no agent of namespace {} runs under {}", options_.name_space, root);
     for (const std::string& path : RuntimeDir::living_files(root, name)) {
       address_ = path;
       try {
         return connect(deadline);
-      } catch (const Error& error) {  // one that has bound its socket does not listen yet; another may be ending
+      } catch (const Error& error) {  // it may be ending
         if (error.code() != ErrorCode::kPeerLost && error.code() != ErrorCode::kUnavailable) throw;
         what = error.what();
       }
@@ -83,11 +86,14 @@ UniqueFd AgentSession::find(Deadline deadline) {
                     identity_.name(), what, options_.job, options_.rank);
     if (options_.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", missing);
     if (deadline.passed()) fail(ErrorCode::kUnavailable, "{}", missing);
-    if (Clock::steady().now() - reminded >= kRemindAfter) {
-      reminded = Clock::steady().now();
+    if (reminder.passed()) {
+      reminder = Deadline::after(kRemindAfter);
       log_event(LogLevel::warn, "agent.awaited", {{"job", options_.job}, {"rank", options_.rank}}, "{}", missing);
     }
-    std::this_thread::sleep_for(std::min(kLookForSocket, deadline.left()));
+    if (appears)
+      appears->wait(Deadline::at(std::min(deadline.when(), reminder.when())), options_.stop);
+    else
+      appears.emplace();  // and look again: it may have come meanwhile
   }
 }
 

@@ -87,7 +87,7 @@ class Daemon::Impl {
     check_name("namespace", options_.name_space);
     const std::string socket = agent_socket_name(options_.name_space, options_.job, options_.rank);
     address_ = runtime_dir_.path(socket);
-    listener_.emplace(loop_, listen_unix(address_));
+    listener_.emplace(loop_, listen_unix_in_place(address_ + '~', address_));
     // Looked for once the own one is there: of two that come at a time, one sees the other at least.
     for (const std::string& other : RuntimeDir::living_files(runtime_dir_.root(), socket))
       if (other != address_)

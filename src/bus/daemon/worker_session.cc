@@ -162,9 +162,7 @@ void WorkerSession::hasten() {
 
 Status WorkerSession::why_gone(bool vanished) const {
   if (!vanished) return {};
-  const UniqueFd pidfd = open_pidfd(worker_);
-  const bool died =
-      pidfd ? wait_ready(pidfd.get(), POLLIN, Deadline::after(kProcessEnds)) : liveness_of(worker_) == Liveness::kDead;
+  const bool died = await_end(worker_, Deadline::after(kProcessEnds));
   return failed(ErrorCode::kPeerLost, "the worker of {} has {}", rank_name(options_.job, options_.rank),
                 died ? "died" : "gone");
 }

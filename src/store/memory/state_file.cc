@@ -9,8 +9,8 @@
 #include <filesystem>
 
 #include "base/fail.h"
+#include "base/file_lock.h"
 #include "base/log.h"
-#include "base/runtime_dir.h"
 #include "store/limits.h"
 #include "store/protocol.h"
 

@@ -1,0 +1,90 @@
+#include "base/file_lock.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "base/fail.h"
+
+namespace tessera {
+namespace {
+
+bool try_lock(int fd) {
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno != EWOULDBLOCK && errno != EINTR) fail_errno("flock");
+  return false;
+}
+
+// The body of a thread that may be cancelled wherever it is: it owns nothing. What it gets belongs to the descriptor.
+extern "C" void* wait_for_lock(void* fd) {
+  int before = 0;
+  ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
+  while (::flock(*static_cast<const int*>(fd), LOCK_EX) != 0 && errno == EINTR) {
+  }
+  return nullptr;
+}
+
+timespec timespec_of(TimePoint when) {
+  const auto whole = std::chrono::floor<std::chrono::seconds>(when.time_since_epoch());
+  return {.tv_sec = static_cast<time_t>(whole.count()),
+          .tv_nsec = static_cast<long>((when.time_since_epoch() - whole).count())};
+}
+
+UniqueFd open_lock(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd && errno != ENOENT) fail_errno(fmt::format("open {}", path));
+  return fd;  // empty: its folder has just been removed
+}
+
+}  // namespace
+
+// flock() knows no deadline, and only a signal ends it early: the C library's own, which cancels a thread.
+bool lock_fd(int fd, const Deadline& deadline) {
+  if (try_lock(fd)) return true;
+  if (deadline.passed()) return false;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // a new thread inherits the mask
+  pthread_t thread{};
+  const int error = ::pthread_create(&thread, nullptr, wait_for_lock, &fd);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) fail_errno("a thread that waits for a lock", error);
+  const timespec until = timespec_of(deadline.when());
+  if (::pthread_clockjoin_np(thread, nullptr, CLOCK_MONOTONIC, &until) != 0) {
+    ::pthread_cancel(thread);
+    ::pthread_join(thread, nullptr);
+  }
+  return try_lock(fd);  // to take again what one has does nothing
+}
+
+UniqueFd try_lock_file(const std::string& path) {
+  UniqueFd fd = open_lock(path);
+  if (!fd || !try_lock(fd.get()) || !same_file(fd.get(), path)) return {};
+  return fd;
+}
+
+bool is_lock_held(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  return fd && ::flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
+}
+
+UniqueFd lock_file(const std::string& path, const Deadline& deadline) {
+  while (true) {
+    UniqueFd fd = open_lock(path);
+    if (!fd || !lock_fd(fd.get(), deadline)) return {};
+    if (same_file(fd.get(), path)) return fd;
+    if (deadline.passed()) return {};
+  }
+}
+
+bool same_file(int fd, const std::string& path) {
+  struct stat held{}, named{};
+  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
+         held.st_dev == named.st_dev;
+}
+
+}  // namespace tessera
