@@ -1,12 +1,12 @@
 #include "bus/embedded.h"
 
 #include <algorithm>
-#include <mutex>
 #include <type_traits>
 
 #include "base/fail.h"
 #include "base/fork_guard.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/observation.h"
 #include "bus/batch/batch.h"
 #include "bus/lending/lent_memory.h"
@@ -193,7 +193,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   }
 
   void set_owing(Status reason, bool interrupted = false) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     owing_ = std::move(reason);
     interrupted_ = interrupted;
   }
@@ -208,9 +208,10 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   const std::shared_ptr<EmbeddedBus> bus_;
   const PairView view_;
   const Layout layout_;  // of tensors that bring none
-  std::mutex mutex_;
-  Status owing_;              // not ok while the others may wait for a registration: what they are told if none comes
-  bool interrupted_ = false;  // and for that reason: who comes later is not told
+  Mutex mutex_;
+  Status owing_
+      GUARDED_BY(mutex_);  // not ok while the others may wait for a registration: what they are told if none comes
+  bool interrupted_ GUARDED_BY(mutex_) = false;  // and for that reason: who comes later is not told
 };
 
 std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {

@@ -53,7 +53,7 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
            operation_name_, identity().name());
     if (snapshots_) snapshots_->relocate(manifest_, tensors);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       setup_.tensors.assign(tensors.begin(), tensors.end());
       ++relocation_;
     }
@@ -133,7 +133,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   std::vector<TensorSpec> registered;
   uint64_t relocation = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     registered = setup_.tensors;
     relocation = relocation_;
   }
@@ -211,7 +211,7 @@ void BatchImpl::require_pinned(const PairView& view, const Match& match) {
     now.layouts.emplace_back(
         tensor.name, tensor.wire ? fmt::format("{} and quantised to {}", layout, to_string(*tensor.wire)) : layout);
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto [it, first] = pinned_.try_emplace(view.peer_job, now);
   if (first || it->second == now) return;
   const Pinned& before = it->second;
@@ -256,7 +256,7 @@ void BatchImpl::count_session(const Session& session, const RankShare& share) {
   const PlanStats& plan = made.routes.stats;
   std::vector<std::string> names;
   for (const LocalTensor& tensor : made.tensors) names.push_back(tensor.name);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const int64_t sessions = figures_.sessions + 1;
   const double register_seconds =
       sessions == 1 ? to_seconds(Clock::steady().now() - created_) : figures_.register_seconds;
@@ -286,7 +286,7 @@ void BatchImpl::count_session(const Session& session, const RankShare& share) {
 }
 
 void BatchImpl::count_from_now() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   begin_count();
 }
 
@@ -403,7 +403,7 @@ Progress BatchImpl::sample() const {
 // --- what it has done ----------------------------------------------------------------------------
 
 BatchStats BatchImpl::stats() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   BatchStats stats = figures_;
   stats.transfers = transfers_.load();
   stats.amax_exchanges = amax_exchanges_.load();
@@ -449,7 +449,7 @@ BatchReport BatchImpl::report() const {
 }
 
 std::vector<TensorDigest> BatchImpl::digests() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<TensorDigest> named;
   for (size_t i = 0; i < digests_.size(); ++i)
     named.push_back({.name = names_[i],

@@ -3,16 +3,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/fork_guard.h"
 #include "base/metrics.h"
+#include "base/mutex.h"
 #include "base/trace.h"
 #include "bus/batch/client.h"
 #include "bus/batch/operation.h"
@@ -133,7 +132,7 @@ class BatchImpl : public BatchClient,
   void watch_peers();
   void end_operation(const Status& status);
 
-  void begin_count();  // REQUIRES: mutex_ is held
+  void begin_count() REQUIRES(mutex_);
   void observe_end(int64_t version, const Status& status, const Progress& progress);
   TransferSide side() const { return sends() ? TransferSide::kSend : TransferSide::kReceive; }
 
@@ -178,20 +177,20 @@ class BatchImpl : public BatchClient,
   void require_whole(const Match& match) const;
   void require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const;
 
-  mutable std::mutex mutex_;  // what follows
+  mutable Mutex mutex_;
   struct Pinned {
     size_t world = 0;                                          // of the other job
     std::vector<std::pair<std::string, std::string>> layouts;  // its, by tensor
     bool operator==(const Pinned&) const = default;
   };
-  std::map<std::string, Pinned> pinned_;  // by job, what it was first met with; if options.pinned
-  std::condition_variable_any changed_;
-  BatchStats figures_;              // of the newest session
-  std::vector<std::string> names_;  // of its tensors
-  int64_t allocations_at_start_ = 0;
-  int64_t plans_at_start_ = 0;
-  uint64_t store_requests_at_start_ = 0;
-  std::vector<Digest> digests_;  // by tensor, of the last transfer
+  std::map<std::string, Pinned> pinned_ GUARDED_BY(mutex_);  // by job, what it was first met with; if options.pinned
+  StoppableCondVar changed_;
+  BatchStats figures_ GUARDED_BY(mutex_);              // of the newest session
+  std::vector<std::string> names_ GUARDED_BY(mutex_);  // of its tensors
+  int64_t allocations_at_start_ GUARDED_BY(mutex_) = 0;
+  int64_t plans_at_start_ GUARDED_BY(mutex_) = 0;
+  uint64_t store_requests_at_start_ GUARDED_BY(mutex_) = 0;
+  std::vector<Digest> digests_ GUARDED_BY(mutex_);  // by tensor, of the last transfer
 };
 
 }  // namespace tessera::bus

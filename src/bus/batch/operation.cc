@@ -5,7 +5,7 @@
 namespace tessera::bus {
 
 void Operation::restart(std::shared_ptr<OperationOwner> owner, uint64_t number) {
-  const std::lock_guard lock(mutex_);  // orders this after what the last user saw
+  const MutexLock lock(mutex_);  // orders this after what the last user saw
   number_ = number;
   owner_ = std::move(owner);
   batch_ = owner_;
@@ -16,7 +16,7 @@ void Operation::restart(std::shared_ptr<OperationOwner> owner, uint64_t number) 
 }
 
 void Operation::set_version(int64_t version) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   version_ = version;
 }
 
@@ -24,7 +24,7 @@ void Operation::finish(const Status& status, const Progress& progress) {
   std::shared_ptr<OperationOwner> dropped;  // outside the lock: it may be the last reference to the batch
   std::function<void()> told;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (done_) return;
     done_ = true;
     status_ = status;
@@ -38,7 +38,7 @@ void Operation::finish(const Status& status, const Progress& progress) {
 
 void Operation::on_end(std::function<void()> ended) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!done_) {
       on_end_ = std::move(ended);
       return;
@@ -49,8 +49,8 @@ void Operation::on_end(std::function<void()> ended) {
 
 int64_t Operation::wait() {
   process_.require("a handle");
-  std::unique_lock lock(mutex_);
-  ended_.wait(lock, [&] { return done_; });  // the batch ends every operation at its deadline
+  const MutexLock lock(mutex_);
+  ended_.wait(mutex_, [this]() REQUIRES(mutex_) { return done_; });  // the batch ends every operation at its deadline
   status_.throw_if_error();
   return version_;
 }
@@ -59,25 +59,26 @@ bool Operation::wait_for(Timeout timeout, std::stop_token stop) {
   process_.require("a handle");
   const std::stop_callback wake(stop, [this] {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
     }  // who has just looked sleeps by now
     ended_.notify_all();
   });
-  std::unique_lock lock(mutex_);
-  ended_.wait_until(lock, Deadline::after(timeout).when(), [&] { return done_ || stop.stop_requested(); });
+  const MutexLock lock(mutex_);
+  ended_.wait_until(mutex_, Deadline::after(timeout),
+                    [&]() REQUIRES(mutex_) { return done_ || stop.stop_requested(); });
   return done_;
 }
 
 bool Operation::done() const {
   process_.require("a handle");
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return done_;
 }
 
 bool Operation::cancel() {
   process_.require("a handle");
-  const std::shared_ptr<OperationOwner> working = owner();
-  return working && working->cancel(number_);
+  const auto [working, number] = owner();
+  return working && working->cancel(number);
 }
 
 bool Operation::withdraw() {
@@ -85,7 +86,7 @@ bool Operation::withdraw() {
   std::shared_ptr<OperationOwner> batch;
   int64_t version = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     batch = batch_.lock();
     version = version_;
   }
@@ -94,18 +95,18 @@ bool Operation::withdraw() {
 
 Progress Operation::progress() const {
   process_.require("a handle");
-  if (const std::shared_ptr<OperationOwner> working = owner()) return working->sample();
-  const std::lock_guard lock(mutex_);
+  if (const auto [working, number] = owner(); working) return working->sample();
+  const MutexLock lock(mutex_);
   return progress_;
 }
 
-std::shared_ptr<OperationOwner> Operation::owner() const {
-  const std::lock_guard lock(mutex_);
-  return owner_;
+std::pair<std::shared_ptr<OperationOwner>, uint64_t> Operation::owner() const {
+  const MutexLock lock(mutex_);
+  return {owner_, number_};
 }
 
 int64_t Operation::version() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return version_;
 }
 

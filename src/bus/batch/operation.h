@@ -1,13 +1,12 @@
 // The outcome of one send or recv, shared between the user's Handle and the batch that works on it.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "bus/batch/client.h"
 #include "tessera/bus.h"
 #include "tessera/error.h"
@@ -47,19 +46,20 @@ class Operation final : public OperationClient {
   int64_t version() const override;
 
  private:
-  std::shared_ptr<OperationOwner> owner() const;  // null once it has ended
+  // Null once it has ended; else with its number.
+  std::pair<std::shared_ptr<OperationOwner>, uint64_t> owner() const;
 
   const ForkGuard process_;
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  uint64_t number_;
-  std::shared_ptr<OperationOwner> owner_;
-  std::weak_ptr<OperationOwner> batch_;  // the owner, also once it has ended
-  bool done_ = false;
-  Status status_;
-  int64_t version_ = 0;
-  Progress progress_;
-  std::function<void()> on_end_;
+  mutable Mutex mutex_;
+  CondVar ended_;
+  uint64_t number_ GUARDED_BY(mutex_);
+  std::shared_ptr<OperationOwner> owner_ GUARDED_BY(mutex_);
+  std::weak_ptr<OperationOwner> batch_ GUARDED_BY(mutex_);  // the owner, also once it has ended
+  bool done_ GUARDED_BY(mutex_) = false;
+  Status status_ GUARDED_BY(mutex_);
+  int64_t version_ GUARDED_BY(mutex_) = 0;
+  Progress progress_ GUARDED_BY(mutex_);
+  std::function<void()> on_end_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::bus

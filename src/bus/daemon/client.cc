@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "base/fail.h"
 #include "base/fork_guard.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "bus/daemon/client_session.h"
 #include "bus/daemon/messages.h"
 #include "bus/daemon/worker_memory.h"
@@ -80,19 +79,20 @@ class DaemonOperation final : public OperationClient {
     Turn(DaemonOperation& operation, const Deadline& deadline, std::stop_token stop = {}) : operation_(operation) {
       const std::stop_callback wake(stop, [&] {
         {
-          const std::lock_guard lock(operation_.mutex_);
+          const MutexLock lock(operation_.mutex_);
         }  // who has just looked sleeps by now
         operation_.turn_.notify_all();
       });
-      std::unique_lock lock(operation_.mutex_);
-      operation_.turn_.wait_until(lock, deadline.when(),
-                                  [&] { return !operation_.waited_for_ || stop.stop_requested(); });
+      const MutexLock lock(operation_.mutex_);
+      operation_.turn_.wait_until(operation_.mutex_, deadline, [&]() REQUIRES(operation_.mutex_) {
+        return !operation_.waited_for_ || stop.stop_requested();
+      });
       taken_ = !operation_.waited_for_;
       if (taken_) operation_.waited_for_ = true;
     }
     ~Turn() {
       if (!taken_) return;
-      const std::lock_guard lock(operation_.mutex_);
+      const MutexLock lock(operation_.mutex_);
       operation_.waited_for_ = false;
       operation_.turn_.notify_one();
     }
@@ -121,10 +121,10 @@ class DaemonOperation final : public OperationClient {
   const uint64_t id_;
   const TimePoint posted_ = Clock::steady().now();
   std::optional<CommandCall> call_;  // of whose turn it is; until the outcome is known
-  mutable std::mutex mutex_;         // what follows
-  std::condition_variable turn_;
-  bool waited_for_ = false;
-  OperationState outcome_;
+  mutable Mutex mutex_;
+  CondVar turn_;
+  bool waited_for_ GUARDED_BY(mutex_) = false;
+  OperationState outcome_ GUARDED_BY(mutex_);
 };
 
 class DaemonBatch final : public BatchClient, public std::enable_shared_from_this<DaemonBatch> {
@@ -213,7 +213,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     } catch (const Error& error) {
       log().info("{}: closing it: {}", describe(), error.what());
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (current_ && !current_->wait_for(kAnswerGrace, {})) {
       if (lender_) lender_->close();
       current_->give_up(failed(ErrorCode::kCancelled, "{}: {} has closed it, and {} has not told the outcome",
@@ -247,7 +247,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
 
  private:
   bool under_way() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return current_ && !current_->wait_for(Timeout(0), {});
   }
   ObjectCall object(int64_t version, Timeout timeout) const {
@@ -260,7 +260,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   std::shared_ptr<OperationClient> post(AgentCommand command, DaemonOperation::Kind kind,
                                         std::optional<int64_t> version, Timeout timeout) {
     bus_->require_own_process();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!open_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), session().identity().name());
     if (current_ && !current_->wait_for(Timeout(0), {}))
       fail(ErrorCode::kInvalidArgument, "{}: an operation of {} is still under way: wait for its handle first",
@@ -283,8 +283,8 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   std::unique_ptr<Lender> lender_;  // null where nothing is lent
   uint32_t number_ = 0;
   std::atomic<bool> open_ = false;
-  std::mutex mutex_;
-  std::shared_ptr<DaemonOperation> current_;  // guarded by mutex_
+  Mutex mutex_;
+  std::shared_ptr<DaemonOperation> current_ GUARDED_BY(mutex_);
 };
 
 class DaemonPair final : public PairClient, public std::enable_shared_from_this<DaemonPair> {
@@ -343,13 +343,13 @@ std::shared_ptr<PairClient> DaemonBus::pair(const PairOptions& options) {
 // --- operations ----------------------------------------------------------------------------------
 
 std::optional<OperationState> DaemonOperation::known() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return outcome_.done ? std::optional(outcome_) : std::nullopt;
 }
 
 void DaemonOperation::set_outcome(OperationState outcome) {
   outcome.done = true;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!outcome_.done) outcome_ = std::move(outcome);
 }
 
@@ -411,7 +411,7 @@ int64_t DaemonOperation::wait() {
       fail(ErrorCode::kDeadlineExceeded, "{}: {} does not answer; is it stopped?", batch->describe(),
            batch->session().agent_name());
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   outcome_.status.throw_if_error();
   return outcome_.version;
 }

@@ -137,7 +137,7 @@ void AgentSession::open(UniqueFd socket) {
 }
 
 void AgentSession::tell(AgentMessage type) noexcept {
-  const std::lock_guard lock(tell_mutex_);
+  const MutexLock lock(tell_mutex_);
   try {
     FrameWriter writer(kAgentMagic, kAgentProtocol, kMaxAgentFrame);
     writer.push(static_cast<uint16_t>(type), {});
@@ -205,7 +205,7 @@ void AgentSession::look_whether_stopped() {
   if (agent_ == 0) return;
   Status stopped;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const TimePoint now = Clock::steady().now();
     if (now - looked_ < kStopPeriod) return;
     if (now - looked_ > kForgetLook) stop_detector_ = {};
@@ -218,7 +218,7 @@ void AgentSession::look_whether_stopped() {
 
 void AgentSession::lose(const Status& why) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!lost_.ok()) return;
     lost_ = why;
   }
@@ -239,7 +239,7 @@ void AgentSession::watch() {
 }
 
 Status AgentSession::lost() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return lost_;
 }
 

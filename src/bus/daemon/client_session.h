@@ -6,7 +6,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -16,6 +15,7 @@
 
 #include "base/fork_guard.h"
 #include "base/framing.h"
+#include "base/mutex.h"
 #include "bus/daemon/messages.h"
 #include "command/client.h"
 #include "memory/host/shared_arena.h"
@@ -110,11 +110,11 @@ class AgentSession {
   FrameReader reader_{kAgentMagic, {.payload_bytes = kMaxAgentFrame}};
   uint64_t number_ = 0;
   std::unique_ptr<CommandClient> commands_;
-  std::mutex tell_mutex_;
-  mutable std::mutex mutex_;  // what follows
-  Status lost_;
-  StopDetector stop_detector_;
-  TimePoint looked_{};
+  Mutex tell_mutex_;  // held while a frame goes out
+  mutable Mutex mutex_;
+  Status lost_ GUARDED_BY(mutex_);
+  StopDetector stop_detector_ GUARDED_BY(mutex_);
+  TimePoint looked_ GUARDED_BY(mutex_){};
   std::thread watcher_;
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };

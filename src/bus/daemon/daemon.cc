@@ -3,9 +3,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "base/fail.h"
 #include "base/listener.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/runtime_dir.h"
 #include "base/socket.h"
 #include "base/thread.h"
@@ -35,12 +34,12 @@ class Tasks {
  public:
   ~Tasks() { finish(); }
   void run(const std::string& name, std::function<void()> task) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     join_ended();
     const uint64_t id = next_id_++;
     threads_.emplace(id, start_thread(name, [this, id, task = std::move(task)] {
                        task();
-                       const std::lock_guard ended_lock(mutex_);
+                       const MutexLock ended_lock(mutex_);
                        ended_.push_back(id);
                      }));
   }
@@ -49,7 +48,7 @@ class Tasks {
     while (true) {
       std::map<uint64_t, std::thread> threads;
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         threads = std::exchange(threads_, {});
         ended_.clear();
       }
@@ -59,7 +58,7 @@ class Tasks {
   }
 
  private:
-  void join_ended() {  // REQUIRES: mutex_ is held
+  void join_ended() REQUIRES(mutex_) {
     for (const uint64_t id : std::exchange(ended_, {})) {
       const auto it = threads_.find(id);
       if (it == threads_.end()) continue;
@@ -68,10 +67,10 @@ class Tasks {
     }
   }
 
-  std::mutex mutex_;
-  std::map<uint64_t, std::thread> threads_;
-  std::vector<uint64_t> ended_;
-  uint64_t next_id_ = 1;
+  Mutex mutex_;
+  std::map<uint64_t, std::thread> threads_ GUARDED_BY(mutex_);
+  std::vector<uint64_t> ended_ GUARDED_BY(mutex_);
+  uint64_t next_id_ GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace
@@ -107,7 +106,7 @@ class Daemon::Impl {
       while (!connections_.empty()) drop(connections_.begin()->first);
       std::shared_ptr<WorkerSession> of_one_that_has_gone;
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         of_one_that_has_gone = current_;
       }
       if (of_one_that_has_gone) of_one_that_has_gone->hasten();
@@ -277,7 +276,7 @@ class Daemon::Impl {
         log().error("agent of {}: {}: ending its session: {}", name_, session->name(),
                     status_of_current_exception().message());
       }
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (current_ == session) current_.reset();
       changed_.notify_all();
     });
@@ -286,21 +285,19 @@ class Daemon::Impl {
   // --- any thread ---
 
   void wake() {
-    const std::lock_guard lock(mutex_);  // whoever looks whether it is to wait has it
+    const MutexLock lock(mutex_);  // whoever looks whether it is to wait has it
     changed_.notify_all();
   }
 
   // One session at a time has the rank's place in the store.
   void await_turn(const std::shared_ptr<WorkerSession>& session, Deadline deadline) {
-    std::unique_lock lock(mutex_);
-    if (current_) {
-      const std::shared_ptr<WorkerSession> before = current_;
-      lock.unlock();
+    const MutexLock lock(mutex_);
+    if (const std::shared_ptr<WorkerSession> before = current_) {
+      const MutexUnlock unlocked(mutex_);
       before->hasten();
-      lock.lock();
     }
-    const auto turn = [&] { return current_ == nullptr || session->stop_requested(); };
-    if (!changed_.wait_until(lock, deadline.when(), turn))
+    const auto turn = [&]() REQUIRES(mutex_) { return current_ == nullptr || session->stop_requested(); };
+    if (!changed_.wait_until(mutex_, deadline, turn))
       fail(ErrorCode::kDeadlineExceeded, "agent of {}: what {} had posted is still being sent", name_,
            current_->name());
     if (session->stop_requested()) fail(ErrorCode::kCancelled, "agent of {}: interrupted", name_);
@@ -321,9 +318,10 @@ class Daemon::Impl {
   std::map<int, std::shared_ptr<WorkerConnection>> connections_;  // that are read, by descriptor
   std::shared_ptr<WorkerSession> session_;                        // of the worker that is there
   UniqueFd pidfd_;                                                // of that worker
-  std::mutex mutex_;                                              // what follows
-  std::condition_variable changed_;
-  std::shared_ptr<WorkerSession> current_;  // that has the rank's place, perhaps of a worker that has gone
+  Mutex mutex_;
+  CondVar changed_;
+  std::shared_ptr<WorkerSession> current_
+      GUARDED_BY(mutex_);  // that has the rank's place, perhaps of a worker that has gone
 };
 
 Daemon::Daemon(DaemonOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

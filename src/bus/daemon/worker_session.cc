@@ -93,27 +93,27 @@ std::string WorkerSession::name() const {
 void WorkerSession::open(const std::shared_ptr<CommandMemory>& memory) {
   std::shared_ptr<BusClient> bus = open_embedded(complete(options_), worker_);
   {
-    const std::lock_guard lock(mutex_);
-    bus_ = std::move(bus);
+    const MutexLock lock(mutex_);
+    bus_ = bus;
   }
   commands_ =
       std::make_unique<CommandServer>(memory, std::make_shared<CommandLog>(memory->incarnation()), name(),
                                       [this](const Command& command, Replier& replier) { execute(command, replier); });
-  show_queue([&ring = commands_->commands()] {
+  show_queue(*bus, [&ring = commands_->commands()] {
     return CommandQueueReport{.queued = static_cast<uint32_t>(ring.size()),
                               .capacity = static_cast<uint32_t>(ring.capacity())};
   });
 }
 
-void WorkerSession::show_queue(std::function<CommandQueueReport()> queue) {
-  Agent& agent = embedded_agent(*bus_);
+void WorkerSession::show_queue(BusClient& bus, std::function<CommandQueueReport()> queue) {
+  Agent& agent = embedded_agent(bus);
   agent.run_on_loop([&] { agent.set_command_queue(std::move(queue)); });
 }
 
 void WorkerSession::interrupt() {
   std::shared_ptr<BusClient> bus;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     bus = bus_;
   }
   if (bus) bus->interrupt();
@@ -121,7 +121,7 @@ void WorkerSession::interrupt() {
 
 void WorkerSession::retire() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     retired_ = true;
   }
   stop_.request_stop();
@@ -132,27 +132,27 @@ std::shared_ptr<WorkerSession::Serving> WorkerSession::Serving::begin(std::share
 }
 
 bool WorkerSession::begin_serving() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (retired_) return false;
   ++serving_;
   return true;
 }
 
 void WorkerSession::end_serving() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   --serving_;
   idle_.notify_all();
 }
 
 bool WorkerSession::hastened() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return hastened_;
 }
 
 void WorkerSession::hasten() {
   std::vector<std::shared_ptr<Operation>> operations;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     hastened_ = true;
     for (const auto& [id, operation] : operations_)
       if (operation) operations.push_back(operation);
@@ -172,9 +172,9 @@ void WorkerSession::end(bool vanished) {
   std::map<uint32_t, RegisteredBatch> batches;
   std::vector<std::shared_ptr<Operation>> operations;
   {
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     // All that waits has been told to stop.
-    if (!idle_.wait_for(lock, kLongestCall, [this] { return serving_ == 0; }))
+    if (!idle_.wait_until(mutex_, Deadline::after(kLongestCall), [this]() REQUIRES(mutex_) { return serving_ == 0; }))
       log().error("{}: {} calls do not end", name(), serving_);
     batches = std::exchange(batches_, {});
     for (const auto& [id, operation] : operations_)
@@ -184,7 +184,7 @@ void WorkerSession::end(bool vanished) {
     if (!registered.sends) close(*registered.batch, why);
   for (const auto& operation : operations) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (!hastened_ && !operation->done())
         log().info("{} is gone; its send of version {} goes on", name(), operation->version());
     }
@@ -194,22 +194,24 @@ void WorkerSession::end(bool vanished) {
   operations.clear();
   // A worker that is there is told how its last operation ended before the queue is closed: until it has heard, it must
   // not touch the operation's memory.
+  std::shared_ptr<BusClient> bus;
   {
-    std::unique_lock lock(mutex_);
-    idle_.wait_for(lock, kAnswerTimeout, [this] { return operations_.empty(); });  // they have ended: about to tell
+    const MutexLock lock(mutex_);  // they have ended: about to tell
+    idle_.wait_until(mutex_, Deadline::after(kAnswerTimeout),
+                     [this]() REQUIRES(mutex_) { return operations_.empty(); });
+    bus = bus_;
   }
   if (commands_) commands_->close(failed(ErrorCode::kCancelled, "{} has gone", name()));
   for (auto& [number, registered] : batches) close(*registered.batch, why);
   batches.clear();
-  if (commands_) show_queue({});
+  if (commands_) show_queue(*bus, {});
   commands_.reset();
   settling_.reset();
   std::map<uint32_t, std::shared_ptr<PairClient>> pairs;  // they go without the lock: they ask the store
-  std::shared_ptr<BusClient> bus;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     pairs.swap(pairs_);
-    bus.swap(bus_);
+    bus_.reset();
   }
   pairs.clear();
 }
@@ -251,14 +253,14 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
 }
 
 std::shared_ptr<PairClient> WorkerSession::pair(uint32_t number) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = pairs_.find(number);
   if (it == pairs_.end()) fail(ErrorCode::kNotFound, "agent: {} has no pair {}", name(), number);
   return it->second;
 }
 
 std::shared_ptr<BatchImpl> WorkerSession::batch(uint32_t number) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (retired_)
     fail(ErrorCode::kPeerLost, "agent of {}: the session has ended", rank_name(options_.job, options_.rank));
   const auto it = batches_.find(number);
@@ -267,7 +269,7 @@ std::shared_ptr<BatchImpl> WorkerSession::batch(uint32_t number) const {
 }
 
 WorkerSession::Found WorkerSession::operation(uint64_t command) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = operations_.find(command);
   return it == operations_.end() ? Found{} : Found{.under_way = true, .operation = it->second};
 }
@@ -276,7 +278,7 @@ Paired WorkerSession::join(const PairCall& call) {
   check(options_, call.options);
   std::shared_ptr<BusClient> bus;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     bus = bus_;
   }
   if (!bus)
@@ -284,7 +286,7 @@ Paired WorkerSession::join(const PairCall& call) {
          rank_name(options_.job, options_.rank));
   std::shared_ptr<PairClient> joined = bus->pair(call.options);
   const int peer_world = joined->peer_world();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   pairs_.emplace(++last_number_, std::move(joined));
   return {.pair = last_number_, .peer_world = peer_world};
 }
@@ -311,7 +313,7 @@ int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {
 }
 
 std::shared_ptr<PairClient> WorkerSession::remove_pair(uint32_t number) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto node = pairs_.extract(number);
   return node ? node.mapped() : nullptr;
 }
@@ -319,7 +321,7 @@ std::shared_ptr<PairClient> WorkerSession::remove_pair(uint32_t number) {
 void WorkerSession::close_batch(uint32_t number) {
   batch(number)->close();
   RegisteredBatch closed;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (auto node = batches_.extract(number)) closed = std::move(node.mapped());  // or another call has
 }
 
@@ -372,7 +374,7 @@ Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd
   } else {
     batch = embedded_batch(with->register_batch(call.batch, specs, call.sends, call.timeout, call.options));
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   batches_.emplace(++last_number_, RegisteredBatch{std::move(batch), std::move(arenas), call.sends});
   return {.batch = last_number_};
 }
@@ -419,7 +421,7 @@ void WorkerSession::transfer(const Command& command, Replier& replier) {
   const std::shared_ptr<BatchImpl> with = batch(wanted.batch);
   const auto type = static_cast<AgentCommand>(command.type);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     operations_[command.id] = nullptr;
   }
   if (type == AgentCommand::kSend || !with->undecided())
@@ -453,14 +455,14 @@ void WorkerSession::begin_transfer(AgentCommand type, uint64_t id, const Transfe
   }
   bool hurries = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     operations_[id] = operation;
     hurries = hastened_;
   }
   if (hurries) cancel(*operation);
   operation->on_end([self = shared_from_this(), operation, id, owed] {
     OperationState state = state_of(*operation);
-    const std::lock_guard lock(self->mutex_);
+    const MutexLock lock(self->mutex_);
     if (self->retired_ && state.status.code() == ErrorCode::kCancelled)  // not by the worker
       state.status = failed(ErrorCode::kPeerLost, "agent of {}: the session has ended: {}",
                             rank_name(self->options_.job, self->options_.rank), state.status.message());
@@ -471,7 +473,7 @@ void WorkerSession::begin_transfer(AgentCommand type, uint64_t id, const Transfe
 }
 
 void WorkerSession::end_transfer(uint64_t id, Replier& owed, const Status& why) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   operations_.erase(id);
   owed.fail(why);
   idle_.notify_all();

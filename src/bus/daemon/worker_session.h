@@ -1,12 +1,10 @@
 // What a worker has opened at its agent daemon: a bus, and what it registered there.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -15,6 +13,7 @@
 #include "base/event_loop.h"
 #include "base/fd.h"
 #include "base/framing.h"
+#include "base/mutex.h"
 #include "base/process.h"
 #include "base/socket.h"
 #include "bus/batch/batch.h"
@@ -95,7 +94,8 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
 
   bool begin_serving();
   void end_serving();
-  void show_queue(std::function<CommandQueueReport()> queue);  // to whoever asks the agent
+  // To whoever asks the agent.
+  static void show_queue(BusClient& bus, std::function<CommandQueueReport()> queue);
   bool hastened() const;
   Status why_gone(bool vanished) const;  // ok: in good order
   std::shared_ptr<PairClient> pair(uint32_t number) const;
@@ -124,16 +124,17 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   BusOptions options_;
   std::unique_ptr<CommandServer> commands_;
   std::unique_ptr<EventLoop> settling_;  // the queue's thread makes it: for what would block that
-  mutable std::mutex mutex_;             // what follows
-  std::shared_ptr<BusClient> bus_;
-  std::condition_variable idle_;
-  int serving_ = 0;
-  bool retired_ = false;
-  bool hastened_ = false;
-  uint32_t last_number_ = 0;
-  std::map<uint32_t, std::shared_ptr<PairClient>> pairs_;
-  std::map<uint32_t, RegisteredBatch> batches_;
-  std::map<uint64_t, std::shared_ptr<Operation>> operations_;  // under way, by command; null while being begun
+  mutable Mutex mutex_;
+  std::shared_ptr<BusClient> bus_ GUARDED_BY(mutex_);
+  CondVar idle_;
+  int serving_ GUARDED_BY(mutex_) = 0;
+  bool retired_ GUARDED_BY(mutex_) = false;
+  bool hastened_ GUARDED_BY(mutex_) = false;
+  uint32_t last_number_ GUARDED_BY(mutex_) = 0;
+  std::map<uint32_t, std::shared_ptr<PairClient>> pairs_ GUARDED_BY(mutex_);
+  std::map<uint32_t, RegisteredBatch> batches_ GUARDED_BY(mutex_);
+  // Under way, by command; null while being begun.
+  std::map<uint64_t, std::shared_ptr<Operation>> operations_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::bus

@@ -50,13 +50,14 @@ void Lender::quiesce() {
   const bool posted = loop_.post([&] {
     link_->poll();
     end(failed(ErrorCode::kCancelled, "{}: the operation has ended", name_));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     asked = true;
     idle_.notify_all();
   });
   if (!posted) return;
-  std::unique_lock lock(mutex_);
-  idle_.wait(lock, [&] { return asked && running_ == 0; });  // what is aborted ends within a unit of work
+  const MutexLock lock(mutex_);
+  idle_.wait(mutex_,
+             [&]() REQUIRES(mutex_) { return asked && running_ == 0; });  // what is aborted ends within a unit of work
 }
 
 void Lender::close() {
@@ -295,7 +296,7 @@ void Lender::begin(Entry& entry, uint32_t epoch) {
   entry.running = true;
   entry.epoch = epoch;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++running_;
   }
   entry.run->start(epoch);
@@ -316,7 +317,7 @@ void Lender::handle_done(uint32_t number) {
   entry.running = false;
   entry.ending = false;
   {
-    const std::lock_guard lock(mutex_);  // before the agent hears of it: see fence()
+    const MutexLock lock(mutex_);  // before the agent hears of it: see fence()
     --running_;
     idle_.notify_all();
   }

@@ -2,17 +2,16 @@
 // tensors in place, on threads of this process, as the agent asks for them.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/event_loop.h"
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "bus/lending/messages.h"
 #include "bus/registration/local_tensors.h"
 #include "exec/transfer_run.h"
@@ -43,7 +42,7 @@ class Lender {
   // Orders the user's accesses and the runs': a run that begins later sees what this thread has written to the tensors,
   // and this thread what the runs that have ended wrote. What lies between them is another process, of which the
   // language's memory model knows nothing.
-  void fence() { const std::lock_guard lock(mutex_); }
+  void fence() { const MutexLock lock(mutex_); }
   // For an operation that has failed: ends what is under way, and what the agent has said until now, and waits for it.
   // Then nothing touches the tensors until the agent begins a further operation. Any thread but its own.
   void quiesce();
@@ -96,9 +95,9 @@ class Lender {
   const bool sends_;
   const int threads_;
   UniqueFd agent_end_;
-  std::mutex mutex_;
-  std::condition_variable idle_;
-  int running_ = 0;  // runs; guarded by mutex_
+  Mutex mutex_;
+  CondVar idle_;
+  int running_ GUARDED_BY(mutex_) = 0;  // runs
   std::unique_ptr<WorkerPool> pull_pool_, source_pool_;
   EventLoop loop_;  // ends before what it uses
   std::shared_ptr<Link> link_;

@@ -61,7 +61,7 @@ void LentMemory::close() {
 void LentMemory::lose(const Status& status) {
   const Status lost = failed(status.code(), "{}; what it lends is lost: register the batch again", status.message());
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!lost_.ok()) return;
     lost_ = lost;
   }
@@ -94,7 +94,7 @@ void LentMemory::handle(Frame& frame) {
     case kCode<Synced>: {
       Synced synced = parse<Synced>(frame.payload);
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         synced_ = std::move(synced);
       }
       return changed_.notify_all();
@@ -122,14 +122,15 @@ LentRun* LentMemory::find(uint32_t run) const {
 void LentMemory::sync(const CallLimits& limits) {
   uint32_t number = 0;
   agent_->run_on_loop([&] {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     number = ++last_sync_;
     link_->send(Sync{.number = number});
   });
-  std::unique_lock lock(mutex_);
-  const auto over = [&] { return !lost_.ok() || synced_.number >= number; };
+  const MutexLock lock(mutex_);
+  const auto over = [&]() REQUIRES(mutex_) { return !lost_.ok() || synced_.number >= number; };
   StopDetector detector;
-  while (!changed_.wait_for(lock, limits.stop, std::min(limits.deadline.left(), kStopPeriod), over)) {
+  const auto next_look = [&] { return Deadline::after(std::min(limits.deadline.left(), kStopPeriod)); };
+  while (!changed_.wait_until(mutex_, limits.stop, next_look(), over)) {
     if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: the wait for it was interrupted", name_);
     if (limits.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer", name_);
     detector.look(name_, worker_).throw_if_error();
@@ -298,7 +299,7 @@ void LentRun::start(uint32_t epoch) {
   memory_->heard_ = Clock::steady().now();
   Status lost;
   {
-    const std::lock_guard lock(memory_->mutex_);
+    const MutexLock lock(memory_->mutex_);
     lost = memory_->lost_;
   }
   if (!lost.ok()) return end(lost);

@@ -6,13 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +18,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/process.h"
 #include "bus/lending/messages.h"
 #include "bus/registration/local_tensors.h"
@@ -113,11 +112,11 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   StopDetector stop_detector_;
   TimePoint heard_{};
 
-  std::mutex mutex_;  // what follows
-  std::condition_variable_any changed_;
-  uint32_t last_sync_ = 0;
-  Synced synced_;
-  Status lost_;
+  Mutex mutex_;
+  StoppableCondVar changed_;
+  uint32_t last_sync_ GUARDED_BY(mutex_) = 0;
+  Synced synced_ GUARDED_BY(mutex_);
+  Status lost_ GUARDED_BY(mutex_);
 };
 
 // A run in the worker's process. On the loop's thread.

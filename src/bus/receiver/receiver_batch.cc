@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/fail_point.h"
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace tessera::bus {
 
@@ -19,7 +20,7 @@ void ReceiverBatch::on_met(std::shared_ptr<Session> session) {
   if (closed_ || (made->broken() && made->idle())) {
     if (!made->renewed()) {
       absent_ = made->broken_status();
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ++losses_;
       lost_ = absent_;
       unreported_ = true;
@@ -32,7 +33,7 @@ void ReceiverBatch::on_met(std::shared_ptr<Session> session) {
   absent_ = {};
   count_session(*session, session->share());
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     unreported_ = false;
     lost_session_ = nullptr;
   }
@@ -68,7 +69,7 @@ std::vector<std::string> ReceiverBatch::waits_for() const {
 
 BatchReport ReceiverBatch::report() const {
   BatchReport report = BatchImpl::report();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const VersionWait& wait : version_waits_)
     report.waits.push_back({.text = fmt::format("version {} to be on offer", wait.version),
                             .microseconds = microseconds_since(wait.since)});
@@ -83,7 +84,7 @@ void ReceiverBatch::check_peers() {
 
 void ReceiverBatch::on_newest(int64_t version) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     newest_ = version;
   }
   changed_.notify_all();
@@ -91,7 +92,7 @@ void ReceiverBatch::on_newest(int64_t version) {
 
 void ReceiverBatch::on_unavailable(const Status& why) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     newest_ = 0;
     if (!Session::is_renewal(why) && std::exchange(lost_session_, session_.get()) != session_.get()) {
       ++losses_;
@@ -108,20 +109,20 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
 }
 
 int64_t ReceiverBatch::await_version(int64_t version, Timeout timeout, const std::stop_token& stop) {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const uint64_t losses = unreported_ ? losses_ - 1 : losses_;
-  const auto ready = [&] { return newest_.load() >= version || losses_ != losses; };
+  const auto ready = [&]() REQUIRES(mutex_) { return newest_.load() >= version || losses_ != losses; };
   const VersionWait wait{.version = version, .since = Clock::steady().now()};
   version_waits_.push_back(wait);
-  const auto forget = [&] { version_waits_.erase(std::ranges::find(version_waits_, wait)); };
+  const auto forget = [&]() REQUIRES(mutex_) { version_waits_.erase(std::ranges::find(version_waits_, wait)); };
   const Deadline deadline = Deadline::after(timeout);
   Duration period = kSilence;
-  while (!changed_.wait_for(lock, stop, std::min(deadline.left(), period), ready)) {
+  const auto next_look = [&] { return Deadline::after(std::min(deadline.left(), period)); };
+  while (!changed_.wait_until(mutex_, stop, next_look(), ready)) {
     if (!stop.stop_requested() && !deadline.passed()) {
       period = kStopPeriod;
-      lock.unlock();
+      const MutexUnlock unlocked(mutex_);
       setup_.agent->run_on_loop([this] { check_peers(); });  // its loop ends after its batches
-      lock.lock();
       continue;
     }
     forget();
@@ -156,7 +157,7 @@ std::shared_ptr<Operation> ReceiverBatch::begin(const char* what, std::optional<
   setup_.agent->run_on_loop([&] {
     const bool usable = session_ && session_->usable();
     if (!usable && !closed_) {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (std::exchange(unreported_, false)) lost_.throw_if_error();
     }
     const int64_t ready = staged_version_.load();
@@ -199,7 +200,7 @@ void ReceiverBatch::on_recv_over(const Status& status) {
   if (status.ok()) {
     session_->sum_digests(sums_);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       digests_.swap(sums_);
       newest_ = session_->complete_version();
     }
@@ -211,7 +212,7 @@ void ReceiverBatch::on_recv_over(const Status& status) {
     torn_ = false;
   }
   if (!status.ok()) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     unreported_ = false;
   }
   end_operation(status);
@@ -269,7 +270,7 @@ int64_t ReceiverBatch::commit() {
 }
 
 bool ReceiverBatch::undecided() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return undecided_.has_value();
 }
 
@@ -277,7 +278,7 @@ bool ReceiverBatch::undecided() const {
 void ReceiverBatch::settle(Duration timeout) const {
   std::optional<Undecided> open;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     open = undecided_;
   }
   if (!open) return;
@@ -289,7 +290,7 @@ void ReceiverBatch::settle(Duration timeout) const {
          identity().name(), open->version, version_.load(), error.what());
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!undecided_ || undecided_->key != open->key) return;
     undecided_.reset();
     if (commit) staged_version_ = open->version;
@@ -337,7 +338,7 @@ void ReceiverBatch::ask(int64_t version, uint32_t epoch, bool commit) {
                         rank_name(identity().job, 0));
     } catch (const Error& error) {
       reason = failed(ErrorCode::kUnavailable, "undecided: {}", error.what());
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       undecided_ = Undecided{.version = version, .key = key, .session = session};
     }
     loop().post([session, epoch, verdict, reason] { session->decided(epoch, verdict, reason); });

@@ -85,19 +85,19 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
 
   std::atomic<int64_t> newest_{0};
   std::atomic<bool> torn_{false};
-  // Under mutex_; the losses are for wait_version().
-  mutable std::optional<Undecided> undecided_;
-  uint64_t losses_ = 0;
-  Status lost_;              // the last one
-  bool unreported_ = false;  // no call has ended with it: the next one does, unless the job is back
-  const Session* lost_session_ = nullptr;
+  mutable std::optional<Undecided> undecided_ GUARDED_BY(mutex_);
+  // For wait_version().
+  uint64_t losses_ GUARDED_BY(mutex_) = 0;
+  Status lost_ GUARDED_BY(mutex_);              // the last one
+  bool unreported_ GUARDED_BY(mutex_) = false;  // no call has ended with it: the next one does, unless the job is back
+  const Session* lost_session_ GUARDED_BY(mutex_) = nullptr;
   // Threads in wait_version().
   struct VersionWait {
     int64_t version = 0;
     TimePoint since;
     bool operator==(const VersionWait&) const = default;
   };
-  std::vector<VersionWait> version_waits_;
+  std::vector<VersionWait> version_waits_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::bus

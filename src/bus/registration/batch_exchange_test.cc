@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <set>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/thread.h"
 #include "peer/wait_list.h"
 #include "store/test_util.h"
@@ -70,11 +70,11 @@ class Member {
     }
   }
   std::string session() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return session_;
   }
   void set_session(const std::string& session) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     session_ = session;
   }
 
@@ -90,7 +90,7 @@ class Member {
   const bool sends_;
   const Manifest manifest_;
   PairView view_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::string session_;
 };
 
@@ -120,10 +120,10 @@ class BatchExchangeTest : public testing::Test {
   // All of them again, from any state of theirs.
   std::string agree() {
     std::set<std::string> sessions;
-    std::mutex mutex;
+    Mutex mutex;
     each([&](Member& member) {
       const std::string session = member.agree(members_);
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       sessions.insert(session);
     });
     EXPECT_EQ(sessions.size(), 1u);

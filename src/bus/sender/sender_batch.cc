@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace tessera::bus {
 namespace {
@@ -210,7 +211,7 @@ std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> versio
 
 void SenderBatch::count_decision() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++decisions_;
   }
   changed_.notify_all();
@@ -238,7 +239,7 @@ void SenderBatch::on_taking(SenderSession& session) {
 void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
   if (status.ok()) {
     session.sum_digests(sums_);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!taken_) digests_.swap(sums_);
     taken_ = true;
   } else if (session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) {
@@ -325,15 +326,15 @@ bool SenderBatch::withdraw(int64_t version) {
   while (true) {
     uint64_t seen = 0;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       seen = decisions_;
     }
     Withdrawal outcome = Withdrawal::kTooLate;
     setup_.agent->run_on_loop([&] { outcome = try_withdraw(version); });
     if (outcome == Withdrawal::kDone) observe_withdrawal(version);
     if (outcome != Withdrawal::kUndecided) return outcome == Withdrawal::kDone;
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, deadline.left(), [&] { return decisions_ != seen; })) return false;
+    const MutexLock lock(mutex_);
+    if (!changed_.wait_until(mutex_, {}, deadline, [&]() REQUIRES(mutex_) { return decisions_ != seen; })) return false;
   }
 }
 
@@ -347,16 +348,18 @@ void SenderBatch::await_readers() {
   while (true) {
     uint64_t seen = 0;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       seen = decisions_;
     }
     bool idle = false;
     setup_.agent->run_on_loop(
         [&] { idle = std::ranges::all_of(sessions_, [](const auto& entry) { return entry.second->idle(); }); });
     if (idle) return;
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, kStopPeriod, [&] { return decisions_ != seen; }) || !setup_.lent) continue;
-    lock.unlock();
+    {
+      const MutexLock lock(mutex_);
+      const auto changed = [&]() REQUIRES(mutex_) { return decisions_ != seen; };
+      if (changed_.wait_until(mutex_, {}, Deadline::after(kStopPeriod), changed) || !setup_.lent) continue;
+    }
     setup_.agent->run_on_loop([this] { setup_.lent->end_if_stopped(); });
   }
 }

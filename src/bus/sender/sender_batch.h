@@ -97,10 +97,10 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   std::optional<uint32_t> target_;
   bool copied_ = false;
   std::set<const SenderSession*> preparing_, prepared_;
-  uint64_t decisions_ = 0;  // guarded by mutex_: for withdraw()
-  bool taken_ = false;      // by a whole job
-  Status failure_;          // of the offer: it ends with that once nobody reads any more
-  Status lost_;             // a job that was at it
+  uint64_t decisions_ GUARDED_BY(mutex_) = 0;  // for withdraw()
+  bool taken_ = false;                         // by a whole job
+  Status failure_;                             // of the offer: it ends with that once nobody reads any more
+  Status lost_;                                // a job that was at it
   // A loss that no call has ended with: the next one does, unless the job has come back by then.
   Status unreported_;
   const SenderSession* reported_ = nullptr;

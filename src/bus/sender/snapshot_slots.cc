@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "bus/sender/sender_batch.h"
 
 namespace tessera::bus {
@@ -87,7 +88,7 @@ void SenderBatch::check_snapshot() {
 void SenderBatch::on_digested(SenderSession& session, int64_t version) {
   if (version != version_.load()) return;
   session.sum_digests(sums_);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   digests_.swap(sums_);
 }
 

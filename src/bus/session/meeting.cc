@@ -100,13 +100,13 @@ void Meeting::wake() {
 }
 
 void Meeting::meet_in_background() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   wanted_ = true;
   wake();
 }
 
 void Meeting::do_in_background(std::function<void()> task) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (stop_.stop_requested()) return;
   tasks_.push_back(std::move(task));
   round_.request_stop();
@@ -116,13 +116,16 @@ void Meeting::do_in_background(std::function<void()> task) {
 void Meeting::stop() {
   std::thread thread;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_.request_stop();
     round_.request_stop();
     thread = std::move(thread_);
   }
   if (thread.joinable()) thread.join();
-  tasks_.clear();  // nobody adds to them any more
+  {
+    const MutexLock lock(mutex_);
+    tasks_.clear();  // nobody adds to them any more
+  }
   if (!parted_)
     take_back([&] {
       exchange_.withdraw();
@@ -150,10 +153,10 @@ void Meeting::work() {
     std::vector<std::function<void()>> tasks;
     bool anew = false;
     {
-      std::unique_lock lock(mutex_);
-      const auto asked = [this] { return wanted_ || !tasks_.empty(); };
-      if (!meets && !changed_.wait(lock, stop_.get_token(), asked)) return;
-      if (meets && changed_.wait_for(lock, stop_.get_token(), pause, asked)) pause = kFirstPause;
+      const MutexLock lock(mutex_);
+      const auto asked = [this]() REQUIRES(mutex_) { return wanted_ || !tasks_.empty(); };
+      if (!meets && !changed_.wait(mutex_, stop_.get_token(), asked)) return;
+      if (meets && changed_.wait_until(mutex_, stop_.get_token(), Deadline::after(pause), asked)) pause = kFirstPause;
       if (stop_.stop_requested()) return;
       anew = std::exchange(wanted_, false);
       tasks = std::exchange(tasks_, {});
@@ -177,7 +180,7 @@ void Meeting::log_registration_failure(const Status& why) const {
 Meeting::Outcome Meeting::retry() {
   std::stop_source round;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     round = round_;
   }
   const CallLimits limits{

@@ -3,15 +3,14 @@
 // world, mesh or layout. Everything is matched and planned anew then.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "bus/registration/batch_exchange.h"
 #include "bus/session/session.h"
 
@@ -56,7 +55,7 @@ class Meeting {
   std::shared_ptr<Session> meet_once(const CallLimits& limits);
   std::shared_ptr<Session> register_and_attach(const CallLimits& limits);
   void log_registration_failure(const Status& why) const;
-  void wake();  // REQUIRES: mutex_ is held
+  void wake() REQUIRES(mutex_);
   void work();
   enum class Outcome { kMet, kFailed, kTold, kParted };  // kTold: another rank has failed, and may be at it again
   Outcome retry();
@@ -76,14 +75,13 @@ class Meeting {
   std::string last_error_;  // likewise
   bool parted_ = false;     // likewise
   std::stop_source stop_;
-  std::mutex mutex_;
-  std::condition_variable_any changed_;
-  // Guarded by mutex_.
-  bool wanted_ = false;
-  std::vector<std::function<void()>> tasks_;
-  std::stop_source
-      round_;           // of the present try: ended by stop(), by a task and by a process that is replaced meanwhile
-  std::thread thread_;  // started by the first that needs it
+  Mutex mutex_;
+  StoppableCondVar changed_;
+  bool wanted_ GUARDED_BY(mutex_) = false;
+  std::vector<std::function<void()>> tasks_ GUARDED_BY(mutex_);
+  // Of the present try: ended by stop(), by a task and by a process that is replaced meanwhile.
+  std::stop_source round_ GUARDED_BY(mutex_);
+  std::thread thread_ GUARDED_BY(mutex_);  // started by the first that needs it
 };
 
 }  // namespace tessera::bus

@@ -73,21 +73,22 @@ Session::Outcome Session::attach(const CallLimits& limits) {
   }
   WaitList::Entry entry(setup_.agent->waits());
   {
-    std::unique_lock lock(mutex_);
-    const auto superseded = [&] {
-      const auto matters = [&](const std::string& name) {
+    const MutexLock lock(mutex_);
+    const auto superseded = [&]() REQUIRES(mutex_) {
+      const auto matters = [&](const std::string& name) REQUIRES(mutex_) {
         const auto attached = [&](const Linked& peer) { return peer.name == name && peer.ready; };
         return std::ranges::none_of(linked_, attached);
       };
       return given_up_ || std::ranges::any_of(superseded_, matters);
     };
-    const auto decided = [&] {
+    const auto decided = [&]() REQUIRES(mutex_) {
       if (!unready_.empty()) entry.set(fmt::format("{} to attach ({})", fmt::join(unready_, ", "), describe()));
       return ready_ || superseded() || !lost_.ok();
     };
     Deadline reminder = Deadline::after(kAttachReminder);
     Duration period = kSilence;
-    while (!changed_.wait_for(lock, limits.stop, std::min(limits.deadline.left(), period), decided)) {
+    const auto next_look = [&] { return Deadline::after(std::min(limits.deadline.left(), period)); };
+    while (!changed_.wait_until(mutex_, limits.stop, next_look(), decided)) {
       const std::string waiting =
           fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
       if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
@@ -132,13 +133,13 @@ void Session::renew() {
 }
 
 void Session::supersede(const std::string& rank) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   superseded_.insert(rank);
   changed_.notify_all();
 }
 
 void Session::give_up(const Status& why) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (lost_.ok()) lost_ = Status(why.code(), fmt::format("{}: {}", describe(), why.message()));
   changed_.notify_all();
 }
@@ -178,7 +179,7 @@ std::vector<std::string> Session::unready() const {
 
 void Session::readiness_changed() {
   std::vector<std::string> waiting = unready();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ready_ = waiting.empty();
   unready_ = std::move(waiting);
   linked_ = linked();
@@ -186,7 +187,7 @@ void Session::readiness_changed() {
 }
 
 void Session::fail_attach(const Status& status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (ready_ || !lost_.ok()) return;
   given_up_ = is_renewal(status);  // see Meeting
   lost_ =

@@ -3,16 +3,15 @@
 // its own. SenderSession and ReceiverSession are state machines on the agent's loop.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <stop_token>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "bus/lending/lent_memory.h"
 #include "bus/registration/batch_exchange.h"
 #include "bus/registration/batch_routes.h"
@@ -134,14 +133,14 @@ class Session : public Acceptor {
   bool adopted_ = false;
   bool retired_ = false;
 
-  std::mutex mutex_;  // what follows
-  std::condition_variable_any changed_;
-  bool ready_ = false;
-  std::set<std::string> superseded_;  // ranks that have registered anew, or ask this one to
-  bool given_up_ = false;             // by another rank, because of such a one
-  Status lost_;                       // why attach() must give up
-  std::vector<Linked> linked_;
-  std::vector<std::string> unready_;
+  Mutex mutex_;
+  StoppableCondVar changed_;
+  bool ready_ GUARDED_BY(mutex_) = false;
+  std::set<std::string> superseded_ GUARDED_BY(mutex_);  // ranks that have registered anew, or ask this one to
+  bool given_up_ GUARDED_BY(mutex_) = false;             // by another rank, because of such a one
+  Status lost_ GUARDED_BY(mutex_);                       // why attach() must give up
+  std::vector<Linked> linked_ GUARDED_BY(mutex_);
+  std::vector<std::string> unready_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::bus
