@@ -42,6 +42,8 @@ constexpr std::array kVariables{
                         "codec kernels to use: scalar, or a SIMD target's name (SSE4, AVX2, AVX3, NEON, ...)"},
     EnvironmentVariable{"TESSERA_FORCE_PULL", "",
                         "how private memory of another process is read: readv or ring; default by measured cost"},
+    EnvironmentVariable{"TESSERA_FORCE_TRANSPORT", "",
+                        "the only transport to use between processes; default the best for each pair"},
     EnvironmentVariable{"TESSERA_ALLOW_PTRACE", "",
                         "any: where Yama asks for consent, lets every process of this user read (and trace) this one "
                         "while a bus is open, so that private memory needs no bounce ring; default no"},
@@ -79,6 +81,7 @@ Config read_environment() {
       .xdg_runtime_dir = value_of("XDG_RUNTIME_DIR"),
       .force_kernel = value_of("TESSERA_FORCE_KERNEL"),
       .force_pull = value_of("TESSERA_FORCE_PULL"),
+      .force_transport = value_of("TESSERA_FORCE_TRANSPORT"),
       .allow_ptrace = value_of("TESSERA_ALLOW_PTRACE"),
   };
 }

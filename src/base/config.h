@@ -32,6 +32,7 @@ struct Config {
   std::string xdg_runtime_dir;  // XDG_RUNTIME_DIR
   std::string force_kernel;     // TESSERA_FORCE_KERNEL
   std::string force_pull;       // TESSERA_FORCE_PULL
+  std::string force_transport;  // TESSERA_FORCE_TRANSPORT
   std::string allow_ptrace;     // TESSERA_ALLOW_PTRACE
 
   static const Config& get();

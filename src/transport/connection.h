@@ -83,7 +83,7 @@ class Connection {
 
   // All that it can do, with one region or another.
   virtual Caps caps() const = 0;
-  // Why it cannot get private memory. REQUIRES: caps() is without kGet
+  // Why it may not get private memory, as it otherwise could; ok: it never can. REQUIRES: caps() is without kGet
   virtual Status get_refused() const = 0;
   // What kGet and kStream cost where both are possible.
   virtual PathCost cost(Access access) const = 0;

@@ -5,12 +5,26 @@
 #include "transport/loopback/transport.h"
 #include "transport/optional.h"
 #include "transport/shm/transport.h"
+#include "transport/testing/transport.h"
 
 namespace tessera {
+namespace {
+
+// "testing" of "testing:7".
+std::string_view forced_name() {
+  const std::string_view forced = Config::get().force_transport;
+  return forced.substr(0, forced.find(':'));
+}
+
+}  // namespace
 
 const TransportRegistry& TransportRegistry::builtin() {
-  static const TransportRegistry registry(
-      {&loopback_transport(), &shm_transport(), &cuda_ipc_transport(), &ucx_transport(), &nccl_transport()});
+  static const TransportRegistry registry = [] {
+    std::vector<const Transport*> transports{&loopback_transport(), &shm_transport(), &cuda_ipc_transport(),
+                                             &ucx_transport(), &nccl_transport()};
+    if (forced_name() == testing_transport().name()) transports.push_back(&testing_transport());
+    return TransportRegistry(std::move(transports));
+  }();
   return registry;
 }
 
@@ -30,10 +44,12 @@ std::vector<std::unique_ptr<Consent>> TransportRegistry::consents() const {
 }
 
 const Transport& TransportRegistry::best(const Endpoint& src, const Endpoint& dst, bool streams) const {
+  const bool forced = !forced_name().empty() && (streams || !src.process.same_process(dst.process));
   const Transport* best = nullptr;
   int best_score = 0;
   for (const Transport* transport : transports_) {
     const int score = transport->score(src, dst);
+    if (forced && transport->name() != forced_name()) continue;
     if (score <= best_score || (streams && transport->streams() == nullptr)) continue;
     best = transport;
     best_score = score;

@@ -152,7 +152,7 @@ void Reducer::build_run() {
       take_signals_.push_back(std::make_unique<LoopSignal>(agent_.loop(), take));
       on_start = [signal = take_signals_.back().get()] { signal->raise(); };
     }
-    steps.push_back({.program = link->program(), .stream = link->take_stream(), .on_start = std::move(on_start)});
+    steps.push_back({.program = link->program(), .stream = link->stream(), .on_start = std::move(on_start)});
   }
   add_own();
   run_ = std::make_unique<ReduceRun>(std::move(steps), targets_, agent_.pull_pool(), [this] { run_done_.raise(); });

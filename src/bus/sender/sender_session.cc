@@ -163,7 +163,7 @@ void SenderSession::build_digest_programs() {
   if (!setup_.agreement.digest || slots_.front().run) return;
   std::vector<bool> wanted(setup_.routes.sent.size(), false);
   for (const auto& [rank, link] : receivers_)
-    if (!link->rings())
+    if (!link->digests_itself())
       for (const LinkRoute& route : setup_.routes.by_peer[static_cast<size_t>(rank)])
         wanted[route.route] = !quantises(route.route) && !(delta_ && !staged());
   for (uint32_t i = 0; i < wanted.size(); ++i)
@@ -373,7 +373,7 @@ void SenderSession::on_digests(uint32_t index) {
 }
 
 void SenderSession::send_digests(SourceLink& link, const Slot& slot) {
-  if (link.rings() || !setup_.agreement.digest) return;
+  if (link.digests_itself() || !setup_.agreement.digest) return;
   const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(link.rank())];
   const std::span<const Digest> digests = slot.run->digests();
   for (size_t i = 0; i < routes.size(); ++i) {
@@ -414,9 +414,11 @@ void SenderSession::on_source_run_done(SourceLink& link) {
   const Status status = link.run()->status();
   if (!status.ok() && phase_ == Phase::kOffered && link.open()) {
     fail_offer(status);
-  } else if (status.ok() && link.taking() != 0 && !link.run_digests().empty()) {
-    if (const Slot* slot = slot_of(link.taking()); slot != nullptr && is_receiver(link))
+  } else if (status.ok() && link.taking() != 0 && link.digests_itself() && !link.run_digests().empty()) {
+    if (const Slot* slot = slot_of(link.taking()); slot != nullptr && is_receiver(link)) {
       add_quantised_digests(link, *slot);
+      add_delta_digests(link, *slot);
+    }
     link.send_digests(link.taking());
   }
   check_ended();

@@ -166,10 +166,11 @@ void PullLink::build() {
     lent_runs_.push_back(
         options_.lent->make_pull(from, routes, options_.digest, rings(), [this] { run_done_.raise(); }));
   }
-  if (attached_.slots > 1 && rings())
-    fail(ErrorCode::kMismatch, "{} slots in private memory: one is possible", attached_.slots);
+  if (attached_.slots > 1 && rings() && lent)
+    fail(ErrorCode::kMismatch, "{} slots in memory that is lent: one is possible", attached_.slots);
   number_digests();
   if (options_.delta) travel_.resize(program_routes_.size());
+  if (options_.delta) travel_bytes_.resize(program_routes_.size());
   attached_ = {};
   arena_fds_.clear();
   prepare.ring = rings();
@@ -215,8 +216,7 @@ void PullLink::handle_prepared(Frame& frame) {
     std::ranges::move(std::exchange(lent_runs_, {}), std::back_inserter(runs_));
   } else if (options_.runs) {
     for (const auto& program : programs_)
-      runs_.push_back(
-          std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, std::move(stream_)));
+      runs_.push_back(std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, stream_));
   }
   if (options_.runs) run_ = runs_.front().get();
   offers_.reserve(kMaxSlots);
@@ -330,9 +330,10 @@ void PullLink::choose_travel() {
     if (!may_be_delta(routes_[program_routes_[i]]) || bytes > full)
       fail(ErrorCode::kMismatch, "Grant with a delta of {} bytes for a route of {}", bytes, full);
     travel_[i] = Travel::kDelta;
+    travel_bytes_[i] = bytes;
     deltas_ += {1, bytes, full};
   }
-  pull_run().travel(travel_);
+  pull_run().travel(travel_, travel_bytes_);
 }
 
 void PullLink::handle_refuse(const Refuse& refuse) {
@@ -417,10 +418,21 @@ void PullLink::check_digests() {
                options_.tensor_name(route.what.tensor), region.to_string(), name_, digests_[place->sent].to_string(),
                run_->digests()[place->own].to_string()));
   }
-  if (!again) return end_pull({});
-  pull_run().travel(travel_);
+  return again ? pull_again() : end_pull({});
+}
+
+// What did not agree. Of what a stream carries that is all, in full: its source packs everything once more.
+void PullLink::pull_again() {
+  uint32_t epoch = epoch_;
+  if (rings()) {
+    for (size_t i = 0; i < travel_.size(); ++i)
+      if (program()->streams(i)) travel_[i] = Travel::kFull;
+    epoch |= Take::kAgain;
+    link_->send(Take{.version = taking_, .epoch = epoch_, .held = 0});
+  }
+  pull_run().travel(travel_, travel_bytes_);
   state_ = State::kPulling;
-  run_->start(epoch_);
+  run_->start(epoch);
 }
 
 // The destination was written since the last transfer, or the delta while it was read: once more, in full.

@@ -76,7 +76,7 @@ class PullLink {
   bool rings() const { return program() && program()->wants_stream(); }
   // Of the first slot; null before the source has said where its memory is.
   const std::shared_ptr<const PullProgram>& program() const;
-  std::unique_ptr<ByteStream> take_stream() { return std::move(stream_); }  // for a batch that makes its own run
+  std::shared_ptr<ByteStream> stream() const { return stream_; }  // for a batch that makes its own run
   int64_t bytes() const { return program() ? program()->bytes() : 0; }
   RankShare share() const;  // likewise
   // What was granted last: as deltas, and what they stand for.
@@ -131,6 +131,7 @@ class PullLink {
   void handle_held(const Held& held);
   void handle_grant(Grant grant);
   void choose_travel();
+  void pull_again();
   bool may_be_delta(const Wanted& wanted) const { return options_.delta && !wanted.route.wire; }
   Travel travel_of(size_t position) const { return options_.delta ? travel_[position] : Travel::kFull; }
   PullRun& pull_run() const { return static_cast<PullRun&>(*run_); }  // with deltas no run is another's
@@ -167,7 +168,7 @@ class PullLink {
   std::vector<UniqueFd> arena_fds_;
 
   std::vector<std::shared_ptr<const PullProgram>> programs_;  // by slot
-  std::unique_ptr<ByteStream> stream_;
+  std::shared_ptr<ByteStream> stream_;
   LoopSignal run_done_;
   std::vector<std::unique_ptr<LentRun>> lent_runs_;  // by slot, until they are ready
   std::vector<std::unique_ptr<Run>> runs_;           // by slot
@@ -193,6 +194,7 @@ class PullLink {
   DeltaBytes deltas_;
   std::vector<int64_t> granted_deltas_;  // of the last Grant
   std::vector<Travel> travel_;           // by position in the program
+  std::vector<int64_t> travel_bytes_;    // likewise: PullRun::travel()
   Status abort_status_;
   const uint64_t track_ = Trace::new_track();
 };

@@ -32,12 +32,14 @@ SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, C
       name_(link_->name()),
       routes_(std::move(routes)),
       digest_(digest),
+      slots_(slots),
       keeps_(slots > 1),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {
   for (const Served& served : routes_) bytes_ += bytes_of_route(served);
   const auto more =
       std::ranges::count_if(routes_, &Served::quantised) + std::ranges::count_if(routes_, &Served::delta_digest);
   digests_.digests.resize(routes_.size() + static_cast<size_t>(more));
+  in_slot_.resize(slots);
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); });
   link_->watch_process(incarnation_);
@@ -116,6 +118,10 @@ void SourceLink::handle(Frame& frame) {
       return owner_.on_released(*this);
     case kCode<Take>: {
       const Take take = parse<Take>(frame.payload);
+      if (rings() && taking_ != 0 && take.version == taking_ && take.epoch == epoch_ && deltas_.routes > 0 && !again_) {
+        again_ = true;
+        return running_ ? void() : pack_again();
+      }
       if (!ready_ || taking_ != 0 || waiting_take_ || take.epoch <= epoch_ ||
           (take.version == done_version_ && (running_ || !keeps_)))
         fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn", take.version, take.epoch);
@@ -162,61 +168,90 @@ void SourceLink::handle(Frame& frame) {
   }
 }
 
+// Those that a run packs or digests, as they lie in a slot.
+std::vector<SourceRoute> SourceLink::routes_in(uint32_t slot) const {
+  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
+  const Transport& transport = TransportRegistry::builtin().choose(self, {.process = incarnation_, .name = name_});
+  const auto streams = [&](const MemoryDesc& memory) { return !transport.exports(memory).has(Access::kMap); };
+  std::vector<SourceRoute> routes;
+  for (const uint32_t i : program_routes_) {
+    const Served& served = routes_[i];
+    const Attached::Place place = place_of(served);
+    SourceRoute& route = routes.emplace_back(served.route);
+    route.data += slot * served.slot_bytes;
+    route.streamed = streams(place.memory);
+    route.digested = !served.quantised;
+    if (place.delta && streams(*place.delta)) route.delta = served.delta + slot * served.delta_slot_bytes;
+  }
+  return routes;
+}
+
+// The runs that fill a stream, one a slot. Returns the end of it that is the puller's.
+StreamEnd SourceLink::make_runs() {
+  for (uint32_t i = 0; i < routes_.size(); ++i)
+    if (!skips(i)) program_routes_.push_back(i);
+  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
+  const Streams& streams = TransportRegistry::builtin().streams(self, {.process = incarnation_, .name = name_});
+  Streams::Ends ends = streams.make();
+  const std::vector<SourceRoute> routes = routes_in(0);
+  if (lent_ != nullptr && lent_->touches(routes)) {
+    auto run = lent_->make_source(name_, routes, digest_, true, [this] { run_done_.raise(); });
+    run->give_stream(std::move(ends.producer));
+    runs_.push_back(std::move(run));
+    return std::move(ends.consumer);
+  }
+  pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
+  const std::shared_ptr<ByteStream> stream = streams.open(std::move(ends.producer), self.name);
+  for (uint32_t slot = 0; slot < slots_; ++slot) {
+    auto program = std::make_shared<SourceProgram>(routes_in(slot), SourceOptions{.digest = digest_ && slots_ == 1});
+    if (!program->fills_stream()) fail(ErrorCode::kMismatch, "Prepare asks for a stream, but nothing here is private");
+    runs_.push_back(
+        std::make_unique<SourceRun>(std::move(program), *pool_, [this] { run_done_.raise(); }, name_, stream));
+  }
+  return std::move(ends.consumer);
+}
+
 void SourceLink::prepare(const Prepare& prepare) {
   if (ready_) fail(ErrorCode::kMismatch, "Prepare came twice");
   if (!prepare.skipped.empty() && prepare.skipped.back() >= routes_.size())
     fail(ErrorCode::kMismatch, "Prepare skips route {} of {}", prepare.skipped.back(), routes_.size());
   for (const uint32_t skipped : prepare.skipped) bytes_ -= bytes_of_route(routes_[skipped]);
   skipped_ = prepare.skipped;
-  std::vector<UniqueFd> fds;
-  if (prepare.ring) {
-    const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
-    const Endpoint peer{.process = incarnation_, .name = name_};
-    const Transport& transport = TransportRegistry::builtin().choose(self, peer);
-    std::vector<SourceRoute> routes;
-    for (uint32_t i = 0; i < routes_.size(); ++i) {
-      if (skips(i) || routes_[i].quantised) continue;
-      routes.push_back(routes_[i].route);
-      routes.back().streamed = !transport.exports(place_of(routes_[i]).memory).has(Access::kMap);
-      program_routes_.push_back(i);
-    }
-    program_ = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_});
-    if (!program_->fills_stream()) fail(ErrorCode::kMismatch, "Prepare asks for a stream, but nothing here is private");
-    const Streams& streams = TransportRegistry::builtin().streams(self, peer);
-    Streams::Ends ends = streams.make();
-    fds = std::move(ends.consumer.fds);
-    if (lent_ != nullptr && lent_->touches(routes)) {
-      auto run = lent_->make_source(name_, routes, digest_, true, [this] { run_done_.raise(); });
-      run->give_stream(std::move(ends.producer));
-      run_ = std::move(run);
-    } else {
-      pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
-      run_ = std::make_unique<SourceRun>(
-          program_, *pool_, [this] { run_done_.raise(); }, name_,
-          streams.open(std::move(ends.producer), agent_.identity().name()));
-    }
-  }
+  StreamEnd end;
+  if (prepare.ring) end = make_runs();
   ready_ = true;
-  link_->send(Prepared{}, std::move(fds));
+  link_->send(Prepared{}, std::move(end.fds));
   owner_.on_source_ready(*this);
+}
+
+// A receiver does not hold what it said that it does: its deltas are of no use.
+void SourceLink::pack_again() {
+  travel({});
+  deltas_ = {};
+  again_ = false;
+  running_ = true;
+  run_->start(epoch_ | Take::kAgain);
 }
 
 void SourceLink::handle_run_done() {
   running_ = false;
+  if (again_ && taking_ != 0) return pack_again();
   owner_.on_source_run_done(*this);
   const std::optional<Take> take = std::exchange(waiting_take_, std::nullopt);
   if (take && link_->open()) owner_.on_take(*this, *take);
 }
 
 std::span<const Digest> SourceLink::run_digests() {
-  if (!run_ || run_->digests().empty()) return {};
-  for (size_t i = 0; i < program_routes_.size(); ++i) digests_.digests[program_routes_[i]] = run_->digests()[i];
+  if (run_ == nullptr || run_->digests().empty()) return {};
+  for (size_t i = 0; i < program_routes_.size(); ++i)
+    if (!routes_[program_routes_[i]].quantised) digests_.digests[program_routes_[i]] = run_->digests()[i];
   return std::span(digests_.digests).first(routes_.size());
 }
 
 void SourceLink::offer(int64_t version, uint32_t slot) {
   if (taking_ == 0) progress_ = 0;
   begin_anew(version);
+  in_slot_[slot] = version;
   link_->send(Offer{.version = version, .epoch = slot});
 }
 
@@ -251,7 +286,12 @@ void SourceLink::grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<c
   grant_.stamp = stamp;
   grant_.deltas.assign(deltas.begin(), deltas.end());
   link_->send(grant_);
-  if (!run_) return;
+  told_ = false;
+  again_ = false;
+  if (!rings()) return;
+  const auto slot = std::ranges::find(in_slot_, version);
+  run_ = runs_[slot == in_slot_.end() ? 0 : static_cast<size_t>(slot - in_slot_.begin())].get();
+  travel(deltas);
   running_ = true;
   run_->start(epoch);
 }
@@ -264,7 +304,16 @@ void SourceLink::revoke(const Status& reason) {
   if (taking_ != 0) link_->send(Revoke{.version = taking_, .epoch = epoch_, .reason = reason});
 }
 
+// Of one connection's routes, those that the runs have.
+void SourceLink::travel(std::span<const int64_t> deltas) {
+  if (std::ranges::none_of(routes_, [](const Served& served) { return served.delta != nullptr; })) return;
+  travel_.clear();
+  for (size_t i = 0; i < program_routes_.size() && !deltas.empty(); ++i) travel_.push_back(deltas[program_routes_[i]]);
+  static_cast<SourceRun&>(*run_).travel(travel_);  // deltas are never of lent memory
+}
+
 void SourceLink::send_digests(int64_t version) {
+  if (std::exchange(told_, true)) return;
   digests_.version = version;
   link_->send(digests_);
 }

@@ -67,7 +67,9 @@ class SourceLink {
   Link* connection() const { return link_.get(); }
   bool left() const { return left_; }  // the peer has closed the batch, as it should
   bool ready() const { return ready_; }
-  bool rings() const { return program_ != nullptr; }
+  bool rings() const { return !runs_.empty(); }
+  // Whether the digests of what it sends come from the run that packs it: else they are made beside it.
+  bool digests_itself() const { return rings() && !keeps_; }
   std::span<const Served> routes() const { return routes_; }
   int64_t bytes() const { return bytes_; }
   // What it was granted last: as deltas, and what they stand for.
@@ -79,7 +81,7 @@ class SourceLink {
   int64_t ended_version() const { return ended_version_; }  // that it is done with, well or not
   int64_t progress() const { return progress_.load(); }     // bytes of that version, as it reports; any thread
   bool running() const { return running_; }                 // its ring is being filled
-  Run* run() const { return run_.get(); }
+  Run* run() const { return run_; }
   // What send_digests() sends: one a route of the connection, then the rest of each quantised one, then that of each
   // piece that has one.
   std::span<Digest> digests() { return digests_.digests; }
@@ -105,6 +107,10 @@ class SourceLink {
   Attached::Place place_of(const Served& served) const;
   void send_places(uint32_t slots);
   void prepare(const Prepare& prepare);
+  StreamEnd make_runs();
+  std::vector<SourceRoute> routes_in(uint32_t slot) const;
+  void travel(std::span<const int64_t> deltas);
+  void pack_again();
   void handle_run_done();
 
   Agent& agent_;
@@ -116,6 +122,7 @@ class SourceLink {
   const std::string name_;
   std::vector<Served> routes_;
   const bool digest_;
+  const uint32_t slots_;
   const bool keeps_;  // staged: what is done may be taken once more, if not all could take it
   Digests digests_;   // kept, so that a transfer takes nothing from the heap
   Grant grant_;       // likewise
@@ -129,15 +136,19 @@ class SourceLink {
   int64_t done_version_ = 0;
   int64_t ended_version_ = 0;
   std::atomic<int64_t> progress_{0};
-  // With a ring only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's.
+  // With a stream only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's.
   // Lent memory is packed by its owner.
   std::unique_ptr<WorkerPool> pool_;
-  std::shared_ptr<const SourceProgram> program_;
-  std::vector<uint32_t> program_routes_;  // positions of those in the program
+  std::vector<uint32_t> program_routes_;  // positions of those in the programs
   LoopSignal run_done_;
-  std::unique_ptr<Run> run_;
-  bool running_ = false;              // until the loop has heard of the end
-  std::optional<Take> waiting_take_;  // until then
+  std::vector<std::unique_ptr<Run>> runs_;  // by slot
+  Run* run_ = nullptr;                      // the present one, or the last
+  std::vector<int64_t> in_slot_;            // versions, by slot
+  std::vector<int64_t> travel_;             // SourceRun::travel()
+  bool told_ = false;                       // its digests, since grant()
+  bool again_ = false;                      // it is to be packed once more, in full, when the run has ended
+  bool running_ = false;                    // until the loop has heard of the end
+  std::optional<Take> waiting_take_;        // until then
 };
 
 }  // namespace tessera::bus

@@ -76,6 +76,8 @@ struct Take {
   int64_t version = 0;
   uint32_t epoch = 0;
   Stamp held = 0;  // what the puller's tensors hold, of the last Grant
+  // A second Take of an epoch has what a stream carries packed once more, in full; this is set in the stream's epoch.
+  static constexpr uint32_t kAgain = uint32_t{1} << 31;
   void write(ByteWriter& out) const;
   static Take read(ByteReader& in);
 };

@@ -20,7 +20,9 @@ constexpr int64_t kDirectRow = 2048;  // destination rows from which a get write
 // By what is possible, then by cost.
 Access choose_access(const Connection& peer, int64_t bytes, int64_t pieces, const PullOptions& options) {
   const bool gets = peer.caps().has(Access::kGet);
-  const std::optional<Access> forced = options.private_access ? options.private_access : forced_access();
+  const bool both_ways = gets || !peer.get_refused().ok();  // or would be, were it permitted
+  std::optional<Access> forced = options.private_access;
+  if (!forced && both_ways) forced = forced_access();
   if (forced == Access::kGet && !gets)
     fail(ErrorCode::kPermissionDenied, "{}: private memory is not to be streamed, and cannot be read otherwise: {}",
          peer.name(), peer.get_refused().message());
