@@ -1,8 +1,10 @@
 #include "base/file_lock.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 
@@ -19,19 +21,20 @@ bool try_lock(int fd) {
   return false;
 }
 
+struct LockWait {
+  int fd;
+  int over;  // an eventfd
+};
+
 // The body of a thread that may be cancelled wherever it is: it owns nothing. What it gets belongs to the descriptor.
-extern "C" void* wait_for_lock(void* fd) {
+extern "C" void* wait_for_lock(void* wait) {
+  const auto [fd, over] = *static_cast<const LockWait*>(wait);
   int before = 0;
   ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
-  while (::flock(*static_cast<const int*>(fd), LOCK_EX) != 0 && errno == EINTR) {
+  while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
   }
+  ::eventfd_write(over, 1);
   return nullptr;
-}
-
-timespec timespec_of(TimePoint when) {
-  const auto whole = std::chrono::floor<std::chrono::seconds>(when.time_since_epoch());
-  return {.tv_sec = static_cast<time_t>(whole.count()),
-          .tv_nsec = static_cast<long>((when.time_since_epoch() - whole).count())};
 }
 
 UniqueFd open_lock(const std::string& path) {
@@ -46,18 +49,21 @@ UniqueFd open_lock(const std::string& path) {
 bool lock_fd(int fd, const Deadline& deadline) {
   if (try_lock(fd)) return true;
   if (deadline.passed()) return false;
+  const UniqueFd over(::eventfd(0, EFD_CLOEXEC));
+  if (!over) fail_errno("eventfd");
+  LockWait wait{.fd = fd, .over = over.get()};
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // a new thread inherits the mask
   pthread_t thread{};
-  const int error = ::pthread_create(&thread, nullptr, wait_for_lock, &fd);
+  const int error = ::pthread_create(&thread, nullptr, wait_for_lock, &wait);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error != 0) fail_errno("a thread that waits for a lock", error);
-  const timespec until = timespec_of(deadline.when());
-  if (::pthread_clockjoin_np(thread, nullptr, CLOCK_MONOTONIC, &until) != 0) {
-    ::pthread_cancel(thread);
-    ::pthread_join(thread, nullptr);
+  pollfd ready{.fd = over.get(), .events = POLLIN, .revents = 0};
+  while (::poll(&ready, 1, deadline.poll_ms()) <= 0 && !deadline.passed()) {
   }
+  ::pthread_cancel(thread);
+  ::pthread_join(thread, nullptr);
   return try_lock(fd);  // to take again what one has does nothing
 }
 
