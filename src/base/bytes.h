@@ -95,6 +95,7 @@ class ByteReader {
   // For what a later version may have more to say of.
   void skip_rest() { bytes_ = {}; }
 
+  std::string_view what() const { return what_; }
   size_t left() const { return bytes_.size(); }
   std::span<const std::byte> rest() { return take(left()); }
   // Throws unless everything was read.

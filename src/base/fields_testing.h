@@ -1,0 +1,129 @@
+// For tests of messages: values drawn at random, and what holds for every message (base/fields.h).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/fields.h"
+
+namespace tessera {
+
+// Draws each field within its limits. What fields say of each other is not looked at: a reader may refuse the value.
+class FieldDrawer {
+ public:
+  static constexpr bool kFills = true;
+
+  explicit FieldDrawer(std::mt19937_64& random) : random_(random) {}
+
+  void operator()(std::string_view, bool& value) { value = draw(2) == 1; }
+  template <Number T>
+  void operator()(std::string_view, T& value) {
+    if constexpr (std::floating_point<T>)
+      value = static_cast<T>(draw(9)) / 4 - T{1};
+    else
+      value = draw(8) == 0 ? static_cast<T>(random_()) : static_cast<T>(draw(5));
+  }
+  template <Enumeration E>
+  void operator()(std::string_view, E& value, E last) {
+    value = static_cast<E>(draw(static_cast<uint64_t>(last) + 1));
+  }
+  void operator()(std::string_view, std::string& text, uint32_t most) {
+    text.resize(draw(std::min(most, 20U) + 1));
+    for (char& letter : text) letter = static_cast<char>(draw(256));
+  }
+  template <Described T>
+  void operator()(std::string_view, T& value) {
+    T::fields(*this, value);
+  }
+  // What is written by hand is as it is made.
+  void operator()(std::string_view, Coded auto&) {}
+  template <typename T, typename... Limits>
+  void operator()(std::string_view name, std::optional<T>& value, const Limits&... limits) {
+    value.reset();
+    if (draw(2) == 1) (*this)(name, value.emplace(), limits...);
+  }
+  template <typename T, typename... Limits>
+  void operator()(std::string_view, std::vector<T>& items, uint32_t most, const Limits&... limits) {
+    items.clear();
+    for (uint64_t count = draw(std::min(most, 3U) + 1); count > 0; --count)
+      (*this)({}, items.emplace_back(), limits...);
+  }
+  template <typename T, typename... Limits>
+  void cut(std::string_view name, T& value, uint32_t most, const Limits&... limits) {
+    (*this)(name, value, most, limits...);
+  }
+  template <typename T>
+  void array(std::string_view, std::vector<T>& items, uint32_t most) {
+    items.resize(draw(std::min(most, 3U) + 1));
+    for (T& item : items) {
+      if constexpr (Number<T>)
+        (*this)({}, item);
+      else
+        for (std::byte& byte : std::as_writable_bytes(std::span(&item, 1))) byte = static_cast<std::byte>(draw(256));
+    }
+  }
+  void end_of_this_version() {}
+  template <typename... Args>
+  void require(bool, fmt::format_string<const Args&...>, const Args&...) {}
+  template <typename... Args>
+  void require(ErrorCode, bool, fmt::format_string<const Args&...>, const Args&...) {}
+
+ private:
+  uint64_t draw(uint64_t below) { return random_() % below; }
+
+  std::mt19937_64& random_;
+};
+
+// A value that a reader takes. There are such among a few.
+template <typename Message>
+Message draw_message(std::mt19937_64& random) {
+  for (int attempt = 0; attempt < 10'000; ++attempt) {
+    Message message;
+    FieldDrawer fields(random);
+    fields({}, message);
+    try {
+      (void)read_message<Message>(message_bytes(message), "drawn");
+      return message;
+    } catch (const Error&) {
+    }
+  }
+  throw Error(ErrorCode::kInternal, "no value that a reader takes");
+}
+
+// It comes back as it was written, is refused with a byte too few, and can be printed; one with a byte too many is
+// refused unless `open_ended`.
+template <typename Message>
+void expect_exact(const Message& message, bool open_ended = false) {
+  std::vector<std::byte> bytes = message_bytes(message);
+  SCOPED_TRACE(message_text(message));
+  EXPECT_EQ(message_bytes(read_message<Message>(bytes, "message")), bytes);
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(read_message<Message>(std::span(bytes).first(size), "message"), Error) << "cut at " << size;
+  bytes.push_back(std::byte{0});
+  if (!open_ended) {
+    EXPECT_THROW(read_message<Message>(bytes, "message"), Error);
+  }
+}
+
+// Many values drawn come back, and random bytes are refused or are a message.
+template <typename Message>
+void expect_fields_hold(bool open_ended = false) {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 100; ++i) expect_exact(draw_message<Message>(random), open_ended);
+  for (int i = 0; i < 2'000; ++i) {
+    std::vector<std::byte> bytes(random() % 64);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 4 == 0 ? random() : 0);
+    try {
+      (void)message_text(read_message<Message>(bytes, "noise"));
+    } catch (const Error&) {
+    }
+  }
+}
+
+}  // namespace tessera
