@@ -11,8 +11,6 @@
 namespace tessera::fuzz {
 namespace {
 
-using namespace bus;
-
 constexpr size_t kSlotsAt = 4096;  // docs/formats/command-ring.md
 constexpr uint32_t kFewSlots = 4;
 

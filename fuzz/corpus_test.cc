@@ -83,11 +83,11 @@ TEST(Seeds, HoldEveryTypeOfMessage) {
   const auto expect_seed = [&]<typename Message>() {
     EXPECT_TRUE(bus_names.contains(fmt::format("seed-{}", kNameOf<Message::kType>))) << kNameOf<Message::kType>;
   };
-  bus::HandshakeMessages::each(expect_seed);
-  bus::ExchangeMessages::each(expect_seed);
+  HandshakeMessages::each(expect_seed);
+  ExchangeMessages::each(expect_seed);
   bus::VersionMessages::each(expect_seed);
   bus::AmaxMessages::each(expect_seed);
-  bus::ReportMessages::each(expect_seed);
+  ReportMessages::each(expect_seed);
   bus::LendingMessages::each(expect_seed);
 }
 

@@ -52,7 +52,7 @@ class Seeds {
   void add_bus(const Message& message, std::string_view which = {}) {
     ByteWriter out;
     message.write(out);
-    const std::string bytes = frame(bus::kBusMagic, bus::kProtocolMax, bus::kCode<Message>, out.view());
+    const std::string bytes = frame(kBusMagic, kProtocolMax, kCode<Message>, out.view());
     bus_stream_ += bytes;
     add("bus", fmt::format("{}{}", kNameOf<Message::kType>, which), bytes);
   }
@@ -293,14 +293,14 @@ void add_commands(Seeds& seeds) {
   queue.put(uint8_t{2 * kSlots});
   queue.put(uint32_t{0x51435354});
   queue.put(uint16_t{1});
-  queue.put(uint16_t{bus::kRecordBytes});
+  queue.put(uint16_t{kRecordBytes});
   queue.put(uint64_t{1});
   queue.put(kSlots);
   queue.put(kSlots);
   seeds.add("command", "queue", to_text(queue.view()));
   ByteWriter ring;
   ring.put('r');
-  ring.put(uint16_t{3840 + kSlots * bus::kRecordBytes + 24});  // a reply's type and length
+  ring.put(uint16_t{3840 + kSlots * kRecordBytes + 24});  // a reply's type and length
   ring.put(uint64_t{1 | 8 << 16});
   ring.put(uint16_t{256});  // the agent's count of replies
   ring.put(uint64_t{1});

@@ -55,7 +55,7 @@ bool text(Input input) {
         parse_metrics_address(text);
         return;
       case 'n':
-        return bus::check_name("job", text);
+        return check_name("job", text);
       default:
         fail(ErrorCode::kInvalidArgument, "no such kind");
     }

@@ -15,7 +15,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr int64_t kMaxRank = bus::kMaxWorld - 1;
+constexpr int64_t kMaxRank = kMaxWorld - 1;
 
 constexpr char kAgentExamples[] = R"(Examples:
   tessera agent --job trainer --rank 0

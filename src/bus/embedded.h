@@ -10,9 +10,12 @@
 #include "base/process.h"
 #include "bus/batch/client.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 class Agent;
+
+namespace bus {
+
 class BatchImpl;
 class LentMemory;
 class Operation;
@@ -34,4 +37,5 @@ std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair
 std::shared_ptr<BatchImpl> embedded_batch(const std::shared_ptr<BatchClient>& batch);
 std::shared_ptr<Operation> embedded_operation(const std::shared_ptr<OperationClient>& operation);
 
-}  // namespace tessera::bus
+}  // namespace bus
+}  // namespace tessera

@@ -15,7 +15,7 @@
 #include "command/client.h"
 #include "command/server.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 using testing::AllOf;
@@ -451,4 +451,4 @@ TEST_F(CommandChannel, AForkedChildIsToldAndHarmsNothing) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

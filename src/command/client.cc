@@ -11,7 +11,7 @@
 #include "base/mutex.h"
 #include "command/log.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 struct Call {
@@ -353,4 +353,4 @@ Status CommandClient::status() const {
   return state_->ended.ok() ? state_->closed : state_->ended;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -23,7 +23,7 @@
 #include "command/memory.h"
 #include "tessera/error.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // A command on its way. Move-only; used by one thread at a time, but for cancel(). May outlive its client. If it is
 // destroyed before its outcome is there, the outcome is dropped when it comes; the command is executed all the same.
@@ -86,4 +86,4 @@ class CommandClient {
   std::shared_ptr<CommandCall::State> state_;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include "base/bytes.h"
 #include "base/fail.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr uint16_t kResult = 1;
@@ -88,4 +88,4 @@ void CommandLog::finish(uint64_t id, CommandOutcome outcome) {
     if (const auto sink = weak.lock()) sink->reply(id, outcome);
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

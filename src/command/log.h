@@ -13,7 +13,7 @@
 #include "command/ring.h"
 #include "tessera/error.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // How a command ended: a result, unless the status is an error.
 struct CommandOutcome {
@@ -63,4 +63,4 @@ class CommandLog {
   uint64_t forgotten_ GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

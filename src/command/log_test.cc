@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 using testing::ElementsAre;
@@ -124,4 +124,4 @@ TEST(CommandLog, RepliesThatNoAgentWritesAreRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -13,7 +13,7 @@
 #include "base/process.h"
 #include "memory/host/memory_limit.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr uint32_t kMagic = 0x51435354;  // "TSCQ"
@@ -118,4 +118,4 @@ std::shared_ptr<CommandMemory> CommandMemory::open(UniqueFd fd, std::string_view
   return memory;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -13,7 +13,7 @@
 #include "base/fd.h"
 #include "command/ring.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 using CommandRing = BasicRing<ProcessSync>;
 using CommandProducer = RingProducer<ProcessSync>;
@@ -59,4 +59,4 @@ class CommandMemory {
   CommandRing replies_;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -12,7 +12,7 @@
 #include "base/testing.h"
 #include "command/probe.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 using testing::HasSubstr;
@@ -125,4 +125,4 @@ TEST(CommandMemory, ArbitraryBytesAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

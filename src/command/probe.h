@@ -12,7 +12,7 @@
 #include "command/log.h"
 #include "command/memory.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // A file of these bytes, sealed as those of command queues are.
 inline UniqueFd sealed_file(std::span<const std::byte> bytes) {
@@ -55,4 +55,4 @@ inline size_t probe_command_memory(std::span<const std::byte> bytes) {
   return popped;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

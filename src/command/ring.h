@@ -34,7 +34,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 inline constexpr size_t kRecordBytes = 1024;  // a slot
 inline constexpr size_t kRecordHeadBytes = 32;
@@ -335,4 +335,4 @@ class RingConsumer : public RingEnd<Sync> {
   typename Sync::template Atomic<uint32_t> nudged_{0};
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

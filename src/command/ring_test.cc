@@ -8,7 +8,7 @@
 #include "base/testing.h"
 #include "base/thread.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr Duration kNoSpin{};
@@ -208,4 +208,4 @@ TEST(CommandRing, AConsumerThatScribblesBreaksTheRingAndNoMore) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -9,7 +9,7 @@
 #include "base/mutex.h"
 #include "base/thread.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 Replier::~Replier() {
   if (log_) fail(Status(ErrorCode::kInternal, "the agent has dropped the command"));
@@ -166,4 +166,4 @@ const CommandRing& CommandServer::commands() const {
   return state_->memory->commands();
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

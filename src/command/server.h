@@ -16,7 +16,7 @@
 #include "command/memory.h"
 #include "tessera/error.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 struct Command {
   uint64_t id = 0;
@@ -77,4 +77,4 @@ class CommandServer {
   std::thread thread_;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include "base/socket.h"
 #include "tessera/version.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr Duration kHandshakeTimeout = seconds(10);
@@ -240,4 +240,4 @@ void Agent::drop(uint64_t id) {
   waiting_.erase(it);
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

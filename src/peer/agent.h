@@ -23,7 +23,7 @@
 #include "peer/wait_list.h"
 #include "transport/transport.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // A connection whose caller has said who it is and what it wants.
 struct Caller {
@@ -133,4 +133,4 @@ class Agent {
   std::set<std::pair<std::string, std::string>> batches_ GUARDED_BY(mutex_);  // (pair, batch)
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "tessera/error.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // How long a conversation may take, and what may end it before.
 struct CallLimits {
@@ -44,4 +44,4 @@ auto ask(const CallLimits& limits, Request&& request) {
   }
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -1,6 +1,6 @@
 #include "peer/handshake.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr uint32_t kMaxRejectText = 2 << 10;
@@ -102,4 +102,4 @@ Broken Broken::read(ByteReader& in) {
   return broken;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -11,7 +11,7 @@
 #include "tessera/error.h"
 #include "tessera/layout.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 inline constexpr uint32_t kMaxHelloBytes = 4096;
 
@@ -94,4 +94,4 @@ struct Broken {
 
 using HandshakeMessages = MessageList<Hello, Welcome, Reject, Attach, Detach, Broken>;
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -4,7 +4,7 @@
 
 #include "peer/message_testing.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 TEST(Handshake, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
@@ -48,4 +48,4 @@ TEST(Handshake, RandomBytesNeverDoMoreThanThrow) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

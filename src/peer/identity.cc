@@ -6,7 +6,7 @@
 
 #include "base/fail.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 std::string Identity::name() const {
   return rank_name(job, rank);
@@ -57,4 +57,4 @@ std::string rank_list(std::string_view job, const std::vector<Rank>& ranks) {
   return text;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "tessera/layout.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 inline constexpr int kMaxWorld = 1 << 20;
 
@@ -40,4 +40,4 @@ struct JobRank {
 // writes.
 JobRank parse_pair_key(std::string_view prefix, std::string_view key);
 
-}  // namespace tessera::bus
+}  // namespace tessera

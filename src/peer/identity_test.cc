@@ -4,7 +4,7 @@
 
 #include "tessera/error.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 TEST(Identity, NamesThatCannotBePartsOfKeysAreRefused) {
@@ -19,4 +19,4 @@ TEST(Identity, RanksAreListedInRanges) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -5,7 +5,7 @@
 #include "peer/handshake.h"
 #include "peer/identity.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 Inspection::Inspection(const std::string& address, Deadline deadline)
     : socket_(connect_unix(address, deadline)), reader_(kBusMagic, {.payload_bytes = kMaxReportBytes, .fds = 0}) {
@@ -27,4 +27,4 @@ Report Inspection::answer(Deadline deadline) {
   return parse<Report>(frame.payload);
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

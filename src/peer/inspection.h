@@ -8,7 +8,7 @@
 #include "base/framing.h"
 #include "peer/report.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // One question. Asking many at once and reading the answers afterwards costs one round, and one deadline where some
 // are stopped. Move-only.
@@ -25,4 +25,4 @@ class Inspection {
   FrameReader reader_;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -7,7 +7,7 @@
 
 #include "base/mutex.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // Thread-safe.
 class Interruption {
@@ -41,4 +41,4 @@ class Interruption {
   const std::stop_callback<std::function<void()>> on_stop_;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -5,7 +5,7 @@
 #include <latch>
 #include <thread>
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 TEST(Interruption, StopsWhatWasTakenAndNothingLater) {
@@ -53,4 +53,4 @@ TEST(Interruption, ThatComesWithAStopDoesNotUndoIt) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include "peer/handshake.h"
 #include "peer/identity.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr size_t kMaxQueuedBytes = size_t{512}
@@ -203,4 +203,4 @@ void Link::close() {
   handlers_.reset();
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -11,7 +11,7 @@
 #include "peer/message.h"
 #include "peer/stop_detector.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // Lives on the loop's thread. Owned by shared_ptr; close() (or the last owner) ends it.
 class Link : public std::enable_shared_from_this<Link> {
@@ -90,4 +90,4 @@ class Link : public std::enable_shared_from_this<Link> {
   std::shared_ptr<const Handlers> handlers_;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

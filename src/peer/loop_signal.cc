@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace tessera::bus {
+namespace tessera {
 
 struct LoopSignal::State {
   EventLoop& loop;
@@ -33,4 +33,4 @@ void LoopSignal::raise() {
   if (!state.loop.post([&state] { state.serve(); })) state.queued.reset();
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -7,7 +7,7 @@
 
 #include "base/event_loop.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // A callback on the loop's thread that any thread can ask for. Made and destroyed by its owner; once it is destroyed,
 // on the loop's thread or after it has ended, the callback does not run any more, asked for or not.
@@ -26,4 +26,4 @@ class LoopSignal {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -5,7 +5,7 @@
 #include <future>
 #include <optional>
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 class LoopSignalTest : public testing::Test {
@@ -58,4 +58,4 @@ TEST_F(LoopSignalTest, AStoppedLoopIsNotWaitedFor) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

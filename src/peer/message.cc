@@ -1,6 +1,6 @@
 #include "peer/message.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr uint32_t kMaxText = 64 << 10;
@@ -30,4 +30,4 @@ Status read_heard(ByteReader& in) {
   return status.code() == ErrorCode::kCancelled ? Status(ErrorCode::kPeerLost, status.message()) : status;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -20,7 +20,7 @@
 #include "base/enum_name.h"
 #include "tessera/error.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 inline constexpr uint32_t kBusMagic = 0x42535354;  // "TSSB"
 // Protocol versions that this release speaks: two jobs may run different releases.
@@ -75,4 +75,4 @@ Message parse(std::span<const std::byte> payload, More&&... more) {
   return message;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -10,7 +10,7 @@
 
 #include "peer/message.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 template <typename Message>
 std::vector<std::byte> bytes_of_message(const Message& message) {
@@ -46,4 +46,4 @@ void expect_no_more_than_errors() {
   }
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

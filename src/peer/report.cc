@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr uint32_t kMaxReportName = 64;
@@ -130,4 +130,4 @@ Report Report::read(ByteReader& in) {
   return report;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -10,7 +10,7 @@
 #include "peer/message.h"
 #include "tessera/layout.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 inline constexpr uint16_t kReportVersion = 1;
 inline constexpr uint32_t kMaxReportBytes = 64u << 20;
@@ -84,4 +84,4 @@ struct Report {
 
 using ReportMessages = MessageList<Inspect, Report>;
 
-}  // namespace tessera::bus
+}  // namespace tessera

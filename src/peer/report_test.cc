@@ -10,7 +10,7 @@
 #include "peer/identity.h"
 #include "peer/inspection.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 using testing::ElementsAre;
@@ -132,4 +132,4 @@ TEST_F(AskedAgent, AQuestionWithSomethingBehindItIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

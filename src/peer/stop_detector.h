@@ -10,7 +10,7 @@
 #include "base/fail.h"
 #include "base/process.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 inline constexpr Duration kSilence = seconds(0.3);      // of a peer, before its state is looked at
 inline constexpr Duration kStopPeriod = seconds(0.15);  // from one look to the next, while something waits
@@ -39,4 +39,4 @@ class StopDetector {
   bool stopped_ = false;
 };
 
-}  // namespace tessera::bus
+}  // namespace tessera

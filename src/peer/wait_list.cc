@@ -2,7 +2,7 @@
 
 #include "base/metrics.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 WaitList::Entry::Entry(WaitList& list) : list_(list) {
   Metrics::process().waits.add(1);
@@ -33,4 +33,4 @@ int64_t microseconds_since(TimePoint then) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::steady().now() - then).count();
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -9,7 +9,7 @@
 #include "base/mutex.h"
 #include "peer/report.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 // Thread-safe.
 class WaitList {
@@ -43,4 +43,4 @@ class WaitList {
 // How long it has lasted, as a Report says it.
 int64_t microseconds_since(TimePoint then);
 
-}  // namespace tessera::bus
+}  // namespace tessera

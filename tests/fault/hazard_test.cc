@@ -366,7 +366,7 @@ UniqueFd lend_arena(RawRank& raw) {
   constexpr size_t kBytes = 64 * 48 * sizeof(float);
   UniqueFd arena(::memfd_create("lent", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (::ftruncate(arena.get(), kBytes) != 0) throw Error(ErrorCode::kInternal, "ftruncate");
-  bus::Attached attached;
+  Attached attached;
   attached.arenas.push_back({.id = 1, .bytes = kBytes});
   attached.places.push_back({.memory = {.kind = MemoryDesc::Kind::kShared, .arena = 1, .offset = 0, .bytes = kBytes},
                              .origin = 0,
@@ -374,7 +374,7 @@ UniqueFd lend_arena(RawRank& raw) {
   std::vector<UniqueFd> fds;
   fds.push_back(duplicate_fd(arena.get()));
   raw.send(attached, std::move(fds));
-  (void)raw.next<bus::Prepare>();
+  (void)raw.next<Prepare>();
   return arena;
 }
 
@@ -390,7 +390,7 @@ TEST_F(Hazard, ASenderShrinksItsMemory) {
     raw.serve(true);
     raw.await_caller();
     const UniqueFd arena = lend_arena(raw);
-    raw.send(bus::Prepared{});
+    raw.send(Prepared{});
     raw.send(bus::Offer{.version = 1});
     const auto hold = raw.next<bus::Hold>();
     raw.send(bus::Held{.version = 1, .epoch = hold.epoch});
@@ -422,17 +422,15 @@ class Puller {
   static constexpr int kSteps = 5;
   explicit Puller(const RawRank& raw) : raw_(raw), socket_(connect_unix(raw.peer(0).address, soon())) {}
   void go_to(int step) {
-    if (step > 0) ask(raw_.hello(), bus::kCode<bus::Welcome>);
+    if (step > 0) ask(raw_.hello(), kCode<Welcome>);
     if (step > 1) {
-      reader_.set_limits({.payload_bytes = bus::kMaxMessageBytes, .fds = kMaxFdsPerMessage});
-      ask(
-          bus::Attach{
-              .pair = "weights", .batch = "policy", .purpose = bus::Attach::Purpose::kPull, .session = raw_.session()},
-          bus::kCode<bus::Attached>);
+      reader_.set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+      ask(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = raw_.session()},
+          kCode<Attached>);
     }
-    if (step > 2) ask(bus::Prepare{.ring = false, .skipped = {}}, bus::kCode<bus::Prepared>);
-    if (step > 3) await(bus::kCode<bus::Offer>);
-    if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, bus::kCode<bus::Grant>);
+    if (step > 2) ask(Prepare{.ring = false, .skipped = {}}, kCode<Prepared>);
+    if (step > 3) await(kCode<bus::Offer>);
+    if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, kCode<bus::Grant>);
   }
   void say(uint16_t type, std::span<const std::byte> payload) {
     writer_.push(type, payload);
@@ -452,7 +450,7 @@ class Puller {
   void ask(const Message& message, uint16_t answer) {
     ByteWriter out;
     message.write(out);
-    say(bus::kCode<Message>, out.view());
+    say(kCode<Message>, out.view());
     await(answer);
   }
   void await(uint16_t type) {
@@ -461,8 +459,8 @@ class Puller {
 
   const RawRank& raw_;
   UniqueFd socket_;
-  FrameReader reader_{bus::kBusMagic, {.payload_bytes = bus::kMaxHelloBytes, .fds = 0}};
-  FrameWriter writer_{bus::kBusMagic, bus::kProtocolMax, 1 << 20};
+  FrameReader reader_{kBusMagic, {.payload_bytes = kMaxHelloBytes, .fds = 0}};
+  FrameWriter writer_{kBusMagic, kProtocolMax, 1 << 20};
 };
 
 TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
@@ -473,8 +471,8 @@ TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
     const std::vector<std::function<void(Puller&)>> garbage{
         [&](Puller& puller) { puller.say_raw(noise); },
         [&](Puller& puller) { puller.say(999, noise); },
-        [&](Puller& puller) { puller.say(bus::kCode<bus::Take>, std::span(noise).first(3)); },
-        [&](Puller& puller) { puller.say(bus::kCode<bus::Hello>, noise); },
+        [&](Puller& puller) { puller.say(kCode<bus::Take>, std::span(noise).first(3)); },
+        [&](Puller& puller) { puller.say(kCode<Hello>, noise); },
     };
     const Side side = staged(inference(0, 1));
     std::vector<float> tensor = local_tensor(side);
@@ -510,7 +508,7 @@ void serve_up_to(int step, RawRank& raw) {
   if (step == 0) return;
   (void)lend_arena(raw);
   if (step == 1) return;
-  raw.send(bus::Prepared{});
+  raw.send(Prepared{});
   if (step == 2) return;
   raw.send(bus::Offer{.version = 1});
   const auto hold = raw.next<bus::Hold>();
@@ -529,7 +527,7 @@ TEST_F(Hazard, ASenderSendsGarbageAtEveryStep) {
   std::ranges::generate(noise, [&] { return static_cast<std::byte>(random()); });
   const std::vector<Say> garbage{
       [&](RawRank& raw) { raw.send(Nonsense<static_cast<bus::VersionMessage>(999)>{noise}); },
-      [&](RawRank& raw) { raw.send(Nonsense<bus::Attached::kType>{noise}); },
+      [&](RawRank& raw) { raw.send(Nonsense<Attached::kType>{noise}); },
       [&](RawRank& raw) { raw.send(Nonsense<bus::Offer::kType>{std::span(noise).first(3)}); },
       [&](RawRank& raw) { raw.send(Nonsense<bus::Digests::kType>{noise}); },
       [&](RawRank& raw) { raw.send(bus::Offer{.version = 1, .epoch = 77}); },  // in a slot that there is not

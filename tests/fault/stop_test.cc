@@ -159,7 +159,7 @@ TEST_F(Stop, OfAReaderLeavesNoMixedVersionThatCountsAsWhole) {
 // For longer than a stop takes to be noticed: the sender's process runs, and says nothing.
 TEST_F(Stop, IsNotSeenInAPeerThatIsSlow) {
   start(trainer(0, 1), [](Batch& batch, std::vector<float>&) {
-    std::this_thread::sleep_for(5 * bus::kSilence);
+    std::this_thread::sleep_for(5 * kSilence);
     batch.send().wait();
     return 0;
   });
@@ -185,7 +185,7 @@ TEST(StopDetector, BelievesWhatItSeesTwice) {
     ::kill(pid, signal);
     for (const Deadline deadline = soon(); is_stopped(child) != stopped && !deadline.passed();) ::sched_yield();
   };
-  bus::StopDetector watch;
+  StopDetector watch;
   EXPECT_TRUE(watch.look("child", child).ok());
   signal_and_await(SIGSTOP, true);
   EXPECT_TRUE(watch.look("child", child).ok());

@@ -6,7 +6,7 @@
 #include "base/fail.h"
 #include "base/futex.h"
 
-namespace tessera::bus::model {
+namespace tessera::model {
 namespace {
 
 Machine* the_machine = nullptr;
@@ -283,4 +283,4 @@ void Machine::wake(const Location& word) {
     if (thread->state == State::kAsleep && thread->word == &word) thread->state = State::kReady;
 }
 
-}  // namespace tessera::bus::model
+}  // namespace tessera::model

@@ -23,7 +23,7 @@
 
 #include "base/clock.h"
 
-namespace tessera::bus::model {
+namespace tessera::model {
 
 // Whoever decides what a machine leaves open. Alternative 0 is the plain one: no change of thread, the newest value.
 class Choices {
@@ -243,4 +243,4 @@ struct ModelSync {
   static void pause() { Machine::current().pass_time(); }
 };
 
-}  // namespace tessera::bus::model
+}  // namespace tessera::model

@@ -9,7 +9,7 @@
 #include "command/ring.h"
 #include "tests/model/ring_model.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 using model::Budget;
@@ -316,4 +316,4 @@ TEST(CommandRingModel, FindsEveryMistakeThatTheRingCouldHaveMade) {
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera

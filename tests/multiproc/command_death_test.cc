@@ -24,14 +24,6 @@
 namespace tessera::test {
 namespace {
 
-using bus::Command;
-using bus::CommandCall;
-using bus::CommandClient;
-using bus::CommandLog;
-using bus::CommandMemory;
-using bus::CommandServer;
-using bus::Replier;
-
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kRounds = 4;
 #else

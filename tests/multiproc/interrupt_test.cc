@@ -33,11 +33,11 @@ INSTANTIATE_TEST_SUITE_P(With, Interrupt, testing::Values("embedded", "daemon"),
 
 // Asks its agent until the rank waits for that.
 bool comes_to_wait(const BusOptions& self, const std::string& what) {
-  const auto named = [&](const bus::Wait& wait) { return wait.text.find(what) != std::string::npos; };
+  const auto named = [&](const Wait& wait) { return wait.text.find(what) != std::string::npos; };
   for (const Deadline deadline = Deadline::after(hang_limit()); !deadline.passed();) {
-    const bus::Report report = report_of(self.store, self.job, self.rank);
+    const Report report = report_of(self.store, self.job, self.rank);
     if (std::ranges::any_of(report.waits, named)) return true;
-    for (const bus::BatchReport& batch : report.batches)
+    for (const BatchReport& batch : report.batches)
       if (std::ranges::any_of(batch.waits, named)) return true;
   }
   return false;

@@ -186,7 +186,7 @@ TEST(LentMemory, AnAgentThatEndsTellsTheOutcomeFirst) {
     begun.raise();
     ending.wait();
     raw.send(bus::Done{7, 0, Status(ErrorCode::kDataLoss, "a digest differs")});
-    (void)raw.until<bus::Detach>();
+    (void)raw.until<Detach>();
     return 0;
   });
   begun.wait();

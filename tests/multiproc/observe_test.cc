@@ -19,7 +19,7 @@ constexpr int64_t kRankBytes = 64 * 48 / 2 * int64_t{sizeof(float)};  // that ea
 // Asks until the first wait of the rank's only batch is that one.
 bool comes_to_wait(const std::string& store, const std::string& job, Rank rank, const std::string& text) {
   for (const Deadline deadline = Deadline::after(hang_limit()); !deadline.passed();) {
-    const bus::Report report = report_of(store, job, rank);
+    const Report report = report_of(store, job, rank);
     if (report.batches.size() == 1 && !report.batches.front().waits.empty() &&
         report.batches.front().waits.front().text == text)
       return true;
@@ -127,11 +127,11 @@ TEST(Observe, AnAgentSaysForWhomItsBatchWaits) {
     return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>&) {
       batch.recv().wait();
       REQUIRE_HERE(comes_to_wait(store, "trainer", 0, "inference/0 to take version 9"));
-      const bus::BatchReport sender = report_of(store, "trainer", 0).batches.front();
+      const BatchReport sender = report_of(store, "trainer", 0).batches.front();
       REQUIRE_HERE(sender.sends && sender.operation == "send" && sender.operation_version == 9);
       REQUIRE_HERE(sender.version == 7 && sender.newest == 9 && sender.transfers == 1);
       REQUIRE_HERE(sender.bytes == 2 * kRankBytes && sender.peers.front().attached);
-      const bus::BatchReport idle = report_of(store, "inference", 0).batches.front();
+      const BatchReport idle = report_of(store, "inference", 0).batches.front();
       REQUIRE_HERE(!idle.sends && idle.operation.empty() && idle.version == 7 && idle.bytes == 2 * kRankBytes);
       batch.recv().wait();
       Handle handle = batch.recv(12);

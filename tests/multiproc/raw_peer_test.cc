@@ -15,8 +15,6 @@ using bus::Digests;
 using bus::Done;
 using bus::Grant;
 using bus::Offer;
-using bus::Prepare;
-using bus::Prepared;
 using bus::ProgressReport;
 using bus::Refuse;
 using bus::Revoke;
@@ -259,7 +257,7 @@ TEST_F(RawPeer, AnOwnRankThatRegistersAgainIsReadAgain) {
     raw.exchange({&tensor, 1}, false);
     raw.attach_to(0, true);
     const int64_t version = raw.next<Offer>().version;
-    raw.send(bus::Detach{});
+    raw.send(Detach{});
     over.pass();
     return version == 1 ? 0 : 1;
   });

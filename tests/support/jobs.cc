@@ -129,13 +129,13 @@ bool went_well(const std::function<void()>& transfer) {
   }
 }
 
-bus::Report report_of(const std::string& store, const std::string& job, Rank rank) {
+Report report_of(const std::string& store, const std::string& job, Rank rank) {
   const std::unique_ptr<Store> client = open_store(store);
   const std::string key = bus::rank_key("default", job, rank);
   const std::optional<KeyValue> record = client->get(key);
   if (!record) fail(ErrorCode::kNotFound, "no {}", key);
   const Deadline deadline = Deadline::after(hang_limit());
-  return bus::Inspection(bus::RankRecord::read(key, record->value).address, deadline).answer(deadline);
+  return Inspection(bus::RankRecord::read(key, record->value).address, deadline).answer(deadline);
 }
 
 int with_pair(const Side& side, const std::string& store, const std::function<int(Pair& pair)>& body) {

@@ -90,7 +90,7 @@ void stop_process(pid_t pid);
 bool went_well(const std::function<void()>& transfer);
 
 // What that rank's agent says, asked as `tessera top` does.
-bus::Report report_of(const std::string& store, const std::string& job, Rank rank);
+Report report_of(const std::string& store, const std::string& job, Rank rank);
 
 // Waits for all and expects status 0 of each, and an empty runtime folder.
 void expect_all_well(ProcessGroup& group);

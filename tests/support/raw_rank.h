@@ -24,7 +24,7 @@
 namespace tessera::test {
 
 // A rank that registers as others do, and then speaks for itself. Frames are kept until they are asked for.
-class RawRank final : public bus::Acceptor {
+class RawRank final : public Acceptor {
  public:
   RawRank(const std::string& store, const std::string& job, const std::string& peer, Rank rank, int world)
       : store_(open_store(store)),
@@ -65,7 +65,7 @@ class RawRank final : public bus::Acceptor {
                                   .version = 0,
                                   .hash = bus::manifest_of(agent_.identity(), tensors).hash(),
                                   .diff = {}};
-    const bus::Identity& self = agent_.identity();
+    const Identity& self = agent_.identity();
     const std::string meeting = bus::meeting_prefix(self.name_space, "weights", "policy", self.job, view_.peer_job);
     store_->put(bus::batch_key(meeting, self.job, self.rank), record.write(), {}, soon().left());
   }
@@ -74,27 +74,25 @@ class RawRank final : public bus::Acceptor {
     exchange_.report(Status(ErrorCode::kCancelled, "enough"));
     exchange_.withdraw();
   }
-  // As a receiver: up to bus::Prepared.
+  // As a receiver: up to Prepared.
   void attach_to(Rank rank, bool ring) {
-    agent_.call(view_.peer[static_cast<size_t>(rank)].address, "peer", soon(), [&](std::shared_ptr<bus::Link> link) {
-      link->set_limits({.payload_bytes = bus::kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+    agent_.call(view_.peer[static_cast<size_t>(rank)].address, "peer", soon(), [&](std::shared_ptr<Link> link) {
+      link->set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
       adopt(std::move(link));
     });
-    (void)next<bus::Welcome>();
-    send(
-        bus::Attach{.pair = "weights", .batch = "policy", .purpose = bus::Attach::Purpose::kPull, .session = session_});
-    (void)next<bus::Attached>();
-    send(bus::Prepare{.ring = ring, .skipped = {}});
-    (void)next<bus::Prepared>();
+    (void)next<Welcome>();
+    send(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_});
+    (void)next<Attached>();
+    send(Prepare{.ring = ring, .skipped = {}});
+    (void)next<Prepared>();
   }
   // As one whose terms are read, and that sends nothing itself; or, if `sends`, as a sender.
   void serve(bool sends = false) {
     serves_pulls_ = sends;
     agent_.run_on_loop([this] { agent_.open_session(session_, this); });
   }
-  void accept(bus::Caller caller) override {
-    if (caller.attach.purpose == bus::Attach::Purpose::kPull && !serves_pulls_)
-      return serve_nothing(std::move(caller.link));
+  void accept(Caller caller) override {
+    if (caller.attach.purpose == Attach::Purpose::kPull && !serves_pulls_) return serve_nothing(std::move(caller.link));
     adopt(std::move(caller.link));
     const MutexLock lock(mutex_);
     called_ = true;
@@ -111,7 +109,7 @@ class RawRank final : public bus::Acceptor {
     const MemoryDesc memory{.kind = MemoryDesc::Kind::kPrivate,
                             .offset = reinterpret_cast<uintptr_t>(data.data()),
                             .bytes = data.size() * sizeof(float)};
-    bus::Attached attached;
+    Attached attached;
     attached.places.push_back({.memory = memory, .origin = 0, .strides = {sizeof(float)}});
     send(attached);
   }
@@ -122,21 +120,21 @@ class RawRank final : public bus::Acceptor {
   }
   const bus::RankRecord& peer(Rank rank) const { return view_.peer[static_cast<size_t>(rank)]; }
   const std::string& session() const { return session_; }
-  bus::Hello hello() const { return agent_.hello(); }
+  Hello hello() const { return agent_.hello(); }
   // The next message, which must be of that type; throws what ended the link if that comes instead.
   template <typename Message>
   Message next() {
     const auto [type, payload] = take();
-    if (type != bus::kCode<Message>)
+    if (type != kCode<Message>)
       fail(ErrorCode::kMismatch, "message {} where {} was due", type, kNameOf<Message::kType>);
-    return bus::parse<Message>(payload);
+    return parse<Message>(payload);
   }
   // The next one of its type, whatever comes before.
   template <typename Message>
   Message until() {
     for (;;) {
       auto [type, payload] = take();
-      if (type == bus::kCode<Message>) return bus::parse<Message>(payload);
+      if (type == kCode<Message>) return parse<Message>(payload);
     }
   }
 
@@ -150,16 +148,16 @@ class RawRank final : public bus::Acceptor {
     frames_.pop_front();
     return frame;
   }
-  void serve_nothing(std::shared_ptr<bus::Link> link) {
+  void serve_nothing(std::shared_ptr<Link> link) {
     link->set_handlers(
         [raw = link.get()](Frame& frame) {
-          if (frame.type == bus::kCode<bus::Prepare>) raw->send(bus::Prepared{});
+          if (frame.type == kCode<Prepare>) raw->send(Prepared{});
         },
         [](const Status&) {});
-    link->send(bus::Attached{});
+    link->send(Attached{});
     pullers_.push_back(std::move(link));
   }
-  void adopt(std::shared_ptr<bus::Link> link) {
+  void adopt(std::shared_ptr<Link> link) {
     link_ = std::move(link);
     link_->set_handlers(
         [this](Frame& frame) {
@@ -175,13 +173,13 @@ class RawRank final : public bus::Acceptor {
   }
 
   std::shared_ptr<Store> store_;
-  bus::Agent agent_;
+  Agent agent_;
   bus::Rendezvous rendezvous_;
   bus::BatchExchange exchange_;
   bus::PairView view_;
   std::string session_;
-  std::shared_ptr<bus::Link> link_;  // on the loop's thread
-  std::vector<std::shared_ptr<bus::Link>> pullers_;
+  std::shared_ptr<Link> link_;  // on the loop's thread
+  std::vector<std::shared_ptr<Link>> pullers_;
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::pair<uint16_t, std::vector<std::byte>>> frames_ GUARDED_BY(mutex_);

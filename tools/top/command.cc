@@ -79,7 +79,7 @@ class AutoSocket {
   // One look would not do: a tracer stops a process for a moment at every system call.
   static bool stays_stopped(pid_t host) {
     if (!is_stopped(host)) return false;
-    std::this_thread::sleep_for(bus::kStopPeriod);
+    std::this_thread::sleep_for(kStopPeriod);
     return is_stopped(host);
   }
 

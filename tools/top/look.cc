@@ -40,7 +40,7 @@ void read_records(Store& store, TopLook& look, std::string_view component, const
 
 void read_ranks(Store& store, TopLook& look) {
   read_records(store, look, "rank", [&](const std::string& prefix, const std::string& key, const std::string& value) {
-    const bus::JobRank who = bus::parse_pair_key(prefix, key);
+    const JobRank who = parse_pair_key(prefix, key);
     bus::RankRecord record = bus::RankRecord::read(key, value);
     TopRank& rank = look.ranks.emplace_back();
     rank.job = who.job;
@@ -58,7 +58,7 @@ void read_pairs(Store& store, TopLook& look) {
   read_records(store, look, "pair", [&](const std::string& prefix, const std::string& key, const std::string& value) {
     const std::string name(parts_of(std::string_view(key).substr(prefix.size())).front());
     if (key.starts_with(bus::pair_failure_prefix(look.name_space, name))) return;
-    const bus::JobRank who = bus::parse_pair_key(bus::pair_prefix(look.name_space, name), key);
+    const JobRank who = parse_pair_key(bus::pair_prefix(look.name_space, name), key);
     const bus::PairRecord record = bus::PairRecord::read(key, value);
     TopPair& pair = pairs[{name, who.job}];
     pair = {.name = name, .job = who.job, .peer = record.peer, .ranks = pair.ranks + 1, .world = record.rank.world};
@@ -68,7 +68,7 @@ void read_pairs(Store& store, TopLook& look) {
 
 void ask_agents(TopLook& look) {
   const Deadline deadline = Deadline::after(kAnswerTimeout);
-  std::vector<std::optional<bus::Inspection>> asked(look.ranks.size());
+  std::vector<std::optional<Inspection>> asked(look.ranks.size());
   const auto try_to = [](TopRank& rank, const auto& task) {
     try {
       task();
@@ -88,9 +88,9 @@ void ask_agents(TopLook& look) {
     TopRank& rank = look.ranks[i];
     if (!asked[i]) continue;
     try_to(rank, [&] {
-      bus::Report report = asked[i]->answer(deadline);
+      Report report = asked[i]->answer(deadline);
       if (report.incarnation != rank.incarnation || report.job != rank.job || report.rank != rank.rank)
-        fail(ErrorCode::kMismatch, "{} answers there", bus::rank_name(report.job, report.rank));
+        fail(ErrorCode::kMismatch, "{} answers there", rank_name(report.job, report.rank));
       rank.report = std::move(report);
       rank.state = TopRank::State::kSeen;
     });
@@ -111,7 +111,7 @@ void read_batches(Store& store, TopLook& look) {
     if (plus == std::string_view::npos) return;
     const std::string_view first = jobs.substr(0, plus);
     const std::string peer(first == rank->job ? jobs.substr(plus + 1) : first);
-    bus::BatchReport& batch = rank->report.batches.emplace_back();
+    BatchReport& batch = rank->report.batches.emplace_back();
     batch.pair = parts[0];
     batch.id = parts[1];
     batch.sends = record.sends;

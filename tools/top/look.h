@@ -26,7 +26,7 @@ struct TopRank {
   std::string address{};
   State state = State::kElsewhere;
   std::string why{};
-  bus::Report report{};  // only its batches' names, sides and versions where it is not seen
+  Report report{};  // only its batches' names, sides and versions where it is not seen
 };
 
 struct TopPair {

@@ -21,7 +21,7 @@ double seconds_of(int64_t microseconds) {
 
 // Bytes a second of one batch at one rank since `before`; nothing where that process or batch was not seen then.
 std::optional<double> rate_of(const TopLook& now, const TopLook* before, const TopRank& rank,
-                              const bus::BatchReport& batch) {
+                              const BatchReport& batch) {
   if (before == nullptr || rank.state != TopRank::State::kSeen) return std::nullopt;
   const double passed = to_seconds(now.when - before->when);
   const auto then = std::ranges::find_if(before->ranks, [&](const TopRank& one) {
@@ -35,13 +35,13 @@ std::optional<double> rate_of(const TopLook& now, const TopLook* before, const T
   return static_cast<double>(batch.bytes - known->bytes) / passed;
 }
 
-std::string peers_text(const bus::BatchReport& batch) {
+std::string peers_text(const BatchReport& batch) {
   std::string text;
   for (const auto& peer : batch.peers) text += (text.empty() ? "" : ",") + peer.job + (peer.attached ? "" : "?");
   return text.empty() ? "-" : text;
 }
 
-std::string doing_text(const bus::BatchReport& batch) {
+std::string doing_text(const BatchReport& batch) {
   std::string text;
   if (!batch.operation.empty()) {
     text = batch.operation;
@@ -68,8 +68,8 @@ class Lines {
   void add(fmt::format_string<Args...> format, Args&&... args) {
     text_ += printable(fmt::format(format, std::forward<Args>(args)...)) + '\n';  // others have said it
   }
-  void add_waits(const std::vector<bus::Wait>& waits) {
-    for (const bus::Wait& wait : waits) add("  waits for {}, {:.1f} s", wait.text, seconds_of(wait.microseconds));
+  void add_waits(const std::vector<Wait>& waits) {
+    for (const Wait& wait : waits) add("  waits for {}, {:.1f} s", wait.text, seconds_of(wait.microseconds));
   }
   std::string take() { return std::move(text_); }
 
@@ -77,18 +77,18 @@ class Lines {
   std::string text_;
 };
 
-Json queue_json(const bus::CommandQueueReport& queue) {
+Json queue_json(const CommandQueueReport& queue) {
   if (queue.capacity == 0) return nullptr;
   return {{"queued", queue.queued}, {"capacity", queue.capacity}};
 }
 
-Json waits_json(const std::vector<bus::Wait>& waits) {
+Json waits_json(const std::vector<Wait>& waits) {
   Json json = Json::array();
-  for (const bus::Wait& wait : waits) json.push_back({{"for", wait.text}, {"seconds", seconds_of(wait.microseconds)}});
+  for (const Wait& wait : waits) json.push_back({{"for", wait.text}, {"seconds", seconds_of(wait.microseconds)}});
   return json;
 }
 
-Json batch_json(const bus::BatchReport& batch, std::optional<double> rate) {
+Json batch_json(const BatchReport& batch, std::optional<double> rate) {
   Json json{{"pair", batch.pair},
             {"batch", batch.id},
             {"side", batch.sends ? "send" : "receive"},
@@ -152,7 +152,7 @@ std::string top_text(const TopLook& now, const TopLook* before) {
     if (!seen || rank.report.batches.empty())
       lines.add("{:<16} {:>8} {}{}{}", name, rank.incarnation.pid, state_text(rank), rank.why.empty() ? "" : ": ",
                 rank.why);
-    for (const bus::BatchReport& batch : rank.report.batches) {
+    for (const BatchReport& batch : rank.report.batches) {
       const std::optional<double> rate = rate_of(now, before, rank, batch);
       lines.add("{:<16} {:>8} {:<20} {:<7} {:<16} {:>8} {:>8} {:>6} {:>9} {:>11}  {}", name, rank.incarnation.pid,
                 batch.pair + "/" + batch.id, batch.sends ? "send" : "receive", peers_text(batch), batch.version,
@@ -161,7 +161,7 @@ std::string top_text(const TopLook& now, const TopLook* before) {
                 seen ? doing_text(batch) : "as registered");
       lines.add_waits(batch.waits);
     }
-    if (const bus::CommandQueueReport& queue = rank.report.commands; queue.capacity > 0)
+    if (const CommandQueueReport& queue = rank.report.commands; queue.capacity > 0)
       lines.add("  command queue of its agent: {} of {}", queue.queued, queue.capacity);
     lines.add_waits(rank.report.waits);
   }
@@ -184,7 +184,7 @@ std::string top_json(const TopLook& now, const TopLook* before) {
              {"command_queue", queue_json(rank.report.commands)},
              {"waits", waits_json(rank.report.waits)},
              {"batches", Json::array()}};
-    for (const bus::BatchReport& batch : rank.report.batches)
+    for (const BatchReport& batch : rank.report.batches)
       one["batches"].push_back(batch_json(batch, rate_of(now, before, rank, batch)));
     json["ranks"].push_back(std::move(one));
   }

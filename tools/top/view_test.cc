@@ -16,7 +16,7 @@ using testing::Not;
 TopLook look(int64_t bytes, double at) {
   TopRank asked{.job = "trainer", .world = 2, .state = TopRank::State::kSeen};
   asked.incarnation.pid = 4711;
-  bus::BatchReport batch{.pair = "weights", .id = "policy", .sends = true, .version = 7, .bytes = bytes};
+  BatchReport batch{.pair = "weights", .id = "policy", .sends = true, .version = 7, .bytes = bytes};
   batch.peers.push_back({"inference", 2, true});
   batch.operation = "send";
   batch.phase = "wait for receivers";

@@ -87,7 +87,7 @@ class BatchImpl : public BatchClient,
   SessionSetup session_setup(const PairView& view, Agreement agreement);  // plans
   double seconds_of_data() const;
   std::string describe() const;  // "batch policy of pair weights"
-  LogScope log_scope() const { return bus::log_scope(identity(), setup_.pair, setup_.id); }
+  LogScope log_scope() const { return tessera::log_scope(identity(), setup_.pair, setup_.id); }
   const Identity& identity() const { return setup_.agent->identity(); }
   EventLoop& loop() const { return setup_.agent->loop(); }
 

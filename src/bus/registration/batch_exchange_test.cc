@@ -21,7 +21,7 @@ namespace {
 constexpr Duration kLimit = seconds(30);
 constexpr const char* kBatch = "policy";
 
-Manifest manifest_of(const char* layout) {
+Manifest manifest_with(const char* layout) {
   return {{{.name = "w", .dtype = DType::kF32, .shape = {8, 4}, .layout = Layout::parse(layout)}}};
 }
 
@@ -41,7 +41,7 @@ class Member {
         world_(static_cast<size_t>(world)),
         peer_(peer),
         sends_(sends),
-        manifest_(manifest_of(world == 1 ? "1:R" : "2:S0")) {
+        manifest_(manifest_with(world == 1 ? "1:R" : "2:S0")) {
     rendezvous_.claim(limits());
   }
 

@@ -1,6 +1,6 @@
 #include "peer/exchange/messages.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 constexpr uint32_t kMaxArenas = 1 << 16;
@@ -69,4 +69,4 @@ Prepare Prepare::read(ByteReader& in) {
   return prepare;
 }
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -18,7 +18,7 @@
 #include "tessera/layout.h"
 #include "transport/memory_desc.h"
 
-namespace tessera::bus {
+namespace tessera {
 
 inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
 inline constexpr uint32_t kMaxSlots = 8;          // versions that a sender keeps
@@ -66,4 +66,4 @@ struct Prepared {
 
 using ExchangeMessages = MessageList<Attached, Prepare, Prepared>;
 
-}  // namespace tessera::bus
+}  // namespace tessera

@@ -4,7 +4,7 @@
 
 #include "peer/message_testing.h"
 
-namespace tessera::bus {
+namespace tessera {
 namespace {
 
 TEST(ExchangeMessages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
@@ -22,8 +22,8 @@ TEST(ExchangeMessages, SkippedRoutesMustAscend) {
 }
 
 TEST(ExchangeMessages, RandomBytesNeverDoMoreThanThrow) {
-  expect_no_more_than_errors<bus::ExchangeMessages>();
+  expect_no_more_than_errors<ExchangeMessages>();
 }
 
 }  // namespace
-}  // namespace tessera::bus
+}  // namespace tessera
