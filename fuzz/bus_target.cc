@@ -14,14 +14,12 @@ using namespace bus;
 
 template <typename Message>
 void check(std::span<const std::byte> payload) {
-  const auto write = [](const Message& message) {
-    ByteWriter out;
-    message.write(out);
-    return out.take();
-  };
   const Message message = parse<Message>(payload);
-  TESSERA_CHECK_LE(write(message).size(), payload.size());
-  expect_round_trip(message, [](const auto& bytes) { return parse<Message>(bytes); }, write);
+  TESSERA_CHECK_LE(message_bytes(message).size(), payload.size());
+  TESSERA_CHECK(!message_text(message).empty());
+  expect_round_trip(
+      message, [](const auto& bytes) { return parse<Message>(bytes); },
+      [](const Message& one) { return message_bytes(one); });
 }
 
 // Of each enum that names a conversation's messages, up to a number that none has yet.

@@ -50,9 +50,7 @@ class Seeds {
 
   template <typename Message>
   void add_bus(const Message& message, std::string_view which = {}) {
-    ByteWriter out;
-    message.write(out);
-    const std::string bytes = frame(kBusMagic, kProtocolMax, kCode<Message>, out.view());
+    const std::string bytes = frame(kBusMagic, kProtocolMax, kCode<Message>, message_bytes(message));
     bus_stream_ += bytes;
     add("bus", fmt::format("{}{}", kNameOf<Message::kType>, which), bytes);
   }
@@ -370,9 +368,9 @@ void add_agent_messages(Seeds& seeds) {
   add_command("cancel", AgentCommand::kCancel, false, message_bytes(CommandId{.id = 4}));
   add_command("state", AgentCommand::kState, false, message_bytes(BatchNumber{.batch = 2}));
   add_command("state-of", AgentCommand::kState, true, message_bytes(BatchState{.version = 7, .newest = 8}));
-  ByteWriter stats;
-  write_stats({.tensors = 3, .quantized_elements = 256, .quantized_bytes = 136, .amax_exchanges = 1}, stats);
-  add_command("stats", AgentCommand::kStats, true, stats.view());
+  add_command("stats", AgentCommand::kStats, true,
+              message_bytes(BatchFigures{
+                  .stats = {.tensors = 3, .quantized_elements = 256, .quantized_bytes = 136, .amax_exchanges = 1}}));
 }
 
 void add_texts(Seeds& seeds) {

@@ -3,10 +3,10 @@
 
     scripts/check_troubleshooting.py
 
-A message is the first text with a word in it that one of these is given: fail(), failed(), Error(), Status();
-log().warn(), log().error(), log_event() at these levels; the exceptions of the command line's parser. Messages are also
-put together elsewhere, so that a text of some length that fmt::format() is given counts, too, and one that a check of
-an option returns, unless it only names something (NAMES).
+A message is the first text with a word in it that one of these is given: fail(), failed(), f.require(), Error(),
+Status(); log().warn(), log().error(), log_event() at these levels; the exceptions of the command line's parser.
+Messages are also put together elsewhere, so that a text of some length that fmt::format() is given counts, too, and one
+that a check of an option returns, unless it only names something (NAMES).
 
 Of the Python package it is the first that one of these is given: an exception, type(error)(), a function that says that
 it returns an exception, warnings.warn(), sys.exit(). A text of some length counts, too, in what a function returns that
@@ -25,7 +25,7 @@ import sys
 
 PAGE = "docs/troubleshooting.md"
 CALL = re.compile(
-    r"\b(?P<error>fail|failed|Error|Status|CLI::\w*Error|log\(\)\.(?:warn|error))\s*\("
+    r"\b(?P<error>fail|failed|[fg]\.require|Error|Status|CLI::\w*Error|log\(\)\.(?:warn|error))\s*\("
     r"|\blog_event\((?P<event>)"
     r"|(?<!fail_errno\()\bfmt::format\((?P<composed>)"
 )

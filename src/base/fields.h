@@ -15,7 +15,7 @@
 //
 // Numbers, bools, std::optional (a flag goes before) and structs with fields() or with write() and read() of their own
 // take no limit. Later fields may depend on earlier ones. What has another form in memory than on the wire goes through
-// a local variable, which is put back `if constexpr (std::decay_t<decltype(f)>::kFills)`.
+// a local variable that is put back `if constexpr (kFills<decltype(f)>)`.
 #pragma once
 
 #include <fmt/format.h>
@@ -40,6 +40,11 @@ namespace tessera {
 
 class FieldWriter;
 
+template <typename Fields>
+inline constexpr bool kFills = std::remove_cvref_t<Fields>::kFills;
+template <typename Fields>
+inline constexpr bool kReads = std::remove_cvref_t<Fields>::kReads;
+
 template <typename T>
 concept Described = requires(FieldWriter& f, const T& value) { T::fields(f, value); };
 template <typename T>
@@ -48,17 +53,18 @@ concept Coded = !Described<T> && requires(const T& value, ByteWriter& out, ByteR
   { T::read(in) } -> std::same_as<T>;
 };
 template <typename T>
-concept Number = std::is_arithmetic_v<T>;
+concept Arithmetic = std::is_arithmetic_v<T>;
 template <typename T>
 concept Enumeration = std::is_enum_v<T>;
 
 class FieldWriter {
  public:
   static constexpr bool kFills = false;  // whether fields are set, else they are only looked at
+  static constexpr bool kReads = false;  // and what was required of them holds
 
   explicit FieldWriter(ByteWriter& out) : out_(out) {}
 
-  void operator()(std::string_view, const Number auto& value) { out_.put(value); }
+  void operator()(std::string_view, const Arithmetic auto& value) { out_.put(value); }
   template <Enumeration E>
   void operator()(std::string_view, const E& value, E) {
     out_.put(value);
@@ -89,6 +95,17 @@ class FieldWriter {
   void array(std::string_view, const std::vector<T>& items, uint32_t) {
     out_.put_bytes(std::as_bytes(std::span(items)));
   }
+  // A value with functions of its own: write(value, ByteWriter&) and read(ByteReader&).
+  template <typename T, typename Write, typename Read>
+  void coded(std::string_view, const T& value, const Write& write, const Read&) {
+    write(value, out_);
+  }
+  // Where each element takes a function: visit(f, element). An element takes `least` bytes or more.
+  template <typename T, typename Visit>
+  void each(std::string_view, const std::vector<T>& items, uint32_t, size_t /*least*/, const Visit& visit) {
+    out_.put(static_cast<uint32_t>(items.size()));
+    for (const T& item : items) visit(*this, item);
+  }
   // What a later version says behind this is not looked at.
   void end_of_this_version() {}
   // A reader throws Error unless `ok`, kInvalidArgument if no code is named.
@@ -110,7 +127,7 @@ class FieldWriter {
 // The fewest bytes that a T takes.
 template <typename T>
 size_t least_bytes() {
-  if constexpr (Number<T> || Enumeration<T>) {
+  if constexpr (Arithmetic<T> || Enumeration<T>) {
     return sizeof(T);
   } else if constexpr (std::same_as<T, std::string>) {
     return sizeof(uint32_t);
@@ -128,11 +145,12 @@ size_t least_bytes() {
 class FieldReader {
  public:
   static constexpr bool kFills = true;
+  static constexpr bool kReads = true;
 
   explicit FieldReader(ByteReader& in) : in_(in) {}
 
   void operator()(std::string_view, bool& value) { value = in_.get_bool(); }
-  template <Number T>
+  template <Arithmetic T>
   void operator()(std::string_view, T& value) {
     value = in_.get<T>();
   }
@@ -170,9 +188,19 @@ class FieldReader {
     requires std::is_trivially_copyable_v<T>
   void array(std::string_view, std::vector<T>& items, uint32_t most) {
     const std::span<const std::byte> bytes = in_.get_bytes(most * static_cast<uint32_t>(sizeof(T)));
-    require(bytes.size() % sizeof(T) == 0, "{}: {} bytes are no whole number of elements", in_.what(), bytes.size());
+    if (bytes.size() % sizeof(T) != 0)
+      fail(ErrorCode::kInvalidArgument, "{}: {} bytes are no whole number of elements", in_.what(), bytes.size());
     items.resize(bytes.size() / sizeof(T));
     std::ranges::copy(bytes, std::as_writable_bytes(std::span(items)).begin());
+  }
+  template <typename T, typename Write, typename Read>
+  void coded(std::string_view, T& value, const Write&, const Read& read) {
+    value = read(in_);
+  }
+  template <typename T, typename Visit>
+  void each(std::string_view, std::vector<T>& items, uint32_t most, size_t least, const Visit& visit) {
+    items.clear();
+    for (uint32_t count = in_.get_count(most, least); count > 0; --count) visit(*this, items.emplace_back());
   }
   void end_of_this_version() { in_.skip_rest(); }
   template <typename... Args>
@@ -192,10 +220,11 @@ class FieldReader {
 class FieldPrinter {
  public:
   static constexpr bool kFills = false;
+  static constexpr bool kReads = false;
 
   explicit FieldPrinter(std::string& out) : out_(out) {}
 
-  void operator()(std::string_view name, const Number auto& value) { put(name, fmt::format("{}", value)); }
+  void operator()(std::string_view name, const Arithmetic auto& value) { put(name, fmt::format("{}", value)); }
   template <Enumeration E>
   void operator()(std::string_view name, const E& value, E) {
     put(name, fmt::format("{}", static_cast<int64_t>(value)));
@@ -230,10 +259,24 @@ class FieldPrinter {
   template <typename T>
   void array(std::string_view name, const std::vector<T>& items, uint32_t) {
     list(name, items.size(), [&](size_t i) {
-      if constexpr (Number<T>)
+      if constexpr (Arithmetic<T>)
         (*this)({}, items[i]);
       else
         put({}, "*");
+    });
+  }
+  template <typename T, typename Write, typename Read>
+  void coded(std::string_view name, const T& value, const Write& write, const Read&) {
+    ByteWriter bytes;
+    write(value, bytes);
+    put(name, fmt::format("({} bytes)", bytes.size()));
+  }
+  template <typename T, typename Visit>
+  void each(std::string_view name, const std::vector<T>& items, uint32_t, size_t /*least*/, const Visit& visit) {
+    list(name, items.size(), [&](size_t i) {
+      put({}, "{");
+      visit(*this, items[i]);
+      out_ += '}';
     });
   }
   void end_of_this_version() {}
@@ -264,10 +307,11 @@ class FieldPrinter {
 // An error code in a byte.
 template <typename Fields, typename Code>
 void error_code_field(Fields& f, Code& code) {
+  constexpr auto kLast = static_cast<uint8_t>(ErrorCode::kInternal);
   auto byte = static_cast<uint8_t>(code);
   f("code", byte);
-  f.require(byte <= static_cast<uint8_t>(ErrorCode::kInternal), "message: unknown error code {}", byte);
-  if constexpr (Fields::kFills) code = static_cast<ErrorCode>(byte % (static_cast<uint8_t>(ErrorCode::kInternal) + 1));
+  f.require(byte <= kLast, "message: unknown error code {}", byte);
+  if constexpr (Fields::kFills) code = static_cast<ErrorCode>(std::min(byte, kLast));
 }
 
 // An error code and a text, cut where it is long.
@@ -284,14 +328,13 @@ void status_field(Fields& f, State& status, uint32_t most = 64 << 10) {
   }
 }
 
-// A vector whose length takes a byte.
-template <typename Fields, typename Items, typename... Args>
-void short_list_field(Fields& f, std::string_view name, Items& items, uint8_t most,
-                      fmt::format_string<const uint8_t&> complaint) {
+// A vector whose length takes a byte; require(length) says what it may be.
+template <typename Fields, typename Items, typename Require>
+void short_list_field(Fields& f, std::string_view name, Items& items, const Require& require) {
   auto count = static_cast<uint8_t>(items.size());
   f(name, count);
-  f.require(count <= most, complaint, count);
-  if constexpr (Fields::kFills) items.resize(std::min(count, most));
+  require(count);
+  if constexpr (Fields::kFills) items.resize(count);
   for (auto& item : items) f({}, item);
 }
 

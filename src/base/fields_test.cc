@@ -49,7 +49,8 @@ struct Drawing {
     f("centre", self.centre);
     f("notes", self.notes, 2, 5);
     f.array("widths", self.widths, 3);
-    short_list_field(f, "few", self.few, 2, "Drawing: {} are not few");
+    short_list_field(f, "few", self.few,
+                     [&](uint8_t count) { f.require(count <= 2, "Drawing: {} are not few", count); });
     f("word", self.word);
     status_field(f, self.status, 16);
     if (self.closed) f("radius", self.radius);

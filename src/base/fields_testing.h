@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <limits>
 #include <random>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "base/process.h"
 
 namespace tessera {
 
@@ -18,16 +20,21 @@ namespace tessera {
 class FieldDrawer {
  public:
   static constexpr bool kFills = true;
+  static constexpr bool kReads = false;
 
   explicit FieldDrawer(std::mt19937_64& random) : random_(random) {}
 
   void operator()(std::string_view, bool& value) { value = draw(2) == 1; }
-  template <Number T>
+  template <Arithmetic T>
   void operator()(std::string_view, T& value) {
+    constexpr uint64_t kSmall = 5;
+    const uint64_t kind = draw(8);
     if constexpr (std::floating_point<T>)
-      value = static_cast<T>(draw(9)) / 4 - T{1};
+      value = kind == 0 ? std::numeric_limits<T>::infinity() : static_cast<T>(draw(2 * kSmall)) / 4 - T{1};
+    else if (kind == 0)
+      value = static_cast<T>(random_());
     else
-      value = draw(8) == 0 ? static_cast<T>(random_()) : static_cast<T>(draw(5));
+      value = kind == 1 ? std::numeric_limits<T>::max() : static_cast<T>(draw(kSmall));
   }
   template <Enumeration E>
   void operator()(std::string_view, E& value, E last) {
@@ -43,6 +50,11 @@ class FieldDrawer {
   }
   // What is written by hand is as it is made.
   void operator()(std::string_view, Coded auto&) {}
+  void operator()(std::string_view, Incarnation& value) {
+    (*this)({}, value.boot_id, 64);
+    (*this)({}, value.nonce);
+    value.pid = static_cast<int32_t>(draw(1000)) + 1;
+  }
   template <typename T, typename... Limits>
   void operator()(std::string_view name, std::optional<T>& value, const Limits&... limits) {
     value.reset();
@@ -62,11 +74,18 @@ class FieldDrawer {
   void array(std::string_view, std::vector<T>& items, uint32_t most) {
     items.resize(draw(std::min(most, 3U) + 1));
     for (T& item : items) {
-      if constexpr (Number<T>)
+      if constexpr (Arithmetic<T>)
         (*this)({}, item);
       else
         for (std::byte& byte : std::as_writable_bytes(std::span(&item, 1))) byte = static_cast<std::byte>(draw(256));
     }
+  }
+  template <typename T, typename Write, typename Read>
+  void coded(std::string_view, T&, const Write&, const Read&) {}
+  template <typename T, typename Visit>
+  void each(std::string_view, std::vector<T>& items, uint32_t most, size_t /*least*/, const Visit& visit) {
+    items.clear();
+    for (uint64_t count = draw(std::min(most, 3U) + 1); count > 0; --count) visit(*this, items.emplace_back());
   }
   void end_of_this_version() {}
   template <typename... Args>

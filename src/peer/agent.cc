@@ -44,7 +44,7 @@ void Agent::run_and_wait(const std::function<void()>& task) {
     task();
     return;
   }
-  struct Outcome {
+  struct TaskOutcome {
     Mutex mutex;
     CondVar done_changed;
     bool done GUARDED_BY(mutex) = false;

@@ -14,6 +14,9 @@
 namespace tessera {
 
 inline constexpr uint32_t kMaxHelloBytes = 4096;
+inline constexpr uint32_t kMaxReleaseBytes = 64;
+inline constexpr uint32_t kMaxNameSpaceBytes = 256;
+inline constexpr uint32_t kMaxJobBytes = 64;
 
 enum class HandshakeMessage : uint16_t {
   kHello = 1,
@@ -36,8 +39,18 @@ struct Hello {
   Rank rank = 0;
   Incarnation incarnation;
   bool speaks_ours() const { return protocol_max >= kProtocolMin && protocol_min <= kProtocolMax; }
-  void write(ByteWriter& out) const;
-  static Hello read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("protocol_min", self.protocol_min);
+    f("protocol_max", self.protocol_max);
+    f("release", self.release, kMaxReleaseBytes);
+    if (self.speaks_ours()) {  // else the rest may look otherwise
+      f("name_space", self.name_space, kMaxNameSpaceBytes);
+      f("job", self.job, kMaxJobBytes);
+      f("rank", self.rank);
+      f("incarnation", self.incarnation);
+    }
+    f.end_of_this_version();
+  }
 };
 
 struct Welcome {
@@ -47,8 +60,13 @@ struct Welcome {
   std::string job;
   Rank rank = 0;
   Incarnation incarnation;
-  void write(ByteWriter& out) const;
-  static Welcome read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("protocol", self.protocol);
+    f("release", self.release, kMaxReleaseBytes);
+    f("job", self.job, kMaxJobBytes);
+    f("rank", self.rank);
+    f("incarnation", self.incarnation);
+  }
 };
 
 // Ends a connection with a reason that the other end reports. Longer texts are cut: it fits wherever a Hello does.
@@ -56,8 +74,11 @@ struct Reject {
   static constexpr auto kType = HandshakeMessage::kReject;
   ErrorCode code = ErrorCode::kInternal;
   std::string text;
-  void write(ByteWriter& out) const;
-  static Reject read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    error_code_field(f, self.code);
+    f.cut("text", self.text, 2 << 10);
+    f.require(self.code != ErrorCode::kOk, "Reject: without an error");
+  }
 };
 
 struct Attach {
@@ -72,8 +93,12 @@ struct Attach {
   std::string batch;
   Purpose purpose = Purpose::kPull;
   std::string session;  // which registrations the caller has read: both must have planned the same
-  void write(ByteWriter& out) const;
-  static Attach read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("pair", self.pair, 64);
+    f("batch", self.batch, 64);
+    f("purpose", self.purpose, Purpose::kAgree);
+    f("session", self.session, 16);
+  }
 };
 
 struct Detach {
@@ -81,15 +106,16 @@ struct Detach {
   Status status;  // why, if it is not simply over
   // What the one who is told says of it: `name` is the rank that detached.
   Status reason(const std::string& name) const;
-  void write(ByteWriter& out) const;
-  static Detach read(ByteReader& in);
+  static void fields(auto& f, auto& self) { heard_status_field(f, self.status); }
 };
 
 struct Broken {
   static constexpr auto kType = HandshakeMessage::kBroken;
   Status status;
-  void write(ByteWriter& out) const;
-  static Broken read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    heard_status_field(f, self.status);
+    f.require(!self.status.ok(), "Broken: without an error");
+  }
 };
 
 using HandshakeMessages = MessageList<Hello, Welcome, Reject, Attach, Detach, Broken>;

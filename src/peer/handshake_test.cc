@@ -20,10 +20,10 @@ TEST(Handshake, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
 // here too is only added to.
 TEST(Handshake, AHelloOfALaterReleaseIsUnderstood) {
   const Hello hello{kProtocolMin, kProtocolMax + 3, "9.1.0", "default", "trainer", 3, Incarnation::self()};
-  std::vector<std::byte> bytes = bytes_of_message(hello);
+  std::vector<std::byte> bytes = message_bytes(hello);
   for (size_t size = 0; size < bytes.size(); ++size)
     EXPECT_THROW(parse<Hello>(std::span(bytes).first(size)), Error) << "cut at " << size;
-  EXPECT_EQ(bytes_of_message(parse<Hello>(bytes)), bytes);
+  EXPECT_EQ(message_bytes(parse<Hello>(bytes)), bytes);
   bytes.insert(bytes.end(), 8, std::byte{7});
   EXPECT_EQ(parse<Hello>(bytes).incarnation, hello.incarnation);
 
@@ -38,13 +38,13 @@ TEST(Handshake, AHelloOfALaterReleaseIsUnderstood) {
 }
 
 TEST(Handshake, ALongRejectIsCutToWhatAHelloMayTake) {
-  const std::vector<std::byte> bytes = bytes_of_message(Reject{ErrorCode::kMismatch, std::string(100'000, 'x')});
+  const std::vector<std::byte> bytes = message_bytes(Reject{ErrorCode::kMismatch, std::string(100'000, 'x')});
   EXPECT_LE(bytes.size(), kMaxHelloBytes);
   EXPECT_EQ(parse<Reject>(bytes).text, std::string(2048, 'x'));
 }
 
-TEST(Handshake, RandomBytesNeverDoMoreThanThrow) {
-  expect_no_more_than_errors<HandshakeMessages>();
+TEST(Handshake, ComeBackAsTheyAreDrawn) {
+  expect_conversation_holds<HandshakeMessages>();
 }
 
 }  // namespace

@@ -10,10 +10,8 @@ namespace tessera {
 Inspection::Inspection(const std::string& address, Deadline deadline)
     : socket_(connect_unix(address, deadline)), reader_(kBusMagic, {.payload_bytes = kMaxReportBytes, .fds = 0}) {
   require_same_user(socket_.get());
-  ByteWriter out;
-  Inspect{}.write(out);
   FrameWriter writer(kBusMagic, kProtocolMax, kMaxHelloBytes);
-  writer.push(kCode<Inspect>, out.view());
+  writer.push(kCode<Inspect>, message_bytes(Inspect{}));
   writer.flush(socket_.get(), deadline);
 }
 

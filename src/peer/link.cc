@@ -164,10 +164,8 @@ void Link::handle_frame(Frame& frame) {
 
 void Link::reject(const Status& reason) {
   if (!open()) return;
-  ByteWriter out;
-  Reject{.code = reason.code(), .text = reason.message()}.write(out);
   try {
-    writer_.push(kCode<Reject>, out.view());
+    writer_.push(kCode<Reject>, message_bytes(Reject{.code = reason.code(), .text = reason.message()}));
   } catch (const Error&) {
     // The peer does not read: it will find the connection closed.
   }

@@ -44,7 +44,7 @@ class Link : public std::enable_shared_from_this<Link> {
   template <typename Message>
   void send(const Message& message, std::vector<UniqueFd> fds = {}) {
     outgoing_.clear(kKeptBytes);
-    message.write(outgoing_);
+    write_fields(message, outgoing_);
     send_bytes(kCode<Message>, outgoing_.view(), std::move(fds));
   }
   // Tells the peer why and closes. No handler runs afterwards.

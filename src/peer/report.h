@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/process.h"
+#include "peer/handshake.h"
 #include "peer/message.h"
 #include "tessera/layout.h"
 
@@ -14,6 +15,10 @@ namespace tessera {
 
 inline constexpr uint16_t kReportVersion = 1;
 inline constexpr uint32_t kMaxReportBytes = 64u << 20;
+inline constexpr uint32_t kMaxReportName = 64;
+inline constexpr uint32_t kMaxReportText = 1024;
+inline constexpr uint32_t kMaxReportPeers = 256;
+inline constexpr uint32_t kMaxReportWaits = 256;
 
 enum class ReportMessage : uint16_t {
   kInspect = 25,
@@ -23,14 +28,17 @@ enum class ReportMessage : uint16_t {
 struct Inspect {
   static constexpr auto kType = ReportMessage::kInspect;
   uint16_t newest = kReportVersion;  // version of a Report that the asker reads
-  void write(ByteWriter& out) const;
-  static Inspect read(ByteReader& in);
+  static void fields(auto& f, auto& self) { f("newest", self.newest); }
 };
 
 // "inference/1 to take version 7", and since when.
 struct Wait {
   std::string text{};
   int64_t microseconds = 0;
+  static void fields(auto& f, auto& self) {
+    f.cut("text", self.text, kMaxReportText);
+    f("microseconds", self.microseconds);
+  }
 };
 
 struct BatchReport {
@@ -38,6 +46,11 @@ struct BatchReport {
     std::string job{};
     int32_t world = 0;  // 0: unknown
     bool attached = false;
+    static void fields(auto& f, auto& self) {
+      f("job", self.job, kMaxReportName);
+      f("world", self.world);
+      f("attached", self.attached);
+    }
   };
   std::string pair{};
   std::string id{};
@@ -58,15 +71,42 @@ struct BatchReport {
   int64_t bytes_done = 0;
   int64_t bytes_total = 0;
   std::vector<Wait> waits{};
+
+  static void fields(auto& f, auto& self) {
+    f("pair", self.pair, kMaxReportName);
+    f("id", self.id, kMaxReportName);
+    f("sends", self.sends);
+    f("staged", self.staged);
+    f("torn", self.torn);
+    f("undecided", self.undecided);
+    f("version", self.version);
+    f("newest", self.newest);
+    f("transfers", self.transfers);
+    f("bytes", self.bytes);
+    f.cut("peers", self.peers, kMaxReportPeers);
+    f.cut("operation", self.operation, kMaxReportText);
+    f.cut("phase", self.phase, kMaxReportText);
+    f("operation_version", self.operation_version);
+    f("operation_microseconds", self.operation_microseconds);
+    f("bytes_done", self.bytes_done);
+    f("bytes_total", self.bytes_total);
+    f.cut("waits", self.waits, kMaxReportWaits);
+  }
 };
 
 // Of the worker's command queue, where the agent is a daemon.
 struct CommandQueueReport {
   uint32_t queued = 0;    // commands that the agent has not taken yet
   uint32_t capacity = 0;  // 0: there is no queue
+  static void fields(auto& f, auto& self) {
+    f("queued", self.queued);
+    f("capacity", self.capacity);
+    f.require(self.queued <= self.capacity, "Report: {} commands in a queue of {}", self.queued, self.capacity);
+  }
 };
 
-// More than the limits allow is left out, texts that are too long are cut.
+// More than the limits allow is left out, texts that are too long are cut. Reading throws kMismatch for another
+// version.
 struct Report {
   static constexpr auto kType = ReportMessage::kReport;
   std::string release{};
@@ -78,8 +118,21 @@ struct Report {
   CommandQueueReport commands{};
   std::vector<Wait> waits{};  // that concern no batch, or one that is not registered yet
   std::vector<BatchReport> batches{};
-  void write(ByteWriter& out) const;
-  static Report read(ByteReader& in);  // throws kMismatch for another version
+  static void fields(auto& f, auto& self) {
+    uint16_t version = kReportVersion;
+    f("report", version);
+    f.require(ErrorCode::kMismatch, version == kReportVersion, "Report: version {}, this release reads {}", version,
+              kReportVersion);
+    f("release", self.release, kMaxReportName);
+    f("name_space", self.name_space, kMaxNameSpaceBytes);
+    f("job", self.job, kMaxReportName);
+    f("rank", self.rank);
+    f("world", self.world);
+    f("incarnation", self.incarnation);
+    f("commands", self.commands);
+    f.cut("waits", self.waits, kMaxReportWaits);
+    f.cut("batches", self.batches, 4096);
+  }
 };
 
 using ReportMessages = MessageList<Inspect, Report>;

@@ -9,6 +9,7 @@
 #include "peer/agent.h"
 #include "peer/identity.h"
 #include "peer/inspection.h"
+#include "peer/message_testing.h"
 
 namespace tessera {
 namespace {
@@ -16,12 +17,6 @@ namespace {
 using testing::ElementsAre;
 using testing::Field;
 using testing::HasSubstr;
-
-std::vector<std::byte> bytes_of_report(const Report& report) {
-  ByteWriter out;
-  report.write(out);
-  return out.take();
-}
 
 Report full_report() {
   BatchReport batch{.pair = "weights",
@@ -51,10 +46,14 @@ Report full_report() {
           .batches = {batch, {}}};
 }
 
+TEST(ReportTest, ComesBackAsItIsDrawn) {
+  expect_conversation_holds<ReportMessages>();
+}
+
 TEST(ReportTest, ComesBackAsItWasWrittenAndNothingElseDoes) {
-  std::vector<std::byte> bytes = bytes_of_report(full_report());
+  std::vector<std::byte> bytes = message_bytes(full_report());
   const Report report = parse<Report>(bytes);
-  EXPECT_EQ(bytes_of_report(report), bytes);
+  EXPECT_EQ(message_bytes(report), bytes);
   EXPECT_EQ(report.batches.front().waits.front().text, "inference/1 to take version 8");
   EXPECT_EQ(report.commands.queued, 2U);
   EXPECT_EQ(report.commands.capacity, 63U);
@@ -66,7 +65,7 @@ TEST(ReportTest, ComesBackAsItWasWrittenAndNothingElseDoes) {
 }
 
 TEST(ReportTest, AnotherVersionIsNamed) {
-  std::vector<std::byte> bytes = bytes_of_report(full_report());
+  std::vector<std::byte> bytes = message_bytes(full_report());
   bytes[0] = std::byte{9};
   EXPECT_THAT(error_of([&] { parse<Report>(bytes); }), HasSubstr("version 9, this release reads 1"));
 }
@@ -74,14 +73,14 @@ TEST(ReportTest, AnotherVersionIsNamed) {
 TEST(ReportTest, AQueueHoldsNoMoreThanItsCapacity) {
   Report report = full_report();
   report.commands = {.queued = 64, .capacity = 63};
-  EXPECT_THROW(parse<Report>(bytes_of_report(report)), Error);
+  EXPECT_THROW(parse<Report>(message_bytes(report)), Error);
 }
 
 TEST(ReportTest, WhatIsTooMuchIsLeftOutSoThatTheAskerCanReadTheRest) {
   Report report = full_report();
   report.waits.assign(1000, {std::string(5000, 'x'), 1});
   report.batches.resize(5000);
-  const Report read = parse<Report>(bytes_of_report(report));
+  const Report read = parse<Report>(message_bytes(report));
   EXPECT_EQ(read.waits.size(), 256U);
   EXPECT_EQ(read.waits.front().text.size(), 1024U);
   EXPECT_EQ(read.batches.size(), 4096U);
@@ -122,7 +121,7 @@ TEST_F(AskedAgent, ManyQuestionsAreAnsweredTogether) {
 TEST_F(AskedAgent, AQuestionWithSomethingBehindItIsRefused) {
   const UniqueFd socket = connect_unix(agent_.address(), soon());
   ByteWriter out;
-  Inspect{}.write(out);
+  write_fields(Inspect{}, out);
   out.put(uint8_t{0});
   FrameWriter writer(kBusMagic, kProtocolMax, 1024);
   writer.push(kCode<Inspect>, out.view());

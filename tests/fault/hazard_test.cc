@@ -448,9 +448,7 @@ class Puller {
  private:
   template <typename Message>
   void ask(const Message& message, uint16_t answer) {
-    ByteWriter out;
-    message.write(out);
-    say(kCode<Message>, out.view());
+    say(kCode<Message>, message_bytes(message));
     await(answer);
   }
   void await(uint16_t type) {
@@ -496,8 +494,8 @@ template <auto type>
 struct Nonsense {
   static constexpr auto kType = type;
   std::span<const std::byte> payload;
-  void write(ByteWriter& out) const {
-    for (const std::byte byte : payload) out.put(byte);
+  static void fields(auto& f, auto& self) {
+    for (const std::byte byte : self.payload) f({}, std::to_integer<uint8_t>(byte));
   }
 };
 

@@ -612,7 +612,7 @@ class Stranger {
     FrameReader reader(bus::kAgentMagic, {.payload_bytes = 1 << 20, .fds = 0});
     try {
       const Frame frame = wait_frame(socket_.get(), reader, Deadline::after(hang_limit()));
-      return bus::read_message<bus::CallFailed>(frame.payload, "the agent").status.message();
+      return read_message<bus::CallFailed>(frame.payload, "the agent").status.message();
     } catch (const Error& error) {
       return error.code() == ErrorCode::kDeadlineExceeded ? "no answer" : "";
     }
@@ -726,8 +726,8 @@ TEST(Agent, ClosesABatchThatNobodyWaitsFor) {
       std::vector<UniqueFd> fds;
       fds.push_back(duplicate_fd(placement.arenas.front()->fd_for_agent()));
       writer.push(static_cast<uint16_t>(bus::AgentMessage::kArenas),
-                  bus::message_bytes(bus::Arenas{.session = session.number()}), std::move(fds));
-      writer.push(static_cast<uint16_t>(bus::AgentMessage::kRegister), bus::message_bytes(call));
+                  message_bytes(bus::Arenas{.session = session.number()}), std::move(fds));
+      writer.push(static_cast<uint16_t>(bus::AgentMessage::kRegister), message_bytes(call));
       writer.flush(hasty.socket().get(), Deadline::after(hang_limit()));
     }
     const int fd = placement.arenas.front()->fd_for_agent();
@@ -764,7 +764,7 @@ TEST(Agent, OfAnotherReleaseIsNamedWithBoth) {
                                 .release = "99.1",
                                 .worker = Incarnation::self(),
                                 .options = {.job = "trainer", .rank = 0, .world = 1}};
-    newer.send(bus::AgentMessage::kOpen, bus::message_bytes(open), 1);
+    newer.send(bus::AgentMessage::kOpen, message_bytes(open), 1);
     const std::string why = newer.refusal();
     std::fprintf(stderr, "%s\n", why.c_str());
     REQUIRE_HERE(why.find(fmt::format("the agent is release {}", kVersion)) != std::string::npos);

@@ -197,11 +197,8 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   bool torn() const override { return state().torn; }
   bool undecided() const override { return state().undecided; }
   BatchStats stats() const override {
-    const std::vector<std::byte> bytes = session().ask(AgentCommand::kStats, BatchNumber{number_});
-    ByteReader in(bytes, session().agent_name());
-    const BatchStats stats = read_stats(in);
-    in.finish();
-    return stats;
+    return read_message<BatchFigures>(session().ask(AgentCommand::kStats, BatchNumber{number_}), session().agent_name())
+        .stats;
   }
   std::vector<TensorDigest> digests() const override {
     return session().call<DigestList>(AgentMessage::kDigests, object(0, {}), {}).digests;

@@ -1,5 +1,4 @@
-// What a worker and the agent daemon that works for it say to each other (docs/formats/agent-protocol.md). `read`
-// checks everything against limits before it believes it.
+// What a worker and the agent daemon that works for it say to each other (docs/formats/agent-protocol.md).
 //
 // Frames over the daemon's Unix socket open a session, which lives as long as that connection, and carry what is large
 // or blocks: each such call has a connection of its own. Transfers go through the command queue, whose memory comes
@@ -9,12 +8,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
-#include "base/bytes.h"
+#include "base/fields.h"
 #include "base/process.h"
 #include "bus/registration/manifest.h"
+#include "peer/handshake.h"
+#include "peer/identity.h"
 #include "tessera/bus.h"
 #include "tessera/error.h"
 
@@ -62,6 +63,19 @@ enum class AgentCommand : uint16_t {
   kStats,
 };
 
+// Texts and timeouts of this conversation.
+inline constexpr uint32_t kMaxRecordText = 700;  // of a status, in a record of the queue
+// An empty text is no layout: that of the pair, or replicated.
+void write_layout(const Layout& layout, ByteWriter& out);
+Layout read_layout(ByteReader& in);
+template <typename Fields, typename Time>
+void timeout_field(Fields& f, std::string_view name, Time& timeout) {
+  int64_t nanoseconds = timeout.count();
+  f(name, nanoseconds);
+  f.require(nanoseconds >= 0, "agent: a timeout of {} ns", nanoseconds);
+  if constexpr (kFills<Fields>) timeout = Timeout(nanoseconds);
+}
+
 // The first frame, with the descriptor of the command queue. The session is that of one Bus. As in a Hello, the range
 // and the release stay where they are in every version.
 struct OpenSession {
@@ -72,8 +86,25 @@ struct OpenSession {
   Incarnation worker;
   BusOptions options;  // all but stop and agent
   bool speaks_ours() const { return protocol_min <= kAgentProtocol && protocol_max >= kAgentProtocol; }
-  void write(ByteWriter& out) const;
-  static OpenSession read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("protocol_min", self.protocol_min);
+    f("protocol_max", self.protocol_max);
+    f("release", self.release, kMaxReleaseBytes);
+    if (self.speaks_ours()) {
+      auto& options = self.options;
+      f("worker", self.worker);
+      f("job", options.job, kMaxNameBytes);
+      f("rank", options.rank);
+      f("world", options.world);
+      f("store", options.store, 4096);
+      f("name_space", options.name_space, kMaxNameBytes);
+      f("threads", options.threads);
+      f("digest", options.digest);
+      timeout_field(f, "timeout", options.timeout);
+      timeout_field(f, "stall", options.stall);
+    }
+    f.end_of_this_version();
+  }
 };
 
 struct SessionOpened {
@@ -82,35 +113,42 @@ struct SessionOpened {
   std::string release;
   uint64_t session = 0;  // a random number, with which the worker's other connections begin
   Incarnation agent;
-  void write(ByteWriter& out) const;
-  static SessionOpened read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("protocol", self.protocol);
+    f("release", self.release, kMaxReleaseBytes);
+    f("session", self.session);
+    f("agent", self.agent);
+  }
 };
 
 // The answer to a call that fails; it ends the connection.
 struct CallFailed {
   static constexpr AgentMessage kType = AgentMessage::kFailed;
   Status status;
-  void write(ByteWriter& out) const { out_status(out); }
-  static CallFailed read(ByteReader& in);
-
- private:
-  void out_status(ByteWriter& out) const;
+  static void fields(auto& f, auto& self) { status_field(f, self.status); }
 };
 
 struct PairCall {
   static constexpr AgentMessage kType = AgentMessage::kPair;
   uint64_t session = 0;
   PairOptions options;
-  void write(ByteWriter& out) const;
-  static PairCall read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("session", self.session);
+    f("name", self.options.name, kMaxNameBytes);
+    f("peer", self.options.peer, kMaxNameBytes);
+    timeout_field(f, "timeout", self.options.timeout);
+    f.coded("layout", self.options.layout, write_layout, read_layout);
+  }
 };
 
 struct Paired {
   static constexpr AgentMessage kType = AgentMessage::kPaired;
   uint32_t pair = 0;
   int32_t peer_world = 0;
-  void write(ByteWriter& out) const;
-  static Paired read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("pair", self.pair);
+    f("peer_world", self.peer_world);
+  }
 };
 
 struct ManifestCall {
@@ -119,15 +157,18 @@ struct ManifestCall {
   uint32_t pair = 0;
   std::string batch;
   Timeout timeout{};
-  void write(ByteWriter& out) const;
-  static ManifestCall read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("session", self.session);
+    f("pair", self.pair);
+    f("batch", self.batch, kMaxNameBytes);
+    timeout_field(f, "timeout", self.timeout);
+  }
 };
 
 struct Offered {
   static constexpr AgentMessage kType = AgentMessage::kOffered;
   Manifest manifest;
-  void write(ByteWriter& out) const { manifest.write(out); }
-  static Offered read(ByteReader& in) { return {.manifest = Manifest::read(in)}; }
+  static void fields(auto& f, auto& self) { f("manifest", self.manifest); }
 };
 
 struct AllGatherCall {
@@ -137,15 +178,19 @@ struct AllGatherCall {
   std::string batch;
   std::string value;
   Timeout timeout{};
-  void write(ByteWriter& out) const;
-  static AllGatherCall read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("session", self.session);
+    f("pair", self.pair);
+    f("batch", self.batch, kMaxNameBytes);
+    f("value", self.value, uint32_t{kMaxGathered});
+    timeout_field(f, "timeout", self.timeout);
+  }
 };
 
 struct Gathered {
   static constexpr AgentMessage kType = AgentMessage::kGathered;
   std::vector<std::string> values;  // by rank
-  void write(ByteWriter& out) const;
-  static Gathered read(ByteReader& in);
+  static void fields(auto& f, auto& self) { f("values", self.values, kMaxWorld, uint32_t{kMaxGathered}); }
 };
 
 // Before Register, as often as it takes: the descriptors of the arenas that tensors lie in, numbered as they come;
@@ -153,8 +198,7 @@ struct Gathered {
 struct Arenas {
   static constexpr AgentMessage kType = AgentMessage::kArenas;
   uint64_t session = 0;
-  void write(ByteWriter& out) const { out.put(session); }
-  static Arenas read(ByteReader& in) { return {.session = in.get<uint64_t>()}; }
+  static void fields(auto& f, auto& self) { f("session", self.session); }
 };
 
 struct RegisterCall {
@@ -177,15 +221,28 @@ struct RegisterCall {
   BatchOptions options;
   uint64_t lent_bytes = 0;  // of addresses that lent tensors take
   std::vector<Tensor> tensors;
-  void write(ByteWriter& out) const;
-  static RegisterCall read(ByteReader& in);
+  // Behind a table of their layouts.
+  static void write_tensors(const std::vector<Tensor>& tensors, ByteWriter& out);
+  static std::vector<Tensor> read_tensors(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("session", self.session);
+    f("pair", self.pair);
+    f("batch", self.batch, kMaxNameBytes);
+    f("sends", self.sends);
+    timeout_field(f, "timeout", self.timeout);
+    f("mode", self.options.mode, Mode::kStaged);
+    f("snapshots", self.options.snapshots);
+    f("pinned", self.options.pinned);
+    f("delta", self.options.delta);
+    f("lent_bytes", self.lent_bytes);
+    f.coded("tensors", self.tensors, write_tensors, read_tensors);
+  }
 };
 
 struct Registered {
   static constexpr AgentMessage kType = AgentMessage::kRegistered;
   uint32_t batch = 0;
-  void write(ByteWriter& out) const { out.put(batch); }
-  static Registered read(ByteReader& in) { return {.batch = in.get<uint32_t>()}; }
+  static void fields(auto& f, auto& self) { f("batch", self.batch); }
 };
 
 // Commit, WaitVersion, Withdraw, Digests, CloseBatch, ClosePair.
@@ -194,23 +251,32 @@ struct ObjectCall {
   uint32_t object = 0;  // a batch's or a pair's number
   int64_t version = 0;
   Timeout timeout{};
-  void write(ByteWriter& out) const;
-  static ObjectCall read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("session", self.session);
+    f("object", self.object);
+    f("version", self.version);
+    timeout_field(f, "timeout", self.timeout);
+  }
 };
 
 // What a call that gives a number, or a truth, is answered.
 struct Number {
   static constexpr AgentMessage kType = AgentMessage::kNumber;
   int64_t value = 0;
-  void write(ByteWriter& out) const { out.put(value); }
-  static Number read(ByteReader& in) { return {.value = in.get<int64_t>()}; }
+  static void fields(auto& f, auto& self) { f("value", self.value); }
 };
 
 struct DigestList {
   static constexpr AgentMessage kType = AgentMessage::kDigestList;
   std::vector<TensorDigest> digests;
-  void write(ByteWriter& out) const;
-  static DigestList read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f.each("digests", self.digests, kMaxTensors, 28, [](auto& g, auto& digest) {
+      g("name", digest.name, kMaxNameBytes);
+      g("d0", digest.d0);
+      g("d1", digest.d1);
+      g("elements", digest.elements);
+    });
+  }
 };
 
 // --- in the command queue ---
@@ -220,15 +286,21 @@ struct TransferCommand {
   uint32_t batch = 0;
   std::optional<int64_t> version;
   Timeout timeout{};
-  void write(ByteWriter& out) const;
-  static TransferCommand read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("batch", self.batch);
+    bool named = self.version.has_value();
+    int64_t version = self.version.value_or(0);  // travels in either case
+    f("named", named);
+    f("version", version);
+    if constexpr (kFills<decltype(f)>) self.version = named ? std::optional(version) : std::nullopt;
+    timeout_field(f, "timeout", self.timeout);
+  }
 };
 
 // Cancel, Progress: of the command `id`.
 struct CommandId {
   uint64_t id = 0;
-  void write(ByteWriter& out) const { out.put(id); }
-  static CommandId read(ByteReader& in) { return {.id = in.get<uint64_t>()}; }
+  static void fields(auto& f, auto& self) { f("id", self.id); }
 };
 
 // How far an operation is; the result of Send, Recv and Stage once it has ended.
@@ -237,15 +309,20 @@ struct OperationState {
   Status status;  // once it is done
   int64_t version = 0;
   Progress progress;
-  void write(ByteWriter& out) const;
-  static OperationState read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("done", self.done);
+    status_field(f, self.status, kMaxRecordText);
+    f("version", self.version);
+    f("bytes_done", self.progress.bytes_done);
+    f("bytes_total", self.progress.bytes_total);
+    f("seconds", self.progress.seconds);
+  }
 };
 
 // State, Stats.
 struct BatchNumber {
   uint32_t batch = 0;
-  void write(ByteWriter& out) const { out.put(batch); }
-  static BatchNumber read(ByteReader& in) { return {.batch = in.get<uint32_t>()}; }
+  static void fields(auto& f, auto& self) { f("batch", self.batch); }
 };
 
 struct BatchState {
@@ -253,27 +330,42 @@ struct BatchState {
   int64_t newest = 0;
   bool torn = false;
   bool undecided = false;
-  void write(ByteWriter& out) const;
-  static BatchState read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("version", self.version);
+    f("newest", self.newest);
+    f("torn", self.torn);
+    f("undecided", self.undecided);
+  }
 };
 
-void write_stats(const BatchStats& stats, ByteWriter& out);
-BatchStats read_stats(ByteReader& in);
-
-// All of `bytes` as one message. Throws Error(kInvalidArgument).
-template <typename Message>
-Message read_message(std::span<const std::byte> bytes, std::string_view what) {
-  ByteReader in(bytes, what);
-  Message message = Message::read(in);
-  in.finish();
-  return message;
-}
-template <typename Message>
-std::vector<std::byte> message_bytes(const Message& message) {
-  ByteWriter out;
-  message.write(out);
-  return out.take();
-}
+// What Stats is answered.
+struct BatchFigures {
+  BatchStats stats;
+  static void fields(auto& f, auto& self) {
+    auto& stats = self.stats;
+    f("tensors", stats.tensors);
+    f("skipped", stats.skipped);
+    f("routes", stats.routes);
+    f("bytes_moved", stats.bytes_moved);
+    f("bytes_lower_bound", stats.bytes_lower_bound);
+    f("rank_bytes", stats.rank_bytes);
+    f("transfers", stats.transfers);
+    f("sessions", stats.sessions);
+    f("store_requests", stats.store_requests);
+    f("plans", stats.plans);
+    f("allocations", stats.allocations);
+    f("quantized_elements", stats.quantized_elements);
+    f("quantized_bytes", stats.quantized_bytes);
+    f("quantized_source_bytes", stats.quantized_source_bytes);
+    f("quantized_elements_moved", stats.quantized_elements_moved);
+    f("quantized_bytes_moved", stats.quantized_bytes_moved);
+    f("amax_exchanges", stats.amax_exchanges);
+    f("delta_routes", stats.delta_routes);
+    f("delta_bytes", stats.delta_bytes);
+    f("delta_full_bytes", stats.delta_full_bytes);
+    f("register_seconds", stats.register_seconds);
+  }
+};
 
 // The name of the socket of the daemon of that rank, in a folder of the runtime directory.
 std::string agent_socket_name(const std::string& name_space, const std::string& job, Rank rank);

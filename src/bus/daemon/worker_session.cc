@@ -405,9 +405,8 @@ void WorkerSession::execute(const Command& command, Replier& replier) {
                                                       .undecided = found->undecided()}));
     }
     case AgentCommand::kStats: {
-      ByteWriter out;
-      write_stats(batch(read_message<BatchNumber>(command.payload, name()).batch)->stats(), out);
-      return replier.succeed(out.view());
+      const auto found = batch(read_message<BatchNumber>(command.payload, name()).batch);
+      return replier.succeed(message_bytes(BatchFigures{.stats = found->stats()}));
     }
   }
   fail(ErrorCode::kInvalidArgument, "agent: command {} is unknown", command.type);

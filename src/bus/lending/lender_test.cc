@@ -39,9 +39,7 @@ class Worker {
 
   template <typename Message>
   void send(const Message& message, std::vector<UniqueFd> fds = {}) {
-    ByteWriter out;
-    message.write(out);
-    writer_.push(static_cast<uint16_t>(Message::kType), out.view(), std::move(fds));
+    writer_.push(static_cast<uint16_t>(Message::kType), message_bytes(message), std::move(fds));
     writer_.flush(socket_.get(), Deadline::after(kLendingLimit));
   }
   template <typename Message>

@@ -48,9 +48,24 @@ struct LendArenas {
   bool own = false;       // the agent's, else those of the rank that the run pulls from
   bool writable = false;  // the agent's alone
   std::vector<ArenaDesc> arenas;
-  void write(ByteWriter& out) const;
-  static LendArenas read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("run", self.run);
+    f("own", self.own);
+    f("writable", self.writable);
+    f.require(self.own || !self.writable, "LendArenas: another rank's are not to be written");
+    f("arenas", self.arenas, kMaxArenas);
+  }
 };
+
+void write_region(const Region& region, ByteWriter& out);
+// One that holds something: no route has another.
+Region read_region(ByteReader& in);
+
+template <typename Fields, typename Dims>
+void dims_field(Fields& f, std::string_view name, Dims& dims) {
+  short_list_field(f, name, dims,
+                   [&](uint8_t count) { f.require(count <= kMaxDims, "MakeRun: a tensor of {} dims", count); });
+}
 
 // One end of a route: a local array and where it lies.
 struct LentPlace {
@@ -65,8 +80,17 @@ struct LentPlace {
   MemoryDesc memory;    // all that the array takes
   uint64_t origin = 0;  // of its first element, in `memory`
   LocalArray array;
-  void write(ByteWriter& out) const;
-  static LentPlace read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("kind", self.kind, Kind::kPeer);
+    if (self.kind == Kind::kTensor) {
+      f("tensor", self.tensor);
+      return;
+    }
+    f("memory", self.memory);
+    f("origin", self.origin);
+    f.coded("owned", self.array.owned, write_region, read_region);
+    dims_field(f, "strides", self.array.strides);
+  }
 };
 
 struct LentRoute {
@@ -75,6 +99,11 @@ struct LentRoute {
   LentPlace dst;  // of a pull, as dst_dtype
   DType dst_dtype = DType::kF32;
 };
+
+// Of what is read: a region that holds something lies within the tensor, and a place within that. Throw
+// Error(kInvalidArgument).
+void check_route(const RouteRegion& what);
+void check_place(const RouteRegion& what, const LentPlace& place);
 
 struct MakeRun {
   static constexpr auto kType = LendingMessage::kMakeRun;
@@ -87,39 +116,63 @@ struct MakeRun {
   Incarnation peer{};     // of a pull from it: whose memory it is
   std::vector<LentRoute> routes;
   bool pulls() const { return kind == Kind::kPull && !peer_name.empty(); }
-  void write(ByteWriter& out) const;
-  static MakeRun read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("run", self.run);
+    f("kind", self.kind, Kind::kPull);
+    f("digest", self.digest);
+    f("ring", self.ring);
+    f("peer_name", self.peer_name, 256);
+    if (self.pulls()) f("peer", self.peer);
+    f.each("routes", self.routes, kMaxRoutes, 10, [&](auto& g, auto& route) {
+      auto& what = route.what;
+      g("tensor", what.tensor);
+      g("dtype", what.dtype, kLastDType);
+      dims_field(g, "shape", what.shape);
+      g.coded("region", what.region, write_region, read_region);
+      if constexpr (kReads<decltype(g)>) check_route(what);
+      g("src", route.src);
+      if constexpr (kReads<decltype(g)>) check_place(what, route.src);
+      if (self.kind == Kind::kSource) return;
+      g("dst", route.dst);
+      if constexpr (kReads<decltype(g)>) check_place(what, route.dst);
+      g("dst_dtype", route.dst_dtype, kLastDType);
+    });
+  }
 };
 
 // In a frame with the ring's descriptor.
 struct GiveRing {
   static constexpr auto kType = LendingMessage::kGiveRing;
   uint32_t run = 0;
-  void write(ByteWriter& out) const { out.put(run); }
-  static GiveRing read(ByteReader& in) { return {.run = in.get<uint32_t>()}; }
+  static void fields(auto& f, auto& self) { f("run", self.run); }
 };
 
 struct StartRun {
   static constexpr auto kType = LendingMessage::kStartRun;
   uint32_t run = 0;
   uint32_t epoch = 0;
-  void write(ByteWriter& out) const;
-  static StartRun read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("run", self.run);
+    f("epoch", self.epoch);
+    f.require(self.epoch != 0, "StartRun: epoch 0");
+  }
 };
 
 struct AbortRun {
   static constexpr auto kType = LendingMessage::kAbortRun;
   uint32_t run = 0;
   Status status;  // not ok
-  void write(ByteWriter& out) const;
-  static AbortRun read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("run", self.run);
+    status_field(f, self.status);
+    f.require(!self.status.ok(), "AbortRun: without an error");
+  }
 };
 
 struct DropRun {
   static constexpr auto kType = LendingMessage::kDropRun;
   uint32_t run = 0;
-  void write(ByteWriter& out) const { out.put(run); }
-  static DropRun read(ByteReader& in) { return {.run = in.get<uint32_t>()}; }
+  static void fields(auto& f, auto& self) { f("run", self.run); }
 };
 
 struct RunProgress {
@@ -127,8 +180,11 @@ struct RunProgress {
   uint32_t run = 0;
   uint32_t epoch = 0;
   int64_t bytes = 0;
-  void write(ByteWriter& out) const;
-  static RunProgress read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("run", self.run);
+    f("epoch", self.epoch);
+    f("bytes", self.bytes);
+  }
 };
 
 struct RunEnded {
@@ -138,23 +194,29 @@ struct RunEnded {
   int64_t bytes = 0;
   Status status;
   std::vector<Digest> digests;  // one a route, if the run computes them and ended well
-  void write(ByteWriter& out) const;
-  static RunEnded read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("run", self.run);
+    f("epoch", self.epoch);
+    f("bytes", self.bytes);
+    status_field(f, self.status);
+    f.array("digests", self.digests, kMaxRoutes);
+  }
 };
 
 struct Sync {
   static constexpr auto kType = LendingMessage::kSync;
   uint32_t number = 0;
-  void write(ByteWriter& out) const { out.put(number); }
-  static Sync read(ByteReader& in) { return {.number = in.get<uint32_t>()}; }
+  static void fields(auto& f, auto& self) { f("number", self.number); }
 };
 
 struct Synced {
   static constexpr auto kType = LendingMessage::kSynced;
   uint32_t number = 0;
   Status status;  // why a run could not be made, since the last Sync
-  void write(ByteWriter& out) const;
-  static Synced read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("number", self.number);
+    status_field(f, self.status);
+  }
 };
 
 using LendingMessages =

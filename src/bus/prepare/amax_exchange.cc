@@ -72,7 +72,7 @@ void AmaxExchange::handle_leader(Frame& frame) {
       leader_->send(Joins{.keys = keys_});
       return events_.ready_changed();
     case kCode<Agreed>:
-      heard_ = parse<Agreed>(frame.payload, std::move(heard_.amaxes));
+      heard_ = parse<Agreed>(frame.payload, {.amaxes = std::move(heard_.amaxes)});
       return handle_agreed(heard_);
     case kCode<Detach>:
       leader_->close();
@@ -199,7 +199,7 @@ void AmaxExchange::handle_agreed(const Agreed& agreed) {
 // --- rank 0 --------------------------------------------------------------------------------------
 
 void AmaxExchange::handle_report(Rank rank, Follower& follower, Frame& frame) {
-  read_ = parse<Amaxes>(frame.payload, std::move(read_.amaxes));
+  read_ = parse<Amaxes>(frame.payload, {.amaxes = std::move(read_.amaxes)});
   const Amaxes& report = read_;
   require_known(report.finding);
   const bool whole = report.status.ok() && !report.finding.any();

@@ -2,7 +2,12 @@
 // Agreed, from it (amax_exchange.h, docs/formats/bus-protocol.md).
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <functional>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "peer/message.h"
@@ -30,6 +35,9 @@ struct AmaxKey {
   auto operator<=>(const AmaxKey&) const = default;
 };
 
+// Keys travel as they lie in memory: u32 group, u32 matrix, u32 row, u32 column.
+static_assert(sizeof(AmaxKey) == 16 && std::is_trivially_copyable_v<AmaxKey>);
+
 // A value that no format takes: NaN or infinity.
 struct NonfiniteFinding {
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -38,16 +46,26 @@ struct NonfiniteFinding {
   Rank rank = 0;            // that found it
   float value = 0;
   bool any() const { return tensor != kNone; }
+  static void fields(auto& f, auto& self) {
+    f("tensor", self.tensor);
+    f("index", self.index);
+    f("rank", self.rank);
+    f("value", self.value);
+  }
 };
 
 struct Joins {
   static constexpr auto kType = AmaxMessage::kJoins;
   std::vector<AmaxKey> keys;  // ascending
-  void write(ByteWriter& out) const;
-  static Joins read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f.array("keys", self.keys, kMaxAmaxes);
+    const auto disorder = std::ranges::adjacent_find(self.keys, std::greater_equal<>{});
+    f.require(disorder == self.keys.end(), "Joins: keys out of order at {}", disorder - self.keys.begin());
+  }
 };
 
-// Amaxes: what one rank has of a version; Agreed: what all have.
+// Amaxes: what one rank has of a version; Agreed: what all have. Amaxes are finite and not negative; there are none
+// where there is a reason for that.
 template <AmaxMessage type>
 struct AmaxValues {
   static constexpr auto kType = type;
@@ -56,9 +74,23 @@ struct AmaxValues {
   Status status = {};              // not ok: why there are none
   NonfiniteFinding finding = {};   // likewise
   std::vector<float> amaxes = {};  // in the order of that rank's Joins
-  void write(ByteWriter& out) const;
-  // Amaxes are finite and not negative; there are none where there is a reason for that.
-  static AmaxValues read(ByteReader& in, std::vector<float> room = {});
+  static void fields(auto& f, auto& self) {
+    constexpr std::string_view kName = kNameOf<type>;
+    f("version", self.version);
+    f("epoch", self.epoch);
+    f.require(self.version >= 1, "{}: version {}", kName, self.version);
+    heard_status_field(f, self.status);
+    f("finding", self.finding);
+    const NonfiniteFinding& found = self.finding;
+    f.require(!found.any() || (found.rank >= 0 && !std::isfinite(found.value)), "{}: rank {} has found {}", kName,
+              found.rank, found.value);
+    f.array("amaxes", self.amaxes, kMaxAmaxes);
+    const auto bad = std::ranges::find_if_not(
+        self.amaxes, [](float amax) { return std::isfinite(amax) && amax >= 0 && !std::signbit(amax); });
+    if (bad != self.amaxes.end()) f.require(false, "{}: an amax of {}: they are finite, and 0 or more", kName, *bad);
+    f.require(self.amaxes.empty() || (self.status.ok() && !found.any()), "{}: {} amaxes, and a reason for having none",
+              kName, self.amaxes.size());
+  }
 };
 using Amaxes = AmaxValues<AmaxMessage::kAmaxes>;
 using Agreed = AmaxValues<AmaxMessage::kAgreed>;

@@ -68,9 +68,7 @@ class RawRank {
 
   template <typename Message>
   void send(const Message& message) {
-    ByteWriter out;
-    message.write(out);
-    writer_.push(kCode<Message>, out.view());
+    writer_.push(kCode<Message>, message_bytes(message));
     writer_.flush(socket_.get(), soon());
   }
   template <typename Message>

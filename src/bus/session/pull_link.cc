@@ -61,13 +61,13 @@ void PullLink::handle(Frame& frame) {
     case kCode<Held>:
       return handle_held(parse<Held>(frame.payload));
     case kCode<Grant>:
-      return handle_grant(parse<Grant>(frame.payload, std::move(granted_deltas_)));
+      return handle_grant(parse<Grant>(frame.payload, {.deltas = std::move(granted_deltas_)}));
     case kCode<Refuse>:
       return handle_refuse(parse<Refuse>(frame.payload));
     case kCode<Revoke>:
       return handle_revoke(parse<Revoke>(frame.payload));
     case kCode<Digests>:
-      return handle_digests(parse<Digests>(frame.payload, std::move(spare_digests_)));
+      return handle_digests(parse<Digests>(frame.payload, {.digests = std::move(spare_digests_)}));
     case kCode<Detach>:
       return handle_detach(parse<Detach>(frame.payload));
     case kCode<Broken>:

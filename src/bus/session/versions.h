@@ -16,10 +16,14 @@
 // have pulled it; Decided, to them, whether a staged version is committed. Revoke asks a puller to stop reading.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "codec/simd/digest.h"
+#include "peer/exchange/messages.h"
 #include "peer/message.h"
 #include "tessera/error.h"
 
@@ -43,23 +47,25 @@ enum class VersionMessage : uint16_t {
   kDecided,
 };
 
+// Digests travel as they lie in memory: u64 d0, u64 d1, u64 elements.
+static_assert(sizeof(Digest) == 24 && std::is_trivially_copyable_v<Digest>);
+static_assert(offsetof(Digest, d) == 0 && offsetof(Digest, elements) == 16);
+
+// A version and a transfer, with which most of what follows begins.
+template <VersionMessage type>
+void version_fields(auto& f, auto& self) {
+  f("version", self.version);
+  f("epoch", self.epoch);
+  f.require(self.version >= 1, "{}: version {}", kNameOf<type>, self.version);
+}
+
 // Messages about one version differ in their type alone.
 template <VersionMessage type>
 struct VersionStep {
   static constexpr auto kType = type;
   int64_t version = 0;
   uint32_t epoch = 0;  // the transfer's number; Offer: the slot; Withdraw: 0
-  void write(ByteWriter& out) const {
-    out.put(version);
-    out.put(epoch);
-  }
-  static VersionStep read(ByteReader& in) {
-    VersionStep message;
-    message.version = in.get<int64_t>();
-    message.epoch = in.get<uint32_t>();
-    if (message.version < 1) fail(ErrorCode::kInvalidArgument, "{}: version {}", kNameOf<type>, message.version);
-    return message;
-  }
+  static void fields(auto& f, auto& self) { version_fields<type>(f, self); }
 };
 using Offer = VersionStep<VersionMessage::kOffer>;
 using Withdraw = VersionStep<VersionMessage::kWithdraw>;
@@ -78,8 +84,10 @@ struct Take {
   Stamp held = 0;  // what the puller's tensors hold, of the last Grant
   // A second Take of an epoch has what a stream carries packed once more, in full; this is set in the stream's epoch.
   static constexpr uint32_t kAgain = uint32_t{1} << 31;
-  void write(ByteWriter& out) const;
-  static Take read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    version_fields<kType>(f, self);
+    f("held", self.held);
+  }
 };
 
 struct Grant {
@@ -91,8 +99,13 @@ struct Grant {
   // One a route of the connection: the bytes of its delta, on top of what the puller has said it holds, or kInFull.
   // Empty: all are in full.
   std::vector<int64_t> deltas = {};
-  void write(ByteWriter& out) const;
-  static Grant read(ByteReader& in, std::vector<int64_t> room = {});
+  static void fields(auto& f, auto& self) {
+    version_fields<kType>(f, self);
+    f("stamp", self.stamp);
+    f.array("deltas", self.deltas, kMaxRoutes);
+    const auto bad = std::ranges::find_if(self.deltas, [](int64_t bytes) { return bytes < kInFull; });
+    if (bad != self.deltas.end()) f.require(false, "Grant: a delta of {} bytes", *bad);
+  }
 };
 
 // Refuse and Revoke: what the source says instead of Held or Grant, or after it; `reason` is what the puller fails
@@ -103,8 +116,10 @@ struct VersionEnd {
   int64_t version = 0;
   uint32_t epoch = 0;  // of the Take that this is about
   Status reason;
-  void write(ByteWriter& out) const;
-  static VersionEnd read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    version_fields<type>(f, self);
+    heard_status_field(f, self.reason);
+  }
 };
 using Refuse = VersionEnd<VersionMessage::kRefuse>;
 using Revoke = VersionEnd<VersionMessage::kRevoke>;
@@ -121,8 +136,11 @@ struct Decided {
   uint32_t epoch = 0;
   Verdict verdict = Verdict::kAbort;
   Status reason;  // of an abort
-  void write(ByteWriter& out) const;
-  static Decided read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    version_fields<kType>(f, self);
+    f("verdict", self.verdict, Verdict::kAskStore);
+    heard_status_field(f, self.reason);
+  }
 };
 
 struct Digests {
@@ -131,16 +149,20 @@ struct Digests {
   // One a route of this connection, then the rest of each that is quantised, then the piece of each that may travel as
   // a delta and is cast (of the others' none).
   std::vector<Digest> digests;
-  void write(ByteWriter& out) const;
-  static Digests read(ByteReader& in, std::vector<Digest> room = {});
+  static void fields(auto& f, auto& self) {
+    f("version", self.version);
+    f.array("digests", self.digests, kMaxRoutes);
+  }
 };
 
 struct ProgressReport {
   static constexpr auto kType = VersionMessage::kProgress;
   int64_t version = 0;
   int64_t bytes = 0;  // pulled over this connection so far
-  void write(ByteWriter& out) const;
-  static ProgressReport read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("version", self.version);
+    f("bytes", self.bytes);
+  }
 };
 
 struct Done {
@@ -148,8 +170,11 @@ struct Done {
   int64_t version = 0;
   int64_t bytes = 0;
   Status status;
-  void write(ByteWriter& out) const;
-  static Done read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("version", self.version);
+    f("bytes", self.bytes);
+    heard_status_field(f, self.status);
+  }
 };
 
 using VersionMessages = MessageList<Offer, Withdraw, Take, Grant, Refuse, Revoke, Digests, ProgressReport, Done, Chosen,

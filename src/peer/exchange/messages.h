@@ -10,7 +10,10 @@
 // A connection that moves no data is answered Prepared at once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -22,6 +25,7 @@ namespace tessera {
 
 inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
 inline constexpr uint32_t kMaxSlots = 8;          // versions that a sender keeps
+inline constexpr uint32_t kMaxArenas = 1 << 16;   // in one message
 
 enum class ExchangeMessage : uint16_t {
   kAttached = 5,
@@ -41,27 +45,45 @@ struct Attached {
     // Where the route's delta piece lies, if it may travel as one; slot s likewise.
     std::optional<MemoryDesc> delta = {};
     uint64_t delta_slot_bytes = 0;
+    static void fields(auto& f, auto& self) {
+      f("memory", self.memory);
+      f("origin", self.origin);
+      short_list_field(f, "strides", self.strides,
+                       [&](uint8_t dims) { f.require(dims <= kMaxDims, "Attached: a tensor of {} dims", dims); });
+      f("slot_bytes", self.slot_bytes);
+      f("delta", self.delta);
+      if (self.delta) f("delta_slot_bytes", self.delta_slot_bytes);
+    }
   };
   uint32_t slots = 1;             // that Offer names; one where tensors are read in place
   std::vector<ArenaDesc> arenas;  // one descriptor each, with this frame
   bool more_arenas = false;       // another Attached follows; only the last one has places
   std::vector<Place> places;
-  void write(ByteWriter& out) const;
-  static Attached read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("slots", self.slots);
+    f.require(self.slots >= 1 && self.slots <= kMaxSlots, "Attached: {} slots", self.slots);
+    f("arenas", self.arenas, kMaxArenas);
+    f("more_arenas", self.more_arenas);
+    f("places", self.places, kMaxRoutes);
+  }
 };
 
 struct Prepare {
   static constexpr auto kType = ExchangeMessage::kPrepare;
   bool ring = false;
   std::vector<uint32_t> skipped;  // positions in the routes of this connection, ascending
-  void write(ByteWriter& out) const;
-  static Prepare read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("ring", self.ring);
+    f("skipped", self.skipped, kMaxRoutes);
+    const auto disorder = std::ranges::adjacent_find(self.skipped, std::greater_equal<>{});
+    if (disorder != self.skipped.end())
+      f.require(false, "Prepare: skipped routes out of order at {}", *std::next(disorder));
+  }
 };
 
 struct Prepared {
   static constexpr auto kType = ExchangeMessage::kPrepared;
-  void write(ByteWriter&) const {}
-  static Prepared read(ByteReader&) { return {}; }
+  static void fields(auto&, auto&) {}
 };
 
 using ExchangeMessages = MessageList<Attached, Prepare, Prepared>;

@@ -17,12 +17,12 @@ TEST(ExchangeMessages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
 }
 
 TEST(ExchangeMessages, SkippedRoutesMustAscend) {
-  EXPECT_THROW(parse<Prepare>(bytes_of_message(Prepare{false, {3, 3}})), Error);
-  EXPECT_THROW(parse<Prepare>(bytes_of_message(Prepare{false, {3, 1}})), Error);
+  EXPECT_THROW(parse<Prepare>(message_bytes(Prepare{false, {3, 3}})), Error);
+  EXPECT_THROW(parse<Prepare>(message_bytes(Prepare{false, {3, 1}})), Error);
 }
 
-TEST(ExchangeMessages, RandomBytesNeverDoMoreThanThrow) {
-  expect_no_more_than_errors<ExchangeMessages>();
+TEST(ExchangeMessages, ComeBackAsTheyAreDrawn) {
+  expect_conversation_holds<tessera::ExchangeMessages>();
 }
 
 }  // namespace
