@@ -94,12 +94,18 @@ void Agent::close_session(const std::string& session, const Acceptor* acceptor) 
   if (it != sessions_.end() && it->second == acceptor) sessions_.erase(it);
 }
 
-void Agent::call(const std::string& address, const std::string& peer_name, Deadline deadline,
+void Agent::call(const std::string& address, const std::string& peer_name, const Attach& attach, Deadline deadline,
                  const std::function<void(std::shared_ptr<Link>)>& on_link) {
   UniqueFd socket = connect_unix(address, deadline);
   require_same_user(socket.get());
   run_on_loop([&] {
     std::shared_ptr<Link> link = Link::adopt(loop_, std::move(socket), peer_name);
+    link->set_greeting([this, attach, to = link.get()](Frame& frame) {
+      check_welcome(frame, *to);
+      const bool pulls = attach.purpose == Attach::Purpose::kPull || attach.purpose == Attach::Purpose::kReduce;
+      to->set_limits({.payload_bytes = kMaxMessageBytes, .fds = static_cast<uint16_t>(pulls ? kMaxFdsPerMessage : 0)});
+      to->send(attach);
+    });
     on_link(link);
     link->send(hello());
   });

@@ -79,15 +79,14 @@ class Agent {
   // What report() says of the worker's command queue; without one, nothing. On the loop.
   void set_command_queue(std::function<CommandQueueReport()> queue) { command_queue_ = std::move(queue); }
 
-  // Connects to another agent and says Hello; blocks. The link's handlers are the caller's to set, on the loop's
-  // thread, before any frame is read: `on_link` runs there.
-  void call(const std::string& address, const std::string& peer_name, Deadline deadline,
+  // Connects to another agent, says Hello and, once it is welcomed, Attach; blocks until it is connected. The link's
+  // handlers are the caller's to set, on the loop's thread: `on_link` runs there. They see what comes once the link is
+  // attached, and its end: kMismatch where another peer than `peer_name` answers, or in a protocol that this release
+  // does not speak.
+  void call(const std::string& address, const std::string& peer_name, const Attach& attach, Deadline deadline,
             const std::function<void(std::shared_ptr<Link>)>& on_link);
   // The caller's first message on a new link.
   Hello hello() const;
-  // Checks an answer to Hello: throws kMismatch for another peer than the one `link` is named after, and for a protocol
-  // that this release does not speak; else the link speaks that.
-  void check_welcome(Frame& frame, Link& link) const;
 
   // Runs `task` on the loop's thread and waits until it has run; rethrows what it throws.
   template <typename Task>
@@ -104,6 +103,7 @@ class Agent {
   };
 
   void run_and_wait(const std::function<void()>& task);
+  void check_welcome(Frame& frame, Link& link) const;
   void accept_connection(UniqueFd socket);
   void handle_frame(uint64_t id, Frame& frame);
   Report report() const;

@@ -4,7 +4,6 @@
 
 #include "base/log.h"
 #include "base/metrics.h"
-#include "peer/handshake.h"
 #include "peer/identity.h"
 
 namespace tessera {
@@ -37,8 +36,9 @@ Link::~Link() {
   close();
 }
 
-void Link::set_handlers(OnFrame on_frame, OnEnd on_end) {
-  handlers_ = std::make_shared<const Handlers>(Handlers{std::move(on_frame), std::move(on_end)});
+void Link::set_handlers(OnFrame on_frame, OnEnd on_end, OnDetach on_detach, OnBroken on_broken) {
+  handlers_ = std::make_shared<const Handlers>(
+      Handlers{std::move(on_frame), std::move(on_end), std::move(on_detach), std::move(on_broken)});
 }
 
 void Link::watch_process(const Incarnation& incarnation) {
@@ -159,7 +159,17 @@ void Link::handle_frame(Frame& frame) {
     const Reject reject = parse<Reject>(frame.payload);
     return end(failed(reject.code, "{} refuses the connection: {}", name_, reject.text));
   }
-  if (const auto handlers = handlers_) handlers->on_frame(frame);
+  if (greeting_) return std::exchange(greeting_, nullptr)(frame);
+  const auto handlers = handlers_;
+  if (!handlers) return;
+  if (frame.type == kCode<Detach> && handlers->on_detach) {
+    const Detach detach = parse<Detach>(frame.payload);
+    close();
+    return handlers->on_detach(detach);
+  }
+  if (frame.type == kCode<Broken> && handlers->on_broken)
+    return handlers->on_broken(parse<Broken>(frame.payload).status);
+  handlers->on_frame(frame);
 }
 
 void Link::reject(const Status& reason) {

@@ -8,6 +8,7 @@
 
 #include "base/event_loop.h"
 #include "base/framing.h"
+#include "peer/handshake.h"
 #include "peer/message.h"
 #include "peer/stop_detector.h"
 
@@ -21,11 +22,17 @@ class Link : public std::enable_shared_from_this<Link> {
   using OnFrame = std::function<void(Frame&)>;
   // Called once, unless close() came first: why the connection ended, naming the peer.
   using OnEnd = std::function<void(const Status&)>;
+  // Called with a Detach, after which the link is closed. Where it is not given, on_frame gets the frame.
+  using OnDetach = std::function<void(const Detach&)>;
+  // Called with what a Broken says; likewise.
+  using OnBroken = std::function<void(const Status&)>;
 
   static std::shared_ptr<Link> adopt(EventLoop& loop, UniqueFd socket, std::string peer_name);
   ~Link();
 
-  void set_handlers(OnFrame on_frame, OnEnd on_end);
+  void set_handlers(OnFrame on_frame, OnEnd on_end, OnDetach on_detach = {}, OnBroken on_broken = {});
+  // The first frame that comes goes to `greeting` in place of the handler; what it throws ends the link likewise.
+  void set_greeting(OnFrame greeting) { greeting_ = std::move(greeting); }
   void set_name(std::string name) { name_ = std::move(name); }
   const std::string& name() const { return name_; }  // "trainer/3"
   // From now on ends at once when that process dies, socket or not. Same host and pid namespace only.
@@ -86,7 +93,10 @@ class Link : public std::enable_shared_from_this<Link> {
   struct Handlers {
     OnFrame on_frame;
     OnEnd on_end;
+    OnDetach on_detach;
+    OnBroken on_broken;
   };
+  OnFrame greeting_;
   std::shared_ptr<const Handlers> handlers_;
 };
 

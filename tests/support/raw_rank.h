@@ -76,12 +76,9 @@ class RawRank final : public Acceptor {
   }
   // As a receiver: up to Prepared.
   void attach_to(Rank rank, bool ring) {
-    agent_.call(view_.peer[static_cast<size_t>(rank)].address, "peer", soon(), [&](std::shared_ptr<Link> link) {
-      link->set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
-      adopt(std::move(link));
-    });
-    (void)next<Welcome>();
-    send(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_});
+    const Attach attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_};
+    agent_.call(view_.peer[static_cast<size_t>(rank)].address, rank_name(view_.peer_job, rank), attach, soon(),
+                [&](std::shared_ptr<Link> link) { adopt(std::move(link)); });
     (void)next<Attached>();
     send(Prepare{.ring = ring, .skipped = {}});
     (void)next<Prepared>();

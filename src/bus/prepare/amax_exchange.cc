@@ -11,14 +11,8 @@
 
 namespace tessera::bus {
 
-AmaxExchange::AmaxExchange(Agent& agent, const SessionSetup& setup, Attach attach, std::span<const AmaxKey> own,
-                           Events events)
-    : agent_(agent),
-      setup_(setup),
-      attach_(std::move(attach)),
-      events_(std::move(events)),
-      keys_(own.begin(), own.end()),
-      result_(own.size()) {
+AmaxExchange::AmaxExchange(Agent& agent, const SessionSetup& setup, std::span<const AmaxKey> own, Events events)
+    : agent_(agent), setup_(setup), events_(std::move(events)), keys_(own.begin(), own.end()), result_(own.size()) {
   std::ranges::sort(keys_);
   keys_.erase(std::ranges::unique(keys_).begin(), keys_.end());
   TESSERA_CHECK_LE(keys_.size(), size_t{kMaxAmaxes});
@@ -53,19 +47,14 @@ bool AmaxExchange::ready() const {
 void AmaxExchange::adopt(std::shared_ptr<Link> link) {
   leader_ = std::move(link);
   leader_->set_handlers([this](Frame& frame) { handle_leader(frame); },
+                        [this](const Status& status) { lose(status, nullptr); },
+                        [this](const Detach& detach) { lose(detach.reason(leader_->name()), nullptr); },
                         [this](const Status& status) { lose(status, nullptr); });
   leader_->watch_process(setup_.view.own[0].incarnation);
   leader_->watch_worker(setup_.view.own[0].worker);
 }
 
 void AmaxExchange::handle_leader(Frame& frame) {
-  if (!welcomed_) {
-    agent_.check_welcome(frame, *leader_);
-    welcomed_ = true;
-    leader_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = 0});
-    leader_->send(attach_);
-    return;
-  }
   switch (frame.type) {
     case kCode<Prepared>:
       if (std::exchange(prepared_, true)) fail(ErrorCode::kMismatch, "Prepared out of turn");
@@ -74,11 +63,6 @@ void AmaxExchange::handle_leader(Frame& frame) {
     case kCode<Agreed>:
       heard_ = parse<Agreed>(frame.payload, {.amaxes = std::move(heard_.amaxes)});
       return handle_agreed(heard_);
-    case kCode<Detach>:
-      leader_->close();
-      return lose(parse<Detach>(frame.payload).reason(leader_->name()), nullptr);
-    case kCode<Broken>:
-      return lose(parse<Broken>(frame.payload).status, nullptr);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
   }
@@ -90,7 +74,11 @@ void AmaxExchange::accept(Caller caller) {
   if (followers_.contains(rank))
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", agent_.identity().name(), caller.link->name());
   caller.link->set_handlers([this, rank](Frame& frame) { handle_follower(rank, frame); },
-                            [this, rank](const Status& status) { lose(status, &followers_.at(rank)); });
+                            [this, rank](const Status& status) { lose(status, &followers_.at(rank)); },
+                            [this, rank](const Detach& detach) {
+                              Follower& follower = followers_.at(rank);
+                              lose(detach.reason(follower.name), &follower);
+                            });
   caller.link->watch_process(caller.hello.incarnation);
   caller.link->watch_worker(setup_.view.own[static_cast<size_t>(rank)].worker);
   Follower& follower = followers_[rank];
@@ -101,10 +89,6 @@ void AmaxExchange::accept(Caller caller) {
 
 void AmaxExchange::handle_follower(Rank rank, Frame& frame) {
   Follower& follower = followers_.at(rank);
-  if (frame.type == kCode<Detach>) {
-    follower.link->close();
-    return lose(parse<Detach>(frame.payload).reason(follower.name), &follower);
-  }
   if (frame.type == kCode<Joins> && !follower.joined) return handle_joins(follower, parse<Joins>(frame.payload));
   if (frame.type == kCode<Amaxes> && follower.joined) return handle_report(rank, follower, frame);
   fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);

@@ -33,7 +33,7 @@ class AmaxExchange {
   };
   // `own`: the keys of this rank, in any order, as often as it has use for them. REQUIRES: at most kMaxAmaxes, and that
   // `setup` outlives it.
-  AmaxExchange(Agent& agent, const SessionSetup& setup, Attach attach, std::span<const AmaxKey> own, Events events);
+  AmaxExchange(Agent& agent, const SessionSetup& setup, std::span<const AmaxKey> own, Events events);
   ~AmaxExchange();
   AmaxExchange(const AmaxExchange&) = delete;
   AmaxExchange& operator=(const AmaxExchange&) = delete;
@@ -103,14 +103,12 @@ class AmaxExchange {
 
   Agent& agent_;
   const SessionSetup& setup_;
-  const Attach attach_;
   const Events events_;
   std::vector<AmaxKey> keys_;     // ascending, each once: of this rank; at rank 0, of all
   std::vector<uint32_t> places_;  // of this rank's amaxes in keys_
   std::vector<float> result_;     // in the order of this rank's keys
 
   std::shared_ptr<Link> leader_;  // of ranks other than 0
-  bool welcomed_ = false;
   bool prepared_ = false;
   uint32_t epoch_ = 0;  // of the last version begun, or given up
   Agreed heard_;        // kept for its memory

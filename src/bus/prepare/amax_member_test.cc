@@ -21,8 +21,6 @@ class AMember : public testing::Test {
       link_ = Link::adopt(one_.agent().loop(), std::move(ours), "trainer/0");
       exchange.adopt(link_);
     });
-    zero_->send(Welcome{kProtocolMax, kVersion, "trainer", 0, Incarnation::self()});
-    EXPECT_EQ(zero_->next<Attach>().purpose, Attach::Purpose::kAgree);
     zero_->send(Prepared{});
     EXPECT_THAT(zero_->next<Joins>().keys, ElementsAre(kCutBlock, kMatrix)) << "ascending, each once";
     one_.wait_ready();
@@ -123,7 +121,7 @@ TEST(AmaxExchange, ThreeRanksAgreeOverTheirAgents) {
   for (Exchanging* other : {&one, &two})
     other->with([](AmaxExchange& exchange) { EXPECT_THAT(exchange.peers(), ElementsAre(0)); });
   for (Exchanging* other : {&one, &two})
-    other->agent().call(zero.agent().address(), "trainer/0", soon(), [other](std::shared_ptr<Link> link) {
+    other->agent().call(zero.agent().address(), "trainer/0", agreeing(), soon(), [other](std::shared_ptr<Link> link) {
       other->with([&](AmaxExchange& exchange) { exchange.adopt(std::move(link)); });
     });
   for (Exchanging* rank : {&zero, &one, &two}) rank->wait_ready();

@@ -104,7 +104,7 @@ class Exchanging {
         setup_(quantising_setup(world)) {
     agent_.run_on_loop([&] {
       exchange_.emplace(
-          agent_, setup_, agreeing(), own,
+          agent_, setup_, own,
           AmaxExchange::Events{.ready_changed =
                                    [this] {
                                      if (exchange_->ready()) ready_.set_value();

@@ -31,7 +31,7 @@ bool Quantizer::wanted(const Match& match) {
   return std::ranges::any_of(match.tensors, [](const Match::Tensor& tensor) { return tensor.wire.has_value(); });
 }
 
-Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, const SourceOf& source_of, Events events)
+Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Events events)
     : setup_(setup),
       events_(std::move(events)),
       subject_(fmt::format("{}/{}", setup.view.name, setup.batch)),
@@ -53,7 +53,7 @@ Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, con
                                                        agent.source_pool(), [this] { encoded_.raise(); }));
   }
   exchange_ = std::make_unique<AmaxExchange>(
-      agent, setup, std::move(attach), keys,
+      agent, setup, keys,
       AmaxExchange::Events{
           .ready_changed = events_.ready_changed,
           .lost = events_.lost,

@@ -38,7 +38,7 @@ class Quantizer {
 
   // Pieces and grids are allocated here. Throws kResourceExhausted where there are more amaxes than can be agreed on.
   // REQUIRES: that `setup`, and what source_of() names, outlive it.
-  Quantizer(Agent& agent, const SessionSetup& setup, Attach attach, const SourceOf& source_of, Events events);
+  Quantizer(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Events events);
   ~Quantizer();  // REQUIRES: not busy
 
   AmaxExchange& exchange() { return *exchange_; }

@@ -18,7 +18,7 @@ size_t aligned(int64_t bytes) {
 
 }  // namespace
 
-Reducer::Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, Events events)
+Reducer::Reducer(Agent& agent, const SessionSetup& setup, Events events)
     : agent_(agent),
       setup_(setup),
       events_(std::move(events)),
@@ -59,10 +59,8 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, 
     for (const Rank peer : reductions[i].peers)
       if (peer != agent_.identity().rank) wanted[peer].push_back({.route = route_into(i, peer)});
   for (auto& [peer, routes] : wanted) {
-    PullLinkOptions options{.attach = attach,
-                            .digest = false,
-                            .tensor_name = [this](uint32_t tensor) { return setup_.tensors[tensor].name; },
-                            .runs = false};
+    PullLinkOptions options{
+        .digest = false, .tensor_name = [this](uint32_t tensor) { return setup_.tensors[tensor].name; }, .runs = false};
     links_.push_back(std::make_unique<PullLink>(agent_, *this, agent_.identity().job, peer,
                                                 setup_.view.own[static_cast<size_t>(peer)], std::move(routes),
                                                 std::move(options)));

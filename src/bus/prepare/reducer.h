@@ -27,7 +27,7 @@ class Reducer final : public PullLinkOwner {
     std::function<void(const Status&)> reduced;  // the run begun by start() has ended
   };
   // Scratch is allocated here. All else happens on the loop's thread.
-  Reducer(Agent& agent, const SessionSetup& setup, const Attach& attach, Events events);
+  Reducer(Agent& agent, const SessionSetup& setup, Events events);
   ~Reducer() override;
 
   void connect();  // first

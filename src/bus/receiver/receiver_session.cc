@@ -47,16 +47,16 @@ void ReceiverSession::connect() {
     const RankRecord& record = setup_.view.peer[static_cast<size_t>(rank)];
     links_.push_back(std::make_unique<PullLink>(
         *setup_.agent, *this, setup_.view.peer_job, rank, record, wanted_from(rank, ties),
-        PullLinkOptions{.attach = attach_message(Attach::Purpose::kPull),
-                        .digest = setup_.agreement.digest,
+        PullLinkOptions{.digest = setup_.agreement.digest,
                         .tensor_name = [this](uint32_t tensor) { return tensor_name(tensor); },
                         .lent = setup_.lent,
                         .delta = setup_.agreement.delta}));
     PullLink* link = links_.back().get();
-    calls_.push_back({link->name(), record, [link](std::shared_ptr<Link> made) { link->adopt(std::move(made)); }});
+    calls_.push_back({link->name(), record, Attach::Purpose::kPull,
+                      [link](std::shared_ptr<Link> made) { link->adopt(std::move(made)); }});
   }
   if (!leads())
-    calls_.push_back({rank_name(identity().job, 0), setup_.view.own[0],
+    calls_.push_back({rank_name(identity().job, 0), setup_.view.own[0], Attach::Purpose::kControl,
                       [this](std::shared_ptr<Link> link) { adopt_leader(std::move(link)); }});
 }
 
@@ -94,13 +94,8 @@ void ReceiverSession::accept(Caller caller) {
   if (rank == 0 || followers_.contains(rank))
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), name);
   caller.link->set_handlers(
-      [this, name, rank](Frame& frame) {
+      [this, rank](Frame& frame) {
         switch (frame.type) {
-          case kCode<Detach>:
-            followers_.at(rank)->close();
-            return break_session(parse<Detach>(frame.payload).reason(name));
-          case kCode<Broken>:
-            return break_session(parse<Broken>(frame.payload).status);
           case kCode<Got>:
             return handle_got(rank, parse<Got>(frame.payload));
           case kCode<ProgressReport>:
@@ -109,6 +104,8 @@ void ReceiverSession::accept(Caller caller) {
             fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
         }
       },
+      [this](const Status& status) { break_session(status); },
+      [this, name](const Detach& detach) { break_session(detach.reason(name)); },
       [this](const Status& status) { break_session(status); });
   caller.link->watch_process(caller.hello.incarnation);
   caller.link->watch_worker(setup_.view.own[static_cast<size_t>(rank)].worker);
@@ -120,19 +117,17 @@ void ReceiverSession::accept(Caller caller) {
 void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
   leader_ = std::move(link);
   leader_->set_handlers([this](Frame& frame) { handle_leader(frame); },
-                        [this](const Status& status) { break_session(status); });
+                        [this](const Status& status) { break_session(status); },
+                        [this](const Detach& detach) { break_session(detach.reason(rank_name(identity().job, 0))); },
+                        [this](const Status& status) {
+                          sender_lost_ = true;  // perhaps: it tells of own ranks, too, whom the senders see themselves
+                          break_session(status);
+                        });
   leader_->watch_process(setup_.view.own[0].incarnation);
   leader_->watch_worker(setup_.view.own[0].worker);
 }
 
 void ReceiverSession::handle_leader(Frame& frame) {
-  if (!leader_welcomed_) {
-    setup_.agent->check_welcome(frame, *leader_);
-    leader_welcomed_ = true;
-    leader_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = 0});
-    leader_->send(attach_message(Attach::Purpose::kControl));
-    return;
-  }
   switch (frame.type) {
     case kCode<Prepared>:
       leader_ready_ = true;
@@ -149,12 +144,6 @@ void ReceiverSession::handle_leader(Frame& frame) {
       return handle_decided(parse<Decided>(frame.payload));
     case kCode<ProgressReport>:
       return handle_flow(parse<ProgressReport>(frame.payload));
-    case kCode<Detach>:
-      leader_->close();
-      return break_session(parse<Detach>(frame.payload).reason(rank_name(identity().job, 0)));
-    case kCode<Broken>:
-      sender_lost_ = true;  // perhaps: it tells of own ranks, too, whom the senders see for themselves
-      return break_session(parse<Broken>(frame.payload).status);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
   }

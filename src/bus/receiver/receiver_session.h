@@ -123,7 +123,6 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   std::vector<std::unique_ptr<PullLink>> links_;     // by rank of the sending job
   std::map<Rank, std::shared_ptr<Link>> followers_;  // rank 0: the others
   std::shared_ptr<Link> leader_;                     // the others: rank 0
-  bool leader_welcomed_ = false;
   bool leader_ready_ = false;
   std::optional<Chosen> chosen_;  // announced, not yet taken
   int64_t holding_ = 0;           // rank 0: the version that it would choose, if all senders hold it

@@ -13,7 +13,7 @@ SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
   // Scratch comes before anyone can attach: its place is told with the rest.
   if (!setup_.routes.reductions.empty()) {
     reducer_ =
-        std::make_unique<Reducer>(*setup_.agent, setup_, attach_message(Attach::Purpose::kReduce),
+        std::make_unique<Reducer>(*setup_.agent, setup_,
                                   Reducer::Events{.ready_changed = [this] { attached_one(); },
                                                   .lost = [this](const Status& status) { break_session(status); },
                                                   .reduced = [this](const Status& status) { on_reduced(status); }});
@@ -28,8 +28,7 @@ SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
   }
   if (!Quantizer::wanted(setup_.agreement.match)) return;
   quantizer_ = std::make_unique<Quantizer>(
-      *setup_.agent, setup_, attach_message(Attach::Purpose::kAgree),
-      [this](const SentRoute& route, uint32_t slot) { return sent_elements(route, slot).route; },
+      *setup_.agent, setup_, [this](const SentRoute& route, uint32_t slot) { return sent_elements(route, slot).route; },
       Quantizer::Events{.ready_changed = [this] { attached_one(); },
                         .lost = [this](const Status& status) { break_session(status); },
                         .quantized = [this](const Status& status) { on_quantized(status); }});
@@ -40,13 +39,13 @@ SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
 
 void SenderSession::connect() {
   if (quantizer_ && identity().rank != 0)
-    calls_.push_back({rank_name(identity().job, 0), setup_.view.own[0],
+    calls_.push_back({rank_name(identity().job, 0), setup_.view.own[0], Attach::Purpose::kAgree,
                       [this](std::shared_ptr<Link> link) { quantizer_->exchange().adopt(std::move(link)); }});
   if (!reducer_) return;
   reducer_->connect();
   for (const auto& link : reducer_->links()) {
     PullLink* to = link.get();
-    calls_.push_back({link->name(), setup_.view.own[static_cast<size_t>(link->rank())],
+    calls_.push_back({link->name(), setup_.view.own[static_cast<size_t>(link->rank())], Attach::Purpose::kReduce,
                       [to](std::shared_ptr<Link> made) { to->adopt(std::move(made)); }});
   }
 }

@@ -36,19 +36,14 @@ PullLink::~PullLink() {
 
 void PullLink::adopt(std::shared_ptr<Link> link) {
   link_ = std::move(link);
-  link_->set_handlers([this](Frame& frame) { handle(frame); }, [this](const Status& status) { lose(status); });
+  link_->set_handlers([this](Frame& frame) { handle(frame); }, [this](const Status& status) { lose(status); },
+                      [this](const Detach& detach) { handle_detach(detach); },
+                      [this](const Status& status) { owner_.on_pull_broken(*this, status); });
   link_->watch_process(incarnation_);
   link_->watch_worker(worker_);
 }
 
 void PullLink::handle(Frame& frame) {
-  if (!welcomed_) {
-    agent_.check_welcome(frame, *link_);
-    welcomed_ = true;
-    link_->set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
-    link_->send(options_.attach);
-    return;
-  }
   switch (frame.type) {
     case kCode<Attached>:
       return handle_attached(frame);
@@ -68,10 +63,6 @@ void PullLink::handle(Frame& frame) {
       return handle_revoke(parse<Revoke>(frame.payload));
     case kCode<Digests>:
       return handle_digests(parse<Digests>(frame.payload, {.digests = std::move(spare_digests_)}));
-    case kCode<Detach>:
-      return handle_detach(parse<Detach>(frame.payload));
-    case kCode<Broken>:
-      return owner_.on_pull_broken(*this, parse<Broken>(frame.payload).status);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
   }
@@ -362,7 +353,6 @@ void PullLink::handle_digests(Digests digests) {
 void PullLink::handle_detach(const Detach& detach) {
   const Status reason = detach.reason(name_);
   offers_.clear();
-  link_->close();
   if (busy()) abort(reason);
   owner_.on_pull_detached(*this, reason);
 }

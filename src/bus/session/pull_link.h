@@ -48,7 +48,6 @@ struct Wanted {
 };
 
 struct PullLinkOptions {
-  Attach attach;
   bool digest = true;
   std::function<std::string(uint32_t)> tensor_name;  // for messages
   bool runs = true;                                  // false: the batch makes its own run of the program (reductions)
@@ -62,7 +61,7 @@ class PullLink {
            std::vector<Wanted> routes, PullLinkOptions options);
   ~PullLink();  // REQUIRES: not running
 
-  // On the loop's thread, once Agent::call has made the connection.
+  // On the loop's thread, with what Agent::call() has made.
   void adopt(std::shared_ptr<Link> link);
 
   Rank rank() const { return rank_; }
@@ -162,7 +161,6 @@ class PullLink {
   size_t all_digests_ = 0;  // that the source sends
   const PullLinkOptions options_;
   std::shared_ptr<Link> link_;
-  bool welcomed_ = false;
   bool ready_ = false;
   Attached attached_;
   std::vector<UniqueFd> arena_fds_;

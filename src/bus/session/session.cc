@@ -39,10 +39,6 @@ std::string Session::describe() const {
   return fmt::format("batch {} of pair {}", setup_.batch, setup_.view.name);
 }
 
-Attach Session::attach_message(Attach::Purpose purpose) const {
-  return {.pair = setup_.view.name, .batch = setup_.batch, .purpose = purpose, .session = setup_.agreement.session};
-}
-
 void Session::check_caller(const Caller& caller, const std::string& job, const std::vector<RankRecord>& ranks) const {
   const Hello& hello = caller.hello;
   const std::string who = rank_name(hello.job, hello.rank);
@@ -65,7 +61,11 @@ Session::Outcome Session::attach(const CallLimits& limits) {
            "{}: {}: {} runs on another host (their boot ids differ): run both jobs on one host", describe(),
            identity().name(), call.name);
     try {
-      setup_.agent->call(call.record.address, call.name, limits.deadline, call.on_link);
+      const Attach attach{.pair = setup_.view.name,
+                          .batch = setup_.batch,
+                          .purpose = call.purpose,
+                          .session = setup_.agreement.session};
+      setup_.agent->call(call.record.address, call.name, attach, limits.deadline, call.on_link);
     } catch (const Error& error) {
       const Status why = why_not_reached(call.name, call.record, error);
       throw Error(why.code(), fmt::format("{}: {}: {}", describe(), identity().name(), why.message()));

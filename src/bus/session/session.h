@@ -107,7 +107,6 @@ class Session : public Acceptor {
   std::string tensor_name(uint32_t tensor) const { return setup_.tensors[tensor].name; }
   EventLoop& loop() { return setup_.agent->loop(); }
   const Identity& identity() const { return setup_.agent->identity(); }
-  Attach attach_message(Attach::Purpose purpose) const;
   // The peer must be `job`/`hello.rank` as the pair knows it; throws kMismatch otherwise.
   void check_caller(const Caller& caller, const std::string& job, const std::vector<RankRecord>& ranks) const;
 
@@ -115,6 +114,7 @@ class Session : public Acceptor {
   struct Call {
     std::string name;
     RankRecord record;
+    Attach::Purpose purpose = Attach::Purpose::kPull;
     std::function<void(std::shared_ptr<Link>)> on_link;
   };
   std::vector<Call> calls_;

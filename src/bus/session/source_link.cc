@@ -41,7 +41,12 @@ SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, C
   digests_.digests.resize(routes_.size() + static_cast<size_t>(more));
   in_slot_.resize(slots);
   link_->set_handlers([this](Frame& frame) { handle(frame); },
-                      [this](const Status& status) { owner_.on_source_lost(*this, status); });
+                      [this](const Status& status) { owner_.on_source_lost(*this, status); },
+                      [this](const Detach& detach) {
+                        left_ = detach.status.ok();
+                        owner_.on_source_detached(*this, detach.reason(name_));
+                      },
+                      [this](const Status& status) { owner_.on_source_broken(*this, status); });
   link_->watch_process(incarnation_);
   send_places(slots);
 }
@@ -155,14 +160,6 @@ void SourceLink::handle(Frame& frame) {
       }
       return owner_.on_done(*this, done);
     }
-    case kCode<Detach>: {
-      const Detach detach = parse<Detach>(frame.payload);
-      left_ = detach.status.ok();
-      link_->close();
-      return owner_.on_source_detached(*this, detach.reason(name_));
-    }
-    case kCode<Broken>:
-      return owner_.on_source_broken(*this, parse<Broken>(frame.payload).status);
     default:
       fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
   }
