@@ -54,7 +54,7 @@ void DeltaEncoder::collect_parts(const SourceOf& source_of, std::vector<std::vec
   }
 }
 
-void DeltaEncoder::place(uint32_t sent, Served& served) const {
+void DeltaEncoder::place(uint32_t sent, ServedRoute& served) const {
   const Part& part = parts_[part_of_[sent]];
   served.delta = pieces_->data() + part.piece;
   served.delta_bytes = static_cast<size_t>(program_->piece(part_of_[sent]).bytes());

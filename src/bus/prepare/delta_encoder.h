@@ -38,7 +38,7 @@ class DeltaEncoder {
   bool covers(uint32_t sent) const { return part_of_[sent] != kNone; }
   // Where receivers find it: its piece; in place, where it is not reduced, the copy instead of the elements, which may
   // be private.
-  void place(uint32_t sent, Served& served) const;
+  void place(uint32_t sent, ServedRoute& served) const;
 
   void start(uint32_t slot);         // REQUIRES: not busy, and nobody reads the slot
   void abort(const Status& status);  // compared() follows, if it is busy

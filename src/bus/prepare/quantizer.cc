@@ -132,9 +132,9 @@ std::vector<AmaxKey> Quantizer::collect_keys() {
   return keys;
 }
 
-Served Quantizer::piece(uint32_t sent, uint32_t slot) const {
+ServedRoute Quantizer::piece(uint32_t sent, uint32_t slot) const {
   const Part& part = parts_[part_of_[sent]];
-  Served served;
+  ServedRoute served;
   served.route.what = piece_region(part.tensor, program_->piece(part_of_[sent]));
   served.route.src = {.owned = served.route.what.region, .strides = {1}};
   served.route.data = pieces_.data() + slot * slot_bytes_ + part.offset;

@@ -46,7 +46,7 @@ class Quantizer {
 
   // By index into the batch's sent routes.
   bool quantises(uint32_t sent) const { return part_of_[sent] != kNone; }
-  Served piece(uint32_t sent, uint32_t slot) const;
+  ServedRoute piece(uint32_t sent, uint32_t slot) const;
   // Of what was encoded into the slot last. REQUIRES: the batch has digests
   const Digest& digest(uint32_t sent, uint32_t slot) const;
   const Digest& rest(uint32_t sent, uint32_t slot) const;

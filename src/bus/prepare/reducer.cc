@@ -54,7 +54,7 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, Events events)
     accumulator += aligned(bytes_of(accumulator_of(dtype), reduction.region.size()));
   }
 
-  std::map<Rank, std::vector<Wanted>> wanted;  // by peer
+  std::map<Rank, std::vector<WantedRoute>> wanted;  // by peer
   for (size_t i = 0; i < reductions.size(); ++i)
     for (const Rank peer : reductions[i].peers)
       if (peer != agent_.identity().rank) wanted[peer].push_back({.route = route_into(i, peer)});

@@ -3,50 +3,35 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/fail_point.h"
+#include "bus/receiver/wanted_routes.h"
 
 namespace tessera::bus {
+namespace {
+
+constexpr Duration kProgressPeriod = seconds(0.5);  // while data flows
+
+}  // namespace
+
 ReceiverSession::ReceiverSession(SessionSetup setup, ReceiverSessionOwner& owner)
-    : Session(std::move(setup)), owner_(owner), got_(setup_.view.own.size(), 0), floor_(setup_.agreement.floor) {}
+    : Session(std::move(setup)),
+      owner_(owner),
+      election_(identity(), links_, own_ranks_, setup_.agreement.floor),
+      decision_(election_, own_ranks_, broken_,
+                {.all_got = [this](int64_t version, uint32_t epoch) { owner_.on_all_got(version, epoch); },
+                 .ask_store = [this](int64_t version, uint32_t epoch) { owner_.on_ask_store(version, epoch); },
+                 .over = [this](Decided::Verdict verdict, const Status& reason) { end_vote(verdict, reason); }}) {}
 
 ReceiverSession::~ReceiverSession() = default;
 
 // --- attaching -----------------------------------------------------------------------------------
-
-std::vector<Wanted> ReceiverSession::wanted_from(Rank rank, std::span<const uint32_t> ties) const {
-  const std::vector<LinkRoute>& routes = setup_.routes.by_peer[static_cast<size_t>(rank)];
-  std::vector<Wanted> wanted;
-  wanted.reserve(routes.size());
-  for (const LinkRoute& route : routes) {
-    const Match::Tensor& matched = setup_.agreement.match.tensors[route.tensor];
-    const LocalTensor& local = setup_.tensors[route.tensor];
-    Wanted one;
-    one.route.what = {
-        .tensor = route.tensor, .shape = matched.shape, .dtype = matched.src_dtype, .region = route.region};
-    one.route.src.owned = route.src_owned;
-    one.route.dst = local.array;
-    one.route.dst_dtype = local.dtype;
-    one.route.data = local.data;
-    one.per_route = matched.src.has_partial() || setup_.agreement.delta;
-    one.skipped = ties[route.tensor] != route.tensor;
-    if (matched.wire) {
-      one.route.wire = std::make_shared<WirePiece>(wire_region(matched, route.region));
-      one.route.what = piece_region(route.tensor, *one.route.wire);
-      one.route.src.owned = one.route.what.region;
-      one.route.planes = local.planes;
-      if (!local.planes.empty()) one.route.dst = {.owned = local.held, .strides = {}};
-      one.per_route = true;
-    }
-    wanted.push_back(std::move(one));
-  }
-  return wanted;
-}
 
 void ReceiverSession::connect() {
   const std::vector<uint32_t> ties = find_ties(setup_.tensors);
   for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.peer.size()); ++rank) {
     const RankRecord& record = setup_.view.peer[static_cast<size_t>(rank)];
     links_.push_back(std::make_unique<PullLink>(
-        *setup_.agent, *this, setup_.view.peer_job, rank, record, wanted_from(rank, ties),
+        *setup_.agent, *this, setup_.view.peer_job, rank, record, wanted_routes(setup_, rank, ties),
         PullLinkOptions{.digest = setup_.agreement.digest,
                         .tensor_name = [this](uint32_t tensor) { return tensor_name(tensor); },
                         .lent = setup_.lent,
@@ -64,11 +49,11 @@ std::vector<Session::Linked> ReceiverSession::linked() const {
   std::vector<Linked> peers;
   for (const auto& link : links_) peers.push_back({link->name(), link->ready()});
   if (!leads()) {
-    peers.push_back({rank_name(identity().job, 0), leader_ready_});
+    peers.push_back({rank_name(identity().job, 0), own_ranks_.leader_ready});
     return peers;
   }
   for (Rank rank = 1; rank < identity().world; ++rank)
-    peers.push_back({rank_name(identity().job, rank), followers_.contains(rank)});
+    peers.push_back({rank_name(identity().job, rank), own_ranks_.followers.contains(rank)});
   return peers;
 }
 
@@ -79,9 +64,9 @@ std::vector<Link*> ReceiverSession::awaited_links() const {
     for (const auto& link : links_)
       if (!pulls || link->busy()) links.push_back(link->connection());
   if (pulls) return links;
-  if (leader_) links.push_back(leader_.get());
-  for (const auto& [rank, follower] : followers_)
-    if (got_[static_cast<size_t>(rank)] < announced_) links.push_back(follower.get());
+  if (own_ranks_.leader) links.push_back(own_ranks_.leader.get());
+  for (const auto& [rank, follower] : own_ranks_.followers)
+    if (election_.awaits(rank)) links.push_back(follower.get());
   return links;
 }
 
@@ -91,7 +76,7 @@ void ReceiverSession::accept(Caller caller) {
   check_caller(caller, identity().job, setup_.view.own);
   const Rank rank = caller.hello.rank;
   const std::string name = caller.link->name();
-  if (rank == 0 || followers_.contains(rank))
+  if (rank == 0 || own_ranks_.followers.contains(rank))
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), name);
   caller.link->set_handlers(
       [this, rank](Frame& frame) {
@@ -110,33 +95,31 @@ void ReceiverSession::accept(Caller caller) {
   caller.link->watch_process(caller.hello.incarnation);
   caller.link->watch_worker(setup_.view.own[static_cast<size_t>(rank)].worker);
   caller.link->send(Prepared{});
-  followers_.emplace(rank, std::move(caller.link));
+  own_ranks_.followers.emplace(rank, std::move(caller.link));
   readiness_changed();
 }
 
 void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
-  leader_ = std::move(link);
-  leader_->set_handlers([this](Frame& frame) { handle_leader(frame); },
-                        [this](const Status& status) { break_session(status); },
-                        [this](const Detach& detach) { break_session(detach.reason(rank_name(identity().job, 0))); },
-                        [this](const Status& status) {
-                          sender_lost_ = true;  // perhaps: it tells of own ranks, too, whom the senders see themselves
-                          break_session(status);
-                        });
-  leader_->watch_process(setup_.view.own[0].incarnation);
-  leader_->watch_worker(setup_.view.own[0].worker);
+  own_ranks_.leader = std::move(link);
+  own_ranks_.leader->set_handlers(
+      [this](Frame& frame) { handle_leader(frame); }, [this](const Status& status) { break_session(status); },
+      [this](const Detach& detach) { break_session(detach.reason(rank_name(identity().job, 0))); },
+      [this](const Status& status) {
+        sender_lost_ = true;  // perhaps: it tells of own ranks, too, whom the senders see themselves
+        break_session(status);
+      });
+  own_ranks_.leader->watch_process(setup_.view.own[0].incarnation);
+  own_ranks_.leader->watch_worker(setup_.view.own[0].worker);
 }
 
 void ReceiverSession::handle_leader(Frame& frame) {
   switch (frame.type) {
     case kCode<Prepared>:
-      leader_ready_ = true;
+      own_ranks_.leader_ready = true;
       return readiness_changed();
     case kCode<Chosen>: {
       const Chosen chosen = parse<Chosen>(frame.payload);
-      if (chosen.version < floor_ || chosen.epoch <= epoch_ || (chosen_ && chosen.epoch <= chosen_->epoch))
-        fail(ErrorCode::kMismatch, "Chosen of version {} in epoch {} out of turn", chosen.version, chosen.epoch);
-      chosen_ = chosen;
+      election_.hear(chosen);
       if (phase_ == Phase::kWaiting) begin(chosen);
       return;
     }
@@ -157,109 +140,56 @@ void ReceiverSession::on_pull_ready(PullLink& link) {
 
 // --- versions ------------------------------------------------------------------------------------
 
-int64_t ReceiverSession::complete_version() const {
-  for (int64_t version = links_.front()->offered(); version != 0;) {
-    int64_t lower = version;  // the newest that the one which lacks it offers instead
-    for (const auto& link : links_) {
-      if (!link->open()) return 0;
-      if (!link->offers(version)) lower = std::min(lower, link->newest_below(version));
-    }
-    if (lower == version) return version;
-    version = lower;
-  }
-  return 0;
-}
-
 void ReceiverSession::on_withdrawn(PullLink& link, int64_t version) {
-  if (chosen_ && chosen_->version == version && !link.pulled(version))
-    pass_up(failed(ErrorCode::kPeerLost, "{} has given up version {}", link.name(), version));
-}
-
-// Rank 0 chooses no other one before it has heard.
-void ReceiverSession::pass_up(const Status& why) {
-  const Chosen chosen = *std::exchange(chosen_, std::nullopt);
-  epoch_ = chosen.epoch;
-  if (leader_->open()) leader_->send(Got{.version = chosen.version, .epoch = chosen.epoch, .reason = why});
+  const std::optional<Chosen>& chosen = election_.chosen();
+  if (chosen && chosen->version == version && !link.pulled(version))
+    election_.pass_up(failed(ErrorCode::kPeerLost, "{} has given up version {}", link.name(), version));
 }
 
 void ReceiverSession::on_offer(PullLink&) {
   owner_.on_newest(complete_version());
-  if (phase_ == Phase::kWaiting && leads()) choose();
+  if (phase_ == Phase::kWaiting && leads()) election_.choose();
   if (retires()) owner_.on_receiver_retired();
 }
 
 void ReceiverSession::recv(int64_t min_version) {
   phase_ = Phase::kWaiting;
-  wanted_ = min_version;
-  min_version_ = std::max(min_version, floor_ + 1);
+  election_.want(min_version);
   if (leads())
-    choose();
-  else if (chosen_)
-    begin(*chosen_);
-}
-
-bool ReceiverSession::own_ranks_have(uint32_t epoch) const {
-  for (size_t rank = 1; rank < got_.size(); ++rank)
-    if (got_[rank] < epoch) return false;
-  return true;
-}
-
-void ReceiverSession::choose() {
-  const int64_t version = complete_version();
-  if (holding_ != 0 || version < min_version_ || !own_ranks_have(announced_)) return;
-  holding_ = version;
-  ++epoch_;
-  for (const auto& link : links_) link->hold(version, epoch_);
+    election_.choose();
+  else if (election_.chosen())
+    begin(*election_.chosen());
 }
 
 void ReceiverSession::on_held(PullLink&, bool held) {
-  if (holding_ == 0) return;
+  if (!election_.holding()) return;
   if (!held) {  // one has given it up since: another one will come
-    stop_holding();
-    if (phase_ == Phase::kWaiting) choose();
+    election_.stop_holding();
+    if (phase_ == Phase::kWaiting) election_.choose();
     return;
   }
-  if (!std::ranges::all_of(links_, [](const auto& link) { return link->holds(); })) return;
-  const Chosen chosen{.version = std::exchange(holding_, 0), .epoch = epoch_};
-  announced_ = epoch_;
-  floor_before_ = floor_;
-  vote_ = {};
-  for (const auto& [rank, follower] : followers_)
-    if (follower->open()) follower->send(chosen);
-  begin(chosen);
-}
-
-void ReceiverSession::stop_holding() {
-  if (std::exchange(holding_, 0) == 0) return;
-  for (const auto& link : links_) link->release();
+  if (const std::optional<Chosen> chosen = election_.announce()) begin(*chosen);
 }
 
 void ReceiverSession::handle_got(Rank rank, const Got& got) {
-  if (got.epoch != announced_ || got_[static_cast<size_t>(rank)] >= got.epoch)
-    fail(ErrorCode::kMismatch, "Got of epoch {} where {} was announced", got.epoch, announced_);
-  got_[static_cast<size_t>(rank)] = got.epoch;
-  if (!got.reason.ok() && vote_.ok())
-    vote_ = Status(got.reason.code(), fmt::format("{}: {}", rank_name(identity().job, rank), got.reason.message()));
-  // In place, this rank may have it and that one not: it may be sent again, and is taken again by all.
-  if (!setup_.staged && !got.reason.ok()) floor_ = std::min(floor_, floor_before_);
+  election_.note_got(rank, got, setup_.staged);
   if (phase_ == Phase::kWaiting) {
-    min_version_ = std::max(wanted_, floor_ + 1);
-    return choose();
+    election_.lower_min_version();
+    return election_.choose();
   }
   if (!setup_.staged) return;
-  if (phase_ == Phase::kVoting) return check_votes();
-  if (phase_ == Phase::kPulling && !vote_.ok()) fail_recv(vote_);
+  if (phase_ == Phase::kVoting) return decision_.check_votes();
+  if (phase_ == Phase::kPulling && !election_.refusal().ok()) fail_recv(election_.refusal());
 }
 
 void ReceiverSession::begin(const Chosen& chosen) {
-  chosen_.reset();
-  epoch_ = chosen.epoch;
   taking_ = chosen.version;
+  election_.begin(chosen);
   failure_ = {};
   for (const auto& link : links_) link->forget_pulled();  // it may be one that was taken before, sent again
-  if (chosen.version < wanted_)
+  if (taking_ < election_.wanted())
     return refuse(failed(ErrorCode::kMismatch, "{}: {} chose version {}, {} wants at least {}: recv is collective",
-                         describe(), rank_name(identity().job, 0), chosen.version, identity().name(), wanted_));
+                         describe(), rank_name(identity().job, 0), taking_, identity().name(), election_.wanted()));
   phase_ = Phase::kPulling;
   owner_.on_chosen(taking_);
   progress_seen_ = 0;
@@ -296,7 +226,7 @@ void ReceiverSession::take_more() {
     PullLink* link = *next;
     to_take_.erase(next);
     if (link->rings()) ++rings_busy_;
-    link->take(taking_, epoch_);
+    link->take(taking_, election_.epoch());
   }
 }
 
@@ -325,7 +255,7 @@ void ReceiverSession::check_ended() {
     return;
   if (phase_ == Phase::kPulling && setup_.staged) return vote();
   // Unless an own rank has not got it: then all take it again.
-  if (phase_ == Phase::kPulling && vote_.ok()) floor_ = taking_;
+  if (phase_ == Phase::kPulling && election_.refusal().ok()) election_.took(taking_);
   const Status status = phase_ == Phase::kPulling ? Status() : failure_;
   tell_got(status);
   end_recv(status);
@@ -333,11 +263,212 @@ void ReceiverSession::check_ended() {
 
 // To rank 0, or from it to all where it is the one that has not got it.
 void ReceiverSession::tell_got(const Status& status) {
-  if (!leads()) {
-    if (leader_->open()) leader_->send(Got{.version = taking_, .epoch = epoch_, .reason = status});
-  } else if (setup_.staged && !status.ok()) {
-    for (const auto& [rank, follower] : followers_)
-      if (follower->open()) follower->send(Decided{.version = taking_, .epoch = epoch_, .reason = status});
+  if (!leads())
+    election_.tell_got(taking_, status);
+  else if (setup_.staged && !status.ok())
+    own_ranks_.tell_followers(Decided{.version = taking_, .epoch = election_.epoch(), .reason = status});
+}
+
+// --- deciding ------------------------------------------------------------------------------------
+
+void ReceiverSession::vote() {
+  fail_point("staged: pulled");
+  phase_ = Phase::kVoting;
+  owner_.on_voting();
+  decision_.vote(taking_);
+}
+
+void ReceiverSession::give_up_deciding(const Status& why) {
+  if (phase_ == Phase::kVoting) decision_.give_up(why);
+}
+
+void ReceiverSession::handle_decided(const Decided& decided) {
+  if (!setup_.staged) return;
+  const bool aborts = decided.verdict == Decided::Verdict::kAbort;
+  if (election_.chosen() && election_.chosen()->epoch == decided.epoch && aborts)
+    return election_.pass_up(decided.reason);  // others have failed before this rank began
+  if (decided.epoch != election_.epoch()) return;
+  if (phase_ == Phase::kPulling && aborts) return fail_recv(decided.reason);
+  if (phase_ == Phase::kVoting) decision_.hear(decided);
+}
+
+void ReceiverSession::decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason) {
+  if (phase_ == Phase::kVoting && epoch == election_.epoch()) decision_.decided(verdict, reason);
+}
+
+void ReceiverSession::end_vote(Decided::Verdict verdict, const Status& reason) {
+  if (verdict == Decided::Verdict::kCommit) {
+    election_.took(taking_);
+    return end_recv({});
+  }
+  end_recv(Status(reason.code(), fmt::format("{}: version {} is not taken by {}: {}", describe(), taking_,
+                                             identity().name(), reason.message())));
+}
+
+void ReceiverSession::end_recv(const Status& status) {
+  election_.stop_holding();
+  phase_ = Phase::kIdle;
+  owner_.on_recv_over(status);
+  if (broken_.ok() || phase_ != Phase::kIdle) return;
+  owner_.on_unavailable(broken_status());
+  broadcast_broken();
+  if (retires()) owner_.on_receiver_retired();
+}
+
+void ReceiverSession::end_wait(const Status& status) {
+  end_recv(status);
+}
+
+void ReceiverSession::sum_digests(std::vector<Digest>& sums) const {
+  sums.assign(setup_.tensors.size(), {});
+  for (const auto& link : links_) link->add_digests(sums);
+}
+
+void ReceiverSession::fail_recv(const Status& status) {
+  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing || phase_ == Phase::kVoting) return;
+  const bool waiting = phase_ == Phase::kWaiting;
+  failure_ = Status(status.code(),
+                    fmt::format("{}: {} while {} {}", describe(), status.message(), identity().name(),
+                                waiting ? "waited for a version" : fmt::format("received version {}", taking_)));
+  if (waiting) {
+    end_recv(failure_);
+    return;
+  }
+  phase_ = Phase::kFailing;
+  to_take_.clear();
+  for (const auto& link : links_) {
+    if (link->busy())
+      link->abort(status);
+    else if (!link->pulled(taking_))
+      link->send_done(taking_, status);  // it would wait for this rank otherwise
+  }
+  check_ended();
+}
+
+Duration ReceiverSession::progress_period() const {
+  return std::min<Duration>(kProgressPeriod, setup_.stall / 4);
+}
+
+void ReceiverSession::watch_progress() {
+  progress_timer_ = 0;
+  if (phase_ == Phase::kPulling) {
+    int64_t bytes = 0;
+    for (const auto& link : links_) {
+      bytes += link->bytes_done();
+      link->send_progress();
+    }
+    if (std::exchange(progress_seen_, bytes) != bytes) {
+      flowed_ = true;
+      owner_.on_flow();
+    }
+  } else if (phase_ != Phase::kVoting) {
+    return;
+  }
+  if (setup_.staged && std::exchange(flowed_, false)) tell_flow();
+  progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
+}
+
+// Staged, those that have it wait for those that have not, as long as these come nearer. Rank 0 passes it on.
+void ReceiverSession::tell_flow() {
+  const ProgressReport report{.version = taking_, .bytes = progress_seen_};
+  own_ranks_.tell_leader(report);
+  own_ranks_.tell_followers(report);
+}
+
+void ReceiverSession::handle_flow(const ProgressReport& report) {
+  if (!setup_.staged || report.version != taking_) return;
+  if (leads()) flowed_ = true;
+  if (phase_ == Phase::kVoting) owner_.on_flow();
+}
+
+Status ReceiverSession::stalled() const {
+  std::vector<std::string> names;
+  for (const auto& link : links_)
+    if (link->busy()) names.push_back(link->name());
+  return failed(ErrorCode::kDeadlineExceeded, "no progress for {:.0f} s from {}", to_seconds(setup_.stall),
+                fmt::join(names, ", "));
+}
+
+std::string ReceiverSession::awaited() const {
+  if (phase_ == Phase::kVoting && decision_.asked())
+    return fmt::format("the store to say what becomes of version {}", taking_);
+  if (phase_ == Phase::kVoting && leads()) return fmt::format("the others to take version {}", taking_);
+  if (phase_ == Phase::kVoting)
+    return fmt::format("{} to say what becomes of version {}", rank_name(identity().job, 0), taking_);
+  if (!leads() || !election_.all_have_announced()) return missing();
+  return fmt::format("{} to offer version {}", missing(), min_version());
+}
+
+Progress ReceiverSession::sample() const {
+  Progress progress{.bytes_done = 0, .bytes_total = share_.bytes, .seconds = 0};
+  for (const auto& link : links_) progress.bytes_done += link->bytes_done();
+  return progress;
+}
+
+// --- losing peers --------------------------------------------------------------------------------
+
+void ReceiverSession::on_pull_lost(PullLink&, const Status& status) {
+  break_session(status);
+}
+
+void ReceiverSession::on_pull_broken(PullLink&, const Status& status) {
+  break_session(status);
+}
+
+void ReceiverSession::on_pull_detached(PullLink&, const Status& reason) {
+  sender_lost_ = true;
+  break_session(reason);
+}
+
+void ReceiverSession::on_broken(const Status& latest) {
+  if (phase_ == Phase::kVoting) {
+    if (leads())
+      decision_.check_votes();
+    else if (!own_ranks_.leader->open())
+      decision_.leader_lost();
+    return;
+  }
+  if (may_go_on()) return;
+  owner_.on_unavailable(broken_status());
+  fail_recv(latest);
+  broadcast_broken();
+  if (retires()) owner_.on_receiver_retired();
+}
+
+// A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
+// rank is done with it, and an own rank that has it may close.
+bool ReceiverSession::may_go_on() const {
+  if (phase_ == Phase::kVoting) return true;
+  const bool takes = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && election_.chosen());
+  if (!takes || needs_lost_sender()) return false;
+  // Staged, no rank is without the others.
+  const auto lost = [](const auto& follower) { return !follower.second->open(); };
+  return !setup_.staged || (leads() ? std::ranges::none_of(own_ranks_.followers, lost) : own_ranks_.leader->open());
+}
+
+bool ReceiverSession::needs_lost_sender() const {
+  const int64_t version = phase_ == Phase::kIdle ? election_.chosen()->version : taking_;
+  return std::ranges::any_of(links_, [&](const auto& link) { return !link->open() && !link->pulled(version); });
+}
+
+void ReceiverSession::broadcast_broken() {
+  if (std::exchange(broken_told_, true)) return;
+  if (sender_lost_)
+    for (const auto& link : links_) link->send_broken(broken_);
+  own_ranks_.tell_followers(Broken{.status = broken_});
+}
+
+void ReceiverSession::detach_all(const Status& why) {
+  loop().cancel_timer(progress_timer_);
+  for (const auto& link : links_) link->detach(why);
+  for (const auto& [rank, follower] : own_ranks_.followers) {
+    if (!follower->open()) continue;
+    follower->send(Detach{.status = why});
+    follower->close();
+  }
+  if (own_ranks_.leader && own_ranks_.leader->open()) {
+    own_ranks_.leader->send(Detach{.status = why});
+    own_ranks_.leader->close();
   }
 }
 

@@ -4,19 +4,16 @@
 //                       |                    |     \--staged--> voting --decided--> idle
 //                    failure              failure: runs are aborted, the tensors stay torn
 //
-// Rank 0 chooses: the newest version that every sender offers. It asks each sender to hold it, and once they all do the
-// others are told (epoch, version). They tell it when they have got it; before that it chooses no other.
-//
-// Staged, a version counts once all ranks have got it: rank 0 writes that down in the store, and tells the others. One
-// that loses rank 0 meanwhile asks the store.
+// Which version is chosen: election.h. What becomes of a staged one: decision.h.
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
-#include <optional>
 #include <vector>
 
+#include "bus/receiver/decision.h"
+#include "bus/receiver/election.h"
+#include "bus/receiver/own_ranks.h"
 #include "bus/session/pull_link.h"
 #include "bus/session/session.h"
 #include "tessera/bus.h"
@@ -48,28 +45,28 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   ~ReceiverSession() override;
 
   void accept(Caller caller) override;  // ranks other than 0, at rank 0
-  bool idle() const override { return phase_ == Phase::kIdle && !(chosen_ && may_go_on()); }
+  bool idle() const override { return phase_ == Phase::kIdle && !(election_.chosen() && may_go_on()); }
   RankShare share() const override { return share_; }
 
   // Whether a recv() may begin: it is whole, or a version was chosen that can still be taken.
-  bool usable() const { return !broken() || (!retired() && chosen_ && may_go_on()); }
+  bool usable() const { return !broken() || (!retired() && election_.chosen() && may_go_on()); }
   // Takes a version of at least `min_version` that this session has not delivered yet.
   void recv(int64_t min_version);
   bool waiting() const { return phase_ == Phase::kWaiting; }
   // Ends the recv with `status` once nothing writes any more.
   void fail_recv(const Status& status);
-  void end_wait(const Status& status);  // as it is. REQUIRES: waiting()
-  Status stalled() const;               // no byte has come for too long
-  std::string missing() const;          // who is waited for
-  std::string awaited() const;          // likewise, and for what: "trainer/0 to offer version 8"
-  int64_t min_version() const { return min_version_; }
+  void end_wait(const Status& status);                         // as it is. REQUIRES: waiting()
+  Status stalled() const;                                      // no byte has come for too long
+  std::string missing() const { return election_.missing(); }  // who is waited for
+  std::string awaited() const;                                 // likewise, and for what: "trainer/0 to offer version 8"
+  int64_t min_version() const { return election_.min_version(); }
   // This rank has that version, by a decision that it has learnt of since.
-  void hold(int64_t version) { floor_ = std::max(floor_, version); }
+  void hold(int64_t version) { election_.held(version); }
   bool deciding() const { return phase_ == Phase::kVoting; }
   void give_up_deciding(const Status& why);  // as far as it can
   // What became of (version, epoch); `reason` of an abort, or why the store does not say: kAskStore ends the recv then.
   void decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason);
-  int64_t complete_version() const;  // that all senders offer; 0 if none
+  int64_t complete_version() const { return election_.complete_version(); }  // that all senders offer; 0 if none
   void sum_digests(std::vector<Digest>& sums) const;
   Progress sample() const;  // any thread
 
@@ -93,21 +90,15 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void on_pull_lost(PullLink& link, const Status& status) override;
   void on_pull_broken(PullLink& link, const Status& status) override;
 
-  std::vector<Wanted> wanted_from(Rank rank, std::span<const uint32_t> ties) const;
-  bool leads() const { return identity().rank == 0; }
+  bool leads() const { return election_.leads(); }
   void adopt_leader(std::shared_ptr<Link> link);
   void handle_leader(Frame& frame);
   void handle_got(Rank rank, const Got& got);
   void handle_decided(const Decided& decided);
-  void choose();  // rank 0
-  void stop_holding();
-  bool own_ranks_have(uint32_t epoch) const;
   void tell_got(const Status& status);
   void vote();
-  void check_votes();
-  void ask_store();
+  void end_vote(Decided::Verdict verdict, const Status& reason);
   void begin(const Chosen& chosen);
-  void pass_up(const Status& why);  // what was chosen. REQUIRES: chosen_
   void refuse(const Status& why);
   void take_more();
   void check_ended();
@@ -120,24 +111,13 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void broadcast_broken();
 
   ReceiverSessionOwner& owner_;
-  std::vector<std::unique_ptr<PullLink>> links_;     // by rank of the sending job
-  std::map<Rank, std::shared_ptr<Link>> followers_;  // rank 0: the others
-  std::shared_ptr<Link> leader_;                     // the others: rank 0
-  bool leader_ready_ = false;
-  std::optional<Chosen> chosen_;  // announced, not yet taken
-  int64_t holding_ = 0;           // rank 0: the version that it would choose, if all senders hold it
-  uint32_t announced_ = 0;        // rank 0: the epoch that it chose last
-  std::vector<uint32_t> got_;     // rank 0: by rank, the last epoch that it is done with
-  Status vote_;                   // rank 0: the first that has not got it
-  bool asked_ = false;            // the store is asked, or told
-  uint32_t epoch_ = 0;            // of the last transfer
-  int64_t floor_ = 0;             // versions up to this are not taken (again)
-  int64_t floor_before_ = 0;      // rank 0: what it was before the version chosen last
+  SenderLinks links_;
+  OwnRanks own_ranks_;
+  Election election_;
+  Decision decision_;
   RankShare share_;
 
   Phase phase_ = Phase::kIdle;
-  int64_t wanted_ = 0;       // by the recv
-  int64_t min_version_ = 0;  // that is new, too
   int64_t taking_ = 0;
   std::vector<PullLink*> to_take_;  // in the order in which they will be asked
   size_t rings_busy_ = 0;

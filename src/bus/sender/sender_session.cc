@@ -76,18 +76,18 @@ SourceRoute SenderSession::source_route(const LinkRoute& route, const LocalTenso
           .data = local.data};
 }
 
-Served SenderSession::sent_route(uint32_t sent, uint32_t slot) const {
+ServedRoute SenderSession::sent_route(uint32_t sent, uint32_t slot) const {
   return quantises(sent) ? quantizer_->piece(sent, slot) : sent_elements(setup_.routes.sent[sent], slot);
 }
 
-Served SenderSession::served_route(uint32_t sent) const {
-  Served served = sent_route(sent, 0);
+ServedRoute SenderSession::served_route(uint32_t sent) const {
+  ServedRoute served = sent_route(sent, 0);
   if (delta_ && delta_->covers(sent)) delta_->place(sent, served);
   return served;
 }
 
-Served SenderSession::sent_elements(const SentRoute& route, uint32_t slot) const {
-  Served served;
+ServedRoute SenderSession::sent_elements(const SentRoute& route, uint32_t slot) const {
+  ServedRoute served;
   served.route = source_route({.tensor = route.tensor, .route = 0, .region = route.region, .src_owned = {}},
                               setup_.tensors[route.tensor]);
   served.slot_bytes = setup_.slot_bytes;
@@ -102,8 +102,8 @@ Served SenderSession::sent_elements(const SentRoute& route, uint32_t slot) const
   return served;
 }
 
-std::vector<Served> SenderSession::served_to(const Caller& caller) const {
-  std::vector<Served> served;
+std::vector<ServedRoute> SenderSession::served_to(const Caller& caller) const {
+  std::vector<ServedRoute> served;
   const auto rank = static_cast<size_t>(caller.hello.rank);
   if (caller.attach.purpose == Attach::Purpose::kReduce) {
     for (const LinkRoute& route : setup_.routes.reduced_by[rank])
@@ -130,7 +130,7 @@ void SenderSession::accept(Caller caller) {
   if (links.contains(rank))
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), caller.link->name());
   caller.link->watch_worker(ranks[static_cast<size_t>(rank)].worker);
-  std::vector<Served> served = served_to(caller);
+  std::vector<ServedRoute> served = served_to(caller);
   links.emplace(rank,
                 std::make_unique<SourceLink>(*setup_.agent, setup_.lent, *this, std::move(caller), std::move(served),
                                              reduces ? 1 : setup_.slots, setup_.agreement.digest && !reduces));

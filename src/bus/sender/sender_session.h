@@ -128,10 +128,10 @@ class SenderSession final : public Session, public SourceLinkOwner {
   bool preparing() const {
     return (reducer_ && reducer_->busy()) || (quantizer_ && quantizer_->busy()) || (delta_ && delta_->busy());
   }
-  Served sent_route(uint32_t sent, uint32_t slot) const;              // in that slot: of routes.sent
-  Served served_route(uint32_t sent) const;                           // as receivers find it in the first slot
-  Served sent_elements(const SentRoute& route, uint32_t slot) const;  // in its tensor or result
-  std::vector<Served> served_to(const Caller& caller) const;
+  ServedRoute sent_route(uint32_t sent, uint32_t slot) const;              // in that slot: of routes.sent
+  ServedRoute served_route(uint32_t sent) const;                           // as receivers find it in the first slot
+  ServedRoute sent_elements(const SentRoute& route, uint32_t slot) const;  // in its tensor or result
+  std::vector<ServedRoute> served_to(const Caller& caller) const;
   bool is_receiver(const SourceLink& link) const;
   uint32_t index_of(const Slot& slot) const { return static_cast<uint32_t>(&slot - slots_.data()); }
   Slot* slot_of(int64_t version);

@@ -19,7 +19,7 @@ constexpr uint32_t kMaxArenaFds = 1 << 14;
 }  // namespace
 
 PullLink::PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_job, Rank rank, const RankRecord& record,
-                   std::vector<Wanted> routes, PullLinkOptions options)
+                   std::vector<WantedRoute> routes, PullLinkOptions options)
     : agent_(agent),
       owner_(owner),
       rank_(rank),
@@ -92,7 +92,7 @@ Endpoint PullLink::own_endpoint() const {
 void PullLink::build() {
   const Endpoint peer = peer_endpoint();
   std::shared_ptr<Connection> memory = TransportRegistry::builtin().choose(peer, own_endpoint()).connect(peer);
-  const bool lent = options_.lent != nullptr && std::ranges::any_of(routes_, [this](const Wanted& wanted) {
+  const bool lent = options_.lent != nullptr && std::ranges::any_of(routes_, [this](const WantedRoute& wanted) {
                       return options_.lent->holds(wanted.route.data);
                     });
   std::vector<UniqueFd> lent_fds;
@@ -111,7 +111,7 @@ void PullLink::build() {
   const Attached::Place* place = nullptr;
   size_t next_place = 0;
   for (uint32_t i = 0; i < routes_.size(); ++i) {
-    Wanted& wanted = routes_[i];
+    WantedRoute& wanted = routes_[i];
     const bool same = i > 0 && !wanted.per_route && !routes_[i - 1].per_route &&
                       routes_[i - 1].route.what.tensor == wanted.route.what.tensor;
     if (!same) {

@@ -41,9 +41,9 @@ class PullLinkOwner {
 };
 
 // One route as this rank wants it; the source's place comes with Attached.
-struct Wanted {
+struct WantedRoute {
   PullRoute route;         // all but memory, origin and the source's strides
-  bool per_route = false;  // see Served
+  bool per_route = false;  // see ServedRoute
   bool skipped = false;    // another route writes the same destination from the same source tensor
 };
 
@@ -58,7 +58,7 @@ struct PullLinkOptions {
 class PullLink {
  public:
   PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_job, Rank rank, const RankRecord& record,
-           std::vector<Wanted> routes, PullLinkOptions options);
+           std::vector<WantedRoute> routes, PullLinkOptions options);
   ~PullLink();  // REQUIRES: not running
 
   // On the loop's thread, with what Agent::call() has made.
@@ -131,7 +131,7 @@ class PullLink {
   void handle_grant(Grant grant);
   void choose_travel();
   void pull_again();
-  bool may_be_delta(const Wanted& wanted) const { return options_.delta && !wanted.route.wire; }
+  bool may_be_delta(const WantedRoute& wanted) const { return options_.delta && !wanted.route.wire; }
   Travel travel_of(size_t position) const { return options_.delta ? travel_[position] : Travel::kFull; }
   PullRun& pull_run() const { return static_cast<PullRun&>(*run_); }  // with deltas no run is another's
   void number_digests();
@@ -153,7 +153,7 @@ class PullLink {
   const std::string name_;
   const Incarnation incarnation_;
   const std::optional<Incarnation> worker_;
-  std::vector<Wanted> routes_;
+  std::vector<WantedRoute> routes_;
   std::vector<uint32_t> program_routes_;  // positions of those that are not skipped
   // By position in the program, of routes with a second digest: the rest of what is quantised, or the piece of a delta
   // that is cast.

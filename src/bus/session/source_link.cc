@@ -15,14 +15,14 @@ namespace {
 
 constexpr size_t kArenasPerFrame = 200;
 
-int64_t bytes_of_route(const Served& served) {
+int64_t bytes_of_route(const ServedRoute& served) {
   return bytes_of(served.route.what.dtype, served.route.what.region.size());
 }
 
 }  // namespace
 
 SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, Caller caller,
-                       std::vector<Served> routes, uint32_t slots, bool digest)
+                       std::vector<ServedRoute> routes, uint32_t slots, bool digest)
     : agent_(agent),
       lent_(lent),
       owner_(owner),
@@ -35,9 +35,9 @@ SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, C
       slots_(slots),
       keeps_(slots > 1),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {
-  for (const Served& served : routes_) bytes_ += bytes_of_route(served);
-  const auto more =
-      std::ranges::count_if(routes_, &Served::quantised) + std::ranges::count_if(routes_, &Served::delta_digest);
+  for (const ServedRoute& served : routes_) bytes_ += bytes_of_route(served);
+  const auto more = std::ranges::count_if(routes_, &ServedRoute::quantised) +
+                    std::ranges::count_if(routes_, &ServedRoute::delta_digest);
   digests_.digests.resize(routes_.size() + static_cast<size_t>(more));
   in_slot_.resize(slots);
   link_->set_handlers([this](Frame& frame) { handle(frame); },
@@ -56,7 +56,7 @@ SourceLink::~SourceLink() {
 }
 
 // What one tensor (or reduced region) takes around its first element, and how it is laid out there.
-Attached::Place SourceLink::place_of(const Served& served) const {
+Attached::Place SourceLink::place_of(const ServedRoute& served) const {
   const SourceRoute& route = served.route;
   const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
   const auto bytes = static_cast<size_t>(extent.end - extent.begin);
@@ -172,7 +172,7 @@ std::vector<SourceRoute> SourceLink::routes_in(uint32_t slot) const {
   const auto streams = [&](const MemoryDesc& memory) { return !transport.exports(memory).has(Access::kMap); };
   std::vector<SourceRoute> routes;
   for (const uint32_t i : program_routes_) {
-    const Served& served = routes_[i];
+    const ServedRoute& served = routes_[i];
     const Attached::Place place = place_of(served);
     SourceRoute& route = routes.emplace_back(served.route);
     route.data += slot * served.slot_bytes;
@@ -303,7 +303,7 @@ void SourceLink::revoke(const Status& reason) {
 
 // Of one connection's routes, those that the runs have.
 void SourceLink::travel(std::span<const int64_t> deltas) {
-  if (std::ranges::none_of(routes_, [](const Served& served) { return served.delta != nullptr; })) return;
+  if (std::ranges::none_of(routes_, [](const ServedRoute& served) { return served.delta != nullptr; })) return;
   travel_.clear();
   for (size_t i = 0; i < program_routes_.size() && !deltas.empty(); ++i) travel_.push_back(deltas[program_routes_[i]]);
   static_cast<SourceRun&>(*run_).travel(travel_);  // deltas are never of lent memory

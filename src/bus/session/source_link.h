@@ -42,7 +42,7 @@ class SourceLinkOwner {
 };
 
 // What a route's source looks like in this rank's memory.
-struct Served {
+struct ServedRoute {
   SourceRoute route;
   bool per_route = false;   // its place is this route's own (reduced), not the tensor's
   bool quantised = false;   // it is a wire piece: its digests are the owner's to give
@@ -57,7 +57,7 @@ struct Served {
 class SourceLink {
  public:
   // `lent`: null, or what some of the routes lie in.
-  SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, Caller caller, std::vector<Served> routes,
+  SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, Caller caller, std::vector<ServedRoute> routes,
              uint32_t slots, bool digest);
   ~SourceLink();
 
@@ -70,7 +70,7 @@ class SourceLink {
   bool rings() const { return !runs_.empty(); }
   // Whether the digests of what it sends come from the run that packs it: else they are made beside it.
   bool digests_itself() const { return rings() && !keeps_; }
-  std::span<const Served> routes() const { return routes_; }
+  std::span<const ServedRoute> routes() const { return routes_; }
   int64_t bytes() const { return bytes_; }
   // What it was granted last: as deltas, and what they stand for.
   const DeltaBytes& deltas() const { return deltas_; }
@@ -104,7 +104,7 @@ class SourceLink {
   void begin_anew(int64_t version);
   bool skips(size_t route) const;  // the receiver does
   void handle(Frame& frame);
-  Attached::Place place_of(const Served& served) const;
+  Attached::Place place_of(const ServedRoute& served) const;
   void send_places(uint32_t slots);
   void prepare(const Prepare& prepare);
   StreamEnd make_runs();
@@ -120,7 +120,7 @@ class SourceLink {
   const Rank rank_;
   const Incarnation incarnation_;
   const std::string name_;
-  std::vector<Served> routes_;
+  std::vector<ServedRoute> routes_;
   const bool digest_;
   const uint32_t slots_;
   const bool keeps_;  // staged: what is done may be taken once more, if not all could take it

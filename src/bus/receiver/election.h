@@ -1,0 +1,82 @@
+// Which version a receiving job takes next. Rank 0 chooses: the newest that every sender offers. It asks each sender to
+// hold it, and once they all do it tells the others (epoch, version). They tell it when they have got it; before that
+// it chooses no other.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bus/receiver/own_ranks.h"
+#include "bus/session/pull_link.h"
+#include "bus/session/versions.h"
+#include "peer/identity.h"
+
+namespace tessera::bus {
+
+using SenderLinks = std::vector<std::unique_ptr<PullLink>>;  // by rank of the sending job
+
+// On the loop's thread.
+class Election {
+ public:
+  // Versions up to `floor` are not taken (again). REQUIRES: that the others outlive it
+  Election(const Identity& self, const SenderLinks& senders, const OwnRanks& own_ranks, int64_t floor);
+
+  bool leads() const { return self_.rank == 0; }
+  uint32_t epoch() const { return epoch_; }  // of the last transfer
+  int64_t complete_version() const;          // that all senders offer; 0 if none
+
+  // --- what this rank takes ---
+  void want(int64_t min_version);  // as recv() says
+  int64_t wanted() const { return wanted_; }
+  int64_t min_version() const { return min_version_; }                // that is wanted and new
+  void held(int64_t version) { floor_ = std::max(floor_, version); }  // this rank has that one, by whatever way
+  void took(int64_t version) { floor_ = version; }
+  const std::optional<Chosen>& chosen() const { return chosen_; }  // announced, not yet taken
+  // By rank 0. Throws kMismatch for one that is out of turn.
+  void hear(const Chosen& chosen);
+  void begin(const Chosen& chosen);  // it is taken from now on
+  // It is not, for that reason: rank 0 chooses no other one before it has heard. REQUIRES: chosen()
+  void pass_up(const Status& why);
+  // Of the version that was begun last, to rank 0.
+  void tell_got(int64_t version, const Status& status) const;
+
+  // --- rank 0 ---
+  // Asks all senders to hold the newest version, if there is one to be taken and the last one is over everywhere.
+  void choose();
+  bool holding() const { return holding_ != 0; }
+  void stop_holding();
+  // Once all senders hold the version: the others are told.
+  std::optional<Chosen> announce();
+  // Throws kMismatch for one that is out of turn. Staged, what one has not got nobody takes; in place that rank takes
+  // it again, with all the others.
+  void note_got(Rank rank, const Got& got, bool staged);
+  void lower_min_version();  // after such a one
+  bool has_got(Rank rank, uint32_t epoch) const { return got_[static_cast<size_t>(rank)] >= epoch; }
+  bool all_have(uint32_t epoch) const;
+  bool all_have_announced() const { return all_have(announced_); }
+  bool awaits(Rank rank) const { return !has_got(rank, announced_); }
+  const Status& refusal() const { return refusal_; }  // of the first that has not got the present version
+  std::string missing() const;                        // who is waited for
+
+ private:
+  const Identity& self_;
+  const SenderLinks& senders_;
+  const OwnRanks& own_ranks_;
+  std::optional<Chosen> chosen_;
+  int64_t wanted_ = 0;
+  int64_t min_version_ = 0;
+  uint32_t epoch_ = 0;
+  int64_t floor_ = 0;
+  // Rank 0.
+  int64_t holding_ = 0;        // the version that it would choose, if all senders hold it
+  uint32_t announced_ = 0;     // the epoch that it chose last
+  std::vector<uint32_t> got_;  // by rank, the last epoch that it is done with
+  int64_t floor_before_ = 0;   // what it was before the version chosen last
+  Status refusal_;
+};
+
+}  // namespace tessera::bus
