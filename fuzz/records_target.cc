@@ -1,3 +1,4 @@
+#include "bus/registration/match.h"
 #include "bus/registration/records.h"
 #include "fuzz/targets.h"
 #include "tessera/store.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "bus/registration/manifest.h"
+#include "bus/registration/match.h"
 #include "bus/registration/records.h"
 #include "bus/registration/rendezvous.h"
 #include "peer/call_limits.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bus/registration/manifest.h"
+#include "bus/registration/match.h"
 #include "exec/wire/wire_piece.h"
 #include "tessera/plan.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bus/registration/manifest.h"
+#include "bus/registration/match.h"
 #include "exec/walk/route.h"
 #include "peer/agent.h"
 #include "tessera/bus.h"

@@ -1,0 +1,330 @@
+#include "bus/registration/match.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/fail.h"
+
+namespace tessera::bus {
+namespace {
+
+constexpr size_t kMaxFindings = 20;
+
+const std::string& source_of(const ManifestEntry& entry) {
+  return entry.source.name.empty() ? entry.name : entry.source.name;
+}
+
+// What fills it: "model.embed", "experts [3, 0:64]".
+std::string to_string(const ManifestEntry& entry) {
+  const std::vector<Slice>& slices = entry.source.slices;
+  return slices.empty() ? source_of(entry)
+                        : fmt::format("{} [{}]", source_of(entry), tessera::to_string(std::span(slices)));
+}
+
+std::string_view to_string(std::optional<Format> wire) {
+  return wire ? tessera::to_string(*wire) : "none";
+}
+
+// "a part of qkv at [64, 0]".
+std::string to_string(const FusedPart& part) {
+  if (part.name.empty()) return "a part of nothing fused";
+  const std::string at = part.place ? fmt::format(" at [{}, {}]", part.place->row, part.place->column) : "";
+  return fmt::format("a part of {}{}", part.name, at);
+}
+
+bool disjoint(const Mesh& a, const Mesh& b) {
+  return std::none_of(b.ranks().begin(), b.ranks().end(), [&](Rank rank) { return a.position_of(rank).has_value(); });
+}
+
+// Every disagreement of a registration, reported at once.
+class Findings {
+ public:
+  template <typename... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    if (++count_ <= kMaxFindings) lines_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+  void throw_if_any(std::string_view what) const {
+    if (count_ == 0) return;
+    const std::string more = count_ > kMaxFindings ? fmt::format("; and {} more", count_ - kMaxFindings) : "";
+    fail(ErrorCode::kMismatch, "{}: {}{}", what, fmt::join(lines_, "; "), more);
+  }
+
+ private:
+  size_t count_ = 0;
+  std::vector<std::string> lines_;
+};
+
+// One name as the ranks of a side register it.
+struct Claims {
+  struct Claim {
+    Rank rank;
+    const ManifestEntry* entry;
+  };
+  std::vector<Claim> claims;  // ascending by rank
+};
+
+// The disjoint meshes under which a name is registered, as one entry; findings for whatever does not agree.
+ManifestEntry merge_claims(const std::string& job, const Claims& claims, Findings& findings) {
+  const ManifestEntry& first = *claims.claims.front().entry;
+  const Rank first_rank = claims.claims.front().rank;
+  std::vector<const ManifestEntry*> meshes;  // distinct entries, in order of their lowest rank
+  for (const auto& [rank, entry] : claims.claims) {
+    const auto same = [&](const ManifestEntry* other) { return equal(*other, *entry); };
+    if (std::any_of(meshes.begin(), meshes.end(), same)) continue;
+    if (entry->dtype != first.dtype) {
+      findings.add("tensor {}: {}/{} has dtype {}, {}/{} has {}", first.name, job, rank, to_string(entry->dtype), job,
+                   first_rank, to_string(first.dtype));
+    } else if (entry->shape != first.shape) {
+      findings.add("tensor {}: {}/{} has shape {}, {}/{} has {}", first.name, job, rank, to_string_shape(entry->shape),
+                   job, first_rank, to_string_shape(first.shape));
+    } else if (entry->source != first.source) {
+      findings.add("tensor {}: {}/{} fills it with {}, {}/{} with {}", first.name, job, rank, to_string(*entry), job,
+                   first_rank, to_string(first));
+    } else if (entry->wire != first.wire) {
+      findings.add("tensor {}: {}/{} asks for wire format {}, {}/{} for {}", first.name, job, rank,
+                   to_string(entry->wire), job, first_rank, to_string(first.wire));
+    } else if (entry->planes != first.planes) {
+      findings.add("tensor {}: {}/{} takes planes of it: {}, {}/{}: {}", first.name, job, rank,
+                   tessera::to_string(entry->planes), job, first_rank, tessera::to_string(first.planes));
+    } else if (entry->fused != first.fused) {
+      findings.add("tensor {}: {}/{} has it as {}, {}/{} as {}", first.name, job, rank, to_string(entry->fused), job,
+                   first_rank, to_string(first.fused));
+    } else {
+      const bool replica = std::ranges::equal(entry->layout.placements(), first.layout.placements()) &&
+                           std::ranges::equal(entry->layout.mesh().axes(), first.layout.mesh().axes()) &&
+                           std::all_of(meshes.begin(), meshes.end(), [&](const ManifestEntry* other) {
+                             return disjoint(other->layout.mesh(), entry->layout.mesh());
+                           });
+      if (replica)
+        meshes.push_back(entry);
+      else
+        findings.add("tensor {}: {}/{} has layout {}, {}/{} has {}", first.name, job, rank, entry->layout.to_string(),
+                     job, first_rank, first.layout.to_string());
+    }
+  }
+  ManifestEntry merged = first;
+  if (meshes.size() > 1) {
+    std::vector<Axis> axes{{"replica", static_cast<int>(meshes.size())}};
+    std::vector<Rank> ranks;
+    std::vector<Placement> placements{Replicate{}};
+    axes.insert(axes.end(), first.layout.mesh().axes().begin(), first.layout.mesh().axes().end());
+    placements.insert(placements.end(), first.layout.placements().begin(), first.layout.placements().end());
+    for (const ManifestEntry* entry : meshes)
+      ranks.insert(ranks.end(), entry->layout.mesh().ranks().begin(), entry->layout.mesh().ranks().end());
+    merged.layout = Layout(Mesh(std::move(axes), std::move(ranks)), std::move(placements));
+  }
+  return merged;
+}
+
+// What `taken` takes of what is offered: all, or the slice that it says.
+Match::Tensor source_tensor(const ManifestEntry& offered, const ManifestEntry& taken) {
+  Match::Tensor tensor{.name = taken.name,
+                       .source = offered.name,
+                       .shape = offered.shape,
+                       .src_dtype = offered.dtype,
+                       .dst_dtype = taken.dtype,
+                       .src = offered.layout,
+                       .dst = taken.layout};
+  const std::vector<Slice>& slices = taken.source.slices;
+  if (slices.empty()) return tensor;
+  if (bits_of(offered.dtype) < 8)
+    fail(ErrorCode::kUnimplemented, "a slice of {}, whose elements share bytes", to_string(offered.dtype));
+  tensor.of = {.shape = offered.shape, .layout = offered.layout, .slices = slices};
+  tensor.shape = sliced_shape(offered.shape, slices);
+  tensor.src = sliced_layout(offered.layout, offered.shape, slices).bind(tensor.shape);
+  return tensor;
+}
+
+// What one side or the other asks for, where what is taken can be quantised.
+std::optional<Format> agreed_wire(const ManifestEntry& offered, const std::string& sender_job,
+                                  const ManifestEntry& taken, const std::string& receiver_job,
+                                  const Match::Tensor& tensor, Findings& findings) {
+  if (!can_be_quantised(tensor.src_dtype, tensor.shape)) return std::nullopt;
+  if (offered.wire && taken.wire && *offered.wire != *taken.wire)
+    findings.add("tensor {}: {} asks for wire format {}, {} for {}", taken.name, sender_job, to_string(offered.wire),
+                 receiver_job, to_string(taken.wire));
+  const std::optional<Format> wire = offered.wire ? offered.wire : taken.wire;
+  if (wire == Format::kNvfp4 && tensor.shape.back() % 2 != 0)
+    findings.add(
+        "tensor {}: dim {} of shape {} is odd, and nvfp4 packs two of its elements a byte: ask for another wire format "
+        "for it, mxfp8 for example, or for none",
+        taken.name, tensor.shape.size() - 1, to_string_shape(tensor.shape));
+  return wire;
+}
+
+// What has to travel for the planes.
+void add_planes(Match::Tensor tensor, PlaneSet planes, Match& matched) {
+  if (column_is_transposed_row({.format = *tensor.wire})) {
+    tensor.planes = planes;
+    return matched.tensors.push_back(std::move(tensor));
+  }
+  if (planes.row) {
+    tensor.planes = {.row = true};
+    matched.tensors.push_back(tensor);
+  }
+  if (!planes.column) return;
+  const int last = static_cast<int>(tensor.shape.size()) - 1;
+  tensor.planes = {.column = true};
+  tensor.transposed = true;
+  std::swap(tensor.shape[tensor.shape.size() - 2], tensor.shape.back());
+  tensor.src = tensor.src.transposed(last - 1, last);
+  tensor.dst = tensor.dst.transposed(last - 1, last);
+  matched.tensors.push_back(std::move(tensor));
+}
+
+void match_one(const ManifestEntry& offered, const std::string& sender_job, const ManifestEntry& taken,
+               const std::string& receiver_job, Match& matched, Findings& findings) {
+  Match::Tensor tensor;
+  try {
+    tensor = source_tensor(offered, taken);
+  } catch (const Error& error) {
+    return findings.add("tensor {}: {} of {} cannot be taken: {}; it may offer that as a tensor of its own", taken.name,
+                        to_string(taken), sender_job, error.what());
+  }
+  const std::string from = taken.source == TensorSource{} ? "" : fmt::format("{} of ", to_string(taken));
+  if (tensor.shape != taken.shape)
+    findings.add("tensor {}: shape {} in {}{}, {} in {}", taken.name, to_string_shape(tensor.shape), from, sender_job,
+                 to_string_shape(taken.shape), receiver_job);
+  if (taken.planes.empty() && offered.dtype != taken.dtype &&
+      !(is_castable_float(offered.dtype) && is_castable_float(taken.dtype)))
+    findings.add("tensor {}: dtype {} in {}{} cannot be cast to {} in {} (f64, f32, f16 and bf16 can)", taken.name,
+                 to_string(offered.dtype), from, sender_job, to_string(taken.dtype), receiver_job);
+  if (taken.layout.has_partial())
+    findings.add(
+        "tensor {}: {} asks for layout {}: a Partial destination cannot be filled from another job, because "
+        "nothing says how its terms should be split; take R or S and reduce there",
+        taken.name, receiver_job, taken.layout.to_string());
+  tensor.wire = agreed_wire(offered, sender_job, taken, receiver_job, tensor, findings);
+  tensor.fused = taken.fused.place;
+  if (!offered.planes.empty())
+    findings.add("tensor {}: {} offers planes of it, which can be received alone", offered.name, sender_job);
+  if (taken.planes.empty()) return matched.tensors.push_back(std::move(tensor));
+  if (!tensor.wire)
+    return findings.add(
+        "tensor {}: {} takes it quantised to {}, and {} offers {} of shape {}: f64, f32, f16 and bf16 of two dims or "
+        "more are quantised",
+        taken.name, receiver_job, to_string(taken.wire), sender_job, to_string(offered.dtype),
+        to_string_shape(tensor.shape));
+  add_planes(std::move(tensor), taken.planes, matched);
+}
+
+using Takers = std::unordered_map<std::string_view, std::vector<const ManifestEntry*>>;  // by source
+
+// What has a source of its own costs time and memory for each rank that holds that: a few bytes of a peer's do not
+// become many.
+void require_few_ranks(const Manifest& sender, const Takers& wanted, const std::string& receiver_job) {
+  int64_t ranks = 0;
+  for (const ManifestEntry& offered : sender.entries) {
+    const auto it = wanted.find(offered.name);
+    if (it == wanted.end()) continue;
+    const auto takers =
+        std::ranges::count_if(it->second, [](const ManifestEntry* taken) { return taken->source != TensorSource{}; });
+    ranks += takers * offered.layout.mesh().size();
+    if (ranks > kMaxSourceRanks)
+      fail(ErrorCode::kMismatch, "tensor {}: sources that {} names are of meshes of more than {} ranks together",
+           offered.name, receiver_job, kMaxSourceRanks);
+  }
+}
+
+// Parts of one tensor are quantised as one.
+void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
+  std::unordered_map<std::string_view, std::string_view> fused_of;  // by the part's name
+  for (const ManifestEntry& entry : receiver.entries)
+    if (!entry.fused.name.empty()) fused_of.emplace(entry.name, entry.fused.name);
+  std::unordered_map<std::string_view, uint32_t> first_of;
+  for (uint32_t t = 0; t < matched.tensors.size(); ++t) {
+    Match::Tensor& tensor = matched.tensors[t];
+    tensor.group = t;
+    const auto fused = fused_of.find(tensor.name);
+    if (!tensor.wire || fused == fused_of.end()) continue;
+    tensor.group = first_of.emplace(fused->second, t).first->second;
+    const Match::Tensor& first = matched.tensors[tensor.group];
+    const auto stack = [](const Match::Tensor& of) { return std::span(of.shape).first(of.shape.size() - 2); };
+    if (!std::ranges::equal(stack(tensor), stack(first)) || tensor.src_dtype != first.src_dtype ||
+        tensor.wire != first.wire || tensor.fused.has_value() != first.fused.has_value())
+      findings.add(
+          "tensors {} and {} are parts of {} and would be quantised as one: {} {} to {}, {} {} to {}: parts have one "
+          "dtype, one wire format and the same dims before the last two",
+          first.name, tensor.name, fused->second, to_string_shape(first.shape), to_string(first.src_dtype),
+          to_string(first.wire), to_string_shape(tensor.shape), to_string(tensor.src_dtype), to_string(tensor.wire));
+  }
+}
+
+}  // namespace
+
+Manifest merge(const std::string& job, const Manifest& rank0, std::span<const ManifestDiff> diffs) {
+  Findings findings;
+  const auto world = static_cast<Rank>(diffs.size());
+  std::vector<std::string_view> order;
+  std::unordered_map<std::string_view, Claims> by_name;
+  std::unordered_map<std::string_view, std::vector<Rank>> lacking;  // of rank 0's names
+  for (const ManifestEntry& entry : rank0.entries) {
+    order.push_back(entry.name);
+    by_name[entry.name].claims.push_back({0, &entry});
+  }
+  for (Rank rank = 1; rank < world; ++rank) {
+    for (const std::string& name : diffs[static_cast<size_t>(rank)].lacking) lacking[name].push_back(rank);
+    for (const ManifestEntry& entry : diffs[static_cast<size_t>(rank)].entries) {
+      Claims& claims = by_name[entry.name];
+      if (claims.claims.empty()) order.push_back(entry.name);
+      claims.claims.push_back({rank, &entry});
+    }
+  }
+
+  Manifest merged;
+  for (const std::string_view name : order) {
+    const Claims& claims = by_name[name];
+    ManifestEntry entry = merge_claims(job, claims, findings);
+    const Rank first = claims.claims.front().rank;
+    for (const Rank rank : entry.layout.mesh().ranks()) {
+      if (rank >= world) {
+        findings.add("tensor {}: {}/{} lays it out over rank {}, but the job has {}", name, job, first, rank, world);
+        break;
+      }
+      // Rank 0's names are registered by every rank that does not say otherwise; other names only by those that say so.
+      const auto of_rank = [&](const Claims::Claim& claim) { return claim.rank == rank; };
+      const bool claimed = std::ranges::any_of(claims.claims, of_rank);
+      const auto it = lacking.find(name);
+      const bool lacks = it != lacking.end() && std::ranges::binary_search(it->second, rank);
+      if (first == 0 ? lacks && !claimed : !claimed)
+        findings.add("tensor {}: {}/{} is in its mesh ({}) but does not register it", name, job, rank,
+                     entry.layout.to_string());
+    }
+    merged.entries.push_back(std::move(entry));
+  }
+  findings.throw_if_any(fmt::format("the ranks of job {} disagree", job));
+  return merged;
+}
+
+Match match(const Manifest& sender, const std::string& sender_job, const Manifest& receiver,
+            const std::string& receiver_job) {
+  Findings findings;
+  Match matched;
+  Takers wanted;
+  for (const ManifestEntry& entry : receiver.entries) wanted[source_of(entry)].push_back(&entry);
+  require_few_ranks(sender, wanted, receiver_job);
+  for (const ManifestEntry& offered : sender.entries) {
+    if (offered.source != TensorSource{})
+      findings.add("tensor {}: {} offers it and says that {} fills it; a source is for who receives it", offered.name,
+                   sender_job, to_string(offered));
+    const auto it = wanted.find(offered.name);
+    if (it == wanted.end()) {
+      ++matched.skipped;
+      continue;
+    }
+    for (const ManifestEntry* taken : it->second)
+      match_one(offered, sender_job, *taken, receiver_job, matched, findings);
+    wanted.erase(it);
+  }
+  find_groups(receiver, matched, findings);
+  for (const ManifestEntry& entry : receiver.entries)
+    if (wanted.contains(source_of(entry)))
+      findings.add("tensor {}: {} does not offer {}", entry.name, sender_job,
+                   source_of(entry) == entry.name ? "it" : source_of(entry));
+  findings.throw_if_any(fmt::format("jobs {} and {} do not match", sender_job, receiver_job));
+  return matched;
+}
+
+}  // namespace tessera::bus
