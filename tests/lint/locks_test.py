@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What clang-tidy says, by the project's own .clang-tidy, of a source that breaks what it says of its locks.
+"""Locks that nobody checks: sources that take others than base/mutex.h's; and whether clang-tidy, by the project's own
+.clang-tidy, finds fault with a source that breaks what it says of its locks.
 
     tests/lint/locks_test.py        # exit status 77: there is no clang-tidy here
 """
@@ -12,6 +13,9 @@ import sys
 import tempfile
 
 TOOL = "clang-tidy-19"
+UNCHECKED = re.compile(
+    r"\bstd::(\w*mutex|condition_variable\w*|lock_guard|unique_lock|scoped_lock)\b|\bpthread_(mutex|cond)_"
+)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCE = """
 #include "base/mutex.h"
@@ -79,7 +83,21 @@ int use(Account& account) {
 """
 
 
+def unchecked_locks() -> list[str]:
+    sources = [path for folder in ("src", "python/src", "tools") for path in (ROOT / folder).rglob("*.[hc]*")]
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}: use base/mutex.h, whose locks are checked"
+        for path in sorted(sources)
+        if path != ROOT / "src/base/mutex.h"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if UNCHECKED.search(line.split("//")[0])
+    ]
+
+
 def main() -> int:
+    if found := unchecked_locks():
+        print("\n".join(found))
+        return 1
     if shutil.which(TOOL) is None:
         print(f"skipped: no {TOOL}")
         return 77
