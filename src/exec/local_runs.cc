@@ -1,0 +1,134 @@
+#include "exec/local_runs.h"
+
+#include <utility>
+
+#include "exec/pull/source.h"
+#include "tessera/memory.h"
+
+namespace tessera {
+namespace {
+
+// A source that fills a stream. Its thread is its own: a fill blocks until it is drained, and must not hold up
+// another's.
+class StreamSource final : public Run {
+ public:
+  StreamSource(std::shared_ptr<const SourceProgram> program, const std::string& peer,
+               std::unique_ptr<ByteStream> stream, RunDone done)
+      : pool_(1, "tessera-ring"), run_(std::move(program), pool_, std::move(done), peer, std::move(stream)) {}
+
+  void start(uint32_t epoch) override { run_.start(epoch); }
+  void abort(const Status& status) override { run_.abort(status); }
+  int64_t bytes_done() const override { return run_.bytes_done(); }
+  Status status() const override { return run_.status(); }
+  std::span<const Digest> digests() const override { return run_.digests(); }
+
+ private:
+  WorkerPool pool_;
+  SourceRun run_;
+};
+
+}  // namespace
+
+// --- pulls ---------------------------------------------------------------------------------------
+
+LocalPulls::LocalPulls(const Endpoint& self, const Endpoint& peer, PeerArenas memory, bool digest, WorkerPool& pool)
+    : self_(self),
+      peer_(peer),
+      digest_(digest),
+      pool_(pool),
+      memory_(TransportRegistry::builtin().choose(peer, self).connect(peer)) {
+  for (size_t i = 0; i < memory.arenas.size(); ++i) memory_->add_arena(memory.arenas[i], std::move(memory.fds[i]));
+}
+
+void LocalPulls::add_slot(std::span<const PullRoute> routes, std::optional<Access> private_access) {
+  programs_.push_back(
+      std::make_shared<PullProgram>(memory_, routes, PullOptions{.digest = digest_, .private_access = private_access}));
+}
+
+std::unique_ptr<ByteStream> LocalPulls::open_stream(StreamEnd end) const {
+  return TransportRegistry::builtin().streams(peer_, self_).open(std::move(end), peer_.name);
+}
+
+void LocalPulls::make_runs(StreamEnd end, const RunDone& done) {
+  std::shared_ptr<ByteStream> stream;
+  if (program(0)->wants_stream()) stream = open_stream(std::move(end));
+  for (const auto& program : programs_)
+    runs_.push_back(std::make_unique<PullRun>(program, pool_, done, program->wants_stream() ? stream : nullptr));
+}
+
+// --- the factory ---------------------------------------------------------------------------------
+
+std::shared_ptr<std::byte> LocalRuns::allocate(size_t bytes, size_t alignment) {
+  const auto buffer = std::make_shared<SharedBuffer>(SharedHeap::process().allocate(bytes, alignment));
+  return {buffer, buffer->data()};
+}
+
+std::unique_ptr<PullRuns> LocalRuns::make_pull(const Endpoint& peer, PeerArenas memory, bool digest) {
+  return std::make_unique<LocalPulls>(self_, peer, std::move(memory), digest, pull_pool_);
+}
+
+std::vector<SourceRoute> LocalRuns::streamed_to(const Endpoint& peer, std::span<const SourceRoute> routes) const {
+  const Transport& transport = TransportRegistry::builtin().choose(self_, peer);
+  std::vector<SourceRoute> marked(routes.begin(), routes.end());
+  for (SourceRoute& route : marked) {
+    const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
+    const MemoryDesc memory = describe(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
+    route.streamed = !transport.exports(memory).has(Access::kMap);
+  }
+  return marked;
+}
+
+RunFactory::Source LocalRuns::make_source(const Endpoint& peer, std::span<const SourceRoute> routes, bool digest,
+                                          const RunDone& done) {
+  auto program = std::make_shared<SourceProgram>(streamed_to(peer, routes), SourceOptions{.digest = digest});
+  if (!program->fills_stream()) return {};
+  const Streams& streams = TransportRegistry::builtin().streams(self_, peer);
+  Streams::Ends ends = streams.make();
+  return {.run = std::make_unique<StreamSource>(std::move(program), peer.name,
+                                                streams.open(std::move(ends.producer), self_.name), done),
+          .consumer = std::move(ends.consumer)};
+}
+
+std::unique_ptr<Run> LocalRuns::make_digests(std::span<const SourceRoute> routes, const RunDone& done) {
+  return std::make_unique<SourceRun>(std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true}),
+                                     source_pool_, done, "the digests");
+}
+
+// By address, shared or not: the loopback transport reads this process' own memory.
+std::shared_ptr<const PullProgram> LocalRuns::program_within(std::span<const PullRoute> routes) const {
+  std::shared_ptr<const Connection> memory = TransportRegistry::builtin().choose(self_, self_).connect(self_);
+  return std::make_shared<PullProgram>(std::move(memory), routes, PullOptions{.digest = false, .private_access = {}});
+}
+
+std::unique_ptr<Run> LocalRuns::make_copy(std::span<const PullRoute> routes, const RunDone& done) {
+  return std::make_unique<PullRun>(program_within(routes), pull_pool_, done);
+}
+
+RunFactory::OwnTerms LocalRuns::make_own_terms(std::span<const PullRoute> routes, const RunDone& /*source_done*/) {
+  return {.step = {.program = program_within(routes), .stream = nullptr, .on_start = nullptr}, .source = nullptr};
+}
+
+std::unique_ptr<ReduceRun> LocalRuns::make_reduction(std::vector<ReduceRun::Step> steps,
+                                                     std::vector<ReductionTarget> targets, RunDone done) {
+  return std::make_unique<ReduceRun>(std::move(steps), std::move(targets), pull_pool_, std::move(done));
+}
+
+std::unique_ptr<AmaxRun> LocalRuns::make_amaxes(std::shared_ptr<const QuantizeProgram> program,
+                                                std::shared_ptr<QuantizeAmaxes> amaxes, RunDone done) {
+  return std::make_unique<AmaxRun>(std::move(program), std::move(amaxes), source_pool_, std::move(done));
+}
+
+std::unique_ptr<EncodeRun> LocalRuns::make_encoding(std::shared_ptr<const QuantizeProgram> program,
+                                                    std::shared_ptr<QuantizeAmaxes> amaxes,
+                                                    std::vector<EncodeRun::Memory> memory, bool digest, RunDone done) {
+  return std::make_unique<EncodeRun>(std::move(program), std::move(amaxes), std::move(memory), digest, source_pool_,
+                                     std::move(done));
+}
+
+std::unique_ptr<DeltaRun> LocalRuns::make_comparison(std::shared_ptr<const DeltaProgram> program,
+                                                     std::vector<DeltaRun::Memory> memory, SparseMemory& pieces,
+                                                     RunDone done) {
+  return std::make_unique<DeltaRun>(std::move(program), std::move(memory), pieces, source_pool_, std::move(done));
+}
+
+}  // namespace tessera

@@ -1,0 +1,120 @@
+#include "exec/local_runs.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "exec/testing.h"
+#include "tessera/memory.h"
+
+namespace tessera {
+namespace {
+
+using exec_testing::Completion;
+using exec_testing::own_endpoint;
+
+// A factory of this process, and an f32 tensor with 1, 2, ... in private memory.
+class LocalRunsTest : public testing::Test {
+ protected:
+  static constexpr size_t kBytes = 8 * 16 * sizeof(float);
+
+  LocalRunsTest() { std::iota(values_.begin(), values_.end(), 1.0f); }
+
+  // Of this host, which can map no private memory of this one's.
+  static Endpoint another_process() {
+    Endpoint peer = own_endpoint();
+    ++peer.process.pid;
+    return peer;
+  }
+  SourceRoute route_from(const void* data) const {
+    return {.what = what_, .src = array_, .data = static_cast<const std::byte*>(data)};
+  }
+  // Into `into`, from where `memory` says.
+  PullRoute route_into(std::vector<float>& into, const MemoryDesc& memory) const {
+    return {.what = what_,
+            .src = array_,
+            .memory = memory,
+            .dst = array_,
+            .dst_dtype = DType::kF32,
+            .data = reinterpret_cast<std::byte*>(into.data())};
+  }
+  MemoryDesc address() const { return {.offset = reinterpret_cast<uintptr_t>(values_.data()), .bytes = kBytes}; }
+
+  const Shape shape_{8, 16};
+  const RouteRegion what_{.tensor = 0, .shape = shape_, .dtype = DType::kF32, .region = Region::full(shape_)};
+  const LocalArray array_{.owned = Region::full(shape_), .strides = {64, 4}};
+  WorkerPool pull_pool_{1, "test-pull"};
+  WorkerPool source_pool_{1, "test-src"};
+  LocalRuns runs_{own_endpoint().name, pull_pool_, source_pool_};
+  std::vector<float> values_ = std::vector<float>(8 * 16);
+  std::vector<float> arrived_ = std::vector<float>(8 * 16);
+};
+
+TEST_F(LocalRunsTest, CopiesWithinThisProcess) {
+  Completion done;
+  const std::vector<PullRoute> routes{route_into(arrived_, address())};
+  const auto run = runs_.make_copy(routes, done.callback());
+  runs_.await_made(Deadline::after(exec_testing::kPatience), {});
+  run->start(1);
+  ASSERT_TRUE(done.wait());
+  EXPECT_TRUE(run->status().ok()) << run->status().message();
+  EXPECT_EQ(arrived_, values_);
+}
+
+TEST_F(LocalRunsTest, ASourceFillsTheStreamThatAPullDrains) {
+  Completion filled, drained;
+  const std::vector<SourceRoute> sources{route_from(values_.data())};
+  RunFactory::Source source = runs_.make_source(another_process(), sources, true, filled.callback());
+  ASSERT_NE(source.run, nullptr);
+  const auto pulls = runs_.make_pull(own_endpoint(), {}, true);
+  const std::vector<PullRoute> routes{
+      route_into(arrived_, {.kind = MemoryDesc::Kind::kRingOnly, .offset = 0, .bytes = kBytes})};
+  pulls->add_slot(routes);
+  ASSERT_EQ(pulls->slots(), 1u);
+  ASSERT_TRUE(pulls->program(0)->wants_stream());
+  pulls->make_runs(std::move(source.consumer), drained.callback());
+  for (const uint32_t epoch : {1u, 2u}) {
+    values_.back() = static_cast<float>(epoch);
+    pulls->run(0).start(epoch);
+    source.run->start(epoch);
+    ASSERT_TRUE(filled.wait() && drained.wait());
+    EXPECT_TRUE(pulls->run(0).status().ok()) << pulls->run(0).status().message();
+    EXPECT_EQ(arrived_, values_);
+    ASSERT_EQ(source.run->digests().size(), 1u);
+    EXPECT_EQ(source.run->digests()[0], pulls->run(0).digests()[0]);
+  }
+}
+
+TEST_F(LocalRunsTest, AStreamIsMadeForPrivateMemoryOnly) {
+  const std::shared_ptr<std::byte> shared = runs_.allocate(kBytes, 64);
+  std::memcpy(shared.get(), values_.data(), kBytes);
+  Completion done;
+  const std::vector<SourceRoute> routes{route_from(shared.get())};
+  EXPECT_EQ(runs_.make_source(another_process(), routes, true, done.callback()).run, nullptr);
+  EXPECT_EQ(runs_.describe(shared.get(), kBytes).kind, MemoryDesc::Kind::kShared);
+
+  const std::vector<SourceRoute> both{route_from(shared.get()), route_from(values_.data())};
+  const auto digests = runs_.make_digests(both, done.callback());
+  digests->start(1);
+  ASSERT_TRUE(done.wait());
+  ASSERT_EQ(digests->digests().size(), 2u);
+  EXPECT_EQ(digests->digests()[0], digests->digests()[1]);
+}
+
+TEST_F(LocalRunsTest, WhatIsNoStreamIsRefused) {
+  const auto pulls = runs_.make_pull(own_endpoint(), {}, false);
+  const std::vector<PullRoute> routes{
+      route_into(arrived_, {.kind = MemoryDesc::Kind::kRingOnly, .offset = 0, .bytes = kBytes})};
+  pulls->add_slot(routes);
+  try {
+    pulls->make_runs({}, [] {});
+    FAIL() << "it was taken for one";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,120 @@
+// Where the data of a batch is moved from. Whoever needs a run says what is to be moved; the factory decides who moves
+// it: threads of this process (exec/local_runs.h), or another process that these threads may not reach into.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "exec/delta/delta_run.h"
+#include "exec/pull/compiler.h"
+#include "exec/pull/reduction.h"
+#include "exec/run.h"
+#include "exec/walk/route.h"
+#include "exec/wire/quantize_run.h"
+#include "transport/byte_stream.h"
+#include "transport/memory_desc.h"
+#include "transport/transport.h"
+
+namespace tessera {
+
+// Called each time a run has ended; from any thread, also from within start(). It does no more than raise a signal.
+using RunDone = std::function<void()>;
+
+// What a peer has said of its memory: its arenas with one descriptor each.
+struct PeerArenas {
+  std::vector<ArenaDesc> arenas;
+  std::vector<UniqueFd> fds;
+};
+
+// All that is pulled from one peer: a program for each of its slots, and once the peer is ready a run for each. Not
+// thread-safe.
+class PullRuns {
+ public:
+  virtual ~PullRuns() = default;  // REQUIRES: no run is under way
+
+  // Compiles the program of the next slot. Throws as PullProgram does.
+  virtual void add_slot(std::span<const PullRoute> routes) = 0;
+  virtual size_t slots() const = 0;
+  virtual const std::shared_ptr<const PullProgram>& program(size_t slot) const = 0;
+  // The peer's stream, for whoever makes a run of its own of a program that wants one. Throws Error(kInvalidArgument)
+  // if `end` is none.
+  virtual std::unique_ptr<ByteStream> open_stream(StreamEnd end) const = 0;
+
+  // Makes the runs; once. `end` is the stream's if the programs want one, which they share. Throws
+  // Error(kInvalidArgument) if it is none.
+  virtual void make_runs(StreamEnd end, const RunDone& done) = 0;
+  virtual Run& run(size_t slot) = 0;  // REQUIRES: make_runs(), as what follows
+  // Before run(slot).start(): see PullRun::travel().
+  virtual void travel(size_t slot, std::span<const Travel> routes) = 0;
+};
+
+// Of one batch. open(), check(), close(), make_pull(), make_source(), make_digests() and make_own_terms() are called on
+// one thread, on which what they make belongs, too; the rest may be called from any.
+class RunFactory {
+ public:
+  RunFactory() = default;
+  virtual ~RunFactory() = default;
+  RunFactory(const RunFactory&) = delete;
+  RunFactory& operator=(const RunFactory&) = delete;
+
+  // First. `on_lost` is called if whoever moves the data goes before close().
+  virtual void open(std::function<void(const Status&)> on_lost) = 0;
+  // To be called now and then while something waits: who is stopped is not waited for, and its runs end.
+  virtual void check() = 0;
+  // No run is started any more. REQUIRES: none is under way, or whoever moves the data has gone.
+  virtual void close() = 0;
+
+  // Whether threads of this process may read and write what lies at `data`. What they may not, they may not quantise,
+  // compare or write planes to, either.
+  virtual bool reaches(const std::byte* data) const = 0;
+  // What peers are told of these bytes.
+  virtual MemoryDesc describe(const std::byte* data, size_t bytes) const = 0;
+  // Shared memory that make_copy() may copy tensors to and from. Throws Error(kResourceExhausted).
+  virtual std::shared_ptr<std::byte> allocate(size_t bytes, size_t alignment) = 0;
+
+  // Pulls from `peer`.
+  virtual std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, PeerArenas memory, bool digest) = 0;
+  // Fills a stream with the routes whose memory `peer` cannot map, for it to drain by `consumer`, and digests all of
+  // them if `digest`.
+  struct Source {
+    std::unique_ptr<Run> run;  // null: it can map all of it
+    StreamEnd consumer;
+  };
+  virtual Source make_source(const Endpoint& peer, std::span<const SourceRoute> routes, bool digest,
+                             const RunDone& done) = 0;
+  virtual std::unique_ptr<Run> make_digests(std::span<const SourceRoute> routes, const RunDone& done) = 0;
+  // Copies within this rank's memory. A route's source is given by address (kPrivate), shared or not.
+  virtual std::unique_ptr<Run> make_copy(std::span<const PullRoute> routes, const RunDone& done) = 0;
+  // Returns once all runs so far are made where they run, so that nothing that allocate() gave need be handed on for
+  // them any more. Throws what that failed with, kPeerLost, kDeadlineExceeded, kCancelled. Blocks.
+  virtual void await_made(const Deadline& deadline, const std::stop_token& stop) = 0;
+
+  // The step of a reduction that reads this rank's own terms, given by address as those of make_copy().
+  struct OwnTerms {
+    ReduceRun::Step step;
+    std::unique_ptr<Run> source;  // to be started when the step begins; null: the step needs none
+  };
+  virtual OwnTerms make_own_terms(std::span<const PullRoute> routes, const RunDone& source_done) = 0;
+  virtual std::unique_ptr<ReduceRun> make_reduction(std::vector<ReduceRun::Step> steps,
+                                                    std::vector<ReductionTarget> targets, RunDone done) = 0;
+
+  // REQUIRES: reaches() what they read
+  virtual std::unique_ptr<AmaxRun> make_amaxes(std::shared_ptr<const QuantizeProgram> program,
+                                               std::shared_ptr<QuantizeAmaxes> amaxes, RunDone done) = 0;
+  virtual std::unique_ptr<EncodeRun> make_encoding(std::shared_ptr<const QuantizeProgram> program,
+                                                   std::shared_ptr<QuantizeAmaxes> amaxes,
+                                                   std::vector<EncodeRun::Memory> memory, bool digest,
+                                                   RunDone done) = 0;
+  virtual std::unique_ptr<DeltaRun> make_comparison(std::shared_ptr<const DeltaProgram> program,
+                                                    std::vector<DeltaRun::Memory> memory, SparseMemory& pieces,
+                                                    RunDone done) = 0;
+};
+
+}  // namespace tessera
