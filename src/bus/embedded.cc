@@ -9,10 +9,10 @@
 #include "base/mutex.h"
 #include "base/observation.h"
 #include "bus/batch/batch.h"
-#include "bus/lending/lent_memory.h"
 #include "bus/receiver/receiver_batch.h"
 #include "bus/registration/rendezvous.h"
 #include "bus/sender/sender_batch.h"
+#include "exec/local_runs.h"
 #include "peer/agent.h"
 #include "peer/exchange/messages.h"
 #include "peer/interruption.h"
@@ -111,12 +111,14 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
                                               Timeout timeout, const BatchOptions& batch_options) override {
-    return register_batch(id, tensors, sends, timeout, batch_options, nullptr, UniqueFd());
+    Agent& agent = bus_->agent();
+    return register_batch(id, tensors, sends, timeout, batch_options,
+                          std::make_shared<LocalRuns>(agent.identity().name(), agent.pull_pool(), agent.source_pool()));
   }
 
   std::shared_ptr<BatchImpl> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
                                             Timeout timeout, const BatchOptions& batch_options,
-                                            const std::shared_ptr<LentMemory>& lent, UniqueFd socket) {
+                                            std::shared_ptr<RunFactory> runs) {
     bus_->require_own_process();
     check_name("batch", id);
     if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
@@ -137,7 +139,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
                      .layout = layout_,
                      .options = batch_options,
                      .tensors = {tensors.begin(), tensors.end()},
-                     .lent = lent};
+                     .runs = std::move(runs)};
     bus_->agent().claim_batch(view_.name, id);  // what the live one has published must not be overwritten
     std::shared_ptr<BatchImpl> batch;
     if (sends)
@@ -146,7 +148,6 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
       batch = std::make_shared<ReceiverBatch>(std::move(setup));
     bus_->exchanges().of(view_, id).begin();
     try {
-      if (lent) batch->borrow(std::move(socket));
       batch->open(view_, limits);
     } catch (...) {
       const Status why = status_of_current_exception();
@@ -226,12 +227,11 @@ std::shared_ptr<BusClient> open_embedded(BusOptions options, std::optional<Incar
   return std::make_shared<EmbeddedBus>(std::move(options), std::move(worker));
 }
 
-std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair, const std::string& id,
+std::shared_ptr<BatchImpl> register_with(const std::shared_ptr<PairClient>& pair, const std::string& id,
                                          std::span<const TensorSpec> tensors, bool sends, Timeout timeout,
-                                         const BatchOptions& options, const std::shared_ptr<LentMemory>& lent,
-                                         UniqueFd socket) {
-  return std::static_pointer_cast<EmbeddedPair>(pair)->register_batch(id, tensors, sends, timeout, options, lent,
-                                                                      std::move(socket));
+                                         const BatchOptions& options, std::shared_ptr<RunFactory> runs) {
+  return std::static_pointer_cast<EmbeddedPair>(pair)->register_batch(id, tensors, sends, timeout, options,
+                                                                      std::move(runs));
 }
 
 Agent& embedded_agent(BusClient& bus) {

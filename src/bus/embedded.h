@@ -6,18 +6,17 @@
 #include <span>
 #include <string>
 
-#include "base/fd.h"
 #include "base/process.h"
 #include "bus/batch/client.h"
 
 namespace tessera {
 
 class Agent;
+class RunFactory;
 
 namespace bus {
 
 class BatchImpl;
-class LentMemory;
 class Operation;
 
 // Connects to the store and claims (job, rank), for that `worker` if it is another process. `options` are complete().
@@ -26,12 +25,10 @@ std::shared_ptr<BusClient> open_embedded(BusOptions options, std::optional<Incar
 // The agent of such a bus, which the bus keeps alive.
 Agent& embedded_agent(BusClient& bus);
 
-// PairClient::register_batch() for a pair of such a bus, of tensors some of which lie in `lent` memory; `socket` leads
-// to who lends it.
-std::shared_ptr<BatchImpl> register_lent(const std::shared_ptr<PairClient>& pair, const std::string& id,
+// PairClient::register_batch() for a pair of such a bus, of tensors that `runs` move instead of its own threads.
+std::shared_ptr<BatchImpl> register_with(const std::shared_ptr<PairClient>& pair, const std::string& id,
                                          std::span<const TensorSpec> tensors, bool sends, Timeout timeout,
-                                         const BatchOptions& options, const std::shared_ptr<LentMemory>& lent,
-                                         UniqueFd socket);
+                                         const BatchOptions& options, std::shared_ptr<RunFactory> runs);
 
 // What its batches and operations are.
 std::shared_ptr<BatchImpl> embedded_batch(const std::shared_ptr<BatchClient>& batch);

@@ -2,33 +2,9 @@
 
 #include <utility>
 
-#include "exec/pull/source.h"
 #include "tessera/memory.h"
 
 namespace tessera {
-namespace {
-
-// A source that fills a stream. Its thread is its own: a fill blocks until it is drained, and must not hold up
-// another's.
-class StreamSource final : public Run {
- public:
-  StreamSource(std::shared_ptr<const SourceProgram> program, const std::string& peer,
-               std::unique_ptr<ByteStream> stream, RunDone done)
-      : pool_(1, "tessera-ring"), run_(std::move(program), pool_, std::move(done), peer, std::move(stream)) {}
-
-  void start(uint32_t epoch) override { run_.start(epoch); }
-  void abort(const Status& status) override { run_.abort(status); }
-  int64_t bytes_done() const override { return run_.bytes_done(); }
-  Status status() const override { return run_.status(); }
-  std::span<const Digest> digests() const override { return run_.digests(); }
-
- private:
-  WorkerPool pool_;
-  SourceRun run_;
-};
-
-}  // namespace
-
 // --- pulls ---------------------------------------------------------------------------------------
 
 LocalPulls::LocalPulls(const Endpoint& self, const Endpoint& peer, PeerArenas memory, bool digest, WorkerPool& pool)
@@ -56,6 +32,22 @@ void LocalPulls::make_runs(StreamEnd end, const RunDone& done) {
     runs_.push_back(std::make_unique<PullRun>(program, pool_, done, program->wants_stream() ? stream : nullptr));
 }
 
+// --- sources -------------------------------------------------------------------------------------
+
+LocalSources::LocalSources(const Endpoint& self, const Endpoint& peer, StreamEnd producer, bool digest, RunDone done)
+    : self_(self), peer_(peer), producer_(std::move(producer)), digest_(digest), done_(std::move(done)) {}
+
+bool LocalSources::add_slot(std::span<const SourceRoute> routes) {
+  auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_});
+  if (!program->fills_stream()) return false;
+  if (!stream_) {
+    pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
+    stream_ = TransportRegistry::builtin().streams(self_, peer_).open(take_producer(), self_.name);
+  }
+  runs_.push_back(std::make_unique<SourceRun>(std::move(program), *pool_, done_, peer_.name, stream_));
+  return true;
+}
+
 // --- the factory ---------------------------------------------------------------------------------
 
 std::shared_ptr<std::byte> LocalRuns::allocate(size_t bytes, size_t alignment) {
@@ -67,25 +59,13 @@ std::unique_ptr<PullRuns> LocalRuns::make_pull(const Endpoint& peer, PeerArenas 
   return std::make_unique<LocalPulls>(self_, peer, std::move(memory), digest, pull_pool_);
 }
 
-std::vector<SourceRoute> LocalRuns::streamed_to(const Endpoint& peer, std::span<const SourceRoute> routes) const {
-  const Transport& transport = TransportRegistry::builtin().choose(self_, peer);
-  std::vector<SourceRoute> marked(routes.begin(), routes.end());
-  for (SourceRoute& route : marked) {
-    const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
-    const MemoryDesc memory = describe(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
-    route.streamed = !transport.exports(memory).has(Access::kMap);
-  }
-  return marked;
+bool LocalRuns::streams(const Endpoint& peer, const MemoryDesc& memory) const {
+  return !TransportRegistry::builtin().choose(self_, peer).exports(memory).has(Access::kMap);
 }
 
-RunFactory::Source LocalRuns::make_source(const Endpoint& peer, std::span<const SourceRoute> routes, bool digest,
-                                          const RunDone& done) {
-  auto program = std::make_shared<SourceProgram>(streamed_to(peer, routes), SourceOptions{.digest = digest});
-  if (!program->fills_stream()) return {};
-  const Streams& streams = TransportRegistry::builtin().streams(self_, peer);
-  Streams::Ends ends = streams.make();
-  return {.run = std::make_unique<StreamSource>(std::move(program), peer.name,
-                                                streams.open(std::move(ends.producer), self_.name), done),
+RunFactory::Source LocalRuns::make_source(const Endpoint& peer, bool digest, const RunDone& done) {
+  Streams::Ends ends = TransportRegistry::builtin().streams(self_, peer).make();
+  return {.runs = std::make_unique<LocalSources>(self_, peer, std::move(ends.producer), digest, done),
           .consumer = std::move(ends.consumer)};
 }
 

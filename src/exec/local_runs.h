@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "exec/pull/source.h"
 #include "exec/run_factory.h"
 #include "exec/worker_pool.h"
 
@@ -32,8 +33,8 @@ class LocalRuns : public RunFactory {
   std::shared_ptr<std::byte> allocate(size_t bytes, size_t alignment) override;
 
   std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, PeerArenas memory, bool digest) override;
-  Source make_source(const Endpoint& peer, std::span<const SourceRoute> routes, bool digest,
-                     const RunDone& done) override;
+  bool streams(const Endpoint& peer, const MemoryDesc& memory) const override;
+  Source make_source(const Endpoint& peer, bool digest, const RunDone& done) override;
   std::unique_ptr<Run> make_digests(std::span<const SourceRoute> routes, const RunDone& done) override;
   std::unique_ptr<Run> make_copy(std::span<const PullRoute> routes, const RunDone& done) override;
   void await_made(const Deadline& /*deadline*/, const std::stop_token& /*stop*/) override {}
@@ -53,8 +54,6 @@ class LocalRuns : public RunFactory {
  protected:
   const Endpoint& self() const { return self_; }
   WorkerPool& pull_pool() const { return pull_pool_; }
-  // The routes with SourceRoute::streamed set for those whose memory `peer` cannot map.
-  std::vector<SourceRoute> streamed_to(const Endpoint& peer, std::span<const SourceRoute> routes) const;
   // What reads `routes` within this rank's memory.
   std::shared_ptr<const PullProgram> program_within(std::span<const PullRoute> routes) const;
 
@@ -75,7 +74,9 @@ class LocalPulls : public PullRuns {
   std::unique_ptr<ByteStream> open_stream(StreamEnd end) const override;
   void make_runs(StreamEnd end, const RunDone& done) override;
   Run& run(size_t slot) override { return *runs_[slot]; }
-  void travel(size_t slot, std::span<const Travel> routes) override { runs_[slot]->travel(routes); }
+  void travel(size_t slot, std::span<const Travel> routes, std::span<const int64_t> delta_bytes) override {
+    runs_[slot]->travel(routes, delta_bytes);
+  }
 
  protected:
   // `private_access`: see PullOptions.
@@ -88,6 +89,29 @@ class LocalPulls : public PullRuns {
   std::shared_ptr<Connection> memory_;
   std::vector<std::shared_ptr<const PullProgram>> programs_;
   std::vector<std::unique_ptr<PullRun>> runs_;
+};
+
+// Sources that fill the stream of which `producer` is the end, on a thread of their own: a fill blocks until it is
+// drained, and must not hold up another's.
+class LocalSources : public SourceRuns {
+ public:
+  LocalSources(const Endpoint& self, const Endpoint& peer, StreamEnd producer, bool digest, RunDone done);
+
+  bool add_slot(std::span<const SourceRoute> routes) override;
+  Run& run(size_t slot) override { return *runs_[slot]; }
+  void travel(size_t slot, std::span<const int64_t> deltas) override { runs_[slot]->travel(deltas); }
+
+ protected:
+  StreamEnd take_producer() { return std::move(producer_); }
+
+ private:
+  const Endpoint self_, peer_;
+  StreamEnd producer_;  // until it is opened
+  const bool digest_;
+  const RunDone done_;
+  std::unique_ptr<WorkerPool> pool_;
+  std::shared_ptr<ByteStream> stream_;
+  std::vector<std::unique_ptr<SourceRun>> runs_;
 };
 
 }  // namespace tessera

@@ -22,12 +22,6 @@ class LocalRunsTest : public testing::Test {
 
   LocalRunsTest() { std::iota(values_.begin(), values_.end(), 1.0f); }
 
-  // Of this host, which can map no private memory of this one's.
-  static Endpoint another_process() {
-    Endpoint peer = own_endpoint();
-    ++peer.process.pid;
-    return peer;
-  }
   SourceRoute route_from(const void* data) const {
     return {.what = what_, .src = array_, .data = static_cast<const std::byte*>(data)};
   }
@@ -65,9 +59,11 @@ TEST_F(LocalRunsTest, CopiesWithinThisProcess) {
 
 TEST_F(LocalRunsTest, ASourceFillsTheStreamThatAPullDrains) {
   Completion filled, drained;
-  const std::vector<SourceRoute> sources{route_from(values_.data())};
-  RunFactory::Source source = runs_.make_source(another_process(), sources, true, filled.callback());
-  ASSERT_NE(source.run, nullptr);
+  std::vector<SourceRoute> sources{route_from(values_.data())};
+  RunFactory::Source source = runs_.make_source(own_endpoint(), true, filled.callback());
+  EXPECT_FALSE(source.runs->add_slot(sources));  // none is streamed
+  sources.front().streamed = true;
+  ASSERT_TRUE(source.runs->add_slot(sources));
   const auto pulls = runs_.make_pull(own_endpoint(), {}, true);
   const std::vector<PullRoute> routes{
       route_into(arrived_, {.kind = MemoryDesc::Kind::kRingOnly, .offset = 0, .bytes = kBytes})};
@@ -78,23 +74,22 @@ TEST_F(LocalRunsTest, ASourceFillsTheStreamThatAPullDrains) {
   for (const uint32_t epoch : {1u, 2u}) {
     values_.back() = static_cast<float>(epoch);
     pulls->run(0).start(epoch);
-    source.run->start(epoch);
+    source.runs->run(0).start(epoch);
     ASSERT_TRUE(filled.wait() && drained.wait());
     EXPECT_TRUE(pulls->run(0).status().ok()) << pulls->run(0).status().message();
     EXPECT_EQ(arrived_, values_);
-    ASSERT_EQ(source.run->digests().size(), 1u);
-    EXPECT_EQ(source.run->digests()[0], pulls->run(0).digests()[0]);
+    ASSERT_EQ(source.runs->run(0).digests().size(), 1u);
+    EXPECT_EQ(source.runs->run(0).digests()[0], pulls->run(0).digests()[0]);
   }
 }
 
-TEST_F(LocalRunsTest, AStreamIsMadeForPrivateMemoryOnly) {
+TEST_F(LocalRunsTest, DigestsAreTheSameInSharedMemory) {
   const std::shared_ptr<std::byte> shared = runs_.allocate(kBytes, 64);
   std::memcpy(shared.get(), values_.data(), kBytes);
-  Completion done;
-  const std::vector<SourceRoute> routes{route_from(shared.get())};
-  EXPECT_EQ(runs_.make_source(another_process(), routes, true, done.callback()).run, nullptr);
   EXPECT_EQ(runs_.describe(shared.get(), kBytes).kind, MemoryDesc::Kind::kShared);
+  EXPECT_TRUE(runs_.reaches(shared.get()));
 
+  Completion done;
   const std::vector<SourceRoute> both{route_from(shared.get()), route_from(values_.data())};
   const auto digests = runs_.make_digests(both, done.callback());
   digests->start(1);

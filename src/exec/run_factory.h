@@ -52,7 +52,20 @@ class PullRuns {
   virtual void make_runs(StreamEnd end, const RunDone& done) = 0;
   virtual Run& run(size_t slot) = 0;  // REQUIRES: make_runs(), as what follows
   // Before run(slot).start(): see PullRun::travel().
-  virtual void travel(size_t slot, std::span<const Travel> routes) = 0;
+  virtual void travel(size_t slot, std::span<const Travel> routes, std::span<const int64_t> delta_bytes) = 0;
+};
+
+// All that fills one stream: a run for each slot. Not thread-safe.
+class SourceRuns {
+ public:
+  virtual ~SourceRuns() = default;  // REQUIRES: no run is under way
+
+  // Makes the run of the next slot, which fills the stream with the routes that are `streamed` and digests all of them
+  // if it is to. False, and nothing: none of them is streamed.
+  virtual bool add_slot(std::span<const SourceRoute> routes) = 0;
+  virtual Run& run(size_t slot) = 0;
+  // Before run(slot).start(): see SourceRun::travel().
+  virtual void travel(size_t slot, std::span<const int64_t> deltas) = 0;
 };
 
 // Of one batch. open(), check(), close(), make_pull(), make_source(), make_digests() and make_own_terms() are called on
@@ -81,14 +94,14 @@ class RunFactory {
 
   // Pulls from `peer`.
   virtual std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, PeerArenas memory, bool digest) = 0;
-  // Fills a stream with the routes whose memory `peer` cannot map, for it to drain by `consumer`, and digests all of
-  // them if `digest`.
+  // Whether memory that `peer` is told of has to go through a stream to it.
+  virtual bool streams(const Endpoint& peer, const MemoryDesc& memory) const = 0;
+  // A stream to `peer`, which drains it by `consumer`. `digest`: its runs digest their routes.
   struct Source {
-    std::unique_ptr<Run> run;  // null: it can map all of it
+    std::unique_ptr<SourceRuns> runs;
     StreamEnd consumer;
   };
-  virtual Source make_source(const Endpoint& peer, std::span<const SourceRoute> routes, bool digest,
-                             const RunDone& done) = 0;
+  virtual Source make_source(const Endpoint& peer, bool digest, const RunDone& done) = 0;
   virtual std::unique_ptr<Run> make_digests(std::span<const SourceRoute> routes, const RunDone& done) = 0;
   // Copies within this rank's memory. A route's source is given by address (kPrivate), shared or not.
   virtual std::unique_ptr<Run> make_copy(std::span<const PullRoute> routes, const RunDone& done) = 0;

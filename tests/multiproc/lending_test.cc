@@ -230,5 +230,41 @@ TEST(LentMemory, AStoppedWorkerIsNamed) {
   agents.wait(2 * hang_limit());
 }
 
+// Each rank of the job that has the memory says so, and the other job hears it.
+TEST(LentMemory, NoSliceIsTakenOfIt) {
+  ProcessGroup group;
+  const std::string store = group.start_store();
+  AgentGroup agents(group);
+  agents.start_agent("trainer", 0);
+  const pid_t sender = group.start("trainer/0", [&, store] {
+    return with_batch(with_agent(trainer(0, 1)), store, [](Batch&, std::vector<float>&) { return 1; });
+  });
+  const pid_t receiver = group.start("inference/0", [&, store] {
+    const Side side = inference(0, 1);
+    return with_pair(side, store, [&](Pair& pair) {
+      std::vector<float> half(32 * 48);
+      const TensorSpec spec{.name = "half",
+                            .data = half.data(),
+                            .dtype = DType::kF32,
+                            .shape = {32, 48},
+                            .layout = Layout::parse("1:R"),
+                            .strides = {},
+                            .source = {.name = "weight", .slices = {{0, 32, 1}, {0, 48, 1}}}};
+      pair.accept("policy", {&spec, 1}, side.rendezvous);
+      return 1;
+    });
+  });
+  for (const pid_t rank : {sender, receiver}) {
+    const Outcome outcome = group.wait_for(rank, 2 * hang_limit());
+    EXPECT_EQ(outcome.status, status_of(ErrorCode::kUnimplemented)) << outcome.name << ": " << outcome.output;
+    EXPECT_THAT(outcome.output,
+                HasSubstr("batch policy of pair weights: tensor half is to be filled with a slice of weight, which is "
+                          "not done where tensors lie in private memory behind an agent: let them lie in shared "
+                          "memory, or do without the agent or the slice"))
+        << outcome.name;
+  }
+  agents.wait(2 * hang_limit());
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -89,9 +89,10 @@ TEST_P(WireRefusal, NamesTheTensorAndTheWayOut) {
   for (const Outcome& outcome : transfer_cases(agents.jobs(), agents.place(cases))) {
     const bool refuses = outcome.name.starts_with("trainer") ? agents.sender.agent : agents.receiver.agent;
     EXPECT_EQ(outcome.status, status_of(ErrorCode::kUnimplemented)) << outcome.name << ": " << outcome.output;
-    EXPECT_THAT(outcome.output,
-                AllOf(HasSubstr("batch policy of pair weights: tensor w is to be quantised to mxfp8 on its way"),
-                      HasSubstr("let them lie in shared memory, or do without the agent or the wire format")))
+    EXPECT_THAT(
+        outcome.output,
+        AllOf(HasSubstr("batch policy of pair weights: tensor w is to be quantised to mxfp8, which is not done"),
+              HasSubstr("let them lie in shared memory, or do without the agent or the wire format")))
         << outcome.name;
     if (!refuses) {
       EXPECT_THAT(outcome.output, HasSubstr(" gave up: ")) << outcome.name;

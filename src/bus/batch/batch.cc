@@ -11,7 +11,10 @@ namespace tessera::bus {
 BatchImpl::BatchImpl(BatchSetup setup)
     : setup_(std::move(setup)),
       subject_(fmt::format("{}/{}", setup_.pair, setup_.id)),
-      created_(Clock::steady().now()) {}
+      created_(Clock::steady().now()),
+      reaches_all_(std::ranges::all_of(setup_.tensors, [this](const TensorSpec& tensor) {
+        return setup_.runs->reaches(static_cast<const std::byte*>(tensor.data));
+      })) {}
 
 std::shared_ptr<OperationClient> BatchImpl::send(std::optional<int64_t>, Timeout) {
   fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it can recv, not send", describe(), identity().name());
@@ -34,12 +37,9 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
   const bool terms = sends() && std::ranges::any_of(manifest_.entries, [](const ManifestEntry& entry) {
                        return entry.layout.has_partial();
                      });
-  if (setup_.lent || (staged() ? terms : !sends()))
+  if (staged() ? terms : !sends())
     fail(ErrorCode::kUnimplemented, "{}: {} {}: its tensors cannot be moved: close it and register it again",
-         describe(), identity().name(),
-         setup_.lent ? "lends them"
-         : terms     ? "offers terms of Partial tensors"
-                     : "accepts it in place");
+         describe(), identity().name(), terms ? "offers terms of Partial tensors" : "accepts it in place");
   if (manifest_of(identity(), tensors, setup_.layout).hash() != manifest_.hash())
     fail(ErrorCode::kInvalidArgument,
          "{}: the moved tensors have other names, dtypes, shapes, layouts or wire formats than {} has registered: "
@@ -79,6 +79,11 @@ std::string BatchImpl::describe() const {
 // --- registering ---------------------------------------------------------------------------------
 
 void BatchImpl::open(const PairView& view, const CallLimits& limits) {
+  setup_.agent->run_on_loop([&] {
+    setup_.runs->open([this](const Status& status) {
+      if (operation_) fail_operation(Status(status.code(), fmt::format("{}: {}", describe(), status.message())));
+    });
+  });
   manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
   for (const ManifestEntry& entry : manifest_.entries)
     if (sends() && !entry.planes.empty())
@@ -88,7 +93,7 @@ void BatchImpl::open(const PairView& view, const CallLimits& limits) {
   if (!sends())
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {
-    snapshots_ = std::make_unique<Snapshots>(*setup_.agent, setup_.lent.get(), manifest_, setup_.tensors,
+    snapshots_ = std::make_unique<Snapshots>(*setup_.agent, *setup_.runs, manifest_, setup_.tensors,
                                              sends() ? Snapshots::Use::kSend : Snapshots::Use::kReceive,
                                              sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, limits,
                                              [this] { on_copied(); });
@@ -101,14 +106,6 @@ void BatchImpl::open(const PairView& view, const CallLimits& limits) {
     setup_.agent->add_inspected(this);
   });
   meeting->meet(limits);
-}
-
-void BatchImpl::borrow(UniqueFd socket) {
-  setup_.agent->run_on_loop([&] {
-    setup_.lent->connect(*setup_.agent, std::move(socket), [this](const Status& status) {
-      if (operation_) fail_operation(Status(status.code(), fmt::format("{}: {}", describe(), status.message())));
-    });
-  });
 }
 
 BatchOffer BatchImpl::own_offer() const {
@@ -127,7 +124,6 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   const Rank rank = identity().rank;
   note_delta(agreement);
   if (setup_.options.pinned) require_pinned(view, agreement.match);
-  if (sends() && setup_.lent) require_whole(agreement.match);
   setup_.agent->count_plan();
   BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
   std::vector<TensorSpec> registered;
@@ -140,9 +136,9 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   std::vector<LocalTensor> terms = local_tensors(agreement.match, registered, rank, sends());
   std::vector<LocalTensor> tensors =
       snapshots_ ? local_tensors(agreement.match, snapshots_->specs(), rank, sends()) : terms;
-  require_quantisable(agreement.match, tensors);
+  require_movable(agreement.match, tensors);
   return {.agent = setup_.agent,
-          .lent = setup_.lent.get(),
+          .runs = setup_.runs.get(),
           .stall = setup_.stall,
           .batch = setup_.id,
           .relocation = relocation,
@@ -166,9 +162,9 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .on_amaxes_agreed = [this] { ++amax_exchanges_; }};
 }
 
-// In place, a worker's private memory is its own to read and write.
+// In place, the tensors themselves are compared, and deltas applied to them.
 bool BatchImpl::can_delta() const {
-  return setup_.options.delta && (!setup_.lent || staged());
+  return setup_.options.delta && (staged() || reaches_all_);
 }
 
 void BatchImpl::note_delta(const Agreement& agreement) {
@@ -179,28 +175,21 @@ void BatchImpl::note_delta(const Agreement& agreement) {
                         : "its tensors lie in private memory behind an agent, in place");
 }
 
-void BatchImpl::require_whole(const Match& match) const {
-  for (const Match::Tensor& tensor : match.tensors)
-    if (tensor.of)
-      fail(ErrorCode::kUnimplemented,
-           "{}: tensor {} is to be filled with a slice of {}, which lies in private memory behind an agent: let it lie "
-           "in shared memory, or send it without an agent",
-           describe(), tensor.name, tensor.source);
-}
-
-// The one place that says so. What a staged batch reads and writes is Tessera's own memory; of Partial tensors it is
-// what they are reduced to that is quantised.
-void BatchImpl::require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const {
-  if (!setup_.lent || staged()) return;
+// The one place that says what is not done with memory that only another process reaches. What a staged batch quantises
+// and decodes is Tessera's own memory; of Partial tensors it is what they are reduced to.
+void BatchImpl::require_movable(const Match& match, std::span<const LocalTensor> tensors) const {
+  if (reaches_all_) return;
   for (size_t i = 0; i < match.tensors.size(); ++i) {
     const Match::Tensor& tensor = match.tensors[i];
-    const bool read = !tensor.src.has_partial() && !tensors[i].empty() && setup_.lent->holds(tensors[i].data);
-    if (tensor.wire && (read || !sends()))
-      fail(ErrorCode::kUnimplemented,
-           "{}: tensor {} is to be quantised to {} on its way, which is not done yet where tensors lie in private "
-           "memory "
-           "behind an agent: let them lie in shared memory, or do without the agent or the wire format",
-           describe(), tensor.name, to_string(*tensor.wire));
+    const bool read = !tensor.src.has_partial() && !tensors[i].empty() && !setup_.runs->reaches(tensors[i].data);
+    const bool quantised = tensor.wire && !staged() && (read || !sends());
+    if (!quantised && !(sends() && tensor.of)) continue;
+    fail(
+        ErrorCode::kUnimplemented,
+        "{}: tensor {} is to be {} {}, which is not done where tensors lie in private memory behind an agent: let them "
+        "lie in shared memory, or do without the agent or the {}",
+        describe(), tensor.name, quantised ? "quantised to" : "filled with a slice of",
+        quantised ? to_string(*tensor.wire) : std::string_view(tensor.source), quantised ? "wire format" : "slice");
   }
 }
 
@@ -348,7 +337,7 @@ void BatchImpl::watch_peers() {
   peers_timer_ = loop().add_timer_after(kStopPeriod, [this] { watch_peers(); });
   if (Clock::steady().now() - operation_start_ < kSilence) return;
   check_peers();
-  if (setup_.lent) setup_.lent->end_if_stopped();
+  setup_.runs->check();
 }
 
 bool BatchImpl::cancel(uint64_t operation) {
@@ -478,7 +467,7 @@ void BatchImpl::part(const Status& why) {
   setup_.agent->run_on_loop([&] {
     loop().cancel_timer(timer_);
     loop().cancel_timer(peers_timer_);
-    if (setup_.lent) setup_.lent->close();
+    setup_.runs->close();
     close_sessions();
   });
   for (const auto& meeting : meetings_) meeting->stop();

@@ -15,10 +15,10 @@
 #include "base/trace.h"
 #include "bus/batch/client.h"
 #include "bus/batch/operation.h"
-#include "bus/lending/lent_memory.h"
 #include "bus/session/meeting.h"
 #include "bus/session/session.h"
 #include "bus/session/snapshots.h"
+#include "exec/run_factory.h"
 #include "peer/agent.h"
 #include "peer/interruption.h"
 
@@ -41,7 +41,7 @@ struct BatchSetup {
   Layout layout;  // of tensors that bring none
   BatchOptions options;
   std::vector<TensorSpec> tensors;
-  std::shared_ptr<LentMemory> lent;  // that some of them lie in; null: none
+  std::shared_ptr<RunFactory> runs;  // what moves them
 };
 
 class BatchImpl : public BatchClient,
@@ -54,8 +54,6 @@ class BatchImpl : public BatchClient,
 
   // Registers with the job of `view`: blocks until both jobs are attached. Once; close() it if this throws.
   virtual void open(const PairView& view, const CallLimits& limits);
-  // Before open(), where tensors lie in lent memory: `socket` leads to who lends it.
-  void borrow(UniqueFd socket);
   std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
   std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) override;
   std::shared_ptr<OperationClient> stage(std::optional<int64_t> min_version, Timeout timeout) override;
@@ -169,13 +167,13 @@ class BatchImpl : public BatchClient,
   const std::string subject_;             // "weights/policy", in traces
   const uint64_t track_ = Trace::new_track();
   const TimePoint created_;
+  const bool reaches_all_;  // this process does, of what is registered: RunFactory::reaches()
   const ForkGuard process_;
 
   bool can_delta() const;
   void note_delta(const Agreement& agreement);
   void require_pinned(const PairView& view, const Match& match);
-  void require_whole(const Match& match) const;
-  void require_quantisable(const Match& match, std::span<const LocalTensor> tensors) const;
+  void require_movable(const Match& match, std::span<const LocalTensor> tensors) const;
 
   mutable Mutex mutex_;
   struct Pinned {

@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "bus/embedded.h"
+#include "bus/lending/lending_runs.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/registration/records.h"
 #include "memory/host/shared_arena.h"
@@ -274,17 +275,17 @@ WorkerSession::Found WorkerSession::operation(uint64_t command) const {
   return it == operations_.end() ? Found{} : Found{.under_way = true, .operation = it->second};
 }
 
-Paired WorkerSession::join(const PairCall& call) {
-  check(options_, call.options);
-  std::shared_ptr<BusClient> bus;
-  {
-    const MutexLock lock(mutex_);
-    bus = bus_;
-  }
-  if (!bus)
+std::shared_ptr<BusClient> WorkerSession::bus() const {
+  const MutexLock lock(mutex_);
+  if (!bus_)
     fail(ErrorCode::kNotFound, "agent of {}: there is no such session any more",
          rank_name(options_.job, options_.rank));
-  std::shared_ptr<PairClient> joined = bus->pair(call.options);
+  return bus_;
+}
+
+Paired WorkerSession::join(const PairCall& call) {
+  check(options_, call.options);
+  std::shared_ptr<PairClient> joined = bus()->pair(call.options);
   const int peer_world = joined->peer_world();
   const MutexLock lock(mutex_);
   pairs_.emplace(++last_number_, std::move(joined));
@@ -370,7 +371,8 @@ Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd
   std::shared_ptr<BatchImpl> batch;
   if (lent) {
     lent->set_tensors(std::move(tensors));
-    batch = register_lent(with, call.batch, specs, call.sends, call.timeout, call.options, lent, std::move(lender));
+    batch = register_with(with, call.batch, specs, call.sends, call.timeout, call.options,
+                          std::make_shared<LendingRuns>(embedded_agent(*bus()), lent, std::move(lender)));
   } else {
     batch = embedded_batch(with->register_batch(call.batch, specs, call.sends, call.timeout, call.options));
   }

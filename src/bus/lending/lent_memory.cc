@@ -119,7 +119,7 @@ LentRun* LentMemory::find(uint32_t run) const {
   return it == runs_.end() ? nullptr : it->second;
 }
 
-void LentMemory::sync(const CallLimits& limits) {
+void LentMemory::sync(const Deadline& deadline, const std::stop_token& stop) {
   uint32_t number = 0;
   agent_->run_on_loop([&] {
     const MutexLock lock(mutex_);
@@ -129,10 +129,10 @@ void LentMemory::sync(const CallLimits& limits) {
   const MutexLock lock(mutex_);
   const auto over = [&]() REQUIRES(mutex_) { return !lost_.ok() || synced_.number >= number; };
   StopDetector detector;
-  const auto next_look = [&] { return Deadline::after(std::min(limits.deadline.left(), kStopPeriod)); };
-  while (!changed_.wait_until(mutex_, limits.stop, next_look(), over)) {
-    if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: the wait for it was interrupted", name_);
-    if (limits.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer", name_);
+  const auto next_look = [&] { return Deadline::after(std::min(deadline.left(), kStopPeriod)); };
+  while (!changed_.wait_until(mutex_, stop, next_look(), over)) {
+    if (stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: the wait for it was interrupted", name_);
+    if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer", name_);
     detector.look(name_, worker_).throw_if_error();
   }
   lost_.throw_if_error();

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,6 @@
 #include "base/process.h"
 #include "bus/lending/messages.h"
 #include "bus/registration/local_tensors.h"
-#include "bus/registration/rendezvous.h"
 #include "exec/pull/compiler.h"
 #include "exec/run.h"
 #include "exec/walk/route.h"
@@ -87,7 +87,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   std::unique_ptr<LentRun> make_copy(std::span<const PullRoute> routes, std::function<void()> done);
   // Returns once the worker has made all runs so far. Throws what that failed with, kPeerLost (also where the worker is
   // stopped), kDeadlineExceeded, kCancelled. Not on the loop.
-  void sync(const CallLimits& limits);
+  void sync(const Deadline& deadline, const std::stop_token& stop);
 
  private:
   friend class LentRun;

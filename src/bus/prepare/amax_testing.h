@@ -17,6 +17,7 @@
 #include "base/socket.h"
 #include "base/testing.h"
 #include "bus/prepare/amax_exchange.h"
+#include "peer/exchange/messages.h"
 #include "tessera/version.h"
 
 namespace tessera::bus {

@@ -23,8 +23,7 @@ DeltaEncoder::DeltaEncoder(Agent& agent, const SessionSetup& setup, const Source
     std::vector<DeltaRun::Memory> memory;
     for (size_t p = 0; p < parts_.size(); ++p)
       memory.push_back({sources[slot][p], bases_.data() + parts_[p].base, slot * slot_bytes_ + parts_[p].piece});
-    slots_[slot].run = std::make_unique<DeltaRun>(program_, std::move(memory), *pieces_, agent.source_pool(),
-                                                  [this] { done_.raise(); });
+    slots_[slot].run = setup_.runs->make_comparison(program_, std::move(memory), *pieces_, [this] { done_.raise(); });
   }
 }
 

@@ -44,13 +44,13 @@ Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, const SourceOf& so
   reported_.resize(keys.size());
   amaxes_ = std::make_shared<QuantizeAmaxes>(*program_);
   pieces_ = SharedHeap::process().allocate(std::max<uint64_t>(setup_.slots * slot_bytes_, 1), kPieceAlignment);
-  amax_run_ = std::make_unique<AmaxRun>(program_, amaxes_, agent.source_pool(), [this] { looked_.raise(); });
+  amax_run_ = setup_.runs->make_amaxes(program_, amaxes_, [this] { looked_.raise(); });
   for (uint32_t slot = 0; slot < setup_.slots; ++slot) {
     std::vector<EncodeRun::Memory> memory;
     for (size_t p = 0; p < parts_.size(); ++p)
       memory.push_back({sources_[slot][p], pieces_.data() + slot * slot_bytes_ + parts_[p].offset});
-    encode_runs_.push_back(std::make_unique<EncodeRun>(program_, amaxes_, std::move(memory), setup_.agreement.digest,
-                                                       agent.source_pool(), [this] { encoded_.raise(); }));
+    encode_runs_.push_back(setup_.runs->make_encoding(program_, amaxes_, std::move(memory), setup_.agreement.digest,
+                                                      [this] { encoded_.raise(); }));
   }
   exchange_ = std::make_unique<AmaxExchange>(
       agent, setup, keys,

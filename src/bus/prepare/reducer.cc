@@ -5,7 +5,6 @@
 #include "base/fail.h"
 #include "base/rounding.h"
 #include "codec/simd/reduce.h"
-#include "transport/transport.h"
 
 namespace tessera::bus {
 namespace {
@@ -27,7 +26,11 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, Events events)
                   run_ended_ = true;
                   check_run();
                 }),
-      own_done_(agent.loop(), [this] { check_run(); }),
+      own_done_(agent.loop(),
+                [this] {
+                  own_running_ = false;
+                  check_run();
+                }),
       own_begins_(agent.loop(), [this] { begin_own(); }) {
   const std::vector<OwnedReduction>& reductions = setup_.routes.reductions;
   size_t result_bytes = 0;
@@ -61,7 +64,7 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, Events events)
   for (auto& [peer, routes] : wanted) {
     PullLinkOptions options{
         .digest = false, .tensor_name = [this](uint32_t tensor) { return setup_.tensors[tensor].name; }, .runs = false};
-    links_.push_back(std::make_unique<PullLink>(agent_, *this, agent_.identity().job, peer,
+    links_.push_back(std::make_unique<PullLink>(agent_, *setup_.runs, *this, agent_.identity().job, peer,
                                                 setup_.view.own[static_cast<size_t>(peer)], std::move(routes),
                                                 std::move(options)));
   }
@@ -101,44 +104,27 @@ void Reducer::on_pull_ready(PullLink&) {
 // One step a peer, in ascending rank order; this rank's own terms are read in place.
 void Reducer::build_run() {
   std::vector<PullRoute> own;
-  std::vector<SourceRoute> own_sources;
   for (size_t i = 0; i < targets_.size(); ++i) {
     const OwnedReduction& reduction = setup_.routes.reductions[i];
     PullRoute route = route_into(i, agent_.identity().rank);
     const LocalTensor& local = setup_.terms[reduction.tensor];
     const ByteExtent extent = local.extent();
-    route.src.strides = local.array.strides;
-    // By address, shared or not: the loopback transport reads this process' own memory.
+    route.src = local.array;
     route.memory = {.kind = MemoryDesc::Kind::kPrivate,
                     .arena = 0,
                     .offset = reinterpret_cast<uintptr_t>(local.data + extent.begin),
                     .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
-    if (setup_.lent != nullptr && setup_.lent->holds(local.data)) {
-      route.memory = {.kind = MemoryDesc::Kind::kRingOnly, .arena = 0, .offset = 0, .bytes = route.memory.bytes};
-      own_sources.push_back({.what = route.what, .src = local.array, .data = local.data});
-    }
     route.origin = static_cast<uint64_t>(-extent.begin);
     own.push_back(std::move(route));
   }
-  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
-  const std::shared_ptr<const Connection> memory = TransportRegistry::builtin().choose(self, self).connect(self);
-  ReduceRun::Step own_step{
-      .program = std::make_shared<PullProgram>(memory, own, PullOptions{.digest = false, .private_access = {}}),
-      .stream = nullptr,
-      .on_start = nullptr};
-  if (!own_sources.empty()) {
-    const Streams& streams = TransportRegistry::builtin().streams(self, self);
-    Streams::Ends ends = streams.make();
-    own_step.stream = streams.open(std::move(ends.consumer), self.name);
-    own_step.on_start = [this] { own_begins_.raise(); };
-    own_terms_ = setup_.lent->make_source("the reduction", own_sources, false, true, [this] { own_done_.raise(); });
-    own_terms_->give_stream(std::move(ends.producer));
-  }
+  RunFactory::OwnTerms terms = setup_.runs->make_own_terms(own, [this] { own_done_.raise(); });
+  own_terms_ = std::move(terms.source);
+  if (own_terms_) terms.step.on_start = [this] { own_begins_.raise(); };
 
   std::vector<ReduceRun::Step> steps;
   bool own_is_in = false;
   const auto add_own = [&] {
-    if (!std::exchange(own_is_in, true)) steps.push_back(std::move(own_step));
+    if (!std::exchange(own_is_in, true)) steps.push_back(std::move(terms.step));
   };
   for (const auto& link : links_) {
     if (link->rank() > agent_.identity().rank) add_own();
@@ -153,7 +139,7 @@ void Reducer::build_run() {
     steps.push_back({.program = link->program(), .stream = link->stream(), .on_start = std::move(on_start)});
   }
   add_own();
-  run_ = std::make_unique<ReduceRun>(std::move(steps), targets_, agent_.pull_pool(), [this] { run_done_.raise(); });
+  run_ = setup_.runs->make_reduction(std::move(steps), targets_, [this] { run_done_.raise(); });
 }
 
 void Reducer::start(int64_t version, uint32_t slot) {
@@ -189,16 +175,18 @@ void Reducer::start_run() {
 }
 
 void Reducer::begin_own() {
-  if (running_ && !run_ended_ && !own_terms_->running()) own_terms_->start(epoch_);
+  if (!running_ || run_ended_ || own_running_) return;
+  own_running_ = true;
+  own_terms_->start(epoch_);
 }
 
 // Over once nobody reads this rank's own terms, either.
 void Reducer::check_run() {
   if (!running_) return;
-  if (own_terms_ && !own_terms_->running() && !own_terms_->status().ok()) run_->abort(own_terms_->status());
+  if (own_terms_ && !own_running_ && !own_terms_->status().ok()) run_->abort(own_terms_->status());
   if (!run_ended_) return;
   const Status status = run_->status();
-  if (own_terms_ && own_terms_->running()) {
+  if (own_running_) {
     if (!status.ok()) own_terms_->abort(status);
     return;
   }

@@ -13,7 +13,7 @@
 
 #include "bus/session/pull_link.h"
 #include "bus/session/session.h"
-#include "exec/pull/reduction.h"
+#include "exec/run_factory.h"
 #include "peer/loop_signal.h"
 #include "tessera/memory.h"
 
@@ -74,7 +74,8 @@ class Reducer final : public PullLinkOwner {
   std::vector<std::unique_ptr<PullLink>> links_;           // other ranks, ascending
   std::vector<std::unique_ptr<LoopSignal>> take_signals_;  // one a link with a ring: its step begins
   LoopSignal run_done_, own_done_, own_begins_;
-  std::unique_ptr<LentRun> own_terms_;  // those that lie in lent memory, packed into a ring by its owner; else null
+  std::unique_ptr<Run> own_terms_;  // what fills a stream with this rank's own terms; null where they are read in place
+  bool own_running_ = false;        // until the loop has heard of its end
   std::unique_ptr<ReduceRun> run_;
   bool run_ended_ = false;
   uint32_t epoch_ = 0;

@@ -31,10 +31,9 @@ void ReceiverSession::connect() {
   for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.peer.size()); ++rank) {
     const RankRecord& record = setup_.view.peer[static_cast<size_t>(rank)];
     links_.push_back(std::make_unique<PullLink>(
-        *setup_.agent, *this, setup_.view.peer_job, rank, record, wanted_routes(setup_, rank, ties),
+        *setup_.agent, *setup_.runs, *this, setup_.view.peer_job, rank, record, wanted_routes(setup_, rank, ties),
         PullLinkOptions{.digest = setup_.agreement.digest,
                         .tensor_name = [this](uint32_t tensor) { return tensor_name(tensor); },
-                        .lent = setup_.lent,
                         .delta = setup_.agreement.delta}));
     PullLink* link = links_.back().get();
     calls_.push_back({link->name(), record, Attach::Purpose::kPull,

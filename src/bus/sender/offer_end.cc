@@ -21,7 +21,7 @@ bool SenderSession::idle() const {
 void SenderSession::check_ended() {
   if (staged()) {
     const auto ended = [&](const auto& entry) { return entry.second->ended_version() == offering_; };
-    const bool lent = phase_ == Phase::kFailing
+    const bool read = phase_ == Phase::kFailing
                           ? std::ranges::any_of(owners_,
                                                 [](const auto& entry) {
                                                   return entry.second->running() ||
@@ -29,7 +29,7 @@ void SenderSession::check_ended() {
                                                 })
                           : !std::ranges::all_of(owners_, ended);
     const bool prepared = phase_ != Phase::kPreparing || (reduced_ && quantised_ && compared_);
-    if (phase_ != Phase::kIdle && !lent && prepared && !preparing())
+    if (phase_ != Phase::kIdle && !read && prepared && !preparing())
       end(phase_ == Phase::kFailing ? failure_ : Status());
     else if (retires())
       owner_.on_sender_retired(*this);

@@ -358,9 +358,9 @@ void SenderBatch::await_readers() {
     {
       const MutexLock lock(mutex_);
       const auto changed = [&]() REQUIRES(mutex_) { return decisions_ != seen; };
-      if (changed_.wait_until(mutex_, {}, Deadline::after(kStopPeriod), changed) || !setup_.lent) continue;
+      if (changed_.wait_until(mutex_, {}, Deadline::after(kStopPeriod), changed)) continue;
     }
-    setup_.agent->run_on_loop([this] { setup_.lent->end_if_stopped(); });
+    setup_.agent->run_on_loop([this] { setup_.runs->check(); });
   }
 }
 

@@ -132,7 +132,7 @@ void SenderSession::accept(Caller caller) {
   caller.link->watch_worker(ranks[static_cast<size_t>(rank)].worker);
   std::vector<ServedRoute> served = served_to(caller);
   links.emplace(rank,
-                std::make_unique<SourceLink>(*setup_.agent, setup_.lent, *this, std::move(caller), std::move(served),
+                std::make_unique<SourceLink>(*setup_.agent, *setup_.runs, *this, std::move(caller), std::move(served),
                                              reduces ? 1 : setup_.slots, setup_.agreement.digest && !reduces));
 }
 
@@ -173,11 +173,7 @@ void SenderSession::build_digest_programs() {
     Slot& slot = slots_[index];
     slot.done = std::make_unique<LoopSignal>(loop(), [this, index] { on_digests(index); });
     const auto done = [signal = slot.done.get()] { signal->raise(); };
-    if (setup_.lent != nullptr && setup_.lent->touches(routes))
-      slot.run = setup_.lent->make_source("the digests", routes, true, false, done);
-    else
-      slot.run = std::make_unique<SourceRun>(std::make_shared<SourceProgram>(routes, SourceOptions{.digest = true}),
-                                             setup_.agent->source_pool(), done, "the digests");
+    slot.run = setup_.runs->make_digests(routes, done);
   }
 }
 

@@ -18,9 +18,10 @@ constexpr uint32_t kMaxArenaFds = 1 << 14;
 
 }  // namespace
 
-PullLink::PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_job, Rank rank, const RankRecord& record,
-                   std::vector<WantedRoute> routes, PullLinkOptions options)
+PullLink::PullLink(Agent& agent, RunFactory& factory, PullLinkOwner& owner, const std::string& peer_job, Rank rank,
+                   const RankRecord& record, std::vector<WantedRoute> routes, PullLinkOptions options)
     : agent_(agent),
+      factory_(factory),
       owner_(owner),
       rank_(rank),
       name_(rank_name(peer_job, rank)),
@@ -69,7 +70,7 @@ void PullLink::handle(Frame& frame) {
 }
 
 void PullLink::handle_attached(Frame& frame) {
-  if (!programs_.empty()) fail(ErrorCode::kMismatch, "Attached out of turn");
+  if (pulls_) fail(ErrorCode::kMismatch, "Attached out of turn");
   Attached part = parse<Attached>(frame.payload);
   if (part.arenas.size() != frame.fds.size() || arena_fds_.size() + frame.fds.size() > kMaxArenaFds)
     fail(ErrorCode::kMismatch, "{} arenas with {} descriptors", part.arenas.size(), frame.fds.size());
@@ -81,26 +82,10 @@ void PullLink::handle_attached(Frame& frame) {
   build();
 }
 
-Endpoint PullLink::peer_endpoint() const {
-  return {.process = incarnation_, .name = name_};
-}
-
-Endpoint PullLink::own_endpoint() const {
-  return {.process = Incarnation::self(), .name = agent_.identity().name()};
-}
-
 void PullLink::build() {
-  const Endpoint peer = peer_endpoint();
-  std::shared_ptr<Connection> memory = TransportRegistry::builtin().choose(peer, own_endpoint()).connect(peer);
-  const bool lent = options_.lent != nullptr && std::ranges::any_of(routes_, [this](const WantedRoute& wanted) {
-                      return options_.lent->holds(wanted.route.data);
-                    });
-  std::vector<UniqueFd> lent_fds;
-  for (size_t i = 0; i < attached_.arenas.size(); ++i) {
-    if (lent) lent_fds.push_back(duplicate_fd(arena_fds_[i].get()));
-    memory->add_arena(attached_.arenas[i], std::move(arena_fds_[i]));
-  }
-
+  std::unique_ptr<PullRuns> pulls =
+      factory_.make_pull({.process = incarnation_, .name = name_},
+                         {.arenas = std::move(attached_.arenas), .fds = std::move(arena_fds_)}, options_.digest);
   std::vector<PullRoute> routes;  // in the first slot
   struct SlotBytes {
     uint64_t memory = 0;
@@ -148,22 +133,13 @@ void PullLink::build() {
           (routes[i].delta &&
            __builtin_add_overflow(routes[i].delta->offset, slot_bytes[i].delta, &routes[i].delta->offset)))
         fail(ErrorCode::kMismatch, "slots of {} and {} bytes", slot_bytes[i].memory, slot_bytes[i].delta);
-    programs_.push_back(std::make_shared<PullProgram>(
-        memory, routes,
-        PullOptions{.digest = options_.digest,
-                    .private_access = lent ? std::optional(Access::kStream) : std::nullopt}));
-    if (!lent) continue;
-    const LentMemory::Peer from{.process = incarnation_, .name = name_, .arenas = attached_.arenas, .fds = lent_fds};
-    lent_runs_.push_back(
-        options_.lent->make_pull(from, routes, options_.digest, rings(), [this] { run_done_.raise(); }));
+    pulls->add_slot(routes);
   }
-  if (attached_.slots > 1 && rings() && lent)
-    fail(ErrorCode::kMismatch, "{} slots in memory that is lent: one is possible", attached_.slots);
+  pulls_ = std::move(pulls);
   number_digests();
   if (options_.delta) travel_.resize(program_routes_.size());
   if (options_.delta) travel_bytes_.resize(program_routes_.size());
   attached_ = {};
-  arena_fds_.clear();
   prepare.ring = rings();
   link_->send(prepare);
 }
@@ -197,19 +173,15 @@ Status PullLink::given_up(int64_t version, const Status& reason) const {
 }
 
 void PullLink::handle_prepared(Frame& frame) {
-  if (ready_ || programs_.empty()) fail(ErrorCode::kMismatch, "Prepared out of turn");
+  if (ready_ || !pulls_) fail(ErrorCode::kMismatch, "Prepared out of turn");
   if (frame.fds.empty() == rings()) fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
   StreamEnd end{.fds = std::move(frame.fds)};
-  if (rings())  // what is no stream is refused here
-    stream_ = TransportRegistry::builtin().streams(peer_endpoint(), own_endpoint()).open(end.duplicate(), name_);
-  if (!lent_runs_.empty()) {
-    if (std::exchange(stream_, nullptr)) lent_runs_.front()->give_stream(std::move(end));
-    std::ranges::move(std::exchange(lent_runs_, {}), std::back_inserter(runs_));
-  } else if (options_.runs) {
-    for (const auto& program : programs_)
-      runs_.push_back(std::make_unique<PullRun>(program, agent_.pull_pool(), [this] { run_done_.raise(); }, stream_));
+  if (options_.runs) {
+    pulls_->make_runs(std::move(end), [this] { run_done_.raise(); });
+    run_ = &pulls_->run(slot_);
+  } else if (rings()) {
+    stream_ = pulls_->open_stream(std::move(end));
   }
-  if (options_.runs) run_ = runs_.front().get();
   offers_.reserve(kMaxSlots);
   ready_ = true;
   owner_.on_pull_ready(*this);
@@ -217,7 +189,7 @@ void PullLink::handle_prepared(Frame& frame) {
 
 const std::shared_ptr<const PullProgram>& PullLink::program() const {
   static const std::shared_ptr<const PullProgram> none;
-  return programs_.empty() ? none : programs_.front();
+  return pulls_ ? pulls_->program(0) : none;
 }
 
 RankShare PullLink::share() const {
@@ -239,7 +211,7 @@ int64_t PullLink::newest_below(int64_t version) const {
 }
 
 void PullLink::handle_offer(const Offer& offer) {
-  if (!ready_ || offer.epoch >= programs_.size() || offer.version <= offered())
+  if (!ready_ || offer.epoch >= pulls_->slots() || offer.version <= offered())
     fail(ErrorCode::kMismatch, "Offer of version {} in slot {} out of turn", offer.version, offer.epoch);
   std::erase_if(offers_, [&](const Offered& other) { return other.slot == offer.epoch; });
   offers_.push_back({.version = offer.version, .slot = offer.epoch});
@@ -288,11 +260,12 @@ void PullLink::handle_grant(Grant grant) {
     granted_deltas_ = std::move(grant.deltas);
     return;
   }
-  if (options_.runs && runs_.size() > 1) {
+  if (options_.runs && pulls_->slots() > 1) {
     // Not before: rank 0 may have heard of the version, and have chosen it, before its Offer was here.
     const auto offered = std::ranges::find(offers_, taking_, &Offered::version);
     if (offered == offers_.end()) fail(ErrorCode::kMismatch, "Grant of version {} in no slot", taking_);
-    run_ = runs_[offered->slot].get();
+    slot_ = offered->slot;
+    run_ = &pulls_->run(slot_);
   }
   granted_deltas_ = std::move(grant.deltas);
   granted_ = grant.stamp;
@@ -324,7 +297,7 @@ void PullLink::choose_travel() {
     travel_bytes_[i] = bytes;
     deltas_ += {1, bytes, full};
   }
-  pull_run().travel(travel_, travel_bytes_);
+  pulls_->travel(slot_, travel_, travel_bytes_);
 }
 
 void PullLink::handle_refuse(const Refuse& refuse) {
@@ -420,7 +393,7 @@ void PullLink::pull_again() {
     epoch |= Take::kAgain;
     link_->send(Take{.version = taking_, .epoch = epoch_, .held = 0});
   }
-  pull_run().travel(travel_, travel_bytes_);
+  pulls_->travel(slot_, travel_, travel_bytes_);
   state_ = State::kPulling;
   run_->start(epoch);
 }
@@ -444,7 +417,7 @@ void PullLink::end_pull(const Status& status) {
   if (status.ok()) {
     pulled_ = version;
     held_ = granted_;
-    if (programs_.size() == 1)
+    if (pulls_->slots() == 1)
       std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; });
   }
   send_done(version, status);

@@ -7,16 +7,14 @@
 #include <vector>
 
 #include "base/trace.h"
-#include "bus/lending/lent_memory.h"
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/registration/records.h"
 #include "bus/session/versions.h"
-#include "exec/pull/compiler.h"
+#include "exec/run_factory.h"
 #include "peer/agent.h"
 #include "peer/exchange/messages.h"
 #include "peer/loop_signal.h"
-#include "transport/transport.h"
 
 namespace tessera::bus {
 
@@ -51,14 +49,13 @@ struct PullLinkOptions {
   bool digest = true;
   std::function<std::string(uint32_t)> tensor_name;  // for messages
   bool runs = true;                                  // false: the batch makes its own run of the program (reductions)
-  LentMemory* lent = nullptr;                        // that some of the routes end in
   bool delta = false;                                // routes that are not quantised may travel as deltas
 };
 
 class PullLink {
  public:
-  PullLink(Agent& agent, PullLinkOwner& owner, const std::string& peer_job, Rank rank, const RankRecord& record,
-           std::vector<WantedRoute> routes, PullLinkOptions options);
+  PullLink(Agent& agent, RunFactory& factory, PullLinkOwner& owner, const std::string& peer_job, Rank rank,
+           const RankRecord& record, std::vector<WantedRoute> routes, PullLinkOptions options);
   ~PullLink();  // REQUIRES: not running
 
   // On the loop's thread, with what Agent::call() has made.
@@ -122,8 +119,6 @@ class PullLink {
   void handle(Frame& frame);
   void handle_attached(Frame& frame);
   void build();
-  Endpoint peer_endpoint() const;
-  Endpoint own_endpoint() const;
   void handle_prepared(Frame& frame);
   void handle_offer(const Offer& offer);
   void withdraw_offer(int64_t version);
@@ -133,7 +128,6 @@ class PullLink {
   void pull_again();
   bool may_be_delta(const WantedRoute& wanted) const { return options_.delta && !wanted.route.wire; }
   Travel travel_of(size_t position) const { return options_.delta ? travel_[position] : Travel::kFull; }
-  PullRun& pull_run() const { return static_cast<PullRun&>(*run_); }  // with deltas no run is another's
   void number_digests();
   void give_up_delta(size_t position);
   Status given_up(int64_t version, const Status& reason) const;
@@ -148,6 +142,7 @@ class PullLink {
   void lose(const Status& status);
 
   Agent& agent_;
+  RunFactory& factory_;
   PullLinkOwner& owner_;
   const Rank rank_;
   const std::string name_;
@@ -165,12 +160,11 @@ class PullLink {
   Attached attached_;
   std::vector<UniqueFd> arena_fds_;
 
-  std::vector<std::shared_ptr<const PullProgram>> programs_;  // by slot
   std::shared_ptr<ByteStream> stream_;
   LoopSignal run_done_;
-  std::vector<std::unique_ptr<LentRun>> lent_runs_;  // by slot, until they are ready
-  std::vector<std::unique_ptr<Run>> runs_;           // by slot
-  Run* run_ = nullptr;                               // the present one, or the last
+  std::unique_ptr<PullRuns> pulls_;  // null before the source has said where its memory is
+  uint32_t slot_ = 0;                // of the present run, or the last
+  Run* run_ = nullptr;               // that one
   struct Offered {
     int64_t version = 0;
     uint32_t slot = 0;

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "bus/lending/lent_memory.h"
 #include "bus/registration/batch_exchange.h"
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
+#include "exec/run_factory.h"
 #include "peer/agent.h"
 #include "peer/stop_detector.h"
 
@@ -24,7 +24,7 @@ namespace tessera::bus {
 // All that a registration found out.
 struct SessionSetup {
   Agent* agent = nullptr;
-  LentMemory* lent = nullptr;  // null: none of the tensors lies in such memory
+  RunFactory* runs = nullptr;  // of the batch
   Timeout stall = kTransferTimeout;
   std::string batch;
   uint64_t relocation = 0;  // of the tensors, that it was made after

@@ -8,14 +8,13 @@
 #include <span>
 #include <vector>
 
-#include "bus/lending/lent_memory.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/session/packing.h"
-#include "exec/pull/compiler.h"
+#include "exec/run_factory.h"
 #include "peer/agent.h"
+#include "peer/call_limits.h"
 #include "peer/loop_signal.h"
 #include "tessera/bus.h"
-#include "tessera/memory.h"
 
 namespace tessera::bus {
 
@@ -26,9 +25,9 @@ class Snapshots {
     kSend,     // terms of Partial tensors are left out: they are read in place, as they are reduced
     kReceive,  // tied tensors stay tied
   };
-  // `slots` copies; `lent`: null, or what some of the tensors lie in. Throws kResourceExhausted if there is not the
-  // memory. `done` is called once the copying that copy() began has ended.
-  Snapshots(Agent& agent, LentMemory* lent, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
+  // `slots` copies, made by `factory`, which must outlive them. Throws kResourceExhausted if there is not the memory.
+  // `done` is called once the copying that copy() began has ended.
+  Snapshots(Agent& agent, RunFactory& factory, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
             uint32_t slots, const CallLimits& limits, std::function<void()> done);
   ~Snapshots();
   Snapshots(const Snapshots&) = delete;
@@ -40,7 +39,7 @@ class Snapshots {
   uint64_t slot_bytes() const { return slot_bytes_; }
 
   // The registered tensors lie elsewhere now. Throws kInvalidArgument if what was tied is not, or the other way round.
-  // REQUIRES: !busy(), and none of them is lent
+  // REQUIRES: !busy()
   void relocate(const Manifest& manifest, std::span<const TensorSpec> tensors);
   // From the user's memory (kSend), or to it. REQUIRES: not busy()
   void copy(uint32_t slot);
@@ -50,18 +49,16 @@ class Snapshots {
  private:
   Packing pack(const Manifest& manifest, std::span<const TensorSpec> tensors) const;
   std::vector<PullRoute> routes_of(const Packing& packing, uint32_t slot) const;
-  std::vector<std::unique_ptr<Run>> make_runs(const Packing& packing, uint32_t slots);
-  void allocate(uint64_t bytes, bool lent);
+  void make_runs(const Packing& packing, uint32_t slots, std::vector<std::unique_ptr<Run>>& runs);
   void finish();
 
   Agent& agent_;
+  RunFactory& factory_;
   const Use use_;
   const std::function<void()> done_;
   std::vector<TensorSpec> specs_;
   uint64_t slot_bytes_ = 0;
-  SharedBuffer buffer_;
-  std::shared_ptr<SharedArena> arena_;  // instead of it: one of its own, which the worker writes, too
-  std::byte* memory_ = nullptr;
+  std::shared_ptr<std::byte> memory_;
   LoopSignal run_done_;
   std::vector<std::unique_ptr<Run>> runs_;  // by slot
   Run* run_ = nullptr;                      // under way

@@ -8,7 +8,6 @@
 #include "base/socket.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
-#include "transport/transport.h"
 
 namespace tessera::bus {
 namespace {
@@ -21,10 +20,9 @@ int64_t bytes_of_route(const ServedRoute& served) {
 
 }  // namespace
 
-SourceLink::SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, Caller caller,
+SourceLink::SourceLink(Agent& agent, RunFactory& factory, SourceLinkOwner& owner, Caller caller,
                        std::vector<ServedRoute> routes, uint32_t slots, bool digest)
-    : agent_(agent),
-      lent_(lent),
+    : factory_(factory),
       owner_(owner),
       link_(std::move(caller.link)),
       rank_(caller.hello.rank),
@@ -60,9 +58,7 @@ Attached::Place SourceLink::place_of(const ServedRoute& served) const {
   const SourceRoute& route = served.route;
   const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
   const auto bytes = static_cast<size_t>(extent.end - extent.begin);
-  const bool lent = lent_ != nullptr && lent_->holds(route.data);
-  return {.memory = lent ? MemoryDesc{.kind = MemoryDesc::Kind::kRingOnly, .arena = 0, .offset = 0, .bytes = bytes}
-                         : describe_memory(route.data + extent.begin, bytes),
+  return {.memory = factory_.describe(route.data + extent.begin, bytes),
           .origin = static_cast<uint64_t>(-extent.begin),
           .strides = route.src.strides,
           .slot_bytes = served.slot_bytes,
@@ -167,9 +163,8 @@ void SourceLink::handle(Frame& frame) {
 
 // Those that a run packs or digests, as they lie in a slot.
 std::vector<SourceRoute> SourceLink::routes_in(uint32_t slot) const {
-  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
-  const Transport& transport = TransportRegistry::builtin().choose(self, {.process = incarnation_, .name = name_});
-  const auto streams = [&](const MemoryDesc& memory) { return !transport.exports(memory).has(Access::kMap); };
+  const Endpoint peer{.process = incarnation_, .name = name_};
+  const auto streams = [&](const MemoryDesc& memory) { return factory_.streams(peer, memory); };
   std::vector<SourceRoute> routes;
   for (const uint32_t i : program_routes_) {
     const ServedRoute& served = routes_[i];
@@ -187,25 +182,13 @@ std::vector<SourceRoute> SourceLink::routes_in(uint32_t slot) const {
 StreamEnd SourceLink::make_runs() {
   for (uint32_t i = 0; i < routes_.size(); ++i)
     if (!skips(i)) program_routes_.push_back(i);
-  const Endpoint self{.process = Incarnation::self(), .name = agent_.identity().name()};
-  const Streams& streams = TransportRegistry::builtin().streams(self, {.process = incarnation_, .name = name_});
-  Streams::Ends ends = streams.make();
-  const std::vector<SourceRoute> routes = routes_in(0);
-  if (lent_ != nullptr && lent_->touches(routes)) {
-    auto run = lent_->make_source(name_, routes, digest_, true, [this] { run_done_.raise(); });
-    run->give_stream(std::move(ends.producer));
-    runs_.push_back(std::move(run));
-    return std::move(ends.consumer);
-  }
-  pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
-  const std::shared_ptr<ByteStream> stream = streams.open(std::move(ends.producer), self.name);
-  for (uint32_t slot = 0; slot < slots_; ++slot) {
-    auto program = std::make_shared<SourceProgram>(routes_in(slot), SourceOptions{.digest = digest_ && slots_ == 1});
-    if (!program->fills_stream()) fail(ErrorCode::kMismatch, "Prepare asks for a stream, but nothing here is private");
-    runs_.push_back(
-        std::make_unique<SourceRun>(std::move(program), *pool_, [this] { run_done_.raise(); }, name_, stream));
-  }
-  return std::move(ends.consumer);
+  RunFactory::Source source = factory_.make_source({.process = incarnation_, .name = name_}, digest_ && slots_ == 1,
+                                                   [this] { run_done_.raise(); });
+  for (uint32_t slot = 0; slot < slots_; ++slot)
+    if (!source.runs->add_slot(routes_in(slot)))
+      fail(ErrorCode::kMismatch, "Prepare asks for a stream, but nothing here is private");
+  runs_ = std::move(source.runs);
+  return std::move(source.consumer);
 }
 
 void SourceLink::prepare(const Prepare& prepare) {
@@ -287,7 +270,8 @@ void SourceLink::grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<c
   again_ = false;
   if (!rings()) return;
   const auto slot = std::ranges::find(in_slot_, version);
-  run_ = runs_[slot == in_slot_.end() ? 0 : static_cast<size_t>(slot - in_slot_.begin())].get();
+  run_slot_ = slot == in_slot_.end() ? 0 : static_cast<uint32_t>(slot - in_slot_.begin());
+  run_ = &runs_->run(run_slot_);
   travel(deltas);
   running_ = true;
   run_->start(epoch);
@@ -306,7 +290,7 @@ void SourceLink::travel(std::span<const int64_t> deltas) {
   if (std::ranges::none_of(routes_, [](const ServedRoute& served) { return served.delta != nullptr; })) return;
   travel_.clear();
   for (size_t i = 0; i < program_routes_.size() && !deltas.empty(); ++i) travel_.push_back(deltas[program_routes_[i]]);
-  static_cast<SourceRun&>(*run_).travel(travel_);  // deltas are never of lent memory
+  runs_->travel(run_slot_, travel_);
 }
 
 void SourceLink::send_digests(int64_t version) {

@@ -8,11 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "bus/lending/lent_memory.h"
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/session/versions.h"
-#include "exec/pull/source.h"
+#include "exec/run_factory.h"
 #include "peer/agent.h"
 #include "peer/exchange/messages.h"
 #include "peer/loop_signal.h"
@@ -56,8 +55,7 @@ struct ServedRoute {
 
 class SourceLink {
  public:
-  // `lent`: null, or what some of the routes lie in.
-  SourceLink(Agent& agent, LentMemory* lent, SourceLinkOwner& owner, Caller caller, std::vector<ServedRoute> routes,
+  SourceLink(Agent& agent, RunFactory& factory, SourceLinkOwner& owner, Caller caller, std::vector<ServedRoute> routes,
              uint32_t slots, bool digest);
   ~SourceLink();
 
@@ -67,7 +65,7 @@ class SourceLink {
   Link* connection() const { return link_.get(); }
   bool left() const { return left_; }  // the peer has closed the batch, as it should
   bool ready() const { return ready_; }
-  bool rings() const { return !runs_.empty(); }
+  bool rings() const { return runs_ != nullptr; }
   // Whether the digests of what it sends come from the run that packs it: else they are made beside it.
   bool digests_itself() const { return rings() && !keeps_; }
   std::span<const ServedRoute> routes() const { return routes_; }
@@ -113,8 +111,7 @@ class SourceLink {
   void pack_again();
   void handle_run_done();
 
-  Agent& agent_;
-  LentMemory* const lent_;
+  RunFactory& factory_;
   SourceLinkOwner& owner_;
   std::shared_ptr<Link> link_;
   const Rank rank_;
@@ -136,19 +133,18 @@ class SourceLink {
   int64_t done_version_ = 0;
   int64_t ended_version_ = 0;
   std::atomic<int64_t> progress_{0};
-  // With a stream only. The pool is the link's own: a fill blocks until it is drained, and must not hold up another's.
-  // Lent memory is packed by its owner.
-  std::unique_ptr<WorkerPool> pool_;
+  // With a stream only.
   std::vector<uint32_t> program_routes_;  // positions of those in the programs
   LoopSignal run_done_;
-  std::vector<std::unique_ptr<Run>> runs_;  // by slot
-  Run* run_ = nullptr;                      // the present one, or the last
-  std::vector<int64_t> in_slot_;            // versions, by slot
-  std::vector<int64_t> travel_;             // SourceRun::travel()
-  bool told_ = false;                       // its digests, since grant()
-  bool again_ = false;                      // it is to be packed once more, in full, when the run has ended
-  bool running_ = false;                    // until the loop has heard of the end
-  std::optional<Take> waiting_take_;        // until then
+  std::unique_ptr<SourceRuns> runs_;
+  uint32_t run_slot_ = 0;             // of the present run, or the last
+  Run* run_ = nullptr;                // that one
+  std::vector<int64_t> in_slot_;      // versions, by slot
+  std::vector<int64_t> travel_;       // SourceRun::travel()
+  bool told_ = false;                 // its digests, since grant()
+  bool again_ = false;                // it is to be packed once more, in full, when the run has ended
+  bool running_ = false;              // until the loop has heard of the end
+  std::optional<Take> waiting_take_;  // until then
 };
 
 }  // namespace tessera::bus
