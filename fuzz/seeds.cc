@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <random>
 #include <span>
 
 #include "base/bytes.h"
+#include "base/field_drawer.h"
 #include "base/framing.h"
 #include "bus/daemon/messages.h"
 #include "bus/lending/messages.h"
@@ -53,6 +55,17 @@ class Seeds {
     const std::string bytes = frame(kBusMagic, kProtocolMax, kCode<Message>, message_bytes(message));
     bus_stream_ += bytes;
     add("bus", fmt::format("{}{}", kNameOf<Message::kType>, which), bytes);
+  }
+
+  // Of each message of a conversation, some that are drawn.
+  template <typename Messages>
+  void add_drawn() {
+    Messages::each([&]<typename Message>() {
+      std::mt19937_64 random(kCode<Message>);
+      for (int i = 0; i < 3; ++i)
+        add("bus", fmt::format("{}-drawn{}", kNameOf<Message::kType>, i),
+            frame(kBusMagic, kProtocolMax, kCode<Message>, message_bytes(draw_message<Message>(random))));
+    });
   }
 
   void add_store(std::string name, store::StoreMessage type, std::span<const std::byte> payload) {
@@ -178,6 +191,12 @@ void add_bus_messages(Seeds& seeds) {
                        .commands = {.queued = 2, .capacity = 63},
                        .waits = {{"evaluation/0 to register (pair weights, batch policy)", 1}},
                        .batches = {batch}});
+  seeds.add_drawn<HandshakeMessages>();
+  seeds.add_drawn<ExchangeMessages>();
+  seeds.add_drawn<VersionMessages>();
+  seeds.add_drawn<AmaxMessages>();
+  seeds.add_drawn<ReportMessages>();
+  seeds.add_drawn<LendingMessages>();
 }
 
 void add_store_messages(Seeds& seeds) {
