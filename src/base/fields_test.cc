@@ -10,7 +10,7 @@ namespace {
 
 using testing::HasSubstr;
 
-enum class Colour : uint8_t { kRed, kGreen, kBlue };
+enum class Paint : uint8_t { kRed, kGreen, kBlue };
 
 struct Point {
   int32_t x = 0;
@@ -31,7 +31,7 @@ struct Word {
 
 struct Drawing {
   std::string name;
-  Colour colour = Colour::kRed;
+  Paint colour = Paint::kRed;
   bool closed = false;
   std::vector<Point> points;
   std::optional<Point> centre;
@@ -43,7 +43,7 @@ struct Drawing {
   uint64_t radius = 0;  // of a closed one
   static void fields(auto& f, auto& self) {
     f("name", self.name, 8);
-    f("colour", self.colour, Colour::kBlue);
+    f("colour", self.colour, Paint::kBlue);
     f("closed", self.closed);
     f("points", self.points, 4);
     f("centre", self.centre);
@@ -59,7 +59,7 @@ struct Drawing {
 
 Drawing drawing() {
   return {.name = "fish",
-          .colour = Colour::kGreen,
+          .colour = Paint::kGreen,
           .closed = true,
           .points = {{3, 1}, {4, 4}},
           .centre = Point{7, 5},
@@ -121,7 +121,7 @@ TEST(Fields, AreCheckedAgainstTheirLimits) {
     return error_of_bytes(message_bytes(bad));
   };
   EXPECT_THAT(refused([](Drawing& bad) { bad.name = "too long a name"; }), HasSubstr("a count of 15 where at most 8"));
-  EXPECT_THAT(refused([](Drawing& bad) { bad.colour = static_cast<Colour>(3); }), HasSubstr("unknown code 3"));
+  EXPECT_THAT(refused([](Drawing& bad) { bad.colour = static_cast<Paint>(3); }), HasSubstr("unknown code 3"));
   EXPECT_THAT(refused([](Drawing& bad) { bad.points.resize(5); }), HasSubstr("a count of 5 where at most 4"));
   EXPECT_THAT(refused([](Drawing& bad) { bad.notes[1] = "longer"; }), HasSubstr("a count of 6 where at most 5"));
   EXPECT_THAT(refused([](Drawing& bad) { bad.widths.resize(4); }), HasSubstr("a count of 32 where at most 24"));
