@@ -344,7 +344,7 @@ void add_agent_messages(Seeds& seeds) {
   add("close", AgentMessage::kClose, {});
   add("interrupt", AgentMessage::kInterrupt, {});
   add_message("pair", PairCall{.session = 5, .options = {.name = "weights", .peer = "inference", .layout = layout}});
-  add_message("paired", Paired{.pair = 1, .peer_world = 3});
+  add_message("paired", Paired{.pair = 1, .peer_world = 3, .membership = 7});
   add_message("manifest", ManifestCall{.session = 5, .pair = 1, .batch = "policy", .timeout = Timeout(9)});
   add_message("offered",
               Offered{.manifest = {.entries = {{.name = "w", .shape = {4}, .layout = layout.bind(Shape{4})}}}});

@@ -297,6 +297,9 @@ class Pair {
   ~Pair();
 
   int peer_world() const;  // ranks of the other job
+  // Of this job: which processes hold its ranks, as this rank has joined them. The same number on all ranks that know
+  // the same processes; a rank that is started again finds another one.
+  uint64_t membership() const;
 
   // Sender: registers `tensors` under `batch_id`; blocks until the receiving side has registered it too.
   Batch offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout,

@@ -63,7 +63,6 @@ class PyBus {
   ~PyBus() { close(); }
 
   int world() const { return world_; }
-  double created() const { return created_; }
 
   // Leaves once its pairs and batches have gone.
   void close() {
@@ -92,7 +91,6 @@ class PyBus {
 
  private:
   const int world_;
-  const double created_ = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   std::stop_source stop_;
   Mutex mutex_;
   std::unique_ptr<Bus> bus_ GUARDED_BY(mutex_);
@@ -459,7 +457,6 @@ void bind_bus(nb::module_& module) {
            nb::arg("pinned") = false, nb::arg("delta") = false,
            "Of [(pair, tensors)]. Blocks until the other job has registered it.")
       .def_prop_ro("world", &PyBus::world, "Ranks of this job.")
-      .def_prop_ro("created", &PyBus::created, "When, as time.time(), before it knew of any other rank.")
       .def("close", &PyBus::close, "Leaves once its pairs and batches have gone. Idempotent.")
       .def("interrupt", &PyBus::interrupt, "Ends what waits for other ranks now, on any thread; later calls work.")
       .def("alive", [](PyBus& self) { return released([&] { return self.get().alive(); }); });
@@ -469,6 +466,9 @@ void bind_bus(nb::module_& module) {
            nb::arg("layout") = nb::none())
       .def("close", &PyPair::close, "Leaves once its batches have gone. Idempotent.")
       .def("peer_world", [](PyPair& self) { return self.get().peer_world(); })
+      .def(
+          "membership", [](PyPair& self) { return self.get().membership(); },
+          "Which processes hold the ranks of this job, as this rank has joined them: a number that all have in common.")
       .def("all_gather", &PyPair::all_gather, nb::arg("batch"), nb::arg("value"), nb::arg("timeout") = nb::none())
       .def("manifest", &PyPair::manifest, nb::arg("batch"), nb::arg("timeout") = nb::none());
 }

@@ -651,10 +651,6 @@ class Bus:
     def world(self) -> int:
         """Ranks of this job."""
 
-    @property
-    def created(self) -> float:
-        """When, as time.time(), before it knew of any other rank."""
-
     def close(self) -> None:
         """Leaves once its pairs and batches have gone. Idempotent."""
 
@@ -670,6 +666,11 @@ class Pair:
         """Leaves once its batches have gone. Idempotent."""
 
     def peer_world(self) -> int: ...
+
+    def membership(self) -> int:
+        """
+        Which processes hold the ranks of this job, as this rank has joined them: a number that all have in common.
+        """
 
     def all_gather(self, batch: str, value: str, timeout: float | None = None) -> list[str]: ...
 

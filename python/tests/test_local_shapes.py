@@ -51,7 +51,7 @@ def test_one_that_it_gives_is_registered(
     local: tuple[int, ...], layout: str, shape: tuple[int, ...], rank: int
 ) -> None:
     registration = collect((np.zeros(local, np.float32), layout, shape), rank)
-    registration.agree([registration.said()])
+    registration.agree([registration.to_gather()])
     (spec,) = registration.specs()
     assert spec.shape == shape
 
@@ -93,10 +93,10 @@ def registered(held: tessera.Layout) -> list[Registration]:
 @pytest.mark.parametrize("held", [STRIDED, NESTED])
 def test_a_reading_that_one_rank_cannot_have_is_nobodys(held: tessera.Layout) -> None:
     ranks = registered(held)
-    said = [rank.said() for rank in ranks]
-    assert len({json.loads(text)["readings"]["w"] for text in said}) == (2 if held is STRIDED else 1)
+    gathered = [rank.to_gather() for rank in ranks]
+    assert len({json.loads(text)["readings"]["w"] for text in gathered}) == (2 if held is STRIDED else 1)
     for rank in ranks:
-        rank.agree(said)
+        rank.agree(gathered)
         assert [spec.layout for spec in rank.specs()] == [held]
         rank.locate()  # nothing has changed since
 
@@ -107,7 +107,7 @@ def test_ranks_that_have_no_reading_in_common_are_told() -> None:
     one, other = Strided(forced[0], STRIDED), Strided(nested[0], NESTED)
     ranks = [Registration([("w", each, None)], [], each.rank, None) for each in (one, other)]
     with pytest.raises(tessera.MismatchError, match=re.escape(f"(rank 0 holds what {STRIDED} gives it, and no other")):
-        ranks[1].agree([rank.said() for rank in ranks])
+        ranks[1].agree([rank.to_gather() for rank in ranks])
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,17 @@ def test_ranks_that_have_no_reading_in_common_are_told() -> None:
         "[]",
         "[" * 100_000,
         '{"shapes": {}, "readings": {}, "replicas": {}}',
-        '{"shapes": {"w": ["2:S0", [-1, 4]]}, "readings": {}, "replicas": {}, "at": 1}',
-        '{"shapes": {"w": ["2:S0", [9223372036854775808]]}, "readings": {}, "replicas": {}, "at": 1}',
-        '{"shapes": {"w": [3, [1]]}, "readings": {}, "replicas": {}, "at": 1}',
-        '{"shapes": {}, "readings": {"w": 3}, "replicas": {}, "at": 1}',
-        '{"shapes": {}, "readings": {}, "replicas": {"w": ["part"]}, "at": 1}',
-        '{"shapes": {}, "readings": {}, "replicas": {}, "at": 1' + "0" * 400 + "}",
+        '{"shapes": {"w": ["2:S0", [-1, 4]]}, "readings": {}, "replicas": {}, "ties": [], "membership": 1}',
+        '{"shapes": {"w": ["2:S0", [9223372036854775808]]}, '
+        '"readings": {}, "replicas": {}, "ties": [], "membership": 1}',
+        '{"shapes": {"w": [3, [1]]}, "readings": {}, "replicas": {}, "ties": [], "membership": 1}',
+        '{"shapes": {}, "readings": {"w": 3}, "replicas": {}, "ties": [], "membership": 1}',
+        '{"shapes": {}, "readings": {}, "replicas": {"w": ["part"]}, "ties": [], "membership": 1}',
+        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "membership": 1.5}',
+        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "membership": 1e400}',
     ],
 )
 def test_what_no_rank_says_is_refused(text: str) -> None:
     registration = collect((np.zeros((2, 4), np.float32), "2:S0"))
     with pytest.raises(tessera.MismatchError, match="rank 1 says what no Tessera of this release does"):
-        registration.agree([registration.said(), text])
+        registration.agree([registration.to_gather(), text])

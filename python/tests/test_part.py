@@ -27,7 +27,7 @@ def collect(tensors: Any, names: Map | None, rank: int = 0, fallback: str | None
 
 def specs(tensors: Any, names: Map, rank: int = 0) -> dict[str, Any]:
     registration = collect(tensors, names, rank)
-    registration.agree([registration.said()])
+    registration.agree([registration.to_gather()])
     return {spec.name: spec for spec in registration.specs()}
 
 
@@ -138,7 +138,7 @@ def test_a_part_of_a_tensor_that_is_elsewhere_is_left_out() -> None:
 
 def test_parts_of_a_tensor_with_the_layout_of_connect() -> None:
     registration = collect({"w": FUSED}, {"w": Part("x", slice(0, 3), shape=(6, 4))}, fallback="2:S0")
-    registration.agree([registration.said()])
+    registration.agree([registration.to_gather()])
     (spec,) = registration.specs()
     assert (spec.shape, spec.layout) == ((6, 4), tessera.Layout("2:S0"))
 
@@ -229,9 +229,9 @@ def test_the_shape_of_a_part_follows_from_what_all_ranks_hold_of_it() -> None:
         collect({"w": FUSED}, {"w": [Part("a", slice(0, 2), "2:S0"), Part("b", slice(2, 6 - rank), "2:S0")]}, rank)
         for rank in (0, 1)
     ]
-    said = [rank.said() for rank in ranks]
+    gathered = [rank.to_gather() for rank in ranks]
     for rank in ranks:
-        rank.agree(said)
+        rank.agree(gathered)
         assert [spec.shape for spec in rank.specs()] == [(4, 4), (7, 4)]
 
 
@@ -252,7 +252,7 @@ def test_a_rank_that_holds_one_of_two_tensors_offers_that() -> None:
     tensors = {"emb": (np.zeros((0, 4)), "1:R", (2, 4)), "head": (np.ones((2, 4)), "1@1:R", (2, 4))}
     registration = collect(tensors, {"head": "emb"}, 1)
     registration.offer()
-    registration.agree([registration.said(), registration.said()])
+    registration.agree([registration.to_gather(), registration.to_gather()])
     (spec,) = registration.specs()
     assert (spec.name, spec.source, spec.layout) == ("emb", "", tessera.Layout("1@1:R"))
 

@@ -59,17 +59,33 @@ def left_alone(tensors: Any) -> Callable[[tessera.Bus], None]:
     return take
 
 
-def test_what_an_own_rank_said_to_an_earlier_process_is_not_compared() -> None:
+def test_what_an_own_rank_told_an_earlier_process_is_not_compared() -> None:
     named = Registration.collect(
         {"w": np.ones(3, np.float32)}, lambda name: True, rank=1, fallback=None, missing_ok=False
     )
-    mine = named.said(2)
+    mine = named.to_gather(2, membership=7)
     other = json.loads(mine)
     other["replicas"]["w"][1] = "0" * 32
     named.agree([json.dumps(other), mine])
     with pytest.raises(tessera.MismatchError):
-        named.compare_replicas(since=other["at"])
-    named.compare_replicas(since=other["at"] + 1)
+        named.compare_replicas(membership=7)
+    other["membership"] = 6
+    named.agree([json.dumps(other), mine])
+    named.compare_replicas(membership=7)
+
+
+def test_the_ranks_of_a_job_know_the_same_processes() -> None:
+    known: dict[str, list[int]] = {"trainer": [], "inference": []}
+
+    def note(bus: tessera.Bus) -> None:
+        assert bus._pair is not None
+        known[bus.role].append(bus._pair.membership())
+
+    for _ in range(2):
+        run({"trainer": [note, note], "inference": [note]})
+    first, second = known["trainer"][:2], known["trainer"][2:]
+    assert first[0] == first[1] and second[0] == second[1]
+    assert len({first[0], second[0], *known["inference"]}) == 4
 
 
 def test_what_is_registered_early_may_be_filled_later() -> None:

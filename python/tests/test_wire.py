@@ -18,7 +18,7 @@ def wire_of(tensors: dict[str, Any], wire: Any, **options: Any) -> dict[str, str
     registration = Registration.collect(
         tensors, keep=lambda name: True, rank=0, fallback=None, missing_ok=False, wire=wire, **options
     )
-    registration.agree([registration.said()])
+    registration.agree([registration.to_gather()])
     return {spec.name: spec.wire for spec in registration.specs()}
 
 
@@ -175,7 +175,7 @@ def fused_of(tensors: dict[str, Any], names: Any) -> dict[str, Any]:
     registration = Registration.collect(
         tensors, keep=lambda name: True, rank=0, fallback=None, missing_ok=False, names=names
     )
-    registration.agree([registration.said()])
+    registration.agree([registration.to_gather()])
     return {spec.name: spec.fused for spec in registration.specs()}
 
 

@@ -145,6 +145,10 @@ Pair::~Pair() {
   if (impl_ && !impl_->in_own_process()) bus::abandon(std::move(impl_));
 }
 
+uint64_t Pair::membership() const {
+  return impl_->membership();
+}
+
 int Pair::peer_world() const {
   return impl_->peer_world();
 }

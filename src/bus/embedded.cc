@@ -97,6 +97,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   const std::string& peer_job() const override { return view_.peer_job; }
   const Layout& layout() const override { return layout_; }
   int peer_world() const override { return static_cast<int>(view_.peer.size()); }
+  uint64_t membership() const override { return membership_of(view_.own); }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) override {

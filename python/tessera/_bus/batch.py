@@ -400,16 +400,17 @@ class Batch(Closing):
             else:
                 share.registration.require_writeable()
         world = self._bus.world if sends and not early else 0
-        said = json.dumps([share.registration.said(world) for share in self._shares])
-        heard = [
-            _read(rank, text, len(self._shares)) for rank, text in enumerate(first.all_gather(self.name, said, timeout))
+        membership = first.membership()
+        told = json.dumps([share.registration.to_gather(world, membership) for share in self._shares])
+        gathered = [
+            _read(rank, text, len(self._shares)) for rank, text in enumerate(first.all_gather(self.name, told, timeout))
         ]
         del held
         self._require_open(direction)
         for number, share in enumerate(self._shares):
-            share.registration.agree([of_rank[number] for of_rank in heard])
+            share.registration.agree([of_rank[number] for of_rank in gathered])
             if world:
-                share.registration.compare_replicas(self._bus.created)
+                share.registration.compare_replicas(membership)
         if not sends and any(share.registration.wants_manifest for share in self._shares):
             offered = {entry.name: entry.shape for entry in first.manifest(self.name, timeout)}
             for share, prefix in zip(self._shares, prefixes, strict=True):
@@ -457,13 +458,13 @@ def _written(held: Sequence[Held]) -> None:
 
 
 def _read(rank: int, text: str, parts: int) -> list[str]:
-    """What another rank has said of each part: untrusted."""
+    """What another rank tells of each part: untrusted."""
     try:
-        said = json.loads(text)
+        told = json.loads(text)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, list) or len(said) != parts or not all(isinstance(each, str) for each in said):
+        told = None
+    if not isinstance(told, list) or len(told) != parts or not all(isinstance(each, str) for each in told):
         raise MismatchError(
             f"rank {rank} registers other pairs than the {parts} of this rank, or speaks another release"
         )
-    return said
+    return told

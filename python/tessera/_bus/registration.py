@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,7 +64,7 @@ class Registration:
         self._layouts: dict[str, _core.Layout] = {}  # of local tensors, as agreed
         self._moved: dict[str, Location] = {}  # where what has moved is now
         self._replicas: list[Replicas] = []  # by rank
-        self._said_ties: list[list[str]] = []  # by any rank of the job
+        self._gathered_ties: list[list[str]] = []  # of any rank of the job
         self._tied_to: dict[str, str] = {}  # of a receiver's local tensors: one into whose memory it is received
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
@@ -110,10 +109,10 @@ class Registration:
 
     # --- before it is registered with the other job
 
-    def said(self, world: int = 0) -> str:
-        """What the other ranks of the job must know: local shapes of tensors whose global one nobody has said, how
+    def to_gather(self, world: int = 0, membership: int = 0) -> str:
+        """What the other ranks of the job must know: local shapes of tensors whose global one nobody has given, how
         strided placements are read here, which names are one memory, and, of a job of `world` ranks that is about to
-        send, digests of replicas."""
+        send, digests of replicas. `membership` is the pair's: the processes of the job that are told."""
         shapes = {
             name: [str(piece.location.layout), piece.location.shape]
             for name, piece in self._pieces.items()
@@ -121,21 +120,21 @@ class Registration:
         }
         readings = {name: str(at.layout) for name, at in self._locations.items() if _may_be_read_otherwise(at)}
         replicas = digests(self._pieces, self._rank, world) if world else {}
-        said = {"shapes": shapes, "readings": readings, "ties": self._ties_here(), "replicas": replicas}
-        return json.dumps({**said, "at": time.time()})
+        told = {"shapes": shapes, "readings": readings, "ties": self._ties_here(), "replicas": replicas}
+        return json.dumps({**told, "membership": membership})
 
-    def agree(self, said: Sequence[str]) -> None:
-        """Finds every layout and global shape, out of what the job's ranks have said(), by rank."""
+    def agree(self, gathered: Sequence[str]) -> None:
+        """Finds every layout and global shape, out of what the job's ranks gave to_gather(), by rank."""
         shapes: dict[tuple[str, str], dict[int, Shape]] = {}
         readings: dict[tuple[str, str], int] = {}
-        self._replicas, self._said_ties = [], []
-        for rank, text in enumerate(said):
-            heard = _read(rank, text)
-            self._replicas.append(heard.replicas)
-            self._said_ties += heard.ties
-            for name, (layout, shape) in heard.shapes.items():
+        self._replicas, self._gathered_ties = [], []
+        for rank, text in enumerate(gathered):
+            of_rank = _read(rank, text)
+            self._replicas.append(of_rank.replicas)
+            self._gathered_ties += of_rank.ties
+            for name, (layout, shape) in of_rank.shapes.items():
                 shapes.setdefault((name, layout), {})[rank] = tuple(shape)
-            for name, layout in heard.readings.items():
+            for name, layout in of_rank.readings.items():
                 readings.setdefault((name, layout), rank)
         for name, at in self._locations.items():
             other = at.other_layout
@@ -147,10 +146,11 @@ class Registration:
                 found = global_shape(name, own, shapes[name, str(own)])
                 self._pieces[name] = replace(piece, shape=found)
 
-    def compare_replicas(self, since: float) -> None:
-        """Raises MismatchError if ranks have said() since then what differs. REQUIRES: agree() has been called. (A rank
-        that has come back hears what the others said before it did: those have sent other versions by now.)"""
-        compare([said.digests if said.at >= since else {} for said in self._replicas])
+    def compare_replicas(self, membership: int) -> None:
+        """Raises MismatchError if what ranks told that membership of the job differs. REQUIRES: agree() has been
+        called. (A rank that has come back reads what the others told the process before it: those have sent other
+        versions by now.)"""
+        compare([told.digests if told.membership == membership else {} for told in self._replicas])
 
     def offer(self) -> None:
         """It is to be sent. Raises InvalidArgumentError for what a receiver may do alone: take one name twice, or a
@@ -359,10 +359,10 @@ class Registration:
         return [names for names in groups.values() if len(names) > 1]
 
     def _ties(self) -> list[list[str]]:
-        """Likewise; of names that are empty here, those that another rank has said, too: it has seen the memory."""
+        """Likewise; of names that are empty here, those that another rank has told, too: it has seen the memory."""
         ties = self._ties_here()
-        for said in self._said_ties:
-            empty = [name for name in said if name in self._pieces and not self._pieces[name].location.address]
+        for names in self._gathered_ties:
+            empty = [name for name in names if name in self._pieces and not self._pieces[name].location.address]
             if len(empty) > 1 and empty not in ties:
                 ties.append(empty)
         return ties
@@ -386,8 +386,8 @@ def _may_be_read_otherwise(at: Location) -> bool:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a rank of the job has said()."""
+class _Gathered:
+    """What a rank of the job gave to_gather()."""
 
     shapes: Mapping[str, tuple[str, list[int]]]
     readings: Mapping[str, str]
@@ -395,12 +395,14 @@ class _Said:
     replicas: Replicas
 
 
-def _read(rank: int, text: str) -> _Said:
+def _read(rank: int, text: str) -> _Gathered:
     """Untrusted."""
     try:
-        said = json.loads(text)
-        shapes, readings, replicas, at = said["shapes"], said["readings"], said["replicas"], float(said["at"])
-        ties = said["ties"]
+        told = json.loads(text)
+        shapes, readings, replicas, membership = (told[key] for key in ("shapes", "readings", "replicas", "membership"))
+        ties = told["ties"]
+        if not isinstance(membership, int):
+            raise TypeError
         if not (isinstance(ties, list) and all(isinstance(names, list) for names in ties)):
             raise TypeError
         if not all(isinstance(name, str) for names in ties for name in names):
@@ -414,7 +416,7 @@ def _read(rank: int, text: str) -> _Said:
             raise TypeError
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         raise MismatchError(f"rank {rank} says what no Tessera of this release does: {text[:200]!r}") from None
-    return _Said(shapes, readings, ties, Replicas(replicas, at))
+    return _Gathered(shapes, readings, ties, Replicas(replicas, membership))
 
 
 def _spec(name: str, piece: Piece, wire: str | None, fused: Fused | None) -> _core.TensorSpec:

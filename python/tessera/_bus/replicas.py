@@ -18,10 +18,10 @@ Digests = Mapping[str, tuple[str, str]]
 
 
 class Replicas(NamedTuple):
-    """What a rank has said of its own."""
+    """What a rank has told of its own."""
 
     digests: Digests
-    at: float  # when, as time.time()
+    membership: int  # of the job that it was told
 
 
 def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tuple[str, str]]:
@@ -39,10 +39,10 @@ def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tup
     return found
 
 
-def compare(said: Sequence[Digests]) -> None:
+def compare(told: Sequence[Digests]) -> None:
     """Raises MismatchError, with tensors and ranks, unless the same parts have the same digest on every rank."""
     ranks: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for rank, of_rank in enumerate(said):
+    for rank, of_rank in enumerate(told):
         for name, (part, digest) in of_rank.items():
             ranks.setdefault((name, part), {}).setdefault(digest, []).append(rank)
     differing = {name: found for (name, _), found in ranks.items() if len(found) > 1}

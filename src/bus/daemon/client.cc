@@ -287,7 +287,11 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
 class DaemonPair final : public PairClient, public std::enable_shared_from_this<DaemonPair> {
  public:
   DaemonPair(std::shared_ptr<DaemonBus> bus, PairOptions options, const Paired& paired)
-      : bus_(std::move(bus)), options_(std::move(options)), number_(paired.pair), peer_world_(paired.peer_world) {}
+      : bus_(std::move(bus)),
+        options_(std::move(options)),
+        number_(paired.pair),
+        peer_world_(paired.peer_world),
+        membership_(paired.membership) {}
   ~DaemonPair() override {
     try {
       session().call<Number>(AgentMessage::kClosePair, ObjectCall{.session = session().number(), .object = number_},
@@ -302,6 +306,7 @@ class DaemonPair final : public PairClient, public std::enable_shared_from_this<
   const std::string& peer_job() const override { return options_.peer; }
   const Layout& layout() const override { return options_.layout; }
   int peer_world() const override { return peer_world_; }
+  uint64_t membership() const override { return membership_; }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
   std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout) override {
@@ -329,6 +334,7 @@ class DaemonPair final : public PairClient, public std::enable_shared_from_this<
   const PairOptions options_;
   const uint32_t number_;
   const int peer_world_;
+  const uint64_t membership_;
 };
 
 std::shared_ptr<PairClient> DaemonBus::pair(const PairOptions& options) {

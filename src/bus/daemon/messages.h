@@ -145,9 +145,11 @@ struct Paired {
   static constexpr AgentMessage kType = AgentMessage::kPaired;
   uint32_t pair = 0;
   int32_t peer_world = 0;
+  uint64_t membership = 0;
   static void fields(auto& f, auto& self) {
     f("pair", self.pair);
     f("peer_world", self.peer_world);
+    f("membership", self.membership);
   }
 };
 

@@ -286,10 +286,11 @@ std::shared_ptr<BusClient> WorkerSession::bus() const {
 Paired WorkerSession::join(const PairCall& call) {
   check(options_, call.options);
   std::shared_ptr<PairClient> joined = bus()->pair(call.options);
-  const int peer_world = joined->peer_world();
+  Paired paired{.peer_world = joined->peer_world(), .membership = joined->membership()};
   const MutexLock lock(mutex_);
   pairs_.emplace(++last_number_, std::move(joined));
-  return {.pair = last_number_, .peer_world = peer_world};
+  paired.pair = last_number_;
+  return paired;
 }
 
 int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {

@@ -122,6 +122,12 @@ uint64_t speaker_of(const Incarnation& incarnation, std::string_view job, Rank r
   return XXH3_64bits_withSeed(name.data(), name.size(), incarnation.nonce);
 }
 
+uint64_t membership_of(std::span<const RankRecord> ranks) {
+  ByteWriter out;
+  for (const RankRecord& rank : ranks) rank.incarnation.write(out);
+  return XXH3_64bits(out.view().data(), out.size());
+}
+
 std::string ManifestRecord::write() const {
   ByteWriter out = begin();
   of.write(out);

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -81,6 +82,9 @@ struct BatchRecord {
 
 // A rank of a process, as a number. A process may have several, each with registrations of its own.
 uint64_t speaker_of(const Incarnation& incarnation, std::string_view job, Rank rank);
+
+// The processes that hold the ranks of a job, as a number.
+uint64_t membership_of(std::span<const RankRecord> ranks);
 
 // A registration that somebody has read.
 struct Seen {

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
 namespace tessera::bus {
 namespace {
 
@@ -15,6 +18,17 @@ TEST(Records, AnotherVersionIsNamed) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("version 9"), std::string::npos) << error.what();
   }
+}
+
+TEST(Records, AProcessThatReplacesAnotherMakesAnotherMembership) {
+  std::vector<RankRecord> ranks{{.incarnation = Incarnation::next()}, {.incarnation = Incarnation::next()}};
+  const uint64_t before = membership_of(ranks);
+  EXPECT_EQ(membership_of(std::vector(ranks)), before);
+  std::swap(ranks[0], ranks[1]);
+  EXPECT_NE(membership_of(ranks), before);
+  std::swap(ranks[0], ranks[1]);
+  ranks[1].incarnation = Incarnation::next();
+  EXPECT_NE(membership_of(ranks), before);
 }
 
 }  // namespace
