@@ -7,7 +7,7 @@
 #include "bus/registration/local_tensors.h"
 #include "bus/registration/records.h"
 #include "tessera/store.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -15,20 +15,19 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-class Reach : public testing::Test {
+class Reach : public JobsTest {
  protected:
   // A sender that registers `record` for itself and does nothing else; returns what the receiver fails with.
   Outcome receive_from(const std::function<void(bus::RankRecord&)>& forge) {
     const Signal over;
-    group_.start("trainer/0", [&] {
+    start("trainer/0", [&] {
       const Side side = trainer(0, 1);
       bus::RankRecord record{
           .incarnation = Incarnation::self(), .world = 1, .address = "", .release = "test", .worker = {}};
       forge(record);
       const bus::Registration of{.incarnation = record.incarnation, .attempt = 1};
       std::vector<float> tensor = local_tensor(side);
-      const TensorSpec spec{
-          .name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+      const TensorSpec spec = spec_of(side, tensor.data());
       const bus::Manifest manifest =
           bus::manifest_of({.name_space = "default", .job = side.job, .rank = 0, .world = 1}, {&spec, 1});
       const auto store = open_store(store_);
@@ -44,20 +43,12 @@ class Reach : public testing::Test {
       over.wait();
       return 0;
     });
-    const pid_t receiver = group_.start("inference/0", [&] {
-      return with_batch(inference(0, 1), store_, [](Batch& batch, std::vector<float>&) {
-        batch.recv().wait();
-        return 0;
-      });
-    });
-    const Outcome outcome = group_.wait_for(receiver, 2 * hang_limit());
+    const pid_t receiver = start(inference(0, 1), receive_once);
+    const Outcome outcome = of(receiver);
     over.raise();
-    expect_all_well(group_);
+    expect_all_well();
     return outcome;
   }
-
-  ProcessGroup group_;
-  std::string store_ = group_.start_store();
 };
 
 TEST_F(Reach, APeerWithAnotherBootIdIsOnAnotherHost) {

@@ -15,8 +15,7 @@
 
 #include "base/fail.h"
 #include "base/futex.h"
-#include "tests/support/agents.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -215,16 +214,15 @@ int visit(Phases& phases, const std::string& store, pid_t agent) {
 
 void soak_all(const std::set<std::string>& with_agents) {
   const Shared<Phases> phases;
-  ProcessGroup group;
-  AgentGroup agents(group);
-  const std::string store = group.start_store();
+  TestJobs jobs;
+  const std::string store = jobs.store();
   const auto agent_of = [&](const std::string& job, Rank rank) {
-    return with_agents.contains(fmt::format("{}/{}", job, rank)) ? agents.start_agent(job, rank) : 0;
+    return with_agents.contains(fmt::format("{}/{}", job, rank)) ? jobs.start_agent(job, rank) : 0;
   };
   std::vector<pid_t> pids;
   const auto start = [&](const Side& side, const auto& part) {
     const pid_t agent = agent_of(side.job, side.rank);
-    pids.push_back(group.start(fmt::format("{}/{}", side.job, side.rank), [=] { return part(agent); }));
+    pids.push_back(jobs.start(side.who(), [=] { return part(agent); }));
   };
   for (Rank rank = 0; rank < kRanks; ++rank) {
     start(trainer(rank), [&, rank](pid_t agent) { return send_all(*phases, trainer(rank), store, agent); });
@@ -232,11 +230,11 @@ void soak_all(const std::set<std::string>& with_agents) {
   }
   start(kVisitor, [&](pid_t agent) { return visit(*phases, store, agent); });
   for (const pid_t pid : pids) {
-    const Outcome outcome = group.wait_for(pid, std::chrono::seconds(kTransfers / 10) + 6 * hang_limit());
+    const Outcome& outcome = jobs.of(pid, std::chrono::seconds(kTransfers / 10) + 6 * hang_limit());
     EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
     std::printf("%s:\n%s", outcome.name.c_str(), outcome.output.c_str());
   }
-  agents.wait(2 * hang_limit());
+  jobs.expect_all_well();
 }
 
 TEST(Soak, TransfersTakeNothingThatTheyDoNotGiveBack) {

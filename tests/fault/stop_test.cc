@@ -10,7 +10,7 @@
 
 #include "base/testing.h"
 #include "peer/stop_detector.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -18,30 +18,22 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-using Body = std::function<int(Batch&, std::vector<float>&)>;
-
-class Stop : public testing::Test {
+class Stop : public JobsTest {
  protected:
-  void start(const Side& side, const Body& body) {
-    const std::string name = side.job + "/" + std::to_string(side.rank);
-    pids_[name] = group_.start(name, [=, this] { return with_batch(side, store_, body); });
-  }
-  Outcome outcome_of(const std::string& name) { return group_.wait_for(pids_.at(name), 2 * hang_limit()); }
+  void start(const Side& side, const Body& body) { pids_[side.who()] = JobsTest::start(side, body); }
   // Once all others have ended.
   void expect_stopped_is_named(const std::string& stopped, std::initializer_list<const char*> others) {
     for (const char* name : others) {
-      const Outcome outcome = outcome_of(name);
+      const Outcome outcome = of(name);
       EXPECT_EQ(outcome.status, kPeerLost) << name << ": " << outcome.output;
       EXPECT_THAT(outcome.output, HasSubstr(fmt::format("{} (pid {}) is stopped", stopped, pids_.at(stopped))));
     }
     ::kill(pids_.at(stopped), SIGCONT);
-    const Outcome outcome = outcome_of(stopped);
+    const Outcome outcome = of(stopped);
     EXPECT_EQ(outcome.status, kPeerLost) << outcome.output;  // it was given up
-    EXPECT_THAT(group_.left_over(), testing::Each(testing::Not(testing::StartsWith("p-"))));
+    EXPECT_EQ(left_folders(), 0);
   }
 
-  ProcessGroup group_;
-  std::string store_ = group_.start_store();
   std::map<std::string, pid_t> pids_;
 };
 
@@ -76,16 +68,11 @@ TEST_F(Stop, OfTheRankThatChoosesEndsAWaitForAVersion) {
 }
 
 TEST_F(Stop, OfARankThatHasYetToRegisterEndsTheRegistration) {
-  pids_["trainer/1"] = group_.start("trainer/1", [this] {
-    return with_pair(trainer(1), store_, [](Pair& pair) {
-      ::raise(SIGSTOP);
-      const Side side = trainer(1);
-      std::vector<float> tensor = local_tensor(side);
-      const TensorSpec spec{
-          .name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
-      (void)pair.offer("policy", {&spec, 1}, soon().left());
-      return 0;
-    });
+  pids_["trainer/1"] = JobsTest::start(trainer(1), [](Pair& pair) {
+    ::raise(SIGSTOP);
+    std::vector<float> tensor = local_tensor(trainer(1));
+    (void)register_tensor(pair, trainer(1), tensor.data());
+    return 0;
   });
   start(trainer(0), send_once);
   start(inference(0), receive_once);
@@ -118,7 +105,7 @@ TEST_F(Stop, IsOverWhenThePeerGoesOn) {
     });
   stopped.wait();
   ::kill(pids_.at("inference/1"), SIGCONT);
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 // One that is stopped as it reads is cut off, and the memory is the sender's again: what it reads then is no version,
@@ -153,7 +140,7 @@ TEST_F(Stop, OfAReaderLeavesNoMixedVersionThatCountsAsWhole) {
   ::kill(pids_.at("inference/0"), SIGSTOP);
   overwritten.wait();
   ::kill(pids_.at("inference/0"), SIGCONT);
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 // For longer than a stop takes to be noticed: the sender's process runs, and says nothing.
@@ -164,7 +151,7 @@ TEST_F(Stop, IsNotSeenInAPeerThatIsSlow) {
     return 0;
   });
   start(inference(0, 1), receive_once);
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 TEST(StopDetector, BelievesWhatItSeesTwice) {

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/fail_point.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -40,16 +40,7 @@ void come_late(Batch& batch, Rank rank, const Signal& failed) {
   failed.wait();
 }
 
-class Collective : public testing::Test {
- protected:
-  pid_t start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
-    return group_.start(side.job + "/" + std::to_string(side.rank),
-                        [=, this] { return with_batch(side, store_, body); });
-  }
-
-  ProcessGroup group_;
-  const std::string store_ = group_.start_store();
-};
+using Collective = JobsTest;
 
 // Rank 0 of the receivers has taken the version, rank 1 comes too late for it.
 TEST_F(Collective, AReceivingRankThatWasLateForAVersionTakesTheNext) {
@@ -76,7 +67,7 @@ TEST_F(Collective, AReceivingRankThatWasLateForAVersionTakesTheNext) {
       return 0;
     });
   over.open();
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 // The same version once more, as a send that failed may be repeated: the rank that has it takes it again.
@@ -99,10 +90,10 @@ TEST_F(Collective, AVersionThatOneReceivingRankHasTakenMayBeSentAgain) {
       return 0;
     });
   over.open();
-  expect_all_well(group_);
+  expect_all_well();
 }
 
-class Minimum : public Collective, public testing::WithParamInterface<Mode> {};
+class Minimum : public JobsTest, public testing::WithParamInterface<Mode> {};
 
 // One call with different minima is an error at the rank that wants more; the next calls go well.
 TEST_P(Minimum, ThatIsNotTheSameEndsThatCallAlone) {
@@ -143,7 +134,7 @@ TEST_P(Minimum, ThatIsNotTheSameEndsThatCallAlone) {
   }
   differed.open();
   over.open();
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Minimum, testing::Values(Mode::kInPlace, Mode::kStaged),
@@ -152,14 +143,11 @@ INSTANTIATE_TEST_SUITE_P(All, Minimum, testing::Values(Mode::kInPlace, Mode::kSt
 // The receiver registers anew with a version that it has not committed yet.
 TEST_F(Collective, AVersionThatIsStagedOutlastsItsSender) {
   const Signal is_staged;
-  const pid_t first = group_.start("the first trainer", [&] {
-    const Side side = staged(trainer(0, 1));
-    return with_batch(side, store_, [&](Batch& batch, std::vector<float>& tensor) {
-      fill(side, tensor, 1);
-      batch.send(1, kPatience).wait();
-      is_staged.wait();
-      return ::kill(::getpid(), SIGKILL);
-    });
+  const pid_t first = start(staged(trainer(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
+    fill(trainer(0, 1), tensor, 1);
+    batch.send(1, kPatience).wait();
+    is_staged.wait();
+    return ::kill(::getpid(), SIGKILL);
   });
   Barrier over;
   start(staged(inference(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
@@ -173,7 +161,7 @@ TEST_F(Collective, AVersionThatIsStagedOutlastsItsSender) {
     over.pass();
     return 0;
   });
-  EXPECT_EQ(group_.wait_for(first, hang_limit()).status, -SIGKILL);
+  EXPECT_EQ(of(first).status, -SIGKILL);
   start(staged(trainer(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
     fill(trainer(0, 1), tensor, 2);
     batch.send(2, kPatience).wait();
@@ -181,7 +169,7 @@ TEST_F(Collective, AVersionThatIsStagedOutlastsItsSender) {
     return 0;
   });
   over.open();
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 // All but the store's answer is there; once it is, the version counts, and is not taken a second time though a staged
@@ -202,7 +190,7 @@ TEST_F(Collective, AVersionThatWasUndecidedIsNotTakenAgain) {
     return 0;
   });
   for (const Rank rank : {0, 1})
-    group_.start("inference/" + std::to_string(rank), [&, rank, store] {
+    start("inference/" + std::to_string(rank), [&, rank, store] {
       static int visits = 0;
       static const pid_t stopped = store;
       if (rank == 0)
@@ -231,7 +219,7 @@ TEST_F(Collective, AVersionThatWasUndecidedIsNotTakenAgain) {
     });
   settled.open();
   over.open();
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 // A rank that has its part waits for one that has much to take, as long as that comes nearer.
@@ -268,11 +256,11 @@ TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
     over.pass();
     return taken ? 0 : 7;
   };
-  group_.start("trainer/0", [&] { return run("trainer", 0, 1); });
+  start("trainer/0", [&] { return run("trainer", 0, 1); });
   for (const Rank rank : {0, 1})
-    group_.start("inference/" + std::to_string(rank), [&, rank] { return run("inference", rank, 2); });
+    start("inference/" + std::to_string(rank), [&, rank] { return run("inference", rank, 2); });
   over.open();
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 // The versions that are counted by default: a rank that comes back counts on from where its own rank is, whatever has
@@ -298,7 +286,7 @@ TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
     ::kill(::getpid(), SIGKILL);
     return 0;
   });
-  group_.start("trainer/1, again", [&, dying] {
+  start("trainer/1, again", [&, dying] {
     await_end(dying);
     std::this_thread::sleep_for(milliseconds(300));
     return with_batch(trainer(1), store_, [&](Batch& batch, std::vector<float>&) {
@@ -315,8 +303,8 @@ TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
       return 0;
     });
   over.open();
-  for (const Outcome& outcome : group_.wait(3 * hang_limit()))
-    EXPECT_THAT(outcome.status, testing::AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
+  EXPECT_EQ(of(dying).status, -SIGKILL);
+  expect_all_well(3 * hang_limit());
 }
 
 // Jobs that come to receive once, each under a name of its own.
@@ -339,11 +327,10 @@ TEST_F(Collective, JobsThatHaveLeftCostNoThreads) {
   });
   for (int i = 0; i < kJobs; ++i) {
     const Side side{.job = "eval-" + std::to_string(i), .peer = "trainer", .layout = "1:R"};
-    const pid_t pid = group_.start(side.job, [&, side] { return with_batch(side, store_, receive_once); });
-    EXPECT_EQ(group_.wait_for(pid, 2 * hang_limit()).status, 0);
+    EXPECT_EQ(of(start(side, receive_once)).status, 0);
     over.raise();
   }
-  expect_all_well(group_);
+  expect_all_well();
 }
 
 }  // namespace

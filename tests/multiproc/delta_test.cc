@@ -5,145 +5,16 @@
 
 #include <atomic>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <memory>
-#include <numeric>
 #include <ostream>
 #include <random>
-#include <utility>
 
-#include "base/fail_point.h"
-#include "base/mutation.h"
-#include "base/testing.h"
-#include "tests/support/agents.h"
-#include "tests/support/jobs.h"
-#include "tests/support/random_case.h"
+#include "tests/multiproc/delta_jobs.h"
 
 namespace tessera::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
-
-constexpr int kWrong = 3;  // exit status of a receiver that has found a wrong element
-
-struct DeltaJobs {
-  int sources = 1;
-  int destinations = 1;
-  bool staged = false;
-  bool digest = true;
-  const char* pull = "";
-  const char* agent = "embedded";
-  bool sender_asks = true;
-  bool receiver_asks = true;
-};
-
-// One rank of either job, its batch and its tensors.
-class Member {
- public:
-  Member(const DeltaJobs& jobs, const std::vector<RandomCase>& cases, const std::string& store, bool sends, Rank rank)
-      : cases_(cases), rank_(rank) {
-    if (!sends) ::setenv("TESSERA_FORCE_PULL", jobs.pull, 1);
-    bus_ = std::make_unique<Bus>(BusOptions{.job = sends ? "trainer" : "inference",
-                                            .rank = rank,
-                                            .world = sends ? jobs.sources : jobs.destinations,
-                                            .store = store,
-                                            .agent = jobs.agent,
-                                            .threads = 1,
-                                            .digest = jobs.digest});
-    pair_ = std::make_unique<Pair>(bus_->pair({.name = "weights", .peer = sends ? "inference" : "trainer"}));
-    std::vector<TensorSpec> specs;
-    data_.reserve(cases.size());
-    for (const RandomCase& a : cases) {
-      data_.push_back(sends ? source_space(a, rank) : destination_space(a, rank));
-      specs.push_back({.name = a.name,
-                       .data = data_.back().bytes().data() + data_.back().offset,
-                       .dtype = sends ? a.src_dtype : a.dst_dtype,
-                       .shape = a.shape,
-                       .layout = sends ? a.src : a.dst,
-                       .strides = data_.back().strides,
-                       .wire = a.wire});
-    }
-    const BatchOptions options{.mode = jobs.staged ? Mode::kStaged : Mode::kInPlace,
-                               .delta = sends ? jobs.sender_asks : jobs.receiver_asks};
-    batch_ = std::make_unique<Batch>(sends ? pair_->offer("policy", specs, kRendezvousTimeout, options)
-                                           : pair_->accept("policy", specs, kRendezvousTimeout, options));
-  }
-
-  Batch& batch() { return *batch_; }
-  BatchStats stats() const { return batch_->stats(); }
-  std::vector<LocalData>& data() { return data_; }
-
-  // Sender: as `version`, what RandomCase has as `contents`.
-  Handle send(int64_t version, int64_t contents, Timeout timeout = kPatience) {
-    for (size_t i = 0; i < cases_.size(); ++i) fill_source(cases_[i], rank_, contents, data_[i]);
-    return batch_->send(version, timeout);
-  }
-  Handle send(int64_t version) { return send(version, version); }
-
-  // Receiver: whether those are the contents; tells which element is wrong.
-  bool holds(int64_t contents) {
-    for (size_t i = 0; i < cases_.size(); ++i) {
-      const std::string wrong = check_destination(cases_[i], rank_, contents, data_[i]);
-      if (wrong.empty()) continue;
-      std::fprintf(stderr, "contents %ld: %s\n", static_cast<long>(contents), wrong.c_str());
-      return false;
-    }
-    return true;
-  }
-
- private:
-  const std::vector<RandomCase> cases_;
-  const Rank rank_;
-  std::vector<LocalData> data_;
-  std::unique_ptr<Bus> bus_;
-  std::unique_ptr<Pair> pair_;
-  std::unique_ptr<Batch> batch_;
-};
-
-using Body = std::function<int(Member& member)>;
-
-class Deltas : public testing::Test {
- protected:
-  pid_t start(bool sends, Rank rank, const Body& body) {
-    const std::string name = (sends ? "trainer/" : "inference/") + std::to_string(rank);
-    return group_.start(name, [=, this] {
-      Member member(jobs_, cases_, store_, sends, rank);
-      return body(member);
-    });
-  }
-  void start_all(const Body& sender, const Body& receiver) {
-    for (Rank rank = 0; rank < jobs_.sources; ++rank) start(true, rank, sender);
-    for (Rank rank = 0; rank < jobs_.destinations; ++rank) start(false, rank, receiver);
-  }
-  void expect_success() {
-    for (const Outcome& outcome : group_.wait(6 * hang_limit()))
-      EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-  }
-
-  DeltaJobs jobs_;
-  std::vector<RandomCase> cases_;
-  ProcessGroup group_;
-  const std::string store_ = group_.start_store();
-};
-
-// A matrix of which a hundredth changes with each version.
-RandomCase small_changes(DType src_dtype = DType::kF32, DType dst_dtype = DType::kF32) {
-  return {.name = "w",
-          .shape = {96, 64},
-          .src_dtype = src_dtype,
-          .dst_dtype = dst_dtype,
-          .src = Layout::parse("1:R"),
-          .dst = Layout::parse("1:R"),
-          .seed = 7,
-          .chances = {0.01}};
-}
-
-RandomCase rows_to_columns(RandomCase a = small_changes()) {
-  a.src = Layout::parse("2:S0");
-  a.dst = Layout::parse("2:S1");
-  return a;
-}
 
 // --- random layouts ------------------------------------------------------------------------------
 
@@ -177,46 +48,40 @@ struct RandomJobs {
   friend void PrintTo(const RandomJobs& random, std::ostream* out) { *out << "seed " << random.seed; }
 };
 
-class RandomDeltas : public testing::TestWithParam<RandomJobs> {};
+class RandomDeltas : public Deltas, public testing::WithParamInterface<RandomJobs> {};
 
 // All take every version: each waits for the others.
 TEST_P(RandomDeltas, EveryElementIsWhatItWouldBeWithout) {
-  const auto& [jobs, seed] = GetParam();
-  const std::vector<RandomCase> cases = random_cases(jobs, seed);
+  jobs_ = GetParam().jobs;
+  cases_ = random_cases(jobs_, GetParam().seed);
   Shared<std::atomic<int64_t>> sent, received;
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  AgentGroup agents(group);
-  if (jobs.agent == std::string("daemon")) {
-    for (Rank rank = 0; rank < jobs.sources; ++rank) agents.start_agent("trainer", rank);
-    for (Rank rank = 0; rank < jobs.destinations; ++rank) agents.start_agent("inference", rank);
+  if (jobs_.agent == std::string("daemon")) {
+    for (Rank rank = 0; rank < jobs_.sources; ++rank) start_agent("trainer", rank);
+    for (Rank rank = 0; rank < jobs_.destinations; ++rank) start_agent("inference", rank);
   }
   std::vector<Barrier> steps(kVersions);  // which agents need not pass
-  for (Rank rank = 0; rank < jobs.sources; ++rank)
-    agents.start("trainer/" + std::to_string(rank), [&, rank] {
-      Member member(jobs, cases, store, true, rank);
-      for (int64_t version = 1; version <= kVersions; ++version) {
-        member.send(version).wait();
-        steps[static_cast<size_t>(version - 1)].pass();
-      }
-      *sent += member.stats().delta_routes;
-      return 0;
-    });
-  for (Rank rank = 0; rank < jobs.destinations; ++rank)
-    agents.start("inference/" + std::to_string(rank), [&, rank] {
-      Member member(jobs, cases, store, false, rank);
-      for (int64_t version = 1; version <= kVersions; ++version) {
-        REQUIRE_HERE(member.batch().recv(version).wait() == version);
-        if (!member.holds(version)) return kWrong;
-        steps[static_cast<size_t>(version - 1)].pass();
-      }
-      const BatchStats stats = member.stats();
-      REQUIRE_HERE(stats.delta_bytes < stats.delta_full_bytes || stats.delta_routes == 0);
-      *received += stats.delta_routes;
-      return 0;
-    });
+  start_all(
+      [&](Member& member) {
+        for (int64_t version = 1; version <= kVersions; ++version) {
+          member.send(version).wait();
+          steps[static_cast<size_t>(version - 1)].pass();
+        }
+        *sent += member.stats().delta_routes;
+        return 0;
+      },
+      [&](Member& member) {
+        for (int64_t version = 1; version <= kVersions; ++version) {
+          REQUIRE_HERE(member.batch().recv(version).wait() == version);
+          if (!member.holds(version)) return kWrong;
+          steps[static_cast<size_t>(version - 1)].pass();
+        }
+        const BatchStats stats = member.stats();
+        REQUIRE_HERE(stats.delta_bytes < stats.delta_full_bytes || stats.delta_routes == 0);
+        *received += stats.delta_routes;
+        return 0;
+      });
   for (Barrier& step : steps) step.open();
-  agents.wait(6 * hang_limit());  // expects that all end well
+  expect_success();
   EXPECT_EQ(sent->load(), received->load());
   EXPECT_GT(received->load(), kCases);
 }
@@ -331,7 +196,7 @@ TEST_F(Deltas, AVersionThatWasWithdrawnIsNotBuiltUpon) {
 TEST_F(Deltas, AReceiverThatComesBackTakesAllOfItOnce) {
   jobs_ = {.sources = 1, .destinations = 1};
   cases_ = {small_changes()};
-  start(true, 0, [&](Member& member) {
+  start_member(true, 0, [&](Member& member) {
     int64_t version = 0;
     while (member.stats().sessions < 2 || version % 2 != 0) {
       ++version;
@@ -342,13 +207,12 @@ TEST_F(Deltas, AReceiverThatComesBackTakesAllOfItOnce) {
     member.send(++version).wait();
     return 0;
   });
-  const pid_t first = start(false, 0, [&](Member& member) {
+  const pid_t first = start_member(false, 0, [&](Member& member) {
     REQUIRE_HERE(deltas_of(member, 1) == 0);
     REQUIRE_HERE(deltas_of(member, 2) == 1 && member.holds(2));
-    ::raise(SIGKILL);
-    return 0;
+    return ::raise(SIGKILL);
   });
-  group_.start("inference/0, again", [&] {
+  start("inference/0, again", [&] {
     await_end(first);
     Member member(jobs_, cases_, store_, false, 0);
     const int64_t version = member.batch().recv({}, kPatience).wait();
@@ -359,8 +223,8 @@ TEST_F(Deltas, AReceiverThatComesBackTakesAllOfItOnce) {
       REQUIRE_HERE(member.holds(next));
     return 0;
   });
-  for (const Outcome& outcome : group_.wait(6 * hang_limit()))
-    EXPECT_THAT(outcome.status, testing::AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
+  EXPECT_EQ(of(first).status, -SIGKILL) << of(first).output;
+  expect_success();
 }
 
 // A job that comes to a staged version which is there already takes it in full, from then on deltas.
@@ -369,7 +233,7 @@ TEST_F(Deltas, AStagedVersionThatIsThereIsTakenInFull) {
   cases_ = {small_changes()};
   std::vector<Barrier> steps(3);
   const auto receiver = [&](const std::string& job, bool late) {
-    group_.start(job, [&, job, late] {
+    start(job, [&, job, late] {
       std::vector<RandomCase> cases = cases_;
       Bus bus({.job = job, .store = store_, .threads = 1});
       Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
@@ -393,7 +257,7 @@ TEST_F(Deltas, AStagedVersionThatIsThereIsTakenInFull) {
       return 0;
     });
   };
-  start(true, 0, [&](Member& member) {
+  start_member(true, 0, [&](Member& member) {
     member.send(1).wait();
     steps[0].pass();
     steps[1].pass();
@@ -431,13 +295,9 @@ TEST_F(Deltas, ADestinationThatWasWrittenIsNoticedByItsDigestAndTakenInFull) {
         REQUIRE_HERE(deltas_of(member, 3) == 2);
         return member.holds(3) ? 0 : kWrong;
       });
-  for (const Outcome& outcome : group_.wait(6 * hang_limit())) {
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-    if (outcome.name.starts_with("inference")) {
-      EXPECT_THAT(outcome.output, HasSubstr("tensor w"));
-      EXPECT_THAT(outcome.output, HasSubstr("is taken in full"));
-    }
-  }
+  expect_success();
+  for (const char* name : {"inference/0", "inference/1"})
+    EXPECT_THAT(of(name).output, AllOf(HasSubstr("tensor w"), HasSubstr("is taken in full")));
 }
 
 // The bits are not there to be compared: the receiver has promised.
@@ -499,15 +359,13 @@ TEST_F(Deltas, DigestsAreThoseOfTheWholeTensors) {
 
 TEST_F(Deltas, AreOffUnlessBothSidesAsk) {
   for (const bool sender : {true, false}) {
-    ProcessGroup group;
-    const std::string store = group.start_store();
-    const DeltaJobs jobs{.sender_asks = sender, .receiver_asks = !sender};
-    const std::vector<RandomCase> cases{small_changes()};
-    for (const bool sends : {true, false})
-      group.start(sends ? "trainer" : "inference", [=] {
-        Member member(jobs, cases, store, sends, 0);
+    TestJobs jobs;
+    const DeltaJobs asks{.sender_asks = sender, .receiver_asks = !sender};
+    for (const Side& side : {trainer(0, 1), inference(0, 1)})
+      jobs.start(side.who(), [&] {
+        Member member(asks, {small_changes()}, jobs.store(), side.sends, 0);
         for (const int64_t version : {1, 2}) {
-          if (sends)
+          if (side.sends)
             member.send(version).wait();
           else
             REQUIRE_HERE(deltas_of(member, version) == 0 && member.holds(version));
@@ -515,11 +373,11 @@ TEST_F(Deltas, AreOffUnlessBothSidesAsk) {
         REQUIRE_HERE(member.stats().delta_routes == 0);
         return 0;
       });
-    for (const Outcome& outcome : group.wait(6 * hang_limit())) {
-      EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-      const bool asked = (outcome.name == "trainer") == sender;
-      EXPECT_EQ(outcome.output.find("not all ranks of both jobs have asked for deltas") != std::string::npos, asked)
-          << outcome.output;
+    jobs.expect_all_well(6 * hang_limit());
+    for (const Side& side : {trainer(0, 1), inference(0, 1)}) {
+      const bool says =
+          jobs.of(side.who()).output.find("not all ranks of both jobs have asked for deltas") != std::string::npos;
+      EXPECT_EQ(says, side.sends == sender) << jobs.of(side.who()).output;
     }
   }
 }
@@ -536,106 +394,14 @@ TEST_F(Deltas, SaySoOnceWhenTheyDoNotPay) {
         for (int64_t version = 1; version <= 20; ++version) REQUIRE_HERE(deltas_of(member, version) == 0);
         return 0;
       });
-  for (const Outcome& outcome : group_.wait(6 * hang_limit())) {
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-    const size_t at = outcome.output.find("no delta was smaller");
-    EXPECT_EQ(at != std::string::npos, outcome.name == "trainer/0") << outcome.output;
-    EXPECT_EQ(outcome.output.find("no delta was smaller", at + 1), std::string::npos);
+  expect_success();
+  for (const std::string name : {"trainer/0", "inference/0"}) {
+    const std::string& output = of(name).output;
+    const size_t at = output.find("no delta was smaller");
+    EXPECT_EQ(at != std::string::npos, name == "trainer/0") << output;
+    EXPECT_EQ(output.find("no delta was smaller", at + 1), std::string::npos);
   }
 }
-
-// --- mistakes ------------------------------------------------------------------------------------
-
-// The receiver misses version 2; the sender gives it what has changed from 2 to 3.
-std::vector<Outcome> take_a_stale_delta(bool digest) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  const DeltaJobs jobs{.staged = true, .digest = digest};
-  const std::vector<RandomCase> cases{small_changes()};
-  Barrier taken, done;
-  group.start("trainer", [&] {
-    mutation() = Mutation::kStaleBase;
-    Member member(jobs, cases, store, true, 0);
-    member.send(1).wait();
-    taken.pass();
-    for (const int64_t version : {2, 3}) member.send(version).wait();
-    done.pass();
-    return 0;
-  });
-  group.start("inference", [&] {
-    Member member(jobs, cases, store, false, 0);
-    REQUIRE_HERE(member.batch().recv(1, kPatience).wait() == 1);
-    taken.pass();
-    REQUIRE_HERE(member.batch().recv(3, kPatience).wait() == 3);
-    const bool right = member.holds(3);
-    done.pass();
-    return right ? 0 : kWrong;
-  });
-  taken.open();
-  done.open();
-  return group.wait(6 * hang_limit());
-}
-
-TEST(DeltaMistakes, ADeltaOnTopOfAnotherVersionIsFoundOut) {
-  const std::vector<Outcome> outcomes = take_a_stale_delta(false);
-  EXPECT_TRUE(std::ranges::any_of(outcomes, [](const Outcome& outcome) { return outcome.status == kWrong; }));
-}
-
-TEST(DeltaMistakes, AndIsMendedWhereThereAreDigests) {
-  for (const Outcome& outcome : take_a_stale_delta(true))
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-}
-
-// --- deaths --------------------------------------------------------------------------------------
-
-struct Death {
-  const char* place;
-  bool of_sender;
-
-  friend void PrintTo(const Death& death, std::ostream* out) { *out << death.place; }
-};
-
-class DeltaDeaths : public testing::TestWithParam<Death> {};
-
-const char* place_of_death = nullptr;
-
-TEST_P(DeltaDeaths, EndTheOthersLongBeforeTheirDeadlines) {
-  const Death death = GetParam();
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  const DeltaJobs jobs{.sources = 2, .destinations = 2};
-  const std::vector<RandomCase> cases{rows_to_columns()};
-  place_of_death = death.place;
-  const auto body = [=](bool sends, Rank rank) {
-    Member member(jobs, cases, store, sends, rank);
-    for (const int64_t version : {1, 2}) {
-      if (version == 2 && rank == 1 && sends == death.of_sender)
-        fail_point_hook() = [](std::string_view place) {
-          if (place == place_of_death) ::raise(SIGKILL);
-        };
-      (sends ? member.send(version) : member.batch().recv(version, kPatience)).wait();
-    }
-    return 0;
-  };
-  for (const bool sends : {true, false})
-    for (const Rank rank : {0, 1})
-      group.start((sends ? "trainer/" : "inference/") + std::to_string(rank), [=] { return body(sends, rank); });
-  const std::vector<Outcome> outcomes = group.wait(3 * hang_limit());
-  const double died = seconds_of_death(outcomes);
-  EXPECT_GT(died, 0);
-  for (const Outcome& outcome : outcomes) {
-    if (outcome.status == -SIGKILL) continue;
-    // A receiver may have all that it wants of the one that dies.
-    EXPECT_THAT(outcome.status, testing::AnyOf(kPeerLost, death.of_sender ? kPeerLost : 0))
-        << outcome.name << ": " << outcome.output;
-    EXPECT_LT(outcome.seconds - died, 10) << outcome.name << ": " << outcome.output;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Places, DeltaDeaths,
-                         testing::Values(Death{"delta: comparing", true}, Death{"delta: compared", true},
-                                         Death{"delta: applying", false}),
-                         [](const auto& death) { return std::string(death.param.place + sizeof("delta:")); });
 
 }  // namespace
 }  // namespace tessera::test

@@ -8,7 +8,7 @@
 
 #include "base/testing.h"
 #include "codec/simd/digest.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -19,7 +19,7 @@ using testing::HasSubstr;
 constexpr size_t kChanged = 17;  // an element
 
 // One rank sends a tensor to two; it changes an element when the first of them has it and the second has not begun.
-class Changed : public testing::Test {
+class Changed : public JobsTest {
  protected:
   static Side sender() {
     Side side = trainer(0, 1);
@@ -33,13 +33,10 @@ class Changed : public testing::Test {
     return side;
   }
 
-  void start(bool digest) {
-    group_.start("trainer/0", [this] {
-      return with_batch(sender(), store_,
-                        [this](Batch& batch, std::vector<float>& tensor) { return send(batch, tensor); });
-    });
+  void start_all(bool digest) {
+    start(sender(), [this](Batch& batch, std::vector<float>& tensor) { return send(batch, tensor); });
     for (const Rank rank : {0, 1})
-      group_.start("inference/" + std::to_string(rank), [=, this] {
+      start("inference/" + std::to_string(rank), [=, this] {
         ::setenv("TESSERA_FORCE_PULL", "readv", 1);  // a ring would be digested as it is filled, for each receiver
         return with_batch(receiver(rank, digest), store_, [=, this](Batch& batch, std::vector<float>& tensor) {
           return rank == 0 ? receive_first(batch, tensor) : receive_second(batch, tensor, digest);
@@ -48,9 +45,6 @@ class Changed : public testing::Test {
     first_has_it_.open();
     changed_.open();
   }
-
-  ProcessGroup group_;
-  std::string store_ = group_.start_store();
 
  private:
   int send(Batch& batch, std::vector<float>& tensor) {
@@ -85,20 +79,19 @@ class Changed : public testing::Test {
 };
 
 TEST_F(Changed, MemoryIsNamedOnBothSidesAndTheNextTransferHealsIt) {
-  start(true);
-  const std::vector<Outcome> outcomes = group_.wait(hang_limit());
-  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-  EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("data-loss: batch policy of pair weights: inference/1: "),
-                                        HasSubstr("digest of tensor weight")));
-  EXPECT_THAT(outcomes[2].output, AllOf(HasSubstr("data-loss: batch policy of pair weights: digest of tensor weight"),
-                                        HasSubstr("trainer/0 sent ")));
+  start_all(true);
+  expect_all_well();
+  EXPECT_THAT(of("trainer/0").output, AllOf(HasSubstr("data-loss: batch policy of pair weights: inference/1: "),
+                                            HasSubstr("digest of tensor weight")));
+  EXPECT_THAT(of("inference/1").output,
+              AllOf(HasSubstr("data-loss: batch policy of pair weights: digest of tensor weight"),
+                    HasSubstr("trainer/0 sent ")));
 }
 
 TEST_F(Changed, MemoryGoesUnnoticedWhereOneSideWantsNoDigests) {
-  start(false);
-  const std::vector<Outcome> outcomes = group_.wait(hang_limit());
-  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-  for (const size_t i : {0, 2}) EXPECT_THAT(outcomes[i].output, HasSubstr("(no error)"));
+  start_all(false);
+  expect_all_well();
+  for (const char* name : {"trainer/0", "inference/1"}) EXPECT_THAT(of(name).output, HasSubstr("(no error)"));
 }
 
 int tell(uint64_t d0, uint64_t d1, int64_t elements) {
@@ -110,12 +103,11 @@ int tell_digest_of(const Batch& batch) {
   REQUIRE_HERE(digests.size() == 1 && digests[0].name == "weight");
   return tell(digests[0].d0, digests[0].d1, digests[0].elements);
 }
-// The sum of what the processes of that name have told.
-Digest total(const std::vector<Outcome>& outcomes, const std::string& name) {
+// The sum of what the processes of a job have told.
+Digest total(const std::vector<Outcome>& outcomes, const std::string& job) {
   Digest sum;
   for (const Outcome& outcome : outcomes) {
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-    if (outcome.name != name) continue;
+    if (!outcome.name.starts_with(job)) continue;
     Digest part;
     const int fields =
         std::sscanf(outcome.output.c_str(), "%" SCNx64 " %" SCNx64 " %" SCNu64, &part.d[0], &part.d[1], &part.elements);
@@ -125,32 +117,29 @@ Digest total(const std::vector<Outcome>& outcomes, const std::string& name) {
   return sum;
 }
 
-TEST(Digests, AddUpToThoseOfTheWholeTensorOnBothSides) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+using DigestSums = JobsTest;
+
+TEST_F(DigestSums, AddUpToThoseOfTheWholeTensorOnBothSides) {
   std::vector<float> whole(64 * 48);
   std::iota(whole.begin(), whole.end(), 1.0f);
-  group.start("whole", [&] {
+  start("whole", [&] {
     Digest digest;
     digest_bytes(digest, 0, reinterpret_cast<const std::byte*>(whole.data()), whole.size() * sizeof(float));
     return tell(digest.d[0], digest.d[1], static_cast<int64_t>(whole.size()));
   });
   for (Rank rank = 0; rank < 2; ++rank) {
-    group.start("trainer", [&, rank] {
-      return with_batch(trainer(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        std::copy_n(whole.begin() + ptrdiff_t{rank} * 32 * 48, 32 * 48, tensor.begin());
-        batch.send().wait();
-        return tell_digest_of(batch);
-      });
+    start(trainer(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      std::copy_n(whole.begin() + ptrdiff_t{rank} * 32 * 48, 32 * 48, tensor.begin());
+      batch.send().wait();
+      return tell_digest_of(batch);
     });
-    group.start("inference", [&, rank] {
-      return with_batch(inference(rank), store, [&](Batch& batch, std::vector<float>&) {
-        batch.recv().wait();
-        return tell_digest_of(batch);
-      });
+    start(inference(rank), [&](Batch& batch, std::vector<float>&) {
+      batch.recv().wait();
+      return tell_digest_of(batch);
     });
   }
-  const std::vector<Outcome> outcomes = group.wait(hang_limit());
+  const std::vector<Outcome> outcomes = wait();
+  expect_all_well();
   EXPECT_EQ(total(outcomes, "trainer"), total(outcomes, "whole"));
   EXPECT_EQ(total(outcomes, "inference"), total(outcomes, "whole"));
 }

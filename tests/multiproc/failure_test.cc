@@ -16,7 +16,7 @@
 #include "base/runtime_dir.h"
 #include "base/socket.h"
 #include "tessera/store.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 #include "transport/testing.h"
 
 namespace tessera::test {
@@ -30,7 +30,6 @@ int die(Batch&, std::vector<float>&) {
   ::kill(::getpid(), SIGKILL);
   return 0;
 }
-using Body = std::function<int(Batch&, std::vector<float>&)>;
 // The body, once all that pass the barrier have attached.
 Body after(Barrier& attached, const Body& body) {
   return [&attached, body](Batch& batch, std::vector<float>& tensor) {
@@ -43,20 +42,11 @@ Body after(Barrier& attached, const Body& body) {
 const std::string kJoinedKey = store_key("default", "pair", "weights/trainer/0");
 const std::string kRegisteredKey = store_key("default", "batch", "weights/policy/inference+trainer/trainer/rank/0");
 
-class Failure : public testing::Test {
+class Failure : public JobsTest {
  protected:
-  void start(const Side& side, const Body& body) {
-    group_.start(side.job + "/" + std::to_string(side.rank), [=, this] { return with_batch(side, store_, body); });
-  }
-  const Outcome& of(const std::string& name) const {
-    for (const Outcome& outcome : outcomes_)
-      if (outcome.name == name) return outcome;
-    ADD_FAILURE() << "no process " << name;
-    return outcomes_.front();
-  }
   void wait() {
-    outcomes_ = group_.wait(hang_limit());
-    const auto killed = std::ranges::count(outcomes_, -SIGKILL, &Outcome::status);
+    const std::vector<Outcome> outcomes = JobsTest::wait(hang_limit());
+    const auto killed = std::ranges::count(outcomes, -SIGKILL, &Outcome::status);
     EXPECT_LE(left_folders(), killed);
     afterwards("tidy", [] {
       RuntimeDir::open();
@@ -66,21 +56,13 @@ class Failure : public testing::Test {
   }
   // Runs `body` in a process of its own, once all others have ended.
   void afterwards(const std::string& name, std::function<int()> body) {
-    group_.start(name, std::move(body));
-    const Outcome outcome = group_.wait(hang_limit()).front();
+    const Outcome& outcome = of(start(name, std::move(body)));
     EXPECT_EQ(outcome.status, 0) << name << ": " << outcome.output;
-  }
-  int64_t left_folders() const {
-    return std::ranges::count_if(group_.left_over(), [](const std::string& name) { return name.starts_with("p-"); });
   }
   // In a process of the group: returns once `key` is in the store.
   void await_key(const std::string& key) const {
     open_store(store_)->wait_for(key, [](const StoreView& items) { return !items.empty(); }, hang_limit());
   }
-
-  ProcessGroup group_;
-  std::string store_ = group_.start_store();
-  std::vector<Outcome> outcomes_;
 };
 
 TEST_F(Failure, AKilledSenderIsNamedByEveryReceiver) {
@@ -140,13 +122,13 @@ TEST_F(Failure, ARankThatNeverSendsIsNamedAtTheDeadline) {
 TEST_F(Failure, ADuplicateRankIsRefusedWithBothPids) {
   Barrier claimed;
   Barrier refused;
-  const pid_t first = group_.start("first", [&] {
+  const pid_t first = start("first", [&] {
     const Bus bus({.job = "spare", .store = store_});
     claimed.pass();
     refused.pass();
     return 0;
   });
-  const pid_t second = group_.start("second", [&] {
+  const pid_t second = start("second", [&] {
     claimed.pass();
     const Bus bus({.job = "spare", .store = store_});
     return 0;
@@ -162,9 +144,9 @@ TEST_F(Failure, ADuplicateRankIsRefusedWithBothPids) {
 
 TEST_F(Failure, ARankThatDiedWhileItWaitedIsReplacedByTheNextProcess) {
   start(inference(0, 1), receive_once);
-  const pid_t first = group_.start("first", [this] { return with_batch(trainer(0), store_, send_once); });
+  const pid_t first = start("first", [this] { return with_batch(trainer(0), store_, send_once); });
   Barrier dead;
-  group_.start("trainer/0", [=, this, &dead] {
+  start("trainer/0", [=, this, &dead] {
     const UniqueFd death(static_cast<int>(::syscall(SYS_pidfd_open, first, 0)));
     await_key(kJoinedKey);
     ::kill(first, SIGKILL);
@@ -172,7 +154,7 @@ TEST_F(Failure, ARankThatDiedWhileItWaitedIsReplacedByTheNextProcess) {
     dead.pass();
     return with_batch(trainer(0), store_, send_once);
   });
-  group_.start("trainer/1", [this, &dead] {
+  start("trainer/1", [this, &dead] {
     dead.pass();
     return with_batch(trainer(1), store_, send_once);
   });
@@ -213,10 +195,7 @@ TEST_F(Failure, SendersThatDisagreeSaySoThoughTheReceiverOnlyReadsTheManifest) {
   odd.layout = "2:R";
   start(trainer(0), send_once);
   start(odd, send_once);
-  group_.start("inference/0", [this] {
-    return with_pair(inference(0, 1), store_,
-                     [](Pair& pair) { return static_cast<int>(pair.manifest("policy").size()); });
-  });
+  start(inference(0, 1), [](Pair& pair) { return static_cast<int>(pair.manifest("policy").size()); });
   wait();
   for (const char* name : {"trainer/0", "trainer/1", "inference/0"}) {
     EXPECT_EQ(of(name).status, kMismatch) << name << ": " << of(name).output;
@@ -230,7 +209,7 @@ TEST_F(Failure, AReceiverThatLeavesOnceItHasReadTheManifestIsNotCalledDead) {
   Barrier told;
   start(trainer(0), send_once);
   start(trainer(1), send_once);
-  group_.start("inference/0", [&] {
+  start("inference/0", [&] {
     with_pair(inference(0, 1), store_, [](Pair& pair) { return static_cast<int>(pair.manifest("policy").size()); });
     told.pass();  // the process lives on
     return 0;
@@ -251,7 +230,7 @@ TEST_F(Failure, ARankThatLeavesOnceItHasJoinedIsNamedByAllOthers) {
   start(trainer(0), send_once);
   start(trainer(1), send_once);
   start(inference(0), receive_once);
-  group_.start("inference/1", [&] {
+  start("inference/1", [&] {
     with_pair(inference(1), store_, [](Pair&) { return 0; });
     told.pass();
     return 0;
@@ -268,11 +247,9 @@ TEST_F(Failure, ARankThatLeavesOnceItHasJoinedIsNamedByAllOthers) {
 TEST_F(Failure, AReceiverThatDiesBeforeItRegistersIsCalledDead) {
   start(trainer(0), send_once);
   start(trainer(1), send_once);
-  group_.start("inference/0", [this] {
-    return with_pair(inference(0, 1), store_, [](Pair& pair) {
-      pair.manifest("policy");
-      return ::kill(::getpid(), SIGKILL);
-    });
+  start(inference(0, 1), [](Pair& pair) {
+    pair.manifest("policy");
+    return ::kill(::getpid(), SIGKILL);
   });
   wait();
   for (const char* name : {"trainer/0", "trainer/1"}) {
@@ -307,7 +284,7 @@ TEST_F(Failure, MissingRanksAreNamedAtTheRendezvousDeadline) {
 // Both ends, though only the receiver knows that it may not read the sender's private memory.
 TEST_F(Failure, ARefusedAttachIsExplainedToBothSides) {
   start(trainer(0, 1), send_once);
-  group_.start("inference/0", [this] {
+  start("inference/0", [this] {
     ::setenv("TESSERA_FORCE_PULL", "readv", 1);
     if (!transport_testing::forbid_process_vm_readv()) return 1;
     return with_batch(inference(0, 1), store_, receive_once);
@@ -347,7 +324,7 @@ class Stopped : public Failure {
 };
 
 TEST_F(Stopped, APairThatWaitsForTheOtherJob) {
-  group_.start("trainer/0", [this] {
+  start("trainer/0", [this] {
     std::stop_source source;
     const std::jthread stopper = stop_once_there(kJoinedKey, source);
     Bus bus({.job = "trainer", .store = store_, .stop = source.get_token()});
@@ -359,14 +336,12 @@ TEST_F(Stopped, APairThatWaitsForTheOtherJob) {
 
 TEST_F(Stopped, AManifestThatNobodyOffers) {
   const Signal met;
-  group_.start("trainer/0", [&, this] {
-    Bus bus({.job = "trainer", .store = store_});
-    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+  start(trainer(0, 1), [&](Pair&) {
     met.raise();
     outlast("inference");
     return 0;
   });
-  group_.start("inference/0", [&] {
+  start("inference/0", [&] {
     std::stop_source source;
     Bus bus({.job = "inference", .store = store_, .stop = source.get_token()});
     Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
@@ -380,14 +355,12 @@ TEST_F(Stopped, AManifestThatNobodyOffers) {
 
 TEST_F(Stopped, ABatchThatTheOtherSideDoesNotRegister) {
   const Signal met;
-  group_.start("inference/0", [&, this] {
-    Bus bus({.job = "inference", .store = store_});
-    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+  start(inference(0, 1), [&](Pair&) {
     met.raise();
     outlast("trainer");
     return 0;
   });
-  group_.start("trainer/0", [&, this] {
+  start("trainer/0", [&, this] {
     std::stop_source source;
     const std::jthread stopper = stop_once_there(kRegisteredKey, source);
     Bus bus({.job = "trainer", .store = store_, .stop = source.get_token()});
@@ -404,14 +377,12 @@ TEST_F(Stopped, ABatchThatTheOtherSideDoesNotRegister) {
 // What is interrupted, not stopped, and not tried again: it, too, leaves nothing.
 TEST_F(Stopped, ABatchThatIsInterrupted) {
   const Signal met;
-  group_.start("inference/0", [&, this] {
-    Bus bus({.job = "inference", .store = store_});
-    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+  start(inference(0, 1), [&](Pair&) {
     met.raise();
     outlast("trainer");
     return 0;
   });
-  group_.start("trainer/0", [&, this] {
+  start("trainer/0", [&, this] {
     Bus bus({.job = "trainer", .store = store_});
     Pair pair = bus.pair({.name = "weights", .peer = "inference"});
     met.wait();
@@ -428,7 +399,7 @@ TEST_F(Stopped, ABatchThatIsInterrupted) {
 }
 
 TEST_F(Stopped, ABusWhoseStoreDoesNotAnswer) {
-  group_.start("trainer/0", [] {
+  start("trainer/0", [] {
     std::stop_source source;
     const UniqueFd mute = listen_tcp({.host = "127.0.0.1", .port = 0});
     const std::jthread stopper([&] {
@@ -443,7 +414,7 @@ TEST_F(Stopped, ABusWhoseStoreDoesNotAnswer) {
 }
 
 TEST_F(Failure, ABusGivesUpAStoreThatDoesNotAnswerAtItsOwnDeadline) {
-  group_.start("trainer/0", [] {
+  start("trainer/0", [] {
     Bus bus({.job = "trainer", .store = "tcp://127.0.0.1:1", .timeout = std::chrono::milliseconds(200)});
     return 0;
   });

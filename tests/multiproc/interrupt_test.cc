@@ -7,25 +7,20 @@
 
 #include "base/clock.h"
 #include "base/testing.h"
-#include "tests/support/agents.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
 
-class Interrupt : public testing::TestWithParam<const char*> {
+class Interrupt : public JobsTest, public testing::WithParamInterface<const char*> {
  protected:
   BusOptions options(const std::string& job, Rank rank = 0, int world = 1) const {
     return {.job = job, .rank = rank, .world = world, .store = store_, .agent = GetParam(), .threads = 1};
   }
   void start(const BusOptions& rank, const std::function<int(const BusOptions& self)>& body) {
-    if (rank.agent == "daemon") agents_.start_agent(rank.job, rank.rank);
-    agents_.start(rank.job + "/" + std::to_string(rank.rank), [rank, body] { return body(rank); });
+    if (rank.agent == "daemon") start_agent(rank.job, rank.rank);
+    JobsTest::start(rank.job + "/" + std::to_string(rank.rank), [rank, body] { return body(rank); });
   }
-
-  ProcessGroup group_;
-  std::string store_ = group_.start_store();
-  AgentGroup agents_{group_};
 };
 
 INSTANTIATE_TEST_SUITE_P(With, Interrupt, testing::Values("embedded", "daemon"),
@@ -106,7 +101,7 @@ TEST_P(Interrupt, EndsEachWaitAndTheSameCallThenGoesWell) {
     REQUIRE_HERE(batch.recv().wait() == 1 && weight == 3);
     return 0;
   });
-  agents_.wait(2 * hang_limit());
+  expect_all_well();
 }
 
 TEST_P(Interrupt, OfARegistrationIsToldToTheOwnRankThatWaitsAndBothRegisterAgain) {
@@ -147,7 +142,7 @@ TEST_P(Interrupt, OfARegistrationIsToldToTheOwnRankThatWaitsAndBothRegisterAgain
       return 0;
     });
   }
-  agents_.wait(2 * hang_limit());
+  expect_all_well();
 }
 
 }  // namespace

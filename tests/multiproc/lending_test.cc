@@ -8,8 +8,7 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/support/agents.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 #include "tests/support/raw_rank.h"
 
 namespace tessera::test {
@@ -17,15 +16,6 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-ErrorCode code_of(const std::function<void()>& call) {
-  try {
-    call();
-    return ErrorCode::kOk;
-  } catch (const Error& error) {
-    return error.code();
-  }
-}
 
 // Whether one of its threads is called that.
 bool has_thread(pid_t pid, const std::string& name) {
@@ -72,15 +62,12 @@ Side large(Side side, Mode mode) {
   return with_agent(std::move(side));
 }
 
-class Lending : public testing::TestWithParam<std::pair<Mode, Mode>> {};
+class Lending : public JobsTest, public testing::WithParamInterface<std::pair<Mode, Mode>> {};
 
 TEST_P(Lending, TakesTheMemoryOfSnapshotsAndRingsAndNoMore) {
   const auto [sends, receives] = GetParam();
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  AgentGroup agents(group);
-  const pid_t sender_agent = agents.start_agent("trainer", 0);
-  const pid_t receiver_agent = agents.start_agent("inference", 0);
+  const pid_t sender_agent = start_agent("trainer", 0);
+  const pid_t receiver_agent = start_agent("inference", 0);
   // A staged sender has two snapshots, which a receiver maps, too; a staged receiver has one of its own.
   constexpr size_t kLittle = size_t{8} << 20;
   const size_t sender_most = (sends == Mode::kStaged ? 2 * kTensorBytes : 0) + kLittle;
@@ -89,34 +76,30 @@ TEST_P(Lending, TakesTheMemoryOfSnapshotsAndRingsAndNoMore) {
   const size_t sender_least = sends == Mode::kStaged ? kTensorBytes : 0;
   const size_t receiver_least = receives == Mode::kStaged ? kTensorBytes : 0;
   Barrier taken;
-  agents.start("trainer/0", [&, mode = sends] {
-    const Side side = large(trainer(0, 1), mode);
-    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
-      for (int64_t version = 1; version <= 2; ++version) {
-        fill(side, tensor, version);
-        batch.send(version).wait();
-      }
-      REQUIRE_HERE(shared_bytes(::getpid()) < sender_most);
-      REQUIRE_HERE(shared_bytes(::getpid()) >= sender_least);
-      REQUIRE_HERE(shared_bytes(sender_agent) < sender_most);
-      taken.pass();
-      return 0;
-    });
+  const Side sender = large(trainer(0, 1), sends);
+  start(sender, [&](Batch& batch, std::vector<float>& tensor) {
+    for (int64_t version = 1; version <= 2; ++version) {
+      fill(sender, tensor, version);
+      batch.send(version).wait();
+    }
+    REQUIRE_HERE(shared_bytes(::getpid()) < sender_most);
+    REQUIRE_HERE(shared_bytes(::getpid()) >= sender_least);
+    REQUIRE_HERE(shared_bytes(sender_agent) < sender_most);
+    taken.pass();
+    return 0;
   });
-  agents.start("inference/0", [&, mode = receives] {
-    const Side side = large(inference(0, 1), mode);
-    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
-      for (int64_t version = 0; version < 2;) version = batch.recv(version + 1).wait();
-      REQUIRE_HERE(holds(side, tensor, 2));
-      REQUIRE_HERE(shared_bytes(::getpid()) < receiver_most);
-      REQUIRE_HERE(shared_bytes(::getpid()) >= receiver_least);
-      REQUIRE_HERE(shared_bytes(receiver_agent) < receiver_most);
-      taken.pass();
-      return 0;
-    });
+  const Side receiver = large(inference(0, 1), receives);
+  start(receiver, [&](Batch& batch, std::vector<float>& tensor) {
+    for (int64_t version = 0; version < 2;) version = batch.recv(version + 1).wait();
+    REQUIRE_HERE(holds(receiver, tensor, 2));
+    REQUIRE_HERE(shared_bytes(::getpid()) < receiver_most);
+    REQUIRE_HERE(shared_bytes(::getpid()) >= receiver_least);
+    REQUIRE_HERE(shared_bytes(receiver_agent) < receiver_most);
+    taken.pass();
+    return 0;
   });
   taken.open();
-  agents.wait(3 * hang_limit());
+  expect_all_well(3 * hang_limit());
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, Lending,
@@ -129,55 +112,45 @@ INSTANTIATE_TEST_SUITE_P(Modes, Lending,
                            return fmt::format("{}To{}", name(mode.param.first), name(mode.param.second));
                          });
 
+using LentMemory = JobsTest;
+
 // What a worker lends is gone with it: nobody waits for a send from there.
-TEST(LentMemory, FailsWhatADeadWorkerHadPosted) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  AgentGroup agents(group);
-  agents.start_agent("trainer", 0);
-  const pid_t worker = group.start("trainer/0", [&, store] {
-    return with_batch(with_agent(trainer(0, 1)), store, [](Batch& batch, std::vector<float>&) {
-      Handle handle = batch.send(7, std::chrono::hours(1));
-      REQUIRE_HERE(handle.version() == 7);
-      ::kill(::getpid(), SIGKILL);
-      return 1;
-    });
+TEST_F(LentMemory, FailsWhatADeadWorkerHadPosted) {
+  start_agent("trainer", 0);
+  const pid_t worker = start(with_agent(trainer(0, 1)), [](Batch& batch, std::vector<float>&) {
+    Handle handle = batch.send(7, std::chrono::hours(1));
+    REQUIRE_HERE(handle.version() == 7);
+    ::kill(::getpid(), SIGKILL);
+    return 1;
   });
-  const pid_t receiver = group.start("inference/0", [&, store] {
-    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>&) {
-      await_end(worker);
-      batch.recv().wait();
-      return 1;
-    });
+  const pid_t receiver = start(inference(0, 1), [&](Batch& batch, std::vector<float>&) {
+    await_end(worker);
+    batch.recv().wait();
+    return 1;
   });
-  EXPECT_EQ(group.wait_for(receiver, hang_limit()).status, kPeerLost);
-  EXPECT_EQ(group.wait_for(worker, hang_limit()).status, -SIGKILL);
-  agents.wait(2 * hang_limit());
+  EXPECT_EQ(of(receiver).status, kPeerLost);
+  EXPECT_EQ(of(worker).status, -SIGKILL);
+  expect_all_well();
 }
 
 // An agent that is to end tells its worker how what it began has ended: until then the memory is in use.
-TEST(LentMemory, AnAgentThatEndsTellsTheOutcomeFirst) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  AgentGroup agents(group);
+TEST_F(LentMemory, AnAgentThatEndsTellsTheOutcomeFirst) {
   const Signal begun, ending;
-  const pid_t agent = agents.start_agent("trainer", 0);
-  agents.start("trainer/0", [&, store] {
+  const pid_t agent = start_agent("trainer", 0);
+  start("trainer/0", [&] {
     const Side side = with_agent(trainer(0, 1));
-    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+    return with_batch(side, store_, [&](Batch& batch, std::vector<float>& tensor) {
       fill(side, tensor, 7);
       Handle handle = batch.send(7);
-      REQUIRE_HERE(code_of([&] { handle.wait(); }) == ErrorCode::kDataLoss);
-      REQUIRE_HERE(code_of([&] { batch.send(8).wait(); }) == ErrorCode::kPeerLost);
+      REQUIRE_HERE(fails_with([&] { handle.wait(); }, ErrorCode::kDataLoss, ""));
+      REQUIRE_HERE(fails_with([&] { batch.send(8).wait(); }, ErrorCode::kPeerLost, ""));
       return 0;
     });
   });
-  agents.start("inference/0", [&, store] {
-    RawRank raw(store, "inference", "trainer", 0, 1);
+  start(inference(0, 1), [&](RawRank& raw) {
     const Side side = inference(0, 1);
     std::vector<float> tensor = local_tensor(side);
-    const TensorSpec spec{
-        .name = side.name, .data = tensor.data(), .shape = side.shape, .layout = Layout::parse(side.layout)};
+    const TensorSpec spec = spec_of(side, tensor.data());
     raw.exchange({&spec, 1}, false);
     raw.attach_to(0, true);
     REQUIRE_HERE(raw.next<bus::Offer>().version == 7);
@@ -193,69 +166,55 @@ TEST(LentMemory, AnAgentThatEndsTellsTheOutcomeFirst) {
   ::kill(agent, SIGTERM);
   await_that([&] { return !has_thread(agent, "tessera-daemon"); });  // the session is being ended
   ending.raise();
-  agents.wait(2 * hang_limit());
+  expect_all_well();
 }
 
 // The receiver hears whose fault it is, and the worker, once it is continued, that it was given up.
-TEST(LentMemory, AStoppedWorkerIsNamed) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  AgentGroup agents(group);
-  agents.start_agent("trainer", 0);
-  const pid_t worker = group.start("trainer/0", [&, store] {
-    return with_batch(with_agent(trainer(0, 1)), store, [](Batch& batch, std::vector<float>&) {
-      Handle handle = batch.send(7);
-      REQUIRE_HERE(handle.version() == 7);
-      const Deadline soon = Deadline::after(hang_limit() / 2);
-      ::raise(SIGSTOP);
-      const std::string error = error_of([&] { handle.wait(); });
-      std::fprintf(stderr, "%s\n", error.c_str());
-      REQUIRE_HERE(error.starts_with("peer-lost: ") && !soon.passed());
-      return 0;
-    });
+TEST_F(LentMemory, AStoppedWorkerIsNamed) {
+  start_agent("trainer", 0);
+  const pid_t worker = start(with_agent(trainer(0, 1)), [](Batch& batch, std::vector<float>&) {
+    Handle handle = batch.send(7);
+    REQUIRE_HERE(handle.version() == 7);
+    const Deadline soon = Deadline::after(hang_limit() / 2);
+    ::raise(SIGSTOP);
+    const std::string error = error_of([&] { handle.wait(); });
+    std::fprintf(stderr, "%s\n", error.c_str());
+    REQUIRE_HERE(error.starts_with("peer-lost: ") && !soon.passed());
+    return 0;
   });
-  const pid_t receiver = group.start("inference/0", [&, store] {
-    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
-      await_stop(worker);
-      return receive_once(batch, tensor);
-    });
+  const pid_t receiver = start(inference(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    await_stop(worker);
+    return receive_once(batch, tensor);
   });
-  const Outcome received = group.wait_for(receiver, 2 * hang_limit());
+  const Outcome received = of(receiver);
   EXPECT_EQ(received.status, kPeerLost) << received.output;
   EXPECT_THAT(received.output, AllOf(HasSubstr("trainer/0"), HasSubstr(fmt::format("(pid {}) is stopped", worker))));
   ::kill(worker, SIGCONT);
-  const Outcome sent = group.wait_for(worker, 2 * hang_limit());
+  const Outcome sent = of(worker);
   EXPECT_EQ(sent.status, 0) << sent.output;
   EXPECT_THAT(sent.output, HasSubstr("is stopped"));
-  agents.wait(2 * hang_limit());
+  expect_all_well();
 }
 
 // Each rank of the job that has the memory says so, and the other job hears it.
-TEST(LentMemory, NoSliceIsTakenOfIt) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  AgentGroup agents(group);
-  agents.start_agent("trainer", 0);
-  const pid_t sender = group.start("trainer/0", [&, store] {
-    return with_batch(with_agent(trainer(0, 1)), store, [](Batch&, std::vector<float>&) { return 1; });
-  });
-  const pid_t receiver = group.start("inference/0", [&, store] {
+TEST_F(LentMemory, NoSliceIsTakenOfIt) {
+  start_agent("trainer", 0);
+  const pid_t sender = start(with_agent(trainer(0, 1)), [](Batch&, std::vector<float>&) { return 1; });
+  const pid_t receiver = start(inference(0, 1), [](Pair& pair) {
     const Side side = inference(0, 1);
-    return with_pair(side, store, [&](Pair& pair) {
-      std::vector<float> half(32 * 48);
-      const TensorSpec spec{.name = "half",
-                            .data = half.data(),
-                            .dtype = DType::kF32,
-                            .shape = {32, 48},
-                            .layout = Layout::parse("1:R"),
-                            .strides = {},
-                            .source = {.name = "weight", .slices = {{0, 32, 1}, {0, 48, 1}}}};
-      pair.accept("policy", {&spec, 1}, side.rendezvous);
-      return 1;
-    });
+    std::vector<float> half(32 * 48);
+    const TensorSpec spec{.name = "half",
+                          .data = half.data(),
+                          .dtype = DType::kF32,
+                          .shape = {32, 48},
+                          .layout = Layout::parse("1:R"),
+                          .strides = {},
+                          .source = {.name = "weight", .slices = {{0, 32, 1}, {0, 48, 1}}}};
+    pair.accept("policy", {&spec, 1}, side.rendezvous);
+    return 1;
   });
   for (const pid_t rank : {sender, receiver}) {
-    const Outcome outcome = group.wait_for(rank, 2 * hang_limit());
+    const Outcome outcome = of(rank);
     EXPECT_EQ(outcome.status, status_of(ErrorCode::kUnimplemented)) << outcome.name << ": " << outcome.output;
     EXPECT_THAT(outcome.output,
                 HasSubstr("batch policy of pair weights: tensor half is to be filled with a slice of weight, which is "
@@ -263,7 +222,7 @@ TEST(LentMemory, NoSliceIsTakenOfIt) {
                           "memory, or do without the agent or the slice"))
         << outcome.name;
   }
-  agents.wait(2 * hang_limit());
+  expect_all_well();
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/testing.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -27,20 +27,7 @@ void run_on_one_cpu() {
   ::sched_setaffinity(0, sizeof(one), &one);
 }
 
-class Lifecycle : public testing::Test {
- protected:
-  void start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
-    group_.start(side.job + "/" + std::to_string(side.rank),
-                 [=, store = store_] { return with_batch(side, store, body); });
-  }
-  void expect_success() {
-    for (const Outcome& outcome : group_.wait(hang_limit()))
-      EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-  }
-
-  ProcessGroup group_;
-  std::string store_ = group_.start_store();
-};
+using Lifecycle = JobsTest;
 
 // On one CPU a rank may well have received all and closed before the other rank of its job has woken from accept().
 TEST_F(Lifecycle, AnOwnRankThatIsDoneEarlyTakesNothingAwayFromTheOthers) {
@@ -60,16 +47,14 @@ TEST_F(Lifecycle, AnOwnRankThatIsDoneEarlyTakesNothingAwayFromTheOthers) {
     }
     return 0;
   };
-  group_.start("trainer/0", [=] { return rounds("trainer", 0, 1); });
+  start("trainer/0", [=] { return rounds("trainer", 0, 1); });
   for (const Rank rank : {0, 1, 2})
-    group_.start("inference/" + std::to_string(rank), [=] { return rounds("inference", rank, 3); });
-  expect_success();
+    start("inference/" + std::to_string(rank), [=] { return rounds("inference", rank, 3); });
+  expect_all_well();
 }
 
 TEST_F(Lifecycle, RegisteringALiveBatchAgainIsRefusedAndHarmsNothing) {
-  group_.start("trainer/0", [store = store_] {
-    Bus bus({.job = "trainer", .store = store, .threads = 1});
-    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+  start(trainer(0, 1), [](Pair& pair) {
     std::vector<float> data(16);
     const TensorSpec tensor{.name = "t", .data = data.data(), .shape = {16}};
     Batch batch = pair.offer("policy", {&tensor, 1});
@@ -79,9 +64,7 @@ TEST_F(Lifecycle, RegisteringALiveBatchAgainIsRefusedAndHarmsNothing) {
     batch.send().wait();
     return 0;
   });
-  group_.start("inference/0", [store = store_] {
-    Bus bus({.job = "inference", .store = store, .threads = 1});
-    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+  start(inference(0, 1), [](Pair& pair) {
     std::vector<float> data(16);
     const TensorSpec tensor{.name = "t", .data = data.data(), .shape = {16}};
     Batch batch = pair.accept("policy", {&tensor, 1});
@@ -90,7 +73,7 @@ TEST_F(Lifecycle, RegisteringALiveBatchAgainIsRefusedAndHarmsNothing) {
     batch.recv().wait();
     return 0;
   });
-  expect_success();
+  expect_all_well();
 }
 
 // Both sides hear of the mismatch, and what they heard does not spoil the next attempt.
@@ -114,16 +97,14 @@ TEST_F(Lifecycle, AFailedRegistrationCanBeMendedAndTriedAgain) {
   };
   for (const char* job : {"trainer", "inference"})
     for (const Rank rank : {0, 1})
-      group_.start(std::string(job) + "/" + std::to_string(rank), [=] { return retry(job, rank); });
-  expect_success();
+      start(std::string(job) + "/" + std::to_string(rank), [=] { return retry(job, rank); });
+  expect_all_well();
 }
 
 // The second attempt fails before it has published anything: the others hear of that one, too.
 TEST_F(Lifecycle, AnAttemptThatFailsAtOnceAfterAnotherIsHeard) {
   const Signal heard;
-  group_.start("trainer/0", [&heard, store = store_] {
-    Bus bus({.job = "trainer", .store = store, .threads = 1});
-    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+  start(trainer(0, 1), [&heard](Pair& pair) {
     std::vector<float> data(32);
     TensorSpec tensor{.name = "t", .data = data.data(), .shape = {32}};
     const auto error = [&] { return error_of([&] { (void)pair.offer("policy", {&tensor, 1}, soon().left()); }); };
@@ -133,9 +114,7 @@ TEST_F(Lifecycle, AnAttemptThatFailsAtOnceAfterAnotherIsHeard) {
     REQUIRE_HERE(error().find("inference/0 gave up: ") != std::string::npos);
     return 0;
   });
-  group_.start("inference/0", [&heard, store = store_] {
-    Bus bus({.job = "inference", .store = store, .threads = 1});
-    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+  start(inference(0, 1), [&heard](Pair& pair) {
     std::vector<float> data(32);
     std::vector<TensorSpec> tensors{{.name = "t", .data = data.data(), .shape = {16}}};
     const auto error = [&] { return error_of([&] { (void)pair.accept("policy", tensors, soon().left()); }); };
@@ -145,7 +124,7 @@ TEST_F(Lifecycle, AnAttemptThatFailsAtOnceAfterAnotherIsHeard) {
     REQUIRE_HERE(error().find("overlap") != std::string::npos);
     return 0;
   });
-  expect_success();
+  expect_all_well();
 }
 
 // The receiver is back before the sender has closed: it waits for the new registration and leaves the old one alone.
@@ -177,37 +156,33 @@ TEST_F(Lifecycle, AnIdCanBeRegisteredAgainWhoeverComesFirst) {
     if (late.joinable()) late.join();
     return 0;
   };
-  group_.start("trainer/0", [=] { return twice("trainer"); });
-  group_.start("inference/0", [=] { return twice("inference"); });
-  expect_success();
+  start("trainer/0", [=] { return twice("trainer"); });
+  start("inference/0", [=] { return twice("inference"); });
+  expect_all_well();
 }
 
 TEST_F(Lifecycle, ARankThatGivesUpAtItsOwnDeadlineIsHeardByTheOthers) {
   const Signal heard;
-  const auto error_of_offer = [store = store_](Rank rank, Timeout timeout) {
-    Bus bus({.job = "trainer", .rank = rank, .world = 2, .store = store, .threads = 1});
-    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+  const auto error_of_offer = [](Pair& pair, Timeout timeout) {
     std::vector<float> data(16);
     const TensorSpec tensor{.name = "t", .data = data.data(), .shape = {16}};
     return error_of([&] { (void)pair.offer("policy", {&tensor, 1}, timeout); });
   };
-  group_.start("trainer/0", [=] {
-    const std::string error = error_of_offer(0, std::chrono::milliseconds(300));
+  start(trainer(0), [=](Pair& pair) {
+    const std::string error = error_of_offer(pair, std::chrono::milliseconds(300));
     return error.find("deadline-exceeded") != std::string::npos ? 0 : 1;
   });
-  group_.start("trainer/1", [=, &heard] {
-    const std::string error = error_of_offer(1, soon().left());
+  start(trainer(1), [=, &heard](Pair& pair) {
+    const std::string error = error_of_offer(pair, soon().left());
     heard.raise();
     std::fprintf(stderr, "%s\n", error.c_str());
     return error.find("peer-lost: trainer/0 gave up: ") != std::string::npos ? 0 : 1;
   });
-  group_.start("inference/0", [&, store = store_] {
-    Bus bus({.job = "inference", .store = store, .threads = 1});
-    const Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+  start(inference(0, 1), [&heard](Pair&) {
     heard.wait();
     return 0;
   });
-  expect_success();
+  expect_all_well();
 }
 
 TEST_F(Lifecycle, AHandleInAForkedChildSaysSoInsteadOfWaiting) {
@@ -227,11 +202,8 @@ TEST_F(Lifecycle, AHandleInAForkedChildSaysSoInsteadOfWaiting) {
     handle.wait();
     return status;
   });
-  start(inference(0, 1), [](Batch& batch, std::vector<float>&) {
-    batch.recv().wait();
-    return 0;
-  });
-  expect_success();
+  start(inference(0, 1), receive_once);
+  expect_all_well();
 }
 
 // Dense weights on one mesh, experts on another: one version of both, or none.
@@ -268,9 +240,8 @@ TEST_F(Lifecycle, ABatchOverSeveralPairsIsTransferredAsOne) {
     return digests.size() == 2 && digests[0].name == "dense/w" && digests[1].name == "experts/w" ? 0 : 3;
   };
   for (const char* job : {"trainer", "inference"})
-    for (const Rank rank : {0, 1})
-      group_.start(std::string(job) + "/" + std::to_string(rank), [=] { return run(job, rank); });
-  expect_success();
+    for (const Rank rank : {0, 1}) start(std::string(job) + "/" + std::to_string(rank), [=] { return run(job, rank); });
+  expect_all_well();
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include "base/metrics.h"
 #include "base/observation.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -27,13 +27,13 @@ bool comes_to_wait(const std::string& store, const std::string& job, Rank rank, 
   return false;
 }
 
-TEST(Observe, CountersTellWhatARankHasDone) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  const auto run = [&store](const Side& side) {
+using Observe = JobsTest;
+
+TEST_F(Observe, CountersTellWhatARankHasDone) {
+  const auto run = [this](const Side& side) {
     Metrics& metrics = Metrics::process();
     const TransferSide at = side.sends ? TransferSide::kSend : TransferSide::kReceive;
-    const int status = with_batch(side, store, [&](Batch& batch, std::vector<float>&) {
+    const int status = with_batch(side, store_, [&](Batch& batch, std::vector<float>&) {
       REQUIRE_HERE(metrics.sessions.value() == 1);
       REQUIRE_HERE(metrics.registrations(tessera::Outcome::kDone).value() == 1);
       REQUIRE_HERE(metrics.connections.value() >= 2);
@@ -53,50 +53,42 @@ TEST(Observe, CountersTellWhatARankHasDone) {
     return status;
   };
   for (const Rank rank : {0, 1}) {
-    group.start("trainer", [=] { return run(trainer(rank)); });
-    group.start("inference", [=] {
+    start("trainer", [=] { return run(trainer(rank)); });
+    start("inference", [=] {
       Side side = inference(rank);
       side.options.mode = Mode::kStaged;
       return run(side);
     });
   }
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Observe, ARecvThatFailsIsCountedAsSuch) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Observe, ARecvThatFailsIsCountedAsSuch) {
   Barrier over;
-  group.start("trainer", [&, store] {
-    return with_batch(trainer(0, 1), store, [&](Batch&, std::vector<float>&) {
-      over.pass();
-      return 0;
-    });
+  start(trainer(0, 1), [&](Batch&, std::vector<float>&) {
+    over.pass();
+    return 0;
   });
-  group.start("inference", [&, store] {
-    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>&) {
-      REQUIRE_HERE(batch.recv(std::nullopt, std::chrono::milliseconds(1)).wait_for(hang_limit()));
-      Handle handle = batch.recv();
-      REQUIRE_HERE(handle.cancel());
-      REQUIRE_HERE(Metrics::process().transfers(TransferSide::kReceive, tessera::Outcome::kFailed).value() == 1);
-      REQUIRE_HERE(Metrics::process().transfers(TransferSide::kReceive, tessera::Outcome::kCancelled).value() == 1);
-      over.pass();
-      return 0;
-    });
+  start(inference(0, 1), [&](Batch& batch, std::vector<float>&) {
+    REQUIRE_HERE(batch.recv(std::nullopt, std::chrono::milliseconds(1)).wait_for(hang_limit()));
+    Handle handle = batch.recv();
+    REQUIRE_HERE(handle.cancel());
+    REQUIRE_HERE(Metrics::process().transfers(TransferSide::kReceive, tessera::Outcome::kFailed).value() == 1);
+    REQUIRE_HERE(Metrics::process().transfers(TransferSide::kReceive, tessera::Outcome::kCancelled).value() == 1);
+    over.pass();
+    return 0;
   });
   over.open();
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Observe, ABusIsSeenAsTheEnvironmentAsksForAndNoLonger) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Observe, ABusIsSeenAsTheEnvironmentAsksForAndNoLonger) {
   const TemporaryFolder traces;
   for (const Side& side : {trainer(0, 1), inference(0, 1)})
-    group.start(side.job, [&, side] {
+    start(side.job, [&, side] {
       ::setenv("TESSERA_METRICS", "0", 1);
       ::setenv("TESSERA_TRACE", (traces.path() + "/%p.json").c_str(), 1);
-      const int status = with_batch(side, store, [&](Batch& batch, std::vector<float>&) {
+      const int status = with_batch(side, store_, [&](Batch& batch, std::vector<float>&) {
         REQUIRE_HERE(Trace::on());
         REQUIRE_HERE(!Observation::start()->metrics_url().empty());
         (side.sends ? batch.send() : batch.recv()).wait();
@@ -108,41 +100,35 @@ TEST(Observe, ABusIsSeenAsTheEnvironmentAsksForAndNoLonger) {
       REQUIRE_HERE(trace.find(side.sends ? "\"name\":\"send\"" : "\"name\":\"recv\"") != std::string::npos);
       return status;
     });
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Observe, AnAgentSaysForWhomItsBatchWaits) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Observe, AnAgentSaysForWhomItsBatchWaits) {
   Barrier over;
-  group.start("trainer", [&, store] {
-    return with_batch(trainer(0, 1), store, [&](Batch& batch, std::vector<float>&) {
-      batch.send(7).wait();
-      batch.send(9).wait();
-      over.pass();
-      return 0;
-    });
+  start(trainer(0, 1), [&](Batch& batch, std::vector<float>&) {
+    batch.send(7).wait();
+    batch.send(9).wait();
+    over.pass();
+    return 0;
   });
-  group.start("inference", [&, store] {
-    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>&) {
-      batch.recv().wait();
-      REQUIRE_HERE(comes_to_wait(store, "trainer", 0, "inference/0 to take version 9"));
-      const BatchReport sender = report_of(store, "trainer", 0).batches.front();
-      REQUIRE_HERE(sender.sends && sender.operation == "send" && sender.operation_version == 9);
-      REQUIRE_HERE(sender.version == 7 && sender.newest == 9 && sender.transfers == 1);
-      REQUIRE_HERE(sender.bytes == 2 * kRankBytes && sender.peers.front().attached);
-      const BatchReport idle = report_of(store, "inference", 0).batches.front();
-      REQUIRE_HERE(!idle.sends && idle.operation.empty() && idle.version == 7 && idle.bytes == 2 * kRankBytes);
-      batch.recv().wait();
-      Handle handle = batch.recv(12);
-      REQUIRE_HERE(comes_to_wait(store, "inference", 0, "trainer/0 to offer version 12"));
-      REQUIRE_HERE(handle.cancel());
-      over.pass();
-      return 0;
-    });
+  start(inference(0, 1), [&](Batch& batch, std::vector<float>&) {
+    batch.recv().wait();
+    REQUIRE_HERE(comes_to_wait(store_, "trainer", 0, "inference/0 to take version 9"));
+    const BatchReport sender = report_of(store_, "trainer", 0).batches.front();
+    REQUIRE_HERE(sender.sends && sender.operation == "send" && sender.operation_version == 9);
+    REQUIRE_HERE(sender.version == 7 && sender.newest == 9 && sender.transfers == 1);
+    REQUIRE_HERE(sender.bytes == 2 * kRankBytes && sender.peers.front().attached);
+    const BatchReport idle = report_of(store_, "inference", 0).batches.front();
+    REQUIRE_HERE(!idle.sends && idle.operation.empty() && idle.version == 7 && idle.bytes == 2 * kRankBytes);
+    batch.recv().wait();
+    Handle handle = batch.recv(12);
+    REQUIRE_HERE(comes_to_wait(store_, "inference", 0, "trainer/0 to offer version 12"));
+    REQUIRE_HERE(handle.cancel());
+    over.pass();
+    return 0;
   });
   over.open();
-  expect_all_well(group);
+  expect_all_well();
 }
 
 }  // namespace

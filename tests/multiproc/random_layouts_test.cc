@@ -7,8 +7,7 @@
 #include <ostream>
 #include <random>
 
-#include "tests/support/agents.h"
-#include "tests/support/harness.h"
+#include "tests/support/fixture.h"
 #include "tests/support/random_case.h"
 
 namespace tessera::test {
@@ -95,22 +94,19 @@ int receive_all(const Jobs& jobs, const std::string& store, Rank rank) {
   return 0;
 }
 
-class RandomLayouts : public testing::TestWithParam<Jobs> {};
+class RandomLayouts : public JobsTest, public testing::WithParamInterface<Jobs> {};
 
 TEST_P(RandomLayouts, EveryElementArrives) {
   const Jobs jobs = GetParam();
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  AgentGroup agents(group);
   if (jobs.agent == std::string("daemon")) {
-    for (Rank rank = 0; rank < jobs.sources; ++rank) agents.start_agent("trainer", rank);
-    for (Rank rank = 0; rank < jobs.destinations; ++rank) agents.start_agent("inference", rank, jobs.pull);
+    for (Rank rank = 0; rank < jobs.sources; ++rank) start_agent("trainer", rank);
+    for (Rank rank = 0; rank < jobs.destinations; ++rank) start_agent("inference", rank, jobs.pull);
   }
   for (Rank rank = 0; rank < jobs.sources; ++rank)
-    agents.start("trainer/" + std::to_string(rank), [=] { return send_all(jobs, store, rank); });
+    start("trainer/" + std::to_string(rank), [=, this] { return send_all(jobs, store_, rank); });
   for (Rank rank = 0; rank < jobs.destinations; ++rank)
-    agents.start("inference/" + std::to_string(rank), [=] { return receive_all(jobs, store, rank); });
-  agents.wait(6 * hang_limit());
+    start("inference/" + std::to_string(rank), [=, this] { return receive_all(jobs, store_, rank); });
+  expect_all_well(6 * hang_limit());
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, RandomLayouts,

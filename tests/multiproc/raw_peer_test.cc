@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 #include "tests/support/raw_rank.h"
 
 namespace tessera::test {
@@ -32,13 +32,12 @@ TensorSpec spec(std::vector<float>& data, const char* layout = "") {
   return spec;
 }
 
-class RawPeer : public testing::Test {
+class RawPeer : public JobsTest {
  protected:
-  void start(const std::string& name, const std::function<int()>& body) { group_.start(name, body); }
   // A real sender, whose batch `body` uses.
   void start_trainer(const std::function<int(Batch&)>& body, Timeout stall = kTransferTimeout) {
-    start("trainer/0", [=, store = store_] {
-      Bus bus({.job = "trainer", .store = store, .threads = 1, .stall = stall});
+    start("trainer/0", [=, this] {
+      Bus bus({.job = "trainer", .store = store_, .threads = 1, .stall = stall});
       Pair pair = bus.pair({.name = "weights", .peer = "inference"});
       std::vector<float> data(kElements);
       const TensorSpec tensor = spec(data);
@@ -48,8 +47,7 @@ class RawPeer : public testing::Test {
   }
   // A receiver by hand, attached to trainer/0 and offered version 1.
   void start_puller(Rank rank, int world, bool ring, const std::function<int(RawRank&)>& body) {
-    start("inference/" + std::to_string(rank), [=, store = store_] {
-      RawRank raw(store, "inference", "trainer", rank, world);
+    start(inference(rank, world), [=](RawRank& raw) {
       std::vector<float> data(kElements);
       const TensorSpec tensor = spec(data);
       raw.exchange({&tensor, 1}, false);
@@ -58,17 +56,6 @@ class RawPeer : public testing::Test {
       return body(raw);
     });
   }
-  const Outcome& of(const std::string& name) {
-    if (outcomes_.empty()) outcomes_ = group_.wait(hang_limit());
-    for (const Outcome& outcome : outcomes_)
-      if (outcome.name == name) return outcome;
-    ADD_FAILURE() << "no process " << name;
-    return outcomes_.front();
-  }
-
-  ProcessGroup group_;
-  std::string store_ = group_.start_store();
-  std::vector<Outcome> outcomes_;
 };
 
 int offer_once(Batch& batch) {
@@ -186,9 +173,9 @@ TEST_F(RawPeer, WhoeverIsToldToStopReadingIsToldWhy) {
 // A rank whose Partial terms are read has lent its memory: it must be asked, however it is read, and may refuse.
 TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
   static constexpr Index kOne = 1;  // element, so that one rank reduces it all
-  start("trainer/0", [store = store_] {
+  start("trainer/0", [this] {
     ::setenv("TESSERA_FORCE_PULL", "readv", 1);
-    Bus bus({.job = "trainer", .world = 2, .store = store, .threads = 1});
+    Bus bus({.job = "trainer", .world = 2, .store = store_, .threads = 1});
     Pair pair = bus.pair({.name = "weights", .peer = "inference"});
     std::vector<float> data(kOne);
     const TensorSpec tensor = spec(data, "2:Psum");
@@ -196,8 +183,7 @@ TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
     batch.send().wait();
     return 0;
   });
-  start("trainer/1", [store = store_] {
-    RawRank raw(store, "trainer", "inference", 1, 2);
+  start(trainer(1), [&](RawRank& raw) {
     std::vector<float> data(kOne);
     const TensorSpec tensor = spec(data, "2:Psum");
     raw.exchange({&tensor, 1}, true);
@@ -211,8 +197,8 @@ TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
     const Done done = raw.next<Done>();
     return done.status.ok() ? 1 : 0;
   });
-  start("inference/0", [store = store_] {
-    Bus bus({.job = "inference", .store = store, .threads = 1});
+  start("inference/0", [this] {
+    Bus bus({.job = "inference", .store = store_, .threads = 1});
     Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
     std::vector<float> data(kOne);
     const TensorSpec tensor = spec(data);
@@ -230,16 +216,15 @@ TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
 // the receiver reads is the second.
 TEST_F(RawPeer, AnOwnRankThatRegistersAgainIsReadAgain) {
   Barrier over;  // trainer/0 comes to it by ending
-  start("trainer/0", [store = store_] {
-    Bus bus({.job = "trainer", .rank = 0, .world = 2, .store = store, .threads = 1});
+  start("trainer/0", [this] {
+    Bus bus({.job = "trainer", .rank = 0, .world = 2, .store = store_, .threads = 1});
     Pair pair = bus.pair({.name = "weights", .peer = "inference"});
     std::vector<float> data(kElements);
     const TensorSpec tensor = spec(data, "2:R");
     Batch batch = pair.offer("policy", {&tensor, 1});
     return offer_once(batch);
   });
-  start("trainer/1", [&over, store = store_] {
-    RawRank raw(store, "trainer", "inference", 1, 2);
+  start(trainer(1), [&](RawRank& raw) {
     std::vector<float> data(kElements);
     const TensorSpec tensor = spec(data, "2:R");
     raw.register_first({&tensor, 1}, true);
@@ -249,8 +234,7 @@ TEST_F(RawPeer, AnOwnRankThatRegistersAgainIsReadAgain) {
     over.pass();
     return 0;
   });
-  start("inference/0", [&over, store = store_] {
-    RawRank raw(store, "inference", "trainer", 0, 1);
+  start(inference(0, 1), [&](RawRank& raw) {
     std::vector<float> data(kElements);
     const TensorSpec tensor = spec(data);
     std::this_thread::sleep_for(milliseconds(500));  // the second is there

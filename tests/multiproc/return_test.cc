@@ -1,21 +1,17 @@
 // Ranks and jobs that go and come back while others stay: nobody else is restarted, and the next transfers are right.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
 
-using testing::AnyOf;
-using testing::HasSubstr;
-
 constexpr int64_t kSteps = 200;
 constexpr int64_t kTurn = 10;
 
-class Return : public testing::Test {
+class Return : public JobsTest {
  protected:
   // A trainer's rank: one version a step, whoever is there, until one was sent in session `sessions`.
   void train(const Side& side, int64_t sessions, int64_t first_step = 1) {
@@ -43,31 +39,28 @@ class Return : public testing::Test {
   }
   // Takes or sends one version, and dies.
   pid_t visit_and_die(const Side& side) {
-    return start(side, [=](Batch& batch, std::vector<float>& tensor) {
+    return dying_.emplace_back(start(side, [=](Batch& batch, std::vector<float>& tensor) {
       if (side.sends) fill(side, tensor, 1);
       (side.sends ? batch.send(1, kPatience) : batch.recv({}, kPatience)).wait();
-      ::kill(::getpid(), SIGKILL);
-      return 0;
-    });
+      return ::kill(::getpid(), SIGKILL);
+    }));
   }
-  pid_t start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
-    return group_.start(side.job + "/" + std::to_string(side.rank) + (after_.empty() ? "" : ", again"),
-                        [=, this, after = after_] {
-                          for (const pid_t pid : after) await_end(pid);
-                          return with_batch(side, store_, body);
-                        });
+  pid_t start(const Side& side, const Body& body) {
+    return JobsTest::start(side.who() + (after_.empty() ? "" : ", again"), [=, this, after = after_] {
+      for (const pid_t pid : after) await_end(pid);
+      return with_batch(side, store_, body);
+    });
   }
   // What is started from now on begins once these have ended.
   void after(std::vector<pid_t> pids) { after_ = std::move(pids); }
 
   void expect_success() {
-    for (const Outcome& outcome : group_.wait(3 * hang_limit()))
-      EXPECT_THAT(outcome.status, AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
+    for (const pid_t pid : dying_) EXPECT_EQ(of(pid).status, -SIGKILL) << of(pid).name << ": " << of(pid).output;
+    expect_all_well(3 * hang_limit());
   }
 
-  ProcessGroup group_;
-  const std::string store_ = group_.start_store();
   std::vector<pid_t> after_;
+  std::vector<pid_t> dying_;
 };
 
 TEST_F(Return, AReceivingRank) {
@@ -159,7 +152,7 @@ TEST_P(Pinned, RefusesAJobThatComesBackOtherwise) {
     Side side = inference(rank, GetParam().world);
     side.layout = GetParam().layout;
     side.rendezvous = std::chrono::seconds(4);
-    group_.start("again", [=, this, &refused, after = after_] {
+    JobsTest::start("again", [=, this, &refused, after = after_] {
       for (const pid_t pid : after) await_end(pid);
       try {
         return with_batch(side, store_, [&](Batch&, std::vector<float>&) {
@@ -230,11 +223,7 @@ class Moved : public Return, public testing::WithParamInterface<Mode> {
       std::swap(now_, then_);
       *now_ = *then_;
       std::ranges::fill(*then_, -1.0F);
-      const TensorSpec spec{.name = side_.name,
-                            .data = now_->data(),
-                            .dtype = side_.dtype,
-                            .shape = side_.shape,
-                            .layout = Layout::parse(side_.layout)};
+      const TensorSpec spec = spec_of(side_, now_->data());
       batch.relocate({&spec, 1});
     }
     std::vector<float>& now() { return *now_; }
@@ -292,19 +281,8 @@ TEST_F(Return, WhatCannotBeMovedSaysSo) {
   train(trainer(0, 1), 1);
   const Side side{.job = "inference", .peer = "trainer", .rank = 0, .world = 1, .layout = "1:R"};
   start(side, [=](Batch& batch, std::vector<float>& tensor) {
-    const TensorSpec spec{.name = side.name,
-                          .data = tensor.data(),
-                          .dtype = side.dtype,
-                          .shape = side.shape,
-                          .layout = Layout::parse(side.layout)};
-    bool refused = false;
-    try {
-      batch.relocate({&spec, 1});
-    } catch (const Error& error) {
-      refused = error.code() == ErrorCode::kUnimplemented &&
-                std::string_view(error.what()).find("accepts it in place") != std::string_view::npos;
-    }
-    REQUIRE_HERE(refused);
+    const TensorSpec spec = spec_of(side, tensor.data());
+    REQUIRE_HERE(fails_with([&] { batch.relocate({&spec, 1}); }, ErrorCode::kUnimplemented, "accepts it in place"));
     batch.recv({}, kPatience).wait();
     return 0;
   });

@@ -14,7 +14,8 @@
 #include "base/clock.h"
 #include "base/fail_point.h"
 #include "base/metrics.h"
-#include "tests/support/jobs.h"
+#include "base/testing.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -22,20 +23,7 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
-class Staged : public testing::Test {
- protected:
-  pid_t start(const Side& side, const std::function<int(Batch&, std::vector<float>&)>& body) {
-    return group_.start(side.job + "/" + std::to_string(side.rank),
-                        [=, this] { return with_batch(side, store_, body); });
-  }
-  void expect_success() {
-    for (const Outcome& outcome : group_.wait(3 * hang_limit()))
-      EXPECT_THAT(outcome.status, AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
-  }
-
-  ProcessGroup group_;
-  const std::string store_ = group_.start_store();
-};
+using Staged = JobsTest;
 
 pid_t stopped_store = 0;
 int visits_to_the_store = 0;
@@ -66,7 +54,7 @@ TEST_F(Staged, ASendIsDoneThoughNobodyTakesItAndTheMemoryIsTheUsersAgain) {
       return 0;
     });
   over.open();
-  expect_success();
+  expect_all_well(3 * hang_limit());
 }
 
 // Whatever is taken while newer versions are copied over older ones is whole.
@@ -92,7 +80,7 @@ TEST_F(Staged, WhatIsTakenWhileTrainingGoesOnIsOneVersion) {
       return 0;
     });
   over.open();
-  expect_success();
+  expect_all_well(3 * hang_limit());
 }
 
 TEST_F(Staged, PartialTermsAreReducedIntoTheCopy) {
@@ -123,7 +111,7 @@ TEST_F(Staged, PartialTermsAreReducedIntoTheCopy) {
       return 0;
     });
   over.open();
-  expect_success();
+  expect_all_well(3 * hang_limit());
 }
 
 TEST_F(Staged, AVersionIsWithdrawnUnlessARankHasBegunToTakeIt) {
@@ -152,7 +140,7 @@ TEST_F(Staged, AVersionIsWithdrawnUnlessARankHasBegunToTakeIt) {
     checked.wait();
     return 0;
   });
-  expect_success();
+  expect_all_well(3 * hang_limit());
 }
 
 TEST_F(Staged, AVersionThatAJobHasTakenIsNotWithdrawnOnceItHasLeft) {
@@ -175,7 +163,7 @@ TEST_F(Staged, AVersionThatAJobHasTakenIsNotWithdrawnOnceItHasLeft) {
     checked.wait();
     return 0;
   });
-  expect_success();
+  expect_all_well(3 * hang_limit());
 }
 
 // What an own rank has sent already is still to be sent by this rank, also if a job has registered in between.
@@ -207,11 +195,11 @@ TEST_F(Staged, ARankSendsWhatAnOwnRankHasSentWhenAJobComes) {
   const Side other{.job = "evaluation", .peer = "trainer", .rank = 0, .world = 1, .layout = "1:R"};
   sent.wait();
   start(other, receive(other));
-  expect_success();
+  expect_all_well(3 * hang_limit());
 }
 
 // In place; the terms of Partial tensors are reduced before the version is on offer.
-class Withdrawn : public Staged, public testing::WithParamInterface<const char*> {};
+class Withdrawn : public JobsTest, public testing::WithParamInterface<const char*> {};
 
 TEST_P(Withdrawn, OnAllRanksOrOnNone) {
   struct Count {
@@ -243,7 +231,7 @@ TEST_P(Withdrawn, OnAllRanksOrOnNone) {
       }
       return 0;
     });
-  expect_success();
+  expect_all_well(3 * hang_limit());
   EXPECT_EQ(count->withdrawn[0].load(), count->withdrawn[1].load());
 }
 INSTANTIATE_TEST_SUITE_P(Staged, Withdrawn, testing::Values("2:S0", "2:Psum"), [](const auto& layout) {
@@ -267,21 +255,13 @@ TEST_F(Staged, MemoryIsAsBeforeUntilTheVersionIsCommitted) {
     REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1 && holds(side, tensor, 1));
     REQUIRE_HERE(batch.stage({}, kPatience).wait() == 2);
     REQUIRE_HERE(holds(side, tensor, 1) && batch.version() == 1 && !batch.torn());
-    const std::string error = [&] {
-      try {
-        (void)batch.stage({}, kPatience);
-      } catch (const Error& e) {
-        return std::string(e.what());
-      }
-      return std::string();
-    }();
-    REQUIRE_HERE(error.find("commit() it first") != std::string::npos);
+    REQUIRE_HERE(error_of([&] { (void)batch.stage({}, kPatience); }).find("commit() it first") != std::string::npos);
     REQUIRE_HERE(batch.commit() == 2 && holds(side, tensor, 2) && batch.version() == 2);
     REQUIRE_HERE(batch.recv({}, kPatience).wait() == 3 && holds(side, tensor, 3));
     checked.raise();
     return 0;
   });
-  expect_success();
+  expect_all_well(3 * hang_limit());
 }
 
 // The store is stopped as rank 0 writes down what is decided: it does not know, keeps what it holds, and says so. Once
@@ -305,7 +285,7 @@ TEST_F(Staged, WithoutTheStoreAVersionIsUndecidedUntilItAnswers) {
   });
   for (const Rank rank : {0, 1}) {
     const Side side = staged(inference(rank));
-    group_.start("inference/" + std::to_string(rank), [&, side, rank, held] {
+    start(side.who(), [&, side, rank, held] {
       if (rank == 0)
         fail_point_hook() = [](std::string_view place) {
           if (place == "staged: before the store" && ++visits_to_the_store == 2) stop_process(stopped_store);
@@ -313,15 +293,7 @@ TEST_F(Staged, WithoutTheStoreAVersionIsUndecidedUntilItAnswers) {
       return with_batch(side, store_, [&](Batch& batch, std::vector<float>& tensor) {
         REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1);
         if (rank == 0) {
-          const std::string error = [&] {
-            try {
-              batch.recv({}, kPatience).wait();
-            } catch (const Error& e) {
-              return std::string(e.what());
-            }
-            return std::string();
-          }();
-          REQUIRE_HERE(error.find("undecided") != std::string::npos);
+          REQUIRE_HERE(error_of([&] { batch.recv({}, kPatience).wait(); }).find("undecided") != std::string::npos);
           REQUIRE_HERE(batch.undecided() && batch.version() == 1 && holds(side, tensor, 1));
           ::kill(stopped_store, SIGCONT);
         }
@@ -338,7 +310,7 @@ TEST_F(Staged, WithoutTheStoreAVersionIsUndecidedUntilItAnswers) {
   }
   settled.open();
   over.open();
-  expect_success();
+  expect_all_well(3 * hang_limit());
   EXPECT_EQ(held[0], held[1]);
   EXPECT_EQ(held[0], 2);
   ::munmap(held, 4096);
@@ -353,7 +325,7 @@ struct Death {
 void PrintTo(const Death& death, std::ostream* out) {
   *out << death.place << ", rank " << death.rank;
 }
-class StagedDeath : public Staged, public testing::WithParamInterface<Death> {};
+class StagedDeath : public JobsTest, public testing::WithParamInterface<Death> {};
 
 std::string place_to_die_at;
 int visits_to_live_through = 0;
@@ -388,7 +360,7 @@ TEST_P(StagedDeath, LeavesTheOthersWithOneVersion) {
   pid_t dying = 0;
   for (Rank rank = 0; rank < kRanks; ++rank) {
     const Side side = staged(inference(rank, kRanks));
-    const pid_t pid = group_.start(side.job + "/" + std::to_string(rank), [=, this] {
+    const pid_t pid = start(side.who(), [=, this] {
       if (rank == GetParam().rank) {
         place_to_die_at = GetParam().place;
         visits_to_live_through = std::string_view(GetParam().place) == "staged: told one" ? kRanks - 1 : 1;
@@ -399,19 +371,17 @@ TEST_P(StagedDeath, LeavesTheOthersWithOneVersion) {
     if (rank == GetParam().rank) dying = pid;
   }
   const Side side = staged(inference(GetParam().rank, kRanks));
-  group_.start("again", [=, this] {
+  start("again", [=, this] {
     await_end(dying);
     return with_batch(side, store_, receive(side.rank, 1));
   });
-  const std::vector<Outcome> outcomes = group_.wait(3 * hang_limit());
-  for (const Outcome& outcome : outcomes)
-    EXPECT_THAT(outcome.status, AnyOf(0, -SIGKILL)) << outcome.name << ": " << outcome.output;
+  EXPECT_EQ(of(dying).status, -SIGKILL) << "it did not come to " << GetParam().place << ": " << of(dying).output;
+  expect_all_well(3 * hang_limit());
   std::vector<int64_t> versions;
   for (Rank rank = 0; rank < kRanks; ++rank)
     if (rank != GetParam().rank) versions.push_back(held[rank]);
   EXPECT_EQ(versions[0], versions[1]);
   EXPECT_THAT(versions[0], AnyOf(1, 2));
-  EXPECT_EQ(std::ranges::count(outcomes, -SIGKILL, &Outcome::status), 1) << "nobody came to " << GetParam().place;
   ::munmap(held, 4096);
 }
 

@@ -8,16 +8,15 @@
 #include <numeric>
 
 #include "base/testing.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
 
 using testing::HasSubstr;
+using Transfer = JobsTest;
 
-TEST(Transfer, SteadyStateTouchesNoStoreAndAllocatesAndPlansNothing) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Transfer, SteadyStateTouchesNoStoreAndAllocatesAndPlansNothing) {
   Barrier transferred;  // a batch that a peer has closed registers again
   const auto check = [&](const Batch& batch, int64_t transfers) {
     const BatchStats stats = batch.stats();
@@ -30,144 +29,112 @@ TEST(Transfer, SteadyStateTouchesNoStoreAndAllocatesAndPlansNothing) {
     return 0;
   };
   for (Rank rank = 0; rank < 2; ++rank) {
-    group.start("trainer", [=, &check] {
-      return with_batch(trainer(rank, 2), store, [&](Batch& batch, std::vector<float>&) {
-        for (int i = 0; i < 20; ++i) batch.send().wait();
-        return check(batch, 20);
-      });
+    start(trainer(rank, 2), [&](Batch& batch, std::vector<float>&) {
+      for (int i = 0; i < 20; ++i) batch.send().wait();
+      return check(batch, 20);
     });
-    group.start("inference", [=, &check] {
-      return with_batch(inference(rank, 2), store, [&](Batch& batch, std::vector<float>&) {
-        for (int64_t i = 1; i <= 20; ++i) REQUIRE_HERE(batch.recv().wait() == i);
-        REQUIRE_HERE(batch.version() == 20 && !batch.torn());
-        return check(batch, 20);
-      });
+    start(inference(rank, 2), [&](Batch& batch, std::vector<float>&) {
+      for (int64_t i = 1; i <= 20; ++i) REQUIRE_HERE(batch.recv().wait() == i);
+      REQUIRE_HERE(batch.version() == 20 && !batch.torn());
+      return check(batch, 20);
     });
   }
   transferred.open();
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Transfer, AReceiverSeesWhatIsOnOfferAndWaitsForAVersion) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  group.start("trainer", [=] {
-    return with_batch(trainer(0, 1), store, [](Batch& batch, std::vector<float>& tensor) {
-      for (const int64_t version : {3, 8}) {
-        std::ranges::fill(tensor, static_cast<float>(version));
-        REQUIRE_HERE(batch.send(version).wait() == version);
-      }
-      return 0;
-    });
+TEST_F(Transfer, AReceiverSeesWhatIsOnOfferAndWaitsForAVersion) {
+  start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
+    for (const int64_t version : {3, 8}) {
+      std::ranges::fill(tensor, static_cast<float>(version));
+      REQUIRE_HERE(batch.send(version).wait() == version);
+    }
+    return 0;
   });
-  group.start("inference", [=] {
-    return with_batch(inference(0, 1), store, [](Batch& batch, std::vector<float>& tensor) {
-      REQUIRE_HERE(batch.wait_version(1) == 3);
-      REQUIRE_HERE(batch.newest() == 3 && batch.version() == 0);
-      REQUIRE_HERE(batch.recv(2).wait() == 3 && tensor[0] == 3);
-      REQUIRE_HERE(batch.recv(5).wait() == 8 && tensor[0] == 8);
-      return 0;
-    });
+  start(inference(0, 1), [](Batch& batch, std::vector<float>& tensor) {
+    REQUIRE_HERE(batch.wait_version(1) == 3);
+    REQUIRE_HERE(batch.newest() == 3 && batch.version() == 0);
+    REQUIRE_HERE(batch.recv(2).wait() == 3 && tensor[0] == 3);
+    REQUIRE_HERE(batch.recv(5).wait() == 8 && tensor[0] == 8);
+    return 0;
   });
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Transfer, ADroppedHandleLetsTheOperationGoOnAndACancelledOneIsRepeated) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Transfer, ADroppedHandleLetsTheOperationGoOnAndACancelledOneIsRepeated) {
   Barrier arrived;
-  group.start("trainer", [&] {
-    return with_batch(trainer(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
-      Handle first = batch.send(1);
-      REQUIRE_HERE(a_stop_ends_a_wait_for(first));
-      REQUIRE_HERE(first.cancel());
-      REQUIRE_HERE(error_of([&] { first.wait(); }).starts_with("cancelled: "));
-      std::ranges::fill(tensor, 2.0f);
-      {
-        const Handle dropped = batch.send(2);
-      }
-      arrived.pass();
-      return 0;
-    });
+  start(trainer(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    Handle first = batch.send(1);
+    REQUIRE_HERE(a_stop_ends_a_wait_for(first));
+    REQUIRE_HERE(first.cancel());
+    REQUIRE_HERE(error_of([&] { first.wait(); }).starts_with("cancelled: "));
+    std::ranges::fill(tensor, 2.0f);
+    {
+      const Handle dropped = batch.send(2);
+    }
+    arrived.pass();
+    return 0;
   });
-  group.start("inference", [&] {
-    return with_batch(inference(0, 1), store, [&](Batch& batch, std::vector<float>& tensor) {
-      REQUIRE_HERE(batch.recv(2).wait() == 2 && tensor[0] == 2);
-      arrived.pass();
-      return 0;
-    });
+  start(inference(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    REQUIRE_HERE(batch.recv(2).wait() == 2 && tensor[0] == 2);
+    arrived.pass();
+    return 0;
   });
   arrived.open();
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Transfer, AHandleTellsTheBytesOfItsRankBeforeAndAfter) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Transfer, AHandleTellsTheBytesOfItsRankBeforeAndAfter) {
   constexpr int64_t kBytes = 64 * 48 * sizeof(float);
   Barrier offered;
   const auto is = [](const Progress& progress, int64_t done) {
     return progress.bytes_done == done && progress.bytes_total == kBytes / 2 && (progress.seconds > 0) == (done > 0);
   };
   for (Rank rank = 0; rank < 2; ++rank) {
-    group.start("trainer", [&, rank] {
-      return with_batch(trainer(rank), store, [&](Batch& batch, std::vector<float>&) {
-        Handle handle = batch.send();
-        REQUIRE_HERE(is(handle.progress(), 0));
-        offered.pass();
-        handle.wait();
-        REQUIRE_HERE(is(handle.progress(), kBytes / 2));
-        return 0;
-      });
+    start(trainer(rank), [&](Batch& batch, std::vector<float>&) {
+      Handle handle = batch.send();
+      REQUIRE_HERE(is(handle.progress(), 0));
+      offered.pass();
+      handle.wait();
+      REQUIRE_HERE(is(handle.progress(), kBytes / 2));
+      return 0;
     });
-    group.start("inference", [&, rank] {
-      return with_batch(inference(rank), store, [&](Batch& batch, std::vector<float>&) {
-        offered.pass();
-        Handle handle = batch.recv();
-        handle.wait();
-        REQUIRE_HERE(is(handle.progress(), kBytes / 2));
-        return 0;
-      });
+    start(inference(rank), [&](Batch& batch, std::vector<float>&) {
+      offered.pass();
+      Handle handle = batch.recv();
+      handle.wait();
+      REQUIRE_HERE(is(handle.progress(), kBytes / 2));
+      return 0;
     });
   }
   offered.open();
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Transfer, EqualNamesInTwoNamespacesDoNotMeet) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Transfer, EqualNamesInTwoNamespacesDoNotMeet) {
   for (const auto& [name_space, value] : {std::pair{"blue", 1.0f}, std::pair{"green", 2.0f}}) {
     Side sender = trainer(0, 1);
     Side receiver = inference(0, 1);
     sender.name_space = receiver.name_space = name_space;
-    group.start("trainer", [=] {
-      return with_batch(sender, store, [&](Batch& batch, std::vector<float>& tensor) {
-        std::ranges::fill(tensor, value);
-        batch.send().wait();
-        return 0;
-      });
+    start(sender, [&](Batch& batch, std::vector<float>& tensor) {
+      std::ranges::fill(tensor, value);
+      batch.send().wait();
+      return 0;
     });
-    group.start("inference", [=] {
-      return with_batch(receiver, store, [&](Batch& batch, std::vector<float>& tensor) {
-        batch.recv().wait();
-        REQUIRE_HERE(tensor[0] == value);
-        return 0;
-      });
+    start(receiver, [&](Batch& batch, std::vector<float>& tensor) {
+      batch.recv().wait();
+      REQUIRE_HERE(tensor[0] == value);
+      return 0;
     });
   }
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Transfer, TiedDestinationsAreWrittenOnceAndOverlapsAreRefused) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Transfer, TiedDestinationsAreWrittenOnceAndOverlapsAreRefused) {
   const auto spec = [](const char* name, float* data) {
     return TensorSpec{.name = name, .data = data, .dtype = DType::kF32, .shape = {8, 4}, .layout = {}};
   };
-  group.start("trainer", [=] {
-    Bus bus({.job = "trainer", .store = store});
-    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+  start(trainer(0, 1), [=](Pair& pair) {
     std::vector<float> weight(32);
     std::iota(weight.begin(), weight.end(), 1.0f);
     const std::vector<TensorSpec> specs{spec("embed", weight.data()), spec("head", weight.data())};
@@ -176,9 +143,7 @@ TEST(Transfer, TiedDestinationsAreWrittenOnceAndOverlapsAreRefused) {
     REQUIRE_HERE(batch.stats().rank_bytes == 128);  // once, not twice
     return 0;
   });
-  group.start("inference", [=] {
-    Bus bus({.job = "inference", .store = store});
-    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+  start(inference(0, 1), [=](Pair& pair) {
     std::vector<float> weight(40);
     const std::vector<TensorSpec> tied{spec("embed", weight.data()), spec("head", weight.data())};
     Batch batch = pair.accept("policy", tied);
@@ -187,16 +152,12 @@ TEST(Transfer, TiedDestinationsAreWrittenOnceAndOverlapsAreRefused) {
     REQUIRE_HERE(weight[31] == 32.0f && weight[32] == 0.0f);
     return 0;
   });
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Transfer, PartsOfAFusedWeightAreTensorsOfTheirOwn) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(Transfer, PartsOfAFusedWeightAreTensorsOfTheirOwn) {
   // The trainer holds q and k apart; inference holds [q | k] side by side in one matrix of 4 columns.
-  group.start("trainer", [=] {
-    Bus bus({.job = "trainer", .store = store});
-    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+  start(trainer(0, 1), [=](Pair& pair) {
     std::vector<float> q(6 * 2, 1.0f), k(6 * 2, 2.0f);
     const std::vector<TensorSpec> specs{
         {.name = "q", .data = q.data(), .dtype = DType::kF32, .shape = {6, 2}, .layout = {}},
@@ -205,9 +166,7 @@ TEST(Transfer, PartsOfAFusedWeightAreTensorsOfTheirOwn) {
     batch.send().wait();
     return 0;
   });
-  group.start("inference", [=] {
-    Bus bus({.job = "inference", .store = store});
-    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+  start(inference(0, 1), [=](Pair& pair) {
     std::vector<float> fused(6 * 4);
     const std::vector<TensorSpec> specs{
         {.name = "q", .data = fused.data(), .dtype = DType::kF32, .shape = {6, 2}, .layout = {}, .strides = {4, 1}},
@@ -222,77 +181,47 @@ TEST(Transfer, PartsOfAFusedWeightAreTensorsOfTheirOwn) {
     for (size_t i = 0; i < fused.size(); ++i) REQUIRE_HERE(fused[i] == (i % 4 < 2 ? 1.0f : 2.0f));
     return 0;
   });
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Transfer, AForkedChildIsToldThatTheHandleIsItsParents) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  group.start("trainer", [=] {
-    return with_batch(trainer(0, 1), store, [](Batch& batch, std::vector<float>&) {
-      const pid_t child = ::fork();
-      if (child == 0) {
-        try {
-          batch.send();
-        } catch (const Error& error) {
-          ::_exit(std::string(error.what()).find("forked child") != std::string::npos ? 0 : 7);
-        }
-        ::_exit(8);
+TEST_F(Transfer, AForkedChildIsToldThatTheHandleIsItsParents) {
+  start(trainer(0, 1), [](Batch& batch, std::vector<float>&) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      try {
+        batch.send();
+      } catch (const Error& error) {
+        ::_exit(std::string(error.what()).find("forked child") != std::string::npos ? 0 : 7);
       }
-      int status = 0;
-      ::waitpid(child, &status, 0);
-      REQUIRE_HERE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-      batch.send().wait();
-      return 0;
-    });
+      ::_exit(8);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    REQUIRE_HERE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    batch.send().wait();
+    return 0;
   });
-  group.start("inference", [=] {
-    return with_batch(inference(0, 1), store, [](Batch& batch, std::vector<float>&) {
-      batch.recv().wait();
-      return 0;
-    });
-  });
-  expect_all_well(group);
+  start(inference(0, 1), receive_once);
+  expect_all_well();
 }
 
-TEST(Transfer, TheAutoStoreNeedsNoServer) {
-  ProcessGroup group;
+TEST_F(Transfer, TheAutoStoreNeedsNoServer) {
   for (Rank rank = 0; rank < 2; ++rank) {
-    group.start("trainer", [=] {
-      return with_batch(trainer(rank, 2), "auto", [](Batch& batch, std::vector<float>&) {
-        batch.send().wait();
-        return 0;
-      });
-    });
-    group.start("inference", [=] {
-      return with_batch(inference(rank, 2), "auto", [](Batch& batch, std::vector<float>&) {
-        batch.recv().wait();
-        return 0;
-      });
-    });
+    start(trainer(rank).who(), [=] { return with_batch(trainer(rank), "auto", send_once); });
+    start(inference(rank).who(), [=] { return with_batch(inference(rank), "auto", receive_once); });
   }
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(Transfer, ARankThatClosesItsBatchIsNamed) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  group.start("trainer", [=] {
-    return with_batch(trainer(0, 1), store, [](Batch& batch, std::vector<float>&) {
-      batch.close();
-      return 0;
-    });
+TEST_F(Transfer, ARankThatClosesItsBatchIsNamed) {
+  start(trainer(0, 1), [](Batch& batch, std::vector<float>&) {
+    batch.close();
+    return 0;
   });
-  group.start("inference", [=] {
-    return with_batch(inference(0, 1), store, [](Batch& batch, std::vector<float>&) {
-      batch.recv().wait();
-      return 0;
-    });
-  });
-  const std::vector<Outcome> outcomes = group.wait(hang_limit());
-  EXPECT_EQ(outcomes[0].status, 0) << outcomes[0].output;
-  EXPECT_EQ(outcomes[1].status, kPeerLost) << outcomes[1].output;
-  EXPECT_THAT(outcomes[1].output, HasSubstr("trainer/0 has closed the batch"));
+  start(inference(0, 1), receive_once);
+  EXPECT_EQ(of("inference/0").status, kPeerLost) << of("inference/0").output;
+  EXPECT_THAT(of("inference/0").output, HasSubstr("trainer/0 has closed the batch"));
+  expect_all_well();
 }
 
 }  // namespace

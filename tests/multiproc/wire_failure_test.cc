@@ -13,6 +13,7 @@
 
 #include "base/fail_point.h"
 #include "base/testing.h"
+#include "tests/support/fixture.h"
 #include "tests/support/wire_jobs.h"
 
 namespace tessera::test {
@@ -20,59 +21,48 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using WireFailures = JobsTest;
 
-TEST(WireFailures, WhatIsNotFiniteIsRefusedByAllRanksAlikeAndMendedByTheSameVersion) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(WireFailures, WhatIsNotFiniteIsRefusedByAllRanksAlikeAndMendedByTheSameVersion) {
   for (Rank rank = 0; rank < 3; ++rank)
-    group.start("trainer", [=] {
-      return with_batch(quantised(trainer(rank, 3)), store, [&](Batch& batch, std::vector<float>& tensor) {
-        fill(trainer(rank, 3), tensor, 1);
-        const float whole = std::exchange(tensor[5], rank == 1 ? std::numeric_limits<float>::quiet_NaN() : tensor[5]);
-        std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1).wait(); }).c_str());
-        tensor[5] = whole;
-        batch.send(1).wait();
-        return 0;
-      });
+    start(quantised(trainer(rank, 3)), [&](Batch& batch, std::vector<float>& tensor) {
+      fill(trainer(rank, 3), tensor, 1);
+      const float whole = std::exchange(tensor[5], rank == 1 ? std::numeric_limits<float>::quiet_NaN() : tensor[5]);
+      std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1).wait(); }).c_str());
+      tensor[5] = whole;
+      batch.send(1).wait();
+      return 0;
     });
   for (Rank rank = 0; rank < 2; ++rank)
-    group.start("inference", [=] {
-      return with_batch(quantised(inference(rank)), store, [&](Batch& batch, std::vector<float>& tensor) {
-        REQUIRE_HERE(batch.recv().wait() == 1 && std::isfinite(tensor[5]));
-        return 0;
-      });
+    start(quantised(inference(rank)), [&](Batch& batch, std::vector<float>& tensor) {
+      REQUIRE_HERE(batch.recv().wait() == 1 && std::isfinite(tensor[5]));
+      return 0;
     });
-  for (const Outcome& outcome : group.wait(3 * hang_limit())) {
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-    if (outcome.name == "trainer") {
+  expect_all_well(3 * hang_limit());
+  for (const Outcome& outcome : wait()) {
+    if (outcome.name.starts_with("trainer")) {
       EXPECT_THAT(outcome.output, HasSubstr("tensor weight: nan at [22, 5] (rank trainer/1): nvfp4 refuses"));
     }
   }
 }
 
-TEST(WireFailures, AnAmaxThatTheFormatCannotTakeIsRefusedByAllRanksAlike) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(WireFailures, AnAmaxThatTheFormatCannotTakeIsRefusedByAllRanksAlike) {
   for (Rank rank = 0; rank < 2; ++rank)
-    group.start("trainer", [=] {
-      return with_batch(quantised(trainer(rank)), store, [&](Batch& batch, std::vector<float>& tensor) {
-        if (rank == 1) tensor[5] = 1e-37F;
-        std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1).wait(); }).c_str());
-        tensor[5] = 1;
-        batch.send(2).wait();
-        return 0;
-      });
+    start(quantised(trainer(rank)), [&](Batch& batch, std::vector<float>& tensor) {
+      if (rank == 1) tensor[5] = 1e-37F;
+      std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1).wait(); }).c_str());
+      tensor[5] = 1;
+      batch.send(2).wait();
+      return 0;
     });
   for (Rank rank = 0; rank < 2; ++rank)
-    group.start("inference", [=] {
-      return with_batch(quantised(inference(rank)), store, [&](Batch& batch, std::vector<float>&) {
-        REQUIRE_HERE(batch.recv().wait() == 2);
-        return 0;
-      });
+    start(quantised(inference(rank)), [&](Batch& batch, std::vector<float>&) {
+      REQUIRE_HERE(batch.recv().wait() == 2);
+      return 0;
     });
-  for (const Outcome& outcome : group.wait(3 * hang_limit())) {
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-    if (outcome.name == "trainer") {
+  expect_all_well(3 * hang_limit());
+  for (const Outcome& outcome : wait()) {
+    if (outcome.name.starts_with("trainer")) {
       EXPECT_THAT(outcome.output, HasSubstr("tensor weight: the amax of matrix 0 is 1e-37: nvfp4 takes"));
     }
   }
@@ -87,28 +77,27 @@ struct Death {
 
 const char* place_of_death = nullptr;
 
-class WireDeaths : public testing::TestWithParam<Death> {};
+class WireDeaths : public JobsTest, public testing::WithParamInterface<Death> {};
 
 // The receivers lose a sender, too.
 TEST_P(WireDeaths, EndTheOthersLongBeforeTheirDeadlines) {
   const Death death = GetParam();
-  ProcessGroup group;
-  const std::string store = group.start_store();
   place_of_death = death.place;
+  Barrier all;
   for (Rank rank = 0; rank < 3; ++rank)
-    group.start("trainer/" + std::to_string(rank), [=] {
-      return with_batch(quantised(trainer(rank, 3)), store, [=](Batch& batch, std::vector<float>&) {
-        if (rank == death.rank)
-          fail_point_hook() = [](std::string_view place) {
-            if (place == place_of_death) ::raise(SIGKILL);
-          };
-        batch.send(1).wait();
-        return 0;
-      });
+    start(quantised(trainer(rank, 3)), [&](Batch& batch, std::vector<float>& tensor) {
+      if (rank == death.rank)
+        fail_point_hook() = [](std::string_view place) {
+          if (place == place_of_death) ::raise(SIGKILL);
+        };
+      return until_all_know(all, [&] { return send_once(batch, tensor); });
     });
   for (Rank rank = 0; rank < 2; ++rank)
-    group.start("inference", [=] { return with_batch(quantised(inference(rank)), store, receive_once); });
-  const std::vector<Outcome> outcomes = group.wait(3 * hang_limit());
+    start(quantised(inference(rank)), [&](Batch& batch, std::vector<float>& tensor) {
+      return until_all_know(all, [&] { return receive_once(batch, tensor); });
+    });
+  all.open();
+  const std::vector<Outcome> outcomes = wait(3 * hang_limit());
   const double died = seconds_of_death(outcomes);
   EXPECT_GT(died, 0);
   for (const Outcome& outcome : outcomes) {
@@ -139,36 +128,28 @@ struct TooMany {
   friend void PrintTo(const TooMany& many, std::ostream* out) { *out << many.name; }
 };
 
-class WireTooMany : public testing::TestWithParam<TooMany> {};
+class WireTooMany : public JobsTest, public testing::WithParamInterface<TooMany> {};
 
 // Columns that begin inside the only block of each of 2^22 + 1 rows; and as many matrices, which have an amax each.
 TEST_P(WireTooMany, AmaxesAreRefusedAtRegistrationByAllRanks) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
   Barrier told;
-  const auto start = [&](Side side, const char* layout) {
+  const auto start_with = [&](Side side, const char* layout) {
     side.shape = GetParam().shape;
     side.layout = layout;
     side.wire = GetParam().format;
-    group.start(side.job, [=, &told] {
-      return with_pair(side, store, [&](Pair& pair) {
-        std::vector<float> tensor = local_tensor(side);
-        const TensorSpec spec{.name = side.name,
-                              .data = tensor.data(),
-                              .shape = side.shape,
-                              .layout = Layout::parse(side.layout),
-                              .wire = side.wire};
-        return until_all_know(told, [&] {
-          (void)(side.sends ? pair.offer("policy", {&spec, 1}) : pair.accept("policy", {&spec, 1}));
-          return 0;
-        });
+    side.rendezvous = kRendezvousTimeout;
+    start(side, [&](Pair& pair) {
+      std::vector<float> tensor = local_tensor(side);
+      return until_all_know(told, [&] {
+        (void)register_tensor(pair, side, tensor.data());
+        return 0;
       });
     });
   };
-  for (const Rank rank : {0, 1}) start(trainer(rank), GetParam().layout);
-  start(inference(0, 1), "1:R");
+  for (const Rank rank : {0, 1}) start_with(trainer(rank), GetParam().layout);
+  start_with(inference(0, 1), "1:R");
   told.open();
-  for (const Outcome& outcome : group.wait(4 * hang_limit())) {
+  for (const Outcome& outcome : wait(4 * hang_limit())) {
     EXPECT_EQ(outcome.status, status_of(ErrorCode::kResourceExhausted)) << outcome.name << ": " << outcome.output;
     EXPECT_THAT(outcome.output,
                 AllOf(HasSubstr("batch policy of pair weights: ranks would have to agree on 4194305 amaxes before they "
@@ -199,36 +180,31 @@ class WireDigestMismatch : public testing::TestWithParam<Mutation> {};
 
 TEST_P(WireDigestMismatch, NamesTheTensorAndItsSenderAndTheNextVersionIsWhole) {
   for (const char* pull : {"", "ring"}) {
-    ProcessGroup group;
-    const std::string store = group.start_store();
+    TestJobs jobs;
     for (Rank rank = 0; rank < 2; ++rank)
-      group.start("trainer", [&, rank] {
-        return with_batch(quantised(trainer(rank)), store, [&](Batch& batch, std::vector<float>& tensor) {
-          fill(trainer(rank), tensor, 1);
-          if (rank == 1) mutation() = GetParam();
-          // The other rank may have to wait for a receiver that was late for what this one has failed.
-          std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1, kPatience).wait(); }).c_str());
-          mutation() = Mutation::kNone;
-          fill(trainer(rank), tensor, 2);
-          batch.send(2).wait();
-          return 0;
-        });
+      jobs.start(quantised(trainer(rank)), [&](Batch& batch, std::vector<float>& tensor) {
+        fill(trainer(rank), tensor, 1);
+        if (rank == 1) mutation() = GetParam();
+        // The other rank may have to wait for a receiver that was late for what this one has failed.
+        std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1, kPatience).wait(); }).c_str());
+        mutation() = Mutation::kNone;
+        fill(trainer(rank), tensor, 2);
+        batch.send(2).wait();
+        return 0;
       });
     for (Rank rank = 0; rank < 2; ++rank)
-      group.start("inference", [&, rank] {
+      jobs.start(inference(rank).who(), [&] {
         ::setenv("TESSERA_FORCE_PULL", pull, 1);
         const Side side = quantised(inference(rank));
-        return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
+        return with_batch(side, jobs.store(), [&](Batch& batch, std::vector<float>& tensor) {
           while (batch.version() < 2) std::fprintf(stderr, "%s\n", error_of([&] { batch.recv().wait(); }).c_str());
           REQUIRE_HERE(!batch.torn() && holds_quantised(side, tensor, 2));
           return 0;
         });
       });
     std::string said[2];
-    for (const Outcome& outcome : group.wait(3 * hang_limit())) {
-      EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-      said[outcome.name == "trainer" ? 0 : 1] += outcome.output;
-    }
+    jobs.expect_all_well(3 * hang_limit());
+    for (const Outcome& outcome : jobs.wait()) said[outcome.name.starts_with("trainer") ? 0 : 1] += outcome.output;
     EXPECT_THAT(said[0], AllOf(HasSubstr("data-loss: "), HasSubstr(": digest of tensor weight ")));
     EXPECT_THAT(said[1], AllOf(HasSubstr("data-loss: "), HasSubstr("digest of tensor weight "),
                                HasSubstr("differs: trainer/1 sent")));

@@ -8,8 +8,7 @@
 
 #include "base/metrics.h"
 #include "base/testing.h"
-#include "tests/support/agents.h"
-#include "tests/support/jobs.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -41,51 +40,43 @@ int check_figures(const Side& side, Batch& batch) {
   return 0;
 }
 
-int transfer_and_check(const Side& side, const std::string& store) {
-  return with_batch(side, store, [&](Batch& batch, std::vector<float>&) {
+Body transfer_and_check(const Side& side) {
+  return [side](Batch& batch, std::vector<float>&) {
     for (int i = 0; i < kTransfers; ++i) (side.sends ? batch.send() : batch.recv()).wait();
     return check_figures(side, batch);
-  });
+  };
 }
 
-TEST(WireFigures, CountWhatARankQuantisesOrTakes) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+using WireFigures = JobsTest;
+
+TEST_F(WireFigures, CountWhatARankQuantisesOrTakes) {
   for (Rank rank = 0; rank < 2; ++rank) {
-    group.start("trainer", [=] { return transfer_and_check(in_nvfp4(trainer(rank)), store); });
-    group.start("inference", [=] { return transfer_and_check(in_nvfp4(inference(rank)), store); });
+    for (const Side& side : {in_nvfp4(trainer(rank)), in_nvfp4(inference(rank))}) start(side, transfer_and_check(side));
   }
-  expect_all_well(group);
+  expect_all_well();
 }
 
-TEST(WireFigures, ComeThroughAgents) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  AgentGroup agents(group);
+TEST_F(WireFigures, ComeThroughAgents) {
   for (Rank rank = 0; rank < 2; ++rank)
-    for (const char* job : {"trainer", "inference"}) agents.start_agent(job, rank);
+    for (const char* job : {"trainer", "inference"}) start_agent(job, rank);
   Barrier received;  // a staged sender is done before anybody has taken what it sends
   for (Rank rank = 0; rank < 2; ++rank) {
     for (const Side& side : {trainer(rank), inference(rank)})
-      agents.start(side.job, [&, side] {
-        return with_batch(with_agent(staged(in_nvfp4(side))), store, [&](Batch& batch, std::vector<float>&) {
-          for (int64_t version = 1; side.sends && version <= kTransfers; ++version) batch.send(version).wait();
-          if (!side.sends) batch.recv(kTransfers).wait();
-          const int wrong = check_figures(side, batch);
-          received.pass();
-          return wrong;
-        });
+      start(with_agent(staged(in_nvfp4(side))), [&](Batch& batch, std::vector<float>&) {
+        for (int64_t version = 1; side.sends && version <= kTransfers; ++version) batch.send(version).wait();
+        if (!side.sends) batch.recv(kTransfers).wait();
+        const int wrong = check_figures(side, batch);
+        received.pass();
+        return wrong;
       });
   }
   received.open();
-  agents.wait(3 * hang_limit());
+  expect_all_well(3 * hang_limit());
 }
 
-TEST(WireFigures, AreNoneWhereNothingIsQuantised) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  const auto run = [&](const Side& side) {
-    return with_batch(side, store, [&](Batch& batch, std::vector<float>&) {
+TEST_F(WireFigures, AreNoneWhereNothingIsQuantised) {
+  for (const Side& side : {trainer(0), trainer(1), inference(0), inference(1)})
+    start(side, [&](Batch& batch, std::vector<float>&) {
       (side.sends ? batch.send() : batch.recv()).wait();
       const BatchStats stats = batch.stats();
       REQUIRE_HERE(stats.quantized_elements == 0 && stats.quantized_bytes == 0 && stats.amax_exchanges == 0);
@@ -93,18 +84,11 @@ TEST(WireFigures, AreNoneWhereNothingIsQuantised) {
       REQUIRE_HERE(stats.quantized_ratio() == 0 && stats.batch_ratio() == 1);
       return 0;
     });
-  };
-  for (Rank rank = 0; rank < 2; ++rank) {
-    group.start("trainer", [=] { return run(trainer(rank)); });
-    group.start("inference", [=] { return run(inference(rank)); });
-  }
-  expect_all_well(group);
+  expect_all_well();
 }
 
 // A version that is refused is looked at and talked of, and never encoded.
-TEST(WireFigures, MetricsCountThePhasesThatWentWell) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(WireFigures, MetricsCountThePhasesThatWentWell) {
   const auto count = [](const char* phase) {
     const std::string series = fmt::format("tessera_quantize_seconds_count{{phase=\"{}\"}} ", phase);
     const std::string text = Metrics::process().exposition();
@@ -112,22 +96,20 @@ TEST(WireFigures, MetricsCountThePhasesThatWentWell) {
     return at == std::string::npos ? -1 : std::stoi(text.substr(at + series.size()));
   };
   for (Rank rank = 0; rank < 2; ++rank) {
-    group.start("trainer", [=] {
-      return with_batch(in_nvfp4(trainer(rank)), store, [&](Batch& batch, std::vector<float>& tensor) {
-        const float whole = std::exchange(tensor[5], rank == 1 ? std::numeric_limits<float>::quiet_NaN() : tensor[5]);
-        REQUIRE_HERE(!error_of([&] { batch.send(1).wait(); }).empty());
-        tensor[5] = whole;
-        batch.send(1).wait();
-        REQUIRE_HERE(count("amax") == 2 && count("agree") == 1 && count("encode") == 1);
-        REQUIRE_HERE(Metrics::process().quantized_bytes.value() == 2 * kPieceBytes);
-        REQUIRE_HERE(Metrics::process().quantized_source_bytes.value() == 2 * kPieceElements * 4);
-        REQUIRE_HERE(batch.stats().amax_exchanges == 1);
-        return 0;
-      });
+    start(in_nvfp4(trainer(rank)), [&](Batch& batch, std::vector<float>& tensor) {
+      const float whole = std::exchange(tensor[5], rank == 1 ? std::numeric_limits<float>::quiet_NaN() : tensor[5]);
+      REQUIRE_HERE(!error_of([&] { batch.send(1).wait(); }).empty());
+      tensor[5] = whole;
+      batch.send(1).wait();
+      REQUIRE_HERE(count("amax") == 2 && count("agree") == 1 && count("encode") == 1);
+      REQUIRE_HERE(Metrics::process().quantized_bytes.value() == 2 * kPieceBytes);
+      REQUIRE_HERE(Metrics::process().quantized_source_bytes.value() == 2 * kPieceElements * 4);
+      REQUIRE_HERE(batch.stats().amax_exchanges == 1);
+      return 0;
     });
-    group.start("inference", [=] { return with_batch(in_nvfp4(inference(rank)), store, receive_once); });
+    start(in_nvfp4(inference(rank)), receive_once);
   }
-  expect_all_well(group);
+  expect_all_well();
 }
 
 }  // namespace

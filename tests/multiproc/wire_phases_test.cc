@@ -12,6 +12,7 @@
 
 #include "base/fail_point.h"
 #include "base/testing.h"
+#include "tests/support/fixture.h"
 #include "tests/support/wire_jobs.h"
 
 namespace tessera::test {
@@ -57,7 +58,7 @@ struct PhaseEnd {
   }
 };
 
-class WirePhase : public testing::TestWithParam<PhaseEnd> {
+class WirePhase : public JobsTest, public testing::WithParamInterface<PhaseEnd> {
  protected:
   struct Signals {
     Signal in_phase;
@@ -113,43 +114,37 @@ class WirePhase : public testing::TestWithParam<PhaseEnd> {
 TEST_P(WirePhase, EndsForAllRanksAlikeAndTheNextVersionIsWhole) {
   constexpr int64_t kLast = 7;  // even ones fail
   const PhaseEnd& end = GetParam();
-  ProcessGroup group;
-  const std::string store = group.start_store();
   Barrier measured;  // whoever leaves changes what the others hold
   for (Rank rank = 0; rank < kWireSenders; ++rank)
-    group.start("trainer/" + std::to_string(rank), [&, rank] {
-      return with_batch(wire_sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        Footprint before;
-        for (int64_t version = 1; version <= kLast; ++version) {
-          fill(wire_sender(rank), tensor, version);
-          if (version % 2 == 0) {
-            const int status = fail_to_send(batch, rank, version);
-            if (status != 0) return status;
-          } else {
-            REQUIRE_HERE(batch.send(version, kPatience).wait() == version);
-            if (version == 1) before = Footprint::now();
-          }
+    start(wire_sender(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      Footprint before;
+      for (int64_t version = 1; version <= kLast; ++version) {
+        fill(wire_sender(rank), tensor, version);
+        if (version % 2 == 0) {
+          const int status = fail_to_send(batch, rank, version);
+          if (status != 0) return status;
+        } else {
+          REQUIRE_HERE(batch.send(version, kPatience).wait() == version);
+          if (version == 1) before = Footprint::now();
         }
-        const int status = holds_no_more_than(before);
-        measured.pass();
-        return status;
-      });
+      }
+      const int status = holds_no_more_than(before);
+      measured.pass();
+      return status;
     });
   for (Rank rank = 0; rank < 2; ++rank)
-    group.start("inference", [&, rank] {
-      return with_batch(wire_receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        for (int64_t version = 1; version <= kLast; version += 2) {
-          REQUIRE_HERE(batch.recv(version, 2 * kPatience).wait() == version);
-          REQUIRE_HERE(!batch.torn() && holds_quantised(wire_receiver(rank), tensor, version));
-        }
-        measured.pass();
-        return 0;
-      });
+    start(wire_receiver(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      for (int64_t version = 1; version <= kLast; version += 2) {
+        REQUIRE_HERE(batch.recv(version, 2 * kPatience).wait() == version);
+        REQUIRE_HERE(!batch.torn() && holds_quantised(wire_receiver(rank), tensor, version));
+      }
+      measured.pass();
+      return 0;
     });
   measured.open();
-  for (const Outcome& outcome : group.wait(4 * hang_limit())) {
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-    if (outcome.name == "inference") continue;
+  expect_all_well(4 * hang_limit());
+  for (const Outcome& outcome : wait()) {
+    if (outcome.name.starts_with("inference")) continue;
     const std::string who = "trainer/" + std::to_string(end.rank);
     const bool told = !end.withdraws && !end.encodes() && outcome.name != who;
     for (int64_t version = 2; version < kLast; version += 2) {
@@ -174,43 +169,39 @@ INSTANTIATE_TEST_SUITE_P(, WirePhase, testing::ValuesIn([] {
                                   (end.param.withdraws ? "Withdrawn" : "Cancelled");
                          });
 
+using WirePhases = JobsTest;
+
 // What begins to be copied is sent, unless it is withdrawn.
-TEST(WirePhases, AStagedSendIsWithdrawnButNotCancelled) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(WirePhases, AStagedSendIsWithdrawnButNotCancelled) {
   const Signal in_phase, go_on, over;
-  group.start("trainer/0", [&] {
-    const Side side = quantised(staged(trainer(0, 1)));
-    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
-      fill(side, tensor, 1);
-      awaited_place = "wire: encode";
-      reached = &in_phase;
-      released = &go_on;
-      fail_point_hook() = tell_there;
-      Handle handle = batch.send(1, kPatience);
-      in_phase.wait();
-      REQUIRE_HERE(!handle.cancel());
-      bool withdrawn = false;
-      {
-        const std::jthread withdraws([&] { withdrawn = handle.withdraw(); });
-        go_on.raise();
-      }
-      REQUIRE_HERE(withdrawn && handle.wait() == 1);
-      fill(side, tensor, 2);
-      REQUIRE_HERE(batch.send(2, kPatience).wait() == 2);
-      over.wait();
-      return 0;
-    });
+  const Side sender = quantised(staged(trainer(0, 1)));
+  start(sender, [&](Batch& batch, std::vector<float>& tensor) {
+    fill(sender, tensor, 1);
+    awaited_place = "wire: encode";
+    reached = &in_phase;
+    released = &go_on;
+    fail_point_hook() = tell_there;
+    Handle handle = batch.send(1, kPatience);
+    in_phase.wait();
+    REQUIRE_HERE(!handle.cancel());
+    bool withdrawn = false;
+    {
+      const std::jthread withdraws([&] { withdrawn = handle.withdraw(); });
+      go_on.raise();
+    }
+    REQUIRE_HERE(withdrawn && handle.wait() == 1);
+    fill(sender, tensor, 2);
+    REQUIRE_HERE(batch.send(2, kPatience).wait() == 2);
+    over.wait();
+    return 0;
   });
-  group.start("inference/0", [&] {
-    const Side side = quantised(inference(0, 1));
-    return with_batch(side, store, [&](Batch& batch, std::vector<float>& tensor) {
-      REQUIRE_HERE(batch.recv(2, kPatience).wait() == 2 && holds_quantised(side, tensor, 2));
-      over.raise();
-      return 0;
-    });
+  const Side receiver = quantised(inference(0, 1));
+  start(receiver, [&](Batch& batch, std::vector<float>& tensor) {
+    REQUIRE_HERE(batch.recv(2, kPatience).wait() == 2 && holds_quantised(receiver, tensor, 2));
+    over.raise();
+    return 0;
   });
-  expect_all_well(group);
+  expect_all_well();
 }
 
 // --- ranks that are stopped or late --------------------------------------------------------------
@@ -228,52 +219,46 @@ void stop_there(std::string_view place) {
   ::raise(SIGSTOP);
 }
 
-class WireStops : public testing::TestWithParam<WireStop> {};
+class WireStops : public JobsTest, public testing::WithParamInterface<WireStop> {};
 
 // In a loop, as whoever goes on after a loss sends.
 TEST_P(WireStops, AreNamedByTheOthersAndOverWhenTheRankGoesOn) {
   const WireStop stop = GetParam();
-  ProcessGroup group;
-  const std::string store = group.start_store();
   const Signal given_up;
   pid_t stopped = 0;
   for (Rank rank = 0; rank < kWireSenders; ++rank) {
-    const pid_t pid = group.start("trainer/" + std::to_string(rank), [&, rank] {
-      return with_batch(wire_sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        fill(wire_sender(rank), tensor, 7);
-        if (rank == stop.rank) {
-          awaited_place = stop.place;
-          fail_point_hook() = stop_there;
-        }
-        const auto send = [&] { return error_of([&] { batch.send(7, kPatience).wait(); }); };
-        std::string error = send();
-        REQUIRE_HERE(error.starts_with("peer-lost: "));
-        std::fprintf(stderr, "%s\n", error.c_str());
-        given_up.raise();
-        while (error != "(no error)") {
-          error = send();
-          REQUIRE_HERE(error == "(no error)" || error.starts_with("peer-lost: ") || error.starts_with("deadline"));
-        }
-        return 0;
-      });
+    const pid_t pid = start(wire_sender(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      fill(wire_sender(rank), tensor, 7);
+      if (rank == stop.rank) {
+        awaited_place = stop.place;
+        fail_point_hook() = stop_there;
+      }
+      const auto send = [&] { return error_of([&] { batch.send(7, kPatience).wait(); }); };
+      std::string error = send();
+      REQUIRE_HERE(error.starts_with("peer-lost: "));
+      std::fprintf(stderr, "%s\n", error.c_str());
+      given_up.raise();
+      while (error != "(no error)") {
+        error = send();
+        REQUIRE_HERE(error == "(no error)" || error.starts_with("peer-lost: ") || error.starts_with("deadline"));
+      }
+      return 0;
     });
     if (rank == stop.rank) stopped = pid;
   }
   for (Rank rank = 0; rank < 2; ++rank)
-    group.start("inference", [&, rank] {
-      return with_batch(wire_receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        while (!went_well([&] { batch.recv({}, kPatience).wait(); })) {
-        }
-        REQUIRE_HERE(batch.version() == 7 && !batch.torn() && holds_quantised(wire_receiver(rank), tensor, 7));
-        return 0;
-      });
+    start(wire_receiver(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      while (!went_well([&] { batch.recv({}, kPatience).wait(); })) {
+      }
+      REQUIRE_HERE(batch.version() == 7 && !batch.torn() && holds_quantised(wire_receiver(rank), tensor, 7));
+      return 0;
     });
   for (int others = 1; others < kWireSenders; ++others) given_up.wait();
   ::kill(stopped, SIGCONT);
   const std::string name = "trainer/" + std::to_string(stop.rank);
-  for (const Outcome& outcome : group.wait(4 * hang_limit())) {
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-    if (outcome.name == "inference" || outcome.name == name) continue;
+  expect_all_well(4 * hang_limit());
+  for (const Outcome& outcome : wait()) {
+    if (outcome.name.starts_with("inference") || outcome.name == name) continue;
     EXPECT_THAT(outcome.output, HasSubstr(name + " (pid " + std::to_string(stopped) + ") is stopped"));
   }
 }
@@ -286,33 +271,27 @@ INSTANTIATE_TEST_SUITE_P(Places, WireStops,
                            return std::string(stop.param.place + sizeof("wire:")) + std::to_string(stop.param.rank);
                          });
 
-TEST(WirePhases, ARankThatDoesNotSendIsNamedAtTheDeadline) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
+TEST_F(WirePhases, ARankThatDoesNotSendIsNamedAtTheDeadline) {
   const Signal given_up;
   for (Rank rank = 0; rank < kWireSenders; ++rank)
-    group.start("trainer/" + std::to_string(rank), [&, rank] {
-      return with_batch(wire_sender(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        fill(wire_sender(rank), tensor, 2);
-        if (rank == 1)
-          for (int others = 1; others < kWireSenders; ++others) given_up.wait();
-        const Timeout patience = rank == 0 ? std::chrono::milliseconds(500) : kPatience;
-        std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1, patience).wait(); }).c_str());
-        given_up.raise();
-        REQUIRE_HERE(batch.send(2, kPatience).wait() == 2);
-        return 0;
-      });
+    start(wire_sender(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      fill(wire_sender(rank), tensor, 2);
+      if (rank == 1)
+        for (int others = 1; others < kWireSenders; ++others) given_up.wait();
+      const Timeout patience = rank == 0 ? std::chrono::milliseconds(500) : kPatience;
+      std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1, patience).wait(); }).c_str());
+      given_up.raise();
+      REQUIRE_HERE(batch.send(2, kPatience).wait() == 2);
+      return 0;
     });
   for (Rank rank = 0; rank < 2; ++rank)
-    group.start("inference", [&, rank] {
-      return with_batch(wire_receiver(rank), store, [&](Batch& batch, std::vector<float>& tensor) {
-        REQUIRE_HERE(batch.recv({}, 2 * kPatience).wait() == 2 && holds_quantised(wire_receiver(rank), tensor, 2));
-        return 0;
-      });
+    start(wire_receiver(rank), [&](Batch& batch, std::vector<float>& tensor) {
+      REQUIRE_HERE(batch.recv({}, 2 * kPatience).wait() == 2 && holds_quantised(wire_receiver(rank), tensor, 2));
+      return 0;
     });
-  for (const Outcome& outcome : group.wait(4 * hang_limit())) {
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-    if (outcome.name == "inference") continue;
+  expect_all_well(4 * hang_limit());
+  for (const Outcome& outcome : wait()) {
+    if (outcome.name.starts_with("inference")) continue;
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("deadline-exceeded: "),
                                       HasSubstr("trainer/1 have not told the amaxes of what is quantised")))
         << outcome.name;

@@ -178,30 +178,37 @@ std::optional<Outcome> ProcessGroup::reap(Child& child, std::chrono::steady_cloc
                  .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()};
 }
 
-Outcome ProcessGroup::wait_for(pid_t pid, std::chrono::seconds limit) {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  const auto child = std::ranges::find(children_, pid, &Child::pid);
-  if (child == children_.end()) fail(ErrorCode::kInternal, "no process {}", pid);
-  while (true) {
-    if (std::optional<Outcome> outcome = reap(*child, deadline)) return *outcome;
-    ::usleep(kPollMicroseconds);
-  }
+ProcessGroup::Child& ProcessGroup::child(pid_t pid) {
+  const auto found = std::ranges::find(children_, pid, &Child::pid);
+  if (found == children_.end()) fail(ErrorCode::kInternal, "no process {}", pid);
+  return *found;
 }
 
-std::vector<Outcome> ProcessGroup::wait(std::chrono::seconds limit) {
+Outcome ProcessGroup::wait_for(pid_t pid, std::chrono::seconds limit) {
+  return wait({&pid, 1}, limit).front();
+}
+
+std::vector<Outcome> ProcessGroup::wait(std::span<const pid_t> pids, std::chrono::seconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  std::erase_if(children_, [](const Child& child) { return child.pid <= 0; });  // waited for already
-  std::vector<Outcome> outcomes(children_.size());
-  for (size_t left = children_.size(); left > 0;) {
-    for (size_t i = 0; i < children_.size(); ++i) {
-      if (children_[i].pid <= 0) continue;
-      if (std::optional<Outcome> outcome = reap(children_[i], deadline)) {
-        outcomes[i] = *outcome;
-        --left;
-      }
+  std::vector<std::optional<Outcome>> outcomes(pids.size());
+  for (size_t left = pids.size(); left > 0;) {
+    for (size_t i = 0; i < pids.size(); ++i) {
+      if (outcomes[i]) continue;
+      outcomes[i] = reap(child(pids[i]), deadline);
+      left -= outcomes[i] ? 1 : 0;
     }
     if (left > 0) ::usleep(kPollMicroseconds);
   }
+  std::vector<Outcome> all;
+  for (std::optional<Outcome>& outcome : outcomes) all.push_back(std::move(*outcome));
+  return all;
+}
+
+std::vector<Outcome> ProcessGroup::wait(std::chrono::seconds limit) {
+  std::erase_if(children_, [](const Child& child) { return child.pid <= 0; });  // waited for already
+  std::vector<pid_t> pids;
+  for (const Child& child : children_) pids.push_back(child.pid);
+  std::vector<Outcome> outcomes = wait(pids, limit);
   children_.clear();
   return outcomes;
 }

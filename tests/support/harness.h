@@ -92,7 +92,9 @@ class ProcessGroup {
   void kill(pid_t pid, int signal);
   // Waits for one of them, at most `limit`.
   Outcome wait_for(pid_t pid, std::chrono::seconds limit);
-  // Waits for all but the store, at most `limit`. More can be started afterwards.
+  // Waits for these, at most `limit` for all of them.
+  std::vector<Outcome> wait(std::span<const pid_t> pids, std::chrono::seconds limit);
+  // Likewise for all but the store. More can be started afterwards.
   std::vector<Outcome> wait(std::chrono::seconds limit);
   const std::string& folder() const { return folder_.path(); }
   // What lies in the runtime folder: nothing, once all processes have ended well.
@@ -100,6 +102,7 @@ class ProcessGroup {
 
  private:
   struct Child;
+  Child& child(pid_t pid);
   std::optional<Outcome> reap(Child& child, std::chrono::steady_clock::time_point deadline) const;
   TemporaryFolder folder_;
   std::vector<Child> children_;

@@ -18,6 +18,7 @@
 #include "base/socket.h"
 #include "bus/registration/records.h"
 #include "peer/inspection.h"
+#include "tessera/memory.h"
 #include "tessera/store.h"
 
 namespace tessera::test {
@@ -50,6 +51,21 @@ std::vector<float> local_tensor(const Side& side) {
   return std::vector<float>(static_cast<size_t>(layout.owned(side.shape, side.rank).size()) + 1);
 }
 
+TensorSpec spec_of(const Side& side, float* tensor) {
+  return {.name = side.name,
+          .data = tensor,
+          .dtype = side.dtype,
+          .shape = side.shape,
+          .layout = Layout::parse(side.layout),
+          .wire = side.wire};
+}
+
+Batch register_tensor(Pair& pair, const Side& side, float* tensor) {
+  const TensorSpec spec = spec_of(side, tensor);
+  return side.sends ? pair.offer("policy", {&spec, 1}, side.rendezvous, side.options)
+                    : pair.accept("policy", {&spec, 1}, side.rendezvous, side.options);
+}
+
 namespace {
 
 float value_of(int64_t version, Index i) {
@@ -57,8 +73,8 @@ float value_of(int64_t version, Index i) {
 }
 
 // Every element that a side holds, by its index in the tensor, row-major.
-template <typename Tensor, typename Visit>
-void for_each_element(const Side& side, Tensor& tensor, Visit visit) {
+template <typename Element, typename Visit>
+void for_each_element(const Side& side, std::span<Element> tensor, Visit visit) {
   const Layout layout = Layout::parse(side.layout).bind(side.shape);
   const Region owned = layout.owned(side.shape, side.rank);
   size_t at = 0;
@@ -71,11 +87,11 @@ void for_each_element(const Side& side, Tensor& tensor, Visit visit) {
 
 }  // namespace
 
-void fill(const Side& side, std::vector<float>& tensor, int64_t version) {
+void fill(const Side& side, std::span<float> tensor, int64_t version) {
   for_each_element(side, tensor, [&](float& element, Index i) { element = value_of(version, i); });
 }
 
-bool holds(const Side& side, const std::vector<float>& tensor, int64_t version) {
+bool holds(const Side& side, std::span<const float> tensor, int64_t version) {
   bool all = true;
   for_each_element(side, tensor, [&](const float& element, Index i) { all = all && element == value_of(version, i); });
   return all;
@@ -89,6 +105,17 @@ int send_once(Batch& batch, std::vector<float>&) {
 int receive_once(Batch& batch, std::vector<float>&) {
   batch.recv().wait();
   return 0;
+}
+
+bool fails_with(const std::function<void()>& call, ErrorCode code, const std::string& text) {
+  try {
+    call();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return error.code() == code && std::string_view(error.what()).find(text) != std::string_view::npos;
+  }
+  std::fprintf(stderr, "it went well\n");
+  return false;
 }
 
 bool a_stop_ends_a_wait_for(Handle& handle) {
@@ -160,15 +187,19 @@ int with_batch(const Side& side, const std::string& store,
       REQUIRE_HERE(pair.all_gather("policy", all[static_cast<size_t>(side.rank)], side.rendezvous) == all);
     }
     std::vector<float> tensor = local_tensor(side);
-    const TensorSpec spec{.name = side.name,
-                          .data = tensor.data(),
-                          .dtype = side.dtype,
-                          .shape = side.shape,
-                          .layout = Layout::parse(side.layout),
-                          .wire = side.wire};
-    Batch batch = side.sends ? pair.offer("policy", {&spec, 1}, side.rendezvous, side.options)
-                             : pair.accept("policy", {&spec, 1}, side.rendezvous, side.options);
+    Batch batch = register_tensor(pair, side, tensor.data());
     return body(batch, tensor);
+  });
+}
+
+int with_shared_batch(const Side& side, const std::string& store,
+                      const std::function<int(Batch& batch, std::span<float> tensor)>& body) {
+  return with_pair(side, store, [&](Pair& pair) {
+    const size_t elements = local_tensor(side).size();
+    const SharedBuffer memory = SharedHeap::process().allocate(elements * sizeof(float));
+    auto* tensor = reinterpret_cast<float*>(memory.data());
+    Batch batch = register_tensor(pair, side, tensor);
+    return body(batch, {tensor, elements});
   });
 }
 

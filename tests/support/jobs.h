@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,8 @@ struct Side {
   std::string agent = {};
   std::optional<Format> wire = {};
   std::string says = {};  // to its own ranks before it registers, with its rank behind it; they are to say the same
+
+  std::string who() const { return job + "/" + std::to_string(rank); }
 };
 
 // Rows at the trainer's ranks, columns at the inference job's.
@@ -59,24 +62,32 @@ Side inference(Rank rank, int world = 2);
 Side with_agent(Side side);  // which has an agent daemon
 Side staged(Side side);
 
-// The local tensor of a side, zeroed.
+// The local tensor of a side, zeroed, and how it is registered.
 std::vector<float> local_tensor(const Side& side);
+TensorSpec spec_of(const Side& side, float* tensor);
+Batch register_tensor(Pair& pair, const Side& side, float* tensor);
 
 inline constexpr Timeout kPatience = std::chrono::seconds(5);
 
 // The contents that a version has: every element tells the version and its own index.
-void fill(const Side& side, std::vector<float>& tensor, int64_t version);
-bool holds(const Side& side, const std::vector<float>& tensor, int64_t version);
+void fill(const Side& side, std::span<float> tensor, int64_t version);
+bool holds(const Side& side, std::span<const float> tensor, int64_t version);
 
 // Joins the pair and calls `body`.
 int with_pair(const Side& side, const std::string& store, const std::function<int(Pair& pair)>& body);
 // Joins the pair, registers the tensor and calls `body`.
 int with_batch(const Side& side, const std::string& store,
                const std::function<int(Batch& batch, std::vector<float>& tensor)>& body);
+// Likewise, of a tensor in shared memory, which an agent sees as it is.
+int with_shared_batch(const Side& side, const std::string& store,
+                      const std::function<int(Batch& batch, std::span<float> tensor)>& body);
 
 // Bodies of a batch.
 int send_once(Batch& batch, std::vector<float>&);
 int receive_once(Batch& batch, std::vector<float>&);
+
+// Whether the call fails with that code and says that; tells what it says.
+bool fails_with(const std::function<void()>& call, ErrorCode code, const std::string& text);
 
 // Whether a wait for a handle that does not end is ended by a stop, requested before or meanwhile, and only the wait
 // is.

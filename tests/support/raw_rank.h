@@ -20,15 +20,16 @@
 #include "peer/agent.h"
 #include "peer/exchange/messages.h"
 #include "tessera/store.h"
+#include "tests/support/jobs.h"
 
 namespace tessera::test {
 
 // A rank that registers as others do, and then speaks for itself. Frames are kept until they are asked for.
 class RawRank final : public Acceptor {
  public:
-  RawRank(const std::string& store, const std::string& job, const std::string& peer, Rank rank, int world)
+  RawRank(const std::string& store, const Side& side)
       : store_(open_store(store)),
-        agent_({"default", job, rank, world}, 1),
+        agent_({"default", side.job, side.rank, side.world}, 1),
         rendezvous_(*store_, agent_.identity(),
                     {.incarnation = agent_.incarnation(),
                      .world = agent_.identity().world,
@@ -36,9 +37,9 @@ class RawRank final : public Acceptor {
                      .release = "test",
                      .worker = {}},
                     agent_.waits()),
-        exchange_(rendezvous_, "weights", peer, "policy") {
+        exchange_(rendezvous_, "weights", side.peer, "policy") {
     rendezvous_.claim({.deadline = soon(), .stop = {}});
-    view_ = rendezvous_.join("weights", peer, {.deadline = soon(), .stop = {}});
+    view_ = rendezvous_.join("weights", side.peer, {.deadline = soon(), .stop = {}});
   }
   ~RawRank() override {
     agent_.run_on_loop([this] {

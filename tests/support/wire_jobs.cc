@@ -1,14 +1,13 @@
 #include "tests/support/wire_jobs.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
 
 #include "tessera/quantize.h"
-#include "tests/support/agents.h"
+#include "tests/support/fixture.h"
 
 namespace tessera::test {
 namespace {
@@ -95,31 +94,21 @@ int receive_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases, co
 }  // namespace
 
 std::vector<Outcome> transfer_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases, Mutation mistake) {
-  ProcessGroup group;
-  const std::string store = group.start_store();
-  std::vector<pid_t> agents, workers;
-  const auto start_agent = [&](const std::string& job, Rank rank) {
-    agents.push_back(group.start("the agent of " + job + "/" + std::to_string(rank),
-                                 [=, &jobs] { return run_agent(job, rank, jobs.pull); }));
-  };
-  for (Rank rank = 0; rank < jobs.sources && jobs.sender_agents; ++rank) start_agent("trainer", rank);
-  for (Rank rank = 0; rank < jobs.destinations && jobs.receiver_agents; ++rank) start_agent("inference", rank);
+  TestJobs group;
+  for (Rank rank = 0; rank < jobs.sources && jobs.sender_agents; ++rank) group.start_agent("trainer", rank, jobs.pull);
+  for (Rank rank = 0; rank < jobs.destinations && jobs.receiver_agents; ++rank)
+    group.start_agent("inference", rank, jobs.pull);
   Barrier all;  // none of the agents holds it
   for (Rank rank = 0; rank < jobs.sources; ++rank)
-    workers.push_back(group.start("trainer/" + std::to_string(rank), [&, rank] {
+    group.start("trainer/" + std::to_string(rank), [&] {
       mutation() = mistake;
-      return send_cases(jobs, cases, store, rank, all);
-    }));
+      return send_cases(jobs, cases, group.store(), rank, all);
+    });
   for (Rank rank = 0; rank < jobs.destinations; ++rank)
-    workers.push_back(group.start("inference/" + std::to_string(rank),
-                                  [&, rank] { return receive_cases(jobs, cases, store, rank, all); }));
+    group.start("inference/" + std::to_string(rank),
+                [&] { return receive_cases(jobs, cases, group.store(), rank, all); });
   all.open();
-  std::vector<Outcome> outcomes;
-  for (const pid_t worker : workers) outcomes.push_back(group.wait_for(worker, 6 * hang_limit()));
-  for (const pid_t agent : agents) group.kill(agent, SIGTERM);
-  for (const Outcome& outcome : group.wait(6 * hang_limit()))
-    EXPECT_EQ(outcome.status, 0) << outcome.name << ": " << outcome.output;
-  return outcomes;
+  return group.wait(6 * hang_limit());
 }
 
 int until_all_know(Barrier& all, const std::function<int()>& body) {
