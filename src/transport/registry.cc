@@ -32,10 +32,6 @@ const Transport& TransportRegistry::choose(const Endpoint& src, const Endpoint& 
   return best(src, dst, false);
 }
 
-const Streams& TransportRegistry::streams(const Endpoint& src, const Endpoint& dst) const {
-  return *best(src, dst, true).streams();
-}
-
 std::vector<std::unique_ptr<Consent>> TransportRegistry::consents() const {
   std::vector<std::unique_ptr<Consent>> consents;
   for (const Transport* transport : transports_)

@@ -52,8 +52,9 @@ class TransportRegistry {
   std::span<const Transport* const> transports() const { return transports_; }
   // The best for this pair. Throws Error(kUnimplemented) that says what each one lacks.
   const Transport& choose(const Endpoint& src, const Endpoint& dst) const;
-  // Those of the best that has streams. Likewise.
-  const Streams& streams(const Endpoint& src, const Endpoint& dst) const;
+  // The best that has streams, and those. Likewise.
+  const Transport& streaming(const Endpoint& src, const Endpoint& dst) const { return best(src, dst, true); }
+  const Streams& streams(const Endpoint& src, const Endpoint& dst) const { return *best(src, dst, true).streams(); }
   // Of all transports.
   std::vector<std::unique_ptr<Consent>> consents() const;
 

@@ -19,10 +19,11 @@ constexpr Duration kReportPeriod = seconds(0.1);
 constexpr size_t kMaxLentRuns = 1 << 16;
 constexpr size_t kMaxLentArenas = 1 << 14;
 
-bool is_private(const SourceRoute& route) {
+// Whether a peer that streams has it by the stream.
+bool is_streamed(const SourceRoute& route, const Transport& transport) {
   const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
   const MemoryDesc memory = describe_memory(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
-  return memory.kind == MemoryDesc::Kind::kPrivate;
+  return !transport.exports(memory).has(Access::kMap);
 }
 
 }  // namespace
@@ -208,6 +209,8 @@ std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dt
 
 std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<ByteStream> stream) {
   const MakeRun& make = entry.make;
+  const Endpoint self{.process = Incarnation::self(), .name = name_};
+  const Transport& transport = TransportRegistry::builtin().streaming(self, self);
   std::vector<SourceRoute> routes;
   for (const LentRoute& route : make.routes) {
     LentPlace src = route.src;
@@ -215,7 +218,7 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<By
     made.what = route.what;
     made.data = resolve(entry, route.what, route.what.dtype, src, false);
     made.src = std::move(src.array);
-    made.streamed = make.ring && is_private(made);
+    made.streamed = make.ring && is_streamed(made, transport);
   }
   auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest});
   if (program->fills_stream() != make.ring)
