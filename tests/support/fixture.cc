@@ -64,7 +64,9 @@ void TestJobs::collect(bool agents, std::chrono::seconds limit) {
     for (const pid_t pid : pids) group_.kill(pid, SIGTERM);
   std::vector<Outcome> outcomes = group_.wait(pids, limit);
   for (size_t i = 0; i < pids.size(); ++i) {
-    if (agents) EXPECT_EQ(outcomes[i].status, 0) << outcomes[i].name << ": " << outcomes[i].output;
+    if (agents) {
+      EXPECT_EQ(outcomes[i].status, 0) << outcomes[i].name << ": " << outcomes[i].output;
+    }
     process(pids[i]).outcome = std::move(outcomes[i]);
   }
 }
@@ -82,7 +84,9 @@ void TestJobs::expect_all_well(std::chrono::seconds limit) {
   int64_t killed = 0;
   for (const Process& one : processes_) {
     killed += one.outcome->status == -SIGKILL ? 1 : 0;
-    if (!one.asked && !one.agent) EXPECT_EQ(one.outcome->status, 0) << one.name << ": " << one.outcome->output;
+    if (!one.asked && !one.agent) {
+      EXPECT_EQ(one.outcome->status, 0) << one.name << ": " << one.outcome->output;
+    }
   }
   EXPECT_LE(left_folders(), killed);
 }

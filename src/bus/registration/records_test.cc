@@ -21,7 +21,8 @@ TEST(Records, AnotherVersionIsNamed) {
 }
 
 TEST(Records, AProcessThatReplacesAnotherMakesAnotherMembership) {
-  std::vector<RankRecord> ranks{{.incarnation = Incarnation::next()}, {.incarnation = Incarnation::next()}};
+  std::vector<RankRecord> ranks(2);
+  for (RankRecord& rank : ranks) rank.incarnation = Incarnation::next();
   const uint64_t before = membership_of(ranks);
   EXPECT_EQ(membership_of(std::vector(ranks)), before);
   std::swap(ranks[0], ranks[1]);
