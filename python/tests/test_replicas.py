@@ -76,10 +76,12 @@ def test_what_an_own_rank_told_an_earlier_process_is_not_compared() -> None:
 
 def test_the_ranks_of_a_job_know_the_same_processes() -> None:
     known: dict[str, list[int]] = {"trainer": [], "inference": []}
+    all_joined = threading.Barrier(3)  # a rank that left earlier would be missed
 
     def note(bus: tessera.Bus) -> None:
         assert bus._pair is not None
         known[bus.role].append(bus._pair.membership())
+        all_joined.wait(LIMIT)
 
     for _ in range(2):
         run({"trainer": [note, note], "inference": [note]})
