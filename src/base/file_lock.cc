@@ -26,13 +26,15 @@ struct LockWait {
   int over;  // an eventfd
 };
 
-// The body of a thread that may be cancelled wherever it is: it owns nothing. What it gets belongs to the descriptor.
+// The body of a thread that may be cancelled while it waits: it owns nothing, and what it gets belongs to the
+// descriptor. Once it has waited it ends by itself: how a thread ends must not be cut short.
 extern "C" void* wait_for_lock(void* wait) {
   const auto [fd, over] = *static_cast<const LockWait*>(wait);
   int before = 0;
   ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
   while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
   }
+  ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
   ::eventfd_write(over, 1);
   return nullptr;
 }
