@@ -20,14 +20,13 @@ bool SenderSession::idle() const {
 
 void SenderSession::check_ended() {
   if (staged()) {
-    const auto ended = [&](const auto& entry) { return entry.second->ended_version() == offering_; };
-    const bool read = phase_ == Phase::kFailing
-                          ? std::ranges::any_of(owners_,
-                                                [](const auto& entry) {
-                                                  return entry.second->running() ||
-                                                         (entry.second->open() && entry.second->taking() != 0);
-                                                })
-                          : !std::ranges::all_of(owners_, ended);
+    // A thread that fills a stream may still have to say so when the peer has drained it.
+    const auto reads = [&](const auto& entry) {
+      const SourceLink& link = *entry.second;
+      if (link.running()) return true;
+      return phase_ == Phase::kFailing ? link.open() && link.taking() != 0 : link.ended_version() != offering_;
+    };
+    const bool read = std::ranges::any_of(owners_, reads);
     const bool prepared = phase_ != Phase::kPreparing || (reduced_ && quantised_ && compared_);
     if (phase_ != Phase::kIdle && !read && prepared && !preparing())
       end(phase_ == Phase::kFailing ? failure_ : Status());
