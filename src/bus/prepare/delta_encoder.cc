@@ -76,7 +76,7 @@ const Digest& DeltaEncoder::digest(uint32_t sent, uint32_t slot) const {
 }
 
 const Digest& DeltaEncoder::piece_digest(uint32_t sent, uint32_t slot) const {
-  return slots_[slot].run->digests()[parts_.size() + part_of_[sent]];
+  return slots_[slot].run->piece_digest(part_of_[sent]);
 }
 
 bool DeltaEncoder::is_cast(uint32_t sent) const {

@@ -149,7 +149,7 @@ const Digest& Quantizer::digest(uint32_t sent, uint32_t slot) const {
 }
 
 const Digest& Quantizer::rest(uint32_t sent, uint32_t slot) const {
-  return encode_runs_[slot]->digests()[parts_.size() + part_of_[sent]];
+  return encode_runs_[slot]->rest(part_of_[sent]);
 }
 
 // --- a version -----------------------------------------------------------------------------------

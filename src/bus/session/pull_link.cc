@@ -144,26 +144,19 @@ void PullLink::build() {
   link_->send(prepare);
 }
 
-// Behind the routes' own come the rests of quantised ones, then the pieces of deltas: all of them at the source but
-// those of deltas that are not cast, in a run those of routes that are not skipped.
+// Of pieces of deltas a source has digests only where they are cast, a run has them anyway.
 void PullLink::number_digests() {
-  seconds_.assign(program_routes_.size(), {});
-  auto sent = static_cast<uint32_t>(routes_.size());
-  auto own = static_cast<uint32_t>(program_routes_.size());
-  for (const bool wire : {true, false}) {
-    size_t position = 0;
-    for (uint32_t i = 0; i < routes_.size(); ++i) {
-      const PullRoute& route = routes_[i].route;
-      const bool taken = position < program_routes_.size() && program_routes_[position] == i;
-      const bool in_run = wire ? route.wire != nullptr : may_be_delta(routes_[i]);
-      const bool is_sent = in_run && (wire || route.dst_dtype != route.what.dtype);
-      if (taken && is_sent) seconds_[position] = {.own = own, .sent = sent};
-      if (is_sent) ++sent;
-      if (taken && in_run) ++own;
-      if (taken) ++position;
-    }
+  std::vector<SecondDigest> sent, own;
+  for (const WantedRoute& wanted : routes_) {
+    const bool cast = wanted.route.dst_dtype != wanted.route.what.dtype;
+    const SecondDigest second = wanted.route.wire      ? SecondDigest::kRest
+                                : may_be_delta(wanted) ? SecondDigest::kPiece
+                                                       : SecondDigest::kNone;
+    sent.push_back(second == SecondDigest::kPiece && !cast ? SecondDigest::kNone : second);
+    if (!wanted.skipped) own.push_back(second);
   }
-  all_digests_ = sent;
+  sent_digests_ = DigestTable(sent);
+  own_digests_ = DigestTable(own);
 }
 
 Status PullLink::given_up(int64_t version, const Status& reason) const {
@@ -315,9 +308,9 @@ void PullLink::handle_revoke(const Revoke& revoke) {
 
 void PullLink::handle_digests(Digests digests) {
   if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
-  if (digests.digests.size() != all_digests_ || have_digests_)
+  if (digests.digests.size() != sent_digests_.size() || have_digests_)
     fail(ErrorCode::kMismatch, "{} digests for {} routes, there are {}", digests.digests.size(), routes_.size(),
-         all_digests_);
+         sent_digests_.size());
   spare_digests_ = std::exchange(digests_, std::move(digests.digests));
   have_digests_ = true;
   if (state_ == State::kChecking) check_digests();
@@ -347,14 +340,14 @@ void PullLink::handle_run_done() {
 
 std::optional<PullLink::DigestPlace> PullLink::differing(size_t position) const {
   const std::span<const Digest> own = run_->digests();
-  const DigestPlace whole{.own = static_cast<uint32_t>(position), .sent = program_routes_[position]};
-  const DigestPlace& second = seconds_[position];
+  const uint32_t route = program_routes_[position];
   const auto differ = [&](const DigestPlace& place) { return own[place.own] != digests_[place.sent]; };
-  const bool wire = routes_[program_routes_[position]].route.wire != nullptr;
-  const bool piece_alone = travel_of(position) == Travel::kDelta && second.sent != 0;
-  if (!piece_alone && differ(whole)) return whole;
-  if ((piece_alone || wire) && differ(second)) return second;
-  return std::nullopt;
+  const bool piece_only = travel_of(position) == Travel::kDelta && sent_digests_.has_second(route);
+  const DigestPlace whole{.own = position, .sent = route};
+  if (!piece_only && differ(whole)) return whole;
+  if (!piece_only && routes_[route].route.wire == nullptr) return std::nullopt;
+  const DigestPlace second{.own = own_digests_.second(position), .sent = sent_digests_.second(route)};
+  return differ(second) ? std::optional(second) : std::nullopt;
 }
 
 void PullLink::check_digests() {

@@ -11,6 +11,7 @@
 #include "bus/registration/local_tensors.h"
 #include "bus/registration/records.h"
 #include "bus/session/versions.h"
+#include "exec/digests.h"
 #include "exec/run_factory.h"
 #include "peer/agent.h"
 #include "peer/exchange/messages.h"
@@ -111,10 +112,10 @@ class PullLink {
     kPulling,   // the run is on
     kChecking,  // the run is over, the source's digests are awaited
   };
-  // Among a run's digests and among all that the source sends. `sent` is 0 where there is none.
+  // Among a run's digests and among all that the source sends.
   struct DigestPlace {
-    uint32_t own = 0;
-    uint32_t sent = 0;
+    size_t own = 0;
+    size_t sent = 0;
   };
   void handle(Frame& frame);
   void handle_attached(Frame& frame);
@@ -150,10 +151,8 @@ class PullLink {
   const std::optional<Incarnation> worker_;
   std::vector<WantedRoute> routes_;
   std::vector<uint32_t> program_routes_;  // positions of those that are not skipped
-  // By position in the program, of routes with a second digest: the rest of what is quantised, or the piece of a delta
-  // that is cast.
-  std::vector<DigestPlace> seconds_;
-  size_t all_digests_ = 0;  // that the source sends
+  DigestTable sent_digests_;              // that the source sends, of routes_
+  DigestTable own_digests_;               // of a run, of program_routes_
   const PullLinkOptions options_;
   std::shared_ptr<Link> link_;
   bool ready_ = false;

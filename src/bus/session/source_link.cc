@@ -34,9 +34,13 @@ SourceLink::SourceLink(Agent& agent, RunFactory& factory, SourceLinkOwner& owner
       keeps_(slots > 1),
       run_done_(agent.loop(), [this] { handle_run_done(); }) {
   for (const ServedRoute& served : routes_) bytes_ += bytes_of_route(served);
-  const auto more = std::ranges::count_if(routes_, &ServedRoute::quantised) +
-                    std::ranges::count_if(routes_, &ServedRoute::delta_digest);
-  digests_.digests.resize(routes_.size() + static_cast<size_t>(more));
+  std::vector<SecondDigest> seconds;
+  for (const ServedRoute& served : routes_)
+    seconds.push_back(served.quantised      ? SecondDigest::kRest
+                      : served.delta_digest ? SecondDigest::kPiece
+                                            : SecondDigest::kNone);
+  table_ = DigestTable(seconds);
+  digests_.digests.resize(table_.size());
   in_slot_.resize(slots);
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); },

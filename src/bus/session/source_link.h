@@ -11,6 +11,7 @@
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/session/versions.h"
+#include "exec/digests.h"
 #include "exec/run_factory.h"
 #include "peer/agent.h"
 #include "peer/exchange/messages.h"
@@ -80,9 +81,9 @@ class SourceLink {
   int64_t progress() const { return progress_.load(); }     // bytes of that version, as it reports; any thread
   bool running() const { return running_; }                 // its ring is being filled
   Run* run() const { return run_; }
-  // What send_digests() sends: one a route of the connection, then the rest of each quantised one, then that of each
-  // piece that has one.
+  // What send_digests() sends, where table() says.
   std::span<Digest> digests() { return digests_.digests; }
+  const DigestTable& table() const { return table_; }
   // Makes them those of the ring's last run, zero where the receiver skips a route, and gives those of the routes;
   // empty without. Of quantised ones they stay as they are.
   std::span<const Digest> run_digests();
@@ -121,8 +122,9 @@ class SourceLink {
   const bool digest_;
   const uint32_t slots_;
   const bool keeps_;  // staged: what is done may be taken once more, if not all could take it
-  Digests digests_;   // kept, so that a transfer takes nothing from the heap
-  Grant grant_;       // likewise
+  DigestTable table_;
+  Digests digests_;  // kept, so that a transfer takes nothing from the heap
+  Grant grant_;      // likewise
   std::vector<uint32_t> skipped_;
   int64_t bytes_ = 0;
   DeltaBytes deltas_;

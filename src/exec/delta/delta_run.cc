@@ -72,6 +72,7 @@ DeltaRun::DeltaRun(std::shared_ptr<const DeltaProgram> program, std::vector<Memo
                    WorkerPool& pool, Done done)
     : TransferRun(pool, std::move(done), program->impl().digest ? 2 * program->routes() : 0),
       program_(std::move(program)),
+      table_(program_->impl().digest ? program_->routes() : 0, SecondDigest::kPiece),
       memory_(std::move(memory)),
       pieces_(pieces),
       read_(program_->routes()),
@@ -151,7 +152,7 @@ void DeltaRun::run_segment(size_t route, int64_t segment, std::span<std::byte> s
   if (!program_->impl().digest || !part.cast) return;
   Digest of_piece;
   digest_piece(route, segment, packed, of_piece);
-  add_digest(program_->routes() + route, of_piece);
+  add_digest(table_.second(route), of_piece);
 }
 
 // Returns the chunk's summary.

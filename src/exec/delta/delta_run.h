@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "exec/delta/delta_piece.h"
+#include "exec/digests.h"
 #include "exec/transfer_run.h"
 #include "memory/host/sparse_memory.h"
 
@@ -41,8 +42,8 @@ class DeltaProgram {
   std::unique_ptr<const Impl> impl_;
 };
 
-// digests(): one a route, then one of each route's piece: of the bytes that are read, where they lie in it, with the
-// number of atoms that have changed; all 0 where it is not cast. Both 0 if the program has no digests.
+// digests(): one a route, and one of each route's piece (DigestTable): of the bytes that are read, where they lie in
+// it, with the number of atoms that have changed; all 0 where it is not cast. Both 0 if the program has no digests.
 class DeltaRun final : public TransferRun {
  public:
   static constexpr int64_t kFull = -1;
@@ -63,6 +64,8 @@ class DeltaRun final : public TransferRun {
   int64_t bytes() const override;  // of the sources' dtypes
   // What a receiver reads of the route's piece; kFull where it has to read the route itself.
   int64_t bytes_of(size_t route) const;
+  // REQUIRES: it has digests
+  const Digest& piece_digest(size_t route) const { return digests()[table_.second(route)]; }
 
  private:
   // Atoms of one segment that are gathered, compared and digested at a time.
@@ -92,6 +95,7 @@ class DeltaRun final : public TransferRun {
   void digest_piece(size_t route, int64_t segment, const Packed& packed, Digest& digest) const;
 
   std::shared_ptr<const DeltaProgram> program_;
+  const DigestTable table_;  // empty without digests
   std::vector<Memory> memory_;
   SparseMemory& pieces_;
   bool compares_ = false;

@@ -58,6 +58,7 @@ class Compiler {
   void run() {
     place_routes();
     for (size_t r = 0; r < routes_.size(); ++r) compile(r);
+    number_digests();
     program_.mapped_units = cut(program_.mapped);
     program_.get_units = cut(program_.get);
     program_.wire_units = cut_pieces(program_.wire);
@@ -142,6 +143,13 @@ class Compiler {
         program_.streamed.push_back(std::move(part));
         break;
     }
+  }
+
+  void number_digests() {
+    std::vector<SecondDigest> seconds(routes_.size(), SecondDigest::kNone);
+    for (const WirePart& part : program_.wire) seconds[part.route] = SecondDigest::kRest;
+    for (const DeltaPart& part : program_.delta) seconds[part.route] = SecondDigest::kPiece;
+    program_.digests = DigestTable(seconds);
   }
 
   void compile_wire(size_t r) {

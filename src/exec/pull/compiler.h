@@ -81,11 +81,11 @@ struct RunOptions {
 };
 
 // One pull of a program. digests(): one a route; of a route that travels quantised, its image, codes and owned scales.
-// Behind them, in the order of the routes, the rest of each quantised one (WirePiece::digest), then one of each that
-// may travel as a delta: of its piece (DeltaRun::digests()), if it did and was cast; that of the route is then 0. Of a
-// delta that was not cast, the route's digest is of what the destination holds in the end. With a stream, the peer must
-// be told to start its SourceRun of the same epoch, before or after start(). That run takes up a thread of the peer's
-// until this one has drained the stream: give it a pool of its own (docs/design/data-plane.md).
+// Behind them (DigestTable) the rest of each quantised one, and one of each that may travel as a delta: of its piece
+// (DeltaRun::digests()), if it did and was cast; that of the route is then 0. Of a delta that was not cast, the route's
+// digest is of what the destination holds in the end. With a stream, the peer must be told to start its SourceRun of
+// the same epoch, before or after start(). That run takes up a thread of the peer's until this one has drained the
+// stream: give it a pool of its own (docs/design/data-plane.md).
 class PullRun final : public TransferRun {
  public:
   // REQUIRES: a stream exactly if program->wants_stream().

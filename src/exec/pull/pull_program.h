@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "exec/delta/delta_reader.h"
+#include "exec/digests.h"
 #include "exec/pull/compiler.h"
 #include "exec/pull/stream_cursor.h"
 #include "exec/units.h"
@@ -71,6 +72,7 @@ struct PullProgram::Impl {
   std::vector<PullPart> mapped, get, streamed;
   std::vector<WirePart> wire;
   std::vector<DeltaPart> delta;
+  DigestTable digests;
   std::vector<int64_t> route_bytes;
   std::vector<Unit> mapped_units, get_units;
   std::vector<Unit> wire_units;        // of bands of pieces that are mapped

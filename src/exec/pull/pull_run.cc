@@ -13,7 +13,7 @@ namespace tessera {
 PullRun::PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
                  std::shared_ptr<ByteStream> stream, const RunOptions& options)
     : TransferRun(pool, std::move(done),
-                  program->impl().digest ? program->routes() + program->wire_routes() + program->delta_routes() : 0),
+                  program->impl().digest ? program->impl().digests.size() : 0),
       program_(std::move(program)),
       stream_(std::move(stream)),
       options_(options),
@@ -128,7 +128,7 @@ void PullRun::read_bands(uint32_t index, const std::byte* from, Index first, Ind
   }
   if (!program.digest) return;
   add_digest(part.route, main);
-  add_digest(program.routes + index, rest);
+  add_digest(program.digests.second(part.route), rest);
 }
 
 void PullRun::run_delta(const Unit& unit, std::span<std::byte> scratch) {
@@ -169,7 +169,7 @@ void PullRun::add_delta_digest(uint32_t index, const Digest& digest) {
   const PullProgram::Impl& program = program_->impl();
   const DeltaPart& part = program.delta[index];
   if (program.digest)
-    add_digest(part.reader.copies() ? part.route : program.routes + program.wire.size() + index, digest);
+    add_digest(part.reader.copies() ? part.route : program.digests.second(part.route), digest);
 }
 
 void PullRun::run_get(const Unit& unit, std::span<std::byte> scratch) {

@@ -121,7 +121,7 @@ EncodeRun::EncodeRun(std::shared_ptr<const QuantizeProgram> program, std::shared
       program_(std::move(program)),
       amaxes_(std::move(amaxes)),
       memory_(std::move(memory)),
-      digest_(digest) {
+      table_(digest ? program_->routes() : 0, SecondDigest::kRest) {
   TESSERA_CHECK_EQ(memory_.size(), program_->routes());
 }
 
@@ -145,11 +145,11 @@ void EncodeRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
     for_each_stretch(piece.walk(), piece.what().src_dtype, first, last, kEncodeBytes, [&](Index begin, Index end) {
       if (aborted()) return;
       encode(p, begin, end);
-      if (digest_) piece.digest(memory_[p].piece, begin, end, main, rest);
+      if (table_.size() != 0) piece.digest(memory_[p].piece, begin, end, main, rest);
     });
-    if (!digest_) return;
+    if (table_.size() == 0) return;
     add_digest(p, main);
-    add_digest(program.parts.size() + p, rest);
+    add_digest(table_.second(p), rest);
   });
 }
 

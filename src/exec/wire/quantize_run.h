@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "exec/digests.h"
 #include "exec/transfer_run.h"
 #include "exec/units.h"
 #include "exec/wire/wire_piece.h"
@@ -116,7 +117,7 @@ class AmaxRun final : public TransferRun {
   std::optional<NonfiniteValue> nonfinite_ GUARDED_BY(mutex_);
 };
 
-// digests(): each route's image, codes and owned scales; behind them, each route's rest (WirePiece::digest).
+// digests(): each route's image, codes and owned scales, and each route's rest (DigestTable).
 class EncodeRun final : public TransferRun {
  public:
   struct Memory {
@@ -128,6 +129,8 @@ class EncodeRun final : public TransferRun {
   ~EncodeRun() override;
 
   int64_t bytes() const override;  // of the sources' dtypes
+  // REQUIRES: it has digests
+  const Digest& rest(size_t route) const { return digests()[table_.second(route)]; }
 
  private:
   size_t units() const override;
@@ -139,7 +142,7 @@ class EncodeRun final : public TransferRun {
   std::shared_ptr<const QuantizeProgram> program_;
   std::shared_ptr<QuantizeAmaxes> amaxes_;
   std::vector<Memory> memory_;
-  bool digest_;
+  const DigestTable table_;  // empty without digests
 };
 
 }  // namespace tessera

@@ -1,0 +1,38 @@
+// Where the digests of a transfer lie in one list: first that of each route; then, in the order of the routes, the rest
+// of each that travels quantised (WirePiece::digest); then that of the piece of each that may travel as a delta and
+// whose piece has a digest of its own. So it is in what a run computes and in what a source sends. A value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tessera {
+
+// What a route has beside its own.
+enum class SecondDigest : uint8_t { kNone, kRest, kPiece };
+
+class DigestTable {
+ public:
+  DigestTable() = default;
+  explicit DigestTable(std::span<const SecondDigest> routes) : second_(routes.size(), 0), size_(routes.size()) {
+    for (const SecondDigest kind : {SecondDigest::kRest, SecondDigest::kPiece})
+      for (size_t route = 0; route < routes.size(); ++route)
+        if (routes[route] == kind) second_[route] = size_++;
+  }
+  // Each route has one of that kind.
+  DigestTable(size_t routes, SecondDigest kind) : DigestTable(std::vector<SecondDigest>(routes, kind)) {}
+
+  size_t size() const { return size_; }
+  size_t routes() const { return second_.size(); }
+  bool has_second(size_t route) const { return second_[route] != 0; }
+  // REQUIRES: has_second(route)
+  size_t second(size_t route) const { return second_[route]; }
+
+ private:
+  std::vector<size_t> second_;  // by route; 0: none
+  size_t size_ = 0;
+};
+
+}  // namespace tessera
