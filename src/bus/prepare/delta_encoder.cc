@@ -85,7 +85,7 @@ bool DeltaEncoder::is_cast(uint32_t sent) const {
 
 // --- a version -----------------------------------------------------------------------------------
 
-void DeltaEncoder::start(uint32_t slot) {
+void DeltaEncoder::start(int64_t /*version*/, uint32_t slot) {
   TESSERA_CHECK(!busy());
   busy_ = true;
   slot_ = slot;
@@ -98,6 +98,10 @@ void DeltaEncoder::start(uint32_t slot) {
 
 void DeltaEncoder::abort(const Status& status) {
   if (busy_) slots_[slot_].run->abort(status);
+}
+
+std::string DeltaEncoder::awaited(int64_t version) const {
+  return fmt::format("version {} to be compared with the last one", version);
 }
 
 void DeltaEncoder::finish() {

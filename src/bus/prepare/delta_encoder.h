@@ -12,8 +12,10 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "bus/prepare/step.h"
 #include "bus/session/session.h"
 #include "bus/session/source_link.h"
 #include "bus/session/versions.h"
@@ -23,7 +25,7 @@
 
 namespace tessera::bus {
 
-class DeltaEncoder {
+class DeltaEncoder final : public PreparationStep {
  public:
   // The elements of a sent route where they lie in a slot.
   using SourceOf = std::function<SourceRoute(const SentRoute& route, uint32_t slot)>;
@@ -33,16 +35,18 @@ class DeltaEncoder {
   // Allocates a copy of what is sent, and room for pieces that is taken as they need it. Throws kResourceExhausted.
   // REQUIRES: that `setup`, and what source_of() names, outlive it.
   DeltaEncoder(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Compared compared);
-  ~DeltaEncoder();  // REQUIRES: not busy
+  ~DeltaEncoder() override;  // REQUIRES: not busy
 
   bool covers(uint32_t sent) const { return part_of_[sent] != kNone; }
   // Where receivers find it: its piece; in place, where it is not reduced, the copy instead of the elements, which may
   // be private.
   void place(uint32_t sent, ServedRoute& served) const;
 
-  void start(uint32_t slot);         // REQUIRES: not busy, and nobody reads the slot
-  void abort(const Status& status);  // compared() follows, if it is busy
-  bool busy() const { return busy_; }
+  void start(int64_t version, uint32_t slot) override;  // REQUIRES: not busy, and nobody reads the slot
+  void abort(const Status& status) override;            // compared() follows, if it is busy
+  bool busy() const override { return busy_; }
+  std::string missing() const override { return "it was still being compared with the last one"; }
+  std::string awaited(int64_t version) const override;
 
   // Of what was compared into the slot last; 0 if that failed.
   Stamp stamp(uint32_t slot) const { return slots_[slot].stamp; }

@@ -286,6 +286,18 @@ void Quantizer::finish(const Status& status) {
   events_.quantized(status);
 }
 
+std::string Quantizer::missing() const {
+  const std::string names = waits_for();
+  return names.empty() ? "it was still being quantised"
+                       : fmt::format("{} have not told the amaxes of what is quantised", names);
+}
+
+std::string Quantizer::awaited(int64_t version) const {
+  const std::string names = waits_for();
+  return names.empty() ? fmt::format("version {} to be quantised", version)
+                       : fmt::format("{} to tell the amaxes of version {}", names, version);
+}
+
 std::string Quantizer::waits_for() const {
   return fmt::format("{}", fmt::join(exchange_->waiting_for(), ", "));
 }

@@ -17,6 +17,7 @@
 #include "base/metrics.h"
 #include "base/trace.h"
 #include "bus/prepare/amax_exchange.h"
+#include "bus/prepare/step.h"
 #include "bus/session/source_link.h"
 #include "exec/wire/quantize_run.h"
 #include "peer/loop_signal.h"
@@ -24,7 +25,7 @@
 
 namespace tessera::bus {
 
-class Quantizer {
+class Quantizer final : public PreparationStep {
  public:
   struct Events {
     std::function<void()> ready_changed;
@@ -39,7 +40,7 @@ class Quantizer {
   // Pieces and grids are allocated here. Throws kResourceExhausted where there are more amaxes than can be agreed on.
   // REQUIRES: that `setup`, and what source_of() names, outlive it.
   Quantizer(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Events events);
-  ~Quantizer();  // REQUIRES: not busy
+  ~Quantizer() override;  // REQUIRES: not busy
 
   AmaxExchange& exchange() { return *exchange_; }
   const AmaxExchange& exchange() const { return *exchange_; }
@@ -54,12 +55,12 @@ class Quantizer {
   // What one transfer quantises here; without the bytes that it moves.
   const RankShare& share() const { return share_; }
 
-  void start(int64_t version, uint32_t slot);  // REQUIRES: not busy
-  void abort(const Status& status);            // quantized() follows, if it is busy
-  // This rank will not start a version that others may have started. REQUIRES: not busy
-  void give_up(int64_t version, const Status& status) { exchange_->give_up(version, status); }
-  bool busy() const { return phase_.has_value(); }
-  std::string waits_for() const;  // "trainer/1, trainer/2", or empty
+  void start(int64_t version, uint32_t slot) override;
+  void abort(const Status& status) override;  // quantized() follows, if it is busy
+  void give_up(int64_t version, const Status& status) override { exchange_->give_up(version, status); }
+  bool busy() const override { return phase_.has_value(); }
+  std::string missing() const override;
+  std::string awaited(int64_t version) const override;
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -71,6 +72,7 @@ class Quantizer {
     size_t first_key = 0;            // of the blocks
   };
 
+  std::string waits_for() const;                                     // "trainer/1, trainer/2", or empty
   void enter(const char* span, QuantizePhase phase, int64_t bytes);  // what it did went well. `span`: a literal
   void leave(bool well);                                             // it is over. REQUIRES: busy()
   void collect_parts(const SourceOf& source_of);

@@ -245,4 +245,12 @@ void Reducer::detach(const Status& why) {
   for (const auto& link : links_) link->detach(why);
 }
 
+std::string Reducer::missing() const {
+  return fmt::format("{} have not offered their terms of the Partial tensors", fmt::join(waiting_for(), ", "));
+}
+
+std::string Reducer::awaited(int64_t version) const {
+  return fmt::format("{} to offer terms of version {}", fmt::join(waiting_for(), ", "), version);
+}
+
 }  // namespace tessera::bus

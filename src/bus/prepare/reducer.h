@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bus/prepare/step.h"
 #include "bus/session/pull_link.h"
 #include "bus/session/session.h"
 #include "exec/run_factory.h"
@@ -19,7 +20,7 @@
 
 namespace tessera::bus {
 
-class Reducer final : public PullLinkOwner {
+class Reducer final : public PullLinkOwner, public PreparationStep {
  public:
   struct Events {
     std::function<void()> ready_changed;
@@ -38,10 +39,12 @@ class Reducer final : public PullLinkOwner {
   uint64_t slot_bytes() const { return slot_bytes_; }  // from one slot's results to the next one's
 
   // Reduces `version` into a slot as soon as every peer offers it.
-  void start(int64_t version, uint32_t slot);
+  void start(int64_t version, uint32_t slot) override;
   // reduced() follows if a version is under way.
-  void abort(const Status& status);
-  bool busy() const { return version_ != 0; }
+  void abort(const Status& status) override;
+  bool busy() const override { return version_ != 0; }
+  std::string missing() const override;
+  std::string awaited(int64_t version) const override;
   std::vector<std::string> waiting_for() const;  // peers that have not offered the version under way
   void detach(const Status& why);
 

@@ -7,25 +7,23 @@
 //                          |                          |
 //                          \------------------> failing: withdrawn; ends once nobody reads any more
 //
-// Preparing is to reduce this rank's share of Partial tensors, then to quantise what travels so, and to find what has
-// changed of the rest: advance().
+// Preparing: prepare/preparation.h. Digests of what is on offer: offer_digests.h.
 //
 // Staged, a slot is a copy that stays on offer until it is wanted for a newer version: prepare() reduces into a slot
 // that is not pinned, offer() offers it and is over at once. What pins a slot: a reader, rank 0 of the receivers while
 // it decides, and then all ranks of its job until each of them has the version.
 #pragma once
 
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "bus/prepare/delta_encoder.h"
-#include "bus/prepare/quantizer.h"
-#include "bus/prepare/reducer.h"
+#include "bus/prepare/preparation.h"
+#include "bus/sender/offer_digests.h"
+#include "bus/sender/receiver_links.h"
 #include "bus/session/session.h"
 #include "bus/session/source_link.h"
-#include "peer/loop_signal.h"
 #include "tessera/bus.h"
 
 namespace tessera::bus {
@@ -70,12 +68,12 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void offer_slot(int64_t version, uint32_t slot);  // prepared, if prepares()
   // What prepare() began waits for the slot's copy, too, where it is quantised or compared.
   void copied(const Status& status);
-  bool prepares() const { return must_prepare() || delta_; }
+  bool prepares() const { return must_prepare() || preparation_.deltas() != nullptr; }
   // A slot that is not prepared cannot be offered. (Without deltas it can.)
-  bool must_prepare() const { return reducer_ || !owners_.empty() || quantizer_; }
+  bool must_prepare() const { return preparation_.reducer() || !owners_.empty() || preparation_.quantizer(); }
 
   // The ranks of this job have sent versions up to this one before it was adopted, and quantise none of them for it.
-  void passed(int64_t version);
+  void passed(int64_t version) { preparation_.passed(version); }
 
   // Staged: nothing is on offer any more, and who reads is asked to stop; on_unpinned() is called once it is idle.
   void leave(const Status& why);
@@ -89,21 +87,12 @@ class SenderSession final : public Session, public SourceLinkOwner {
   TimePoint last_activity() const { return last_activity_; }
   std::string who_has_not_taken() const;
   std::string awaited() const;  // "inference/1 to take version 7"; of the offer under way
-  Progress sample() const;
+  Progress sample() const { return progress(receivers_); }
   // By tensor, of the last version; each sent route once.
-  void sum_digests(std::vector<Digest>& sums);
+  void sum_digests(std::vector<Digest>& sums) { digests_.sum(receivers_, sums); }
 
  private:
   enum class Phase { kIdle, kPreparing, kOffered, kFailing };
-  // One digest a sent route, whoever takes it; receivers with a ring have theirs computed as the ring is filled.
-  struct Slot {
-    int64_t version = 0;  // on offer; 0: none
-    std::unique_ptr<LoopSignal> done;
-    std::unique_ptr<Run> run;
-    bool running = false;
-    bool digested = false;
-    bool compared = false;  // its digests are delta_'s, but for what is quantised
-  };
 
   void connect() override;
   std::vector<Linked> linked() const override;
@@ -123,66 +112,36 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void on_source_broken(SourceLink& link, const Status& status) override;
 
   bool staged() const { return setup_.slots > 1; }
-  SourceRoute source_route(const LinkRoute& route, const LocalTensor& local) const;
-  bool quantises(uint32_t sent) const { return quantizer_ && quantizer_->quantises(sent); }
-  bool preparing() const {
-    return (reducer_ && reducer_->busy()) || (quantizer_ && quantizer_->busy()) || (delta_ && delta_->busy());
-  }
-  ServedRoute sent_route(uint32_t sent, uint32_t slot) const;              // in that slot: of routes.sent
-  ServedRoute served_route(uint32_t sent) const;                           // as receivers find it in the first slot
-  ServedRoute sent_elements(const SentRoute& route, uint32_t slot) const;  // in its tensor or result
-  std::vector<ServedRoute> served_to(const Caller& caller) const;
   bool is_receiver(const SourceLink& link) const;
-  uint32_t index_of(const Slot& slot) const { return static_cast<uint32_t>(&slot - slots_.data()); }
-  Slot* slot_of(int64_t version);
-  const Slot* slot_of(int64_t version) const;
-  bool reading() const;  // somebody is
+  std::optional<uint32_t> slot_of(int64_t version) const;  // that it is on offer in
+  bool reading() const { return bus::reading(receivers_) || bus::reading(owners_); }
   Status why_withdrawn() const;
   void attached_one();  // a receiver, an owner, or a peer of a reduction
-  void build_digest_programs();
   void prepare_offer(int64_t version, uint32_t slot);
-  void on_reduced(const Status& status);
-  void on_quantized(const Status& status);
-  void on_compared(const Status& status);
+  void on_prepared();
   void grant(SourceLink& link, const Take& take, uint32_t slot);
-  void advance();                             // the only way out of kPreparing that is no failure
   void show(int64_t version, uint32_t slot);  // offers it
   void on_digests(uint32_t slot);
-  void send_digests(SourceLink& link, const Slot& slot);
-  void add_quantised_digests(SourceLink& link, const Slot& slot);
-  void add_delta_digests(SourceLink& link, const Slot& slot);
   void check_ended();
   void end(const Status& status);
   void check_taken();  // by all, so that nobody pins it
   void stop_waiting_for_readers();
 
   SenderSessionOwner& owner_;
-  std::map<Rank, std::unique_ptr<SourceLink>> receivers_;
-  std::map<Rank, std::unique_ptr<SourceLink>> owners_;  // ranks of this job that reduce what this one holds
-  std::unique_ptr<Reducer> reducer_;                    // what this rank reduces; null if nothing
-  std::unique_ptr<Quantizer> quantizer_;                // null if nothing travels quantised
-  std::unique_ptr<DeltaEncoder> delta_;                 // null without deltas
+  ReceiverLinks receivers_;
+  ReceiverLinks owners_;  // ranks of this job that reduce what this one holds
+  Preparation preparation_;
+  OfferDigests digests_;
   int64_t rank_bytes_ = 0;
   bool left_ = false;
   Status leaving_;  // why, once leave() was called
 
-  std::vector<Slot> slots_;
-  std::vector<uint32_t> digested_;  // indices into routes.sent, in the programs' order
-  std::vector<bool> counted_;       // by sent route, while digests are summed
-  std::vector<int64_t> deltas_;     // of a Grant
-  uint32_t summed_slot_ = 0;
+  std::vector<int64_t> on_offer_;  // by slot, the version; 0: none
+  std::vector<int64_t> deltas_;    // of a Grant
 
   Phase phase_ = Phase::kIdle;  // staged: kPreparing and kFailing alone
-  bool reduced_ = false;        // what is done of preparing
-  bool copied_ = false;
-  bool quantising_ = false;  // or done with it, or the others know that this rank will not
-  bool quantised_ = false;
-  bool comparing_ = false;  // or done with it
-  bool compared_ = false;
-  uint32_t offers_ = 0;   // so far
-  int64_t offering_ = 0;  // or being prepared
-  uint32_t offering_slot_ = 0;
-  int64_t held_ = 0;  // the version that the receivers take, or may: chosen by their rank 0
+  int64_t offering_ = 0;        // or being prepared
+  int64_t held_ = 0;            // the version that the receivers take, or may: chosen by their rank 0
   Status failure_;
   Status failure_cause_;  // as others hear it
   TimePoint last_activity_{};

@@ -12,8 +12,7 @@ namespace tessera {
 
 PullRun::PullRun(std::shared_ptr<const PullProgram> program, WorkerPool& pool, Done done,
                  std::shared_ptr<ByteStream> stream, const RunOptions& options)
-    : TransferRun(pool, std::move(done),
-                  program->impl().digest ? program->impl().digests.size() : 0),
+    : TransferRun(pool, std::move(done), program->impl().digest ? program->impl().digests.size() : 0),
       program_(std::move(program)),
       stream_(std::move(stream)),
       options_(options),
@@ -168,8 +167,7 @@ void PullRun::apply_segment(const DeltaPart& part, int64_t segment, const DeltaS
 void PullRun::add_delta_digest(uint32_t index, const Digest& digest) {
   const PullProgram::Impl& program = program_->impl();
   const DeltaPart& part = program.delta[index];
-  if (program.digest)
-    add_digest(part.reader.copies() ? part.route : program.digests.second(part.route), digest);
+  if (program.digest) add_digest(part.reader.copies() ? part.route : program.digests.second(part.route), digest);
 }
 
 void PullRun::run_get(const Unit& unit, std::span<std::byte> scratch) {
