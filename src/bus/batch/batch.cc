@@ -10,8 +10,8 @@ namespace tessera::bus {
 
 BatchImpl::BatchImpl(BatchSetup setup)
     : setup_(std::move(setup)),
+      figures_(*setup_.agent, *setup_.store),
       subject_(fmt::format("{}/{}", setup_.pair, setup_.id)),
-      created_(Clock::steady().now()),
       reaches_all_(std::ranges::all_of(setup_.tensors, [this](const TensorSpec& tensor) {
         return setup_.runs->reaches(static_cast<const std::byte*>(tensor.data));
       })) {}
@@ -50,7 +50,7 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
     if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
     if (operation_)
       fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
-           operation_name_, identity().name());
+           present_.name, identity().name());
     if (snapshots_) snapshots_->relocate(manifest_, tensors);
     {
       const MutexLock lock(mutex_);
@@ -97,7 +97,7 @@ void BatchImpl::open(const PairView& view, const CallLimits& limits) {
                                              sends() ? Snapshots::Use::kSend : Snapshots::Use::kReceive,
                                              sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, limits,
                                              [this] { on_copied(); });
-    ++allocations_;
+    figures_.count_allocation();
   }
   series_.emplace(metrics_, setup_.pair, setup_.id, side());
   Meeting* meeting = nullptr;
@@ -150,16 +150,13 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .staged = staged(),
           .slots = snapshots_ && sends() ? snapshots_->slots() : 1,
           .slot_bytes = snapshots_ && sends() ? snapshots_->slot_bytes() : 0,
-          .on_allocation = [this] { ++allocations_; },
+          .on_allocation = [this] { figures_.count_allocation(); },
           .on_moved =
               [this](int64_t bytes, const DeltaBytes& deltas) {
-                bytes_moved_ += bytes;
-                delta_routes_ += deltas.routes;
-                delta_bytes_ += deltas.read;
-                delta_full_bytes_ += deltas.full;
+                figures_.count_moved(bytes, deltas);
                 metrics_.bytes(side()).add(static_cast<uint64_t>(bytes));
               },
-          .on_amaxes_agreed = [this] { ++amax_exchanges_; }};
+          .on_amaxes_agreed = [this] { figures_.count_amax_exchange(); }};
 }
 
 // In place, the tensors themselves are compared, and deltas applied to them.
@@ -242,47 +239,11 @@ void BatchImpl::retire(std::shared_ptr<Session> session) {
 
 void BatchImpl::count_session(const Session& session, const RankShare& share) {
   const SessionSetup& made = session.setup();
-  const PlanStats& plan = made.routes.stats;
-  std::vector<std::string> names;
-  for (const LocalTensor& tensor : made.tensors) names.push_back(tensor.name);
-  const MutexLock lock(mutex_);
-  const int64_t sessions = figures_.sessions + 1;
-  const double register_seconds =
-      sessions == 1 ? to_seconds(Clock::steady().now() - created_) : figures_.register_seconds;
-  {
-    const LogScope scope = log_scope();
-    log_event(LogLevel::info, sessions == 1 ? "batch.registered" : "batch.registered_again",
-              {{"with", session.peer_job()}, {"bytes", share.bytes}, {"seconds", register_seconds}},
-              "{} tensors, {} routes, {} ranks at the other side", made.agreement.match.tensors.size(), plan.routes,
-              made.view.peer.size());
-  }
-  figures_ = {.tensors = static_cast<int64_t>(made.agreement.match.tensors.size()),
-              .skipped = made.agreement.match.skipped,
-              .routes = plan.routes,
-              .bytes_moved = plan.bytes_moved,
-              .bytes_lower_bound = plan.bytes_lower_bound,
-              .rank_bytes = share.bytes,
-              .sessions = sessions,
-              .register_seconds = register_seconds,
-              .quantized_elements = share.quantized_elements,
-              .quantized_bytes = share.quantized_bytes,
-              .quantized_source_bytes = share.quantized_source_bytes,
-              .quantized_elements_moved = plan.quantized_elements_moved,
-              .quantized_bytes_moved = plan.quantized_bytes_moved};
-  names_ = std::move(names);
-  digests_.clear();
-  begin_count();
-}
-
-void BatchImpl::count_from_now() {
-  const MutexLock lock(mutex_);
-  begin_count();
-}
-
-void BatchImpl::begin_count() {
-  allocations_at_start_ = allocations_.load();
-  plans_at_start_ = setup_.agent->plans();
-  store_requests_at_start_ = setup_.store->requests();
+  const BatchStats stats = figures_.begin_session(made, share);
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, stats.sessions == 1 ? "batch.registered" : "batch.registered_again",
+            {{"with", session.peer_job()}, {"bytes", share.bytes}, {"seconds", stats.register_seconds}},
+            "{} tensors, {} routes, {} ranks at the other side", stats.tensors, stats.routes, made.view.peer.size());
 }
 
 // --- operations ----------------------------------------------------------------------------------
@@ -291,76 +252,76 @@ std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout 
   if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
   if (operation_)
     fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
-         operation_name_, identity().name());
-  if (ended_ && ended_.use_count() == 1) {
-    operation_ = std::move(ended_);
-    operation_->restart(shared_from_this(), ++operation_number_);
+         present_.name, identity().name());
+  if (present_.ended && present_.ended.use_count() == 1) {
+    operation_ = std::move(present_.ended);
+    operation_->restart(shared_from_this(), ++present_.number);
   } else {
-    operation_ = std::make_shared<Operation>(shared_from_this(), ++operation_number_);
+    operation_ = std::make_shared<Operation>(shared_from_this(), ++present_.number);
   }
-  operation_name_ = what;
-  operation_start_ = Clock::steady().now();
-  data_start_ = {};
-  Trace::begin(operation_name_, track_, {.subject = subject_});
+  present_.name = what;
+  present_.start = Clock::steady().now();
+  present_.data_start = {};
+  Trace::begin(present_.name, track_, {.subject = subject_});
   set_deadline(Deadline::after(timeout));
-  if (peers_timer_ == 0) peers_timer_ = loop().add_timer_after(kSilence, [this] { watch_peers(); });
+  if (present_.peers_timer == 0) present_.peers_timer = loop().add_timer_after(kSilence, [this] { watch_peers(); });
   return operation_;
 }
 
 void BatchImpl::enter(const char* phase) {
-  if (phase_ != nullptr) Trace::end(phase_, track_);
-  phase_ = phase;
-  if (phase_ != nullptr && Trace::on())
-    Trace::begin(phase_, track_, {.subject = subject_, .version = operation_->version()});
+  if (present_.phase != nullptr) Trace::end(present_.phase, track_);
+  present_.phase = phase;
+  if (present_.phase != nullptr && Trace::on())
+    Trace::begin(present_.phase, track_, {.subject = subject_, .version = operation_->version()});
 }
 
 void BatchImpl::set_deadline(Deadline deadline) {
-  deadline_ = deadline;
-  if (timer_ != 0 && timer_due_ <= deadline.when()) return;
-  loop().cancel_timer(timer_);
-  timer_due_ = deadline.when();
-  timer_ = loop().add_timer(timer_due_, [this] { watch_deadline(); });
+  present_.deadline = deadline;
+  if (present_.timer != 0 && present_.timer_due <= deadline.when()) return;
+  loop().cancel_timer(present_.timer);
+  present_.timer_due = deadline.when();
+  present_.timer = loop().add_timer(present_.timer_due, [this] { watch_deadline(); });
 }
 
 void BatchImpl::watch_deadline() {
-  timer_ = 0;
+  present_.timer = 0;
   if (!operation_) return;
-  if (deadline_.passed())
+  if (present_.deadline.passed())
     on_deadline();
   else
-    set_deadline(deadline_);
+    set_deadline(present_.deadline);
 }
 
 void BatchImpl::watch_peers() {
-  peers_timer_ = 0;
+  present_.peers_timer = 0;
   if (!operation_) return;
-  peers_timer_ = loop().add_timer_after(kStopPeriod, [this] { watch_peers(); });
-  if (Clock::steady().now() - operation_start_ < kSilence) return;
+  present_.peers_timer = loop().add_timer_after(kStopPeriod, [this] { watch_peers(); });
+  if (Clock::steady().now() - present_.start < kSilence) return;
   check_peers();
   setup_.runs->check();
 }
 
 bool BatchImpl::cancel(uint64_t operation) {
   bool cancelled = false;
-  setup_.agent->run_on_loop([&] { cancelled = operation_ && operation_number_ == operation && cancel_operation(); });
+  setup_.agent->run_on_loop([&] { cancelled = operation_ && present_.number == operation && cancel_operation(); });
   return cancelled;
 }
 
 void BatchImpl::end_operation(const Status& status) {
   if (!operation_) return;
   enter(nullptr);
-  ended_ = std::move(operation_);
-  if (status.ok()) ++transfers_;
-  const std::shared_ptr<Operation> operation = ended_;  // finish() may let the batch go
+  present_.ended = std::move(operation_);
+  if (status.ok()) figures_.count_transfer();
+  const std::shared_ptr<Operation> operation = present_.ended;  // finish() may let the batch go
   const Progress progress = sample();
   observe_end(operation->version(), status, progress);
   operation->finish(status, progress);
 }
 
 void BatchImpl::observe_end(int64_t version, const Status& status, const Progress& progress) {
-  const Duration took = Clock::steady().now() - operation_start_;
-  Trace::end(operation_name_, track_, {.subject = subject_, .version = version, .bytes = progress.bytes_done});
-  if (std::string_view(operation_name_) != kCommitName) {
+  const Duration took = Clock::steady().now() - present_.start;
+  Trace::end(present_.name, track_, {.subject = subject_, .version = version, .bytes = progress.bytes_done});
+  if (std::string_view(present_.name) != kCommitName) {
     metrics_.transfers(side(), outcome_of(status)).add();
     if (status.ok()) metrics_.seconds(side()).observe(took);
   }
@@ -368,11 +329,11 @@ void BatchImpl::observe_end(int64_t version, const Status& status, const Progres
   if (!log().should_log(LogLevel::debug)) return;
   const LogScope scope = log_scope();
   if (!status.ok())
-    log_event(LogLevel::debug, "transfer.failed", {{"operation", operation_name_}, {"version", version}}, "{}",
+    log_event(LogLevel::debug, "transfer.failed", {{"operation", present_.name}, {"version", version}}, "{}",
               status.message());
   else
     log_event(LogLevel::debug, "transfer.done",
-              {{"operation", operation_name_},
+              {{"operation", present_.name},
                {"version", version},
                {"bytes", progress.bytes_done},
                {"seconds", to_seconds(took)}},
@@ -384,26 +345,12 @@ Progress BatchImpl::sample() const {
   Progress progress;
   setup_.agent->run_on_loop([&] {
     progress = sample_sessions();
-    progress.seconds = data_start_ == TimePoint{} ? 0 : to_seconds(Clock::steady().now() - data_start_);
+    progress.seconds = present_.data_start == TimePoint{} ? 0 : to_seconds(Clock::steady().now() - present_.data_start);
   });
   return progress;
 }
 
 // --- what it has done ----------------------------------------------------------------------------
-
-BatchStats BatchImpl::stats() const {
-  const MutexLock lock(mutex_);
-  BatchStats stats = figures_;
-  stats.transfers = transfers_.load();
-  stats.amax_exchanges = amax_exchanges_.load();
-  stats.store_requests = static_cast<int64_t>(setup_.store->requests() - store_requests_at_start_);
-  stats.plans = setup_.agent->plans() - plans_at_start_;
-  stats.allocations = allocations_.load() - allocations_at_start_;
-  stats.delta_routes = delta_routes_.load();
-  stats.delta_bytes = delta_bytes_.load();
-  stats.delta_full_bytes = delta_full_bytes_.load();
-  return stats;
-}
 
 BatchReport BatchImpl::report() const {
   BatchReport report{.pair = setup_.pair,
@@ -414,8 +361,8 @@ BatchReport BatchImpl::report() const {
                      .undecided = undecided(),
                      .version = version_.load(),
                      .newest = newest(),
-                     .transfers = transfers_.load(),
-                     .bytes = bytes_moved_};
+                     .transfers = figures_.transfers(),
+                     .bytes = figures_.bytes_moved()};
   const std::vector<const Session*> attached = sessions();
   for (const auto& meeting : meetings_) {
     const auto it = std::ranges::find(attached, meeting->job(), &Session::peer_job);
@@ -426,26 +373,15 @@ BatchReport BatchImpl::report() const {
   }
   if (!operation_) return report;
   const Progress progress = sample();
-  report.operation = operation_name_;
-  report.phase = phase_ == nullptr ? "" : phase_;
+  report.operation = present_.name;
+  report.phase = present_.phase == nullptr ? "" : present_.phase;
   report.operation_version = operation_->version();
-  report.operation_microseconds = microseconds_since(operation_start_);
+  report.operation_microseconds = microseconds_since(present_.start);
   report.bytes_done = progress.bytes_done;
   report.bytes_total = progress.bytes_total;
   for (std::string& text : waits_for())
     report.waits.push_back({.text = std::move(text), .microseconds = report.operation_microseconds});
   return report;
-}
-
-std::vector<TensorDigest> BatchImpl::digests() const {
-  const MutexLock lock(mutex_);
-  std::vector<TensorDigest> named;
-  for (size_t i = 0; i < digests_.size(); ++i)
-    named.push_back({.name = names_[i],
-                     .d0 = digests_[i].d[0],
-                     .d1 = digests_[i].d[1],
-                     .elements = static_cast<int64_t>(digests_[i].elements)});
-  return named;
 }
 
 void BatchImpl::part(const Status& why) {
@@ -465,8 +401,8 @@ void BatchImpl::part(const Status& why) {
   if (was_closed) return;
   await_readers();
   setup_.agent->run_on_loop([&] {
-    loop().cancel_timer(timer_);
-    loop().cancel_timer(peers_timer_);
+    loop().cancel_timer(present_.timer);
+    loop().cancel_timer(present_.peers_timer);
     setup_.runs->close();
     close_sessions();
   });
@@ -480,7 +416,7 @@ void BatchImpl::part(const Status& why) {
   on_closed();
   series_.reset();
   const LogScope scope = log_scope();
-  log_event(LogLevel::info, "batch.closed", {{"version", version_.load()}}, "{} transfers", transfers_.load());
+  log_event(LogLevel::info, "batch.closed", {{"version", version_.load()}}, "{} transfers", figures_.transfers());
   setup_.agent->release_batch(setup_.pair, setup_.id);
 }
 

@@ -14,6 +14,7 @@
 #include "base/mutex.h"
 #include "base/trace.h"
 #include "bus/batch/client.h"
+#include "bus/batch/figures.h"
 #include "bus/batch/operation.h"
 #include "bus/session/meeting.h"
 #include "bus/session/session.h"
@@ -64,8 +65,8 @@ class BatchImpl : public BatchClient,
   bool torn() const override { return false; }
   bool undecided() const override { return false; }
   int64_t version() const override { return version_.load(); }
-  BatchStats stats() const override;
-  std::vector<TensorDigest> digests() const override;
+  BatchStats stats() const override { return figures_.stats(); }
+  std::vector<TensorDigest> digests() const override { return figures_.digests(); }
   bool cancel(uint64_t operation) override;
   bool withdraw(int64_t version) override;
   Progress sample() const override;
@@ -83,8 +84,7 @@ class BatchImpl : public BatchClient,
   bool staged() const { return setup_.options.mode == Mode::kStaged; }
   BatchOffer own_offer() const override;
   SessionSetup session_setup(const PairView& view, Agreement agreement);  // plans
-  double seconds_of_data() const;
-  std::string describe() const;  // "batch policy of pair weights"
+  std::string describe() const;                                           // "batch policy of pair weights"
   LogScope log_scope() const { return tessera::log_scope(identity(), setup_.pair, setup_.id); }
   const Identity& identity() const { return setup_.agent->identity(); }
   EventLoop& loop() const { return setup_.agent->loop(); }
@@ -119,7 +119,6 @@ class BatchImpl : public BatchClient,
   void retire(std::shared_ptr<Session> session);
   void forget(std::shared_ptr<Session> session);                       // likewise, without meeting again
   void count_session(const Session& session, const RankShare& share);  // a new one: figures begin anew
-  void count_from_now();                                               // what a steady state has nothing of; any thread
 
   // The operation under way, if any; begin_operation() throws if there is one, or if the batch is closed.
   std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);
@@ -130,7 +129,6 @@ class BatchImpl : public BatchClient,
   void watch_peers();
   void end_operation(const Status& status);
 
-  void begin_count() REQUIRES(mutex_);
   void observe_end(int64_t version, const Status& status, const Progress& progress);
   TransferSide side() const { return sends() ? TransferSide::kSend : TransferSide::kReceive; }
 
@@ -139,34 +137,32 @@ class BatchImpl : public BatchClient,
   std::unique_ptr<Snapshots> snapshots_;            // staged
   std::vector<std::unique_ptr<Meeting>> meetings_;  // by job, as they came; grows on the loop's thread
   std::shared_ptr<Operation> operation_;            // current
-  std::shared_ptr<Operation> ended_;                // the last one: used again once its handles have gone
-  std::vector<Digest> sums_;                        // those of the present transfer, as it ends; swapped with digests_
-  const char* operation_name_ = "";
-  const char* phase_ = nullptr;
-  TimePoint operation_start_{};
-  Deadline deadline_ = Deadline::at({});
-  // Left alone as the deadline moves on or the operation ends: when it is due it looks. So an operation seldom sets
-  // one.
-  EventLoop::TimerId timer_ = 0;
-  TimePoint timer_due_{};
-  EventLoop::TimerId peers_timer_ = 0;  // likewise
-  TimePoint data_start_{};              // of the operation; the epoch before any data flows
-  uint64_t operation_number_ = 0;
+  // What is known of it; some of it outlives it.
+  struct Present {
+    std::shared_ptr<Operation> ended;  // the last one: used again once its handles have gone
+    uint64_t number = 0;
+    const char* name = "";
+    const char* phase = nullptr;
+    TimePoint start{};
+    TimePoint data_start{};  // the epoch before any data flows
+    Deadline deadline = Deadline::at({});
+    // Left as it is while the deadline moves on or the operation ends: when it is due it looks. So an operation seldom
+    // sets one.
+    EventLoop::TimerId timer = 0;
+    TimePoint timer_due{};
+    EventLoop::TimerId peers_timer = 0;  // likewise
+  };
+  Present present_;
   bool closed_ = false;
   std::atomic<bool> told_no_delta_{false};
   uint64_t relocation_ = 0;  // counts them; written on the loop's thread, under mutex_
   Status parting_;           // why, if not in good order
   std::atomic<int64_t> version_{0};
-  std::atomic<int64_t> transfers_{0};
-  std::atomic<int64_t> allocations_{0};
-  std::atomic<int64_t> delta_routes_{0}, delta_bytes_{0}, delta_full_bytes_{0};
-  std::atomic<int64_t> amax_exchanges_{0};
-  int64_t bytes_moved_ = 0;
+  Figures figures_;
   Metrics& metrics_ = Metrics::process();
   std::optional<Metrics::Batch> series_;  // from open() to close()
   const std::string subject_;             // "weights/policy", in traces
   const uint64_t track_ = Trace::new_track();
-  const TimePoint created_;
   const bool reaches_all_;  // this process does, of what is registered: RunFactory::reaches()
   const ForkGuard process_;
 
@@ -183,12 +179,6 @@ class BatchImpl : public BatchClient,
   };
   std::map<std::string, Pinned> pinned_ GUARDED_BY(mutex_);  // by job, what it was first met with; if options.pinned
   StoppableCondVar changed_;
-  BatchStats figures_ GUARDED_BY(mutex_);              // of the newest session
-  std::vector<std::string> names_ GUARDED_BY(mutex_);  // of its tensors
-  int64_t allocations_at_start_ GUARDED_BY(mutex_) = 0;
-  int64_t plans_at_start_ GUARDED_BY(mutex_) = 0;
-  uint64_t store_requests_at_start_ GUARDED_BY(mutex_) = 0;
-  std::vector<Digest> digests_ GUARDED_BY(mutex_);  // by tensor, of the last transfer
 };
 
 }  // namespace tessera::bus

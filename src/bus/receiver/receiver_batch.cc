@@ -186,7 +186,7 @@ void ReceiverBatch::wait_for_version() {
 void ReceiverBatch::on_chosen(int64_t version) {
   operation_->set_version(version);
   enter("pull");
-  data_start_ = Clock::steady().now();
+  present_.data_start = Clock::steady().now();
   set_deadline(Deadline::after(setup_.stall));
 }
 
@@ -195,13 +195,14 @@ void ReceiverBatch::on_flow() {
 }
 
 void ReceiverBatch::on_recv_over(const Status& status) {
-  if (Session::is_renewal(status) && session_->renewed() && data_start_ == TimePoint{}) return wait_for_version();
-  if (staged() && data_start_ != TimePoint{}) observe_decision(status);
+  if (Session::is_renewal(status) && session_->renewed() && present_.data_start == TimePoint{})
+    return wait_for_version();
+  if (staged() && present_.data_start != TimePoint{}) observe_decision(status);
   if (status.ok()) {
-    session_->sum_digests(sums_);
+    session_->sum_digests(figures_.sums());
+    figures_.keep_sums();
     {
       const MutexLock lock(mutex_);
-      digests_.swap(sums_);
       newest_ = session_->complete_version();
     }
     if (staged()) {
@@ -366,7 +367,7 @@ void ReceiverBatch::fail_operation(const Status& status) {
 
 std::string ReceiverBatch::waited() const {
   return fmt::format("{}: {} waited {:.1f} s for version {} or newer", describe(), identity().name(),
-                     to_seconds(Clock::steady().now() - operation_start_),
+                     to_seconds(Clock::steady().now() - present_.start),
                      session_ ? session_->min_version() : min_version_);
 }
 

@@ -20,7 +20,7 @@ void SenderBatch::open(const PairView& view, const CallLimits& limits) {
   if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), {});
   BatchImpl::open(view, limits);
   watch_jobs();
-  count_from_now();
+  figures_.count_from_now();
 }
 
 void SenderBatch::watch_jobs() {
@@ -231,16 +231,15 @@ bool SenderBatch::begun(int64_t version) const {
 
 void SenderBatch::on_taking(SenderSession& session) {
   if (session.begun(offering_)) newcomers_.erase(&session);
-  if (!operation_ || data_start_ != TimePoint{}) return;
-  data_start_ = Clock::steady().now();
+  if (!operation_ || present_.data_start != TimePoint{}) return;
+  present_.data_start = Clock::steady().now();
   enter("transfer");
 }
 
 void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
   if (status.ok()) {
-    session.sum_digests(sums_);
-    const MutexLock lock(mutex_);
-    if (!taken_) digests_.swap(sums_);
+    session.sum_digests(figures_.sums());
+    if (!taken_) figures_.keep_sums();
     taken_ = true;
   } else if (session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) {
     // It is offered again once they have met.
@@ -372,7 +371,7 @@ Status SenderBatch::nobody_attached() const {
     if (!why.ok()) code = why.code();
   }
   return failed(code, "{}: {} waited {:.1f} s to send version {}, and no job is attached{}{}", describe(),
-                identity().name(), to_seconds(Clock::steady().now() - operation_start_), offering_,
+                identity().name(), to_seconds(Clock::steady().now() - present_.start), offering_,
                 text.empty() ? "" : ": ", text);
 }
 
@@ -383,7 +382,7 @@ void SenderBatch::on_deadline() {
     return fail_operation(
         failed(ErrorCode::kDeadlineExceeded,
                "{}: {} waited {:.1f} s to send version {}: all {} snapshots are being read: allow more", describe(),
-               identity().name(), to_seconds(Clock::steady().now() - operation_start_), offering_, slots_.size()));
+               identity().name(), to_seconds(Clock::steady().now() - present_.start), offering_, slots_.size()));
   if (!any_offering()) return fail_operation(nobody_attached());
   // Jobs that are all at it, and were heard of lately, go on.
   const TimePoint now = Clock::steady().now();
@@ -395,7 +394,7 @@ void SenderBatch::on_deadline() {
       continue;
     }
     ending_ = true;
-    session->fail_offer(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}", to_seconds(now - operation_start_),
+    session->fail_offer(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}", to_seconds(now - present_.start),
                                session->who_has_not_taken()));
   }
   if (offering_ != 0 && until != TimePoint::max()) set_deadline(Deadline::at(until));

@@ -30,7 +30,7 @@ void SenderBatch::begin_snapshot() {
   slots_[*target_] = {};
   for (const auto& [job, session] : sessions_) session->clear(*target_);
   copied_ = false;
-  data_start_ = Clock::steady().now();
+  present_.data_start = Clock::steady().now();
   preparing_.clear();
   prepared_.clear();
   for (const auto& [job, session] : sessions_)
@@ -87,9 +87,8 @@ void SenderBatch::check_snapshot() {
 
 void SenderBatch::on_digested(SenderSession& session, int64_t version) {
   if (version != version_.load()) return;
-  session.sum_digests(sums_);
-  const MutexLock lock(mutex_);
-  digests_.swap(sums_);
+  session.sum_digests(figures_.sums());
+  figures_.keep_sums();
 }
 
 void SenderBatch::on_unpinned(SenderSession&) {

@@ -1,0 +1,65 @@
+// What a batch has done: its statistics, and the digests of what it moved last.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "bus/registration/batch_routes.h"
+#include "bus/session/session.h"
+#include "codec/simd/digest.h"
+#include "peer/agent.h"
+#include "tessera/bus.h"
+#include "tessera/store.h"
+
+namespace tessera::bus {
+
+// Thread-safe, but for sums().
+class Figures {
+ public:
+  // Both outlive it; they count plans and requests.
+  Figures(const Agent& agent, const Store& store);
+
+  // A session with another job begins, of which this rank's share is known. Returns the figures of all sessions.
+  BatchStats begin_session(const SessionSetup& made, const RankShare& share);
+  void count_from_now();  // what a steady state has nothing of: plans, store requests, allocations
+  void count_allocation() { ++allocations_; }
+  void count_amax_exchange() { ++amax_exchanges_; }
+  void count_transfer() { ++transfers_; }
+  void count_moved(int64_t bytes, const DeltaBytes& deltas);
+
+  // Digests of the transfer that ends, by tensor, to be filled on the loop's thread; keep_sums() makes them those that
+  // digests() gives, and is done with them.
+  std::vector<Digest>& sums() { return sums_; }
+  void keep_sums();
+
+  BatchStats stats() const;
+  std::vector<TensorDigest> digests() const;
+  int64_t transfers() const { return transfers_.load(); }
+  int64_t bytes_moved() const { return bytes_moved_.load(); }
+
+ private:
+  void begin_count() REQUIRES(mutex_);
+
+  const Agent& agent_;
+  const Store& store_;
+  const TimePoint created_;
+  std::atomic<int64_t> transfers_{0};
+  std::atomic<int64_t> allocations_{0};
+  std::atomic<int64_t> amax_exchanges_{0};
+  std::atomic<int64_t> bytes_moved_{0};
+  std::atomic<int64_t> delta_routes_{0}, delta_bytes_{0}, delta_full_bytes_{0};
+  std::vector<Digest> sums_;  // swapped with digests_
+  mutable Mutex mutex_;
+  BatchStats newest_ GUARDED_BY(mutex_);               // of the newest session
+  std::vector<std::string> names_ GUARDED_BY(mutex_);  // of its tensors
+  std::vector<Digest> digests_ GUARDED_BY(mutex_);     // by tensor, of the last transfer
+  int64_t allocations_at_start_ GUARDED_BY(mutex_) = 0;
+  int64_t plans_at_start_ GUARDED_BY(mutex_) = 0;
+  uint64_t store_requests_at_start_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace tessera::bus
