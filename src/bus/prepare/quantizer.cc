@@ -156,57 +156,58 @@ const Digest& Quantizer::rest(uint32_t sent, uint32_t slot) const {
 
 void Quantizer::start(int64_t version, uint32_t slot) {
   TESSERA_CHECK(!busy());
-  version_ = version;
-  slot_ = slot;
-  failure_ = {};
+  round_.version = version;
+  round_.slot = slot;
+  round_.failure = {};
   enter("find amaxes", QuantizePhase::kAmax, amax_run_->bytes());
   amax_run_->read_from(sources_[slot]);
-  amax_run_->start(++epoch_);
+  amax_run_->start(++round_.epoch);
   fail_point("wire: amax");
 }
 
 void Quantizer::enter(const char* span, QuantizePhase phase, int64_t bytes) {
-  if (phase_) leave(true);
-  phase_ = phase;
-  span_ = span;
-  entered_ = Clock::steady().now();
-  Trace::begin(span_, track_, {.subject = subject_, .version = version_, .bytes = bytes});
+  if (round_.phase) leave(true);
+  round_.phase = phase;
+  round_.span = span;
+  round_.entered = Clock::steady().now();
+  Trace::begin(round_.span, track_, {.subject = subject_, .version = round_.version, .bytes = bytes});
 }
 
 void Quantizer::leave(bool well) {
-  const QuantizePhase phase = *std::exchange(phase_, std::nullopt);
-  Trace::end(span_, track_, {.subject = subject_, .version = version_});
+  const QuantizePhase phase = *std::exchange(round_.phase, std::nullopt);
+  Trace::end(round_.span, track_, {.subject = subject_, .version = round_.version});
   if (!well) return;
   Metrics& metrics = Metrics::process();
-  metrics.quantize_seconds(phase).observe(Clock::steady().now() - entered_);
+  metrics.quantize_seconds(phase).observe(Clock::steady().now() - round_.entered);
   if (phase != QuantizePhase::kEncode) return;
   metrics.quantized_source_bytes.add(static_cast<uint64_t>(share_.quantized_source_bytes));
   metrics.quantized_bytes.add(static_cast<uint64_t>(share_.quantized_bytes));
 }
 
 void Quantizer::abort(const Status& status) {
-  if (!phase_) return;
-  switch (*phase_) {
+  if (!round_.phase) return;
+  switch (*round_.phase) {
     case QuantizePhase::kAmax:
-      if (failure_.ok()) failure_ = status;
+      if (round_.failure.ok()) round_.failure = status;
       return amax_run_->abort(status);
     case QuantizePhase::kAgree:
       return exchange_->abort(status);
     case QuantizePhase::kEncode:
-      return encode_runs_[slot_]->abort(status);
+      return encode_runs_[round_.slot]->abort(status);
   }
 }
 
 void Quantizer::on_looked() {
-  if (!failure_.ok()) {
-    exchange_->give_up(version_, failure_);
-    return finish(failure_);
+  if (!round_.failure.ok()) {
+    exchange_->give_up(round_.version, round_.failure);
+    return finish(round_.failure);
   }
   enter("agree on amaxes", QuantizePhase::kAgree, 0);
   if (const auto found = amax_run_->nonfinite())
-    return exchange_->start(version_, {}, {.tensor = found->tensor, .index = found->index, .value = found->value});
+    return exchange_->start(round_.version, {},
+                            {.tensor = found->tensor, .index = found->index, .value = found->value});
   report();
-  exchange_->start(version_, reported_);
+  exchange_->start(round_.version, reported_);
 }
 
 void Quantizer::report() {
@@ -231,12 +232,12 @@ void Quantizer::on_agreed(const Status& status, std::span<const float> amaxes) {
   if (!range.ok()) return finish(range);
   take_over(amaxes);
   enter("encode", QuantizePhase::kEncode, share_.quantized_source_bytes);
-  encode_runs_[slot_]->start(++epoch_);
+  encode_runs_[round_.slot]->start(++round_.epoch);
 }
 
 void Quantizer::on_encoded() {
   spoil_piece();
-  finish(encode_runs_[slot_]->status());
+  finish(encode_runs_[round_.slot]->status());
 }
 
 Status Quantizer::check_range(std::span<const float> amaxes) const {
@@ -275,7 +276,7 @@ void Quantizer::take_over(std::span<const float> amaxes) {
 void Quantizer::spoil_piece() {
   if (parts_.empty() || program_->piece(0).bytes() == 0) return;
   const WirePiece& piece = program_->piece(0);
-  std::byte* const data = pieces_.data() + slot_ * slot_bytes_ + parts_[0].offset;
+  std::byte* const data = pieces_.data() + round_.slot * slot_bytes_ + parts_[0].offset;
   if (mutated(Mutation::kSpoiledCode)) data[piece.code_section()] ^= std::byte{1};
   if (mutated(Mutation::kSpoiledScale)) data[piece.scale(0, 0, 0)] ^= std::byte{1};
   if (mutated(Mutation::kSpoiledAmax)) data[piece.amax(0)] ^= std::byte{1};

@@ -58,7 +58,7 @@ class Quantizer final : public PreparationStep {
   void start(int64_t version, uint32_t slot) override;
   void abort(const Status& status) override;  // quantized() follows, if it is busy
   void give_up(int64_t version, const Status& status) override { exchange_->give_up(version, status); }
-  bool busy() const override { return phase_.has_value(); }
+  bool busy() const override { return round_.phase.has_value(); }
   std::string missing() const override;
   std::string awaited(int64_t version) const override;
 
@@ -107,13 +107,17 @@ class Quantizer final : public PreparationStep {
   std::unique_ptr<AmaxExchange> exchange_;
   std::vector<float> reported_;  // in the order of the keys
 
-  std::optional<QuantizePhase> phase_;  // what it does
-  const char* span_ = "";
-  TimePoint entered_{};
-  int64_t version_ = 0;
-  uint32_t slot_ = 0;
-  uint32_t epoch_ = 0;
-  Status failure_;
+  // The version under way, or the last.
+  struct Round {
+    std::optional<QuantizePhase> phase;  // what it does; nothing: it is over
+    const char* span = "";
+    TimePoint entered{};
+    int64_t version = 0;
+    uint32_t slot = 0;
+    uint32_t epoch = 0;
+    Status failure;
+  };
+  Round round_;
 };
 
 }  // namespace tessera::bus

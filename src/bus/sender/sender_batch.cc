@@ -137,7 +137,7 @@ void SenderBatch::on_sender_retired(SenderSession& session) {
   note_absence(session);
   // Later: whoever is at it may be going through the sessions.
   newcomers_.erase(&session);
-  prepared_.erase(&session);
+  copying_.prepared.erase(&session);
   loop().post([self = shared_from_this(), this, job, over = sessions_.at(job)] {
     sessions_.erase(job);
     retire(over);
@@ -168,14 +168,15 @@ std::vector<std::string> SenderBatch::waits_for() const {
   std::vector<std::string> texts;
   for (const auto& [job, session] : sessions_)
     if (session->offering()) texts.push_back(session->awaited());
-  if (staged() && !target_) texts.push_back(fmt::format("one of {} snapshots that nobody reads", slots_.size()));
+  if (staged() && !copying_.target)
+    texts.push_back(fmt::format("one of {} snapshots that nobody reads", slots_.size()));
   if (!staged() && texts.empty())
     for (const auto& meeting : meetings_) texts.push_back(fmt::format("job {} to register", meeting->job()));
   return texts;
 }
 
 void SenderBatch::check_peers() {
-  if (staged() && target_ && preparing_.empty()) return;  // the copy is on its way
+  if (staged() && copying_.target && copying_.preparing.empty()) return;  // the copy is on its way
   for (const auto& [job, session] : sessions_) session->check_peers();
 }
 
@@ -299,7 +300,7 @@ SenderBatch::Withdrawal SenderBatch::try_withdraw(int64_t version) {
   for (const auto& [job, session] : sessions_)
     if (session->undecided(version)) return Withdrawal::kUndecided;
   if (version == offering_) {
-    if (staged() && target_) return Withdrawal::kUndecided;  // until it is copied
+    if (staged() && copying_.target) return Withdrawal::kUndecided;  // until it is copied
     fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn", version));
   } else {
     *slot = {};
@@ -377,8 +378,8 @@ Status SenderBatch::nobody_attached() const {
 
 void SenderBatch::on_deadline() {
   if (offering_ == 0) return;
-  if (staged() && target_ && preparing_.empty()) return;  // the copy is on its way
-  if (staged() && !target_)
+  if (staged() && copying_.target && copying_.preparing.empty()) return;  // the copy is on its way
+  if (staged() && !copying_.target)
     return fail_operation(
         failed(ErrorCode::kDeadlineExceeded,
                "{}: {} waited {:.1f} s to send version {}: all {} snapshots are being read: allow more", describe(),
@@ -402,7 +403,7 @@ void SenderBatch::on_deadline() {
 
 bool SenderBatch::cancel_operation() {
   if (offering_ == 0 || ending_ || taken_) return false;
-  if (staged() && target_) return false;
+  if (staged() && copying_.target) return false;
   const auto begun = [&](const auto& entry) { return entry.second->begun(offering_); };
   if (std::ranges::any_of(sessions_, begun)) return false;
   observe_withdrawal(offering_);

@@ -87,16 +87,20 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   bool counts_ = false;                           // versions for itself: it knows what its job had sent before it came
   bool ending_ = false;                           // it is failing: nobody is offered it any more
   bool begun_ = false;                            // a receiver has begun to take it, and may have left since
-  // Staged: what lies in each slot; which one is newest; which one the version on its way goes into.
+  // Staged: what lies in each slot; which one is newest.
   struct Snapshot {
     int64_t version = 0;  // 0: none
     bool begun = false;   // likewise
   };
   std::vector<Snapshot> slots_;
   uint32_t newest_slot_ = 0;
-  std::optional<uint32_t> target_;
-  bool copied_ = false;
-  std::set<const SenderSession*> preparing_, prepared_;
+  // The version on its way into a slot.
+  struct Copying {
+    std::optional<uint32_t> target;  // the slot; none while it waits for one
+    bool copied = false;
+    std::set<const SenderSession*> preparing, prepared;
+  };
+  Copying copying_;
   uint64_t decisions_ GUARDED_BY(mutex_) = 0;  // for withdraw()
   bool taken_ = false;                         // by a whole job
   Status failure_;                             // of the offer: it ends with that once nobody reads any more

@@ -24,26 +24,26 @@ std::optional<uint32_t> SenderBatch::free_slot() const {
 }
 
 void SenderBatch::begin_snapshot() {
-  target_ = free_slot();
-  enter(target_ ? "copy" : "wait for a snapshot");
-  if (!target_) return;  // on_unpinned() will come
-  slots_[*target_] = {};
-  for (const auto& [job, session] : sessions_) session->clear(*target_);
-  copied_ = false;
+  copying_.target = free_slot();
+  enter(copying_.target ? "copy" : "wait for a snapshot");
+  if (!copying_.target) return;  // on_unpinned() will come
+  slots_[*copying_.target] = {};
+  for (const auto& [job, session] : sessions_) session->clear(*copying_.target);
+  copying_.copied = false;
   present_.data_start = Clock::steady().now();
-  preparing_.clear();
-  prepared_.clear();
+  copying_.preparing.clear();
+  copying_.prepared.clear();
   for (const auto& [job, session] : sessions_)
-    if (session->prepares() && !session->broken()) preparing_.insert(session.get());
-  snapshots_->copy(*target_);
+    if (session->prepares() && !session->broken()) copying_.preparing.insert(session.get());
+  snapshots_->copy(*copying_.target);
   for (const auto& [job, session] : sessions_)
-    if (preparing_.contains(session.get())) session->prepare(offering_, *target_);
+    if (copying_.preparing.contains(session.get())) session->prepare(offering_, *copying_.target);
 }
 
 void SenderBatch::on_prepared(SenderSession& session, const Status& status) {
-  preparing_.erase(&session);
+  copying_.preparing.erase(&session);
   if (status.ok()) {
-    prepared_.insert(&session);
+    copying_.prepared.insert(&session);
   } else if (!session.broken() && status.code() == ErrorCode::kPeerLost) {
     observe_late(session, status);
   } else if (!session.broken() && failure_.ok()) {
@@ -60,27 +60,27 @@ void SenderBatch::observe_late(const SenderSession& session, const Status& why) 
 }
 
 void SenderBatch::on_copied() {
-  copied_ = true;
+  copying_.copied = true;
   if (!snapshots_->status().ok()) failure_ = snapshots_->status();
   for (const auto& [job, session] : sessions_)
-    if (preparing_.contains(session.get())) session->copied(snapshots_->status());
+    if (copying_.preparing.contains(session.get())) session->copied(snapshots_->status());
   check_snapshot();
 }
 
 void SenderBatch::check_snapshot() {
-  if (offering_ == 0 || !preparing_.empty() || (target_ && !copied_)) return;
+  if (offering_ == 0 || !copying_.preparing.empty() || (copying_.target && !copying_.copied)) return;
   const int64_t version = std::exchange(offering_, 0);
   tried_ = newest_;
-  if (failure_.ok() && target_) {
+  if (failure_.ok() && copying_.target) {
     observe_offer(version);
-    slots_[*target_] = {.version = version};
-    newest_slot_ = *target_;
+    slots_[*copying_.target] = {.version = version};
+    newest_slot_ = *copying_.target;
     version_ = version;
     for (const auto& [job, session] : sessions_)
-      if (!session->broken() && (!session->must_prepare() || prepared_.contains(session.get())))
-        session->offer_slot(version, *target_);
+      if (!session->broken() && (!session->must_prepare() || copying_.prepared.contains(session.get())))
+        session->offer_slot(version, *copying_.target);
   }
-  target_.reset();
+  copying_.target.reset();
   end_operation(failure_);
   count_decision();
 }
@@ -94,7 +94,7 @@ void SenderBatch::on_digested(SenderSession& session, int64_t version) {
 void SenderBatch::on_unpinned(SenderSession&) {
   count_decision();
   leave_newcomers();
-  if (staged() && offering_ != 0 && !target_ && !ending_) begin_snapshot();
+  if (staged() && offering_ != 0 && !copying_.target && !ending_) begin_snapshot();
 }
 
 }  // namespace tessera::bus
