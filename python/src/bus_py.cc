@@ -261,7 +261,7 @@ std::string describe(const TensorSpec& spec) {
                      spec.layout == Layout() ? "replicated" : spec.layout.to_string());
 }
 
-void bind_values(nb::module_& module) {
+void bind_tensor_spec(nb::module_& module) {
   nb::class_<TensorSpec>(module, "TensorSpec", "One tensor of a batch, as one rank holds it.")
       .def(
           "__init__",
@@ -305,6 +305,9 @@ void bind_values(nb::module_& module) {
   module.def(
       "wire_format", [](const std::string& name) { return std::string(to_string(parse_format(name))); },
       nb::arg("name"), "The format of that name, in any case; the error lists those there are.");
+}
+
+void bind_values(nb::module_& module) {
   nb::class_<ManifestEntry>(module, "ManifestEntry", "One tensor that the sending side offers.")
       .def_ro("name", &ManifestEntry::name)
       .def_prop_ro("dtype", [](const ManifestEntry& self) { return std::string(to_string(self.dtype)); })
@@ -443,6 +446,7 @@ std::unique_ptr<PyBatch> register_batch(SharedBus bus, const std::string& id,
 }  // namespace
 
 void bind_bus(nb::module_& module) {
+  bind_tensor_spec(module);
   bind_values(module);
   bind_handle(module);
   bind_batch(module);

@@ -82,17 +82,8 @@ void PullLink::handle_attached(Frame& frame) {
   build();
 }
 
-void PullLink::build() {
-  std::unique_ptr<PullRuns> pulls =
-      factory_.make_pull({.process = incarnation_, .name = name_},
-                         {.arenas = std::move(attached_.arenas), .fds = std::move(arena_fds_)}, options_.digest);
-  std::vector<PullRoute> routes;  // in the first slot
-  struct SlotBytes {
-    uint64_t memory = 0;
-    uint64_t delta = 0;
-  };
-  std::vector<SlotBytes> slot_bytes;  // by route
-  Prepare prepare;
+std::vector<PullRoute> PullLink::place_routes(Prepare& prepare, std::vector<SlotBytes>& slot_bytes) {
+  std::vector<PullRoute> routes;
   const Attached::Place* place = nullptr;
   size_t next_place = 0;
   for (uint32_t i = 0; i < routes_.size(); ++i) {
@@ -127,6 +118,16 @@ void PullLink::build() {
   }
   if (next_place != attached_.places.size())
     fail(ErrorCode::kMismatch, "places for {} tensors where {} are needed", attached_.places.size(), next_place);
+  return routes;
+}
+
+void PullLink::build() {
+  std::unique_ptr<PullRuns> pulls =
+      factory_.make_pull({.process = incarnation_, .name = name_},
+                         {.arenas = std::move(attached_.arenas), .fds = std::move(arena_fds_)}, options_.digest);
+  Prepare prepare;
+  std::vector<SlotBytes> slot_bytes;
+  std::vector<PullRoute> routes = place_routes(prepare, slot_bytes);
   for (uint32_t slot = 0; slot < attached_.slots; ++slot) {
     for (size_t i = 0; slot > 0 && i < routes.size(); ++i)
       if (__builtin_add_overflow(routes[i].memory.offset, slot_bytes[i].memory, &routes[i].memory.offset) ||

@@ -53,6 +53,7 @@ struct PullLinkOptions {
   bool delta = false;                                // routes that are not quantised may travel as deltas
 };
 
+// sizes: members, the state of one connection, from its handshake to the digests of its last pull
 class PullLink {
  public:
   PullLink(Agent& agent, RunFactory& factory, PullLinkOwner& owner, const std::string& peer_job, Rank rank,
@@ -119,6 +120,13 @@ class PullLink {
   };
   void handle(Frame& frame);
   void handle_attached(Frame& frame);
+  // From one slot to the next, of a route.
+  struct SlotBytes {
+    uint64_t memory = 0;
+    uint64_t delta = 0;
+  };
+  // Those that are not skipped, as they lie in the first slot at the source; likewise their `slot_bytes`.
+  std::vector<PullRoute> place_routes(Prepare& prepare, std::vector<SlotBytes>& slot_bytes);
   void build();
   void handle_prepared(Frame& frame);
   void handle_offer(const Offer& offer);

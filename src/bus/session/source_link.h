@@ -54,6 +54,7 @@ struct ServedRoute {
   bool delta_digest = false;  // the piece has a digest of its own
 };
 
+// sizes: members, the state of one connection, from its handshake to the digests of its last grant
 class SourceLink {
  public:
   SourceLink(Agent& agent, RunFactory& factory, SourceLinkOwner& owner, Caller caller, std::vector<ServedRoute> routes,
