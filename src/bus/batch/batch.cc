@@ -10,8 +10,8 @@ namespace tessera::bus {
 
 BatchImpl::BatchImpl(BatchSetup setup)
     : setup_(std::move(setup)),
+      present_(fmt::format("{}/{}", setup_.pair, setup_.id)),
       figures_(*setup_.agent, *setup_.store),
-      subject_(fmt::format("{}/{}", setup_.pair, setup_.id)),
       reaches_all_(std::ranges::all_of(setup_.tensors, [this](const TensorSpec& tensor) {
         return setup_.runs->reaches(static_cast<const std::byte*>(tensor.data));
       })) {}
@@ -262,17 +262,17 @@ std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout 
   present_.name = what;
   present_.start = Clock::steady().now();
   present_.data_start = {};
-  Trace::begin(present_.name, track_, {.subject = subject_});
+  Trace::begin(present_.name, present_.track, {.subject = present_.subject});
   set_deadline(Deadline::after(timeout));
   if (present_.peers_timer == 0) present_.peers_timer = loop().add_timer_after(kSilence, [this] { watch_peers(); });
   return operation_;
 }
 
 void BatchImpl::enter(const char* phase) {
-  if (present_.phase != nullptr) Trace::end(present_.phase, track_);
+  if (present_.phase != nullptr) Trace::end(present_.phase, present_.track);
   present_.phase = phase;
   if (present_.phase != nullptr && Trace::on())
-    Trace::begin(present_.phase, track_, {.subject = subject_, .version = operation_->version()});
+    Trace::begin(present_.phase, present_.track, {.subject = present_.subject, .version = operation_->version()});
 }
 
 void BatchImpl::set_deadline(Deadline deadline) {
@@ -320,7 +320,8 @@ void BatchImpl::end_operation(const Status& status) {
 
 void BatchImpl::observe_end(int64_t version, const Status& status, const Progress& progress) {
   const Duration took = Clock::steady().now() - present_.start;
-  Trace::end(present_.name, track_, {.subject = subject_, .version = version, .bytes = progress.bytes_done});
+  Trace::end(present_.name, present_.track,
+             {.subject = present_.subject, .version = version, .bytes = progress.bytes_done});
   if (std::string_view(present_.name) != kCommitName) {
     metrics_.transfers(side(), outcome_of(status)).add();
     if (status.ok()) metrics_.seconds(side()).observe(took);

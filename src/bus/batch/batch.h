@@ -139,6 +139,9 @@ class BatchImpl : public BatchClient,
   std::shared_ptr<Operation> operation_;            // current
   // What is known of it; some of it outlives it.
   struct Present {
+    explicit Present(std::string traced) : subject(std::move(traced)) {}
+    const std::string subject;  // "weights/policy", in traces
+    const uint64_t track = Trace::new_track();
     std::shared_ptr<Operation> ended;  // the last one: used again once its handles have gone
     uint64_t number = 0;
     const char* name = "";
@@ -161,9 +164,7 @@ class BatchImpl : public BatchClient,
   Figures figures_;
   Metrics& metrics_ = Metrics::process();
   std::optional<Metrics::Batch> series_;  // from open() to close()
-  const std::string subject_;             // "weights/policy", in traces
-  const uint64_t track_ = Trace::new_track();
-  const bool reaches_all_;  // this process does, of what is registered: RunFactory::reaches()
+  const bool reaches_all_;                // this process does, of what is registered: RunFactory::reaches()
   const ForkGuard process_;
 
   bool can_delta() const;

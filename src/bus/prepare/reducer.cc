@@ -23,7 +23,7 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, Events events)
       events_(std::move(events)),
       run_done_(agent.loop(),
                 [this] {
-                  run_ended_ = true;
+                  round_.run_ended = true;
                   check_run();
                 }),
       own_done_(agent.loop(),
@@ -131,7 +131,7 @@ void Reducer::build_run() {
     std::function<void()> on_start;
     if (link->rings()) {
       const auto take = [this, peer = link.get()] {
-        if (running_ && !peer->busy()) peer->take(version_, epoch_);
+        if (round_.running && !peer->busy()) peer->take(round_.version, round_.epoch);
       };
       take_signals_.push_back(std::make_unique<LoopSignal>(agent_.loop(), take));
       on_start = [signal = take_signals_.back().get()] { signal->raise(); };
@@ -143,48 +143,48 @@ void Reducer::build_run() {
 }
 
 void Reducer::start(int64_t version, uint32_t slot) {
-  version_ = version;
-  slot_ = slot;
+  round_.version = version;
+  round_.slot = slot;
   ask();
 }
 
 void Reducer::on_offer(PullLink&) {
-  if (busy() && !asked_) ask();
+  if (busy() && !round_.asked) ask();
 }
 
 // A peer whose ring is read is asked when its step begins: the ring is filled from then on.
 void Reducer::ask() {
   if (!waiting_for().empty()) return;
-  asked_ = true;
-  ++epoch_;
+  round_.asked = true;
+  ++round_.epoch;
   for (const auto& link : links_)
-    if (!link->rings()) link->take(version_, epoch_);
+    if (!link->rings()) link->take(round_.version, round_.epoch);
   start_run();
 }
 
 void Reducer::on_granted(PullLink&) {
-  if (asked_ && !running_) start_run();
+  if (round_.asked && !round_.running) start_run();
 }
 
 void Reducer::start_run() {
   const auto may_read = [](const auto& link) { return link->rings() || link->granted(); };
   if (!std::ranges::all_of(links_, may_read)) return;
-  running_ = true;
-  run_ended_ = false;
-  run_->start(epoch_, slot_ * slot_bytes_);
+  round_.running = true;
+  round_.run_ended = false;
+  run_->start(round_.epoch, round_.slot * slot_bytes_);
 }
 
 void Reducer::begin_own() {
-  if (!running_ || run_ended_ || own_running_) return;
+  if (!round_.running || round_.run_ended || own_running_) return;
   own_running_ = true;
-  own_terms_->start(epoch_);
+  own_terms_->start(round_.epoch);
 }
 
 // Over once nobody reads this rank's own terms, either.
 void Reducer::check_run() {
-  if (!running_) return;
+  if (!round_.running) return;
   if (own_terms_ && !own_running_ && !own_terms_->status().ok()) run_->abort(own_terms_->status());
-  if (!run_ended_) return;
+  if (!round_.run_ended) return;
   const Status status = run_->status();
   if (own_running_) {
     if (!status.ok()) own_terms_->abort(status);
@@ -204,14 +204,14 @@ void Reducer::on_aborted(PullLink&, const Status& status) {
 std::vector<std::string> Reducer::waiting_for() const {
   std::vector<std::string> names;
   for (const auto& link : links_)
-    if (busy() && !link->offers(version_)) names.push_back(link->name());
+    if (busy() && !link->offers(round_.version)) names.push_back(link->name());
   return names;
 }
 
 void Reducer::finish(const Status& status) {
-  running_ = false;
-  asked_ = false;
-  const int64_t version = std::exchange(version_, 0);
+  round_.running = false;
+  round_.asked = false;
+  const int64_t version = std::exchange(round_.version, 0);
   for (const auto& link : links_) {
     if (link->busy())
       link->finish(status);
@@ -223,7 +223,7 @@ void Reducer::finish(const Status& status) {
 
 void Reducer::abort(const Status& status) {
   if (!busy()) return;
-  if (running_)
+  if (round_.running)
     run_->abort(status);
   else
     finish(status);

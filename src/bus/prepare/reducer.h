@@ -42,7 +42,7 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
   void start(int64_t version, uint32_t slot) override;
   // reduced() follows if a version is under way.
   void abort(const Status& status) override;
-  bool busy() const override { return version_ != 0; }
+  bool busy() const override { return round_.version != 0; }
   std::string missing() const override;
   std::string awaited(int64_t version) const override;
   std::vector<std::string> waiting_for() const;  // peers that have not offered the version under way
@@ -71,7 +71,6 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
   const Events events_;
   SharedBuffer results_;
   uint64_t slot_bytes_ = 0;
-  uint32_t slot_ = 0;  // of the run under way
   std::vector<std::byte> accumulators_;
   std::vector<ReductionTarget> targets_;                   // one a reduction
   std::vector<std::unique_ptr<PullLink>> links_;           // other ranks, ascending
@@ -80,11 +79,16 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
   std::unique_ptr<Run> own_terms_;  // what fills a stream with this rank's own terms; null where they are read in place
   bool own_running_ = false;        // until the loop has heard of its end
   std::unique_ptr<ReduceRun> run_;
-  bool run_ended_ = false;
-  uint32_t epoch_ = 0;
-  int64_t version_ = 0;  // under way
-  bool asked_ = false;
-  bool running_ = false;
+  // The version under way, or the last.
+  struct Round {
+    int64_t version = 0;  // 0: none is under way
+    uint32_t slot = 0;
+    uint32_t epoch = 0;
+    bool asked = false;    // the peers, for their memory
+    bool running = false;  // run_ was started
+    bool run_ended = false;
+  };
+  Round round_;
 };
 
 }  // namespace tessera::bus
