@@ -34,5 +34,6 @@ python3 scripts/check_troubleshooting.py
 scripts/docs.sh
 
 say "clang-tidy"
-cmake --preset lint >/dev/null
+need_venv "${python_wheels[@]}"
+cmake --preset lint "-DPython_EXECUTABLE=$TESSERA_VENV/bin/python" >/dev/null
 scripts/tidy.py build/lint "$jobs"

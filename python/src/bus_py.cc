@@ -120,7 +120,7 @@ class PyHandle {
     }
     if (timeout <= kShortWait) return false;
     bool ended = false;
-    call_interruptibly([&](std::stop_token stop) { ended = handle_.wait_for(timeout - kShortWait, stop); });
+    call_interruptibly([&](std::stop_token stop) { ended = handle_.wait_for(timeout - kShortWait, std::move(stop)); });
     return ended;
   }
 
@@ -178,7 +178,7 @@ class PyBatch {
 class PyPair {
  public:
   PyPair(SharedBus bus, const std::string& name, const std::string& peer, std::optional<double> timeout,
-         std::optional<Layout> layout)
+         const std::optional<Layout>& layout)
       : bus_(std::move(bus)) {
     const PairOptions options{.name = name,
                               .peer = peer,

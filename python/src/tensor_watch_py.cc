@@ -58,7 +58,7 @@ class TensorWatch {
       storages.append(std::move(storage));
       counted.append(tensor);
     }
-    if (locals.size() > 0) counted.extend(locals);
+    if (!locals.empty()) counted.extend(locals);
     return nb::make_tuple(storages, counted);
   }
 
