@@ -37,7 +37,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
                                                           .address = agent_->address(),
                                                           .release = kVersion,
                                                           .worker = std::move(worker)},
-                                               agent_->waits());
+                                               agent_->waits(), agent_->loop());
     exchanges_ = std::make_unique<BatchExchanges>(*rendezvous_);
     rendezvous_->claim({.deadline = deadline, .stop = options_.stop});
   }

@@ -11,6 +11,8 @@
 namespace tessera {
 namespace {
 
+constexpr Store::Timeout kListPiece = std::chrono::seconds(1);
+
 // What a watch has brought and wait_for() has not yet taken.
 struct Feed {
   Mutex mutex;
@@ -59,8 +61,22 @@ SwapResult Store::compare_and_set(std::string_view key, int64_t expected, std::s
 StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, Timeout timeout,
                           const std::stop_token& stop) {
   const Deadline deadline = Deadline::after(timeout);
+  const auto interrupted = [&] {
+    fail(ErrorCode::kCancelled, "store {}: the wait for '{}*' was interrupted", url(), prefix);
+  };
+  const auto list = [&] {  // in pieces: a stop does not wait for a store that does not answer
+    while (true) {
+      try {
+        return this->range(prefix, std::min<Timeout>(deadline.left(), kListPiece));
+      } catch (const Error& error) {
+        const bool waits = error.code() == ErrorCode::kDeadlineExceeded || error.code() == ErrorCode::kUnavailable;
+        if (!waits || deadline.passed()) throw;
+        if (stop.stop_requested()) interrupted();
+      }
+    }
+  };
   while (true) {
-    StoreRange range = this->range(prefix, deadline.left());
+    StoreRange range = list();
     if (predicate(range.items)) return std::move(range.items);
     const auto feed = std::make_shared<Feed>();
     const auto watch =
@@ -71,8 +87,7 @@ StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, T
         const MutexLock lock(feed->mutex);
         const auto changed = [&]() REQUIRES(feed->mutex) { return !feed->events.empty() || feed->ended; };
         if (!feed->changed.wait_until(feed->mutex, stop, deadline, changed)) {
-          if (stop.stop_requested())
-            fail(ErrorCode::kCancelled, "store {}: the wait for '{}*' was interrupted", url(), prefix);
+          if (stop.stop_requested()) interrupted();
           fail(ErrorCode::kDeadlineExceeded,
                "store {}: what was awaited under '{}*' did not come within {:.3g} s; {} "
                "keys are there",

@@ -36,7 +36,7 @@ class RawRank final : public Acceptor {
                      .address = agent_.address(),
                      .release = "test",
                      .worker = {}},
-                    agent_.waits()),
+                    agent_.waits(), agent_.loop()),
         exchange_(rendezvous_, "weights", side.peer, "policy") {
     rendezvous_.claim({.deadline = soon(), .stop = {}});
     view_ = rendezvous_.join("weights", side.peer, {.deadline = soon(), .stop = {}});

@@ -108,20 +108,34 @@ std::vector<Rank> BatchExchange::Awaited::missing(const std::function<std::strin
   return absent;
 }
 
+std::vector<PeerWatch::Peer> BatchExchange::Awaited::peers() const {
+  std::vector<PeerWatch::Peer> peers;
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    peers.push_back({.name = rank_name(job, static_cast<Rank>(rank)),
+                     .process = ranks[rank].incarnation,
+                     .worker = ranks[rank].worker});
+  return peers;
+}
+
 // --- what a side registers -----------------------------------------------------------------------
 
 StoreView BatchExchange::await_ranks(const Awaited& side, const Store::Predicate& complete,
                                      const std::function<std::vector<Rank>(const StoreView&)>& absent,
                                      const std::function<std::string(const StoreView&)>& missing,
                                      const CallLimits& limits) {
-  StopDetectors stop_detectors;
-  const auto check = [&](const StoreView& items) {
+  Alarm alarm;
+  std::optional<PeerWatch> processes;
+  std::unique_ptr<Watch> failures;
+  const auto ring = [&alarm] { alarm.ring(); };
+  const auto look = [&](const StoreView& items) {
+    if (!processes) processes.emplace(rendezvous_.loop(), side.peers(), ring);
     const std::vector<Rank> ranks = absent(items);
-    throw_if_gone(side, ranks, limits.deadline);
-    throw_if_stopped(side, ranks, stop_detectors);
+    throw_if_stopped(*processes, ranks);
+    return throw_if_gone(side, ranks, limits.deadline, failures, ring);
   };
-  return rendezvous_.wait(records_, complete,
-                          {.what = describe(), .until = " to register", .missing = missing, .check = check}, limits);
+  return rendezvous_.wait(
+      records_, complete,
+      {.what = describe(), .until = " to register", .missing = missing, .look = look, .alarm = &alarm}, limits);
 }
 
 StoreView BatchExchange::await_side(const Awaited& side, const Awaited* other, const CallLimits& limits) {

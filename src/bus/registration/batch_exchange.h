@@ -15,7 +15,7 @@
 #include "bus/registration/records.h"
 #include "bus/registration/rendezvous.h"
 #include "peer/call_limits.h"
-#include "peer/stop_detector.h"
+#include "peer/peer_watch.h"
 #include "tessera/store.h"
 
 namespace tessera::bus {
@@ -97,6 +97,7 @@ class BatchExchange {
     const std::string& job;
     const std::vector<RankRecord>& ranks;
     const History& history;
+    std::vector<PeerWatch::Peer> peers() const;
     uint64_t speaker(size_t rank) const;  // that rank of that process, as a number
     std::vector<Rank> missing(const std::function<std::string(Rank)>& key, const StoreView& items) const;
     // Whether `key` holds a record of that rank's that is newer than what an earlier attempt has read.
@@ -120,7 +121,6 @@ class BatchExchange {
     int64_t newest = 0;                 // of all
     std::vector<Registration> members;  // by rank
   };
-  using StopDetectors = std::map<Rank, StopDetector>;
 
   const Identity& identity() const { return rendezvous_.identity(); }
   uint64_t speaker() const;  // this rank
@@ -152,10 +152,12 @@ class BatchExchange {
   void throw_if_failed(const Awaited& side, const StoreView& items);
   // The present attempt ends with the failure of `whose` ("trainer/0"): what to throw.
   Status fail_attempt(const std::string& whose, const FailureRecord& record, int64_t revision);
-  // Throws if one of the `missing` ranks has left the pair or died.
-  void throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const;
+  // Throws if one of the `missing` ranks has left the pair or died. `failures` calls `ring` when one leaves later.
+  // False if the store does not answer.
+  bool throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline,
+                     std::unique_ptr<Watch>& failures, const std::function<void()>& ring) const;
   // Likewise if one is stopped.
-  void throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing, StopDetectors& detectors) const;
+  void throw_if_stopped(const PeerWatch& processes, const std::vector<Rank>& missing) const;
 
   Rendezvous& rendezvous_;
   Store& store_;

@@ -36,12 +36,13 @@ class Member {
                      .address = "/nowhere",
                      .release = "test",
                      .worker = {}},
-                    waits_),
+                    waits_, loop_),
         exchange_(rendezvous_, "weights", peer, kBatch),
         world_(static_cast<size_t>(world)),
         peer_(peer),
         sends_(sends),
         manifest_(manifest_with(world == 1 ? "1:R" : "2:S0")) {
+    loop_.start();
     rendezvous_.claim(limits());
   }
 
@@ -83,6 +84,7 @@ class Member {
 
   std::unique_ptr<Store> store_;
   WaitList waits_;
+  EventLoop loop_{"test"};
   Rendezvous rendezvous_;
   BatchExchange exchange_;
   const size_t world_;

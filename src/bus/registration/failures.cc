@@ -49,43 +49,44 @@ Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord
                 fmt::format("{} gave up: {}", whose, record.status.message()));
 }
 
-void BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline) const {
+bool BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline,
+                                  std::unique_ptr<Watch>& failures, const std::function<void()>& ring) const {
   // In this order: a process that ends as it should takes its records back before.
   std::vector<Rank> dead;
   for (const Rank rank : missing)
     if (liveness_of(side.ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
-  const std::string failures = pair_failure_prefix(identity().name_space, pair_);
+  const std::string prefix = pair_failure_prefix(identity().name_space, pair_);
   StoreView left;
   bool in_order = false;
   try {
-    left = store_.range(failures, std::min(deadline.left(), kStorePiece)).items;
+    StoreRange range = store_.range(prefix, std::min(deadline.left(), kStorePiece));
+    failures = store_.watch(prefix, range.revision + 1, [ring](const WatchUpdate&) { ring(); });
+    left = std::move(range.items);
     if (!dead.empty()) {
       const std::string key = pair_key(identity().name_space, pair_, side.job, dead.front());
       in_order = !store_.get(key, std::min(deadline.left(), kStorePiece));
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDeadlineExceeded && error.code() != ErrorCode::kUnavailable) throw;
-    return;  // the store does not answer: who waits says so, and looks again
+    return false;  // who waits says so, and looks again
   }
   const std::string what = describe();
   for (const Rank rank : missing) {
-    const std::string key = failures + rank_name(side.job, rank);
+    const std::string key = prefix + rank_name(side.job, rank);
     const auto it = left.find(key);
     if (it == left.end()) continue;
     const FailureRecord record = FailureRecord::read(key, it->second.value);
     if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
     fail(record.status.code(), "{}: {}", what, record.status.message());
   }
-  if (dead.empty()) return;
+  if (dead.empty()) return true;
   fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered", what, rank_name(side.job, dead.front()),
        in_order ? "left" : "died");
 }
 
-void BatchExchange::throw_if_stopped(const Awaited& side, const std::vector<Rank>& missing,
-                                     StopDetectors& detectors) const {
+void BatchExchange::throw_if_stopped(const PeerWatch& processes, const std::vector<Rank>& missing) const {
   for (const Rank rank : missing) {
-    const RankRecord& record = side.ranks[static_cast<size_t>(rank)];
-    const Status status = detectors[rank].look(rank_name(side.job, rank), record.incarnation, record.worker);
+    const Status status = processes.stopped(static_cast<size_t>(rank));
     if (!status.ok()) throw Error(status.code(), fmt::format("{}: {}", describe(), status.message()));
   }
 }

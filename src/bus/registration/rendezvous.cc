@@ -14,13 +14,12 @@ namespace {
 
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
-constexpr Duration kCheckPeriod = seconds(0.4);  // of who has died or is stopped, while something is waited for
-constexpr Duration kLookPeriod = seconds(60);    // in the background
+constexpr Duration kLookPeriod = seconds(60);  // in the background
 
 }  // namespace
 
-Rendezvous::Rendezvous(Store& store, Identity identity, RankRecord own, WaitList& waits)
-    : store_(store), waits_(waits), identity_(std::move(identity)), own_(std::move(own)) {}
+Rendezvous::Rendezvous(Store& store, Identity identity, RankRecord own, WaitList& waits, EventLoop& loop)
+    : store_(store), waits_(waits), loop_(loop), identity_(std::move(identity)), own_(std::move(own)) {}
 
 Rendezvous::~Rendezvous() {
   if (lease_ == kNoLease) return;
@@ -34,48 +33,54 @@ Rendezvous::~Rendezvous() {
 StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
                            const CallLimits& limits) {
   const auto& [deadline, stop, background, parts] = limits;
-  const Duration period = background ? kLookPeriod : kCheckPeriod;
-  Duration reminder = kReminder;
   const TimePoint start = Clock::steady().now();
-  TimePoint reminded = start;
+  Deadline reminder = Deadline::after(kReminder);
+  Deadline look = waited.look && !background ? Deadline::after(kSilence) : Deadline::at(TimePoint::max());
+  Alarm own_alarm;
+  Alarm& alarm = waited.alarm != nullptr ? *waited.alarm : own_alarm;
+  const std::stop_callback on_stop(stop, [&alarm] { alarm.ring(); });
   StoreView seen;
   std::exception_ptr judged;  // what `complete` threw, whatever its code: not to be taken for the store's
   WaitList::Entry entry(waits_);
   const auto tell = [&] { entry.set(fmt::format("{}{} ({})", waited.missing(seen), waited.until, waited.what)); };
-  bool told = false;
   const auto judge = [&](const StoreView& view) {
     seen = view;
     try {
-      if (!std::exchange(told, !background)) tell();
-      return complete(view);
+      const bool done = complete(view);
+      if (!done && !background) tell();
+      return done;
     } catch (...) {
       judged = std::current_exception();
       return true;
     }
   };
+  std::stop_token rung = alarm.arm();
   while (true) {
     std::string outage;
+    const Duration piece = std::min({deadline.left(), look.left(), background ? kLookPeriod : reminder.left()});
     try {
-      StoreView view = store_.wait_for(prefix, judge, std::min(deadline.left(), period), stop);
+      StoreView view = store_.wait_for(prefix, judge, piece, stop.stop_requested() ? stop : rung);
       if (judged) std::rethrow_exception(judged);
       return view;
     } catch (const Error& error) {
       if (judged) throw;
-      const bool stopped = error.code() == ErrorCode::kCancelled && stop.stop_requested();
+      const bool woken = error.code() == ErrorCode::kCancelled && (stop.stop_requested() || rung.stop_requested());
       const bool away = error.code() == ErrorCode::kUnavailable;  // a store may come back
-      if (error.code() != ErrorCode::kDeadlineExceeded && !stopped && !away) throw;
+      if (error.code() != ErrorCode::kDeadlineExceeded && !woken && !away) throw;
       if (away) outage = fmt::format(" ({})", error.what());
     }
+    const bool rang = rung.stop_requested();
+    rung = alarm.arm();  // what rings from now on is seen to in the next round
     tell();
     const TimePoint now = Clock::steady().now();
     const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}{}", waited.what, identity_.name(),
                                          to_seconds(now - start), waited.missing(seen), outage);
     if (stop.stop_requested()) throw Error(ErrorCode::kCancelled, text + ": interrupted");
     if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
-    if (waited.check && outage.empty() && !background) waited.check(seen);
-    if (now - reminded < reminder) continue;
-    reminded = now;
-    if (background) reminder = Duration::max();
+    if (waited.look && !background && (rang || look.passed()))
+      look = outage.empty() && waited.look(seen) ? Deadline::at(TimePoint::max()) : Deadline::after(kStorePiece);
+    if (!reminder.passed()) continue;
+    reminder = background ? Deadline::at(TimePoint::max()) : Deadline::after(kReminder);
     log_event(LogLevel::warn, "ranks.awaited",
               {{"job", identity_.job}, {"rank", identity_.rank}, {"seconds", to_seconds(now - start)}}, "{}", text);
   }
@@ -104,7 +109,7 @@ void Rendezvous::claim(const CallLimits& limits) {
           {.what = "claiming the rank",
            .until = "",
            .missing = [&](const StoreView&) { return fmt::format("the end of the lease of {}", identity_.name()); },
-           .check = nullptr},
+           .look = nullptr},
           limits);
       swap.current.mod_revision = 0;
     }
@@ -169,7 +174,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     return text;
   };
   wait(prefix, complete,
-       {.what = fmt::format("pair {}", pair), .until = " to join", .missing = missing, .check = nullptr}, limits);
+       {.what = fmt::format("pair {}", pair), .until = " to join", .missing = missing, .look = nullptr}, limits);
   return {.name = pair,
           .peer_job = peer_job,
           .own = met->take(identity_.job),

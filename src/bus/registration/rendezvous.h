@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "bus/registration/records.h"
 #include "peer/agent.h"
+#include "peer/alarm.h"
 #include "peer/call_limits.h"
 #include "tessera/bus.h"
 #include "tessera/store.h"
@@ -29,8 +30,9 @@ struct PairView {
 // who is missing.
 class Rendezvous {
  public:
-  // `own` tells the others how to reach this rank. `waits` is told whom it waits for.
-  Rendezvous(Store& store, Identity identity, RankRecord own, WaitList& waits);
+  // `own` tells the others how to reach this rank. `waits` is told whom it waits for. On `loop` it is seen what becomes
+  // of them; it outlives this.
+  Rendezvous(Store& store, Identity identity, RankRecord own, WaitList& waits, EventLoop& loop);
   ~Rendezvous();  // gives the lease back: this rank's keys go
 
   // Claims (job, rank) for this process. A dead holder is replaced, a living one is kAlreadyExists with both pids; one
@@ -63,13 +65,16 @@ class Rendezvous {
   const Identity& identity() const { return identity_; }
   const RankRecord& own() const { return own_; }
   Store& store() const { return store_; }
+  EventLoop& loop() const { return loop_; }
   LeaseId lease() const { return lease_; }
-  // Waits for what `prefix` holds. `missing` says in words who is waited for; `check`, called now and then, may throw.
+  // Waits for what `prefix` holds. `missing` says in words who is waited for. `look` looks after those, and may throw:
+  // it is called once that has taken kSilence, and each time `alarm` rings; false: it could not, and is to again.
   struct Waited {
     std::string what;
     std::string_view until;  // what is waited for those that are missing to do: "to join"
     std::function<std::string(const StoreView&)> missing;
-    std::function<void(const StoreView&)> check;
+    std::function<bool(const StoreView&)> look;
+    Alarm* alarm = nullptr;
   };
   StoreView wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
                  const CallLimits& limits);
@@ -82,6 +87,7 @@ class Rendezvous {
 
   Store& store_;
   WaitList& waits_;
+  EventLoop& loop_;
   const Identity identity_;
   const RankRecord own_;
   LeaseId lease_ = kNoLease;  // from claim() on

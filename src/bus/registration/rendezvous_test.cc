@@ -22,12 +22,13 @@ TEST(Claim, OfARankWhoseHolderCannotBeSeenWaitsForTheEndOfItsLease) {
   const std::unique_ptr<store::Server> server = store::tcp_server();
   const std::unique_ptr<Store> store = open_store(server->address());
   WaitList waits;
+  EventLoop loop("test");
   const auto rank_of = [&](Incarnation incarnation) {
     return std::make_unique<Rendezvous>(
         *store, Identity{.name_space = "test", .job = "trainer", .rank = 0, .world = 1},
         RankRecord{
             .incarnation = std::move(incarnation), .world = 1, .address = "/nowhere", .release = "test", .worker = {}},
-        waits);
+        waits, loop);
   };
   Incarnation elsewhere = Incarnation::next();
   ++elsewhere.pid_namespace;
@@ -55,6 +56,7 @@ TEST(Claim, OfARestartedJobDoesNotWaitForLeasesOfTheEarlierOne) {
   const std::unique_ptr<store::Server> server = store::tcp_server();
   const std::unique_ptr<Store> store = open_store(server->address());
   WaitList waits;
+  EventLoop loop("test");
   const auto rank_of = [&](uint32_t restart) {
     Incarnation elsewhere = Incarnation::next();
     ++elsewhere.pid_namespace;
@@ -63,7 +65,7 @@ TEST(Claim, OfARestartedJobDoesNotWaitForLeasesOfTheEarlierOne) {
         *store, Identity{.name_space = "test", .job = "trainer", .rank = 0, .world = 1},
         RankRecord{
             .incarnation = std::move(elsewhere), .world = 1, .address = "/nowhere", .release = "test", .worker = {}},
-        waits);
+        waits, loop);
   };
   const auto claim = [](Rendezvous& rank) { rank.claim({.deadline = Deadline::after(seconds(0.05)), .stop = {}}); };
   const auto first = rank_of(0), second = rank_of(1), third = rank_of(1);
