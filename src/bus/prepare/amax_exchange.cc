@@ -300,6 +300,13 @@ void AmaxExchange::lose(const Status& status, const Follower* whom) {
   events_.lost(status);
 }
 
+std::vector<Link*> AmaxExchange::links() const {
+  std::vector<Link*> links;
+  if (leader_) links.push_back(leader_.get());
+  for (const auto& [rank, follower] : followers_) links.push_back(follower.link.get());
+  return links;
+}
+
 void AmaxExchange::detach(const Status& why) {
   const auto leave = [&](Link& link) {
     if (link.open()) link.send(Detach{.status = why});

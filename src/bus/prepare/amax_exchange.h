@@ -57,6 +57,7 @@ class AmaxExchange {
   bool busy() const { return version_ != 0; }
   std::vector<std::string> waiting_for() const;  // who has not told, as far as this rank can see
   std::vector<Link*> awaited_links() const;      // theirs
+  std::vector<Link*> links() const;
   void detach(const Status& why);
 
  private:

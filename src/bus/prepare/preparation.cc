@@ -114,6 +114,16 @@ std::string Preparation::awaited() const {
   return step == nullptr ? fmt::format("version {} to be copied", version_) : step->awaited(version_);
 }
 
+std::vector<Link*> Preparation::links() const {
+  std::vector<Link*> links;
+  if (reducer_)
+    for (const auto& link : reducer_->links())
+      if (link->connection() != nullptr) links.push_back(link->connection());
+  if (quantizer_)
+    for (Link* link : quantizer_->exchange().links()) links.push_back(link);
+  return links;
+}
+
 void Preparation::detach(const Status& why) {
   if (reducer_) reducer_->detach(why);
   if (quantizer_) quantizer_->exchange().detach(why);

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "bus/prepare/delta_encoder.h"
 #include "bus/prepare/quantizer.h"
@@ -54,8 +55,9 @@ class Preparation {
 
   // The ranks of this job have sent versions up to this one without this session.
   void passed(int64_t version);
-  std::string missing() const;  // who or what keeps the version: "it was still being quantised"
-  std::string awaited() const;  // likewise: "version 7 to be quantised"
+  std::string missing() const;       // who or what keeps the version: "it was still being quantised"
+  std::string awaited() const;       // likewise: "version 7 to be quantised"
+  std::vector<Link*> links() const;  // with own ranks
   void detach(const Status& why);
 
  private:

@@ -56,6 +56,15 @@ std::vector<Session::Linked> ReceiverSession::linked() const {
   return peers;
 }
 
+std::vector<Link*> ReceiverSession::links() const {
+  std::vector<Link*> links;
+  for (const auto& link : links_)
+    if (link->connection() != nullptr) links.push_back(link->connection());
+  if (own_ranks_.leader) links.push_back(own_ranks_.leader.get());
+  for (const auto& [rank, follower] : own_ranks_.followers) links.push_back(follower.get());
+  return links;
+}
+
 std::vector<Link*> ReceiverSession::awaited_links() const {
   const bool pulls = phase_ == Phase::kPulling || phase_ == Phase::kFailing;
   std::vector<Link*> links;

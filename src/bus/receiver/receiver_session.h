@@ -75,6 +75,8 @@ class ReceiverSession final : public Session, public PullLinkOwner {
 
   void connect() override;
   std::vector<Linked> linked() const override;
+  std::string leader() const override { return rank_name(identity().job, 0); }
+  std::vector<Link*> links() const override;
   std::vector<Link*> awaited_links() const override;
   void detach_all(const Status& why) override;
   void on_broken(const Status& latest) override;

@@ -284,6 +284,14 @@ void SenderSession::check_taken() {
 }
 
 // Staged, a receiver is waited for only where its slot is needed: see SenderBatch::check_peers().
+std::vector<Link*> SenderSession::links() const {
+  std::vector<Link*> links;
+  for (const ReceiverLinks* callers : {&receivers_, &owners_})
+    for (const auto& [rank, link] : *callers) links.push_back(link->connection());
+  for (Link* link : preparation_.links()) links.push_back(link);
+  return links;
+}
+
 std::vector<Link*> SenderSession::awaited_links() const {
   std::vector<Link*> links;
   const auto at_it = [&](const SourceLink& link) { return link.taking() != 0; };

@@ -96,6 +96,8 @@ class SenderSession final : public Session, public SourceLinkOwner {
 
   void connect() override;
   std::vector<Linked> linked() const override;
+  std::string leader() const override { return rank_name(setup_.view.peer_job, 0); }
+  std::vector<Link*> links() const override;
   std::vector<Link*> awaited_links() const override;
   void detach_all(const Status& why) override;
   void on_broken(const Status& latest) override;

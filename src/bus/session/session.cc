@@ -71,42 +71,66 @@ Session::Outcome Session::attach(const CallLimits& limits) {
       throw Error(why.code(), fmt::format("{}: {}: {}", describe(), identity().name(), why.message()));
     }
   }
-  WaitList::Entry entry(setup_.agent->waits());
-  {
-    const MutexLock lock(mutex_);
-    const auto superseded = [&]() REQUIRES(mutex_) {
-      const auto matters = [&](const std::string& name) REQUIRES(mutex_) {
-        const auto attached = [&](const Linked& peer) { return peer.name == name && peer.ready; };
-        return std::ranges::none_of(linked_, attached);
-      };
-      return given_up_ || std::ranges::any_of(superseded_, matters);
-    };
-    const auto decided = [&]() REQUIRES(mutex_) {
-      if (!unready_.empty()) entry.set(fmt::format("{} to attach ({})", fmt::join(unready_, ", "), describe()));
-      return ready_ || superseded() || !lost_.ok();
-    };
-    Deadline reminder = Deadline::after(kAttachReminder);
-    Duration period = kSilence;
-    const auto next_look = [&] { return Deadline::after(std::min(limits.deadline.left(), period)); };
-    while (!changed_.wait_until(mutex_, limits.stop, next_look(), decided)) {
-      const std::string waiting =
-          fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
-      if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
-      if (limits.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
-      const Status stopped = look_for_stopped(unready_);
-      if (!stopped.ok()) throw Error(stopped.code(), fmt::format("{}: {}", waiting, stopped.message()));
-      period = kStopPeriod;
-      if (!reminder.passed()) continue;
-      reminder = Deadline::after(kAttachReminder);
-      log_event(LogLevel::warn, "ranks.awaited", {{"job", identity().job}, {"rank", identity().rank}}, "{}", waiting);
-    }
-    if (!ready_) {  // once it was, a loss is as if it had come later: a version may be there to be taken
-      if (superseded()) return Outcome::kSuperseded;
-      lost_.throw_if_error();
-    }
-  }
+  if (await_ready(limits) == Outcome::kSuperseded) return Outcome::kSuperseded;
   setup_.agent->run_on_loop([this] { unwatch_members(); });
   return Outcome::kAttached;
+}
+
+Session::Outcome Session::await_ready(const CallLimits& limits) {
+  WaitList::Entry entry(setup_.agent->waits());
+  const MutexLock lock(mutex_);
+  const auto decided = [&]() REQUIRES(mutex_) {
+    if (!unready_.empty()) entry.set(fmt::format("{} to attach ({})", fmt::join(unready_, ", "), describe()));
+    return ready_ || superseded() || !lost_.ok();
+  };
+  Deadline reminder = Deadline::after(kAttachReminder);
+  Duration period = kSilence;
+  const auto next_look = [&] { return Deadline::after(std::min(limits.deadline.left(), period)); };
+  size_t heard = 0;  // how many had superseded it when the peers were heard last
+  while (true) {
+    if (changed_.wait_until(mutex_, limits.stop, next_look(), decided)) {
+      if (ready_)
+        return Outcome::kAttached;  // a loss is then as if it had come later: a version may be there to be taken
+      if (!superseded()) lost_.throw_if_error();
+      if (given_up_ || superseded_.size() == heard) return Outcome::kSuperseded;
+      heard = superseded_.size();
+      const MutexUnlock unlocked(mutex_);
+      hear_peers();
+      continue;
+    }
+    const std::string waiting =
+        fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
+    if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
+    if (limits.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
+    const Status stopped = look_for_stopped(unready_);
+    if (!stopped.ok()) throw Error(stopped.code(), fmt::format("{}: {}", waiting, stopped.message()));
+    period = kStopPeriod;
+    if (!reminder.passed()) continue;
+    reminder = Deadline::after(kAttachReminder);
+    log_event(LogLevel::warn, "ranks.awaited", {{"job", identity().job}, {"rank", identity().rank}}, "{}", waiting);
+  }
+}
+
+// What peers have said may still be in their sockets while the store tells of what they did later.
+void Session::hear_peers() {
+  setup_.agent->run_on_loop([this] {
+    std::vector<std::shared_ptr<Link>> open;  // kept: what one says may end another
+    for (Link* link : links()) open.push_back(link->shared_from_this());
+    for (const auto& link : open) link->poll();
+  });
+}
+
+// A rank that this one has no connection with is judged by the leader, which has one: attached to both, it says so when
+// it loses either. (The rank may just be done with a version that this one has still to take.)
+bool Session::superseded() const {
+  const auto attached = [this](const std::string& name) REQUIRES(mutex_) {
+    return std::ranges::any_of(linked_, [&](const Linked& peer) { return peer.name == name && peer.ready; });
+  };
+  const auto matters = [&](const std::string& name) REQUIRES(mutex_) {
+    const bool connected = std::ranges::find(linked_, name, &Linked::name) != linked_.end();
+    return connected ? !attached(name) : !attached(leader());
+  };
+  return given_up_ || std::ranges::any_of(superseded_, matters);
 }
 
 Status Session::look_for_stopped(const std::vector<std::string>& names) {

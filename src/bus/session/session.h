@@ -90,7 +90,10 @@ class Session : public Acceptor {
     bool ready = false;
   };
   virtual std::vector<Linked> linked() const = 0;
+  // Rank 0 of the receivers, which has a connection with every rank of both jobs.
+  virtual std::string leader() const = 0;
   std::vector<std::string> unready() const;              // those that are not attached yet
+  virtual std::vector<Link*> links() const = 0;          // all that it has
   virtual std::vector<Link*> awaited_links() const = 0;  // that a transfer needs to hear from now
   virtual void detach_all(const Status& why) = 0;
   // Whether what was lost leaves a transfer, begun or to come, that can still be done.
@@ -123,6 +126,10 @@ class Session : public Acceptor {
 
  private:
   void fail_attach(const Status& status);
+  // Whether some rank has registered again so that this session will not be whole.
+  bool superseded() const REQUIRES(mutex_);
+  Outcome await_ready(const CallLimits& limits);
+  void hear_peers();
   Status look_for_stopped(const std::vector<std::string>& names);
   void watch_members();  // until all are attached: a process that dies has no link yet to tell
   void unwatch_members();
@@ -136,7 +143,7 @@ class Session : public Acceptor {
   Mutex mutex_;
   StoppableCondVar changed_;
   bool ready_ GUARDED_BY(mutex_) = false;
-  std::set<std::string> superseded_ GUARDED_BY(mutex_);  // ranks that have registered anew, or ask this one to
+  std::set<std::string> superseded_ GUARDED_BY(mutex_);  // ranks that have registered again, or ask this one to
   bool given_up_ GUARDED_BY(mutex_) = false;             // by another rank, because of such a one
   Status lost_ GUARDED_BY(mutex_);                       // why attach() must give up
   std::vector<Linked> linked_ GUARDED_BY(mutex_);
