@@ -242,8 +242,8 @@ class Batch {
   ~Batch();  // close()
 
   // Sender. Offers the registered memory as `version` (default: the newest one + 1; must grow, unless that send
-  // failed). In place, done when every attached receiving rank has taken it; until then the memory must not change.
-  // Staged, done when it is copied. Collective over the side.
+  // failed). In place, done when every attached receiving rank has taken what it reads of this rank; until then the
+  // memory must not change. Staged, done when it is copied. Collective over the side.
   Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
   // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
   // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a

@@ -228,7 +228,7 @@ Meeting* BatchImpl::meeting_with(const std::string& job) {
 
 void BatchImpl::forget(std::shared_ptr<Session> session) {
   // Later: it may be one of its own functions that calls.
-  loop().post([session = std::move(session)] { session->close(session->broken_status()); });
+  loop().post([session = std::move(session)] { session->close(session->parting()); });
 }
 
 void BatchImpl::retire(std::shared_ptr<Session> session) {

@@ -17,7 +17,7 @@
 
 namespace tessera::bus {
 
-using SenderLinks = std::vector<std::unique_ptr<PullLink>>;  // by rank of the sending job
+using SenderLinks = std::vector<std::unique_ptr<PullLink>>;  // by rank; those that this rank is connected with
 
 // On the loop's thread.
 class Election {
@@ -27,7 +27,6 @@ class Election {
 
   bool leads() const { return self_.rank == 0; }
   uint32_t epoch() const { return epoch_; }  // of the last transfer
-  int64_t complete_version() const;          // that all senders offer; 0 if none
 
   // --- what this rank takes ---
   void want(int64_t min_version);  // as recv() says
@@ -45,6 +44,7 @@ class Election {
   void tell_got(int64_t version, const Status& status) const;
 
   // --- rank 0 ---
+  int64_t complete_version() const;  // that all senders offer; 0 if none
   // Asks all senders to hold the newest version, if there is one to be taken and the last one is over everywhere.
   void choose();
   bool holding() const { return holding_ != 0; }

@@ -29,6 +29,7 @@ ReceiverSession::~ReceiverSession() = default;
 void ReceiverSession::connect() {
   const std::vector<uint32_t> ties = find_ties(setup_.tensors);
   for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.peer.size()); ++rank) {
+    if (!setup_.routes.connects(identity().rank, rank)) continue;
     const RankRecord& record = setup_.view.peer[static_cast<size_t>(rank)];
     links_.push_back(std::make_unique<PullLink>(
         *setup_.agent, *setup_.runs, *this, setup_.view.peer_job, rank, record, wanted_routes(setup_, rank, ties),
@@ -98,11 +99,12 @@ void ReceiverSession::accept(Caller caller) {
         }
       },
       [this](const Status& status) { break_session(status); },
-      [this, name](const Detach& detach) { break_session(detach.reason(name)); },
+      [this, name](const Detach& detach) { leave_with(detach, name); },
       [this](const Status& status) { break_session(status); });
   caller.link->watch_process(caller.hello.incarnation);
   caller.link->watch_worker(setup_.view.own[static_cast<size_t>(rank)].worker);
   caller.link->send(Prepared{});
+  if (newest_ != 0) caller.link->send(Newest{.version = newest_});
   own_ranks_.followers.emplace(rank, std::move(caller.link));
   readiness_changed();
 }
@@ -111,7 +113,7 @@ void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
   own_ranks_.leader = std::move(link);
   own_ranks_.leader->set_handlers(
       [this](Frame& frame) { handle_leader(frame); }, [this](const Status& status) { break_session(status); },
-      [this](const Detach& detach) { break_session(detach.reason(rank_name(identity().job, 0))); },
+      [this](const Detach& detach) { leave_with(detach, leader()); },
       [this](const Status& status) {
         sender_lost_ = true;  // perhaps: it tells of own ranks, too, whom the senders see themselves
         break_session(status);
@@ -120,11 +122,20 @@ void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
   own_ranks_.leader->watch_worker(setup_.view.own[0].worker);
 }
 
+// An own rank has closed the batch.
+void ReceiverSession::leave_with(const Detach& detach, const std::string& name) {
+  if (!broken()) left_ = detach.status.ok();
+  break_session(detach.reason(name));
+}
+
 void ReceiverSession::handle_leader(Frame& frame) {
   switch (frame.type) {
     case kCode<Prepared>:
       own_ranks_.leader_ready = true;
       return readiness_changed();
+    case kCode<Newest>:
+      newest_ = parse<Newest>(frame.payload).version;
+      return owner_.on_newest(newest_);
     case kCode<Chosen>: {
       const Chosen chosen = parse<Chosen>(frame.payload);
       election_.hear(chosen);
@@ -155,8 +166,12 @@ void ReceiverSession::on_withdrawn(PullLink& link, int64_t version) {
 }
 
 void ReceiverSession::on_offer(PullLink&) {
-  owner_.on_newest(complete_version());
-  if (phase_ == Phase::kWaiting && leads()) election_.choose();
+  if (leads()) {
+    if (const int64_t newest = election_.complete_version(); std::exchange(newest_, newest) != newest)
+      own_ranks_.tell_followers(Newest{.version = newest});
+    owner_.on_newest(newest_);
+    if (phase_ == Phase::kWaiting) election_.choose();
+  }
   if (retires()) owner_.on_receiver_retired();
 }
 
@@ -210,6 +225,7 @@ void ReceiverSession::begin(const Chosen& chosen) {
     progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
   take_more();
   if (!broken_.ok() && needs_lost_sender()) fail_recv(broken_);
+  if (links_.empty()) check_ended();  // it holds nothing of what moves
 }
 
 // Of a version that is not begun: the senders and rank 0 would wait for this rank.

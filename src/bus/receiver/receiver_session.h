@@ -47,6 +47,8 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void accept(Caller caller) override;  // ranks other than 0, at rank 0
   bool idle() const override { return phase_ == Phase::kIdle && !(election_.chosen() && may_go_on()); }
   RankShare share() const override { return share_; }
+  // An own rank that left as it should takes the job along: the senders have lost nothing.
+  Status parting() const override { return left_ ? Status() : broken_status(); }
 
   // Whether a recv() may begin: it is whole, or a version was chosen that can still be taken.
   bool usable() const { return !broken() || (!retired() && election_.chosen() && may_go_on()); }
@@ -66,7 +68,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void give_up_deciding(const Status& why);  // as far as it can
   // What became of (version, epoch); `reason` of an abort, or why the store does not say: kAskStore ends the recv then.
   void decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason);
-  int64_t complete_version() const { return election_.complete_version(); }  // that all senders offer; 0 if none
+  int64_t complete_version() const { return newest_; }  // that all senders offer; 0 if none
   void sum_digests(std::vector<Digest>& sums) const;
   Progress sample() const;  // any thread
 
@@ -95,6 +97,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   bool leads() const { return election_.leads(); }
   void adopt_leader(std::shared_ptr<Link> link);
   void handle_leader(Frame& frame);
+  void leave_with(const Detach& detach, const std::string& name);
   void handle_got(Rank rank, const Got& got);
   void handle_decided(const Decided& decided);
   void tell_got(const Status& status);
@@ -120,6 +123,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   RankShare share_;
 
   Phase phase_ = Phase::kIdle;
+  int64_t newest_ = 0;  // rank 0: that all senders offer; the others: as it says
   int64_t taking_ = 0;
   std::vector<PullLink*> to_take_;  // in the order in which they will be asked
   size_t rings_busy_ = 0;
@@ -128,6 +132,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   bool sender_lost_ = false;  // what broke it: then the other senders must be told, who have no links to it
   EventLoop::TimerId progress_timer_ = 0;
   int64_t progress_seen_ = 0;
+  bool left_ = false;    // broken because an own rank has closed the batch, as it should
   bool flowed_ = false;  // staged: this rank's or, at rank 0, another's bytes have moved, and it is not told yet
 };
 

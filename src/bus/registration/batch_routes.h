@@ -45,6 +45,10 @@ struct BatchRoutes {
   std::vector<std::vector<LinkRoute>> reduced_by;
   PlanStats stats;     // of the whole batch, all ranks
   uint32_t kinds = 0;  // plans made
+
+  // Whether this rank has a connection with `peer` of the other job, of which `receiver` is the one that receives: if
+  // there are routes between them. Rank 0 of the receivers, which chooses versions, has one with every sender.
+  bool connects(Rank receiver, Rank peer) const { return receiver == 0 || !by_peer[static_cast<size_t>(peer)].empty(); }
 };
 
 // Of routes that travel as deltas in one transfer.

@@ -54,7 +54,8 @@ std::vector<Session::Linked> SenderSession::linked() const {
     return it != links.end() && it->second->ready();
   };
   for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.peer.size()); ++rank)
-    peers.push_back({rank_name(setup_.view.peer_job, rank), ready(receivers_, rank)});
+    if (setup_.routes.connects(rank, rank))
+      peers.push_back({rank_name(setup_.view.peer_job, rank), ready(receivers_, rank)});
   for (Rank rank = 0; rank < static_cast<Rank>(setup_.view.own.size()); ++rank)
     if (rank != identity().rank && !setup_.routes.reduced_by[static_cast<size_t>(rank)].empty())
       peers.push_back({rank_name(identity().job, rank), ready(owners_, rank)});
@@ -83,6 +84,8 @@ void SenderSession::accept(Caller caller) {
   const Rank rank = caller.hello.rank;
   if (links.contains(rank))
     fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), caller.link->name());
+  if (!reduces && !setup_.routes.connects(rank, rank))
+    fail(ErrorCode::kMismatch, "{}: {} reads nothing of {}", describe(), caller.link->name(), identity().name());
   caller.link->watch_worker(ranks[static_cast<size_t>(rank)].worker);
   std::vector<ServedRoute> served = served_to(setup_, preparation_, caller);
   links.emplace(rank,
@@ -456,7 +459,7 @@ void SenderSession::on_source_broken(SourceLink& link, const Status& status) {
 
 void SenderSession::on_broken(const Status& latest) {
   if (held_ != 0 && !begun(held_)) owner_.on_begun(held_);
-  // Nobody has to be told: whoever can see this peer is connected to it.
+  // Nobody has to be told: rank 0 of the receivers is connected with all, and sees it.
   // A receiver that has all it wanted may go while others are still at it.
   const auto gone = [&](const auto& entry) {
     return !entry.second->open() && entry.second->done_version() != offering_;

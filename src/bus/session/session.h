@@ -75,8 +75,9 @@ class Session : public Acceptor {
   static bool is_renewal(const Status& status) { return status.code() == ErrorCode::kUnavailable; }
   // Gives up peers that something here waits for and that are stopped: as if they had been lost. Every kStopPeriod.
   void check_peers();
-  Status broken_status() const;   // why; names the batch
-  virtual bool idle() const = 0;  // nothing reads or writes tensors for it
+  Status broken_status() const;                               // why; names the batch
+  virtual Status parting() const { return broken_status(); }  // what close() is to say once it is broken
+  virtual bool idle() const = 0;                              // nothing reads or writes tensors for it
   void close(const Status& why);  // tells the peers; ok: it is simply over. REQUIRES: idle()
   virtual RankShare share() const = 0;
 

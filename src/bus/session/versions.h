@@ -12,8 +12,9 @@
 //   Progress                             now and then
 //   Done                                 I have it, or why not
 //
-// and between ranks of a receiving job: Chosen (epoch, version), from rank 0 to the others; Got, from them, once they
-// have pulled it; Decided, to them, whether a staged version is committed. Revoke asks a puller to stop reading.
+// and between ranks of a receiving job: Newest, which version all senders offer, and Chosen (epoch, version), from rank
+// 0 to the others; Got, from them, once they have pulled it; Decided, to them, whether a staged version is committed.
+// Revoke asks a puller to stop reading.
 #pragma once
 
 #include <algorithm>
@@ -45,6 +46,7 @@ enum class VersionMessage : uint16_t {
   kRelease,
   kGot,
   kDecided,
+  kNewest = 43,
 };
 
 // Digests travel as they lie in memory: u64 d0, u64 d1, u64 elements.
@@ -143,6 +145,16 @@ struct Decided {
   }
 };
 
+// What rank 0 of the receivers, which hears of all senders, tells the others.
+struct Newest {
+  static constexpr auto kType = VersionMessage::kNewest;
+  int64_t version = 0;  // the newest that every sender offers; 0: none
+  static void fields(auto& f, auto& self) {
+    f("version", self.version);
+    f.require(self.version >= 0, "Newest: version {}", self.version);
+  }
+};
+
 struct Digests {
   static constexpr auto kType = VersionMessage::kDigests;
   int64_t version = 0;
@@ -178,6 +190,6 @@ struct Done {
 };
 
 using VersionMessages = MessageList<Offer, Withdraw, Take, Grant, Refuse, Revoke, Digests, ProgressReport, Done, Chosen,
-                                    Hold, Held, Release, Got, Decided>;
+                                    Hold, Held, Release, Got, Decided, Newest>;
 
 }  // namespace tessera::bus
