@@ -12,8 +12,8 @@ constexpr std::string_view kKey = "a key";
 
 template <typename Record>
 Record check_record(std::string_view value) {
-  const auto read = [](std::string_view bytes) { return Record::read(kKey, bytes); };
-  const auto write = [](const Record& record) { return record.write(); };
+  const auto read = [](std::string_view bytes) { return read_record<Record>(kKey, bytes); };
+  const auto write = [](const Record& record) { return write_record(record); };
   Record record = read(value);
   expect_round_trip(record, read, write);
   return record;

@@ -265,18 +265,18 @@ void add_records(Seeds& seeds) {
   const ManifestEntry embed{"model.embed.weight", DType::kBF16, {64, 16}, Layout::parse("dp=2,tp=2:R,S0"), {},
                             Format::kNvfp4};
   const ManifestEntry norm{"model.norm.weight", DType::kF32, {16}, Layout::parse("4:R")};
-  seeds.add("records", "rank", "r" + rank.write());
-  seeds.add("records", "pair", "p" + PairRecord{rank, "inference"}.write());
-  seeds.add("records", "manifest", "m" + ManifestRecord{of, {{embed, norm}}}.write());
+  seeds.add("records", "rank", "r" + write_record(rank));
+  seeds.add("records", "pair", "p" + write_record(PairRecord{rank, "inference"}));
+  seeds.add("records", "manifest", "m" + write_record(ManifestRecord{of, {{embed, norm}}}));
   ManifestEntry row{"row", DType::kBF16, {16}, Layout::parse("1:R")};
   row.source = {.name = embed.name, .slices = {{7, 8, 1, true}, {0, 16}}};
-  seeds.add("records", "manifest_sources", "m" + ManifestRecord{of, {{embed, row}}}.write());
+  seeds.add("records", "manifest_sources", "m" + write_record(ManifestRecord{of, {{embed, row}}}));
   seeds.add("records", "batch",
-            "b" + BatchRecord{of, true, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}.write());
-  seeds.add("records", "failure", "f" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}.write());
-  seeds.add("records", "renewal", "n" + RenewalRecord{of, {{17, 2}, {18, 1}}}.write());
-  seeds.add("records", "gathered", "s" + GatheredRecord{of, "4x2"}.write());
-  seeds.add("records", "registration", "g" + FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}.write());
+            "b" + write_record(BatchRecord{of, true, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}));
+  seeds.add("records", "failure", "f" + write_record(FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}));
+  seeds.add("records", "renewal", "n" + write_record(RenewalRecord{of, {{17, 2}, {18, 1}}}));
+  seeds.add("records", "gathered", "s" + write_record(GatheredRecord{of, "4x2"}));
+  seeds.add("records", "registration", "g" + write_record(FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}));
   seeds.add("records", "key", "ktrainer/12");
 }
 

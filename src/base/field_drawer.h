@@ -61,7 +61,7 @@ class FieldDrawer {
   template <typename T, typename... Limits>
   void operator()(std::string_view name, std::optional<T>& value, const Limits&... limits) {
     value.reset();
-    if (draw(2) == 1) (*this)(name, value.emplace(), limits...);
+    if (draw(2) == 1) (*this)(name, value.emplace(T{}), limits...);
   }
   template <typename T, typename... Limits>
   void operator()(std::string_view, std::vector<T>& items, uint32_t most, const Limits&... limits) {
@@ -91,6 +91,7 @@ class FieldDrawer {
     for (uint64_t count = draw(std::min(most, 3U) + 1); count > 0; --count) visit(*this, items.emplace_back());
   }
   void end_of_this_version() {}
+  static std::string_view what() { return {}; }
   template <typename... Args>
   void require(bool, fmt::format_string<const Args&...>, const Args&...) {}
   template <typename... Args>

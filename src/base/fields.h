@@ -14,8 +14,9 @@
 //   };
 //
 // Numbers, bools, std::optional (a flag goes before) and structs with fields() or with write() and read() of their own
-// take no limit. Later fields may depend on earlier ones. What has another form in memory than on the wire goes through
-// a local variable that is put back `if constexpr (kFills<decltype(f)>)`.
+// take no limit. Later fields may depend on earlier ones, and errors may name f.what(), the message that is read. What
+// has another form in memory than on the wire goes through a local variable that is put back
+// `if constexpr (kFills<decltype(f)>)`.
 #pragma once
 
 #include <fmt/format.h>
@@ -101,13 +102,14 @@ class FieldWriter {
     write(value, out_);
   }
   // Where each element takes a function: visit(f, element). An element takes `least` bytes or more.
-  template <typename T, typename Visit>
-  void each(std::string_view, const std::vector<T>& items, uint32_t, size_t /*least*/, const Visit& visit) {
+  template <typename Items, typename Visit>
+  void each(std::string_view, const Items& items, uint32_t, size_t /*least*/, const Visit& visit) {
     out_.put(static_cast<uint32_t>(items.size()));
-    for (const T& item : items) visit(*this, item);
+    for (const auto& item : items) visit(*this, item);
   }
   // What a later version says behind this is not looked at.
   void end_of_this_version() {}
+  static std::string_view what() { return {}; }
   // A reader throws Error unless `ok`, kInvalidArgument if no code is named.
   template <typename... Args>
   void require(bool, fmt::format_string<const Args&...>, const Args&...) {}
@@ -170,7 +172,7 @@ class FieldReader {
   template <typename T, typename... Limits>
   void operator()(std::string_view name, std::optional<T>& value, const Limits&... limits) {
     value.reset();
-    if (in_.get_bool()) (*this)(name, value.emplace(), limits...);
+    if (in_.get_bool()) (*this)(name, value.emplace(T{}), limits...);
   }
   // Grows as elements are read: a few bytes do not become many.
   template <typename T, typename... Limits>
@@ -203,6 +205,7 @@ class FieldReader {
     for (uint32_t count = in_.get_count(most, least); count > 0; --count) visit(*this, items.emplace_back());
   }
   void end_of_this_version() { in_.skip_rest(); }
+  std::string_view what() const { return in_.what(); }
   template <typename... Args>
   void require(bool ok, fmt::format_string<const Args&...> text, const Args&... args) {
     require(ErrorCode::kInvalidArgument, ok, text, args...);
@@ -271,8 +274,8 @@ class FieldPrinter {
     write(value, bytes);
     put(name, fmt::format("({} bytes)", bytes.size()));
   }
-  template <typename T, typename Visit>
-  void each(std::string_view name, const std::vector<T>& items, uint32_t, size_t /*least*/, const Visit& visit) {
+  template <typename Items, typename Visit>
+  void each(std::string_view name, const Items& items, uint32_t, size_t /*least*/, const Visit& visit) {
     list(name, items.size(), [&](size_t i) {
       put({}, "{");
       visit(*this, items[i]);
@@ -280,6 +283,7 @@ class FieldPrinter {
     });
   }
   void end_of_this_version() {}
+  static std::string_view what() { return {}; }
   template <typename... Args>
   void require(bool, fmt::format_string<const Args&...>, const Args&...) {}
   template <typename... Args>
@@ -304,21 +308,25 @@ class FieldPrinter {
   std::string& out_;
 };
 
-// An error code in a byte.
-template <typename Fields, typename Code>
-void error_code_field(Fields& f, Code& code) {
-  constexpr auto kLast = static_cast<uint8_t>(ErrorCode::kInternal);
+inline constexpr auto kLastErrorCode = static_cast<uint8_t>(ErrorCode::kInternal);
+
+// An error code in a byte; require(byte) says what it may be, at most kLastErrorCode.
+template <typename Fields, typename Code, typename Require>
+void error_code_field(Fields& f, Code& code, const Require& require) {
   auto byte = static_cast<uint8_t>(code);
   f("code", byte);
-  f.require(byte <= kLast, "message: unknown error code {}", byte);
-  if constexpr (Fields::kFills) code = static_cast<ErrorCode>(std::min(byte, kLast));
+  require(byte);
+  if constexpr (Fields::kFills) code = static_cast<ErrorCode>(std::min(byte, kLastErrorCode));
+}
+template <typename Fields, typename Code>
+void error_code_field(Fields& f, Code& code) {
+  error_code_field(f, code,
+                   [&](uint8_t byte) { f.require(byte <= kLastErrorCode, "message: unknown error code {}", byte); });
 }
 
-// An error code and a text, cut where it is long.
+// A text behind an error code, cut where it is long.
 template <typename Fields, typename State>
-void status_field(Fields& f, State& status, uint32_t most = 64 << 10) {
-  ErrorCode code = status.code();
-  error_code_field(f, code);
+void status_text_field(Fields& f, ErrorCode code, State& status, uint32_t most) {
   if constexpr (Fields::kFills) {
     std::string text;
     f.cut("text", text, most);
@@ -328,14 +336,27 @@ void status_field(Fields& f, State& status, uint32_t most = 64 << 10) {
   }
 }
 
-// A vector whose length takes a byte; require(length) says what it may be.
-template <typename Fields, typename Items, typename Require>
-void short_list_field(Fields& f, std::string_view name, Items& items, const Require& require) {
+// An error code and a text.
+template <typename Fields, typename State>
+void status_field(Fields& f, State& status, uint32_t most = 64 << 10) {
+  ErrorCode code = status.code();
+  error_code_field(f, code);
+  status_text_field(f, code, status, most);
+}
+
+// A vector whose length takes a byte; require(length) says what it may be. Where each element takes a function:
+// visit(f, element).
+template <typename Fields, typename Items, typename Require, typename Visit>
+void short_list_field(Fields& f, std::string_view name, Items& items, const Require& require, const Visit& visit) {
   auto count = static_cast<uint8_t>(items.size());
   f(name, count);
   require(count);
   if constexpr (Fields::kFills) items.resize(count);
-  for (auto& item : items) f({}, item);
+  for (auto& item : items) visit(f, item);
+}
+template <typename Fields, typename Items, typename Require>
+void short_list_field(Fields& f, std::string_view name, Items& items, const Require& require) {
+  short_list_field(f, name, items, require, [](auto& g, auto& item) { g({}, item); });
 }
 
 template <typename Message>
@@ -354,6 +375,12 @@ template <typename Message>
 void read_fields(ByteReader& in, Message& into) {
   FieldReader fields(in);
   fields({}, into);
+}
+template <typename Message>
+Message read_fields(ByteReader& in) {
+  Message message;
+  read_fields(in, message);
+  return message;
 }
 // All of `bytes`, which `what` names in errors. Throws Error. `into` may bring memory for what is read.
 template <typename Message>

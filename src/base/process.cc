@@ -117,27 +117,6 @@ std::string Incarnation::to_string() const {
   return fmt::format("pid {} (started {}{})", pid, start_time, restarts);
 }
 
-void Incarnation::write(ByteWriter& out) const {
-  out.put_string(boot_id);
-  out.put(pid_namespace);
-  out.put(pid);
-  out.put(start_time);
-  out.put(nonce);
-  out.put(restart);
-}
-
-Incarnation Incarnation::read(ByteReader& in) {
-  Incarnation read;
-  read.boot_id = in.get_string(64);
-  read.pid_namespace = in.get<uint64_t>();
-  read.pid = in.get<int32_t>();
-  read.start_time = in.get<uint64_t>();
-  read.nonce = in.get<uint64_t>();
-  read.restart = in.get<uint32_t>();
-  if (read.pid <= 0) fail(ErrorCode::kInvalidArgument, "incarnation: pid {}", read.pid);
-  return read;
-}
-
 UniqueFd open_pidfd(const Incarnation& incarnation) {
   if (!has_our_pids(incarnation)) return {};
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, incarnation.pid, 0)));

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/fd.h"
 
@@ -34,8 +33,15 @@ struct Incarnation {
   // The same rank of a job that torchrun has restarted since: it ends all processes before it starts others.
   bool is_superseded_by(const Incarnation& other) const { return restart < other.restart; }
   std::string to_string() const;  // "pid 4711 (started 123456)", "pid 4711 (started 123456, restart 2)"
-  void write(ByteWriter& out) const;
-  static Incarnation read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("boot_id", self.boot_id, 64);
+    f("pid_namespace", self.pid_namespace);
+    f("pid", self.pid);
+    f("start_time", self.start_time);
+    f("nonce", self.nonce);
+    f("restart", self.restart);
+    f.require(self.pid > 0, "incarnation: pid {}", self.pid);
+  }
   bool operator==(const Incarnation&) const = default;
 };
 

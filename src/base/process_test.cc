@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "base/fields_testing.h"
 #include "base/socket.h"
 #include "base/testing.h"
 
@@ -23,16 +24,13 @@ class Child {
     pair.second.keep_across_fork();
     pid_ = ::fork();
     if (pid_ == 0) {
-      ByteWriter out;
-      Incarnation::self().write(out);
-      send_some(pair.second.get(), out.view());
+      send_some(pair.second.get(), message_bytes(Incarnation::self()));
       while (true) ::pause();
     }
     EXPECT_TRUE(wait_ready(pair.first.get(), POLLIN, Deadline::after(seconds(30))));
     std::vector<std::byte> bytes(4096);
     bytes.resize(receive_some(pair.first.get(), bytes).value_or(0));
-    ByteReader in(bytes, "incarnation");
-    incarnation_ = Incarnation::read(in);
+    incarnation_ = read_message<Incarnation>(bytes, "incarnation");
   }
   ~Child() { kill(); }
 
@@ -62,12 +60,13 @@ TEST(ProcessTest, TheRestartCountIsToldAndTravels) {
   EXPECT_EQ(self.to_string().find("restart"), std::string::npos);
   self.restart = 2;
   EXPECT_NE(self.to_string().find(", restart 2)"), std::string::npos) << self.to_string();
-  ByteWriter out;
-  self.write(out);
-  ByteReader in(out.view(), "incarnation");
-  EXPECT_EQ(Incarnation::read(in), self);
+  EXPECT_EQ(read_message<Incarnation>(message_bytes(self), "incarnation"), self);
   EXPECT_TRUE(Incarnation::self().is_superseded_by(self));
   EXPECT_FALSE(self.is_superseded_by(self));
+}
+
+TEST(ProcessTest, ComesBackAsItIsDrawn) {
+  expect_fields_hold<Incarnation>();
 }
 
 TEST(ProcessTest, TorchrunsCountIsPartOfIt) {

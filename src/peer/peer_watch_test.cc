@@ -8,8 +8,9 @@
 #include <array>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "base/bytes.h"
+#include "base/fields.h"
 #include "base/mutex.h"
 #include "base/testing.h"
 #include "peer/alarm.h"
@@ -25,16 +26,14 @@ class IdleProcess {
     EXPECT_EQ(::pipe(told), 0);
     pid_ = ::fork();
     if (pid_ == 0) {
-      ByteWriter out;
-      Incarnation::self().write(out);
-      (void)!::write(told[1], out.view().data(), out.view().size());
+      const std::vector<std::byte> out = message_bytes(Incarnation::self());
+      (void)!::write(told[1], out.data(), out.size());
       while (true) ::pause();
     }
     std::array<std::byte, 512> bytes{};
     const ssize_t got = ::read(told[0], bytes.data(), bytes.size());
     const std::span<const std::byte> told_bytes(bytes.data(), static_cast<size_t>(got));
-    ByteReader in(told_bytes, "the child");
-    incarnation_ = Incarnation::read(in);
+    incarnation_ = read_message<Incarnation>(told_bytes, "the child");
     ::close(told[0]);
     ::close(told[1]);
   }

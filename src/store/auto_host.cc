@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/fail.h"
+#include "base/fields.h"
 #include "base/file_lock.h"
 #include "base/log.h"
 #include "base/socket.h"
@@ -25,6 +26,15 @@ constexpr Duration kGoingTime = std::chrono::milliseconds(100);
 struct MembersFile {
   int64_t revision_floor = 0;
   std::vector<Member> members;
+  static void fields(auto& f, auto& self) {
+    uint32_t magic = kMembersMagic;
+    f("magic", magic);
+    f.require(magic == kMembersMagic, "store.members is something else");
+    f("revision_floor", self.revision_floor);
+    f.require(self.revision_floor >= 0 && self.revision_floor <= kMaxContinued, "store.members: revision {}",
+              self.revision_floor);
+    f("members", self.members, kMaxMembers);
+  }
 };
 
 std::string lock_path(const std::string& root) {
@@ -60,18 +70,7 @@ std::vector<std::byte> read_small_file(const std::string& path) {
 std::optional<MembersFile> read_members(const std::string& root) {
   try {
     const std::vector<std::byte> bytes = read_small_file(members_path(root));
-    ByteReader in(bytes, "store.members");
-    if (in.get<uint32_t>() != kMembersMagic) fail(ErrorCode::kInvalidArgument, "store.members is something else");
-    MembersFile file;
-    file.revision_floor = in.get<int64_t>();
-    if (file.revision_floor < 0 || file.revision_floor > kMaxContinued)
-      fail(ErrorCode::kInvalidArgument, "store.members: revision {}", file.revision_floor);
-    file.members.resize(in.get_count(kMaxMembers, sizeof(uint64_t)));
-    for (Member& member : file.members) {
-      member.client = in.get<uint64_t>();
-      member.incarnation = Incarnation::read(in);
-    }
-    return file;
+    return read_message<MembersFile>(bytes, "store.members");
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNotFound) return std::nullopt;
     log().warn("{}: the last host's clients are not known: {}", root, error.what());
@@ -80,18 +79,10 @@ std::optional<MembersFile> read_members(const std::string& root) {
 }
 
 void write_members(const std::string& root, const MembersFile& file) {
-  ByteWriter out;
-  out.put(kMembersMagic);
-  out.put(file.revision_floor);
-  out.put(static_cast<uint32_t>(file.members.size()));
-  for (const Member& member : file.members) {
-    out.put(member.client);
-    member.incarnation.write(out);
-  }
+  const std::vector<std::byte> bytes = message_bytes(file);
   const std::string path = members_path(root);
   const std::string fresh = fresh_members_path(root);
   const UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  const auto bytes = out.view();
   if (!fd || ::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) ||
       ::rename(fresh.c_str(), path.c_str()) != 0)
     log().warn("{} cannot be written ({}): a host after this one waits for its full time", path, std::strerror(errno));

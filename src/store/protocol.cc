@@ -4,6 +4,7 @@
 #include <array>
 #include <random>
 
+#include "base/fields.h"
 #include "store/limits.h"
 #include "tessera/version.h"
 
@@ -88,7 +89,7 @@ std::vector<std::byte> StoreHello::encode() const {
   out.put(client);
   out.put(last_instance);
   out.put(last_revision);
-  incarnation.write(out);
+  write_fields(incarnation, out);
   out.put_bytes(nonce);
   return out.take();
 }
@@ -103,7 +104,7 @@ StoreHello StoreHello::decode(std::span<const std::byte> payload) {
   hello.client = in.get<uint64_t>();
   hello.last_instance = in.get<uint64_t>();
   hello.last_revision = read_revision(in, "hello");
-  hello.incarnation = Incarnation::read(in);
+  hello.incarnation = read_fields<Incarnation>(in);
   hello.nonce = read_digest(in);
   return hello;  // a later version may have more to say
 }

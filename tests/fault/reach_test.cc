@@ -33,13 +33,15 @@ class Reach : public JobsTest {
       const auto store = open_store(store_);
       const std::string meeting = bus::meeting_prefix("default", "weights", "policy", side.job, side.peer);
       store->put(bus::pair_key("default", "weights", side.job, 0),
-                 bus::PairRecord{.rank = record, .peer = side.peer}.write());
-      store->put(bus::manifest_key(meeting, side.job), bus::ManifestRecord{.of = of, .manifest = manifest}.write());
-      store->put(
-          bus::batch_key(meeting, side.job, 0),
-          bus::BatchRecord{
-              .of = of, .sends = true, .digest = true, .version = 0, .newest = 0, .hash = manifest.hash(), .diff = {}}
-              .write());
+                 bus::write_record(bus::PairRecord{.rank = record, .peer = side.peer}));
+      store->put(bus::manifest_key(meeting, side.job), bus::write_manifest({.of = of, .manifest = manifest}));
+      store->put(bus::batch_key(meeting, side.job, 0), bus::write_record(bus::BatchRecord{.of = of,
+                                                                                          .sends = true,
+                                                                                          .digest = true,
+                                                                                          .version = 0,
+                                                                                          .newest = 0,
+                                                                                          .hash = manifest.hash(),
+                                                                                          .diff = {}}));
       over.wait();
       return 0;
     });

@@ -162,7 +162,7 @@ Report report_of(const std::string& store, const std::string& job, Rank rank) {
   const std::optional<KeyValue> record = client->get(key);
   if (!record) fail(ErrorCode::kNotFound, "no {}", key);
   const Deadline deadline = Deadline::after(hang_limit());
-  return Inspection(bus::RankRecord::read(key, record->value).address, deadline).answer(deadline);
+  return Inspection(bus::read_record<bus::RankRecord>(key, record->value).address, deadline).answer(deadline);
 }
 
 int with_pair(const Side& side, const std::string& store, const std::function<int(Pair& pair)>& body) {

@@ -68,7 +68,7 @@ class RawRank final : public Acceptor {
                                   .diff = {}};
     const Identity& self = agent_.identity();
     const std::string meeting = bus::meeting_prefix(self.name_space, "weights", "policy", self.job, view_.peer_job);
-    store_->put(bus::batch_key(meeting, self.job, self.rank), record.write(), {}, soon().left());
+    store_->put(bus::batch_key(meeting, self.job, self.rank), write_record(record), {}, soon().left());
   }
   void take_back() { exchange_.withdraw(); }
   void give_up() {

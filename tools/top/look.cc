@@ -41,7 +41,7 @@ void read_records(Store& store, TopLook& look, std::string_view component, const
 void read_ranks(Store& store, TopLook& look) {
   read_records(store, look, "rank", [&](const std::string& prefix, const std::string& key, const std::string& value) {
     const JobRank who = parse_pair_key(prefix, key);
-    bus::RankRecord record = bus::RankRecord::read(key, value);
+    bus::RankRecord record = bus::read_record<bus::RankRecord>(key, value);
     TopRank& rank = look.ranks.emplace_back();
     rank.job = who.job;
     rank.rank = who.rank;
@@ -59,7 +59,7 @@ void read_pairs(Store& store, TopLook& look) {
     const std::string name(parts_of(std::string_view(key).substr(prefix.size())).front());
     if (key.starts_with(bus::pair_failure_prefix(look.name_space, name))) return;
     const JobRank who = parse_pair_key(bus::pair_prefix(look.name_space, name), key);
-    const bus::PairRecord record = bus::PairRecord::read(key, value);
+    const bus::PairRecord record = bus::read_record<bus::PairRecord>(key, value);
     TopPair& pair = pairs[{name, who.job}];
     pair = {.name = name, .job = who.job, .peer = record.peer, .ranks = pair.ranks + 1, .world = record.rank.world};
   });
@@ -105,7 +105,7 @@ void read_batches(Store& store, TopLook& look) {
     const auto rank = std::ranges::find_if(
         look.ranks, [&](const TopRank& one) { return one.job == parts[3] && std::to_string(one.rank) == parts[5]; });
     if (rank == look.ranks.end() || rank->state == TopRank::State::kSeen) return;
-    const bus::BatchRecord record = bus::BatchRecord::read(key, value);
+    const bus::BatchRecord record = bus::read_record<bus::BatchRecord>(key, value);
     const std::string_view jobs = parts[2];
     const size_t plus = jobs.find('+');
     if (plus == std::string_view::npos) return;

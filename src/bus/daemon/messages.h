@@ -66,8 +66,12 @@ enum class AgentCommand : uint16_t {
 // Texts and timeouts of this conversation.
 inline constexpr uint32_t kMaxRecordText = 700;  // of a status, in a record of the queue
 // An empty text is no layout: that of the pair, or replicated.
-void write_layout(const Layout& layout, ByteWriter& out);
-Layout read_layout(ByteReader& in);
+template <typename Fields, typename Of>
+void layout_field(Fields& f, Of& layout) {
+  std::string text = layout == Layout{} ? std::string() : layout.to_string();
+  f("layout", text, 64 << 10);
+  if constexpr (kReads<Fields>) layout = text.empty() ? Layout{} : Layout::parse(text);
+}
 template <typename Fields, typename Time>
 void timeout_field(Fields& f, std::string_view name, Time& timeout) {
   int64_t nanoseconds = timeout.count();
@@ -137,7 +141,7 @@ struct PairCall {
     f("name", self.options.name, kMaxNameBytes);
     f("peer", self.options.peer, kMaxNameBytes);
     timeout_field(f, "timeout", self.options.timeout);
-    f.coded("layout", self.options.layout, write_layout, read_layout);
+    layout_field(f, self.options.layout);
   }
 };
 
@@ -210,6 +214,10 @@ struct RegisterCall {
   struct Place {
     uint32_t arena = 0;
     uint64_t offset = 0;  // in it; in the addresses of what is lent
+    static void fields(auto& f, auto& self) {
+      f("arena", self.arena);
+      f("offset", self.offset);
+    }
   };
   struct Tensor {
     TensorSpec spec;
@@ -223,9 +231,6 @@ struct RegisterCall {
   BatchOptions options;
   uint64_t lent_bytes = 0;  // of addresses that lent tensors take
   std::vector<Tensor> tensors;
-  // Behind a table of their layouts.
-  static void write_tensors(const std::vector<Tensor>& tensors, ByteWriter& out);
-  static std::vector<Tensor> read_tensors(ByteReader& in);
   static void fields(auto& f, auto& self) {
     f("session", self.session);
     f("pair", self.pair);
@@ -237,7 +242,29 @@ struct RegisterCall {
     f("pinned", self.options.pinned);
     f("delta", self.options.delta);
     f("lent_bytes", self.lent_bytes);
-    f.coded("tensors", self.tensors, write_tensors, read_tensors);
+    tensors_field(f, self.tensors);
+  }
+
+ private:
+  // Behind the layouts they have.
+  template <typename Fields, typename Tensors>
+  static void tensors_field(Fields& f, Tensors& tensors) {
+    constexpr size_t kLeastTensor = 4 + 1 + 4 + 4 + 4 + kLeastSource + 1 + 1;  // bytes
+    LayoutTable layouts("Register", LayoutTable::Lacking::kAllowed);
+    if constexpr (!kFills<Fields>)
+      for (const Tensor& tensor : tensors) layouts.add(tensor.spec.layout);
+    LayoutTable::fields(f, layouts);
+    f.each("tensors", tensors, kMaxTensors, kLeastTensor, [&](auto& g, auto& tensor) {
+      auto& spec = tensor.spec;
+      g("name", spec.name, kMaxNameBytes);
+      g("dtype", spec.dtype, kLastDType);
+      g("shape", spec.shape, kMaxDims);
+      layouts.field(g, spec.name, spec.layout);
+      g("strides", spec.strides, kMaxDims);
+      source_field(g, spec);
+      WireByte::field(g, spec);
+      g("place", tensor.place);
+    });
   }
 };
 

@@ -23,7 +23,7 @@ std::string session_of(const std::string& pair, const std::string& batch, const 
   out.put_string(receiver.hash());
   for (const std::span<const Registration> side : {senders, receivers}) {
     out.put(static_cast<uint32_t>(side.size()));
-    for (const Registration& of : side) of.write(out);
+    for (const Registration& of : side) write_fields(of, out);
   }
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits(out.view().data(), out.size()));
@@ -171,7 +171,7 @@ BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends
   std::vector<ManifestDiff> diffs;
   for (size_t rank = 0; rank < awaited.ranks.size(); ++rank) {
     const std::string key = batch_key(records_, job, static_cast<Rank>(rank));
-    BatchRecord record = BatchRecord::read(key, items.at(key).value);
+    BatchRecord record = read_record<BatchRecord>(key, items.at(key).value);
     if (record.sends != sends)
       fail(ErrorCode::kMismatch, "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts",
            pair_, batch_, rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
@@ -183,7 +183,7 @@ BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends
     side.members.push_back(std::move(record.of));
     diffs.push_back(std::move(record.diff));
   }
-  side.manifest = merge(job, ManifestRecord::read(manifest, items.at(manifest).value).manifest, diffs);
+  side.manifest = merge(job, read_record<ManifestRecord>(manifest, items.at(manifest).value).manifest, diffs);
   return side;
 }
 
@@ -209,7 +209,7 @@ void BatchExchange::ask_to_renew(const Attempt& attempt) {
     history_.asked = true;
   }
   ask(attempt.limits, [&](Duration timeout) {
-    return store_.put(renewal_key(records_, identity().job, identity().rank), record.write(),
+    return store_.put(renewal_key(records_, identity().job, identity().rank), write_record(record),
                       {.lease = rendezvous_.lease()}, timeout);
   });
 }
@@ -218,7 +218,7 @@ bool BatchExchange::is_asked_to_renew(const Awaited& by, const StoreView& items)
   const uint64_t self = speaker();
   const std::string prefix = renewal_prefix(records_, by.job);
   for (auto it = items.lower_bound(prefix); it != items.end() && it->first.starts_with(prefix); ++it) {
-    const RenewalRecord record = RenewalRecord::read(it->first, it->second.value);
+    const RenewalRecord record = read_record<RenewalRecord>(it->first, it->second.value);
     const auto asked = std::ranges::find(record.stale, self, &Seen::speaker);
     if (asked != record.stale.end() && asked->attempt == by.history.attempt) return true;
   }
@@ -281,7 +281,7 @@ bool BatchExchange::publish(const Attempt& attempt, const BatchOffer& own) {
   if (identity().rank == 0) {
     ask(attempt.limits, [&](Duration timeout) {
       return store_.put(manifest_key(records_, identity().job),
-                        ManifestRecord{.of = attempt.of, .manifest = *own.manifest}.write(), {.lease = lease}, timeout);
+                        write_manifest({.of = attempt.of, .manifest = *own.manifest}), {.lease = lease}, timeout);
     });
   } else {
     const std::optional<Manifest> rank0 = await_manifest(attempt);
@@ -289,7 +289,8 @@ bool BatchExchange::publish(const Attempt& attempt, const BatchOffer& own) {
     if (rank0->hash() != record.hash) record.diff = ManifestDiff::between(*rank0, *own.manifest);
   }
   ask(attempt.limits, [&](Duration timeout) {
-    return store_.put(batch_key(records_, identity().job, identity().rank), record.write(), {.lease = lease}, timeout);
+    return store_.put(batch_key(records_, identity().job, identity().rank), write_record(record), {.lease = lease},
+                      timeout);
   });
   return true;
 }
@@ -304,7 +305,7 @@ std::optional<Manifest> BatchExchange::await_manifest(const Attempt& attempt) {
       attempt.own, published, [](const StoreView&) { return std::vector<Rank>{0}; },
       [this](const StoreView&) { return rank_name(identity().job, 0); }, attempt.limits);
   if (is_outdated(attempt, items)) return std::nullopt;
-  return ManifestRecord::read(key, items.at(key).value).manifest;
+  return read_record<ManifestRecord>(key, items.at(key).value).manifest;
 }
 
 Agreement BatchExchange::agree(bool sends, const Side& mine, const Side& theirs) const {
@@ -366,12 +367,12 @@ std::unique_ptr<Watch> BatchExchange::watch(const PairView& view, const Agreemen
     const auto renewal = renewals.find(key);
     try {
       if (renewal != renewals.end()) {
-        const RenewalRecord record = RenewalRecord::read(key, item.value);
+        const RenewalRecord record = read_record<RenewalRecord>(key, item.value);
         if (std::ranges::count(record.stale, self) != 0) changed(renewal->second.name);
       }
       if (it != members.end() && record_registration(key, item.value) != it->second.of) changed(it->second.name);
       if (failure == failures.end()) return;
-      const FailureRecord record = FailureRecord::read(key, item.value);
+      const FailureRecord record = read_record<FailureRecord>(key, item.value);
       if (record.of.incarnation != failure->second.of.incarnation || std::ranges::count(record.seen, self) == 0) return;
       gave_up(fail_attempt(failure->second.name, record, item.mod_revision));
     } catch (const Error& error) {
@@ -403,7 +404,7 @@ std::vector<std::string> BatchExchange::all_gather(const PairView& view, const s
     const MutexLock lock(mutex_);
     history_.gathered = true;
   }
-  const std::string record = GatheredRecord{.of = attempt.of, .value = value}.write();
+  const std::string record = write_record(GatheredRecord{.of = attempt.of, .value = value});
   ask(limits, [&](Duration timeout) {
     return store_.put(key(identity().rank), record, {.lease = rendezvous_.lease()}, timeout);
   });
@@ -418,7 +419,7 @@ std::vector<std::string> BatchExchange::all_gather(const PairView& view, const s
   const MutexLock lock(mutex_);
   for (size_t rank = 0; rank < own.ranks.size(); ++rank) {
     const std::string from = key(static_cast<Rank>(rank));
-    GatheredRecord gathered = GatheredRecord::read(from, items.at(from).value);
+    GatheredRecord gathered = read_record<GatheredRecord>(from, items.at(from).value);
     history_.read[own.speaker(rank)] = gathered.of.attempt;
     values.push_back(std::move(gathered.value));
   }

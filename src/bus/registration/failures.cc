@@ -14,7 +14,7 @@ void BatchExchange::throw_if_failed(const Awaited& side, const StoreView& items)
     const auto rank = static_cast<Rank>(r);
     const auto it = items.find(failure_key(records_, side.job, rank));
     if (it == items.end()) continue;
-    const FailureRecord record = FailureRecord::read(it->first, it->second.value);
+    const FailureRecord record = read_record<FailureRecord>(it->first, it->second.value);
     if (record.of.incarnation != side.ranks[r].incarnation || side.speaker(r) == self) continue;
     const auto known = std::ranges::find(record.seen, self, &Seen::speaker);
     if (known != record.seen.end()) {
@@ -75,7 +75,7 @@ bool BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& 
     const std::string key = prefix + rank_name(side.job, rank);
     const auto it = left.find(key);
     if (it == left.end()) continue;
-    const FailureRecord record = FailureRecord::read(key, it->second.value);
+    const FailureRecord record = read_record<FailureRecord>(key, it->second.value);
     if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
     fail(record.status.code(), "{}: {}", what, record.status.message());
   }

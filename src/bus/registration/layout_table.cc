@@ -1,42 +1,34 @@
 #include "bus/registration/layout_table.h"
 
 #include "base/fail.h"
-#include "bus/registration/manifest.h"
 
 namespace tessera::bus {
 namespace {
 
-constexpr uint32_t kMaxLayoutText = uint32_t{1} << 20;
 constexpr size_t kMaxLayoutRanks = size_t{1} << 24;
 constexpr size_t kMaxBounds = size_t{1} << 26;
 
 }  // namespace
 
-uint32_t LayoutTableWriter::add(const Layout& layout) {
-  const auto [it, added] = numbers_.try_emplace(layout.to_string(), static_cast<uint32_t>(texts_.size()));
+void LayoutTable::add(const Layout& layout) {
+  if (lacking_ == Lacking::kAllowed && layout == Layout{}) return numbers_.push_back(kNone);
+  const auto [it, added] = number_of_.try_emplace(layout.to_string(), static_cast<uint32_t>(texts_.size()));
   if (added) texts_.push_back(it->first);
-  return it->second;
+  numbers_.push_back(it->second);
 }
 
-void LayoutTableWriter::write(ByteWriter& out) const {
-  out.put(static_cast<uint32_t>(texts_.size()));
-  for (const std::string& text : texts_) out.put_string(text);
-}
-
-LayoutTable LayoutTable::read(ByteReader& in, std::string_view what) {
-  LayoutTable table;
-  table.what_ = what;
+void LayoutTable::parse() {
   size_t ranks = 0;
-  for (uint32_t count = in.get_count(kMaxTensors, sizeof(uint32_t)); count > 0; --count) {
-    table.layouts_.push_back(Layout::parse(in.get_string(kMaxLayoutText)));
-    ranks += table.layouts_.back().mesh().ranks().size();
+  for (const std::string& text : texts_) {
+    layouts_.push_back(Layout::parse(text));
+    ranks += layouts_.back().mesh().ranks().size();
     if (ranks > kMaxLayoutRanks)
-      fail(ErrorCode::kInvalidArgument, "{}: its layouts have more than {} ranks together", what, kMaxLayoutRanks);
+      fail(ErrorCode::kInvalidArgument, "{}: its layouts have more than {} ranks together", what_, kMaxLayoutRanks);
   }
-  return table;
 }
 
-const Layout& LayoutTable::take(uint32_t number, std::string_view tensor) {
+Layout LayoutTable::take(uint32_t number, std::string_view tensor) {
+  if (lacking_ == Lacking::kAllowed && number == kNone) return {};
   if (number >= layouts_.size())
     fail(ErrorCode::kInvalidArgument, "{}: tensor {} refers to layout {} of {}", what_, tensor, number,
          layouts_.size());

@@ -4,6 +4,7 @@
 // it lacks and what it has otherwise: one exchange for the whole batch. docs/formats/bus-protocol.md has the bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -11,29 +12,96 @@
 #include <string_view>
 #include <vector>
 
-#include "base/bytes.h"
+#include "base/fields.h"
+#include "bus/registration/layout_table.h"
 #include "tessera/bus.h"
 #include "tessera/dtype.h"
 #include "tessera/layout.h"
 
 namespace tessera::bus {
 
-inline constexpr uint32_t kMaxTensors = 1u << 22;
 inline constexpr uint32_t kMaxNameBytes = 4096;
 inline constexpr int64_t kMaxSourceRanks = int64_t{1} << 26;  // of the meshes of all that a batch names as sources
 
-// In messages that have tensors. `tensor` is whose source it is.
-void write_source(const TensorSource& source, ByteWriter& out);
-TensorSource read_source(ByteReader& in, std::string_view tensor);
+// What every message says of a tensor, a ManifestEntry or a TensorSpec: whose source it is.
 inline constexpr size_t kLeastSource = 4 + 1;  // bytes
-// What is asked of a tensor's way.
-struct WireAsked {
-  std::optional<Format> format = std::nullopt;
-  PlaneSet planes = {};
-  FusedPart fused = {};
+template <typename Fields, typename Tensor>
+void source_field(Fields& f, Tensor& tensor) {
+  f("source", tensor.source.name, kMaxNameBytes);
+  short_list_field(
+      f, "slices", tensor.source.slices,
+      [&](uint8_t dims) {
+        f.require(dims <= kMaxDims, "tensor {}: a slice of {} dims, at most {} are known", tensor.name, dims, kMaxDims);
+      },
+      [](auto& g, auto& slice) {
+        g("begin", slice.begin);
+        g("end", slice.end);
+        g("step", slice.step);
+        g("dropped", slice.dropped);
+      });
+}
+
+// And what is asked of its way: the format, the planes and the fused tensor, of which a byte says what follows.
+class WireByte {
+ public:
+  WireByte(std::optional<Format> format, PlaneSet planes, const FusedPart& fused);
+
+  static constexpr Index kMaxPlace = Index{1} << 31;  // so that keys of amaxes can number blocks
+
+  template <typename Fields, typename Tensor>
+  static void field(Fields& f, Tensor& tensor) {
+    WireByte wire(tensor.wire, tensor.planes, tensor.fused);
+    f("wire", wire.byte_);
+    f.require(wire.is_known(), "tensor {}: unknown wire format {}", tensor.name, wire.byte_);
+    if constexpr (kFills<Fields>) wire.fill(tensor.wire, tensor.planes, tensor.fused);
+    if (wire.has(kFused)) f("fused", tensor.fused.name, kMaxNameBytes);
+    if (!tensor.fused.place || !wire.has(kPlaced)) return;
+    auto& [row, column] = *tensor.fused.place;
+    f("row", row);
+    f("column", column);
+    f.require(std::min(row, column) >= 0 && std::max(row, column) <= kMaxPlace,
+              "tensor {}: a part of a fused matrix at [{}, {}]", tensor.name, row, column);
+  }
+
+ private:
+  static constexpr uint8_t kRowPlane = 16;
+  static constexpr uint8_t kColumnPlane = 32;
+  static constexpr uint8_t kFused = 64;
+  static constexpr uint8_t kPlaced = 128;
+
+  bool has(uint8_t flag) const { return (byte_ & flag) != 0; }
+  size_t format() const { return byte_ & ~(kRowPlane | kColumnPlane | kFused | kPlaced); }  // from 1; 0: none
+  bool is_known() const;
+  void fill(std::optional<Format>& format, PlaneSet& planes, FusedPart& fused) const;
+
+  uint8_t byte_ = 0;
 };
-void write_wire(const WireAsked& wire, ByteWriter& out);
-WireAsked read_wire(ByteReader& in, std::string_view tensor);
+
+// Throws Error(kInvalidArgument).
+void require_unique_names(std::span<const ManifestEntry> entries);
+
+// All tensors, behind the layouts they have.
+template <typename Fields, typename Entries>
+void entries_field(Fields& f, Entries& entries) {
+  constexpr size_t kLeastEntry = 4 + 1 + 1 + 4 + kLeastSource + 1;  // bytes
+  LayoutTable layouts("manifest");
+  if constexpr (!kFills<Fields>)
+    for (const ManifestEntry& entry : entries) layouts.add(entry.layout);
+  LayoutTable::fields(f, layouts);
+  f.each("entries", entries, kMaxTensors, kLeastEntry, [&](auto& g, auto& entry) {
+    g("name", entry.name, kMaxNameBytes);
+    g("dtype", entry.dtype, kLastDType);
+    short_list_field(g, "shape", entry.shape, [&](uint8_t dims) {
+      g.require(dims <= kMaxDims, "manifest: tensor {} has {} dims, at most {} are known", entry.name, dims, kMaxDims);
+    });
+    if constexpr (kReads<Fields>) element_count(entry.shape);
+    layouts.field(g, entry.name, entry.layout);
+    if constexpr (kReads<Fields>) entry.layout = entry.layout.bind(entry.shape);
+    source_field(g, entry);
+    WireByte::field(g, entry);
+  });
+  if constexpr (kReads<Fields>) require_unique_names(entries);
+}
 
 // All of them, the source and what is asked of the way too.
 bool equal(const ManifestEntry& a, const ManifestEntry& b);
@@ -45,9 +113,8 @@ bool can_be_quantised(DType dtype, const Shape& shape);
 struct Manifest {
   std::vector<ManifestEntry> entries;
 
-  void write(ByteWriter& out) const;
   // Everything is checked: limits, dtypes, shapes, layouts bound to their shapes, names unique.
-  static Manifest read(ByteReader& in);
+  static void fields(auto& f, auto& self) { entries_field(f, self.entries); }
   // Of the serialised form, as 16 bytes (XXH3-128).
   std::string hash() const;
 };
@@ -59,8 +126,10 @@ struct ManifestDiff {
 
   bool empty() const { return lacking.empty() && entries.empty(); }
   static ManifestDiff between(const Manifest& rank0, const Manifest& own);
-  void write(ByteWriter& out) const;
-  static ManifestDiff read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("lacking", self.lacking, kMaxTensors, kMaxNameBytes);
+    entries_field(f, self.entries);
+  }
 };
 
 }  // namespace tessera::bus

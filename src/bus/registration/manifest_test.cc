@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/fields_testing.h"
 #include "bus/registration/manifest_testing.h"
 
 namespace tessera::bus {
@@ -12,11 +13,7 @@ using testing::HasSubstr;
 
 TEST(Manifest, ComesBackAsItWasWritten) {
   const Manifest manifest{{entry("a", {4, 6}, "2:S0"), entry("b", {}, "2:R", DType::kI64), entry("c", {0, 3}, "2:S0")}};
-  ByteWriter out;
-  manifest.write(out);
-  ByteReader in(out.view(), "manifest");
-  const Manifest read = Manifest::read(in);
-  in.finish();
+  const Manifest read = read_message<Manifest>(message_bytes(manifest), "manifest");
   ASSERT_EQ(names(read), names(manifest));
   EXPECT_EQ(read.entries[0].layout, manifest.entries[0].layout);
   EXPECT_EQ(read.entries[1].dtype, DType::kI64);
@@ -35,18 +32,15 @@ TEST(Manifest, TakesMemoryInProportionToItsBytes) {
       out.put(DType::kF32);
       out.put(uint8_t{0});
       out.put(uint32_t{0});
-      write_source({}, out);
-      write_wire(WireAsked{}, out);
+      out.put_string("");   // its source
+      out.put(uint8_t{0});  // all of it
+      out.put(uint8_t{0});  // as it is
     }
     return out.take();
   };
-  const std::vector<std::byte> sound = write(1, 2);
-  ByteReader in(sound, "manifest");
-  const Manifest read = Manifest::read(in);
+  const Manifest read = read_message<Manifest>(write(1, 2), "manifest");
   EXPECT_EQ(read.entries[0].layout.mesh().ranks().data(), read.entries[1].layout.mesh().ranks().data());
-  const std::vector<std::byte> bloated = write(17, 1);
-  ByteReader too_many(bloated, "manifest");
-  EXPECT_THROW(Manifest::read(too_many), Error);
+  EXPECT_THROW(read_message<Manifest>(write(17, 1), "manifest"), Error);
 }
 
 TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
@@ -58,11 +52,7 @@ TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
   manifest.entries[3].planes = {.row = true, .column = true};
   manifest.entries[4].fused = {.name = "qkv", .place = std::nullopt};
   manifest.entries[5].fused = {.name = "qkv", .place = {{.row = 3, .column = 4}}};
-  ByteWriter out;
-  manifest.write(out);
-  ByteReader in(out.view(), "manifest");
-  const Manifest read = Manifest::read(in);
-  in.finish();
+  const Manifest read = read_message<Manifest>(message_bytes(manifest), "manifest");
   EXPECT_EQ(read.entries.front().wire, std::nullopt);
   for (size_t i = 0; i < all_formats().size(); ++i) {
     EXPECT_EQ(read.entries[i + 1].wire, all_formats()[i]);
@@ -74,30 +64,44 @@ TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
   EXPECT_NE(manifest.hash(), hash);
 }
 
+// Reads what is asked of the way of a tensor q.
+void read_wire(std::span<const std::byte> bytes) {
+  ByteReader in(bytes, "manifest");
+  FieldReader fields(in);
+  ManifestEntry q{.name = "q"};
+  WireByte::field(fields, q);
+}
+
 TEST(Manifest, UnknownWireFormatsAreErrors) {
   for (const int wire : {int(all_formats().size()) + 1, 255, 16, 48, 128}) {
-    ByteWriter out;
-    out.put(static_cast<uint8_t>(wire));
-    ByteReader in(out.view(), "manifest");
-    EXPECT_THROW(read_wire(in, "w"), Error) << wire;
+    const auto byte = static_cast<std::byte>(wire);
+    EXPECT_THROW(read_wire({&byte, 1}), Error) << wire;
   }
 }
 
 TEST(Manifest, EveryTruncationIsAnError) {
-  ByteWriter out;
-  Manifest{{entry("a", {4, 6}, "2:S0"), entry("b", {8}, "2:R")}}.write(out);
-  for (size_t size = 0; size < out.size(); ++size) {
-    ByteReader in(out.view().first(size), "manifest");
-    EXPECT_THROW(Manifest::read(in), Error) << size;
-  }
+  expect_exact(Manifest{{entry("a", {4, 6}, "2:S0"), entry("b", {8}, "2:R")}});
+}
+
+TEST(Manifest, ComesBackAsItIsDrawn) {
+  expect_fields_hold<Manifest>();
+  expect_fields_hold<ManifestDiff>();
+}
+
+TEST(Manifest, ATensorThatOccursTwiceIsNamed) {
+  const Manifest twice{{entry("a", {8}, "2:R"), entry("b", {8}, "2:R"), entry("b", {8}, "2:S0")}};
+  EXPECT_THAT([&] { read_message<Manifest>(message_bytes(twice), "manifest"); },
+              testing::ThrowsMessage<Error>(HasSubstr("tensor b occurs twice")));
 }
 
 TEST(Manifest, APartOfAFusedTensorBeginsInsideAnyMemory) {
   for (const Index column : {Index{-1}, Index{1} << 49}) {
     ByteWriter out;
-    write_wire({.format = Format::kNvfp4, .fused = {.name = "qkv", .place = {{.row = 0, .column = column}}}}, out);
-    ByteReader in(out.view(), "manifest");
-    EXPECT_THAT([&] { read_wire(in, "q"); },
+    FieldWriter fields(out);
+    const ManifestEntry entry{.wire = Format::kNvfp4,
+                              .fused = {.name = "qkv", .place = {{.row = 0, .column = column}}}};
+    WireByte::field(fields, entry);
+    EXPECT_THAT([&] { read_wire(out.view()); },
                 testing::ThrowsMessage<Error>(HasSubstr("tensor q: a part of a fused matrix at [0, ")));
   }
 }

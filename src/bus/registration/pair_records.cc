@@ -11,13 +11,13 @@ PairRecords::PairRecords(const StoreView& items, std::string_view prefix, std::s
                          int64_t joined) {
   for (const auto& [key, item] : items) {
     if (key.starts_with(failures)) {
-      const FailureRecord record = FailureRecord::read(key, item.value);
+      const FailureRecord record = read_record<FailureRecord>(key, item.value);
       const bool told = std::ranges::find(record.seen, self, &Seen::speaker) != record.seen.end();
       if (told && item.mod_revision > joined) failure_ = record.status;
       continue;
     }
     const JobRank who = parse_pair_key(prefix, key);
-    PairRecord record = PairRecord::read(key, item.value);
+    PairRecord record = read_record<PairRecord>(key, item.value);
     // One of a process that is dead stays until its lease ends or its successor comes, perhaps with another world.
     if (liveness_of(record.rank.incarnation) == Liveness::kDead)
       dead_.insert(who.job);

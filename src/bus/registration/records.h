@@ -21,7 +21,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "base/fields.h"
 #include "base/process.h"
 #include "bus/registration/manifest.h"
 #include "peer/identity.h"
@@ -36,16 +38,24 @@ struct RankRecord {
   std::string release;
   std::optional<Incarnation> worker;  // whose agent that process is, if it is a daemon
 
-  std::string write() const;
-  static RankRecord read(std::string_view key, std::string_view value);
+  static void fields(auto& f, auto& self) {
+    f("incarnation", self.incarnation);
+    f("world", self.world);
+    f.require(self.world >= 1 && self.world <= kMaxWorld, "store key {}: a world of {}", f.what(), self.world);
+    f("address", self.address, 108);
+    f("release", self.release, 64);
+    f("worker", self.worker);
+  }
 };
 
 struct PairRecord {
   RankRecord rank;
   std::string peer;  // the job this rank wants to be joined with
 
-  std::string write() const;
-  static PairRecord read(std::string_view key, std::string_view value);
+  static void fields(auto& f, auto& self) {
+    f("rank", self.rank);
+    f("peer", self.peer, 64);
+  }
 };
 
 // Which registration of a batch a record belongs to: processes may register one again and again.
@@ -54,16 +64,20 @@ struct Registration {
   uint32_t attempt = 0;  // counts the process' registrations of that batch, from 1
 
   bool operator==(const Registration&) const = default;
-  void write(ByteWriter& out) const;
-  static Registration read(ByteReader& in);
+  static void fields(auto& f, auto& self) {
+    f("incarnation", self.incarnation);
+    f("attempt", self.attempt);
+  }
 };
 
 struct ManifestRecord {
   Registration of;
   Manifest manifest;
 
-  std::string write() const;
-  static ManifestRecord read(std::string_view key, std::string_view value);
+  static void fields(auto& f, auto& self) {
+    f("of", self.of);
+    f("manifest", self.manifest);
+  }
 };
 
 struct BatchRecord {
@@ -76,8 +90,18 @@ struct BatchRecord {
   std::string hash;     // of this rank's manifest
   ManifestDiff diff;    // against rank 0's
 
-  std::string write() const;
-  static BatchRecord read(std::string_view key, std::string_view value);
+  static void fields(auto& f, auto& self) {
+    f("of", self.of);
+    f("sends", self.sends);
+    f("digest", self.digest);
+    f("delta", self.delta);
+    f("version", self.version);
+    f("newest", self.newest);
+    f.require(self.version >= 0 && self.newest >= self.version, "store key {}: version {} of {}", f.what(),
+              self.version, self.newest);
+    f("hash", self.hash, 16);
+    f("diff", self.diff);
+  }
 };
 
 // A rank of a process, as a number. A process may have several, each with registrations of its own.
@@ -91,7 +115,12 @@ struct Seen {
   uint64_t speaker = 0;  // speaker_of() whose it is
   uint32_t attempt = 0;
   bool operator==(const Seen&) const = default;
+  static void fields(auto& f, auto& self) {
+    f("speaker", self.speaker);
+    f("attempt", self.attempt);
+  }
 };
+inline constexpr uint32_t kMaxSeen = 2 * kMaxWorld;
 
 // A rank that cannot register tells the others why, so that they need not wait for it.
 struct FailureRecord {
@@ -99,8 +128,15 @@ struct FailureRecord {
   Status status;
   std::vector<Seen> seen;  // whose records it read: to them it speaks
 
-  std::string write() const;
-  static FailureRecord read(std::string_view key, std::string_view value);
+  static void fields(auto& f, auto& self) {
+    f("of", self.of);
+    ErrorCode code = self.status.code();
+    error_code_field(f, code, [&](uint8_t byte) {
+      f.require(byte != 0 && byte <= kLastErrorCode, "store key {}: unknown error code {}", f.what(), byte);
+    });
+    status_text_field(f, code, self.status, 64 << 10);
+    f("seen", self.seen, kMaxSeen);
+  }
 };
 
 // A rank that registers again has read what others registered before, and will not build on that: those who have kept
@@ -109,8 +145,10 @@ struct RenewalRecord {
   Registration of;
   std::vector<Seen> stale;
 
-  std::string write() const;
-  static RenewalRecord read(std::string_view key, std::string_view value);
+  static void fields(auto& f, auto& self) {
+    f("of", self.of);
+    f("stale", self.stale, kMaxSeen);
+  }
 };
 
 // What a rank tells its own ranks before it registers.
@@ -118,9 +156,37 @@ struct GatheredRecord {
   Registration of;
   std::string value;
 
-  std::string write() const;
-  static GatheredRecord read(std::string_view key, std::string_view value);
+  static void fields(auto& f, auto& self) {
+    f("of", self.of);
+    f("value", self.value, uint32_t{kMaxGathered});
+  }
 };
+
+// A record begins with its version. Throws Error(kMismatch) that names both where it is another one.
+void begin_record(ByteWriter& out);
+ByteReader begin_record(std::string_view key, std::string_view value);
+std::string record_value(const ByteWriter& out);
+
+// As the value of a key.
+template <typename Record>
+std::string write_record(const Record& record) {
+  ByteWriter out;
+  begin_record(out);
+  write_fields(record, out);
+  return record_value(out);
+}
+// Throws Error that names `key`.
+template <typename Record>
+Record read_record(std::string_view key, std::string_view value) {
+  ByteReader in = begin_record(key, value);
+  Record record;
+  read_fields(in, record);
+  in.finish();
+  return record;
+}
+
+// Throws Error(kInvalidArgument) if the store holds no value of that size.
+std::string write_manifest(const ManifestRecord& record);
 
 // Whose record of a batch it is, without reading the rest.
 Registration record_registration(std::string_view key, std::string_view value);

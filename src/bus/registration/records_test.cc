@@ -1,23 +1,42 @@
 #include "bus/registration/records.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <utility>
 #include <vector>
 
+#include "base/fields_testing.h"
+
 namespace tessera::bus {
 namespace {
 
 TEST(Records, AnotherVersionIsNamed) {
-  std::string value = RankRecord{Incarnation::self(), 4, "/run/agent", "0.1.0", {}}.write();
-  EXPECT_EQ(RankRecord::read("key", value).world, 4);
+  std::string value = write_record(RankRecord{Incarnation::self(), 4, "/run/agent", "0.1.0", {}});
+  EXPECT_EQ(read_record<RankRecord>("key", value).world, 4);
   value[0] = 9;
   try {
-    RankRecord::read("key", value);
+    read_record<RankRecord>("key", value);
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("version 9"), std::string::npos) << error.what();
   }
+}
+
+TEST(Records, ComeBackAsTheyAreDrawn) {
+  expect_fields_hold<RankRecord>();
+  expect_fields_hold<PairRecord>();
+  expect_fields_hold<ManifestRecord>();
+  expect_fields_hold<BatchRecord>();
+  expect_fields_hold<FailureRecord>();
+  expect_fields_hold<RenewalRecord>();
+  expect_fields_hold<GatheredRecord>();
+}
+
+TEST(Records, AnErrorNamesTheKeyAndTheValue) {
+  const std::string value = write_record(RankRecord{Incarnation::self(), 0, "/run/agent", "0.1.0", {}});
+  EXPECT_THAT([&] { read_record<RankRecord>("a key", value); },
+              testing::ThrowsMessage<Error>(testing::HasSubstr("store key a key: a world of 0")));
 }
 
 TEST(Records, AProcessThatReplacesAnotherMakesAnotherMembership) {

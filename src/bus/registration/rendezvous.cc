@@ -89,11 +89,11 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
 void Rendezvous::claim(const CallLimits& limits) {
   lease_ = ask(limits, [&](Duration timeout) { return store_.grant_lease(kLeaseTtl, timeout); });
   const std::string key = rank_key(identity_.name_space, identity_.job, identity_.rank);
-  const std::string value = own_.write();
+  const std::string value = write_record(own_);
   SwapResult swap =
       ask(limits, [&](Duration timeout) { return store_.put_if_absent(key, value, {.lease = lease_}, timeout); });
   while (!swap.stored) {
-    const RankRecord holder = RankRecord::read(key, swap.current.value);
+    const RankRecord holder = read_record<RankRecord>(key, swap.current.value);
     if (holder.incarnation == own_.incarnation && holder.address == own_.address) return;  // our own, sent twice
     const Liveness liveness = liveness_of(holder.incarnation);
     if (liveness == Liveness::kAlive)
@@ -126,7 +126,7 @@ PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, 
   });
   const int64_t revision = ask(limits, [&](Duration timeout) {
     return store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
-                      PairRecord{.rank = own_, .peer = peer_job}.write(), {.lease = lease_}, timeout);
+                      write_record(PairRecord{.rank = own_, .peer = peer_job}), {.lease = lease_}, timeout);
   });
   return await_pair(pair, peer_job, revision, revision, limits);
 }
@@ -199,7 +199,7 @@ std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, bool parts, 
   const auto differs = [members](const std::string& key, const std::string& value) {
     const auto it = members.find(key);
     try {
-      return it != members.end() && PairRecord::read(key, value).rank.incarnation != it->second.incarnation;
+      return it != members.end() && read_record<PairRecord>(key, value).rank.incarnation != it->second.incarnation;
     } catch (const Error& error) {
       log_event(LogLevel::warn, "record.refused", {}, "{}", error.what());
       return false;
@@ -241,7 +241,7 @@ std::unique_ptr<Watch> Rendezvous::watch_jobs(const std::string& pair, const std
 }
 
 int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord& record, bool lasting) {
-  return store_.put(key, record.write(), {.lease = lasting ? kNoLease : lease_, .decision = lasting}, seconds(1));
+  return store_.put(key, write_record(record), {.lease = lasting ? kNoLease : lease_, .decision = lasting}, seconds(1));
 }
 
 void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting) {

@@ -34,6 +34,10 @@ namespace tessera::store {
 struct Member {
   uint64_t client = 0;
   Incarnation incarnation;
+  static void fields(auto& f, auto& self) {
+    f("client", self.client);
+    f("incarnation", self.incarnation);
+  }
 };
 
 struct ServerOptions {
