@@ -203,7 +203,6 @@ void add_bus_messages(Seeds& seeds) {
 void add_store_messages(Seeds& seeds) {
   using namespace store;
   using Type = store::StoreMessage;
-  const std::vector<LeaseId> leases{5, 6};
   const KeyValue kv{.key = "default/rank/trainer/0",
                     .value = std::string("\1\0value", 7),
                     .create_revision = 2,
@@ -211,51 +210,38 @@ void add_store_messages(Seeds& seeds) {
                     .version = 2,
                     .lease = 5,
                     .decision = true};
-  const auto listed = [](std::span<const KeyValue> keys, ByteWriter out) {
-    out.put(static_cast<uint32_t>(keys.size()));
-    for (const KeyValue& key : keys) write_key_value(out, key);
-    return out.take();
+  const auto add = [&](std::string name, Type type, const auto& message) {
+    seeds.add_store(std::move(name), type, message_bytes(message));
   };
-  seeds.add_store(
-      "Hello", Type::kHello,
-      store::StoreHello{.release = "0.1.0", .client = 7, .last_revision = 1, .incarnation = kSelf}.encode());
-  seeds.add_store("Challenge", Type::kChallenge, Challenge{kMaxVersion, "0.1.0", {}}.encode());
-  seeds.add_store("Proof", Type::kProof, encode_proof({}));
-  seeds.add_store("Welcome", Type::kWelcome, store::StoreWelcome{kMaxVersion, "0.1.0", 9, Proof{}}.encode());
-  seeds.add_store("Refused", Type::kRefused, encode_error(0, Status(ErrorCode::kMismatch, "no common protocol")));
-  seeds.add_store("RepublishLeases", Type::kRepublishLeases,
-                  encode_lease_terms(std::vector<LeaseTerm>{{5, seconds(10)}, {6, seconds(1)}}));
-  seeds.add_store("RepublishKeys", Type::kRepublishKeys, listed({&kv, 1}, {}));
+  const Status mismatch(ErrorCode::kMismatch, "no common protocol");
+  add("Hello", Type::kHello, StoreHello{.release = "0.1.0", .client = 7, .last_revision = 1, .incarnation = kSelf});
+  add("Challenge", Type::kChallenge, Challenge{kMaxVersion, "0.1.0", {}});
+  add("Proof", Type::kProof, ProofAnswer{});
+  add("Welcome", Type::kWelcome, StoreWelcome{kMaxVersion, "0.1.0", 9, Proof{}});
+  add("Refused", Type::kRefused, ReplyHead{.status = mismatch});
+  add("RepublishLeases", Type::kRepublishLeases, LeaseTermList{{{5, seconds(10)}, {6, seconds(1)}}});
+  add("RepublishKeys", Type::kRepublishKeys, KeyList{{kv}});
   seeds.add_store("RepublishDone", Type::kRepublishDone, {});
-  seeds.add_store("Range", Type::kRequest, Request{.id = 1, .op = Op::kRange, .prefix = true}.encode());
+  add("Range", Type::kRequest, Request{.id = 1, .op = Op::kRange, .prefix = true});
   StoreTransaction transaction;
   transaction.compares.push_back({.key = "default/a", .mod_revision = 0});
   transaction.operations.push_back({.key = "default/a", .value = "1", .options = {.lease = 5, .decision = true}});
   transaction.operations.push_back({.type = StoreOperation::Type::kDelete, .key = "default/b"});
-  seeds.add_store("Transact", Type::kRequest,
-                  Request{.id = 2, .op = Op::kTransact, .token = 77, .transaction = transaction}.encode());
-  seeds.add_store("Watch", Type::kWatch, WatchStart{3, "default/", int64_t{1} << 33}.encode());
-  seeds.add_store("Erase", Type::kRequest, Request{.id = 3, .op = Op::kErase, .key = "default/a"}.encode());
-  seeds.add_store("Grant", Type::kRequest, Request{.id = 4, .op = Op::kGrant, .lease = {8, seconds(10)}}.encode());
-  seeds.add_store("Revoke", Type::kRequest, Request{.id = 5, .op = Op::kRevoke, .leases = leases}.encode());
-  ByteWriter watch;
-  watch.put(uint64_t{3});
-  seeds.add_store("Unwatch", Type::kUnwatch, watch.view());
-  seeds.add_store("KeepAlive", Type::kKeepAlive, encode_leases(leases));
-  seeds.add_store("LeasesLost", Type::kLeasesLost, encode_leases(leases));
-  seeds.add_store("Failed", Type::kReply, encode_error(9, Status(ErrorCode::kNotFound, "no such lease")));
+  add("Transact", Type::kRequest, Request{.id = 2, .op = Op::kTransact, .token = 77, .transaction = transaction});
+  add("Watch", Type::kWatch, WatchStart{3, "default/", int64_t{1} << 33});
+  add("Erase", Type::kRequest, Request{.id = 3, .op = Op::kErase, .key = "default/a"});
+  add("Grant", Type::kRequest, Request{.id = 4, .op = Op::kGrant, .lease = {8, seconds(10)}});
+  add("Revoke", Type::kRequest, Request{.id = 5, .op = Op::kRevoke, .leases = {5, 6}});
+  add("Unwatch", Type::kUnwatch, WatchEnd{3});
+  add("KeepAlive", Type::kKeepAlive, LeaseList{{5, 6}});
+  add("LeasesLost", Type::kLeasesLost, LeaseList{{5, 6}});
+  add("Failed", Type::kReply, ReplyHead{9, Status(ErrorCode::kNotFound, "no such lease")});
   ByteWriter reply;
-  reply.put(uint64_t{1});
-  reply.put(uint8_t{0});
-  reply.put(int64_t{3});
-  seeds.add_store("Reply", Type::kReply, listed({&kv, 1}, std::move(reply)));
-  ByteWriter events;
-  events.put(uint64_t{3});
-  events.put(uint32_t{1});
-  events.put(StoreEvent::Type::kPut);
-  write_key_value(events, kv);
-  seeds.add_store("Events", Type::kEvents, events.view());
-  seeds.add_store("Compacted", Type::kCompacted, store::Compacted{3, 4096}.encode());
+  write_fields(ReplyHead{.request = 1}, reply);
+  write_fields(RangeReply{3, {kv}}, reply);
+  seeds.add_store("Reply", Type::kReply, reply.view());
+  add("Events", Type::kEvents, WatchEvents{3, {{StoreEvent::Type::kPut, kv}}});
+  add("Compacted", Type::kCompacted, store::Compacted{3, 4096});
 }
 
 void add_records(Seeds& seeds) {

@@ -11,8 +11,7 @@ using namespace store;
 
 template <typename Message>
 void check_frame(const Frame& frame) {
-  const auto decode = [](std::span<const std::byte> payload) { return Message::decode(payload); };
-  expect_round_trip(decode(frame.payload), decode, [](const Message& message) { return message.encode(); });
+  expect_round_trip(decode<Message>(frame.payload), decode<Message>, message_bytes<Message>);
 }
 
 // A store whose one client, and whose client's one store, send what the stream holds.
@@ -32,29 +31,24 @@ class Conversation {
         return take_request(frame);
       case StoreMessage::kWatch:
         return take_watch(frame);
-      case StoreMessage::kUnwatch: {
-        ByteReader in(frame.payload, "unwatch");
-        in.get<uint64_t>();
-        return in.finish();
-      }
+      case StoreMessage::kUnwatch:
+        return check_frame<WatchEnd>(frame);
       case StoreMessage::kKeepAlive:
       case StoreMessage::kLeasesLost:
-        return check_leases(frame);
+        return check_frame<LeaseList>(frame);
       case StoreMessage::kWelcome:
         return check_frame<StoreWelcome>(frame);
       case StoreMessage::kRefused:
       case StoreMessage::kReply:
         return check_reply(frame);
       case StoreMessage::kEvents:
-        WatchEvents::decode(frame.payload);
-        return;
+        return check_frame<WatchEvents>(frame);
       case StoreMessage::kCompacted:
         return check_frame<Compacted>(frame);
       case StoreMessage::kChallenge:
         return check_frame<Challenge>(frame);
       case StoreMessage::kProof:
-        TESSERA_CHECK(encode_proof(decode_proof(frame.payload)) == frame.payload);
-        return;
+        return check_frame<ProofAnswer>(frame);
     }
     fail(ErrorCode::kInvalidArgument, "no such type");
   }
@@ -62,7 +56,7 @@ class Conversation {
  private:
   void take_hello(const Frame& frame) {
     check_frame<StoreHello>(frame);
-    const StoreHello hello = StoreHello::decode(frame.payload);
+    const StoreHello hello = decode<StoreHello>(frame.payload);
     continue_from(hello.last_revision);
   }
 
@@ -72,45 +66,40 @@ class Conversation {
   }
 
   void take_lease_terms(const Frame& frame) {
-    const std::vector<LeaseTerm> terms = decode_lease_terms(frame.payload);
-    TESSERA_CHECK(encode_lease_terms(terms) == frame.payload);
-    for (const LeaseTerm& term : terms) state_.grant(term.lease, term.ttl, clock_.now());
+    check_frame<LeaseTermList>(frame);
+    for (const LeaseTerm& term : decode<LeaseTermList>(frame.payload).terms)
+      state_.grant(term.lease, term.ttl, clock_.now());
   }
 
   void take_keys(const Frame& frame) {
-    ByteReader in(frame.payload, "republication");
-    const std::vector<KeyValue> keys = read_key_values(in);
-    in.finish();
-    ByteWriter out;
-    out.put(static_cast<uint32_t>(keys.size()));
-    for (const KeyValue& kv : keys) {
-      write_key_value(out, kv);
+    check_frame<KeyList>(frame);
+    for (const KeyValue& kv : decode<KeyList>(frame.payload).keys) {
       continue_from(kv.mod_revision);
       accepts([&] { state_.restore(kv, kv.version % 2 == 0); });
     }
-    TESSERA_CHECK(std::ranges::equal(out.view(), frame.payload));
     TESSERA_CHECK_LE(state_.revision(), kMaxRevision);
   }
 
   // Whatever is asked is answered, and the answer reads as a client reads it.
   void take_request(const Frame& frame) {
     check_frame<Request>(frame);
-    const Request request = Request::decode(frame.payload);
+    const Request request = decode<Request>(frame.payload);
     const std::vector<std::byte> answer = service_.answer(request);
     ByteReader in(answer, "reply");
-    TESSERA_CHECK_EQ(in.get<uint64_t>(), request.id);
-    if (!read_status(in).ok()) return in.finish();
+    const auto head = read_fields<ReplyHead>(in);
+    TESSERA_CHECK_EQ(head.request, request.id);
+    if (!head.status.ok()) return in.finish();
     switch (request.op) {
       case Op::kRange: {
-        const int64_t revision = read_revision(in, "reply");
-        for (const KeyValue& kv : read_key_values(in)) TESSERA_CHECK_LE(kv.mod_revision, revision);
+        const auto reply = read_fields<RangeReply>(in);
+        for (const KeyValue& kv : reply.keys) TESSERA_CHECK_LE(kv.mod_revision, reply.revision);
         break;
       }
       case Op::kErase:
-        TESSERA_CHECK(in.get<int64_t>() >= 0);
+        TESSERA_CHECK(read_fields<EraseReply>(in).count >= 0);
         break;
       case Op::kTransact:
-        TransactReply::read(in);
+        read_fields<TransactReply>(in);
         break;
       case Op::kGrant:
       case Op::kRevoke:
@@ -123,7 +112,7 @@ class Conversation {
 
   void take_watch(const Frame& frame) {
     check_frame<WatchStart>(frame);
-    const WatchStart start = WatchStart::decode(frame.payload);
+    const WatchStart start = decode<WatchStart>(frame.payload);
     if (start.from <= state_.compacted()) return;
     for (const Event& event : state_.events_from(start.from, start.prefix)) {
       TESSERA_CHECK_LE(start.from, event.revision());
@@ -131,24 +120,18 @@ class Conversation {
     }
   }
 
-  static void check_leases(const Frame& frame) {
-    TESSERA_CHECK(encode_leases(decode_leases(frame.payload)) == frame.payload);
-  }
-
   static void check_reply(const Frame& frame) {
     ByteReader in(frame.payload, "reply");
-    const auto id = in.get<uint64_t>();
-    const Status status = read_status(in);
-    if (!status.ok()) {
+    const auto head = read_fields<ReplyHead>(in);
+    if (!head.status.ok()) {
       in.finish();
-      TESSERA_CHECK(encode_error(id, status) == frame.payload);
+      TESSERA_CHECK(message_bytes(head) == frame.payload);
       return;
     }
     const std::span<const std::byte> rest = in.rest();
     ByteReader transact(rest, "reply"), range(rest, "reply");
-    accepts([&] { TransactReply::read(transact); });
-    read_revision(range, "reply");
-    read_key_values(range);
+    accepts([&] { read_fields<TransactReply>(transact); });
+    read_fields<RangeReply>(range);
     range.finish();
   }
 

@@ -10,19 +10,18 @@ constexpr size_t kRememberedTransactions = 4096;
 std::vector<std::byte> Service::answer(const Request& request) {
   try {
     ByteWriter out;
-    out.put(request.id);
-    out.put(static_cast<uint8_t>(ErrorCode::kOk));
+    write_fields(ReplyHead{.request = request.id}, out);
     switch (request.op) {
       case Op::kRange:
-        range(request, out);
+        write_fields(range(request), out);
         break;
       case Op::kErase: {
         const size_t erased = request.prefix ? state_.erase_prefix(request.key) : state_.erase(request.key);
-        out.put<int64_t>(static_cast<int64_t>(erased));
+        write_fields(EraseReply{.count = static_cast<int64_t>(erased)}, out);
         break;
       }
       case Op::kTransact:
-        transact(request).write(out);
+        write_fields(transact(request), out);
         break;
       case Op::kGrant:
         state_.grant(request.lease.lease, request.lease.ttl, clock_.now());
@@ -33,7 +32,7 @@ std::vector<std::byte> Service::answer(const Request& request) {
     }
     return out.take();
   } catch (...) {
-    return encode_error(request.id, status_of_current_exception());
+    return message_bytes(ReplyHead{.request = request.id, .status = status_of_current_exception()});
   }
 }
 
@@ -54,7 +53,7 @@ size_t bytes_of(const std::vector<Record>& records) {
 
 }  // namespace
 
-void Service::range(const Request& request, ByteWriter& out) const {
+RangeReplyOf<Record> Service::range(const Request& request) const {
   std::vector<Record> records;
   if (request.prefix) {
     records = state_.find_prefix(request.key);
@@ -62,9 +61,7 @@ void Service::range(const Request& request, ByteWriter& out) const {
     records.push_back(record);
   }
   check_reply_bytes(bytes_of(records), fmt::format("'{}'", request.key));
-  out.put(state_.revision());
-  out.put(static_cast<uint32_t>(records.size()));
-  for (const Record& record : records) write_key_value(out, *record);
+  return {.revision = state_.revision(), .keys = std::move(records)};
 }
 
 TransactReply Service::transact(const Request& request) {

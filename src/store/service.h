@@ -19,7 +19,7 @@ class Service {
   std::vector<std::byte> answer(const Request& request);
 
  private:
-  void range(const Request& request, ByteWriter& out) const;
+  RangeReplyOf<Record> range(const Request& request) const;
   TransactReply transact(const Request& request);
 
   State& state_;

@@ -114,11 +114,11 @@ class RawPeer {
   }
   // The server's answer to a hello and a proof by `token`.
   Frame prove(const StoreHello& hello, const Token& token) {
-    send(raw(StoreMessage::kHello), hello.encode());
-    const Challenge challenge = Challenge::decode(receive().payload);
+    send(raw(StoreMessage::kHello), message_bytes(hello));
+    const Challenge challenge = decode<Challenge>(receive().payload);
     send(raw(StoreMessage::kProof),
-         encode_proof(token.prove(Side::kClient,
-                                  {.version = challenge.version, .client = hello.nonce, .server = challenge.nonce})));
+         message_bytes(ProofAnswer{token.prove(
+             Side::kClient, {.version = challenge.version, .client = hello.nonce, .server = challenge.nonce})}));
     return receive();
   }
   void send(uint16_t type, std::vector<std::byte> payload) {

@@ -135,9 +135,7 @@ TEST_F(TokenSourceTest, ADamagedFileIsNoToken) {
 
 Status refusal_in(const Frame& frame) {
   EXPECT_EQ(frame.type, raw(StoreMessage::kRefused));
-  ByteReader in(frame.payload, "refusal");
-  in.get<uint64_t>();
-  return read_status(in);
+  return read_message<ReplyHead>(frame.payload, "refusal").status;
 }
 
 StoreHello some_hello() {
@@ -158,16 +156,16 @@ TEST(HandshakeTest, AProofSentAgainOnAnotherConnectionIsRefused) {
   const auto server = tcp_server();
   const StoreHello hello = some_hello();
   RawPeer first(*server);
-  first.send(raw(StoreMessage::kHello), hello.encode());
-  const Challenge challenge = Challenge::decode(first.receive().payload);
+  first.send(raw(StoreMessage::kHello), message_bytes(hello));
+  const Challenge challenge = decode<Challenge>(first.receive().payload);
   const Proof proof =
       kToken.prove(Side::kClient, {.version = challenge.version, .client = hello.nonce, .server = challenge.nonce});
   RawPeer again(*server);
-  again.send(raw(StoreMessage::kHello), hello.encode());
+  again.send(raw(StoreMessage::kHello), message_bytes(hello));
   again.receive();
-  again.send(raw(StoreMessage::kProof), encode_proof(proof));
+  again.send(raw(StoreMessage::kProof), message_bytes(ProofAnswer{proof}));
   EXPECT_EQ(refusal_in(again.receive()).code(), ErrorCode::kPermissionDenied);
-  first.send(raw(StoreMessage::kProof), encode_proof(proof));
+  first.send(raw(StoreMessage::kProof), message_bytes(ProofAnswer{proof}));
   EXPECT_EQ(first.receive().type, raw(StoreMessage::kWelcome));
 }
 
@@ -182,8 +180,8 @@ TEST(HandshakeTest, BeforeItsProofAClientCanDoNothing) {
     std::vector<std::byte> payload;
   };
   const std::vector<Case> cases = {
-      {"asks", StoreMessage::kRequest, Request{.id = 1, .op = Op::kRange, .key = "a"}.encode()},
-      {"says hello again", StoreMessage::kHello, boastful.encode()},
+      {"asks", StoreMessage::kRequest, message_bytes(Request{.id = 1, .op = Op::kRange, .key = "a"})},
+      {"says hello again", StoreMessage::kHello, message_bytes(boastful)},
       {"publishes", StoreMessage::kRepublishDone, {}},
       {"sends an empty proof", StoreMessage::kProof, {}},
       {"sends a long proof", StoreMessage::kProof, std::vector<std::byte>(kMaxHelloBytes)},
@@ -191,7 +189,7 @@ TEST(HandshakeTest, BeforeItsProofAClientCanDoNothing) {
   };
   for (const Case& hostile : cases) {
     RawPeer peer(*server);
-    peer.send(raw(StoreMessage::kHello), boastful.encode());
+    peer.send(raw(StoreMessage::kHello), message_bytes(boastful));
     EXPECT_EQ(peer.receive().type, raw(StoreMessage::kChallenge));
     peer.send(raw(hostile.type), hostile.payload);
     EXPECT_TRUE(peer.closed()) << hostile.name;
@@ -206,12 +204,12 @@ TEST(HandshakeTest, AConnectionThatDoesNotSayWhoItIsHasAShortTime) {
   const auto server = tcp_server(options);
   RawPeer silent(*server), halfway(*server), proved(*server);
   proved.greet();
-  halfway.send(raw(StoreMessage::kHello), some_hello().encode());
+  halfway.send(raw(StoreMessage::kHello), message_bytes(some_hello()));
   EXPECT_EQ(halfway.receive().type, raw(StoreMessage::kChallenge));
   run_on(*server, [&] { clock.advance(options.greeting); });
   EXPECT_TRUE(silent.closed());
   EXPECT_TRUE(halfway.closed());
-  proved.send(raw(StoreMessage::kRequest), Request{.id = 1, .op = Op::kRange, .key = "a"}.encode());
+  proved.send(raw(StoreMessage::kRequest), message_bytes(Request{.id = 1, .op = Op::kRange, .key = "a"}));
   EXPECT_EQ(proved.receive().type, raw(StoreMessage::kReply));
 }
 
@@ -253,13 +251,14 @@ TEST(HandshakeTest, AReflectedProofIsNotBelieved) {
     const UniqueFd fd = accept_connection(listener.get());
     FrameReader reader(kMagic, {});
     FrameWriter writer(kMagic, kHelloVersion, size_t{1} << 20);
-    const StoreHello hello = StoreHello::decode(wait_frame(fd.get(), reader, soon()).payload);
+    const StoreHello hello = decode<StoreHello>(wait_frame(fd.get(), reader, soon()).payload);
     writer.push(raw(StoreMessage::kChallenge),
-                Challenge{.version = kMaxVersion, .release = "stolen", .nonce = hello.nonce}.encode());
+                message_bytes(Challenge{.version = kMaxVersion, .release = "stolen", .nonce = hello.nonce}));
     writer.flush(fd.get(), soon());
-    const Proof proof = decode_proof(wait_frame(fd.get(), reader, soon()).payload);
-    writer.push(raw(StoreMessage::kWelcome),
-                StoreWelcome{.version = kMaxVersion, .release = "stolen", .instance = 1, .proof = proof}.encode());
+    const Proof proof = decode<ProofAnswer>(wait_frame(fd.get(), reader, soon()).payload).proof;
+    writer.push(
+        raw(StoreMessage::kWelcome),
+        message_bytes(StoreWelcome{.version = kMaxVersion, .release = "stolen", .instance = 1, .proof = proof}));
     writer.flush(fd.get(), soon());
   });
   EXPECT_THAT(error_of([&] { open_store(url); }), HasSubstr("does not know the token"));

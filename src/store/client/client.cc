@@ -130,9 +130,10 @@ StoreRange Client::read_range(Request request, std::string what, Timeout timeout
   return ask<StoreRange>(
       std::move(request), std::move(what),
       [this](ByteReader& in, StoreRange& range) {
-        range.revision = read_revision(in, "a range's reply");
+        RangeReply reply = read_fields<RangeReply>(in);
+        range.revision = reply.revision;
         note_revision(range.revision);
-        for (KeyValue& kv : read_key_values(in)) {
+        for (KeyValue& kv : reply.keys) {
           memory_.seen(kv);
           std::string key = kv.key;
           range.items.emplace(std::move(key), std::move(kv));
@@ -156,7 +157,7 @@ int64_t Client::erase_keys(std::string_view key, bool prefix, Timeout timeout) {
       {.op = Op::kErase, .key = std::string(key), .prefix = prefix},
       fmt::format("erase '{}{}'", key, prefix ? "*" : ""),
       [this, key = std::string(key), prefix](ByteReader& in, int64_t& count) {
-        count = in.get<int64_t>();
+        count = read_fields<EraseReply>(in).count;
         memory_.erased(key, prefix);
       },
       timeout);
@@ -167,7 +168,7 @@ TransactionResult Client::transact(const StoreTransaction& transaction, Timeout 
   return ask<TransactionResult>(
       {.op = Op::kTransact, .token = random_id(), .transaction = transaction}, describe(transaction),
       [this, transaction](ByteReader& in, TransactionResult& result) {
-        const TransactReply reply = TransactReply::read(in);
+        const TransactReply reply = read_fields<TransactReply>(in);
         note_revision(reply.revision);
         result = {
             .succeeded = reply.succeeded, .revision = reply.revision, .current = current_keys(transaction, reply)};
@@ -235,9 +236,7 @@ void Client::end_watch(const std::shared_ptr<Watching>& watching) {
   }
   loop_->post([this, id = watching->id] {
     if (watches_.erase(id) == 0 || !link_->ready()) return;
-    ByteWriter out;
-    out.put(id);
-    link_->send(StoreMessage::kUnwatch, out.take());
+    link_->send(StoreMessage::kUnwatch, message_bytes(WatchEnd{id}));
   });
 }
 
@@ -248,7 +247,7 @@ Result Client::ask(Request request, std::string what, std::function<void(ByteRea
   auto result = std::make_shared<Result>();  // the reply may come after the caller has gone
   call->id = request.id = next_id_++;
   call->what = std::move(what);
-  call->request = request.encode();
+  call->request = message_bytes(request);
   call->grants = request.op == Op::kGrant;
   call->on_reply = [result, read = std::move(read)](ByteReader& in) {
     read(in, *result);
@@ -335,7 +334,7 @@ void Client::close() {
     request.id = farewell->id;
     request.op = Op::kRevoke;
     request.leases = std::move(leases);
-    farewell->request = request.encode();
+    farewell->request = message_bytes(request);
     submit(farewell);
   });
   {

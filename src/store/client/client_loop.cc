@@ -70,7 +70,9 @@ void Client::on_reply(ByteReader& in) {
   const std::shared_ptr<Call> call = found->second;
   calls_.erase(found);
   try {
-    const Status status = read_status(in);
+    Status status;
+    FieldReader fields(in);
+    reply_status_field(fields, status);
     if (status.ok() && !(call->abandoned && call->grants)) call->on_reply(in);
     call->end(status);
   } catch (...) {
@@ -80,7 +82,7 @@ void Client::on_reply(ByteReader& in) {
 }
 
 void Client::on_events(ByteReader& in) {
-  WatchEvents message = WatchEvents::decode(in.rest());
+  WatchEvents message = decode<WatchEvents>(in.rest());
   WatchUpdate update;
   const auto found = watches_.find(message.watch);
   for (StoreEvent& event : message.events) {
@@ -98,7 +100,7 @@ void Client::on_events(ByteReader& in) {
 }
 
 void Client::on_compacted(ByteReader& in) {
-  const Compacted message = Compacted::decode(in.rest());
+  const Compacted message = decode<Compacted>(in.rest());
   const auto found = watches_.find(message.watch);
   note_revision(message.revision);
   if (found == watches_.end()) return;
@@ -108,7 +110,7 @@ void Client::on_compacted(ByteReader& in) {
 }
 
 void Client::on_leases_lost(ByteReader& in) {
-  std::vector<LeaseId> lost = decode_leases(in.rest());
+  std::vector<LeaseId> lost = decode<LeaseList>(in.rest()).leases;
   std::erase_if(lost, [this](LeaseId lease) { return !memory_.has(lease); });
   if (lost.empty()) return;
   log_event(LogLevel::warn, "store.leases_lost", {{"store", url_}, {"leases", lost.size()}},
@@ -124,7 +126,7 @@ void Client::republish(const Memory::Republication& republication) {
 
 void Client::start_watch(const std::shared_ptr<Watching>& watching) {
   const WatchStart start{.watch = watching->id, .prefix = watching->prefix, .from = watching->next};
-  link_->send(StoreMessage::kWatch, start.encode());
+  link_->send(StoreMessage::kWatch, message_bytes(start));
 }
 
 void Client::renew(LeaseId lease) {
@@ -138,7 +140,7 @@ void Client::renew(LeaseId lease) {
 void Client::keep_alive(const std::vector<LeaseId>& leases) {
   for (size_t begin = 0; begin < leases.size(); begin += kMaxListedLeases) {
     const auto some = std::span(leases).subspan(begin, std::min<size_t>(kMaxListedLeases, leases.size() - begin));
-    link_->send(StoreMessage::kKeepAlive, encode_leases(some));
+    link_->send(StoreMessage::kKeepAlive, message_bytes(LeaseList{{some.begin(), some.end()}}));
   }
 }
 

@@ -59,7 +59,7 @@ void StoreLink::greet() {
   StoreHello hello = callbacks_.hello();
   hello.nonce = random_nonce();
   handshake_ = {.client = hello.nonce};
-  writer_->push(raw(StoreMessage::kHello), hello.encode());
+  writer_->push(raw(StoreMessage::kHello), message_bytes(hello));
   flush();
 }
 
@@ -73,8 +73,7 @@ void StoreLink::on_greeting(const Frame& frame) {
   switch (static_cast<StoreMessage>(frame.type)) {
     case StoreMessage::kRefused: {
       ByteReader in(frame.payload, "refusal");
-      in.get<uint64_t>();
-      const Status status = read_status(in);
+      const Status status = read_fields<ReplyHead>(in).status;
       if (status.code() == ErrorCode::kPermissionDenied && token_)
         fail(status.code(), "it does not accept the token from {}: the store was given another one (TESSERA_TOKEN)",
              token_->source());
@@ -90,19 +89,19 @@ void StoreLink::on_greeting(const Frame& frame) {
 }
 
 void StoreLink::on_challenge(const Frame& frame) {
-  const Challenge challenge = Challenge::decode(frame.payload);
+  const Challenge challenge = decode<Challenge>(frame.payload);
   check_version(challenge.version, challenge.release);
   if (handshake_.version != 0) fail(ErrorCode::kInvalidArgument, "it sends a second challenge");
   token_ = connector_->token(fd_.get());
   if (!token_) fail(ErrorCode::kInvalidArgument, "it demands a token over a Unix socket");
   handshake_.version = challenge.version;
   handshake_.server = challenge.nonce;
-  writer_->push(raw(StoreMessage::kProof), encode_proof(token_->prove(Side::kClient, handshake_)));
+  writer_->push(raw(StoreMessage::kProof), message_bytes(ProofAnswer{token_->prove(Side::kClient, handshake_)}));
   flush();
 }
 
 void StoreLink::on_welcome(const Frame& frame) {
-  const StoreWelcome welcome = StoreWelcome::decode(frame.payload);
+  const StoreWelcome welcome = decode<StoreWelcome>(frame.payload);
   check_version(welcome.version, welcome.release);
   const std::optional<Token> token = token_ ? std::exchange(token_, std::nullopt) : connector_->token(fd_.get());
   const bool proved = welcome.proof && welcome.version == handshake_.version && token &&

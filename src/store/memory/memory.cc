@@ -11,7 +11,7 @@ std::vector<std::vector<std::byte>> lease_messages(const std::vector<LeaseTerm>&
   std::vector<std::vector<std::byte>> messages;
   for (size_t begin = 0; begin < terms.size(); begin += kMaxListedLeases) {
     const auto some = std::span(terms).subspan(begin, std::min<size_t>(kMaxListedLeases, terms.size() - begin));
-    messages.push_back(encode_lease_terms(some));
+    messages.push_back(message_bytes(LeaseTermList{{some.begin(), some.end()}}));
   }
   return messages;
 }
@@ -20,13 +20,12 @@ std::vector<std::vector<std::byte>> key_messages(const std::vector<const KeyValu
   std::vector<std::vector<std::byte>> messages;
   for (size_t begin = 0; begin < keys.size();) {
     size_t bytes = 0;
-    size_t end = begin;
-    while (end < keys.size() && (end == begin || bytes + keys[end]->value.size() <= kChunkBytes))
-      bytes += keys[end++]->value.size() + kMaxStoreKeyBytes;
-    ByteWriter out;
-    out.put(static_cast<uint32_t>(end - begin));
-    for (; begin < end; ++begin) write_key_value(out, *keys[begin]);
-    messages.push_back(out.take());
+    KeyListOf<const KeyValue*> some;
+    while (begin < keys.size() && (some.keys.empty() || bytes + keys[begin]->value.size() <= kChunkBytes)) {
+      bytes += keys[begin]->value.size() + kMaxStoreKeyBytes;
+      some.keys.push_back(keys[begin++]);
+    }
+    messages.push_back(message_bytes(some));
   }
   return messages;
 }

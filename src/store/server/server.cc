@@ -11,8 +11,6 @@
 namespace tessera::store {
 namespace {
 
-// Before those that came first are heard: a crowd shall not push itself out.
-constexpr int kAcceptedAtOnce = 64;
 // A client that has more than this of answers to read is not served until it has read them.
 constexpr size_t kMaxQueuedAnswers = size_t{1} << 20;
 // (Events are bounded by ServerOptions.)
@@ -145,15 +143,13 @@ void Server::handle(Session& session, const Frame& frame) {
     fail(ErrorCode::kInvalidArgument, "a message of protocol {} after {} was agreed on", frame.version, kMaxVersion);
   switch (type) {
     case StoreMessage::kRequest:
-      send(session.id, StoreMessage::kReply, service_.answer(Request::decode(frame.payload)));
+      send(session.id, StoreMessage::kReply, service_.answer(decode<Request>(frame.payload)));
       return arm_expiry();
     case StoreMessage::kWatch:
       return on_watch(session, frame);
-    case StoreMessage::kUnwatch: {
-      ByteReader in(frame.payload, "unwatch");
-      session.watches.erase(in.get<uint64_t>());
-      return in.finish();
-    }
+    case StoreMessage::kUnwatch:
+      session.watches.erase(decode<WatchEnd>(frame.payload).watch);
+      return;
     case StoreMessage::kKeepAlive:
       return on_keep_alive(session, frame);
     case StoreMessage::kRepublishLeases:
@@ -167,8 +163,8 @@ void Server::handle(Session& session, const Frame& frame) {
 }
 
 void Server::on_hello(Session& session, const Frame& frame) {
-  const StoreHello hello = StoreHello::decode(frame.payload);
-  if (hello.min_version > kMaxVersion || hello.max_version < kMinVersion) {
+  const StoreHello hello = decode<StoreHello>(frame.payload);
+  if (!hello.speaks_ours()) {
     const Status refusal =
         failed(ErrorCode::kMismatch,
                "the client (release {}) speaks store protocol {} to {}, the store (release {}) {} to "
@@ -181,12 +177,12 @@ void Server::on_hello(Session& session, const Frame& frame) {
   const Handshake handshake{.version = version, .client = hello.nonce, .server = random_nonce()};
   session.greeting = {.hello = hello, .handshake = handshake};
   send(session.id, StoreMessage::kChallenge,
-       Challenge{.version = version, .release = std::string(release()), .nonce = handshake.server}.encode());
+       message_bytes(Challenge{.version = version, .release = std::string(release()), .nonce = handshake.server}));
 }
 
 void Server::on_proof(Session& session, const Frame& frame) {
   const Greeting greeting = *session.greeting;
-  if (!options_.token->proves(Side::kClient, greeting.handshake, decode_proof(frame.payload)))
+  if (!options_.token->proves(Side::kClient, greeting.handshake, decode<ProofAnswer>(frame.payload).proof))
     return refuse(session, failed(ErrorCode::kPermissionDenied, "a client at {} does not know the token",
                                   peer_url(session.fd.get())));
   welcome(session, greeting.hello, options_.token->prove(Side::kServer, greeting.handshake));
@@ -195,7 +191,7 @@ void Server::on_proof(Session& session, const Frame& frame) {
 void Server::refuse(Session& session, const Status& why) {
   log_event(LogLevel::warn, "connection.refused", {{"store", address_}, {"peer", session.name()}}, "{}: {}", address_,
             why.message());
-  send(session.id, StoreMessage::kRefused, encode_error(0, why));
+  send(session.id, StoreMessage::kRefused, message_bytes(ReplyHead{.status = why}));
   session.ended = true;
 }
 
@@ -210,17 +206,17 @@ void Server::welcome(Session& session, const StoreHello& hello, std::optional<Pr
   session.reader.set_limits({.payload_bytes = kMaxRequestBytes});
   const uint16_t version = std::min(hello.max_version, kMaxVersion);
   send(session.id, StoreMessage::kWelcome,
-       StoreWelcome{.version = version, .release = std::string(release()), .instance = instance_, .proof = proof}
-           .encode());
+       message_bytes(
+           StoreWelcome{.version = version, .release = std::string(release()), .instance = instance_, .proof = proof}));
   session.writer.set_version(version);
   report_members();
 }
 
 void Server::on_watch(Session& session, const Frame& frame) {
-  WatchStart start = WatchStart::decode(frame.payload);
+  WatchStart start = decode<WatchStart>(frame.payload);
   if (start.from <= state_.compacted()) {
     const Compacted answer{.watch = start.watch, .revision = state_.compacted()};
-    return send(session.id, StoreMessage::kCompacted, answer.encode());
+    return send(session.id, StoreMessage::kCompacted, message_bytes(answer));
   }
   if (session.watches.size() >= kMaxKeys)
     fail(ErrorCode::kResourceExhausted, "{} watches on one connection", session.watches.size());
@@ -229,10 +225,10 @@ void Server::on_watch(Session& session, const Frame& frame) {
 }
 
 void Server::on_keep_alive(Session& session, const Frame& frame) {
-  std::vector<LeaseId> lost;
-  for (const LeaseId lease : decode_leases(frame.payload))
-    if (!state_.keep_alive(lease, loop_.clock().now())) lost.push_back(lease);
-  if (!lost.empty()) send(session.id, StoreMessage::kLeasesLost, encode_leases(lost));
+  LeaseList lost;
+  for (const LeaseId lease : decode<LeaseList>(frame.payload).leases)
+    if (!state_.keep_alive(lease, loop_.clock().now())) lost.leases.push_back(lease);
+  if (!lost.leases.empty()) send(session.id, StoreMessage::kLeasesLost, message_bytes(lost));
 }
 
 void Server::send(uint64_t id, StoreMessage type, std::span<const std::byte> payload) {
@@ -264,7 +260,7 @@ void Server::publish(std::span<const Event> events) {
       std::ranges::copy_if(events, std::back_inserter(seen),
                            [&](const Event& event) { return event.kv->key.starts_with(prefix); });
       if (session->queued_events() <= options_.max_queued_bytes) {
-        send_events(id, watch, seen);
+        send_events(id, watch, std::move(seen));
       } else {
         const Status why = failed(ErrorCode::kResourceExhausted,
                                   "{} bytes of events wait for a peer that does not read, {} at most may",
@@ -277,16 +273,9 @@ void Server::publish(std::span<const Event> events) {
   }
 }
 
-void Server::send_events(uint64_t session, uint64_t watch, std::span<const Event> events) {
+void Server::send_events(uint64_t session, uint64_t watch, std::vector<Event> events) {
   if (events.empty()) return;
-  ByteWriter out;
-  out.put(watch);
-  out.put(static_cast<uint32_t>(events.size()));
-  for (const Event& event : events) {
-    out.put(event.type);
-    write_key_value(out, *event.kv);
-  }
-  send(session, StoreMessage::kEvents, out.take());
+  send(session, StoreMessage::kEvents, message_bytes(WatchEventsOf<Event>{watch, std::move(events)}));
 }
 
 void Server::drop(uint64_t id, const Status& why) {

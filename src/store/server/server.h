@@ -122,7 +122,7 @@ class Server final : public StoreServer {
   void send(uint64_t session, StoreMessage type, std::span<const std::byte> payload);
   void flush_due();
   void publish(std::span<const Event> events);
-  void send_events(uint64_t session, uint64_t watch, std::span<const Event> events);
+  void send_events(uint64_t session, uint64_t watch, std::vector<Event> events);
   void drop(uint64_t id, const Status& why);
   void drop_greeting(std::string_view why);
   void update_events(const Session& session);

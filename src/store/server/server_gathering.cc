@@ -63,12 +63,11 @@ void Server::continue_from(int64_t revision) {
 
 void Server::restore(const Frame& frame) {
   if (frame.type == raw(StoreMessage::kRepublishLeases)) {
-    for (const LeaseTerm& term : decode_lease_terms(frame.payload))
+    for (const LeaseTerm& term : decode<LeaseTermList>(frame.payload).terms)
       state_.grant(term.lease, term.ttl, loop_.clock().now());
     arm_expiry();
   } else {
-    ByteReader in(frame.payload, "republication");
-    for (const KeyValue& kv : read_key_values(in)) {
+    for (const KeyValue& kv : decode<KeyList>(frame.payload).keys) {
       continue_from(kv.mod_revision);
       try {
         state_.restore(kv, gathering_);
@@ -76,7 +75,6 @@ void Server::restore(const Frame& frame) {
         log().info("{}: '{}' is not taken back: {}", address_, kv.key, error.what());
       }
     }
-    in.finish();
   }
 }
 

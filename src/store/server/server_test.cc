@@ -23,7 +23,7 @@ TEST(ServerTest, HostilePeersAreClosedAndAClientAmongThemNoticesNothing) {
   Request endless;
   endless.id = 1;
   endless.key = "a";
-  auto trailing = endless.encode();
+  auto trailing = message_bytes(endless);
   trailing.push_back(std::byte{0});
 
   struct Case {
@@ -34,7 +34,7 @@ TEST(ServerTest, HostilePeersAreClosedAndAClientAmongThemNoticesNothing) {
   const std::vector<Case> cases = {
       {"speaks HTTP", false, [](RawPeer& peer) { peer.send_raw(bytes_of("GET / HTTP/1.1\r\nHost: store\r\n\r\n")); }},
       {"asks before its hello", false,
-       [&](RawPeer& peer) { peer.send(raw(StoreMessage::kRequest), endless.encode()); }},
+       [&](RawPeer& peer) { peer.send(raw(StoreMessage::kRequest), message_bytes(endless)); }},
       {"sends an empty hello", false, [](RawPeer& peer) { peer.send(raw(StoreMessage::kHello), {}); }},
       {"announces a hello of 4 GB", false,
        [](RawPeer& peer) {
@@ -61,7 +61,7 @@ TEST(ServerTest, HostilePeersAreClosedAndAClientAmongThemNoticesNothing) {
          peer.send(raw(StoreMessage::kRequest), out.take());
        }},
       {"sends a key without a key", true,
-       [](RawPeer& peer) { peer.send(raw(StoreMessage::kRequest), Request{}.encode()); }},
+       [](RawPeer& peer) { peer.send(raw(StoreMessage::kRequest), message_bytes(Request{})); }},
       {"sends bytes behind a request", true, [&](RawPeer& peer) { peer.send(raw(StoreMessage::kRequest), trailing); }},
       {"publishes again what cannot be", true,
        [](RawPeer& peer) {
@@ -102,13 +102,10 @@ TEST(ServerTest, ReleasesWithoutACommonProtocolAreBothNamed) {
   const auto server = tcp_server();
   RawPeer peer(*server);
   peer.send(raw(StoreMessage::kHello),
-            StoreHello{.min_version = 700, .max_version = 701, .release = "99.1", .incarnation = Incarnation::self()}
-                .encode());
+            message_bytes(StoreHello{.min_version = 700, .max_version = 701, .release = "99.1"}));
   const Frame frame = peer.receive();
   ASSERT_EQ(frame.type, raw(StoreMessage::kRefused));
-  ByteReader in(frame.payload, "refusal");
-  in.get<uint64_t>();
-  const Status status = read_status(in);
+  const Status status = read_message<ReplyHead>(frame.payload, "refusal").status;
   EXPECT_EQ(status.code(), ErrorCode::kMismatch);
   EXPECT_THAT(status.message(), HasSubstr("99.1"));
   EXPECT_THAT(status.message(), HasSubstr(std::string(release())));
@@ -135,13 +132,9 @@ TEST(ServerTest, AWatcherThatDoesNotReadIsDisconnectedAndNobodyElse) {
   const auto server = tcp_server(std::move(options));
   RawPeer sleeper(*server);
   sleeper.greet();
-  ByteWriter watch;
-  watch.put<uint64_t>(1);
-  watch.put_string("big/");
-  watch.put<int64_t>(1);
-  sleeper.send(raw(StoreMessage::kWatch), watch.take());
+  sleeper.send(raw(StoreMessage::kWatch), message_bytes(WatchStart{.watch = 1, .prefix = "big/", .from = 1}));
   // Its answer proves that the watch stands.
-  sleeper.send(raw(StoreMessage::kRequest), Request{.id = 1, .op = Op::kRange, .key = "big/"}.encode());
+  sleeper.send(raw(StoreMessage::kRequest), message_bytes(Request{.id = 1, .op = Op::kRange, .key = "big/"}));
   EXPECT_EQ(sleeper.receive().type, raw(StoreMessage::kReply));
 
   const auto client = open_store(server->address());
@@ -160,14 +153,12 @@ TEST(ServerTest, AnswersThatAreReadLateCostNobodyTheConnection) {
 
   RawPeer late(*server);
   late.greet();
-  ByteWriter watch;
-  watch.put<uint64_t>(1);
-  watch.put_string("small/");
-  watch.put<int64_t>(client->put("small/key", "before") + 1);
-  late.send(raw(StoreMessage::kWatch), watch.take());
+  const WatchStart watch{.watch = 1, .prefix = "small/", .from = client->put("small/key", "before") + 1};
+  late.send(raw(StoreMessage::kWatch), message_bytes(watch));
   constexpr uint64_t kRequests = 6;  // more than sockets keep
   for (uint64_t id = 1; id <= kRequests; ++id)
-    late.send(raw(StoreMessage::kRequest), Request{.id = id, .op = Op::kRange, .key = "big/", .prefix = true}.encode());
+    late.send(raw(StoreMessage::kRequest),
+              message_bytes(Request{.id = id, .op = Op::kRange, .key = "big/", .prefix = true}));
   client->put("small/key", "after");
 
   uint64_t answered = 0;
@@ -179,8 +170,9 @@ TEST(ServerTest, AnswersThatAreReadLateCostNobodyTheConnection) {
       told = true;
     } else {
       ASSERT_EQ(frame.type, raw(StoreMessage::kReply));
-      EXPECT_EQ(in.get<uint64_t>(), ++answered);
-      EXPECT_TRUE(read_status(in).ok());
+      const auto head = read_fields<ReplyHead>(in);
+      EXPECT_EQ(head.request, ++answered);
+      EXPECT_TRUE(head.status.ok());
     }
   }
 }
@@ -207,12 +199,13 @@ TEST(ServerTest, ALostReplyIsRepeatedAndNotDoneTwice) {
     request.id = id;
     RawPeer peer(*server);
     peer.greet();
-    peer.send(raw(StoreMessage::kRequest), request.encode());
+    peer.send(raw(StoreMessage::kRequest), message_bytes(request));
     const Frame frame = peer.receive();
     ByteReader in(frame.payload, "reply");
-    EXPECT_EQ(in.get<uint64_t>(), id);
-    EXPECT_TRUE(read_status(in).ok());
-    const TransactReply reply = TransactReply::read(in);
+    const auto head = read_fields<ReplyHead>(in);
+    EXPECT_EQ(head.request, id);
+    EXPECT_TRUE(head.status.ok());
+    const auto reply = read_fields<TransactReply>(in);
     EXPECT_TRUE(reply.succeeded);
     EXPECT_EQ(reply.revision, 1);
   }
@@ -230,25 +223,24 @@ TEST(ServerTest, AServerThatFollowsAnotherHoldsRequestsUntilAllAreBack) {
   RawPeer stranger(*server);
   stranger.greet();
   Request list{.id = 8, .op = Op::kRange, .key = "k", .prefix = true};
-  stranger.send(raw(StoreMessage::kRequest), list.encode());
+  stranger.send(raw(StoreMessage::kRequest), message_bytes(list));
 
   RawPeer first(*server);
   first.greet(1001);
   const KeyValue kv{.key = "k", .value = "v", .create_revision = 2, .mod_revision = 4, .version = 3, .decision = true};
-  ByteWriter keys;
-  keys.put<uint32_t>(1);
-  write_key_value(keys, kv);
   RawPeer second(*server);
   second.greet(1002);
-  first.send(raw(StoreMessage::kRepublishKeys), keys.take());
+  first.send(raw(StoreMessage::kRepublishKeys), message_bytes(KeyList{{kv}}));
   first.send(raw(StoreMessage::kRepublishDone), {});
   second.send(raw(StoreMessage::kRepublishDone), {});
   const Frame frame = stranger.receive();
   ByteReader in(frame.payload, "reply");
-  EXPECT_EQ(in.get<uint64_t>(), 8U);
-  ASSERT_TRUE(read_status(in).ok());
-  EXPECT_EQ(in.get<int64_t>(), kRevisionsPerStore);
-  EXPECT_EQ(read_key_values(in), std::vector{kv});
+  const auto head = read_fields<ReplyHead>(in);
+  EXPECT_EQ(head.request, 8U);
+  ASSERT_TRUE(head.status.ok());
+  const auto reply = read_fields<RangeReply>(in);
+  EXPECT_EQ(reply.revision, kRevisionsPerStore);
+  EXPECT_EQ(reply.keys, std::vector{kv});
 }
 
 TEST(ServerTest, AServerThatFollowsAnotherAnswersAfterASecondEvenSo) {
@@ -259,7 +251,7 @@ TEST(ServerTest, AServerThatFollowsAnotherAnswersAfterASecondEvenSo) {
   const auto server = tcp_server(std::move(options));
   RawPeer peer(*server);
   peer.greet();
-  peer.send(raw(StoreMessage::kRequest), Request{.id = 8, .op = Op::kRange, .key = "k"}.encode());
+  peer.send(raw(StoreMessage::kRequest), message_bytes(Request{.id = 8, .op = Op::kRange, .key = "k"}));
   run_on(*server, [&] { clock.advance(seconds(1)); });
   EXPECT_EQ(peer.receive().type, raw(StoreMessage::kReply));
 }
