@@ -6,12 +6,10 @@
 import json
 import os
 import signal
-import sys
-import unittest
 import urllib.request
 
-import command_test
-from command_test import CommandTest
+import command_case
+from command_case import CommandTest, main
 
 
 class Agents(CommandTest):
@@ -66,7 +64,7 @@ class Agents(CommandTest):
         receiver, _ = self.agent("inference")
         self.transfer()
         url = sender.stderr.readline().split()[-1]
-        with urllib.request.urlopen(url, timeout=command_test.HANG) as reply:
+        with urllib.request.urlopen(url, timeout=command_case.HANG) as reply:
             self.assertRegex(reply.read().decode(), r'tessera_transfers_total\{[^}]*side="send"[^}]*\} 1\n')
         for agent in (sender, receiver):
             self.end(agent)
@@ -87,5 +85,4 @@ class Agents(CommandTest):
 
 
 if __name__ == "__main__":
-    command_test.TESSERA = sys.argv.pop(1)
-    unittest.main()
+    main()

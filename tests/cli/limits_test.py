@@ -8,11 +8,9 @@ import os
 import resource
 import struct
 import subprocess
-import sys
-import unittest
 
-import command_test
-from command_test import HANG, CommandTest, floats, write_safetensors
+import command_case
+from command_case import HANG, CommandTest, floats, main, write_safetensors
 
 
 class Terms(CommandTest):
@@ -94,7 +92,7 @@ class Names(CommandTest):
         out = os.fsencode(self.path) + b"/out-\xff"
         sender = self.sender()
         receiver = subprocess.Popen(
-            [command_test.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
+            [command_case.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
              "--layout", ".*=1:R", "--timeout", "20", "--json", "--out", out],
             env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.processes.append(receiver)
@@ -118,7 +116,7 @@ class Files(CommandTest):
         write_safetensors(self.model, {"w": ("F32", [1 << 16], floats(1 << 16))})
         sender = self.sender()
         receiver = subprocess.Popen(
-            [command_test.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
+            [command_case.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
              "--layout", ".*=1:R", "--timeout", "20", "--out", self.path / "out"],
             env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_240, 10_240)))
@@ -138,7 +136,7 @@ class Files(CommandTest):
             self.skipTest("no unshare here")
         write_safetensors(self.model, {"w": ("F32", [1 << 16], floats(1 << 16))})
         sender = self.sender()
-        receive = [command_test.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
+        receive = [command_case.TESSERA, "recv", "--job", "inference", "--peer", "trainer", "--rank", "0", "--world", "1",
                    "--layout", ".*=1:R", "--timeout", "20", "--out", full / "out"]
         receiver = subprocess.Popen(
             [*mounted, "sh", "-c", f'"$@"; code=$?; find {full} -type f; exit $code', "sh", *receive],
@@ -151,5 +149,4 @@ class Files(CommandTest):
 
 
 if __name__ == "__main__":
-    command_test.TESSERA = sys.argv.pop(1)
-    unittest.main()
+    main()

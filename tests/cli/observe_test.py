@@ -6,13 +6,10 @@
 import json
 import signal
 import socket
-import sys
-import unittest
 import urllib.error
 import urllib.request
 
-import command_test
-from command_test import HANG, CommandTest
+from command_case import HANG, CommandTest, main
 
 
 def check_trace(test, path):
@@ -194,5 +191,4 @@ class Observed(CommandTest):
 
 
 if __name__ == "__main__":
-    command_test.TESSERA = sys.argv.pop(1)
-    unittest.main()
+    main()

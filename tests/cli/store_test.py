@@ -6,12 +6,9 @@
 import json
 import os
 import signal
-import sys
 import time
-import unittest
 
-import command_test
-from command_test import HANG, CommandTest
+from command_case import HANG, CommandTest, main
 
 
 class StoreTest(CommandTest):
@@ -213,5 +210,4 @@ class Leftovers(StoreTest):
 
 
 if __name__ == "__main__":
-    command_test.TESSERA = sys.argv.pop(1)
-    unittest.main()
+    main()

@@ -5,12 +5,9 @@
 
 import json
 import signal
-import sys
 import time
-import unittest
 
-import command_test
-from command_test import HANG, CommandTest, write_safetensors
+from command_case import HANG, CommandTest, main, write_safetensors
 
 
 class Top(CommandTest):
@@ -153,5 +150,4 @@ class Top(CommandTest):
 
 
 if __name__ == "__main__":
-    command_test.TESSERA = sys.argv.pop(1)
-    unittest.main()
+    main()
