@@ -36,8 +36,8 @@ constexpr Timeout kMeeting = std::chrono::seconds(60);
 constexpr Duration kPatience = seconds(120);
 constexpr int kMostReceivers = 8;
 constexpr int kColumns = 8192;  // of the large tensor, bf16
-constexpr BatchOptions kInPlace{};
-constexpr BatchOptions kStaged{.mode = Mode::kStaged};
+const BatchOptions kInPlace{};
+const BatchOptions kStaged{.mode = Mode::kStaged};
 
 struct Scenario {
   std::string name;

@@ -84,6 +84,7 @@ struct BatchOptions {
   // whole, region by region, where that is less. The sender spends memory on it: the bits that it sent last, and room
   // for the changes. The receiver promises that it alone does not change its tensors between two recv().
   bool delta = false;
+  std::stop_token stop = {};  // once it is requested, a registration that waits for other ranks ends with kCancelled
 };
 
 // What fills a tensor of the receiving side, where that is not the sender's tensor of the same name.
@@ -307,14 +308,16 @@ class Pair {
   // Receiver: likewise. Its tensors may be a subset of what is offered; a name that is not offered is an error.
   Batch accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout,
                const BatchOptions& options = {});
-  // Receiver: what the sending side offers under `batch_id`, in its order, once all its ranks have registered.
-  std::vector<ManifestEntry> manifest(const std::string& batch_id, Timeout timeout = kRendezvousTimeout);
+  // Receiver: what the sending side offers under `batch_id`, in its order, once all its ranks have registered. Ends
+  // with kCancelled once `stop` is requested, as all_gather() does.
+  std::vector<ManifestEntry> manifest(const std::string& batch_id, Timeout timeout = kRendezvousTimeout,
+                                      std::stop_token stop = {});
   // What every rank of this job says before it registers `batch_id`, by rank: for what must be known of all to register
   // (the shapes of their local tensors, say). Collective over the side, before offer() or accept(), or not at all;
   // blocks until all have said theirs. At most kMaxGathered bytes each. A rank that is started again reads what the
   // others said.
   std::vector<std::string> all_gather(const std::string& batch_id, const std::string& value,
-                                      Timeout timeout = kRendezvousTimeout);
+                                      Timeout timeout = kRendezvousTimeout, std::stop_token stop = {});
 
  private:
   friend class Bus;

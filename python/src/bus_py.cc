@@ -98,6 +98,10 @@ class PyBus {
 
 using SharedBus = std::shared_ptr<PyBus>;
 
+std::stop_token token_of(const std::stop_source* stop) {
+  return stop == nullptr ? std::stop_token() : stop->get_token();
+}
+
 class PyHandle {
  public:
   explicit PyHandle(Handle handle) : handle_(std::move(handle)) {}
@@ -187,10 +191,11 @@ class PyPair {
     bus_->wait([&] { pair_ = std::make_shared<Pair>(bus_->get().pair(options)); });
   }
 
-  std::vector<ManifestEntry> manifest(const std::string& id, std::optional<double> timeout) {
+  std::vector<ManifestEntry> manifest(const std::string& id, std::optional<double> timeout,
+                                      const std::stop_source* stop) {
     const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
     std::vector<ManifestEntry> entries;
-    bus_->wait([&] { entries = get().manifest(id, limit); });
+    bus_->wait([&] { entries = get().manifest(id, limit, token_of(stop)); });
     return entries;
   }
 
@@ -202,10 +207,11 @@ class PyPair {
     pair_.reset();
   }
 
-  std::vector<std::string> all_gather(const std::string& id, const std::string& value, std::optional<double> timeout) {
+  std::vector<std::string> all_gather(const std::string& id, const std::string& value, std::optional<double> timeout,
+                                      const std::stop_source* stop) {
     const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
     std::vector<std::string> values;
-    bus_->wait([&] { values = get().all_gather(id, value, limit); });
+    bus_->wait([&] { values = get().all_gather(id, value, limit, token_of(stop)); });
     return values;
   }
 
@@ -431,9 +437,10 @@ void bind_batch(nb::module_& module) {
 std::unique_ptr<PyBatch> register_batch(SharedBus bus, const std::string& id,
                                         const std::vector<std::pair<PyPair*, std::vector<TensorSpec>>>& tensors,
                                         bool sends, std::optional<double> timeout, const std::string& mode,
-                                        int snapshots, bool pinned, bool delta) {
+                                        int snapshots, bool pinned, bool delta, const std::stop_source* stop) {
   const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
-  const BatchOptions options{.mode = mode_from(mode), .snapshots = snapshots, .pinned = pinned, .delta = delta};
+  const BatchOptions options{
+      .mode = mode_from(mode), .snapshots = snapshots, .pinned = pinned, .delta = delta, .stop = token_of(stop)};
   std::vector<BatchPart> parts;
   for (const auto& [pair, specs] : tensors) parts.push_back({.pair = &pair->get(), .tensors = specs});
   std::optional<Batch> batch;
@@ -450,6 +457,9 @@ void bind_bus(nb::module_& module) {
   bind_values(module);
   bind_handle(module);
   bind_batch(module);
+  nb::class_<std::stop_source>(module, "StopSource", "Ends the calls that are given it, those that begin later, too.")
+      .def(nb::init<>())
+      .def("request_stop", [](std::stop_source& self) { released([&] { self.request_stop(); }); });
   nb::class_<PyBus>(module, "Bus")
       .def(nb::init<std::string, Rank, int, std::string, std::string, std::string, int, bool, std::optional<double>,
                     std::optional<double>>(),
@@ -458,7 +468,7 @@ void bind_bus(nb::module_& module) {
            nb::arg("timeout") = nb::none(), nb::arg("stall") = nb::none())
       .def("register_batch", register_batch, nb::arg("batch"), nb::arg("tensors"), nb::arg("sends"),
            nb::arg("timeout") = nb::none(), nb::arg("mode") = "inplace", nb::arg("snapshots") = 2,
-           nb::arg("pinned") = false, nb::arg("delta") = false,
+           nb::arg("pinned") = false, nb::arg("delta") = false, nb::arg("stop") = nb::none(),
            "Of [(pair, tensors)]. Blocks until the other job has registered it.")
       .def_prop_ro("world", &PyBus::world, "Ranks of this job.")
       .def("close", &PyBus::close, "Leaves once its pairs and batches have gone. Idempotent.")
@@ -473,8 +483,10 @@ void bind_bus(nb::module_& module) {
       .def(
           "membership", [](PyPair& self) { return self.get().membership(); },
           "Which processes hold the ranks of this job, as this rank has joined them: a number that all have in common.")
-      .def("all_gather", &PyPair::all_gather, nb::arg("batch"), nb::arg("value"), nb::arg("timeout") = nb::none())
-      .def("manifest", &PyPair::manifest, nb::arg("batch"), nb::arg("timeout") = nb::none());
+      .def("all_gather", &PyPair::all_gather, nb::arg("batch"), nb::arg("value"), nb::arg("timeout") = nb::none(),
+           nb::arg("stop") = nb::none())
+      .def("manifest", &PyPair::manifest, nb::arg("batch"), nb::arg("timeout") = nb::none(),
+           nb::arg("stop") = nb::none());
 }
 
 }  // namespace tessera::python

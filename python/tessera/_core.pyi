@@ -641,10 +641,17 @@ class Batch:
 
     def close(self) -> None: ...
 
+class StopSource:
+    """Ends the calls that are given it, those that begin later, too."""
+
+    def __init__(self) -> None: ...
+
+    def request_stop(self) -> None: ...
+
 class Bus:
     def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool = True, timeout: float | None = None, stall: float | None = None) -> None: ...
 
-    def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False, delta: bool = False) -> Batch:
+    def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False, delta: bool = False, stop: StopSource | None = None) -> Batch:
         """Of [(pair, tensors)]. Blocks until the other job has registered it."""
 
     @property
@@ -672,9 +679,9 @@ class Pair:
         Which processes hold the ranks of this job, as this rank has joined them: a number that all have in common.
         """
 
-    def all_gather(self, batch: str, value: str, timeout: float | None = None) -> list[str]: ...
+    def all_gather(self, batch: str, value: str, timeout: float | None = None, stop: StopSource | None = None) -> list[str]: ...
 
-    def manifest(self, batch: str, timeout: float | None = None) -> list[ManifestEntry]: ...
+    def manifest(self, batch: str, timeout: float | None = None, stop: StopSource | None = None) -> list[ManifestEntry]: ...
 
 def launched(*, rank_given: bool, world_given: bool) -> tuple[tuple[int, str] | None, tuple[int, str] | None]:
     """

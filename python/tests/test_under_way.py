@@ -257,6 +257,21 @@ def test_closing_ends_what_asks(loopback: Loopback) -> None:
     until(lambda: batch._registering)
     batch.close()
     assert not batch._registering
+    with pytest.raises(tessera.InvalidArgumentError, match="it is closed"):
+        batch.recv()
+
+
+def test_closing_a_batch_leaves_what_waits_for_another_alone(loopback: Loopback) -> None:
+    kept, closed = (loopback.inference.register(W, name, timeout=LIMIT) for name in ("kept", "closed-beside"))
+    for batch in (kept, closed):
+        assert batch.newest == 0
+    until(lambda: kept._registering and closed._registering)
+    closed.close()
+    with loopback.trainer.register({"w": ONES}, "kept", timeout=LIMIT) as sender:
+        handle = sender.send(blocking=False, timeout=LIMIT)
+        assert kept.recv(timeout=LIMIT) == handle.wait()
+    assert kept._failure is None
+    kept.close()
 
 
 # --- progress, and the end of the interpreter

@@ -163,15 +163,16 @@ Batch Pair::accept(const std::string& batch_id, std::span<const TensorSpec> tens
   return Batch(impl_->register_batch(batch_id, tensors, false, timeout, options));
 }
 
-std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout timeout) {
-  return impl_->manifest(batch_id, timeout);
+std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout timeout, std::stop_token stop) {
+  return impl_->manifest(batch_id, timeout, std::move(stop));
 }
 
-std::vector<std::string> Pair::all_gather(const std::string& batch_id, const std::string& value, Timeout timeout) {
+std::vector<std::string> Pair::all_gather(const std::string& batch_id, const std::string& value, Timeout timeout,
+                                          std::stop_token stop) {
   if (value.size() > kMaxGathered)
     fail(ErrorCode::kInvalidArgument, "batch {}: {} bytes are to be gathered from a rank, and {} is the limit",
          batch_id, value.size(), kMaxGathered);
-  return impl_->all_gather(batch_id, value, timeout);
+  return impl_->all_gather(batch_id, value, timeout, std::move(stop));
 }
 
 // --- Batch ---------------------------------------------------------------------------------------

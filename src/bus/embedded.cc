@@ -55,10 +55,6 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
 
   bool alive() const override { return true; }
   void interrupt() override { interruption_.interrupt(); }
-  // Of a call that begins now.
-  CallLimits limits(Timeout timeout) const {
-    return {.deadline = Deadline::after(timeout), .stop = interruption_.token()};
-  }
   std::shared_ptr<PairClient> pair(const PairOptions& options) override;
 
  private:
@@ -71,6 +67,19 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::unique_ptr<BatchExchanges> exchanges_;
+};
+
+// A call that begins now, and ends at its deadline, when the bus is interrupted, or once its caller stops it.
+class LimitedCall {
+ public:
+  LimitedCall(EmbeddedBus& bus, Timeout timeout, const std::stop_token& stop = {})
+      : stop_(bus.interruption().token(), stop), limits_{.deadline = Deadline::after(timeout), .stop = stop_.token()} {}
+
+  const CallLimits& limits() const { return limits_; }
+
+ private:
+  const EitherStop stop_;
+  const CallLimits limits_;
 };
 
 // Two jobs joined. A rank that goes while others may wait for what it registers tells them why.
@@ -100,14 +109,17 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   uint64_t membership() const override { return membership_of(view_.own); }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
-  std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout) override {
+  std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout, std::stop_token stop) override {
+    const LimitedCall call(*bus_, timeout, stop);
     return before_registration(
-        id, [&] { return bus_->exchanges().of(view_, id).peer_manifest(view_, bus_->limits(timeout)).entries; });
+        id, [&] { return bus_->exchanges().of(view_, id).peer_manifest(view_, call.limits()).entries; });
   }
 
-  std::vector<std::string> all_gather(const std::string& id, const std::string& value, Timeout timeout) override {
-    return before_registration(
-        id, [&] { return bus_->exchanges().of(view_, id).all_gather(view_, value, bus_->limits(timeout)); });
+  std::vector<std::string> all_gather(const std::string& id, const std::string& value, Timeout timeout,
+                                      std::stop_token stop) override {
+    const LimitedCall call(*bus_, timeout, stop);
+    return before_registration(id,
+                               [&] { return bus_->exchanges().of(view_, id).all_gather(view_, value, call.limits()); });
   }
 
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
@@ -125,7 +137,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
       fail(ErrorCode::kInvalidArgument, "batch {}: {} snapshots: 2 to {} are possible", id, batch_options.snapshots,
            kMaxSlots);
-    const CallLimits limits = bus_->limits(timeout);
+    const LimitedCall call(*bus_, timeout, batch_options.stop);
     const BusOptions& options = bus_->options();
     BatchSetup setup{.keep_alive = shared_from_this(),
                      .agent = &bus_->agent(),
@@ -149,7 +161,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
       batch = std::make_shared<ReceiverBatch>(std::move(setup));
     bus_->exchanges().of(view_, id).begin();
     try {
-      batch->open(view_, limits);
+      batch->open(view_, call.limits());
     } catch (...) {
       const Status why = status_of_current_exception();
       give_up(id, why);
@@ -218,8 +230,9 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
 std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {
   require_own_process();
-  return std::make_shared<EmbeddedPair>(
-      shared_from_this(), rendezvous().join(options.name, options.peer, limits(options.timeout)), options.layout);
+  const LimitedCall call(*this, options.timeout);
+  return std::make_shared<EmbeddedPair>(shared_from_this(),
+                                        rendezvous().join(options.name, options.peer, call.limits()), options.layout);
 }
 
 }  // namespace

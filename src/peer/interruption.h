@@ -41,4 +41,19 @@ class Interruption {
   const std::stop_callback<std::function<void()>> on_stop_;
 };
 
+// Requested once one of two is. Thread-safe.
+class EitherStop {
+ public:
+  EitherStop(const std::stop_token& one, const std::stop_token& other) : on_one_(one, stop_), on_other_(other, stop_) {}
+  EitherStop(const EitherStop&) = delete;
+  EitherStop& operator=(const EitherStop&) = delete;
+
+  std::stop_token token() const { return source_.get_token(); }
+
+ private:
+  std::stop_source source_;
+  const std::function<void()> stop_ = [this] { source_.request_stop(); };
+  const std::stop_callback<std::function<void()>> on_one_, on_other_;
+};
+
 }  // namespace tessera

@@ -38,14 +38,14 @@ constexpr int kRounds = (kTransfers + kPhases * kBatches - 1) / (kPhases * kBatc
 constexpr uint64_t kRssSlack = uint64_t{2} << 20;
 constexpr uint64_t kSeed = 1;
 
-constexpr BatchOptions kInPlace{};
-constexpr BatchOptions kStaged{.mode = Mode::kStaged};
+const BatchOptions kInPlace{};
+const BatchOptions kStaged{.mode = Mode::kStaged};
 
 struct Kind {
   const char* id;
   BatchOptions sender, receiver;
 };
-constexpr Kind kKinds[kBatches] = {{"in-place", kInPlace, kInPlace},
+const Kind kKinds[kBatches] = {{"in-place", kInPlace, kInPlace},
                                    {"staged", kStaged, kStaged},
                                    {"staged-to-in-place", {.mode = Mode::kStaged, .snapshots = 3}, kInPlace}};
 

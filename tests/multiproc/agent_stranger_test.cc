@@ -152,12 +152,12 @@ TEST_F(Agent, ClosesABatchThatNobodyWaitsFor) {
     const bus::Manifest manifest = bus::manifest_of(session.identity(), {&spec, 1});
     const bus::MemoryPlacement placement =
         bus::place_tensors(manifest, {&spec, 1}, bus::registered_tensors(manifest, {&spec, 1}, 0), false);
-    const bus::RegisterCall call{.session = session.number(),
-                                 .pair = paired.pair,
-                                 .batch = "policy",
-                                 .timeout = std::chrono::seconds(5),
-                                 .options = {},
-                                 .tensors = placement.tensors};
+    bus::RegisterCall call;
+    call.session = session.number();
+    call.pair = paired.pair;
+    call.batch = "policy";
+    call.timeout = std::chrono::seconds(5);
+    call.tensors = placement.tensors;
     {
       const Stranger hasty("inference");
       FrameWriter writer(bus::kAgentMagic, bus::kAgentProtocol, 1 << 20);

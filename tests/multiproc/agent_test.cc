@@ -15,7 +15,7 @@
 namespace tessera::test {
 namespace {
 
-constexpr BatchOptions kStaged{.mode = Mode::kStaged};
+const BatchOptions kStaged{.mode = Mode::kStaged};
 
 struct Agents {
   bool sender;
@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Agent, WithAgents,
 
 using Agent = JobsTest;
 
-// What is staged is written by commit() alone, private memory or not.
+// What is staged is written only by commit(), private memory or not.
 TEST_F(Agent, StagesAndCommitsInTheWorkersOwnCall) {
   start_agent("inference", 0);
   start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {

@@ -1,4 +1,5 @@
-// Bus::interrupt(): each wait ends, whichever agent the ranks have, and the same call then goes well.
+// Bus::interrupt(), and what stops single calls: each wait ends, whichever agent the ranks have, and the same call then
+// goes well.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -99,6 +100,52 @@ TEST_P(Interrupt, EndsEachWaitAndTheSameCallThenGoesWell) {
     sends.raise();
     REQUIRE_HERE(batch.wait_version(1) == 1);
     REQUIRE_HERE(batch.recv().wait() == 1 && weight == 3);
+    return 0;
+  });
+  expect_all_well();
+}
+
+// A stop stays: also a call that has not begun to wait yet ends, and none of another batch.
+TEST_P(Interrupt, AStopEndsTheCallsThatAreGivenItAndNoOthers) {
+  const Signal registers;
+  start(options("trainer"), [&](const BusOptions& self) {
+    Bus bus(self);
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    registers.wait();
+    float weight = 3;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    pair.offer("kept", {&spec, 1}).send().wait();
+    in_the_end([&] { return pair.offer("stopped", {&spec, 1}); }).send().wait();
+    return 0;
+  });
+  start(options("inference"), [&](const BusOptions& self) {
+    Bus bus(self);
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    float weight = 0;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    int64_t kept = 0;
+    std::jthread other([&] { kept = pair.accept("kept", {&spec, 1}).recv().wait(); });
+    REQUIRE_HERE(comes_to_wait(self, "batch kept"));
+    std::stop_source stop;
+    std::jthread stopper([&] {
+      if (comes_to_wait(self, "batch stopped")) stop.request_stop();
+    });
+    const auto stopped = [&](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const Error& error) {
+        return error.code() == ErrorCode::kCancelled;
+      }
+      return false;
+    };
+    const std::stop_token token = stop.get_token();
+    REQUIRE_HERE(stopped([&] { pair.manifest("stopped", hang_limit(), token); }));
+    REQUIRE_HERE(stopped([&] { pair.manifest("stopped", hang_limit(), token); }));
+    REQUIRE_HERE(stopped([&] { (void)pair.accept("stopped", {&spec, 1}, hang_limit(), {.stop = token}); }));
+    registers.raise();
+    other.join();
+    REQUIRE_HERE(kept == 1 && weight == 3);
+    REQUIRE_HERE(in_the_end([&] { return pair.accept("stopped", {&spec, 1}); }).recv().wait() == 1);
     return 0;
   });
   expect_all_well();

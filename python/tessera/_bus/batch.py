@@ -31,9 +31,6 @@ Mode: TypeAlias = Literal["inplace", "staged"]
 Direction: TypeAlias = Literal["send", "recv"]
 
 
-_INTERRUPT_SECONDS = 0.02
-
-
 @dataclass(frozen=True)
 class Share:
     """What a batch holds of one pair."""
@@ -71,7 +68,10 @@ class Batch(Closing):
         self._direction: Direction | None = None
         self._last: Transfer | None = None  # it may be under way
         self._closed = False
-        self._registering = False
+        self._stop = _core.StopSource()  # of a registration, once it is closed
+        self._registering: int | None = None  # the thread that does
+        self._registered = threading.Event()  # or it has failed: none is under way
+        self._registered.set()
         self._asking: threading.Thread | None = None  # registers it as a receiver
         self._failure: Error | None = None  # of that thread
         self._process = os.getpid()
@@ -234,9 +234,10 @@ class Batch(Closing):
         reads or writes its tensors. Idempotent."""
         self._closed = True
         here = os.getpid() == self._process  # in a forked child it is its parent's
-        while self._registering and here:  # on another thread, which waits for other ranks
-            self._bus.interrupt()
-            time.sleep(_INTERRUPT_SECONDS)
+        if here:
+            self._stop.request_stop()
+            if self._registering != threading.get_ident():  # as in a signal handler
+                self._registered.wait()
         core, self._core = self._core, None
         if core is not None and here:
             core.close()
@@ -354,7 +355,8 @@ class Batch(Closing):
                 )
             self._require_open(direction)
             if self._core is None:
-                self._registering = True
+                self._registered.clear()
+                self._registering = threading.get_ident()
                 try:
                     core = self._register(direction == "send", max(limit - (time.monotonic() - begin), 0.0), early)
                     if self._closed:
@@ -362,7 +364,8 @@ class Batch(Closing):
                     self._require_open(direction)
                     self._core, self._direction = core, direction
                 finally:
-                    self._registering = False
+                    self._registering = None
+                    self._registered.set()
             return self._core
 
     @contextmanager
@@ -403,7 +406,8 @@ class Batch(Closing):
         membership = first.membership()
         told = json.dumps([share.registration.to_gather(world, membership) for share in self._shares])
         gathered = [
-            _read(rank, text, len(self._shares)) for rank, text in enumerate(first.all_gather(self.name, told, timeout))
+            _read(rank, text, len(self._shares))
+            for rank, text in enumerate(first.all_gather(self.name, told, timeout, self._stop))
         ]
         del held
         self._require_open(direction)
@@ -412,7 +416,7 @@ class Batch(Closing):
             if world:
                 share.registration.compare_replicas(membership)
         if not sends and any(share.registration.wants_manifest for share in self._shares):
-            offered = {entry.name: entry.shape for entry in first.manifest(self.name, timeout)}
+            offered = {entry.name: entry.shape for entry in first.manifest(self.name, timeout, self._stop)}
             for share, prefix in zip(self._shares, prefixes, strict=True):
                 mine = {name.removeprefix(prefix): shape for name, shape in offered.items() if name.startswith(prefix)}
                 share.registration.choose(mine)
@@ -426,6 +430,7 @@ class Batch(Closing):
             self._snapshots,
             self._pinned,
             self._delta,
+            self._stop,
         )
 
     def _require_core(self) -> _core.Batch:

@@ -57,8 +57,9 @@ class PairClient {
   virtual const Layout& layout() const = 0;  // of tensors that bring none
   virtual int peer_world() const = 0;
   virtual uint64_t membership() const = 0;
-  virtual std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout) = 0;
-  virtual std::vector<std::string> all_gather(const std::string& batch, const std::string& value, Timeout timeout) = 0;
+  virtual std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout, std::stop_token stop) = 0;
+  virtual std::vector<std::string> all_gather(const std::string& batch, const std::string& value, Timeout timeout,
+                                              std::stop_token stop) = 0;
   virtual std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors,
                                                       bool sends, Timeout timeout, const BatchOptions& options) = 0;
   virtual bool in_own_process() const = 0;

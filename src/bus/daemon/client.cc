@@ -160,7 +160,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     for (const auto& arena : placement_.arenas) fds.push_back(arena->fd_for_agent());
     UniqueFd socket;
     if (lender_) fds.push_back((socket = lender_->take_agent_end()).get());
-    number_ = session().call<Registered>(AgentMessage::kRegister, call, timeout, fds).batch;
+    number_ = session().call<Registered>(AgentMessage::kRegister, call, timeout, fds, options.stop).batch;
     open_ = true;
   }
 
@@ -309,14 +309,15 @@ class DaemonPair final : public PairClient, public std::enable_shared_from_this<
   uint64_t membership() const override { return membership_; }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
-  std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout) override {
+  std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout, std::stop_token stop) override {
     const ManifestCall call{.session = session().number(), .pair = number_, .batch = batch, .timeout = timeout};
-    return session().call<Offered>(AgentMessage::kManifest, call, timeout).manifest.entries;
+    return session().call<Offered>(AgentMessage::kManifest, call, timeout, {}, stop).manifest.entries;
   }
-  std::vector<std::string> all_gather(const std::string& batch, const std::string& value, Timeout timeout) override {
+  std::vector<std::string> all_gather(const std::string& batch, const std::string& value, Timeout timeout,
+                                      std::stop_token stop) override {
     const AllGatherCall call{
         .session = session().number(), .pair = number_, .batch = batch, .value = value, .timeout = timeout};
-    return session().call<Gathered>(AgentMessage::kAllGather, call, timeout).values;
+    return session().call<Gathered>(AgentMessage::kAllGather, call, timeout, {}, stop).values;
   }
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
                                               Timeout timeout, const BatchOptions& options) override {

@@ -165,7 +165,7 @@ Frame AgentSession::wait_answer(int socket, FrameReader& reader, AgentMessage ex
 }
 
 Frame AgentSession::exchange(AgentMessage type, std::span<const std::byte> payload, AgentMessage expected,
-                             Timeout timeout, std::span<const int> fds) {
+                             Timeout timeout, std::span<const int> fds, const std::stop_token& stop) {
   require_own_process();
   lost().throw_if_error();
   const Deadline deadline = Deadline::after(longer(timeout, kAnswerGrace));
@@ -181,6 +181,7 @@ Frame AgentSession::exchange(AgentMessage type, std::span<const std::byte> paylo
   }
   writer.push(static_cast<uint16_t>(type), payload);
   send();
+  const std::stop_callback give_up(stop, [&] { ::shutdown(socket.get(), SHUT_WR); });
   FrameReader reader(kAgentMagic, {.payload_bytes = kMaxAgentFrame});
   return wait_answer(socket.get(), reader, expected, deadline);
 }

@@ -50,10 +50,11 @@ class AgentSession {
   bool alive() const { return lost().ok(); }
 
   // Sends `message` as a `type` on a connection of its own, after the descriptors `fds`, and waits for its answer.
-  // Throws what the agent answered.
+  // Throws what the agent answered. Once `stop` is requested it ends the call's waits, and answers that.
   template <typename Answer, typename Message>
-  Answer call(AgentMessage type, const Message& message, Timeout timeout, std::span<const int> fds = {}) {
-    const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, fds);
+  Answer call(AgentMessage type, const Message& message, Timeout timeout, std::span<const int> fds = {},
+              const std::stop_token& stop = {}) {
+    const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, fds, stop);
     return read_message<Answer>(frame.payload, agent_name_);
   }
   // A command that is answered at once.
@@ -92,7 +93,7 @@ class AgentSession {
   }
   Frame wait_answer(int socket, FrameReader& reader, AgentMessage expected, Deadline deadline);
   Frame exchange(AgentMessage type, std::span<const std::byte> payload, AgentMessage expected, Timeout timeout,
-                 std::span<const int> fds);
+                 std::span<const int> fds, const std::stop_token& stop);
   std::vector<std::byte> ask_bytes(AgentCommand command, std::span<const std::byte> payload);
   void watch();  // until the session goes, or the agent does
   void lose(const Status& why);

@@ -205,14 +205,19 @@ class Daemon::Impl {
     drop(connection->socket.get());  // it has said all; the answer follows
     const auto serving = WorkerSession::Serving::begin(session_);
     if (!serving) fail(ErrorCode::kCancelled, "agent of {}: the session has ended", name_);
+    loop_.add_fd(connection->socket.get(), EPOLLRDHUP, [this, connection](uint32_t events) {
+      loop_.remove_fd(connection->socket.get());
+      if ((events & EPOLLHUP) == 0) connection->given_up.request_stop();  // it still hears the answer
+    });
     // Shared, as a std::function is copied.
     const auto call = std::make_shared<const Frame>(std::move(frame));
-    tasks_.run("tessera-call", [session = session_, serving, connection, call] {
+    tasks_.run("tessera-call", [this, session = session_, serving, connection, call] {
       try {
         session->serve(*connection, *call);
       } catch (...) {
         connection->answer(CallFailed{.status = status_of_current_exception()});
       }
+      loop_.post([this, connection] { loop_.remove_fd(connection->socket.get()); });
     });
   }
 

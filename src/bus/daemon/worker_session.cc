@@ -229,17 +229,20 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
     }
     case AgentMessage::kManifest: {
       const auto call = read_message<ManifestCall>(frame.payload, name());
-      connection.answer(Offered{.manifest = {.entries = pair(call.pair)->manifest(call.batch, call.timeout)}});
+      connection.answer(Offered{.manifest = {.entries = pair(call.pair)->manifest(call.batch, call.timeout,
+                                                                                  connection.given_up.get_token())}});
       return;
     }
     case AgentMessage::kAllGather: {
       const auto call = read_message<AllGatherCall>(frame.payload, name());
-      connection.answer(Gathered{.values = pair(call.pair)->all_gather(call.batch, call.value, call.timeout)});
+      connection.answer(Gathered{.values = pair(call.pair)->all_gather(call.batch, call.value, call.timeout,
+                                                                       connection.given_up.get_token())});
       return;
     }
     case AgentMessage::kRegister: {
-      const Registered registered =
-          register_batch(read_message<RegisterCall>(frame.payload, name()), std::move(connection.arenas));
+      auto call = read_message<RegisterCall>(frame.payload, name());
+      call.options.stop = connection.given_up.get_token();
+      const Registered registered = register_batch(std::move(call), std::move(connection.arenas));
       if (!connection.answer(registered)) close_batch(registered.batch);  // its name can be registered again
       return;
     }

@@ -35,6 +35,7 @@ struct WorkerConnection {
   UniqueFd socket;
   FrameReader reader{kAgentMagic, {.payload_bytes = kMaxAgentFrame, .fds = kMaxFdsPerMessage}};
   std::vector<UniqueFd> arenas;
+  std::stop_source given_up;  // the worker has closed its sending end: its call is to end
 
   // Blocks until the worker has room for it; one that does not read is given up. False if it did not go: nobody waits
   // for it any more.
