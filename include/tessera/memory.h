@@ -54,8 +54,6 @@ class SharedHeap {
   // Error(kInvalidArgument) unless it is sealed against shrinking, and kPermissionDenied if it is to be written and is
   // sealed against that.
   std::shared_ptr<SharedArena> adopt(int fd, bool writes, std::string_view owner);
-  // Bytes of arenas now mapped.
-  size_t mapped_bytes() const;
 
  private:
   SharedHeap();

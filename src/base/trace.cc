@@ -76,7 +76,6 @@ void append_event(const TraceEvent& event, pid_t pid, pid_t tid, std::string& ou
     fmt::format_to(std::back_inserter(out), ",\"dur\":{}.{:03}", event.extra / 1000, event.extra % 1000);
   if (event.phase == 'b' || event.phase == 'e')
     fmt::format_to(std::back_inserter(out), ",\"id\":\"{:#x}\"", event.extra);
-  if (event.phase == 'i') out += ",\"s\":\"p\"";
   append_args(event, out);
 }
 

@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-// What a span or instant is about, as far as it applies: 0 stands for "does not".
+// What a span is about, as far as it applies: 0 stands for "does not".
 struct TraceArgs {
   std::string_view subject{};
   int64_t version = 0;
@@ -46,10 +46,6 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Something that happened now.
-  static void instant(const char* name, const TraceArgs& args) {
-    if (on()) record('i', name, now(), 0, args);
-  }
   // Work that begins on one thread and may end on another, or overlap with others of its thread. `track` puts what
   // belongs together, and nests, on one line: begin and end of a span have the same.
   static void begin(const char* name, uint64_t track, const TraceArgs& args = {}) {

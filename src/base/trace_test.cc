@@ -55,7 +55,7 @@ TEST_F(TraceTest, SpansNestAndCarryWhatTheyAreAbout) {
       const TraceSpan inner("compile", {.version = 3});
     }
     outer.args().bytes = 17;
-    Trace::instant("version", {.version = 4});
+    Trace::begin("version", 1, {.version = 4});
   }
   EXPECT_EQ(events().size(), 3U) << "what had not ended when the trace did is not in it";
   {
@@ -67,7 +67,7 @@ TEST_F(TraceTest, SpansNestAndCarryWhatTheyAreAbout) {
       }
       outer.args().bytes = 17;
     }
-    Trace::instant("version", {.version = 4});
+    Trace::begin("version", 1, {.version = 4});
   }
   const auto all = events();
   ASSERT_EQ(all.size(), 3U);
@@ -87,7 +87,7 @@ TEST_F(TraceTest, EventsOfManyThreadsAreAllThereUnderTheirNames) {
     std::vector<std::thread> threads;
     for (int t = 0; t < kThreads; ++t)
       threads.push_back(start_thread("tracer-" + std::to_string(t), [t] {
-        for (int i = 0; i < kEvents; ++i) Trace::instant("event", {.version = t + 1, .bytes = i + 1});
+        for (int i = 0; i < kEvents; ++i) Trace::begin("event", 1, {.version = t + 1, .bytes = i + 1});
       }));
     for (std::thread& thread : threads) thread.join();
   }
@@ -119,7 +119,7 @@ TEST_F(TraceTest, TextFromElsewhereKeepsTheFileValid) {
   const std::string hostile = "\"}],\x1b[2J\n\xff\\ and far more than fits into one event of a trace";
   {
     const auto trace = Trace::start(path_);
-    Trace::instant("version", {.subject = hostile});
+    Trace::begin("version", 1, {.subject = hostile});
   }
   const std::string subject = events().at(0)["args"]["subject"];
   EXPECT_TRUE(subject.starts_with("\"}],\x1b[2J\n"));
@@ -127,14 +127,14 @@ TEST_F(TraceTest, TextFromElsewhereKeepsTheFileValid) {
 
 TEST_F(TraceTest, OffItRecordsNothingAndOneTraceLivesAtATime) {
   EXPECT_FALSE(Trace::on());
-  Trace::instant("early", {});
+  Trace::begin("early", 1, {});
   {
     const auto trace = Trace::start(path_);
     EXPECT_TRUE(Trace::on());
     EXPECT_THROW(Trace::start(path_), Error);
   }
   EXPECT_FALSE(Trace::on());
-  Trace::instant("late", {});
+  Trace::begin("late", 1, {});
   EXPECT_TRUE(events().empty());
   const auto again = Trace::start(path_);
 }
@@ -150,7 +150,7 @@ TEST_F(TraceTest, AKilledProcessLeavesAFileThatParses) {
   const pid_t child = ::fork();
   if (child == 0) {
     const auto trace = Trace::start(path_);
-    for (size_t i = 0; i < 5 * Trace::kBufferEvents / 2; ++i) Trace::instant("event", {.version = 1});
+    for (size_t i = 0; i < 5 * Trace::kBufferEvents / 2; ++i) Trace::begin("event", 1, {.version = 1});
     while (true) ::pause();
   }
   const auto written = [&] {
@@ -179,16 +179,16 @@ TEST_F(TraceTest, AFileThatAnotherProcessWritesIsLeftAlone) {
   ::waitpid(child, nullptr, 0);
   EXPECT_NO_THROW(Trace::start(path_)) << "the lock goes with its process";
   const auto first = Trace::start("/dev/null");
-  EXPECT_TRUE(Trace::on()) << "what is no file is not locked";
+  EXPECT_TRUE(Trace::on()) << "what is not a file is not locked";
 }
 
 TEST_F(TraceTest, AForkedChildTracesNothingAndEnds) {
   {
     const auto trace = Trace::start(path_);
-    Trace::instant("parent", {});
+    Trace::begin("parent", 1, {});
     const pid_t child = ::fork();
     if (child == 0) {
-      Trace::instant("child", {});
+      Trace::begin("child", 1, {});
       ::_exit(Trace::on() ? 1 : 0);
     }
     int status = 0;

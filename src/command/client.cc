@@ -38,8 +38,8 @@ struct CommandCall::State {
         commands(memory->commands(), spin),
         replies(memory->replies(), spin) {}
 
-  uint64_t post(std::optional<uint64_t> id, uint16_t type, std::span<const std::byte> payload, const Deadline& deadline,
-                ErrorCode when_full);
+  uint64_t post(std::optional<uint64_t> id, uint16_t type, std::span<const std::byte> payload,
+                const Deadline& deadline);
   std::vector<std::byte> wait(uint64_t id, const Deadline& deadline);
   bool done(uint64_t id);
   bool await_call(uint64_t id, const Deadline& deadline);
@@ -178,13 +178,13 @@ Call& CommandCall::State::call_of(uint64_t id) {
 }
 
 uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std::span<const std::byte> payload,
-                                  const Deadline& deadline, ErrorCode when_full) {
+                                  const Deadline& deadline) {
   TESSERA_CHECK_LE(payload.size(), kMaxRecordPayload);
   process.require(agent);
   const MutexLock lock(mutex);
   if (!await(deadline, [this]() REQUIRES(mutex) { return has_room() || !ended.ok(); }))
-    fail(when_full, "{}: no room for a command: {} are on their way, {} is the limit", agent, on_their_way,
-         memory->replies().capacity());
+    fail(ErrorCode::kDeadlineExceeded, "{}: no room for a command: {} are on their way, {} is the limit", agent,
+         on_their_way, memory->replies().capacity());
   if (!ended.ok()) fail_ended();
   const RecordHead head{.incarnation = memory->incarnation(), .id = id.value_or(next_id), .type = type};
   if (!calls.try_emplace(head.id).second)
@@ -211,7 +211,7 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
   if (state == RingState::kBroken) end(failed(ErrorCode::kDataLoss, "its memory holds what no agent writes"));
   wake_ready();
   if (state != RingState::kNotYet) fail_ended();
-  fail(when_full, "{}: no room for a command: the agent has not taken the last {}", agent,
+  fail(ErrorCode::kDeadlineExceeded, "{}: no room for a command: the agent has not taken the last {}", agent,
        memory->commands().capacity());
 }
 
@@ -327,16 +327,12 @@ CommandClient::~CommandClient() {
 }
 
 CommandCall CommandClient::post(uint16_t type, std::span<const std::byte> payload, const Deadline& deadline) {
-  return {state_, state_->post({}, type, payload, deadline, ErrorCode::kDeadlineExceeded)};
-}
-
-CommandCall CommandClient::try_post(uint16_t type, std::span<const std::byte> payload) {
-  return {state_, state_->post({}, type, payload, Deadline::at(TimePoint::min()), ErrorCode::kResourceExhausted)};
+  return {state_, state_->post({}, type, payload, deadline)};
 }
 
 CommandCall CommandClient::repeat(uint64_t id, uint16_t type, std::span<const std::byte> payload,
                                   const Deadline& deadline) {
-  return {state_, state_->post(id, type, payload, deadline, ErrorCode::kDeadlineExceeded)};
+  return {state_, state_->post(id, type, payload, deadline)};
 }
 
 uint64_t CommandClient::next_id() const {

@@ -68,8 +68,6 @@ class CommandClient {
   // Waits for room until the deadline: in the ring, and for as many commands as may be on their way. Throws
   // kDeadlineExceeded, or why the queue has ended; the command was not sent then. REQUIRES: at most kMaxRecordPayload.
   CommandCall post(uint16_t type, std::span<const std::byte> payload, const Deadline& deadline);
-  // Throws kResourceExhausted if there is no room now.
-  CommandCall try_post(uint16_t type, std::span<const std::byte> payload);
   // A command of before, under the id that it had. Throws kAlreadyExists if it is on its way in this queue.
   CommandCall repeat(uint64_t id, uint16_t type, std::span<const std::byte> payload, const Deadline& deadline);
   std::vector<std::byte> call(uint16_t type, std::span<const std::byte> payload, const Deadline& deadline) {

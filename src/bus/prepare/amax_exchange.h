@@ -81,7 +81,6 @@ class AmaxExchange {
   };
 
   bool leads() const { return agent_.identity().rank == 0; }
-  void send_joins();
   void handle_leader(Frame& frame);
   void handle_agreed(const Agreed& agreed);
   void handle_follower(Rank rank, Frame& frame);

@@ -79,10 +79,6 @@ const Digest& DeltaEncoder::piece_digest(uint32_t sent, uint32_t slot) const {
   return slots_[slot].run->piece_digest(part_of_[sent]);
 }
 
-bool DeltaEncoder::is_cast(uint32_t sent) const {
-  return covers(sent) && parts_[part_of_[sent]].cast;
-}
-
 // --- a version -----------------------------------------------------------------------------------
 
 void DeltaEncoder::start(int64_t /*version*/, uint32_t slot) {

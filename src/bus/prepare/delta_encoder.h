@@ -56,7 +56,6 @@ class DeltaEncoder final : public PreparationStep {
   // REQUIRES: the batch has digests
   const Digest& digest(uint32_t sent, uint32_t slot) const;
   const Digest& piece_digest(uint32_t sent, uint32_t slot) const;
-  bool is_cast(uint32_t sent) const;
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;

@@ -117,11 +117,6 @@ std::shared_ptr<SharedArena> SharedHeap::adopt(int fd, bool writes, std::string_
   return arena;
 }
 
-size_t SharedHeap::mapped_bytes() const {
-  const MutexLock lock(impl_->mutex);
-  return impl_->mapped();
-}
-
 SharedBuffer::SharedBuffer(SharedBuffer&& other) noexcept
     : arena_(std::move(other.arena_)),
       data_(std::exchange(other.data_, nullptr)),
