@@ -13,6 +13,7 @@
 
 #include "base/framing.h"
 #include "base/runtime_dir.h"
+#include "peer/raw_link_testing.h"
 #include "tests/fault/hazard.h"
 #include "tests/support/raw_rank.h"
 
@@ -111,26 +112,24 @@ TEST_F(Hazard, ASenderShrinksItsMemory) {
 class Puller {
  public:
   static constexpr int kSteps = 5;
-  explicit Puller(const RawRank& raw) : raw_(raw), socket_(connect_unix(raw.peer(0).address, soon())) {}
+  explicit Puller(const RawRank& raw)
+      : raw_(raw),
+        link_(connect_unix(raw.peer(0).address, soon()), FrameLimits{.payload_bytes = kMaxHelloBytes, .fds = 0}) {}
   void go_to(int step) {
     if (step > 0) ask(raw_.hello(), kCode<Welcome>);
     if (step > 1) {
-      reader_.set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+      link_.set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
       ask(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = raw_.session()},
           kCode<Attached>);
     }
     if (step > 2) ask(Prepare{.ring = false, .skipped = {}}, kCode<Prepared>);
-    if (step > 3) await(kCode<bus::Offer>);
+    if (step > 3) link_.await(kCode<bus::Offer>);
     if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, kCode<bus::Grant>);
   }
-  void say(uint16_t type, std::span<const std::byte> payload) {
-    writer_.push(type, payload);
-    writer_.flush(socket_.get(), soon());
-  }
-  void say_raw(std::span<const std::byte> bytes) { send_some(socket_.get(), bytes); }
+  RawLink& link() { return link_; }
   void await_end() {
     try {
-      while (true) wait_frame(socket_.get(), reader_, soon());
+      while (true) (void)link_.next_frame();
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kDeadlineExceeded) throw;
     }
@@ -139,17 +138,12 @@ class Puller {
  private:
   template <typename Message>
   void ask(const Message& message, uint16_t answer) {
-    say(kCode<Message>, message_bytes(message));
-    await(answer);
-  }
-  void await(uint16_t type) {
-    while (wait_frame(socket_.get(), reader_, soon()).type != type) continue;
+    link_.send(message);
+    link_.await(answer);
   }
 
   const RawRank& raw_;
-  UniqueFd socket_;
-  FrameReader reader_{kBusMagic, {.payload_bytes = kMaxHelloBytes, .fds = 0}};
-  FrameWriter writer_{kBusMagic, kProtocolMax, 1 << 20};
+  RawLink link_;
 };
 
 TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
@@ -158,10 +152,10 @@ TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
     std::vector<std::byte> noise(200);
     std::ranges::generate(noise, [&] { return static_cast<std::byte>(random()); });
     const std::vector<std::function<void(Puller&)>> garbage{
-        [&](Puller& puller) { puller.say_raw(noise); },
-        [&](Puller& puller) { puller.say(999, noise); },
-        [&](Puller& puller) { puller.say(kCode<bus::Take>, std::span(noise).first(3)); },
-        [&](Puller& puller) { puller.say(kCode<Hello>, noise); },
+        [&](Puller& puller) { puller.link().send_raw(noise); },
+        [&](Puller& puller) { puller.link().send(999, noise); },
+        [&](Puller& puller) { puller.link().send(kCode<bus::Take>, std::span(noise).first(3)); },
+        [&](Puller& puller) { puller.link().send(kCode<Hello>, noise); },
     };
     const Side side = staged(inference(0, 1));
     std::vector<float> tensor = local_tensor(side);

@@ -31,7 +31,7 @@ class AMember : public testing::Test {
   }
 
   Exchanging one_{1, 2, {kMatrix, kCutBlock, kMatrix}};
-  std::optional<RawRank> zero_;
+  std::optional<RawMember> zero_;
   std::shared_ptr<Link> link_;
 };
 

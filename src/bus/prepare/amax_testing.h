@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 
 #include <functional>
 #include <future>
@@ -18,6 +17,7 @@
 #include "base/testing.h"
 #include "bus/prepare/amax_exchange.h"
 #include "peer/exchange/messages.h"
+#include "peer/raw_link_testing.h"
 #include "tessera/version.h"
 
 namespace tessera::bus {
@@ -63,21 +63,10 @@ inline Caller calling(std::shared_ptr<Link> link, Rank rank) {
 }
 
 // The other end of a connection.
-class RawRank {
+class RawMember : public RawLink {
  public:
-  explicit RawRank(UniqueFd socket) : socket_(std::move(socket)) {}
+  using RawLink::RawLink;
 
-  template <typename Message>
-  void send(const Message& message) {
-    writer_.push(kCode<Message>, message_bytes(message));
-    writer_.flush(socket_.get(), soon());
-  }
-  template <typename Message>
-  Message next() {
-    const Frame frame = wait_frame(socket_.get(), reader_, soon());
-    EXPECT_EQ(frame.type, kCode<Message>) << kNameOf<Message::kType>;
-    return parse<Message>(frame.payload);
-  }
   // "version, epoch: 1 2 3", or why there are none.
   std::string answer() {
     const auto agreed = next<Agreed>();
@@ -85,16 +74,6 @@ class RawRank {
     if (agreed.finding.any()) return fmt::format("{}, {}: a finding", agreed.version, agreed.epoch);
     return fmt::format("{}, {}: {}", agreed.version, agreed.epoch, fmt::join(agreed.amaxes, " "));
   }
-  bool silent() const {
-    char byte = 0;
-    return ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
-  }
-  void close() { socket_.reset(); }
-
- private:
-  UniqueFd socket_;
-  FrameWriter writer_{kBusMagic, kProtocolMax, size_t{1} << 20};
-  FrameReader reader_{kBusMagic, {.payload_bytes = 1 << 20, .fds = 0}};
 };
 
 // An exchange and what it has said.
@@ -176,7 +155,7 @@ struct Star {
       links_[rank] = link;
       exchange.accept(calling(link, rank));
     });
-    auto& raw = members_.emplace(rank, RawRank(std::move(theirs))).first->second;
+    auto& raw = members_.emplace(rank, RawMember(std::move(theirs))).first->second;
     (void)raw.next<Prepared>();
     raw.send(Joins{keys});
     zero_.with([&](AmaxExchange&) { links_.at(rank)->poll(); });
@@ -189,7 +168,7 @@ struct Star {
   void tell(Rank rank, int64_t version, uint32_t epoch, std::vector<float> amaxes) {
     say(rank, {.version = version, .epoch = epoch, .amaxes = std::move(amaxes)});
   }
-  RawRank& member(Rank rank) { return members_.at(rank); }
+  RawMember& member(Rank rank) { return members_.at(rank); }
   void let_all_agree(int64_t version, uint32_t epoch) {
     zero_.start(version, {0, 0, 0});
     tell(1, version, epoch, {2, 1});
@@ -200,7 +179,7 @@ struct Star {
   }
 
   Exchanging zero_{0, 3, {kOtherMatrix, kMatrix, kOtherMatrix}};
-  std::map<Rank, RawRank> members_;
+  std::map<Rank, RawMember> members_;
   std::map<Rank, std::shared_ptr<Link>> links_;
 };
 
