@@ -26,7 +26,7 @@ std::string private_memory_text(const PathCost& readv, const PathCost& ring);
 // Looks and changes nothing. Never throws for what it finds.
 std::vector<Check> examine_machine();
 
-// The same of the runtime folder `root` alone: whether it can be used, and one check for each thing that a process
+// The same of only the runtime folder `root`: whether it can be used, and one check for each thing that a process
 // which has died left there.
 std::vector<Check> examine_runtime_folder(const std::string& root);
 // Removes what those processes left. Throws Error.

@@ -9,7 +9,7 @@
 
 namespace tessera::python {
 
-// Makes `call` without the GIL, and throws what it throws. Python runs signal handlers on the main thread alone, so
+// Makes `call` without the GIL, and throws what it throws. Python runs signal handlers only on the main thread, so
 // there the call is made by a thread of its own ("tessera-call"): if a handler raises meanwhile, `interrupt` is called
 // again and again until the call has ended, and what the handler raised is thrown. `interrupt` must make what the call
 // waits for at that moment end soon, and not throw; `call` must not touch Python.

@@ -46,11 +46,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "scaling": (lambda: tessera.quantize(X, "nvfp4", scaling="16"), "scaling '16': '1x16' and '16x16' are possible"),
     "scaling of mx": (
         lambda: tessera.quantize(X, "mxfp8", scaling="1x16"),
-        "scaling is nvfp4's alone: leave it out for",
+        "scaling is only for nvfp4: leave it out for",
     ),
     "hadamard": (
         lambda: tessera.quantize(X, "mxfp8", hadamard=True),
-        "hadamard is nvfp4's alone: leave it out for mxfp8",
+        "hadamard is only for nvfp4: leave it out for mxfp8",
     ),
     "hadamard f32": (
         lambda: tessera.quantize(np.ones((16, 4), "f4"), "nvfp4", hadamard=True),
@@ -67,13 +67,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "half a seed": (lambda: tessera.quantize(X, "nvfp4", rounding="stochastic", seed=0.5), "seed=0.5: give a whole"),  # type: ignore[arg-type]
     "stochastic fp8": (
         lambda: tessera.quantize(X, "fp8_e4m3", rounding="stochastic", seed=1),
-        "stochastic rounding is nvfp4's alone",
+        "stochastic rounding is only for nvfp4",
     ),
     "eps": (lambda: tessera.quantize(X, "fp8_e4m3", eps=-1), "eps is -1: give a finite number"),
-    "eps of mx": (lambda: tessera.quantize(X, "mxfp8", eps=1), "eps is fp8's alone: leave it out for mxfp8"),
-    "a power": (lambda: tessera.quantize(X, "nvfp4", power_of_two=False), "power_of_two is fp8's alone"),
+    "eps of mx": (lambda: tessera.quantize(X, "mxfp8", eps=1), "eps is only for fp8: leave it out for mxfp8"),
+    "a power": (lambda: tessera.quantize(X, "nvfp4", power_of_two=False), "power_of_two is only for fp8"),
     "nonfinite": (lambda: tessera.quantize(X, "mxfp8", nonfinite="warn"), "nonfinite 'warn': 'error' and 'propagate'"),
-    "an amax of mx": (lambda: tessera.quantize(X, "mxfp8", amax=1), "amax is nvfp4's and fp8 with one scale's alone"),
+    "an amax of mx": (lambda: tessera.quantize(X, "mxfp8", amax=1), "amax is only for nvfp4 and fp8 with one scale"),
     "amaxes": (lambda: tessera.quantize(X, "nvfp4", amax=[1, 2]), r"amax has shape \(2,\), the stack \(\): give one"),
     "a text": (lambda: tessera.quantize(X, "nvfp4", amax="large"), "amax='large': give a number, or"),
     "less than 0": (lambda: tessera.quantize(X, "fp8_e4m3", amax=-1), "the row plane's amax is -1: it is a magnitude"),
@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a history": (lambda: tessera.quantize(X, "fp8_e4m3", history=[1]), "history: give a tessera.AmaxHistory, not a"),  # type: ignore[arg-type]
     "a history of blocks": (
         lambda: tessera.quantize(X, "fp8_block_1x128", history=tessera.AmaxHistory()),
-        "history is fp8 with one scale's alone: leave it out for fp8_block_1x128",
+        "history is only for fp8 with one scale: leave it out for fp8_block_1x128",
     ),
     "both": (
         lambda: tessera.quantize(X, "fp8_e4m3", amax=1, history=tessera.AmaxHistory()),

@@ -231,7 +231,7 @@ def plans(draw: st.DrawFn) -> tessera.Plan:
 
 
 def sliced(whole: Any, layout: Layout, rank: int) -> Any:
-    """What `rank` owns of `whole`, by the layout's intervals alone."""
+    """What `rank` owns of `whole`, only by the layout's intervals."""
     owned = layout.owned(whole.shape, rank)
     if owned is None:
         return numpy.zeros(layout.local_shape(whole.shape, rank), whole.dtype)

@@ -189,7 +189,7 @@ EXPECTED = [
     ("fsdp over tp", "up.bias", STRIDED, {"dp=3,tp=2:S0*2,S0"}),
     ("fsdp over tp", "down.weight", "(Shard(dim=0), Shard(dim=1))", {"dp=3,tp=2:S0,S1"}),
     ("fsdp over tp", "down.bias", "(Shard(dim=0), Replicate())", {"dp=3,tp=2:S0,R"}),
-    # A module that no plan mentions is sharded on the mesh of those ranks alone that share it.
+    # A module that no plan mentions is sharded on the mesh of only those ranks that share it.
     ("fsdp over tp", "tail.weight", "(Shard(dim=0),)", {"dp=3@0,2,4:S0", "dp=3@1,3,5:S0"}),
     (
         "hsdp over tp",

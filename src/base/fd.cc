@@ -34,7 +34,7 @@ class ForkMutex {
 // the child with a descriptor that nobody closes.
 struct ForkLock {
   ForkMutex mutex{};
-  ForkLock* parents = nullptr;  // unused in the child: it counts waiters that are threads of the parent alone
+  ForkLock* parents = nullptr;  // unused in the child: it counts waiters that are threads only of the parent
 };
 constinit ForkLock first_lock;
 constinit std::atomic<ForkLock*> fork_lock{&first_lock};  // this process' own

@@ -77,7 +77,7 @@ uint64_t draw_nonce() {
   return (uint64_t{random()} << 32) | random();
 }
 
-// 0 where torchrun is not at work, or says what is no number.
+// 0 where torchrun is not at work, or says what is not a number.
 uint32_t restart_count() {
   const char* const text = std::getenv("TORCHELASTIC_RESTART_COUNT");
   if (text == nullptr) return 0;

@@ -5,7 +5,7 @@
 //   ROOT/p-<16 hex>/lock  an flock held for the RuntimeDir's life
 //   ROOT/p-<16 hex>/owner who made it, for people: `tessera doctor`
 //
-// Whether a folder is left over from a dead process is judged by that flock alone, never by a pid; whoever opens the
+// Whether a folder is left over from a dead process is judged only by that flock, never by a pid; whoever opens the
 // root removes such folders. A forked child holds none of its parent's locks.
 #pragma once
 

@@ -108,7 +108,7 @@ std::shared_ptr<CommandMemory> CommandMemory::open(UniqueFd fd, std::string_view
     fail(ErrorCode::kInvalidArgument, "command queue of {}: magic {:#010x} instead of {:#010x}", owner, header.magic,
          kMagic);
   if (header.version != kQueueVersion)
-    fail(ErrorCode::kMismatch, "command queue of {}: version {} of the format, this release speaks {} alone", owner,
+    fail(ErrorCode::kMismatch, "command queue of {}: version {} of the format, this release speaks only {}", owner,
          header.version, kQueueVersion);
   if (header.record_bytes != kRecordBytes || !within_limits(header.command_slots) ||
       !within_limits(header.reply_slots) || bytes != bytes_of(uint64_t{header.command_slots} + header.reply_slots))

@@ -87,7 +87,7 @@ struct ProcessSync {
   }
 };
 
-// What one end says to the other. `asleep` is set by that end alone and cleared by both.
+// What one end says to the other. `asleep` is set only by that end and cleared by both.
 template <typename Sync>
 struct RingSide {
   alignas(64) typename Sync::template Atomic<uint64_t> count{0};  // records pushed, or popped, so far

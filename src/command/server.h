@@ -63,7 +63,7 @@ class CommandServer {
   CommandServer(const CommandServer&) = delete;
   CommandServer& operator=(const CommandServer&) = delete;
 
-  // Ends the queue: no command is begun after the one in the handler, and answers reach the log alone. Also for a
+  // Ends the queue: no command is begun after the one in the handler, and answers reach only the log. Also for a
   // watcher that learns of the client's death. Thread-safe; the first reason stays.
   void close(const Status& reason);
 

@@ -14,7 +14,7 @@ bool is_axis_name(std::string_view text) {
   return TextReader("axis", text).name() == text;
 }
 
-// The product of the sizes, after every check of the axes alone.
+// The product of the sizes, after every check of the axes on their own.
 int checked_size(std::span<const Axis> axes) {
   if (axes.empty() || axes.size() > kMaxAxes) {
     fail(ErrorCode::kInvalidArgument, "a mesh of {} axes: it must have 1 to {}", axes.size(), kMaxAxes);

@@ -89,7 +89,7 @@ TEST(Balance, TensorsBelowTheSmallestPieceAreWholeAndTakeTurns) {
 }
 
 TEST(Balance, NestedClassesCountTogetherInTheBound) {
-  // Rank 0 alone holds the first tensor; it and rank 1 hold the second, of which rank 1 could send all.
+  // Only rank 0 holds the first tensor; it and rank 1 hold the second, of which rank 1 could send all.
   BatchPlanner batch;
   batch.add({{100}, DType::kU8}, Layout::parse("1@0:R"), Layout::parse("1@2:R"));
   batch.add({{300}, DType::kU8}, Layout::parse("2@0-1:R"), Layout::parse("1@2:R"));

@@ -4,7 +4,7 @@
 // holds itself it does not wait for. With several hosts a cell's destinations fall into jobs: those on a host that has
 // a member of the class are served by that host's members, all others by one multicast from any member, balanced over
 // the class' hosts first. Of a Partial source every element has one owner that reduces it: a destination that needs the
-// element, where one holds a term of it; so a reduce-scatter on the same ranks has local routes alone.
+// element, where one holds a term of it; so a reduce-scatter on the same ranks has only local routes.
 #pragma once
 
 #include <span>

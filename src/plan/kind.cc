@@ -66,7 +66,7 @@ void Kind::set_granules() {
   }
 }
 
-// `before` follows from sizes alone: earlier entries of dim d's list, times this cell in the dims above, times all that
+// `before` follows only from sizes: earlier entries of dim d's list, times this cell in the dims above, times all that
 // the class owns in the dims below.
 void Kind::complete(Cell& cell) const {
   const Holders& sources = pair_->sources();

@@ -263,7 +263,7 @@ void drill(uint64_t seed, int rounds) {
   Drill(seed).run(rounds);
 }
 
-// TESSERA_FAULT_SEED=1017 repeats that seed's drill alone.
+// TESSERA_FAULT_SEED=1017 repeats only that seed's drill.
 TEST(Kill, AnyProcessAtAnyMomentAndTheTransfersGoOn) {
   if (const char* seed = std::getenv("TESSERA_FAULT_SEED")) return drill(std::stoull(seed), kRoundsOfDrill);
   for (int round = 0; round < kRounds && !HasFailure(); round += kRoundsOfDrill)

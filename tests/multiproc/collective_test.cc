@@ -140,7 +140,7 @@ TEST_P(Minimum, ThatIsNotTheSameEndsThatCallAlone) {
 INSTANTIATE_TEST_SUITE_P(All, Minimum, testing::Values(Mode::kInPlace, Mode::kStaged),
                          [](const auto& mode) { return mode.param == Mode::kInPlace ? "inplace" : "staged"; });
 
-// The receiver registers anew with a version that it has not committed yet.
+// The receiver registers again with a version that it has not committed yet.
 TEST_F(Collective, AVersionThatIsStagedOutlastsItsSender) {
   const Signal is_staged;
   const pid_t first = start(staged(trainer(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {

@@ -21,7 +21,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// What is set in a child alone.
+// What is set only in a child.
 const char* awaited_place = nullptr;
 const Signal* reached = nullptr;
 const Signal* released = nullptr;

@@ -1,4 +1,4 @@
-// The value of every element of a test tensor, a function of its place alone. Small integers, so that every dtype holds
+// The value of every element of a test tensor, a function only of its place. Small integers, so that every dtype holds
 // them and every order of reduction gives the same bits; a few dtypes take raw bits.
 #pragma once
 

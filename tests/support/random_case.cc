@@ -154,7 +154,7 @@ std::pair<int, int> partial_term(const Layout& layout, Rank rank) {
 }
 
 // Values of tensors that travel quantised have signs, and amaxes that differ from part to part: by more than powers of
-// two, which formulas take through to the codes. Terms are multiplied by powers of two alone, which every reduction
+// two, which formulas take through to the codes. Terms are multiplied only by powers of two, which every reduction
 // takes through.
 double wire_factor(const RandomCase& a, Index element, int terms) {
   if (!a.wire) return 1;

@@ -148,7 +148,7 @@ class Bus(Closing):
                 and 8-bit floats it does not), or (local array, layout[, global shape]).
                 DTensors carry their layout; a plain tensor is held whole by each rank that registers it. Of a dict's
                 torch tensors the storage is held weakly: one that was freed or resized is an error at the next
-                transfer, and one that was re-assigned cannot be seen. What is no tensor is skipped, and listed in
+                transfer, and one that was re-assigned cannot be seen. What is not a tensor is skipped, and listed in
                 Batch.skipped.
             batch: Its name, which both jobs use.
             mode: "inplace", or "staged": a staged sender copies and goes on, a staged receiver takes a version on all
@@ -282,13 +282,13 @@ class Bus(Closing):
 
 
 def require_mode(mode: str) -> None:
-    """Raises InvalidArgumentError for what is no Mode."""
+    """Raises InvalidArgumentError for what is not a Mode."""
     if mode not in get_args(Mode):
         raise InvalidArgumentError(f"mode {mode!r}: 'inplace' and 'staged' are possible")
 
 
 def require_direction(direction: str) -> None:
-    """Raises InvalidArgumentError for what is no Direction."""
+    """Raises InvalidArgumentError for what is not a Direction."""
     if direction not in get_args(Direction):
         raise InvalidArgumentError(f"direction {direction!r}: 'send' and 'recv' are possible")
 

@@ -153,7 +153,7 @@ class Registration:
         compare([told.digests if told.membership == membership else {} for told in self._replicas])
 
     def offer(self) -> None:
-        """It is to be sent. Raises InvalidArgumentError for what a receiver may do alone: take one name twice, or a
+        """It is to be sent. Raises InvalidArgumentError for what only a receiver may do: take one name twice, or a
         slice of it."""
         self._offered = True
         offered: dict[str, Piece] = {}
@@ -212,8 +212,8 @@ class Registration:
     # --- at every transfer
 
     def locate(self) -> Held:
-        """All tensors, where they are. Raises InvalidArgumentError for one that has become another tensor; what `moved`
-        says has been moved alone."""
+        """All tensors, where they are: only what `moved` says has been moved. Raises InvalidArgumentError for one that
+        has become another tensor."""
         self._moved = {}
         watched = self._watch.hold() if self._watch is not None else None
         if watched is not None:

@@ -115,7 +115,7 @@ def cut(layout: _core.Layout, shape: Sequence[int], rank: int, taken: Sequence[E
     """The slice `taken` of a tensor of global `shape` that lies as `layout` says, seen from `rank`.
 
     One of a dim that one axis shards contiguously becomes a RaggedShard by that axis; an element of a sharded dim is on
-    those ranks alone that hold it, so that its mesh has fewer axes. Either is a view on every rank.
+    only those ranks that hold it, so that its mesh has fewer axes. Either is a view on every rank.
 
     Raises UnimplementedError for a slice of a dim that several axes shard, or one not contiguously.
     """

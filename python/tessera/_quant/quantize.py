@@ -145,7 +145,7 @@ def _amaxes(
         return dict.fromkeys(planes, [history.amax] * count)
     if not spec.needs_amax:
         if amax is not None:
-            refuse_for(spec, "amax", "nvfp4's and fp8 with one scale")
+            refuse_for(spec, "amax", "nvfp4 and fp8 with one scale")
         return {}
     if amax is not None:
         return _given_amaxes(stack, spec, planes, amax)

@@ -33,7 +33,7 @@ class QuantizedPlane:
     scales: Any
     """Without padding. Those of fp8 are fp32; those of mxfp8 are uint8 that hold E8M0, those of nvfp4 hold E4M3."""
     amax: Any
-    """What each matrix' scales are made of, in fp32. None if they are made of their blocks alone."""
+    """What each matrix' scales are made of, in fp32. None if they are made only of their blocks."""
     _spec: _core.QuantSpec = field(repr=False)
     _name: str = field(repr=False)
     _shape: tuple[int, ...] = field(repr=False)  # of the tensor
@@ -196,7 +196,7 @@ def spec_of(format: str, *, scaling: str | None = None, **options: Any) -> _core
 
 
 def refuse_for(spec: _core.QuantSpec, what: str, whose: str) -> NoReturn:
-    raise InvalidArgumentError(f"{what} is {whose}'s alone: leave it out for {spec.format}")
+    raise InvalidArgumentError(f"{what} is only for {whose}: leave it out for {spec.format}")
 
 
 def plane_names(planes: Any) -> tuple[str, ...]:

@@ -81,8 +81,8 @@ def _from_dlpack(name: str, exporter: Any) -> Any:
         raise refusal(name, f"a {what} does not say on which device it is (__dlpack_device__): {error}") from None
     if device != _HOST:
         raise UnimplementedError(
-            f"tensor {name}: a {what} is on device {number} of DLPack's type {int(device)}; this build moves host "
-            "memory alone: register a copy in host memory"
+            f"tensor {name}: a {what} is on device {number} of DLPack's type {int(device)}; this build moves only "
+            "host memory: register a copy in host memory"
         )
     try:
         return numpy.from_dlpack(exporter)

@@ -44,7 +44,7 @@ def layout_of(tensor: DTensor) -> _core.Layout:
     the axes in that order. A `_StridedShard` may stand for such an order or for itself: where the two cut the tensor
     differently, the order is taken if it gives the local shape that this rank has. (A batch asks all ranks.)
 
-    Raises InvalidArgumentError for what is no DTensor, and for a placement that Tessera does not know.
+    Raises InvalidArgumentError for what is not a DTensor, and for a placement that Tessera does not know.
     """
     return readings(tensor)[0]
 

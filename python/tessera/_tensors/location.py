@@ -47,7 +47,7 @@ class Location:
             raise refusal(name, str(error)) from None
 
     def check_shape(self, layout: _core.Layout, shape: tuple[int, ...], rank: int) -> None:
-        """Likewise, of the shape alone and without a name. A rank outside the mesh must hold nothing."""
+        """Likewise, of the shape only and without a name. A rank outside the mesh must hold nothing."""
         expected = layout.local_shape(shape, rank)
         empty = 0 in expected or rank not in layout.mesh
         if not (0 in self.shape if empty else expected == self.shape):
@@ -63,7 +63,7 @@ class Source(Protocol):
     def current(self) -> Callable[[], Any] | None:
         """Gives the tensor of torch as it is now, None if it has gone: for a Watch, which asks that instead of
         locate(). It is for the sources that are watched together from now on; after another locate() they are asked
-        anew."""
+        again."""
 
     def locate(self) -> Location: ...
 

@@ -72,7 +72,7 @@ def _has_layout(value: Any) -> bool:
 
 def walk(tensors: Any, skipped: list[str], keep: Callable[[str], bool]) -> Iterator[tuple[str, Source, Any]]:
     """(name, source, tensor) of everything to be kept of a module, or of a dict of tensors, nested ones with dotted
-    names. Names of what is no tensor are appended to `skipped`."""
+    names. Names of what is not a tensor are appended to `skipped`."""
     if is_module(tensors):
         yield from walk_module(tensors, keep)
     elif isinstance(tensors, Mapping):

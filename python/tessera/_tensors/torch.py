@@ -60,7 +60,7 @@ def plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
         raise refusal(name, f"{tensor.layout} tensors cannot be moved: register its values, or to_dense()")
     if tensor.device.type != "cpu":
         raise UnimplementedError(
-            f"tensor {name}: it is on {tensor.device}; this build moves host memory alone: register a copy on the CPU"
+            f"tensor {name}: it is on {tensor.device}; this build moves only host memory: register a copy on the CPU"
         )
     if tensor.is_conj():
         raise refusal(name, "it is a conjugate view, whose memory holds other values: resolve_conj() it")

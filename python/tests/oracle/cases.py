@@ -1,6 +1,6 @@
 """Random cases: which tensor goes from which layout into which other one, and what it holds.
 
-A case depends on (seed, launch, index) alone, so that one can be run again without the others.
+A case depends only on (seed, launch, index), so that one can be run again without the others.
 """
 
 from __future__ import annotations

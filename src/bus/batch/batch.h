@@ -98,7 +98,7 @@ class BatchImpl : public BatchClient,
   virtual bool cancel_operation() = 0;
   virtual Progress sample_sessions() const = 0;
   virtual void close_sessions() = 0;
-  // The tensors that peers read lie elsewhere now: all sessions are over, and their jobs met anew.
+  // The tensors that peers read lie elsewhere now: all sessions are over, and their jobs met again.
   virtual void renew_sessions() = 0;
   bool outdated(const Session& session) const { return session.setup().relocation != relocation_; }
   Status parting_from(const Session& session) const { return session.broken() ? session.broken_status() : parting_; }
@@ -115,10 +115,10 @@ class BatchImpl : public BatchClient,
   // A job that has come is registered with, too.
   Meeting& add_meeting(PairView view, bool parts);
   Meeting* meeting_with(const std::string& job);
-  // A session that is broken and idle: dropped, and the job met anew.
+  // A session that is broken and idle: dropped, and the job met again.
   void retire(std::shared_ptr<Session> session);
   void forget(std::shared_ptr<Session> session);                       // likewise, without meeting again
-  void count_session(const Session& session, const RankShare& share);  // a new one: figures begin anew
+  void count_session(const Session& session, const RankShare& share);  // a new one: figures begin again
 
   // The operation under way, if any; begin_operation() throws if there is one, or if the batch is closed.
   std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);

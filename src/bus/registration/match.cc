@@ -199,7 +199,7 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
   tensor.wire = agreed_wire(offered, sender_job, taken, receiver_job, tensor, findings);
   tensor.fused = taken.fused.place;
   if (!offered.planes.empty())
-    findings.add("tensor {}: {} offers planes of it, which can be received alone", offered.name, sender_job);
+    findings.add("tensor {}: {} offers planes of it, which can only be received", offered.name, sender_job);
   if (taken.planes.empty()) return matched.tensors.push_back(std::move(tensor));
   if (!tensor.wire)
     return findings.add(

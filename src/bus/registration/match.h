@@ -19,7 +19,7 @@ Manifest merge(const std::string& job, const Manifest& rank0, std::span<const Ma
 
 // The tensors a batch moves, in the order that all ranks of both sides plan them.
 struct Match {
-  // A tensor of the sender's of which a part alone is taken.
+  // A tensor of the sender's of which only a part is taken.
   struct Whole {
     Shape shape;
     Layout layout;

@@ -1,5 +1,5 @@
 // The types of codec/float/float_types.h a vector at a time: Lane<T>::load gives Lanes(D()) elements as the bits of
-// f32, Lane<T>::store takes them. NaNs are made canonical by the stores alone. Included once a Highway target.
+// f32, Lane<T>::store takes them. Only the stores make NaNs canonical. Included once a Highway target.
 #include <hwy/highway.h>
 
 #include <cstddef>

@@ -81,7 +81,7 @@ void check_spec(const QuantSpec& spec) {
   const std::string_view name = to_string(spec.format);
   const bool nv = spec.format == Format::kNvfp4;
   const auto refuse = [&](std::string_view what, std::string_view whose) {
-    fail(ErrorCode::kInvalidArgument, "{} is {}'s alone: leave it out for {}", what, whose, name);
+    fail(ErrorCode::kInvalidArgument, "{} is only for {}: leave it out for {}", what, whose, name);
   };
   if (spec.hadamard && !nv) refuse("hadamard", "nvfp4");
   if (spec.rounding == Rounding::kStochastic && !nv) refuse("stochastic rounding", "nvfp4");

@@ -48,7 +48,7 @@ struct PowerCodes {
   // The e between which offsets are positive, and infinity and NaN come to lie above kMost.
   static constexpr int32_t kGreatest = kBase;
   static constexpr int32_t kSmallest = kBase - static_cast<int32_t>((0x7F80 - kMost) >> kBF16Mantissa);
-  static constexpr uint32_t kNone = 0x7FFF;  // the offset of all others, with which zeros alone are done
+  static constexpr uint32_t kNone = 0x7FFF;  // the offset of all others, with which only zeros are done
 
   // Writes less than a vector of 32 bits beyond out[n]. False if a multiplier is NaN or infinite.
   static HWY_INLINE bool offsets(const float* multipliers, size_t n, uint16_t* out) {

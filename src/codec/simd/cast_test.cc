@@ -22,7 +22,7 @@ size_t bytes(DType dtype) {
   return static_cast<size_t>(bits_of(dtype)) / 8;
 }
 
-// Through values alone: what element `i` of a row means, and what a value becomes.
+// Only through values: what element `i` of a row means, and what a value becomes.
 double value_of(DType dtype, const void* row, size_t i) {
   using codec::load_at;
   switch (dtype) {

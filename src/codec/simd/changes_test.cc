@@ -81,7 +81,7 @@ TEST_P(ChangesTest, AtomsGoToTheirPlacesBackwardsToo) {
   for (size_t i = 0; i < 300; ++i) ASSERT_EQ(std::memcmp(reversed.data() + (299 - i) * 4, now.data() + i * 4, 4), 0);
 }
 
-// Equal as numbers, or unequal to themselves: bits alone count.
+// Equal as numbers, or unequal to themselves: only bits count.
 TEST_P(ChangesTest, BitsCountAndNotValues) {
   const float now[] = {-0.0F, std::bit_cast<float>(0x7FC00001U), std::bit_cast<float>(0x7FC00000U), 1.0F};
   const float before[] = {0.0F, std::bit_cast<float>(0x7FC00000U), std::bit_cast<float>(0x7FC00000U), 1.0F};

@@ -126,7 +126,7 @@ TEST_P(ReduceTest, SumsRunInTheOrderOfTheSourcesAndRoundOnce) {
   const auto sum = [](std::vector<std::vector<float>> sources) {
     return reduce_values(ReduceOp::kSum, DType::kF32, sources)[0];
   };
-  EXPECT_EQ(sum({{1e8F}, {3.0F}, {3.0F}}), 1e8F) << "each 3 alone is lost beside 1e8";
+  EXPECT_EQ(sum({{1e8F}, {3.0F}, {3.0F}}), 1e8F) << "each 3 on its own is lost beside 1e8";
   EXPECT_EQ(sum({{3.0F}, {3.0F}, {1e8F}}), 100'000'008.0F);
 
   // 256 + 1 + 1 in bf16 is 258; rounding after each step would stay at 256.

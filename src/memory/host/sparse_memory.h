@@ -13,7 +13,7 @@ class SharedArena;
 // One arena of SharedHeap::process(), which knows where it lies as long as this lives. Thread-safe.
 class SparseMemory {
  public:
-  // Address space alone. `owner` is a name for messages. Throws Error(kResourceExhausted).
+  // Only address space. `owner` is a name for messages. Throws Error(kResourceExhausted).
   SparseMemory(size_t bytes, std::string_view owner);
   ~SparseMemory();
   SparseMemory(const SparseMemory&) = delete;
