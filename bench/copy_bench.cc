@@ -157,7 +157,7 @@ class Transfer {
   Transfer(const Case& c, int receivers) : case_(c), receivers_(receivers) {
     make_sources();
     for (int r = 0; r < receivers_; ++r) make_receiver(r);
-    if (!fills_ring_ && c.digest)
+    if (!fills_stream_ && c.digest)
       for (size_t s = 0; s < kSources; ++s) make_source_run(s, source_routes_[s], nullptr);
   }
 
@@ -221,7 +221,7 @@ class Transfer {
     bytes_ += program->bytes();
     std::unique_ptr<ByteStream> stream;
     if (program->wants_stream()) {
-      fills_ring_ = true;
+      fills_stream_ = true;
       const Endpoint self{.process = Incarnation::self(), .name = "trainer/0"};
       const Streams& streams = TransportRegistry::builtin().streams(self, self);
       Streams::Ends ends = streams.make();
@@ -233,13 +233,13 @@ class Transfer {
         std::make_unique<PullRun>(program, *pull_pools_.back(), [this] { done_.signal(); }, std::move(stream)));
   }
 
-  // Rings have a thread each; digests of one source share one.
+  // Streams have a thread each; digests of one source share one.
   void make_source_run(size_t s, std::span<const SourceRoute> routes, std::unique_ptr<ByteStream> stream) {
     std::vector<SourceRoute> sources(routes.begin(), routes.end());
     for (SourceRoute& route : sources) route.streamed = stream != nullptr;
     auto program = std::make_shared<SourceProgram>(sources, SourceOptions{.digest = case_.digest});
-    if (stream) ring_pools_.push_back(std::make_unique<WorkerPool>(1, "ring"));
-    WorkerPool& pool = stream ? *ring_pools_.back() : *source_pools_[s];
+    if (stream) fill_pools_.push_back(std::make_unique<WorkerPool>(1, "fill"));
+    WorkerPool& pool = stream ? *fill_pools_.back() : *source_pools_[s];
     source_runs_.push_back(
         std::make_unique<SourceRun>(program, pool, [this] { done_.signal(); }, "inference/0", std::move(stream)));
   }
@@ -249,12 +249,12 @@ class Transfer {
   std::shared_ptr<Connection> peer_;
   std::vector<std::unique_ptr<Memory>> src_, dst_;
   std::vector<std::vector<SourceRoute>> source_routes_;
-  bool fills_ring_ = false;
+  bool fills_stream_ = false;
   int64_t bytes_ = 0;
   double compile_seconds_ = 0;
   Event done_;
   std::vector<std::unique_ptr<TransferRun>> pulls_, source_runs_;
-  std::vector<std::unique_ptr<WorkerPool>> pull_pools_, source_pools_, ring_pools_;  // end before the runs do
+  std::vector<std::unique_ptr<WorkerPool>> pull_pools_, source_pools_, fill_pools_;  // end before the runs do
 };
 
 void run_case(const Case& c, int threads, const Rate& ceiling) {

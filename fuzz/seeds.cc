@@ -161,11 +161,11 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(MakeRun{.run = 7,
                         .kind = MakeRun::Kind::kPull,
                         .digest = true,
-                        .ring = false,
+                        .stream = false,
                         .peer_name = "inference/1",
                         .peer = kSelf,
                         .routes = {{.what = what, .src = place, .dst = tensor, .dst_dtype = DType::kBF16}}});
-  seeds.add_bus(GiveRing{.run = 7});
+  seeds.add_bus(GiveStream{.run = 7});
   seeds.add_bus(StartRun{.run = 7, .epoch = 2});
   seeds.add_bus(AbortRun{.run = 7, .status = gone});
   seeds.add_bus(DropRun{.run = 7});

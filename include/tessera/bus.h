@@ -174,7 +174,7 @@ struct BatchStats {
   // Work that a steady-state transfer must not do; each counts since registration.
   int64_t store_requests = 0;
   int64_t plans = 0;
-  int64_t allocations = 0;  // of staging, scratch and rings
+  int64_t allocations = 0;  // of staging, scratch and streams
   // Of all transfers: regions that travelled as deltas from or to this rank, what was read of them, and what they take
   // in full.
   int64_t delta_routes = 0;

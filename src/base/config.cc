@@ -41,12 +41,12 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_FORCE_KERNEL", "",
                         "codec kernels to use: scalar, or a SIMD target's name (SSE4, AVX2, AVX3, NEON, ...)"},
     EnvironmentVariable{"TESSERA_FORCE_PULL", "",
-                        "how private memory of another process is read: readv or ring; default by measured cost"},
+                        "how private memory of another process is read: readv or stream; default by measured cost"},
     EnvironmentVariable{"TESSERA_FORCE_TRANSPORT", "",
                         "the only transport to use between processes; default the best for each pair"},
     EnvironmentVariable{"TESSERA_ALLOW_PTRACE", "",
                         "any: where Yama asks for consent, lets every process of this user read (and trace) this one "
-                        "while a bus is open, so that private memory needs no bounce ring; default no"},
+                        "while a bus is open, so that private memory needs no stream; default no"},
 };
 
 std::string value_of(std::string_view name) {

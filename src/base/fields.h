@@ -396,7 +396,7 @@ Message read_message(std::span<const std::byte> bytes, std::string_view what) {
   return message;
 }
 
-// "Prepare{ring=true skipped=[3 4]}"
+// "Prepare{stream=true skipped=[3 4]}"
 template <typename Message>
 std::string message_text(const Message& message) {
   std::string text;

@@ -41,7 +41,7 @@ bool LocalSources::add_slot(std::span<const SourceRoute> routes) {
   auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = digest_});
   if (!program->fills_stream()) return false;
   if (!stream_) {
-    pool_ = std::make_unique<WorkerPool>(1, "tessera-ring");
+    pool_ = std::make_unique<WorkerPool>(1, "tessera-fill");
     stream_ = TransportRegistry::builtin().streams(self_, peer_).open(take_producer(), self_.name);
   }
   runs_.push_back(std::make_unique<SourceRun>(std::move(program), *pool_, done_, peer_.name, stream_));

@@ -57,7 +57,7 @@ class Agent {
   const Incarnation& incarnation() const { return incarnation_; }  // of this agent: a process may have several
   const std::string& address() const { return address_; }          // of the Unix socket
   EventLoop& loop() { return loop_; }
-  // Pulls and sources never share threads: a ring is filled only while it is drained.
+  // Pulls and sources never share threads: a stream is filled only while it is drained.
   WorkerPool& pull_pool() { return pull_pool_; }
   WorkerPool& source_pool() { return source_pool_; }
   int threads() const { return pull_pool_.threads(); }

@@ -62,8 +62,8 @@ std::optional<Access> forced_access() {
   const std::string& forced = Config::get().force_pull;
   if (forced.empty()) return {};
   if (forced == "readv") return Access::kGet;
-  if (forced == "ring") return Access::kStream;
-  fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_PULL is \"{}\": it must be readv or ring", forced);
+  if (forced == "stream") return Access::kStream;
+  fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_PULL is \"{}\": it must be readv or stream", forced);
 }
 
 }  // namespace tessera

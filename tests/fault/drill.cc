@@ -349,7 +349,7 @@ DrillPlan DrillPlan::random(uint64_t seed) {
   plan.sender.snapshots = any(2, 3);
   plan.receiver.mode = flip() ? Mode::kStaged : Mode::kInPlace;
   plan.stages = plan.receiver.mode == Mode::kStaged && flip();
-  plan.pull = std::array{"", "ring", "readv"}[static_cast<size_t>(any(0, 2))];
+  plan.pull = std::array{"", "stream", "readv"}[static_cast<size_t>(any(0, 2))];
   plan.bulk_src = fmt::format("{}:{}", plan.senders, flip() ? "S0" : "S1");
   plan.bulk_dst = fmt::format("{}:{}", plan.receivers, std::array{"S0", "S1", "R"}[static_cast<size_t>(any(0, 2))]);
   plan.bulk_src_shared = flip();

@@ -122,7 +122,7 @@ class Puller {
       ask(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = raw_.session()},
           kCode<Attached>);
     }
-    if (step > 2) ask(Prepare{.ring = false, .skipped = {}}, kCode<Prepared>);
+    if (step > 2) ask(Prepare{.stream = false, .skipped = {}}, kCode<Prepared>);
     if (step > 3) link_.await(kCode<bus::Offer>);
     if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, kCode<bus::Grant>);
   }

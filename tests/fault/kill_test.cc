@@ -162,11 +162,11 @@ class Drill {
       Footprint bound = footprint_of(actor);
       ++bound.threads;           // one that registers again, from the first loss on
       ++bound.fds;               // the way to the store, should it have been away just then
-      if (plan_.pull.empty()) {  // a peer that comes back measures again, and may have a ring filled this time
-        const auto rings = static_cast<uint32_t>(actor.role == Role::kSender ? plan_.receivers : plan_.senders);
-        bound.fds += rings;
-        bound.threads += rings;
-        bound.mappings += rings;
+      if (plan_.pull.empty()) {  // a peer that comes back measures again, and may have a stream filled this time
+        const auto streams = static_cast<uint32_t>(actor.role == Role::kSender ? plan_.receivers : plan_.senders);
+        bound.fds += streams;
+        bound.threads += streams;
+        bound.mappings += streams;
       }
       bounds_.try_emplace(actor, bound);
     }

@@ -89,7 +89,7 @@ TEST_P(RandomDeltas, EveryElementIsWhatItWouldBeWithout) {
 INSTANTIATE_TEST_SUITE_P(
     Jobs, RandomDeltas,
     testing::Values(RandomJobs{{}, 41}, RandomJobs{{.sources = 2, .destinations = 3}, 42},
-                    RandomJobs{{.sources = 4, .destinations = 2, .pull = "ring"}, 43},
+                    RandomJobs{{.sources = 4, .destinations = 2, .pull = "stream"}, 43},
                     RandomJobs{{.sources = 3, .destinations = 4, .staged = true}, 44},
                     RandomJobs{{.sources = 2, .destinations = 1, .staged = true, .digest = false}, 45},
                     RandomJobs{{.sources = 2, .destinations = 2, .staged = true, .agent = "daemon"}, 47},

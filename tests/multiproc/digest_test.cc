@@ -37,7 +37,7 @@ class Changed : public JobsTest {
     start(sender(), [this](Batch& batch, std::vector<float>& tensor) { return send(batch, tensor); });
     for (const Rank rank : {0, 1})
       start("inference/" + std::to_string(rank), [=, this] {
-        ::setenv("TESSERA_FORCE_PULL", "readv", 1);  // a ring would be digested as it is filled, for each receiver
+        ::setenv("TESSERA_FORCE_PULL", "readv", 1);  // a stream would be digested as it is filled, for each receiver
         return with_batch(receiver(rank, digest), store_, [=, this](Batch& batch, std::vector<float>& tensor) {
           return rank == 0 ? receive_first(batch, tensor) : receive_second(batch, tensor, digest);
         });

@@ -95,7 +95,7 @@ TEST_P(Heap, ASteadyTransferTakesNothing) {
   const std::string store = group.start_store();
   for (const bool sends : {true, false})
     group.start(sends ? "trainer" : "inference", [=] {
-      if (path == "ring") ::setenv("TESSERA_FORCE_PULL", "ring", 1);
+      if (path == "stream") ::setenv("TESSERA_FORCE_PULL", "stream", 1);
       return run_rank(store, sends, path);
     });
   for (const Outcome& outcome : group.wait(2 * hang_limit())) {
@@ -103,7 +103,7 @@ TEST_P(Heap, ASteadyTransferTakesNothing) {
     std::printf("%s", outcome.output.c_str());
   }
 }
-INSTANTIATE_TEST_SUITE_P(, Heap, testing::Values("mapped", "private", "ring", "quantised", "delta"),
+INSTANTIATE_TEST_SUITE_P(, Heap, testing::Values("mapped", "private", "stream", "quantised", "delta"),
                          [](const auto& path) { return std::string(path.param); });
 
 }  // namespace

@@ -64,7 +64,7 @@ Side large(Side side, Mode mode) {
 
 class Lending : public JobsTest, public testing::WithParamInterface<std::pair<Mode, Mode>> {};
 
-TEST_P(Lending, TakesTheMemoryOfSnapshotsAndRingsAndNoMore) {
+TEST_P(Lending, TakesTheMemoryOfSnapshotsAndStreamsAndNoMore) {
   const auto [sends, receives] = GetParam();
   const pid_t sender_agent = start_agent("trainer", 0);
   const pid_t receiver_agent = start_agent("inference", 0);

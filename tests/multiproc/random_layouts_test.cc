@@ -110,8 +110,8 @@ TEST_P(RandomLayouts, EveryElementArrives) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, RandomLayouts,
-                         testing::Values(Jobs{1, 1, 11, ""}, Jobs{2, 3, 12, "ring"}, Jobs{4, 2, 13, "readv"},
-                                         Jobs{3, 4, 14, ""}, Jobs{6, 1, 15, "ring"}, Jobs{4, 4, 16, "readv"},
+                         testing::Values(Jobs{1, 1, 11, ""}, Jobs{2, 3, 12, "stream"}, Jobs{4, 2, 13, "readv"},
+                                         Jobs{3, 4, 14, ""}, Jobs{6, 1, 15, "stream"}, Jobs{4, 4, 16, "readv"},
                                          Jobs{2, 3, 17, "", "daemon"}, Jobs{3, 1, 18, "", "daemon"}),
                          [](const auto& jobs) {
                            return std::to_string(jobs.param.sources) + "To" + std::to_string(jobs.param.destinations) +

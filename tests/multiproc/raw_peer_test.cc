@@ -46,12 +46,12 @@ class RawPeer : public JobsTest {
     });
   }
   // A receiver by hand, attached to trainer/0 and offered version 1.
-  void start_puller(Rank rank, int world, bool ring, const std::function<int(RawRank&)>& body) {
+  void start_puller(Rank rank, int world, bool stream, const std::function<int(RawRank&)>& body) {
     start(inference(rank, world), [=](RawRank& raw) {
       std::vector<float> data(kElements);
       const TensorSpec tensor = spec(data);
       raw.exchange({&tensor, 1}, false);
-      raw.attach_to(0, ring);
+      raw.attach_to(0, stream);
       (void)raw.next<Offer>();
       return body(raw);
     });
@@ -75,7 +75,7 @@ TEST_F(RawPeer, ATakeWithoutAnEpochEndsTheConnectionAndNoMore) {
   EXPECT_THAT(of("inference/0").output, HasSubstr("out of turn"));
 }
 
-TEST_F(RawPeer, ATakeWhileTheRingIsBeingFilledEndsTheConnectionAndNoMore) {
+TEST_F(RawPeer, ATakeWhileTheStreamIsBeingFilledEndsTheConnectionAndNoMore) {
   start_trainer(offer_once);
   start_puller(0, 1, true, [](RawRank& raw) {
     raw.send(Take{.version = 1, .epoch = 1});

@@ -179,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(
 class WireDigestMismatch : public testing::TestWithParam<Mutation> {};
 
 TEST_P(WireDigestMismatch, NamesTheTensorAndItsSenderAndTheNextVersionIsWhole) {
-  for (const char* pull : {"", "ring"}) {
+  for (const char* pull : {"", "stream"}) {
     TestJobs jobs;
     for (Rank rank = 0; rank < 2; ++rank)
       jobs.start(quantised(trainer(rank)), [&](Batch& batch, std::vector<float>& tensor) {

@@ -58,7 +58,7 @@ TEST_P(RandomWire, EveryElementIsThatOfTheWholeTensorQuantised) {
 INSTANTIATE_TEST_SUITE_P(
     Jobs, RandomWire,
     testing::Values(RandomJobs{{1, 1}, 21}, RandomJobs{{2, 3, Asks::kSender}, 22},
-                    RandomJobs{{.sources = 4, .destinations = 2, .asks = Asks::kReceiver, .pull = "ring"}, 23},
+                    RandomJobs{{.sources = 4, .destinations = 2, .asks = Asks::kReceiver, .pull = "stream"}, 23},
                     RandomJobs{{.sources = 3, .destinations = 4, .sends = Mode::kStaged, .receives = Mode::kStaged},
                                24},
                     RandomJobs{{.sources = 6, .destinations = 1, .pull = "readv"}, 25}),

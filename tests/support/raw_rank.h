@@ -76,12 +76,12 @@ class RawRank final : public Acceptor {
     exchange_.withdraw();
   }
   // As a receiver: up to Prepared.
-  void attach_to(Rank rank, bool ring) {
+  void attach_to(Rank rank, bool stream) {
     const Attach attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_};
     agent_.call(view_.peer[static_cast<size_t>(rank)].address, rank_name(view_.peer_job, rank), attach, soon(),
                 [&](std::shared_ptr<Link> link) { adopt(std::move(link)); });
     (void)next<Attached>();
-    send(Prepare{.ring = ring, .skipped = {}});
+    send(Prepare{.stream = stream, .skipped = {}});
     (void)next<Prepared>();
   }
   // As one whose terms are read, and that sends nothing itself; or, if `sends`, as a sender.

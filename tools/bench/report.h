@@ -17,7 +17,7 @@ struct Machine {
   std::string kernel;  // "Linux 6.1.0"
   int64_t memory_bytes = 0;
   double load = 0;                  // average of the last minute, before the benchmark
-  std::vector<std::string> forced;  // "TESSERA_FORCE_PULL=ring"
+  std::vector<std::string> forced;  // "TESSERA_FORCE_PULL=stream"
 };
 Machine this_machine();
 

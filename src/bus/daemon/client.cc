@@ -41,7 +41,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
   void mention_lending(uint64_t bytes) {
     if (mentioned_.exchange(true)) return;
     log().info(
-        "{}: tensors in private memory ({} bytes) go through bounce rings that this process serves; those that "
+        "{}: tensors in private memory ({} bytes) go through streams that this process serves; those that "
         "SharedHeap allocates are moved by its agent",
         session_.identity().name(), bytes);
   }

@@ -84,11 +84,11 @@ void Lender::handle(Frame& frame) {
       return lend_arenas(parse<LendArenas>(frame.payload), std::move(frame.fds));
     case kCode<MakeRun>:
       return make_run(parse<MakeRun>(frame.payload));
-    case kCode<GiveRing>: {
-      const auto number = parse<GiveRing>(frame.payload).run;
+    case kCode<GiveStream>: {
+      const auto number = parse<GiveStream>(frame.payload).run;
       Entry& entry = this->entry(number);
-      if (!entry.made || !entry.make.ring || entry.run || frame.fds.empty())
-        fail(ErrorCode::kMismatch, "lent memory: GiveRing for run {} out of turn", number);
+      if (!entry.made || !entry.make.stream || entry.run || frame.fds.empty())
+        fail(ErrorCode::kMismatch, "lent memory: GiveStream for run {} out of turn", number);
       if (!entry.failed.ok()) return;
       return build(number, entry, {.fds = std::move(frame.fds)});
     }
@@ -150,7 +150,7 @@ void Lender::make_run(MakeRun make) {
   entry.made = true;
   entry.make = std::move(make);
   entry.done = std::make_unique<LoopSignal>(loop_, [this, number] { handle_done(number); });
-  if (entry.failed.ok() && !entry.make.ring) return build(number, entry, {});
+  if (entry.failed.ok() && !entry.make.stream) return build(number, entry, {});
   if (!entry.failed.ok()) failed_ = entry.failed;
 }
 
@@ -158,7 +158,8 @@ void Lender::build(uint32_t number, Entry& entry, StreamEnd end) {
   try {
     const Endpoint self{.process = Incarnation::self(), .name = name_};
     std::unique_ptr<ByteStream> stream;
-    if (entry.make.ring) stream = TransportRegistry::builtin().streams(self, self).open(std::move(end), link_->name());
+    if (entry.make.stream)
+      stream = TransportRegistry::builtin().streams(self, self).open(std::move(end), link_->name());
     entry.run = entry.make.kind == MakeRun::Kind::kSource ? source_run(entry, std::move(stream))
                                                           : pull_run(entry, std::move(stream));
   } catch (const std::exception&) {
@@ -218,13 +219,13 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<By
     made.what = route.what;
     made.data = resolve(entry, route.what, route.what.dtype, src, false);
     made.src = std::move(src.array);
-    made.streamed = make.ring && is_streamed(made, transport);
+    made.streamed = make.stream && is_streamed(made, transport);
   }
   auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest});
-  if (program->fills_stream() != make.ring)
-    fail(ErrorCode::kMismatch, "lent memory: a run {} a ring, and its tensors want it otherwise",
-         make.ring ? "with" : "without");
-  if (stream) entry.pool = std::make_unique<WorkerPool>(1, "tessera-ring");
+  if (program->fills_stream() != make.stream)
+    fail(ErrorCode::kMismatch, "lent memory: a run {} a stream, and its tensors want it otherwise",
+         make.stream ? "with" : "without");
+  if (stream) entry.pool = std::make_unique<WorkerPool>(1, "tessera-fill");
   WorkerPool& pool = stream ? *entry.pool : this->pool(source_pool_, "tessera-src");
   return std::make_unique<SourceRun>(
       std::move(program), pool, [signal = entry.done.get()] { signal->raise(); }, make.peer_name, std::move(stream));
@@ -267,9 +268,9 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Byte
   const auto path = within ? std::nullopt : std::optional(Access::kStream);
   auto program =
       std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = make.digest, .private_access = path});
-  if (program->wants_stream() != make.ring)
-    fail(ErrorCode::kMismatch, "lent memory: a run {} a ring, and its tensors want it otherwise",
-         make.ring ? "with" : "without");
+  if (program->wants_stream() != make.stream)
+    fail(ErrorCode::kMismatch, "lent memory: a run {} a stream, and its tensors want it otherwise",
+         make.stream ? "with" : "without");
   return std::make_unique<PullRun>(
       std::move(program), pool(pull_pool_, "tessera-pull"), [signal = entry.done.get()] { signal->raise(); },
       std::move(stream));

@@ -79,11 +79,11 @@ RouteRegion rows(Index begin, Index end) {
           .region = Region({IntervalSet({begin, end}), IntervalSet({0, 16})})};
 }
 
-MakeRun source(uint32_t run, bool ring, std::vector<LentRoute> routes) {
+MakeRun source(uint32_t run, bool stream, std::vector<LentRoute> routes) {
   return {.run = run,
           .kind = MakeRun::Kind::kSource,
           .digest = true,
-          .ring = ring,
+          .stream = stream,
           .peer_name = "inference/0",
           .routes = std::move(routes)};
 }
@@ -106,7 +106,7 @@ TEST(Lender, HearsAllThatHasComeWhenItPolls) {
   for (int i = 0; i < 3; ++i) {
     std::vector<UniqueFd> fds;
     fds.push_back(duplicate_fd(sockets.second.get()));
-    writer.push(kCode<GiveRing>, {}, std::move(fds));
+    writer.push(kCode<GiveStream>, {}, std::move(fds));
     writer.push(kCode<StartRun>, {});
     writer.flush(sockets.second.get(), Deadline::after(kLendingLimit));
   }
@@ -133,11 +133,11 @@ TEST(Lender, DigestsWhatItIsAskedTo) {
   EXPECT_FALSE(changed.digests[0] == ended.digests[0]);
 }
 
-TEST(Lender, PacksARingAndStopsWhenItIsAborted) {
+TEST(Lender, FillsAStreamAndStopsWhenItIsAborted) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(2, 4), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveRing{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});  // nobody drains it
   worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died")});
   const auto aborted = worker.next<RunEnded>();
@@ -160,7 +160,7 @@ TEST(Lender, BeginsAgainOnceARunThatWasGivenUpHasEnded) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 1), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveRing{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1}, ring_of(*ring));
   worker.send(source(2, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   worker.send(StartRun{.run = 1, .epoch = 1});  // nobody drains it
   worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it is stopped")});
@@ -282,7 +282,7 @@ TEST(Lender, ARunThatIsAbortedBeforeItBeginsEndsToo) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveRing{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1}, ring_of(*ring));
   const AbortRun abort{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died")};
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.send(abort);
@@ -301,7 +301,7 @@ TEST(Lender, IsQuietOnceAnOperationHasFailed) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveRing{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.quiesce();  // what was said before has been heard
   EXPECT_EQ(worker.next<RunEnded>().status.code(), ErrorCode::kCancelled);
@@ -309,13 +309,13 @@ TEST(Lender, IsQuietOnceAnOperationHasFailed) {
   EXPECT_TRUE(outcome_of(worker, 2).ok());
 }
 
-TEST(Lender, WhatIsNoRingFailsTheRunAndNoMore) {
+TEST(Lender, WhatIsNoStreamFailsTheRunAndNoMore) {
   Worker worker;
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   SharedArena other(1, 1 << 20);
   std::vector<UniqueFd> fds;
   fds.push_back(duplicate_fd(other.fd_for_agent()));
-  worker.send(GiveRing{.run = 1}, std::move(fds));
+  worker.send(GiveStream{.run = 1}, std::move(fds));
   EXPECT_THAT(outcome_of(worker, 1).message(), HasSubstr("bounce ring"));
   worker.send(DropRun{.run = 1});
   worker.send(DropRun{.run = 7});  // one that was never made
@@ -330,16 +330,16 @@ TEST(Lender, BelievesNothing) {
     say(worker);
     return worker.refusal();
   };
-  const auto refused_run = [](const std::vector<LentRoute>& routes, bool ring = false) {
+  const auto refused_run = [](const std::vector<LentRoute>& routes, bool stream = false) {
     Worker worker;
-    worker.send(source(1, ring, routes));
+    worker.send(source(1, stream, routes));
     worker.send(StartRun{.run = 1, .epoch = 1});
     const auto ended = worker.next<RunEnded>();
     EXPECT_EQ(ended.status.code(), ErrorCode::kMismatch);
     return ended.status.message();
   };
   EXPECT_THAT(refused([](Worker& worker) { worker.send(StartRun{.run = 1, .epoch = 1}); }), HasSubstr("unknown"));
-  EXPECT_THAT(refused([](Worker& worker) { worker.send(GiveRing{.run = 1}); }), HasSubstr("unknown"));
+  EXPECT_THAT(refused([](Worker& worker) { worker.send(GiveStream{.run = 1}); }), HasSubstr("unknown"));
   EXPECT_THAT(refused([](Worker& worker) { worker.send(Offer{.version = 1}); }), HasSubstr("unexpected message"));
   EXPECT_THAT(refused([](Worker& worker) { worker.send(LendArenas{.run = 1, .own = true, .arenas = {{1, 4096}}}); }),
               HasSubstr("1 arenas with 0 descriptors"));
@@ -356,7 +356,7 @@ TEST(Lender, BelievesNothing) {
   EXPECT_THAT(refused([](Worker& worker) {
                 const auto ring = BounceRing::create();
                 worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-                worker.send(GiveRing{.run = 1}, ring_of(*ring));
+                worker.send(GiveStream{.run = 1}, ring_of(*ring));
                 worker.send(StartRun{.run = 1, .epoch = 1});
                 worker.send(StartRun{.run = 1, .epoch = 2});
               }),
@@ -406,7 +406,7 @@ TEST(Lender, EndsWhileARunWaits) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveRing{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.send(Sync{.number = 1});
   worker.next<Synced>();

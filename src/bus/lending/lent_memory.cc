@@ -144,11 +144,11 @@ void LentMemory::sync(const Deadline& deadline, const std::stop_token& stop) {
 // Turns routes of this process into ones that the worker understands.
 class LentMemory::Maker {
  public:
-  Maker(LentMemory& memory, MakeRun::Kind kind, bool digest, bool ring) : memory_(memory) {
+  Maker(LentMemory& memory, MakeRun::Kind kind, bool digest, bool stream) : memory_(memory) {
     make_.run = ++memory.last_run_;
     make_.kind = kind;
     make_.digest = digest;
-    make_.ring = ring;
+    make_.stream = stream;
   }
   MakeRun& message() { return make_; }
 
@@ -224,8 +224,8 @@ class LentMemory::Maker {
 };
 
 std::unique_ptr<LentRun> LentMemory::make_source(const std::string& peer_name, std::span<const SourceRoute> routes,
-                                                 bool digest, bool ring, std::function<void()> done) {
-  Maker maker(*this, MakeRun::Kind::kSource, digest, ring);
+                                                 bool digest, bool stream, std::function<void()> done) {
+  Maker maker(*this, MakeRun::Kind::kSource, digest, stream);
   maker.message().peer_name = peer_name;
   for (const SourceRoute& route : routes)
     maker.message().routes.push_back({.what = route.what,
@@ -236,8 +236,8 @@ std::unique_ptr<LentRun> LentMemory::make_source(const std::string& peer_name, s
 }
 
 std::unique_ptr<LentRun> LentMemory::make_pull(const Peer& peer, std::span<const PullRoute> routes, bool digest,
-                                               bool ring, std::function<void()> done) {
-  Maker maker(*this, MakeRun::Kind::kPull, digest, ring);
+                                               bool stream, std::function<void()> done) {
+  Maker maker(*this, MakeRun::Kind::kPull, digest, stream);
   maker.message().peer = peer.process;
   maker.message().peer_name = peer.name;
   for (const PullRoute& route : routes)
@@ -286,7 +286,7 @@ void LentRun::set_bytes_done(int64_t bytes) {
 }
 
 void LentRun::give_stream(StreamEnd end) {
-  memory_->link_->send(GiveRing{.run = number_}, std::move(end.fds));
+  memory_->link_->send(GiveStream{.run = number_}, std::move(end.fds));
 }
 
 void LentRun::start(uint32_t epoch) {

@@ -69,10 +69,10 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   void end_if_stopped();
 
   // `done` is called on the loop each time a run has ended, from within start() too; it does no more than raise a
-  // LoopSignal. A run that was made with `ring` is given one before it is
+  // LoopSignal. A run that was made with `stream` is given one before it is
   // started.
   std::unique_ptr<LentRun> make_source(const std::string& peer_name, std::span<const SourceRoute> routes, bool digest,
-                                       bool ring, std::function<void()> done);
+                                       bool stream, std::function<void()> done);
   // From another rank's memory, described to this one by `arenas` (with their descriptors) and the routes.
   struct Peer {
     Incarnation process;
@@ -80,7 +80,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
     std::span<const ArenaDesc> arenas;
     std::span<const UniqueFd> fds;
   };
-  std::unique_ptr<LentRun> make_pull(const Peer& peer, std::span<const PullRoute> routes, bool digest, bool ring,
+  std::unique_ptr<LentRun> make_pull(const Peer& peer, std::span<const PullRoute> routes, bool digest, bool stream,
                                      std::function<void()> done);
   // A copy between tensors of the worker and memory of the agent's, either way. A route's source is given by address
   // (kPrivate).

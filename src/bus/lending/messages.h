@@ -5,7 +5,7 @@
 //   -----                               ------
 //   LendArenas                           descriptors that a run's routes need
 //   MakeRun                              a run over the worker's tensors
-//   GiveRing                             the ring that it fills or drains, if it does
+//   GiveStream                             the stream that it fills or drains, if it does
 //   StartRun                             go
 //                             RunProgress  now and then
 //                             RunEnded     done, or why not
@@ -31,7 +31,7 @@ namespace tessera::bus {
 enum class LendingMessage : uint16_t {
   kLendArenas = 27,
   kMakeRun,
-  kGiveRing,
+  kGiveStream,
   kStartRun,
   kAbortRun,
   kDropRun,
@@ -111,7 +111,7 @@ struct MakeRun {
   uint32_t run = 0;                              // a number that no run of the worker's has
   Kind kind = Kind::kSource;
   bool digest = false;
-  bool ring = false;      // routes in lent memory go through a ring; of a pull, those that are not in arenas
+  bool stream = false;    // routes in lent memory go through a stream; of a pull, those that are not in arenas
   std::string peer_name;  // "inference/1": the other end; empty: a copy between this rank's agent and worker
   Incarnation peer{};     // of a pull from it: whose memory it is
   std::vector<LentRoute> routes;
@@ -120,7 +120,7 @@ struct MakeRun {
     f("run", self.run);
     f("kind", self.kind, Kind::kPull);
     f("digest", self.digest);
-    f("ring", self.ring);
+    f("stream", self.stream);
     f("peer_name", self.peer_name, 256);
     if (self.pulls()) f("peer", self.peer);
     f.each("routes", self.routes, kMaxRoutes, 10, [&](auto& g, auto& route) {
@@ -140,9 +140,9 @@ struct MakeRun {
   }
 };
 
-// In a frame with the ring's descriptor.
-struct GiveRing {
-  static constexpr auto kType = LendingMessage::kGiveRing;
+// In a frame with the stream's descriptor.
+struct GiveStream {
+  static constexpr auto kType = LendingMessage::kGiveStream;
   uint32_t run = 0;
   static void fields(auto& f, auto& self) { f("run", self.run); }
 };
@@ -220,6 +220,6 @@ struct Synced {
 };
 
 using LendingMessages =
-    MessageList<LendArenas, MakeRun, GiveRing, StartRun, AbortRun, DropRun, RunProgress, RunEnded, Sync, Synced>;
+    MessageList<LendArenas, MakeRun, GiveStream, StartRun, AbortRun, DropRun, RunProgress, RunEnded, Sync, Synced>;
 
 }  // namespace tessera::bus

@@ -129,7 +129,7 @@ void Reducer::build_run() {
   for (const auto& link : links_) {
     if (link->rank() > agent_.identity().rank) add_own();
     std::function<void()> on_start;
-    if (link->rings()) {
+    if (link->streams()) {
       const auto take = [this, peer = link.get()] {
         if (round_.running && !peer->busy()) peer->take(round_.version, round_.epoch);
       };
@@ -152,13 +152,13 @@ void Reducer::on_offer(PullLink&) {
   if (busy() && !round_.asked) ask();
 }
 
-// A peer whose ring is read is asked when its step begins: the ring is filled from then on.
+// A peer whose stream is read is asked when its step begins: the stream is filled from then on.
 void Reducer::ask() {
   if (!waiting_for().empty()) return;
   round_.asked = true;
   ++round_.epoch;
   for (const auto& link : links_)
-    if (!link->rings()) link->take(round_.version, round_.epoch);
+    if (!link->streams()) link->take(round_.version, round_.epoch);
   start_run();
 }
 
@@ -167,7 +167,7 @@ void Reducer::on_granted(PullLink&) {
 }
 
 void Reducer::start_run() {
-  const auto may_read = [](const auto& link) { return link->rings() || link->granted(); };
+  const auto may_read = [](const auto& link) { return link->streams() || link->granted(); };
   if (!std::ranges::all_of(links_, may_read)) return;
   round_.running = true;
   round_.run_ended = false;

@@ -74,7 +74,7 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
   std::vector<std::byte> accumulators_;
   std::vector<ReductionTarget> targets_;                   // one a reduction
   std::vector<std::unique_ptr<PullLink>> links_;           // other ranks, ascending
-  std::vector<std::unique_ptr<LoopSignal>> take_signals_;  // one a link with a ring: its step begins
+  std::vector<std::unique_ptr<LoopSignal>> take_signals_;  // one a link with a stream: its step begins
   LoopSignal run_done_, own_done_, own_begins_;
   std::unique_ptr<Run> own_terms_;  // what fills a stream with this rank's own terms; null where they are read in place
   bool own_running_ = false;        // until the loop has heard of its end

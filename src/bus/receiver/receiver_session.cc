@@ -153,7 +153,7 @@ void ReceiverSession::handle_leader(Frame& frame) {
 
 void ReceiverSession::on_pull_ready(PullLink& link) {
   share_ += link.share();
-  if (link.rings()) setup_.on_allocation();
+  if (link.streams()) setup_.on_allocation();
   readiness_changed();
 }
 
@@ -220,7 +220,7 @@ void ReceiverSession::begin(const Chosen& chosen) {
   to_take_.clear();
   for (size_t i = 0; i < links_.size(); ++i)
     to_take_.push_back(links_[(i + static_cast<size_t>(identity().rank)) % links_.size()].get());
-  rings_busy_ = 0;
+  streams_busy_ = 0;
   if (progress_timer_ == 0)  // else the last transfer's is still to come: it serves this one as well
     progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
   take_more();
@@ -238,18 +238,18 @@ void ReceiverSession::refuse(const Status& why) {
 
 // --- pulling -------------------------------------------------------------------------------------
 
-// Mapped and one-sided sources are asked all at once. A ring occupies a thread here and one there while it is drained,
-// so no more are asked than can be drained: otherwise two ranks could wait for each other's sources for ever.
+// Mapped and one-sided sources are asked all at once. A stream occupies a thread here and one there while it is
+// drained, so no more are asked than can be drained: otherwise two ranks could wait for each other's sources for ever.
 void ReceiverSession::take_more() {
   const auto may_take = [&](const PullLink* link) {
-    return !link->rings() || rings_busy_ < static_cast<size_t>(setup_.agent->threads());
+    return !link->streams() || streams_busy_ < static_cast<size_t>(setup_.agent->threads());
   };
   while (phase_ == Phase::kPulling) {
     const auto next = std::ranges::find_if(to_take_, may_take);
     if (next == to_take_.end()) return;
     PullLink* link = *next;
     to_take_.erase(next);
-    if (link->rings()) ++rings_busy_;
+    if (link->streams()) ++streams_busy_;
     link->take(taking_, election_.epoch());
   }
 }
@@ -259,7 +259,7 @@ void ReceiverSession::on_granted(PullLink& link) {
 }
 
 void ReceiverSession::on_pulled(PullLink& link, const Status& status) {
-  if (link.rings() && rings_busy_ > 0) --rings_busy_;
+  if (link.streams() && streams_busy_ > 0) --streams_busy_;
   if (status.ok()) setup_.on_moved(link.granted_bytes(), link.deltas());
   if (!status.ok()) {
     fail_recv(status);

@@ -126,7 +126,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   int64_t newest_ = 0;  // rank 0: that all senders offer; the others: as it says
   int64_t taking_ = 0;
   std::vector<PullLink*> to_take_;  // in the order in which they will be asked
-  size_t rings_busy_ = 0;
+  size_t streams_busy_ = 0;
   Status failure_;
   bool broken_told_ = false;
   bool sender_lost_ = false;  // what broke it: then the other senders must be told, who have no links to it

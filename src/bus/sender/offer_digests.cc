@@ -77,7 +77,7 @@ void OfferDigests::send(SourceLink& link, uint32_t slot, int64_t version) const 
   link.send_digests(version);
 }
 
-void OfferDigests::send_ring(SourceLink& link, const uint32_t* slot, int64_t version) const {
+void OfferDigests::send_streamed(SourceLink& link, const uint32_t* slot, int64_t version) const {
   if (!link.digests_itself() || link.run_digests().empty()) return;
   if (slot != nullptr) {
     if (slots_[*slot].compared) fill_compared(link, *slot);

@@ -1,6 +1,6 @@
 // The digests of what is on offer, slot by slot: of plain routes each is computed once, whoever takes it, by a run of
-// this rank's; of what travels quantised or is compared they come from where that was done. Receivers with a ring have
-// theirs computed as it is filled.
+// this rank's; of what travels quantised or is compared they come from where that was done. Receivers with a stream
+// have theirs computed as it is filled.
 //
 // On the loop's thread.
 #pragma once
@@ -41,12 +41,12 @@ class OfferDigests {
   bool ready(uint32_t slot) const { return slots_[slot].ready; }
   bool compared(uint32_t slot) const { return slots_[slot].compared; }
 
-  // To one that takes `version` from that slot; where it has a ring, send_ring() does.
+  // To one that takes `version` from that slot; where it has a stream, send_streamed() does.
   void send(SourceLink& link, uint32_t slot, int64_t version) const;
-  // What its ring's run has computed, and of `slot` what no run does. null: of no slot any more.
-  void send_ring(SourceLink& link, const uint32_t* slot, int64_t version) const;
+  // What its stream's run has computed, and of `slot` what no run does. null: of no slot any more.
+  void send_streamed(SourceLink& link, const uint32_t* slot, int64_t version) const;
   // By tensor, of the version whose digests came last; each sent route once: from the shared run, else from the first
-  // ring that carried it.
+  // stream that carried it.
   void sum(const ReceiverLinks& receivers, std::vector<Digest>& sums);
 
  private:

@@ -105,7 +105,7 @@ RankShare SenderSession::share() const {
 }
 
 void SenderSession::on_source_ready(SourceLink& link) {
-  if (link.rings()) setup_.on_allocation();
+  if (link.streams()) setup_.on_allocation();
   if (is_receiver(link)) rank_bytes_ += link.bytes();
   attached_one();
 }
@@ -253,7 +253,7 @@ void SenderSession::on_source_run_done(SourceLink& link) {
     fail_offer(status);
   } else if (status.ok() && link.taking() != 0) {
     const std::optional<uint32_t> slot = slot_of(link.taking());
-    digests_.send_ring(link, slot && is_receiver(link) ? &*slot : nullptr, link.taking());
+    digests_.send_streamed(link, slot && is_receiver(link) ? &*slot : nullptr, link.taking());
   }
   check_ended();
 }

@@ -141,7 +141,7 @@ void PullLink::build() {
   if (options_.delta) travel_.resize(program_routes_.size());
   if (options_.delta) travel_bytes_.resize(program_routes_.size());
   attached_ = {};
-  prepare.ring = rings();
+  prepare.stream = streams();
   link_->send(prepare);
 }
 
@@ -168,12 +168,12 @@ Status PullLink::given_up(int64_t version, const Status& reason) const {
 
 void PullLink::handle_prepared(Frame& frame) {
   if (ready_ || !pulls_) fail(ErrorCode::kMismatch, "Prepared out of turn");
-  if (frame.fds.empty() == rings()) fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
+  if (frame.fds.empty() == streams()) fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
   StreamEnd end{.fds = std::move(frame.fds)};
   if (options_.runs) {
     pulls_->make_runs(std::move(end), [this] { run_done_.raise(); });
     run_ = &pulls_->run(slot_);
-  } else if (rings()) {
+  } else if (streams()) {
     stream_ = pulls_->open_stream(std::move(end));
   }
   offers_.reserve(kMaxSlots);
@@ -381,7 +381,7 @@ void PullLink::check_digests() {
 // What did not agree. Of what a stream carries that is all, in full: its source packs everything once more.
 void PullLink::pull_again() {
   uint32_t epoch = epoch_;
-  if (rings()) {
+  if (streams()) {
     for (size_t i = 0; i < travel_.size(); ++i)
       if (program()->streams(i)) travel_[i] = Travel::kFull;
     epoch |= Take::kAgain;

@@ -71,7 +71,7 @@ class PullLink {
   int64_t offered() const { return offers_.empty() ? 0 : offers_.back().version; }  // the newest; 0: nothing
   bool offers(int64_t version) const;
   int64_t newest_below(int64_t version) const;  // that is offered; 0: none
-  bool rings() const { return program() && program()->wants_stream(); }
+  bool streams() const { return program() && program()->wants_stream(); }
   // Of the first slot; null before the source has said where its memory is.
   const std::shared_ptr<const PullProgram>& program() const;
   std::shared_ptr<ByteStream> stream() const { return stream_; }  // for a batch that makes its own run

@@ -123,7 +123,8 @@ void SourceLink::handle(Frame& frame) {
       return owner_.on_released(*this);
     case kCode<Take>: {
       const Take take = parse<Take>(frame.payload);
-      if (rings() && taking_ != 0 && take.version == taking_ && take.epoch == epoch_ && deltas_.routes > 0 && !again_) {
+      if (streams() && taking_ != 0 && take.version == taking_ && take.epoch == epoch_ && deltas_.routes > 0 &&
+          !again_) {
         again_ = true;
         return running_ ? void() : pack_again();
       }
@@ -131,7 +132,7 @@ void SourceLink::handle(Frame& frame) {
           (take.version == done_version_ && (running_ || !keeps_)))
         fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn", take.version, take.epoch);
       epoch_ = take.epoch;
-      if (running_) {  // the puller has drained the ring; the thread that filled it has still to say so
+      if (running_) {  // the puller has drained the stream; the thread that filled it has still to say so
         waiting_take_ = take;
         return;
       }
@@ -202,7 +203,7 @@ void SourceLink::prepare(const Prepare& prepare) {
   for (const uint32_t skipped : prepare.skipped) bytes_ -= bytes_of_route(routes_[skipped]);
   skipped_ = prepare.skipped;
   StreamEnd end;
-  if (prepare.ring) end = make_runs();
+  if (prepare.stream) end = make_runs();
   ready_ = true;
   link_->send(Prepared{}, std::move(end.fds));
   owner_.on_source_ready(*this);
@@ -272,7 +273,7 @@ void SourceLink::grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<c
   link_->send(grant_);
   told_ = false;
   again_ = false;
-  if (!rings()) return;
+  if (!streams()) return;
   const auto slot = std::ranges::find(in_slot_, version);
   run_slot_ = slot == in_slot_.end() ? 0 : static_cast<uint32_t>(slot - in_slot_.begin());
   run_ = &runs_->run(run_slot_);

@@ -29,11 +29,11 @@ class SourceLinkOwner {
   // It asks to have `version` kept. The owner answers with keep() or refuse(), now.
   virtual void on_hold(SourceLink& link, int64_t version, uint32_t epoch) = 0;
   virtual void on_released(SourceLink& link) = 0;  // what was kept need not be any more
-  // It asks to read `version`. The owner answers with grant() or refuse(), now. Not while its ring is being filled.
+  // It asks to read `version`. The owner answers with grant() or refuse(), now. Not while its stream is being filled.
   virtual void on_take(SourceLink& link, const Take& take) = 0;
   virtual void on_progress(SourceLink& link) = 0;  // more bytes than before
   virtual void on_done(SourceLink& link, const Done& done) = 0;
-  // The ring's run has ended (well or not).
+  // The stream's run has ended (well or not).
   virtual void on_source_run_done(SourceLink& link) = 0;
   // The peer closed the batch, or was lost, or passes on that another was. The link is closed but for `broken`.
   virtual void on_source_detached(SourceLink& link, const Status& reason) = 0;
@@ -67,9 +67,9 @@ class SourceLink {
   Link* connection() const { return link_.get(); }
   bool left() const { return left_; }  // the peer has closed the batch, as it should
   bool ready() const { return ready_; }
-  bool rings() const { return runs_ != nullptr; }
+  bool streams() const { return runs_ != nullptr; }
   // Whether the digests of what it sends come from the run that packs it: else they are made beside it.
-  bool digests_itself() const { return rings() && !keeps_; }
+  bool digests_itself() const { return streams() && !keeps_; }
   std::span<const ServedRoute> routes() const { return routes_; }
   int64_t bytes() const { return bytes_; }
   // What it was granted last: as deltas, and what they stand for.
@@ -80,12 +80,12 @@ class SourceLink {
   int64_t done_version() const { return done_version_; }
   int64_t ended_version() const { return ended_version_; }  // that it is done with, well or not
   int64_t progress() const { return progress_.load(); }     // bytes of that version, as it reports; any thread
-  bool running() const { return running_; }                 // its ring is being filled
+  bool running() const { return running_; }                 // its stream is being filled
   Run* run() const { return run_; }
   // What send_digests() sends, where table() says.
   std::span<Digest> digests() { return digests_.digests; }
   const DigestTable& table() const { return table_; }
-  // Makes them those of the ring's last run, zero where the receiver skips a route, and gives those of the routes;
+  // Makes them those of the stream's last run, zero where the receiver skips a route, and gives those of the routes;
   // empty without. Of quantised ones they stay as they are.
   std::span<const Digest> run_digests();
 

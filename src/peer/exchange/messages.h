@@ -4,8 +4,8 @@
 //   puller                              source
 //   ------                              ------
 //                              Attached  arenas (with descriptors) and where each tensor lies
-//   Prepare                              ring wanted? routes that ties make superfluous
-//                              Prepared  with the ring's descriptor, if wanted
+//   Prepare                              stream wanted? routes that ties make superfluous
+//                              Prepared  with the stream's descriptor, if wanted
 //
 // A connection that moves no data is answered Prepared at once.
 #pragma once
@@ -70,10 +70,10 @@ struct Attached {
 
 struct Prepare {
   static constexpr auto kType = ExchangeMessage::kPrepare;
-  bool ring = false;
+  bool stream = false;
   std::vector<uint32_t> skipped;  // positions in the routes of this connection, ascending
   static void fields(auto& f, auto& self) {
-    f("ring", self.ring);
+    f("stream", self.stream);
     f("skipped", self.skipped, kMaxRoutes);
     const auto disorder = std::ranges::adjacent_find(self.skipped, std::greater_equal<>{});
     if (disorder != self.skipped.end())
