@@ -20,7 +20,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -32,6 +31,8 @@
 #include "exec/pull/source.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/exporter.h"
+#include "transport/peer_memory.h"
 #include "transport/transport.h"
 
 namespace tessera {
@@ -175,19 +176,18 @@ class Transfer {
   static constexpr size_t kSources = 4;
 
   void make_sources() {
-    for (const Transport* transport : TransportRegistry::builtin().transports())
-      if (transport->name() == "shm") peer_ = transport->connect({.process = Incarnation::self(), .name = "trainer/0"});
     const auto bytes = static_cast<size_t>(case_.tensors * case_.rows * case_.columns * 2) / kSources;
-    std::set<uint32_t> known;
     for (size_t s = 0; s < kSources; ++s) {
       source_pools_.push_back(std::make_unique<WorkerPool>(1, "source"));
       src_.push_back(std::make_unique<Memory>(bytes, case_.shared));
-      if (!case_.shared) continue;
-      const auto arena = SharedHeap::process().locate(src_.back()->data, 1)->arena;
-      if (known.insert(arena->id()).second)
-        peer_->add_arena({arena->id(), arena->bytes()}, UniqueFd(::dup(arena->fd_for_peer())));
     }
     source_routes_.resize(kSources);
+  }
+
+  RemoteRange export_range(const std::byte* data, size_t bytes) {
+    const RemoteRange range = exporter_.add({.data = data, .bytes = bytes}).range;
+    for (RemoteKey& key : exporter_.take_keys()) peer_->add_key(keys_++, std::move(key));
+    return range;
   }
 
   void make_receiver(int r) {
@@ -208,7 +208,7 @@ class Transfer {
       std::byte* from = src_[s]->data + t * src.size() * 2;
       routes.push_back({.what = {.shape = {case_.rows, case_.columns}, .dtype = DType::kBF16, .region = region},
                         .src = array_of(src, DType::kBF16),
-                        .memory = describe_memory(from, static_cast<size_t>(src.size() * 2)),
+                        .memory = export_range(from, static_cast<size_t>(src.size() * 2)),
                         .dst = array_of(dst, case_.dst_dtype),
                         .dst_dtype = case_.dst_dtype,
                         .data = dst_.back()->data + bytes_of(case_.dst_dtype, t * dst.size())});
@@ -222,8 +222,7 @@ class Transfer {
     std::unique_ptr<ByteStream> stream;
     if (program->wants_stream()) {
       fills_stream_ = true;
-      const Endpoint self{.process = Incarnation::self(), .name = "trainer/0"};
-      const Streams& streams = TransportRegistry::builtin().streams(self, self);
+      const Streams& streams = transports_.streams(self_, self_);
       Streams::Ends ends = streams.make();
       stream = streams.open(std::move(ends.consumer), "trainer/0");
       make_source_run(s, source_routes, streams.open(std::move(ends.producer), "inference/0"));
@@ -246,7 +245,11 @@ class Transfer {
 
   const Case& case_;
   const int receivers_;
-  std::shared_ptr<Connection> peer_;
+  const Endpoint self_{.process = Incarnation::self(), .name = "trainer/0"};
+  const TransportRegistry transports_{{TransportRegistry::builtin().find("shm")}};
+  Exporter exporter_{transports_, self_, self_};
+  const std::shared_ptr<PeerMemory> peer_ = std::make_shared<PeerMemory>(transports_, self_, self_);
+  uint32_t keys_ = 0;
   std::vector<std::unique_ptr<Memory>> src_, dst_;
   std::vector<std::vector<SourceRoute>> source_routes_;
   bool fills_stream_ = false;

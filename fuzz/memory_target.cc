@@ -5,33 +5,39 @@
 #include <algorithm>
 
 #include "fuzz/targets.h"
-#include "transport/arena_table.h"
 #include "transport/shm/bounce_ring.h"
+#include "transport/shm/key_table.h"
 
 namespace tessera::fuzz {
 namespace {
 
-// Places that a peer describes, in an arena of which it says more than is true.
-void read_places(ByteReader& in) {
+// Two keys of a peer's, one of which may be for a file of which it says more than is true, and ranges.
+void read_ranges(ByteReader& in) {
   const auto file_bytes = in.get<uint16_t>();
   const bool sealed = in.get<uint8_t>() % 2 == 0;
-  UniqueFd fd(::memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  TESSERA_CHECK(::ftruncate(fd.get(), file_bytes) == 0);
-  if (sealed) TESSERA_CHECK(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
-  ArenaTable table;
-  const ArenaDesc arena = ArenaDesc::read(in);
-  table.add(arena, std::move(fd), "a/0");
-  TESSERA_CHECK_LE(arena.bytes, uint64_t{file_bytes});
+  KeyTable table;
+  for (uint32_t i = 0; i < 2; ++i) {
+    RemoteKey key;
+    read_fields(in, key);
+    if (key.fds.size() == 1) {
+      key.fds.front() = UniqueFd(::memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+      TESSERA_CHECK(::ftruncate(key.fds.front().get(), file_bytes) == 0);
+      if (sealed) TESSERA_CHECK(::fcntl(key.fds.front().get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    }
+    table.add(i, std::move(key), "a/0");
+  }
   std::vector<std::byte> copy;
   while (in.left() > 0) {
-    const MemoryDesc place = MemoryDesc::read(in);
-    const RemoteRegion region = table.region(place, "a/0");
-    if (!region.caps.has(Access::kGet)) continue;
-    TESSERA_CHECK_LE(place.bytes, arena.bytes);
-    copy.resize(place.bytes);
-    const Piece piece{region.offset, place.bytes};
-    const std::span<std::byte> out(copy);
-    if (!copy.empty()) TESSERA_CHECK(table.get(region.space, std::span(&piece, 1), std::span(&out, 1)).ok());
+    RemoteRange range;
+    read_fields(in, range);
+    const RemoteRegion region = table.region(range, "a/0");
+    const MappedArena* const arena = table.arena(range.key);
+    if (arena == nullptr) continue;
+    TESSERA_CHECK(region.caps.has(Access::kGet));
+    TESSERA_CHECK_LE(arena->bytes(), uint64_t{file_bytes});
+    TESSERA_CHECK_LE(range.bytes, arena->bytes());
+    copy.resize(range.bytes);
+    if (!copy.empty()) TESSERA_CHECK(arena->read(region.offset, copy).ok());
   }
 }
 
@@ -75,7 +81,7 @@ bool memory(Input input) {
     ByteReader in(input, "input");
     switch (in.get<char>()) {
       case 'a':
-        return read_places(in);
+        return read_ranges(in);
       case 'r':
         return disturb_ring(in);
       default:

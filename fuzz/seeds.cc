@@ -109,6 +109,22 @@ void add_checkpoints(Seeds& seeds) {
             R"("weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
 }
 
+// For private memory (0), and for an arena of 4,096 bytes (1).
+std::vector<RemoteKey> shm_keys() {
+  std::vector<RemoteKey> keys;
+  for (const bool arena : {false, true}) {
+    ByteWriter out;
+    out.put(static_cast<uint8_t>(arena ? 1 : 0));
+    if (arena) {
+      out.put(uint32_t{3});
+      out.put(uint64_t{4096});
+    }
+    keys.push_back({.transport = "shm", .device = DeviceKind::kHost, .bytes = out.take(), .fds = {}});
+    keys.back().fds.resize(arena ? 1 : 0);
+  }
+  return keys;
+}
+
 void add_bus_messages(Seeds& seeds) {
   using namespace bus;
   const Status gone(ErrorCode::kPeerLost, "trainer/3 (pid 4711) has died");
@@ -117,17 +133,12 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Welcome{kProtocolMax, "0.1.0", "inference", 0, kSelf});
   seeds.add_bus(Reject{ErrorCode::kMismatch, "no common protocol"});
   seeds.add_bus(Attach{"weights", "policy", Attach::Purpose::kReduce, "0123456789abcdef"});
-  seeds.add_bus(Attached{2,
-                         {{1, 4096}},
-                         false,
-                         {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, -4}, 4096},
-                          {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}, 0},
-                          {{MemoryDesc::Kind::kShared, 1, 64, 128},
-                           0,
-                           {2},
-                           4096,
-                           MemoryDesc{MemoryDesc::Kind::kShared, 1, 8192, 192},
-                           256}}});
+  Attached attached{.slots = 2};
+  attached.keys = shm_keys();
+  attached.places = {{{1, 64, 128}, 8, {16, -4}, 4096},
+                     {{0, 4096, 4}, 0, {}, 0},
+                     {{1, 64, 128}, 0, {2}, 4096, RemoteRange{1, 8192, 192}, 256}};
+  seeds.add_bus(attached);
   seeds.add_bus(Prepare{true, {0, 3, 7}});
   seeds.add_bus(Prepared{});
   seeds.add_bus(Offer{.version = 5});
@@ -153,11 +164,12 @@ void add_bus_messages(Seeds& seeds) {
   const LentPlace tensor{.kind = LentPlace::Kind::kTensor, .tensor = 3, .memory = {}, .array = {}};
   const LentPlace place{.kind = LentPlace::Kind::kPeer,
                         .tensor = 0,
-                        .memory = {MemoryDesc::Kind::kShared, 1, 64, 128},
+                        .memory = {1, 64, 128},
                         .origin = 8,
                         .array = {.owned = rows, .strides = {24, 4}}};
   const RouteRegion what{.tensor = 1, .shape = {4, 8}, .dtype = DType::kF32, .region = rows};
-  seeds.add_bus(LendArenas{.run = 7, .own = true, .writable = true, .arenas = {{1, 4096}}});
+  seeds.add_bus(LendArenas{.run = 7, .writable = true, .arenas = {1}});
+  seeds.add_bus(LendKeys{.run = 7, .keys = shm_keys()});
   seeds.add_bus(MakeRun{.run = 7,
                         .kind = MakeRun::Kind::kPull,
                         .digest = true,
@@ -272,8 +284,9 @@ void add_memory(Seeds& seeds) {
     out.put('a');
     out.put(uint16_t{4096});
     out.put(static_cast<uint8_t>(sealed ? 0 : 1));
-    ArenaDesc{.id = 3, .bytes = 4096}.write(out);
-    MemoryDesc{.kind = MemoryDesc::Kind::kShared, .arena = 3, .offset = 64, .bytes = 128}.write(out);
+    for (const RemoteKey& key : shm_keys()) write_fields(key, out);
+    write_fields(RemoteRange{.key = 1, .offset = 64, .bytes = 128}, out);
+    write_fields(RemoteRange{.key = 0, .offset = 4096, .bytes = 128}, out);
     seeds.add("memory", sealed ? "sealed" : "unsealed", to_text(out.view()));
   }
   for (const bool produces : {true, false}) {

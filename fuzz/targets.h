@@ -23,7 +23,7 @@ bool safetensors(Input input);  // 'h', u64 twice the bytes of data, a header; o
 bool bus(Input input);          // a stream of frames between agents
 bool store(Input input);        // a stream of frames between a store's client and its server, both directions
 bool records(Input input);      // a letter for the kind, then what the store holds under a key of the bus
-bool memory(Input input);       // 'a', arenas and places in them; 'r', what a hostile peer writes into a bounce ring
+bool memory(Input input);       // 'a', keys of shm and ranges; 'r', what a hostile peer writes into a bounce ring
 bool command(Input input);      // 'o', the memory of a command queue; 'r', what a hostile peer writes into its rings
 bool text(Input input);         // a letter for the kind, then what a user writes on the command line, or asks over HTTP
 

@@ -1,19 +1,22 @@
 #include "exec/local_runs.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/memory.h"
+#include "transport/peer_memory.h"
 
 namespace tessera {
 // --- pulls ---------------------------------------------------------------------------------------
 
-LocalPulls::LocalPulls(const Endpoint& self, const Endpoint& peer, PeerArenas memory, bool digest, WorkerPool& pool)
+LocalPulls::LocalPulls(const Endpoint& self, const Endpoint& peer, std::vector<RemoteKey> keys, bool digest,
+                       WorkerPool& pool)
     : self_(self),
       peer_(peer),
       digest_(digest),
       pool_(pool),
-      memory_(TransportRegistry::builtin().choose(peer, self).connect(peer)) {
-  for (size_t i = 0; i < memory.arenas.size(); ++i) memory_->add_arena(memory.arenas[i], std::move(memory.fds[i]));
+      memory_(std::make_shared<PeerMemory>(TransportRegistry::builtin(), peer, self)) {
+  for (uint32_t i = 0; i < keys.size(); ++i) memory_->add_key(i, std::move(keys[i]));
 }
 
 void LocalPulls::add_slot(std::span<const PullRoute> routes, std::optional<Access> private_access) {
@@ -55,12 +58,12 @@ std::shared_ptr<std::byte> LocalRuns::allocate(size_t bytes, size_t alignment) {
   return {buffer, buffer->data()};
 }
 
-std::unique_ptr<PullRuns> LocalRuns::make_pull(const Endpoint& peer, PeerArenas memory, bool digest) {
-  return std::make_unique<LocalPulls>(self_, peer, std::move(memory), digest, pull_pool_);
+std::unique_ptr<PullRuns> LocalRuns::make_pull(const Endpoint& peer, std::vector<RemoteKey> keys, bool digest) {
+  return std::make_unique<LocalPulls>(self_, peer, std::move(keys), digest, pull_pool_);
 }
 
-bool LocalRuns::streams(const Endpoint& peer, const MemoryDesc& memory) const {
-  return !TransportRegistry::builtin().choose(self_, peer).exports(memory).has(Access::kMap);
+std::unique_ptr<Exporter> LocalRuns::make_exporter(const Endpoint& peer) const {
+  return std::make_unique<Exporter>(TransportRegistry::builtin(), self_, peer);
 }
 
 RunFactory::Source LocalRuns::make_source(const Endpoint& peer, bool digest, const RunDone& done) {
@@ -74,9 +77,9 @@ std::unique_ptr<Run> LocalRuns::make_digests(std::span<const SourceRoute> routes
                                      source_pool_, done, "the digests");
 }
 
-// By address, shared or not: the loopback transport reads this process' own memory.
 std::shared_ptr<const PullProgram> LocalRuns::program_within(std::span<const PullRoute> routes) const {
-  std::shared_ptr<const Connection> memory = TransportRegistry::builtin().choose(self_, self_).connect(self_);
+  const auto packed = [](const PullRoute& route) { return route.memory.key == kOwnPacked; };
+  std::shared_ptr<const Connection> memory = connect_to_self(self_, std::ranges::any_of(routes, packed));
   return std::make_shared<PullProgram>(std::move(memory), routes, PullOptions{.digest = false, .private_access = {}});
 }
 

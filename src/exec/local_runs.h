@@ -29,11 +29,11 @@ class LocalRuns : public RunFactory {
   void close() override {}
 
   bool reaches(const std::byte* /*data*/) const override { return true; }
-  MemoryDesc describe(const std::byte* data, size_t bytes) const override { return describe_memory(data, bytes); }
+  LocalMemory describe(const std::byte* data, size_t bytes) const override { return {.data = data, .bytes = bytes}; }
   std::shared_ptr<std::byte> allocate(size_t bytes, size_t alignment) override;
 
-  std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, PeerArenas memory, bool digest) override;
-  bool streams(const Endpoint& peer, const MemoryDesc& memory) const override;
+  std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, std::vector<RemoteKey> keys, bool digest) override;
+  std::unique_ptr<Exporter> make_exporter(const Endpoint& peer) const override;
   Source make_source(const Endpoint& peer, bool digest, const RunDone& done) override;
   std::unique_ptr<Run> make_digests(std::span<const SourceRoute> routes, const RunDone& done) override;
   std::unique_ptr<Run> make_copy(std::span<const PullRoute> routes, const RunDone& done) override;
@@ -66,7 +66,7 @@ class LocalRuns : public RunFactory {
 // Pulls from `peer` on the threads of `pool`.
 class LocalPulls : public PullRuns {
  public:
-  LocalPulls(const Endpoint& self, const Endpoint& peer, PeerArenas memory, bool digest, WorkerPool& pool);
+  LocalPulls(const Endpoint& self, const Endpoint& peer, std::vector<RemoteKey> keys, bool digest, WorkerPool& pool);
 
   void add_slot(std::span<const PullRoute> routes) override { add_slot(routes, std::nullopt); }
   size_t slots() const override { return programs_.size(); }

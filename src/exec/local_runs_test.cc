@@ -26,7 +26,7 @@ class LocalRunsTest : public testing::Test {
     return {.what = what_, .src = array_, .data = static_cast<const std::byte*>(data)};
   }
   // Into `into`, from where `memory` says.
-  PullRoute route_into(std::vector<float>& into, const MemoryDesc& memory) const {
+  PullRoute route_into(std::vector<float>& into, const RemoteRange& memory) const {
     return {.what = what_,
             .src = array_,
             .memory = memory,
@@ -34,7 +34,12 @@ class LocalRunsTest : public testing::Test {
             .dst_dtype = DType::kF32,
             .data = reinterpret_cast<std::byte*>(into.data())};
   }
-  MemoryDesc address() const { return {.offset = reinterpret_cast<uintptr_t>(values_.data()), .bytes = kBytes}; }
+  // The only key, for memory that its owner packs into a stream.
+  static std::vector<RemoteKey> packed_key() {
+    std::vector<RemoteKey> keys;
+    keys.push_back(TransportRegistry::builtin().find("shm")->export_region({.packed = true}));
+    return keys;
+  }
 
   const Shape shape_{8, 16};
   const RouteRegion what_{.tensor = 0, .shape = shape_, .dtype = DType::kF32, .region = Region::full(shape_)};
@@ -48,7 +53,7 @@ class LocalRunsTest : public testing::Test {
 
 TEST_F(LocalRunsTest, CopiesWithinThisProcess) {
   Completion done;
-  const std::vector<PullRoute> routes{route_into(arrived_, address())};
+  const std::vector<PullRoute> routes{route_into(arrived_, own_range(values_.data(), kBytes))};
   const auto run = runs_.make_copy(routes, done.callback());
   runs_.await_made(Deadline::after(exec_testing::kPatience), {});
   run->start(1);
@@ -64,9 +69,8 @@ TEST_F(LocalRunsTest, ASourceFillsTheStreamThatAPullDrains) {
   EXPECT_FALSE(source.runs->add_slot(sources));  // none is streamed
   sources.front().streamed = true;
   ASSERT_TRUE(source.runs->add_slot(sources));
-  const auto pulls = runs_.make_pull(own_endpoint(), {}, true);
-  const std::vector<PullRoute> routes{
-      route_into(arrived_, {.kind = MemoryDesc::Kind::kRingOnly, .offset = 0, .bytes = kBytes})};
+  const auto pulls = runs_.make_pull(own_endpoint(), packed_key(), true);
+  const std::vector<PullRoute> routes{route_into(arrived_, {.key = 0, .offset = 0, .bytes = kBytes})};
   pulls->add_slot(routes);
   ASSERT_EQ(pulls->slots(), 1u);
   ASSERT_TRUE(pulls->program(0)->wants_stream());
@@ -86,7 +90,8 @@ TEST_F(LocalRunsTest, ASourceFillsTheStreamThatAPullDrains) {
 TEST_F(LocalRunsTest, DigestsAreTheSameInSharedMemory) {
   const std::shared_ptr<std::byte> shared = runs_.allocate(kBytes, 64);
   std::memcpy(shared.get(), values_.data(), kBytes);
-  EXPECT_EQ(runs_.describe(shared.get(), kBytes).kind, MemoryDesc::Kind::kShared);
+  const Transport* const shm = TransportRegistry::builtin().find("shm");
+  EXPECT_TRUE(shm->locate(runs_.describe(shared.get(), kBytes)).caps.has(Access::kMap));
   EXPECT_TRUE(runs_.reaches(shared.get()));
 
   Completion done;
@@ -99,9 +104,8 @@ TEST_F(LocalRunsTest, DigestsAreTheSameInSharedMemory) {
 }
 
 TEST_F(LocalRunsTest, WhatIsNoStreamIsRefused) {
-  const auto pulls = runs_.make_pull(own_endpoint(), {}, false);
-  const std::vector<PullRoute> routes{
-      route_into(arrived_, {.kind = MemoryDesc::Kind::kRingOnly, .offset = 0, .bytes = kBytes})};
+  const auto pulls = runs_.make_pull(own_endpoint(), packed_key(), false);
+  const std::vector<PullRoute> routes{route_into(arrived_, {.key = 0, .offset = 0, .bytes = kBytes})};
   pulls->add_slot(routes);
   try {
     pulls->make_runs({}, [] {});

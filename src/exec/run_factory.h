@@ -19,19 +19,14 @@
 #include "exec/walk/route.h"
 #include "exec/wire/quantize_run.h"
 #include "transport/byte_stream.h"
-#include "transport/memory_desc.h"
+#include "transport/exporter.h"
+#include "transport/remote_key.h"
 #include "transport/transport.h"
 
 namespace tessera {
 
 // Called each time a run has ended; from any thread, also from within start(). It does no more than raise a signal.
 using RunDone = std::function<void()>;
-
-// What a peer has said of its memory: its arenas with one descriptor each.
-struct PeerArenas {
-  std::vector<ArenaDesc> arenas;
-  std::vector<UniqueFd> fds;
-};
 
 // All that is pulled from one peer: a program for each of its slots, and once the peer is ready a run for each. Not
 // thread-safe.
@@ -87,15 +82,15 @@ class RunFactory {
   // Whether threads of this process may read and write what lies at `data`. What they may not, they may not quantise,
   // compare or write planes to, either.
   virtual bool reaches(const std::byte* data) const = 0;
-  // What peers are told of these bytes.
-  virtual MemoryDesc describe(const std::byte* data, size_t bytes) const = 0;
+  // How peers are told of these bytes.
+  virtual LocalMemory describe(const std::byte* data, size_t bytes) const = 0;
   // Shared memory that make_copy() may copy tensors to and from. Throws Error(kResourceExhausted).
   virtual std::shared_ptr<std::byte> allocate(size_t bytes, size_t alignment) = 0;
 
-  // Pulls from `peer`.
-  virtual std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, PeerArenas memory, bool digest) = 0;
-  // Whether memory that `peer` is told of has to go through a stream to it.
-  virtual bool streams(const Endpoint& peer, const MemoryDesc& memory) const = 0;
+  // Pulls from `peer`, which has given these keys, numbered from 0.
+  virtual std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, std::vector<RemoteKey> keys, bool digest) = 0;
+  // What tells `peer` of this rank's memory.
+  virtual std::unique_ptr<Exporter> make_exporter(const Endpoint& peer) const = 0;
   // A stream to `peer`, which drains it by `consumer`. `digest`: its runs digest their routes.
   struct Source {
     std::unique_ptr<SourceRuns> runs;
@@ -103,7 +98,7 @@ class RunFactory {
   };
   virtual Source make_source(const Endpoint& peer, bool digest, const RunDone& done) = 0;
   virtual std::unique_ptr<Run> make_digests(std::span<const SourceRoute> routes, const RunDone& done) = 0;
-  // Copies within this rank's memory. A route's source is given by address (kPrivate), shared or not.
+  // Copies within this rank's memory. A route's source is an own_range().
   virtual std::unique_ptr<Run> make_copy(std::span<const PullRoute> routes, const RunDone& done) = 0;
   // Returns once all runs so far are made where they run, so that nothing that allocate() gave need be handed on for
   // them any more. Throws what that failed with, kPeerLost, kDeadlineExceeded, kCancelled. Blocks.

@@ -19,18 +19,21 @@
 #include "exec/pull/source.h"
 #include "exec/walk/route.h"
 #include "exec/walk/route_walk.h"
+#include "transport/peer_memory.h"
 #include "transport/transport.h"
 
 namespace tessera::exec_testing {
 
-// This process as a peer of its own, and its memory, reached through `transport` as if it were another's.
+// This process as a peer of its own, and its private memory, an own_range(), reached through `transport` as if it were
+// another's.
 inline Endpoint own_endpoint() {
   return {.process = Incarnation::self(), .name = "trainer/0"};
 }
 inline std::shared_ptr<Connection> reach_self(std::string_view transport) {
-  for (const Transport* candidate : TransportRegistry::builtin().transports())
-    if (candidate->name() == transport) return candidate->connect(own_endpoint());
-  return nullptr;
+  const Transport* const found = TransportRegistry::builtin().find(transport);
+  std::shared_ptr<Connection> peer = found->connect(own_endpoint());
+  peer->add_key(kOwnMemory, found->export_region({}));
+  return peer;
 }
 
 inline constexpr Duration kPatience = std::chrono::seconds(60);  // a hang, sanitizers included

@@ -26,7 +26,7 @@ class ByteStream {
   ByteStream(const ByteStream&) = delete;
   ByteStream& operator=(const ByteStream&) = delete;
 
-  virtual std::string_view name() const = 0;  // what it is, for messages: "bounce ring"
+  virtual std::string_view name() const = 0;  // what it is, for messages: "socket stream"
 
   // Each side begins every transfer with a number above 0 that both know and that differs from the last one's: frames
   // of an aborted transfer are then told apart. Forgets interrupt().

@@ -10,7 +10,7 @@
 
 #include "base/fd.h"
 #include "tessera/error.h"
-#include "transport/memory_desc.h"
+#include "transport/remote_key.h"
 
 namespace tessera {
 
@@ -35,6 +35,10 @@ class Caps {
     caps.bits_ &= static_cast<uint8_t>(~bit(access));
     return caps;
   }
+  constexpr Caps with(Caps others) const {
+    others.bits_ |= bits_;
+    return others;
+  }
   bool operator==(const Caps&) const = default;
 
  private:
@@ -42,7 +46,7 @@ class Caps {
   uint8_t bits_ = 0;
 };
 
-// A run of bytes in a space of the peer's (RemoteRegion).
+// A run of bytes in one of the peer's regions; offsets are those of its RemoteRanges.
 struct Piece {
   uint64_t offset = 0;
   uint64_t bytes = 0;
@@ -52,9 +56,9 @@ struct Piece {
 struct RemoteRegion {
   Caps caps;
   const std::byte* mapped = nullptr;  // kMap: its first byte, as long as the connection lives
-  // kGet. Ranges of one space may be read in one get().
-  uint64_t space = 0;
-  uint64_t offset = 0;  // of its first byte, in the space
+  // kGet. Ranges with one key may be read in one get().
+  uint32_t key = 0;
+  uint64_t offset = 0;  // of its first byte
 
   // Map before get before stream.
   Access best() const {
@@ -74,7 +78,7 @@ struct PathCost {
 // Which is cheaper, kGet or kStream. The stream has to win clearly: it takes the peer's time too.
 Access cheaper_access(const PathCost& get, const PathCost& stream, int64_t bytes, int64_t pieces);
 
-// Thread-safe, but for add_arena().
+// Thread-safe, but for add_key().
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -88,18 +92,17 @@ class Connection {
   // What kGet and kStream cost where both are possible.
   virtual PathCost cost(Access access) const = 0;
 
-  // Makes one of the peer's arenas reachable. Throws Error(kInvalidArgument) for a descriptor that is not what `arena`
-  // says. Call before any thread uses this object.
-  virtual void add_arena(const ArenaDesc& arena, UniqueFd fd) = 0;
+  // Makes one of the peer's regions reachable: its ranges name `index`. Throws Error(kInvalidArgument) for an index
+  // that another key has, and for one that is not what its transport writes. Call before any thread uses this object.
+  virtual void add_key(uint32_t index, RemoteKey key) = 0;
 
-  // Throws Error(kInvalidArgument) if the peer has registered no such range.
-  virtual RemoteRegion region(const MemoryDesc& memory) const = 0;
+  // Throws Error(kInvalidArgument) if there is no such key, or the range leaves its region.
+  virtual RemoteRegion region(const RemoteRange& range) const = 0;
 
   // One-sided get: the bytes of all `pieces`, one after the other, into all of `out`, one after the other. Never
-  // throws. REQUIRES: both sum up alike; pieces lie within regions of `space` that have kGet. Fails with kPeerLost if
+  // throws. REQUIRES: both sum up alike; pieces lie within ranges with that key that have kGet. Fails with kPeerLost if
   // the peer died, kPermissionDenied if it may not be read.
-  virtual Status get(uint64_t space, std::span<const Piece> pieces,
-                     std::span<const std::span<std::byte>> out) const = 0;
+  virtual Status get(uint32_t key, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const = 0;
 };
 
 }  // namespace tessera

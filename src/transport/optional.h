@@ -25,7 +25,10 @@ class AbsentTransport final : public Transport {
   std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
     fail(ErrorCode::kUnimplemented, "{} to {}: {}", name_, peer.name, how_);
   }
-  Caps exports(const MemoryDesc&) const override { return {}; }
+  Located locate(const LocalMemory&) const override { return {}; }
+  RemoteKey export_region(const LocalMemory&) const override {
+    fail(ErrorCode::kUnimplemented, "{}: {}", name_, how_);
+  }
   const Streams* streams() const override { return nullptr; }
   std::unique_ptr<Consent> consent() const override { return nullptr; }
 

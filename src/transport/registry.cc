@@ -1,5 +1,7 @@
 #include "transport/transport.h"
 
+#include <algorithm>
+
 #include "base/config.h"
 #include "base/fail.h"
 #include "transport/loopback/transport.h"
@@ -26,6 +28,11 @@ const TransportRegistry& TransportRegistry::builtin() {
     return TransportRegistry(std::move(transports));
   }();
   return registry;
+}
+
+const Transport* TransportRegistry::find(std::string_view name) const {
+  const auto found = std::ranges::find(transports_, name, &Transport::name);
+  return found == transports_.end() ? nullptr : *found;
 }
 
 const Transport& TransportRegistry::choose(const Endpoint& src, const Endpoint& dst) const {

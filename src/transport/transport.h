@@ -2,6 +2,8 @@
 // names; those that a build leaves out are a no_<name>.cc that says how to get them.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,6 +27,14 @@ struct Endpoint {
   DeviceKind device = DeviceKind::kHost;
 };
 
+// Memory of this process that a peer may be told of.
+struct LocalMemory {
+  const std::byte* data = nullptr;
+  size_t bytes = 0;
+  DeviceKind device = DeviceKind::kHost;
+  bool packed = false;  // whoever owns it packs it into a stream, and nobody else reads it
+};
+
 // Stateless and immutable: thread-safe.
 class Transport {
  public:
@@ -35,8 +45,15 @@ class Transport {
   virtual int score(const Endpoint& src, const Endpoint& dst) const = 0;
   // Reaches the memory of `peer` from this process. Throws kPeerLost if it is dead, kUnimplemented if unavailable.
   virtual std::unique_ptr<Connection> connect(const Endpoint& peer) const = 0;
-  // What a peer can do with memory of this process that it is told of.
-  virtual Caps exports(const MemoryDesc& memory) const = 0;
+  // Where memory of this process lies as this transport tells of it, and what a peer can do there.
+  struct Located {
+    uint64_t region = 0;  // a number of this process' own
+    uint64_t offset = 0;  // RemoteRange::offset
+    Caps caps;
+  };
+  virtual Located locate(const LocalMemory& memory) const = 0;
+  // The key of the region that `memory` lies in, for a peer. Throws Error.
+  virtual RemoteKey export_region(const LocalMemory& memory) const = 0;
   // Null: it has none.
   virtual const Streams* streams() const = 0;
   // What has to hold in a process while peers may get its private memory; null: nothing. Throws Error(kInvalidArgument)
@@ -50,6 +67,7 @@ class TransportRegistry {
   static const TransportRegistry& builtin();
 
   std::span<const Transport* const> transports() const { return transports_; }
+  const Transport* find(std::string_view name) const;  // null: there is none
   // The best for this pair. Throws Error(kUnimplemented) that says what each one lacks.
   const Transport& choose(const Endpoint& src, const Endpoint& dst) const;
   // The best that has streams, and those. Likewise.

@@ -61,8 +61,13 @@ UniqueFd lend_arena(RawRank& raw) {
   UniqueFd arena(::memfd_create("lent", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (::ftruncate(arena.get(), kBytes) != 0) throw Error(ErrorCode::kInternal, "ftruncate");
   Attached attached;
-  attached.arenas.push_back({.id = 1, .bytes = kBytes});
-  attached.places.push_back({.memory = {.kind = MemoryDesc::Kind::kShared, .arena = 1, .offset = 0, .bytes = kBytes},
+  ByteWriter key;
+  key.put(uint8_t{1});  // an arena
+  key.put(uint32_t{1});
+  key.put(uint64_t{kBytes});
+  attached.keys.push_back({.transport = "shm", .device = DeviceKind::kHost, .bytes = key.take(), .fds = {}});
+  attached.keys.back().fds.resize(1);
+  attached.places.push_back({.memory = {.key = 0, .offset = 0, .bytes = kBytes},
                              .origin = 0,
                              .strides = {48 * sizeof(float), sizeof(float)}});
   std::vector<UniqueFd> fds;

@@ -21,6 +21,7 @@
 #include "peer/exchange/messages.h"
 #include "tessera/store.h"
 #include "tests/support/jobs.h"
+#include "transport/transport.h"
 
 namespace tessera::test {
 
@@ -104,10 +105,10 @@ class RawRank final : public Acceptor {
   // To that caller: where `data` lies.
   void send_place(const std::vector<float>& data) {
     await_caller();
-    const MemoryDesc memory{.kind = MemoryDesc::Kind::kPrivate,
-                            .offset = reinterpret_cast<uintptr_t>(data.data()),
-                            .bytes = data.size() * sizeof(float)};
     Attached attached;
+    attached.keys.push_back(TransportRegistry::builtin().find("shm")->export_region({}));
+    const RemoteRange memory{
+        .key = 0, .offset = reinterpret_cast<uintptr_t>(data.data()), .bytes = data.size() * sizeof(float)};
     attached.places.push_back({.memory = memory, .origin = 0, .strides = {sizeof(float)}});
     send(attached);
   }

@@ -1,6 +1,7 @@
 #include "bus/lending/lender.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/fail.h"
@@ -10,6 +11,7 @@
 #include "exec/pull/source.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/peer_memory.h"
 #include "transport/transport.h"
 
 namespace tessera::bus {
@@ -17,14 +19,7 @@ namespace {
 
 constexpr Duration kReportPeriod = seconds(0.1);
 constexpr size_t kMaxLentRuns = 1 << 16;
-constexpr size_t kMaxLentArenas = 1 << 14;
-
-// Whether a peer that streams has it by the stream.
-bool is_streamed(const SourceRoute& route, const Transport& transport) {
-  const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
-  const MemoryDesc memory = describe_memory(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
-  return !transport.exports(memory).has(Access::kMap);
-}
+constexpr size_t kMaxLentRegions = 1 << 14;  // of one run
 
 }  // namespace
 
@@ -82,6 +77,8 @@ void Lender::handle(Frame& frame) {
   switch (frame.type) {
     case kCode<LendArenas>:
       return lend_arenas(parse<LendArenas>(frame.payload), std::move(frame.fds));
+    case kCode<LendKeys>:
+      return lend_keys(parse<LendKeys>(frame.payload), std::move(frame.fds));
     case kCode<MakeRun>:
       return make_run(parse<MakeRun>(frame.payload));
     case kCode<GiveStream>: {
@@ -118,27 +115,34 @@ Lender::Entry& Lender::entry(uint32_t number) {
 
 // --- making runs ---------------------------------------------------------------------------------
 
-void Lender::lend_arenas(LendArenas lend, std::vector<UniqueFd> fds) {
+// What is lent for a run comes before it is made.
+Lender::Entry& Lender::unmade(uint32_t number, size_t more) {
+  if (runs_.size() >= kMaxLentRuns && !runs_.contains(number))
+    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxLentRuns);
+  Entry& entry = runs_[number];
+  if (entry.made || entry.own.size() + entry.peer_keys.size() + more > kMaxLentRegions)
+    fail(ErrorCode::kMismatch, "lent memory: {} regions for run {} out of turn", more, number);
+  return entry;
+}
+
+void Lender::lend_arenas(const LendArenas& lend, std::vector<UniqueFd> fds) {
   if (lend.arenas.size() != fds.size())
     fail(ErrorCode::kMismatch, "lent memory: {} arenas with {} descriptors", lend.arenas.size(), fds.size());
-  if (runs_.size() >= kMaxLentRuns && !runs_.contains(lend.run))
-    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxLentRuns);
-  Entry& entry = runs_[lend.run];
-  if (entry.made || entry.own.size() + entry.peer_fds.size() + fds.size() > kMaxLentArenas)
-    fail(ErrorCode::kMismatch, "lent memory: {} arenas for run {} out of turn", fds.size(), lend.run);
+  Entry& entry = unmade(lend.run, fds.size());
   for (size_t i = 0; i < fds.size(); ++i) {
-    if (!lend.own) {
-      entry.peer_arenas.push_back(lend.arenas[i]);
-      entry.peer_fds.push_back(std::move(fds[i]));
-      continue;
-    }
     try {
-      entry.own[lend.arenas[i].id] = {SharedHeap::process().adopt(fds[i].get(), lend.writable, link_->name()),
-                                      lend.writable};
+      entry.own[lend.arenas[i]] = {SharedHeap::process().adopt(fds[i].get(), lend.writable, link_->name()),
+                                   lend.writable};
     } catch (const Error& error) {
       entry.failed = Status(error.code(), error.what());
     }
   }
+}
+
+void Lender::lend_keys(LendKeys lend, std::vector<UniqueFd> fds) {
+  Entry& entry = unmade(lend.run, lend.keys.size());
+  attach_fds(lend.keys, std::move(fds));
+  std::ranges::move(lend.keys, std::back_inserter(entry.peer_keys));
 }
 
 void Lender::make_run(MakeRun make) {
@@ -156,10 +160,9 @@ void Lender::make_run(MakeRun make) {
 
 void Lender::build(uint32_t number, Entry& entry, StreamEnd end) {
   try {
-    const Endpoint self{.process = Incarnation::self(), .name = name_};
     std::unique_ptr<ByteStream> stream;
     if (entry.make.stream)
-      stream = TransportRegistry::builtin().streams(self, self).open(std::move(end), link_->name());
+      stream = TransportRegistry::builtin().streams(self(), self()).open(std::move(end), link_->name());
     entry.run = entry.make.kind == MakeRun::Kind::kSource ? source_run(entry, std::move(stream))
                                                           : pull_run(entry, std::move(stream));
   } catch (const std::exception&) {
@@ -191,14 +194,13 @@ std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dt
     place.array = tensor.array;
     return tensor.data;
   }
-  const auto arena = entry.own.find(place.memory.arena);
+  const auto arena = entry.own.find(place.memory.key);
   if (place.kind != LentPlace::Kind::kAgent || arena == entry.own.end())
     fail(ErrorCode::kMismatch, "lent memory: tensor {}: memory in arena {}, which was not lent", what.tensor,
-         place.memory.arena);
+         place.memory.key);
   const ByteExtent extent = extent_of(dtype, place.array.owned.extents(), place.array.strides);
   if (writes && !arena->second.writable)
-    fail(ErrorCode::kMismatch, "lent memory: tensor {}: arena {} is not to be written", what.tensor,
-         place.memory.arena);
+    fail(ErrorCode::kMismatch, "lent memory: tensor {}: arena {} is not to be written", what.tensor, place.memory.key);
   const uint64_t bytes = arena->second.memory->bytes();
   const auto before = static_cast<uint64_t>(-extent.begin);
   if (place.memory.offset > bytes || place.memory.bytes > bytes - place.memory.offset || place.origin != before ||
@@ -210,8 +212,6 @@ std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dt
 
 std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<ByteStream> stream) {
   const MakeRun& make = entry.make;
-  const Endpoint self{.process = Incarnation::self(), .name = name_};
-  const Transport& transport = TransportRegistry::builtin().streaming(self, self);
   std::vector<SourceRoute> routes;
   for (const LentRoute& route : make.routes) {
     LentPlace src = route.src;
@@ -219,7 +219,7 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<By
     made.what = route.what;
     made.data = resolve(entry, route.what, route.what.dtype, src, false);
     made.src = std::move(src.array);
-    made.streamed = make.stream && is_streamed(made, transport);
+    made.streamed = route.streamed;
   }
   auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest});
   if (program->fills_stream() != make.stream)
@@ -231,14 +231,25 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<By
       std::move(program), pool, [signal = entry.done.get()] { signal->raise(); }, make.peer_name, std::move(stream));
 }
 
+// A key that leads back into this process would reach all of it, whoever the peer is said to be.
+std::shared_ptr<const Connection> Lender::connect_to_peer(Entry& entry) const {
+  const TransportRegistry& registry = TransportRegistry::builtin();
+  const std::string_view within = registry.choose(self(), self()).name();
+  auto memory = std::make_shared<PeerMemory>(
+      registry, Endpoint{.process = entry.make.peer, .name = entry.make.peer_name}, self());
+  for (uint32_t i = 0; i < entry.peer_keys.size(); ++i) {
+    if (entry.peer_keys[i].transport == within)
+      fail(ErrorCode::kMismatch, "lent memory: key {} of {} is for memory of this very process", i,
+           entry.make.peer_name);
+    memory->add_key(i, std::move(entry.peer_keys[i]));
+  }
+  return memory;
+}
+
 std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<ByteStream> stream) {
   const MakeRun& make = entry.make;
-  const Endpoint self{.process = Incarnation::self(), .name = name_};
   const bool within = !make.pulls();
-  const Endpoint peer = within ? self : Endpoint{.process = make.peer, .name = make.peer_name};
-  const std::shared_ptr<Connection> memory = TransportRegistry::builtin().choose(peer, self).connect(peer);
-  for (size_t i = 0; i < entry.peer_arenas.size(); ++i)
-    memory->add_arena(entry.peer_arenas[i], std::move(entry.peer_fds[i]));
+  const std::shared_ptr<const Connection> memory = within ? connect_to_self(self()) : connect_to_peer(entry);
   std::vector<PullRoute> routes;
   for (const LentRoute& route : make.routes) {
     if (within == (route.src.kind == LentPlace::Kind::kPeer))
@@ -247,16 +258,11 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Byte
     LentPlace dst = route.dst;
     PullRoute& made = routes.emplace_back();
     made.what = route.what;
-    if (within) {  // by address: the loopback transport reads this process' own memory
+    if (within) {
       const std::byte* const data = resolve(entry, route.what, route.what.dtype, src, false);
       const ByteExtent extent = extent_of(route.what.dtype, src.array.owned.extents(), src.array.strides);
-      src.memory = {.kind = MemoryDesc::Kind::kPrivate,
-                    .arena = 0,
-                    .offset = reinterpret_cast<uintptr_t>(data + extent.begin),
-                    .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
+      src.memory = own_range(data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
       src.origin = static_cast<uint64_t>(-extent.begin);
-    } else if (src.memory.kind == MemoryDesc::Kind::kPrivate) {
-      src.memory.kind = MemoryDesc::Kind::kRingOnly;  // never by address, whoever the peer is said to be
     }
     made.memory = src.memory;
     made.origin = src.origin;

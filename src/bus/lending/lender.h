@@ -18,7 +18,7 @@
 #include "exec/worker_pool.h"
 #include "peer/link.h"
 #include "peer/loop_signal.h"
-#include "transport/byte_stream.h"
+#include "transport/transport.h"
 
 namespace tessera {
 class SharedArena;
@@ -57,8 +57,7 @@ class Lender {
       bool writable = false;
     };
     std::map<uint32_t, Arena> own;  // arenas of the agent's, by its numbers
-    std::vector<ArenaDesc> peer_arenas;
-    std::vector<UniqueFd> peer_fds;
+    std::vector<RemoteKey> peer_keys;
     bool made = false;
     Status failed;                     // why there is no run
     std::unique_ptr<WorkerPool> pool;  // of a run that fills a stream, which blocks until it is drained
@@ -72,10 +71,13 @@ class Lender {
   };
 
   void handle(Frame& frame);
-  void lend_arenas(LendArenas lend, std::vector<UniqueFd> fds);
+  Entry& unmade(uint32_t number, size_t more);
+  void lend_arenas(const LendArenas& lend, std::vector<UniqueFd> fds);
+  void lend_keys(LendKeys lend, std::vector<UniqueFd> fds);
   void make_run(MakeRun make);
   void build(uint32_t number, Entry& entry, StreamEnd end);
   std::unique_ptr<TransferRun> source_run(Entry& entry, std::unique_ptr<ByteStream> stream);
+  std::shared_ptr<const Connection> connect_to_peer(Entry& entry) const;
   std::unique_ptr<TransferRun> pull_run(Entry& entry, std::unique_ptr<ByteStream> stream);
   void start(uint32_t number, uint32_t epoch);
   void begin(Entry& entry, uint32_t epoch);
@@ -89,6 +91,7 @@ class Lender {
   // What lies there: checked, with its array where it is a tensor's.
   std::byte* resolve(const Entry& entry, const RouteRegion& what, DType dtype, LentPlace& place, bool writes) const;
   WorkerPool& pool(std::unique_ptr<WorkerPool>& pool, const char* name) const;
+  Endpoint self() const { return {.process = Incarnation::self(), .name = name_}; }
 
   const std::string name_;
   const std::vector<LocalTensor> tensors_;

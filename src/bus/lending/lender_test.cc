@@ -80,6 +80,7 @@ RouteRegion rows(Index begin, Index end) {
 }
 
 MakeRun source(uint32_t run, bool stream, std::vector<LentRoute> routes) {
+  for (LentRoute& route : routes) route.streamed = stream;
   return {.run = run,
           .kind = MakeRun::Kind::kSource,
           .digest = true,
@@ -189,8 +190,7 @@ class Copies {
   void lend(Worker& worker, uint32_t run, bool writable) {
     std::vector<UniqueFd> fds;
     fds.push_back(duplicate_fd(arena_.fd_for_agent()));
-    worker.send(LendArenas{.run = run, .own = true, .writable = writable, .arenas = {{9, arena_.bytes()}}},
-                std::move(fds));
+    worker.send(LendArenas{.run = run, .writable = writable, .arenas = {9}}, std::move(fds));
   }
   float* values() { return reinterpret_cast<float*>(arena_.data() + 4096); }
   SharedArena& arena() { return arena_; }
@@ -205,7 +205,7 @@ class Copies {
   SharedArena arena_{9, 1 << 20};
   const LentPlace place_{.kind = LentPlace::Kind::kAgent,
                          .tensor = 0,
-                         .memory = {MemoryDesc::Kind::kShared, 9, 4096, 8 * 16 * 4},
+                         .memory = {9, 4096, 8 * 16 * 4},
                          .origin = 0,
                          .array = {Region::full(kLentShape), {64, 4}}};
 };
@@ -263,19 +263,26 @@ TEST(Lender, WritesOnlyWhereItMay) {
 
 // Though the peer is said to be this very process, where an address would do.
 TEST(Lender, ReadsNothingByAddress) {
-  Worker worker(false);
   const std::vector<float> secret(128);
   MakeRun pull{
       .run = 1, .kind = MakeRun::Kind::kPull, .peer_name = "trainer/1", .peer = Incarnation::self(), .routes = {}};
-  const MemoryDesc memory{MemoryDesc::Kind::kPrivate, 0, reinterpret_cast<uintptr_t>(secret.data()), 512};
+  const RemoteRange memory{.key = 0, .offset = reinterpret_cast<uintptr_t>(secret.data()), .bytes = 512};
   const LentPlace place{.kind = LentPlace::Kind::kPeer,
                         .tensor = 0,
                         .memory = memory,
                         .origin = 0,
                         .array = {Region::full(kLentShape), {64, 4}}};
   pull.routes = {{.what = rows(0, 8), .src = place, .dst = kLentTensor, .dst_dtype = DType::kF32}};
-  worker.send(pull);
-  EXPECT_THAT(outcome_of(worker, 1).message(), HasSubstr("want it otherwise"));
+  const auto outcome = [&](std::string_view transport) {
+    Worker worker(false);
+    LendKeys lend{.run = 1};
+    lend.keys.push_back(TransportRegistry::builtin().find(transport)->export_region({}));
+    worker.send(lend);
+    worker.send(pull);
+    return outcome_of(worker, 1).message();
+  };
+  EXPECT_THAT(outcome("shm"), HasSubstr("want it otherwise"));
+  EXPECT_THAT(outcome("loopback"), HasSubstr("for memory of this very process"));
 }
 
 TEST(Lender, ARunThatIsAbortedBeforeItBeginsEndsToo) {
@@ -341,7 +348,7 @@ TEST(Lender, BelievesNothing) {
   EXPECT_THAT(refused([](Worker& worker) { worker.send(StartRun{.run = 1, .epoch = 1}); }), HasSubstr("unknown"));
   EXPECT_THAT(refused([](Worker& worker) { worker.send(GiveStream{.run = 1}); }), HasSubstr("unknown"));
   EXPECT_THAT(refused([](Worker& worker) { worker.send(Offer{.version = 1}); }), HasSubstr("unexpected message"));
-  EXPECT_THAT(refused([](Worker& worker) { worker.send(LendArenas{.run = 1, .own = true, .arenas = {{1, 4096}}}); }),
+  EXPECT_THAT(refused([](Worker& worker) { worker.send(LendArenas{.run = 1, .arenas = {1}}); }),
               HasSubstr("1 arenas with 0 descriptors"));
   EXPECT_THAT(refused([](Worker& worker) {
                 worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
@@ -373,20 +380,42 @@ TEST(Lender, BelievesNothing) {
   EXPECT_THAT(refused_run({{.what = wider, .src = kLentTensor, .dst = {}}}), HasSubstr("of f64 is not within"));
   const LentPlace elsewhere{.kind = LentPlace::Kind::kAgent,
                             .tensor = 0,
-                            .memory = {MemoryDesc::Kind::kShared, 1, 0, 8 * 16 * 4},
+                            .memory = {1, 0, 8 * 16 * 4},
                             .origin = 0,
                             .array = {Region::full(kLentShape), {64, 4}}};
   EXPECT_THAT(refused_run({{.what = rows(0, 8), .src = elsewhere, .dst = {}}}), HasSubstr("was not lent"));
 }
 
+TEST(Lender, KeysComeWithTheirDescriptorsBeforeTheirRun) {
+  Worker worker;
+  LendKeys lend{.run = 1};
+  lend.keys.emplace_back().fds.resize(1);
+  worker.send(lend);
+  EXPECT_THAT(worker.refusal(), HasSubstr("1 keys with 0 descriptors, they have 1"));
+  Worker late;
+  late.send(source(1, false, {}));
+  late.send(LendKeys{.run = 1});
+  EXPECT_THAT(late.refusal(), HasSubstr("out of turn"));
+}
+
+TEST(Lender, ARunStreamsWhatItIsToldToAndNothingElse) {
+  Worker worker;
+  MakeRun run = source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}});
+  run.routes.front().streamed = false;
+  const auto ring = BounceRing::create();
+  worker.send(run);
+  worker.send(GiveStream{.run = 1}, ring_of(*ring));
+  EXPECT_THAT(outcome_of(worker, 1).message(), HasSubstr("want it otherwise"));
+}
+
 TEST(Lender, AnArrayOfTheAgentsStaysWithinItsArena) {
   SharedArena arena(1, 1 << 20);
   const LocalArray array{Region::full(kLentShape), {64, 4}};
-  const auto status_of = [&](MemoryDesc memory, uint64_t origin) {
+  const auto status_of = [&](RemoteRange memory, uint64_t origin) {
     Worker worker;
     std::vector<UniqueFd> fds;
     fds.push_back(duplicate_fd(arena.fd_for_agent()));
-    worker.send(LendArenas{.run = 1, .own = true, .arenas = {{1, arena.bytes()}}}, std::move(fds));
+    worker.send(LendArenas{.run = 1, .arenas = {1}}, std::move(fds));
     const LentPlace place{
         .kind = LentPlace::Kind::kAgent, .tensor = 0, .memory = memory, .origin = origin, .array = array};
     worker.send(source(1, false, {{.what = rows(0, 8), .src = place, .dst = {}}}));
@@ -394,12 +423,11 @@ TEST(Lender, AnArrayOfTheAgentsStaysWithinItsArena) {
     return worker.next<RunEnded>().status.code();
   };
   const uint64_t end = arena.bytes();
-  using Kind = MemoryDesc::Kind;
-  EXPECT_EQ(status_of({Kind::kShared, 1, end - 512, 512}, 0), ErrorCode::kOk);
-  EXPECT_EQ(status_of({Kind::kShared, 1, end - 508, 512}, 0), ErrorCode::kMismatch);
-  EXPECT_EQ(status_of({Kind::kShared, 1, 0, 508}, 0), ErrorCode::kMismatch);
-  EXPECT_EQ(status_of({Kind::kShared, 1, 0, 512}, 4), ErrorCode::kMismatch);
-  EXPECT_EQ(status_of({Kind::kShared, 1, end + 512, 512}, 0), ErrorCode::kMismatch);
+  EXPECT_EQ(status_of({1, end - 512, 512}, 0), ErrorCode::kOk);
+  EXPECT_EQ(status_of({1, end - 508, 512}, 0), ErrorCode::kMismatch);
+  EXPECT_EQ(status_of({1, 0, 508}, 0), ErrorCode::kMismatch);
+  EXPECT_EQ(status_of({1, 0, 512}, 4), ErrorCode::kMismatch);
+  EXPECT_EQ(status_of({1, end + 512, 512}, 0), ErrorCode::kMismatch);
 }
 
 TEST(Lender, EndsWhileARunWaits) {

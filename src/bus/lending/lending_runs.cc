@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/fail.h"
-#include "base/socket.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/peer_memory.h"
 
 namespace tessera::bus {
 namespace {
@@ -14,25 +14,24 @@ namespace {
 // Pulls whose destinations lie in lent memory are planned here, and run by the worker.
 class LendingPulls final : public LocalPulls {
  public:
-  LendingPulls(LentMemory& lent, const Endpoint& self, const Endpoint& peer, PeerArenas memory,
-               std::vector<UniqueFd> fds, bool digest, WorkerPool& pool)
-      : LocalPulls(self, peer, {.arenas = memory.arenas, .fds = std::move(memory.fds)}, digest, pool),
+  LendingPulls(LentMemory& lent, const Endpoint& self, const Endpoint& peer, std::vector<RemoteKey> keys,
+               std::vector<RemoteKey> keys_to_pass_on, bool digest, WorkerPool& pool)
+      : LocalPulls(self, peer, std::move(keys), digest, pool),
         lent_(lent),
         peer_(peer),
         digest_(digest),
-        arenas_(std::move(memory.arenas)),
-        fds_(std::move(fds)) {}
+        keys_(std::move(keys_to_pass_on)) {}
 
   void add_slot(std::span<const PullRoute> routes) override {
     if (!lent_.touches(routes)) return LocalPulls::add_slot(routes);
     LocalPulls::add_slot(routes, Access::kStream);
-    const LentMemory::Peer from{.process = peer_.process, .name = peer_.name, .arenas = arenas_, .fds = fds_};
+    const LentMemory::Peer from{.process = peer_.process, .name = peer_.name, .keys = keys_};
     const bool stream = program(slots() - 1)->wants_stream();
     if (stream && slots() > 1) fail(ErrorCode::kMismatch, "{} slots in memory that is lent: one is possible", slots());
     runs_.push_back(lent_.make_pull(from, routes, digest_, stream, [this] { done_(); }));
   }
   void make_runs(StreamEnd end, const RunDone& done) override {
-    fds_.clear();
+    keys_.clear();
     if (runs_.empty()) return LocalPulls::make_runs(std::move(end), done);
     done_ = done;
     if (!program(0)->wants_stream()) return;
@@ -49,8 +48,7 @@ class LendingPulls final : public LocalPulls {
   LentMemory& lent_;
   const Endpoint peer_;
   const bool digest_;
-  const std::vector<ArenaDesc> arenas_;
-  std::vector<UniqueFd> fds_;  // until the runs are made
+  std::vector<RemoteKey> keys_;  // until the runs are made
   RunDone done_;
   std::vector<std::unique_ptr<LentRun>> runs_;
 };
@@ -99,9 +97,8 @@ void LendingRuns::open(std::function<void(const Status&)> on_lost) {
   memory_->connect(agent_, std::move(socket_), std::move(on_lost));
 }
 
-MemoryDesc LendingRuns::describe(const std::byte* data, size_t bytes) const {
-  if (reaches(data)) return LocalRuns::describe(data, bytes);
-  return {.kind = MemoryDesc::Kind::kRingOnly, .arena = 0, .offset = 0, .bytes = bytes};
+LocalMemory LendingRuns::describe(const std::byte* data, size_t bytes) const {
+  return {.data = data, .bytes = bytes, .packed = !reaches(data)};
 }
 
 // The heap's own arenas hold other things, too, and may be sealed by now.
@@ -112,10 +109,11 @@ std::shared_ptr<std::byte> LendingRuns::allocate(size_t bytes, size_t /*alignmen
   return {arena, arena->data()};
 }
 
-std::unique_ptr<PullRuns> LendingRuns::make_pull(const Endpoint& peer, PeerArenas memory, bool digest) {
-  std::vector<UniqueFd> fds;
-  for (const UniqueFd& fd : memory.fds) fds.push_back(duplicate_fd(fd.get()));
-  return std::make_unique<LendingPulls>(*memory_, self(), peer, std::move(memory), std::move(fds), digest, pull_pool());
+std::unique_ptr<PullRuns> LendingRuns::make_pull(const Endpoint& peer, std::vector<RemoteKey> keys, bool digest) {
+  std::vector<RemoteKey> copies;
+  for (const RemoteKey& key : keys) copies.push_back(key.duplicate());
+  return std::make_unique<LendingPulls>(*memory_, self(), peer, std::move(keys), std::move(copies), digest,
+                                        pull_pool());
 }
 
 RunFactory::Source LendingRuns::make_source(const Endpoint& peer, bool digest, const RunDone& done) {
@@ -139,10 +137,10 @@ RunFactory::OwnTerms LendingRuns::make_own_terms(std::span<const PullRoute> rout
   std::vector<PullRoute> own(routes.begin(), routes.end());
   std::vector<SourceRoute> lent;
   for (PullRoute& route : own) {
-    const auto* const data = reinterpret_cast<const std::byte*>(route.memory.offset) + route.origin;
+    const std::byte* const data = own_data(route.memory) + route.origin;
     if (reaches(data)) continue;
-    lent.push_back({.what = route.what, .src = route.src, .data = data});
-    route.memory = {.kind = MemoryDesc::Kind::kRingOnly, .arena = 0, .offset = 0, .bytes = route.memory.bytes};
+    lent.push_back({.what = route.what, .src = route.src, .data = data, .streamed = true});
+    route.memory = {.key = kOwnPacked, .offset = 0, .bytes = route.memory.bytes};
   }
   OwnTerms terms = LocalRuns::make_own_terms(own, source_done);
   if (lent.empty()) return terms;

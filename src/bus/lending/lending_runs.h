@@ -25,10 +25,10 @@ class LendingRuns final : public LocalRuns {
   void close() override { memory_->close(); }
 
   bool reaches(const std::byte* data) const override { return !memory_->holds(data); }
-  MemoryDesc describe(const std::byte* data, size_t bytes) const override;
+  LocalMemory describe(const std::byte* data, size_t bytes) const override;
   std::shared_ptr<std::byte> allocate(size_t bytes, size_t alignment) override;
 
-  std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, PeerArenas memory, bool digest) override;
+  std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, std::vector<RemoteKey> keys, bool digest) override;
   Source make_source(const Endpoint& peer, bool digest, const RunDone& done) override;
   std::unique_ptr<Run> make_digests(std::span<const SourceRoute> routes, const RunDone& done) override;
   std::unique_ptr<Run> make_copy(std::span<const PullRoute> routes, const RunDone& done) override;

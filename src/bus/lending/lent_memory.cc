@@ -11,14 +11,9 @@
 #include "base/socket.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/peer_memory.h"
 
 namespace tessera::bus {
-namespace {
-
-constexpr size_t kLentArenasPerFrame = 200;
-
-}  // namespace
-
 LentMemory::LentMemory(uint64_t bytes, const Incarnation& worker, std::string worker_name)
     : worker_(worker), name_(std::move(worker_name)), bytes_(bytes) {
   void* const data = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -164,32 +159,22 @@ class LentMemory::Maker {
     arenas_[found->arena->id()].writable |= writes;
     return {.kind = LentPlace::Kind::kAgent,
             .tensor = 0,
-            .memory = {.kind = MemoryDesc::Kind::kShared,
-                       .arena = found->arena->id(),
-                       .offset = found->offset,
-                       .bytes = bytes},
+            .memory = {.key = found->arena->id(), .offset = found->offset, .bytes = bytes},
             .origin = static_cast<uint64_t>(-extent.begin),
             .array = array};
   }
 
   std::unique_ptr<LentRun> send(std::function<void()> done, const Peer* peer) {
-    std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> frames;  // all that can fail comes first
-    for (const bool writable : {false, true}) {
-      std::vector<ArenaDesc> descs;
-      std::vector<int> fds;
-      for (const auto& [id, lent] : arenas_) {
-        if (lent.writable != writable) continue;
-        descs.push_back({.id = id, .bytes = lent.arena->bytes()});
-        fds.push_back(lent.arena->fd_for_agent());
-      }
-      lend({.run = make_.run, .own = true, .writable = writable, .arenas = {}}, descs, fds, frames);
+    std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> arenas = arena_frames();  // all that can fail comes first
+    std::vector<RemoteKey> keys;
+    if (peer != nullptr)
+      for (const RemoteKey& key : peer->keys) keys.push_back(key.duplicate());
+    for (auto& [message, fds] : arenas) memory_.link_->send(message, std::move(fds));
+    for (std::vector<RemoteKey>& part : split_by_fds(std::move(keys))) {
+      if (part.empty()) continue;
+      std::vector<UniqueFd> fds = detach_fds(part);
+      memory_.link_->send(LendKeys{.run = make_.run, .keys = std::move(part)}, std::move(fds));
     }
-    if (peer != nullptr) {
-      std::vector<int> fds;
-      for (const UniqueFd& fd : peer->fds) fds.push_back(fd.get());
-      lend({.run = make_.run, .own = false, .writable = false, .arenas = {}}, peer->arenas, fds, frames);
-    }
-    for (auto& [message, fds] : frames) memory_.link_->send(message, std::move(fds));
     memory_.link_->send(make_);
     return std::unique_ptr<LentRun>(new LentRun(memory_.shared_from_this(), make_, std::move(done)));
   }
@@ -204,14 +189,24 @@ class LentMemory::Maker {
     }
     return std::nullopt;
   }
-  // `message` for every so many of `arenas`, with copies of their descriptors.
-  static void lend(const LendArenas& message, std::span<const ArenaDesc> arenas, std::span<const int> fds,
-                   std::vector<std::pair<LendArenas, std::vector<UniqueFd>>>& frames) {
-    for (size_t i = 0; i < arenas.size(); ++i) {
-      if (i % kLentArenasPerFrame == 0) frames.emplace_back(message, std::vector<UniqueFd>());
-      frames.back().first.arenas.push_back(arenas[i]);
-      frames.back().second.push_back(duplicate_fd(fds[i]));
+  // With copies of the arenas' descriptors.
+  std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> arena_frames() const {
+    std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> frames;
+    for (const bool writable : {false, true}) {
+      size_t room = 0;  // in the last frame
+      for (const auto& [id, lent] : arenas_) {
+        if (lent.writable != writable) continue;
+        if (room == 0) {
+          frames.emplace_back(LendArenas{.run = make_.run, .writable = writable, .arenas = {}},
+                              std::vector<UniqueFd>());
+          room = kMaxFdsPerMessage;
+        }
+        frames.back().first.arenas.push_back(id);
+        frames.back().second.push_back(duplicate_fd(lent.arena->fd_for_agent()));
+        --room;
+      }
     }
+    return frames;
   }
 
   struct LentArena {
@@ -230,6 +225,7 @@ std::unique_ptr<LentRun> LentMemory::make_source(const std::string& peer_name, s
   for (const SourceRoute& route : routes)
     maker.message().routes.push_back({.what = route.what,
                                       .src = maker.place(route.what.dtype, route.src, route.data, false),
+                                      .streamed = stream && route.streamed,
                                       .dst = {},
                                       .dst_dtype = route.what.dtype});
   return maker.send(std::move(done), nullptr);
@@ -255,7 +251,7 @@ std::unique_ptr<LentRun> LentMemory::make_pull(const Peer& peer, std::span<const
 std::unique_ptr<LentRun> LentMemory::make_copy(std::span<const PullRoute> routes, std::function<void()> done) {
   Maker maker(*this, MakeRun::Kind::kPull, false, false);
   for (const PullRoute& route : routes) {
-    const auto* const source = reinterpret_cast<const std::byte*>(route.memory.offset) + route.origin;
+    const std::byte* const source = own_data(route.memory) + route.origin;
     maker.message().routes.push_back({.what = route.what,
                                       .src = maker.place(route.what.dtype, route.src, source, false),
                                       .dst = maker.place(route.dst_dtype, route.dst, route.data, true),

@@ -30,7 +30,7 @@
 #include "peer/link.h"
 #include "peer/stop_detector.h"
 #include "transport/byte_stream.h"
-#include "transport/memory_desc.h"
+#include "transport/remote_key.h"
 
 namespace tessera {
 class SharedArena;
@@ -73,17 +73,15 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   // started.
   std::unique_ptr<LentRun> make_source(const std::string& peer_name, std::span<const SourceRoute> routes, bool digest,
                                        bool stream, std::function<void()> done);
-  // From another rank's memory, described to this one by `arenas` (with their descriptors) and the routes.
+  // From another rank's memory, to which it has given `keys`.
   struct Peer {
     Incarnation process;
     std::string name;
-    std::span<const ArenaDesc> arenas;
-    std::span<const UniqueFd> fds;
+    std::span<const RemoteKey> keys;
   };
   std::unique_ptr<LentRun> make_pull(const Peer& peer, std::span<const PullRoute> routes, bool digest, bool stream,
                                      std::function<void()> done);
-  // A copy between tensors of the worker and memory of the agent's, either way. A route's source is given by address
-  // (kPrivate).
+  // A copy between tensors of the worker and memory of the agent's, either way. A route's source is an own_range().
   std::unique_ptr<LentRun> make_copy(std::span<const PullRoute> routes, std::function<void()> done);
   // Returns once the worker has made all runs so far. Throws what that failed with, kPeerLost (also where the worker is
   // stopped), kDeadlineExceeded, kCancelled. Not on the loop.

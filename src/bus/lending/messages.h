@@ -3,7 +3,8 @@
 //
 //   agent                               worker
 //   -----                               ------
-//   LendArenas                           descriptors that a run's routes need
+//   LendArenas                           the agent's arenas that a run's routes need
+//   LendKeys                             and the keys of the rank that it pulls from
 //   MakeRun                              a run over the worker's tensors
 //   GiveStream                             the stream that it fills or drains, if it does
 //   StartRun                             go
@@ -24,7 +25,7 @@
 #include "peer/exchange/messages.h"
 #include "peer/message.h"
 #include "tessera/error.h"
-#include "transport/memory_desc.h"
+#include "transport/remote_key.h"
 
 namespace tessera::bus {
 
@@ -39,21 +40,30 @@ enum class LendingMessage : uint16_t {
   kRunEnded,
   kSync,
   kSynced,
+  kLendKeys = 40,
 };
 
 // Before MakeRun, as often as it takes. In a frame with one descriptor for each.
 struct LendArenas {
   static constexpr auto kType = LendingMessage::kLendArenas;
   uint32_t run = 0;
-  bool own = false;       // the agent's, else those of the rank that the run pulls from
-  bool writable = false;  // the agent's alone
-  std::vector<ArenaDesc> arenas;
+  bool writable = false;
+  std::vector<uint32_t> arenas{};  // their numbers in the agent's process
   static void fields(auto& f, auto& self) {
     f("run", self.run);
-    f("own", self.own);
     f("writable", self.writable);
-    f.require(self.own || !self.writable, "LendArenas: another rank's are not to be written");
-    f("arenas", self.arenas, kMaxArenas);
+    f("arenas", self.arenas, kMaxKeys);
+  }
+};
+
+// Likewise, of the rank that the run pulls from: passed on as they came (Attached::keys), with their descriptors.
+struct LendKeys {
+  static constexpr auto kType = LendingMessage::kLendKeys;
+  uint32_t run = 0;
+  std::vector<RemoteKey> keys{};
+  static void fields(auto& f, auto& self) {
+    f("run", self.run);
+    f("keys", self.keys, kMaxKeys);
   }
 };
 
@@ -71,13 +81,13 @@ void dims_field(Fields& f, std::string_view name, Dims& dims) {
 struct LentPlace {
   enum class Kind : uint8_t {
     kTensor,  // tensor number `tensor` of what the worker has registered
-    kAgent,   // `memory`, in an arena of the agent's
+    kAgent,   // `memory`, whose key is the number of an arena of the agent's
     kPeer,    // `memory`, of the rank that the run pulls from
   };
   Kind kind = Kind::kTensor;
   uint32_t tensor = 0;
   // What follows, of all but a tensor.
-  MemoryDesc memory;    // all that the array takes
+  RemoteRange memory;   // all that the array takes
   uint64_t origin = 0;  // of its first element, in `memory`
   LocalArray array;
   static void fields(auto& f, auto& self) {
@@ -96,7 +106,8 @@ struct LentPlace {
 struct LentRoute {
   RouteRegion what;
   LentPlace src;
-  LentPlace dst;  // of a pull, as dst_dtype
+  bool streamed = false;  // of a source: it goes into the stream
+  LentPlace dst;          // of a pull, as dst_dtype
   DType dst_dtype = DType::kF32;
 };
 
@@ -111,7 +122,7 @@ struct MakeRun {
   uint32_t run = 0;                              // a number that no run of the worker's has
   Kind kind = Kind::kSource;
   bool digest = false;
-  bool stream = false;    // routes in lent memory go through a stream; of a pull, those that are not in arenas
+  bool stream = false;    // some of its routes go through a stream
   std::string peer_name;  // "inference/1": the other end; empty: a copy between this rank's agent and worker
   Incarnation peer{};     // of a pull from it: whose memory it is
   std::vector<LentRoute> routes;
@@ -132,7 +143,7 @@ struct MakeRun {
       if constexpr (kReads<decltype(g)>) check_route(what);
       g("src", route.src);
       if constexpr (kReads<decltype(g)>) check_place(what, route.src);
-      if (self.kind == Kind::kSource) return;
+      if (self.kind == Kind::kSource) return g("streamed", route.streamed);
       g("dst", route.dst);
       if constexpr (kReads<decltype(g)>) check_place(what, route.dst);
       g("dst_dtype", route.dst_dtype, kLastDType);
@@ -219,7 +230,7 @@ struct Synced {
   }
 };
 
-using LendingMessages =
-    MessageList<LendArenas, MakeRun, GiveStream, StartRun, AbortRun, DropRun, RunProgress, RunEnded, Sync, Synced>;
+using LendingMessages = MessageList<LendArenas, LendKeys, MakeRun, GiveStream, StartRun, AbortRun, DropRun, RunProgress,
+                                    RunEnded, Sync, Synced>;
 
 }  // namespace tessera::bus

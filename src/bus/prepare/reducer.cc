@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/rounding.h"
 #include "codec/simd/reduce.h"
+#include "transport/peer_memory.h"
 
 namespace tessera::bus {
 namespace {
@@ -110,10 +111,7 @@ void Reducer::build_run() {
     const LocalTensor& local = setup_.terms[reduction.tensor];
     const ByteExtent extent = local.extent();
     route.src = local.array;
-    route.memory = {.kind = MemoryDesc::Kind::kPrivate,
-                    .arena = 0,
-                    .offset = reinterpret_cast<uintptr_t>(local.data + extent.begin),
-                    .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
+    route.memory = own_range(local.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
     route.origin = static_cast<uint64_t>(-extent.begin);
     own.push_back(std::move(route));
   }

@@ -1,6 +1,7 @@
 #include "bus/session/packing.h"
 
 #include "base/rounding.h"
+#include "transport/peer_memory.h"
 
 namespace tessera::bus {
 namespace {
@@ -17,11 +18,7 @@ PullRoute local_copy(uint32_t ordinal, const Shape& global, const LocalTensor& f
   PullRoute route;
   route.what = {.tensor = ordinal, .shape = shape, .dtype = from.dtype, .region = from.array.owned};
   route.src = from.array;
-  // By address, shared or not: the loopback transport reads this process' own memory.
-  route.memory = {.kind = MemoryDesc::Kind::kPrivate,
-                  .arena = 0,
-                  .offset = reinterpret_cast<uintptr_t>(from.data + extent.begin),
-                  .bytes = static_cast<uint64_t>(extent.end - extent.begin)};
+  route.memory = own_range(from.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));
   route.origin = static_cast<uint64_t>(-extent.begin);
   route.dst = to.array;
   route.dst_dtype = to.dtype;

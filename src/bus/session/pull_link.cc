@@ -12,12 +12,6 @@
 #include "exec/wire/wire_piece.h"
 
 namespace tessera::bus {
-namespace {
-
-constexpr uint32_t kMaxArenaFds = 1 << 14;
-
-}  // namespace
-
 PullLink::PullLink(Agent& agent, RunFactory& factory, PullLinkOwner& owner, const std::string& peer_job, Rank rank,
                    const RankRecord& record, std::vector<WantedRoute> routes, PullLinkOptions options)
     : agent_(agent),
@@ -72,11 +66,12 @@ void PullLink::handle(Frame& frame) {
 void PullLink::handle_attached(Frame& frame) {
   if (pulls_) fail(ErrorCode::kMismatch, "Attached out of turn");
   Attached part = parse<Attached>(frame.payload);
-  if (part.arenas.size() != frame.fds.size() || arena_fds_.size() + frame.fds.size() > kMaxArenaFds)
-    fail(ErrorCode::kMismatch, "{} arenas with {} descriptors", part.arenas.size(), frame.fds.size());
-  attached_.arenas.insert(attached_.arenas.end(), part.arenas.begin(), part.arenas.end());
-  for (UniqueFd& fd : frame.fds) arena_fds_.push_back(std::move(fd));
-  if (part.more_arenas) return;
+  attach_fds(part.keys, std::move(frame.fds));
+  if (attached_.keys.size() + part.keys.size() > kMaxKeys)
+    fail(ErrorCode::kMismatch, "Attached: {} keys and {} more, at most {}", attached_.keys.size(), part.keys.size(),
+         kMaxKeys);
+  std::ranges::move(part.keys, std::back_inserter(attached_.keys));
+  if (part.more_keys) return;
   attached_.slots = part.slots;
   attached_.places = std::move(part.places);
   build();
@@ -123,8 +118,7 @@ std::vector<PullRoute> PullLink::place_routes(Prepare& prepare, std::vector<Slot
 
 void PullLink::build() {
   std::unique_ptr<PullRuns> pulls =
-      factory_.make_pull({.process = incarnation_, .name = name_},
-                         {.arenas = std::move(attached_.arenas), .fds = std::move(arena_fds_)}, options_.digest);
+      factory_.make_pull({.process = incarnation_, .name = name_}, std::move(attached_.keys), options_.digest);
   Prepare prepare;
   std::vector<SlotBytes> slot_bytes;
   std::vector<PullRoute> routes = place_routes(prepare, slot_bytes);

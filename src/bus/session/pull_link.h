@@ -165,7 +165,6 @@ class PullLink {
   std::shared_ptr<Link> link_;
   bool ready_ = false;
   Attached attached_;
-  std::vector<UniqueFd> arena_fds_;
 
   std::shared_ptr<ByteStream> stream_;
   LoopSignal run_done_;

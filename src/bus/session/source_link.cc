@@ -1,18 +1,12 @@
 #include "bus/session/source_link.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "base/fail.h"
-#include "base/socket.h"
-#include "memory/host/shared_arena.h"
-#include "tessera/memory.h"
 
 namespace tessera::bus {
 namespace {
-
-constexpr size_t kArenasPerFrame = 200;
 
 int64_t bytes_of_route(const ServedRoute& served) {
   return bytes_of(served.route.what.dtype, served.route.what.region.size());
@@ -28,6 +22,7 @@ SourceLink::SourceLink(Agent& agent, RunFactory& factory, SourceLinkOwner& owner
       rank_(caller.hello.rank),
       incarnation_(caller.hello.incarnation),
       name_(link_->name()),
+      exporter_(factory.make_exporter({.process = incarnation_, .name = name_})),
       routes_(std::move(routes)),
       digest_(digest),
       slots_(slots),
@@ -58,54 +53,44 @@ SourceLink::~SourceLink() {
 }
 
 // What one tensor (or reduced region) takes around its first element, and how it is laid out there.
-Attached::Place SourceLink::place_of(const ServedRoute& served) const {
+Attached::Place SourceLink::place_of(const ServedRoute& served) {
   const SourceRoute& route = served.route;
   const ByteExtent extent = extent_of(route.what.dtype, route.src.owned.extents(), route.src.strides);
-  const auto bytes = static_cast<size_t>(extent.end - extent.begin);
-  return {.memory = factory_.describe(route.data + extent.begin, bytes),
-          .origin = static_cast<uint64_t>(-extent.begin),
-          .strides = route.src.strides,
-          .slot_bytes = served.slot_bytes,
-          .delta =
-              served.delta == nullptr ? std::nullopt : std::optional(describe_memory(served.delta, served.delta_bytes)),
-          .delta_slot_bytes = served.delta_slot_bytes};
+  Attached::Place place{.memory = exported(route, extent).range,
+                        .origin = static_cast<uint64_t>(-extent.begin),
+                        .strides = route.src.strides,
+                        .slot_bytes = served.slot_bytes,
+                        .delta_slot_bytes = served.delta_slot_bytes};
+  if (served.delta != nullptr) place.delta = exported_delta(served).range;
+  return place;
 }
 
+Exporter::Exported SourceLink::exported(const SourceRoute& route, const ByteExtent& extent) {
+  return exporter_->add(factory_.describe(route.data + extent.begin, static_cast<size_t>(extent.end - extent.begin)));
+}
+
+Exporter::Exported SourceLink::exported_delta(const ServedRoute& served) {
+  return exporter_->add({.data = served.delta, .bytes = served.delta_bytes});
+}
+
+// A message carries a bounded number of descriptors: more keys take more messages, the last has the places.
 void SourceLink::send_places(uint32_t slots) {
-  Attached message;
-  std::map<uint32_t, std::shared_ptr<SharedArena>> arenas;
+  Attached message{.slots = slots};
   for (size_t i = 0; i < routes_.size(); ++i) {
-    const SourceRoute& route = routes_[i].route;
     if (!routes_[i].per_route && i > 0 && !routes_[i - 1].per_route &&
-        routes_[i - 1].route.what.tensor == route.what.tensor)
+        routes_[i - 1].route.what.tensor == routes_[i].route.what.tensor)
       continue;
     message.places.push_back(place_of(routes_[i]));
-    const auto announce = [&](const MemoryDesc& memory, const std::byte* data) {
-      if (memory.kind != MemoryDesc::Kind::kShared || arenas.contains(memory.arena)) return;
-      const auto location = SharedHeap::process().locate(data, static_cast<size_t>(memory.bytes));
-      if (location) arenas.emplace(memory.arena, location->arena);
-    };
-    const Attached::Place& place = message.places.back();
-    announce(place.memory, route.data - place.origin);
-    if (place.delta) announce(*place.delta, routes_[i].delta);
   }
-  // A message carries a bounded number of descriptors: more arenas take more messages, the last has the places.
-  Attached part;
-  std::vector<UniqueFd> fds;
-  const auto flush = [&] {
-    part.more_arenas = true;
-    link_->send(part, std::move(fds));
-    part = {};
-    fds.clear();
-  };
-  for (const auto& [id, arena] : arenas) {
-    if (fds.size() == kArenasPerFrame) flush();
-    part.arenas.push_back({.id = id, .bytes = arena->bytes()});
-    fds.push_back(duplicate_fd(arena->fd_for_peer()));
-  }
-  part.slots = slots;
-  part.places = std::move(message.places);
-  link_->send(part, std::move(fds));
+  std::vector<std::vector<RemoteKey>> parts = split_by_fds(exporter_->take_keys());
+  for (size_t i = 0; i + 1 < parts.size(); ++i) send_keys({.slots = slots, .more_keys = true}, std::move(parts[i]));
+  send_keys(std::move(message), std::move(parts.back()));
+}
+
+void SourceLink::send_keys(Attached message, std::vector<RemoteKey> keys) {
+  message.keys = std::move(keys);
+  std::vector<UniqueFd> fds = detach_fds(message.keys);
+  link_->send(message, std::move(fds));
 }
 
 void SourceLink::handle(Frame& frame) {
@@ -167,18 +152,18 @@ void SourceLink::handle(Frame& frame) {
 }
 
 // Those that a run packs or digests, as they lie in a slot.
-std::vector<SourceRoute> SourceLink::routes_in(uint32_t slot) const {
-  const Endpoint peer{.process = incarnation_, .name = name_};
-  const auto streams = [&](const MemoryDesc& memory) { return factory_.streams(peer, memory); };
+std::vector<SourceRoute> SourceLink::routes_in(uint32_t slot) {
   std::vector<SourceRoute> routes;
   for (const uint32_t i : program_routes_) {
     const ServedRoute& served = routes_[i];
-    const Attached::Place place = place_of(served);
+    const ByteExtent extent =
+        extent_of(served.route.what.dtype, served.route.src.owned.extents(), served.route.src.strides);
     SourceRoute& route = routes.emplace_back(served.route);
     route.data += slot * served.slot_bytes;
-    route.streamed = streams(place.memory);
+    route.streamed = !exported(served.route, extent).caps.has(Access::kMap);
     route.digested = !served.quantised;
-    if (place.delta && streams(*place.delta)) route.delta = served.delta + slot * served.delta_slot_bytes;
+    if (served.delta != nullptr && !exported_delta(served).caps.has(Access::kMap))
+      route.delta = served.delta + slot * served.delta_slot_bytes;
   }
   return routes;
 }

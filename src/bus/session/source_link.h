@@ -104,11 +104,14 @@ class SourceLink {
   void begin_anew(int64_t version);
   bool skips(size_t route) const;  // the receiver does
   void handle(Frame& frame);
-  Attached::Place place_of(const ServedRoute& served) const;
+  Attached::Place place_of(const ServedRoute& served);
+  Exporter::Exported exported(const SourceRoute& route, const ByteExtent& extent);
+  Exporter::Exported exported_delta(const ServedRoute& served);
   void send_places(uint32_t slots);
+  void send_keys(Attached message, std::vector<RemoteKey> keys);
   void prepare(const Prepare& prepare);
   StreamEnd make_runs();
-  std::vector<SourceRoute> routes_in(uint32_t slot) const;
+  std::vector<SourceRoute> routes_in(uint32_t slot);
   void travel(std::span<const int64_t> deltas);
   void pack_again();
   void handle_run_done();
@@ -119,6 +122,7 @@ class SourceLink {
   const Rank rank_;
   const Incarnation incarnation_;
   const std::string name_;
+  const std::unique_ptr<Exporter> exporter_;
   std::vector<ServedRoute> routes_;
   const bool digest_;
   const uint32_t slots_;

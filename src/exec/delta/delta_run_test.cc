@@ -89,8 +89,6 @@ class DeltaPair {
     pieces_ = std::make_unique<SparseMemory>(piece_bytes, "trainer/0");
     run_ = std::make_unique<DeltaRun>(program_, memory, *pieces_, pool_, done_.callback());
     const auto peer = reach_self(way_ == Access::kMap ? "loopback" : "shm");
-    const auto arena = SharedHeap::process().locate(pieces_->data(), pieces_->size())->arena;
-    peer->add_arena({arena->id(), arena->bytes()}, UniqueFd(::dup(arena->fd_for_peer())));
     std::vector<PullRoute> pulls;
     for (size_t r = 0; r < routes_.size(); ++r) pulls.push_back(pull_route(r, memory[r]));
     PullOptions options{.digest = digest_};
@@ -172,11 +170,6 @@ class DeltaPair {
                                           fill_pool_, filled_.callback(), "inference/0", std::move(stream));
   }
 
-  MemoryDesc describe(const std::byte* data, size_t bytes) const {
-    if (way_ == Access::kMap) return describe_memory(data, bytes);
-    return {.offset = reinterpret_cast<uintptr_t>(data), .bytes = bytes};  // as if it were private
-  }
-
   PullRoute pull_route(size_t r, const DeltaRun::Memory& memory) const {
     const RandomRoute& route = routes_[r];
     const auto bytes = static_cast<size_t>(program_->piece(r).full_bytes());
@@ -184,11 +177,11 @@ class DeltaPair {
     if (!route.what.region.empty()) strides = byte_strides(route.what.dtype, route.what.region.extents());
     return {.what = route.what,
             .src = {.owned = route.what.region, .strides = strides},
-            .memory = describe(memory.base, bytes),
+            .memory = own_range(memory.base, bytes),
             .dst = route.dst.array,
             .dst_dtype = route.dst_dtype,
             .data = const_cast<std::byte*>(dst_[r].data()) + route.dst.first,
-            .delta = describe(pieces_->data() + memory.piece, static_cast<size_t>(program_->piece(r).bytes()))};
+            .delta = own_range(pieces_->data() + memory.piece, static_cast<size_t>(program_->piece(r).bytes()))};
   }
 
   void check(size_t r, Travel travel) {
@@ -419,13 +412,13 @@ TEST(PullProgram, RefusesADeltaPieceThatIsTooSmall) {
   std::vector<std::byte> memory(route.src.size);
   PullRoute pull{.what = route.what,
                  .src = route.src.array,
-                 .memory = describe_memory(memory.data(), memory.size()),
+                 .memory = own_range(memory.data(), memory.size()),
                  .dst = route.dst.array,
                  .dst_dtype = DType::kF32,
                  .data = memory.data()};
-  pull.delta = describe_memory(memory.data(), static_cast<size_t>(DeltaPiece(route.what).bytes()) - 1);
+  pull.delta = own_range(memory.data(), static_cast<size_t>(DeltaPiece(route.what).bytes()) - 1);
   EXPECT_THROW(PullProgram(reach_self("loopback"), std::span(&pull, 1), {}), Error);
-  pull.delta = describe_memory(memory.data(), static_cast<size_t>(DeltaPiece(route.what).bytes()));
+  pull.delta = own_range(memory.data(), static_cast<size_t>(DeltaPiece(route.what).bytes()));
   EXPECT_EQ(PullProgram(reach_self("loopback"), std::span(&pull, 1), {}).delta_routes(), 1U);
   EXPECT_EQ(PullProgram(reach_self("shm"), std::span(&pull, 1), {}).delta_routes(), 1U);
 }

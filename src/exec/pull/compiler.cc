@@ -121,7 +121,7 @@ class Compiler {
         program_.mapped.push_back(std::move(part));
         break;
       case Access::kGet: {
-        part.space = place.region.space;
+        part.key = place.region.key;
         part.origin = static_cast<int64_t>(place.region.offset + route.origin);
         part.walk = make_walk(route.what, arrays, Walk::Order::kRowMajor);
         part.direct = part.kernel.copies() && part.walk.row_atoms() * part.kernel.source_bytes() >= kDirectRow;
@@ -178,7 +178,7 @@ class Compiler {
   }
 
   static Bytes bytes_at(const RemoteRegion& region, Access access, uint64_t origin) {
-    Bytes bytes{.access = access, .space = region.space, .origin = region.offset + origin};
+    Bytes bytes{.access = access, .key = region.key, .origin = region.offset + origin};
     if (access == Access::kMap) bytes.mapped = region.mapped + origin;
     return bytes;
   }

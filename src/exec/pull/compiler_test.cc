@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "exec/testing.h"
-#include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/exporter.h"
 #include "transport/shm/bounce_ring.h"
 #include "transport/transport.h"
 
@@ -19,6 +19,7 @@ namespace {
 using exec_testing::Completion;
 using exec_testing::fill_random;
 using exec_testing::kPatience;
+using exec_testing::own_endpoint;
 using exec_testing::pick;
 using exec_testing::plain_pull;
 using exec_testing::Random;
@@ -31,9 +32,9 @@ enum class Way { kLoopback, kMapped, kReadv, kRing };
 class Batch {
  public:
   Batch(Random& random, Way way, size_t routes, DType from, DType to) : way_(way) {
-    peer_ = reach_self(way == Way::kLoopback ? "loopback" : "shm");
     for (size_t r = 0; r < routes; ++r) add(random, RandomRoute::make(random, from, to));
-    if (way == Way::kMapped) announce_arenas();
+    std::vector<RemoteKey> keys = exporter_.take_keys();
+    for (uint32_t i = 0; i < keys.size(); ++i) peer_->add_key(i, std::move(keys[i]));
   }
 
   void pull(bool digest, WorkerPool& pulls, WorkerPool& sources) {
@@ -85,21 +86,11 @@ class Batch {
     source_routes_.push_back({.what = route.what, .src = route.src.array, .data = src + route.src.first});
     pull_routes_.push_back({.what = route.what,
                             .src = route.src.array,
-                            .memory = describe_memory(src, route.src.size),
+                            .memory = exporter_.add({.data = src, .bytes = route.src.size}).range,
                             .origin = route.src.first,
                             .dst = route.dst.array,
                             .dst_dtype = route.dst_dtype,
                             .data = dst_.back().data() + route.dst.first});
-  }
-
-  void announce_arenas() {
-    std::vector<uint32_t> known;
-    for (const SharedBuffer& buffer : shared_) {
-      const auto arena = SharedHeap::process().locate(buffer.data(), buffer.size())->arena;
-      if (std::find(known.begin(), known.end(), arena->id()) != known.end()) continue;
-      known.push_back(arena->id());
-      peer_->add_arena({arena->id(), arena->bytes()}, UniqueFd(::dup(arena->fd_for_peer())));
-    }
   }
 
   void check(const PullRun& pull_run, const SourceRun& source_run, bool digest) {
@@ -113,7 +104,9 @@ class Batch {
   }
 
   Way way_;
-  std::shared_ptr<Connection> peer_;
+  const TransportRegistry transports_{{TransportRegistry::builtin().find(way_ == Way::kLoopback ? "loopback" : "shm")}};
+  Exporter exporter_{transports_, own_endpoint(), own_endpoint()};
+  const std::shared_ptr<PeerMemory> peer_ = std::make_shared<PeerMemory>(transports_, own_endpoint(), own_endpoint());
   std::vector<SharedBuffer> shared_;
   std::vector<std::unique_ptr<std::byte[]>> private_;
   std::vector<std::vector<std::byte>> dst_, before_, expected_;
@@ -162,7 +155,7 @@ struct LargeMatrix {
     const Region right({IntervalSet({0, kRows}), IntervalSet({kColumns / 2, kColumns})});
     return {.what = {.shape = {kRows, kColumns}, .dtype = DType::kF32, .region = right},
             .src = {Region::full(Shape{kRows, kColumns}), {kColumns * 4, 4}},
-            .memory = describe_memory(src.data(), src.size() * 4),
+            .memory = own_range(src.data(), src.size() * 4),
             .dst = {right, {kColumns / 2 * 4, 4}},
             .dst_dtype = DType::kF32,
             .data = reinterpret_cast<std::byte*>(dst.data())};
@@ -223,7 +216,7 @@ TEST(PullProgram, RefusesARouteThatLeavesThePeersMemory) {
   route.src.strides[0] = INT64_MAX / 2;
   EXPECT_THROW(PullProgram(reach_self("shm"), std::span(&route, 1), {}), Error);
   route = matrix.route();
-  route.memory.kind = MemoryDesc::Kind::kShared;
+  route.memory.key = kOwnPacked;  // which it has not given
   EXPECT_THROW(PullProgram(reach_self("shm"), std::span(&route, 1), {}), Error);
 }
 

@@ -29,9 +29,9 @@ Status GetBatch::queue(const PullPart& part, int64_t first, int64_t last, size_t
 
 Status GetBatch::queue_piece(const PullPart& part, int64_t offset, std::byte* out, size_t bytes) {
   const auto at = static_cast<uint64_t>(part.origin + offset);
-  if (piece_count_ == kMaxPieces || out_count_ == kMaxPieces || (piece_count_ > 0 && space_ != part.space))
+  if (piece_count_ == kMaxPieces || out_count_ == kMaxPieces || (piece_count_ > 0 && key_ != part.key))
     if (Status status = fetch(); !status.ok()) return status;
-  space_ = part.space;
+  key_ = part.key;
   if (piece_count_ > 0 && pieces_[piece_count_ - 1].offset + pieces_[piece_count_ - 1].bytes == at) {
     pieces_[piece_count_ - 1].bytes += bytes;
   } else {
@@ -47,8 +47,7 @@ Status GetBatch::queue_piece(const PullPart& part, int64_t offset, std::byte* ou
 
 Status GetBatch::fetch() {
   if (piece_count_ == 0) return {};
-  Status status =
-      program_.peer->get(space_, std::span(pieces_).first(piece_count_), std::span(outs_).first(out_count_));
+  Status status = program_.peer->get(key_, std::span(pieces_).first(piece_count_), std::span(outs_).first(out_count_));
   piece_count_ = 0;
   out_count_ = 0;
   return status;

@@ -52,7 +52,7 @@ class GetBatch {
   size_t entry_count_ = 0;
   size_t piece_count_ = 0;
   size_t out_count_ = 0;
-  uint64_t space_ = 0;
+  uint32_t key_ = 0;  // of all pieces that are queued
   std::array<Entry, kMaxEntries> entries_;
   std::array<Piece, kMaxPieces> pieces_;
   std::array<std::span<std::byte>, kMaxPieces> outs_;

@@ -27,8 +27,8 @@ struct PullPart {
   Walk walk{};
   Walk remote{};
   const std::byte* mapped = nullptr;  // mapped: first element of the source
-  uint64_t space = 0;                 // get: RemoteRegion::space
-  int64_t origin = 0;                 // get: of the first element, in `space`
+  uint32_t key = 0;                   // get: RemoteRegion::key
+  int64_t origin = 0;                 // get: of the first element, in that region
   std::byte* data = nullptr;          // first element of the destination
   bool direct = false;                // get: straight into the destination
 };
@@ -37,8 +37,8 @@ struct PullPart {
 struct Bytes {
   Access access = Access::kMap;
   const std::byte* mapped = nullptr;  // map
-  uint64_t space = 0;                 // get: RemoteRegion::space
-  uint64_t origin = 0;                // get: of the first byte, in `space`
+  uint32_t key = 0;                   // get: RemoteRegion::key
+  uint64_t origin = 0;                // get: of the first byte, in that region
 };
 
 // A route that travels quantised.

@@ -41,7 +41,7 @@ struct Terms {
   PullRoute route(size_t peer, ReduceOp op) {
     return {.what = what(),
             .src = array(),
-            .memory = describe_memory(peers[peer].data(), peers[peer].size() * 4),
+            .memory = own_range(peers[peer].data(), peers[peer].size() * 4),
             .dst = {region, byte_strides(DType::kF32, region.extents())},
             .dst_dtype = accumulator_of(DType::kF32),
             .data = reinterpret_cast<std::byte*>(accumulator.data()),

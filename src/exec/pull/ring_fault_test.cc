@@ -22,6 +22,7 @@ namespace {
 
 using exec_testing::Completion;
 using exec_testing::kPatience;
+using exec_testing::reach_self;
 using transport_testing::Child;
 using transport_testing::forbid_process_vm_readv;
 using transport_testing::Signal;
@@ -40,7 +41,7 @@ struct Tensor {
   PullRoute pull(uint64_t address, std::vector<float>& into) const {
     return {.what = what,
             .src = {whole, {4}},
-            .memory = {.offset = address, .bytes = kElements * 4},
+            .memory = {.key = kOwnMemory, .offset = address, .bytes = kElements * 4},
             .dst = {whole, {4}},
             .dst_dtype = DType::kF32,
             .data = reinterpret_cast<std::byte*>(into.data())};
@@ -92,10 +93,7 @@ TEST(RingFault, AReceiverEndsSoonAfterItsSenderIsKilled) {
   Tensor tensor;
   std::vector<float> into(kElements);
   const PullRoute route = tensor.pull(reinterpret_cast<uintptr_t>(tensor.values.data()), into);
-  std::shared_ptr<Connection> peer;
-  for (const Transport* transport : TransportRegistry::builtin().transports())
-    if (transport->name() == "shm") peer = transport->connect({.process = Incarnation::self(), .name = "trainer/0"});
-  auto program = std::make_shared<PullProgram>(peer, std::span(&route, 1),
+  auto program = std::make_shared<PullProgram>(reach_self("shm"), std::span(&route, 1),
                                                PullOptions{.digest = false, .private_access = Access::kStream});
   WorkerPool pool(1, "pull");
   Completion done;
@@ -143,9 +141,7 @@ TEST(RingFault, ARefusedSystemCallLeadsToTheRingAndTheDataArrives) {
   UniqueFd for_child = descriptor_for_child(*ring);
   Child receiver([&] {
     if (!forbid_process_vm_readv()) return 2;
-    std::shared_ptr<Connection> shm;
-    for (const Transport* transport : TransportRegistry::builtin().transports())
-      if (transport->name() == "shm") shm = transport->connect({.process = Incarnation::self(), .name = "trainer/0"});
+    const std::shared_ptr<Connection> shm = reach_self("shm");
     const Tensor tensor;
     std::vector<float> into(kElements);
     const PullRoute route = tensor.pull(4096, into);  // never read from here

@@ -7,7 +7,7 @@ namespace tessera {
 Status fetch(const Connection& peer, const Bytes& from, int64_t offset, std::span<std::byte> out) {
   if (out.empty()) return {};
   const Piece piece{from.origin + static_cast<uint64_t>(offset), out.size()};
-  return peer.get(from.space, std::span(&piece, 1), std::span(&out, 1));
+  return peer.get(from.key, std::span(&piece, 1), std::span(&out, 1));
 }
 
 Status fetch_segment(const Connection& peer, const DeltaPart& part, int64_t number, std::span<std::byte> room,

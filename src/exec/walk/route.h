@@ -16,7 +16,7 @@
 
 #include "tessera/dtype.h"
 #include "tessera/layout.h"
-#include "transport/memory_desc.h"
+#include "transport/remote_key.h"
 
 namespace tessera {
 
@@ -87,8 +87,8 @@ struct PlaneTarget {
 struct PullRoute {
   RouteRegion what{};  // with `wire`, and `src`: the piece, as one dim of u8
   LocalArray src{};
-  MemoryDesc memory{};  // everything the source's local tensor takes (extent_of)
-  uint64_t origin = 0;  // of its first element, in bytes from the start of `memory`: -extent.begin
+  RemoteRange memory{};  // everything the source's local tensor takes (extent_of)
+  uint64_t origin = 0;   // of its first element, in bytes from the start of `memory`: -extent.begin
   LocalArray dst{};
   DType dst_dtype = DType::kF32;  // accumulating: the accumulator's
   std::byte* data = nullptr;      // first element of the local tensor
@@ -100,7 +100,7 @@ struct PullRoute {
   std::shared_ptr<const WirePiece> wire{};
   std::vector<PlaneTarget> planes{};
   // Where the route's delta piece lies (exec/delta/delta_piece.h), if it may travel as one.
-  std::optional<MemoryDesc> delta{};
+  std::optional<RemoteRange> delta{};
 };
 
 }  // namespace tessera

@@ -136,11 +136,8 @@ std::unique_ptr<SourceRun> fill(const std::vector<PullRoute>& routes, WorkerPool
                                 std::unique_ptr<ByteStream> stream) {
   std::vector<SourceRoute> sources;
   for (const PullRoute& route : routes)
-    sources.push_back({.what = route.what,
-                       .src = route.src,
-                       .data = reinterpret_cast<const std::byte*>(route.memory.offset),
-                       .streamed = true,
-                       .digested = false});
+    sources.push_back(
+        {.what = route.what, .src = route.src, .data = own_data(route.memory), .streamed = true, .digested = false});
   return std::make_unique<SourceRun>(std::make_shared<SourceProgram>(sources, SourceOptions{}), pool, filled.callback(),
                                      "inference/0", std::move(stream));
 }
@@ -167,7 +164,7 @@ void pull_and_check(Random& random, WorkerPool& pool, const std::vector<WireSend
       const Shape bytes{piece->bytes()};
       routes.push_back({.what = {.tensor = ordinal, .shape = bytes, .dtype = DType::kU8, .region = Region::full(bytes)},
                         .src = {Region::full(bytes), {1}},
-                        .memory = describe_memory(sender.piece(r).data(), sender.piece(r).size()),
+                        .memory = own_range(sender.piece(r).data(), sender.piece(r).size()),
                         .dst = destination.buffer.array,
                         .dst_dtype = to,
                         .data = destination.data(),
@@ -394,7 +391,7 @@ TEST(QuantizeRun, PiecesNeedNotBeMapped) {
   const Shape bytes{piece->bytes()};
   PullRoute route{.what = {.shape = bytes, .dtype = DType::kU8, .region = Region::full(bytes)},
                   .src = {Region::full(bytes), {1}},
-                  .memory = describe_memory(memory.data(), memory.size()),
+                  .memory = own_range(memory.data(), memory.size()),
                   .dst = {Region::full(shape), byte_strides(DType::kF32, shape)},
                   .dst_dtype = DType::kF32,
                   .data = reinterpret_cast<std::byte*>(out.data()),

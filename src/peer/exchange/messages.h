@@ -3,7 +3,7 @@
 //
 //   puller                              source
 //   ------                              ------
-//                              Attached  arenas (with descriptors) and where each tensor lies
+//                              Attached  keys (with descriptors) and where each tensor lies
 //   Prepare                              stream wanted? routes that ties make superfluous
 //                              Prepared  with the stream's descriptor, if wanted
 //
@@ -19,13 +19,13 @@
 
 #include "peer/message.h"
 #include "tessera/layout.h"
-#include "transport/memory_desc.h"
+#include "transport/remote_key.h"
 
 namespace tessera {
 
 inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
 inline constexpr uint32_t kMaxSlots = 8;          // versions that a sender keeps
-inline constexpr uint32_t kMaxArenas = 1 << 16;   // in one message
+inline constexpr uint32_t kMaxKeys = 1 << 14;     // of one connection
 
 enum class ExchangeMessage : uint16_t {
   kAttached = 5,
@@ -38,12 +38,12 @@ enum class ExchangeMessage : uint16_t {
 struct Attached {
   static constexpr auto kType = ExchangeMessage::kAttached;
   struct Place {
-    MemoryDesc memory;
-    uint64_t origin = 0;         // of the first element, from the start of `memory`
-    std::vector<Index> strides;  // bytes
-    uint64_t slot_bytes = 0;     // slot s lies s times as far behind
+    RemoteRange memory{};
+    uint64_t origin = 0;           // of the first element, from the start of `memory`
+    std::vector<Index> strides{};  // bytes
+    uint64_t slot_bytes = 0;       // slot s lies s times as far behind
     // Where the route's delta piece lies, if it may travel as one; slot s likewise.
-    std::optional<MemoryDesc> delta = {};
+    std::optional<RemoteRange> delta = {};
     uint64_t delta_slot_bytes = 0;
     static void fields(auto& f, auto& self) {
       f("memory", self.memory);
@@ -56,14 +56,14 @@ struct Attached {
     }
   };
   uint32_t slots = 1;             // that Offer names; one where tensors are read in place
-  std::vector<ArenaDesc> arenas;  // one descriptor each, with this frame
-  bool more_arenas = false;       // another Attached follows; only the last one has places
-  std::vector<Place> places;
+  std::vector<RemoteKey> keys{};  // numbered on from those that came before; their descriptors come with this frame
+  bool more_keys = false;         // another Attached follows; only the last one has places
+  std::vector<Place> places{};
   static void fields(auto& f, auto& self) {
     f("slots", self.slots);
     f.require(self.slots >= 1 && self.slots <= kMaxSlots, "Attached: {} slots", self.slots);
-    f("arenas", self.arenas, kMaxArenas);
-    f("more_arenas", self.more_arenas);
+    f("keys", self.keys, kMaxKeys);
+    f("more_keys", self.more_keys);
     f("places", self.places, kMaxRoutes);
   }
 };

@@ -8,11 +8,11 @@ namespace tessera {
 namespace {
 
 TEST(ExchangeMessages, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
-  expect_exact(Attached{3,
-                        {{1, 4096}},
-                        false,
-                        {{{MemoryDesc::Kind::kShared, 1, 64, 128}, 8, {16, 4}, 4096},
-                         {{MemoryDesc::Kind::kPrivate, 0, 4096, 4}, 0, {}, 0}}});
+  Attached attached{.slots = 3, .more_keys = false};
+  attached.keys.push_back({.transport = "shm", .device = DeviceKind::kHost, .bytes = {std::byte{7}}, .fds = {}});
+  attached.keys.back().fds.resize(2);
+  attached.places = {{{1, 64, 128}, 8, {16, 4}, 4096}, {{0, 4096, 4}, 0, {}, 0}};
+  expect_exact(attached);
   expect_exact(Prepare{true, {0, 3, 7}});
 }
 

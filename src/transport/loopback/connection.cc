@@ -2,19 +2,24 @@
 
 #include <cstring>
 
+#include "base/fail.h"
 #include "transport/scatter.h"
 
 namespace tessera {
 
-RemoteRegion LoopbackConnection::region(const MemoryDesc& memory) const {
-  if (memory.kind != MemoryDesc::Kind::kPrivate) return arenas_.region(memory, name_);
-  const auto* const data = reinterpret_cast<const std::byte*>(memory.offset);
-  return {.caps = caps(), .mapped = data, .space = ArenaTable::kNoArena, .offset = memory.offset};
+void LoopbackConnection::add_key(uint32_t index, RemoteKey key) {
+  if (!key.bytes.empty() || !key.fds.empty())
+    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} of loopback with {} bytes and {} descriptors", name_, index,
+         key.bytes.size(), key.fds.size());
 }
 
-Status LoopbackConnection::get(uint64_t space, std::span<const Piece> pieces,
+RemoteRegion LoopbackConnection::region(const RemoteRange& range) const {
+  const auto* const data = reinterpret_cast<const std::byte*>(range.offset);
+  return {.caps = caps(), .mapped = data, .key = range.key, .offset = range.offset};
+}
+
+Status LoopbackConnection::get(uint32_t /*key*/, std::span<const Piece> pieces,
                                std::span<const std::span<std::byte>> out) const {
-  if (space != ArenaTable::kNoArena) return arenas_.get(space, pieces, out);
   return scatter(pieces, out, [](uint64_t offset, std::span<std::byte> part) {
     std::memcpy(part.data(), reinterpret_cast<const std::byte*>(offset), part.size());
     return Status();

@@ -1,10 +1,9 @@
-// This process' own memory, reached as if it were a peer's.
+// This process' own memory, reached as if it were a peer's: an offset is an address.
 #pragma once
 
 #include <string>
 #include <utility>
 
-#include "transport/arena_table.h"
 #include "transport/connection.h"
 
 namespace tessera {
@@ -17,13 +16,12 @@ class LoopbackConnection final : public Connection {
   Caps caps() const override { return {Access::kMap, Access::kGet}; }
   Status get_refused() const override { return {}; }
   PathCost cost(Access) const override { return {}; }
-  void add_arena(const ArenaDesc& arena, UniqueFd fd) override { arenas_.add(arena, std::move(fd), name_); }
-  RemoteRegion region(const MemoryDesc& memory) const override;
-  Status get(uint64_t space, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const override;
+  void add_key(uint32_t index, RemoteKey key) override;
+  RemoteRegion region(const RemoteRange& range) const override;
+  Status get(uint32_t key, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const override;
 
  private:
   std::string name_;
-  ArenaTable arenas_;
 };
 
 }  // namespace tessera

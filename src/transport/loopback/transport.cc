@@ -19,9 +19,13 @@ class LoopbackTransport final : public Transport {
       fail(ErrorCode::kInvalidArgument, "loopback to {}: {} is another process", peer.name, peer.process.to_string());
     return std::make_unique<LoopbackConnection>(peer.name);
   }
-  Caps exports(const MemoryDesc& memory) const override {
-    if (memory.kind == MemoryDesc::Kind::kRingOnly) return {Access::kStream};
-    return {Access::kMap, Access::kGet};
+  Located locate(const LocalMemory& memory) const override {
+    TESSERA_CHECK(!memory.packed);
+    return {.region = 0, .offset = reinterpret_cast<uintptr_t>(memory.data), .caps = {Access::kMap, Access::kGet}};
+  }
+  RemoteKey export_region(const LocalMemory& memory) const override {
+    TESSERA_CHECK(!memory.packed);
+    return {.transport = std::string(name()), .device = memory.device, .bytes = {}, .fds = {}};
   }
   const Streams* streams() const override { return nullptr; }
   std::unique_ptr<Consent> consent() const override { return nullptr; }

@@ -27,18 +27,21 @@ PathCost ShmConnection::cost(Access access) const {
   return access == Access::kStream ? pull_costs().ring : pull_costs().readv;
 }
 
-void ShmConnection::add_arena(const ArenaDesc& arena, UniqueFd fd) {
-  arenas_.add(arena, std::move(fd), name_);
+void ShmConnection::add_key(uint32_t index, RemoteKey key) {
+  keys_.add(index, std::move(key), name_);
 }
 
-RemoteRegion ShmConnection::region(const MemoryDesc& memory) const {
-  if (memory.kind != MemoryDesc::Kind::kPrivate) return arenas_.region(memory, name_);
-  return {.caps = caps().without(Access::kMap), .space = ArenaTable::kNoArena, .offset = memory.offset};
+RemoteRegion ShmConnection::region(const RemoteRange& range) const {
+  RemoteRegion region = keys_.region(range, name_);
+  if (keys_.arena(range.key) == nullptr && !get_refused_.ok()) region.caps = region.caps.without(Access::kGet);
+  return region;
 }
 
-Status ShmConnection::get(uint64_t space, std::span<const Piece> pieces,
+Status ShmConnection::get(uint32_t key, std::span<const Piece> pieces,
                           std::span<const std::span<std::byte>> out) const {
-  return space == ArenaTable::kNoArena ? get_private(pieces, out) : arenas_.get(space, pieces, out);
+  const MappedArena* const arena = keys_.arena(key);
+  if (arena == nullptr) return get_private(pieces, out);
+  return scatter(pieces, out, [&](uint64_t offset, std::span<std::byte> part) { return arena->read(offset, part); });
 }
 
 // The process must have lived through the whole request: then the pid was its own all the time.

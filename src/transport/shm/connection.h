@@ -4,8 +4,8 @@
 #include <string>
 
 #include "base/process.h"
-#include "transport/arena_table.h"
 #include "transport/connection.h"
+#include "transport/shm/key_table.h"
 
 namespace tessera {
 
@@ -17,9 +17,9 @@ class ShmConnection final : public Connection {
   Caps caps() const override;
   Status get_refused() const override { return get_refused_; }
   PathCost cost(Access access) const override;  // measures at the first call of the process (pull_cost.h)
-  void add_arena(const ArenaDesc& arena, UniqueFd fd) override;
-  RemoteRegion region(const MemoryDesc& memory) const override;
-  Status get(uint64_t space, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const override;
+  void add_key(uint32_t index, RemoteKey key) override;
+  RemoteRegion region(const RemoteRange& range) const override;
+  Status get(uint32_t key, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const override;
 
  private:
   Status get_private(std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const;
@@ -29,7 +29,7 @@ class ShmConnection final : public Connection {
   std::string name_;
   UniqueFd pidfd_;
   Status get_refused_;  // of private memory; tried once
-  ArenaTable arenas_;
+  KeyTable keys_;
 };
 
 }  // namespace tessera

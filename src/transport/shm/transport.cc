@@ -2,10 +2,15 @@
 
 #include <unistd.h>
 
+#include <optional>
+
 #include "base/fail.h"
 #include "base/socket.h"
+#include "memory/host/shared_arena.h"
+#include "tessera/memory.h"
 #include "transport/shm/bounce_ring.h"
 #include "transport/shm/connection.h"
+#include "transport/shm/key_table.h"
 #include "transport/shm/ptrace_consent.h"
 #include "transport/shm/remote_read.h"
 
@@ -55,14 +60,33 @@ class ShmTransport final : public Transport {
     return std::make_unique<ShmConnection>(peer.process, peer.name);
   }
 
-  Caps exports(const MemoryDesc& memory) const override {
-    if (memory.kind == MemoryDesc::Kind::kShared) return {Access::kMap, Access::kGet};
-    return memory.kind == MemoryDesc::Kind::kPrivate ? Caps{Access::kGet, Access::kStream} : Caps{Access::kStream};
+  Located locate(const LocalMemory& memory) const override {
+    if (memory.packed) return {.region = kPackedRegion, .offset = 0, .caps = {Access::kStream}};
+    if (const auto found = block_of(memory))
+      return {
+          .region = kFirstArena + found->arena->id(), .offset = found->offset, .caps = {Access::kMap, Access::kGet}};
+    return {.region = kPrivateRegion,
+            .offset = reinterpret_cast<uintptr_t>(memory.data),
+            .caps = {Access::kGet, Access::kStream}};
+  }
+  RemoteKey export_region(const LocalMemory& memory) const override {
+    if (memory.packed) return KeyTable::key_of_packed_memory();
+    const auto found = block_of(memory);
+    return found ? KeyTable::key_of(*found->arena) : KeyTable::key_of_private_memory();
   }
   const Streams* streams() const override { return &rings_; }
   std::unique_ptr<Consent> consent() const override { return std::make_unique<PtraceConsent>(); }
 
  private:
+  static constexpr uint64_t kPrivateRegion = 0;
+  static constexpr uint64_t kPackedRegion = 1;
+  static constexpr uint64_t kFirstArena = 2;  // by its number
+
+  // Shared if one block of the heap holds it.
+  static std::optional<SharedHeap::Location> block_of(const LocalMemory& memory) {
+    return memory.bytes == 0 ? std::nullopt : SharedHeap::process().locate(memory.data, memory.bytes);
+  }
+
   BounceRings rings_;
 };
 

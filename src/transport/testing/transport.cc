@@ -18,9 +18,13 @@ class TestingConnection final : public Connection {
   Caps caps() const override { return {Access::kStream}; }
   Status get_refused() const override { return {}; }
   PathCost cost(Access) const override { return {}; }
-  void add_arena(const ArenaDesc&, UniqueFd) override {}
-  RemoteRegion region(const MemoryDesc&) const override { return {.caps = caps()}; }
-  Status get(uint64_t, std::span<const Piece>, std::span<const std::span<std::byte>>) const override {
+  void add_key(uint32_t index, RemoteKey key) override {
+    if (!key.bytes.empty() || !key.fds.empty())
+      fail(ErrorCode::kInvalidArgument, "memory of {}: key {} of testing with {} bytes and {} descriptors", name_,
+           index, key.bytes.size(), key.fds.size());
+  }
+  RemoteRegion region(const RemoteRange& range) const override { return {.caps = caps(), .key = range.key}; }
+  Status get(uint32_t, std::span<const Piece>, std::span<const std::span<std::byte>>) const override {
     return failed(ErrorCode::kUnimplemented, "{}: testing can only stream", name_);
   }
 
@@ -68,7 +72,10 @@ class TestingTransport final : public Transport {
   std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
     return std::make_unique<TestingConnection>(peer.name);
   }
-  Caps exports(const MemoryDesc&) const override { return {Access::kStream}; }
+  Located locate(const LocalMemory&) const override { return {.region = 0, .offset = 0, .caps = {Access::kStream}}; }
+  RemoteKey export_region(const LocalMemory& memory) const override {
+    return {.transport = std::string(name()), .device = memory.device, .bytes = {}, .fds = {}};
+  }
   const Streams* streams() const override { return &streams_; }
   std::unique_ptr<Consent> consent() const override { return nullptr; }
 
