@@ -218,7 +218,7 @@ TEST_F(Hazard, ASenderSendsGarbageAtEveryStep) {
       [&](RawRank& raw) { raw.send(Nonsense<Attached::kType>{noise}); },
       [&](RawRank& raw) { raw.send(Nonsense<bus::Offer::kType>{std::span(noise).first(3)}); },
       [&](RawRank& raw) { raw.send(Nonsense<bus::Digests::kType>{noise}); },
-      [&](RawRank& raw) { raw.send(bus::Offer{.version = 1, .epoch = 77}); },  // in a slot that there is not
+      [&](RawRank& raw) { raw.send(bus::Offer{.version = 1, .slot = 77}); },  // in a slot that there is not
   };
   const size_t kCases = kSteps * garbage.size();
   const Signal failed;

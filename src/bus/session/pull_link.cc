@@ -199,10 +199,10 @@ int64_t PullLink::newest_below(int64_t version) const {
 }
 
 void PullLink::handle_offer(const Offer& offer) {
-  if (!ready_ || offer.epoch >= pulls_->slots() || offer.version <= offered())
-    fail(ErrorCode::kMismatch, "Offer of version {} in slot {} out of turn", offer.version, offer.epoch);
-  std::erase_if(offers_, [&](const Offered& other) { return other.slot == offer.epoch; });
-  offers_.push_back({.version = offer.version, .slot = offer.epoch});
+  if (!ready_ || offer.slot >= pulls_->slots() || offer.version <= offered())
+    fail(ErrorCode::kMismatch, "Offer of version {} in slot {} out of turn", offer.version, offer.slot);
+  std::erase_if(offers_, [&](const Offered& other) { return other.slot == offer.slot; });
+  offers_.push_back({.version = offer.version, .slot = offer.slot});
   owner_.on_offer(*this);
 }
 
@@ -369,16 +369,16 @@ void PullLink::check_digests() {
                options_.tensor_name(route.what.tensor), region.to_string(), name_, digests_[place->sent].to_string(),
                run_->digests()[place->own].to_string()));
   }
-  return again ? pull_again() : end_pull({});
+  return again ? pull_rest() : end_pull({});
 }
 
 // What did not agree. Of what a stream carries that is all, in full: its source packs everything once more.
-void PullLink::pull_again() {
+void PullLink::pull_rest() {
   uint32_t epoch = epoch_;
   if (streams()) {
     for (size_t i = 0; i < travel_.size(); ++i)
       if (program()->streams(i)) travel_[i] = Travel::kFull;
-    epoch |= Take::kAgain;
+    epoch |= Take::kSecondFill;
     link_->send(Take{.version = taking_, .epoch = epoch_, .held = 0});
   }
   pulls_->travel(slot_, travel_, travel_bytes_);

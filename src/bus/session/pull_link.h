@@ -134,7 +134,7 @@ class PullLink {
   void handle_held(const Held& held);
   void handle_grant(Grant grant);
   void choose_travel();
-  void pull_again();
+  void pull_rest();
   bool may_be_delta(const WantedRoute& wanted) const { return options_.delta && !wanted.route.wire; }
   Travel travel_of(size_t position) const { return options_.delta ? travel_[position] : Travel::kFull; }
   void number_digests();

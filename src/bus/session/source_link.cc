@@ -111,7 +111,7 @@ void SourceLink::handle(Frame& frame) {
       if (streams() && taking_ != 0 && take.version == taking_ && take.epoch == epoch_ && deltas_.routes > 0 &&
           !again_) {
         again_ = true;
-        return running_ ? void() : pack_again();
+        return running_ ? void() : fill_again();
       }
       if (!ready_ || taking_ != 0 || waiting_take_ || take.epoch <= epoch_ ||
           (take.version == done_version_ && (running_ || !keeps_)))
@@ -195,17 +195,17 @@ void SourceLink::prepare(const Prepare& prepare) {
 }
 
 // A receiver does not hold what it said that it does: its deltas are of no use.
-void SourceLink::pack_again() {
+void SourceLink::fill_again() {
   travel({});
   deltas_ = {};
   again_ = false;
   running_ = true;
-  run_->start(epoch_ | Take::kAgain);
+  run_->start(epoch_ | Take::kSecondFill);
 }
 
 void SourceLink::handle_run_done() {
   running_ = false;
-  if (again_ && taking_ != 0) return pack_again();
+  if (again_ && taking_ != 0) return fill_again();
   owner_.on_source_run_done(*this);
   const std::optional<Take> take = std::exchange(waiting_take_, std::nullopt);
   if (take && link_->open()) owner_.on_take(*this, *take);
@@ -220,9 +220,9 @@ std::span<const Digest> SourceLink::run_digests() {
 
 void SourceLink::offer(int64_t version, uint32_t slot) {
   if (taking_ == 0) progress_ = 0;
-  begin_anew(version);
+  forget_end_of(version);
   in_slot_[slot] = version;
-  link_->send(Offer{.version = version, .epoch = slot});
+  link_->send(Offer{.version = version, .slot = slot});
 }
 
 void SourceLink::keep(int64_t version, uint32_t epoch) {
@@ -235,7 +235,7 @@ void SourceLink::withdraw(int64_t version) {
 
 // A send that failed may be repeated, and a staged version that not all could take is taken once more: by those, too,
 // that had it already.
-void SourceLink::begin_anew(int64_t version) {
+void SourceLink::forget_end_of(int64_t version) {
   if (done_version_ == version) done_version_ = 0;
   if (ended_version_ == version) ended_version_ = 0;
 }
@@ -245,7 +245,7 @@ bool SourceLink::skips(size_t route) const {
 }
 
 void SourceLink::grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<const int64_t> deltas) {
-  begin_anew(version);
+  forget_end_of(version);
   taking_ = version;
   progress_ = 0;
   deltas_ = {};

@@ -101,7 +101,7 @@ class SourceLink {
   void detach(const Status& why);
 
  private:
-  void begin_anew(int64_t version);
+  void forget_end_of(int64_t version);
   bool skips(size_t route) const;  // the receiver does
   void handle(Frame& frame);
   Attached::Place place_of(const ServedRoute& served);
@@ -113,7 +113,7 @@ class SourceLink {
   StreamEnd make_runs();
   std::vector<SourceRoute> routes_in(uint32_t slot);
   void travel(std::span<const int64_t> deltas);
-  void pack_again();
+  void fill_again();
   void handle_run_done();
 
   RunFactory& factory_;

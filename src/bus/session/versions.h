@@ -53,6 +53,18 @@ enum class VersionMessage : uint16_t {
 static_assert(sizeof(Digest) == 24 && std::is_trivially_copyable_v<Digest>);
 static_assert(offsetof(Digest, d) == 0 && offsetof(Digest, elements) == 16);
 
+// A version, and where it lies.
+struct Offer {
+  static constexpr auto kType = VersionMessage::kOffer;
+  int64_t version = 0;
+  uint32_t slot = 0;  // of the places in Attached
+  static void fields(auto& f, auto& self) {
+    f("version", self.version);
+    f("slot", self.slot);
+    f.require(self.version >= 1, "{}: version {}", kNameOf<kType>, self.version);
+  }
+};
+
 // A version and a transfer, with which most of what follows begins.
 template <VersionMessage type>
 void version_fields(auto& f, auto& self) {
@@ -66,10 +78,9 @@ template <VersionMessage type>
 struct VersionStep {
   static constexpr auto kType = type;
   int64_t version = 0;
-  uint32_t epoch = 0;  // the transfer's number; Offer: the slot; Withdraw: 0
+  uint32_t epoch = 0;  // the transfer's number; Withdraw: 0
   static void fields(auto& f, auto& self) { version_fields<type>(f, self); }
 };
-using Offer = VersionStep<VersionMessage::kOffer>;
 using Withdraw = VersionStep<VersionMessage::kWithdraw>;
 using Chosen = VersionStep<VersionMessage::kChosen>;
 using Hold = VersionStep<VersionMessage::kHold>;
@@ -85,7 +96,7 @@ struct Take {
   uint32_t epoch = 0;
   Stamp held = 0;  // what the puller's tensors hold, of the last Grant
   // A second Take of an epoch has what a stream carries packed once more, in full; this is set in the stream's epoch.
-  static constexpr uint32_t kAgain = uint32_t{1} << 31;
+  static constexpr uint32_t kSecondFill = uint32_t{1} << 31;
   static void fields(auto& f, auto& self) {
     version_fields<kType>(f, self);
     f("held", self.held);
