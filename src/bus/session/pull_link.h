@@ -10,11 +10,12 @@
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/registration/records.h"
+#include "bus/session/pull_deltas.h"
+#include "bus/session/pull_digests.h"
 #include "bus/session/versions.h"
-#include "exec/digests.h"
 #include "exec/run_factory.h"
 #include "peer/agent.h"
-#include "peer/exchange/messages.h"
+#include "peer/exchange/pull_end.h"
 #include "peer/loop_signal.h"
 
 namespace tessera::bus {
@@ -39,13 +40,6 @@ class PullLinkOwner {
   virtual void on_pull_broken(PullLink& link, const Status& status) = 0;
 };
 
-// One route as this rank wants it; the source's place comes with Attached.
-struct WantedRoute {
-  PullRoute route;         // all but memory, origin and the source's strides
-  bool per_route = false;  // see ServedRoute
-  bool skipped = false;    // another route writes the same destination from the same source tensor
-};
-
 struct PullLinkOptions {
   bool digest = true;
   std::function<std::string(uint32_t)> tensor_name;  // for messages
@@ -53,7 +47,6 @@ struct PullLinkOptions {
   bool delta = false;                                // routes that are not quantised may travel as deltas
 };
 
-// sizes: members, the state of one connection, from its handshake to the digests of its last pull
 class PullLink {
  public:
   PullLink(Agent& agent, RunFactory& factory, PullLinkOwner& owner, const std::string& peer_job, Rank rank,
@@ -64,22 +57,22 @@ class PullLink {
   void adopt(std::shared_ptr<Link> link);
 
   Rank rank() const { return rank_; }
-  const std::string& name() const { return name_; }
+  const std::string& name() const { return exchange_.peer().name; }
   bool open() const { return link_ && link_->open(); }
   Link* connection() const { return link_.get(); }  // null before adopt()
-  bool ready() const { return ready_; }
+  bool ready() const { return exchange_.ready(); }
   int64_t offered() const { return offers_.empty() ? 0 : offers_.back().version; }  // the newest; 0: nothing
   bool offers(int64_t version) const;
   int64_t newest_below(int64_t version) const;  // that is offered; 0: none
-  bool streams() const { return program() && program()->wants_stream(); }
+  bool streams() const { return exchange_.streams(); }
   // Of the first slot; null before the source has said where its memory is.
-  const std::shared_ptr<const PullProgram>& program() const;
-  std::shared_ptr<ByteStream> stream() const { return stream_; }  // for a batch that makes its own run
-  int64_t bytes() const { return program() ? program()->bytes() : 0; }
+  const std::shared_ptr<const PullProgram>& program() const { return exchange_.program(); }
+  std::shared_ptr<ByteStream> stream() const { return exchange_.stream(); }  // for a batch that makes its own run
+  int64_t bytes() const { return exchange_.bytes(); }
   RankShare share() const;  // likewise
   // What was granted last: as deltas, and what they stand for.
-  const DeltaBytes& deltas() const { return deltas_; }
-  int64_t granted_bytes() const { return bytes() - deltas_.full + deltas_.read; }
+  const DeltaBytes& deltas() const { return deltas_.read(); }
+  int64_t granted_bytes() const { return bytes() - deltas().full + deltas().read; }
   int64_t bytes_done() const { return run_ != nullptr && state_ != State::kAsked ? run_->bytes_done() : 0; }
 
   // From take() to on_pulled(): the destination may be written.
@@ -92,7 +85,7 @@ class PullLink {
   // Asks the source to keep a version until take() or release(): on_held() follows, unless the link ends.
   void hold(int64_t version, uint32_t epoch);
   void release();
-  bool holds() const { return hold_ == HoldState::kHeld; }
+  bool holds() const { return hold_.state == HoldState::kHeld; }
   void take(int64_t version, uint32_t epoch);
   // Of an owner that makes its own run: nothing reads any more. REQUIRES: busy(). on_pulled() follows.
   void finish(const Status& status);
@@ -113,86 +106,51 @@ class PullLink {
     kPulling,   // the run is on
     kChecking,  // the run is over, the source's digests are awaited
   };
-  // Among a run's digests and among all that the source sends.
-  struct DigestPlace {
-    size_t own = 0;
-    size_t sent = 0;
-  };
   void handle(Frame& frame);
-  void handle_attached(Frame& frame);
-  // From one slot to the next, of a route.
-  struct SlotBytes {
-    uint64_t memory = 0;
-    uint64_t delta = 0;
-  };
-  // Those that are not skipped, as they lie in the first slot at the source; likewise their `slot_bytes`.
-  std::vector<PullRoute> place_routes(Prepare& prepare, std::vector<SlotBytes>& slot_bytes);
-  void build();
   void handle_prepared(Frame& frame);
   void handle_offer(const Offer& offer);
   void withdraw_offer(int64_t version);
   void handle_held(const Held& held);
   void handle_grant(Grant grant);
-  void choose_travel();
   void pull_rest();
-  bool may_be_delta(const WantedRoute& wanted) const { return options_.delta && !wanted.route.wire; }
-  Travel travel_of(size_t position) const { return options_.delta ? travel_[position] : Travel::kFull; }
-  void number_digests();
   void give_up_delta(size_t position);
+  const PullRoute& route_at(size_t position) const { return exchange_.routes()[exchange_.pulled()[position]].route; }
   Status given_up(int64_t version, const Status& reason) const;
   void handle_refuse(const Refuse& refuse);
   void handle_revoke(const Revoke& revoke);
   void handle_digests(Digests digests);
   void handle_detach(const Detach& detach);
   void handle_run_done();
-  std::optional<DigestPlace> differing(size_t position) const;
   void check_digests();
   void end_pull(const Status& status);
   void lose(const Status& status);
 
-  Agent& agent_;
-  RunFactory& factory_;
   PullLinkOwner& owner_;
   const Rank rank_;
-  const std::string name_;
-  const Incarnation incarnation_;
   const std::optional<Incarnation> worker_;
-  std::vector<WantedRoute> routes_;
-  std::vector<uint32_t> program_routes_;  // positions of those that are not skipped
-  DigestTable sent_digests_;              // that the source sends, of routes_
-  DigestTable own_digests_;               // of a run, of program_routes_
   const PullLinkOptions options_;
-  std::shared_ptr<Link> link_;
-  bool ready_ = false;
-  Attached attached_;
-
-  std::shared_ptr<ByteStream> stream_;
   LoopSignal run_done_;
-  std::unique_ptr<PullRuns> pulls_;  // null before the source has said where its memory is
-  uint32_t slot_ = 0;                // of the present run, or the last
-  Run* run_ = nullptr;               // that one
+  PullEnd exchange_;
+  std::shared_ptr<Link> link_;
+  uint32_t slot_ = 0;   // of the present run, or the last
+  Run* run_ = nullptr;  // that one
   struct Offered {
     int64_t version = 0;
     uint32_t slot = 0;
   };
   std::vector<Offered> offers_;  // ascending versions; at most one a slot
-  HoldState hold_ = HoldState::kNone;
-  int64_t hold_version_ = 0;
-  uint32_t hold_epoch_ = 0;
+  struct Holding {
+    HoldState state = HoldState::kNone;
+    int64_t version = 0;
+    uint32_t epoch = 0;
+  };
+  Holding hold_;
   State state_ = State::kIdle;
   int64_t taking_ = 0;
   uint32_t epoch_ = 0;
   int64_t pulled_ = 0;
-  bool have_digests_ = false;
-  std::vector<Digest> digests_;  // the source's
-  std::vector<Digest> spare_digests_;
-  // Deltas. What the destination holds of this source, whole and untouched; 0: nothing that is known.
-  Stamp held_ = 0;
-  Stamp granted_ = 0;
-  DeltaBytes deltas_;
-  std::vector<int64_t> granted_deltas_;  // of the last Grant
-  std::vector<Travel> travel_;           // by position in the program
-  std::vector<int64_t> travel_bytes_;    // likewise: PullRun::travel()
+  PullDigests digests_;
+  PullDeltas deltas_;
   Status abort_status_;
   const uint64_t track_ = Trace::new_track();
 };

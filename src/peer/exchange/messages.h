@@ -24,8 +24,8 @@
 namespace tessera {
 
 inline constexpr uint32_t kMaxRoutes = 1u << 24;  // of one pair of ranks
-inline constexpr uint32_t kMaxSlots = 8;          // versions that a sender keeps
-inline constexpr uint32_t kMaxKeys = 1 << 14;     // of one connection
+inline constexpr uint32_t kMaxSlots = 8;
+inline constexpr uint32_t kMaxKeys = 1 << 14;  // of one connection
 
 enum class ExchangeMessage : uint16_t {
   kAttached = 5,
@@ -55,7 +55,7 @@ struct Attached {
       if (self.delta) f("delta_slot_bytes", self.delta_slot_bytes);
     }
   };
-  uint32_t slots = 1;             // that Offer names; one where tensors are read in place
+  uint32_t slots = 1;             // copies of everything, one behind the other
   std::vector<RemoteKey> keys{};  // numbered on from those that came before; their descriptors come with this frame
   bool more_keys = false;         // another Attached follows; only the last one has places
   std::vector<Place> places{};
