@@ -222,10 +222,9 @@ class Transfer {
     std::unique_ptr<ByteStream> stream;
     if (program->wants_stream()) {
       fills_stream_ = true;
-      const Streams& streams = transports_.streams(self_, self_);
-      Streams::Ends ends = streams.make();
-      stream = streams.open(std::move(ends.consumer), "trainer/0");
-      make_source_run(s, source_routes, streams.open(std::move(ends.producer), "inference/0"));
+      Streams::Ends ends = transports_.make_stream(self_, self_);
+      stream = transports_.open_stream(std::move(ends.consumer), self_, self_, "trainer/0");
+      make_source_run(s, source_routes, transports_.open_stream(std::move(ends.producer), self_, self_, "inference/0"));
     }
     source_routes_[s].insert(source_routes_[s].end(), source_routes.begin(), source_routes.end());
     pulls_.push_back(

@@ -140,7 +140,7 @@ void add_bus_messages(Seeds& seeds) {
                      {{1, 64, 128}, 0, {2}, 4096, RemoteRange{1, 8192, 192}, 256}};
   seeds.add_bus(attached);
   seeds.add_bus(Prepare{true, {0, 3, 7}});
-  seeds.add_bus(Prepared{});
+  seeds.add_bus(Prepared{.transport = "shm"});
   seeds.add_bus(Offer{.version = 5});
   seeds.add_bus(Withdraw{.version = 5});
   seeds.add_bus(Take{.version = 5, .epoch = 2, .held = 4});
@@ -177,7 +177,7 @@ void add_bus_messages(Seeds& seeds) {
                         .peer_name = "inference/1",
                         .peer = kSelf,
                         .routes = {{.what = what, .src = place, .dst = tensor, .dst_dtype = DType::kBF16}}});
-  seeds.add_bus(GiveStream{.run = 7});
+  seeds.add_bus(GiveStream{.run = 7, .transport = "shm"});
   seeds.add_bus(StartRun{.run = 7, .epoch = 2});
   seeds.add_bus(AbortRun{.run = 7, .status = gone});
   seeds.add_bus(DropRun{.run = 7});

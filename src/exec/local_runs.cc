@@ -25,7 +25,7 @@ void LocalPulls::add_slot(std::span<const PullRoute> routes, std::optional<Acces
 }
 
 std::unique_ptr<ByteStream> LocalPulls::open_stream(StreamEnd end) const {
-  return TransportRegistry::builtin().streams(peer_, self_).open(std::move(end), peer_.name);
+  return TransportRegistry::builtin().open_stream(std::move(end), peer_, self_, peer_.name);
 }
 
 void LocalPulls::make_runs(StreamEnd end, const RunDone& done) {
@@ -45,7 +45,7 @@ bool LocalSources::add_slot(std::span<const SourceRoute> routes) {
   if (!program->fills_stream()) return false;
   if (!stream_) {
     pool_ = std::make_unique<WorkerPool>(1, "tessera-fill");
-    stream_ = TransportRegistry::builtin().streams(self_, peer_).open(take_producer(), self_.name);
+    stream_ = TransportRegistry::builtin().open_stream(take_producer(), self_, peer_, self_.name);
   }
   runs_.push_back(std::make_unique<SourceRun>(std::move(program), *pool_, done_, peer_.name, stream_));
   return true;
@@ -67,7 +67,7 @@ std::unique_ptr<Exporter> LocalRuns::make_exporter(const Endpoint& peer) const {
 }
 
 RunFactory::Source LocalRuns::make_source(const Endpoint& peer, bool digest, const RunDone& done) {
-  Streams::Ends ends = TransportRegistry::builtin().streams(self_, peer).make();
+  Streams::Ends ends = TransportRegistry::builtin().make_stream(self_, peer);
   return {.runs = std::make_unique<LocalSources>(self_, peer, std::move(ends.producer), digest, done),
           .consumer = std::move(ends.consumer)};
 }

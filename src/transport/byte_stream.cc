@@ -5,7 +5,7 @@
 namespace tessera {
 
 StreamEnd StreamEnd::duplicate() const {
-  StreamEnd copy;
+  StreamEnd copy{.transport = transport};
   for (const UniqueFd& fd : fds) copy.fds.push_back(duplicate_fd(fd.get()));
   return copy;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -50,11 +51,12 @@ class ByteStream {
 // What opens one side of a stream, in this process or in one that it is sent to: descriptors that say nothing to anyone
 // but the transport that made them.
 struct StreamEnd {
-  std::vector<UniqueFd> fds;
+  std::string transport{};  // its name
+  std::vector<UniqueFd> fds{};
   StreamEnd duplicate() const;
 };
 
-// Where a transport's streams come from. Thread-safe.
+// Where a transport's streams come from (TransportRegistry::make_stream() and open_stream()). Thread-safe.
 class Streams {
  public:
   struct Ends {

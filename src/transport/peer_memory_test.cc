@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory/host/shared_arena.h"
@@ -125,6 +127,23 @@ TEST(PeerMemory, RefusesKeysThatLeadNowhere) {
             std::string::npos);  // none of them was taken
   peer.add_key(0, key_of("loopback"));
   EXPECT_NE(refusal([&] { peer.add_key(0, key_of("loopback")); }).find("key 0 came twice"), std::string::npos);
+}
+
+TEST(TransportRegistry, OpensAStreamByTheTransportThatMadeIt) {
+  Streams::Ends ends = builtin().make_stream(this_process(), this_process());
+  EXPECT_EQ(ends.producer.transport, ends.consumer.transport);
+  EXPECT_EQ(ends.producer.duplicate().transport, ends.producer.transport);
+  const auto open = [](StreamEnd end, const Endpoint& src) {
+    return builtin().open_stream(std::move(end), src, this_process(), "trainer/0");
+  };
+  EXPECT_NE(open(ends.producer.duplicate(), this_process()), nullptr);
+  EXPECT_NE(open(std::move(ends.consumer), this_process()), nullptr);
+  Endpoint far = this_process();
+  far.process.boot_id = "another machine";
+  EXPECT_NE(refusal([&] { open(ends.producer.duplicate(), far); }).find("has none from"), std::string::npos);
+  ends.producer.transport = "loopback";
+  EXPECT_NE(refusal([&] { open(std::move(ends.producer), this_process()); }).find("\"loopback\" has none from"),
+            std::string::npos);
 }
 
 TEST(PeerMemory, OnesOwnMemoryIsReachedByAddress) {

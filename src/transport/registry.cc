@@ -39,6 +39,22 @@ const Transport& TransportRegistry::choose(const Endpoint& src, const Endpoint& 
   return best(src, dst, false);
 }
 
+Streams::Ends TransportRegistry::make_stream(const Endpoint& src, const Endpoint& dst) const {
+  const Transport& transport = streaming(src, dst);
+  Streams::Ends ends = transport.streams()->make();
+  ends.producer.transport = ends.consumer.transport = transport.name();
+  return ends;
+}
+
+std::unique_ptr<ByteStream> TransportRegistry::open_stream(StreamEnd end, const Endpoint& src, const Endpoint& dst,
+                                                           std::string_view owner) const {
+  const Transport* const transport = find(end.transport);
+  if (transport == nullptr || transport->streams() == nullptr || transport->score(src, dst) <= 0)
+    fail(ErrorCode::kInvalidArgument, "stream of {}: {:?} has none from {} to {}", owner, end.transport,
+         src.process.to_string(), dst.process.to_string());
+  return transport->streams()->open(std::move(end), owner);
+}
+
 std::vector<std::unique_ptr<Consent>> TransportRegistry::consents() const {
   std::vector<std::unique_ptr<Consent>> consents;
   for (const Transport* transport : transports_)

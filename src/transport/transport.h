@@ -70,9 +70,14 @@ class TransportRegistry {
   const Transport* find(std::string_view name) const;  // null: there is none
   // The best for this pair. Throws Error(kUnimplemented) that says what each one lacks.
   const Transport& choose(const Endpoint& src, const Endpoint& dst) const;
-  // The best that has streams, and those. Likewise.
+  // The best that has streams. Likewise.
   const Transport& streaming(const Endpoint& src, const Endpoint& dst) const { return best(src, dst, true); }
-  const Streams& streams(const Endpoint& src, const Endpoint& dst) const { return *best(src, dst, true).streams(); }
+  // A stream of that one. Throws Error(kResourceExhausted), too.
+  Streams::Ends make_stream(const Endpoint& src, const Endpoint& dst) const;
+  // Opens an end that came from `owner`, by the transport that it names. Throws Error(kInvalidArgument) if that has no
+  // streams from `src` to `dst`, or the end is none of its.
+  std::unique_ptr<ByteStream> open_stream(StreamEnd end, const Endpoint& src, const Endpoint& dst,
+                                          std::string_view owner) const;
   // Of all transports.
   std::vector<std::unique_ptr<Consent>> consents() const;
 

@@ -82,12 +82,13 @@ void Lender::handle(Frame& frame) {
     case kCode<MakeRun>:
       return make_run(parse<MakeRun>(frame.payload));
     case kCode<GiveStream>: {
-      const auto number = parse<GiveStream>(frame.payload).run;
+      auto given = parse<GiveStream>(frame.payload);
+      const uint32_t number = given.run;
       Entry& entry = this->entry(number);
       if (!entry.made || !entry.make.stream || entry.run || frame.fds.empty())
         fail(ErrorCode::kMismatch, "lent memory: GiveStream for run {} out of turn", number);
       if (!entry.failed.ok()) return;
-      return build(number, entry, {.fds = std::move(frame.fds)});
+      return build(number, entry, {.transport = std::move(given.transport), .fds = std::move(frame.fds)});
     }
     case kCode<StartRun>: {
       const auto message = parse<StartRun>(frame.payload);
@@ -162,7 +163,7 @@ void Lender::build(uint32_t number, Entry& entry, StreamEnd end) {
   try {
     std::unique_ptr<ByteStream> stream;
     if (entry.make.stream)
-      stream = TransportRegistry::builtin().streams(self(), self()).open(std::move(end), link_->name());
+      stream = TransportRegistry::builtin().open_stream(std::move(end), self(), self(), link_->name());
     entry.run = entry.make.kind == MakeRun::Kind::kSource ? source_run(entry, std::move(stream))
                                                           : pull_run(entry, std::move(stream));
   } catch (const std::exception&) {

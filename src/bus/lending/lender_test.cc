@@ -138,7 +138,7 @@ TEST(Lender, FillsAStreamAndStopsWhenItIsAborted) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(2, 4), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveStream{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});  // nobody drains it
   worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died")});
   const auto aborted = worker.next<RunEnded>();
@@ -161,7 +161,7 @@ TEST(Lender, BeginsAgainOnceARunThatWasGivenUpHasEnded) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 1), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveStream{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   worker.send(source(2, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   worker.send(StartRun{.run = 1, .epoch = 1});  // nobody drains it
   worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it is stopped")});
@@ -289,7 +289,7 @@ TEST(Lender, ARunThatIsAbortedBeforeItBeginsEndsToo) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveStream{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   const AbortRun abort{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died")};
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.send(abort);
@@ -308,7 +308,7 @@ TEST(Lender, IsQuietOnceAnOperationHasFailed) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveStream{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.quiesce();  // what was said before has been heard
   EXPECT_EQ(worker.next<RunEnded>().status.code(), ErrorCode::kCancelled);
@@ -322,7 +322,7 @@ TEST(Lender, WhatIsNoStreamFailsTheRunAndNoMore) {
   SharedArena other(1, 1 << 20);
   std::vector<UniqueFd> fds;
   fds.push_back(duplicate_fd(other.fd_for_agent()));
-  worker.send(GiveStream{.run = 1}, std::move(fds));
+  worker.send(GiveStream{.run = 1, .transport = "shm"}, std::move(fds));
   EXPECT_THAT(outcome_of(worker, 1).message(), HasSubstr("bounce ring"));
   worker.send(DropRun{.run = 1});
   worker.send(DropRun{.run = 7});  // one that was never made
@@ -346,7 +346,8 @@ TEST(Lender, BelievesNothing) {
     return ended.status.message();
   };
   EXPECT_THAT(refused([](Worker& worker) { worker.send(StartRun{.run = 1, .epoch = 1}); }), HasSubstr("unknown"));
-  EXPECT_THAT(refused([](Worker& worker) { worker.send(GiveStream{.run = 1}); }), HasSubstr("unknown"));
+  EXPECT_THAT(refused([](Worker& worker) { worker.send(GiveStream{.run = 1, .transport = "shm"}); }),
+              HasSubstr("unknown"));
   EXPECT_THAT(refused([](Worker& worker) { worker.send(Offer{.version = 1}); }), HasSubstr("unexpected message"));
   EXPECT_THAT(refused([](Worker& worker) { worker.send(LendArenas{.run = 1, .arenas = {1}}); }),
               HasSubstr("1 arenas with 0 descriptors"));
@@ -363,7 +364,7 @@ TEST(Lender, BelievesNothing) {
   EXPECT_THAT(refused([](Worker& worker) {
                 const auto ring = BounceRing::create();
                 worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-                worker.send(GiveStream{.run = 1}, ring_of(*ring));
+                worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
                 worker.send(StartRun{.run = 1, .epoch = 1});
                 worker.send(StartRun{.run = 1, .epoch = 2});
               }),
@@ -404,7 +405,7 @@ TEST(Lender, ARunStreamsWhatItIsToldToAndNothingElse) {
   run.routes.front().streamed = false;
   const auto ring = BounceRing::create();
   worker.send(run);
-  worker.send(GiveStream{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   EXPECT_THAT(outcome_of(worker, 1).message(), HasSubstr("want it otherwise"));
 }
 
@@ -434,7 +435,7 @@ TEST(Lender, EndsWhileARunWaits) {
   Worker worker;
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
-  worker.send(GiveStream{.run = 1}, ring_of(*ring));
+  worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.send(Sync{.number = 1});
   worker.next<Synced>();

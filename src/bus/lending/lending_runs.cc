@@ -117,7 +117,7 @@ std::unique_ptr<PullRuns> LendingRuns::make_pull(const Endpoint& peer, std::vect
 }
 
 RunFactory::Source LendingRuns::make_source(const Endpoint& peer, bool digest, const RunDone& done) {
-  Streams::Ends ends = TransportRegistry::builtin().streams(self(), peer).make();
+  Streams::Ends ends = TransportRegistry::builtin().make_stream(self(), peer);
   return {.runs = std::make_unique<LendingSources>(*memory_, self(), peer, std::move(ends.producer), digest, done),
           .consumer = std::move(ends.consumer)};
 }
@@ -144,9 +144,9 @@ RunFactory::OwnTerms LendingRuns::make_own_terms(std::span<const PullRoute> rout
   }
   OwnTerms terms = LocalRuns::make_own_terms(own, source_done);
   if (lent.empty()) return terms;
-  const Streams& streams = TransportRegistry::builtin().streams(self(), self());
-  Streams::Ends ends = streams.make();
-  terms.step.stream = streams.open(std::move(ends.consumer), self().name);
+  const TransportRegistry& transports = TransportRegistry::builtin();
+  Streams::Ends ends = transports.make_stream(self(), self());
+  terms.step.stream = transports.open_stream(std::move(ends.consumer), self(), self(), self().name);
   std::unique_ptr<LentRun> source = memory_->make_source("the reduction", lent, false, true, source_done);
   source->give_stream(std::move(ends.producer));
   terms.source = std::move(source);

@@ -282,7 +282,7 @@ void LentRun::set_bytes_done(int64_t bytes) {
 }
 
 void LentRun::give_stream(StreamEnd end) {
-  memory_->link_->send(GiveStream{.run = number_}, std::move(end.fds));
+  memory_->link_->send(GiveStream{.run = number_, .transport = std::move(end.transport)}, std::move(end.fds));
 }
 
 void LentRun::start(uint32_t epoch) {

@@ -151,11 +151,15 @@ struct MakeRun {
   }
 };
 
-// In a frame with the stream's descriptor.
+// In a frame with the descriptors of one end of the stream.
 struct GiveStream {
   static constexpr auto kType = LendingMessage::kGiveStream;
   uint32_t run = 0;
-  static void fields(auto& f, auto& self) { f("run", self.run); }
+  std::string transport{};  // whose stream it is
+  static void fields(auto& f, auto& self) {
+    f("run", self.run);
+    f("transport", self.transport, RemoteKey::kMaxNameBytes);
+  }
 };
 
 struct StartRun {

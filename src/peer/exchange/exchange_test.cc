@@ -389,10 +389,12 @@ TEST_F(ExchangeTest, APullerRefusesWhatIsOutOfTurn) {
                       link.send(Prepared{}, std::move(fds));
                     }),
               HasSubstr("Prepared with 1 descriptors"));
+  EXPECT_THAT(after(true, [](Link& link) { link.send(Prepared{.transport = "shm"}); }),
+              HasSubstr("Prepared with 0 descriptors of \"shm\""));
 }
 
 TEST_F(ExchangeTest, APullerRefusesAStreamThatIsNone) {
-  const auto ended_by = [&](std::vector<UniqueFd> fds) {
+  const auto ended_by = [&](const std::string& transport, bool with_socket) {
     sockets_ = socket_pair();
     by_hand_.reset();
     Tensors from(1), to(1);
@@ -400,14 +402,17 @@ TEST_F(ExchangeTest, APullerRefusesAStreamThatIsNone) {
     Attached attached = attached_of(from);
     attached.keys[0] = TransportRegistry::builtin().find("shm")->export_region({.packed = true});
     send(say_as_source(), std::move(attached));
-    say_as_source().send(Prepared{}, std::move(fds));
+    std::vector<UniqueFd> fds;
+    if (with_socket) fds.push_back(std::move(socket_pair().first));
+    say_as_source().send(Prepared{.transport = transport}, std::move(fds));
     settle();
     return pull_status_.message();
   };
-  EXPECT_THAT(ended_by({}), HasSubstr("Prepared with 0 descriptors"));
-  std::vector<UniqueFd> fds;
-  fds.push_back(std::move(socket_pair().first));
-  EXPECT_THAT(ended_by(std::move(fds)), HasSubstr("bounce ring"));
+  EXPECT_THAT(ended_by("shm", false), HasSubstr("Prepared with 0 descriptors"));
+  EXPECT_THAT(ended_by("", true), HasSubstr("Prepared with 1 descriptors of \"\""));
+  EXPECT_THAT(ended_by("shm", true), HasSubstr("bounce ring"));
+  EXPECT_THAT(ended_by("loopback", true), HasSubstr("\"loopback\" has none"));
+  EXPECT_THAT(ended_by("pigeons", true), HasSubstr("\"pigeons\" has none"));
 }
 
 TEST_F(ExchangeTest, ASourceRefusesWhatDoesNotFitItsRoutes) {

@@ -5,7 +5,7 @@
 //   ------                              ------
 //                              Attached  keys (with descriptors) and where each tensor lies
 //   Prepare                              stream wanted? routes that ties make superfluous
-//                              Prepared  with the stream's descriptor, if wanted
+//                              Prepared  with an end of the stream, if wanted
 //
 // A connection that moves no data is answered Prepared at once.
 #pragma once
@@ -15,6 +15,7 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "peer/message.h"
@@ -83,7 +84,8 @@ struct Prepare {
 
 struct Prepared {
   static constexpr auto kType = ExchangeMessage::kPrepared;
-  static void fields(auto&, auto&) {}
+  std::string transport{};  // of the stream, one end of which comes with this frame; empty: none was wanted
+  static void fields(auto& f, auto& self) { f("transport", self.transport, RemoteKey::kMaxNameBytes); }
 };
 
 using ExchangeMessages = MessageList<Attached, Prepare, Prepared>;

@@ -84,10 +84,11 @@ void PullEnd::build(const Attached& attached) {
 }
 
 void PullEnd::handle_prepared(Frame& frame) {
-  (void)parse<Prepared>(frame.payload);
+  auto prepared = parse<Prepared>(frame.payload);
   if (ready_ || !runs_) fail(ErrorCode::kMismatch, "Prepared out of turn");
-  if (frame.fds.empty() == streams()) fail(ErrorCode::kMismatch, "Prepared with {} descriptors", frame.fds.size());
-  StreamEnd end{.fds = std::move(frame.fds)};
+  if (frame.fds.empty() == streams() || prepared.transport.empty() == streams())
+    fail(ErrorCode::kMismatch, "Prepared with {} descriptors of {:?}", frame.fds.size(), prepared.transport);
+  StreamEnd end{.transport = std::move(prepared.transport), .fds = std::move(frame.fds)};
   if (options_.runs)
     runs_->make_runs(std::move(end), done_);
   else if (streams())

@@ -86,7 +86,7 @@ void SourceEnd::handle_prepare(Link& link, const Frame& frame) {
   StreamEnd end;
   if (prepare.stream) end = make_runs();
   ready_ = true;
-  link.send(Prepared{}, std::move(end.fds));
+  link.send(Prepared{.transport = std::move(end.transport)}, std::move(end.fds));
 }
 
 // Those that a run packs or digests, as they lie in a slot.
