@@ -272,7 +272,7 @@ def test_other_devices_are_not_built(loopback: Loopback) -> None:
     with (
         unittest.mock.patch.object(Plain, "device", elsewhere, create=True),
         pytest.raises(
-            tessera.UnimplementedError, match=re.escape("tensor w: it is on cuda:1; this build moves host")
+            tessera.UnimplementedError, match=re.escape("tensor w: it is on cuda:1; this build moves only host")
         ) as e,
     ):
         loopback.register({"w": tensor.as_subclass(Plain)})

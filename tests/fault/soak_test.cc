@@ -46,8 +46,8 @@ struct Kind {
   BatchOptions sender, receiver;
 };
 const Kind kKinds[kBatches] = {{"in-place", kInPlace, kInPlace},
-                                   {"staged", kStaged, kStaged},
-                                   {"staged-to-in-place", {.mode = Mode::kStaged, .snapshots = 3}, kInPlace}};
+                               {"staged", kStaged, kStaged},
+                               {"staged-to-in-place", {.mode = Mode::kStaged, .snapshots = 3}, kInPlace}};
 
 uint64_t resident_bytes(pid_t pid) {
   if (pid == ::getpid()) ::malloc_trim(0);
