@@ -39,6 +39,7 @@ std::string frame(uint32_t magic, uint16_t version, uint16_t type, std::span<con
   out.put(magic);
   out.put(version);
   out.put(type);
+  out.put(uint32_t{0});  // stream
   out.put(static_cast<uint32_t>(payload.size()));
   out.put(uint32_t{0});  // no descriptors
   return to_text(out.view()) + to_text(payload);

@@ -22,6 +22,7 @@ struct Header {
   uint32_t magic;
   uint16_t version;
   uint16_t type;
+  uint32_t stream;
   uint32_t length;
   uint16_t fds;
   uint16_t zero;
@@ -77,12 +78,16 @@ bool FrameReader::next(Frame& frame) {
   if (header.magic != magic_)
     fail(ErrorCode::kInvalidArgument, "a frame begins with {:#010x}, not {:#010x}: the peer speaks something else",
          header.magic, magic_);
-  if (header.length > limits_.payload_bytes)
+  if (!limits_of_ && header.stream != 0)
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} on stream {}, where there is none but 0", header.type,
+         header.stream);
+  const FrameLimits limits = limits_of_ ? limits_of_(header.stream) : limits_;
+  if (header.length > limits.payload_bytes)
     fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} bytes, at most {} are allowed", header.type,
-         header.length, limits_.payload_bytes);
-  if (header.fds > limits_.fds || header.zero != 0)
+         header.length, limits.payload_bytes);
+  if (header.fds > limits.fds || header.zero != 0)
     fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors, at most {} are allowed",
-         header.type, header.fds, limits_.fds);
+         header.type, header.fds, limits.fds);
   if (header.fds > fds_.size())  // they come with the header's first byte
     fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors and brings {}", header.type,
          header.fds, fds_.size());
@@ -95,6 +100,7 @@ bool FrameReader::next(Frame& frame) {
 
   frame.version = header.version;
   frame.type = header.type;
+  frame.stream = header.stream;
   frame.fds.clear();
   const auto payload = unread.subspan(kFrameHeaderBytes, header.length);
   if (frame.payload.capacity() > kFillBytes) frame.payload = {};  // as below
@@ -113,24 +119,46 @@ bool FrameReader::next(Frame& frame) {
   return true;
 }
 
-void FrameWriter::push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds) {
-  const size_t bytes = kFrameHeaderBytes + payload.size();
+void FrameWriter::push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream) {
   if (fds.size() > kMaxFdsPerMessage)
     fail(ErrorCode::kInvalidArgument, "a frame with {} descriptors, {} at most", fds.size(), kMaxFdsPerMessage);
   if (payload.size() > UINT32_MAX) fail(ErrorCode::kInvalidArgument, "a frame of {} bytes", payload.size());
-  if (!queue_.empty() && queued_bytes_ + bytes > max_queued_bytes_)
-    fail(ErrorCode::kResourceExhausted, "{} bytes wait for a peer that does not read, {} at most may", queued_bytes_,
-         max_queued_bytes_);
+  const size_t bytes = kFrameHeaderBytes + payload.size();
+  if (queued_bytes_ + bytes > max_queued_bytes_) {
+    const size_t waiting = queued_bytes_of(stream);
+    if (waiting > 0 && waiting + bytes > max_queued_bytes_)
+      fail(ErrorCode::kResourceExhausted, "{} bytes wait for a peer that does not read, {} at most may", waiting,
+           max_queued_bytes_);
+  }
+  queue(type, payload, std::move(fds), stream);
+}
+
+void FrameWriter::push_last(uint16_t type, std::span<const std::byte> payload, uint32_t stream) {
+  queue(type, payload, {}, stream);
+}
+
+size_t FrameWriter::queued_bytes_of(uint32_t stream) const {
+  size_t bytes = 0;
+  for (const Outgoing& outgoing : queue_)
+    if (outgoing.stream == stream) bytes += outgoing.bytes.size();
+  const bool begun = !queue_.empty() && queue_.front().stream == stream;
+  return begun ? bytes - sent_ : bytes;
+}
+
+void FrameWriter::queue(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream) {
+  const size_t bytes = kFrameHeaderBytes + payload.size();
   const Header header{.magic = magic_,
                       .version = version_,
                       .type = type,
+                      .stream = stream,
                       .length = static_cast<uint32_t>(payload.size()),
                       .fds = static_cast<uint16_t>(fds.size()),
                       .zero = 0};
   const auto* head = reinterpret_cast<const std::byte*>(&header);
   // Small frames share one system call.
-  const bool joins = !queue_.empty() && fds.empty() && queue_.back().bytes.size() + bytes <= kJoinBytes;
-  if (!joins) queue_.push_back({.bytes = std::exchange(spare_, {}), .fds = std::move(fds)});
+  const bool joins = !queue_.empty() && fds.empty() && queue_.back().stream == stream &&
+                     queue_.back().bytes.size() + bytes <= kJoinBytes;
+  if (!joins) queue_.push_back({.stream = stream, .bytes = std::exchange(spare_, {}), .fds = std::move(fds)});
   std::vector<std::byte>& out = queue_.back().bytes;
   if (!joins) out.reserve(bytes);
   out.insert(out.end(), head, head + sizeof(header));

@@ -1,16 +1,19 @@
-// Messages over a stream socket. A frame is a header of 16 bytes, little-endian,
+// Messages over a stream socket. A frame is a header of 20 bytes, little-endian,
 //
-//   u32 magic | u16 protocol version | u16 type | u32 payload length | u16 descriptors | u16 zero
+//   u32 magic | u16 protocol version | u16 type | u32 stream | u32 payload length | u16 descriptors | u16 zero
 //
-// then the payload. Descriptors travel as SCM_RIGHTS with the header's first byte. Reader and writer never block, keep
-// no descriptor of their own to the socket and are thread-compatible: one thread, usually an EventLoop's, drives them.
+// then the payload. A connection may carry several streams of frames; where there is one, it is 0. Descriptors travel
+// as SCM_RIGHTS with the header's first byte. Reader and writer never block, keep no descriptor of their own to the
+// socket and are thread-compatible: one thread, usually an EventLoop's, drives them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -18,11 +21,12 @@
 
 namespace tessera {
 
-inline constexpr size_t kFrameHeaderBytes = 16;
+inline constexpr size_t kFrameHeaderBytes = 20;
 
 struct Frame {
   uint16_t version = 0;
   uint16_t type = 0;
+  uint32_t stream = 0;
   std::vector<std::byte> payload;
   std::vector<UniqueFd> fds;
 };
@@ -43,7 +47,14 @@ struct FrameLimits {
 // merely announced; descriptors that no frame announces are not collected.
 class FrameReader {
  public:
+  // What a stream's frames may have. Called when a frame's header has arrived.
+  using LimitsOf = std::function<FrameLimits(uint32_t stream)>;
+
+  // Of frames on stream 0; one on another is malformed.
   FrameReader(uint32_t magic, FrameLimits limits) : magic_(magic), limits_(limits) {}
+  // Of frames on any stream. `limits`: the widest of all streams; descriptors are collected where one may have them.
+  FrameReader(uint32_t magic, FrameLimits limits, LimitsOf limits_of)
+      : magic_(magic), limits_(limits), limits_of_(std::move(limits_of)) {}
 
   // Receives what is there, at most about 256 KiB so that one connection cannot hold up the others. False once the
   // peer has ended the stream between two frames: next() may still have some.
@@ -57,6 +68,7 @@ class FrameReader {
  private:
   uint32_t magic_;
   FrameLimits limits_;
+  LimitsOf limits_of_;
   std::vector<std::byte> buffer_;
   size_t begin_ = 0;  // buffer_[begin_, end) is unread
   size_t end_ = 0;
@@ -67,15 +79,17 @@ class FrameReader {
 // Puts frames on a stream through a bounded queue.
 class FrameWriter {
  public:
-  // At most `max_queued_bytes` wait to be sent.
+  // At most `max_queued_bytes` of each stream wait to be sent.
   FrameWriter(uint32_t magic, uint16_t version, size_t max_queued_bytes)
       : magic_(magic), version_(version), max_queued_bytes_(max_queued_bytes) {}
 
   // The version that frames queued from now on carry.
   void set_version(uint16_t version) { version_ = version; }
-  // Queues one frame. Throws kResourceExhausted, queueing nothing, if the bound would be passed, unless the queue is
-  // empty: one frame always fits.
-  void push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds = {});
+  // Queues one frame. Throws kResourceExhausted, queueing nothing, if its stream's bound would be passed, unless
+  // nothing of that stream waits: one frame always fits.
+  void push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds = {}, uint32_t stream = 0);
+  // Queues a frame that ends its stream, whatever waits.
+  void push_last(uint16_t type, std::span<const std::byte> payload, uint32_t stream);
   // Sends what goes without blocking. True once nothing is left; else call again when fd is writable (EPOLLOUT).
   bool flush(int fd);
   // Sends everything, blocking; throws kDeadlineExceeded. For set-up and tests.
@@ -86,9 +100,13 @@ class FrameWriter {
 
  private:
   struct Outgoing {
+    uint32_t stream = 0;
     std::vector<std::byte> bytes;  // whole frames
     std::vector<UniqueFd> fds;
   };
+  size_t queued_bytes_of(uint32_t stream) const;
+  void queue(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream);
+
   uint32_t magic_;
   uint16_t version_;
   size_t max_queued_bytes_;

@@ -26,11 +26,13 @@ std::vector<std::byte> payload_of(size_t size, uint8_t seed = 1) {
   return payload;
 }
 
-std::vector<std::byte> header(uint32_t magic, uint32_t length, uint16_t fds = 0, uint16_t zero = 0) {
+std::vector<std::byte> header(uint32_t magic, uint32_t length, uint16_t fds = 0, uint16_t zero = 0,
+                              uint32_t stream = 0) {
   ByteWriter out;
   out.put(magic);
   out.put<uint16_t>(1);
   out.put<uint16_t>(2);
+  out.put(stream);
   out.put(length);
   out.put(fds);
   out.put(zero);
@@ -120,6 +122,50 @@ TEST(FramingTest, TheQueueIsBoundedButOneFrameAlwaysFits) {
   EXPECT_NO_THROW(writer.push(1, payload_of(1)));
 }
 
+TEST(FramingTest, EachStreamIsBoundedByWhatIsItsOwn) {
+  const SocketPair pair = socket_pair();
+  FrameWriter writer(kMagic, 1, 1000);
+  writer.push(1, payload_of(5000), {}, 1);
+  EXPECT_NO_THROW(writer.push(2, payload_of(900), {}, 2)) << "another one's backlog is not its own";
+  EXPECT_THAT(error_of([&] { writer.push(2, payload_of(900), {}, 2); }), HasSubstr("920 bytes wait"));
+  EXPECT_THAT(error_of([&] { writer.push(1, payload_of(1), {}, 1); }), HasSubstr("5020 bytes wait"));
+  writer.push_last(3, payload_of(1), 1);
+  EXPECT_TRUE(writer.flush(pair.first.get()));
+
+  FrameReader reader(kMagic, {}, [](uint32_t) { return FrameLimits{}; });
+  std::vector<std::pair<uint16_t, uint32_t>> arrived;
+  while (arrived.size() < 3) {
+    const Frame frame = wait_frame(pair.second.get(), reader, soon());
+    arrived.emplace_back(frame.type, frame.stream);
+  }
+  EXPECT_THAT(arrived, testing::ElementsAre(testing::Pair(1, 1U), testing::Pair(2, 2U), testing::Pair(3, 1U)));
+}
+
+TEST(FramingTest, EachStreamHasLimitsOfItsOwn) {
+  const FrameLimits widest{.payload_bytes = 100, .fds = 1};
+  const auto limits_of = [&](uint32_t stream) { return stream == 1 ? widest : FrameLimits{.payload_bytes = 10}; };
+  const auto read = [&](uint32_t stream, size_t bytes, bool with_fd) {
+    const SocketPair pair = socket_pair();
+    std::vector<UniqueFd> fds;
+    if (with_fd) fds.push_back(duplicate_fd(pair.first.get()));
+    FrameWriter writer(kMagic, 1, 1000);
+    writer.push(1, payload_of(bytes), std::move(fds), stream);
+    EXPECT_TRUE(writer.flush(pair.first.get()));
+    const size_t before = open_fds();
+    std::string error;
+    {
+      FrameReader reader(kMagic, widest, limits_of);
+      error = error_of([&] { EXPECT_EQ(wait_frame(pair.second.get(), reader, soon()).stream, stream); });
+    }
+    EXPECT_EQ(open_fds(), before);
+    return error;
+  };
+  EXPECT_EQ(read(1, 100, true), "(no error)");
+  EXPECT_EQ(read(2, 10, false), "(no error)");
+  EXPECT_THAT(read(2, 11, false), HasSubstr("announces 11 bytes, at most 10"));
+  EXPECT_THAT(read(2, 10, true), HasSubstr("announces 1 descriptors, at most 0"));
+}
+
 TEST(FramingTest, EveryMalformedHeaderIsAnErrorThatSaysWhy) {
   struct Case {
     std::vector<std::byte> bytes;
@@ -128,7 +174,7 @@ TEST(FramingTest, EveryMalformedHeaderIsAnErrorThatSaysWhy) {
   const std::vector<Case> cases = {
       {header(0x31323334, 0), "speaks something else"}, {header(kMagic, 101), "announces 101 bytes, at most 100"},
       {header(kMagic, 0xffffffff), "at most 100"},      {header(kMagic, 0, 1), "descriptors"},
-      {header(kMagic, 0, 0, 1), "descriptors"},
+      {header(kMagic, 0, 0, 1), "descriptors"},         {header(kMagic, 0, 0, 0, 7), "on stream 7"},
   };
   for (const Case& bad : cases) {
     const SocketPair pair = socket_pair();

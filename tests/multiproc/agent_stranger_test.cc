@@ -84,7 +84,7 @@ TEST_F(Agent, OutlivesNonsense) {
     std::mt19937 random(7);
     for (int round = 0; round < 20; ++round) {
       const Stranger noise;
-      std::vector<std::byte> bytes(random() % 300 + 16);
+      std::vector<std::byte> bytes(random() % 300 + kFrameHeaderBytes);
       for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
       noise.send_bytes(bytes);
       REQUIRE_HERE(noise.refusal() != "no answer");
@@ -97,7 +97,7 @@ TEST_F(Agent, OutlivesNonsense) {
     }
     {
       const Stranger large;
-      const uint32_t header[] = {bus::kAgentMagic, 0x00010001, 0xffffffff, 0};
+      const uint32_t header[] = {bus::kAgentMagic, 0x00010001, 0, 0xffffffff, 0};
       large.send_bytes(std::as_bytes(std::span(header)));
       REQUIRE_HERE(refused(large));
     }
@@ -117,7 +117,7 @@ TEST_F(Agent, OutlivesNonsense) {
     {
       const Stranger generous;
       std::vector<int> fds(kMaxFdsPerMessage, generous.socket().get());
-      const uint32_t header[] = {bus::kAgentMagic, 0x00010001, 1000, 0};  // which announces none of them
+      const uint32_t header[] = {bus::kAgentMagic, 0x00010001, 0, 1000, 0};  // which announces none of them
       (void)send_some(generous.socket().get(), std::as_bytes(std::span(header)), fds);
       REQUIRE_HERE(refused(generous));
     }
