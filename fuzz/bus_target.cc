@@ -51,7 +51,8 @@ void check_message(const Frame& frame) {
 }  // namespace
 
 bool bus(Input input) {
-  return accepts([&] { read_frames(input, kBusMagic, {.payload_bytes = kMaxMessageBytes, .fds = 1}, check_message); });
+  return accepts(
+      [&] { read_frames(input, kBusMagic, {.payload_bytes = kMaxMessageBytes, .fds = 1}, check_message, true); });
 }
 
 }  // namespace tessera::fuzz

@@ -11,12 +11,13 @@
 
 namespace tessera::fuzz {
 
-// Calls `take` with every frame of `stream`. Throws as FrameReader does.
+// Calls `take` with every frame of `stream`, which are on any stream if `streams`. Throws as FrameReader does.
 template <typename Take>
-void read_frames(Input stream, uint32_t magic, FrameLimits limits, Take take) {
+void read_frames(Input stream, uint32_t magic, FrameLimits limits, Take take, bool streams = false) {
   constexpr size_t kMostInFlight = 32 << 10;  // fits the socket's buffer
   const auto [ours, theirs] = socket_pair();
-  FrameReader reader(magic, limits);
+  const auto limits_of = [limits](uint32_t) { return limits; };
+  FrameReader reader(magic, limits, streams ? FrameReader::LimitsOf(limits_of) : nullptr);
   Frame frame;
   size_t piece = std::min(stream.size(), size_t{1} + stream.size() % 61);  // frames arrive cut anywhere
   bool open = true;

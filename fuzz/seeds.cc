@@ -34,12 +34,13 @@ std::string to_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::string frame(uint32_t magic, uint16_t version, uint16_t type, std::span<const std::byte> payload) {
+std::string frame(uint32_t magic, uint16_t version, uint16_t type, std::span<const std::byte> payload,
+                  uint32_t stream = 0) {
   ByteWriter out;
   out.put(magic);
   out.put(version);
   out.put(type);
-  out.put(uint32_t{0});  // stream
+  out.put(stream);
   out.put(static_cast<uint32_t>(payload.size()));
   out.put(uint32_t{0});  // no descriptors
   return to_text(out.view()) + to_text(payload);
@@ -161,6 +162,9 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Chosen{.version = 5, .epoch = 2});
   seeds.add_bus(Detach{});
   seeds.add_bus(Broken{gone});
+  seeds.add_bus(Closed{});
+  seeds.add_bus(Goodbye{});
+  seeds.add("bus", "second-stream", frame(kBusMagic, kProtocolMax, kCode<Closed>, message_bytes(Closed{}), 3));
   const Region rows({IntervalSet({0, 4}), IntervalSet({2, 8})});
   const LentPlace tensor{.kind = LentPlace::Kind::kTensor, .tensor = 3, .memory = {}, .array = {}};
   const LentPlace place{.kind = LentPlace::Kind::kPeer,

@@ -136,7 +136,7 @@ std::string Metrics::exposition() const {
   out.gauge("tessera_sessions", "Sessions with other jobs", sessions);
   out.counter("tessera_sessions_lost_total", "Sessions that ended because a peer died, failed or left", sessions_lost);
   out.gauge("tessera_waits", "Waits for ranks to join, to register or to attach", waits);
-  out.counter("tessera_messages_malformed_total", "Connections closed because of what came over them",
+  out.counter("tessera_messages_malformed_total", "Connections and links closed because of what came over them",
               messages_malformed);
   out.counter("tessera_connections_refused_total", "Callers turned away", connections_refused);
   out.gauge("tessera_connections", "Connections to other agents, both directions", connections);

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -17,28 +16,16 @@
 #include "base/mutex.h"
 #include "base/runtime_dir.h"
 #include "exec/worker_pool.h"
+#include "peer/connection_pool.h"
 #include "peer/handshake.h"
 #include "peer/identity.h"
 #include "peer/link.h"
+#include "peer/report.h"
+#include "peer/session_table.h"
 #include "peer/wait_list.h"
 #include "transport/transport.h"
 
 namespace tessera {
-
-// A connection whose caller has said who it is and what it wants.
-struct Caller {
-  std::shared_ptr<Link> link;
-  Hello hello;
-  Attach attach;
-};
-
-// Whoever takes connections for a session of a batch. Called on the loop's thread.
-class Acceptor {
- public:
-  virtual ~Acceptor() = default;
-  // Takes the link over, or throws Error: the caller is told and the link closed.
-  virtual void accept(Caller caller) = 0;
-};
 
 // What a batch says when somebody asks its agent. Called on the loop's thread.
 class Inspected {
@@ -69,8 +56,8 @@ class Agent {
   void claim_batch(const std::string& pair, const std::string& batch);
   void release_batch(const std::string& pair, const std::string& batch);
   // From now on callers that attach to `session` are given to `acceptor`; those that came early, at once. On the loop.
-  void open_session(const std::string& session, Acceptor* acceptor);
-  void close_session(const std::string& session, const Acceptor* acceptor);
+  void open_session(const std::string& session, Acceptor* acceptor) { sessions_.open(session, acceptor); }
+  void close_session(const std::string& session, const Acceptor* acceptor) { sessions_.close(session, acceptor); }
 
   // Whose report goes into the agent's. On the loop.
   void add_inspected(const Inspected* batch) { inspected_.push_back(batch); }
@@ -79,14 +66,13 @@ class Agent {
   // What report() says of the worker's command queue; without one, nothing. On the loop.
   void set_command_queue(std::function<CommandQueueReport()> queue) { command_queue_ = std::move(queue); }
 
-  // Connects to another agent, says Hello and, once it is welcomed, Attach; blocks until it is connected. The link's
-  // handlers are the caller's to set, on the loop's thread: `on_link` runs there. They see what comes once the link is
-  // attached, and its end: kMismatch where another peer than `peer_name` answers, or in a protocol that this release
-  // does not speak.
-  void call(const std::string& address, const std::string& peer_name, const Attach& attach, Deadline deadline,
-            const std::function<void(std::shared_ptr<Link>)>& on_link);
-  // The caller's first message on a new link.
-  Hello hello() const;
+  // Opens a link to another agent, over the connection with it if there is one; else connects, which blocks, and says
+  // Hello. Not on the loop's thread. The link's handlers are the caller's to set, on the loop's thread: `on_link` runs
+  // there. They see what comes once the link is attached, and its end: kMismatch where another peer than `callee`
+  // answers, or in a protocol that this release does not speak.
+  void call(const Callee& callee, const Attach& attach, Deadline deadline, const ConnectionPool::OnLink& on_link);
+  // What this agent says first on a new connection.
+  Hello hello() const { return connections_.hello(); }
 
   // Runs `task` on the loop's thread and waits until it has run; rethrows what it throws.
   template <typename Task>
@@ -95,22 +81,8 @@ class Agent {
   }
 
  private:
-  struct Waiting {  // said Hello, or said Attach before the session was there
-    std::shared_ptr<Link> link;
-    Hello hello;
-    std::optional<Attach> attach;
-    EventLoop::TimerId timer = 0;
-  };
-
   void run_and_wait(const std::function<void()>& task);
-  void check_welcome(Frame& frame, Link& link) const;
-  void accept_connection(UniqueFd socket);
-  void handle_frame(uint64_t id, Frame& frame);
   Report report() const;
-  void hand_over(uint64_t id, Acceptor& acceptor);
-  void reject(uint64_t id, const Status& status);
-  static void log_refusal(const std::string& caller, const Status& why);
-  void drop(uint64_t id);
 
   const Identity identity_;
   const ForkGuard process_;
@@ -126,9 +98,9 @@ class Agent {
   WaitList waits_;
   std::vector<const Inspected*> inspected_;
   std::function<CommandQueueReport()> command_queue_;
-  uint64_t next_id_ = 1;
-  std::map<uint64_t, Waiting> waiting_;
-  std::map<std::string, Acceptor*, std::less<>> sessions_;
+  SessionTable sessions_;
+  ConnectionPool connections_;
+  DialTurns dial_turns_;
   Mutex mutex_;
   std::set<std::pair<std::string, std::string>> batches_ GUARDED_BY(mutex_);  // (pair, batch)
 };

@@ -1,6 +1,7 @@
-// How a connection between two agents begins and ends (docs/formats/bus-protocol.md). The side that calls says Hello,
-// is answered Welcome (or Reject), and says Attach: which batch of which pair, and what for. Either side ends with
-// Detach; Broken passes on that a third rank was lost.
+// How a connection between two agents begins and ends, and the links over it (docs/formats/bus-protocol.md). The side
+// that dials says Hello, and is answered Welcome (or Reject). Then either opens links, each on a stream of its own,
+// with Attach: which batch of which pair, and what for. Either side ends a link with Detach, Reject or Closed; Broken
+// passes on that a third rank was lost. The dialer says Goodbye where it has no link left.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,8 @@ enum class HandshakeMessage : uint16_t {
   kAttach = 4,
   kDetach = 18,
   kBroken = 19,
+  kClosed = 41,
+  kGoodbye = 42,
 };
 
 // Who is calling, and which protocol versions it speaks. The range and the release stay where they are in every
@@ -69,7 +72,8 @@ struct Welcome {
   }
 };
 
-// Ends a connection with a reason that the other end reports. Longer texts are cut: it fits wherever a Hello does.
+// Ends a link, or on stream 0 the connection, with a reason that the other end reports. Longer texts are cut: it fits
+// wherever a Hello does.
 struct Reject {
   static constexpr auto kType = HandshakeMessage::kReject;
   ErrorCode code = ErrorCode::kInternal;
@@ -118,6 +122,18 @@ struct Broken {
   }
 };
 
-using HandshakeMessages = MessageList<Hello, Welcome, Reject, Attach, Detach, Broken>;
+// A link is closed without another word.
+struct Closed {
+  static constexpr auto kType = HandshakeMessage::kClosed;
+  static void fields(auto&, auto&) {}
+};
+
+// The side that has dialed has no link left, and opens no further one. The other side closes the socket unless it has.
+struct Goodbye {
+  static constexpr auto kType = HandshakeMessage::kGoodbye;
+  static void fields(auto&, auto&) {}
+};
+
+using HandshakeMessages = MessageList<Hello, Welcome, Reject, Attach, Detach, Broken, Closed, Goodbye>;
 
 }  // namespace tessera

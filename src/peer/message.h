@@ -1,10 +1,11 @@
 // What all messages between agents have in common. A message is a struct with fields() (base/fields.h) whose kType
 // is of its conversation's enum; frames carry that number, of which no two conversations have the same.
 //
-// A connection is opened by the side that pulls: a receiver to each sender, the owner of a reduction to each of its
-// peers, a receiver to its own rank 0, a sender that quantises to its own. Its conversations: peer/handshake.h, then
-// peer/exchange/messages.h, then one of bus/session/versions.h and bus/prepare/amax_messages.h. Others have sockets of
-// their own: peer/report.h, bus/lending/messages.h.
+// A link is opened by the side that pulls: a receiver to each sender, the owner of a reduction to each of its peers, a
+// receiver to its own rank 0, a sender that quantises to its own. All links between two agents share a connection
+// (peer_connection.h). Conversations: peer/handshake.h, then peer/exchange/messages.h, then one of
+// bus/session/versions.h and bus/prepare/amax_messages.h. Others have sockets of their own: peer/report.h,
+// bus/lending/messages.h.
 #pragma once
 
 #include <cstddef>

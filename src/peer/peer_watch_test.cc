@@ -1,60 +1,16 @@
 #include "peer/peer_watch.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "base/fields.h"
 #include "base/mutex.h"
 #include "base/testing.h"
 #include "peer/alarm.h"
+#include "peer/peer_testing.h"
 
 namespace tessera {
 namespace {
-
-// A process that does nothing, until it is killed.
-class IdleProcess {
- public:
-  IdleProcess() {
-    int told[2];
-    EXPECT_EQ(::pipe(told), 0);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      const std::vector<std::byte> out = message_bytes(Incarnation::self());
-      (void)!::write(told[1], out.data(), out.size());
-      while (true) ::pause();
-    }
-    std::array<std::byte, 512> bytes{};
-    const ssize_t got = ::read(told[0], bytes.data(), bytes.size());
-    const std::span<const std::byte> told_bytes(bytes.data(), static_cast<size_t>(got));
-    incarnation_ = read_message<Incarnation>(told_bytes, "the child");
-    ::close(told[0]);
-    ::close(told[1]);
-  }
-  ~IdleProcess() { kill(); }
-  void kill() {
-    if (pid_ == 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = 0;
-  }
-  void stop() const {
-    ::kill(pid_, SIGSTOP);
-    ::waitpid(pid_, nullptr, WUNTRACED);
-  }
-  PeerWatch::Peer peer() const { return {.name = "trainer/0", .process = incarnation_, .worker = {}}; }
-  const Incarnation& incarnation() const { return incarnation_; }
-
- private:
-  pid_t pid_ = 0;
-  Incarnation incarnation_;
-};
 
 class PeerWatchTest : public testing::Test {
  protected:

@@ -20,15 +20,16 @@ namespace tessera {
 class RawLink {
  public:
   explicit RawLink(UniqueFd socket, FrameLimits limits = {.payload_bytes = 1 << 20, .fds = 0})
-      : socket_(std::move(socket)), reader_(kBusMagic, limits) {}
+      : socket_(std::move(socket)), reader_(kBusMagic, limits, [limits](uint32_t) { return limits; }) {}
 
-  void set_limits(FrameLimits limits) { reader_.set_limits(limits); }
+  // What is sent from now on is of that stream; what comes may be of any.
+  void set_stream(uint32_t stream) { stream_ = stream; }
   template <typename Message>
   void send(const Message& message) {
     send(kCode<Message>, message_bytes(message));
   }
   void send(uint16_t type, std::span<const std::byte> payload) {
-    writer_.push(type, payload);
+    writer_.push(type, payload, {}, stream_);
     writer_.flush(socket_.get(), soon());
   }
   void send_raw(std::span<const std::byte> bytes) { send_some(socket_.get(), bytes); }
@@ -54,6 +55,7 @@ class RawLink {
 
  private:
   UniqueFd socket_;
+  uint32_t stream_ = 0;
   FrameWriter writer_{kBusMagic, kProtocolMax, size_t{1} << 20};
   FrameReader reader_;
 };

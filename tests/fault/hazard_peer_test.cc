@@ -119,11 +119,11 @@ class Puller {
   static constexpr int kSteps = 5;
   explicit Puller(const RawRank& raw)
       : raw_(raw),
-        link_(connect_unix(raw.peer(0).address, soon()), FrameLimits{.payload_bytes = kMaxHelloBytes, .fds = 0}) {}
+        link_(connect_unix(raw.peer(0).address, soon()), kLimits) {}
   void go_to(int step) {
     if (step > 0) ask(raw_.hello(), kCode<Welcome>);
     if (step > 1) {
-      link_.set_limits({.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage});
+      link_.set_stream(1);
       ask(Attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = raw_.session()},
           kCode<Attached>);
     }
@@ -132,9 +132,10 @@ class Puller {
     if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, kCode<bus::Grant>);
   }
   RawLink& link() { return link_; }
+  // Of the link, or of the connection.
   void await_end() {
     try {
-      while (true) (void)link_.next_frame();
+      while (link_.next_frame().type != kCode<Reject>) continue;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kDeadlineExceeded) throw;
     }
@@ -147,6 +148,7 @@ class Puller {
     link_.await(answer);
   }
 
+  static constexpr FrameLimits kLimits{.payload_bytes = kMaxMessageBytes, .fds = kMaxFdsPerMessage};
   const RawRank& raw_;
   RawLink link_;
 };

@@ -79,7 +79,8 @@ class RawRank final : public Acceptor {
   // As a receiver: up to Prepared.
   void attach_to(Rank rank, bool stream) {
     const Attach attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_};
-    agent_.call(view_.peer[static_cast<size_t>(rank)].address, rank_name(view_.peer_job, rank), attach, soon(),
+    const bus::RankRecord& record = peer(rank);
+    agent_.call({record.address, rank_name(view_.peer_job, rank), record.incarnation}, attach, soon(),
                 [&](std::shared_ptr<Link> link) { adopt(std::move(link)); });
     (void)next<Attached>();
     send(Prepare{.stream = stream, .skipped = {}});

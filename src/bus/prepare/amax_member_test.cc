@@ -121,9 +121,10 @@ TEST(AmaxExchange, ThreeRanksAgreeOverTheirAgents) {
   for (Exchanging* other : {&one, &two})
     other->with([](AmaxExchange& exchange) { EXPECT_THAT(exchange.peers(), ElementsAre(0)); });
   for (Exchanging* other : {&one, &two})
-    other->agent().call(zero.agent().address(), "trainer/0", agreeing(), soon(), [other](std::shared_ptr<Link> link) {
-      other->with([&](AmaxExchange& exchange) { exchange.adopt(std::move(link)); });
-    });
+    other->agent().call({zero.agent().address(), "trainer/0", zero.agent().incarnation()}, agreeing(), soon(),
+                        [other](std::shared_ptr<Link> link) {
+                          other->with([&](AmaxExchange& exchange) { exchange.adopt(std::move(link)); });
+                        });
   for (Exchanging* rank : {&zero, &one, &two}) rank->wait_ready();
   for (int64_t version = 1; version <= 3; ++version) {
     std::promise<void> over[3];

@@ -61,11 +61,9 @@ Session::Outcome Session::attach(const CallLimits& limits) {
            "{}: {}: {} runs on another host (their boot ids differ): run both jobs on one host", describe(),
            identity().name(), call.name);
     try {
-      const Attach attach{.pair = setup_.view.name,
-                          .batch = setup_.batch,
-                          .purpose = call.purpose,
-                          .session = setup_.agreement.session};
-      setup_.agent->call(call.record.address, call.name, attach, limits.deadline, call.on_link);
+      const Attach attach{setup_.view.name, setup_.batch, call.purpose, setup_.agreement.session};
+      setup_.agent->call({call.record.address, call.name, call.record.incarnation}, attach, limits.deadline,
+                         call.on_link);
     } catch (const Error& error) {
       const Status why = why_not_reached(call.name, call.record, error);
       throw Error(why.code(), fmt::format("{}: {}: {}", describe(), identity().name(), why.message()));

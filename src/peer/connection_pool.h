@@ -1,0 +1,110 @@
+// The connections of an agent with others: it greets who dials, dials whom it calls, and carries all links between two
+// agents over one connection, whichever side has dialed it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/event_loop.h"
+#include "base/mutex.h"
+#include "peer/handshake.h"
+#include "peer/identity.h"
+#include "peer/peer_connection.h"
+#include "peer/report.h"
+#include "peer/session_table.h"
+
+namespace tessera {
+
+// Whom a rank calls, as its record says. Address and incarnation are an agent's identity: a process may have several.
+struct Callee {
+  std::string address;  // of its Unix socket
+  std::string name;     // "trainer/3"
+  Incarnation incarnation;
+};
+
+// So that threads which call one agent at once share a connection: one of them at a time looks for it, or dials.
+class DialTurns {
+ public:
+  using Key = std::pair<std::string, uint64_t>;  // address, and the incarnation's nonce
+
+  // Waits for its turn, which lasts until it is destroyed. Throws kDeadlineExceeded.
+  class Turn {
+   public:
+    Turn(DialTurns& turns, const Callee& callee, Deadline deadline);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    DialTurns& turns_;
+    const Key key_;
+  };
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::set<Key> taken_ GUARDED_BY(mutex_);
+};
+
+// On the loop's thread.
+class ConnectionPool {
+ public:
+  using OnLink = std::function<void(std::shared_ptr<Link>)>;
+  struct Events {
+    std::function<void(Caller)> on_caller;  // an exception ends the link, and is told to the caller
+    std::function<Report()> report;         // for who asks
+  };
+
+  ConnectionPool(EventLoop& loop, const Identity& identity, const Incarnation& incarnation, Events events);
+  ~ConnectionPool() { close(); }
+  ConnectionPool(const ConnectionPool&) = delete;
+  ConnectionPool& operator=(const ConnectionPool&) = delete;
+
+  // Greets whoever has connected to this agent. Throws kPermissionDenied for another user, kResourceExhausted.
+  void accept(UniqueFd socket);
+  // A link over a connection that there is; false if there is none. `on_link` runs before anything can come over it.
+  bool attach(const Callee& callee, const Attach& attach, const OnLink& on_link);
+  // The same over a new connection, whose socket has been connected to the callee's address.
+  void dial(UniqueFd socket, const Callee& callee, const Attach& attach, const OnLink& on_link);
+  // What this agent says first on a new connection.
+  Hello hello() const;
+  void close();  // all, without telling anybody here
+
+ private:
+  struct Peer {
+    std::shared_ptr<PeerConnection> connection;
+    bool dialed = false;
+    bool left = false;    // dialed: Goodbye was said
+    bool proven = false;  // accepted: it is the process that its Hello names
+    std::string callee;   // dialed: by name
+    Hello hello;          // who it is; of a dialed one that has not answered, who it should be
+    EventLoop::TimerId timer = 0;
+    pid_t pid = 0;
+  };
+
+  uint64_t add(UniqueFd socket, PeerConnection::Side side, std::string name);
+  bool usable(const Peer& peer, const Callee& callee) const;
+  void open_link(Peer& peer, const Callee& callee, const Attach& attach, const OnLink& on_link);
+  void handle_frame(uint64_t id, Frame& frame);
+  void handle_hello(Peer& peer, const Hello& hello);
+  void handle_welcome(Peer& peer, const Frame& frame);
+  void handle_idle(uint64_t id);
+  void handle_attach(uint64_t id, std::shared_ptr<Link> link, Attach attach);
+  void refuse(Peer& peer, const Status& why);
+  void drop(uint64_t id);
+
+  EventLoop& loop_;
+  const Identity& identity_;
+  const Incarnation& incarnation_;
+  const Events events_;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, Peer> peers_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,119 @@
+// A socket between two processes, and the links whose frames it carries, each on a stream of its own. Stream 0 is the
+// connection's: who the two are, and when it is done with.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/framing.h"
+#include "peer/handshake.h"
+#include "peer/link.h"
+#include "peer/message.h"
+
+namespace tessera {
+
+// Lives on the loop's thread. Owned by shared_ptr, also by its links; close() ends it and them.
+class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
+ public:
+  enum class Side { kDialed, kAccepted };
+  struct Events {
+    // A frame on stream 0, but for Reject. An exception out of it, or out of on_attach, ends the connection; the peer
+    // is told by a Reject.
+    std::function<void(Frame&)> on_frame;
+    // The peer has opened a link. An exception ends that one.
+    std::function<void(std::shared_ptr<Link>, Attach)> on_attach;
+    std::function<void()> on_idle;  // the last link has gone
+    std::function<void()> on_end;   // the socket is closed, the links have been told
+  };
+
+  static std::shared_ptr<PeerConnection> adopt(EventLoop& loop, UniqueFd socket, Side side, std::string peer_name);
+  // See Link::adopt().
+  static std::shared_ptr<Link> adopt_sole(EventLoop& loop, UniqueFd socket, std::string peer_name);
+  ~PeerConnection();
+
+  void set_events(Events events);
+  void set_name(std::string name) { name_ = std::move(name); }
+  const std::string& name() const { return name_; }
+  bool open() const { return static_cast<bool>(socket_); }
+  bool idle() const { return links_.empty() && pending_.empty(); }
+  bool agreed() const { return agreed_ != 0; }
+  bool peer_has_attached() const { return peer_streams_ > 0; }
+  // Whether another link may be opened: it is open, and streams are left.
+  bool may_attach() const;
+  // The protocol version of all frames from now on: another one ends the connection. Links that wait are attached.
+  void agree_on(uint16_t version);
+  // A link to the peer; Attach is sent once a version is agreed on. REQUIRES: may_attach()
+  std::shared_ptr<Link> attach(std::string name, const Attach& attach, FrameLimits limits);
+
+  // On stream 0.
+  template <typename Message>
+  void send(const Message& message) {
+    send_last(0, kCode<Message>, message_bytes(message));
+  }
+  // Tells the peer why and closes; the links end with that reason, too.
+  void reject(const Status& reason);
+  void close();  // nobody is told here, but by on_end
+
+ private:
+  friend class Link;
+  enum class Role { kDialed, kAccepted, kSole };
+
+  PeerConnection(EventLoop& loop, UniqueFd socket, Role role, std::string peer_name);
+  static std::shared_ptr<PeerConnection> make(EventLoop& loop, UniqueFd socket, Role role, std::string peer_name);
+
+  // --- for links ---
+  const Incarnation& process() const { return process_; }
+  void watch_process(const Incarnation& incarnation);
+  void poll();
+  void widen_limits(FrameLimits limits);
+  void send_from(Link& link, uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds);
+  void send_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload);
+  void say_closed(uint32_t stream);
+  void forget(const Link& link);
+
+  bool dials() const { return role_ == Role::kDialed; }
+  bool ours(uint32_t stream) const { return (stream % 2 == 1) == dials(); }
+  bool was_opened(uint32_t stream) const;
+  FrameLimits limits_of(uint32_t stream) const;
+  void give_stream(Link& link, const Attach& attach);
+  void flush();
+  void handle_events(uint32_t events);
+  void handle_death();
+  void handle_end();
+  void dispatch(Frame& frame);
+  void handle_attach(Frame& frame);
+  bool read_some();  // false once the peer has ended the stream
+  bool read_all();   // likewise
+  void end(const Status& status);
+  void reject_and_end(const Status& reason, const Status& status);
+  void close_socket();
+
+  EventLoop& loop_;
+  const Role role_;
+  UniqueFd socket_;
+  UniqueFd pidfd_;
+  bool watched_ = false;
+  Incarnation process_;
+  std::string name_;
+  uint16_t agreed_ = 0;            // 0: nothing yet
+  EventLoop::TimerId ending_ = 0;  // the peer has ended the stream; has it died?
+  FrameLimits widest_{.payload_bytes = kMaxHelloBytes, .fds = 0};
+  FrameReader reader_;
+  FrameWriter writer_;
+  Frame incoming_;        // the frame that a handler sees
+  bool writing_ = false;  // EPOLLOUT is asked for
+  uint32_t streams_ = 0;  // opened by this side
+  uint32_t peer_streams_ = 0;
+  std::map<uint32_t, Link*> links_;  // by stream
+  std::vector<std::pair<Link*, Attach>> pending_;
+  std::shared_ptr<const Events> events_;
+};
+
+}  // namespace tessera
