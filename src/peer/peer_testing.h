@@ -141,6 +141,7 @@ class LinkedAgent final : public Acceptor {
   ~LinkedAgent() override {
     agent_.run_on_loop([this] {
       for (const std::string& session : open_) agent_.close_session(session, this);
+      const MutexLock lock(mutex_);
       for (auto& [session, end] : ends_) end.release();
     });
   }
