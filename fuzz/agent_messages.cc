@@ -1,5 +1,6 @@
 #include "fuzz/agent_messages.h"
 
+#include "base/message.h"
 #include "bus/daemon/messages.h"
 #include "fuzz/frames.h"
 
@@ -63,7 +64,7 @@ void check_frame(const Frame& frame) {
     case AgentMessage::kDigestList:
       return check_call<DigestList>(frame.payload);
   }
-  fail(ErrorCode::kInvalidArgument, "no such type");
+  fail(ErrorCode::kInvalidArgument, "no such type"_message);
 }
 
 }  // namespace
@@ -89,7 +90,7 @@ void read_agent_command(ByteReader& in) {
     case AgentCommand::kStats:
       return result ? check_call<BatchFigures>(in.rest()) : check_call<BatchNumber>(in.rest());
   }
-  fail(ErrorCode::kInvalidArgument, "no such command");
+  fail(ErrorCode::kInvalidArgument, "no such command"_message);
 }
 
 }  // namespace tessera::fuzz

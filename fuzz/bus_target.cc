@@ -1,3 +1,4 @@
+#include "base/message.h"
 #include "bus/lending/messages.h"
 #include "bus/prepare/amax_messages.h"
 #include "bus/session/versions.h"
@@ -45,7 +46,7 @@ bool check_one_of(const Frame& frame) {
 void check_message(const Frame& frame) {
   if (!check_one_of<HandshakeMessages, ExchangeMessages, VersionMessages, AmaxMessages, ReportMessages,
                     LendingMessages>(frame))
-    fail(ErrorCode::kInvalidArgument, "no such type");
+    fail(ErrorCode::kInvalidArgument, "no such type"_message);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/message.h"
 #include "command/memory.h"
 #include "fuzz/agent_messages.h"
 #include "fuzz/targets.h"
@@ -72,7 +73,7 @@ bool command(Input input) {
       case 'c':
         return read_agent_command(in);
       default:
-        fail(ErrorCode::kInvalidArgument, "no such kind");
+        fail(ErrorCode::kInvalidArgument, "no such kind"_message);
     }
   });
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/message.h"
 #include "fuzz/targets.h"
 #include "transport/shm/bounce_ring.h"
 #include "transport/shm/key_table.h"
@@ -85,7 +86,7 @@ bool memory(Input input) {
       case 'r':
         return disturb_ring(in);
       default:
-        fail(ErrorCode::kInvalidArgument, "no such kind");
+        fail(ErrorCode::kInvalidArgument, "no such kind"_message);
     }
   });
 }

@@ -1,3 +1,4 @@
+#include "base/message.h"
 #include "bus/registration/match.h"
 #include "bus/registration/records.h"
 #include "fuzz/targets.h"
@@ -68,7 +69,7 @@ bool records(Input input) {
       case 'k':
         return check_pair_key(value);
       default:
-        fail(ErrorCode::kInvalidArgument, "no such kind");
+        fail(ErrorCode::kInvalidArgument, "no such kind"_message);
     }
   });
 }

@@ -1,3 +1,4 @@
+#include "base/message.h"
 #include "checkpoint/checkpoint_index.h"
 #include "checkpoint/safetensors_header.h"
 #include "fuzz/targets.h"
@@ -43,7 +44,7 @@ bool safetensors(Input input) {
       case 'i':
         return read_index(in);
       default:
-        fail(ErrorCode::kInvalidArgument, "no such kind");
+        fail(ErrorCode::kInvalidArgument, "no such kind"_message);
     }
   });
 }

@@ -1,3 +1,4 @@
+#include "base/message.h"
 #include "fuzz/frames.h"
 #include "fuzz/targets.h"
 #include "store/limits.h"
@@ -50,7 +51,7 @@ class Conversation {
       case StoreMessage::kProof:
         return check_frame<ProofAnswer>(frame);
     }
-    fail(ErrorCode::kInvalidArgument, "no such type");
+    fail(ErrorCode::kInvalidArgument, "no such type"_message);
   }
 
  private:

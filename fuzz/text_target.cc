@@ -1,3 +1,4 @@
+#include "base/message.h"
 #include "base/metrics_server.h"
 #include "base/socket.h"
 #include "bus/registration/records.h"
@@ -25,7 +26,7 @@ void check_http(std::string_view request) {
   const std::string answer = answer_http(request);
   TESSERA_CHECK(answer.empty() ? request.size() < 4096 : answer.starts_with("HTTP/1.1 "));
   TESSERA_CHECK(answer.find("\r\n\r\n") != std::string::npos || answer.empty());
-  if (!answer.starts_with("HTTP/1.1 200 ")) fail(ErrorCode::kInvalidArgument, "no scrape");
+  if (!answer.starts_with("HTTP/1.1 200 ")) fail(ErrorCode::kInvalidArgument, "no scrape"_message);
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ bool text(Input input) {
       case 'n':
         return check_name("job", text);
       default:
-        fail(ErrorCode::kInvalidArgument, "no such kind");
+        fail(ErrorCode::kInvalidArgument, "no such kind"_message);
     }
   };
   return accepts(read, 16 * input.size() + (16 << 10));  // a user's own text is repeated, escaped

@@ -3,17 +3,16 @@
 
     scripts/check_troubleshooting.py
 
-A message is the first text with a word in it that one of these is given: fail(), failed(), f.require(), Error(),
-Status(); log().warn(), log().error(), log_event() at these levels; the exceptions of the command line's parser.
-Messages are also put together elsewhere, so that a text of some length that fmt::format() is given counts, too, and one
-that a check of an option returns, unless it only names something (NAMES).
+In C++ a message is a text that is marked as one where it is thrown, logged or put together: "..."_message (base/message.h);
+fail(), failed() and a message's require() take no other, and one that Error, Status or a warning is given without the mark
+is a finding. What comes before another message and says nothing itself ("{}: {}") needs no entry.
 
 Of the Python package it is the first that one of these is given: an exception, type(error)(), a function that says that
 it returns an exception, warnings.warn(), sys.exit(). A text of some length counts, too, in what a function returns that
 says that it returns a str. Where an expression chooses between texts, each is a message.
 
-Not looked at: broken invariants (kInternal, AssertionError), what the system says (fail_errno), what is printed and no
-error, and what stands in tests or in models. An entry is a text in backquotes in a table's first column; "..." in it
+Not looked at: broken invariants (fail_internal(), AssertionError), what the system says (fail_errno), what is printed and
+no error, and what stands in tests or in models. An entry is a text in backquotes in a table's first column; "..." in it
 stands for anything.
 """
 
@@ -24,36 +23,19 @@ import re
 import sys
 
 PAGE = "docs/troubleshooting.md"
-CALL = re.compile(
-    r"\b(?P<error>fail|failed|[fg]\.require|Error|Status|CLI::\w*Error|log\(\)\.(?:warn|error))\s*\("
-    r"|\blog_event\((?P<event>)"
-    r"|(?<!fail_errno\()\bfmt::format\((?P<composed>)"
+MESSAGE = re.compile(r'((?:"(?:[^"\\]|\\.)*"\s*)+)_message\b')
+UNMARKED = re.compile(
+    r"\b(?:Error|Status)\(\s*ErrorCode::k(?!Internal)\w+,\s*(?:fmt::format\(\s*)?(?P<thrown>(?:\"(?:[^\"\\]|\\.)*\"\s*)+)(?!_message)"
+    r"|log\(\)\.(?:warn|error)\(\s*(?P<logged>(?:\"(?:[^\"\\]|\\.)*\"\s*)+)(?!_message)"
 )
-RETURNED = re.compile(r'\breturn [^;"]*"((?:[^"\\]|\\.)*)"')
-# What is composed or returned is a message from this many letters on, in more than one word.
+# What a function of Python returns is a message from this many letters on, in more than one word.
 FEWEST_LETTERS = 14
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 # What comes before another message, and says nothing itself.
 PREFIX = re.compile(r"(((batch|pair|store|tensor) )?\0(: |, ))+\0")
-NOT_FOR_USERS = re.compile(r"_test\.cc|testing\.h|ring_model\.|\bprobe\.h|test_actor\.")
-# These make what a command prints: plans, pictures, tables.
-NO_MESSAGES = re.compile(
-    r"src/plan/|src/base/metrics|src/memory/host/device|src/transport/shm/transport"
-    r"|tools/(bench/report|doctor_checks|progress_bar|top/view|transfer_report)|python/src/"
-)
-# Parts of messages that say who or what, and not that anything is wrong.
+NOT_FOR_USERS = re.compile(r"_test\.cc|testing\.h|\bprobe\.h|test_actor\.")
+# Of Python: parts of messages that say who or what, and not that anything is wrong.
 NAMES = {
-    "agent: \0",
-    "a caller (pid \0)",
-    "all of job \0 (\0here: \0)",
-    "pid \0command \0role \0",  # of the runtime folder's notes
-    "an axis (name=size or size)",  # what layout text may hold, in "expected ..., got ..."
-    "at most \0 ranks in all",
-    "at most \0 placements",
-    "grant a lease of \0 s",
-    "received version \0",
-    "the end of the lease of \0",
-    "the handle of command \0",
     "the arguments or the default",  # who says rank and world
 }
 # What the parser of the command line says by itself.
@@ -76,27 +58,6 @@ FIELD = re.compile(r"\{[^{}]*\}")
 root = pathlib.Path(__file__).resolve().parent.parent
 
 
-def arguments(text, begin):
-    """The arguments of the call whose parenthesis ends at `begin`, each as (code, the first literal in it)."""
-    depth, code, literal, at = 1, "", "", begin
-    joins = True  # the next literal goes on where this one ends
-    while depth > 0 and at < len(text):
-        quoted = LITERAL.match(text, at)
-        if quoted:
-            literal += quoted.group(1) if joins else ""
-            at = quoted.end()
-            continue
-        character = text[at : at + 3] if re.match(r"'[^\\]'", text[at : at + 3]) else text[at]
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 or (depth == 1 and character == ","):
-            yield code, literal
-            code, literal, joins = "", "", True
-        else:
-            code += character
-            joins = joins and (not literal or character.isspace())
-        at += len(character)
-
-
 def plain_text(literal):
     return FIELD.sub("\0", literal.replace("{{", "{ ").replace('\\"', '"').replace("\\n", "").replace("\\r", ""))
 
@@ -108,38 +69,34 @@ def is_long(text):
     return len(re.findall("[A-Za-z]", text)) >= FEWEST_LETTERS
 
 
-def messages_of_cpp():
+def sources_of_cpp():
     for folder in ("include", "src", "tools", "python/src"):
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix not in {".h", ".cc"} or NOT_FOR_USERS.search(path.name) or "testing" in path.parts:
-                continue
-            text = re.sub(r"(^|\s)//.*", "", path.read_text())
-            name = str(path.relative_to(root))
+            if path.suffix in {".h", ".cc"} and not NOT_FOR_USERS.search(path.name) and "testing" not in path.parts:
+                yield path.relative_to(root), path.read_text()
 
-            def where(found, name=name, text=text):
-                return f"{name}:{text.count(chr(10), 0, found.start()) + 1}"
 
-            for call in CALL.finditer(text):
-                given = list(arguments(text, call.end()))
-                if any("kInternal" in code for code, _ in given):
-                    continue
-                if call["event"] is not None:  # level, name, fields, message
-                    if "warn" not in given[0][0] and "err" not in given[0][0]:
-                        continue
-                    given = given[3:]
-                for _, literal in given:
-                    plain = plain_text(literal)
-                    if PREFIX.fullmatch(plain):
-                        break
-                    if WORD.search(plain):
-                        composed = call["composed"] is not None
-                        if plain not in NAMES and not (composed and (NO_MESSAGES.search(name) or not is_long(plain))):
-                            yield where(call), plain
-                        break
-            if name.startswith("tools/option_checks"):
-                for found in RETURNED.finditer(text):
-                    if is_long(found[1]):
-                        yield where(found), plain_text(found[1])
+def line_of(path, text, at):
+    return f"{path}:{text.count(chr(10), 0, at) + 1}"
+
+
+def worded(literals):
+    plain = plain_text("".join(LITERAL.findall(literals)))
+    return plain if WORD.search(plain) and not PREFIX.fullmatch(plain) else None
+
+
+def messages_of_cpp():
+    for path, text in sources_of_cpp():
+        for found in MESSAGE.finditer(text):
+            if plain := worded(found[1]):
+                yield line_of(path, text, found.start()), plain
+
+
+def unmarked_in_cpp():
+    for path, text in sources_of_cpp():
+        for found in UNMARKED.finditer(text):
+            if plain := worded(found["thrown"] or found["logged"]):
+                yield line_of(path, text, found.start()), plain
 
 
 def texts(node):
@@ -217,6 +174,8 @@ def pattern(entry):
 def findings():
     known = [(line, entry, pattern(entry)) for line, entry in entries()]
     used = set()
+    for where, message in unmarked_in_cpp():
+        yield f'{where}: "{message.replace(chr(0), "...")}" is not marked as a _message'
     for where, message in messages():
         matches = [entry for _, entry, what in known if what.fullmatch(message)]
         used.update(matches)

@@ -112,14 +112,14 @@ void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, std::s
     const TensorInfo& info = tensor.info;
     const TensorInfo* in_file = checkpoint.find(info.name);
     const auto fail_verify = [&](const std::string& why) {
-      fail(ErrorCode::kDataLoss, "verification failed on rank {}: tensor {} {} ({})", held.rank(),
+      fail(ErrorCode::kDataLoss, "verification failed on rank {}: tensor {} {} ({})"_message, held.rank(),
            checkpoint::shown(info.name), why, checkpoint.path().string());
     };
     if (in_file == nullptr) fail_verify("is not in the checkpoint");
     const bool comparable =
         in_file->dtype == info.dtype || (is_castable_float(in_file->dtype) && is_castable_float(info.dtype));
     if (in_file->shape != info.shape || !comparable)
-      fail_verify(fmt::format("is {} {} here and {} {} in the checkpoint", to_string(info.dtype),
+      fail_verify(fmt::format("is {} {} here and {} {} in the checkpoint"_message, to_string(info.dtype),
                               to_string_shape(info.shape), to_string(in_file->dtype), to_string_shape(in_file->shape)));
     if (tensor.region.empty()) continue;
     const auto expected =

@@ -135,7 +135,7 @@ std::unique_ptr<Connection> reach_self() {
   const Endpoint self{.process = Incarnation::self(), .name = "this process"};
   for (const Transport* transport : TransportRegistry::builtin().transports())
     if (transport->name() == "shm") return transport->connect(self);
-  fail(ErrorCode::kInternal, "no transport between processes of this host");
+  fail_internal("no transport between processes of this host");
 }
 
 Check private_memory() {

@@ -15,20 +15,21 @@ constexpr size_t kAlignment = 64;
 void check_ranks(const TensorInfo& info, const Layout& layout, int world) {
   for (const Rank rank : layout.mesh().ranks())
     if (rank >= world)
-      fail(ErrorCode::kInvalidArgument, "tensor {}: its layout {} has rank {}, the job has ranks 0 to {}",
+      fail(ErrorCode::kInvalidArgument, "tensor {}: its layout {} has rank {}, the job has ranks 0 to {}"_message,
            checkpoint::shown(info.name), layout.to_string(), rank, world - 1);
 }
 
 // On every rank, whether it holds terms or not: one that refused alone would leave the others waiting for it.
 void check_terms(const TensorInfo& info, const Layout& layout) {
   if (const auto op = layout.partial_op(); op && !reducible(*op, info.dtype))
-    fail(ErrorCode::kInvalidArgument, "tensor {}: its layout {}: {} cannot be reduced by {}",
+    fail(ErrorCode::kInvalidArgument, "tensor {}: its layout {}: {} cannot be reduced by {}"_message,
          checkpoint::shown(info.name), layout.to_string(), to_string(info.dtype), to_string(*op));
 }
 
 size_t packed_bytes(const TensorInfo& info, const Region& region) {
   if (region.size() * bits_of(info.dtype) % 8 != 0)
-    fail(ErrorCode::kInvalidArgument, "tensor {}: the slice {} of {} would be cut inside a byte: choose even bounds",
+    fail(ErrorCode::kInvalidArgument,
+         "tensor {}: the slice {} of {} would be cut inside a byte: choose even bounds"_message,
          checkpoint::shown(info.name), region.to_string(), to_string(info.dtype));
   return static_cast<size_t>(bytes_of(info.dtype, region.size()));
 }

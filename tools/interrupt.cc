@@ -61,7 +61,7 @@ Interrupt::~Interrupt() {
 }
 
 void Interrupt::check() const {
-  if (requested()) fail(ErrorCode::kCancelled, "interrupted");
+  if (requested()) fail(ErrorCode::kCancelled, "interrupted"_message);
 }
 
 void Interrupt::wait() const {

@@ -15,9 +15,9 @@ constexpr double kMaxTimeoutSeconds = 30.0 * 24 * 3600;
 int given_or_said(std::string_view option, std::optional<int> given, int least, const std::optional<Said>& said,
                   const std::string& variables) {
   if (given && *given < least)
-    fail(ErrorCode::kInvalidArgument, "{} is {}, not a number from {} up", option, *given, least);
+    fail(ErrorCode::kInvalidArgument, "{} is {}, not a number from {} up"_message, option, *given, least);
   if (given) return *given;
-  if (!said) fail(ErrorCode::kInvalidArgument, "no {}: give it, or set {}", option, variables);
+  if (!said) fail(ErrorCode::kInvalidArgument, "no {}: give it, or set {}"_message, option, variables);
   return said->value;
 }
 
@@ -28,7 +28,7 @@ Place place_of(std::optional<int> rank, std::optional<int> world, const Environm
   const Place place{.rank = given_or_said("--rank", rank, 0, said.rank, rank_variables()),
                     .world = given_or_said("--world", world, 1, said.world, world_variables())};
   if (place.rank >= place.world)
-    fail(ErrorCode::kInvalidArgument, "--rank {} of --world {}: ranks go from 0 to {}", place.rank, place.world,
+    fail(ErrorCode::kInvalidArgument, "--rank {} of --world {}: ranks go from 0 to {}"_message, place.rank, place.world,
          place.world - 1);
   return place;
 }
@@ -68,7 +68,7 @@ BusOptions JobOptions::bus() const {
   const Place place = place_of(rank, world, ::getenv);
   options.rank = place.rank;
   options.world = place.world;
-  if (threads < 0) fail(ErrorCode::kInvalidArgument, "--threads {}: give 1 or more", threads);
+  if (threads < 0) fail(ErrorCode::kInvalidArgument, "--threads {}: give 1 or more"_message, threads);
   options.store = store;
   options.agent = agent;
   options.name_space = name_space;
@@ -84,7 +84,7 @@ PairOptions JobOptions::pair_options() const {
 Timeout JobOptions::rendezvous_timeout() const {
   if (!timeout_s) return kRendezvousTimeout;
   if (!(*timeout_s > 0) || *timeout_s > kMaxTimeoutSeconds)
-    fail(ErrorCode::kInvalidArgument, "--timeout {}: give seconds, more than 0 and at most {}", *timeout_s,
+    fail(ErrorCode::kInvalidArgument, "--timeout {}: give seconds, more than 0 and at most {}"_message, *timeout_s,
          kMaxTimeoutSeconds);
   return seconds(*timeout_s);
 }

@@ -13,7 +13,8 @@ namespace {
 
 std::unique_ptr<RE2> compile(const std::string& regex, std::string_view where) {
   auto compiled = std::make_unique<RE2>(regex, RE2::Quiet);
-  if (!compiled->ok()) fail(ErrorCode::kInvalidArgument, "{}: bad regex {:?}: {}", where, regex, compiled->error());
+  if (!compiled->ok())
+    fail(ErrorCode::kInvalidArgument, "{}: bad regex {:?}: {}"_message, where, regex, compiled->error());
   return compiled;
 }
 
@@ -40,12 +41,12 @@ LayoutRules LayoutRules::parse(std::span<const std::string> texts) {
     const std::string where = fmt::format("layout rule {:?}", text);
     const size_t equals = text.find('=');
     if (equals == std::string::npos)
-      fail(ErrorCode::kInvalidArgument, "{}: no '=': write REGEX=LAYOUT, for example '.*=tp=2:S0'", where);
+      fail(ErrorCode::kInvalidArgument, "{}: no '=': write REGEX=LAYOUT, for example '.*=tp=2:S0'"_message, where);
     auto regex = compile(text.substr(0, equals), where);
     try {
       rules.push_back({text, std::move(regex), Layout::parse(std::string_view(text).substr(equals + 1))});
     } catch (const Error& error) {
-      fail(ErrorCode::kInvalidArgument, "{}: {}", where, error.what());
+      fail(ErrorCode::kInvalidArgument, "{}: {}"_message, where, error.what());
     }
   }
   return LayoutRules(std::move(rules));
@@ -74,13 +75,14 @@ std::vector<Layout> LayoutRules::assign(std::span<const TensorInfo> tensors) con
     try {
       layouts.push_back(rule->layout.bind(tensor.shape));
     } catch (const Error& error) {
-      fail(ErrorCode::kInvalidArgument, "tensor {} of shape {} under rule {:?}: {}", checkpoint::shown(tensor.name),
-           to_string_shape(tensor.shape), rule->text, error.what());
+      fail(ErrorCode::kInvalidArgument, "tensor {} of shape {} under rule {:?}: {}"_message,
+           checkpoint::shown(tensor.name), to_string_shape(tensor.shape), rule->text, error.what());
     }
   }
   if (!unmatched.empty())
-    fail(ErrorCode::kInvalidArgument, "no layout rule matches {} of {} tensors: {}; add a rule, for example '.*=2:R'",
-         unmatched.size(), tensors.size(), list_names(unmatched));
+    fail(ErrorCode::kInvalidArgument,
+         "no layout rule matches {} of {} tensors: {}; add a rule, for example '.*=2:R'"_message, unmatched.size(),
+         tensors.size(), list_names(unmatched));
   return layouts;
 }
 

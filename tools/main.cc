@@ -69,7 +69,7 @@ void check_command(const CLI::App& app, const std::vector<std::string>& args) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   if (word == args.end() || std::ranges::find(names, *word) != names.end()) return;
-  throw CLI::ParseError(fmt::format("unknown command '{}': there are {}", *word, fmt::join(names, ", ")),
+  throw CLI::ParseError(fmt::format("unknown command '{}': there are {}"_message, *word, fmt::join(names, ", ")),
                         CLI::ExitCodes::ExtrasError);
 }
 
@@ -88,7 +88,7 @@ ExitStatus tessera_main(const std::vector<std::string>& args) {
       app.exit(error);
       return ExitStatus::kOk;
     }
-    return complain(fmt::format("{}; see tessera --help", error.what()), ExitStatus::kBadInput);
+    return complain(fmt::format("{}; see tessera --help"_message, error.what()), ExitStatus::kBadInput);
   }
   Interrupt interrupt;
   return execute(run, observe, interrupt);

@@ -84,9 +84,9 @@ void write_text(const std::string& path, const std::string& text) {
 
 void plan_tensor(const PlanArguments& arguments) {
   if (arguments.src.size() != 1 || arguments.dst.size() != 1)
-    fail(ErrorCode::kInvalidArgument, "--shape takes one --src and one --dst, each a layout; got {} and {}",
+    fail(ErrorCode::kInvalidArgument, "--shape takes one --src and one --dst, each a layout; got {} and {}"_message,
          arguments.src.size(), arguments.dst.size());
-  if (arguments.dtype.empty()) fail(ErrorCode::kInvalidArgument, "--shape needs --dtype");
+  if (arguments.dtype.empty()) fail(ErrorCode::kInvalidArgument, "--shape needs --dtype"_message);
   const TensorMeta meta{parse_shape(arguments.shape), parse_dtype(arguments.dtype)};
   const Plan plan = redistribute(meta, Layout::parse(arguments.src[0]), Layout::parse(arguments.dst[0]),
                                  {.hosts = parse_hosts(arguments.hosts)});
@@ -105,7 +105,7 @@ struct Model {
 
 Model plan_model(const PlanArguments& arguments) {
   if (!arguments.dtype.empty())
-    fail(ErrorCode::kInvalidArgument, "--dtype goes with --shape: a checkpoint has its own");
+    fail(ErrorCode::kInvalidArgument, "--dtype goes with --shape: a checkpoint has its own"_message);
   const Checkpoint checkpoint = Checkpoint::open(arguments.checkpoint);
   Model model{{checkpoint.tensors().begin(), checkpoint.tensors().end()},
               LayoutRules::parse(arguments.src).assign(checkpoint.tensors()),
@@ -116,7 +116,7 @@ Model plan_model(const PlanArguments& arguments) {
     try {
       model.planner.add({tensor.shape, tensor.dtype}, model.src[i], model.dst[i]);
     } catch (const Error& error) {
-      fail(error.code(), "tensor {}: {}", tessera::quoted(tensor.name), error.what());
+      fail(error.code(), "tensor {}: {}"_message, tessera::quoted(tensor.name), error.what());
     }
   }
   return model;
@@ -208,13 +208,14 @@ void draw_largest(const Model& model, const std::string& path) {
     Plan plan = model.planner.plan(i);
     if (!largest || plan.stats.bytes_moved > largest->stats.bytes_moved) largest = std::move(plan);
   }
-  if (!largest) fail(ErrorCode::kInvalidArgument, "--svg: the checkpoint has no tensor to draw");
+  if (!largest) fail(ErrorCode::kInvalidArgument, "--svg: the checkpoint has no tensor to draw"_message);
   write_text(path, largest->to_svg());
 }
 
 ExitStatus run_plan(const PlanArguments& arguments) {
   if (arguments.shape.empty() == arguments.checkpoint.empty())
-    fail(ErrorCode::kInvalidArgument, "plan takes either --shape, for one tensor, or --checkpoint, for a model");
+    fail(ErrorCode::kInvalidArgument,
+         "plan takes either --shape, for one tensor, or --checkpoint, for a model"_message);
   if (arguments.checkpoint.empty()) {
     plan_tensor(arguments);
     return ExitStatus::kOk;

@@ -48,8 +48,8 @@ int versions_of(const RecvOptions& options) {
   const int verified = static_cast<int>(options.verify.size());
   const int count = options.count.value_or(verified > 0 ? verified : 1);
   if (verified > 0 && verified != count)
-    fail(ErrorCode::kInvalidArgument, "--verify is given {} times for {} versions: give it once a version", verified,
-         count);
+    fail(ErrorCode::kInvalidArgument, "--verify is given {} times for {} versions: give it once a version"_message,
+         verified, count);
   return count;
 }
 
@@ -57,7 +57,7 @@ std::optional<DType> target_dtype(const std::string& name) {
   if (name.empty()) return std::nullopt;
   const DType dtype = parse_dtype(name);
   if (!is_castable_float(dtype))
-    fail(ErrorCode::kInvalidArgument, "--dtype {}: a plain cast goes to f64, f32, f16 or bf16", name);
+    fail(ErrorCode::kInvalidArgument, "--dtype {}: a plain cast goes to f64, f32, f16 or bf16"_message, name);
   return dtype;
 }
 
@@ -71,7 +71,7 @@ std::vector<TensorInfo> wanted_tensors(const std::vector<ManifestEntry>& manifes
     tensors.push_back({entry.name, cast ? *dtype : entry.dtype, entry.shape});
   }
   if (tensors.empty())
-    fail(ErrorCode::kInvalidArgument, "nothing to receive: {} tensors are offered and --skip leaves none",
+    fail(ErrorCode::kInvalidArgument, "nothing to receive: {} tensors are offered and --skip leaves none"_message,
          manifest.size());
   return tensors;
 }
@@ -91,9 +91,10 @@ std::vector<std::optional<Format>> agreed_wires(const std::vector<ManifestEntry>
 void check_no_partial(const std::vector<TensorInfo>& tensors, const std::vector<Layout>& layouts) {
   for (size_t i = 0; i < tensors.size(); ++i)
     if (layouts[i].has_partial())
-      fail(ErrorCode::kInvalidArgument,
-           "tensor {}: layout {}: a receiver cannot be Partial, the terms of a sum cannot be chosen for another job",
-           checkpoint::shown(tensors[i].name), layouts[i].to_string());
+      fail(
+          ErrorCode::kInvalidArgument,
+          "tensor {}: layout {}: a receiver cannot be Partial, the terms of a sum cannot be chosen for another job"_message,
+          checkpoint::shown(tensors[i].name), layouts[i].to_string());
 }
 
 std::filesystem::path make_folder(const std::string& name) {

@@ -42,7 +42,7 @@ struct SendOptions {
 void check_versions(const SendOptions& options) {
   const auto count = static_cast<int64_t>(options.checkpoints.size());
   if (options.version && *options.version > kLastVersion - count + 1)
-    fail(ErrorCode::kInvalidArgument, "--version {} for {} checkpoints: the last version would be above {}",
+    fail(ErrorCode::kInvalidArgument, "--version {} for {} checkpoints: the last version would be above {}"_message,
          *options.version, count, kLastVersion);
 }
 
@@ -59,7 +59,8 @@ std::string describe(const TensorInfo* info) {
 // Versions of one batch have the same tensors.
 void check_same_tensors(const Checkpoint& first, const Checkpoint& other) {
   const auto complain = [&](const std::string& name) {
-    fail(ErrorCode::kInvalidArgument, "tensor {} is {} in {} and {} in {}: all checkpoints must hold the same tensors",
+    fail(ErrorCode::kInvalidArgument,
+         "tensor {} is {} in {} and {} in {}: all checkpoints must hold the same tensors"_message,
          checkpoint::shown(name), describe(first.find(name)), first.path().string(), describe(other.find(name)),
          other.path().string());
   };

@@ -15,14 +15,14 @@ WireRules WireRules::parse(std::span<const std::string> texts) {
     const std::string where = fmt::format("wire rule {:?}", text);
     const size_t equals = text.find('=');
     if (equals == std::string::npos)
-      fail(ErrorCode::kInvalidArgument, "{}: no '=': write REGEX=FORMAT, for example '.*proj.*=mxfp8'", where);
+      fail(ErrorCode::kInvalidArgument, "{}: no '=': write REGEX=FORMAT, for example '.*proj.*=mxfp8'"_message, where);
     const std::string regex = text.substr(0, equals);
     const std::string_view format = std::string_view(text).substr(equals + 1);
     NameFilter names = NameFilter::parse({&regex, 1}, where);
     try {
       rules.push_back({std::move(names), format == "none" ? std::nullopt : std::optional(parse_format(format))});
     } catch (const Error& error) {
-      fail(ErrorCode::kInvalidArgument, "{}: {}, or none", where, error.what());
+      fail(ErrorCode::kInvalidArgument, "{}: {}, or none"_message, where, error.what());
     }
   }
   return WireRules(std::move(rules));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/message.h"
 #include "bindings.h"
 #include "choice.h"
 #include "matrix_stack.h"
@@ -77,7 +78,7 @@ void bind_history(nb::module_& module) {
           "__init__",
           [](AmaxHistory* self, Index length, const std::string& algorithm, int margin) {
             if (length < 0)
-              fail(ErrorCode::kInvalidArgument, "a history of {} amaxes: give its length, 1 or more", length);
+              fail(ErrorCode::kInvalidArgument, "a history of {} amaxes: give its length, 1 or more"_message, length);
             new (self) AmaxHistory(static_cast<size_t>(length), chosen("algorithm", algorithm, kAlgorithms), margin);
           },
           nb::arg("length") = AmaxHistory::kLength, nb::arg("algorithm") = "max", nb::arg("margin") = 0)

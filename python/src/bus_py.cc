@@ -33,7 +33,7 @@ constexpr Timeout kLongWait = std::chrono::hours(24 * 30);  // operations end at
 Mode mode_from(const std::string& name) {
   if (name == "inplace") return Mode::kInPlace;
   if (name == "staged") return Mode::kStaged;
-  fail(ErrorCode::kInvalidArgument, "mode {:?}: 'inplace' and 'staged' are possible", name);
+  fail(ErrorCode::kInvalidArgument, "mode {:?}: 'inplace' and 'staged' are possible"_message, name);
 }
 
 // An interrupt ends the bus' waits for other ranks that are under way (Bus::interrupt()), or its opening.
@@ -85,7 +85,7 @@ class PyBus {
   }
   Bus& get() {
     const MutexLock lock(mutex_);
-    if (!bus_) fail(ErrorCode::kInvalidArgument, "the bus is closed: connect() again");
+    if (!bus_) fail(ErrorCode::kInvalidArgument, "the bus is closed: connect() again"_message);
     return *bus_;
   }
 
@@ -110,8 +110,8 @@ class PyHandle {
   int64_t wait(std::optional<double> timeout) {
     if (!wait_for(timeout)) {
       const Progress now = handle_.progress();
-      fail(ErrorCode::kDeadlineExceeded, "the handle has not ended after {} s, at {} of {} bytes; it goes on", *timeout,
-           now.bytes_done, now.bytes_total);
+      fail(ErrorCode::kDeadlineExceeded, "the handle has not ended after {} s, at {} of {} bytes; it goes on"_message,
+           *timeout, now.bytes_done, now.bytes_total);
     }
     return handle_.wait();
   }
@@ -139,7 +139,7 @@ class PyWaiter {
  public:
   // The handle outlives the waiter.
   explicit PyWaiter(PyHandle& handle) : ended_(::eventfd(0, EFD_CLOEXEC)) {
-    if (!ended_) fail(ErrorCode::kResourceExhausted, "no descriptor is left to wait with (raise `ulimit -n`)");
+    if (!ended_) fail(ErrorCode::kResourceExhausted, "no descriptor is left to wait with (raise `ulimit -n`)"_message);
     thread_ = start_thread("tessera-await", [this, &handle] {
       handle.get().wait_for(kLongWait, stop_.get_token());
       ::eventfd_write(ended_.get(), 1);
@@ -216,7 +216,7 @@ class PyPair {
   }
 
   Pair& get() {
-    if (!pair_) fail(ErrorCode::kInvalidArgument, "the pair is closed: connect() again");
+    if (!pair_) fail(ErrorCode::kInvalidArgument, "the pair is closed: connect() again"_message);
     return *pair_;
   }
 

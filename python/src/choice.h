@@ -15,7 +15,7 @@ template <typename T>
 T chosen(const char* what, const std::string& name, const Choice<T> (&choices)[2]) {
   for (const auto& [known, value] : choices)
     if (name == known) return value;
-  fail(ErrorCode::kInvalidArgument, "{} '{}': '{}' and '{}' are possible", what, name, choices[0].first,
+  fail(ErrorCode::kInvalidArgument, "{} '{}': '{}' and '{}' are possible"_message, what, name, choices[0].first,
        choices[1].first);
 }
 

@@ -13,7 +13,7 @@ namespace {
 std::string local_digest(uintptr_t address, nb::handle dtype, const Shape& shape, const std::vector<Index>& strides) {
   const DType type = dtype_from(dtype);
   if (strides.size() != shape.size())
-    fail(ErrorCode::kInvalidArgument, "{} strides for {} dims", strides.size(), shape.size());
+    fail(ErrorCode::kInvalidArgument, "{} strides for {} dims"_message, strides.size(), shape.size());
   const nb::gil_scoped_release unlocked;
   // The dims on the right that are dense make a run; it is done as often as those on the left say.
   size_t dense = shape.size();

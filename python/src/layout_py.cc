@@ -19,7 +19,7 @@ nb::object foreign(const char* function, nb::handle object) {
 Mesh make_mesh(const std::vector<int>& shape, const std::optional<std::vector<std::string>>& names,
                const std::optional<std::vector<Rank>>& ranks) {
   if (names && names->size() != shape.size())
-    fail(ErrorCode::kInvalidArgument, "mesh of {} axes: {} names are given", shape.size(), names->size());
+    fail(ErrorCode::kInvalidArgument, "mesh of {} axes: {} names are given"_message, shape.size(), names->size());
   std::vector<Axis> axes;
   for (size_t i = 0; i < shape.size(); ++i) axes.push_back({.name = names ? (*names)[i] : "", .size = shape[i]});
   return ranks ? Mesh(std::move(axes), *ranks) : Mesh(std::move(axes));
@@ -93,7 +93,7 @@ void make_printed_value(nb::class_<T>& type, const Arguments& arguments) {
 ReduceOp reduce_op_from(const std::string& name) {
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct})
     if (to_string(op) == name) return op;
-  fail(ErrorCode::kInvalidArgument, "Partial({:?}): sum, avg, min, max and product are possible", name);
+  fail(ErrorCode::kInvalidArgument, "Partial({:?}): sum, avg, min, max and product are possible"_message, name);
 }
 
 void bind_placements(nb::module_& module) {
@@ -116,7 +116,7 @@ void bind_placements(nb::module_& module) {
           "__init__",
           [](StridedShard* self, int dim, Index split_factor) {
             if (split_factor < 1)
-              fail(ErrorCode::kInvalidArgument, "StridedShard({}): split_factor {} must be at least 1", dim,
+              fail(ErrorCode::kInvalidArgument, "StridedShard({}): split_factor {} must be at least 1"_message, dim,
                    split_factor);
             new (self) StridedShard{.dim = dim, .split_factor = split_factor};
           },
@@ -273,7 +273,7 @@ Timeout timeout_from(const char* what, std::optional<double> seconds, Timeout fa
   constexpr double kMaxSeconds = 30.0 * 24 * 3600;
   if (!seconds) return fallback;
   if (!(*seconds >= 0) || *seconds > kMaxSeconds)
-    fail(ErrorCode::kInvalidArgument, "{} {}: give seconds, 0 to {}", what, *seconds, kMaxSeconds);
+    fail(ErrorCode::kInvalidArgument, "{} {}: give seconds, 0 to {}"_message, what, *seconds, kMaxSeconds);
   return std::chrono::duration_cast<Timeout>(std::chrono::duration<double>(*seconds));
 }
 

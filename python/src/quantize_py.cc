@@ -134,12 +134,13 @@ struct PlaneAddresses {
       std::vector<Index> index = stack.position(static_cast<size_t>(bad - found.begin()));
       index.push_back(bad->first_nonfinite / stack.columns());
       index.push_back(bad->first_nonfinite % stack.columns());
-      fail(ErrorCode::kInvalidArgument,
-           "{} of {} elements are NaN or infinite, the first at [{}]: mend the tensor, or say nonfinite='propagate'",
-           nonfinite, static_cast<Index>(stack.size()) * stack.elements(), fmt::join(index, ", "));
+      fail(
+          ErrorCode::kInvalidArgument,
+          "{} of {} elements are NaN or infinite, the first at [{}]: mend the tensor, or say nonfinite='propagate'"_message,
+          nonfinite, static_cast<Index>(stack.size()) * stack.elements(), fmt::join(index, ", "));
     }
     if (stack.dims() == 0) throw;
-    fail(error.code(), "matrix [{}] of the stack: {}", fmt::join(stack.position(i), ", "), error.what());
+    fail(error.code(), "matrix [{}] of the stack: {}"_message, fmt::join(stack.position(i), ", "), error.what());
   }
 }
 

@@ -34,7 +34,7 @@ void call_interruptibly(const std::function<void()>& call, const std::function<v
     return call();
   }
   const UniqueFd ended(::eventfd(0, EFD_CLOEXEC));
-  if (!ended) fail(ErrorCode::kResourceExhausted, "no descriptor is left to wait with (raise `ulimit -n`)");
+  if (!ended) fail(ErrorCode::kResourceExhausted, "no descriptor is left to wait with (raise `ulimit -n`)"_message);
   std::exception_ptr failure;
   std::thread thread = start_thread("tessera-call", [&] {
     try {

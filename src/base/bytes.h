@@ -67,7 +67,7 @@ class ByteReader {
   }
   bool get_bool() {
     const auto value = get<uint8_t>();
-    if (value > 1) fail(ErrorCode::kInvalidArgument, "{}: a flag is {}, neither 0 nor 1", what_, value);
+    if (value > 1) fail(ErrorCode::kInvalidArgument, "{}: a flag is {}, neither 0 nor 1"_message, what_, value);
     return value == 1;
   }
   // An enum whose values are 0..last.
@@ -76,14 +76,14 @@ class ByteReader {
   E get_enum(E last) {
     const auto value = get<std::underlying_type_t<E>>();
     if (value < 0 || value > static_cast<std::underlying_type_t<E>>(last))
-      fail(ErrorCode::kInvalidArgument, "{}: unknown code {}", what_, static_cast<int64_t>(value));
+      fail(ErrorCode::kInvalidArgument, "{}: unknown code {}"_message, what_, static_cast<int64_t>(value));
     return static_cast<E>(value);
   }
   // A count of elements that take at least `element_bytes` each in what is left.
   uint32_t get_count(uint32_t limit, size_t element_bytes = 1) {
     const auto count = get<uint32_t>();
     if (count > limit || count * uint64_t{element_bytes} > left())
-      fail(ErrorCode::kInvalidArgument, "{}: a count of {} where at most {} fit", what_, count, limit);
+      fail(ErrorCode::kInvalidArgument, "{}: a count of {} where at most {} fit"_message, what_, count, limit);
     return count;
   }
   std::span<const std::byte> get_bytes(uint32_t limit) { return take(get_count(limit)); }
@@ -100,13 +100,14 @@ class ByteReader {
   std::span<const std::byte> rest() { return take(left()); }
   // Throws unless everything was read.
   void finish() const {
-    if (!bytes_.empty()) fail(ErrorCode::kInvalidArgument, "{}: {} bytes too many", what_, bytes_.size());
+    if (!bytes_.empty()) fail(ErrorCode::kInvalidArgument, "{}: {} bytes too many"_message, what_, bytes_.size());
   }
 
  private:
   std::span<const std::byte> take(size_t count) {
     if (count > bytes_.size())
-      fail(ErrorCode::kInvalidArgument, "{}: truncated, {} bytes wanted and {} left", what_, count, bytes_.size());
+      fail(ErrorCode::kInvalidArgument, "{}: truncated, {} bytes wanted and {} left"_message, what_, count,
+           bytes_.size());
     const auto taken = bytes_.first(count);
     bytes_ = bytes_.subspan(count);
     return taken;

@@ -72,7 +72,7 @@ ErrorCode code_of_errno(int error) {
 }
 
 void fail_errno(std::string_view what, int error) {
-  fail(code_of_errno(error), "{}: {}", what, std::strerror(error));
+  fail(code_of_errno(error), "{}: {}"_message, what, std::strerror(error));
 }
 
 Status status_of_current_exception() {
@@ -81,7 +81,7 @@ Status status_of_current_exception() {
   } catch (const Error& error) {
     return Status(error.code(), error.what());
   } catch (const std::bad_alloc&) {
-    return Status(ErrorCode::kResourceExhausted, "out of memory");
+    return Status(ErrorCode::kResourceExhausted, "out of memory"_message);
   } catch (const std::exception& error) {
     return Status(ErrorCode::kInternal, error.what());
   } catch (...) {

@@ -7,19 +7,32 @@
 #include <cerrno>
 #include <cstring>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
+#include "base/message.h"
 #include "tessera/error.h"
 
 namespace tessera {
 
 template <typename... Args>
-[[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(code, fmt::format(format, std::forward<Args>(args)...));
+[[noreturn]] void fail(ErrorCode code, std::type_identity_t<MessageFormat<Args...>> message, Args&&... args) {
+  throw Error(code, fmt::format(message.format, std::forward<Args>(args)...));
 }
 
 template <typename... Args>
-Status failed(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
-  return Status(code, fmt::format(format, std::forward<Args>(args)...));
+Status failed(ErrorCode code, std::type_identity_t<MessageFormat<Args...>> message, Args&&... args) {
+  return Status(code, fmt::format(message.format, std::forward<Args>(args)...));
+}
+
+// For what cannot happen unless this project is wrong: kInternal, with a text that no page explains.
+template <typename... Args>
+[[noreturn]] void fail_internal(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorCode::kInternal, fmt::format(format, std::forward<Args>(args)...));
+}
+template <typename... Args>
+Status failed_internal(fmt::format_string<Args...> format, Args&&... args) {
+  return Status(ErrorCode::kInternal, fmt::format(format, std::forward<Args>(args)...));
 }
 
 // The code that a caller of a system call that set `error` should see.

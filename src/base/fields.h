@@ -112,9 +112,9 @@ class FieldWriter {
   static std::string_view what() { return {}; }
   // A reader throws Error unless `ok`, kInvalidArgument if no code is named.
   template <typename... Args>
-  void require(bool, fmt::format_string<const Args&...>, const Args&...) {}
+  void require(bool, std::type_identity_t<MessageFormat<const Args&...>>, const Args&...) {}
   template <typename... Args>
-  void require(ErrorCode, bool, fmt::format_string<const Args&...>, const Args&...) {}
+  void require(ErrorCode, bool, std::type_identity_t<MessageFormat<const Args&...>>, const Args&...) {}
 
  private:
   template <typename Items, typename... Limits>
@@ -191,7 +191,8 @@ class FieldReader {
   void array(std::string_view, std::vector<T>& items, uint32_t most) {
     const std::span<const std::byte> bytes = in_.get_bytes(most * static_cast<uint32_t>(sizeof(T)));
     if (bytes.size() % sizeof(T) != 0)
-      fail(ErrorCode::kInvalidArgument, "{}: {} bytes are no whole number of elements", in_.what(), bytes.size());
+      fail(ErrorCode::kInvalidArgument, "{}: {} bytes are no whole number of elements"_message, in_.what(),
+           bytes.size());
     items.resize(bytes.size() / sizeof(T));
     std::ranges::copy(bytes, std::as_writable_bytes(std::span(items)).begin());
   }
@@ -207,12 +208,12 @@ class FieldReader {
   void end_of_this_version() { in_.skip_rest(); }
   std::string_view what() const { return in_.what(); }
   template <typename... Args>
-  void require(bool ok, fmt::format_string<const Args&...> text, const Args&... args) {
+  void require(bool ok, std::type_identity_t<MessageFormat<const Args&...>> text, const Args&... args) {
     require(ErrorCode::kInvalidArgument, ok, text, args...);
   }
   template <typename... Args>
-  void require(ErrorCode code, bool ok, fmt::format_string<const Args&...> text, const Args&... args) {
-    if (!ok) throw Error(code, fmt::format(text, args...));
+  void require(ErrorCode code, bool ok, std::type_identity_t<MessageFormat<const Args&...>> text, const Args&... args) {
+    if (!ok) throw Error(code, fmt::format(text.format, args...));
   }
 
  private:
@@ -285,9 +286,9 @@ class FieldPrinter {
   void end_of_this_version() {}
   static std::string_view what() { return {}; }
   template <typename... Args>
-  void require(bool, fmt::format_string<const Args&...>, const Args&...) {}
+  void require(bool, std::type_identity_t<MessageFormat<const Args&...>>, const Args&...) {}
   template <typename... Args>
-  void require(ErrorCode, bool, fmt::format_string<const Args&...>, const Args&...) {}
+  void require(ErrorCode, bool, std::type_identity_t<MessageFormat<const Args&...>>, const Args&...) {}
 
  private:
   static constexpr size_t kMostBytes = 64;
@@ -320,8 +321,9 @@ void error_code_field(Fields& f, Code& code, const Require& require) {
 }
 template <typename Fields, typename Code>
 void error_code_field(Fields& f, Code& code) {
-  error_code_field(f, code,
-                   [&](uint8_t byte) { f.require(byte <= kLastErrorCode, "message: unknown error code {}", byte); });
+  error_code_field(f, code, [&](uint8_t byte) {
+    f.require(byte <= kLastErrorCode, "message: unknown error code {}"_message, byte);
+  });
 }
 
 // A text behind an error code, cut where it is long.

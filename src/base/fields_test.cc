@@ -18,7 +18,7 @@ struct Point {
   static void fields(auto& f, auto& self) {
     f("x", self.x);
     f("y", self.y);
-    f.require(self.x >= self.y, "Point: x {} below y {}", self.x, self.y);
+    f.require(self.x >= self.y, "Point: x {} below y {}"_message, self.x, self.y);
   }
 };
 
@@ -50,7 +50,7 @@ struct Drawing {
     f("notes", self.notes, 2, 5);
     f.array("widths", self.widths, 3);
     short_list_field(f, "few", self.few,
-                     [&](uint8_t count) { f.require(count <= 2, "Drawing: {} are not few", count); });
+                     [&](uint8_t count) { f.require(count <= 2, "Drawing: {} are not few"_message, count); });
     f("word", self.word);
     status_field(f, self.status, 16);
     if (self.closed) f("radius", self.radius);

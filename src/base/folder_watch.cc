@@ -16,7 +16,8 @@ FolderWatch::FolderWatch()
     : events_(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC)), stopped_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!events_ || !stopped_)
     fail(ErrorCode::kResourceExhausted,
-         "a folder cannot be watched: {}: raise `ulimit -n` or fs.inotify.max_user_instances", std::strerror(errno));
+         "a folder cannot be watched: {}: raise `ulimit -n` or fs.inotify.max_user_instances"_message,
+         std::strerror(errno));
 }
 
 void FolderWatch::add(const std::string& folder) {

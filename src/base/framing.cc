@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/message.h"
 #include "base/socket.h"
 
 namespace tessera {
@@ -65,36 +66,38 @@ std::optional<Frame> FrameReader::next() {
 bool FrameReader::next(Frame& frame) {
   const auto unread = std::span(buffer_).subspan(begin_, end_ - begin_);
   if (ended_ && !unread.empty() && unread.size() < kFrameHeaderBytes)
-    fail(ErrorCode::kPeerLost, "the stream ended inside a frame's header");
+    fail(ErrorCode::kPeerLost, "the stream ended inside a frame's header"_message);
   if (unread.size() < kFrameHeaderBytes) {
     // What has come belongs to this frame, the one before has been taken.
     if (fds_.size() > limits_.fds)
-      fail(ErrorCode::kInvalidArgument, "{} descriptors came with part of a frame's header, at most {} are allowed",
-           fds_.size(), limits_.fds);
+      fail(ErrorCode::kInvalidArgument,
+           "{} descriptors came with part of a frame's header, at most {} are allowed"_message, fds_.size(),
+           limits_.fds);
     return false;
   }
   Header header;
   std::memcpy(&header, unread.data(), sizeof(header));
   if (header.magic != magic_)
-    fail(ErrorCode::kInvalidArgument, "a frame begins with {:#010x}, not {:#010x}: the peer speaks something else",
-         header.magic, magic_);
+    fail(ErrorCode::kInvalidArgument,
+         "a frame begins with {:#010x}, not {:#010x}: the peer speaks something else"_message, header.magic, magic_);
   if (!limits_of_ && header.stream != 0)
-    fail(ErrorCode::kInvalidArgument, "a frame of type {} on stream {}, where there is none but 0", header.type,
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} on stream {}, where there is none but 0"_message, header.type,
          header.stream);
   const FrameLimits limits = limits_of_ ? limits_of_(header.stream) : limits_;
   if (header.length > limits.payload_bytes)
-    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} bytes, at most {} are allowed", header.type,
-         header.length, limits.payload_bytes);
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} bytes, at most {} are allowed"_message,
+         header.type, header.length, limits.payload_bytes);
   if (header.fds > limits.fds || header.zero != 0)
-    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors, at most {} are allowed",
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors, at most {} are allowed"_message,
          header.type, header.fds, limits.fds);
   if (header.fds > fds_.size())  // they come with the header's first byte
-    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors and brings {}", header.type,
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors and brings {}"_message, header.type,
          header.fds, fds_.size());
   if (unread.size() - kFrameHeaderBytes < header.length) {
-    if (ended_) fail(ErrorCode::kPeerLost, "the stream ended inside a frame of type {}", header.type);
+    if (ended_) fail(ErrorCode::kPeerLost, "the stream ended inside a frame of type {}"_message, header.type);
     if (fds_.size() > header.fds)  // nothing is kept that is not asked for, however slowly the rest may come
-      fail(ErrorCode::kInvalidArgument, "{} descriptors came that no frame announced", fds_.size() - header.fds);
+      fail(ErrorCode::kInvalidArgument, "{} descriptors came that no frame announced"_message,
+           fds_.size() - header.fds);
     return false;
   }
 
@@ -112,7 +115,8 @@ bool FrameReader::next(Frame& frame) {
   }
   begin_ += kFrameHeaderBytes + header.length;
   if (begin_ == end_) {
-    if (!fds_.empty()) fail(ErrorCode::kInvalidArgument, "{} descriptors came that no frame announced", fds_.size());
+    if (!fds_.empty())
+      fail(ErrorCode::kInvalidArgument, "{} descriptors came that no frame announced"_message, fds_.size());
     begin_ = end_ = 0;
     if (buffer_.size() > kFillBytes) buffer_ = {};  // a large frame's memory is not kept
   }
@@ -121,14 +125,14 @@ bool FrameReader::next(Frame& frame) {
 
 void FrameWriter::push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream) {
   if (fds.size() > kMaxFdsPerMessage)
-    fail(ErrorCode::kInvalidArgument, "a frame with {} descriptors, {} at most", fds.size(), kMaxFdsPerMessage);
-  if (payload.size() > UINT32_MAX) fail(ErrorCode::kInvalidArgument, "a frame of {} bytes", payload.size());
+    fail(ErrorCode::kInvalidArgument, "a frame with {} descriptors, {} at most"_message, fds.size(), kMaxFdsPerMessage);
+  if (payload.size() > UINT32_MAX) fail(ErrorCode::kInvalidArgument, "a frame of {} bytes"_message, payload.size());
   const size_t bytes = kFrameHeaderBytes + payload.size();
   if (queued_bytes_ + bytes > max_queued_bytes_) {
     const size_t waiting = queued_bytes_of(stream);
     if (waiting > 0 && waiting + bytes > max_queued_bytes_)
-      fail(ErrorCode::kResourceExhausted, "{} bytes wait for a peer that does not read, {} at most may", waiting,
-           max_queued_bytes_);
+      fail(ErrorCode::kResourceExhausted, "{} bytes wait for a peer that does not read, {} at most may"_message,
+           waiting, max_queued_bytes_);
   }
   queue(type, payload, std::move(fds), stream);
 }
@@ -191,7 +195,7 @@ bool FrameWriter::flush(int fd) {
 void FrameWriter::flush(int fd, Deadline deadline) {
   while (!flush(fd)) {
     if (!wait_ready(fd, POLLOUT, deadline))
-      fail(ErrorCode::kDeadlineExceeded, "{} bytes could not be sent before the deadline", queued_bytes_);
+      fail(ErrorCode::kDeadlineExceeded, "{} bytes could not be sent before the deadline"_message, queued_bytes_);
   }
 }
 
@@ -199,8 +203,9 @@ Frame wait_frame(int fd, FrameReader& reader, Deadline deadline) {
   bool open = true;
   while (true) {
     if (auto frame = reader.next()) return std::move(*frame);
-    if (!open) fail(ErrorCode::kPeerLost, "the peer closed the connection where a frame was awaited");
-    if (!wait_ready(fd, POLLIN, deadline)) fail(ErrorCode::kDeadlineExceeded, "no frame came before the deadline");
+    if (!open) fail(ErrorCode::kPeerLost, "the peer closed the connection where a frame was awaited"_message);
+    if (!wait_ready(fd, POLLIN, deadline))
+      fail(ErrorCode::kDeadlineExceeded, "no frame came before the deadline"_message);
     open = reader.fill(fd);
   }
 }

@@ -26,7 +26,7 @@ std::optional<Said> say(const Launcher& launcher, std::string_view Launcher::* v
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < least)
-    fail(ErrorCode::kInvalidArgument, "{} is {:?}, not a number from {} up", name, text, least);
+    fail(ErrorCode::kInvalidArgument, "{} is {:?}, not a number from {} up"_message, name, text, least);
   return Said{.value = value, .variable = name, .launcher = &launcher};
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/message.h"
 #include "base/socket.h"
 
 namespace tessera {
@@ -24,7 +25,7 @@ class ListenerTest : public testing::Test {
   ListenerTest() {
     listener_.start(
         [this](UniqueFd socket) {
-          if (refuses_) fail(ErrorCode::kPermissionDenied, "not this one");
+          if (refuses_) fail(ErrorCode::kPermissionDenied, "not this one"_message);
           taken_.push_back(std::move(socket));
           if (pauses_) listener_.pause();
           took_.release();

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/message.h"
 
 namespace tessera {
 
@@ -40,7 +41,7 @@ struct Incarnation {
     f("start_time", self.start_time);
     f("nonce", self.nonce);
     f("restart", self.restart);
-    f.require(self.pid > 0, "incarnation: pid {}", self.pid);
+    f.require(self.pid > 0, "incarnation: pid {}"_message, self.pid);
   }
   bool operator==(const Incarnation&) const = default;
 };

@@ -43,19 +43,19 @@ void check_root(const std::string& root) {
                       : (status.st_mode & 0077) != 0 ? "is open to other users (its mode must be 0700)"
                                                      : nullptr;
   if (wrong != nullptr)
-    fail(ErrorCode::kPermissionDenied, "runtime folder {} {}: set TESSERA_RUNTIME_DIR to a private folder", root,
-         wrong);
+    fail(ErrorCode::kPermissionDenied, "runtime folder {} {}: set TESSERA_RUNTIME_DIR to a private folder"_message,
+         root, wrong);
 }
 
 // Without a final '/'. Throws if a socket's path in it would be too long.
 std::string plain_root(std::string root) {
-  if (root.empty()) fail(ErrorCode::kInvalidArgument, "the runtime folder's path is empty");
+  if (root.empty()) fail(ErrorCode::kInvalidArgument, "the runtime folder's path is empty"_message);
   while (root.size() > 1 && root.ends_with('/')) root.pop_back();
   const size_t bytes = root.size() + 1 + kOwnNameBytes + 1 + RuntimeDir::kMaxNameBytes;
   if (bytes > SocketAddress::kMaxPathBytes)
     fail(ErrorCode::kInvalidArgument,
          "a socket in the runtime folder {} has a path of {} bytes, {} are possible: set TESSERA_RUNTIME_DIR to a "
-         "shorter folder",
+         "shorter folder"_message,
          root, bytes, SocketAddress::kMaxPathBytes);
   return root;
 }
@@ -205,7 +205,7 @@ RuntimeDir RuntimeDir::open(std::string root, std::string_view role) {
     dir.owner_ = ::getpid();
     return dir;
   }
-  fail(ErrorCode::kInternal, "no folder of our own could be kept in {} in {} attempts", root, kAttempts);
+  fail_internal("no folder of our own could be kept in {} in {} attempts", root, kAttempts);
 }
 
 RuntimeDir& RuntimeDir::operator=(RuntimeDir&& other) noexcept {
@@ -230,7 +230,8 @@ void RuntimeDir::remove_own() noexcept {
 
 std::string RuntimeDir::path(std::string_view name) const {
   if (name.empty() || name.size() > kMaxNameBytes || name.find('/') != std::string_view::npos)
-    fail(ErrorCode::kInvalidArgument, "'{}' is no name of 1 to {} bytes for the runtime folder", name, kMaxNameBytes);
+    fail(ErrorCode::kInvalidArgument, "'{}' is no name of 1 to {} bytes for the runtime folder"_message, name,
+         kMaxNameBytes);
   return own_ + "/" + std::string(name);
 }
 

@@ -54,7 +54,7 @@ socklen_t length_of(const SocketAddress& address) {
 [[noreturn]] void fail_connect(std::string_view name, int error) {
   const bool gone = error == ENOENT || error == ECONNREFUSED || error == ECONNRESET || error == EHOSTUNREACH ||
                     error == ENETUNREACH || error == ETIMEDOUT || error == EAGAIN || error == EPIPE;
-  fail(gone ? ErrorCode::kUnavailable : code_of_errno(error), "connect to {}: {}", name, std::strerror(error));
+  fail(gone ? ErrorCode::kUnavailable : code_of_errno(error), "connect to {}: {}"_message, name, std::strerror(error));
 }
 
 // Whether an accept() error concerns that one connection and not the listener.
@@ -101,13 +101,14 @@ HostPort parse_host_port(std::string_view text) {
   if (host.starts_with('[') && host.ends_with(']')) {
     host = host.substr(1, host.size() - 2);
   } else if (host.find(':') != std::string_view::npos) {
-    fail(ErrorCode::kInvalidArgument, "'{}': write an IPv6 address in brackets, [::1]:7070", text);
+    fail(ErrorCode::kInvalidArgument, "'{}': write an IPv6 address in brackets, [::1]:7070"_message, text);
   }
   HostPort parsed{.host = std::string(host)};
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(end - (text.size() - std::min(colon + 1, text.size())), end, parsed.port);
   if (host.empty() || colon == std::string_view::npos || error != std::errc() || stop != end)
-    fail(ErrorCode::kInvalidArgument, "'{}' is not HOST:PORT with a port of 0 to 65535, such as 127.0.0.1:7070", text);
+    fail(ErrorCode::kInvalidArgument, "'{}' is not HOST:PORT with a port of 0 to 65535, such as 127.0.0.1:7070"_message,
+         text);
   return parsed;
 }
 
@@ -117,7 +118,8 @@ std::vector<SocketAddress> SocketAddress::resolve(const HostPort& host_port) {
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* raw = nullptr;
   const int error = ::getaddrinfo(host_port.host.c_str(), std::to_string(host_port.port).c_str(), &hints, &raw);
-  if (error != 0) fail(ErrorCode::kUnavailable, "no address for host '{}': {}", host_port.host, ::gai_strerror(error));
+  if (error != 0)
+    fail(ErrorCode::kUnavailable, "no address for host '{}': {}"_message, host_port.host, ::gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> list(raw, ::freeaddrinfo);
   std::vector<SocketAddress> addresses;
   for (const addrinfo* info = list.get(); info != nullptr; info = info->ai_next) {
@@ -136,7 +138,7 @@ SocketAddress SocketAddress::unix_path(const std::string& path) {
   static_assert(kMaxPathBytes == sizeof(raw.sun_path) - 1);
   if (path.empty() || path.size() > kMaxPathBytes || path.find('\0') != std::string::npos)
     fail(ErrorCode::kInvalidArgument,
-         "socket path '{}' has {} bytes, a Unix socket takes 1 to {}: choose a shorter one", path, path.size(),
+         "socket path '{}' has {} bytes, a Unix socket takes 1 to {}: choose a shorter one"_message, path, path.size(),
          kMaxPathBytes);
   std::memcpy(raw.sun_path, path.data(), path.size());
   SocketAddress address;
@@ -213,12 +215,12 @@ void finish_connect(int fd, std::string_view name) {
 }
 
 UniqueFd connect_tcp(const HostPort& host_port, Deadline deadline) {
-  Status last = failed(ErrorCode::kUnavailable, "no address for {}", host_port.to_string());
+  Status last = failed(ErrorCode::kUnavailable, "no address for {}"_message, host_port.to_string());
   for (const SocketAddress& address : SocketAddress::resolve(host_port)) {
     try {
       UniqueFd fd = start_connect(address);
       if (!wait_ready(fd.get(), POLLOUT, deadline))
-        fail(ErrorCode::kDeadlineExceeded, "connect to {}: no answer before the deadline", address.name());
+        fail(ErrorCode::kDeadlineExceeded, "connect to {}: no answer before the deadline"_message, address.name());
       finish_connect(fd.get(), address.name());
       return fd;
     } catch (const Error&) {
@@ -240,7 +242,7 @@ UniqueFd connect_unix(const std::string& path, Deadline deadline) {
   while (::connect(fd.get(), as_sockaddr(address), length_of(address)) != 0) {
     if (errno == EINTR && !deadline.passed()) continue;
     if (errno == EAGAIN || errno == EINTR)
-      fail(ErrorCode::kDeadlineExceeded, "connect to {}: no room in its backlog before the deadline", path);
+      fail(ErrorCode::kDeadlineExceeded, "connect to {}: no room in its backlog before the deadline"_message, path);
     fail_connect(path, errno);
   }
   if (::fcntl(fd.get(), F_SETFL, O_NONBLOCK) != 0) fail_errno("fcntl");
@@ -270,14 +272,15 @@ pid_t require_same_user(int fd) {
   if (peer.uid != ::geteuid())
     fail(ErrorCode::kPermissionDenied,
          "the peer (pid {}) runs as uid {}, this process as uid {}: only one user's "
-         "processes may talk to each other",
+         "processes may talk to each other"_message,
          peer.pid, peer.uid, ::geteuid());
   return peer.pid;
 }
 
 size_t send_some(int fd, std::span<const std::byte> bytes, std::span<const int> fds) {
   if (fds.size() > kMaxFdsPerMessage)
-    fail(ErrorCode::kInvalidArgument, "{} descriptors in one message, {} at most", fds.size(), kMaxFdsPerMessage);
+    fail(ErrorCode::kInvalidArgument, "{} descriptors in one message, {} at most"_message, fds.size(),
+         kMaxFdsPerMessage);
   iovec piece{.iov_base = const_cast<std::byte*>(bytes.data()), .iov_len = bytes.size()};
   msghdr message{};
   message.msg_iov = &piece;
@@ -297,7 +300,7 @@ size_t send_some(int fd, std::span<const std::byte> bytes, std::span<const int> 
     const ssize_t sent = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) return static_cast<size_t>(sent);
     if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-    if (errno == EPIPE || errno == ECONNRESET) fail(ErrorCode::kPeerLost, "the peer has closed the connection");
+    if (errno == EPIPE || errno == ECONNRESET) fail(ErrorCode::kPeerLost, "the peer has closed the connection"_message);
     if (errno != EINTR) fail_errno("sendmsg");
   }
 }
@@ -320,12 +323,12 @@ std::optional<size_t> receive_some(int fd, std::span<std::byte> into, std::vecto
       if (fds != nullptr && truncated)
         fail(ErrorCode::kResourceExhausted,
              "descriptors sent along could not be received: is the limit of open files "
-             "(ulimit -n) reached?");
+             "(ulimit -n) reached?"_message);
       return static_cast<size_t>(received);
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
     if (errno == ECONNRESET || errno == EPIPE || errno == ETIMEDOUT)
-      fail(ErrorCode::kPeerLost, "the connection was lost: {}", std::strerror(errno));
+      fail(ErrorCode::kPeerLost, "the connection was lost: {}"_message, std::strerror(errno));
     if (errno != EINTR) fail_errno("recvmsg");
   }
 }

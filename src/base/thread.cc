@@ -31,7 +31,7 @@ std::thread start_thread(const std::string& name, std::function<void()> body) {
     return thread;
   } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    fail(ErrorCode::kResourceExhausted, "thread {} cannot be started: {}", name, error.what());
+    fail(ErrorCode::kResourceExhausted, "thread {} cannot be started: {}"_message, name, error.what());
   }
 }
 

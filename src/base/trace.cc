@@ -94,7 +94,8 @@ UniqueFd open_alone(const std::string& path) {
   if (!S_ISREG(about.st_mode)) return file;  // /dev/null
   // A file system without locks is no reason to write no trace.
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    fail(ErrorCode::kAlreadyExists, "trace {}: another process writes it; %p in the path stands for the pid", path);
+    fail(ErrorCode::kAlreadyExists, "trace {}: another process writes it; %p in the path stands for the pid"_message,
+         path);
   if (::ftruncate(file.get(), 0) != 0) fail_errno(fmt::format("trace {}", path));
   return file;
 }
@@ -189,7 +190,8 @@ void Trace::State::append(std::string text) {
   }
   failed = true;
   on_.store(false, std::memory_order_relaxed);
-  log().warn("the trace ends here, its file cannot be written: {}", written < 0 ? std::strerror(errno) : "disk full");
+  log().warn("the trace ends here, its file cannot be written: {}"_message,
+             written < 0 ? std::strerror(errno) : "disk full");
   const ssize_t closed = ::pwrite(file.get(), kTail.data(), kTail.size(), end);
   if (closed < 0 || ::ftruncate(file.get(), end + static_cast<off_t>(kTail.size())) != 0) return;
 }
@@ -259,7 +261,8 @@ void Trace::record(char phase, const char* name, uint64_t start, uint64_t extra,
 std::unique_ptr<Trace> Trace::start(const std::string& path) {
   State& state = State::get();
   const MutexLock lock(state.mutex);
-  if (state.active) fail(ErrorCode::kAlreadyExists, "trace {}: this process writes another trace already", path);
+  if (state.active)
+    fail(ErrorCode::kAlreadyExists, "trace {}: this process writes another trace already"_message, path);
   UniqueFd file = open_alone(path);
   static const bool fork_handler = [] {
     return ::pthread_atfork(nullptr, nullptr, [] { on_.store(false, std::memory_order_relaxed); }) == 0;
@@ -276,7 +279,7 @@ std::unique_ptr<Trace> Trace::start(const std::string& path) {
   std::string head = std::string(kHead) + "\n";
   append_metadata("process_name", process_name(), state.pid, state.pid, head);
   state.append(std::move(head));
-  if (state.failed) fail(ErrorCode::kResourceExhausted, "trace {}: it cannot be written", path);
+  if (state.failed) fail(ErrorCode::kResourceExhausted, "trace {}: it cannot be written"_message, path);
   state.active = true;
   state.generation.fetch_add(1, std::memory_order_release);
   state.writer = start_thread("tessera-trace", [&state] { state.run(); });

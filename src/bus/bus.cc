@@ -19,15 +19,17 @@ BusOptions complete(BusOptions options) {
   check_name("job", options.job);
   check_name("namespace", options.name_space);
   if (options.world < 1 || options.world > kMaxWorld)
-    fail(ErrorCode::kInvalidArgument, "world {}: at least 1 and at most {} are possible", options.world, kMaxWorld);
+    fail(ErrorCode::kInvalidArgument, "world {}: at least 1 and at most {} are possible"_message, options.world,
+         kMaxWorld);
   if (options.rank < 0 || options.rank >= options.world)
-    fail(ErrorCode::kInvalidArgument, "rank {}: a job of world {} has ranks 0 to {}", options.rank, options.world,
-         options.world - 1);
+    fail(ErrorCode::kInvalidArgument, "rank {}: a job of world {} has ranks 0 to {}"_message, options.rank,
+         options.world, options.world - 1);
   if (options.agent.empty()) options.agent = config.agent.empty() ? kEmbeddedAgent : config.agent;
   if (options.agent != kEmbeddedAgent && options.agent != kDaemonAgent)
-    fail(ErrorCode::kInvalidArgument, "agent {}: {} or {} are possible", options.agent, kEmbeddedAgent, kDaemonAgent);
+    fail(ErrorCode::kInvalidArgument, "agent {}: {} or {} are possible"_message, options.agent, kEmbeddedAgent,
+         kDaemonAgent);
   if (options.threads < 0 || options.threads > 1024)
-    fail(ErrorCode::kInvalidArgument, "threads {}: 0 (choose) to 1024 are possible", options.threads);
+    fail(ErrorCode::kInvalidArgument, "threads {}: 0 (choose) to 1024 are possible"_message, options.threads);
   return options;
 }
 
@@ -35,7 +37,7 @@ void check(const BusOptions& bus, const PairOptions& pair) {
   check_name("pair", pair.name);
   check_name("peer job", pair.peer);
   if (pair.peer == bus.job)
-    fail(ErrorCode::kInvalidArgument, "pair {}: job {} cannot be paired with itself", pair.name, pair.peer);
+    fail(ErrorCode::kInvalidArgument, "pair {}: job {} cannot be paired with itself"_message, pair.name, pair.peer);
 }
 
 namespace {
@@ -52,18 +54,19 @@ struct Joined {
 
 Joined join_parts(const BusClient* bus, const std::string& batch,
                   std::vector<std::pair<std::shared_ptr<PairClient>, std::span<const TensorSpec>>> parts) {
-  if (parts.empty()) fail(ErrorCode::kInvalidArgument, "batch {}: it names no pair", batch);
+  if (parts.empty()) fail(ErrorCode::kInvalidArgument, "batch {}: it names no pair"_message, batch);
   std::ranges::sort(parts, {}, [](const auto& part) { return part.first->name(); });
   const PairClient& first = *parts.front().first;
   Joined joined{.pair = parts.front().first, .tensors = {}};
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto& [pair, tensors] = parts[i];
-    if (pair->bus() != bus) fail(ErrorCode::kInvalidArgument, "batch {}: pair {} is another bus'", batch, pair->name());
+    if (pair->bus() != bus)
+      fail(ErrorCode::kInvalidArgument, "batch {}: pair {} is another bus'"_message, batch, pair->name());
     if (i > 0 && pair->name() == parts[i - 1].first->name())
-      fail(ErrorCode::kInvalidArgument, "batch {}: pair {} is named twice", batch, pair->name());
+      fail(ErrorCode::kInvalidArgument, "batch {}: pair {} is named twice"_message, batch, pair->name());
     if (pair->peer_job() != first.peer_job())
       fail(ErrorCode::kInvalidArgument,
-           "batch {}: pair {} is with job {}, pair {} with job {}: register one batch for each job", batch,
+           "batch {}: pair {} is with job {}, pair {} with job {}: register one batch for each job"_message, batch,
            first.name(), first.peer_job(), pair->name(), pair->peer_job());
     for (TensorSpec tensor : tensors) {
       for (std::string* name : {&tensor.name, &tensor.source.name})
@@ -121,7 +124,7 @@ Batch Bus::register_parts(const std::string& batch_id, std::span<const BatchPart
                           const BatchOptions& options) {
   std::vector<std::pair<std::shared_ptr<bus::PairClient>, std::span<const TensorSpec>>> with;
   for (const BatchPart& part : parts) {
-    if (part.pair == nullptr) fail(ErrorCode::kInvalidArgument, "batch {}: a part without a pair", batch_id);
+    if (part.pair == nullptr) fail(ErrorCode::kInvalidArgument, "batch {}: a part without a pair"_message, batch_id);
     with.emplace_back(part.pair->impl_, part.tensors);
   }
   const bus::Joined joined = bus::join_parts(impl_.get(), batch_id, std::move(with));
@@ -170,7 +173,7 @@ std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout t
 std::vector<std::string> Pair::all_gather(const std::string& batch_id, const std::string& value, Timeout timeout,
                                           std::stop_token stop) {
   if (value.size() > kMaxGathered)
-    fail(ErrorCode::kInvalidArgument, "batch {}: {} bytes are to be gathered from a rank, and {} is the limit",
+    fail(ErrorCode::kInvalidArgument, "batch {}: {} bytes are to be gathered from a rank, and {} is the limit"_message,
          batch_id, value.size(), kMaxGathered);
   return impl_->all_gather(batch_id, value, timeout, std::move(stop));
 }

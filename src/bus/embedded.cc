@@ -135,8 +135,8 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     bus_->require_own_process();
     check_name("batch", id);
     if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
-      fail(ErrorCode::kInvalidArgument, "batch {}: {} snapshots: 2 to {} are possible", id, batch_options.snapshots,
-           kMaxSlots);
+      fail(ErrorCode::kInvalidArgument, "batch {}: {} snapshots: 2 to {} are possible"_message, id,
+           batch_options.snapshots, kMaxSlots);
     const LimitedCall call(*bus_, timeout, batch_options.stop);
     const BusOptions& options = bus_->options();
     BatchSetup setup{.keep_alive = shared_from_this(),
@@ -212,11 +212,11 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     interrupted_ = interrupted;
   }
   Status unregistered() const {
-    return failed(ErrorCode::kPeerLost, "{} left before it had registered", bus_->agent().identity().name());
+    return failed(ErrorCode::kPeerLost, "{} left before it had registered"_message, bus_->agent().identity().name());
   }
   Status gave_up(const Status& why) const {
     const ErrorCode code = why.code() == ErrorCode::kCancelled ? ErrorCode::kPeerLost : why.code();  // to the others
-    return failed(code, "{} gave up: {}", bus_->agent().identity().name(), why.message());
+    return failed(code, "{} gave up: {}"_message, bus_->agent().identity().name(), why.message());
   }
 
   const std::shared_ptr<EmbeddedBus> bus_;

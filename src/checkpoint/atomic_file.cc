@@ -26,7 +26,7 @@ bool no_tmpfile_here(int error) {
 
 AtomicFile::AtomicFile(std::filesystem::path path, int64_t bytes)
     : path_(std::move(path)), hidden_name_("." + path_.filename().string() + ".new"), bytes_(bytes) {
-  if (path_.filename().empty()) fail(ErrorCode::kInvalidArgument, "{}: not a file name", path_.string());
+  if (path_.filename().empty()) fail(ErrorCode::kInvalidArgument, "{}: not a file name"_message, path_.string());
   const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
   folder_.reset(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder_) fail_errno(fmt::format("{}: cannot write into folder {}", path_.string(), folder.string()));
@@ -50,7 +50,8 @@ void AtomicFile::open_unnamed() {
 }
 
 void AtomicFile::open_named() {
-  log().warn("{}: its file system has no O_TMPFILE; a killed writer would leave {}", path_.string(), hidden_name_);
+  log().warn("{}: its file system has no O_TMPFILE; a killed writer would leave {}"_message, path_.string(),
+             hidden_name_);
   ::unlinkat(folder_.get(), hidden_name_.c_str(), 0);
   file_.reset(::openat(folder_.get(), hidden_name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, kMode));
   if (!file_) fail_errno(fmt::format("{}: cannot create {}", path_.string(), hidden_name_));
@@ -60,7 +61,7 @@ void AtomicFile::open_named() {
 void AtomicFile::reserve() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes_) > limit.rlim_cur)
-    fail(ErrorCode::kResourceExhausted, "{}: {} bytes exceed the file size limit of {}: raise ulimit -f",
+    fail(ErrorCode::kResourceExhausted, "{}: {} bytes exceed the file size limit of {}: raise ulimit -f"_message,
          path_.string(), bytes_, static_cast<uint64_t>(limit.rlim_cur));
   if (bytes_ == 0) return;
   int error = 0;
@@ -111,7 +112,8 @@ void AtomicFile::fail_write(int error) const {
     fail_errno(fmt::format("{}: cannot write {} bytes", path_.string(), bytes_), error);
   struct statvfs disk{};
   const bool known = ::fstatvfs(file_.get(), &disk) == 0;
-  fail(ErrorCode::kResourceExhausted, "{}: cannot write {} bytes: {}{}", path_.string(), bytes_, std::strerror(error),
+  fail(ErrorCode::kResourceExhausted, "{}: cannot write {} bytes: {}{}"_message, path_.string(), bytes_,
+       std::strerror(error),
        known ? fmt::format(", {} bytes free", static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize) : "");
 }
 

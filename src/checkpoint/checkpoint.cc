@@ -57,9 +57,10 @@ fs::path find_in_folder(const fs::path& folder) {
   if (error) fail_errno(fmt::format("cannot read folder {}", folder.string()), error.value());
   const auto& candidates = indexes.empty() ? files : indexes;
   if (candidates.empty())
-    fail(ErrorCode::kNotFound, "{}: the folder holds no *{} and no *{}", folder.string(), kIndexSuffix, kFileSuffix);
+    fail(ErrorCode::kNotFound, "{}: the folder holds no *{} and no *{}"_message, folder.string(), kIndexSuffix,
+         kFileSuffix);
   if (candidates.size() > 1)
-    fail(ErrorCode::kInvalidArgument, "{}: the folder holds {} of *{}: name one of them", folder.string(),
+    fail(ErrorCode::kInvalidArgument, "{}: the folder holds {} of *{}: name one of them"_message, folder.string(),
          candidates.size(), indexes.empty() ? kFileSuffix : kIndexSuffix);
   return candidates.front();
 }
@@ -92,8 +93,8 @@ Checkpoint Checkpoint::open(const fs::path& given) {
   for (const auto& [file, names] : weights)
     for (const std::string& name : names)
       if (!impl->ids.contains(name))
-        fail(ErrorCode::kInvalidArgument, "{}: tensor {} is not in {}, where the index says it is", path.string(),
-             checkpoint::shown(name), file);
+        fail(ErrorCode::kInvalidArgument, "{}: tensor {} is not in {}, where the index says it is"_message,
+             path.string(), checkpoint::shown(name), file);
   return Checkpoint(std::move(impl));
 }
 
@@ -120,7 +121,7 @@ const TensorInfo* Checkpoint::find(std::string_view name) const {
 void Checkpoint::read_slice(std::string_view name, const Region& region, std::span<std::byte> dst) const {
   const auto found = impl_->ids.find(name);
   if (found == impl_->ids.end())
-    fail(ErrorCode::kNotFound, "{}: it has no tensor {}", path().string(), checkpoint::shown(name));
+    fail(ErrorCode::kNotFound, "{}: it has no tensor {}"_message, path().string(), checkpoint::shown(name));
   const Impl::Place& place = impl_->places[found->second];
   const TensorInfo& info = place.entry->info;
   const auto where = [&] { return fmt::format("{}: tensor {}", path().string(), checkpoint::shown(name)); };
@@ -135,11 +136,11 @@ void Checkpoint::read_slice(std::string_view name, const Region& region, std::sp
     return true;
   };
   if (!inside())
-    fail(ErrorCode::kInvalidArgument, "{}: slice {} lies outside its shape {}", where(), region.to_string(),
+    fail(ErrorCode::kInvalidArgument, "{}: slice {} lies outside its shape {}"_message, where(), region.to_string(),
          to_string_shape(info.shape));
   if (region.size() * bits_of(info.dtype) % 8 != 0)
-    fail(ErrorCode::kInvalidArgument, "{}: slice {} of {} would be cut inside a byte: choose even bounds", where(),
-         region.to_string(), to_string(info.dtype));
+    fail(ErrorCode::kInvalidArgument, "{}: slice {} of {} would be cut inside a byte: choose even bounds"_message,
+         where(), region.to_string(), to_string(info.dtype));
   TESSERA_CHECK_EQ(static_cast<int64_t>(dst.size()), bytes_of(info.dtype, region.size()));
   impl_->files[place.file].read(*place.entry, region, dst);
 }

@@ -20,7 +20,7 @@ class IndexEvents : public JsonEvents<IndexEvents> {
   explicit IndexEvents(std::string_view path) : path_(path) {}
 
   WeightMap take() {
-    if (!found_) fail(ErrorCode::kInvalidArgument, "{}: it has no weight_map", path_);
+    if (!found_) fail(ErrorCode::kInvalidArgument, "{}: it has no weight_map"_message, path_);
     return std::move(files_);
   }
   std::string where() const {
@@ -51,10 +51,10 @@ class IndexEvents : public JsonEvents<IndexEvents> {
     if (depth_ == 1) {
       top_key_ = std::move(name);
       if (weights_next() && std::exchange(found_, true))
-        fail(ErrorCode::kInvalidArgument, "{}: weight_map is there twice", path_);
+        fail(ErrorCode::kInvalidArgument, "{}: weight_map is there twice"_message, path_);
     } else if (in_weights()) {
       if (!names_.insert(name).second)
-        fail(ErrorCode::kInvalidArgument, "{}: weight_map: {} is there twice", path_, shown(name));
+        fail(ErrorCode::kInvalidArgument, "{}: weight_map: {} is there twice"_message, path_, shown(name));
       tensor_ = std::move(name);
     }
     return true;
@@ -64,7 +64,8 @@ class IndexEvents : public JsonEvents<IndexEvents> {
     if (!in_weights()) return skip("a string");
     const std::filesystem::path file(value);
     if (file.empty() || file.filename() != file || value == "." || value == ".." || value.find('\0') != value.npos)
-      fail(ErrorCode::kInvalidArgument, "{}: {} is not the name of a file beside the index", where(), shown(value));
+      fail(ErrorCode::kInvalidArgument, "{}: {} is not the name of a file beside the index"_message, where(),
+           shown(value));
     files_[value].insert(std::move(tensor_));
     return true;
   }
@@ -77,7 +78,8 @@ class IndexEvents : public JsonEvents<IndexEvents> {
     return true;
   }
   bool open() {
-    if (++depth_ > kMaxDepth) fail(ErrorCode::kInvalidArgument, "{}: nested deeper than {} levels", path_, kMaxDepth);
+    if (++depth_ > kMaxDepth)
+      fail(ErrorCode::kInvalidArgument, "{}: nested deeper than {} levels"_message, path_, kMaxDepth);
     return true;
   }
 
@@ -102,8 +104,8 @@ WeightMap read_index(const std::filesystem::path& path) {
   int64_t size = 0;
   const UniqueFd fd = open_regular_file(path, size);
   if (size > kMaxIndexBytes)
-    fail(ErrorCode::kInvalidArgument, "{}: an index of {} bytes, more than the limit of {}", path.string(), size,
-         kMaxIndexBytes);
+    fail(ErrorCode::kInvalidArgument, "{}: an index of {} bytes, more than the limit of {}"_message, path.string(),
+         size, kMaxIndexBytes);
   std::string json(static_cast<size_t>(size), '\0');
   read_exactly(fd.get(), 0, std::as_writable_bytes(std::span(json)), path.string());
   return parse_index(json, path.string());

@@ -38,13 +38,13 @@ class JsonEvents {
   bool end_object() { return true; }
   bool end_array() { return true; }
   bool parse_error(size_t position, const std::string& token, const std::exception&) {
-    fail(ErrorCode::kInvalidArgument, "{}: not JSON at byte {}, near {:?}", where(), position,
+    fail(ErrorCode::kInvalidArgument, "{}: not JSON at byte {}, near {:?}"_message, where(), position,
          std::string_view(token).substr(0, 40));
   }
 
  protected:
   [[noreturn]] bool unexpected(std::string_view what) const {
-    fail(ErrorCode::kInvalidArgument, "{}: {} is out of place", where(), what);
+    fail(ErrorCode::kInvalidArgument, "{}: {} is out of place"_message, where(), what);
   }
 
  private:

@@ -14,7 +14,7 @@ UniqueFd open_regular_file(const std::filesystem::path& path, int64_t& size) {
   if (!fd) fail_errno(fmt::format("cannot open {}", path.string()));
   struct stat status{};
   if (::fstat(fd.get(), &status) != 0) fail_errno(fmt::format("cannot stat {}", path.string()));
-  if (!S_ISREG(status.st_mode)) fail(ErrorCode::kInvalidArgument, "{}: not a regular file", path.string());
+  if (!S_ISREG(status.st_mode)) fail(ErrorCode::kInvalidArgument, "{}: not a regular file"_message, path.string());
   size = status.st_size;
   return fd;
 }
@@ -24,16 +24,17 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   fd_ = open_regular_file(path, size);
   uint64_t header_bytes = 0;
   if (size < static_cast<int64_t>(sizeof(header_bytes)))
-    fail(ErrorCode::kInvalidArgument, "{}: not a safetensors file: {} bytes, shorter than its length field of 8", path_,
-         size);
+    fail(ErrorCode::kInvalidArgument,
+         "{}: not a safetensors file: {} bytes, shorter than its length field of 8"_message, path_, size);
   read_exactly(fd_.get(), 0, std::as_writable_bytes(std::span(&header_bytes, 1)), path_);
   if (header_bytes > kMaxHeaderBytes)
-    fail(ErrorCode::kInvalidArgument, "{}: a header of {} bytes, more than the limit of {}: not a safetensors file?",
-         path_, header_bytes, kMaxHeaderBytes);
+    fail(ErrorCode::kInvalidArgument,
+         "{}: a header of {} bytes, more than the limit of {}: not a safetensors file?"_message, path_, header_bytes,
+         kMaxHeaderBytes);
   data_offset_ = static_cast<int64_t>(sizeof(header_bytes) + header_bytes);
   if (data_offset_ > size)
-    fail(ErrorCode::kInvalidArgument, "{}: a header of {} bytes in a file of {}: is it truncated?", path_, header_bytes,
-         size);
+    fail(ErrorCode::kInvalidArgument, "{}: a header of {} bytes in a file of {}: is it truncated?"_message, path_,
+         header_bytes, size);
   std::string json(header_bytes, '\0');
   read_exactly(fd_.get(), sizeof(header_bytes), std::as_writable_bytes(std::span(json)), path_);
   header_ = parse_header(json, size - data_offset_, path_);

@@ -59,7 +59,7 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
   bool end_object() {
     if (level_ == Level::kTensor && !(seen_.dtype && seen_.shape && seen_.offsets)) {
       field_.clear();
-      fail(ErrorCode::kInvalidArgument, "{}: lacks {}", where(),
+      fail(ErrorCode::kInvalidArgument, "{}: lacks {}"_message, where(),
            !seen_.dtype   ? "dtype"
            : !seen_.shape ? "shape"
                           : "data_offsets");
@@ -72,11 +72,11 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
   bool key(std::string& name) {
     if (level_ == Level::kFile) {
       if (!names_.insert(name).second)
-        fail(ErrorCode::kInvalidArgument, "{}: tensor {} is there twice", path_, shown(name));
+        fail(ErrorCode::kInvalidArgument, "{}: tensor {} is there twice"_message, path_, shown(name));
       key_ = std::move(name);
     } else if (level_ == Level::kMetadata) {
       if (header_.metadata.contains(name))
-        fail(ErrorCode::kInvalidArgument, "{}: {} is there twice", where(), shown(name));
+        fail(ErrorCode::kInvalidArgument, "{}: {} is there twice"_message, where(), shown(name));
       key_ = std::move(name);
     } else {
       field_.clear();
@@ -84,8 +84,8 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
                          : name == "shape"        ? &seen_.shape
                          : name == "data_offsets" ? &seen_.offsets
                                                   : nullptr;
-      if (seen == nullptr) fail(ErrorCode::kInvalidArgument, "{}: unknown field {}", where(), shown(name));
-      if (std::exchange(*seen, true)) fail(ErrorCode::kInvalidArgument, "{}: {} is there twice", where(), name);
+      if (seen == nullptr) fail(ErrorCode::kInvalidArgument, "{}: unknown field {}"_message, where(), shown(name));
+      if (std::exchange(*seen, true)) fail(ErrorCode::kInvalidArgument, "{}: {} is there twice"_message, where(), name);
       field_ = std::move(name);
     }
     return true;
@@ -98,7 +98,8 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
     }
     if (level_ != Level::kTensor || field_ != "dtype" || in_array_) unexpected("a string");
     const auto dtype = dtype_of_file_name(value);
-    if (!dtype) fail(ErrorCode::kInvalidArgument, "{}: {} is not one that Tessera knows", where(), shown(value));
+    if (!dtype)
+      fail(ErrorCode::kInvalidArgument, "{}: {} is not one that Tessera knows"_message, where(), shown(value));
     header_.tensors.back().info.dtype = *dtype;
     return true;
   }
@@ -114,14 +115,14 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
   bool number_unsigned(uint64_t value) {
     if (!in_array_) unexpected(fmt::format("the number {}", value));
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-      fail(ErrorCode::kInvalidArgument, "{}: {} is too large", where(), value);
+      fail(ErrorCode::kInvalidArgument, "{}: {} is too large"_message, where(), value);
     HeaderEntry& entry = header_.tensors.back();
     if (field_ == "shape") {
       if (entry.info.shape.size() == kMaxDims)
-        fail(ErrorCode::kInvalidArgument, "{}: more than {} dims", where(), kMaxDims);
+        fail(ErrorCode::kInvalidArgument, "{}: more than {} dims"_message, where(), kMaxDims);
       entry.info.shape.push_back(static_cast<Index>(value));
     } else {
-      if (offsets_ == 2) fail(ErrorCode::kInvalidArgument, "{}: more than two numbers", where());
+      if (offsets_ == 2) fail(ErrorCode::kInvalidArgument, "{}: more than two numbers"_message, where());
       (offsets_++ == 0 ? entry.begin : entry.end) = static_cast<int64_t>(value);
     }
     return true;
@@ -130,7 +131,7 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
   bool end_array() {
     in_array_ = false;
     if (field_ == "data_offsets" && offsets_ != 2)
-      fail(ErrorCode::kInvalidArgument, "{}: {} numbers instead of two", where(), offsets_);
+      fail(ErrorCode::kInvalidArgument, "{}: {} numbers instead of two"_message, where(), offsets_);
     return true;
   }
 
@@ -157,29 +158,31 @@ void check_extent(const HeaderEntry& entry, std::string_view path) {
   const TensorInfo& info = entry.info;
   const auto where = [&] { return fmt::format("{}: tensor {}", path, shown(info.name)); };
   if (entry.begin > entry.end)
-    fail(ErrorCode::kInvalidArgument, "{}: data_offsets [{}, {}] run backwards", where(), entry.begin, entry.end);
+    fail(ErrorCode::kInvalidArgument, "{}: data_offsets [{}, {}] run backwards"_message, where(), entry.begin,
+         entry.end);
   const int bits = bits_of(info.dtype);
   int64_t elements = 0;
   try {
     elements = element_count(info.shape);
   } catch (const Error& error) {
-    fail(ErrorCode::kInvalidArgument, "{}: {}", where(), error.what());
+    fail(ErrorCode::kInvalidArgument, "{}: {}"_message, where(), error.what());
   }
   const std::string shape = to_string_shape(info.shape);
   if (elements > std::numeric_limits<int64_t>::max() / bits)
-    fail(ErrorCode::kInvalidArgument, "{}: shape {} is too large", where(), shape);
+    fail(ErrorCode::kInvalidArgument, "{}: shape {} is too large"_message, where(), shape);
   if (elements * bits % 8 != 0)
-    fail(ErrorCode::kInvalidArgument, "{}: shape {} of {} ends inside a byte", where(), shape, to_string(info.dtype));
+    fail(ErrorCode::kInvalidArgument, "{}: shape {} of {} ends inside a byte"_message, where(), shape,
+         to_string(info.dtype));
   if (entry.end - entry.begin != elements * bits / 8)
-    fail(ErrorCode::kInvalidArgument, "{}: shape {} of {} takes {} bytes, data_offsets [{}, {}] give {}", where(),
-         shape, to_string(info.dtype), elements * bits / 8, entry.begin, entry.end, entry.end - entry.begin);
+    fail(ErrorCode::kInvalidArgument, "{}: shape {} of {} takes {} bytes, data_offsets [{}, {}] give {}"_message,
+         where(), shape, to_string(info.dtype), elements * bits / 8, entry.begin, entry.end, entry.end - entry.begin);
 }
 
 std::string json_string(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
   } catch (const nlohmann::json::type_error&) {
-    fail(ErrorCode::kInvalidArgument, "the name {} is not UTF-8, as safetensors wants it", shown(text));
+    fail(ErrorCode::kInvalidArgument, "the name {} is not UTF-8, as safetensors wants it"_message, shown(text));
   }
 }
 
@@ -189,22 +192,24 @@ void check_coverage(const std::vector<HeaderEntry>& tensors, int64_t data_bytes,
   for (const HeaderEntry& entry : tensors) {
     const auto where = [&] { return fmt::format("{}: tensor {}", path, shown(entry.info.name)); };
     if (entry.end > data_bytes)
-      fail(ErrorCode::kInvalidArgument, "{}: its bytes end at {}, the file's data at {}: is the file truncated?",
-           where(), entry.end, data_bytes);
+      fail(ErrorCode::kInvalidArgument,
+           "{}: its bytes end at {}, the file's data at {}: is the file truncated?"_message, where(), entry.end,
+           data_bytes);
     if (entry.begin != covered)
-      fail(ErrorCode::kInvalidArgument, "{}: its bytes begin at {}, {} those before it at {}", where(), entry.begin,
-           entry.begin < covered ? "overlapping" : "leaving a gap after", covered);
+      fail(ErrorCode::kInvalidArgument, "{}: its bytes begin at {}, {} those before it at {}"_message, where(),
+           entry.begin, entry.begin < covered ? "overlapping" : "leaving a gap after", covered);
     covered = entry.end;
   }
   if (covered != data_bytes)
-    fail(ErrorCode::kInvalidArgument, "{}: {} bytes after the last tensor belong to none", path, data_bytes - covered);
+    fail(ErrorCode::kInvalidArgument, "{}: {} bytes after the last tensor belong to none"_message, path,
+         data_bytes - covered);
 }
 
 }  // namespace
 
 SafetensorsHeader parse_header(std::string_view json, int64_t data_bytes, std::string_view path) {
   if (!json.starts_with('{'))
-    fail(ErrorCode::kInvalidArgument, "{}: not a safetensors file: its header does not begin with '{{'", path);
+    fail(ErrorCode::kInvalidArgument, "{}: not a safetensors file: its header does not begin with '{{'"_message, path);
   HeaderEvents events(path);
   nlohmann::json::sax_parse(json.begin(), json.end(), &events);
   SafetensorsHeader header = events.take();

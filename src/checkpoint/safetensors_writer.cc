@@ -28,15 +28,15 @@ void check_tensors(const std::vector<TensorView>& tensors, const std::string& pa
   std::vector<std::string_view> names;
   for (const TensorView& tensor : tensors) {
     if (element_count(tensor.shape) * bits_of(tensor.dtype) % 8 != 0)
-      fail(ErrorCode::kInvalidArgument, "{}: tensor {}: shape {} of {} ends inside a byte", path,
+      fail(ErrorCode::kInvalidArgument, "{}: tensor {}: shape {} of {} ends inside a byte"_message, path,
            checkpoint::shown(tensor.name), to_string_shape(tensor.shape), to_string(tensor.dtype));
     names.push_back(tensor.name);
   }
   std::ranges::sort(names);
   if (const auto twice = std::ranges::adjacent_find(names); twice != names.end())
-    fail(ErrorCode::kInvalidArgument, "{}: tensor {} is given twice", path, checkpoint::shown(*twice));
+    fail(ErrorCode::kInvalidArgument, "{}: tensor {} is given twice"_message, path, checkpoint::shown(*twice));
   if (std::ranges::binary_search(names, checkpoint::kMetadataKey))
-    fail(ErrorCode::kInvalidArgument, "{}: a tensor cannot be called {}", path, checkpoint::kMetadataKey);
+    fail(ErrorCode::kInvalidArgument, "{}: a tensor cannot be called {}"_message, path, checkpoint::kMetadataKey);
 }
 
 }  // namespace
@@ -50,8 +50,8 @@ int64_t write_safetensors(const std::filesystem::path& path, std::span<const Ten
   const std::string header = checkpoint::format_header(ordered, metadata);
   const uint64_t header_bytes = header.size();
   if (header_bytes > checkpoint::kMaxHeaderBytes)
-    fail(ErrorCode::kInvalidArgument, "{}: a header of {} bytes, more than the {} that readers take", path.string(),
-         header_bytes, checkpoint::kMaxHeaderBytes);
+    fail(ErrorCode::kInvalidArgument, "{}: a header of {} bytes, more than the {} that readers take"_message,
+         path.string(), header_bytes, checkpoint::kMaxHeaderBytes);
   int64_t bytes = static_cast<int64_t>(sizeof(header_bytes) + header_bytes);
   for (const TensorView& tensor : ordered) bytes += bytes_of(tensor.dtype, element_count(tensor.shape));
 

@@ -104,8 +104,8 @@ void read_exactly(int fd, int64_t offset, std::span<std::byte> dst, std::string_
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_errno(fmt::format("{}: cannot read {} bytes at {}", where, dst.size(), offset));
     if (n == 0)
-      fail(ErrorCode::kInvalidArgument, "{}: the file ends at {}, {} bytes early: it was truncated", where, offset,
-           dst.size());
+      fail(ErrorCode::kInvalidArgument, "{}: the file ends at {}, {} bytes early: it was truncated"_message, where,
+           offset, dst.size());
     dst = dst.subspan(static_cast<size_t>(n));
     offset += n;
   }
@@ -116,8 +116,9 @@ void read_region(const FileTensor& tensor, const Region& region, std::span<std::
   RunReader reader(tensor.fd, dst.data(), where);
   for_each_run(tensor.shape, region, [&](Index first, Index elements) {
     if (bits < 8 && (first * bits % 8 != 0 || elements * bits % 8 != 0))
-      fail(ErrorCode::kInvalidArgument, "{}: elements {} to {} of {} would be cut inside a byte: choose even bounds",
-           where, first, first + elements, to_string(tensor.dtype));
+      fail(ErrorCode::kInvalidArgument,
+           "{}: elements {} to {} of {} would be cut inside a byte: choose even bounds"_message, where, first,
+           first + elements, to_string(tensor.dtype));
     reader.add(tensor.offset + first * bits / 8, elements * bits / 8);
   });
   reader.flush();

@@ -98,7 +98,7 @@ std::string element_to_string(DType dtype, const std::byte* data, int64_t elemen
       return fmt::format("{:.9g}{:+.9g}i (0x{:016x})", load<float>(data, 2 * element),
                          load<float>(data, 2 * element + 1), load<uint64_t>(data, element));
   }
-  fail(ErrorCode::kInternal, "no text for dtype code {}", static_cast<int>(dtype));
+  fail_internal("no text for dtype code {}", static_cast<int>(dtype));
 }
 
 std::optional<Difference> first_difference(DType dtype, const Region& region, std::span<const std::byte> expected,
@@ -120,7 +120,7 @@ std::optional<Difference> first_difference(DType dtype, const Region& region, st
 }
 
 std::string Difference::to_string() const {
-  return fmt::format("[{}] is {}, expected {}; {} element{} differ{}", fmt::join(index, ","), actual, expected,
+  return fmt::format("[{}] is {}, expected {}; {} element{} differ{}"_message, fmt::join(index, ","), actual, expected,
                      elements, elements == 1 ? "" : "s", elements == 1 ? "s" : "");
 }
 

@@ -14,7 +14,8 @@ namespace {
 
 size_t threads_for(size_t n, size_t bytes, Parallel parallel) {
   if (parallel.threads < 0)
-    fail(ErrorCode::kInvalidArgument, "threads is {}: give 1 or more, or 0 for as many as may run", parallel.threads);
+    fail(ErrorCode::kInvalidArgument, "threads is {}: give 1 or more, or 0 for as many as may run"_message,
+         parallel.threads);
   const size_t most = static_cast<size_t>(parallel.threads == 0 ? usable_cpus() : parallel.threads);
   return std::min({most, n, bytes / kBytesPerThread + 1});
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "base/message.h"
 #include "base/mutex.h"
 #include "base/socket.h"
 #include "base/testing.h"
@@ -76,7 +77,7 @@ class CommandChannel : public testing::Test {
       case kHold:
         return board_.change([&] { held_.emplace(command.id, std::move(replier)); });
       case kThrow:
-        fail(ErrorCode::kNotFound, "no batch {}", text_of(command.payload));
+        fail(ErrorCode::kNotFound, "no batch {}"_message, text_of(command.payload));
       case kDrop:
         return;
       case kRefuse:

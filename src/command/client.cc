@@ -59,7 +59,7 @@ struct CommandCall::State {
   void deliver(const Record& reply) REQUIRES(mutex);
   void end(Status reason) REQUIRES(mutex);
   void wake_ready() REQUIRES(mutex);
-  Status closed_by_agent() const { return Status(ErrorCode::kPeerLost, "the agent has closed it"); }
+  Status closed_by_agent() const { return Status(ErrorCode::kPeerLost, "the agent has closed it"_message); }
   [[noreturn]] void fail_ended() const REQUIRES(mutex);
   Call& call_of(uint64_t id) REQUIRES(mutex);
 
@@ -132,7 +132,7 @@ void CommandCall::State::take(RingState state, const Record& reply) {
     case RingState::kEnded:
       return end(closed.ok() ? closed_by_agent() : closed);
     case RingState::kBroken:
-      return end(failed(ErrorCode::kDataLoss, "its memory holds what no agent writes"));
+      return end(failed(ErrorCode::kDataLoss, "its memory holds what no agent writes"_message));
     case RingState::kNotYet:
     case RingState::kInterrupted:
       return;
@@ -142,7 +142,7 @@ void CommandCall::State::take(RingState state, const Record& reply) {
 void CommandCall::State::deliver(const Record& reply) {
   const auto found = calls.find(reply.head.id);
   if (reply.head.incarnation != memory->incarnation() || found == calls.end() || found->second.outcome)
-    return end(failed(ErrorCode::kDataLoss, "a reply to command {}, which is not on its way", reply.head.id));
+    return end(failed(ErrorCode::kDataLoss, "a reply to command {}, which is not on its way"_message, reply.head.id));
   try {
     found->second.outcome = read_outcome(reply);
   } catch (...) {
@@ -167,13 +167,13 @@ void CommandCall::State::wake_ready() {
 
 void CommandCall::State::fail_ended() const {
   const Status& reason = !ended.ok() ? ended : !closed.ok() ? closed : closed_by_agent();
-  fail(reason.code(), "{}: the command queue has ended: {}", agent, reason.message());
+  fail(reason.code(), "{}: the command queue has ended: {}"_message, agent, reason.message());
 }
 
 Call& CommandCall::State::call_of(uint64_t id) {
   const auto found = calls.find(id);
   if (found == calls.end())
-    fail(ErrorCode::kInvalidArgument, "command {} to {}: its outcome was taken before", id, agent);
+    fail(ErrorCode::kInvalidArgument, "command {} to {}: its outcome was taken before"_message, id, agent);
   return found->second;
 }
 
@@ -183,12 +183,12 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
   process.require(agent);
   const MutexLock lock(mutex);
   if (!await(deadline, [this]() REQUIRES(mutex) { return has_room() || !ended.ok(); }))
-    fail(ErrorCode::kDeadlineExceeded, "{}: no room for a command: {} are on their way, {} is the limit", agent,
+    fail(ErrorCode::kDeadlineExceeded, "{}: no room for a command: {} are on their way, {} is the limit"_message, agent,
          on_their_way, memory->replies().capacity());
   if (!ended.ok()) fail_ended();
   const RecordHead head{.incarnation = memory->incarnation(), .id = id.value_or(next_id), .type = type};
   if (!calls.try_emplace(head.id).second)
-    fail(ErrorCode::kAlreadyExists, "command {} to {} is on its way", head.id, agent);
+    fail(ErrorCode::kAlreadyExists, "command {} to {} is on its way"_message, head.id, agent);
 
   ++on_their_way;
   RingState state = commands.try_push(head, payload);
@@ -208,10 +208,10 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
   }
   --on_their_way;
   calls.erase(head.id);
-  if (state == RingState::kBroken) end(failed(ErrorCode::kDataLoss, "its memory holds what no agent writes"));
+  if (state == RingState::kBroken) end(failed(ErrorCode::kDataLoss, "its memory holds what no agent writes"_message));
   wake_ready();
   if (state != RingState::kNotYet) fail_ended();
-  fail(ErrorCode::kDeadlineExceeded, "{}: no room for a command: the agent has not taken the last {}", agent,
+  fail(ErrorCode::kDeadlineExceeded, "{}: no room for a command: the agent has not taken the last {}"_message, agent,
        memory->commands().capacity());
 }
 
@@ -227,11 +227,11 @@ std::vector<std::byte> CommandCall::State::wait(uint64_t id, const Deadline& dea
     return std::move(outcome.result);
   }
   if (std::exchange(call.cancelled, false))
-    fail(ErrorCode::kCancelled, "command {} to {}: no longer waited for; it goes on", id, agent);
+    fail(ErrorCode::kCancelled, "command {} to {}: no longer waited for; it goes on"_message, id, agent);
   if (ended.ok())
-    fail(ErrorCode::kDeadlineExceeded, "command {} to {}: no outcome by the deadline; it goes on", id, agent);
+    fail(ErrorCode::kDeadlineExceeded, "command {} to {}: no outcome by the deadline; it goes on"_message, id, agent);
   calls.erase(id);
-  fail(ended.code(), "command {} to {}: {}outcome unknown: {}", id, agent,
+  fail(ended.code(), "command {} to {}: {}outcome unknown: {}"_message, id, agent,
        ended.code() == ErrorCode::kPeerLost ? "agent lost, " : "", ended.message());
 }
 
@@ -323,7 +323,7 @@ CommandClient::CommandClient(std::shared_ptr<CommandMemory> memory, std::string 
     : state_(std::make_shared<CommandCall::State>(std::move(memory), std::move(agent), first_id, command_spin())) {}
 
 CommandClient::~CommandClient() {
-  close(Status(ErrorCode::kCancelled, "this process has closed it"));
+  close(Status(ErrorCode::kCancelled, "this process has closed it"_message));
 }
 
 CommandCall CommandClient::post(uint16_t type, std::span<const std::byte> payload, const Deadline& deadline) {

@@ -30,11 +30,11 @@ uint16_t write_outcome(const CommandOutcome& outcome, std::vector<std::byte>& pa
 CommandOutcome read_outcome(const Record& reply) {
   const auto payload = reply.payload();
   if (reply.head.type == kResult) return {.status = {}, .result = {payload.begin(), payload.end()}};
-  if (reply.head.type != kFailure) fail(ErrorCode::kInvalidArgument, "a reply of type {}", reply.head.type);
+  if (reply.head.type != kFailure) fail(ErrorCode::kInvalidArgument, "a reply of type {}"_message, reply.head.type);
   ByteReader in(payload, "a reply");
   const auto code = static_cast<ErrorCode>(in.get<uint8_t>());
   if (code == ErrorCode::kOk || code > ErrorCode::kInternal)
-    fail(ErrorCode::kInvalidArgument, "a reply with error code {}", static_cast<int>(code));
+    fail(ErrorCode::kInvalidArgument, "a reply with error code {}"_message, static_cast<int>(code));
   const auto text = payload.subspan(1);
   return {.status = Status(code, std::string(reinterpret_cast<const char*>(text.data()), text.size())), .result = {}};
 }
@@ -55,14 +55,15 @@ bool CommandLog::begin(uint64_t id, const std::shared_ptr<ReplySink>& sink) {
       running->second.push_back(sink);
       return false;
     } else if (running_.size() >= kMostRunning) {
-      outcome.status = failed(ErrorCode::kResourceExhausted, "{} commands are being executed already", kMostRunning);
+      outcome.status =
+          failed(ErrorCode::kResourceExhausted, "{} commands are being executed already"_message, kMostRunning);
     } else if (id > forgotten_) {
       running_[id].push_back(sink);
       return true;
     } else {
-      outcome.status =
-          failed(ErrorCode::kNotFound,
-                 "command {} may have come before, and too many later ones since: its outcome is forgotten", id);
+      outcome.status = failed(
+          ErrorCode::kNotFound,
+          "command {} may have come before, and too many later ones since: its outcome is forgotten"_message, id);
     }
   }
   sink->reply(id, outcome);

@@ -93,27 +93,28 @@ std::shared_ptr<CommandMemory> CommandMemory::open(UniqueFd fd, std::string_view
   // The seal is read before the size: once it is there, the size seen afterwards stays.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    fail(ErrorCode::kInvalidArgument, "command queue of {}: the descriptor is not sealed against shrinking", owner);
+    fail(ErrorCode::kInvalidArgument, "command queue of {}: the descriptor is not sealed against shrinking"_message,
+         owner);
   struct stat file{};
   if (::fstat(fd.get(), &file) != 0) fail_errno(fmt::format("command queue of {}: fstat", owner));
   const auto bytes = static_cast<uint64_t>(file.st_size);
   if (bytes < bytes_of(2) || bytes > bytes_of(2 * uint64_t{kMaxSlots}))
-    fail(ErrorCode::kInvalidArgument, "command queue of {}: {} bytes, where {} to {} are possible", owner, bytes,
-         bytes_of(2), bytes_of(2 * uint64_t{kMaxSlots}));
+    fail(ErrorCode::kInvalidArgument, "command queue of {}: {} bytes, where {} to {} are possible"_message, owner,
+         bytes, bytes_of(2), bytes_of(2 * uint64_t{kMaxSlots}));
 
   const std::shared_ptr<CommandMemory> memory(new CommandMemory({}, map(fd.get(), bytes)));
   FileHeader header;
   std::memcpy(&header, memory->data_.data(), sizeof header);
   if (header.magic != kMagic)
-    fail(ErrorCode::kInvalidArgument, "command queue of {}: magic {:#010x} instead of {:#010x}", owner, header.magic,
-         kMagic);
+    fail(ErrorCode::kInvalidArgument, "command queue of {}: magic {:#010x} instead of {:#010x}"_message, owner,
+         header.magic, kMagic);
   if (header.version != kQueueVersion)
-    fail(ErrorCode::kMismatch, "command queue of {}: version {} of the format, this release speaks only {}", owner,
-         header.version, kQueueVersion);
+    fail(ErrorCode::kMismatch, "command queue of {}: version {} of the format, this release speaks only {}"_message,
+         owner, header.version, kQueueVersion);
   if (header.record_bytes != kRecordBytes || !within_limits(header.command_slots) ||
       !within_limits(header.reply_slots) || bytes != bytes_of(uint64_t{header.command_slots} + header.reply_slots))
-    fail(ErrorCode::kInvalidArgument, "command queue of {}: {} and {} slots of {} bytes do not make {} bytes", owner,
-         header.command_slots, header.reply_slots, header.record_bytes, bytes);
+    fail(ErrorCode::kInvalidArgument, "command queue of {}: {} and {} slots of {} bytes do not make {} bytes"_message,
+         owner, header.command_slots, header.reply_slots, header.record_bytes, bytes);
   memory->find_rings(header.incarnation, {.commands = header.command_slots, .replies = header.reply_slots});
   return memory;
 }

@@ -36,8 +36,8 @@ inline size_t probe_command_memory(std::span<const std::byte> bytes) {
   RingState state = RingState::kReady;
   for (const CommandRing* ring : {&memory->commands(), &memory->replies()}) {
     for (const PendingRecord& pending : ring->pending())
-      if (pending.age < Duration::zero()) fail(ErrorCode::kInternal, "a record of the future");
-    if (ring->size() > ring->capacity()) fail(ErrorCode::kInternal, "{} records in a ring", ring->size());
+      if (pending.age < Duration::zero()) fail_internal("a record of the future");
+    if (ring->size() > ring->capacity()) fail_internal("{} records in a ring", ring->size());
     CommandConsumer consumer(*ring, Duration::zero());
     for (state = consumer.try_pop(record); state == RingState::kReady; state = consumer.try_pop(record)) {
       ++popped;
@@ -46,10 +46,10 @@ inline size_t probe_command_memory(std::span<const std::byte> bytes) {
       else if (log.begin(record.head.id, sink))
         log.finish(record.head.id, {.status = {}, .result = {record.payload().begin(), record.payload().end()}});
     }
-    if (state == RingState::kBroken) fail(ErrorCode::kDataLoss, "a ring is broken");
+    if (state == RingState::kBroken) fail(ErrorCode::kDataLoss, "a ring is broken"_message);
     CommandProducer producer(*ring, Duration::zero());  // fills the ring, once more than it was emptied
     for (size_t pushed = 0; producer.try_push({.id = 1}, {}) == RingState::kReady;)
-      if (++pushed > 2 * ring->capacity()) fail(ErrorCode::kInternal, "a ring without end");
+      if (++pushed > 2 * ring->capacity()) fail_internal("a ring without end");
     consumer.close();
   }
   return popped;

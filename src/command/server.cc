@@ -17,7 +17,7 @@ Replier::~Replier() {
 
 void Replier::succeed(std::span<const std::byte> result) {
   if (result.size() > kMaxRecordPayload)
-    return fail(failed(ErrorCode::kInternal, "a result of {} bytes, where {} fit", result.size(), kMaxRecordPayload));
+    return fail(failed_internal("a result of {} bytes, where {} fit", result.size(), kMaxRecordPayload));
   answer({.status = {}, .result = {result.begin(), result.end()}});
 }
 
@@ -71,7 +71,8 @@ void CommandServer::State::run() {
   Record record;
   while (true) {
     const RingState state = commands.pop(record, Deadline::at(TimePoint::max()));
-    if (state == RingState::kBroken) end(failed(ErrorCode::kDataLoss, "its memory holds what no client writes"));
+    if (state == RingState::kBroken)
+      end(failed(ErrorCode::kDataLoss, "its memory holds what no client writes"_message));
     if (state != RingState::kReady || ending.load(std::memory_order_acquire)) break;
     take(record);
   }
@@ -91,9 +92,10 @@ void CommandServer::State::run() {
 void CommandServer::State::take(const Record& record) {
   Metrics::process().commands.add();
   if (record.head.incarnation != log->incarnation())
-    return end(failed(ErrorCode::kDataLoss, "command {} is of another incarnation", record.head.id));
+    return end(failed(ErrorCode::kDataLoss, "command {} is of another incarnation"_message, record.head.id));
   if (!admit())
-    return end(failed(ErrorCode::kDataLoss, "more than {} commands are on their way", memory->replies().capacity()));
+    return end(
+        failed(ErrorCode::kDataLoss, "more than {} commands are on their way"_message, memory->replies().capacity()));
   if (log->begin(record.head.id, shared_from_this()))
     execute({.id = record.head.id, .type = record.head.type, .payload = record.payload()});
 }
@@ -121,14 +123,14 @@ void CommandServer::State::reply(uint64_t id, const CommandOutcome& outcome) {
     state = replies.try_push({.incarnation = log->incarnation(), .id = id, .type = type}, payload);
   }
   if (state == RingState::kBroken || state == RingState::kNotYet)
-    end(failed(ErrorCode::kDataLoss, "it leaves no room for replies"));
+    end(failed(ErrorCode::kDataLoss, "it leaves no room for replies"_message));
 }
 
 void CommandServer::State::end(const Status& reason) {
   {
     const MutexLock lock(mutex);
     if (!std::exchange(ended, true) && !reason.ok())
-      why = failed(reason.code(), "the command queue of {} has ended: {}", client, reason.message());
+      why = failed(reason.code(), "the command queue of {} has ended: {}"_message, client, reason.message());
   }
   ending.store(true, std::memory_order_release);
   commands.close();
@@ -140,7 +142,7 @@ CommandServer::CommandServer(std::shared_ptr<CommandMemory> memory, std::shared_
     : state_(std::make_shared<State>(std::move(memory), std::move(log), std::move(client), std::move(handler),
                                      std::move(on_end))) {
   if (state_->memory->incarnation() != state_->log->incarnation())
-    fail(ErrorCode::kInvalidArgument, "command queue of {}: it is of incarnation {:016x}, the log of {:016x}",
+    fail(ErrorCode::kInvalidArgument, "command queue of {}: it is of incarnation {:016x}, the log of {:016x}"_message,
          state_->client, state_->memory->incarnation(), state_->log->incarnation());
   thread_ = start_thread("tessera-cmd", [state = state_] { state->run(); });
 }
@@ -152,7 +154,7 @@ CommandServer::~CommandServer() {
   }
   // Once is enough, unless the client keeps setting the word on which the thread sleeps.
   while (state_->finished.load(std::memory_order_acquire) == 0) {
-    close(Status(ErrorCode::kCancelled, "the agent has closed it"));
+    close(Status(ErrorCode::kCancelled, "the agent has closed it"_message));
     futex_wait(state_->finished, 0, Deadline::after(std::chrono::milliseconds(100)));
   }
   thread_.join();

@@ -11,7 +11,7 @@ namespace {
 template <typename... Args>
 [[noreturn]] void fail_bind(const Layout& layout, size_t axis, std::span<const Index> shape,
                             fmt::format_string<Args...> format, Args&&... args) {
-  fail(ErrorCode::kInvalidArgument, "layout {}, placement {} on shape {}: {}", quoted(layout.to_string()),
+  fail(ErrorCode::kInvalidArgument, "layout {}, placement {} on shape {}: {}"_message, quoted(layout.to_string()),
        quoted(to_string(layout.placements()[axis])), to_string_shape(shape),
        fmt::format(format, std::forward<Args>(args)...));
 }
@@ -94,8 +94,8 @@ class Binder {
 Layout::Layout(Mesh mesh, std::vector<Placement> placements)
     : mesh_(std::move(mesh)), placements_(std::move(placements)) {
   if (placements_.size() != static_cast<size_t>(mesh_.ndim())) {
-    fail(ErrorCode::kInvalidArgument, "{} placement{} for a mesh of {} axes: it takes one an axis", placements_.size(),
-         placements_.size() == 1 ? "" : "s", mesh_.ndim());
+    fail(ErrorCode::kInvalidArgument, "{} placement{} for a mesh of {} axes: it takes one an axis"_message,
+         placements_.size(), placements_.size() == 1 ? "" : "s", mesh_.ndim());
   }
 }
 
@@ -147,7 +147,8 @@ Layout Layout::shifted(Rank offset) const {
   std::vector<Rank> ranks(mesh_.ranks().begin(), mesh_.ranks().end());
   for (Rank& rank : ranks) {
     if (__builtin_add_overflow(rank, offset, &rank) || rank < 0) {
-      fail(ErrorCode::kInvalidArgument, "layout {}: its ranks cannot be shifted by {}", quoted(to_string()), offset);
+      fail(ErrorCode::kInvalidArgument, "layout {}: its ranks cannot be shifted by {}"_message, quoted(to_string()),
+           offset);
     }
   }
   return with_ranks(std::move(ranks));

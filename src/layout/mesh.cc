@@ -17,30 +17,30 @@ bool is_axis_name(std::string_view text) {
 // The product of the sizes, after every check of the axes on their own.
 int checked_size(std::span<const Axis> axes) {
   if (axes.empty() || axes.size() > kMaxAxes) {
-    fail(ErrorCode::kInvalidArgument, "a mesh of {} axes: it must have 1 to {}", axes.size(), kMaxAxes);
+    fail(ErrorCode::kInvalidArgument, "a mesh of {} axes: it must have 1 to {}"_message, axes.size(), kMaxAxes);
   }
   Index product = 1;
   for (size_t i = 0; i < axes.size(); ++i) {
     const Axis& axis = axes[i];
     if (axis.size < 1)
-      fail(ErrorCode::kInvalidArgument, "mesh axis {} has size {}: it must be at least 1", i, axis.size);
+      fail(ErrorCode::kInvalidArgument, "mesh axis {} has size {}: it must be at least 1"_message, i, axis.size);
     if (!is_axis_name(axis.name)) {
-      fail(ErrorCode::kInvalidArgument, "mesh axis {} is named {}: a name is letters, digits, '_', '-' and '.'", i,
-           quoted(axis.name));
+      fail(ErrorCode::kInvalidArgument, "mesh axis {} is named {}: a name is letters, digits, '_', '-' and '.'"_message,
+           i, quoted(axis.name));
     }
     const auto same = [&](const Axis& other) { return !axis.name.empty() && other.name == axis.name; };
     if (std::any_of(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(i), same)) {
-      fail(ErrorCode::kInvalidArgument, "two mesh axes are named \"{}\"", axis.name);
+      fail(ErrorCode::kInvalidArgument, "two mesh axes are named \"{}\""_message, axis.name);
     }
     product *= axis.size;
-    if (product > kMaxRanks) fail(ErrorCode::kInvalidArgument, "a mesh of more than {} ranks", kMaxRanks);
+    if (product > kMaxRanks) fail(ErrorCode::kInvalidArgument, "a mesh of more than {} ranks"_message, kMaxRanks);
   }
   return static_cast<int>(product);
 }
 
 std::vector<Rank> consecutive(int count, Rank first) {
   if (first < 0 || first > std::numeric_limits<Rank>::max() - (count - 1)) {
-    fail(ErrorCode::kInvalidArgument, "{} ranks from {}: ranks are 0 to {}", count, first,
+    fail(ErrorCode::kInvalidArgument, "{} ranks from {}: ranks are 0 to {}"_message, count, first,
          std::numeric_limits<Rank>::max());
   }
   std::vector<Rank> ranks(static_cast<size_t>(count));
@@ -57,12 +57,12 @@ Mesh::Mesh(std::vector<Axis> axes, Rank first)
 Mesh::Mesh(std::vector<Axis> axes, std::vector<Rank> ranks) : axes_(std::move(axes)) {
   const int expected = checked_size(axes_);
   if (ranks.size() != static_cast<size_t>(expected)) {
-    fail(ErrorCode::kInvalidArgument, "{} rank{} for a mesh of {}", ranks.size(), ranks.size() == 1 ? "" : "s",
+    fail(ErrorCode::kInvalidArgument, "{} rank{} for a mesh of {}"_message, ranks.size(), ranks.size() == 1 ? "" : "s",
          expected);
   }
   bool are_consecutive = true;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] < 0) fail(ErrorCode::kInvalidArgument, "rank {} in a mesh: ranks are not negative", ranks[i]);
+    if (ranks[i] < 0) fail(ErrorCode::kInvalidArgument, "rank {} in a mesh: ranks are not negative"_message, ranks[i]);
     are_consecutive &= ranks[i] - ranks[0] == static_cast<Rank>(i);
   }
   std::vector<std::pair<Rank, int>> positions;
@@ -72,7 +72,8 @@ Mesh::Mesh(std::vector<Axis> axes, std::vector<Rank> ranks) : axes_(std::move(ax
     std::sort(positions.begin(), positions.end());
     const auto twice = std::adjacent_find(positions.begin(), positions.end(),
                                           [](const auto& a, const auto& b) { return a.first == b.first; });
-    if (twice != positions.end()) fail(ErrorCode::kInvalidArgument, "rank {} is twice in the mesh", twice->first);
+    if (twice != positions.end())
+      fail(ErrorCode::kInvalidArgument, "rank {} is twice in the mesh"_message, twice->first);
   }
   ranks_ = std::make_shared<Ranks>(Ranks{.list = std::move(ranks), .positions = std::move(positions)});
 }

@@ -8,15 +8,16 @@ namespace tessera {
 
 Index element_count(std::span<const Index> shape) {
   if (shape.size() > kMaxDims) {
-    fail(ErrorCode::kInvalidArgument, "a shape of {} dims: at most {} are supported", shape.size(), kMaxDims);
+    fail(ErrorCode::kInvalidArgument, "a shape of {} dims: at most {} are supported"_message, shape.size(), kMaxDims);
   }
   Index product = 1;
   bool holds_zero = false;
   for (const Index size : shape) {
-    if (size < 0) fail(ErrorCode::kInvalidArgument, "shape {}: the size {} is negative", to_string_shape(shape), size);
+    if (size < 0)
+      fail(ErrorCode::kInvalidArgument, "shape {}: the size {} is negative"_message, to_string_shape(shape), size);
     holds_zero |= size == 0;
     if (size > 1 && product > kMaxElements / size) {
-      fail(ErrorCode::kInvalidArgument, "shape {}: more than 2^62 elements", to_string_shape(shape));
+      fail(ErrorCode::kInvalidArgument, "shape {}: more than 2^62 elements"_message, to_string_shape(shape));
     }
     product *= std::max<Index>(size, 1);
   }

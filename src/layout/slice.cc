@@ -20,7 +20,7 @@ std::vector<Index> bounds_of(const DimPartition& partition, std::string_view wha
   std::vector<Index> bounds{0};
   for (const IntervalSet& part : partition.parts) {
     const bool follows = part.empty() || (part.intervals().size() == 1 && part.intervals()[0].begin == bounds.back());
-    if (!follows) fail(ErrorCode::kUnimplemented, "{}, not contiguously: such a slice has no layout", what);
+    if (!follows) fail(ErrorCode::kUnimplemented, "{}, not contiguously: such a slice has no layout"_message, what);
     bounds.push_back(part.empty() ? bounds.back() : part.intervals()[0].end);
   }
   return bounds;
@@ -52,7 +52,7 @@ std::string to_string(std::span<const Slice> slices) {
 
 Shape sliced_shape(std::span<const Index> shape, std::span<const Slice> slices) {
   if (slices.size() != shape.size())
-    fail(ErrorCode::kInvalidArgument, "slice [{}] has {} dims, the tensor ({}) has {}", to_string(slices),
+    fail(ErrorCode::kInvalidArgument, "slice [{}] has {} dims, the tensor ({}) has {}"_message, to_string(slices),
          slices.size(), to_string_shape(shape), shape.size());
   Shape sliced;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
@@ -61,7 +61,7 @@ Shape sliced_shape(std::span<const Index> shape, std::span<const Slice> slices) 
                          slice.step <= kMaxElements;
     const bool one = slice.begin < shape[dim] && slice.end == slice.begin + 1 && slice.step == 1;
     if (!upwards || (slice.dropped && !one))
-      fail(ErrorCode::kInvalidArgument, "slice [{}]: {} is not within dim {}, of {}", to_string(slices),
+      fail(ErrorCode::kInvalidArgument, "slice [{}]: {} is not within dim {}, of {}"_message, to_string(slices),
            to_string(slice), dim, shape[dim]);
     if (!slice.dropped) sliced.push_back(slice.size());
   }
@@ -93,10 +93,11 @@ Layout sliced_layout(const Layout& given, std::span<const Index> shape, std::spa
       placements[static_cast<size_t>(axis)] = with_dim(placements[static_cast<size_t>(axis)], kept);
     if (slice.size() != shape[dim] && !partition.axes.empty()) {
       const std::string what =
-          fmt::format("slice [{}] cuts dim {}, which {} shards", to_string(slices), dim, layout.to_string());
-      if (slice.step != 1) fail(ErrorCode::kUnimplemented, "{}: of a sharded dim, take contiguous slices", what);
+          fmt::format("slice [{}] cuts dim {}, which {} shards"_message, to_string(slices), dim, layout.to_string());
+      if (slice.step != 1)
+        fail(ErrorCode::kUnimplemented, "{}: of a sharded dim, take contiguous slices"_message, what);
       if (partition.axes.size() > 1)
-        fail(ErrorCode::kUnimplemented, "{} by several axes: such a slice has no layout", what);
+        fail(ErrorCode::kUnimplemented, "{} by several axes: such a slice has no layout"_message, what);
       std::vector<Index> bounds = bounds_of(partition, what);
       for (Index& bound : bounds) bound = std::clamp(bound, slice.begin, slice.end) - slice.begin;
       placements[static_cast<size_t>(partition.axes[0])] = RaggedShard{kept, std::move(bounds)};

@@ -76,12 +76,12 @@ std::string_view TextReader::name() {
 void TextReader::fail_expected(std::string_view expected) const {
   const size_t end = std::min(text_.find_first_of("@:,;[]", position_ + 1), text_.size());
   const std::string got = at_end() ? "the end" : quoted(text_.substr(position_, end - position_));
-  fail(ErrorCode::kInvalidArgument, "{} {} at {}: expected {}, got {}", what_, quoted(text_), position_ + 1, expected,
-       got);
+  fail(ErrorCode::kInvalidArgument, "{} {} at {}: expected {}, got {}"_message, what_, quoted(text_), position_ + 1,
+       expected, got);
 }
 
 void TextReader::fail_whole(std::string_view message) const {
-  fail(ErrorCode::kInvalidArgument, "{} {}: {}", what_, quoted(text_), message);
+  fail(ErrorCode::kInvalidArgument, "{} {}: {}"_message, what_, quoted(text_), message);
 }
 
 }  // namespace tessera

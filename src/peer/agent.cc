@@ -57,7 +57,7 @@ void Agent::run_and_wait(const std::function<void()>& task) {
     outcome.done = true;
     outcome.done_changed.notify_all();
   });
-  if (!posted) fail(ErrorCode::kCancelled, "the bus of {} is closed", identity_.name());
+  if (!posted) fail(ErrorCode::kCancelled, "the bus of {} is closed"_message, identity_.name());
   const MutexLock lock(outcome.mutex);
   outcome.done_changed.wait(outcome.mutex,
                             [&]() REQUIRES(outcome.mutex) { return outcome.done; });  // loop tasks do not block
@@ -67,7 +67,7 @@ void Agent::run_and_wait(const std::function<void()>& task) {
 void Agent::claim_batch(const std::string& pair, const std::string& batch) {
   const MutexLock lock(mutex_);
   if (!batches_.emplace(pair, batch).second)
-    fail(ErrorCode::kAlreadyExists, "{} has registered batch {} of pair {} already: close that one first",
+    fail(ErrorCode::kAlreadyExists, "{} has registered batch {} of pair {} already: close that one first"_message,
          identity_.name(), batch, pair);
 }
 

@@ -7,6 +7,7 @@
 #include <stop_token>
 
 #include "base/clock.h"
+#include "base/message.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -36,10 +37,10 @@ auto ask(const CallLimits& limits, Request&& request) {
       const bool waits = error.code() == ErrorCode::kDeadlineExceeded || error.code() == ErrorCode::kUnavailable;
       if (limits.background || !waits) throw;
       if (limits.deadline.passed())
-        throw Error(error.code(), fmt::format("{}; it was asked for {:.1f} s", error.what(),
+        throw Error(error.code(), fmt::format("{}; it was asked for {:.1f} s"_message, error.what(),
                                               to_seconds(Clock::steady().now() - start)));
       if (limits.stop.stop_requested())
-        throw Error(ErrorCode::kCancelled, fmt::format("{}: interrupted", error.what()));
+        throw Error(ErrorCode::kCancelled, fmt::format("{}: interrupted"_message, error.what()));
     }
   }
 }

@@ -25,7 +25,7 @@ DialTurns::Turn::Turn(DialTurns& turns, const Callee& callee, Deadline deadline)
   const MutexLock lock(turns_.mutex_);
   const auto free = [&]() REQUIRES(turns_.mutex_) { return !turns_.taken_.contains(key_); };
   if (!turns_.changed_.wait_until(turns_.mutex_, deadline, free))
-    fail(ErrorCode::kDeadlineExceeded, "connect to {}: no answer before the deadline", callee.address);
+    fail(ErrorCode::kDeadlineExceeded, "connect to {}: no answer before the deadline"_message, callee.address);
   turns_.taken_.insert(key_);
 }
 
@@ -75,14 +75,14 @@ void ConnectionPool::accept(UniqueFd socket) {
   const pid_t pid = require_same_user(socket.get());
   const auto waits = [](const auto& entry) { return entry.second.timer != 0; };
   const auto waiting = static_cast<size_t>(std::ranges::count_if(peers_, waits));
-  if (waiting >= kMaxWaiting) fail(ErrorCode::kResourceExhausted, "{} wait already", waiting);
+  if (waiting >= kMaxWaiting) fail(ErrorCode::kResourceExhausted, "{} wait already"_message, waiting);
   const uint64_t id = add(std::move(socket), PeerConnection::Side::kAccepted, fmt::format("a caller (pid {})", pid));
   Peer& peer = peers_.at(id);
   peer.pid = pid;
   peer.timer = loop_.add_timer_after(kHandshakeTimeout, [this, id] {
     Peer& late = peers_.at(id);
     late.timer = 0;
-    refuse(late, failed(ErrorCode::kDeadlineExceeded, "{}: no Hello within {} s", identity_.name(),
+    refuse(late, failed(ErrorCode::kDeadlineExceeded, "{}: no Hello within {} s"_message, identity_.name(),
                         to_seconds(kHandshakeTimeout)));
   });
 }
@@ -127,8 +127,9 @@ void ConnectionPool::handle_frame(uint64_t id, Frame& frame) {
     (void)parse<Inspect>(frame.payload);
     return connection.send(events_.report());  // the asker closes
   }
-  if (greets) fail(ErrorCode::kMismatch, "message {} where Hello and then Attach were due", frame.type);
-  if (peer.dialed || frame.type != kCode<Goodbye>) fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+  if (greets) fail(ErrorCode::kMismatch, "message {} where Hello and then Attach were due"_message, frame.type);
+  if (peer.dialed || frame.type != kCode<Goodbye>)
+    fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
   (void)parse<Goodbye>(frame.payload);
   if (connection.idle()) connection.close();  // else an Attach of this side is on its way, and Goodbye comes again
 }
@@ -136,14 +137,15 @@ void ConnectionPool::handle_frame(uint64_t id, Frame& frame) {
 void ConnectionPool::handle_hello(Peer& peer, const Hello& hello) {
   PeerConnection& connection = *peer.connection;
   if (!hello.speaks_ours())
-    return refuse(peer, failed(ErrorCode::kMismatch,
-                               "no common protocol: {} (release {}) speaks {} to {}, {} (release {}) speaks {} to {}",
-                               connection.name(), hello.release, hello.protocol_min, hello.protocol_max,
-                               identity_.name(), kVersion, kProtocolMin, kProtocolMax));
+    return refuse(peer,
+                  failed(ErrorCode::kMismatch,
+                         "no common protocol: {} (release {}) speaks {} to {}, {} (release {}) speaks {} to {}"_message,
+                         connection.name(), hello.release, hello.protocol_min, hello.protocol_max, identity_.name(),
+                         kVersion, kProtocolMin, kProtocolMax));
   const std::string caller = rank_name(hello.job, hello.rank);
   if (hello.name_space != identity_.name_space)
-    return refuse(peer, failed(ErrorCode::kMismatch, "{} is of namespace {}, {} of {}", caller, hello.name_space,
-                               identity_.name(), identity_.name_space));
+    return refuse(peer, failed(ErrorCode::kMismatch, "{} is of namespace {}, {} of {}"_message, caller,
+                               hello.name_space, identity_.name(), identity_.name_space));
   peer.hello = hello;
   const Incarnation self = Incarnation::self();
   peer.proven = hello.incarnation.same_host(self) && hello.incarnation.pid_namespace == self.pid_namespace &&
@@ -159,15 +161,15 @@ void ConnectionPool::handle_hello(Peer& peer, const Hello& hello) {
 }
 
 void ConnectionPool::handle_welcome(Peer& peer, const Frame& frame) {
-  if (frame.type != kCode<Welcome>) fail(ErrorCode::kMismatch, "answered Hello with message {}", frame.type);
+  if (frame.type != kCode<Welcome>) fail(ErrorCode::kMismatch, "answered Hello with message {}"_message, frame.type);
   const Welcome welcome = parse<Welcome>(frame.payload);
   if (welcome.protocol < kProtocolMin || welcome.protocol > kProtocolMax)
-    fail(ErrorCode::kMismatch, "answers (release {}) with protocol {}, and {} (release {}) speaks {} to {}",
+    fail(ErrorCode::kMismatch, "answers (release {}) with protocol {}, and {} (release {}) speaks {} to {}"_message,
          welcome.release, welcome.protocol, identity_.name(), kVersion, kProtocolMin, kProtocolMax);
   const std::string name = rank_name(welcome.job, welcome.rank);
-  if (name != peer.callee) fail(ErrorCode::kMismatch, "is {} now", name);
+  if (name != peer.callee) fail(ErrorCode::kMismatch, "is {} now"_message, name);
   if (welcome.incarnation != peer.hello.incarnation)
-    fail(ErrorCode::kMismatch, "is {} now", welcome.incarnation.to_string());
+    fail(ErrorCode::kMismatch, "is {} now"_message, welcome.incarnation.to_string());
   peer.hello = {.protocol_min = welcome.protocol,
                 .protocol_max = welcome.protocol,
                 .release = welcome.release,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/message.h"
 #include "base/process.h"
 #include "peer/message.h"
 #include "tessera/error.h"
@@ -81,7 +82,7 @@ struct Reject {
   static void fields(auto& f, auto& self) {
     error_code_field(f, self.code);
     f.cut("text", self.text, 2 << 10);
-    f.require(self.code != ErrorCode::kOk, "Reject: without an error");
+    f.require(self.code != ErrorCode::kOk, "Reject: without an error"_message);
   }
 };
 
@@ -118,7 +119,7 @@ struct Broken {
   Status status;
   static void fields(auto& f, auto& self) {
     heard_status_field(f, self.status);
-    f.require(!self.status.ok(), "Broken: without an error");
+    f.require(!self.status.ok(), "Broken: without an error"_message);
   }
 };
 

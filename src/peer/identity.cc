@@ -20,7 +20,7 @@ void check_name(std::string_view what, std::string_view name) {
   const bool good = std::ranges::all_of(
       name, [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; });
   if (name.empty() || name.size() > 64 || !good)
-    fail(ErrorCode::kInvalidArgument, "{} \"{}\": 1 to 64 letters, digits, '.', '_' or '-' are wanted", what,
+    fail(ErrorCode::kInvalidArgument, "{} \"{}\": 1 to 64 letters, digits, '.', '_' or '-' are wanted"_message, what,
          name.substr(0, 80));
 }
 
@@ -40,7 +40,7 @@ JobRank parse_pair_key(std::string_view prefix, std::string_view key) {
       return parsed;
     }
   }
-  fail(ErrorCode::kInvalidArgument, "store key {}: not JOB/RANK below {}", key, prefix);
+  fail(ErrorCode::kInvalidArgument, "store key {}: not JOB/RANK below {}"_message, key, prefix);
 }
 
 std::string rank_list(std::string_view job, const std::vector<Rank>& ranks) {

@@ -21,7 +21,7 @@ Report Inspection::answer(Deadline deadline) {
     const Reject reject = parse<Reject>(frame.payload);
     throw Error(reject.code, reject.text);
   }
-  if (frame.type != kCode<Report>) fail(ErrorCode::kMismatch, "answered Inspect with message {}", frame.type);
+  if (frame.type != kCode<Report>) fail(ErrorCode::kMismatch, "answered Inspect with message {}"_message, frame.type);
   return parse<Report>(frame.payload);
 }
 

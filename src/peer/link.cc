@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/message.h"
 #include "base/metrics.h"
 #include "peer/peer_connection.h"
 
@@ -62,12 +63,12 @@ void Link::handle(Frame& frame) {
   if (frame.type == kCode<Reject>) {
     const Reject reject = parse<Reject>(frame.payload);
     told_ = true;
-    return end(failed(reject.code, "{} refuses the connection: {}", name_, reject.text));
+    return end(failed(reject.code, "{} refuses the connection: {}"_message, name_, reject.text));
   }
   if (frame.type == kCode<Closed>) {
     (void)parse<Closed>(frame.payload);
     told_ = true;
-    return end(failed(ErrorCode::kPeerLost, "{} has closed its connection", name_));
+    return end(failed(ErrorCode::kPeerLost, "{} has closed its connection"_message, name_));
   }
   const auto handlers = handlers_;
   if (!handlers) return;

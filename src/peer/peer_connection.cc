@@ -176,7 +176,7 @@ void PeerConnection::watch_process(const Incarnation& incarnation) {
   pidfd_ = open_pidfd(incarnation);
   if (!pidfd_) {
     if (liveness_of(incarnation) == Liveness::kDead)
-      end(failed(ErrorCode::kPeerLost, "{} ({}) has died", name_, incarnation.to_string()));
+      end(failed(ErrorCode::kPeerLost, "{} ({}) has died"_message, name_, incarnation.to_string()));
     return;  // another pid namespace: the socket's end must do
   }
   const std::weak_ptr<PeerConnection> weak = weak_from_this();
@@ -204,14 +204,14 @@ void PeerConnection::poll() {
 }
 
 void PeerConnection::handle_end() {
-  if (open()) end(failed(ErrorCode::kPeerLost, "{} has closed its connection", name_));
+  if (open()) end(failed(ErrorCode::kPeerLost, "{} has closed its connection"_message, name_));
 }
 
 void PeerConnection::handle_death() {
   const std::shared_ptr<PeerConnection> self = shared_from_this();
   loop_.remove_fd(pidfd_.get());
   read_all();  // what it said before it died still counts
-  end(failed(ErrorCode::kPeerLost, "{} has died", name_));
+  end(failed(ErrorCode::kPeerLost, "{} has died"_message, name_));
 }
 
 // One read ends after a message with descriptors, and where others are to have their turn.
@@ -252,16 +252,16 @@ bool PeerConnection::read_some() {
 
 void PeerConnection::dispatch(Frame& frame) {
   if (agreed_ != 0 && frame.version != agreed_)
-    fail(ErrorCode::kMismatch, "a frame of protocol {} where {} was agreed on", frame.version, agreed_);
+    fail(ErrorCode::kMismatch, "a frame of protocol {} where {} was agreed on"_message, frame.version, agreed_);
   if (frame.type == kCode<Attach> && role_ != Role::kSole && frame.stream != 0) return handle_attach(frame);
   if (const auto it = links_.find(frame.stream); it != links_.end()) return it->second->receive(frame);
   if (frame.stream != 0) {
     if (was_opened(frame.stream)) return;  // it was sent before the peer knew that the link is closed
-    fail(ErrorCode::kMismatch, "message {} on stream {}, which nobody has opened", frame.type, frame.stream);
+    fail(ErrorCode::kMismatch, "message {} on stream {}, which nobody has opened"_message, frame.type, frame.stream);
   }
   if (frame.type == kCode<Reject>) {
     const Reject reject = parse<Reject>(frame.payload);
-    return end(failed(reject.code, "{} refuses the connection: {}", name_, reject.text));
+    return end(failed(reject.code, "{} refuses the connection: {}"_message, name_, reject.text));
   }
   const auto events = events_;
   if (events) events->on_frame(frame);
@@ -270,7 +270,7 @@ void PeerConnection::dispatch(Frame& frame) {
 void PeerConnection::handle_attach(Frame& frame) {
   const uint64_t next = 2 * (uint64_t{peer_streams_} + 1) - (dials() ? 0 : 1);
   if (!agreed() || frame.stream != next || peer_streams_ == kMaxStreams)
-    fail(ErrorCode::kMismatch, "Attach on stream {} out of turn", frame.stream);
+    fail(ErrorCode::kMismatch, "Attach on stream {} out of turn"_message, frame.stream);
   ++peer_streams_;
   const std::shared_ptr<Link> link(new Link(shared_from_this(), name_, kEarlyLimits));
   link->stream_ = frame.stream;

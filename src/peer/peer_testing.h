@@ -17,6 +17,7 @@
 
 #include "base/fields.h"
 #include "base/framing.h"
+#include "base/message.h"
 #include "base/metrics.h"
 #include "base/mutex.h"
 #include "base/socket.h"
@@ -81,7 +82,7 @@ class LinkProbe {
     link_ = std::move(link);
     link_->set_handlers(
         [this](Frame& frame) {
-          if (frame.type != kCode<Broken>) fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+          if (frame.type != kCode<Broken>) fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
           const MutexLock locked(mutex_);
           frames_.push_back(frame.type);
           changed_.notify_all();

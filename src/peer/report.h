@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/message.h"
 #include "base/process.h"
 #include "peer/handshake.h"
 #include "peer/message.h"
@@ -101,7 +102,7 @@ struct CommandQueueReport {
   static void fields(auto& f, auto& self) {
     f("queued", self.queued);
     f("capacity", self.capacity);
-    f.require(self.queued <= self.capacity, "Report: {} commands in a queue of {}", self.queued, self.capacity);
+    f.require(self.queued <= self.capacity, "Report: {} commands in a queue of {}"_message, self.queued, self.capacity);
   }
 };
 
@@ -121,8 +122,8 @@ struct Report {
   static void fields(auto& f, auto& self) {
     uint16_t version = kReportVersion;
     f("report", version);
-    f.require(ErrorCode::kMismatch, version == kReportVersion, "Report: version {}, this release reads {}", version,
-              kReportVersion);
+    f.require(ErrorCode::kMismatch, version == kReportVersion, "Report: version {}, this release reads {}"_message,
+              version, kReportVersion);
     f("release", self.release, kMaxReportName);
     f("name_space", self.name_space, kMaxNameSpaceBytes);
     f("job", self.job, kMaxReportName);

@@ -42,7 +42,7 @@ void SessionTable::take(Caller caller) {
   const auto it = sessions_.find(caller.attach.session);
   if (it != sessions_.end()) return hand_over(std::move(caller), *it->second);
   if (waiting_.size() < kMaxWaiting) return keep(std::move(caller));
-  const Status why = failed(ErrorCode::kResourceExhausted, "{} wait already", waiting_.size());
+  const Status why = failed(ErrorCode::kResourceExhausted, "{} wait already"_message, waiting_.size());
   log_refusal(caller.link->name(), why);
   caller.link->reject(why);
 }
@@ -53,7 +53,7 @@ void SessionTable::keep(Caller caller) {
   link.set_handlers(
       [this, id](Frame& frame) {
         if (frame.type != kCode<Detach> && frame.type != kCode<Broken>)
-          fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+          fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
         drop(id);  // it gave up before this rank was ready
       },
       [this, id](const Status&) { drop(id); });
@@ -61,8 +61,9 @@ void SessionTable::keep(Caller caller) {
   early.timer = loop_.add_timer_after(kEarlyTimeout, [this, id] {
     const Caller late = std::move(waiting_.at(id).caller);
     drop(id);
-    const Status why = failed(ErrorCode::kDeadlineExceeded, "{} has read no such registrations of batch {} of pair {}",
-                              identity_.name(), late.attach.batch, late.attach.pair);
+    const Status why =
+        failed(ErrorCode::kDeadlineExceeded, "{} has read no such registrations of batch {} of pair {}"_message,
+               identity_.name(), late.attach.batch, late.attach.pair);
     log_refusal(late.link->name(), why);
     late.link->reject(why);
   });

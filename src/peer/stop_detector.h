@@ -32,8 +32,8 @@ class StopDetector {
  private:
   Status judge(const std::string& name, pid_t pid, bool stopped) {
     if (!std::exchange(stopped_, stopped) || !stopped) return {};
-    return failed(ErrorCode::kPeerLost, "{} (pid {}) is stopped: continue it (kill -CONT {}) or end it", name, pid,
-                  pid);
+    return failed(ErrorCode::kPeerLost, "{} (pid {}) is stopped: continue it (kill -CONT {}) or end it"_message, name,
+                  pid, pid);
   }
 
   bool stopped_ = false;

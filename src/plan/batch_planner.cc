@@ -134,7 +134,7 @@ struct BatchPlanner::Impl {
 
   const Tensor& tensor(uint32_t ordinal) const {
     if (ordinal >= tensors.size())
-      fail(ErrorCode::kInvalidArgument, "tensor {} of a batch of {}", ordinal, tensors.size());
+      fail(ErrorCode::kInvalidArgument, "tensor {} of a batch of {}"_message, ordinal, tensors.size());
     return tensors[ordinal];
   }
 

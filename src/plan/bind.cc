@@ -9,11 +9,11 @@ namespace {
 constexpr int64_t kMaxBytes = int64_t{1} << 56;  // of all destinations: sums of them stay in 64 bits
 
 Layout bind_side(std::string_view side, const Layout& layout, const Shape& shape) {
-  if (layout.mesh().size() == 0) fail(ErrorCode::kInvalidArgument, "the {} layout has no ranks", side);
+  if (layout.mesh().size() == 0) fail(ErrorCode::kInvalidArgument, "the {} layout has no ranks"_message, side);
   try {
     return layout.bind(shape);
   } catch (const Error& error) {
-    fail(error.code(), "{}: {}", side, error.what());
+    fail(error.code(), "{}: {}"_message, side, error.what());
   }
 }
 
@@ -25,17 +25,17 @@ BoundLayouts bind(const TensorMeta& meta, const Layout& src, const Layout& dst) 
     fail(ErrorCode::kInvalidArgument,
          "destination: layout \"{}\" is Partial, and how a value falls into terms is not for a transfer to choose: "
          "take R, "
-         "or a Shard",
+         "or a Shard"_message,
          dst.to_string());
   if (const auto op = src.partial_op(); op && !reducible(*op, meta.dtype))
     fail(ErrorCode::kInvalidArgument,
          "source: layout \"{}\": {} cannot be reduced by {}: floats from 16 bits up take every op, integers all but "
          "avg, "
-         "c64 sum, avg and product",
+         "c64 sum, avg and product"_message,
          src.to_string(), to_string(meta.dtype), to_string(*op));
   const Index elements = element_count(meta.shape);
   if (elements > kMaxBytes / (8 * dst.mesh().size()))
-    fail(ErrorCode::kInvalidArgument, "shape {} on {} destinations is more than 2^56 bytes",
+    fail(ErrorCode::kInvalidArgument, "shape {} on {} destinations is more than 2^56 bytes"_message,
          to_string_shape(meta.shape), dst.mesh().size());
   return bound;
 }

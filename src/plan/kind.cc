@@ -45,7 +45,7 @@ void Kind::set_granules() {
   size_t cut = 0;
   for (size_t d = 0; d < shape.size(); ++d)
     if (is_cut(dims_[d], shape[d])) cut = d;
-  if (shape.empty()) fail(ErrorCode::kInvalidArgument, "a {} scalar is half a byte", to_string(meta_.dtype));
+  if (shape.empty()) fail(ErrorCode::kInvalidArgument, "a {} scalar is half a byte"_message, to_string(meta_.dtype));
 
   Index row = 1;
   for (size_t d = shape.size(); d-- > cut;) {
@@ -56,12 +56,12 @@ void Kind::set_granules() {
   for (const Index edge : dims_[cut].edges()) {
     if (edge * row % 2 == 0) continue;
     if (edge == shape[cut] && cut == 0)
-      fail(ErrorCode::kInvalidArgument, "{} of shape {} ends in the middle of a byte", to_string(meta_.dtype),
+      fail(ErrorCode::kInvalidArgument, "{} of shape {} ends in the middle of a byte"_message, to_string(meta_.dtype),
            to_string_shape(shape));
     fail(
         ErrorCode::kInvalidArgument,
         "{} of shape {} is cut inside a byte, at element {} of dim {}: use a layout that cuts it at even places or not "
-        "at all",
+        "at all"_message,
         to_string(meta_.dtype), to_string_shape(shape), edge, cut);
   }
 }

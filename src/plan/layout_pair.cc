@@ -10,11 +10,12 @@ namespace tessera::plan {
 HostMap::HostMap(const PlanOptions& options) : rest_(static_cast<int>(options.hosts.size())) {
   for (size_t host = 0; host < options.hosts.size(); ++host) {
     for (const Rank rank : options.hosts[host]) {
-      if (rank < 0) fail(ErrorCode::kInvalidArgument, "host {} lists rank {}: ranks are not negative", host, rank);
+      if (rank < 0)
+        fail(ErrorCode::kInvalidArgument, "host {} lists rank {}: ranks are not negative"_message, host, rank);
       const auto [at, is_new] = host_of_.emplace(rank, static_cast<int>(host));
       if (!is_new)
-        fail(ErrorCode::kInvalidArgument, "rank {} is listed on host {} and on host {}: name it once", rank, at->second,
-             host);
+        fail(ErrorCode::kInvalidArgument, "rank {} is listed on host {} and on host {}: name it once"_message, rank,
+             at->second, host);
     }
   }
 }

@@ -121,7 +121,7 @@ void reduce_terms(ReduceOp op, DType dtype, Terms terms, std::byte* result) {
     case DType::kBool:
       break;
   }
-  fail(ErrorCode::kInternal, "a plan that reduces {}", to_string(dtype));
+  fail_internal("a plan that reduces {}", to_string(dtype));
 }
 
 }  // namespace tessera::plan

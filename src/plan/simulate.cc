@@ -67,9 +67,9 @@ class Simulation {
       Region owned = plan.src.owned(plan.meta.shape, rank);
       const size_t wanted = packed_bytes(plan.meta.dtype, owned.size());
       const auto given = sources.find(rank);
-      if (given == sources.end()) fail(ErrorCode::kInvalidArgument, "no array for source rank {}", rank);
+      if (given == sources.end()) fail(ErrorCode::kInvalidArgument, "no array for source rank {}"_message, rank);
       if (given->second.size() != wanted)
-        fail(ErrorCode::kInvalidArgument, "the array of source rank {} has {} bytes, its local tensor {}", rank,
+        fail(ErrorCode::kInvalidArgument, "the array of source rank {} has {} bytes, its local tensor {}"_message, rank,
              given->second.size(), wanted);
       sources_[rank] = {std::move(owned), given->second};
     }
@@ -93,8 +93,8 @@ class Simulation {
     LocalArrays arrays;
     for (auto& [rank, local] : destinations_) {
       if (written[rank] != local.owned.size())
-        fail(ErrorCode::kInternal, "the plan writes {} elements to rank {}, which holds {}", written[rank], rank,
-             local.owned.size());
+        fail_internal("the plan writes {} elements to rank {}, which holds {}", written[rank], rank,
+                      local.owned.size());
       arrays[rank] = std::move(local.bytes);
     }
     return arrays;

@@ -29,9 +29,9 @@ struct MembersFile {
   static void fields(auto& f, auto& self) {
     uint32_t magic = kMembersMagic;
     f("magic", magic);
-    f.require(magic == kMembersMagic, "store.members is something else");
+    f.require(magic == kMembersMagic, "store.members is something else"_message);
     f("revision_floor", self.revision_floor);
-    f.require(self.revision_floor >= 0 && self.revision_floor <= kMaxContinued, "store.members: revision {}",
+    f.require(self.revision_floor >= 0 && self.revision_floor <= kMaxContinued, "store.members: revision {}"_message,
               self.revision_floor);
     f("members", self.members, kMaxMembers);
   }
@@ -59,7 +59,7 @@ std::vector<std::byte> read_small_file(const std::string& path) {
   struct stat status{};
   if (!fd || ::fstat(fd.get(), &status) != 0) fail_errno(path);
   if (!S_ISREG(status.st_mode) || static_cast<uint64_t>(status.st_size) > kMaxMembersBytes)
-    fail(ErrorCode::kInvalidArgument, "{}: {} bytes, {} at most", path, status.st_size, kMaxMembersBytes);
+    fail(ErrorCode::kInvalidArgument, "{}: {} bytes, {} at most"_message, path, status.st_size, kMaxMembersBytes);
   std::vector<std::byte> bytes(static_cast<size_t>(status.st_size));
   const ssize_t got = ::read(fd.get(), bytes.data(), bytes.size());
   bytes.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
@@ -73,7 +73,7 @@ std::optional<MembersFile> read_members(const std::string& root) {
     return read_message<MembersFile>(bytes, "store.members");
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNotFound) return std::nullopt;
-    log().warn("{}: the last host's clients are not known: {}", root, error.what());
+    log().warn("{}: the last host's clients are not known: {}"_message, root, error.what());
     return MembersFile{};
   }
 }
@@ -85,7 +85,8 @@ void write_members(const std::string& root, const MembersFile& file) {
   const UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd || ::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) ||
       ::rename(fresh.c_str(), path.c_str()) != 0)
-    log().warn("{} cannot be written ({}): a host after this one waits for its full time", path, std::strerror(errno));
+    log().warn("{} cannot be written ({}): a host after this one waits for its full time"_message, path,
+               std::strerror(errno));
 }
 
 // Whoever ends waits for its turn: a client that is about to end still counts as one that stays, and must come after.
@@ -177,7 +178,7 @@ void AutoHost::tidy(const std::string& root, uint64_t own_client) noexcept {
     if (!lock) return;
     leave(root, std::move(lock), read_members(root).value_or(MembersFile{}), own_client);
   } catch (...) {
-    log().warn("{} is not tidied up: {}", root, status_of_current_exception().message());
+    log().warn("{} is not tidied up: {}"_message, root, status_of_current_exception().message());
   }
 }
 

@@ -4,7 +4,8 @@
 namespace tessera::store {
 
 std::unique_ptr<Store> open_etcd(std::string_view url, const StoreOptions&) {
-  fail(ErrorCode::kUnimplemented, "store {}: this release has no etcd client; run `tessera store` and use tcp://", url);
+  fail(ErrorCode::kUnimplemented,
+       "store {}: this release has no etcd client; run `tessera store` and use tcp://"_message, url);
 }
 
 }  // namespace tessera::store

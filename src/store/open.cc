@@ -75,7 +75,7 @@ class TcpServer final : public StoreServer {
     if (!token && !store::listens_on_loopback(listener.get()))
       fail(ErrorCode::kPermissionDenied,
            "a store at {} is open to other machines: give it, and its clients, a secret in TESSERA_TOKEN or "
-           "TESSERA_TOKEN_FILE (`openssl rand -hex 16` makes one), or listen at 127.0.0.1",
+           "TESSERA_TOKEN_FILE (`openssl rand -hex 16` makes one), or listen at 127.0.0.1"_message,
            address);
     if (!token) {
       token = store::Token::random();
@@ -141,14 +141,14 @@ std::unique_ptr<Store> open_store(std::string_view url, const StoreOptions& opti
   for (const Scheme& scheme : kSchemes)
     if (scheme.rest ? url.starts_with(scheme.name) : url == scheme.name)
       return scheme.open(url, url.substr(scheme.name.size()), options);
-  fail(ErrorCode::kInvalidArgument, "store '{}': a store is auto, tcp://HOST:PORT, unix:///PATH or etcd://HOST:PORT",
-       url);
+  fail(ErrorCode::kInvalidArgument,
+       "store '{}': a store is auto, tcp://HOST:PORT, unix:///PATH or etcd://HOST:PORT"_message, url);
 }
 
 std::unique_ptr<StoreServer> serve_store(std::string_view url, const ServeOptions& options) {
   if (url.starts_with(kUnix)) return std::make_unique<UnixServer>(std::string(url.substr(kUnix.size())), options);
   if (url.find("://") != std::string_view::npos && !url.starts_with(kTcp))
-    fail(ErrorCode::kInvalidArgument, "'{}': a store listens at tcp://HOST:PORT or unix:///PATH", url);
+    fail(ErrorCode::kInvalidArgument, "'{}': a store listens at tcp://HOST:PORT or unix:///PATH"_message, url);
   return std::make_unique<TcpServer>(parse_host_port(url.starts_with(kTcp) ? url.substr(kTcp.size()) : url), options);
 }
 

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/fields.h"
 #include "base/framing.h"
+#include "base/message.h"
 #include "base/process.h"
 #include "store/limits.h"
 #include "store/token.h"
@@ -73,14 +74,14 @@ void key_field(Fields& f, Text& key) {
 template <typename Fields, typename Number>
 void revision_field(Fields& f, std::string_view name, Number& revision, std::string_view of) {
   f(name, revision);
-  f.require(revision >= 0 && revision <= kMaxRevision, "{}: revision {}", of, revision);
+  f.require(revision >= 0 && revision <= kMaxRevision, "{}: revision {}"_message, of, revision);
 }
 // A nonce or a proof.
 template <typename Fields, typename Digest>
 void digest_field(Fields& f, std::string_view name, Digest& digest) {
   std::vector<std::byte> bytes(digest.begin(), digest.end());
   f.array(name, bytes, uint32_t{std::tuple_size_v<std::remove_const_t<Digest>>});
-  f.require(bytes.size() == digest.size(), "a nonce or proof of {} bytes", bytes.size());
+  f.require(bytes.size() == digest.size(), "a nonce or proof of {} bytes"_message, bytes.size());
   if constexpr (kFills<Fields>) std::copy_n(bytes.begin(), std::min(bytes.size(), digest.size()), digest.begin());
 }
 // Of a KeyValue, or of what points to one.
@@ -96,7 +97,8 @@ void key_value_fields(Fields& f, Key& kv) {
     f("version", kv.version);
     f("lease", kv.lease);
     f("decision", kv.decision);
-    f.require(kv.version >= 0 && kv.lease >= 0, "'{}' has version {} and lease {}", kv.key, kv.version, kv.lease);
+    f.require(kv.version >= 0 && kv.lease >= 0, "'{}' has version {} and lease {}"_message, kv.key, kv.version,
+              kv.lease);
   }
 }
 inline constexpr size_t kLeastKeyValue = 4 + 4 + 4 * 8 + 1;  // bytes
@@ -107,7 +109,7 @@ void key_values_field(Fields& f, Keys& keys) {
 template <typename Fields, typename Lease>
 void lease_field(Fields& f, Lease& lease) {
   f("lease", lease);
-  f.require(lease > 0, "a lease's id is {}", lease);
+  f.require(lease > 0, "a lease's id is {}"_message, lease);
 }
 template <typename Fields, typename Leases>
 void leases_field(Fields& f, Leases& leases) {
@@ -229,7 +231,7 @@ struct Request {
         uint32_t bytes = bytes_of();
         f("bytes", bytes);
         leases_field(f, self.leases);
-        f.require(bytes == bytes_of(), "a list of leases: {} bytes for {}", bytes, self.leases.size());
+        f.require(bytes == bytes_of(), "a list of leases: {} bytes for {}"_message, bytes, self.leases.size());
         break;
       }
     }
@@ -258,7 +260,8 @@ struct Request {
 template <typename Fields, typename State>
 void reply_status_field(Fields& f, State& status) {
   ErrorCode code = status.code();
-  error_code_field(f, code, [&](uint8_t byte) { f.require(byte <= kLastErrorCode, "reply: error code {}", byte); });
+  error_code_field(f, code,
+                   [&](uint8_t byte) { f.require(byte <= kLastErrorCode, "reply: error code {}"_message, byte); });
   if constexpr (kFills<Fields>) status = {};
   if (code != ErrorCode::kOk) status_text_field(f, code, status, 4096);
 }

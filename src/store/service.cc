@@ -1,5 +1,7 @@
 #include "store/service.h"
 
+#include "base/message.h"
+
 namespace tessera::store {
 namespace {
 
@@ -40,8 +42,8 @@ namespace {
 
 void check_reply_bytes(size_t bytes, const std::string& of) {
   if (bytes > kMaxReplyBytes)
-    fail(ErrorCode::kResourceExhausted, "{} holds {} bytes, more than one reply takes ({}): ask for less", of, bytes,
-         kMaxReplyBytes);
+    fail(ErrorCode::kResourceExhausted, "{} holds {} bytes, more than one reply takes ({}): ask for less"_message, of,
+         bytes, kMaxReplyBytes);
 }
 
 // Before anything of it is copied.

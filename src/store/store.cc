@@ -62,7 +62,7 @@ StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, T
                           const std::stop_token& stop) {
   const Deadline deadline = Deadline::after(timeout);
   const auto interrupted = [&] {
-    fail(ErrorCode::kCancelled, "store {}: the wait for '{}*' was interrupted", url(), prefix);
+    fail(ErrorCode::kCancelled, "store {}: the wait for '{}*' was interrupted"_message, url(), prefix);
   };
   const auto list = [&] {  // in pieces: a stop does not wait for a store that does not answer
     while (true) {
@@ -90,7 +90,7 @@ StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, T
           if (stop.stop_requested()) interrupted();
           fail(ErrorCode::kDeadlineExceeded,
                "store {}: what was awaited under '{}*' did not come within {:.3g} s; {} "
-               "keys are there",
+               "keys are there"_message,
                url(), prefix, std::chrono::duration<double>(timeout).count(), range.items.size());
         }
         events.swap(feed->events);
@@ -105,9 +105,9 @@ StoreView Store::wait_for(std::string_view prefix, const Predicate& predicate, T
 std::string store_key(std::string_view name_space, std::string_view component, std::string_view key) {
   for (const std::string_view part : {name_space, component}) {
     if (part.empty() || part.find('/') != std::string_view::npos)
-      fail(ErrorCode::kInvalidArgument, "'{}' cannot be part of a store key: it is empty or has a '/'", part);
+      fail(ErrorCode::kInvalidArgument, "'{}' cannot be part of a store key: it is empty or has a '/'"_message, part);
   }
-  if (key.empty()) fail(ErrorCode::kInvalidArgument, "the key in '{}/{}' is empty", name_space, component);
+  if (key.empty()) fail(ErrorCode::kInvalidArgument, "the key in '{}/{}' is empty"_message, name_space, component);
   std::string joined = fmt::format("{}/{}/{}", name_space, component, key);
   store::check_key(joined);
   return joined;

@@ -7,6 +7,7 @@
 
 #include <sstream>
 
+#include "base/message.h"
 #include "store/test_util.h"
 
 namespace tessera::store {
@@ -74,11 +75,11 @@ class Actor {
   static std::string read_line(int fd) {
     std::string line;
     for (std::array<std::byte, 1> one; wait_ready(fd, POLLIN, Deadline::after(kLimit));) {
-      if (receive_some(fd, one).value_or(0) == 0) fail(ErrorCode::kPeerLost, "the actor has ended");
+      if (receive_some(fd, one).value_or(0) == 0) fail(ErrorCode::kPeerLost, "the actor has ended"_message);
       if (static_cast<char>(one[0]) == '\n') return line;
       line += static_cast<char>(one[0]);
     }
-    fail(ErrorCode::kDeadlineExceeded, "no line came");
+    fail(ErrorCode::kDeadlineExceeded, "no line came"_message);
   }
 
   pid_t pid_ = 0;

@@ -22,7 +22,7 @@ constexpr std::string_view label_of(Side side) {
 Nonce random_nonce() {
   Nonce nonce;
   if (::RAND_bytes(reinterpret_cast<unsigned char*>(nonce.data()), static_cast<int>(nonce.size())) != 1)
-    fail(ErrorCode::kInternal, "OpenSSL has no random bytes");
+    fail_internal("OpenSSL has no random bytes");
   return nonce;
 }
 
@@ -35,7 +35,7 @@ Token Token::random() {
 Token::Token(std::string secret, std::string source) : secret_(std::move(secret)), source_(std::move(source)) {
   if (secret_.size() < kMinBytes || secret_.size() > kMaxBytes)
     fail(ErrorCode::kInvalidArgument,
-         "the token from {} has {} bytes, it must have {} to {}: `openssl rand -hex 16` makes one", source_,
+         "the token from {} has {} bytes, it must have {} to {}: `openssl rand -hex 16` makes one"_message, source_,
          secret_.size(), kMinBytes, kMaxBytes);
 }
 

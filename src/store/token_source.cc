@@ -67,7 +67,7 @@ std::optional<Token> given_token() {
 
 std::optional<Token> given_token(const std::string& value, const std::string& file) {
   if (!value.empty() && !file.empty())
-    fail(ErrorCode::kInvalidArgument, "TESSERA_TOKEN and TESSERA_TOKEN_FILE are both set: unset one");
+    fail(ErrorCode::kInvalidArgument, "TESSERA_TOKEN and TESSERA_TOKEN_FILE are both set: unset one"_message);
   if (!value.empty()) return Token(value, "TESSERA_TOKEN");
   if (file.empty()) return std::nullopt;
   const std::string source = fmt::format("TESSERA_TOKEN_FILE {}", file);
@@ -75,7 +75,7 @@ std::optional<Token> given_token(const std::string& value, const std::string& fi
     return Token(std::string(SecretLine(file).text()), source);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kInvalidArgument) throw;
-    fail(error.code(), "TESSERA_TOKEN_FILE cannot be read: {}", error.what());
+    fail(error.code(), "TESSERA_TOKEN_FILE cannot be read: {}"_message, error.what());
   }
 }
 

@@ -23,11 +23,11 @@ class AbsentTransport final : public Transport {
   Capability capability() const override { return {.available = false, .detail = how_}; }
   int score(const Endpoint&, const Endpoint&) const override { return 0; }
   std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
-    fail(ErrorCode::kUnimplemented, "{} to {}: {}", name_, peer.name, how_);
+    fail(ErrorCode::kUnimplemented, "{} to {}: {}"_message, name_, peer.name, how_);
   }
   Located locate(const LocalMemory&) const override { return {}; }
   RemoteKey export_region(const LocalMemory&) const override {
-    fail(ErrorCode::kUnimplemented, "{}: {}", name_, how_);
+    fail(ErrorCode::kUnimplemented, "{}: {}"_message, name_, how_);
   }
   const Streams* streams() const override { return nullptr; }
   std::unique_ptr<Consent> consent() const override { return nullptr; }

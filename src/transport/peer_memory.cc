@@ -35,7 +35,8 @@ PathCost PeerMemory::cost(Access access) const {
 }
 
 void PeerMemory::add_key(uint32_t index, RemoteKey key) {
-  if (keys_.contains(index)) fail(ErrorCode::kInvalidArgument, "memory of {}: key {} came twice", name(), index);
+  if (keys_.contains(index))
+    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} came twice"_message, name(), index);
   Connection& connection = reach(index, key);
   connection.add_key(index, std::move(key));
   keys_.emplace(index, &connection);
@@ -44,21 +45,23 @@ void PeerMemory::add_key(uint32_t index, RemoteKey key) {
 Connection& PeerMemory::reach(uint32_t index, const RemoteKey& key) {
   const Transport* const transport = registry_.find(key.transport);
   if (transport == nullptr)
-    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} is of transport {:?}, which is unknown here", name(), index,
-         key.transport);
+    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} is of transport {:?}, which is unknown here"_message,
+         name(), index, key.transport);
   for (const Reached& reached : reached_)
     if (reached.transport == transport && reached.device == key.device) return *reached.connection;
   Endpoint src = peer_;
   src.device = key.device;
   if (transport->score(src, self_) <= 0)
-    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} is of {}, which does not go from {} ({} memory) to {}",
-         name(), index, transport->name(), src.process.to_string(), to_string(src.device), self_.process.to_string());
+    fail(ErrorCode::kInvalidArgument,
+         "memory of {}: key {} is of {}, which does not go from {} ({} memory) to {}"_message, name(), index,
+         transport->name(), src.process.to_string(), to_string(src.device), self_.process.to_string());
   return *reached_.emplace_back(transport, key.device, transport->connect(src)).connection;
 }
 
 const Connection& PeerMemory::owner_of(uint32_t key) const {
   const auto found = keys_.find(key);
-  if (found == keys_.end()) fail(ErrorCode::kInvalidArgument, "memory of {}: key {} was never given", name(), key);
+  if (found == keys_.end())
+    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} was never given"_message, name(), key);
   return *found->second;
 }
 

@@ -50,7 +50,7 @@ std::unique_ptr<ByteStream> TransportRegistry::open_stream(StreamEnd end, const 
                                                            std::string_view owner) const {
   const Transport* const transport = find(end.transport);
   if (transport == nullptr || transport->streams() == nullptr || transport->score(src, dst) <= 0)
-    fail(ErrorCode::kInvalidArgument, "stream of {}: {:?} has none from {} to {}", owner, end.transport,
+    fail(ErrorCode::kInvalidArgument, "stream of {}: {:?} has none from {} to {}"_message, owner, end.transport,
          src.process.to_string(), dst.process.to_string());
   return transport->streams()->open(std::move(end), owner);
 }
@@ -77,7 +77,7 @@ const Transport& TransportRegistry::best(const Endpoint& src, const Endpoint& ds
   std::string lacks;
   for (const Transport* transport : transports_)
     lacks += fmt::format("; {}: {}", transport->name(), transport->capability().detail);
-  fail(ErrorCode::kUnimplemented, "no transport from {} ({}, {} memory) to {} ({}, {} memory){}", src.name,
+  fail(ErrorCode::kUnimplemented, "no transport from {} ({}, {} memory) to {} ({}, {} memory){}"_message, src.name,
        src.process.to_string(), to_string(src.device), dst.name, dst.process.to_string(), to_string(dst.device), lacks);
 }
 
@@ -86,7 +86,7 @@ std::optional<Access> forced_access() {
   if (forced.empty()) return {};
   if (forced == "readv") return Access::kGet;
   if (forced == "stream") return Access::kStream;
-  fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_PULL is \"{}\": it must be readv or stream", forced);
+  fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_PULL is \"{}\": it must be readv or stream"_message, forced);
 }
 
 }  // namespace tessera

@@ -25,7 +25,7 @@ void attach_fds(std::span<RemoteKey> keys, std::vector<UniqueFd> fds) {
   size_t wanted = 0;
   for (const RemoteKey& key : keys) wanted += key.fds.size();
   if (wanted != fds.size())
-    fail(ErrorCode::kMismatch, "{} keys with {} descriptors, they have {}", keys.size(), fds.size(), wanted);
+    fail(ErrorCode::kMismatch, "{} keys with {} descriptors, they have {}"_message, keys.size(), fds.size(), wanted);
   auto next = fds.begin();
   for (RemoteKey& key : keys)
     for (UniqueFd& fd : key.fds) fd = std::move(*next++);

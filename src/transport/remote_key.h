@@ -11,6 +11,7 @@
 
 #include "base/fd.h"
 #include "base/fields.h"
+#include "base/message.h"
 #include "memory/device.h"
 
 namespace tessera {
@@ -34,7 +35,7 @@ struct RemoteKey {
     f.array("bytes", self.bytes, kMaxBytes);
     auto count = static_cast<uint8_t>(self.fds.size());
     f("fds", count);
-    f.require(count <= kMaxFds, "key: {} descriptors, at most {}", count, kMaxFds);
+    f.require(count <= kMaxFds, "key: {} descriptors, at most {}"_message, count, kMaxFds);
     if constexpr (kFills<decltype(f)>) self.fds.resize(count);
   }
 };
@@ -51,7 +52,7 @@ struct RemoteRange {
     f("offset", self.offset);
     f("bytes", self.bytes);
     f.require(self.bytes <= uint64_t{INT64_MAX} && self.offset <= uint64_t{INT64_MAX} - self.bytes,
-              "memory: {} bytes at {:#x} wrap around", self.bytes, self.offset);
+              "memory: {} bytes at {:#x} wrap around"_message, self.bytes, self.offset);
   }
 };
 

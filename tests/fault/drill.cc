@@ -242,8 +242,7 @@ void report(const DrillPlan& plan, Board& board, RankBoard& mine, int64_t step) 
 void check_after_loss(const Batch& batch, Tensors& tensors, RankBoard& mine) {
   const std::string wrong = tensors.differs(batch.version());
   if (wrong.empty()) return;
-  if (!batch.torn())
-    fail(ErrorCode::kInternal, "not torn, version {} is held, and it is not whole: {}", batch.version(), wrong);
+  if (!batch.torn()) fail_internal("not torn, version {} is held, and it is not whole: {}", batch.version(), wrong);
   ++mine.torn;
 }
 
@@ -256,7 +255,7 @@ int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors, bool renewed
     if (error.code() != ErrorCode::kInvalidArgument) throw;
   }
   if (const std::string wrong = renewed ? "" : tensors.differs(before); !wrong.empty())
-    fail(ErrorCode::kInternal, "staging has written to version {}: {}", before, wrong);
+    fail_internal("staging has written to version {}: {}", before, wrong);
   return batch.commit();
 }
 
@@ -265,7 +264,7 @@ void send(Batch& batch, int64_t version) {
     batch.send(version, kPatience).wait();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalidArgument || batch.version() < version) throw;
-    fail(ErrorCode::kPeerLost, "the others had sent version {} without this rank", version);
+    fail(ErrorCode::kPeerLost, "the others had sent version {} without this rank"_message, version);
   }
 }
 
@@ -324,7 +323,7 @@ int run_receiver(const DrillPlan& plan, Board& board, const std::string& store, 
       }
       const std::string wrong = member.tensors.differs(version);
       if (!wrong.empty() || torn || held != version)
-        fail(ErrorCode::kInternal, "took version {}, holds {}{}: {}", version, held, torn ? ", torn" : "", wrong);
+        fail_internal("took version {}, holds {}{}: {}", version, held, torn ? ", torn" : "", wrong);
       member.took();
       mine.log(version);
       succeed(board, mine, version);
@@ -375,7 +374,7 @@ std::string DrillPlan::to_string() const {
 // --- the board -----------------------------------------------------------------------------------
 
 void RankBoard::log(int64_t version) {
-  if (taken_count >= kMostTaken) fail(ErrorCode::kInternal, "more than {} versions", kMostTaken);
+  if (taken_count >= kMostTaken) fail_internal("more than {} versions", kMostTaken);
   taken[taken_count] = version;
   ++taken_count;
 }

@@ -66,7 +66,7 @@ struct Phases {
     futex_wake(word);
     const Deadline deadline = Deadline::after(6 * hang_limit());
     for (uint32_t now = word; now / parties == turn; now = word) {
-      if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "not all have come to the end of the phase");
+      if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "not all have come to the end of the phase"_message);
       futex_wait(word, now, deadline);
     }
   }
@@ -116,9 +116,8 @@ class Subject {
       bound_.threads += kBatches;  // a batch that has lost a job registers again with it, from then on
       warm_bytes_ = bytes;
     } else if (!kSanitized && (!print.within(bound_) || bytes > warm_bytes_ + kRssSlack)) {
-      fail(ErrorCode::kInternal,
-           "at most {} and {} bytes were to be had after the warm-up, {} and {} bytes in phase {}", bound_.to_string(),
-           warm_bytes_ + kRssSlack, print.to_string(), bytes, phase);
+      fail_internal("at most {} and {} bytes were to be had after the warm-up, {} and {} bytes in phase {}",
+                    bound_.to_string(), warm_bytes_ + kRssSlack, print.to_string(), bytes, phase);
     }
   }
 
@@ -182,7 +181,7 @@ int receive_all(Phases& phases, const Side& side, const std::string& store, pid_
           batch.recv().wait();
         }
         if (batch.torn() || !holds(side, tensors[i], batch.version()))
-          fail(ErrorCode::kInternal, "version {} of batch {} is not whole", batch.version(), kKinds[i].id);
+          fail_internal("version {} of batch {} is not whole", batch.version(), kKinds[i].id);
       }
     }
   });
@@ -205,7 +204,7 @@ int visit(Phases& phases, const std::string& store, pid_t agent) {
       for (uint64_t i = random() % 3; i > 0 && !phases.over; --i)
         if (went_well([&] { batch.recv({}, std::chrono::milliseconds(100)).wait(); }) &&
             !holds(kVisitor, tensor, batch.version()))
-          fail(ErrorCode::kInternal, "version {} of batch {} is not whole", batch.version(), kind.id);
+          fail_internal("version {} of batch {} is not whole", batch.version(), kind.id);
     }
   });
   std::fprintf(stderr, "%d visits\n", visits);

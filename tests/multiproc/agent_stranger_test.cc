@@ -34,7 +34,7 @@ class Stranger {
     std::vector<std::string> found;
     for (const Deadline deadline = Deadline::after(hang_limit()); found.empty(); std::this_thread::yield()) {
       found = RuntimeDir::living_files(RuntimeDir::default_root(), name);
-      if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "there is no agent");
+      if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "there is no agent"_message);
     }
     for (const Deadline deadline = Deadline::after(hang_limit()); !socket_ && !deadline.passed();) {
       try {

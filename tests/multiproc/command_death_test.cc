@@ -190,9 +190,9 @@ class Stream {
     try {
       const auto result = call.wait(deadline_);
       uint64_t echoed = 0;
-      if (result.size() != sizeof echoed) fail(ErrorCode::kInternal, "a result of {} bytes", result.size());
+      if (result.size() != sizeof echoed) fail_internal("a result of {} bytes", result.size());
       std::memcpy(&echoed, result.data(), sizeof echoed);
-      if (echoed != call.id()) fail(ErrorCode::kInternal, "{} has the result of {}", call.id(), echoed);
+      if (echoed != call.id()) fail_internal("{} has the result of {}", call.id(), echoed);
       journal_.acknowledged[call.id()]++;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kPeerLost) throw;
@@ -366,7 +366,7 @@ TEST(CommandDeath, WhatIsRepeatedOverANewQueueIsExecutedOnce) {
         repeats.run(kSome);
         const uint64_t posted = again.next_id() - 1;
         if (acknowledged(line.journal()) != posted)
-          fail(ErrorCode::kDataLoss, "{} of {} were acknowledged", acknowledged(line.journal()), posted);
+          fail(ErrorCode::kDataLoss, "{} of {} were acknowledged"_message, acknowledged(line.journal()), posted);
       });
     });
     expect_ends(group, "nobody");

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/message.h"
 #include "tests/support/fixture.h"
 #include "tests/support/raw_rank.h"
 
@@ -29,7 +30,7 @@ bool has_thread(pid_t pid, const std::string& name) {
 
 void await_that(const std::function<bool()>& holds) {
   for (const Deadline deadline = Deadline::after(hang_limit()); !holds(); std::this_thread::yield())
-    if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "what a test waits for does not come");
+    if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "what a test waits for does not come"_message);
 }
 void await_stop(pid_t pid) {
   await_that([&] {
@@ -42,7 +43,7 @@ void await_stop(pid_t pid) {
 // Of shared memory that a process has mapped and touched.
 size_t shared_bytes(pid_t pid) {
   std::ifstream smaps(fmt::format("/proc/{}/smaps", pid));
-  if (!smaps) fail(ErrorCode::kUnavailable, "/proc/{}/smaps cannot be read", pid);
+  if (!smaps) fail(ErrorCode::kUnavailable, "/proc/{}/smaps cannot be read"_message, pid);
   size_t bytes = 0;
   bool shared = false;
   for (std::string line; std::getline(smaps, line);) {

@@ -39,7 +39,7 @@ pid_t TestJobs::start_agent(const std::string& job, Rank rank, const std::string
 
 TestJobs::Process& TestJobs::process(pid_t pid) {
   const auto found = std::ranges::find(processes_, pid, &Process::pid);
-  if (found == processes_.end()) fail(ErrorCode::kInternal, "no process {}", pid);
+  if (found == processes_.end()) fail_internal("no process {}", pid);
   return *found;
 }
 
@@ -52,7 +52,7 @@ const Outcome& TestJobs::of(pid_t pid, std::chrono::seconds limit) {
 
 const Outcome& TestJobs::of(const std::string& name) {
   const auto found = std::ranges::find(processes_, name, &Process::name);
-  if (found == processes_.end()) fail(ErrorCode::kInternal, "no process {}", name);
+  if (found == processes_.end()) fail_internal("no process {}", name);
   return of(found->pid);
 }
 

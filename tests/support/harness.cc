@@ -143,7 +143,7 @@ std::string ProcessGroup::start_store(const std::string& url) {
   const ssize_t count =
       ::poll(&readable, 1, 20'000) == 1 ? ::read(ends[0], address.data(), address.size()) : ssize_t{0};
   ::close(ends[0]);
-  if (count <= 0) fail(ErrorCode::kInternal, "the store did not start");
+  if (count <= 0) fail_internal("the store did not start");
   address.resize(static_cast<size_t>(count));
   return address;
 }
@@ -180,7 +180,7 @@ std::optional<Outcome> ProcessGroup::reap(Child& child, std::chrono::steady_cloc
 
 ProcessGroup::Child& ProcessGroup::child(pid_t pid) {
   const auto found = std::ranges::find(children_, pid, &Child::pid);
-  if (found == children_.end()) fail(ErrorCode::kInternal, "no process {}", pid);
+  if (found == children_.end()) fail_internal("no process {}", pid);
   return *found;
 }
 

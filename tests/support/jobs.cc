@@ -160,7 +160,7 @@ Report report_of(const std::string& store, const std::string& job, Rank rank) {
   const std::unique_ptr<Store> client = open_store(store);
   const std::string key = bus::rank_key("default", job, rank);
   const std::optional<KeyValue> record = client->get(key);
-  if (!record) fail(ErrorCode::kNotFound, "no {}", key);
+  if (!record) fail(ErrorCode::kNotFound, "no {}"_message, key);
   const Deadline deadline = Deadline::after(hang_limit());
   return Inspection(bus::read_record<bus::RankRecord>(key, record->value).address, deadline).answer(deadline);
 }
@@ -222,7 +222,7 @@ Barrier::Barrier() {
 void Barrier::pass() {
   write_end_.reset();
   if (!wait_ready(read_end_.get(), POLLIN, Deadline::after(hang_limit())))
-    fail(ErrorCode::kDeadlineExceeded, "barrier: not all have come");
+    fail(ErrorCode::kDeadlineExceeded, "barrier: not all have come"_message);
 }
 
 Signal::Signal() : event_(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)) {
@@ -236,7 +236,7 @@ void Signal::raise() const {
 
 void Signal::wait() const {
   if (!wait_ready(event_.get(), POLLIN, Deadline::after(hang_limit())))
-    fail(ErrorCode::kDeadlineExceeded, "no signal came");
+    fail(ErrorCode::kDeadlineExceeded, "no signal came"_message);
   eventfd_t taken = 0;
   ::eventfd_read(event_.get(), &taken);
 }

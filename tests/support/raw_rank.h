@@ -126,7 +126,7 @@ class RawRank final : public Acceptor {
   Message next() {
     const auto [type, payload] = take();
     if (type != kCode<Message>)
-      fail(ErrorCode::kMismatch, "message {} where {} was due", type, kNameOf<Message::kType>);
+      fail(ErrorCode::kMismatch, "message {} where {} was due"_message, type, kNameOf<Message::kType>);
     return parse<Message>(payload);
   }
   // The next one of its type, whatever comes before.

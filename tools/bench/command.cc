@@ -45,9 +45,9 @@ struct Options {
     if (bytes) run.bytes = static_cast<int64_t>(std::min(*bytes, static_cast<uint64_t>(kMostBytes) + 1));
     if (repeat) run.repeat = *repeat;
     if (run.bytes < kLeastBytes || run.bytes > kMostBytes)
-      fail(ErrorCode::kInvalidArgument, "--size is {} B, not from 1 MiB to 64 GiB", *bytes);
+      fail(ErrorCode::kInvalidArgument, "--size is {} B, not from 1 MiB to 64 GiB"_message, *bytes);
     if (run.repeat < 1 || run.repeat > kMostRepeat)
-      fail(ErrorCode::kInvalidArgument, "--repeat is {}, not from 1 to {}", run.repeat, kMostRepeat);
+      fail(ErrorCode::kInvalidArgument, "--repeat is {}, not from 1 to {}"_message, run.repeat, kMostRepeat);
     return run;
   }
 };

@@ -114,11 +114,12 @@ void Process::receive() {
 
 std::string Process::take() {
   MessageHeader header;
-  if (received_.size() < sizeof header) fail(ErrorCode::kPeerLost, "{} (pid {}) ended unexpectedly", name_, pid_);
+  if (received_.size() < sizeof header)
+    fail(ErrorCode::kPeerLost, "{} (pid {}) ended unexpectedly"_message, name_, pid_);
   std::memcpy(&header, received_.data(), sizeof header);
   std::string text = received_.substr(sizeof header, header.bytes);
   received_.erase(0, sizeof header + header.bytes);
-  if (header.code != ErrorCode::kOk) fail(header.code, "{}: {}", name_, text);
+  if (header.code != ErrorCode::kOk) fail(header.code, "{}: {}"_message, name_, text);
   return text;
 }
 
@@ -144,7 +145,7 @@ std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadlin
     const int ready = ::poll(polled.data(), polled.size(), deadline.poll_ms());
     if (ready < 0 && errno != EINTR) fail_errno("poll");
     if (ready == 0 && deadline.passed())
-      fail(ErrorCode::kDeadlineExceeded, "no word from {} in time", processes[silent.front()].name());
+      fail(ErrorCode::kDeadlineExceeded, "no word from {} in time"_message, processes[silent.front()].name());
     for (size_t k = 0; ready > 0 && k < polled.size(); ++k)
       if (polled[k].revents != 0) processes[silent[k]].receive();
   }
@@ -168,7 +169,7 @@ void Barrier::arrive_and_wait(Deadline deadline) {
   if (arrived == all) ::syscall(SYS_futex, arrivals_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   for (; arrived < all; arrived = arrivals_->load()) {
     if (deadline.passed())
-      fail(ErrorCode::kDeadlineExceeded, "only {} of {} came in time", arrived % processes_, processes_);
+      fail(ErrorCode::kDeadlineExceeded, "only {} of {} came in time"_message, arrived % processes_, processes_);
     const auto left = deadline.left().count();
     const timespec limit{left / 1'000'000'000, left % 1'000'000'000};
     ::syscall(SYS_futex, arrivals_, FUTEX_WAIT, arrived, &limit, nullptr, 0);

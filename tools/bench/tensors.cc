@@ -91,7 +91,7 @@ void RankTensors::check() const {
     const Index tensor = i / local_elements(), within = i % local_elements();
     const Index row = rows.begin + within / columns.size(), column = columns.begin + within % columns.size();
     if (!holds(data_ + static_cast<size_t>(i) * element_bytes(dtype_), dtype_, value_at(tensor, row, column)))
-      fail(ErrorCode::kDataLoss, "tensor {} holds a wrong element at row {}, column {}", tensor, row, column);
+      fail(ErrorCode::kDataLoss, "tensor {} holds a wrong element at row {}, column {}"_message, tensor, row, column);
   }
 }
 

@@ -115,7 +115,7 @@ void await_death(Handle handle, const Say& say) {
     if (error.code() != ErrorCode::kPeerLost) throw;
     return say(std::to_string(noticed));
   }
-  fail(ErrorCode::kInternal, "the transfer ended well although a peer was killed");
+  fail_internal("the transfer ended well although a peer was killed");
 }
 
 Case tiny_case() {

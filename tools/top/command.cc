@@ -52,8 +52,8 @@ class AutoSocket {
   std::string url() const {
     const pid_t host = find_host();
     if (stays_stopped(host))
-      fail(ErrorCode::kUnavailable, "store auto: its host (pid {}) is stopped: continue it (kill -CONT {}) or end it",
-           host, host);
+      fail(ErrorCode::kUnavailable,
+           "store auto: its host (pid {}) is stopped: continue it (kill -CONT {}) or end it"_message, host, host);
     return "unix://" + path_;
   }
 
@@ -69,9 +69,10 @@ class AutoSocket {
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kUnavailable) throw;
         if (std::filesystem::exists(path_) && appears.wait(deadline)) continue;
-        fail(ErrorCode::kUnavailable,
-             "store auto: nobody hosts it in {}: no process of this user is on the bus there; --store names another",
-             root_);
+        fail(
+            ErrorCode::kUnavailable,
+            "store auto: nobody hosts it in {}: no process of this user is on the bus there; --store names another"_message,
+            root_);
       }
     }
   }

@@ -75,7 +75,8 @@ void ask_agents(TopLook& look) {
     } catch (const Error& error) {
       const bool stopped = is_stopped(rank.incarnation);
       rank.state = stopped ? TopRank::State::kStopped : TopRank::State::kSilent;
-      rank.why = stopped ? fmt::format("continue it (kill -CONT {}) or end it", rank.incarnation.pid) : error.what();
+      rank.why =
+          stopped ? fmt::format("continue it (kill -CONT {}) or end it"_message, rank.incarnation.pid) : error.what();
     }
   };
   for (size_t i = 0; i < look.ranks.size(); ++i) {
@@ -90,7 +91,7 @@ void ask_agents(TopLook& look) {
     try_to(rank, [&] {
       Report report = asked[i]->answer(deadline);
       if (report.incarnation != rank.incarnation || report.job != rank.job || report.rank != rank.rank)
-        fail(ErrorCode::kMismatch, "{} answers there", rank_name(report.job, report.rank));
+        fail(ErrorCode::kMismatch, "{} answers there"_message, rank_name(report.job, report.rank));
       rank.report = std::move(report);
       rank.state = TopRank::State::kSeen;
     });

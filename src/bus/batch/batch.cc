@@ -17,19 +17,23 @@ BatchImpl::BatchImpl(BatchSetup setup)
       })) {}
 
 std::shared_ptr<OperationClient> BatchImpl::send(std::optional<int64_t>, Timeout) {
-  fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it can recv, not send", describe(), identity().name());
+  fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it can recv, not send"_message, describe(),
+       identity().name());
 }
 
 std::shared_ptr<OperationClient> BatchImpl::recv(std::optional<int64_t>, Timeout) {
-  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not recv", describe(), identity().name());
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not recv"_message, describe(),
+       identity().name());
 }
 
 std::shared_ptr<OperationClient> BatchImpl::stage(std::optional<int64_t>, Timeout) {
-  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not stage", describe(), identity().name());
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it can send, not stage"_message, describe(),
+       identity().name());
 }
 
 int64_t BatchImpl::commit() {
-  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it has nothing to commit", describe(), identity().name());
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it, so it has nothing to commit"_message, describe(),
+       identity().name());
 }
 
 void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
@@ -38,19 +42,19 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
                        return entry.layout.has_partial();
                      });
   if (staged() ? terms : !sends())
-    fail(ErrorCode::kUnimplemented, "{}: {} {}: its tensors cannot be moved: close it and register it again",
+    fail(ErrorCode::kUnimplemented, "{}: {} {}: its tensors cannot be moved: close it and register it again"_message,
          describe(), identity().name(), terms ? "offers terms of Partial tensors" : "accepts it in place");
   if (manifest_of(identity(), tensors, setup_.layout).hash() != manifest_.hash())
     fail(ErrorCode::kInvalidArgument,
          "{}: the moved tensors have other names, dtypes, shapes, layouts or wire formats than {} has registered: "
          "close it and "
-         "register it again",
+         "register it again"_message,
          describe(), identity().name());
   setup_.agent->run_on_loop([&] {
-    if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
+    if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), identity().name());
     if (operation_)
-      fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
-           present_.name, identity().name());
+      fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first"_message,
+           describe(), present_.name, identity().name());
     if (snapshots_) snapshots_->relocate(manifest_, tensors);
     {
       const MutexLock lock(mutex_);
@@ -64,12 +68,13 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
 }
 
 bool BatchImpl::withdraw(int64_t) {
-  fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it has nothing to withdraw", describe(), identity().name());
+  fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so it has nothing to withdraw"_message, describe(),
+       identity().name());
 }
 
 int64_t BatchImpl::wait_version(int64_t, Timeout) {
-  fail(ErrorCode::kInvalidArgument, "{}: {} offers it; versions are waited for where they are received", describe(),
-       identity().name());
+  fail(ErrorCode::kInvalidArgument, "{}: {} offers it; versions are waited for where they are received"_message,
+       describe(), identity().name());
 }
 
 std::string BatchImpl::describe() const {
@@ -87,9 +92,10 @@ void BatchImpl::open(const PairView& view, const CallLimits& limits) {
   manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
   for (const ManifestEntry& entry : manifest_.entries)
     if (sends() && !entry.planes.empty())
-      fail(ErrorCode::kInvalidArgument,
-           "{}: tensor {} is quantised already, to {}: offer what it was made of, which is quantised on its way",
-           describe(), entry.name, to_string(*entry.wire));
+      fail(
+          ErrorCode::kInvalidArgument,
+          "{}: tensor {} is quantised already, to {}: offer what it was made of, which is quantised on its way"_message,
+          describe(), entry.name, to_string(*entry.wire));
   if (!sends())
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {
@@ -167,7 +173,7 @@ bool BatchImpl::can_delta() const {
 void BatchImpl::note_delta(const Agreement& agreement) {
   if (!setup_.options.delta || agreement.delta || told_no_delta_.exchange(true)) return;
   const LogScope scope = log_scope();
-  log_event(LogLevel::warn, "delta.off", {}, "every version travels in full: {}",
+  log_event(LogLevel::warn, "delta.off", {}, "every version travels in full: {}"_message,
             can_delta() ? "not all ranks of both jobs have asked for deltas"
                         : "its tensors lie in private memory behind an agent, in place");
 }
@@ -184,7 +190,7 @@ void BatchImpl::require_movable(const Match& match, std::span<const LocalTensor>
     fail(
         ErrorCode::kUnimplemented,
         "{}: tensor {} is to be {} {}, which is not done where tensors lie in private memory behind an agent: let them "
-        "lie in shared memory, or do without the agent or the {}",
+        "lie in shared memory, or do without the agent or the {}"_message,
         describe(), tensor.name, quantised ? "quantised to" : "filled with a slice of",
         quantised ? to_string(*tensor.wire) : std::string_view(tensor.source), quantised ? "wire format" : "slice");
   }
@@ -195,22 +201,23 @@ void BatchImpl::require_pinned(const PairView& view, const Match& match) {
   for (const Match::Tensor& tensor : match.tensors) {
     const std::string layout = (sends() ? tensor.dst : tensor.src).to_string();
     now.layouts.emplace_back(
-        tensor.name, tensor.wire ? fmt::format("{} and quantised to {}", layout, to_string(*tensor.wire)) : layout);
+        tensor.name,
+        tensor.wire ? fmt::format("{} and quantised to {}"_message, layout, to_string(*tensor.wire)) : layout);
   }
   const MutexLock lock(mutex_);
   const auto [it, first] = pinned_.try_emplace(view.peer_job, now);
   if (first || it->second == now) return;
   const Pinned& before = it->second;
   if (before.world != now.world)
-    fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with {} ranks, not {}", describe(),
+    fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with {} ranks, not {}"_message, describe(),
          view.peer_job, now.world, before.world);
   for (const auto& [name, layout] : now.layouts) {
     const auto known = std::ranges::find(before.layouts, name, &std::pair<std::string, std::string>::first);
     if (known == before.layouts.end() || known->second != layout)
-      fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with tensor {} laid out {}, not {}",
+      fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with tensor {} laid out {}, not {}"_message,
            describe(), view.peer_job, name, layout, known == before.layouts.end() ? "absent" : known->second);
   }
-  fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with {} tensors, not {}", describe(),
+  fail(ErrorCode::kMismatch, "{}: it is pinned, and job {} comes back with {} tensors, not {}"_message, describe(),
        view.peer_job, now.layouts.size(), before.layouts.size());
 }
 
@@ -249,10 +256,10 @@ void BatchImpl::count_session(const Session& session, const RankShare& share) {
 // --- operations ----------------------------------------------------------------------------------
 
 std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout timeout) {
-  if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name());
+  if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), identity().name());
   if (operation_)
-    fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first", describe(),
-         present_.name, identity().name());
+    fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first"_message,
+         describe(), present_.name, identity().name());
   if (present_.ended && present_.ended.use_count() == 1) {
     operation_ = std::move(present_.ended);
     operation_->restart(shared_from_this(), ++present_.number);
@@ -394,8 +401,9 @@ void BatchImpl::part(const Status& why) {
     if (was_closed) return;
     parting_ = why;
     if (operation_)
-      fail_operation(!why.ok() ? why
-                               : failed(ErrorCode::kCancelled, "{}: {} has closed it", describe(), identity().name()));
+      fail_operation(
+          !why.ok() ? why
+                    : failed(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), identity().name()));
   });
   // The operation ends once nothing touches the registered memory any more; the batch itself bounds that time.
   if (pending) pending->wait_for(std::chrono::hours(1), {});

@@ -186,8 +186,8 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     }
   }
   void relocate(std::span<const TensorSpec>) override {
-    fail(ErrorCode::kUnimplemented, "tensors that are registered with {} cannot be moved: close the batch first",
-         session().agent_name());
+    fail(ErrorCode::kUnimplemented,
+         "tensors that are registered with {} cannot be moved: close the batch first"_message, session().agent_name());
   }
   int64_t version() const override { return state().version; }
   int64_t newest() const override { return state().newest; }
@@ -213,7 +213,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     const MutexLock lock(mutex_);
     if (current_ && !current_->wait_for(kAnswerGrace, {})) {
       if (lender_) lender_->close();
-      current_->give_up(failed(ErrorCode::kCancelled, "{}: {} has closed it, and {} has not told the outcome",
+      current_->give_up(failed(ErrorCode::kCancelled, "{}: {} has closed it, and {} has not told the outcome"_message,
                                describe(), session().identity().name(), session().agent_name()));
     }
     current_.reset();
@@ -258,9 +258,9 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
                                         std::optional<int64_t> version, Timeout timeout) {
     bus_->require_own_process();
     const MutexLock lock(mutex_);
-    if (!open_) fail(ErrorCode::kCancelled, "{}: {} has closed it", describe(), session().identity().name());
+    if (!open_) fail(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), session().identity().name());
     if (current_ && !current_->wait_for(Timeout(0), {}))
-      fail(ErrorCode::kInvalidArgument, "{}: an operation of {} is still under way: wait for its handle first",
+      fail(ErrorCode::kInvalidArgument, "{}: an operation of {} is still under way: wait for its handle first"_message,
            describe(), session().identity().name());
     fence();
     CommandCall call = session().commands().post(
@@ -375,7 +375,7 @@ bool DaemonOperation::settle(const Deadline& deadline, const std::stop_token& st
   }
   const std::shared_ptr<DaemonBatch> batch = batch_.lock();
   if (!batch) {  // it was closed, and has given this up, or is about to
-    give_up(failed(ErrorCode::kCancelled, "{}: the batch is closed", describe()));
+    give_up(failed(ErrorCode::kCancelled, "{}: the batch is closed"_message, describe()));
     return true;
   }
   AgentSession& session = batch->session();
@@ -408,11 +408,11 @@ bool DaemonOperation::settle(const Deadline& deadline, const std::stop_token& st
 int64_t DaemonOperation::wait() {
   process_.require("a handle");
   const Turn turn(*this, Deadline::after(kWaits));
-  if (!turn) fail(ErrorCode::kDeadlineExceeded, "{}: another thread waits for the same handle", describe());
+  if (!turn) fail(ErrorCode::kDeadlineExceeded, "{}: another thread waits for the same handle"_message, describe());
   while (!settle(Deadline::after(kLook))) {  // the agent ends every operation at its deadline
     const std::shared_ptr<DaemonBatch> batch = working();
     if (batch && !agent_answers(*batch))
-      fail(ErrorCode::kDeadlineExceeded, "{}: {} does not answer; is it stopped?", batch->describe(),
+      fail(ErrorCode::kDeadlineExceeded, "{}: {} does not answer; is it stopped?"_message, batch->describe(),
            batch->session().agent_name());
   }
   const MutexLock lock(mutex_);

@@ -71,7 +71,7 @@ UniqueFd AgentSession::find(Deadline deadline) {
   std::optional<FolderWatch> appears;
   while (true) {
     if (appears) RuntimeDir::watch(root, *appears);
-    std::string what = fmt::format("no agent of namespace {} runs under {}", options_.name_space, root);
+    std::string what = fmt::format("no agent of namespace {} runs under {}"_message, options_.name_space, root);
     for (const std::string& path : RuntimeDir::living_files(root, name)) {
       address_ = path;
       try {
@@ -82,10 +82,10 @@ UniqueFd AgentSession::find(Deadline deadline) {
       }
     }
     const std::string missing =
-        fmt::format("{}: {}: start tessera agent --job {} --rank {}, with the same TESSERA_RUNTIME_DIR",
+        fmt::format("{}: {}: start tessera agent --job {} --rank {}, with the same TESSERA_RUNTIME_DIR"_message,
                     identity_.name(), what, options_.job, options_.rank);
-    if (options_.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", missing);
-    if (deadline.passed()) fail(ErrorCode::kUnavailable, "{}", missing);
+    if (options_.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted"_message, missing);
+    if (deadline.passed()) fail(ErrorCode::kUnavailable, "{}"_message, missing);
     if (reminder.passed()) {
       reminder = Deadline::after(kRemindAfter);
       log_event(LogLevel::warn, "agent.awaited", {{"job", options_.job}, {"rank", options_.rank}}, "{}", missing);
@@ -105,7 +105,8 @@ UniqueFd AgentSession::connect(Deadline deadline) const {
   } catch (const Error& error) {
     const Status why = lost();
     if (!why.ok()) throw Error(why.code(), why.message());
-    throw Error(error.code() == ErrorCode::kNotFound ? ErrorCode::kPeerLost : error.code(),
+    // Its socket was there: it is ending, or has been killed.
+    throw Error(error.code() == ErrorCode::kUnavailable ? ErrorCode::kPeerLost : error.code(),
                 fmt::format("{}: {}", agent_name_, error.what()));
   }
 }
@@ -128,8 +129,9 @@ void AgentSession::open(UniqueFd socket) {
   stop.reset();
   const auto opened = read_message<SessionOpened>(frame.payload, agent_name_);
   if (opened.protocol != kAgentProtocol)
-    fail(ErrorCode::kMismatch, "{}: it answers with protocol {}, release {}; this is release {} with protocol {}",
-         agent_name_, opened.protocol, opened.release, tessera::kVersion, kAgentProtocol);
+    fail(ErrorCode::kMismatch,
+         "{}: it answers with protocol {}, release {}; this is release {} with protocol {}"_message, agent_name_,
+         opened.protocol, opened.release, tessera::kVersion, kAgentProtocol);
   number_ = opened.session;
   pidfd_ = open_pidfd(opened.agent);
   agent_name_ += fmt::format(" (pid {})", opened.agent.pid);
@@ -159,7 +161,7 @@ Frame AgentSession::wait_answer(int socket, FrameReader& reader, AgentMessage ex
   if (frame.type == static_cast<uint16_t>(AgentMessage::kFailed))
     read_message<CallFailed>(frame.payload, agent_name_).status.throw_if_error();
   if (frame.type != static_cast<uint16_t>(expected))
-    fail(ErrorCode::kMismatch, "{}: message {} where {} was to come", agent_name_, frame.type,
+    fail(ErrorCode::kMismatch, "{}: message {} where {} was to come"_message, agent_name_, frame.type,
          static_cast<int>(expected));
   return frame;
 }
@@ -214,7 +216,7 @@ void AgentSession::look_whether_stopped() {
     stopped = stop_detector_.look(fmt::format("the agent of {}", identity_.name()), agent_);
   }
   if (!stopped.ok())
-    lose(failed(stopped.code(), "{}; then make a new Bus: this one has given it up", stopped.message()));
+    lose(failed(stopped.code(), "{}; then make a new Bus: this one has given it up"_message, stopped.message()));
 }
 
 void AgentSession::lose(const Status& why) {
@@ -234,7 +236,7 @@ void AgentSession::watch() {
     if (::poll(fds, 3, -1) < 0) continue;
     if (fds[0].revents != 0) return;
     if (fds[1].revents == 0 && fds[2].revents == 0) continue;
-    return lose(failed(ErrorCode::kPeerLost, "{} {}: make a new Bus once one runs again", agent_name_,
+    return lose(failed(ErrorCode::kPeerLost, "{} {}: make a new Bus once one runs again"_message, agent_name_,
                        fds[2].revents != 0 ? "has died" : "has ended the session"));
   }
 }

@@ -90,11 +90,11 @@ class Daemon::Impl {
     // Looked for once the own one is there: of two that come at a time, one sees the other at least.
     for (const std::string& other : RuntimeDir::living_files(runtime_dir_.root(), socket))
       if (other != address_)
-        fail(ErrorCode::kAlreadyExists, "{} has an agent here already, which listens at {}", name_, other);
+        fail(ErrorCode::kAlreadyExists, "{} has an agent here already, which listens at {}"_message, name_, other);
     listener_->start([this](UniqueFd caller) { accept(std::move(caller)); },
                      [this](const Error& why) {
-                       log_event(LogLevel::warn, "connection.refused", {}, "agent of {}: a connection is refused: {}",
-                                 name_, why.what());
+                       log_event(LogLevel::warn, "connection.refused", {},
+                                 "agent of {}: a connection is refused: {}"_message, name_, why.what());
                      });
     leaving_.start();
     loop_.start();
@@ -125,7 +125,7 @@ class Daemon::Impl {
   void accept(UniqueFd socket) {
     require_same_user(socket.get());
     if (connections_.size() >= kMaxConnections)
-      fail(ErrorCode::kResourceExhausted, "agent: more than {} connections", kMaxConnections);
+      fail(ErrorCode::kResourceExhausted, "agent: more than {} connections"_message, kMaxConnections);
     const int fd = socket.get();
     auto connection = std::make_shared<WorkerConnection>(std::move(socket));
     connections_.emplace(fd, connection);
@@ -139,7 +139,7 @@ class Daemon::Impl {
     const auto it = connections_.find(connection->socket.get());
     if (it == connections_.end() || it->second != connection) return;
     log_event(LogLevel::warn, "connection.closed", {},
-              "agent of {}: a connection is closed: nothing whole has come over it for {} s", name_,
+              "agent of {}: a connection is closed: nothing whole has come over it for {} s"_message, name_,
               to_seconds(kRequestTimeout));
     drop(connection->socket.get());
   }
@@ -162,7 +162,7 @@ class Daemon::Impl {
       if (open) return;
       if (is_sessions(connection)) log().info("agent of {}: {} has closed its connection", name_, session_->name());
     } catch (const Error& error) {
-      log_event(LogLevel::warn, "connection.closed", {}, "agent of {}: a connection is closed: {}", name_,
+      log_event(LogLevel::warn, "connection.closed", {}, "agent of {}: a connection is closed: {}"_message, name_,
                 error.what());
       connection->answer(CallFailed{.status = Status(error.code(), error.what())});
     }
@@ -187,7 +187,8 @@ class Daemon::Impl {
         return wake();
       }
       if (type == AgentMessage::kInterrupt) return session_->interrupt();
-      if (type != AgentMessage::kClose) fail(ErrorCode::kInvalidArgument, "message {} in a session", frame.type);
+      if (type != AgentMessage::kClose)
+        fail(ErrorCode::kInvalidArgument, "message {} in a session"_message, frame.type);
       drop(connection->socket.get());
       return leave(false);
     }
@@ -195,16 +196,16 @@ class Daemon::Impl {
     ByteReader in(frame.payload, "a worker's call");
     const auto number = in.get<uint64_t>();
     if (!session_ || session_->number() != number)
-      fail(ErrorCode::kNotFound, "agent of {}: there is no such session any more", name_);
+      fail(ErrorCode::kNotFound, "agent of {}: there is no such session any more"_message, name_);
     if (type == AgentMessage::kArenas) {
       for (UniqueFd& fd : frame.fds) connection->arenas.push_back(std::move(fd));
       if (connection->arenas.size() > kMaxArenasOfBatch)
-        fail(ErrorCode::kResourceExhausted, "more than {} arenas", kMaxArenasOfBatch);
+        fail(ErrorCode::kResourceExhausted, "more than {} arenas"_message, kMaxArenasOfBatch);
       return;
     }
     drop(connection->socket.get());  // it has said all; the answer follows
     const auto serving = WorkerSession::Serving::begin(session_);
-    if (!serving) fail(ErrorCode::kCancelled, "agent of {}: the session has ended", name_);
+    if (!serving) fail(ErrorCode::kCancelled, "agent of {}: the session has ended"_message, name_);
     loop_.add_fd(connection->socket.get(), EPOLLRDHUP, [this, connection](uint32_t events) {
       loop_.remove_fd(connection->socket.get());
       if ((events & EPOLLHUP) == 0) connection->given_up.request_stop();  // it still hears the answer
@@ -225,17 +226,17 @@ class Daemon::Impl {
     auto wanted = read_message<OpenSession>(frame.payload, "a worker's Open");
     if (!wanted.speaks_ours())
       fail(ErrorCode::kMismatch,
-           "the agent is release {} with protocol {}, the worker release {} with protocols {} to {}", tessera::kVersion,
-           kAgentProtocol, wanted.release, wanted.protocol_min, wanted.protocol_max);
+           "the agent is release {} with protocol {}, the worker release {} with protocols {} to {}"_message,
+           tessera::kVersion, kAgentProtocol, wanted.release, wanted.protocol_min, wanted.protocol_max);
     const BusOptions& bus = wanted.options;
     if (bus.name_space != options_.name_space || bus.job != options_.job || bus.rank != options_.rank)
-      fail(ErrorCode::kMismatch, "this is the agent of {} in namespace {}, not of {} in {}", name_, options_.name_space,
-           rank_name(bus.job, bus.rank), bus.name_space);
-    if (frame.fds.size() != 1) fail(ErrorCode::kInvalidArgument, "Open with {} descriptors", frame.fds.size());
+      fail(ErrorCode::kMismatch, "this is the agent of {} in namespace {}, not of {} in {}"_message, name_,
+           options_.name_space, rank_name(bus.job, bus.rank), bus.name_space);
+    if (frame.fds.size() != 1) fail(ErrorCode::kInvalidArgument, "Open with {} descriptors"_message, frame.fds.size());
     const std::shared_ptr<CommandMemory> memory = CommandMemory::open(std::move(frame.fds.front()), "the worker");
     end_session_that_was_left();
     if (session_)
-      fail(ErrorCode::kAlreadyExists, "agent of {}: it works for {} already, and {} wants it, too", name_,
+      fail(ErrorCode::kAlreadyExists, "agent of {}: it works for {} already, and {} wants it, too"_message, name_,
            session_->name(), wanted.worker.to_string());
     const Timeout timeout = wanted.options.timeout;
     session_ = std::make_shared<WorkerSession>(std::move(wanted), connection);
@@ -278,7 +279,7 @@ class Daemon::Impl {
         session->end(vanished);
         session->connection()->answer(AgentMessage::kClosed);
       } catch (...) {
-        log().error("agent of {}: {}: ending its session: {}", name_, session->name(),
+        log().error("agent of {}: {}: ending its session: {}"_message, name_, session->name(),
                     status_of_current_exception().message());
       }
       const MutexLock lock(mutex_);
@@ -303,9 +304,9 @@ class Daemon::Impl {
     }
     const auto turn = [&]() REQUIRES(mutex_) { return current_ == nullptr || session->stop_requested(); };
     if (!changed_.wait_until(mutex_, deadline, turn))
-      fail(ErrorCode::kDeadlineExceeded, "agent of {}: what {} had posted is still being sent", name_,
+      fail(ErrorCode::kDeadlineExceeded, "agent of {}: what {} had posted is still being sent"_message, name_,
            current_->name());
-    if (session->stop_requested()) fail(ErrorCode::kCancelled, "agent of {}: interrupted", name_);
+    if (session->stop_requested()) fail(ErrorCode::kCancelled, "agent of {}: interrupted"_message, name_);
     current_ = session;
   }
 

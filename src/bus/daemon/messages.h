@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "base/message.h"
 #include "base/process.h"
 #include "bus/registration/manifest.h"
 #include "peer/handshake.h"
@@ -76,7 +77,7 @@ template <typename Fields, typename Time>
 void timeout_field(Fields& f, std::string_view name, Time& timeout) {
   int64_t nanoseconds = timeout.count();
   f(name, nanoseconds);
-  f.require(nanoseconds >= 0, "agent: a timeout of {} ns", nanoseconds);
+  f.require(nanoseconds >= 0, "agent: a timeout of {} ns"_message, nanoseconds);
   if constexpr (kFills<Fields>) timeout = Timeout(nanoseconds);
 }
 

@@ -164,7 +164,7 @@ void WorkerSession::hasten() {
 Status WorkerSession::why_gone(bool vanished) const {
   if (!vanished) return {};
   const bool died = await_end(worker_, Deadline::after(kProcessEnds));
-  return failed(ErrorCode::kPeerLost, "the worker of {} has {}", rank_name(options_.job, options_.rank),
+  return failed(ErrorCode::kPeerLost, "the worker of {} has {}"_message, rank_name(options_.job, options_.rank),
                 died ? "died" : "gone");
 }
 
@@ -176,7 +176,7 @@ void WorkerSession::end(bool vanished) {
     const MutexLock lock(mutex_);
     // All that waits has been told to stop.
     if (!idle_.wait_until(mutex_, Deadline::after(kLongestCall), [this]() REQUIRES(mutex_) { return serving_ == 0; }))
-      log().error("{}: {} calls do not end", name(), serving_);
+      log().error("{}: {} calls do not end"_message, name(), serving_);
     batches = std::exchange(batches_, {});
     for (const auto& [id, operation] : operations_)
       if (operation) operations.push_back(operation);
@@ -202,7 +202,7 @@ void WorkerSession::end(bool vanished) {
                      [this]() REQUIRES(mutex_) { return operations_.empty(); });
     bus = bus_;
   }
-  if (commands_) commands_->close(failed(ErrorCode::kCancelled, "{} has gone", name()));
+  if (commands_) commands_->close(failed(ErrorCode::kCancelled, "{} has gone"_message, name()));
   for (auto& [number, registered] : batches) close(*registered.batch, why);
   batches.clear();
   if (commands_) show_queue(*bus, {});
@@ -259,16 +259,16 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
 std::shared_ptr<PairClient> WorkerSession::pair(uint32_t number) const {
   const MutexLock lock(mutex_);
   const auto it = pairs_.find(number);
-  if (it == pairs_.end()) fail(ErrorCode::kNotFound, "agent: {} has no pair {}", name(), number);
+  if (it == pairs_.end()) fail(ErrorCode::kNotFound, "agent: {} has no pair {}"_message, name(), number);
   return it->second;
 }
 
 std::shared_ptr<BatchImpl> WorkerSession::batch(uint32_t number) const {
   const MutexLock lock(mutex_);
   if (retired_)
-    fail(ErrorCode::kPeerLost, "agent of {}: the session has ended", rank_name(options_.job, options_.rank));
+    fail(ErrorCode::kPeerLost, "agent of {}: the session has ended"_message, rank_name(options_.job, options_.rank));
   const auto it = batches_.find(number);
-  if (it == batches_.end()) fail(ErrorCode::kNotFound, "agent: {} has no batch {}", name(), number);
+  if (it == batches_.end()) fail(ErrorCode::kNotFound, "agent: {} has no batch {}"_message, name(), number);
   return it->second.batch;
 }
 
@@ -281,7 +281,7 @@ WorkerSession::Found WorkerSession::operation(uint64_t command) const {
 std::shared_ptr<BusClient> WorkerSession::bus() const {
   const MutexLock lock(mutex_);
   if (!bus_)
-    fail(ErrorCode::kNotFound, "agent of {}: there is no such session any more",
+    fail(ErrorCode::kNotFound, "agent of {}: there is no such session any more"_message,
          rank_name(options_.job, options_.rank));
   return bus_;
 }
@@ -309,11 +309,11 @@ int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {
       return 1;
     case AgentMessage::kClosePair: {
       const std::shared_ptr<PairClient> closed = remove_pair(call.object);
-      if (!closed) fail(ErrorCode::kNotFound, "agent: {} has no pair {}", name(), call.object);
+      if (!closed) fail(ErrorCode::kNotFound, "agent: {} has no pair {}"_message, name(), call.object);
       return 1;
     }
     default:
-      fail(ErrorCode::kInvalidArgument, "agent: message {} is no call", static_cast<int>(type));
+      fail(ErrorCode::kInvalidArgument, "agent: message {} is no call"_message, static_cast<int>(type));
   }
 }
 
@@ -335,7 +335,7 @@ Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd
   std::shared_ptr<LentMemory> lent;
   UniqueFd lender;
   if (call.lent_bytes > 0) {
-    if (fds.empty()) fail(ErrorCode::kInvalidArgument, "agent: {} lends memory and gives no socket", name());
+    if (fds.empty()) fail(ErrorCode::kInvalidArgument, "agent: {} lends memory and gives no socket"_message, name());
     lender = std::move(fds.back());
     fds.pop_back();
     lent = std::make_shared<LentMemory>(call.lent_bytes, worker_, name());
@@ -355,7 +355,7 @@ Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd
     if (tensor.place) {
       const std::span<std::byte> memory = memory_of(tensor);
       if (memory.empty() || tensor.place->offset > memory.size())
-        fail(ErrorCode::kInvalidArgument, "tensor {}: it lies at {} of arena {}, which {} has not given",
+        fail(ErrorCode::kInvalidArgument, "tensor {}: it lies at {} of arena {}, which {} has not given"_message,
              tensor.spec.name, tensor.place->offset, tensor.place->arena, name());
       tensor.spec.data = memory.data() + tensor.place->offset;
     }
@@ -369,8 +369,9 @@ Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd
     const ByteExtent extent = tensors[i].extent();
     const auto offset = static_cast<int64_t>(call.tensors[i].place->offset);
     if (offset + extent.begin < 0 || extent.end > bytes - offset)
-      fail(ErrorCode::kInvalidArgument, "tensor {}: its bytes {} to {} around {} are not within the {} of its arena",
-           tensors[i].name, extent.begin, extent.end, offset, bytes);
+      fail(ErrorCode::kInvalidArgument,
+           "tensor {}: its bytes {} to {} around {} are not within the {} of its arena"_message, tensors[i].name,
+           extent.begin, extent.end, offset, bytes);
   }
   std::shared_ptr<BatchImpl> batch;
   if (lent) {
@@ -415,13 +416,13 @@ void WorkerSession::execute(const Command& command, Replier& replier) {
       return replier.succeed(message_bytes(BatchFigures{.stats = found->stats()}));
     }
   }
-  fail(ErrorCode::kInvalidArgument, "agent: command {} is unknown", command.type);
+  fail(ErrorCode::kInvalidArgument, "agent: command {} is unknown"_message, command.type);
 }
 
 void WorkerSession::transfer(const Command& command, Replier& replier) {
   const auto serving = Serving::begin(shared_from_this());
   if (!serving)
-    fail(ErrorCode::kPeerLost, "agent of {}: the session has ended", rank_name(options_.job, options_.rank));
+    fail(ErrorCode::kPeerLost, "agent of {}: the session has ended"_message, rank_name(options_.job, options_.rank));
   const auto wanted = read_message<TransferCommand>(command.payload, name());
   const std::shared_ptr<BatchImpl> with = batch(wanted.batch);
   const auto type = static_cast<AgentCommand>(command.type);
@@ -469,7 +470,7 @@ void WorkerSession::begin_transfer(AgentCommand type, uint64_t id, const Transfe
     OperationState state = state_of(*operation);
     const MutexLock lock(self->mutex_);
     if (self->retired_ && state.status.code() == ErrorCode::kCancelled)  // not by the worker
-      state.status = failed(ErrorCode::kPeerLost, "agent of {}: the session has ended: {}",
+      state.status = failed(ErrorCode::kPeerLost, "agent of {}: the session has ended: {}"_message,
                             rank_name(self->options_.job, self->options_.rank), state.status.message());
     owed->succeed(message_bytes(state));
     self->operations_.erase(id);

@@ -45,7 +45,7 @@ void Lender::quiesce() {
   bool asked = false;
   const bool posted = loop_.post([&] {
     link_->poll();
-    end(failed(ErrorCode::kCancelled, "{}: the operation has ended", name_));
+    end(failed(ErrorCode::kCancelled, "{}: the operation has ended"_message, name_));
     const MutexLock lock(mutex_);
     asked = true;
     idle_.notify_all();
@@ -86,7 +86,7 @@ void Lender::handle(Frame& frame) {
       const uint32_t number = given.run;
       Entry& entry = this->entry(number);
       if (!entry.made || !entry.make.stream || entry.run || frame.fds.empty())
-        fail(ErrorCode::kMismatch, "lent memory: GiveStream for run {} out of turn", number);
+        fail(ErrorCode::kMismatch, "lent memory: GiveStream for run {} out of turn"_message, number);
       if (!entry.failed.ok()) return;
       return build(number, entry, {.transport = std::move(given.transport), .fds = std::move(frame.fds)});
     }
@@ -104,13 +104,14 @@ void Lender::handle(Frame& frame) {
       return link_->send(
           Synced{.number = parse<Sync>(frame.payload).number, .status = std::exchange(failed_, Status())});
     default:
-      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+      fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
   }
 }
 
 Lender::Entry& Lender::entry(uint32_t number) {
   const auto it = runs_.find(number);
-  if (it == runs_.end() || it->second.dropped) fail(ErrorCode::kMismatch, "lent memory: run {} is unknown", number);
+  if (it == runs_.end() || it->second.dropped)
+    fail(ErrorCode::kMismatch, "lent memory: run {} is unknown"_message, number);
   return it->second;
 }
 
@@ -119,16 +120,16 @@ Lender::Entry& Lender::entry(uint32_t number) {
 // What is lent for a run comes before it is made.
 Lender::Entry& Lender::unmade(uint32_t number, size_t more) {
   if (runs_.size() >= kMaxLentRuns && !runs_.contains(number))
-    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxLentRuns);
+    fail(ErrorCode::kMismatch, "lent memory: more than {} runs"_message, kMaxLentRuns);
   Entry& entry = runs_[number];
   if (entry.made || entry.own.size() + entry.peer_keys.size() + more > kMaxLentRegions)
-    fail(ErrorCode::kMismatch, "lent memory: {} regions for run {} out of turn", more, number);
+    fail(ErrorCode::kMismatch, "lent memory: {} regions for run {} out of turn"_message, more, number);
   return entry;
 }
 
 void Lender::lend_arenas(const LendArenas& lend, std::vector<UniqueFd> fds) {
   if (lend.arenas.size() != fds.size())
-    fail(ErrorCode::kMismatch, "lent memory: {} arenas with {} descriptors", lend.arenas.size(), fds.size());
+    fail(ErrorCode::kMismatch, "lent memory: {} arenas with {} descriptors"_message, lend.arenas.size(), fds.size());
   Entry& entry = unmade(lend.run, fds.size());
   for (size_t i = 0; i < fds.size(); ++i) {
     try {
@@ -148,10 +149,10 @@ void Lender::lend_keys(LendKeys lend, std::vector<UniqueFd> fds) {
 
 void Lender::make_run(MakeRun make) {
   if (runs_.size() >= kMaxLentRuns && !runs_.contains(make.run))
-    fail(ErrorCode::kMismatch, "lent memory: more than {} runs", kMaxLentRuns);
+    fail(ErrorCode::kMismatch, "lent memory: more than {} runs"_message, kMaxLentRuns);
   const uint32_t number = make.run;
   Entry& entry = runs_[number];
-  if (entry.made) fail(ErrorCode::kMismatch, "lent memory: run {} is made twice", number);
+  if (entry.made) fail(ErrorCode::kMismatch, "lent memory: run {} is made twice"_message, number);
   entry.made = true;
   entry.make = std::move(make);
   entry.done = std::make_unique<LoopSignal>(loop_, [this, number] { handle_done(number); });
@@ -168,7 +169,7 @@ void Lender::build(uint32_t number, Entry& entry, StreamEnd end) {
                                                           : pull_run(entry, std::move(stream));
   } catch (const std::exception&) {
     entry.failed = failed_ = status_of_current_exception();
-    log_event(LogLevel::warn, "run.failed", {{"peer", link_->name()}}, "{}: run {} for {}: {}", name_, number,
+    log_event(LogLevel::warn, "run.failed", {{"peer", link_->name()}}, "{}: run {} for {}: {}"_message, name_, number,
               link_->name(), entry.failed.message());
   }
   entry.make.routes = {};
@@ -183,30 +184,31 @@ std::byte* Lender::resolve(const Entry& entry, const RouteRegion& what, DType dt
                            bool writes) const {
   if (place.kind == LentPlace::Kind::kTensor) {
     if (writes == sends_)
-      fail(ErrorCode::kMismatch, "lent memory: tensor {} is {}, not {}", place.tensor, sends_ ? "sent" : "received",
-           writes ? "written" : "read");
+      fail(ErrorCode::kMismatch, "lent memory: tensor {} is {}, not {}"_message, place.tensor,
+           sends_ ? "sent" : "received", writes ? "written" : "read");
     if (place.tensor >= tensors_.size() || tensors_[place.tensor].empty())
-      fail(ErrorCode::kMismatch, "lent memory: tensor {} of {} is not lent", place.tensor, tensors_.size());
+      fail(ErrorCode::kMismatch, "lent memory: tensor {} of {} is not lent"_message, place.tensor, tensors_.size());
     const LocalTensor& tensor = tensors_[place.tensor];
     if (tensor.dtype != dtype || static_cast<size_t>(tensor.array.owned.ndim()) != what.shape.size() ||
         tensor.array.owned.intersect(what.region) != what.region)
-      fail(ErrorCode::kMismatch, "lent memory: tensor {}: {} of {} is not within {} of {}", tensor.name,
+      fail(ErrorCode::kMismatch, "lent memory: tensor {}: {} of {} is not within {} of {}"_message, tensor.name,
            what.region.to_string(), to_string(dtype), tensor.array.owned.to_string(), to_string(tensor.dtype));
     place.array = tensor.array;
     return tensor.data;
   }
   const auto arena = entry.own.find(place.memory.key);
   if (place.kind != LentPlace::Kind::kAgent || arena == entry.own.end())
-    fail(ErrorCode::kMismatch, "lent memory: tensor {}: memory in arena {}, which was not lent", what.tensor,
+    fail(ErrorCode::kMismatch, "lent memory: tensor {}: memory in arena {}, which was not lent"_message, what.tensor,
          place.memory.key);
   const ByteExtent extent = extent_of(dtype, place.array.owned.extents(), place.array.strides);
   if (writes && !arena->second.writable)
-    fail(ErrorCode::kMismatch, "lent memory: tensor {}: arena {} is not to be written", what.tensor, place.memory.key);
+    fail(ErrorCode::kMismatch, "lent memory: tensor {}: arena {} is not to be written"_message, what.tensor,
+         place.memory.key);
   const uint64_t bytes = arena->second.memory->bytes();
   const auto before = static_cast<uint64_t>(-extent.begin);
   if (place.memory.offset > bytes || place.memory.bytes > bytes - place.memory.offset || place.origin != before ||
       static_cast<uint64_t>(extent.end) + before > place.memory.bytes)
-    fail(ErrorCode::kMismatch, "lent memory: tensor {}: {} bytes at {} of an arena of {}", what.tensor,
+    fail(ErrorCode::kMismatch, "lent memory: tensor {}: {} bytes at {} of an arena of {}"_message, what.tensor,
          place.memory.bytes, place.memory.offset, bytes);
   return arena->second.memory->data() + place.memory.offset + place.origin;
 }
@@ -224,7 +226,7 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<By
   }
   auto program = std::make_shared<SourceProgram>(routes, SourceOptions{.digest = make.digest});
   if (program->fills_stream() != make.stream)
-    fail(ErrorCode::kMismatch, "lent memory: a run {} a stream, and its tensors want it otherwise",
+    fail(ErrorCode::kMismatch, "lent memory: a run {} a stream, and its tensors want it otherwise"_message,
          make.stream ? "with" : "without");
   if (stream) entry.pool = std::make_unique<WorkerPool>(1, "tessera-fill");
   WorkerPool& pool = stream ? *entry.pool : this->pool(source_pool_, "tessera-src");
@@ -240,7 +242,7 @@ std::shared_ptr<const Connection> Lender::connect_to_peer(Entry& entry) const {
       registry, Endpoint{.process = entry.make.peer, .name = entry.make.peer_name}, self());
   for (uint32_t i = 0; i < entry.peer_keys.size(); ++i) {
     if (entry.peer_keys[i].transport == within)
-      fail(ErrorCode::kMismatch, "lent memory: key {} of {} is for memory of this very process", i,
+      fail(ErrorCode::kMismatch, "lent memory: key {} of {} is for memory of this very process"_message, i,
            entry.make.peer_name);
     memory->add_key(i, std::move(entry.peer_keys[i]));
   }
@@ -254,7 +256,7 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Byte
   std::vector<PullRoute> routes;
   for (const LentRoute& route : make.routes) {
     if (within == (route.src.kind == LentPlace::Kind::kPeer))
-      fail(ErrorCode::kMismatch, "lent memory: tensor {}: a source in the wrong place", route.what.tensor);
+      fail(ErrorCode::kMismatch, "lent memory: tensor {}: a source in the wrong place"_message, route.what.tensor);
     LentPlace src = route.src;
     LentPlace dst = route.dst;
     PullRoute& made = routes.emplace_back();
@@ -276,7 +278,7 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Byte
   auto program =
       std::make_shared<PullProgram>(memory, routes, PullOptions{.digest = make.digest, .private_access = path});
   if (program->wants_stream() != make.stream)
-    fail(ErrorCode::kMismatch, "lent memory: a run {} a stream, and its tensors want it otherwise",
+    fail(ErrorCode::kMismatch, "lent memory: a run {} a stream, and its tensors want it otherwise"_message,
          make.stream ? "with" : "without");
   return std::make_unique<PullRun>(
       std::move(program), pool(pull_pool_, "tessera-pull"), [signal = entry.done.get()] { signal->raise(); },
@@ -289,9 +291,9 @@ void Lender::start(uint32_t number, uint32_t epoch) {
   Entry& entry = this->entry(number);
   if (!entry.failed.ok())
     return link_->send(RunEnded{.run = number, .epoch = epoch, .bytes = 0, .status = entry.failed, .digests = {}});
-  if (!entry.run) fail(ErrorCode::kMismatch, "lent memory: run {} is started before it is made", number);
+  if (!entry.run) fail(ErrorCode::kMismatch, "lent memory: run {} is started before it is made"_message, number);
   if (entry.next || (entry.running && !entry.ending))
-    fail(ErrorCode::kMismatch, "lent memory: run {} is started twice", number);
+    fail(ErrorCode::kMismatch, "lent memory: run {} is started twice"_message, number);
   entry.next = epoch;
   begin_deferred();
 }
@@ -351,7 +353,7 @@ void Lender::drop(uint32_t number) {
     return;
   }
   entry.dropped = true;
-  abort(entry, failed(ErrorCode::kCancelled, "{}: the agent has given a run up", name_));
+  abort(entry, failed(ErrorCode::kCancelled, "{}: the agent has given a run up"_message, name_));
 }
 
 }  // namespace tessera::bus

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/message.h"
 #include "base/socket.h"
 #include "base/testing.h"
 #include "bus/session/versions.h"
@@ -140,7 +141,7 @@ TEST(Lender, FillsAStreamAndStopsWhenItIsAborted) {
   worker.send(source(1, true, {{.what = rows(2, 4), .src = kLentTensor, .dst = {}}}));
   worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});  // nobody drains it
-  worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died")});
+  worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died"_message)});
   const auto aborted = worker.next<RunEnded>();
   EXPECT_EQ(aborted.status.code(), ErrorCode::kPeerLost);
   EXPECT_THAT(aborted.status.message(), HasSubstr("it has died"));
@@ -164,7 +165,7 @@ TEST(Lender, BeginsAgainOnceARunThatWasGivenUpHasEnded) {
   worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   worker.send(source(2, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   worker.send(StartRun{.run = 1, .epoch = 1});  // nobody drains it
-  worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it is stopped")});
+  worker.send(AbortRun{.run = 1, .status = failed(ErrorCode::kPeerLost, "it is stopped"_message)});
   worker.send(StartRun{.run = 2, .epoch = 2});  // no other run overtakes it
   worker.send(StartRun{.run = 1, .epoch = 2});
   const auto first = worker.next<RunEnded>();
@@ -290,7 +291,7 @@ TEST(Lender, ARunThatIsAbortedBeforeItBeginsEndsToo) {
   const auto ring = BounceRing::create();
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
-  const AbortRun abort{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died")};
+  const AbortRun abort{.run = 1, .status = failed(ErrorCode::kPeerLost, "it has died"_message)};
   worker.send(StartRun{.run = 1, .epoch = 1});
   worker.send(abort);
   worker.send(StartRun{.run = 1, .epoch = 2});

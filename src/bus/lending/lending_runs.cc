@@ -27,7 +27,8 @@ class LendingPulls final : public LocalPulls {
     LocalPulls::add_slot(routes, Access::kStream);
     const LentMemory::Peer from{.process = peer_.process, .name = peer_.name, .keys = keys_};
     const bool stream = program(slots() - 1)->wants_stream();
-    if (stream && slots() > 1) fail(ErrorCode::kMismatch, "{} slots in memory that is lent: one is possible", slots());
+    if (stream && slots() > 1)
+      fail(ErrorCode::kMismatch, "{} slots in memory that is lent: one is possible"_message, slots());
     runs_.push_back(lent_.make_pull(from, routes, digest_, stream, [this] { done_(); }));
   }
   void make_runs(StreamEnd end, const RunDone& done) override {

@@ -18,7 +18,7 @@ LentMemory::LentMemory(uint64_t bytes, const Incarnation& worker, std::string wo
     : worker_(worker), name_(std::move(worker_name)), bytes_(bytes) {
   void* const data = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED)
-    fail(ErrorCode::kResourceExhausted, "{}: {} bytes of addresses for what it lends: {}", name_, bytes,
+    fail(ErrorCode::kResourceExhausted, "{}: {} bytes of addresses for what it lends: {}"_message, name_, bytes,
          std::strerror(errno));
   data_ = static_cast<std::byte*>(data);
 }
@@ -50,11 +50,12 @@ void LentMemory::connect(Agent& agent, UniqueFd socket, std::function<void(const
 void LentMemory::close() {
   on_lost_ = nullptr;
   if (link_) link_->close();
-  lose(failed(ErrorCode::kCancelled, "{}: the batch is closed", name_));
+  lose(failed(ErrorCode::kCancelled, "{}: the batch is closed"_message, name_));
 }
 
 void LentMemory::lose(const Status& status) {
-  const Status lost = failed(status.code(), "{}; what it lends is lost: register the batch again", status.message());
+  const Status lost =
+      failed(status.code(), "{}; what it lends is lost: register the batch again"_message, status.message());
   {
     const MutexLock lock(mutex_);
     if (!lost_.ok()) return;
@@ -95,7 +96,7 @@ void LentMemory::handle(Frame& frame) {
       return changed_.notify_all();
     }
     default:
-      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+      fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
   }
 }
 
@@ -103,7 +104,8 @@ void LentMemory::handle_ended(RunEnded ended) {
   LentRun* const run = find(ended.run);
   if (run == nullptr || !run->running_ || run->epoch_ != ended.epoch) return;  // one that was given up meanwhile
   if (ended.status.ok() && ended.digests.size() != run->digests_.size())
-    fail(ErrorCode::kMismatch, "RunEnded: {} digests where there are {}", ended.digests.size(), run->digests_.size());
+    fail(ErrorCode::kMismatch, "RunEnded: {} digests where there are {}"_message, ended.digests.size(),
+         run->digests_.size());
   if (ended.status.ok()) run->digests_ = std::move(ended.digests);
   run->set_bytes_done(ended.bytes);
   run->end(ended.status);
@@ -126,8 +128,8 @@ void LentMemory::sync(const Deadline& deadline, const std::stop_token& stop) {
   StopDetector detector;
   const auto next_look = [&] { return Deadline::after(std::min(deadline.left(), kStopPeriod)); };
   while (!changed_.wait_until(mutex_, stop, next_look(), over)) {
-    if (stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: the wait for it was interrupted", name_);
-    if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer", name_);
+    if (stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: the wait for it was interrupted"_message, name_);
+    if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: it does not answer"_message, name_);
     detector.look(name_, worker_).throw_if_error();
   }
   lost_.throw_if_error();
@@ -154,7 +156,7 @@ class LentMemory::Maker {
     if (const auto tensor = tensor_at(dtype, array, data))
       return {.kind = LentPlace::Kind::kTensor, .tensor = *tensor, .memory = {}, .array = {}};
     const auto found = SharedHeap::process().locate(data + extent.begin, bytes);
-    if (!found) fail(ErrorCode::kInternal, "{}: a run over memory that is neither its nor its agent's", memory_.name_);
+    if (!found) fail_internal("{}: a run over memory that is neither its nor its agent's", memory_.name_);
     arenas_[found->arena->id()].arena = found->arena;
     arenas_[found->arena->id()].writable |= writes;
     return {.kind = LentPlace::Kind::kAgent,

@@ -10,7 +10,8 @@ static void check_within(const Region& region, const Shape& shape) {
   for (int d = 0; within && d < region.ndim(); ++d)
     within = region.dim(d).intervals().back().end <= shape[static_cast<size_t>(d)];
   if (!within)
-    fail(ErrorCode::kInvalidArgument, "MakeRun: {} of a tensor of {}", region.to_string(), to_string_shape(shape));
+    fail(ErrorCode::kInvalidArgument, "MakeRun: {} of a tensor of {}"_message, region.to_string(),
+         to_string_shape(shape));
 }
 
 void write_region(const Region& region, ByteWriter& out) {
@@ -26,7 +27,7 @@ void write_region(const Region& region, ByteWriter& out) {
 
 Region read_region(ByteReader& in) {
   const auto ndim = in.get<uint8_t>();
-  if (ndim > kMaxDims) fail(ErrorCode::kInvalidArgument, "MakeRun: a region of {} dims", ndim);
+  if (ndim > kMaxDims) fail(ErrorCode::kInvalidArgument, "MakeRun: a region of {} dims"_message, ndim);
   std::vector<IntervalSet> dims;
   for (int d = 0; d < ndim; ++d) {
     std::vector<Interval> intervals;
@@ -36,11 +37,11 @@ Region read_region(ByteReader& in) {
       interval.end = in.get<Index>();
       const Index after = intervals.empty() ? -1 : intervals.back().end;
       if (interval.begin <= after || interval.end <= interval.begin || interval.end > kMaxElements)
-        fail(ErrorCode::kInvalidArgument, "MakeRun: the interval [{}, {}) after {}", interval.begin, interval.end,
-             after);
+        fail(ErrorCode::kInvalidArgument, "MakeRun: the interval [{}, {}) after {}"_message, interval.begin,
+             interval.end, after);
       intervals.push_back(interval);
     }
-    if (intervals.empty()) fail(ErrorCode::kInvalidArgument, "MakeRun: a region that holds nothing");
+    if (intervals.empty()) fail(ErrorCode::kInvalidArgument, "MakeRun: a region that holds nothing"_message);
     dims.push_back(IntervalSet::of_sorted(intervals));
   }
   Region region(std::move(dims));
@@ -58,9 +59,11 @@ void check_place(const RouteRegion& what, const LentPlace& place) {
   const LocalArray& array = place.array;
   check_within(array.owned, what.shape);
   if (array.strides.size() != what.shape.size())
-    fail(ErrorCode::kInvalidArgument, "MakeRun: {} strides for {} dims", array.strides.size(), what.shape.size());
+    fail(ErrorCode::kInvalidArgument, "MakeRun: {} strides for {} dims"_message, array.strides.size(),
+         what.shape.size());
   if (array.owned.intersect(what.region) != what.region)
-    fail(ErrorCode::kInvalidArgument, "MakeRun: {} is not within {}", what.region.to_string(), array.owned.to_string());
+    fail(ErrorCode::kInvalidArgument, "MakeRun: {} is not within {}"_message, what.region.to_string(),
+         array.owned.to_string());
 }
 
 }  // namespace tessera::bus

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/message.h"
 #include "base/process.h"
 #include "codec/simd/digest.h"
 #include "exec/walk/route.h"
@@ -74,7 +75,7 @@ Region read_region(ByteReader& in);
 template <typename Fields, typename Dims>
 void dims_field(Fields& f, std::string_view name, Dims& dims) {
   short_list_field(f, name, dims,
-                   [&](uint8_t count) { f.require(count <= kMaxDims, "MakeRun: a tensor of {} dims", count); });
+                   [&](uint8_t count) { f.require(count <= kMaxDims, "MakeRun: a tensor of {} dims"_message, count); });
 }
 
 // One end of a route: a local array and where it lies.
@@ -169,7 +170,7 @@ struct StartRun {
   static void fields(auto& f, auto& self) {
     f("run", self.run);
     f("epoch", self.epoch);
-    f.require(self.epoch != 0, "StartRun: epoch 0");
+    f.require(self.epoch != 0, "StartRun: epoch 0"_message);
   }
 };
 
@@ -180,7 +181,7 @@ struct AbortRun {
   static void fields(auto& f, auto& self) {
     f("run", self.run);
     status_field(f, self.status);
-    f.require(!self.status.ok(), "AbortRun: without an error");
+    f.require(!self.status.ok(), "AbortRun: without an error"_message);
   }
 };
 

@@ -57,22 +57,24 @@ void AmaxExchange::adopt(std::shared_ptr<Link> link) {
 void AmaxExchange::handle_leader(Frame& frame) {
   switch (frame.type) {
     case kCode<Prepared>:
-      if (std::exchange(prepared_, true)) fail(ErrorCode::kMismatch, "Prepared out of turn");
+      if (std::exchange(prepared_, true)) fail(ErrorCode::kMismatch, "Prepared out of turn"_message);
       leader_->send(Joins{.keys = keys_});
       return events_.ready_changed();
     case kCode<Agreed>:
       heard_ = parse<Agreed>(frame.payload, {.amaxes = std::move(heard_.amaxes)});
       return handle_agreed(heard_);
     default:
-      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+      fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
   }
 }
 
 void AmaxExchange::accept(Caller caller) {
   const Rank rank = caller.hello.rank;
-  if (!leads() || rank == 0) fail(ErrorCode::kMismatch, "{} collects no amaxes: rank 0 does", agent_.identity().name());
+  if (!leads() || rank == 0)
+    fail(ErrorCode::kMismatch, "{} collects no amaxes: rank 0 does"_message, agent_.identity().name());
   if (followers_.contains(rank))
-    fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", agent_.identity().name(), caller.link->name());
+    fail(ErrorCode::kAlreadyExists, "{}: {} is attached already"_message, agent_.identity().name(),
+         caller.link->name());
   caller.link->set_handlers([this, rank](Frame& frame) { handle_follower(rank, frame); },
                             [this, rank](const Status& status) { lose(status, &followers_.at(rank)); },
                             [this, rank](const Detach& detach) {
@@ -91,7 +93,7 @@ void AmaxExchange::handle_follower(Rank rank, Frame& frame) {
   Follower& follower = followers_.at(rank);
   if (frame.type == kCode<Joins> && !follower.joined) return handle_joins(follower, parse<Joins>(frame.payload));
   if (frame.type == kCode<Amaxes> && follower.joined) return handle_report(rank, follower, frame);
-  fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+  fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
 }
 
 void AmaxExchange::handle_joins(Follower& follower, Joins joins) {
@@ -175,7 +177,7 @@ void AmaxExchange::handle_agreed(const Agreed& agreed) {
   require_known(agreed.finding);
   const bool whole = agreed.status.ok() && !agreed.finding.any();
   if (agreed.version != version_ || (whole && agreed.amaxes.size() != keys_.size()))
-    fail(ErrorCode::kMismatch, "Agreed of version {} with {} amaxes where {} were asked for of version {}",
+    fail(ErrorCode::kMismatch, "Agreed of version {} with {} amaxes where {} were asked for of version {}"_message,
          agreed.version, agreed.amaxes.size(), keys_.size(), version_);
   finish(whole ? Status() : !agreed.status.ok() ? agreed.status : status_of(agreed.finding), agreed.amaxes);
 }
@@ -188,13 +190,13 @@ void AmaxExchange::handle_report(Rank rank, Follower& follower, Frame& frame) {
   require_known(report.finding);
   const bool whole = report.status.ok() && !report.finding.any();
   if (whole && report.amaxes.size() != follower.places.size())
-    fail(ErrorCode::kMismatch, "Amaxes of version {}: {} where {} keys have joined", report.version,
+    fail(ErrorCode::kMismatch, "Amaxes of version {}: {} where {} keys have joined"_message, report.version,
          report.amaxes.size(), follower.places.size());
   if (report.finding.any() && report.finding.rank != rank)
-    fail(ErrorCode::kMismatch, "Amaxes of version {} tell of what rank {} has found", report.version,
+    fail(ErrorCode::kMismatch, "Amaxes of version {} tell of what rank {} has found"_message, report.version,
          report.finding.rank);
   if (report.epoch == 0 ? report.status.ok() : report.epoch < follower.report.epoch)
-    fail(ErrorCode::kMismatch, "Amaxes of version {} in epoch {} out of turn", report.version, report.epoch);
+    fail(ErrorCode::kMismatch, "Amaxes of version {} in epoch {} out of turn"_message, report.version, report.epoch);
   if (report.epoch == 0) {
     follower.passed = std::max(follower.passed, report.version);
     const Status status = busy() ? has_passed(follower.name, version_) : Status();
@@ -342,8 +344,8 @@ void AmaxExchange::require_known(const NonfiniteFinding& finding) const {
                      finding.index < static_cast<uint64_t>(element_count(tensors[finding.tensor].shape)) &&
                      static_cast<size_t>(finding.rank) < setup_.view.own.size();
   if (!known)
-    fail(ErrorCode::kMismatch, "rank {} has found {} at element {} of tensor {}, which is not there", finding.rank,
-         finding.value, finding.index, finding.tensor);
+    fail(ErrorCode::kMismatch, "rank {} has found {} at element {} of tensor {}, which is not there"_message,
+         finding.rank, finding.value, finding.index, finding.tensor);
 }
 
 Status AmaxExchange::status_of(const NonfiniteFinding& finding) const {
@@ -355,13 +357,13 @@ Status AmaxExchange::status_of(const NonfiniteFinding& finding) const {
     rest /= tensor.shape[dim];
   }
   const char* value = std::isnan(finding.value) ? "nan" : finding.value < 0 ? "-inf" : "inf";
-  return failed(ErrorCode::kInvalidArgument, "tensor {}: {} at [{}] (rank {}): {} refuses what is not finite",
+  return failed(ErrorCode::kInvalidArgument, "tensor {}: {} at [{}] (rank {}): {} refuses what is not finite"_message,
                 tensor.name, value, fmt::join(place, ", "), rank_name(agent_.identity().job, finding.rank),
                 to_string(*tensor.wire));
 }
 
 Status AmaxExchange::not_collective(const Follower& follower) const {
-  return failed(ErrorCode::kMismatch, "{} sends version {}, {} version {}: send is collective", follower.name,
+  return failed(ErrorCode::kMismatch, "{} sends version {}, {} version {}: send is collective"_message, follower.name,
                 follower.report.version, agent_.identity().name(), version_);
 }
 
@@ -375,7 +377,7 @@ Status AmaxExchange::heard_from_here(const Status& status) const {
 }
 
 Status AmaxExchange::has_passed(const std::string& name, int64_t version) {
-  return failed(ErrorCode::kPeerLost, "{} has sent version {} already", name, version);
+  return failed(ErrorCode::kPeerLost, "{} has sent version {} already"_message, name, version);
 }
 
 }  // namespace tessera::bus

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/message.h"
 #include "peer/message.h"
 #include "tessera/error.h"
 #include "tessera/layout.h"
@@ -60,7 +61,7 @@ struct Joins {
   static void fields(auto& f, auto& self) {
     f.array("keys", self.keys, kMaxAmaxes);
     const auto disorder = std::ranges::adjacent_find(self.keys, std::greater_equal<>{});
-    f.require(disorder == self.keys.end(), "Joins: keys out of order at {}", disorder - self.keys.begin());
+    f.require(disorder == self.keys.end(), "Joins: keys out of order at {}"_message, disorder - self.keys.begin());
   }
 };
 
@@ -78,18 +79,19 @@ struct AmaxValues {
     constexpr std::string_view kName = kNameOf<type>;
     f("version", self.version);
     f("epoch", self.epoch);
-    f.require(self.version >= 1, "{}: version {}", kName, self.version);
+    f.require(self.version >= 1, "{}: version {}"_message, kName, self.version);
     heard_status_field(f, self.status);
     f("finding", self.finding);
     const NonfiniteFinding& found = self.finding;
-    f.require(!found.any() || (found.rank >= 0 && !std::isfinite(found.value)), "{}: rank {} has found {}", kName,
-              found.rank, found.value);
+    f.require(!found.any() || (found.rank >= 0 && !std::isfinite(found.value)), "{}: rank {} has found {}"_message,
+              kName, found.rank, found.value);
     f.array("amaxes", self.amaxes, kMaxAmaxes);
     const auto bad = std::ranges::find_if_not(
         self.amaxes, [](float amax) { return std::isfinite(amax) && amax >= 0 && !std::signbit(amax); });
-    if (bad != self.amaxes.end()) f.require(false, "{}: an amax of {}: they are finite, and 0 or more", kName, *bad);
-    f.require(self.amaxes.empty() || (self.status.ok() && !found.any()), "{}: {} amaxes, and a reason for having none",
-              kName, self.amaxes.size());
+    if (bad != self.amaxes.end())
+      f.require(false, "{}: an amax of {}: they are finite, and 0 or more"_message, kName, *bad);
+    f.require(self.amaxes.empty() || (self.status.ok() && !found.any()),
+              "{}: {} amaxes, and a reason for having none"_message, kName, self.amaxes.size());
   }
 };
 using Amaxes = AmaxValues<AmaxMessage::kAmaxes>;

@@ -97,7 +97,7 @@ void DeltaEncoder::abort(const Status& status) {
 }
 
 std::string DeltaEncoder::awaited(int64_t version) const {
-  return fmt::format("version {} to be compared with the last one", version);
+  return fmt::format("version {} to be compared with the last one"_message, version);
 }
 
 void DeltaEncoder::finish() {
@@ -124,7 +124,7 @@ void DeltaEncoder::count_fruitless(const Slot& slot) {
   if (++fruitless_ != kFruitless) return;
   log_event(LogLevel::warn, "delta.fruitless", {{"with", setup_.view.peer_job}},
             "batch {} of pair {}: in {} versions no delta was smaller than what it stands for: without deltas they "
-            "would come sooner, and take less memory",
+            "would come sooner, and take less memory"_message,
             setup_.batch, setup_.view.name, kFruitless);
 }
 

@@ -111,7 +111,7 @@ std::string Preparation::missing() const {
 
 std::string Preparation::awaited() const {
   const PreparationStep* step = present()->step;
-  return step == nullptr ? fmt::format("version {} to be copied", version_) : step->awaited(version_);
+  return step == nullptr ? fmt::format("version {} to be copied"_message, version_) : step->awaited(version_);
 }
 
 std::vector<Link*> Preparation::links() const {

@@ -101,7 +101,7 @@ void Quantizer::require_few_keys() const {
   fail(ErrorCode::kResourceExhausted,
        "batch {} of pair {}: ranks would have to agree on {} amaxes before they quantise, and {} are possible: tensor "
        "{} has {} matrices with one each, and its layout {} cuts {} blocks of {} here: let edges fall between blocks, "
-       "or ask for another wire format for it, or for none",
+       "or ask for another wire format for it, or for none"_message,
        setup_.batch, setup_.view.name, sum, kMaxAmaxes, tensors[most].name, matrices[most],
        tensors[most].src.to_string(), blocks[most], to_string(*tensors[most].wire));
 }
@@ -249,7 +249,7 @@ Status Quantizer::check_range(std::span<const float> amaxes) const {
       if (amax != 0 && (amax < codec::kLeastNvAmax || amax > codec::kMostNvAmax))
         return failed(ErrorCode::kInvalidArgument,
                       "tensor {}: the amax of matrix {} is {}: nvfp4 takes 0 and {} to {}: rescale it, or ask for "
-                      "another wire format",
+                      "another wire format"_message,
                       tensors[t].name, m, amax, codec::kLeastNvAmax, codec::kMostNvAmax);
     }
   }
@@ -290,13 +290,13 @@ void Quantizer::finish(const Status& status) {
 std::string Quantizer::missing() const {
   const std::string names = waits_for();
   return names.empty() ? "it was still being quantised"
-                       : fmt::format("{} have not told the amaxes of what is quantised", names);
+                       : fmt::format("{} have not told the amaxes of what is quantised"_message, names);
 }
 
 std::string Quantizer::awaited(int64_t version) const {
   const std::string names = waits_for();
-  return names.empty() ? fmt::format("version {} to be quantised", version)
-                       : fmt::format("{} to tell the amaxes of version {}", names, version);
+  return names.empty() ? fmt::format("version {} to be quantised"_message, version)
+                       : fmt::format("{} to tell the amaxes of version {}"_message, names, version);
 }
 
 std::string Quantizer::waits_for() const {

@@ -244,11 +244,11 @@ void Reducer::detach(const Status& why) {
 }
 
 std::string Reducer::missing() const {
-  return fmt::format("{} have not offered their terms of the Partial tensors", fmt::join(waiting_for(), ", "));
+  return fmt::format("{} have not offered their terms of the Partial tensors"_message, fmt::join(waiting_for(), ", "));
 }
 
 std::string Reducer::awaited(int64_t version) const {
-  return fmt::format("{} to offer terms of version {}", fmt::join(waiting_for(), ", "), version);
+  return fmt::format("{} to offer terms of version {}"_message, fmt::join(waiting_for(), ", "), version);
 }
 
 }  // namespace tessera::bus

@@ -39,7 +39,7 @@ void Election::lower_min_version() {
 
 void Election::hear(const Chosen& chosen) {
   if (chosen.version < floor_ || chosen.epoch <= epoch_ || (chosen_ && chosen.epoch <= chosen_->epoch))
-    fail(ErrorCode::kMismatch, "Chosen of version {} in epoch {} out of turn", chosen.version, chosen.epoch);
+    fail(ErrorCode::kMismatch, "Chosen of version {} in epoch {} out of turn"_message, chosen.version, chosen.epoch);
   chosen_ = chosen;
 }
 
@@ -86,7 +86,7 @@ std::optional<Chosen> Election::announce() {
 void Election::note_got(Rank rank, const Got& got, bool staged) {
   uint32_t& last = got_[static_cast<size_t>(rank)];
   if (got.epoch != announced_ || last >= got.epoch)
-    fail(ErrorCode::kMismatch, "Got of epoch {} where {} was announced", got.epoch, announced_);
+    fail(ErrorCode::kMismatch, "Got of epoch {} where {} was announced"_message, got.epoch, announced_);
   last = got.epoch;
   if (got.reason.ok()) return;
   if (refusal_.ok())

@@ -71,7 +71,7 @@ BatchReport ReceiverBatch::report() const {
   BatchReport report = BatchImpl::report();
   const MutexLock lock(mutex_);
   for (const VersionWait& wait : version_waits_)
-    report.waits.push_back({.text = fmt::format("version {} to be on offer", wait.version),
+    report.waits.push_back({.text = fmt::format("version {} to be on offer"_message, wait.version),
                             .microseconds = microseconds_since(wait.since)});
   return report;
 }
@@ -127,10 +127,10 @@ int64_t ReceiverBatch::await_version(int64_t version, Timeout timeout, const std
     }
     forget();
     if (stop.stop_requested())
-      fail(ErrorCode::kCancelled, "{}: the wait of {} for version {} was interrupted", describe(), identity().name(),
-           version);
-    fail(ErrorCode::kDeadlineExceeded, "{}: {} waited {:.1f} s for version {}; the newest on offer is {}", describe(),
-         identity().name(), to_seconds(timeout), version, newest_.load());
+      fail(ErrorCode::kCancelled, "{}: the wait of {} for version {} was interrupted"_message, describe(),
+           identity().name(), version);
+    fail(ErrorCode::kDeadlineExceeded, "{}: {} waited {:.1f} s for version {}; the newest on offer is {}"_message,
+         describe(), identity().name(), to_seconds(timeout), version, newest_.load());
   }
   forget();
   if (newest_.load() < version) {
@@ -146,7 +146,7 @@ std::shared_ptr<OperationClient> ReceiverBatch::recv(std::optional<int64_t> min_
 
 std::shared_ptr<OperationClient> ReceiverBatch::stage(std::optional<int64_t> min_version, Timeout timeout) {
   if (!staged())
-    fail(ErrorCode::kInvalidArgument, "{}: {} accepts it in place: stage() wants Mode::kStaged", describe(),
+    fail(ErrorCode::kInvalidArgument, "{}: {} accepts it in place: stage() wants Mode::kStaged"_message, describe(),
          identity().name());
   return begin("stage", min_version, timeout);
 }
@@ -163,7 +163,7 @@ std::shared_ptr<Operation> ReceiverBatch::begin(const char* what, std::optional<
     const int64_t ready = staged_version_.load();
     const bool stages = std::string_view(what) == "stage";
     if (ready != 0 && stages)
-      fail(ErrorCode::kInvalidArgument, "{}: version {} is staged at {}: commit() it first", describe(), ready,
+      fail(ErrorCode::kInvalidArgument, "{}: version {} is staged at {}: commit() it first"_message, describe(), ready,
            identity().name());
     operation = begin_operation(what, timeout);
     min_version_ = min_version.value_or(0);
@@ -260,7 +260,7 @@ int64_t ReceiverBatch::commit() {
   setup_.agent->run_on_loop([&] {
     const int64_t ready = staged_version_.load();
     if (ready == 0)
-      fail(ErrorCode::kInvalidArgument, "{}: nothing is staged at {}: stage() comes first", describe(),
+      fail(ErrorCode::kInvalidArgument, "{}: nothing is staged at {}: stage() comes first"_message, describe(),
            identity().name());
     operation = begin_operation(kCommitName, std::chrono::hours(1));
     operation_->set_version(ready);
@@ -287,8 +287,8 @@ void ReceiverBatch::settle(Duration timeout) const {
   try {
     commit = setup_.rendezvous->decide(open->key, false, {}, std::min(timeout, Rendezvous::kDecisionTimeout));
   } catch (const Error& error) {
-    fail(ErrorCode::kUnavailable, "{}: {} does not know whether version {} was taken, and holds {}: {}", describe(),
-         identity().name(), open->version, version_.load(), error.what());
+    fail(ErrorCode::kUnavailable, "{}: {} does not know whether version {} was taken, and holds {}: {}"_message,
+         describe(), identity().name(), open->version, version_.load(), error.what());
   }
   {
     const MutexLock lock(mutex_);
@@ -335,10 +335,11 @@ void ReceiverBatch::ask(int64_t version, uint32_t epoch, bool commit) {
       verdict = setup_.rendezvous->decide(key, commit, before, Rendezvous::kDecisionTimeout) ? Decided::Verdict::kCommit
                                                                                              : Decided::Verdict::kAbort;
       if (verdict == Decided::Verdict::kAbort)
-        reason = failed(ErrorCode::kPeerLost, "a rank gave it up that had lost {}, or had waited too long for it",
-                        rank_name(identity().job, 0));
+        reason =
+            failed(ErrorCode::kPeerLost, "a rank gave it up that had lost {}, or had waited too long for it"_message,
+                   rank_name(identity().job, 0));
     } catch (const Error& error) {
-      reason = failed(ErrorCode::kUnavailable, "undecided: {}", error.what());
+      reason = failed(ErrorCode::kUnavailable, "undecided: {}"_message, error.what());
       const MutexLock lock(mutex_);
       undecided_ = Undecided{.version = version, .key = key, .session = session};
     }
@@ -357,7 +358,7 @@ void ReceiverBatch::on_closed() {
 
 void ReceiverBatch::fail_operation(const Status& status) {
   if (std::exchange(pending_, false))
-    end_operation(Status(status.code(), fmt::format("{}: {} while {} waited for a session", describe(),
+    end_operation(Status(status.code(), fmt::format("{}: {} while {} waited for a session"_message, describe(),
                                                     status.message(), identity().name())));
   else if (session_ && session_->deciding())
     session_->give_up_deciding(status);
@@ -366,7 +367,7 @@ void ReceiverBatch::fail_operation(const Status& status) {
 }
 
 std::string ReceiverBatch::waited() const {
-  return fmt::format("{}: {} waited {:.1f} s for version {} or newer", describe(), identity().name(),
+  return fmt::format("{}: {} waited {:.1f} s for version {} or newer"_message, describe(), identity().name(),
                      to_seconds(Clock::steady().now() - present_.start),
                      session_ ? session_->min_version() : min_version_);
 }
@@ -374,12 +375,12 @@ std::string ReceiverBatch::waited() const {
 void ReceiverBatch::on_deadline() {
   if (std::exchange(pending_, false)) {
     const ErrorCode code = absent_.ok() ? ErrorCode::kDeadlineExceeded : absent_.code();
-    end_operation(
-        failed(code, "{}, and no sending job is attached{}{}", waited(), absent_.ok() ? "" : ": ", absent_.message()));
+    end_operation(failed(code, "{}, and no sending job is attached{}{}"_message, waited(), absent_.ok() ? "" : ": ",
+                         absent_.message()));
   } else if (session_ && session_->waiting()) {
-    session_->end_wait(failed(ErrorCode::kDeadlineExceeded, "{}: missing {}", waited(), session_->missing()));
+    session_->end_wait(failed(ErrorCode::kDeadlineExceeded, "{}: missing {}"_message, waited(), session_->missing()));
   } else if (session_ && session_->deciding()) {
-    session_->give_up_deciding(failed(ErrorCode::kDeadlineExceeded, "missing {}", session_->missing()));
+    session_->give_up_deciding(failed(ErrorCode::kDeadlineExceeded, "missing {}"_message, session_->missing()));
   } else if (session_) {
     session_->fail_recv(session_->stalled());
   }
@@ -388,7 +389,8 @@ void ReceiverBatch::on_deadline() {
 bool ReceiverBatch::cancel_operation() {
   const bool waits = pending_ || (session_ && session_->waiting());
   if (!waits) return false;
-  const Status why = failed(ErrorCode::kCancelled, "{}: the recv of {} was cancelled", describe(), identity().name());
+  const Status why =
+      failed(ErrorCode::kCancelled, "{}: the recv of {} was cancelled"_message, describe(), identity().name());
   if (std::exchange(pending_, false))
     end_operation(why);
   else

@@ -81,12 +81,12 @@ std::vector<Link*> ReceiverSession::awaited_links() const {
 
 void ReceiverSession::accept(Caller caller) {
   if (!leads() || caller.attach.purpose != Attach::Purpose::kControl)
-    fail(ErrorCode::kMismatch, "{}: {} receives it and serves nothing", describe(), identity().name());
+    fail(ErrorCode::kMismatch, "{}: {} receives it and serves nothing"_message, describe(), identity().name());
   check_caller(caller, identity().job, setup_.view.own);
   const Rank rank = caller.hello.rank;
   const std::string name = caller.link->name();
   if (rank == 0 || own_ranks_.followers.contains(rank))
-    fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), name);
+    fail(ErrorCode::kAlreadyExists, "{}: {} is attached already"_message, describe(), name);
   caller.link->set_handlers(
       [this, rank](Frame& frame) {
         switch (frame.type) {
@@ -95,7 +95,7 @@ void ReceiverSession::accept(Caller caller) {
           case kCode<ProgressReport>:
             return handle_flow(parse<ProgressReport>(frame.payload));
           default:
-            fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+            fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
         }
       },
       [this](const Status& status) { break_session(status); },
@@ -147,7 +147,7 @@ void ReceiverSession::handle_leader(Frame& frame) {
     case kCode<ProgressReport>:
       return handle_flow(parse<ProgressReport>(frame.payload));
     default:
-      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+      fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
   }
 }
 
@@ -162,7 +162,7 @@ void ReceiverSession::on_pull_ready(PullLink& link) {
 void ReceiverSession::on_withdrawn(PullLink& link, int64_t version) {
   const std::optional<Chosen>& chosen = election_.chosen();
   if (chosen && chosen->version == version && !link.pulled(version))
-    election_.pass_up(failed(ErrorCode::kPeerLost, "{} has given up version {}", link.name(), version));
+    election_.pass_up(failed(ErrorCode::kPeerLost, "{} has given up version {}"_message, link.name(), version));
 }
 
 void ReceiverSession::on_offer(PullLink&) {
@@ -211,8 +211,9 @@ void ReceiverSession::begin(const Chosen& chosen) {
   failure_ = {};
   for (const auto& link : links_) link->forget_pulled();  // it may be one that was taken before, sent again
   if (taking_ < election_.wanted())
-    return refuse(failed(ErrorCode::kMismatch, "{}: {} chose version {}, {} wants at least {}: recv is collective",
-                         describe(), rank_name(identity().job, 0), taking_, identity().name(), election_.wanted()));
+    return refuse(failed(ErrorCode::kMismatch,
+                         "{}: {} chose version {}, {} wants at least {}: recv is collective"_message, describe(),
+                         rank_name(identity().job, 0), taking_, identity().name(), election_.wanted()));
   phase_ = Phase::kPulling;
   owner_.on_chosen(taking_);
   progress_seen_ = 0;
@@ -325,7 +326,7 @@ void ReceiverSession::end_vote(Decided::Verdict verdict, const Status& reason) {
     election_.took(taking_);
     return end_recv({});
   }
-  end_recv(Status(reason.code(), fmt::format("{}: version {} is not taken by {}: {}", describe(), taking_,
+  end_recv(Status(reason.code(), fmt::format("{}: version {} is not taken by {}: {}"_message, describe(), taking_,
                                              identity().name(), reason.message())));
 }
 
@@ -352,7 +353,7 @@ void ReceiverSession::fail_recv(const Status& status) {
   if (phase_ == Phase::kIdle || phase_ == Phase::kFailing || phase_ == Phase::kVoting) return;
   const bool waiting = phase_ == Phase::kWaiting;
   failure_ = Status(status.code(),
-                    fmt::format("{}: {} while {} {}", describe(), status.message(), identity().name(),
+                    fmt::format("{}: {} while {} {}"_message, describe(), status.message(), identity().name(),
                                 waiting ? "waited for a version" : fmt::format("received version {}", taking_)));
   if (waiting) {
     end_recv(failure_);
@@ -409,18 +410,18 @@ Status ReceiverSession::stalled() const {
   std::vector<std::string> names;
   for (const auto& link : links_)
     if (link->busy()) names.push_back(link->name());
-  return failed(ErrorCode::kDeadlineExceeded, "no progress for {:.0f} s from {}", to_seconds(setup_.stall),
+  return failed(ErrorCode::kDeadlineExceeded, "no progress for {:.0f} s from {}"_message, to_seconds(setup_.stall),
                 fmt::join(names, ", "));
 }
 
 std::string ReceiverSession::awaited() const {
   if (phase_ == Phase::kVoting && decision_.asked())
-    return fmt::format("the store to say what becomes of version {}", taking_);
-  if (phase_ == Phase::kVoting && leads()) return fmt::format("the others to take version {}", taking_);
+    return fmt::format("the store to say what becomes of version {}"_message, taking_);
+  if (phase_ == Phase::kVoting && leads()) return fmt::format("the others to take version {}"_message, taking_);
   if (phase_ == Phase::kVoting)
-    return fmt::format("{} to say what becomes of version {}", rank_name(identity().job, 0), taking_);
+    return fmt::format("{} to say what becomes of version {}"_message, rank_name(identity().job, 0), taking_);
   if (!leads() || !election_.all_have_announced()) return missing();
-  return fmt::format("{} to offer version {}", missing(), min_version());
+  return fmt::format("{} to offer version {}"_message, missing(), min_version());
 }
 
 Progress ReceiverSession::sample() const {

@@ -173,8 +173,9 @@ BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends
     const std::string key = batch_key(records_, job, static_cast<Rank>(rank));
     BatchRecord record = read_record<BatchRecord>(key, items.at(key).value);
     if (record.sends != sends)
-      fail(ErrorCode::kMismatch, "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts",
-           pair_, batch_, rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
+      fail(ErrorCode::kMismatch,
+           "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts"_message, pair_, batch_,
+           rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
            job == identity().job ? peer_job_ : identity().job);
     side.digest = side.digest && record.digest;
     side.delta = side.delta && record.delta;

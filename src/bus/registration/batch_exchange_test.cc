@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/message.h"
 #include "base/mutex.h"
 #include "base/thread.h"
 #include "peer/wait_list.h"
@@ -65,7 +66,7 @@ class Member {
       const Deadline deadline = Deadline::after(kLimit);
       while (!over) {
         if (std::ranges::all_of(all, same)) return agreement.session;
-        if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "the others have another session");
+        if (deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "the others have another session"_message);
         std::this_thread::yield();
       }
     }

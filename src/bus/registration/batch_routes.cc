@@ -78,7 +78,7 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
     try {
       planner.add({tensor.shape, tensor.src_dtype, tensor.wire}, tensor.src, tensor.dst.shifted(sender_world));
     } catch (const Error& error) {
-      fail(error.code(), "tensor {}: {}", tensor.name, error.what());
+      fail(error.code(), "tensor {}: {}"_message, tensor.name, error.what());
     }
   }
   SenderRoutes sender(routes, match, sender_world, own);

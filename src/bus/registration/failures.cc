@@ -46,7 +46,7 @@ Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord
   const bool own_affair =
       record.status.code() == ErrorCode::kCancelled || record.status.code() == ErrorCode::kDeadlineExceeded;
   return Status(own_affair ? ErrorCode::kPeerLost : record.status.code(),
-                fmt::format("{} gave up: {}", whose, record.status.message()));
+                fmt::format("{} gave up: {}"_message, whose, record.status.message()));
 }
 
 bool BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline,
@@ -77,10 +77,10 @@ bool BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& 
     if (it == left.end()) continue;
     const FailureRecord record = read_record<FailureRecord>(key, it->second.value);
     if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
-    fail(record.status.code(), "{}: {}", what, record.status.message());
+    fail(record.status.code(), "{}: {}"_message, what, record.status.message());
   }
   if (dead.empty()) return true;
-  fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered", what, rank_name(side.job, dead.front()),
+  fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered"_message, what, rank_name(side.job, dead.front()),
        in_order ? "left" : "died");
 }
 

@@ -23,20 +23,21 @@ void LayoutTable::parse() {
     layouts_.push_back(Layout::parse(text));
     ranks += layouts_.back().mesh().ranks().size();
     if (ranks > kMaxLayoutRanks)
-      fail(ErrorCode::kInvalidArgument, "{}: its layouts have more than {} ranks together", what_, kMaxLayoutRanks);
+      fail(ErrorCode::kInvalidArgument, "{}: its layouts have more than {} ranks together"_message, what_,
+           kMaxLayoutRanks);
   }
 }
 
 Layout LayoutTable::take(uint32_t number, std::string_view tensor) {
   if (lacking_ == Lacking::kAllowed && number == kNone) return {};
   if (number >= layouts_.size())
-    fail(ErrorCode::kInvalidArgument, "{}: tensor {} refers to layout {} of {}", what_, tensor, number,
+    fail(ErrorCode::kInvalidArgument, "{}: tensor {} refers to layout {} of {}"_message, what_, tensor, number,
          layouts_.size());
   for (const Placement& placement : layouts_[number].placements())
     if (const auto* ragged = std::get_if<RaggedShard>(&placement)) bounds_ += ragged->bounds.size();
   if (bounds_ > kMaxBounds)
-    fail(ErrorCode::kInvalidArgument, "{}: the ragged shards of its tensors have more than {} bounds together", what_,
-         kMaxBounds);
+    fail(ErrorCode::kInvalidArgument, "{}: the ragged shards of its tensors have more than {} bounds together"_message,
+         what_, kMaxBounds);
   return layouts_[number];
 }
 

@@ -79,7 +79,7 @@ void require_disjoint(std::span<const LocalTensor* const> tensors) {
   for (const Footprint& one : cluster) {
     if (one.runs() > kMaxRuns - std::min(kMaxRuns, runs.size()))
       fail(ErrorCode::kInvalidArgument,
-           "tensor {}: it lies in more than {} pieces among others' or its own: give it strides that nest",
+           "tensor {}: it lies in more than {} pieces among others' or its own: give it strides that nest"_message,
            one.tensor->name, kMaxRuns);
     one.for_each_run([&](const Extent& run) { runs.emplace_back(run, one.tensor); });
   }
@@ -90,10 +90,11 @@ void require_disjoint(std::span<const LocalTensor* const> tensors) {
     const LocalTensor& b = *runs[i].second;
     if (&a == &b)
       fail(ErrorCode::kInvalidArgument,
-           "tensor {}: its strides make elements share memory, which a destination must not", a.name);
-    fail(ErrorCode::kInvalidArgument,
-         "tensors {} and {} overlap in memory at {}: destinations must be apart, or the same tensor to the last stride",
-         a.name, b.name, fmt::ptr(runs[i].first.first));
+           "tensor {}: its strides make elements share memory, which a destination must not"_message, a.name);
+    fail(
+        ErrorCode::kInvalidArgument,
+        "tensors {} and {} overlap in memory at {}: destinations must be apart, or the same tensor to the last stride"_message,
+        a.name, b.name, fmt::ptr(runs[i].first.first));
   }
 }
 
@@ -110,18 +111,18 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
   for (const TensorSpec& spec : specs) {
     const std::string where = fmt::format("tensor {} of {}", spec.name, identity.name());
     if (spec.name.empty() || spec.name.size() > kMaxNameBytes)
-      fail(ErrorCode::kInvalidArgument, "{}: a name has 1 to {} bytes", where, kMaxNameBytes);
-    if (!names.insert(spec.name).second) fail(ErrorCode::kInvalidArgument, "{}: registered twice", where);
+      fail(ErrorCode::kInvalidArgument, "{}: a name has 1 to {} bytes"_message, where, kMaxNameBytes);
+    if (!names.insert(spec.name).second) fail(ErrorCode::kInvalidArgument, "{}: registered twice"_message, where);
     try {
       element_count(spec.shape);
       Layout layout = (spec.layout.mesh().size() == 0 ? none : spec.layout).bind(spec.shape);
       for (const Rank rank : layout.mesh().ranks())
         if (rank >= identity.world)
-          fail(ErrorCode::kInvalidArgument, "layout {} names rank {}, the job has {}", layout.to_string(), rank,
+          fail(ErrorCode::kInvalidArgument, "layout {} names rank {}, the job has {}"_message, layout.to_string(), rank,
                identity.world);
       const Region owned = layout.owned(spec.shape, identity.rank);
       if (!owned.empty() && spec.data == nullptr)
-        fail(ErrorCode::kInvalidArgument, "this rank holds {} elements of it under {}, but gave no memory",
+        fail(ErrorCode::kInvalidArgument, "this rank holds {} elements of it under {}, but gave no memory"_message,
              owned.size(), layout.to_string());
       if (!spec.planes.empty()) {
         const DType codes = require_planes(spec, layout);

@@ -35,7 +35,7 @@ void require_unique_names(std::span<const ManifestEntry> entries) {
   std::unordered_set<std::string_view> names;
   for (const ManifestEntry& entry : entries)
     if (!names.insert(entry.name).second)
-      fail(ErrorCode::kInvalidArgument, "manifest: tensor {} occurs twice", entry.name);
+      fail(ErrorCode::kInvalidArgument, "manifest: tensor {} occurs twice"_message, entry.name);
 }
 
 bool equal(const ManifestEntry& a, const ManifestEntry& b) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "base/message.h"
 #include "bus/registration/layout_table.h"
 #include "tessera/bus.h"
 #include "tessera/dtype.h"
@@ -31,7 +32,8 @@ void source_field(Fields& f, Tensor& tensor) {
   short_list_field(
       f, "slices", tensor.source.slices,
       [&](uint8_t dims) {
-        f.require(dims <= kMaxDims, "tensor {}: a slice of {} dims, at most {} are known", tensor.name, dims, kMaxDims);
+        f.require(dims <= kMaxDims, "tensor {}: a slice of {} dims, at most {} are known"_message, tensor.name, dims,
+                  kMaxDims);
       },
       [](auto& g, auto& slice) {
         g("begin", slice.begin);
@@ -52,7 +54,7 @@ class WireByte {
   static void field(Fields& f, Tensor& tensor) {
     WireByte wire(tensor.wire, tensor.planes, tensor.fused);
     f("wire", wire.byte_);
-    f.require(wire.is_known(), "tensor {}: unknown wire format {}", tensor.name, wire.byte_);
+    f.require(wire.is_known(), "tensor {}: unknown wire format {}"_message, tensor.name, wire.byte_);
     if constexpr (kFills<Fields>) wire.fill(tensor.wire, tensor.planes, tensor.fused);
     if (wire.has(kFused)) f("fused", tensor.fused.name, kMaxNameBytes);
     if (!tensor.fused.place || !wire.has(kPlaced)) return;
@@ -60,7 +62,7 @@ class WireByte {
     f("row", row);
     f("column", column);
     f.require(std::min(row, column) >= 0 && std::max(row, column) <= kMaxPlace,
-              "tensor {}: a part of a fused matrix at [{}, {}]", tensor.name, row, column);
+              "tensor {}: a part of a fused matrix at [{}, {}]"_message, tensor.name, row, column);
   }
 
  private:
@@ -92,7 +94,8 @@ void entries_field(Fields& f, Entries& entries) {
     g("name", entry.name, kMaxNameBytes);
     g("dtype", entry.dtype, kLastDType);
     short_list_field(g, "shape", entry.shape, [&](uint8_t dims) {
-      g.require(dims <= kMaxDims, "manifest: tensor {} has {} dims, at most {} are known", entry.name, dims, kMaxDims);
+      g.require(dims <= kMaxDims, "manifest: tensor {} has {} dims, at most {} are known"_message, entry.name, dims,
+                kMaxDims);
     });
     if constexpr (kReads<Fields>) element_count(entry.shape);
     layouts.field(g, entry.name, entry.layout);

@@ -48,7 +48,7 @@ class Findings {
   void throw_if_any(std::string_view what) const {
     if (count_ == 0) return;
     const std::string more = count_ > kMaxFindings ? fmt::format("; and {} more", count_ - kMaxFindings) : "";
-    fail(ErrorCode::kMismatch, "{}: {}{}", what, fmt::join(lines_, "; "), more);
+    fail(ErrorCode::kMismatch, "{}: {}{}"_message, what, fmt::join(lines_, "; "), more);
   }
 
  private:
@@ -130,7 +130,7 @@ Match::Tensor source_tensor(const ManifestEntry& offered, const ManifestEntry& t
   const std::vector<Slice>& slices = taken.source.slices;
   if (slices.empty()) return tensor;
   if (bits_of(offered.dtype) < 8)
-    fail(ErrorCode::kUnimplemented, "a slice of {}, whose elements share bytes", to_string(offered.dtype));
+    fail(ErrorCode::kUnimplemented, "a slice of {}, whose elements share bytes"_message, to_string(offered.dtype));
   tensor.of = {.shape = offered.shape, .layout = offered.layout, .slices = slices};
   tensor.shape = sliced_shape(offered.shape, slices);
   tensor.src = sliced_layout(offered.layout, offered.shape, slices).bind(tensor.shape);
@@ -223,8 +223,9 @@ void require_few_ranks(const Manifest& sender, const Takers& wanted, const std::
         std::ranges::count_if(it->second, [](const ManifestEntry* taken) { return taken->source != TensorSource{}; });
     ranks += takers * offered.layout.mesh().size();
     if (ranks > kMaxSourceRanks)
-      fail(ErrorCode::kMismatch, "tensor {}: sources that {} names are of meshes of more than {} ranks together",
-           offered.name, receiver_job, kMaxSourceRanks);
+      fail(ErrorCode::kMismatch,
+           "tensor {}: sources that {} names are of meshes of more than {} ranks together"_message, offered.name,
+           receiver_job, kMaxSourceRanks);
   }
 }
 
@@ -294,7 +295,7 @@ Manifest merge(const std::string& job, const Manifest& rank0, std::span<const Ma
     }
     merged.entries.push_back(std::move(entry));
   }
-  findings.throw_if_any(fmt::format("the ranks of job {} disagree", job));
+  findings.throw_if_any(fmt::format("the ranks of job {} disagree"_message, job));
   return merged;
 }
 
@@ -323,7 +324,7 @@ Match match(const Manifest& sender, const std::string& sender_job, const Manifes
     if (wanted.contains(source_of(entry)))
       findings.add("tensor {}: {} does not offer {}", entry.name, sender_job,
                    source_of(entry) == entry.name ? "it" : source_of(entry));
-  findings.throw_if_any(fmt::format("jobs {} and {} do not match", sender_job, receiver_job));
+  findings.throw_if_any(fmt::format("jobs {} and {} do not match"_message, sender_job, receiver_job));
   return matched;
 }
 

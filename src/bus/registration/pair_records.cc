@@ -32,12 +32,13 @@ bool PairRecords::complete(const std::string& job) const {
   const auto& [first_rank, first] = *it->second.begin();
   for (const auto& [rank, record] : it->second) {
     if (record.rank.world != first.rank.world)
-      fail(ErrorCode::kMismatch, "world: {} says {}, {} says {}", rank_name(job, rank), record.rank.world,
+      fail(ErrorCode::kMismatch, "world: {} says {}, {} says {}"_message, rank_name(job, rank), record.rank.world,
            rank_name(job, first_rank), first.rank.world);
     if (rank >= record.rank.world)
-      fail(ErrorCode::kMismatch, "rank: {} is not below its world of {}", rank_name(job, rank), record.rank.world);
+      fail(ErrorCode::kMismatch, "rank: {} is not below its world of {}"_message, rank_name(job, rank),
+           record.rank.world);
     if (record.peer != first.peer)
-      fail(ErrorCode::kMismatch, "peer: {} wants to be joined with job {}, {} with {}", rank_name(job, rank),
+      fail(ErrorCode::kMismatch, "peer: {} wants to be joined with job {}, {} with {}"_message, rank_name(job, rank),
            record.peer, rank_name(job, first_rank), first.peer);
   }
   return it->second.size() == static_cast<size_t>(first.rank.world);

@@ -38,7 +38,7 @@ void require_whole_blocks(const TensorSpec& spec, const Layout& layout, Plane pl
       fail(
           ErrorCode::kInvalidArgument,
           "layout {} cuts dim {} of shape {} at {}, inside a block of {} x {} of its {} plane in {}: the nearest edges "
-          "between blocks are {} and {}: choose a mesh or bounds (G{}[0;...]) that cut there, or take it dequantised",
+          "between blocks are {} and {}: choose a mesh or bounds (G{}[0;...]) that cut there, or take it dequantised"_message,
           layout.to_string(), dim, to_string_shape(spec.shape), edge, block.rows, block.columns, to_string(plane),
           to_string(*spec.wire), before, std::min(before + length, size), dim);
     }
@@ -49,18 +49,20 @@ void require_whole_blocks(const TensorSpec& spec, const Layout& layout, Plane pl
 
 DType require_planes(const TensorSpec& spec, const Layout& layout) {
   if (!spec.wire)
-    fail(ErrorCode::kInvalidArgument, "it is to be received into planes ({}) of no format: name it in TensorSpec::wire",
+    fail(ErrorCode::kInvalidArgument,
+         "it is to be received into planes ({}) of no format: name it in TensorSpec::wire"_message,
          to_string(spec.planes));
   if (spec.shape.size() < 2)
-    fail(ErrorCode::kInvalidArgument, "shape {} is none of a matrix, or of a stack of them, which {} is made of",
+    fail(ErrorCode::kInvalidArgument,
+         "shape {} is none of a matrix, or of a stack of them, which {} is made of"_message,
          to_string_shape(spec.shape), to_string(*spec.wire));
   if (!spec.fused.name.empty())
     fail(ErrorCode::kUnimplemented,
-         "it is a part of {}, and parts are received dequantised: register planes of a tensor of its own",
+         "it is a part of {}, and parts are received dequantised: register planes of a tensor of its own"_message,
          spec.fused.name);
   if (!spec.strides.empty())
-    fail(ErrorCode::kInvalidArgument, "it has strides, and planes of {} lie in one block of memory: leave them out",
-         to_string(*spec.wire));
+    fail(ErrorCode::kInvalidArgument,
+         "it has strides, and planes of {} lie in one block of memory: leave them out"_message, to_string(*spec.wire));
   const QuantSpec format{.format = *spec.wire};
   for (const Plane plane : {Plane::kRow, Plane::kColumn}) {
     if (!(plane == Plane::kRow ? spec.planes.row : spec.planes.column)) continue;

@@ -24,7 +24,8 @@ void begin_record(ByteWriter& out) {
 ByteReader begin_record(std::string_view key, std::string_view value) {
   ByteReader in(std::as_bytes(std::span(value)), key);
   if (const auto version = in.get<uint16_t>(); version != kRecordVersion)
-    fail(ErrorCode::kMismatch, "store key {}: record version {}, this release reads {}", key, version, kRecordVersion);
+    fail(ErrorCode::kMismatch, "store key {}: record version {}, this release reads {}"_message, key, version,
+         kRecordVersion);
   return in;
 }
 
@@ -37,7 +38,7 @@ std::string write_manifest(const ManifestRecord& record) {
   if (value.size() > kMaxStoreValueBytes)
     fail(
         ErrorCode::kInvalidArgument,
-        "the manifest of {} tensors takes {} bytes, the store holds at most {} a value: register it as several batches",
+        "the manifest of {} tensors takes {} bytes, the store holds at most {} a value: register it as several batches"_message,
         record.manifest.entries.size(), value.size(), kMaxStoreValueBytes);
   return value;
 }

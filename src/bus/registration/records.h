@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "base/message.h"
 #include "base/process.h"
 #include "bus/registration/manifest.h"
 #include "peer/identity.h"
@@ -41,7 +42,7 @@ struct RankRecord {
   static void fields(auto& f, auto& self) {
     f("incarnation", self.incarnation);
     f("world", self.world);
-    f.require(self.world >= 1 && self.world <= kMaxWorld, "store key {}: a world of {}", f.what(), self.world);
+    f.require(self.world >= 1 && self.world <= kMaxWorld, "store key {}: a world of {}"_message, f.what(), self.world);
     f("address", self.address, 108);
     f("release", self.release, 64);
     f("worker", self.worker);
@@ -97,7 +98,7 @@ struct BatchRecord {
     f("delta", self.delta);
     f("version", self.version);
     f("newest", self.newest);
-    f.require(self.version >= 0 && self.newest >= self.version, "store key {}: version {} of {}", f.what(),
+    f.require(self.version >= 0 && self.newest >= self.version, "store key {}: version {} of {}"_message, f.what(),
               self.version, self.newest);
     f("hash", self.hash, 16);
     f("diff", self.diff);
@@ -132,7 +133,7 @@ struct FailureRecord {
     f("of", self.of);
     ErrorCode code = self.status.code();
     error_code_field(f, code, [&](uint8_t byte) {
-      f.require(byte != 0 && byte <= kLastErrorCode, "store key {}: unknown error code {}", f.what(), byte);
+      f.require(byte != 0 && byte <= kLastErrorCode, "store key {}: unknown error code {}"_message, f.what(), byte);
     });
     status_text_field(f, code, self.status, 64 << 10);
     f("seen", self.seen, kMaxSeen);

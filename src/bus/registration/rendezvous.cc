@@ -73,9 +73,9 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
     rung = alarm.arm();  // what rings from now on is seen to in the next round
     tell();
     const TimePoint now = Clock::steady().now();
-    const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}{}", waited.what, identity_.name(),
-                                         to_seconds(now - start), waited.missing(seen), outage);
-    if (stop.stop_requested()) throw Error(ErrorCode::kCancelled, text + ": interrupted");
+    const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}{}"_message, waited.what,
+                                         identity_.name(), to_seconds(now - start), waited.missing(seen), outage);
+    if (stop.stop_requested()) throw Error(ErrorCode::kCancelled, fmt::format("{}: interrupted"_message, text));
     if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
     if (waited.look && !background && (rang || look.passed()))
       look = outage.empty() && waited.look(seen) ? Deadline::at(TimePoint::max()) : Deadline::after(kStorePiece);
@@ -98,11 +98,11 @@ void Rendezvous::claim(const CallLimits& limits) {
     const Liveness liveness = liveness_of(holder.incarnation);
     if (liveness == Liveness::kAlive)
       fail(ErrorCode::kAlreadyExists,
-           "duplicate rank: {} is {} already, and this is {}: give each process its own rank", identity_.name(),
+           "duplicate rank: {} is {} already, and this is {}: give each process its own rank"_message, identity_.name(),
            holder.incarnation.to_string(), own_.incarnation.to_string());
     if (liveness == Liveness::kUnknowable && !holder.incarnation.is_superseded_by(own_.incarnation)) {
       log_event(LogLevel::warn, "rank.held", {{"job", identity_.job}, {"rank", identity_.rank}},
-                "{} is held by a process that cannot be seen from here ({}): waiting for its lease to end",
+                "{} is held by a process that cannot be seen from here ({}): waiting for its lease to end"_message,
                 identity_.name(), holder.incarnation.to_string());
       wait(
           key, [&](const StoreView& view) { return !view.contains(key); },
@@ -152,7 +152,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     const PairRecords& records = met.emplace(read(view));
     try {
       records.throw_if_failed();
-      if (limits.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it", peer_job);
+      if (limits.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it"_message, peer_job);
       const bool own = records.complete(identity_.job);
       return records.complete(peer_job) && own;
     } catch (const Error& error) {
@@ -281,7 +281,7 @@ bool Rendezvous::decide(const std::string& key, bool commit, const std::string& 
   try {
     const TransactionResult result = store_.transact(transaction, timeout);
     const auto it = result.current.find(key);
-    if (it == result.current.end()) fail(ErrorCode::kUnavailable, "the store has no {}", key);
+    if (it == result.current.end()) fail(ErrorCode::kUnavailable, "the store has no {}"_message, key);
     return it->second.value == "commit";
   } catch (const Error& error) {
     throw Error(ErrorCode::kUnavailable, error.what());

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/message.h"
+
 namespace tessera::bus {
 
 bool reading(const ReceiverLinks& links) {
@@ -29,7 +31,7 @@ std::string who_has_not_taken(const ReceiverLinks& links, int64_t version) {
     (link->taking() == version ? slow : absent).push_back(link->name());
   }
   std::string text;
-  if (!absent.empty()) text = fmt::format("{} did not come to take it", fmt::join(absent, ", "));
+  if (!absent.empty()) text = fmt::format("{} did not come to take it"_message, fmt::join(absent, ", "));
   if (!slow.empty()) text += fmt::format("{}{} did not finish", text.empty() ? "" : "; ", fmt::join(slow, ", "));
   return text;
 }

@@ -40,7 +40,7 @@ void SenderBatch::watch_jobs_again() {
   } catch (const Error& error) {
     const LogScope scope = log_scope();
     log_event(LogLevel::warn, "jobs.unwatched", {},
-              "jobs that come to receive are not seen until the store answers: {}", error.what());
+              "jobs that come to receive are not seen until the store answers: {}"_message, error.what());
     setup_.agent->run_on_loop([&] {
       loop().add_timer_after(kPauseOfWatching, [weak = weak_from_this()] {
         if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->meet_also({});
@@ -169,7 +169,7 @@ std::vector<std::string> SenderBatch::waits_for() const {
   for (const auto& [job, session] : sessions_)
     if (session->offering()) texts.push_back(session->awaited());
   if (staged() && !copying_.target)
-    texts.push_back(fmt::format("one of {} snapshots that nobody reads", slots_.size()));
+    texts.push_back(fmt::format("one of {} snapshots that nobody reads"_message, slots_.size()));
   if (!staged() && texts.empty())
     for (const auto& meeting : meetings_) texts.push_back(fmt::format("job {} to register", meeting->job()));
   return texts;
@@ -187,8 +187,8 @@ std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> versio
   setup_.agent->run_on_loop([&] {
     const int64_t next = version.value_or(newest_ + 1);
     if (next <= version_.load())
-      fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already", describe(),
-           next, version_.load(), identity().name());
+      fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already"_message,
+           describe(), next, version_.load(), identity().name());
     const auto whole = [](const auto& entry) { return !entry.second->broken(); };
     if (!closed_ && !staged() && std::ranges::none_of(sessions_, whole))
       std::exchange(unreported_, {}).throw_if_error();
@@ -266,7 +266,7 @@ void SenderBatch::leave_newcomers() {
   if (offering_ == 0 || ending_ || !taken_ || std::ranges::any_of(sessions_, at_it)) return;
   for (const auto& [job, session] : sessions_)
     if (session->offering() && !session->undecided(offering_))
-      session->fail_offer(failed(ErrorCode::kCancelled, "all others have it"));
+      session->fail_offer(failed(ErrorCode::kCancelled, "all others have it"_message));
 }
 
 // A job that was lost is no failure as long as another one has the version.
@@ -301,7 +301,7 @@ SenderBatch::Withdrawal SenderBatch::try_withdraw(int64_t version) {
     if (session->undecided(version)) return Withdrawal::kUndecided;
   if (version == offering_) {
     if (staged() && copying_.target) return Withdrawal::kUndecided;  // until it is copied
-    fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn", version));
+    fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn"_message, version));
   } else {
     *slot = {};
     for (const auto& [job, session] : sessions_) session->clear(static_cast<uint32_t>(slot - slots_.begin()));
@@ -341,7 +341,7 @@ bool SenderBatch::withdraw(int64_t version) {
 // The sessions bound how long that takes.
 void SenderBatch::await_readers() {
   if (!staged()) return;
-  const Status why = failed(ErrorCode::kPeerLost, "{} has closed the batch", identity().name());
+  const Status why = failed(ErrorCode::kPeerLost, "{} has closed the batch"_message, identity().name());
   setup_.agent->run_on_loop([&] {
     for (const auto& [job, session] : sessions_) session->leave(why);
   });
@@ -371,7 +371,7 @@ Status SenderBatch::nobody_attached() const {
     text += fmt::format("{}job {}{}{}", text.empty() ? "" : "; ", job, why.ok() ? "" : ": ", why.message());
     if (!why.ok()) code = why.code();
   }
-  return failed(code, "{}: {} waited {:.1f} s to send version {}, and no job is attached{}{}", describe(),
+  return failed(code, "{}: {} waited {:.1f} s to send version {}, and no job is attached{}{}"_message, describe(),
                 identity().name(), to_seconds(Clock::steady().now() - present_.start), offering_,
                 text.empty() ? "" : ": ", text);
 }
@@ -380,10 +380,10 @@ void SenderBatch::on_deadline() {
   if (offering_ == 0) return;
   if (staged() && copying_.target && copying_.preparing.empty()) return;  // the copy is on its way
   if (staged() && !copying_.target)
-    return fail_operation(
-        failed(ErrorCode::kDeadlineExceeded,
-               "{}: {} waited {:.1f} s to send version {}: all {} snapshots are being read: allow more", describe(),
-               identity().name(), to_seconds(Clock::steady().now() - present_.start), offering_, slots_.size()));
+    return fail_operation(failed(
+        ErrorCode::kDeadlineExceeded,
+        "{}: {} waited {:.1f} s to send version {}: all {} snapshots are being read: allow more"_message, describe(),
+        identity().name(), to_seconds(Clock::steady().now() - present_.start), offering_, slots_.size()));
   if (!any_offering()) return fail_operation(nobody_attached());
   // Jobs that are all at it, and were heard of lately, go on.
   const TimePoint now = Clock::steady().now();
@@ -395,8 +395,8 @@ void SenderBatch::on_deadline() {
       continue;
     }
     ending_ = true;
-    session->fail_offer(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}", to_seconds(now - present_.start),
-                               session->who_has_not_taken()));
+    session->fail_offer(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}"_message,
+                               to_seconds(now - present_.start), session->who_has_not_taken()));
   }
   if (offering_ != 0 && until != TimePoint::max()) set_deadline(Deadline::at(until));
 }
@@ -407,7 +407,7 @@ bool SenderBatch::cancel_operation() {
   const auto begun = [&](const auto& entry) { return entry.second->begun(offering_); };
   if (std::ranges::any_of(sessions_, begun)) return false;
   observe_withdrawal(offering_);
-  fail_operation(failed(ErrorCode::kCancelled, "the send was cancelled"));
+  fail_operation(failed(ErrorCode::kCancelled, "the send was cancelled"_message));
   return true;
 }
 

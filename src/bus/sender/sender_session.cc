@@ -70,11 +70,11 @@ std::vector<Session::Linked> SenderSession::linked() const {
 void SenderSession::accept(Caller caller) {
   const bool reduces = caller.attach.purpose == Attach::Purpose::kReduce;
   if (caller.attach.purpose == Attach::Purpose::kControl)
-    fail(ErrorCode::kMismatch, "{}: {} offers it and chooses no version", describe(), identity().name());
+    fail(ErrorCode::kMismatch, "{}: {} offers it and chooses no version"_message, describe(), identity().name());
   if (caller.attach.purpose == Attach::Purpose::kAgree) {
     Quantizer* quantizer = preparation_.quantizer();
     if (quantizer == nullptr)
-      fail(ErrorCode::kMismatch, "{}: {} quantises nothing of it", describe(), identity().name());
+      fail(ErrorCode::kMismatch, "{}: {} quantises nothing of it"_message, describe(), identity().name());
     check_caller(caller, identity().job, setup_.view.own);
     return quantizer->exchange().accept(std::move(caller));
   }
@@ -83,9 +83,10 @@ void SenderSession::accept(Caller caller) {
   auto& links = reduces ? owners_ : receivers_;
   const Rank rank = caller.hello.rank;
   if (links.contains(rank))
-    fail(ErrorCode::kAlreadyExists, "{}: {} is attached already", describe(), caller.link->name());
+    fail(ErrorCode::kAlreadyExists, "{}: {} is attached already"_message, describe(), caller.link->name());
   if (!reduces && !setup_.routes.connects(rank, rank))
-    fail(ErrorCode::kMismatch, "{}: {} reads nothing of {}", describe(), caller.link->name(), identity().name());
+    fail(ErrorCode::kMismatch, "{}: {} reads nothing of {}"_message, describe(), caller.link->name(),
+         identity().name());
   caller.link->watch_worker(ranks[static_cast<size_t>(rank)].worker);
   std::vector<ServedRoute> served = served_to(setup_, preparation_, caller);
   links.emplace(rank,
@@ -186,12 +187,12 @@ void SenderSession::clear(uint32_t slot) {
 // --- being read ----------------------------------------------------------------------------------
 
 Status SenderSession::why_withdrawn() const {
-  return leaving_.ok() ? failed(ErrorCode::kCancelled, "it was withdrawn") : leaving_;
+  return leaving_.ok() ? failed(ErrorCode::kCancelled, "it was withdrawn"_message) : leaving_;
 }
 
 void SenderSession::on_hold(SourceLink& link, int64_t version, uint32_t epoch) {
   if (link.rank() != 0 || !is_receiver(link))
-    fail(ErrorCode::kMismatch, "Hold of version {}: rank 0 of the receivers chooses", version);
+    fail(ErrorCode::kMismatch, "Hold of version {}: rank 0 of the receivers chooses"_message, version);
   const bool gone = !slot_of(version) || phase_ == Phase::kFailing || broken();
   if (gone) return link.refuse(version, epoch, why_withdrawn());
   held_ = version;
@@ -362,7 +363,7 @@ void SenderSession::fail_offer(const Status& status) {
   if (phase_ == Phase::kFailing) return check_ended();  // whoever it waited for to stop reading may be lost
   phase_ = Phase::kFailing;
   failure_cause_ = status;
-  failure_ = Status(status.code(), fmt::format("{}: {} while {} sent version {}", describe(), status.message(),
+  failure_ = Status(status.code(), fmt::format("{}: {} while {} sent version {}"_message, describe(), status.message(),
                                                identity().name(), offering_));
   preparation_.abort(status);
   const auto take_back = [&](const auto& links) {
@@ -403,8 +404,8 @@ void SenderSession::stop_waiting_for_readers() {
       if (link->taking() == 0 || !link->open()) continue;
       if (staged() && !broken() && leaving_.ok() && is_receiver(*link)) continue;  // it was not asked
       log_event(LogLevel::warn, "connection.closed", {{"peer", link->name()}},
-                "{}: {} does not stop reading; its connection is closed", describe(), link->name());
-      const Status reason = failed(ErrorCode::kPeerLost, "{} did not answer", link->name());
+                "{}: {} does not stop reading; its connection is closed"_message, describe(), link->name());
+      const Status reason = failed(ErrorCode::kPeerLost, "{} did not answer"_message, link->name());
       link->detach(reason);
       break_session(reason);
     }

@@ -51,7 +51,8 @@ std::shared_ptr<Session> Meeting::meet_once(const CallLimits& limits) {
 
 // Until a session that all ranks of both jobs have read alike is attached.
 std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) {
-  const Status anew = failed(ErrorCode::kUnavailable, "newer registrations are there");  // the peers, too, try again
+  const Status anew =
+      failed(ErrorCode::kUnavailable, "newer registrations are there"_message);  // the peers, too, try again
   exchange_.begin();
   while (true) {
     Agreement agreement;

@@ -19,7 +19,7 @@ void PullDeltas::begin(Grant grant) {
   const Stamp held = std::exchange(held_, 0);
   read_ = {};
   if (!granted_.empty() && (!exchange_.deltas() || held == 0 || granted_.size() != exchange_.routes().size()))
-    fail(ErrorCode::kMismatch, "Grant with {} deltas for {} routes, on top of {}", granted_.size(),
+    fail(ErrorCode::kMismatch, "Grant with {} deltas for {} routes, on top of {}"_message, granted_.size(),
          exchange_.routes().size(), held);
   std::ranges::fill(travel_, Travel::kFull);
   for (size_t i = 0; i < travel_.size() && !granted_.empty(); ++i) {
@@ -28,7 +28,7 @@ void PullDeltas::begin(Grant grant) {
     if (bytes == Grant::kInFull) continue;
     const int64_t full = exchange_.program()->bytes_of(i);
     if (!exchange_.has_delta(route) || bytes > full)
-      fail(ErrorCode::kMismatch, "Grant with a delta of {} bytes for a route of {}", bytes, full);
+      fail(ErrorCode::kMismatch, "Grant with a delta of {} bytes for a route of {}"_message, bytes, full);
     travel_[i] = Travel::kDelta;
     bytes_[i] = bytes;
     read_ += {1, bytes, full};

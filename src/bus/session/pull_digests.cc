@@ -24,8 +24,8 @@ PullDigests::PullDigests(const PullEnd& exchange) : exchange_(exchange) {
 
 void PullDigests::receive(Digests digests) {
   if (digests.digests.size() != sent_table_.size() || have_)
-    fail(ErrorCode::kMismatch, "{} digests for {} routes, there are {}", digests.digests.size(), sent_table_.routes(),
-         sent_table_.size());
+    fail(ErrorCode::kMismatch, "{} digests for {} routes, there are {}"_message, digests.digests.size(),
+         sent_table_.routes(), sent_table_.size());
   spare_ = std::exchange(sent_, std::move(digests.digests));
   have_ = true;
 }

@@ -59,13 +59,13 @@ void PullLink::handle(Frame& frame) {
     case kCode<Digests>:
       return handle_digests(parse<Digests>(frame.payload, digests_.room()));
     default:
-      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+      fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
   }
 }
 
 Status PullLink::given_up(int64_t version, const Status& reason) const {
   const bool told = !reason.ok() && !reason.message().empty();
-  return failed(told ? reason.code() : ErrorCode::kPeerLost, "{} has given up version {}{}{}", name(), version,
+  return failed(told ? reason.code() : ErrorCode::kPeerLost, "{} has given up version {}{}{}"_message, name(), version,
                 told ? ": " : "", told ? reason.message() : "");
 }
 
@@ -96,7 +96,7 @@ int64_t PullLink::newest_below(int64_t version) const {
 
 void PullLink::handle_offer(const Offer& offer) {
   if (!ready() || offer.slot >= exchange_.slots() || offer.version <= offered())
-    fail(ErrorCode::kMismatch, "Offer of version {} in slot {} out of turn", offer.version, offer.slot);
+    fail(ErrorCode::kMismatch, "Offer of version {} in slot {} out of turn"_message, offer.version, offer.slot);
   std::erase_if(offers_, [&](const Offered& other) { return other.slot == offer.slot; });
   offers_.push_back({.version = offer.version, .slot = offer.slot});
   owner_.on_offer(*this);
@@ -143,7 +143,7 @@ void PullLink::handle_grant(Grant grant) {
   if (options_.runs && exchange_.slots() > 1) {
     // Not before: rank 0 may have heard of the version, and have chosen it, before its Offer was here.
     const auto offered = std::ranges::find(offers_, taking_, &Offered::version);
-    if (offered == offers_.end()) fail(ErrorCode::kMismatch, "Grant of version {} in no slot", taking_);
+    if (offered == offers_.end()) fail(ErrorCode::kMismatch, "Grant of version {} in no slot"_message, taking_);
     slot_ = offered->slot;
     run_ = &exchange_.run(slot_);
   }
@@ -219,7 +219,7 @@ void PullLink::check_digests() {
     return end_pull(
         failed(ErrorCode::kDataLoss,
                "digest of tensor {} {} differs: {} sent {}, {} arrived; the memory was written while it was "
-               "offered, or the copy failed",
+               "offered, or the copy failed"_message,
                options_.tensor_name(route.what.tensor), region.to_string(), name(), digests_.sent(*place).to_string(),
                run_->digests()[place->own].to_string()));
   }
@@ -245,7 +245,7 @@ void PullLink::give_up_delta(size_t position) {
   const PullRoute& route = route_at(position);
   log_event(LogLevel::warn, "delta.mismatch", {{"peer", name()}, {"version", taking_}},
             "tensor {} {} is taken in full: with what had changed it is not what was sent; it was written since the "
-            "last transfer",
+            "last transfer"_message,
             options_.tensor_name(route.what.tensor), route.what.region.to_string());
 }
 

@@ -24,9 +24,9 @@ Status why_not_reached(const std::string& name, const RankRecord& record, const 
   if (refused || (absent && !sees_its_root && liveness_of(record.incarnation) != Liveness::kDead))
     return failed(ErrorCode::kUnavailable,
                   "{} runs on this host, but its socket does not open: {}: run both jobs as one user, with the same "
-                  "TESSERA_RUNTIME_DIR",
+                  "TESSERA_RUNTIME_DIR"_message,
                   name, error.what());
-  return failed(absent ? ErrorCode::kPeerLost : error.code(), "cannot reach {}: {}", name, error.what());
+  return failed(absent ? ErrorCode::kPeerLost : error.code(), "cannot reach {}: {}"_message, name, error.what());
 }
 
 }  // namespace
@@ -43,9 +43,9 @@ void Session::check_caller(const Caller& caller, const std::string& job, const s
   const Hello& hello = caller.hello;
   const std::string who = rank_name(hello.job, hello.rank);
   if (hello.job != job || hello.rank < 0 || static_cast<size_t>(hello.rank) >= ranks.size())
-    fail(ErrorCode::kMismatch, "{}: {} is not of job {} with its {} ranks", describe(), who, job, ranks.size());
+    fail(ErrorCode::kMismatch, "{}: {} is not of job {} with its {} ranks"_message, describe(), who, job, ranks.size());
   if (ranks[static_cast<size_t>(hello.rank)].incarnation != hello.incarnation)
-    fail(ErrorCode::kMismatch, "{}: {} is not the process that joined the pair", describe(), who);
+    fail(ErrorCode::kMismatch, "{}: {} is not the process that joined the pair"_message, describe(), who);
 }
 
 Session::Outcome Session::attach(const CallLimits& limits) {
@@ -58,7 +58,7 @@ Session::Outcome Session::attach(const CallLimits& limits) {
   for (const Call& call : calls_) {
     if (!Incarnation::self().same_host(call.record.incarnation))
       fail(ErrorCode::kUnavailable,
-           "{}: {}: {} runs on another host (their boot ids differ): run both jobs on one host", describe(),
+           "{}: {}: {} runs on another host (their boot ids differ): run both jobs on one host"_message, describe(),
            identity().name(), call.name);
     try {
       const Attach attach{setup_.view.name, setup_.batch, call.purpose, setup_.agreement.session};
@@ -96,10 +96,10 @@ Session::Outcome Session::await_ready(const CallLimits& limits) {
       hear_peers();
       continue;
     }
-    const std::string waiting =
-        fmt::format("{}: {} waits to be attached to {}", describe(), identity().name(), fmt::join(unready_, ", "));
-    if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted", waiting);
-    if (limits.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed", waiting);
+    const std::string waiting = fmt::format("{}: {} waits to be attached to {}"_message, describe(), identity().name(),
+                                            fmt::join(unready_, ", "));
+    if (limits.stop.stop_requested()) fail(ErrorCode::kCancelled, "{}: interrupted"_message, waiting);
+    if (limits.deadline.passed()) fail(ErrorCode::kDeadlineExceeded, "{}: the deadline has passed"_message, waiting);
     const Status stopped = look_for_stopped(unready_);
     if (!stopped.ok()) throw Error(stopped.code(), fmt::format("{}: {}", waiting, stopped.message()));
     period = kStopPeriod;
@@ -151,7 +151,7 @@ void Session::check_peers() {
 
 void Session::renew() {
   break_session(
-      failed(ErrorCode::kUnavailable, "{} registers it anew: its tensors have been moved", identity().name()));
+      failed(ErrorCode::kUnavailable, "{} registers it anew: its tensors have been moved"_message, identity().name()));
 }
 
 void Session::supersede(const std::string& rank) {
@@ -173,12 +173,12 @@ void Session::watch_members() {
       const std::string name = rank_name(job, static_cast<Rank>(rank));
       if (!fd) {
         if (liveness_of(ranks[rank].incarnation) == Liveness::kDead)
-          break_session(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
+          break_session(failed(ErrorCode::kPeerLost, "the process of {} has ended"_message, name));
         continue;
       }
       loop().add_fd(fd.get(), EPOLLIN, [this, name, raw = fd.get()](uint32_t) {
         loop().remove_fd(raw);
-        break_session(failed(ErrorCode::kPeerLost, "the process of {} has ended", name));
+        break_session(failed(ErrorCode::kPeerLost, "the process of {} has ended"_message, name));
       });
       member_pidfds_.push_back(std::move(fd));
     }
@@ -212,8 +212,8 @@ void Session::fail_attach(const Status& status) {
   const MutexLock lock(mutex_);
   if (ready_ || !lost_.ok()) return;
   given_up_ = is_renewal(status);  // see Meeting
-  lost_ =
-      Status(status.code(), fmt::format("{}: {} was attaching: {}", describe(), identity().name(), status.message()));
+  lost_ = Status(status.code(),
+                 fmt::format("{}: {} was attaching: {}"_message, describe(), identity().name(), status.message()));
   changed_.notify_all();
 }
 

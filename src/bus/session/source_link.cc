@@ -46,7 +46,7 @@ void SourceLink::handle(Frame& frame) {
     case kCode<Hold>: {
       const Hold hold = parse<Hold>(frame.payload);
       if (!ready() || hold.epoch <= epoch_)
-        fail(ErrorCode::kMismatch, "Hold of version {} in epoch {} out of turn", hold.version, hold.epoch);
+        fail(ErrorCode::kMismatch, "Hold of version {} in epoch {} out of turn"_message, hold.version, hold.epoch);
       return owner_.on_hold(*this, hold.version, hold.epoch);
     }
     case kCode<Release>:
@@ -63,7 +63,7 @@ void SourceLink::handle(Frame& frame) {
     case kCode<Done>:
       return handle_done(parse<Done>(frame.payload));
     default:
-      fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+      fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
   }
 }
 
@@ -75,7 +75,7 @@ void SourceLink::handle_take(const Take& take) {
   }
   if (!ready() || taking_ != 0 || waiting_take_ || take.epoch <= epoch_ ||
       (take.version == done_version_ && (fill_.running || !keeps())))
-    fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn", take.version, take.epoch);
+    fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn"_message, take.version, take.epoch);
   epoch_ = take.epoch;
   if (fill_.running) {  // the puller has drained the stream; the thread that filled it has still to say so
     waiting_take_ = take;
@@ -91,7 +91,7 @@ void SourceLink::handle_done(const Done& done) {
     return owner_.on_done(*this, done);
   }
   if (done.version != taking_ || taking_ == 0)
-    fail(ErrorCode::kMismatch, "Done with version {} where {} was being taken", done.version, taking_);
+    fail(ErrorCode::kMismatch, "Done with version {} where {} was being taken"_message, done.version, taking_);
   taking_ = 0;
   ended_version_ = done.version;
   if (done.status.ok()) {

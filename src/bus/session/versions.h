@@ -23,6 +23,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/message.h"
 #include "codec/simd/digest.h"
 #include "peer/exchange/messages.h"
 #include "peer/message.h"
@@ -61,7 +62,7 @@ struct Offer {
   static void fields(auto& f, auto& self) {
     f("version", self.version);
     f("slot", self.slot);
-    f.require(self.version >= 1, "{}: version {}", kNameOf<kType>, self.version);
+    f.require(self.version >= 1, "{}: version {}"_message, kNameOf<kType>, self.version);
   }
 };
 
@@ -70,7 +71,7 @@ template <VersionMessage type>
 void version_fields(auto& f, auto& self) {
   f("version", self.version);
   f("epoch", self.epoch);
-  f.require(self.version >= 1, "{}: version {}", kNameOf<type>, self.version);
+  f.require(self.version >= 1, "{}: version {}"_message, kNameOf<type>, self.version);
 }
 
 // Messages about one version differ in their type alone.
@@ -117,7 +118,7 @@ struct Grant {
     f("stamp", self.stamp);
     f.array("deltas", self.deltas, kMaxRoutes);
     const auto bad = std::ranges::find_if(self.deltas, [](int64_t bytes) { return bytes < kInFull; });
-    if (bad != self.deltas.end()) f.require(false, "Grant: a delta of {} bytes", *bad);
+    if (bad != self.deltas.end()) f.require(false, "Grant: a delta of {} bytes"_message, *bad);
   }
 };
 
@@ -162,7 +163,7 @@ struct Newest {
   int64_t version = 0;  // the newest that every sender offers; 0: none
   static void fields(auto& f, auto& self) {
     f("version", self.version);
-    f.require(self.version >= 0, "Newest: version {}", self.version);
+    f.require(self.version >= 0, "Newest: version {}"_message, self.version);
   }
 };
 

@@ -73,7 +73,7 @@ DType parse_dtype(std::string_view name) {
   if (const auto dtype = dtype_of(name)) return *dtype;
   std::string names;
   for (const DTypeInfo& info : kInfos) names.append(names.empty() ? "" : ", ").append(info.name);
-  fail(ErrorCode::kInvalidArgument, "unknown dtype '{}': use one of {}", name, names);
+  fail(ErrorCode::kInvalidArgument, "unknown dtype '{}': use one of {}"_message, name, names);
 }
 
 std::span<const DType> all_dtypes() {

@@ -8,12 +8,13 @@ namespace tessera {
 
 AmaxHistory::AmaxHistory(size_t length, Algorithm algorithm, int margin)
     : length_(length), algorithm_(algorithm), margin_(margin) {
-  if (length == 0) fail(ErrorCode::kInvalidArgument, "a history of 0 amaxes: give its length, 1 or more");
+  if (length == 0) fail(ErrorCode::kInvalidArgument, "a history of 0 amaxes: give its length, 1 or more"_message);
   check_spec({.format = Format::kFp8E4M3, .margin = margin});
 }
 
 void AmaxHistory::push(float amax) {
-  if (!(amax >= 0)) fail(ErrorCode::kInvalidArgument, "amax {} in a history: it is a magnitude, 0 or more", amax);
+  if (!(amax >= 0))
+    fail(ErrorCode::kInvalidArgument, "amax {} in a history: it is a magnitude, 0 or more"_message, amax);
   if (values_.size() < length_) {
     values_.push_back(amax);
   } else {

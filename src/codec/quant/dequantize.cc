@@ -97,8 +97,9 @@ void dequantize(const QuantSpec& spec, Plane plane, const ConstPlaneMemory& from
   const PlaneShape shape = plane_shape(spec, plane, to.rows, to.columns);
   if (to.rows == 0 || to.columns == 0) return;
   if (spec.hadamard && plane == Plane::kColumn)
-    fail(ErrorCode::kInvalidArgument,
-         "the column plane holds the Hadamard transform of the matrix, not the matrix: dequantize the row plane");
+    fail(
+        ErrorCode::kInvalidArgument,
+        "the column plane holds the Hadamard transform of the matrix, not the matrix: dequantize the row plane"_message);
   const codec::RowDecoder decoder(spec, plane, from, amax, shape);
   const bool transposed = shape.code_rows != to.rows || shape.code_columns != to.columns ||
                           (plane == Plane::kColumn && shape.scale_dtype != DType::kF8E8M0);

@@ -62,7 +62,7 @@ Format parse_format(std::string_view name) {
     if (codec::same_name(info.name, name)) return info.format;
   std::string names;
   for (const FormatInfo& info : kFormatInfos) names.append(names.empty() ? "" : ", ").append(info.name);
-  fail(ErrorCode::kInvalidArgument, "unknown format '{}': use one of {}", name, names);
+  fail(ErrorCode::kInvalidArgument, "unknown format '{}': use one of {}"_message, name, names);
 }
 
 std::span<const Format> all_formats() {
@@ -81,18 +81,18 @@ void check_spec(const QuantSpec& spec) {
   const std::string_view name = to_string(spec.format);
   const bool nv = spec.format == Format::kNvfp4;
   const auto refuse = [&](std::string_view what, std::string_view whose) {
-    fail(ErrorCode::kInvalidArgument, "{} is only for {}: leave it out for {}", what, whose, name);
+    fail(ErrorCode::kInvalidArgument, "{} is only for {}: leave it out for {}"_message, what, whose, name);
   };
   if (spec.hadamard && !nv) refuse("hadamard", "nvfp4");
   if (spec.rounding == Rounding::kStochastic && !nv) refuse("stochastic rounding", "nvfp4");
   const bool fp8 = !nv && !is_mx(spec.format);
   if (spec.eps != 0 && !fp8) refuse("eps", "fp8");
   if (!(spec.eps >= 0 && std::isfinite(spec.eps)))
-    fail(ErrorCode::kInvalidArgument, "eps is {}: give a finite number, 0 or more", spec.eps);
+    fail(ErrorCode::kInvalidArgument, "eps is {}: give a finite number, 0 or more"_message, spec.eps);
   if (spec.power_of_two && !fp8) refuse("power_of_two", "fp8");
   if (spec.margin != 0 && !is_one_scale(spec.format)) refuse("margin", "fp8 with one scale");
   if (std::abs(spec.margin) > kMostMargin)
-    fail(ErrorCode::kInvalidArgument, "margin is {}: give {} to {}", spec.margin, -kMostMargin, kMostMargin);
+    fail(ErrorCode::kInvalidArgument, "margin is {}: give {} to {}"_message, spec.margin, -kMostMargin, kMostMargin);
 }
 
 BlockShape block_shape(const QuantSpec& spec, Plane plane) {
@@ -104,7 +104,7 @@ BlockShape block_shape(const QuantSpec& spec, Plane plane) {
 PlaneShape plane_shape(const QuantSpec& spec, Plane plane, int64_t rows, int64_t columns) {
   check_spec(spec);
   if (rows < 0 || columns < 0)
-    fail(ErrorCode::kInvalidArgument, "a matrix of {} x {}: sizes are 0 or more", rows, columns);
+    fail(ErrorCode::kInvalidArgument, "a matrix of {} x {}: sizes are 0 or more"_message, rows, columns);
   const FormatInfo& info = format_info(spec.format);
   const auto up = [](int64_t n, int64_t to) { return (n + to - 1) / to; };
   PlaneShape shape{.code_dtype = info.codes, .scale_dtype = info.scales};
@@ -121,9 +121,10 @@ PlaneShape plane_shape(const QuantSpec& spec, Plane plane, int64_t rows, int64_t
   shape.code_rows = column ? columns : rows;
   shape.code_columns = column ? rows : columns;
   if (info.codes == DType::kF4 && shape.code_columns % 2 != 0)
-    fail(ErrorCode::kInvalidArgument,
-         "the {} plane of a {} x {} matrix in nvfp4 packs pairs along {}, which is odd: take the other plane or pad it",
-         to_string(plane), rows, columns, column ? "its rows" : "its columns");
+    fail(
+        ErrorCode::kInvalidArgument,
+        "the {} plane of a {} x {} matrix in nvfp4 packs pairs along {}, which is odd: take the other plane or pad it"_message,
+        to_string(plane), rows, columns, column ? "its rows" : "its columns");
   if (column && spec.hadamard) codec::check_hadamard(DType::kBF16, rows);
   if (is_one_scale(spec.format)) {
     shape.scale_rows = shape.scale_columns = shape.gemm_rows = shape.gemm_columns = 1;
@@ -150,7 +151,7 @@ bool column_is_transposed_row(const QuantSpec& spec) {
 
 QuantizedLayout quantized_layout(const QuantSpec& spec, PlaneSet planes, int64_t matrices, int64_t rows,
                                  int64_t columns) {
-  if (matrices < 0) fail(ErrorCode::kInvalidArgument, "a stack of {} matrices: it has 0 or more", matrices);
+  if (matrices < 0) fail(ErrorCode::kInvalidArgument, "a stack of {} matrices: it has 0 or more"_message, matrices);
   element_count(std::array<int64_t, 4>{matrices, rows, columns, sizeof(float)});
   QuantizedLayout layout;
   const auto take = [&](int64_t bytes) {
@@ -175,22 +176,23 @@ namespace codec {
 
 void check_matrix(const MatrixView& matrix) {
   if (matrix.dtype != DType::kF32 && matrix.dtype != DType::kF16 && matrix.dtype != DType::kBF16)
-    fail(ErrorCode::kInvalidArgument, "a matrix of {} cannot be quantised: cast it to f32, f16 or bf16",
+    fail(ErrorCode::kInvalidArgument, "a matrix of {} cannot be quantised: cast it to f32, f16 or bf16"_message,
          to_string(matrix.dtype));
   if (matrix.rows < 0 || matrix.columns < 0)
-    fail(ErrorCode::kInvalidArgument, "a matrix of {} x {}: sizes are 0 or more", matrix.rows, matrix.columns);
+    fail(ErrorCode::kInvalidArgument, "a matrix of {} x {}: sizes are 0 or more"_message, matrix.rows, matrix.columns);
   if (matrix.rows > 1 && matrix.row_stride < matrix.columns)
-    fail(ErrorCode::kInvalidArgument, "rows of {} elements that are {} apart overlap", matrix.columns,
+    fail(ErrorCode::kInvalidArgument, "rows of {} elements that are {} apart overlap"_message, matrix.columns,
          matrix.row_stride);
   if (matrix.rows > 0 && matrix.columns > 0 && matrix.data == nullptr)
-    fail(ErrorCode::kInvalidArgument, "a matrix of {} x {} at no address", matrix.rows, matrix.columns);
+    fail(ErrorCode::kInvalidArgument, "a matrix of {} x {} at no address"_message, matrix.rows, matrix.columns);
 }
 
 void check_hadamard(DType dtype, int64_t rows) {
   if (dtype != DType::kBF16)
-    fail(ErrorCode::kInvalidArgument, "a Hadamard transform of {}: it is defined for bf16", to_string(dtype));
+    fail(ErrorCode::kInvalidArgument, "a Hadamard transform of {}: it is defined for bf16"_message, to_string(dtype));
   if (rows % static_cast<int64_t>(kHadamard) != 0)
-    fail(ErrorCode::kInvalidArgument, "a Hadamard transform of {} rows: it takes whole groups of {}", rows, kHadamard);
+    fail(ErrorCode::kInvalidArgument, "a Hadamard transform of {} rows: it takes whole groups of {}"_message, rows,
+         kHadamard);
 }
 
 }  // namespace codec

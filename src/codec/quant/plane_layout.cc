@@ -41,8 +41,8 @@ void deinterleave_columns(const std::byte* gathered, int64_t ranks, int64_t rows
                           Parallel parallel) {
   if (ranks < 1 || rows < 0 || row_bytes < 0)
     fail(ErrorCode::kInvalidArgument,
-         "a gather of {} ranks, {} rows of {} bytes each: ranks are 1 or more, the others 0 or more", ranks, rows,
-         row_bytes);
+         "a gather of {} ranks, {} rows of {} bytes each: ranks are 1 or more, the others 0 or more"_message, ranks,
+         rows, row_bytes);
   if (row_bytes == 0) return;
   constexpr int64_t kRows = 64;
   codec::for_each(static_cast<size_t>((rows + kRows - 1) / kRows), static_cast<size_t>(ranks * rows * row_bytes),
@@ -60,7 +60,7 @@ void transpose_plane(const QuantSpec& spec, int64_t rows, int64_t columns, const
   if (!column_is_transposed_row(spec))
     fail(ErrorCode::kInvalidArgument,
          "the column plane of {} is not its transposed row plane: that needs one scale, or square blocks that are "
-         "rounded to nearest",
+         "rounded to nearest"_message,
          to_string(spec.format));
   const PlaneShape shape = plane_shape(spec, Plane::kRow, rows, columns);
   plane_shape(spec, Plane::kColumn, rows, columns);

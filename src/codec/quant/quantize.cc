@@ -20,27 +20,30 @@ namespace {
 
 void check_amax(const QuantSpec& spec, float amax, std::string_view plane) {
   if (!(amax >= 0))
-    fail(ErrorCode::kInvalidArgument, "the {} plane's amax is {}: it is a magnitude, 0 or more", plane, amax);
+    fail(ErrorCode::kInvalidArgument, "the {} plane's amax is {}: it is a magnitude, 0 or more"_message, plane, amax);
   if (spec.nonfinite == Nonfinite::kPropagate) return;
   if (amax > kLargestF32)
-    fail(ErrorCode::kInvalidArgument, "the {} plane's amax is infinite: say nonfinite=propagate to quantise it", plane);
+    fail(ErrorCode::kInvalidArgument, "the {} plane's amax is infinite: say nonfinite=propagate to quantise it"_message,
+         plane);
   if (spec.format == Format::kNvfp4 && amax != 0 && (amax < kLeastNvAmax || amax > kMostNvAmax))
-    fail(ErrorCode::kInvalidArgument,
-         "the {} plane's amax is {}: nvfp4 takes 0 and {} to {}; rescale the tensor, or say nonfinite=propagate", plane,
-         amax, kLeastNvAmax, kMostNvAmax);
+    fail(
+        ErrorCode::kInvalidArgument,
+        "the {} plane's amax is {}: nvfp4 takes 0 and {} to {}; rescale the tensor, or say nonfinite=propagate"_message,
+        plane, amax, kLeastNvAmax, kMostNvAmax);
 }
 
 void check_memory(const PlaneMemory& memory, const PlaneShape& shape, Plane plane) {
   if (memory.codes == nullptr) return;
   const auto check = [&](std::string_view what, int64_t stride, int64_t bytes, int64_t rows) {
     if (rows > 1 && stride < bytes)
-      fail(ErrorCode::kInvalidArgument, "{} of the {} plane: rows of {} bytes that are {} apart overlap", what,
+      fail(ErrorCode::kInvalidArgument, "{} of the {} plane: rows of {} bytes that are {} apart overlap"_message, what,
            to_string(plane), bytes, stride);
   };
   check("codes", memory.code_stride, shape.code_row_bytes(), shape.code_rows);
   check("scales", memory.scale_stride, shape.scale_row_bytes(), shape.scale_rows);
   if (memory.scales == nullptr)
-    fail(ErrorCode::kInvalidArgument, "the {} plane has memory for codes and none for scales", to_string(plane));
+    fail(ErrorCode::kInvalidArgument, "the {} plane has memory for codes and none for scales"_message,
+         to_string(plane));
 }
 
 [[noreturn]] void fail_nonfinite(const MatrixView& matrix, Parallel parallel) {
@@ -48,12 +51,13 @@ void check_memory(const PlaneMemory& memory, const PlaneShape& shape, Plane plan
   if (found.nonfinite == 0)
     fail(ErrorCode::kInvalidArgument,
          "the Hadamard transform of a matrix with an amax of {} overflows bf16: rescale the tensor, or say "
-         "nonfinite=propagate",
+         "nonfinite=propagate"_message,
          found.value);
-  fail(ErrorCode::kInvalidArgument,
-       "{} of {} elements are NaN or infinite, the first at [{}, {}]: mend the tensor, or say nonfinite=propagate",
-       found.nonfinite, matrix.rows * matrix.columns, found.first_nonfinite / matrix.columns,
-       found.first_nonfinite % matrix.columns);
+  fail(
+      ErrorCode::kInvalidArgument,
+      "{} of {} elements are NaN or infinite, the first at [{}, {}]: mend the tensor, or say nonfinite=propagate"_message,
+      found.nonfinite, matrix.rows * matrix.columns, found.first_nonfinite / matrix.columns,
+      found.first_nonfinite % matrix.columns);
 }
 
 // What is written once for a tensor that has one scale.

@@ -44,7 +44,7 @@ bool is_cast_float(DType dtype) {
 void check_castable(DType from, DType to) {
   if (!castable(from, to))
     fail(ErrorCode::kInvalidArgument,
-         "cannot cast {} to {}: casts are between f64, f32, f16, bf16, f8_e4m3 and f8_e5m2", to_string(from),
+         "cannot cast {} to {}: casts are between f64, f32, f16, bf16, f8_e4m3 and f8_e5m2"_message, to_string(from),
          to_string(to));
 }
 

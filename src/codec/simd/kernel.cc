@@ -52,8 +52,8 @@ const std::vector<KernelSet>& kernel_sets() {
 const KernelSet& find_set(std::string_view name, std::string_view who) {
   for (const KernelSet& set : kernel_sets())
     if (same_name(set.target, name)) return set;
-  fail(ErrorCode::kInvalidArgument, "{}: no codec kernel '{}' in this build on this CPU: use one of {}", who, name,
-       fmt::join(available_kernels(), ", "));
+  fail(ErrorCode::kInvalidArgument, "{}: no codec kernel '{}' in this build on this CPU: use one of {}"_message, who,
+       name, fmt::join(available_kernels(), ", "));
 }
 
 // The one place that says which variant is active.

@@ -81,7 +81,7 @@ DeltaRun::DeltaRun(std::shared_ptr<const DeltaProgram> program, std::vector<Memo
   for (size_t r = 0; r < memory_.size(); ++r) {
     const DeltaPiece& piece = program_->piece(r);
     if (!pieces_.take(memory_[r].piece, static_cast<size_t>(piece.head_bytes())))
-      fail(ErrorCode::kResourceExhausted, "deltas: no memory for a bitmap of {} bytes", piece.head_bytes());
+      fail(ErrorCode::kResourceExhausted, "deltas: no memory for a bitmap of {} bytes"_message, piece.head_bytes());
     taken_.emplace_back(static_cast<size_t>(piece.segments()), 0);
   }
 }

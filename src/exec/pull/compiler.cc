@@ -24,8 +24,9 @@ Access choose_access(const Connection& peer, int64_t bytes, int64_t pieces, cons
   std::optional<Access> forced = options.private_access;
   if (!forced && both_ways) forced = forced_access();
   if (forced == Access::kGet && !gets)
-    fail(ErrorCode::kPermissionDenied, "{}: private memory is not to be streamed, and cannot be read otherwise: {}",
-         peer.name(), peer.get_refused().message());
+    fail(ErrorCode::kPermissionDenied,
+         "{}: private memory is not to be streamed, and cannot be read otherwise: {}"_message, peer.name(),
+         peer.get_refused().message());
   if (forced) return *forced;
   if (!gets) return Access::kStream;
   return cheaper_access(peer.cost(Access::kGet), peer.cost(Access::kStream), bytes, pieces);
@@ -38,7 +39,7 @@ Walk checked_source_walk(const PullRoute& route, const Connection& peer) {
   const int64_t left = static_cast<int64_t>(std::min(route.memory.bytes, uint64_t{INT64_MAX}));
   const int64_t origin = static_cast<int64_t>(std::min(route.origin, uint64_t{INT64_MAX}));
   if (origin > left || extent.begin < -origin || extent.end > left - origin)
-    fail(ErrorCode::kInvalidArgument, "{}: tensor {}: bytes {} to {} around {} leave its memory of {} bytes",
+    fail(ErrorCode::kInvalidArgument, "{}: tensor {}: bytes {} to {} around {} leave its memory of {} bytes"_message,
          peer.name(), route.what.tensor, extent.begin, extent.end, origin, left);
   return walk;
 }
@@ -193,8 +194,8 @@ class Compiler {
     const DeltaPiece piece(route.what);
     const int64_t wanted = piece.bytes();
     if (route.delta->bytes < static_cast<uint64_t>(wanted))
-      fail(ErrorCode::kInvalidArgument, "{}: tensor {}: a delta piece of {} bytes, it takes {}", program_.peer->name(),
-           route.what.tensor, route.delta->bytes, wanted);
+      fail(ErrorCode::kInvalidArgument, "{}: tensor {}: a delta piece of {} bytes, it takes {}"_message,
+           program_.peer->name(), route.what.tensor, route.delta->bytes, wanted);
     Bytes at{.access = Access::kStream};
     if (places_[r].walk.atoms() > 0) {
       const RemoteRegion region = program_.peer->region(*route.delta);
@@ -202,7 +203,7 @@ class Compiler {
           region.caps.has(Access::kMap) || !region.caps.has(places_[r].access) ? region.best() : places_[r].access;
       at = bytes_at(region, access, 0);
       if (at.access == Access::kStream && places_[r].access != Access::kStream)
-        fail(ErrorCode::kInvalidArgument, "{}: tensor {}: a delta piece for streams, and the tensor is not",
+        fail(ErrorCode::kInvalidArgument, "{}: tensor {}: a delta piece for streams, and the tensor is not"_message,
              program_.peer->name(), route.what.tensor);
       if (at.access == Access::kGet)
         program_.fetch_bytes = std::max(program_.fetch_bytes, static_cast<size_t>(max_segment_bytes(piece)));

@@ -30,10 +30,10 @@ void PullRun::drain_stream(std::span<std::byte> scratch) {
       const Status why = stream_->status();
       if (!why.ok()) return abort(Status(why.code(), fmt::format("{}: {}", program.peer->name(), why.message())));
       if (frame.empty())
-        return abort(failed(ErrorCode::kDeadlineExceeded, "{}: nothing came through the {} for {:.0f} s",
+        return abort(failed(ErrorCode::kDeadlineExceeded, "{}: nothing came through the {} for {:.0f} s"_message,
                             program.peer->name(), stream_->name(), to_seconds(options_.stall)));
-      return abort(failed(ErrorCode::kDataLoss, "{}: a frame of {} bytes in the {}, {} expected", program.peer->name(),
-                          frame.size(), stream_->name(), expected));
+      return abort(failed(ErrorCode::kDataLoss, "{}: a frame of {} bytes in the {}, {} expected"_message,
+                          program.peer->name(), frame.size(), stream_->name(), expected));
     }
     Status status;
     cursor.visit_frame([&](size_t p, int64_t first, int64_t last, size_t at) {
@@ -80,7 +80,7 @@ Status PullRun::take_delta(const StreamPart& part, int64_t first, int64_t last, 
   });
   const bool ends = last == staging_->delta_bytes[part.route];
   if (!fits || ends != staging_->delta.whole())
-    return failed(ErrorCode::kDataLoss, "{}: a delta of {} bytes in the {}, which holds another",
+    return failed(ErrorCode::kDataLoss, "{}: a delta of {} bytes in the {}, which holds another"_message,
                   program_->peer().name(), staging_->delta_bytes[part.route], stream_->name());
   if (!ends) return {};
   if (program_->impl().digest && delta.reader.copies())

@@ -176,14 +176,14 @@ void SourceRun::fill_stream() {
     if (frame.empty()) {
       const Status why = stream_->status();
       if (!why.ok()) return abort(Status(why.code(), fmt::format("{}: {}", peer_, why.message())));
-      return abort(failed(ErrorCode::kDeadlineExceeded, "{}: took nothing from the {} for {:.0f} s", peer_,
+      return abort(failed(ErrorCode::kDeadlineExceeded, "{}: took nothing from the {} for {:.0f} s"_message, peer_,
                           stream_->name(), to_seconds(options_.stall)));
     }
     bool filled = true;
     cursor.visit_frame([&](size_t p, int64_t first, int64_t last, size_t at) {
       filled = filled && fill(p, first, frame.subspan(at, static_cast<size_t>(last - first)));
     });
-    if (!filled) return abort(failed(ErrorCode::kInternal, "{}: a delta that is shorter than was granted", peer_));
+    if (!filled) return abort(failed_internal("{}: a delta that is shorter than was granted", peer_));
     stream_->publish(bytes_in_frame);
     patience = options_.stall;
   }

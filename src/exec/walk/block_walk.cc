@@ -10,23 +10,24 @@ constexpr Index kMaxWireElements = Index{1} << 52;  // in a region or a grid of 
 Index wire_product(Index a, Index b) {
   Index product = 0;
   if (__builtin_mul_overflow(a, b, &product) || product > kMaxWireElements)
-    fail(ErrorCode::kInvalidArgument, "{} times {} elements to quantise are beyond any memory", a, b);
+    fail(ErrorCode::kInvalidArgument, "{} times {} elements to quantise are beyond any memory"_message, a, b);
   return product;
 }
 
 void check_region(const WireRegion& what) {
   const std::string_view format = to_string(what.format.spec.format);
   if (what.shape.size() < 2)
-    fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} dims is no matrix", format, what.shape.size());
+    fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} dims is no matrix"_message, format, what.shape.size());
   if (!is_castable_float(what.src_dtype))
-    fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} cannot be quantised: cast it to f32, f16 or bf16", format,
-         to_string(what.src_dtype));
+    fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} cannot be quantised: cast it to f32, f16 or bf16"_message,
+         format, to_string(what.src_dtype));
   if (what.format.packed() && what.shape.back() % 2 != 0)
-    fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} has {} columns, and codes are packed in pairs", format,
-         to_string_shape(what.shape), what.shape.back());
+    fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} has {} columns, and codes are packed in pairs"_message,
+         format, to_string_shape(what.shape), what.shape.back());
   element_count(what.shape);
   if (std::min(what.row0, what.column0) < 0 || std::max(what.row0, what.column0) > kMaxWireElements)
-    fail(ErrorCode::kInvalidArgument, "{}: a part of a fused matrix at [{}, {}]", format, what.row0, what.column0);
+    fail(ErrorCode::kInvalidArgument, "{}: a part of a fused matrix at [{}, {}]"_message, format, what.row0,
+         what.column0);
   TESSERA_CHECK_EQ(what.region.dims().size(), what.shape.size());
 }
 

@@ -92,7 +92,7 @@ BlockKernel::BlockKernel(DType from, DType to, Combine combine, ReduceOp op, Sto
     kind_ = Kind::kAccumulate;
     convert_ = accumulate_row(op, from, combine == Combine::kFirst);
     if (to != accumulator_of(from))
-      fail(ErrorCode::kInvalidArgument, "reducing {} needs an accumulator of {}, not {}", to_string(from),
+      fail(ErrorCode::kInvalidArgument, "reducing {} needs an accumulator of {}, not {}"_message, to_string(from),
            to_string(accumulator_of(from)), to_string(to));
   } else if (from != to) {
     kind_ = Kind::kCast;

@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 Index halved(Index value, const char* what) {
-  if (value % 2 != 0) fail(ErrorCode::kInvalidArgument, "f4: {} {} is odd: it lies inside a byte", what, value);
+  if (value % 2 != 0) fail(ErrorCode::kInvalidArgument, "f4: {} {} is odd: it lies inside a byte"_message, what, value);
   return value / 2;
 }
 
@@ -39,11 +39,11 @@ Index product_behind(std::span<const Index> extents, size_t dim) {
 std::vector<IntervalSet> atoms_of(std::span<const IntervalSet> part, std::span<const Index> shape, DType dtype) {
   std::vector<IntervalSet> dims(part.begin(), part.end());
   if (elements_per_atom(dtype) == 1) return dims;
-  if (shape.empty()) fail(ErrorCode::kInvalidArgument, "f4: a scalar is half a byte");
+  if (shape.empty()) fail(ErrorCode::kInvalidArgument, "f4: a scalar is half a byte"_message);
   const size_t paired = paired_dim(shape);
   for (size_t d = paired + 1; d < shape.size(); ++d)
     if (dims[d].size() != shape[d])
-      fail(ErrorCode::kInvalidArgument, "f4: dim {} of odd size {} is cut inside a byte", d, shape[d]);
+      fail(ErrorCode::kInvalidArgument, "f4: dim {} of odd size {} is cut inside a byte"_message, d, shape[d]);
   dims.erase(dims.begin() + static_cast<std::ptrdiff_t>(paired) + 1, dims.end());
   dims.back() = pairs_of(dims.back(), product_behind(shape, paired));
   return dims;
@@ -90,23 +90,23 @@ std::vector<Index> byte_strides(DType dtype, std::span<const Index> extents, std
   const Index bytes = atom_bytes(dtype);
   std::vector<Index> result(extents.size());
   if (!strides.empty() && strides.size() != extents.size())
-    fail(ErrorCode::kInvalidArgument, "{} strides for a tensor of {} dims", strides.size(), extents.size());
+    fail(ErrorCode::kInvalidArgument, "{} strides for a tensor of {} dims"_message, strides.size(), extents.size());
   const bool pairs = per_atom == 2 && !extents.empty();
   const size_t paired = pairs ? paired_dim(extents) : 0;
   if (pairs && extents[paired] % 2 != 0)
-    fail(ErrorCode::kInvalidArgument, "f4: {} elements end in the middle of a byte",
+    fail(ErrorCode::kInvalidArgument, "f4: {} elements end in the middle of a byte"_message,
          product_behind(extents, paired) * extents[paired]);
   Index step = 1;  // of a contiguous array, in elements
   for (size_t d = extents.size(); d-- > 0;) {
     const Index elements = strides.empty() ? step : strides[d];
     if (pairs && d >= paired) {
       if (elements != step && extents[d] > 1)
-        fail(ErrorCode::kInvalidArgument, "f4: the stride of dim {} is {}, it must be {}", d, elements, step);
+        fail(ErrorCode::kInvalidArgument, "f4: the stride of dim {} is {}, it must be {}"_message, d, elements, step);
       result[d] = d == paired ? bytes : 0;
     } else if (pairs) {
       result[d] = extents[d] > 1 ? halved(elements, "stride") : 0;
     } else if (__builtin_mul_overflow(elements, bytes, &result[d])) {
-      fail(ErrorCode::kInvalidArgument, "a stride of {} elements is larger than any memory", elements);
+      fail(ErrorCode::kInvalidArgument, "a stride of {} elements is larger than any memory"_message, elements);
     }
     step *= std::max<Index>(extents[d], 1);
   }
@@ -133,7 +133,8 @@ ByteExtent extent_of(DType dtype, std::span<const Index> extents, std::span<cons
     int64_t& side = stride < 0 ? extent.begin : extent.end;
     if (__builtin_mul_overflow(count - 1, stride, &reach) || __builtin_add_overflow(side, reach, &side) ||
         side > INT64_MAX / 4 || side < INT64_MIN / 4)
-      fail(ErrorCode::kInvalidArgument, "{} elements, {} bytes apart, are larger than any memory", count, stride);
+      fail(ErrorCode::kInvalidArgument, "{} elements, {} bytes apart, are larger than any memory"_message, count,
+           stride);
   }
   extent.end += atom_bytes(dtype);
   return extent;

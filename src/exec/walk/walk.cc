@@ -14,7 +14,8 @@ constexpr int64_t kFewRows = 16;  // a block of fewer rows is not worth its set-
 int64_t checked_product(int64_t a, int64_t b) {
   int64_t product = 0;
   if (__builtin_mul_overflow(a, b, &product) || product > kMaxOffset || product < -kMaxOffset)
-    fail(ErrorCode::kInvalidArgument, "a tensor whose stride is {} bytes reaches beyond any memory at index {}", b, a);
+    fail(ErrorCode::kInvalidArgument, "a tensor whose stride is {} bytes reaches beyond any memory at index {}"_message,
+         b, a);
   return product;
 }
 

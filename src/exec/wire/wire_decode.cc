@@ -13,7 +13,8 @@ WireDecoder::WireDecoder(std::shared_ptr<const WirePiece> piece, const Target& t
       target_(target),
       offsets_(this->piece().what(), target.array.owned, target.array.strides) {
   if (!is_castable_float(target_.dtype))
-    fail(ErrorCode::kInvalidArgument, "a tensor that travels as {} is decoded into f64, f32, f16 or bf16, not {}",
+    fail(ErrorCode::kInvalidArgument,
+         "a tensor that travels as {} is decoded into f64, f32, f16 or bf16, not {}"_message,
          to_string(this->piece().what().format.spec.format), to_string(target_.dtype));
   extent_of(target_.dtype, target_.array.owned.extents(), target_.array.strides);
 }

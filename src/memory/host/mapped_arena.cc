@@ -27,10 +27,10 @@ MappedArena::MappedArena(UniqueFd fd, uint64_t bytes, std::string_view owner)
   struct stat file{};
   if (::fstat(fd_.get(), &file) != 0) fail_errno(fmt::format("shared memory of {}: fstat", owner));
   if (!S_ISREG(file.st_mode))
-    fail(ErrorCode::kInvalidArgument, "shared memory of {}: the descriptor is no file (mode {:o})", owner,
+    fail(ErrorCode::kInvalidArgument, "shared memory of {}: the descriptor is no file (mode {:o})"_message, owner,
          file.st_mode);
   if (bytes == 0 || static_cast<uint64_t>(file.st_size) < bytes)
-    fail(ErrorCode::kInvalidArgument, "shared memory of {}: {} bytes announced, the file has {}", owner, bytes,
+    fail(ErrorCode::kInvalidArgument, "shared memory of {}: {} bytes announced, the file has {}"_message, owner, bytes,
          file.st_size);
   if (!mappable) return;
   void* data = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_.get(), 0);
@@ -55,10 +55,10 @@ Status MappedArena::read(uint64_t offset, std::span<std::byte> out) const {
     const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0)
-      return failed(code_of_errno(errno), "shared memory of {}: reading at {}: {}", owner_, offset,
+      return failed(code_of_errno(errno), "shared memory of {}: reading at {}: {}"_message, owner_, offset,
                     std::strerror(errno));
     if (got == 0)
-      return failed(ErrorCode::kPeerLost, "shared memory of {}: the file was cut short at {}", owner_, offset);
+      return failed(ErrorCode::kPeerLost, "shared memory of {}: the file was cut short at {}"_message, owner_, offset);
     offset += static_cast<uint64_t>(got);
     out = out.subspan(static_cast<size_t>(got));
   }

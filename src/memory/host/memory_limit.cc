@@ -51,8 +51,8 @@ void require_memory(uint64_t bytes, std::string_view what, const MemoryLimits& l
   const std::string group = limits.group_left
                                 ? fmt::format(", {} leaves {} bytes", limits.group_limit_file, *limits.group_left)
                                 : std::string();
-  fail(ErrorCode::kResourceExhausted, "{}: {} bytes wanted; MemAvailable is {} bytes{}", what, bytes, limits.available,
-       group);
+  fail(ErrorCode::kResourceExhausted, "{}: {} bytes wanted; MemAvailable is {} bytes{}"_message, what, bytes,
+       limits.available, group);
 }
 
 }  // namespace tessera

@@ -22,25 +22,25 @@ namespace {
 size_t sealed_size(int fd, std::string_view owner) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    fail(ErrorCode::kInvalidArgument, "shared memory of {}: the descriptor is no memfd sealed against shrinking",
-         owner);
+    fail(ErrorCode::kInvalidArgument,
+         "shared memory of {}: the descriptor is no memfd sealed against shrinking"_message, owner);
   struct stat file{};
   if (::fstat(fd, &file) != 0) fail_errno(fmt::format("shared memory of {}: fstat", owner));
-  if (file.st_size <= 0) fail(ErrorCode::kInvalidArgument, "shared memory of {}: it is empty", owner);
+  if (file.st_size <= 0) fail(ErrorCode::kInvalidArgument, "shared memory of {}: it is empty"_message, owner);
   return static_cast<size_t>(file.st_size);
 }
 
 [[noreturn]] void fail_arena(const char* call, size_t bytes) {
   const int error = errno;
   const ErrorCode code = error == ENOSPC || error == ENOMEM ? ErrorCode::kResourceExhausted : code_of_errno(error);
-  fail(code, "shared memory: {} of {} bytes: {}", call, bytes, std::strerror(error));
+  fail(code, "shared memory: {} of {} bytes: {}"_message, call, bytes, std::strerror(error));
 }
 
 }  // namespace
 
 SharedArena::SharedArena(uint32_t id, size_t bytes) : id_(id), bytes_(round_up(bytes, kHugePage)), owner_(::getpid()) {
   if (bytes_ < bytes)
-    fail(ErrorCode::kResourceExhausted, "shared memory: {} bytes wanted, more than any machine has", bytes);
+    fail(ErrorCode::kResourceExhausted, "shared memory: {} bytes wanted, more than any machine has"_message, bytes);
   require_memory(bytes_, "shared memory");
   fd_ = UniqueFd(::memfd_create("tessera-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) fail_arena("memfd_create", bytes_);

@@ -74,14 +74,14 @@ SharedHeap& SharedHeap::process() {
 
 SharedBuffer SharedHeap::allocate(size_t bytes, size_t alignment) {
   if (!std::has_single_bit(alignment) || alignment > kMaxAlignment)
-    fail(ErrorCode::kInvalidArgument, "shared memory: alignment {} is not a power of two up to {}", alignment,
+    fail(ErrorCode::kInvalidArgument, "shared memory: alignment {} is not a power of two up to {}"_message, alignment,
          kMaxAlignment);
   SharedBuffer buffer;
   if (bytes == 0) return buffer;
   const MutexLock lock(impl_->mutex);
   if (impl_->owner != ::getpid())
     fail(ErrorCode::kInvalidArgument,
-         "shared memory: a forked child must not allocate from its parent's heap; use exec or spawn");
+         "shared memory: a forked child must not allocate from its parent's heap; use exec or spawn"_message);
   const auto take_from = [&](std::shared_ptr<SharedArena> arena) {
     if (arena == nullptr) return false;
     buffer.data_ = arena->allocate(bytes, alignment);

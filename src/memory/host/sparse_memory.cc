@@ -20,7 +20,8 @@ UniqueFd make_sparse_file(size_t bytes) {
   UniqueFd fd(::memfd_create("tessera-sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-    fail(ErrorCode::kResourceExhausted, "shared memory: a sparse file of {} bytes: {}", bytes, std::strerror(errno));
+    fail(ErrorCode::kResourceExhausted, "shared memory: a sparse file of {} bytes: {}"_message, bytes,
+         std::strerror(errno));
   return fd;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/event_loop.h"
+#include "base/message.h"
 #include "base/socket.h"
 #include "exec/local_runs.h"
 #include "exec/testing.h"
@@ -126,7 +127,7 @@ class ExchangeTest : public testing::Test {
   void make_source(std::vector<ServedRoute> routes, uint32_t slots = 1) {
     source_.emplace(runs_, exec_testing::own_endpoint(), std::move(routes), slots, true, filled_.callback());
     source_link_.emplace(loop_, std::move(sockets_.first), "inference/0", [this](Link& link, Frame& frame) {
-      if (frame.type != kCode<Prepare>) fail(ErrorCode::kMismatch, "unexpected message {}", frame.type);
+      if (frame.type != kCode<Prepare>) fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
       source_->handle_prepare(link, frame);
     });
   }

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/message.h"
 #include "peer/message.h"
 #include "tessera/layout.h"
 #include "transport/remote_key.h"
@@ -49,8 +50,9 @@ struct Attached {
     static void fields(auto& f, auto& self) {
       f("memory", self.memory);
       f("origin", self.origin);
-      short_list_field(f, "strides", self.strides,
-                       [&](uint8_t dims) { f.require(dims <= kMaxDims, "Attached: a tensor of {} dims", dims); });
+      short_list_field(f, "strides", self.strides, [&](uint8_t dims) {
+        f.require(dims <= kMaxDims, "Attached: a tensor of {} dims"_message, dims);
+      });
       f("slot_bytes", self.slot_bytes);
       f("delta", self.delta);
       if (self.delta) f("delta_slot_bytes", self.delta_slot_bytes);
@@ -62,7 +64,7 @@ struct Attached {
   std::vector<Place> places{};
   static void fields(auto& f, auto& self) {
     f("slots", self.slots);
-    f.require(self.slots >= 1 && self.slots <= kMaxSlots, "Attached: {} slots", self.slots);
+    f.require(self.slots >= 1 && self.slots <= kMaxSlots, "Attached: {} slots"_message, self.slots);
     f("keys", self.keys, kMaxKeys);
     f("more_keys", self.more_keys);
     f("places", self.places, kMaxRoutes);
@@ -78,7 +80,7 @@ struct Prepare {
     f("skipped", self.skipped, kMaxRoutes);
     const auto disorder = std::ranges::adjacent_find(self.skipped, std::greater_equal<>{});
     if (disorder != self.skipped.end())
-      f.require(false, "Prepare: skipped routes out of order at {}", *std::next(disorder));
+      f.require(false, "Prepare: skipped routes out of order at {}"_message, *std::next(disorder));
   }
 };
 

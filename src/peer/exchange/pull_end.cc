@@ -16,11 +16,11 @@ PullEnd::PullEnd(RunFactory& factory, Endpoint peer, std::vector<WantedRoute> ro
 }
 
 void PullEnd::handle_attached(Link& link, Frame& frame) {
-  if (runs_) fail(ErrorCode::kMismatch, "Attached out of turn");
+  if (runs_) fail(ErrorCode::kMismatch, "Attached out of turn"_message);
   auto attached = parse<Attached>(frame.payload);
   attach_fds(attached.keys, std::move(frame.fds));
   if (keys_.size() + attached.keys.size() > kMaxKeys)
-    fail(ErrorCode::kMismatch, "Attached: {} keys and {} more, at most {}", keys_.size(), attached.keys.size(),
+    fail(ErrorCode::kMismatch, "Attached: {} keys and {} more, at most {}"_message, keys_.size(), attached.keys.size(),
          kMaxKeys);
   std::ranges::move(attached.keys, std::back_inserter(keys_));
   if (attached.more_keys) return;
@@ -34,12 +34,13 @@ void PullEnd::handle_attached(Link& link, Frame& frame) {
 const Attached::Place& PullEnd::check_place(const Attached& attached, size_t place, size_t route) const {
   const RouteRegion& what = routes_[route].route.what;
   if (place >= attached.places.size())
-    fail(ErrorCode::kMismatch, "places for {} tensors, more are needed", attached.places.size());
+    fail(ErrorCode::kMismatch, "places for {} tensors, more are needed"_message, attached.places.size());
   const Attached::Place& found = attached.places[place];
   if (found.strides.size() != what.shape.size())
-    fail(ErrorCode::kMismatch, "a place of {} dims for a tensor of {}", found.strides.size(), what.shape.size());
+    fail(ErrorCode::kMismatch, "a place of {} dims for a tensor of {}"_message, found.strides.size(),
+         what.shape.size());
   if (has_delta(route) != found.delta.has_value())
-    fail(ErrorCode::kMismatch, "tensor {}: a place {} a delta", what.tensor, found.delta ? "with" : "without");
+    fail(ErrorCode::kMismatch, "tensor {}: a place {} a delta"_message, what.tensor, found.delta ? "with" : "without");
   return found;
 }
 
@@ -64,7 +65,7 @@ std::vector<PullRoute> PullEnd::place_routes(const Attached& attached, std::vect
     slot_bytes.push_back({place.slot_bytes, place.delta_slot_bytes});
   }
   if (places != attached.places.size())
-    fail(ErrorCode::kMismatch, "places for {} tensors where {} are needed", attached.places.size(), places);
+    fail(ErrorCode::kMismatch, "places for {} tensors where {} are needed"_message, attached.places.size(), places);
   return routes;
 }
 
@@ -77,7 +78,7 @@ void PullEnd::build(const Attached& attached) {
       if (__builtin_add_overflow(routes[i].memory.offset, slot_bytes[i].memory, &routes[i].memory.offset) ||
           (routes[i].delta &&
            __builtin_add_overflow(routes[i].delta->offset, slot_bytes[i].delta, &routes[i].delta->offset)))
-        fail(ErrorCode::kMismatch, "slots of {} and {} bytes", slot_bytes[i].memory, slot_bytes[i].delta);
+        fail(ErrorCode::kMismatch, "slots of {} and {} bytes"_message, slot_bytes[i].memory, slot_bytes[i].delta);
     runs->add_slot(routes);
   }
   runs_ = std::move(runs);
@@ -85,9 +86,9 @@ void PullEnd::build(const Attached& attached) {
 
 void PullEnd::handle_prepared(Frame& frame) {
   auto prepared = parse<Prepared>(frame.payload);
-  if (ready_ || !runs_) fail(ErrorCode::kMismatch, "Prepared out of turn");
+  if (ready_ || !runs_) fail(ErrorCode::kMismatch, "Prepared out of turn"_message);
   if (frame.fds.empty() == streams() || prepared.transport.empty() == streams())
-    fail(ErrorCode::kMismatch, "Prepared with {} descriptors of {:?}", frame.fds.size(), prepared.transport);
+    fail(ErrorCode::kMismatch, "Prepared with {} descriptors of {:?}"_message, frame.fds.size(), prepared.transport);
   StreamEnd end{.transport = std::move(prepared.transport), .fds = std::move(frame.fds)};
   if (options_.runs)
     runs_->make_runs(std::move(end), done_);

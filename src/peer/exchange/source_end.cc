@@ -78,9 +78,9 @@ bool SourceEnd::skips(size_t route) const {
 
 void SourceEnd::handle_prepare(Link& link, const Frame& frame) {
   auto prepare = parse<Prepare>(frame.payload);
-  if (ready_) fail(ErrorCode::kMismatch, "Prepare came twice");
+  if (ready_) fail(ErrorCode::kMismatch, "Prepare came twice"_message);
   if (!prepare.skipped.empty() && prepare.skipped.back() >= routes_.size())
-    fail(ErrorCode::kMismatch, "Prepare skips route {} of {}", prepare.skipped.back(), routes_.size());
+    fail(ErrorCode::kMismatch, "Prepare skips route {} of {}"_message, prepare.skipped.back(), routes_.size());
   for (const uint32_t skipped : prepare.skipped) bytes_ -= bytes_of_route(routes_[skipped]);
   skipped_ = std::move(prepare.skipped);
   StreamEnd end;
@@ -111,7 +111,7 @@ StreamEnd SourceEnd::make_runs() {
   RunFactory::Source source = factory_.make_source(peer_, digest_, done_);
   for (uint32_t slot = 0; slot < slots_; ++slot)
     if (!source.runs->add_slot(routes_in(slot)))
-      fail(ErrorCode::kMismatch, "Prepare asks for a stream, but nothing here is private");
+      fail(ErrorCode::kMismatch, "Prepare asks for a stream, but nothing here is private"_message);
   runs_ = std::move(source.runs);
   return std::move(source.consumer);
 }

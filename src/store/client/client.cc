@@ -95,14 +95,14 @@ void Client::wait_connected(Timeout timeout) {
   while (!link_changed_.wait_until(mutex_, Deadline::after(std::min(deadline.left(), kReminder)), settled)) {
     const double waited = to_seconds(Clock::steady().now() - start);
     log_event(LogLevel::warn, "store.awaited", {{"store", url_}, {"seconds", waited}},
-              "store {} has not answered for {:.0f} s: {}", url_, waited, link_status_.message());
+              "store {} has not answered for {:.0f} s: {}"_message, url_, waited, link_status_.message());
   }
   if (link_status_.ok()) return;
   if (!lasting(link_status_.code()) && stop_.stop_requested())
-    fail(ErrorCode::kCancelled, "store {}: the wait for a connection was interrupted: {}", url_,
+    fail(ErrorCode::kCancelled, "store {}: the wait for a connection was interrupted: {}"_message, url_,
          link_status_.message());
-  if (lasting(link_status_.code())) fail(link_status_.code(), "store {}: {}", url_, link_status_.message());
-  fail(ErrorCode::kUnavailable, "store {} cannot be reached (waited {:.3g} s): {}", url_, to_seconds(timeout),
+  if (lasting(link_status_.code())) fail(link_status_.code(), "store {}: {}"_message, url_, link_status_.message());
+  fail(ErrorCode::kUnavailable, "store {} cannot be reached (waited {:.3g} s): {}"_message, url_, to_seconds(timeout),
        link_status_.message());
 }
 
@@ -192,7 +192,7 @@ LeaseId Client::grant_lease(Timeout ttl, Timeout timeout) {
 }
 
 void Client::revoke_lease(LeaseId lease, Timeout timeout) {
-  if (lease <= 0) fail(ErrorCode::kInvalidArgument, "revoke lease {}: not a lease's id", lease);
+  if (lease <= 0) fail(ErrorCode::kInvalidArgument, "revoke lease {}: not a lease's id"_message, lease);
   ask<int>(
       {.op = Op::kRevoke, .leases = {lease}}, fmt::format("revoke lease {:#x}", lease),
       [this, lease](ByteReader&, int&) {
@@ -208,7 +208,8 @@ void Client::revoke_lease(LeaseId lease, Timeout timeout) {
 std::unique_ptr<Watch> Client::watch(std::string_view prefix, int64_t from_revision, WatchCallback callback) {
   check_prefix(prefix);
   if (from_revision <= 0)
-    fail(ErrorCode::kInvalidArgument, "watch '{}*' from revision {}: begin at 1 or above", prefix, from_revision);
+    fail(ErrorCode::kInvalidArgument, "watch '{}*' from revision {}: begin at 1 or above"_message, prefix,
+         from_revision);
   const std::string what = fmt::format("watch '{}*'", prefix);
   check_caller(what);
   auto watching = std::make_shared<Watching>();
@@ -222,7 +223,7 @@ std::unique_ptr<Watch> Client::watch(std::string_view prefix, int64_t from_revis
     watches_[watching->id] = watching;
     if (link_->ready()) start_watch(watching);
   });
-  if (!posted) fail(ErrorCode::kCancelled, "store {}: {}: the client is closed", url_, what);
+  if (!posted) fail(ErrorCode::kCancelled, "store {}: {}: the client is closed"_message, url_, what);
   return std::make_unique<WatchHandle>(*this, std::move(watching));
 }
 
@@ -265,16 +266,17 @@ void Client::count_request() {
 
 void Client::check_caller(std::string_view what) const {
   if (owner_ != ::getpid())
-    fail(ErrorCode::kInvalidArgument, "store {}: {}: a forked child must open a client of its own", url_, what);
+    fail(ErrorCode::kInvalidArgument, "store {}: {}: a forked child must open a client of its own"_message, url_, what);
   if (loop_->on_thread())
-    fail(ErrorCode::kInvalidArgument, "store {}: {}: called from a watch's callback, which must not wait", url_, what);
-  if (closing_) fail(ErrorCode::kCancelled, "store {}: {}: the client is closed", url_, what);
+    fail(ErrorCode::kInvalidArgument, "store {}: {}: called from a watch's callback, which must not wait"_message, url_,
+         what);
+  if (closing_) fail(ErrorCode::kCancelled, "store {}: {}: the client is closed"_message, url_, what);
 }
 
 void Client::perform(const std::shared_ptr<Call>& call, Timeout timeout) {
   const Deadline deadline = Deadline::after(timeout);
   if (!loop_->post([this, call] { submit(call); }))
-    fail(ErrorCode::kCancelled, "store {}: {}: the client is closed", url_, call->what);
+    fail(ErrorCode::kCancelled, "store {}: {}: the client is closed"_message, url_, call->what);
   bool done = false;
   Status status;
   {
@@ -286,15 +288,15 @@ void Client::perform(const std::shared_ptr<Call>& call, Timeout timeout) {
     loop_->post([call] { call->abandoned = true; });
     late(*call, timeout).throw_if_error();
   }
-  if (!status.ok()) fail(status.code(), "store {}: {}: {}", url_, call->what, status.message());
+  if (!status.ok()) fail(status.code(), "store {}: {}: {}"_message, url_, call->what, status.message());
 }
 
 Status Client::late(const Call& call, Timeout timeout) const {
   const Status link = link_status();
   if (link.ok())
-    return failed(ErrorCode::kDeadlineExceeded, "store {}: {}: no answer within {:.3g} s", url_, call.what,
+    return failed(ErrorCode::kDeadlineExceeded, "store {}: {}: no answer within {:.3g} s"_message, url_, call.what,
                   to_seconds(timeout));
-  return failed(ErrorCode::kUnavailable, "store {}: {}: no connection within {:.3g} s: {}", url_, call.what,
+  return failed(ErrorCode::kUnavailable, "store {}: {}: no connection within {:.3g} s: {}"_message, url_, call.what,
                 to_seconds(timeout), link.message());
 }
 
@@ -307,7 +309,7 @@ Status Client::hopeless() const {
   Status link = link_status();
   if (link.ok() || lasting(link.code())) return link;
   if (!stop_.stop_requested()) return {};
-  return failed(ErrorCode::kCancelled, "interrupted while there was no connection: {}", link.message());
+  return failed(ErrorCode::kCancelled, "interrupted while there was no connection: {}"_message, link.message());
 }
 
 void Client::set_link_status(const Status& status) {

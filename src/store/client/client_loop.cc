@@ -1,6 +1,7 @@
 // The half of Client that runs on its own thread.
 #include <algorithm>
 
+#include "base/message.h"
 #include "base/metrics.h"
 #include "store/client/client_calls.h"
 #include "store/limits.h"
@@ -60,13 +61,13 @@ void Client::on_frame(StoreMessage type, ByteReader& in) {
     case StoreMessage::kLeasesLost:
       return on_leases_lost(in);
     default:
-      fail(ErrorCode::kInvalidArgument, "it sent a message of unknown type {}", static_cast<int>(type));
+      fail(ErrorCode::kInvalidArgument, "it sent a message of unknown type {}"_message, static_cast<int>(type));
   }
 }
 
 void Client::on_reply(ByteReader& in) {
   const auto found = calls_.find(in.get<uint64_t>());
-  if (found == calls_.end()) fail(ErrorCode::kInvalidArgument, "it answers a request that was not made");
+  if (found == calls_.end()) fail(ErrorCode::kInvalidArgument, "it answers a request that was not made"_message);
   const std::shared_ptr<Call> call = found->second;
   calls_.erase(found);
   try {
@@ -114,8 +115,8 @@ void Client::on_leases_lost(ByteReader& in) {
   std::erase_if(lost, [this](LeaseId lease) { return !memory_.has(lease); });
   if (lost.empty()) return;
   log_event(LogLevel::warn, "store.leases_lost", {{"store", url_}, {"leases", lost.size()}},
-            "store {}: {} of this process' leases had expired (was it stopped?); its keys are published again", url_,
-            lost.size());
+            "store {}: {} of this process' leases had expired (was it stopped?); its keys are published again"_message,
+            url_, lost.size());
   republish(memory_.republication(lost));
 }
 
@@ -147,7 +148,7 @@ void Client::keep_alive(const std::vector<LeaseId>& leases) {
 void Client::shut_down() {
   link_.reset();
   for (const auto& [id, call] : std::exchange(calls_, {}))
-    call->end(Status(ErrorCode::kCancelled, "the client was closed"));
+    call->end(Status(ErrorCode::kCancelled, "the client was closed"_message));
   for (const auto& [id, watching] : std::exchange(watches_, {}))
     watching->deliver({.type = WatchUpdate::Type::kClosed, .events = {}, .revision = 0});
 }

@@ -30,7 +30,7 @@ class TcpConnector final : public Connector {
     fail(ErrorCode::kPermissionDenied,
          "it demands a token; none is set here, and in {} none is left by a store at {}: set TESSERA_TOKEN (or "
          "TESSERA_TOKEN_FILE) to the one that the store was given, or run as the store's user with its "
-         "TESSERA_RUNTIME_DIR",
+         "TESSERA_RUNTIME_DIR"_message,
          root_, address);
   }
   Duration longest_pause() const override { return std::chrono::seconds(1); }

@@ -13,8 +13,8 @@ constexpr Duration kGreetingTime = std::chrono::seconds(5);
 
 void check_version(uint16_t version, std::string_view other) {
   if (version < kMinVersion || version > kMaxVersion)
-    fail(ErrorCode::kMismatch, "the store (release {}) chose protocol {}, this release ({}) speaks {} to {}", other,
-         version, release(), kMinVersion, kMaxVersion);
+    fail(ErrorCode::kMismatch, "the store (release {}) chose protocol {}, this release ({}) speaks {} to {}"_message,
+         other, version, release(), kMinVersion, kMaxVersion);
 }
 
 }  // namespace
@@ -30,7 +30,8 @@ void StoreLink::connect() {
     fd_ = connector_->start();
     stage_ = Stage::kConnecting;
     greeting_timer_ = loop_.add_timer_after(kGreetingTime, [this] {
-      down(failed(ErrorCode::kUnavailable, "it does not answer a hello within {} s", to_seconds(kGreetingTime)));
+      down(
+          failed(ErrorCode::kUnavailable, "it does not answer a hello within {} s"_message, to_seconds(kGreetingTime)));
     });
     loop_.add_fd(fd_.get(), EPOLLOUT, [this](uint32_t events) { on_events(events); });
   } catch (...) {
@@ -45,7 +46,7 @@ void StoreLink::on_events(uint32_t events) {
     if ((events & ~uint32_t{EPOLLOUT}) == 0) return;
     const bool open = reader_->fill(fd_.get());
     while (std::optional<Frame> frame = reader_->next()) take(*frame);
-    if (!open) fail(ErrorCode::kUnavailable, "it closed the connection");
+    if (!open) fail(ErrorCode::kUnavailable, "it closed the connection"_message);
   } catch (...) {
     down(status_of_current_exception());
   }
@@ -75,7 +76,8 @@ void StoreLink::on_greeting(const Frame& frame) {
       ByteReader in(frame.payload, "refusal");
       const Status status = read_fields<ReplyHead>(in).status;
       if (status.code() == ErrorCode::kPermissionDenied && token_)
-        fail(status.code(), "it does not accept the token from {}: the store was given another one (TESSERA_TOKEN)",
+        fail(status.code(),
+             "it does not accept the token from {}: the store was given another one (TESSERA_TOKEN)"_message,
              token_->source());
       return status.throw_if_error();
     }
@@ -84,16 +86,16 @@ void StoreLink::on_greeting(const Frame& frame) {
     case StoreMessage::kWelcome:
       return on_welcome(frame);
     default:
-      fail(ErrorCode::kInvalidArgument, "it answers the hello with a message of type {}", frame.type);
+      fail(ErrorCode::kInvalidArgument, "it answers the hello with a message of type {}"_message, frame.type);
   }
 }
 
 void StoreLink::on_challenge(const Frame& frame) {
   const Challenge challenge = decode<Challenge>(frame.payload);
   check_version(challenge.version, challenge.release);
-  if (handshake_.version != 0) fail(ErrorCode::kInvalidArgument, "it sends a second challenge");
+  if (handshake_.version != 0) fail(ErrorCode::kInvalidArgument, "it sends a second challenge"_message);
   token_ = connector_->token(fd_.get());
-  if (!token_) fail(ErrorCode::kInvalidArgument, "it demands a token over a Unix socket");
+  if (!token_) fail(ErrorCode::kInvalidArgument, "it demands a token over a Unix socket"_message);
   handshake_.version = challenge.version;
   handshake_.server = challenge.nonce;
   writer_->push(raw(StoreMessage::kProof), message_bytes(ProofAnswer{token_->prove(Side::kClient, handshake_)}));
@@ -108,7 +110,8 @@ void StoreLink::on_welcome(const Frame& frame) {
                       token->proves(Side::kServer, handshake_, *welcome.proof);
   if (token && !proved)
     fail(ErrorCode::kPermissionDenied,
-         "what listens there does not know the token from {}: it is not the store that it should be", token->source());
+         "what listens there does not know the token from {}: it is not the store that it should be"_message,
+         token->source());
   loop_.cancel_timer(greeting_timer_);
   reader_->set_limits({.payload_bytes = kMaxReplyBytes + (uint32_t{1} << 20)});
   writer_->set_version(welcome.version);

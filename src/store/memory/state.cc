@@ -67,14 +67,14 @@ void State::check_room(const StoreTransaction& transaction) const {
   for (const StoreOperation& operation : transaction.operations) {
     if (operation.type != StoreOperation::Type::kPut) continue;
     if (operation.options.lease != kNoLease && !leases_.contains(operation.options.lease))
-      fail(ErrorCode::kNotFound, "put '{}': no lease {:#x} (expired or revoked)", operation.key,
+      fail(ErrorCode::kNotFound, "put '{}': no lease {:#x} (expired or revoked)"_message, operation.key,
            operation.options.lease);
     bytes += operation.key.size() + operation.value.size();
     keys += 1;
   }
   if (bytes > kMaxStoredBytes || keys > kMaxKeys)
-    fail(ErrorCode::kResourceExhausted, "the store is full: {} keys and {} bytes, at most {} and {}", keys_.size(),
-         stored_bytes_, kMaxKeys, kMaxStoredBytes);
+    fail(ErrorCode::kResourceExhausted, "the store is full: {} keys and {} bytes, at most {} and {}"_message,
+         keys_.size(), stored_bytes_, kMaxKeys, kMaxStoredBytes);
 }
 
 size_t State::erase(std::string_view key) {
@@ -97,7 +97,7 @@ size_t State::erase_prefix(std::string_view prefix) {
 void State::grant(LeaseId lease, Duration ttl, TimePoint now) {
   const auto known = leases_.find(lease);
   if (known == leases_.end() && leases_.size() >= kMaxLeases)
-    fail(ErrorCode::kResourceExhausted, "the store has {} leases, it takes no more", leases_.size());
+    fail(ErrorCode::kResourceExhausted, "the store has {} leases, it takes no more"_message, leases_.size());
   if (known == leases_.end() || known->second.ttl != ttl) keep({.revision = revision_, .lease = lease, .ttl = ttl});
   Lease& granted = leases_[lease];
   expiries_.erase({granted.expiry, lease});
@@ -183,7 +183,7 @@ void State::keep_if_possible(const Change& change) const {
   try {
     keep(change);
   } catch (const Error& error) {
-    log().error("a change goes on without being kept: {}", error.what());
+    log().error("a change goes on without being kept: {}"_message, error.what());
   }
 }
 

@@ -55,7 +55,7 @@ Status status_of(sqlite3* database) {
         return ErrorCode::kUnavailable;
     }
   };
-  return failed(code_of(::sqlite3_errcode(database) & 0xff), "{}: {}", ::sqlite3_db_filename(database, "main"),
+  return failed(code_of(::sqlite3_errcode(database) & 0xff), "{}: {}"_message, ::sqlite3_db_filename(database, "main"),
                 ::sqlite3_errmsg(database));
 }
 
@@ -131,7 +131,7 @@ uint64_t size_of_file(const std::string& path) {
 // From the log into the database proper. It may fail: then the log grows on.
 void fold_log(sqlite3* database) {
   if (::sqlite3_wal_checkpoint_v2(database, nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr, nullptr) != SQLITE_OK)
-    log().warn("the log cannot be folded into its file: {}", status_of(database).message());
+    log().warn("the log cannot be folded into its file: {}"_message, status_of(database).message());
 }
 
 // Says what of a log of `bytes` was not taken over: a change whose writing was cut short by a kill or a loss of power.
@@ -141,7 +141,7 @@ void report_cut(sqlite3* database, uint64_t bytes) {
   const auto frame_bytes = kLogFrameBytes + static_cast<uint64_t>(number(database, "PRAGMA page_size"));
   const uint64_t sound = frames <= 0 ? 0 : kLogHeaderBytes + static_cast<uint64_t>(frames) * frame_bytes;
   if (bytes > sound)
-    log().warn("{}-wal: its last {} bytes are of a change that was not finished, and are cut",
+    log().warn("{}-wal: its last {} bytes are of a change that was not finished, and are cut"_message,
                ::sqlite3_db_filename(database, "main"), bytes - sound);
 }
 
@@ -151,10 +151,10 @@ void check_format(sqlite3* database, const std::string& path) {
   const int64_t application = number(database, "PRAGMA application_id");
   if (format == 0 && application == 0 && number(database, "SELECT count(*) FROM sqlite_schema") == 0)
     return execute(database, kSchema);
-  if (application != kApplication) fail(ErrorCode::kMismatch, "{} is a database of something else", path);
+  if (application != kApplication) fail(ErrorCode::kMismatch, "{} is a database of something else"_message, path);
   if (format != kFormat)
-    fail(ErrorCode::kMismatch, "{} has format {}, this release ({}) reads {}: use the release that wrote it", path,
-         format, release(), kFormat);
+    fail(ErrorCode::kMismatch, "{} has format {}, this release ({}) reads {}: use the release that wrote it"_message,
+         path, format, release(), kFormat);
 }
 
 Connection connect(const std::string& path) {
@@ -165,14 +165,14 @@ Connection connect(const std::string& path) {
   const int outcome = ::sqlite3_open_v2(path.c_str(), &database,
                                         SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOFOLLOW | SQLITE_OPEN_EXRESCODE, nullptr);
   Connection connection(database, ::sqlite3_close);
-  if (database == nullptr) fail(ErrorCode::kResourceExhausted, "{}: no memory to open it", path);
+  if (database == nullptr) fail(ErrorCode::kResourceExhausted, "{}: no memory to open it"_message, path);
   if (outcome != SQLITE_OK) status_of(database).throw_if_error();
   execute(database, "PRAGMA locking_mode = EXCLUSIVE");
   if (text(database, "PRAGMA journal_mode = WAL") != "wal")
-    fail(ErrorCode::kUnavailable, "{}: its file system cannot hold a write-ahead log", path);
+    fail(ErrorCode::kUnavailable, "{}: its file system cannot hold a write-ahead log"_message, path);
   check_format(database, path);
   if (const std::string finding = text(database, "PRAGMA quick_check(1)"); finding != "ok")
-    fail(ErrorCode::kDataLoss, "{} is damaged: {}", path, finding);
+    fail(ErrorCode::kDataLoss, "{} is damaged: {}"_message, path, finding);
   report_cut(database, log_bytes);
   fold_log(database);
   return connection;
@@ -203,7 +203,7 @@ KeyValue read_row(Statement& row) {
   const bool in_range = kv.create_revision >= 0 && kv.create_revision <= kv.mod_revision &&
                         kv.mod_revision <= kMaxRevision && kv.version > 0 && kv.lease >= 0 &&
                         kv.value.size() <= kMaxStoreValueBytes;
-  if (!in_range) fail(ErrorCode::kInvalidArgument, "the row of '{}' is out of range", kv.key);
+  if (!in_range) fail(ErrorCode::kInvalidArgument, "the row of '{}' is out of range"_message, kv.key);
   return kv;
 }
 
@@ -255,12 +255,13 @@ StateFile::StateFile(const std::string& folder) : path_(folder + "/store.db") {
   if (!made && errno != EEXIST) fail_errno(fmt::format("make the store's folder {}", folder));
   lock_ = try_lock_file(folder + "/lock");
   if (!lock_)
-    fail(ErrorCode::kAlreadyExists, "another store keeps its state in {}: give each a folder of its own", folder);
+    fail(ErrorCode::kAlreadyExists, "another store keeps its state in {}: give each a folder of its own"_message,
+         folder);
   try {
     database_ = std::make_unique<Database>(path_);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDataLoss) throw;
-    fail(error.code(), "{}: move the folder's files away to start over", error.what());
+    fail(error.code(), "{}: move the folder's files away to start over"_message, error.what());
   }
   sync_folder(folder);
   if (made) sync_folder(std::filesystem::absolute(folder).parent_path());
@@ -278,7 +279,7 @@ void StateFile::load(State& state, TimePoint now) {
     int64_t highest = 0;
     for (const char* sql : {"SELECT revision FROM store", "SELECT max(mod_revision) FROM keys"}) {
       const int64_t revision = number(database_->get(), sql);
-      if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "revision {}", revision);
+      if (revision < 0 || revision > kMaxRevision) fail(ErrorCode::kInvalidArgument, "revision {}"_message, revision);
       highest = std::max(highest, revision);
     }
     if (highest > 0) state.raise_revision(highest);
@@ -286,8 +287,8 @@ void StateFile::load(State& state, TimePoint now) {
                    "SELECT key, value, create_revision, mod_revision, version, lease, decision FROM keys");
     while (keys.step()) state.restore(read_row(keys), true);
   } catch (const Error& error) {
-    fail(ErrorCode::kDataLoss, "{} holds what no store writes ({}): move the folder's files away to start over", path_,
-         error.what());
+    fail(ErrorCode::kDataLoss, "{} holds what no store writes ({}): move the folder's files away to start over"_message,
+         path_, error.what());
   }
 }
 
@@ -303,7 +304,7 @@ void StateFile::keep(const Change& change) {
     execute(database, "COMMIT");
   } catch (const Error& error) {
     if (::sqlite3_get_autocommit(database) == 0) ::sqlite3_exec(database, "ROLLBACK", nullptr, nullptr, nullptr);
-    fail(error.code(), "the store cannot keep it on disk: {}", error.what());
+    fail(error.code(), "the store cannot keep it on disk: {}"_message, error.what());
   }
   if (std::exchange(database_->log_pages, 0) > kMaxLogPages) fold_log(database);
 }

@@ -65,8 +65,8 @@ void Server::refuse(const Error& why) {
     drop_greeting(why.what());
     return listener_.resume();
   }
-  log_event(LogLevel::warn, "connection.refused", {{"store", address_}}, "{}: a connection is refused: {}", address_,
-            why.what());
+  log_event(LogLevel::warn, "connection.refused", {{"store", address_}}, "{}: a connection is refused: {}"_message,
+            address_, why.what());
 }
 
 void Server::add_session(UniqueFd fd) {
@@ -75,7 +75,7 @@ void Server::add_session(UniqueFd fd) {
   Session& session = *(sessions_[id] = std::make_unique<Session>(id, std::move(fd)));
   loop_.add_fd(raw_fd, EPOLLIN, [this, id](uint32_t events) { on_ready(id, events); });
   session.greeting_timer = loop_.add_timer_after(options_.greeting, [this, id] {
-    drop(id, failed(ErrorCode::kDeadlineExceeded, "no hello and no proof came within {:.3g} s",
+    drop(id, failed(ErrorCode::kDeadlineExceeded, "no hello and no proof came within {:.3g} s"_message,
                     to_seconds(options_.greeting)));
   });
   greeting_.insert(id);
@@ -137,10 +137,11 @@ void Server::handle(Session& session, const Frame& frame) {
   if (!session.hello) {
     if (type == StoreMessage::kHello && !session.greeting) return on_hello(session, frame);
     if (type == StoreMessage::kProof && session.greeting) return on_proof(session, frame);
-    fail(ErrorCode::kInvalidArgument, "a message of type {} came before the hello", frame.type);
+    fail(ErrorCode::kInvalidArgument, "a message of type {} came before the hello"_message, frame.type);
   }
   if (frame.version < kMinVersion || frame.version > kMaxVersion)
-    fail(ErrorCode::kInvalidArgument, "a message of protocol {} after {} was agreed on", frame.version, kMaxVersion);
+    fail(ErrorCode::kInvalidArgument, "a message of protocol {} after {} was agreed on"_message, frame.version,
+         kMaxVersion);
   switch (type) {
     case StoreMessage::kRequest:
       send(session.id, StoreMessage::kReply, service_.answer(decode<Request>(frame.payload)));
@@ -158,7 +159,7 @@ void Server::handle(Session& session, const Frame& frame) {
     case StoreMessage::kRepublishDone:
       return stop_awaiting(session.hello->client);
     default:
-      fail(ErrorCode::kInvalidArgument, "a message of unknown type {}", frame.type);
+      fail(ErrorCode::kInvalidArgument, "a message of unknown type {}"_message, frame.type);
   }
 }
 
@@ -168,7 +169,7 @@ void Server::on_hello(Session& session, const Frame& frame) {
     const Status refusal =
         failed(ErrorCode::kMismatch,
                "the client (release {}) speaks store protocol {} to {}, the store (release {}) {} to "
-               "{}: run releases that share one",
+               "{}: run releases that share one"_message,
                hello.release, hello.min_version, hello.max_version, release(), kMinVersion, kMaxVersion);
     return refuse(session, refusal);
   }
@@ -183,7 +184,7 @@ void Server::on_hello(Session& session, const Frame& frame) {
 void Server::on_proof(Session& session, const Frame& frame) {
   const Greeting greeting = *session.greeting;
   if (!options_.token->proves(Side::kClient, greeting.handshake, decode<ProofAnswer>(frame.payload).proof))
-    return refuse(session, failed(ErrorCode::kPermissionDenied, "a client at {} does not know the token",
+    return refuse(session, failed(ErrorCode::kPermissionDenied, "a client at {} does not know the token"_message,
                                   peer_url(session.fd.get())));
   welcome(session, greeting.hello, options_.token->prove(Side::kServer, greeting.handshake));
 }
@@ -219,7 +220,7 @@ void Server::on_watch(Session& session, const Frame& frame) {
     return send(session.id, StoreMessage::kCompacted, message_bytes(answer));
   }
   if (session.watches.size() >= kMaxKeys)
-    fail(ErrorCode::kResourceExhausted, "{} watches on one connection", session.watches.size());
+    fail(ErrorCode::kResourceExhausted, "{} watches on one connection"_message, session.watches.size());
   send_events(session.id, start.watch, state_.events_from(start.from, start.prefix));
   session.watches[start.watch] = std::move(start.prefix);
 }
@@ -263,7 +264,7 @@ void Server::publish(std::span<const Event> events) {
         send_events(id, watch, std::move(seen));
       } else {
         const Status why = failed(ErrorCode::kResourceExhausted,
-                                  "{} bytes of events wait for a peer that does not read, {} at most may",
+                                  "{} bytes of events wait for a peer that does not read, {} at most may"_message,
                                   session->queued_events(), options_.max_queued_bytes);
         session->watches.clear();
         loop_.post([this, slow = id, why] { drop(slow, why); });  // we may be inside its own request
@@ -288,7 +289,7 @@ void Server::drop(uint64_t id, const Status& why) {
   loop_.remove_fd(session->fd.get());
   if (!why.ok() && why.code() != ErrorCode::kPeerLost)
     log_event(LogLevel::warn, "connection.closed", {{"store", address_}, {"peer", session->name()}},
-              "{}: closed the connection to {}: {}", address_, session->name(), why.message());
+              "{}: closed the connection to {}: {}"_message, address_, session->name(), why.message());
   if (session->hello) report_members();
 }
 

@@ -9,8 +9,8 @@ namespace tessera {
 
 void LoopbackConnection::add_key(uint32_t index, RemoteKey key) {
   if (!key.bytes.empty() || !key.fds.empty())
-    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} of loopback with {} bytes and {} descriptors", name_, index,
-         key.bytes.size(), key.fds.size());
+    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} of loopback with {} bytes and {} descriptors"_message,
+         name_, index, key.bytes.size(), key.fds.size());
 }
 
 RemoteRegion LoopbackConnection::region(const RemoteRange& range) const {

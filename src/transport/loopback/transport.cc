@@ -16,7 +16,8 @@ class LoopbackTransport final : public Transport {
   }
   std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
     if (!peer.process.same_process(Incarnation::self()))
-      fail(ErrorCode::kInvalidArgument, "loopback to {}: {} is another process", peer.name, peer.process.to_string());
+      fail(ErrorCode::kInvalidArgument, "loopback to {}: {} is another process"_message, peer.name,
+           peer.process.to_string());
     return std::make_unique<LoopbackConnection>(peer.name);
   }
   Located locate(const LocalMemory& memory) const override {

@@ -88,10 +88,12 @@ std::unique_ptr<BounceRing> BounceRing::create() {
 std::unique_ptr<BounceRing> BounceRing::open(UniqueFd fd, std::string_view owner) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    fail(ErrorCode::kInvalidArgument, "bounce ring of {}: the descriptor is not sealed against shrinking", owner);
+    fail(ErrorCode::kInvalidArgument, "bounce ring of {}: the descriptor is not sealed against shrinking"_message,
+         owner);
   struct stat file{};
   if (::fstat(fd.get(), &file) != 0 || static_cast<uint64_t>(file.st_size) != kRingBytes)
-    fail(ErrorCode::kInvalidArgument, "bounce ring of {}: {} bytes instead of {}", owner, file.st_size, kRingBytes);
+    fail(ErrorCode::kInvalidArgument, "bounce ring of {}: {} bytes instead of {}"_message, owner, file.st_size,
+         kRingBytes);
   std::byte* data = map_ring(fd.get());
   return std::unique_ptr<BounceRing>(new BounceRing(std::move(fd), data));
 }
@@ -177,7 +179,7 @@ std::span<const std::byte> BounceRing::acquire(const Deadline& deadline) {
   if (!wait(shared.consumer, has_frame, deadline)) return {};
   const uint32_t bytes = shared.frame_bytes[count_ % kSlots].load(std::memory_order_relaxed);
   if (bytes == 0 || bytes > kSlotBytes) {
-    interrupt(failed(ErrorCode::kDataLoss, "bounce ring: a frame of {} bytes", bytes));
+    interrupt(failed(ErrorCode::kDataLoss, "bounce ring: a frame of {} bytes"_message, bytes));
     return {};
   }
   return {slot(count_), bytes};

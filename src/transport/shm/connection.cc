@@ -14,8 +14,9 @@ namespace tessera {
 ShmConnection::ShmConnection(const Incarnation& process, std::string name)
     : process_(process), name_(std::move(name)), pidfd_(open_pidfd(process)) {
   // Without a pidfd a number could come to mean another process.
-  get_refused_ = pidfd_ ? probe_remote_read(process_.pid)
-                        : failed(ErrorCode::kPermissionDenied, "{}: no pidfd of {}", name_, process_.to_string());
+  get_refused_ = pidfd_
+                     ? probe_remote_read(process_.pid)
+                     : failed(ErrorCode::kPermissionDenied, "{}: no pidfd of {}"_message, name_, process_.to_string());
 }
 
 Caps ShmConnection::caps() const {
@@ -46,7 +47,7 @@ Status ShmConnection::get(uint32_t key, std::span<const Piece> pieces,
 
 // The process must have lived through the whole request: then the pid was its own all the time.
 Status ShmConnection::get_private(std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const {
-  const auto lost = [&] { return failed(ErrorCode::kPeerLost, "{}: {} died", name_, process_.to_string()); };
+  const auto lost = [&] { return failed(ErrorCode::kPeerLost, "{}: {} died"_message, name_, process_.to_string()); };
   if (dead()) return lost();
   RemoteReader reader(process_.pid);
   Status status = scatter(pieces, out, [&](uint64_t offset, std::span<std::byte> part) {

@@ -39,7 +39,7 @@ KeyTable::Entry KeyTable::read(const RemoteKey& key, uint64_t& arena_bytes) {
     entry.arena_id = in.get<uint32_t>();
     arena_bytes = in.get<uint64_t>();
     if (arena_bytes == 0 || arena_bytes > uint64_t{INT64_MAX})
-      fail(ErrorCode::kInvalidArgument, "arena {}: a size of {} bytes", entry.arena_id, arena_bytes);
+      fail(ErrorCode::kInvalidArgument, "arena {}: a size of {} bytes"_message, entry.arena_id, arena_bytes);
   }
   in.finish();
   return entry;
@@ -50,9 +50,10 @@ void KeyTable::add(uint32_t index, RemoteKey key, const std::string& owner) {
   Entry entry = read(key, bytes);
   const size_t fds = entry.kind == Kind::kArena ? 1 : 0;
   if (key.fds.size() != fds)
-    fail(ErrorCode::kInvalidArgument, "shared memory of {}: key {} with {} descriptors, it has {}", owner, index,
-         key.fds.size(), fds);
-  if (keys_.contains(index)) fail(ErrorCode::kInvalidArgument, "shared memory of {}: key {} came twice", owner, index);
+    fail(ErrorCode::kInvalidArgument, "shared memory of {}: key {} with {} descriptors, it has {}"_message, owner,
+         index, key.fds.size(), fds);
+  if (keys_.contains(index))
+    fail(ErrorCode::kInvalidArgument, "shared memory of {}: key {} came twice"_message, owner, index);
   if (fds == 1) entry.arena = std::make_unique<const MappedArena>(std::move(key.fds.front()), bytes, owner);
   keys_.emplace(index, std::move(entry));
 }
@@ -60,14 +61,14 @@ void KeyTable::add(uint32_t index, RemoteKey key, const std::string& owner) {
 RemoteRegion KeyTable::region(const RemoteRange& range, const std::string& owner) const {
   const auto found = keys_.find(range.key);
   if (found == keys_.end())
-    fail(ErrorCode::kInvalidArgument, "shared memory of {}: key {} was never given", owner, range.key);
+    fail(ErrorCode::kInvalidArgument, "shared memory of {}: key {} was never given"_message, owner, range.key);
   const Entry& entry = found->second;
   if (entry.kind == Kind::kPacked) return {.caps = {Access::kStream}, .key = range.key};
   RemoteRegion region{.caps = {Access::kGet, Access::kStream}, .key = range.key, .offset = range.offset};
   if (entry.kind == Kind::kPrivate) return region;
   const MappedArena& arena = *entry.arena;
   if (range.offset > arena.bytes() || range.bytes > arena.bytes() - range.offset)
-    fail(ErrorCode::kInvalidArgument, "shared memory of {}: {} bytes at {} leave arena {} of {} bytes", owner,
+    fail(ErrorCode::kInvalidArgument, "shared memory of {}: {} bytes at {} leave arena {} of {} bytes"_message, owner,
          range.bytes, range.offset, entry.arena_id, arena.bytes());
   region.caps = {Access::kGet};
   if (arena.data() == nullptr) return region;

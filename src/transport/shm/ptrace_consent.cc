@@ -27,16 +27,17 @@ ConsentHolders& holders() {
 
 void give() {
   if (::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) == 0)
-    log().warn("TESSERA_ALLOW_PTRACE=any: every process of this user may read and trace this one");
+    log().warn("TESSERA_ALLOW_PTRACE=any: every process of this user may read and trace this one"_message);
   else if (errno != EINVAL)  // EINVAL: no Yama, nobody asks
-    log().warn("TESSERA_ALLOW_PTRACE=any: prctl(PR_SET_PTRACER): {}", std::strerror(errno));
+    log().warn("TESSERA_ALLOW_PTRACE=any: prctl(PR_SET_PTRACER): {}"_message, std::strerror(errno));
 }
 
 }  // namespace
 
 PtraceConsent::PtraceConsent(std::string_view option) {
   if (option.empty()) return;
-  if (option != "any") fail(ErrorCode::kInvalidArgument, "TESSERA_ALLOW_PTRACE is \"{}\": it must be any", option);
+  if (option != "any")
+    fail(ErrorCode::kInvalidArgument, "TESSERA_ALLOW_PTRACE is \"{}\": it must be any"_message, option);
   const MutexLock lock(holders().mutex);
   giver_ = ::getpid();
   if (std::exchange(holders().pid, giver_) != giver_) holders().count = 0;

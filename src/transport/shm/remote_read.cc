@@ -18,7 +18,7 @@ Status read_failed(pid_t pid, int error) {
   const char* hint = error == EPERM ? " (Yama's ptrace_scope or a seccomp filter forbids it: use Tessera's allocator)"
                      : error == EFAULT ? " (the memory registered there is gone)"
                                        : "";
-  return failed(code, "process_vm_readv from pid {}: {}{}", pid, std::strerror(error), hint);
+  return failed(code, "process_vm_readv from pid {}: {}{}"_message, pid, std::strerror(error), hint);
 }
 
 // Drops the first `bytes` of what the vectors cover.

@@ -28,7 +28,7 @@ class BounceRings final : public Streams {
   }
   std::unique_ptr<ByteStream> open(StreamEnd end, std::string_view owner) const override {
     if (end.fds.size() != 1)
-      fail(ErrorCode::kInvalidArgument, "bounce ring of {}: {} descriptors", owner, end.fds.size());
+      fail(ErrorCode::kInvalidArgument, "bounce ring of {}: {} descriptors"_message, owner, end.fds.size());
     return BounceRing::open(std::move(end.fds.front()), owner);
   }
 };
@@ -54,9 +54,10 @@ class ShmTransport final : public Transport {
 
   std::unique_ptr<Connection> connect(const Endpoint& peer) const override {
     if (!peer.process.same_host(Incarnation::self()))
-      fail(ErrorCode::kInvalidArgument, "shm to {}: {} runs on another host", peer.name, peer.process.to_string());
+      fail(ErrorCode::kInvalidArgument, "shm to {}: {} runs on another host"_message, peer.name,
+           peer.process.to_string());
     if (liveness_of(peer.process) == Liveness::kDead)
-      fail(ErrorCode::kPeerLost, "shm to {}: {} is dead", peer.name, peer.process.to_string());
+      fail(ErrorCode::kPeerLost, "shm to {}: {} is dead"_message, peer.name, peer.process.to_string());
     return std::make_unique<ShmConnection>(peer.process, peer.name);
   }
 

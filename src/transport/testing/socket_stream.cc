@@ -47,7 +47,7 @@ void SocketStream::begin_consume(uint32_t epoch) {
   begin(epoch);
   if (bytes_ != 0) release();  // what an aborted transfer has not given back
   if (::send(socket_.get(), &epoch, sizeof(epoch), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(epoch)))
-    interrupt(failed(ErrorCode::kPeerLost, "socket stream: {}", std::strerror(errno)));
+    interrupt(failed(ErrorCode::kPeerLost, "socket stream: {}"_message, std::strerror(errno)));
 }
 
 // False once it is interrupted, or at the deadline.
@@ -102,7 +102,7 @@ bool SocketStream::flush(const Deadline& deadline) {
       moved_ += static_cast<size_t>(sent);
       sent_ += static_cast<uint64_t>(sent);
     } else if (errno != EAGAIN && errno != EINTR) {
-      interrupt(failed(ErrorCode::kPeerLost, "socket stream: {}", std::strerror(errno)));
+      interrupt(failed(ErrorCode::kPeerLost, "socket stream: {}"_message, std::strerror(errno)));
       return false;
     } else if (!wait(POLLOUT, deadline)) {
       return false;
@@ -120,7 +120,7 @@ bool SocketStream::receive(std::span<std::byte> into, size_t& have, const Deadli
     if (got > 0) {
       have += static_cast<size_t>(got);
     } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
-      interrupt(failed(ErrorCode::kPeerLost, "socket stream: the other end is closed"));
+      interrupt(failed(ErrorCode::kPeerLost, "socket stream: the other end is closed"_message));
       return false;
     }
   }
@@ -133,7 +133,7 @@ std::span<const std::byte> SocketStream::acquire(const Deadline& deadline) {
     if (moved_ < sizeof(header) && !receive(std::span(frame_).first(sizeof(header)), moved_, deadline)) return {};
     std::memcpy(&header, frame_.data(), sizeof(header));
     if (header.bytes == 0 || header.bytes > kFrameBytes) {
-      interrupt(failed(ErrorCode::kDataLoss, "socket stream: a frame of {} bytes", header.bytes));
+      interrupt(failed(ErrorCode::kDataLoss, "socket stream: a frame of {} bytes"_message, header.bytes));
       return {};
     }
     const size_t whole = sizeof(header) + header.bytes;

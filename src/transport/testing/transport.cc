@@ -20,12 +20,12 @@ class TestingConnection final : public Connection {
   PathCost cost(Access) const override { return {}; }
   void add_key(uint32_t index, RemoteKey key) override {
     if (!key.bytes.empty() || !key.fds.empty())
-      fail(ErrorCode::kInvalidArgument, "memory of {}: key {} of testing with {} bytes and {} descriptors", name_,
-           index, key.bytes.size(), key.fds.size());
+      fail(ErrorCode::kInvalidArgument, "memory of {}: key {} of testing with {} bytes and {} descriptors"_message,
+           name_, index, key.bytes.size(), key.fds.size());
   }
   RemoteRegion region(const RemoteRange& range) const override { return {.caps = caps(), .key = range.key}; }
   Status get(uint32_t, std::span<const Piece>, std::span<const std::span<std::byte>>) const override {
-    return failed(ErrorCode::kUnimplemented, "{}: testing can only stream", name_);
+    return failed(ErrorCode::kUnimplemented, "{}: testing can only stream"_message, name_);
   }
 
  private:
@@ -43,7 +43,7 @@ class SocketStreams final : public Streams {
   }
   std::unique_ptr<ByteStream> open(StreamEnd end, std::string_view owner) const override {
     if (end.fds.size() != 1)
-      fail(ErrorCode::kInvalidArgument, "socket stream of {}: {} descriptors", owner, end.fds.size());
+      fail(ErrorCode::kInvalidArgument, "socket stream of {}: {} descriptors"_message, owner, end.fds.size());
     return std::make_unique<SocketStream>(std::move(end.fds.front()), SocketStream::Disturbance{.seed = seed()});
   }
 
@@ -56,7 +56,7 @@ class SocketStreams final : public Streams {
     const char* const end = forced.data() + forced.size();
     const auto [at, error] = std::from_chars(forced.data() + colon + 1, end, seed);
     if (error != std::errc() || at != end)
-      fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_TRANSPORT is \"{}\": a seed is a number", forced);
+      fail(ErrorCode::kInvalidArgument, "TESSERA_FORCE_TRANSPORT is \"{}\": a seed is a number"_message, forced);
     return seed;
   }
 };
