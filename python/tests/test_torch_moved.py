@@ -103,7 +103,7 @@ def transfers(senders: list[Any], receivers: list[Any]) -> dict[str, list[tesser
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_what_is_sent_is_met_anew(move: Callable[[Model], None]) -> None:
+def test_what_is_sent_is_registered_again(move: Callable[[Model], None]) -> None:
     """By receivers that wait already: the trainer goes on once they do."""
 
     def step(version: int, model: Model) -> None:

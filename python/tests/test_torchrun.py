@@ -153,7 +153,7 @@ def script(text: str, folder: Path, name: str) -> str:
     return str(path)
 
 
-def test_a_job_that_torchrun_restarts_is_met_anew(tmp_path: Path, runtime_dir: Path) -> None:
+def test_a_job_that_torchrun_restarts_registers_again(tmp_path: Path, runtime_dir: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     trainer, server = outputs(
         tmp_path, [*torchrun, script(TRAINER, tmp_path, "trainer")], [script(SERVER, tmp_path, "server")]

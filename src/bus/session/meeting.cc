@@ -51,7 +51,7 @@ std::shared_ptr<Session> Meeting::meet_once(const CallLimits& limits) {
 
 // Until a session that all ranks of both jobs have read alike is attached.
 std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) {
-  const Status anew =
+  const Status renewed =
       failed(ErrorCode::kUnavailable, "newer registrations are there"_message);  // the peers, too, try again
   exchange_.begin();
   while (true) {
@@ -74,7 +74,7 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
     } catch (...) {
       Status status = status_of_current_exception();
       if (status.code() == ErrorCode::kCancelled && limits.background && !stop_.stop_requested())
-        status = anew;  // this try alone was given up
+        status = renewed;  // only this try was given up
       agent_.run_on_loop([&] {
         session->close(status);
         session.reset();
@@ -82,7 +82,7 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
       throw;
     }
     agent_.run_on_loop([&] {
-      session->close(anew);
+      session->close(renewed);
       session.reset();
     });
     view_ = rendezvous_.rejoin(view_, limits);
@@ -152,19 +152,19 @@ void Meeting::work() {
   bool meets = false;
   while (!stop_.stop_requested()) {
     std::vector<std::function<void()>> tasks;
-    bool anew = false;
+    bool again = false;
     {
       const MutexLock lock(mutex_);
       const auto asked = [this]() REQUIRES(mutex_) { return wanted_ || !tasks_.empty(); };
       if (!meets && !changed_.wait(mutex_, stop_.get_token(), asked)) return;
       if (meets && changed_.wait_until(mutex_, stop_.get_token(), Deadline::after(pause), asked)) pause = kFirstPause;
       if (stop_.stop_requested()) return;
-      anew = std::exchange(wanted_, false);
+      again = std::exchange(wanted_, false);
       tasks = std::exchange(tasks_, {});
       round_ = std::stop_source();
     }
-    if (anew) withdraw();
-    meets = meets || anew;
+    if (again) withdraw();
+    meets = meets || again;
     for (const auto& task : tasks) task();
     if (!meets) continue;
     const Outcome outcome = retry();

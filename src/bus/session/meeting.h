@@ -1,6 +1,6 @@
 // A batch's dealings with one other job. It registers with that job, which gives a session; and again, in the
 // background, whenever the session has ended: processes may be replaced, and a whole job may come back with another
-// world, mesh or layout. Everything is matched and planned anew then.
+// world, mesh or layout. Everything is matched and planned again then.
 #pragma once
 
 #include <functional>

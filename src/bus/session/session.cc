@@ -151,7 +151,7 @@ void Session::check_peers() {
 
 void Session::renew() {
   break_session(
-      failed(ErrorCode::kUnavailable, "{} registers it anew: its tensors have been moved"_message, identity().name()));
+      failed(ErrorCode::kUnavailable, "{} registers it again: its tensors have been moved"_message, identity().name()));
 }
 
 void Session::supersede(const std::string& rank) {

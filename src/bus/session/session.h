@@ -59,7 +59,7 @@ class Session : public Acceptor {
   // Connects to the ranks of both jobs and waits until all are ready; on a user's thread, once. Throws kPeerLost,
   // kDeadlineExceeded, kCancelled, ...; close() it then, and where it is superseded.
   Outcome attach(const CallLimits& limits);
-  // "inference/1" has registered anew since, or asks this rank to: attach() gives up unless that rank is attached
+  // "inference/1" has registered again since, or asks this rank to: attach() gives up unless that rank is attached
   // already; its connection then tells what becomes of it. Any thread.
   void supersede(const std::string& rank);
   // A rank has given the registration up: so does attach(), unless all are attached already. Any thread.
@@ -68,9 +68,9 @@ class Session : public Acceptor {
   // --- on the loop's thread ---
   void adopted();  // by its batch: from now on it tells when it is over
   bool broken() const { return !broken_.ok(); }
-  // This rank's tensors lie elsewhere now: the session is over, and all meet anew.
+  // This rank's tensors lie elsewhere now: the session is over, and all register again.
   void renew();
-  // Whether it was broken because a rank meets anew: no process is lost.
+  // Whether it was broken because a rank registers again: no process is lost.
   bool renewed() const { return is_renewal(broken_); }
   static bool is_renewal(const Status& status) { return status.code() == ErrorCode::kUnavailable; }
   // Gives up peers that something here waits for and that are stopped: as if they had been lost. Every kStopPeriod.

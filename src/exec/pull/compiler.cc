@@ -284,9 +284,6 @@ bool PullProgram::streams(size_t route) const {
 size_t PullProgram::routes() const {
   return impl_->routes;
 }
-size_t PullProgram::wire_routes() const {
-  return impl_->wire.size();
-}
 size_t PullProgram::delta_routes() const {
   return impl_->delta.size();
 }

@@ -62,8 +62,7 @@ class PullProgram {
   int64_t bytes() const;             // of the sources' dtypes
   int64_t bytes(Access access) const;
   size_t routes() const;
-  size_t wire_routes() const;            // of them, those that travel quantised
-  size_t delta_routes() const;           // and those that may travel as deltas
+  size_t delta_routes() const;           // of them, those that may travel as deltas
   int64_t bytes_of(size_t route) const;  // in full
   const Connection& peer() const;
   size_t memory_bytes() const;  // that the program itself takes, about
