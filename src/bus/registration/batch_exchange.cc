@@ -340,55 +340,71 @@ void BatchExchange::forget_earlier(const Attempt& attempt, bool sends) {
   ask(attempt.limits, [&](Duration timeout) { return forget_asking(timeout); });
 }
 
-std::unique_ptr<Watch> BatchExchange::watch(const PairView& view, const Agreement& agreement,
-                                            const std::function<void(const std::string& rank)>& changed,
-                                            const std::function<void(const Status& why)>& gave_up) {
+BatchExchange::Members BatchExchange::members_of(const PairView& view, const Agreement& agreement) const {
   const Registration& own = agreement.members[static_cast<size_t>(identity().rank)];
-  const Seen self{.speaker = speaker_of(own.incarnation, identity().job, identity().rank), .attempt = own.attempt};
-  struct Member {
-    std::string name;
-    Registration of;
-  };
-  std::map<std::string, Member> members;   // by key
-  std::map<std::string, Member> failures;  // that they may report; likewise
-  std::map<std::string, Member> renewals;  // that they may ask for; likewise
+  Members all{
+      .self = {.speaker = speaker_of(own.incarnation, identity().job, identity().rank), .attempt = own.attempt}};
   for (size_t i = 0; i < agreement.members.size(); ++i) {
     const bool is_own = i < view.own.size();
     const auto rank = static_cast<Rank>(is_own ? i : i - view.own.size());
     const std::string& job = is_own ? identity().job : peer_job_;
-    const Member member{rank_name(job, rank), agreement.members[i]};
-    members.emplace(batch_key(records_, job, rank), member);
+    const Members::Member member{rank_name(job, rank), agreement.members[i]};
+    all.records.emplace(batch_key(records_, job, rank), member);
     if (member.of == own) continue;
-    failures.emplace(failure_key(records_, job, rank), member);
-    renewals.emplace(renewal_key(records_, job, rank), member);
+    all.failures.emplace(failure_key(records_, job, rank), member);
+    all.renewals.emplace(renewal_key(records_, job, rank), member);
   }
-  const auto look = [=, this](const std::string& key, const KeyValue& item) {
-    const auto it = members.find(key);
-    const auto failure = failures.find(key);
-    const auto renewal = renewals.find(key);
-    try {
-      if (renewal != renewals.end()) {
-        const RenewalRecord record = read_record<RenewalRecord>(key, item.value);
-        if (std::ranges::count(record.stale, self) != 0) changed(renewal->second.name);
-      }
-      if (it != members.end() && record_registration(key, item.value) != it->second.of) changed(it->second.name);
-      if (failure == failures.end()) return;
-      const FailureRecord record = read_record<FailureRecord>(key, item.value);
-      if (record.of.incarnation != failure->second.of.incarnation || std::ranges::count(record.seen, self) == 0) return;
-      gave_up(fail_attempt(failure->second.name, record, item.mod_revision));
-    } catch (const Error& error) {
-      log_event(LogLevel::warn, "record.refused", {}, "{}", error.what());
+  return all;
+}
+
+void BatchExchange::look(const Members& members, const std::string& key, const KeyValue& item, const OnChanged& changed,
+                         const OnGivenUp& gave_up) {
+  const auto it = members.records.find(key);
+  const auto failure = members.failures.find(key);
+  const auto renewal = members.renewals.find(key);
+  try {
+    if (renewal != members.renewals.end()) {
+      const RenewalRecord record = read_record<RenewalRecord>(key, item.value);
+      if (std::ranges::count(record.stale, members.self) != 0) changed(renewal->second.name);
     }
-  };
+    if (it != members.records.end() && record_registration(key, item.value) != it->second.of) changed(it->second.name);
+    if (failure == members.failures.end()) return;
+    const FailureRecord record = read_record<FailureRecord>(key, item.value);
+    if (record.of.incarnation != failure->second.of.incarnation || std::ranges::count(record.seen, members.self) == 0)
+      return;
+    gave_up(fail_attempt(failure->second.name, record, item.mod_revision));
+  } catch (const Error& error) {
+    log_event(LogLevel::warn, "record.refused", {}, "{}", error.what());
+  }
+}
+
+std::unique_ptr<Watch> BatchExchange::watch(const PairView& view, const Agreement& agreement, const OnChanged& changed,
+                                            const OnGivenUp& gave_up) {
+  const Members members = members_of(view, agreement);
   // The members' records were not all read at one time: what has changed since then is in no event to come.
   const StoreRange now = store_.range(records_, kStoreTimeout);
-  for (const auto& [key, item] : now.items) look(key, item);
-  return store_.watch(records_, now.revision + 1, [look, members, changed](const WatchUpdate& update) {
+  for (const auto& [key, item] : now.items) look(members, key, item, changed, gave_up);
+  return store_.watch(records_, now.revision + 1, [=, this](const WatchUpdate& update) {
     if (update.type == WatchUpdate::Type::kCompacted)
-      for (const auto& [key, member] : members) changed(member.name);
+      for (const auto& [key, member] : members.records) changed(member.name);
     for (const StoreEvent& event : update.events)
-      if (event.type == StoreEvent::Type::kPut) look(event.kv.key, event.kv);
+      if (event.type == StoreEvent::Type::kPut) look(members, event.kv.key, event.kv, changed, gave_up);
   });
+}
+
+Status BatchExchange::given_up(const PairView& view, const Agreement& agreement) {
+  Status why;
+  const Members members = members_of(view, agreement);
+  const auto hear = [&](const Status& heard) {
+    if (why.ok()) why = heard;
+  };
+  try {
+    for (const auto& [key, item] : store_.range(records_, kStorePiece).items)
+      look(members, key, item, [](const std::string&) {}, hear);
+  } catch (const Error& error) {
+    log().info("{}: nobody can say why a rank has gone: {}", describe(), error.what());
+  }
+  return why;
 }
 
 Manifest BatchExchange::peer_manifest(const PairView& view, const CallLimits& limits) {

@@ -61,9 +61,13 @@ class BatchExchange {
   // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers again, or asks
   // this rank to; for every one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what
   // `agreement` is built on.
-  std::unique_ptr<Watch> watch(const PairView& view, const Agreement& agreement,
-                               const std::function<void(const std::string& rank)>& changed,
-                               const std::function<void(const Status& why)>& gave_up);
+  using OnChanged = std::function<void(const std::string& rank)>;
+  using OnGivenUp = std::function<void(const Status& why)>;
+  std::unique_ptr<Watch> watch(const PairView& view, const Agreement& agreement, const OnChanged& changed,
+                               const OnGivenUp& gave_up);
+  // What one of them has given it up for, if one has: a rank that cannot be reached may have left with a reason that
+  // watch() has not brought yet.
+  Status given_up(const PairView& view, const Agreement& agreement);
   // What the other side offers.
   Manifest peer_manifest(const PairView& view, const CallLimits& limits);
   // What every rank of this job tells the others about the batch that it is about to register, by rank.
@@ -122,7 +126,23 @@ class BatchExchange {
     std::vector<Registration> members;  // by rank
   };
 
+  // Those that an agreement is built on, by the keys of what they may say.
+  struct Members {
+    struct Member {
+      std::string name;
+      Registration of;
+    };
+    Seen self;
+    std::map<std::string, Member> records = {};
+    std::map<std::string, Member> failures = {};  // of the others, as what follows
+    std::map<std::string, Member> renewals = {};
+  };
+
   const Identity& identity() const { return rendezvous_.identity(); }
+  Members members_of(const PairView& view, const Agreement& agreement) const;
+  // At one record, new or changed.
+  void look(const Members& members, const std::string& key, const KeyValue& item, const OnChanged& changed,
+            const OnGivenUp& gave_up);
   uint64_t speaker() const;  // this rank
   std::string describe() const;
   History begun();

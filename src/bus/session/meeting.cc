@@ -75,10 +75,15 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
       Status status = status_of_current_exception();
       if (status.code() == ErrorCode::kCancelled && limits.background && !stop_.stop_requested())
         status = renewed;  // only this try was given up
+      const bool gone = status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kUnavailable;
+      const Status told = gone ? exchange_.given_up(view_, agreement) : Status();
+      const std::string what = fmt::format("batch {} of pair {}", batch_, view_.name);
+      if (!told.ok()) status = Status(told.code(), fmt::format("{}: {}", what, told.message()));
       agent_.run_on_loop([&] {
         session->close(status);
         session.reset();
       });
+      if (!told.ok()) status.throw_if_error();
       throw;
     }
     agent_.run_on_loop([&] {
