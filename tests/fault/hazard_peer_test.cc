@@ -117,9 +117,7 @@ TEST_F(Hazard, ASenderShrinksItsMemory) {
 class Puller {
  public:
   static constexpr int kSteps = 5;
-  explicit Puller(const RawRank& raw)
-      : raw_(raw),
-        link_(connect_unix(raw.peer(0).address, soon()), kLimits) {}
+  explicit Puller(const RawRank& raw) : raw_(raw), link_(connect_unix(raw.peer(0).address, soon()), kLimits) {}
   void go_to(int step) {
     if (step > 0) ask(raw_.hello(), kCode<Welcome>);
     if (step > 1) {
