@@ -2,6 +2,9 @@
 #include <map>
 #include <span>
 
+#include "plan/colour.h"
+#include "plan/flow_matrix.h"
+#include "plan/rank_boxes.h"
 #include "plan/svg_canvas.h"
 #include "plan/tensor_picture.h"
 #include "plan/terms.h"
@@ -17,7 +20,8 @@ using plan::SvgCanvas;
 
 constexpr double kWidth = 1200;
 constexpr double kHeight = 880;
-constexpr size_t kMaxBins = 32;  // boxes a column: more ranks share boxes, which bounds the picture's size
+constexpr size_t kMaxBoxes = 32;  // in a column
+constexpr size_t kMaxBands = 96;  // more would cover each other: a matrix shows them
 constexpr size_t kMaxBars = 256;
 constexpr Rect kFlow{150, 130, 900, 400};
 constexpr Rect kSourceTensor{60, 600, 300, 210};
@@ -25,13 +29,7 @@ constexpr Rect kDestinationTensor{420, 600, 300, 210};
 constexpr Rect kBars{800, 620, 340, 190};
 constexpr double kBoxWidth = 14;
 
-std::string colour_at(double fraction) {  // 0 to 1: through the hues, without closing the circle
-  return fmt::format("hsl({:.0f},62%,{:.0f}%)", fraction * 310, 62.0);
-}
-
-// Consecutive ranks that share one box.
-struct Bin {
-  std::vector<Rank> ranks;
+struct ColumnBox {
   int64_t bytes = 0;  // that a source sends, or a destination takes
   int64_t terms = 0;  // that a source takes, to reduce them
   double top = 0;
@@ -47,43 +45,34 @@ using Flows = std::map<std::pair<size_t, size_t>, int64_t>;  // bytes by boxes: 
 
 class Column {
  public:
-  Column(const Layout& layout, double x) : x_(x) {
-    std::vector<Rank> ranks(layout.mesh().ranks().begin(), layout.mesh().ranks().end());
-    std::ranges::sort(ranks);
-    const size_t per_bin = (ranks.size() + kMaxBins - 1) / kMaxBins;
-    bins_.resize((ranks.size() + per_bin - 1) / per_bin);
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      const size_t bin = i / per_bin;
-      bins_[bin].ranks.push_back(ranks[i]);
-      bin_of_[ranks[i]] = bin;
-    }
-  }
+  Column(const Layout& layout, double x) : x_(x), ranks_(layout, kMaxBoxes), boxes_(ranks_.size()) {}
 
-  size_t bin_of(Rank rank) const { return bin_of_.at(rank); }
-  Bin& operator[](size_t bin) { return bins_[bin]; }
-  size_t size() const { return bins_.size(); }
+  size_t box_of(Rank rank) const { return ranks_.box_of(rank); }
+  std::span<const Rank> ranks(size_t box) const { return ranks_.ranks(box); }
+  ColumnBox& operator[](size_t box) { return boxes_[box]; }
+  size_t size() const { return boxes_.size(); }
   double x() const { return x_; }
 
   // Heights by load, but room for a label.
   void arrange() {
     int64_t total = 0;
-    for (const Bin& bin : bins_) total += bin.load();
+    for (const ColumnBox& box : boxes_) total += box.load();
     const double gap = 4;
-    const auto count = static_cast<double>(bins_.size());
+    const auto count = static_cast<double>(boxes_.size());
     const double least = std::min(12.0, (kFlow.height - gap * (count - 1)) / count * 0.6);
     const double room = kFlow.height - gap * (count - 1) - least * count;
     double y = kFlow.y;
-    for (Bin& bin : bins_) {
-      bin.top = y;
-      bin.height = least + (total > 0 ? room * static_cast<double>(bin.load()) / static_cast<double>(total) : 0);
-      y += bin.height + gap;
+    for (ColumnBox& box : boxes_) {
+      box.top = y;
+      box.height = least + (total > 0 ? room * static_cast<double>(box.load()) / static_cast<double>(total) : 0);
+      y += box.height + gap;
     }
   }
 
  private:
   double x_;
-  std::vector<Bin> bins_;
-  std::map<Rank, size_t> bin_of_;
+  plan::RankBoxes ranks_;
+  std::vector<ColumnBox> boxes_;
 };
 
 class Picture {
@@ -105,8 +94,9 @@ class Picture {
  private:
   std::string colour_of(Rank rank) const {
     const auto at = std::ranges::lower_bound(colours_, rank) - colours_.begin();
-    return colour_at(static_cast<double>(at) / static_cast<double>(std::max<size_t>(colours_.size(), 1)));
+    return plan::rank_colour(static_cast<size_t>(at), colours_.size());
   }
+  std::string colour_of_box(size_t box) const { return colour_of(from_.ranks(box).front()); }
 
   static std::string shorten(const std::string& text) { return text.size() > 70 ? text.substr(0, 67) + "..." : text; }
 
@@ -128,15 +118,33 @@ class Picture {
     canvas_.text(kWidth / 2, 60, figures, R"(text-anchor="middle" font-size="13" fill="#555")");
   }
 
-  // Who sends to whom: a band a pair of boxes, as thick as its bytes.
+  // Who sends to whom.
   void draw_flow() {
     Flows terms;
     Flows flows;
     plan::for_each_term(plan_, [&](Rank peer, const Reduction& reduction, int64_t bytes) {
-      terms[{from_.bin_of(peer), from_.bin_of(reduction.owner)}] += bytes;
+      terms[{from_.box_of(peer), from_.box_of(reduction.owner)}] += bytes;
     });
     for (const Route& route : plan_.routes)
-      for (const Rank dst : plan_.dsts(route)) flows[{from_.bin_of(route.src), to_.bin_of(dst)}] += route.bytes;
+      for (const Rank dst : plan_.dsts(route)) flows[{from_.box_of(route.src), to_.box_of(dst)}] += route.bytes;
+    canvas_.text(from_.x() + kBoxWidth, kFlow.y - 24, heading("source", plan_.src),
+                 R"(text-anchor="end" font-weight="bold")");
+    canvas_.text(kWidth - 10, kFlow.y - 24, heading("destination", plan_.dst),
+                 R"(text-anchor="end" font-weight="bold")");
+    if (terms.size() + flows.size() <= kMaxBands) {
+      draw_bands(terms, flows);
+      return;
+    }
+    draw_legend("bytes from each source (a row) to each destination (a column): the paler, the fewer");
+    plan::draw_flow_matrix(canvas_, kFlow, plan_, [this](Rank rank) { return colour_of(rank); });
+  }
+
+  void draw_legend(const char* text) {
+    canvas_.text(kFlow.x + kFlow.width / 2, kFlow.y - 24, text, R"(text-anchor="middle" fill="#555")");
+  }
+
+  // A band a pair of boxes, as thick as its bytes.
+  void draw_bands(const Flows& terms, const Flows& flows) {
     for (const auto& [pair, bytes] : terms) {
       from_[pair.first].bytes += bytes;
       from_[pair.second].terms += bytes;
@@ -151,38 +159,32 @@ class Picture {
     draw_routes(flows);
     draw_column(from_, "end", from_.x() - 8, true);
     draw_column(to_, "start", to_.x() + kBoxWidth + 8, false);
-    canvas_.text(from_.x() + kBoxWidth, kFlow.y - 18, heading("source", plan_.src),
-                 R"(text-anchor="end" font-weight="bold")");
-    canvas_.text(kWidth - 10, kFlow.y - 18, heading("destination", plan_.dst),
-                 R"(text-anchor="end" font-weight="bold")");
-    canvas_.text(kFlow.x + kFlow.width / 2, kFlow.y - 18,
-                 plan_.reductions.empty()
-                     ? "bands: bytes delivered, in the colour of the sender"
-                     : "bands: bytes delivered, dashed: terms to be reduced, in the sender's colour",
-                 R"(text-anchor="middle" fill="#555")");
+    draw_legend(plan_.reductions.empty()
+                    ? "bands: bytes delivered, in the colour of the sender"
+                    : "bands: bytes delivered, dashed: terms to be reduced, in the sender's colour");
   }
 
   void draw_terms(const Flows& terms) {
     for (const auto& [pair, bytes] : terms) {
-      Bin& peer = from_[pair.first];
-      Bin& owner = from_[pair.second];
+      ColumnBox& peer = from_[pair.first];
+      ColumnBox& owner = from_[pair.second];
       const double y1 = peer.top + peer.used;
       peer.used += peer.share(bytes);
       const double y2 = owner.top + owner.used;
       owner.used += owner.share(bytes);
       if (&peer == &owner) continue;  // ranks that share a box
       canvas_.loop(from_.x() + kBoxWidth, y1, y2, std::min(peer.share(bytes), owner.share(bytes)),
-                   colour_of(peer.ranks.front()));
+                   colour_of_box(pair.first));
     }
   }
 
   void draw_routes(const Flows& flows) {
     for (const auto& [pair, bytes] : flows) {
-      Bin& source = from_[pair.first];
-      Bin& destination = to_[pair.second];
+      ColumnBox& source = from_[pair.first];
+      ColumnBox& destination = to_[pair.second];
       const double thickness = std::max(0.4, std::min(source.share(bytes), destination.share(bytes)));
       canvas_.ribbon(from_.x() + kBoxWidth, source.top + source.used, to_.x(), destination.top + destination.used,
-                     thickness, colour_of(source.ranks.front()));
+                     thickness, colour_of_box(pair.first));
       source.used += source.share(bytes);
       destination.used += destination.share(bytes);
     }
@@ -194,13 +196,13 @@ class Picture {
 
   void draw_column(Column& column, const char* anchor, double text_x, bool coloured) {
     for (size_t i = 0; i < column.size(); ++i) {
-      const Bin& bin = column[i];
-      canvas_.rect({column.x(), bin.top, kBoxWidth, bin.height}, coloured ? colour_of(bin.ranks.front()) : "#888",
+      const ColumnBox& box = column[i];
+      canvas_.rect({column.x(), box.top, kBoxWidth, box.height}, coloured ? colour_of_box(i) : "#888",
                    R"(stroke="#333" stroke-width=".6")");
-      const std::string ranks = plan::ranks_text(bin.ranks, 2);
-      const double size = std::clamp(bin.height, 7.0, 12.0);
-      canvas_.text(text_x, bin.top + bin.height / 2 + size * 0.35,
-                   bin.height < 9 ? ranks : fmt::format("{}  ({})", ranks, bytes_text(bin.bytes)),
+      const std::string ranks = plan::ranks_text(column.ranks(i), 2);
+      const double size = std::clamp(box.height, 7.0, 12.0);
+      canvas_.text(text_x, box.top + box.height / 2 + size * 0.35,
+                   box.height < 9 ? ranks : fmt::format("{}  ({})", ranks, bytes_text(box.bytes)),
                    fmt::format(R"(text-anchor="{}" font-size="{:.3g}")", anchor, size));
     }
   }

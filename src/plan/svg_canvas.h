@@ -20,7 +20,7 @@ class SvgCanvas {
  public:
   SvgCanvas(double width, double height) {
     put(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:g} {1:g}" width="{0:g}" height="{1:g}" )"
-        R"(font-family="Helvetica,Arial,sans-serif" font-size="12" fill="#222">)",
+        R"(style="max-width:100%;height:auto" font-family="Helvetica,Arial,sans-serif" font-size="12" fill="#222">)",
         width, height);
     put("\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n");
   }
@@ -34,6 +34,7 @@ class SvgCanvas {
     put("<rect x=\"{:.4g}\" y=\"{:.4g}\" width=\"{:.4g}\" height=\"{:.4g}\" fill=\"{}\" {}/>\n", r.x, r.y, r.width,
         r.height, fill, more);
   }
+  void path(std::string_view d, std::string_view style) { put("<path d=\"{}\" {}/>\n", d, style); }
   void line(double x1, double y1, double x2, double y2, std::string_view style) {
     put("<path d=\"M{:.4g} {:.4g}L{:.4g} {:.4g}\" {}/>\n", x1, y1, x2, y2, style);
   }

@@ -8,7 +8,7 @@
 namespace tessera::plan {
 namespace {
 
-constexpr size_t kMaxCells = 48;  // of the raster along one side: bounds the size of the picture
+constexpr size_t kMaxCells = 64;  // of the raster along one side: bounds the size of the picture
 constexpr size_t kMaxStripes = 2048;
 constexpr double kMinLabelHeight = 13;
 
