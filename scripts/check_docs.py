@@ -46,7 +46,7 @@ FOREIGN = {"full_tensor()", "state_dict()", "backward()", "forward()"}
 parser = argparse.ArgumentParser()
 parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
 root = parser.parse_args().root
-documents = [root / name for name in ("ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", "bench/README.md")]
+documents = [root / name for name in ("ARCHITECTURE.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md")]
 documents += sorted((root / "docs").rglob("*.md"))
 sources = "\n".join(
     path.read_text()

@@ -10,4 +10,5 @@ need_venv "${docs_wheels[@]}"
 build cpu tessera_python
 say "documentation"
 PYTHONPATH="$root/build/cpu/python" "$TESSERA_VENV/bin/python" -m sphinx -E -W --keep-going -q -b html docs build/site
+grep -q '<svg ' build/site/guide/plans.html || fail 1 "the site lacks the pictures of docs/guide/plans.ipynb"
 echo "build/site/index.html"
