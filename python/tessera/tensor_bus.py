@@ -24,7 +24,7 @@ from ._bus.registration import Registration
 from ._bus.wire import wire_by_position
 from ._closing import Closing, close_at_exit
 from ._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, NotFoundError
-from ._tensors.tensors import source_of
+from ._tensors.walk import Hold, require_hold, single
 
 
 class TensorBusClient(Closing):
@@ -116,6 +116,7 @@ class TensorBusClient(Closing):
         *,
         mode: Mode = "inplace",
         wire: str | Sequence[str | None] | None = None,
+        hold: Hold = "strong",
     ) -> BatchHandler:
         """Registers tensors that are transferred as one.
 
@@ -131,6 +132,8 @@ class TensorBusClient(Closing):
             mode: "inplace" or "staged", as in Bus.register().
             wire: What tensors are quantised to on their way, as in Bus.register(): a format for all that can be, or a
                 list with one for each, None for as it is.
+            hold: "strong": the batch keeps the tensors. "weak": it does not, as in Bus.register(). The list is read
+                once, either way.
 
         Raises:
             InvalidArgumentError: A tensor that cannot be moved; it names its position and why. Or a wrong `wire`.
@@ -138,6 +141,7 @@ class TensorBusClient(Closing):
             AlreadyExistsError: The batch is registered already.
         """
         require_mode(mode)
+        require_hold(hold)
         with self._lock:
             if batch_id in self._handlers:
                 raise AlreadyExistsError(f"batch {batch_id}: it is registered already: close() it first")
@@ -156,7 +160,7 @@ class TensorBusClient(Closing):
             shares = []
             for pair_name, named in by_pair.items():
                 joined = self._pairs[pair_name]
-                sources = [(name, source_of(name, tensor), tensor) for name, tensor in named]
+                sources = [single(name, tensor, hold) for name, tensor in named]
                 registration = Registration(sources, (), self._rank, joined.layout, wire=wires)
                 shares.append(Share(pair_name, joined.pair, registration))
             batch = Batch(

@@ -27,10 +27,14 @@ class Loopback:
         """Registers them with the trainer's bus, under a name of their own."""
         return self.trainer.register(tensors, next(self._names), **options)
 
-    def batches(self, tensors: Any, into: Any, **options: Any) -> tuple[tessera.Batch, tessera.Batch]:
+    def batches(
+        self, tensors: Any, into: Any, hold: Any = "strong", **options: Any
+    ) -> tuple[tessera.Batch, tessera.Batch]:
         """(sender, receiver) of a new batch; the options are the receiver's."""
         name = next(self._names)
-        return self.trainer.register(tensors, name), self.inference.register(into, name, **options)
+        return self.trainer.register(tensors, name, hold=hold), self.inference.register(
+            into, name, hold=hold, **options
+        )
 
     def transfer(self, tensors: Any, into: Any, **options: Any) -> tessera.BatchStats:
         """Moves tensors once; the receiver's figures."""

@@ -181,7 +181,7 @@ def test_what_has_changed_since_is_an_error_that_names_it() -> None:
         model.weight = None
         with pytest.raises(tessera.InvalidArgumentError, match="tensor weight: the module has no weight any more"):
             batch.send()
-        batch = bus.register(loose, "dict")
+        batch = bus.register(loose, "dict", hold="weak")
         batch.send()
         kept = loose.pop("kept")
         kept.untyped_storage().resize_(4096)

@@ -10,7 +10,7 @@ import tessera
 import torch
 import torch.distributed
 from loopback import Loopback, move
-from tessera._tensors.tensors import walk
+from tessera._tensors.walk import walk
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh

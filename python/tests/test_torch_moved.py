@@ -188,7 +188,7 @@ def test_what_has_moved_before_the_first_transfer_is_where_it_is() -> None:
 def test_what_is_freed_before_the_first_send_is_refused_and_not_read() -> None:
     def send(bus: tessera.Bus) -> None:
         tensors = {"w": torch.ones(1 << 22), "kept": torch.ones(3)}
-        batch = bus.register(tensors)
+        batch = bus.register(tensors, hold="weak")
         del tensors["w"]
         with pytest.raises(tessera.InvalidArgumentError, match="tensor w: its memory was freed"):
             batch.send(timeout=LIMIT / 3)

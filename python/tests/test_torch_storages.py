@@ -1,4 +1,4 @@
-"""What a dict of torch tensors keeps: its storages weakly, no memory, no graph. And the version counters."""
+"""What hold="weak" keeps of torch's tensors: their storages weakly, no memory, no graph. And the version counters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gone(tensor: torch.Tensor) -> StorageWeakRef:
 def test_a_registered_storage_may_be_freed(loopback: Loopback) -> None:
     tensor = torch.ones(5)
     watched = gone(tensor)
-    with loopback.register({"w": tensor}) as batch:
+    with loopback.register({"w": tensor}, hold="weak") as batch:
         del tensor
         gc.collect()
         assert watched.expired()
@@ -39,13 +39,13 @@ def test_a_registered_storage_may_be_freed(loopback: Loopback) -> None:
 
 def test_a_freed_storage_is_an_error_at_the_next_transfer(loopback: Loopback) -> None:
     state, taken = {"w": torch.ones(5)}, {"w": torch.zeros(5)}
-    sender, receiver = loopback.batches(state, taken)
+    sender, receiver = loopback.batches(state, taken, "weak")
     with sender, receiver:
         move(sender, receiver)
         state.clear()
         with pytest.raises(
             tessera.InvalidArgumentError,
-            match=r"tensor w: its memory was freed; keep the tensor, or register the module",
+            match=r"tensor w: its memory was freed; keep the tensor, or register it with hold='strong'",
         ):
             sender.send()
 
@@ -54,7 +54,7 @@ def test_what_one_view_keeps_is_not_freed(loopback: Loopback) -> None:
     whole = torch.arange(6.0)
     state = {"w": whole[2:4]}
     taken = torch.zeros(2)
-    sender, receiver = loopback.batches(state, {"w": taken})
+    sender, receiver = loopback.batches(state, {"w": taken}, "weak")
     with sender, receiver:
         state.clear()
         move(sender, receiver)
@@ -64,7 +64,7 @@ def test_what_one_view_keeps_is_not_freed(loopback: Loopback) -> None:
 @pytest.mark.parametrize("size", [0, 8, 400])
 def test_a_resized_storage_is_an_error(size: int, loopback: Loopback) -> None:
     tensor, taken = torch.ones(5), torch.zeros(5)
-    sender, receiver = loopback.batches({"w": tensor}, {"w": taken})
+    sender, receiver = loopback.batches({"w": tensor}, {"w": taken}, "weak")
     with sender, receiver:
         move(sender, receiver)
         tensor.untyped_storage().resize_(size)
@@ -77,7 +77,7 @@ def test_a_resized_storage_is_an_error(size: int, loopback: Loopback) -> None:
 
 def test_a_receiver_is_told_too(loopback: Loopback) -> None:
     sent, state = torch.ones(5), {"w": torch.ones(5)}
-    sender, receiver = loopback.batches({"w": sent}, state)
+    sender, receiver = loopback.batches({"w": sent}, state, "weak")
     with sender, receiver:
         move(sender, receiver)
         state.clear()
@@ -98,7 +98,7 @@ def test_a_storage_that_moves_is_followed(loopback: Loopback) -> None:
 def test_a_transfer_keeps_memory_until_it_ends(loopback: Loopback) -> None:
     tensor, taken = torch.arange(5.0), torch.zeros(5)
     watched = gone(tensor)
-    sender, receiver = loopback.batches({"w": tensor}, {"w": taken})
+    sender, receiver = loopback.batches({"w": tensor}, {"w": taken}, "weak")
     with sender, receiver:
         move(sender, receiver)
         taken.zero_()

@@ -12,8 +12,8 @@ from tessera._bus.registration import Registration
 from torch import nn
 
 
-def registered(tensors: Any) -> Registration:
-    made = Registration.collect(tensors, lambda name: True, rank=0, fallback=None, missing_ok=False)
+def registered(tensors: Any, hold: Any = "strong") -> Registration:
+    made = Registration.collect(tensors, lambda name: True, rank=0, fallback=None, missing_ok=False, hold=hold)
     made.locate()  # from now on they are watched
     return made
 
@@ -122,7 +122,7 @@ def test_a_module_beside_them_is_looked_at_once(request: pytest.FixtureRequest) 
 
 def test_storage_that_was_resized_is_refused() -> None:
     state = {"w": torch.ones(64)}
-    batch = registered(state)
+    batch = registered(state, "weak")
     state["w"].untyped_storage().resize_(0)
     with pytest.raises(InvalidArgumentError, match="tensor w: its storage was resized from 256 to 0 bytes"):
         batch.locate()
@@ -130,7 +130,7 @@ def test_storage_that_was_resized_is_refused() -> None:
 
 def test_a_tensor_that_has_gone_is_refused() -> None:
     state = {"w": torch.ones(64)}
-    batch = registered(state)
+    batch = registered(state, "weak")
     del state["w"]
     with pytest.raises(InvalidArgumentError, match="tensor w: its memory was freed"):
         batch.locate()

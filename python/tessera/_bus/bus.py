@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, get_args
 
 from .. import _core
+from .._arguments import choice
 from .._closing import Closing, close_at_exit
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from .._launch import launch
 from .._tensors.layouts import LayoutLike, as_layout
+from .._tensors.walk import Hold, require_hold
 from .batch import Batch, Direction, Mode, Share
 from .mapping import Map
 from .registration import Registration
@@ -138,6 +140,7 @@ class Bus(Closing):
         delta: bool = False,
         map: Map | None = None,
         wire: Wire | None = None,
+        hold: Hold = "strong",
     ) -> Batch:
         """Registers tensors that are transferred as one.
 
@@ -146,10 +149,8 @@ class Bus(Closing):
                 one that was replaced is noticed. Or {name: tensor}, nested as a state_dict may be, where a value is a
                 torch tensor or DTensor, a NumPy array, anything with DLPack of a dtype that NumPy reads from it (bf16
                 and 8-bit floats it does not), or (local array, layout[, global shape]).
-                DTensors carry their layout; a plain tensor is held whole by each rank that registers it. Of a dict's
-                torch tensors the storage is held weakly: one that was freed or resized is an error at the next
-                transfer, and one that was re-assigned cannot be seen. What is not a tensor is skipped, and listed in
-                Batch.skipped.
+                DTensors carry their layout; a plain tensor is held whole by each rank that registers it. What is not a
+                tensor is skipped, and listed in Batch.skipped. `hold` says what the batch keeps of it.
             batch: Its name, which both jobs use.
             mode: "inplace", or "staged": a staged sender copies and goes on, a staged receiver takes a version on all
                 ranks of the job or on none.
@@ -174,6 +175,12 @@ class Bus(Closing):
                 Only f64, f32, f16 and bf16 of two dims or more are quantised, each matrix of the last two dims as the
                 whole that the sending job has, or as what is taken of it. Not yet where tensors lie in private memory
                 behind an agent daemon: registering with the other job raises UnimplementedError there.
+            hold: "strong": the batch keeps the module or dict, hence its tensors, and looks each name up again at every
+                transfer: after `d["w"] = new` the new tensor is sent (and the old one let go). One that fits no more,
+                of another dtype, shape or layout, or that has been removed, is an error before anything is sent; so is
+                one that lies elsewhere, where it is received in place. Names that are added later are not part of the
+                batch. "weak": the batch keeps nothing. Its tensors are those that are registered here: one whose
+                memory was freed or resized is an error at the next transfer, and one that was replaced cannot be seen.
 
         Raises:
             InvalidArgumentError: A tensor that cannot be moved; it names the tensor and why. Nothing to move: only= and
@@ -181,6 +188,7 @@ class Bus(Closing):
             MismatchError: It lists every disagreement of the two jobs.
         """
         require_mode(mode)
+        require_hold(hold)
         if direction is not None:
             require_direction(direction)
         given: dict[str, None] = {}  # names, in their order
@@ -201,6 +209,7 @@ class Bus(Closing):
                 missing_ok=missing_ok,
                 names=map,
                 wire=wire,
+                hold=hold,
             )
             if not registration._sources:
                 self._allow_nothing(batch, given, {"only": only, "ignore": ignore, "map": map})
@@ -283,14 +292,12 @@ class Bus(Closing):
 
 def require_mode(mode: str) -> None:
     """Raises InvalidArgumentError for what is not a Mode."""
-    if mode not in get_args(Mode):
-        raise InvalidArgumentError(f"mode {mode!r}: 'inplace' and 'staged' are possible")
+    choice("mode", mode, get_args(Mode))
 
 
 def require_direction(direction: str) -> None:
     """Raises InvalidArgumentError for what is not a Direction."""
-    if direction not in get_args(Direction):
-        raise InvalidArgumentError(f"direction {direction!r}: 'send' and 'recv' are possible")
+    choice("direction", direction, get_args(Direction))
 
 
 def _matches(names: Names, name: str) -> bool:

@@ -11,7 +11,7 @@ from .. import _core
 from .._errors import Error, InvalidArgumentError, MismatchError
 from .._tensors.location import Location, Source
 from .._tensors.shapes import Shape, global_shape
-from .._tensors.tensors import walk
+from .._tensors.walk import Hold, walk
 from .._tensors.watch import Watch
 from .fused import Fused, fused_parts
 from .mapping import Local, Map, Part, Piece, compile_map
@@ -91,10 +91,11 @@ class Registration:
         missing_ok: bool,
         names: Map | None = None,
         wire: Wire | None = None,
+        hold: Hold = "strong",
     ) -> Registration:
         """Everything of `tensors` whose name is to be kept. Raises InvalidArgumentError for what cannot be moved."""
         skipped: list[str] = []
-        sources = list(walk(tensors, skipped, keep))
+        sources = list(walk(tensors, skipped, keep, hold))
         left_out = [name for name in skipped if keep(name)]
         return Registration(sources, left_out, rank, fallback, missing_ok, names, wire)
 
@@ -438,8 +439,9 @@ def _changed(name: str, then: Location, now: Location) -> str:
 
 
 def _difference(then: Location, now: Location) -> str:
-    for what in ("dtype", "shape", "layout", "strides", "address"):
+    for what in ("dtype", "shape", "layout", "global_shape", "strides", "address"):
         before, after = getattr(then, what), getattr(now, what)
         if before != after:
-            return "its memory has moved" if what == "address" else f"its {what} has changed from {before} to {after}"
+            said = what.replace("_", " ")
+            return "its memory has moved" if what == "address" else f"its {said} has changed from {before} to {after}"
     return "it has changed"

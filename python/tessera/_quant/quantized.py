@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from .. import _core
+from .._arguments import sizes as sizes_of
 from .._errors import InvalidArgumentError
 from .._launch import launch
-from .._tensors.blocks import Block, sizes_of
+from .._tensors.blocks import Block
 from .._tensors.foreign import numpy_dtype
 from .._tensors.layouts import LayoutLike, as_layout
 from .._tensors.location import Location, Source, refusal
@@ -102,7 +103,7 @@ class QuantizedTensor:
                 registered, with the nearest ones that cut none.)
         """
         spec = spec_of(format, scaling=scaling)
-        sizes = sizes_of(shape)
+        sizes = sizes_of("shape", shape, or_one=True)
         if len(sizes) < 2:
             raise InvalidArgumentError(f"shape {sizes}: give that of a matrix, or of a stack of them")
         names = plane_names(planes)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _core
-from .._errors import InvalidArgumentError
 from .foreign import numpy_dtype
 from .stacks import address_of
 from .torch import is_torch_tensor, tensor_in, torch_dtype
@@ -31,17 +29,6 @@ class Block:
         return (
             self._bytes[offset : offset + size].view((torch_dtype if of_torch else numpy_dtype)(dtype)).reshape(shape)
         )
-
-
-def sizes_of(shape: Any) -> tuple[int, ...]:
-    """A number or a sequence of them as a shape."""
-    try:
-        sizes = tuple(map(operator.index, [shape] if hasattr(shape, "__index__") else shape))
-    except TypeError:
-        raise InvalidArgumentError(f"shape {shape!r}: give whole numbers") from None
-    if any(size < 0 for size in sizes):
-        raise InvalidArgumentError(f"shape {sizes}: sizes are 0 or more")
-    return sizes
 
 
 def as_numpy(block: Any, name: str, sizes: tuple[int, ...]) -> Any:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
+from .._arguments import sizes as sizes_of
 from .._errors import InvalidArgumentError
-from .blocks import as_numpy, sizes_of
+from .blocks import as_numpy
+from .dicts import leaves
 from .foreign import type_name
 from .modules import fsdp_parameters
-from .tensors import leaves
 from .torch import is_module, is_torch_tensor, local_tensor, move_storage, require_movable, tensor_in
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
     Raises:
         ResourceExhaustedError: It names what was wanted and what there is.
     """
-    sizes = sizes_of(shape)
+    sizes = sizes_of("shape", shape, or_one=True)
     name = "f32" if dtype is None else _core.dtype(dtype)
     is_named = dtype is None or isinstance(dtype, str)
     uses_torch = "torch" in sys.modules if is_named else type(dtype).__module__.partition(".")[0] == "torch"
@@ -94,8 +95,8 @@ def _tensors_in(values: Mapping[Any, Any]) -> Iterator[tuple[str, torch.Tensor]]
     found = list(leaves(values, skipped))
     if skipped and not found:
         raise InvalidArgumentError(f"share_(): there is no tensor in what was given ({', '.join(skipped)})")
-    for name, each in found:
-        tensor = each[0] if isinstance(each, tuple) else each
+    for leaf in found:
+        name, tensor = leaf.name, leaf.value[0] if isinstance(leaf.value, tuple) else leaf.value
         if not is_torch_tensor(tensor):
             raise InvalidArgumentError(
                 f"tensor {name}: share_() moves storages of torch, not a {type_name(tensor)}: make it with "

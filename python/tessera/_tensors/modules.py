@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._errors import InvalidArgumentError
-from .layouts import is_dtensor
 from .location import Location, Source
-from .torch import Readings, bump, named_readings, torch_location
+from .torch import Locator, written
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +85,7 @@ class ModuleTensor:
         self._path = path
         self._attribute = attribute
         self._kind = "_buffers" if buffer else "_parameters"
-        self._known: tuple[Any, Readings] | None = None  # the DTensorSpec seen last, and what it says
+        self._locator = Locator(name)
         self._look_up()
 
     @property
@@ -118,20 +117,13 @@ class ModuleTensor:
                 f"tensor {self._name}: FSDP has gathered it, and will free what is there now: call reshard() on the "
                 "FSDP module first, or send after the optimiser's step"
             )
-        tensor = self._current()
-        if not is_dtensor(tensor):
-            return torch_location(self._name, tensor)
-        if self._known is None or self._known[0] is not tensor._spec:
-            self._known = (tensor._spec, named_readings(self._name, tensor))
-        return torch_location(self._name, tensor, self._known[1])
+        return self._locator.locate(self._current())
 
     def require_writeable(self) -> None:
         pass
 
     def written(self) -> None:
-        tensor: Any = self._current()
-        if not tensor.is_inference():
-            bump([tensor, tensor._local_tensor] if is_dtensor(tensor) else tensor)
+        written(self._current())
 
 
 # Modules that torch.compile and activation checkpointing put around others: no part of a parameter's name.

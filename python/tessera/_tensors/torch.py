@@ -112,9 +112,10 @@ def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = Non
         global_shape, rank = tuple(tensor.shape), _rank_in_mesh(tensor)
     if dtype == "f4":  # two elements a byte along the last dim
         shape, strides, global_shape = _unpacked(name, shape, strides, global_shape, layout)
-    address = local.data_ptr() if local.numel() else 0
+    storage = local.untyped_storage()
+    _require_memory(name, local, storage)
     return Location(
-        address,
+        local.data_ptr() if local.numel() else 0,
         dtype,
         shape,
         sound_strides(name, shape, strides),
@@ -122,8 +123,20 @@ def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = Non
         global_shape,
         rank,
         other_layout,
-        local.untyped_storage(),
+        storage,
     )
+
+
+def _require_memory(name: str, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+    """Refuses a tensor whose storage was resized to less than it needs, as FSDP frees some."""
+    if not tensor.numel():
+        return
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if needed > storage.nbytes():
+        raise refusal(
+            name, f"its storage has {storage.nbytes()} bytes, and it needs {needed}: it was freed by resizing"
+        )
 
 
 def named_readings(name: str, tensor: DTensor) -> Readings:
@@ -188,9 +201,24 @@ def _counters(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [alias, *_counters(tensor._local_tensor)] if is_dtensor(tensor) else [alias]
 
 
-class TorchTensor:
-    """A tensor out of a dict. Its storage is held weakly: it may be freed or resized between transfers, which is an
-    error at the next one. (That the dict's owner has put another tensor in its place cannot be seen from here.)"""
+class Locator:
+    """Where the tensor of one name lies, whichever tensor that is now."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._known: tuple[Any, Readings] | None = None  # the DTensorSpec seen last, and what it says
+
+    def locate(self, tensor: torch.Tensor) -> Location:
+        if not is_dtensor(tensor):
+            return torch_location(self._name, tensor)
+        if self._known is None or self._known[0] is not tensor._spec:
+            self._known = (tensor._spec, named_readings(self._name, tensor))
+        return torch_location(self._name, tensor, self._known[1])
+
+
+class WeakTensor:
+    """A tensor whose storage is held weakly: it may be freed or resized between transfers, which is an error at the
+    next one."""
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         from torch.multiprocessing.reductions import StorageWeakRef
@@ -210,7 +238,7 @@ class TorchTensor:
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         if storage is None:
             raise InvalidArgumentError(
-                f"tensor {self._name}: its memory was freed; keep the tensor, or register the module that owns it"
+                f"tensor {self._name}: its memory was freed; keep the tensor, or register it with hold='strong'"
             )
         if storage.nbytes() != self._bytes:
             raise InvalidArgumentError(
@@ -225,6 +253,12 @@ class TorchTensor:
 
     def written(self) -> None:
         bump(self._counters)
+
+
+def written(tensor: Any) -> None:
+    """Bumps the version counters of a tensor that has been written."""
+    if not tensor.is_inference():
+        bump([tensor, tensor._local_tensor] if is_dtensor(tensor) else tensor)
 
 
 def bump(tensors: torch.Tensor | Sequence[torch.Tensor]) -> None:
