@@ -38,7 +38,7 @@ struct LaunchWords {
 
 LaunchWords launch_words() {
   const auto words = [](const std::optional<Said>& said) {
-    return said ? fmt::format("{}, from {} ({})", said->value, said->variable, said->launcher->name) : "nobody says it";
+    return said ? fmt::format("{}, from {} ({})", said->value, said->variable, said->launcher->name) : "not set";
   };
   try {
     const Launch said = launched(::getenv);
@@ -90,12 +90,12 @@ void print_json(const std::vector<Check>& checks) {
 }  // namespace
 
 void add_doctor_command(CLI::App& app, Run& run) {
-  CLI::App& command = *app.add_subcommand("doctor", "Say what this machine can do, what is missing and how to get it")
+  CLI::App& command = *app.add_subcommand("doctor", "Show what this machine can do, what is missing and how to get it")
                            ->footer(kDoctorExamples);
   const auto json = std::make_shared<bool>(false);
   const auto clean = std::make_shared<bool>(false);
   command.add_flag("--json", *json, "Print one JSON object");
-  command.add_flag("--clean", *clean, "First remove what processes that have died left in the runtime directory");
+  command.add_flag("--clean", *clean, "First remove what dead processes left in the runtime directory");
   command.callback([json, clean, &run] {
     run = [json, clean](Interrupt&) {
       if (*clean) clean_runtime_folder(RuntimeDir::default_root());

@@ -19,7 +19,7 @@ void check_ranks(const TensorInfo& info, const Layout& layout, int world) {
            checkpoint::shown(info.name), layout.to_string(), rank, world - 1);
 }
 
-// On every rank, whether it holds terms or not: one that refused alone would leave the others waiting for it.
+// On every rank, whether it holds terms or not: if only one refused, the others would wait for it.
 void check_terms(const TensorInfo& info, const Layout& layout) {
   if (const auto op = layout.partial_op(); op && !reducible(*op, info.dtype))
     fail(ErrorCode::kInvalidArgument, "tensor {}: its layout {}: {} cannot be reduced by {}"_message,

@@ -34,31 +34,36 @@ Place place_of(std::optional<int> rank, std::optional<int> world, const Environm
 }
 
 void JobOptions::declare(CLI::App& command) {
-  command.add_option("--store", store, "Where jobs meet: auto, tcp://HOST:PORT (default: TESSERA_STORE, else auto)");
-  command.add_option("--namespace", name_space, "Tells runs apart (default: TESSERA_NAMESPACE, else 'default')");
-  command.add_option("--agent", agent,
-                     "Who moves the data: embedded, or daemon: this rank's `tessera agent` (default: TESSERA_AGENT)");
+  command.add_option("--store", store,
+                     "Store where the jobs meet: auto or tcp://HOST:PORT (default: TESSERA_STORE, else auto)");
+  command.add_option("--namespace", name_space,
+                     "Name of this run among those that share the store (default: TESSERA_NAMESPACE, else 'default')");
+  command.add_option(
+      "--agent", agent,
+      "Who moves the data: embedded (threads of this process) or daemon (the `tessera agent` of this rank) "
+      "(default: TESSERA_AGENT)");
   command.add_option("--job", job, "Name of this job")->required();
   command.add_option("--peer", peer, "Name of the other job")->required();
-  command.add_option("--pair", pair, "Name under which the two meet")->capture_default_str();
-  command.add_option("--rank", rank, "This process in its job, from 0 (default: what its launcher says)");
-  command.add_option("--world", world, "Processes of this job (default: what its launcher says)");
-  add_list(
-      command, "--layout", layouts,
-      "REGEX=LAYOUT: layout of the tensors whose whole name matches; the first match wins; repeatable. A layout is "
-      "AXES@RANKS:PLACEMENTS, e.g. dp=2,tp=4@0-7:R,S1")
+  command.add_option("--pair", pair, "Name under which the two jobs meet")->capture_default_str();
+  command.add_option("--rank", rank, "Rank of this process in its job, from 0 (default: from the launcher)");
+  command.add_option("--world", world, "Number of processes of this job (default: from the launcher)");
+  add_list(command, "--layout", layouts,
+           "REGEX=LAYOUT: layout of tensors whose whole name matches; the first match wins; repeatable. A layout is "
+           "AXES@RANKS:PLACEMENTS, e.g. dp=2,tp=4@0-7:R,S1")
       ->required();
   add_list(
       command, "--wire", wires,
-      "REGEX=FORMAT: what the tensors whose whole name matches are quantised to on their way, nvfp4 or mxfp8 for "
-      "example, or none; the first match wins; repeatable; either side may ask. Only floats of 2 dims or more are");
+      "REGEX=FORMAT: quantise tensors whose whole name matches on their way, to nvfp4, mxfp8, ... or none; the first "
+      "match wins; repeatable; either side may ask. Only floats of 2 dims or more are quantised");
   command.add_option("--timeout", timeout_s,
                      "Seconds to wait for the other job, and for each transfer (default: 300 and 30)");
-  command.add_option("--threads", threads, "That copy (default: usable CPUs over the ranks on this machine)");
-  command.add_flag("--no-digest", no_digest, "Do not check the digest of what arrives; either side may choose so");
-  command.add_flag("--pinned", pinned, "Refuse the other job if it comes back with another world or other layouts");
+  command.add_option("--threads", threads,
+                     "Number of copy threads (default: usable CPUs divided by the ranks on this machine)");
+  command.add_flag("--no-digest", no_digest, "Do not check digests of what arrives; either side can turn them off");
+  command.add_flag("--pinned", pinned,
+                   "Refuse the other job if it comes back with another world size or other layouts");
   command.add_flag("--delta", delta,
-                   "Send only what has changed since the version before, where that is less; both sides have to ask");
+                   "Send only what changed since the last version, where that is smaller; both sides must ask for it");
   command.add_flag("--json", json, "Print one JSON object at the end");
 }
 

@@ -233,19 +233,19 @@ ExitStatus run_plan(const PlanArguments& arguments) {
 
 void add_plan_command(CLI::App& app, Run& run) {
   CLI::App& command =
-      *app.add_subcommand("plan", "Explain and draw who would send what to whom")->footer(kPlanExamples);
+      *app.add_subcommand("plan", "Explain and draw which rank would send what to whom")->footer(kPlanExamples);
   const auto arguments = std::make_shared<PlanArguments>();
   command.add_option("--shape", arguments->shape, "One tensor: 4096x4096, or scalar");
   command.add_option("--dtype", arguments->dtype, "Its element type: f32, bf16, f8_e4m3, i64, ...");
   command.add_option("--checkpoint", arguments->checkpoint,
-                     "A whole model: .safetensors, an index of several, a folder");
+                     "A whole model: a .safetensors file, an index of several, or a folder with either");
   add_list(command, "--src", arguments->src, "Layout of the sources; with --checkpoint REGEX=LAYOUT, repeatable")
       ->required();
-  add_list(command, "--dst", arguments->dst, "Layout of the destinations, likewise")->required();
-  command.add_option("--hosts", arguments->hosts, "Ranks of each host: '0-7;8-15'; default: one host");
+  add_list(command, "--dst", arguments->dst, "Layout of the destinations, in the same form")->required();
+  command.add_option("--hosts", arguments->hosts, "Ranks of each host, as in '0-7;8-15' (default: one host)");
   command.add_option("--svg", arguments->svg,
-                     "Draw the plan (of a model: of the tensor that moves most) into this file");
-  command.add_flag("--json", arguments->json, "Print JSON: docs/formats/plan-json.md");
+                     "Draw the plan into this file (of a model, that of the tensor with most bytes to move)");
+  command.add_flag("--json", arguments->json, "Print JSON, as docs/formats/plan-json.md describes it");
   command.callback([arguments, &run] { run = [arguments](Interrupt&) { return run_plan(*arguments); }; });
 }
 

@@ -127,7 +127,8 @@ void add_send_command(CLI::App& app, Run& run) {
            "A .safetensors file, an index of several, or a folder with either; repeated: one version each")
       ->required();
   command
-      .add_option("--version", options->version, "Of the first checkpoint, the others follow (default: the last + 1)")
+      .add_option("--version", options->version,
+                  "Version of the first checkpoint; the others follow (default: the last one + 1)")
       ->check(whole_number("a version", kLastVersion));
   command.callback(
       [options, &run] { run = [options](Interrupt& interrupt) { return run_send(*options, interrupt); }; });

@@ -26,19 +26,18 @@ constexpr char kStoreExamples[] = R"(Examples:
   TESSERA_TOKEN_FILE=secret tessera store --listen 0.0.0.0:7070 --data /var/lib/tessera
   tessera send --store tcp://127.0.0.1:7070 ...
 
-On one machine no store need be started: --store auto, the default, lets the first command host it.)";
+On one machine no store is needed: with --store auto, the default, the first command hosts it.)";
 
 }  // namespace
 
 void add_store_command(CLI::App& app, Run& run) {
   CLI::App& command =
-      *app.add_subcommand("store", "Run the store where jobs meet, until a signal")->footer(kStoreExamples);
+      *app.add_subcommand("store", "Run the store where jobs meet, until a signal ends it")->footer(kStoreExamples);
   const auto listen = std::make_shared<std::string>("127.0.0.1:7070");
   const auto data = std::make_shared<std::string>();
   const auto json = std::make_shared<bool>(false);
-  command.add_option("--listen", *listen, "HOST:PORT; port 0 takes a free one")->capture_default_str();
-  command.add_option("--data", *data, "Folder that keeps the state, so that it outlives this process")
-      ->check(not_empty());
+  command.add_option("--listen", *listen, "HOST:PORT; port 0 picks a free one")->capture_default_str();
+  command.add_option("--data", *data, "Folder that keeps the state over a restart")->check(not_empty());
   command.add_flag("--json", *json, "Print {\"address\":\"...\"} when ready");
   command.callback([listen, data, json, &run] {
     run = [listen, data, json](Interrupt& interrupt) {

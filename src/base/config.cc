@@ -13,39 +13,42 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_LOG", "warn", "log level: trace, debug, info, warn, error or off"},
     EnvironmentVariable{"TESSERA_LOG_FORMAT", "text", "form of log lines: text, logfmt (key=value) or json"},
     EnvironmentVariable{"TESSERA_METRICS", "",
-                        "where a process on the bus serves its metrics: PORT or HOST:PORT, 0 for a free port, which "
-                        "the log tells at level info; default nowhere"},
-    EnvironmentVariable{"TESSERA_TRACE", "",
-                        "file for a trace of what a process on the bus does, for Perfetto; %p in it is the process' "
-                        "id; default none"},
+                        "where a process serves its metrics: PORT or HOST:PORT; port 0 picks a free one, and the log "
+                        "shows it at level info; default nowhere"},
+    EnvironmentVariable{
+        "TESSERA_TRACE", "",
+        "file for a trace of this process, for Perfetto; %p in the name stands for the process id; default none"},
     EnvironmentVariable{"TESSERA_STORE", "auto", "the store's URL: auto, tcp://HOST:PORT or etcd://HOST:PORT"},
     EnvironmentVariable{"TESSERA_TOKEN", "",
-                        "the secret of a tcp:// store, for its clients as other users, in containers or on other hosts",
-                        true},
-    EnvironmentVariable{"TESSERA_TOKEN_FILE", "", "a file that holds it instead"},
-    EnvironmentVariable{"TESSERA_AGENT", "embedded",
-                        "who moves a rank's data: embedded, or daemon: the `tessera agent` of that rank"},
-    EnvironmentVariable{"TESSERA_NAMESPACE", "default", "tells runs apart that share one store"},
+                        "token of a tcp:// store, for clients of other users, in containers or on other hosts", true},
+    EnvironmentVariable{"TESSERA_TOKEN_FILE", "", "a file that holds the token instead"},
+    EnvironmentVariable{
+        "TESSERA_AGENT", "embedded",
+        "who moves the data of a rank: embedded (its own threads) or daemon (the `tessera agent` of that rank)"},
+    EnvironmentVariable{"TESSERA_NAMESPACE", "default", "name of this run among those that share a store"},
     EnvironmentVariable{"TESSERA_RANK", "",
-                        "this process in its job, from 0; default RANK (torchrun), OMPI_COMM_WORLD_RANK, PMI_RANK, "
-                        "SLURM_PROCID"},
-    EnvironmentVariable{"TESSERA_WORLD_SIZE", "",
-                        "processes of this job; default WORLD_SIZE (torchrun), OMPI_COMM_WORLD_SIZE, PMI_SIZE, "
-                        "SLURM_NTASKS"},
+                        "rank of this process in its job, from 0; default RANK (torchrun), OMPI_COMM_WORLD_RANK, "
+                        "PMI_RANK, SLURM_PROCID"},
+    EnvironmentVariable{
+        "TESSERA_WORLD_SIZE", "",
+        "number of processes of this job; default WORLD_SIZE (torchrun), OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_NTASKS"},
     EnvironmentVariable{"TORCHELASTIC_RESTART_COUNT", "",
-                        "as torchrun sets it: a job that it has started again takes the place of its earlier self"},
+                        "set by torchrun: a job that it restarts takes the place of its earlier self"},
     EnvironmentVariable{"TESSERA_RUNTIME_DIR", "",
                         "folder for sockets and locks; default $XDG_RUNTIME_DIR/tessera, else /tmp/tessera-UID"},
-    EnvironmentVariable{"XDG_RUNTIME_DIR", "",
-                        "the session's own folder, as the system sets it: the default of TESSERA_RUNTIME_DIR is in it"},
+    EnvironmentVariable{
+        "XDG_RUNTIME_DIR", "",
+        "folder of the login session, set by the system; the default of TESSERA_RUNTIME_DIR lies in it"},
     EnvironmentVariable{"TESSERA_FORCE_KERNEL", "",
-                        "codec kernels to use: scalar, or a SIMD target's name (SSE4, AVX2, AVX3, NEON, ...)"},
-    EnvironmentVariable{"TESSERA_FORCE_PULL", "",
-                        "how private memory of another process is read: readv or stream; default by measured cost"},
+                        "codec kernels to use: scalar, or a SIMD target (SSE4, AVX2, AVX3, NEON, ...); default the "
+                        "best that the CPU has"},
+    EnvironmentVariable{
+        "TESSERA_FORCE_PULL", "",
+        "how private memory of another process is read: readv or stream; default the cheaper one, as measured"},
     EnvironmentVariable{"TESSERA_FORCE_TRANSPORT", "",
-                        "the only transport to use between processes; default the best for each pair"},
+                        "the only transport to use between processes; default the best one for each pair"},
     EnvironmentVariable{"TESSERA_ALLOW_PTRACE", "",
-                        "any: where Yama asks for consent, lets every process of this user read (and trace) this one "
+                        "any: where Yama asks for consent, let every process of this user read (and trace) this one "
                         "while a bus is open, so that private memory needs no stream; default no"},
 };
 

@@ -64,7 +64,7 @@ class Commands(CommandTest):
     def test_doctor_says_who_this_process_is_and_which_launcher_won(self):
         for variable in LAUNCHERS:
             self.environment.pop(variable, None)
-        self.assertEqual(self.doctor()["launch"], {"rank": "nobody says it", "world": "nobody says it"})
+        self.assertEqual(self.doctor()["launch"], {"rank": "not set", "world": "not set"})
         self.environment.update(SLURM_PROCID="5", SLURM_NTASKS="9", WORLD_SIZE="4")  # torchrun says half of it
         self.assertEqual(self.doctor()["launch"],
                          {"rank": "5, from SLURM_PROCID (Slurm)", "world": "9, from SLURM_NTASKS (Slurm)"})

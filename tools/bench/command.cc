@@ -93,11 +93,11 @@ void add_bench_command(CLI::App& app, Run& run) {
   CLI::App& command = *app.add_subcommand("bench", "Measure this machine's ceilings and Tessera's share of them")
                            ->footer(kBenchExamples);
   const auto options = std::make_shared<Options>();
-  command.add_option("--size", options->bytes, "Of the tensors in a large case, as 256MiB or 1GiB (default: 1GiB)")
+  command.add_option("--size", options->bytes, "Size of the tensors in a large case, such as 256MiB (default: 1GiB)")
       ->transform(CLI::AsSizeValue(false));
-  command.add_option("--repeat", options->repeat, "Repetitions that count, after a warm-up (default: 5)");
-  command.add_option("--only", options->only, "Only cases with this regex in their names (RE2)");
-  command.add_flag("--quick", options->quick, "Few cases of 64 MiB, 3 repetitions");
+  command.add_option("--repeat", options->repeat, "Repetitions that count, after one warm-up (default: 5)");
+  command.add_option("--only", options->only, "Only cases whose name contains this regex (RE2)");
+  command.add_flag("--quick", options->quick, "A few cases of 64 MiB, 3 repetitions");
   command.add_flag("--json", options->json, "Print one JSON object");
   command.callback([options, &run] {
     const auto benchmark = std::make_shared<Benchmark>(*options);

@@ -30,7 +30,7 @@ constexpr char kTopExamples[] = R"(Examples:
   tessera top --store tcp://127.0.0.1:7070 --namespace run-17 --interval 5
   tessera top --once --json
 
-Agents of this machine are asked; of others it shows what the store knows. Rates are of the time since the last look.)";
+It asks the agents of this machine; of others it shows what the store knows. Rates cover the time since the last look.)";
 
 constexpr Duration kConnectTimeout = seconds(5);
 constexpr Duration kHandOver = seconds(0.5);  // from one host of the "auto" store to the next
@@ -132,15 +132,17 @@ void add_top_command(CLI::App& app, Run& run) {
   const auto options = std::make_shared<TopOptions>();
   options->store = Config::get().store;
   options->name_space = Config::get().name_space;
-  command.add_option("--store", options->store, "Where jobs meet: auto, tcp://HOST:PORT (default: TESSERA_STORE)")
+  command
+      .add_option("--store", options->store,
+                  "Store where the jobs meet: auto or tcp://HOST:PORT (default: TESSERA_STORE)")
       ->check(not_empty());
-  command.add_option("--namespace", options->name_space, "Of the jobs to show (default: TESSERA_NAMESPACE)")
+  command.add_option("--namespace", options->name_space, "Namespace of the jobs to show (default: TESSERA_NAMESPACE)")
       ->check(not_empty());
-  command.add_option("--interval", options->interval_s, "Seconds from one look to the next")
+  command.add_option("--interval", options->interval_s, "Seconds between two looks")
       ->check(seconds_between(0.1, 3600))
       ->capture_default_str();
-  command.add_flag("--once", options->once, "Look once, and end");
-  command.add_flag("--json", options->json, "Print one JSON object a look, on a line");
+  command.add_flag("--once", options->once, "Look once and exit");
+  command.add_flag("--json", options->json, "Print one JSON object a line for each look");
   command.callback([options, &run] { run = [options](Interrupt& interrupt) { return run_top(*options, interrupt); }; });
 }
 

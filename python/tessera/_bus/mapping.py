@@ -55,7 +55,7 @@ class Part:
             object.__setattr__(self, "shape", tuple(self.shape))
         if self.whole is not None and not (self.local is None and self.layout is None and self.shape is None):
             raise InvalidArgumentError(
-                f"part {self.name}: whole= says local=, layout= and shape= already: give it alone or them"
+                f"part {self.name}: whole= says local=, layout= and shape= already: give either it or them"
             )
 
 
