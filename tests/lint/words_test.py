@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What scripts/check_words.py says of pages and sources with words that we do not write, and of those that only look so."""
+"""What scripts/check_words.py says of files with words that we do not write, and of those that only look so."""
 
 import pathlib
 import subprocess
@@ -9,12 +9,26 @@ import tempfile
 CHECK = pathlib.Path(__file__).resolve().parents[2] / "scripts/check_words.py"
 
 WRONG = {
-    "README.md": ["A rank alone is served.", "It is told anew.", "All but those of rank 0.", "A value that what is no tensor has."],
-    "docs/guide/page.md": ["The job is met again.", "Its fellows wait.", "A launcher of which one of the two is missing is passed over."],
+    "README.md": [
+        "A rank alone is served.",
+        "It is told anew.",
+        "All but those of rank 0.",
+        "A value that what is no tensor has.",
+    ],
+    "docs/guide/page.md": [
+        "The job is met again.",
+        "Its fellows wait.",
+        "A launcher of which one of the two is missing is passed over.",
+    ],
     "tools/some.cc": ['fmt::print("on rank {} alone", rank);', "// Withdrawn: the version is unsaid."],
 }
 RIGHT = {
-    "CHANGELOG.md": ["All targets are met.", "Standalone programs.", "Leave the file alone.", "The word anew is not written. words: ok"],
+    "CHANGELOG.md": [
+        "All targets are met.",
+        "Standalone programs.",
+        "Leave the file alone.",
+        "The word anew is not written. words: ok",
+    ],
     "tools/other.cc": ["int alone = 0;  // one process", "run(alone);", "const bool met = anew(fellow);"],
     "tools/page.py": ["alone = met(anew)"],
 }
@@ -41,7 +55,9 @@ def main() -> int:
     found = {line.split(": ")[0] for line in lines[:-1]}
     wanted = {f"{name}:{number}" for name, text in WRONG.items() for number in range(1, len(text) + 1)}
     if status != 1 or found != wanted:
-        print(f"status {status}; missed: {sorted(wanted - found)}; not wrong: {sorted(found - wanted)}", *lines, sep="\n")
+        print(
+            f"status {status}; missed: {sorted(wanted - found)}; not wrong: {sorted(found - wanted)}", *lines, sep="\n"
+        )
         return 1
     return 0
 
