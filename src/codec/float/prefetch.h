@@ -1,5 +1,5 @@
-// Walks over the lines of a block of rows, ahead of who reads them, and prefetches each: the processor's own
-// prefetchers do not see from one short row to the next.
+// Prefetches the lines of a block of rows ahead of who reads them: the processor's own prefetchers do not see from one
+// short row to the next.
 #pragma once
 
 #include <cstddef>
@@ -8,35 +8,41 @@ namespace tessera::codec {
 
 class Prefetcher {
  public:
-  Prefetcher(const std::byte* data, ptrdiff_t stride, size_t row_bytes, size_t rows)
-      : row_(data), stride_(stride), row_bytes_(row_bytes), rows_left_(rows) {
-    advance(kAhead);
+  // How far to look ahead: who only reads uses up a line sooner than who writes it, too.
+  static constexpr size_t kToCopy = 4096;
+  static constexpr size_t kToRead = 8192;
+
+  // Prefetches the first `ahead` bytes. REQUIRES: row_bytes > 0
+  Prefetcher(const std::byte* data, ptrdiff_t stride, size_t row_bytes, size_t rows, size_t ahead)
+      : stride_(stride),
+        ahead_(ahead),
+        rows_left_(rows),
+        near_bytes_(row_bytes > ahead ? row_bytes - ahead : 0),
+        rows_ahead_(row_bytes > ahead ? 1 : (ahead + row_bytes - 1) / row_bytes) {
+    for (size_t r = 0; r < rows_ahead_ && r < rows; ++r, data += stride)
+      for (size_t i = 0; i < row_bytes && i < ahead; i += kLine) __builtin_prefetch(data + i);
   }
 
-  // One line further.
-  void step() {
-    if (offset_ >= row_bytes_) {
-      if (rows_left_ <= 1) return;
-      --rows_left_;
-      row_ += stride_;
-      offset_ = 0;
-    }
-    __builtin_prefetch(row_ + offset_);
-    offset_ += kLine;
+  // Once a row, before it is read.
+  void begin_row(const std::byte* row) {
+    here_ = row + ahead_;
+    there_ = (rows_left_ > rows_ahead_ ? row + static_cast<ptrdiff_t>(rows_ahead_) * stride_ : row) - near_bytes_;
+    --rows_left_;
   }
-  void advance(size_t bytes) {
-    for (size_t i = 0; i < bytes; i += kLine) step();
-  }
+  // Once a line: what lies that far behind byte `i` of the row, in it or in a later one. (Not merely inline: GCC leaves
+  // out calls of functions that have no effect, and counts a prefetch as none.)
+  [[gnu::always_inline]] void step(size_t i) const { __builtin_prefetch((i < near_bytes_ ? here_ : there_) + i); }
 
  private:
   static constexpr size_t kLine = 64;
-  static constexpr size_t kAhead = 4096;
 
-  const std::byte* row_;
   ptrdiff_t stride_;
-  size_t row_bytes_;
+  size_t ahead_;
   size_t rows_left_;
-  size_t offset_ = 0;
+  size_t near_bytes_;  // of a row, for which what is ahead lies in the row itself
+  size_t rows_ahead_;
+  const std::byte* here_ = nullptr;
+  const std::byte* there_ = nullptr;
 };
 
 }  // namespace tessera::codec

@@ -23,25 +23,32 @@ using D64 = hn::RepartitionToWide<D32>;
 using V32 = hn::Vec<D32>;
 using V64 = hn::Vec<D64>;
 
-// For one k: sums over the even words, the odd ones, and parts of words. (Members, not arrays over k: GCC keeps arrays
-// of vectors in memory.)
-struct Sum {
-  V64 even;
-  V64 odd;
-  uint64_t part;
-};
+// Sums of products for each k. (Members, not arrays over k: GCC keeps arrays of vectors in memory.)
 struct Sums {
-  Sum of_0;
-  Sum of_1;
+  V64 of_0;
+  V64 of_1;
 };
+
+HWY_INLINE Sums no_sums() {
+  return {hn::Zero(D64()), hn::Zero(D64())};
+}
 
 HWY_INLINE V32 odd_to_even(V32 v) {
   return hn::BitCast(D32(), hn::ShiftRight<32>(hn::BitCast(D64(), v)));
 }
 
-HWY_INLINE void add_products(V32 words, V32 odd_words, const uint32_t* multipliers, Sum& sum) {
-  sum.even = hn::Add(sum.even, hn::MulEven(words, hn::LoadU(D32(), multipliers)));
-  sum.odd = hn::Add(sum.odd, hn::MulEven(odd_words, hn::LoadU(D32(), multipliers + 1)));
+// Keeps the compiler from loading a vector again for each of its uses: while the line is on its way from memory every
+// such load waits for it, and there are not enough places to wait.
+HWY_INLINE void keep_loaded([[maybe_unused]] V32& v) {
+#if HWY_ARCH_X86 && !HWY_COMPILER_MSVC
+  asm("" : "+v"(v.raw));
+#endif
+}
+
+HWY_INLINE void add_products(V32 words, V32 odd_words, const uint32_t* multipliers, V64& sum) {
+  V32 m = hn::LoadU(D32(), multipliers);
+  keep_loaded(m);
+  sum = hn::Add(sum, hn::Add(hn::MulEven(words, m), hn::MulEven(odd_words, odd_to_even(m))));
 }
 
 HWY_INLINE void add_words(V32 words, size_t first, Sums& sums) {
@@ -50,109 +57,177 @@ HWY_INLINE void add_words(V32 words, size_t first, Sums& sums) {
   add_products(words, odd_words, kWordMultipliers[1].data() + first, sums.of_1);
 }
 
-// The bytes of a word from its byte `offset % 4` on.
-HWY_INLINE void add_part_of_word(const std::byte* data, size_t offset, size_t n, Sums& sums) {
-  std::byte bytes[sizeof(uint32_t)] = {};
-  std::memcpy(bytes + offset % sizeof(bytes), data, n);
-  uint32_t word;
-  std::memcpy(&word, bytes, sizeof(word));
-  sums.of_0.part += uint64_t{word} * kWordMultipliers[0][offset / sizeof(bytes)];
-  sums.of_1.part += uint64_t{word} * kWordMultipliers[1][offset / sizeof(bytes)];
+HWY_INLINE V32 load_words(const std::byte* data) {
+  V32 words = hn::LoadU(D32(), reinterpret_cast<const uint32_t*>(data));
+  keep_loaded(words);
+  return words;
 }
 
-HWY_INLINE void add_row(const std::byte* data, size_t offset, size_t n, Prefetcher& ahead, Sums& sums) {
-  const size_t head = std::min(n, (0 - offset) % sizeof(uint32_t));
-  if (head != 0) {
-    add_part_of_word(data, offset, head, sums);
-    data += head;
-    offset += head;
-    n -= head;
+// Lane by lane, mod 2^64.
+HWY_INLINE V64 multiply(V64 lanes, uint64_t factor) {
+  const V32 low = hn::BitCast(D32(), lanes);
+  const V32 factor_low = hn::Set(D32(), static_cast<uint32_t>(factor));
+  const V32 factor_high = hn::Set(D32(), static_cast<uint32_t>(factor >> 32));
+  const V64 cross = hn::Add(hn::MulEven(odd_to_even(low), factor_low), hn::MulEven(low, factor_high));
+  return hn::Add(hn::MulEven(low, factor_low), hn::ShiftLeft<32>(cross));
+}
+
+// Not SumOfLanes(): g++ 12's for AVX-512 adds signed numbers, which must not overflow.
+HWY_INLINE uint64_t sum_of_lanes(V64 vector) {
+  HWY_ALIGN uint64_t lanes[hn::MaxLanes(D64())];
+  hn::Store(vector, D64(), lanes);
+  uint64_t sum = 0;
+  for (size_t i = 0; i < hn::Lanes(D64()); ++i) sum += lanes[i];
+  return sum;
+}
+
+// The sums of whole blocks stay in vectors, too.
+struct Totals {
+  Sums all;
+  Sums of_block;
+  uint64_t block;
+};
+
+HWY_INLINE void end_block(Totals& totals) {
+  totals.all.of_0 = hn::Add(totals.all.of_0, multiply(totals.of_block.of_0, block_multiplier(0, totals.block)));
+  totals.all.of_1 = hn::Add(totals.all.of_1, multiply(totals.of_block.of_1, block_multiplier(1, totals.block)));
+  totals.of_block = no_sums();
+}
+
+// A row, whose first byte is byte `image` of the image.
+struct ImageRow {
+  const std::byte* data;
+  size_t bytes;
+  uint64_t image;
+};
+
+// Bytes [from, to) of a row, less than a vector, of one block. What a vector of the row holds beside them is zeroed:
+// zeros do not count, so neither do their multipliers. Rather what is before them: blocks begin where pages do, and
+// loads across two are slow.
+HWY_INLINE void add_part(const ImageRow& row, size_t from, size_t to, Sums& sums) {
+  const size_t offset = (row.image + from) % kBlockBytes;
+  const size_t word = offset / sizeof(uint32_t);
+  const size_t lanes = hn::Lanes(D32());
+  const size_t vector = lanes * sizeof(uint32_t);
+  const size_t words = (to - from) / sizeof(uint32_t);
+  if ((offset | (to - from)) % sizeof(uint32_t) == 0) {
+    if (to >= vector && word + words >= lanes) {
+      const V32 last = load_words(row.data + to - vector);
+      return add_words(hn::IfThenZeroElse(hn::FirstN(D32(), lanes - words), last), word + words - lanes, sums);
+    }
+    if (from + vector <= row.bytes)
+      return add_words(hn::IfThenElseZero(hn::FirstN(D32(), words), load_words(row.data + from)), word, sums);
   }
+  HWY_ALIGN std::byte bytes[sizeof(uint32_t) * (hn::MaxLanes(D32()) + 1)] = {};
+  std::memcpy(bytes + offset % sizeof(uint32_t), row.data + from, to - from);
+  add_words(load_words(bytes), word, sums);
+}
+
+// Bytes [from, to) of a row, of one block.
+HWY_INLINE void add_piece(const ImageRow& row, size_t from, size_t to, const Prefetcher& ahead, Sums& sums) {
+  const size_t head = std::min(to - from, static_cast<size_t>((0 - row.image - from) % sizeof(uint32_t)));
+  if (head != 0) add_part(row, from, from + head, sums);
+  size_t at = from + head;
   const size_t lanes = hn::Lanes(D32());
   const size_t step = lanes * sizeof(uint32_t);
-  size_t word = offset / sizeof(uint32_t);
-  for (; n >= kLine; n -= kLine) {
-    ahead.step();
-    for (size_t i = 0; i < kLine; i += step, data += step, word += lanes)
-      add_words(hn::LoadU(D32(), reinterpret_cast<const uint32_t*>(data)), word, sums);
+  size_t word = (row.image + at) % kBlockBytes / sizeof(uint32_t);
+  for (; at + kLine <= to; at += kLine) {
+    ahead.step(at);
+    for (size_t i = 0; i < kLine; i += step, word += lanes) add_words(load_words(row.data + at + i), word, sums);
   }
-  if (head + n != 0) ahead.step();
-  for (; n >= step; n -= step, data += step, word += lanes)
-    add_words(hn::LoadU(D32(), reinterpret_cast<const uint32_t*>(data)), word, sums);
-  if (n != 0) {  // zeros do not count, so neither do the multipliers behind the last
-    HWY_ALIGN uint32_t last[hn::MaxLanes(D32())] = {};
-    std::memcpy(last, data, n);
-    add_words(hn::Load(D32(), last), word, sums);
+  if (at == to) return;
+  ahead.step(at);
+  for (; at + step <= to; at += step, word += lanes) add_words(load_words(row.data + at), word, sums);
+  if (at < to) add_part(row, at, to, sums);
+}
+
+// Bytes [from, to) of a row.
+HWY_INLINE void add_bytes(const ImageRow& row, size_t from, size_t to, const Prefetcher& ahead, Totals& totals) {
+  while (from < to) {
+    const uint64_t image = row.image + from;
+    if (image / kBlockBytes != totals.block) {
+      end_block(totals);
+      totals.block = image / kBlockBytes;
+    }
+    const size_t end = std::min<size_t>(to, from + kBlockBytes - image % kBlockBytes);
+    add_piece(row, from, end, ahead, totals.of_block);
+    from = end;
   }
 }
 
 // One line of words, streamed to an aligned destination.
-HWY_INLINE void add_line(const std::byte* HWY_RESTRICT src, std::byte* HWY_RESTRICT dst, size_t word, Sums& sums) {
-  const auto* in = reinterpret_cast<const uint32_t*>(src);
-  auto* out = reinterpret_cast<uint32_t*>(dst);
-  for (size_t i = 0; i < kLine / sizeof(uint32_t); i += hn::Lanes(D32())) {
-    const V32 words = hn::LoadU(D32(), in + i);
-    hn::Stream(words, D32(), out + i);
-    add_words(words, word + i, sums);
+HWY_INLINE void copy_line(const std::byte* HWY_RESTRICT src, std::byte* HWY_RESTRICT dst, size_t word, Sums& sums) {
+  const size_t lanes = hn::Lanes(D32());
+  for (size_t i = 0; i < kLine; i += lanes * sizeof(uint32_t), word += lanes) {
+    const V32 words = load_words(src + i);
+    hn::Stream(words, D32(), reinterpret_cast<uint32_t*>(dst + i));
+    add_words(words, word, sums);
   }
 }
 
-HWY_INLINE Sums no_sums() {
-  const V64 zero = hn::Zero(D64());
-  return {{zero, zero, 0}, {zero, zero, 0}};
-}
-
-// Not SumOfLanes(): g++ 12's for AVX-512 adds signed numbers, which must not overflow.
-HWY_INLINE uint64_t total(const Sum& sum) {
-  HWY_ALIGN uint64_t lanes[hn::MaxLanes(D64())];
-  hn::Store(hn::Add(sum.even, sum.odd), D64(), lanes);
-  uint64_t all = sum.part;
-  for (size_t i = 0; i < hn::Lanes(D64()); ++i) all += lanes[i];
-  return all;
-}
-
-HWY_INLINE void add_up(const Sums& vectors, uint64_t sums[2]) {
-  sums[0] += total(vectors.of_0);
-  sums[1] += total(vectors.of_1);
-}
-
-void block_rows(const DigestRows& rows, Prefetcher& ahead, uint64_t sums[2]) {
-  Sums vectors = no_sums();
-  for (size_t r = 0; r < rows.rows; ++r)
-    add_row(rows.data + static_cast<ptrdiff_t>(r) * rows.data_stride, rows.offset + r * rows.image_stride,
-            rows.row_bytes, ahead, vectors);
-  add_up(vectors, sums);
-}
-
-HWY_INLINE void copy_row(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t offset, size_t n,
-                         Prefetcher& ahead, Sums& sums) {
+// Whole lines of dst, whichever blocks they are of: a line that is written in two pieces is slow.
+HWY_INLINE void copy_row(const ImageRow& row, std::byte* HWY_RESTRICT dst, const Prefetcher& ahead, Totals& totals) {
   const size_t head = to_line(dst);
-  size_t done = 0;
-  if (head + kLine <= n && (offset + head) % sizeof(uint32_t) == 0) {  // lines of dst begin where words do
-    if (head != 0) add_row(src, offset, head, ahead, sums);
-    std::memcpy(dst, src, head);
-    for (done = head; done + kLine <= n; done += kLine) {
-      ahead.step();
-      add_line(src + done, dst + done, (offset + done) / sizeof(uint32_t), sums);
+  const bool words_fit = (row.image + head) % sizeof(uint32_t) == 0;  // lines of dst begin where words do
+  if (head + kLine > row.bytes || !words_fit) {
+    add_bytes(row, 0, row.bytes, ahead, totals);
+    return stream_bytes(dst, row.data, row.bytes);
+  }
+  if (head != 0) {
+    add_bytes(row, 0, head, ahead, totals);
+    stream_part(dst, row.data, head);
+  }
+  size_t at = head;
+  while (at + kLine <= row.bytes) {
+    const size_t offset = (row.image + at) % kBlockBytes;
+    const size_t end = std::min(row.bytes, at + kBlockBytes - offset);
+    if (at + kLine > end || (row.image + at) / kBlockBytes != totals.block) {
+      add_bytes(row, at, at + kLine, ahead, totals);
+      stream_line(dst + at, row.data + at);
+      at += kLine;
+      continue;
+    }
+    for (size_t word = offset / sizeof(uint32_t); at + kLine <= end; at += kLine, word += kLine / sizeof(uint32_t)) {
+      ahead.step(at);
+      copy_line(row.data + at, dst + at, word, totals.of_block);
     }
   }
-  if (done < n) {
-    add_row(src + done, offset + done, n - done, ahead, sums);
-    stream_bytes(dst + done, src + done, n - done);
-  }
+  if (at == row.bytes) return;
+  add_bytes(row, at, row.bytes, ahead, totals);
+  stream_part(dst + at, row.data + at, row.bytes - at);
 }
 
-void block_copy(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, Prefetcher& ahead, uint64_t sums[2]) {
-  Sums vectors = no_sums();
-  for (size_t r = 0; r < rows.rows; ++r)
-    copy_row(dst + static_cast<ptrdiff_t>(r) * dst_stride, rows.data + static_cast<ptrdiff_t>(r) * rows.data_stride,
-             rows.offset + r * rows.image_stride, rows.row_bytes, ahead, vectors);
-  add_up(vectors, sums);
+template <bool kCopies>
+HWY_INLINE void add_rows(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, uint64_t sums[2]) {
+  Prefetcher ahead(rows.data, rows.data_stride, rows.row_bytes, rows.rows,
+                   kCopies ? Prefetcher::kToCopy : Prefetcher::kToRead);
+  Totals totals{no_sums(), no_sums(), rows.offset / kBlockBytes};
+  ImageRow row{rows.data, rows.row_bytes, rows.offset};
+  for (size_t r = 0; r < rows.rows; ++r, row.data += rows.data_stride, row.image += rows.image_stride) {
+    ahead.begin_row(row.data);
+    if constexpr (kCopies) {
+      copy_row(row, dst, ahead, totals);
+      dst += dst_stride;
+    } else {
+      add_bytes(row, 0, row.bytes, ahead, totals);
+    }
+  }
+  end_block(totals);
+  sums[0] += sum_of_lanes(totals.all.of_0);
+  sums[1] += sum_of_lanes(totals.all.of_1);
+}
+
+void digest_rows(const DigestRows& rows, uint64_t sums[2]) {
+  add_rows<false>(rows, nullptr, 0, sums);
+}
+
+void digest_copy_rows(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, uint64_t sums[2]) {
+  add_rows<true>(rows, dst, dst_stride, sums);
 }
 
 const DigestKernels& digest_kernels() {
   static const DigestKernels kernels{
-      .target = hwy::TargetName(HWY_TARGET), .block_rows = block_rows, .block_copy = block_copy};
+      .target = hwy::TargetName(HWY_TARGET), .rows = digest_rows, .copy_rows = digest_copy_rows};
   return kernels;
 }
 

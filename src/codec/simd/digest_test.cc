@@ -131,6 +131,40 @@ TEST_P(DigestTest, DoesNotDependOnTheLayout) {
   }
 }
 
+// Destinations at any place in a line and in a block, rows that continue one another there and rows that do not.
+TEST_P(DigestTest, CopiesRowsToAnyAlignment) {
+  struct Case {
+    size_t rows;
+    size_t row_bytes;
+    size_t gap;  // between rows of the destination
+  };
+  for (const auto& [rows, row_bytes, gap] :
+       {Case{1, 9001, 0}, Case{5, 512, 0}, Case{5, 512, 1536}, Case{3, 4096, 0}, Case{2, 5000, 8}, Case{9, 100, 0},
+        Case{9, 48, 16}, Case{7, 63, 1}, Case{1, 16, 0}}) {
+    for (const size_t at : {0, 1, 2, 4, 8, 16, 48, 60}) {
+      for (const uint64_t image : {uint64_t{0}, uint64_t{3}, uint64_t{20}, uint64_t{4096 - 64}, uint64_t{12'345'678}}) {
+        const size_t pitch = row_bytes + gap;
+        const auto data = random_bytes(rows * row_bytes, static_cast<uint32_t>(at));
+        GuardedBytes src(data.size(), 0);
+        std::ranges::copy(data, src.data());
+        std::vector<std::byte> dst(rows * pitch + 128), expected(dst.size());
+        const size_t first = (0 - reinterpret_cast<uintptr_t>(dst.data())) % 64 + at;
+        Digest whole;
+        for (size_t r = 0; r < rows; ++r) {
+          std::copy_n(data.data() + r * row_bytes, row_bytes, expected.data() + first + r * pitch);
+          whole += slow_digest(image + r * pitch, data.data() + r * row_bytes, row_bytes);
+        }
+        Digest digest;
+        digest_copy_rows(digest, image, pitch, dst.data() + first, static_cast<ptrdiff_t>(pitch), src.data(),
+                         static_cast<ptrdiff_t>(row_bytes), row_bytes, rows);
+        stream_fence();
+        ASSERT_EQ(digest, whole) << rows << " rows of " << row_bytes << " at " << at << ", image " << image;
+        ASSERT_EQ(dst, expected) << rows << " rows of " << row_bytes << " at " << at << ", image " << image;
+      }
+    }
+  }
+}
+
 TEST_P(DigestTest, RowsMayRunBackwardsInMemoryAndBeWhole) {
   const auto image = random_bytes(64 * 256, 5);
   Digest whole;

@@ -37,14 +37,12 @@ struct DigestRows {
   size_t row_bytes;
   size_t rows;
 };
-class Prefetcher;
-// Add W_j * T_k[j] to sums[k]. Offsets count from the start of a block in which every row ends; `ahead` stands at the
-// first row and is stepped by every line that is read.
+// Add to sums[k] what the rows contribute to D_k.
 struct DigestKernels {
   std::string_view target;
-  void (*block_rows)(const DigestRows& rows, Prefetcher& ahead, uint64_t sums[2]);
+  void (*rows)(const DigestRows& rows, uint64_t sums[2]);
   // Streams the rows to `dst` on the way.
-  void (*block_copy)(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, Prefetcher& ahead, uint64_t sums[2]);
+  void (*copy_rows)(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, uint64_t sums[2]);
 };
 
 // Of the floats that have SIMD variants: f64, f32, f16, bf16, as DType numbers them.

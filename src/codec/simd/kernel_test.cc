@@ -45,11 +45,11 @@ TEST(KernelTest, EveryFamilyOfAForcedVariantWasCompiledForIt) {
 
 TEST(KernelTest, VariantsAreDifferentCode) {
   std::set<CastRow> casts;
-  std::set<decltype(codec::DigestKernels::block_rows)> digests;
+  std::set<decltype(codec::DigestKernels::rows)> digests;
   for (const std::string_view name : available_kernels()) {
     const ForcedKernel forced(name);
     casts.insert(cast_row(DType::kF32, DType::kBF16));
-    digests.insert(codec::active_kernels().digest->block_rows);
+    digests.insert(codec::active_kernels().digest->rows);
   }
   EXPECT_EQ(casts.size(), available_kernels().size());
   EXPECT_EQ(digests.size(), available_kernels().size());

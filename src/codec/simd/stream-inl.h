@@ -32,17 +32,27 @@ HWY_INLINE void stream_line(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RE
   for (size_t i = 0; i < kLine; i += hn::Lanes(d)) hn::Stream(hn::LoadU(d, in + i), d, out + i);
 }
 
-// From memory that is in the cache already.
-HWY_INLINE void stream_bytes(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t n) {
-  const size_t head = to_line(dst);
-  if (n < head + kLine) {
+// Part of a line. Streamed where it can be: what continues it then joins it on the way to memory, while a line that is
+// written through the cache is read first.
+HWY_INLINE void stream_part(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t n) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::CappedTag<uint8_t, 16> d;
+  if ((reinterpret_cast<uintptr_t>(dst) | n) % hn::Lanes(d) != 0) {
     std::memcpy(dst, src, n);
     return;
   }
-  std::memcpy(dst, src, head);
+  for (size_t i = 0; i < n; i += hn::Lanes(d))
+    hn::Stream(hn::LoadU(d, reinterpret_cast<const uint8_t*>(src + i)), d, reinterpret_cast<uint8_t*>(dst + i));
+}
+
+// From memory that is in the cache already.
+HWY_INLINE void stream_bytes(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t n) {
+  const size_t head = to_line(dst);
+  if (n < head + kLine) return stream_part(dst, src, n);
+  stream_part(dst, src, head);
   size_t i = head;
   for (; i + kLine <= n; i += kLine) stream_line(dst + i, src + i);
-  std::memcpy(dst + i, src + i, n - i);
+  stream_part(dst + i, src + i, n - i);
 }
 
 }  // namespace tessera::codec::HWY_NAMESPACE

@@ -14,31 +14,31 @@ namespace tessera::codec::HWY_NAMESPACE {
 
 #if TESSERA_SIMD_TARGET
 
-HWY_INLINE void copy_row(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t n, Prefetcher& ahead) {
+HWY_INLINE void copy_row(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t n,
+                         const Prefetcher& ahead) {
   const size_t head = to_line(dst);
   if (n < head + kLine) {
-    for (size_t i = 0; i < n; i += kLine) ahead.step();
-    std::memcpy(dst, src, n);
-    return;
+    for (size_t i = 0; i < n; i += kLine) ahead.step(i);
+    return stream_part(dst, src, n);
   }
   if (head != 0) {
-    ahead.step();
-    std::memcpy(dst, src, head);
+    ahead.step(0);
+    stream_part(dst, src, head);
   }
   size_t i = head;
   for (; i + kLine <= n; i += kLine) {
-    ahead.step();
+    ahead.step(i);
     stream_line(dst + i, src + i);
   }
-  if (i < n) std::memcpy(dst + i, src + i, n - i);
+  if (i < n) stream_part(dst + i, src + i, n - i);
 }
 
 void copy_rows(std::byte* dst, ptrdiff_t dst_stride, const std::byte* src, ptrdiff_t src_stride, size_t row_bytes,
                size_t rows) {
-  Prefetcher ahead(src, src_stride, row_bytes, rows);
-  for (size_t row = 0; row < rows; ++row) {
-    const auto r = static_cast<ptrdiff_t>(row);
-    copy_row(dst + r * dst_stride, src + r * src_stride, row_bytes, ahead);
+  Prefetcher ahead(src, src_stride, row_bytes, rows, Prefetcher::kToCopy);
+  for (size_t row = 0; row < rows; ++row, dst += dst_stride, src += src_stride) {
+    ahead.begin_row(src);
+    copy_row(dst, src, row_bytes, ahead);
   }
 }
 
