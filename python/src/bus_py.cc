@@ -326,6 +326,7 @@ void bind_values(nb::module_& module) {
                            to_string_shape(self.shape), self.layout.to_string());
       });
   nb::class_<Progress>(module, "Progress", "What a transfer has done so far, or did.")
+      .def(nb::init<>(), "Of one that has not begun.")
       .def_ro("bytes_done", &Progress::bytes_done)
       .def_ro("bytes_total", &Progress::bytes_total)
       .def_ro("seconds", &Progress::seconds, "Since the data began to flow.")

@@ -478,6 +478,9 @@ class ManifestEntry:
 class Progress:
     """What a transfer has done so far, or did."""
 
+    def __init__(self) -> None:
+        """Of one that has not begun."""
+
     @property
     def bytes_done(self) -> int: ...
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from . import _core
-from ._bus.batch import Batch, Direction, Mode, Share
+from ._bus.attachment import Direction, Mode, Share
+from ._bus.batch import Batch
 from ._bus.bus import require_direction, require_mode
 from ._bus.handle import Handle
 from ._bus.registration import Registration
@@ -203,6 +205,7 @@ class BatchHandler(Closing):
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._handle: Handle | None = None  # the last one
+        self._direction: Direction | None = None  # of the last one
         self._matched = False  # tensor by tensor, with the other job's
 
     @property
@@ -234,9 +237,9 @@ class BatchHandler(Closing):
             InvalidArgumentError: query_transfer_signal() has been called before the first send.
         """
         require_direction(direction)
-        core, left = self._batch._ready(direction, timeout)
-        self._require_matched(core, direction)
-        handle = self._handle = self._batch._start(direction, version, left, goes_on=not blocking)
+        check = partial(self._require_matched, direction=direction)
+        handle = self._batch._start(direction, version, timeout, blocking=blocking, check=check)
+        self._handle, self._direction = handle, direction
         if blocking:
             self._batch._finish(handle)
         return handle
@@ -249,9 +252,9 @@ class BatchHandler(Closing):
         until that is done. Raises what that has failed with, once, after `timeout` seconds at most. So a job that sends
         must not call it before its first send, which is an error then.
         """
-        if self._batch.direction == "send":
+        if self._direction == "send":
             return self._handle is None or self._handle.done()
-        return self._batch._ask(timeout) > self._batch.version
+        return self._batch.ask(timeout) > self._batch.version
 
     def _require_matched(self, core: _core.Batch, direction: Direction) -> None:
         """Compares how many tensors the jobs have."""

@@ -15,7 +15,8 @@ from .._errors import AlreadyExistsError, InvalidArgumentError
 from .._launch import launch
 from .._tensors.layouts import LayoutLike, as_layout
 from .._tensors.walk import Hold, require_hold
-from .batch import Batch, Direction, Mode, Share
+from .attachment import Direction, Mode, Share
+from .batch import Batch
 from .mapping import Map
 from .registration import Registration
 from .wire import Wire
@@ -227,7 +228,7 @@ class Bus(Closing):
             self._batches[batch] = made
         if direction is not None:
             try:
-                made._attach(direction, early=True)
+                made.attach(direction)
             except BaseException:
                 made.close()
                 raise

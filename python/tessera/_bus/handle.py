@@ -3,114 +3,178 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, Protocol, cast, overload
 
 from .. import _core
-from .._errors import DeadlineExceededError, InvalidArgumentError
-from .transfer import Transfer
+from .._arguments import seconds
+from .._errors import DeadlineExceededError, Error, InvalidArgumentError
+from .transfer import Beginning
 
 _BAR_SECONDS = 0.1
 
 
 class Handle:
-    """A send or recv under way: wait for it, poll it, cancel it, or await it. Thread-safe. Dropping it never blocks;
-    the transfer goes on. (What a recv has written is known to autograd once its end was seen: by wait(), done() or the
-    batch's next transfer.)"""
+    """A send or recv under way: wait for it, poll it, cancel it, or await it. Thread-safe.
 
-    def __init__(self, transfer: Transfer, name: str, batch: object) -> None:
+    One that is not blocking begins at once if its batch is registered with the other job; else it registers that in the
+    background first, and what that fails with is the handle's error.
+
+    A handle that is dropped before the transfer has ended cancels it, as cancel() does, and warns: keep it. Dropping
+    never blocks. So does an `await` that is cancelled. Where it is too late to cancel, the transfer goes on, and the
+    next one of its batch begins after it. (What a recv has written is known to autograd once its end was seen: by
+    wait(), done() or the batch's next transfer.)"""
+
+    def __init__(self, beginning: Beginning, name: str, batch: object) -> None:
         """`name` is what errors call it. `batch` stays open as long as the handle is there."""
-        self._core = transfer.core
-        self._transfer = transfer
+        self._beginning = beginning
         self._name = name
         self._batch = batch
 
     def wait(self, timeout: float | None = None) -> int:
         """Blocks until it has ended; returns the version. Raises what it failed with, each time. After `timeout`
         seconds it raises DeadlineExceededError and the transfer goes on. Ctrl-C ends the wait, not the transfer."""
-        if timeout is not None and not self._core.wait_for(timeout):
-            now = self.progress
-            done = f"{now.bytes_done} of {now.bytes_total} bytes"
-            raise DeadlineExceededError(f"{self._name} has not ended after {timeout} s, at {done}; it goes on")
+        if timeout is not None and not self._beginning.wait_for(seconds("timeout", timeout)):
+            raise DeadlineExceededError(f"{self._name} has not ended after {timeout} s, {self._state()}; it goes on")
         return self._result()
 
     def wait_for(self, timeout: float) -> bool:
         """Waits `timeout` seconds at most: whether it has ended, well or not."""
-        return self._settled(self._core.wait_for(timeout))
+        return self._settled(self._beginning.wait_for(seconds("timeout", timeout)))
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self._settled(self._core.done())
+        return self._settled(self._beginning.ended())
 
     def cancel(self) -> bool:
         """Ends it with CancelledError unless a receiver has begun to take it: then False, and it goes on."""
-        return self._core.cancel()
+        return self._beginning.cancel(self._name)
 
     def withdraw(self) -> bool:
         """Of a send: takes the version back, also once a staged send has ended. True if no receiver had begun to take
         it; none ever will."""
-        return self._core.withdraw()
+        if not self._beginning.over:
+            return self.cancel()
+        transfer = self._beginning.transfer
+        return transfer is not None and transfer.core.withdraw()
 
     @property
     def progress(self) -> _core.Progress:
         """Bytes done and in all, of this rank, and their rate."""
-        return self._core.progress()
+        transfer = self._beginning.transfer
+        return _core.Progress() if transfer is None else transfer.core.progress()
 
     @property
     def version(self) -> int:
-        """The version it sends or takes; 0 while a recv has chosen none."""
-        return self._core.version()
+        """The version it sends or takes; 0 while a recv has chosen none, or the batch is being registered."""
+        transfer = self._beginning.transfer
+        return 0 if transfer is None else transfer.core.version()
 
     def __await__(self) -> Generator[asyncio.Future[None], None, int]:
-        if not self._core.done():
+        try:
             yield from self._ended()
+        except BaseException as error:  # the task was cancelled, or its coroutine closed
+            self._beginning.abandoned = True
+            if not self.cancel() and not self._beginning.ended():
+                error.add_note(f"{self._name} has begun: it goes on, and the next transfer of its batch waits for it")
+            raise
         return self._result()
 
     def _ended(self) -> Generator[asyncio.Future[None], None, None]:
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        waiter = _core.Waiter(self._core)
+        if not self._beginning.over:
+            over = loop.create_future()
+            self._beginning.when_over(partial(_wake, loop, over))
+            yield from over
+        transfer = self._beginning.transfer
+        if transfer is None or transfer.core.done():
+            return
+        ended = loop.create_future()
+        waiter = _core.Waiter(transfer.core)
 
         def wake() -> None:
             loop.remove_reader(waiter.fileno())
-            if not future.done():
-                future.set_result(None)
+            _resolve(ended)
 
         loop.add_reader(waiter.fileno(), wake)
         try:
-            yield from future
+            yield from ended
         finally:
             loop.remove_reader(waiter.fileno())
             waiter.close()
 
     def _result(self) -> int:
         """Once it has ended, or a signal ends the wait."""
+        transfer = self._beginning.wait()
         try:
-            version = self._core.wait(None)
+            version = transfer.core.wait(None)
         except BaseException:
-            self._settled(self._core.done())
+            self._settled(transfer.core.done())
             raise
-        self._transfer.settle(True)
+        transfer.settle(True)
         return version
 
     def _settled(self, ended: bool) -> bool:
-        if ended:
-            self._transfer.settle()
+        transfer = self._beginning.transfer if ended else None
+        if transfer is not None:
+            transfer.settle()
         return ended
+
+    def _state(self) -> str:
+        if not self._beginning.over:
+            return "while it waits to be registered with the other job"
+        now = self.progress
+        return f"at {now.bytes_done} of {now.bytes_total} bytes"
+
+    def __del__(self) -> None:
+        beginning = getattr(self, "_beginning", None)
+        if beginning is None or beginning.abandoned or sys.is_finalizing():
+            return
+        try:
+            if beginning.ended():
+                return
+        except Error:  # of a forked child: it is its parent's
+            return
+        beginning.abandoned = True
+        warnings.warn(
+            f"the handle of {self._name} was dropped before it had ended, which cancels it if nobody has begun to take "
+            "it: keep the handle, and wait for it",
+            RuntimeWarning,
+            stacklevel=2,
+            source=self,
+        )
+        # It may have to ask an agent: not in the garbage collector.
+        threading.Thread(target=beginning.cancel, args=(self._name,), name="tessera-cancel", daemon=True).start()
 
     def _show_progress(self, bars: Any) -> None:
         """Draws one of progress_bars() until it has ended."""
         with bars(desc=self._name, unit="B", unit_scale=True, unit_divisor=1024) as bar:
             ended = False
             while not ended:
-                ended = self._core.wait_for(_BAR_SECONDS)
+                ended = self._beginning.wait_for(_BAR_SECONDS)
                 now = self.progress
                 bar.total = now.bytes_total or None
                 bar.update(now.bytes_done - bar.n)
 
     def __repr__(self) -> str:
-        state = "ended" if self.done() else f"{self.progress!r}"
+        state = "ended" if self.done() else f"{self.progress!r}" if self._beginning.over else "registering"
         return f"Handle({self._name}, version {self.version}, {state})"
+
+
+def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    """From any thread."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_resolve, future)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def progress_bars() -> Any:

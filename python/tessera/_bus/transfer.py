@@ -1,12 +1,18 @@
-"""What a transfer under way holds."""
+"""Transfers: how they begin, and what one that is under way holds."""
 
 from __future__ import annotations
 
+import copy
+import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 from .. import _core
-from .._errors import Error
+from .._errors import CancelledError, Error
 from .registration import Held
+
+What: TypeAlias = Literal["send", "recv", "stage"]
 
 
 class Transfer:
@@ -40,3 +46,97 @@ class Transfer:
         except Error:
             return self._torn()
         return True
+
+
+class Beginning:
+    """A transfer that begins now or in the background, once its batch is registered; or that never does. Thread-safe.
+
+    It is over when it has begun, has failed or was cancelled."""
+
+    def __init__(self, what: What, blocking: bool = True, before: Beginning | None = None) -> None:
+        """before: That of the transfer before it."""
+        self.what: What = what
+        #: Whoever starts it waits for its end.
+        self.blocking = blocking
+        #: Nobody has its handle any more: the next transfer of the batch waits for its end.
+        self.abandoned = False
+        self._before = before
+        self._transfer: Transfer | None = None
+        self._error: Exception | None = None
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._told: list[Callable[[], None]] = []
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """If it has begun."""
+        return self._transfer
+
+    def begin(self, start: Callable[[], Transfer]) -> Transfer:
+        """Starts it, unless it was cancelled: raises CancelledError then."""
+        with self._lock:
+            if self._error is not None:
+                raise copy.copy(self._error)
+            self._transfer = start()
+            self._before = None  # it has ended: else the core would not have started this one
+            self._end()
+            return self._transfer
+
+    def fail(self, error: Exception) -> None:
+        with self._lock:
+            if not self.over:
+                self._error = error.with_traceback(None)
+                self._end()
+
+    def cancel(self, name: str) -> bool:
+        """As Handle.cancel()."""
+        with self._lock:
+            if not self.over:
+                self.fail(CancelledError(f"{name} was cancelled before it began"))
+                return True
+            transfer = self._transfer
+        return transfer is not None and transfer.core.cancel()
+
+    def waits_for(self) -> Beginning | None:
+        """One before it that is under way, although nobody has its handle any more."""
+        before = self._before
+        while before is not None and before._transfer is None:
+            before = before._before
+        return before if before is not None and before.abandoned and not before.ended() else None
+
+    def ended(self) -> bool:
+        """Whether the transfer has ended, well or not."""
+        return self.over and (self._transfer is None or self._transfer.core.done())
+
+    def wait_for(self, timeout: float) -> bool:
+        """Waits `timeout` seconds at most for that."""
+        end = time.monotonic() + timeout
+        if not self._over.wait(timeout):
+            return False
+        return self._transfer is None or self._transfer.core.wait_for(max(end - time.monotonic(), 0.0))
+
+    def wait(self) -> Transfer:
+        """The transfer, once it has begun. Raises what it has failed with."""
+        self._over.wait()  # it has a deadline of its own
+        if self._error is not None:
+            raise copy.copy(self._error)  # each time one of its own, with its own traceback
+        assert self._transfer is not None
+        return self._transfer
+
+    def when_over(self, told: Callable[[], None]) -> None:
+        """Calls it once it is over, on any thread; now, if it is."""
+        with self._lock:
+            if not self.over:
+                self._told.append(told)
+                return
+        told()
+
+    def _end(self) -> None:
+        self._over.set()
+        told, self._told = self._told, []
+        for each in told:
+            each()

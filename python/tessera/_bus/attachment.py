@@ -1,0 +1,281 @@
+"""A batch's registration with the other job: what of it is there, and when it was made."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from .. import _core
+from .._errors import CancelledError, DeadlineExceededError, InvalidArgumentError, MismatchError
+from .registration import Registration
+
+Mode: TypeAlias = Literal["inplace", "staged"]
+Direction: TypeAlias = Literal["send", "recv"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a batch holds of one pair."""
+
+    name: str
+    pair: _core.Pair
+    registration: Registration
+
+
+class Attachment:
+    """Registers a batch with the other job, once: as its first transfer needs it, or before. Thread-safe."""
+
+    def __init__(
+        self,
+        bus: _core.Bus,
+        name: str,
+        shares: Sequence[Share],
+        timeout: float,
+        options: tuple[Mode, int, bool, bool],
+    ) -> None:
+        """`options` are mode, snapshots, pinned and delta."""
+        self._bus = bus
+        self._name = name
+        self._shares = shares
+        self._timeout = timeout
+        self._options = options
+        #: Held while it is being registered, and by whoever looks its tensors up.
+        self.lock = threading.RLock()
+        #: The core's batch, once it is registered.
+        self.core: _core.Batch | None = None
+        #: Which way it goes, once it is registered.
+        self.direction: Direction | None = None
+        self.closed = False
+        self._stop = _core.StopSource()  # of a registration under way
+        self._registering: int | None = None  # the thread that does
+        self._registered = threading.Event()  # or it has failed: none is under way
+        self._registered.set()
+        self._attempting = threading.Lock()
+        self._under_way: tuple[Future[None], Direction] | None = None  # in the background
+        self._asked: Future[None] | None = None  # that newest has begun, or waits for
+
+    def close(self) -> _core.Batch | None:
+        """Ends what is being registered, and waits for that; the core's batch, which is the caller's to close."""
+        self.closed = True
+        self._stop.request_stop()
+        if self._registering != threading.get_ident():  # as in a signal handler
+            self._registered.wait()
+        core, self.core = self.core, None
+        return core
+
+    def forget(self) -> None:
+        """Of a forked child: it is its parent's."""
+        self.closed, self.core = True, None
+
+    def ready(self, direction: Direction, timeout: float | None) -> tuple[_core.Batch, float | None]:
+        """The core's, registered with the other job, and what is left of `timeout`."""
+        core = self.core
+        if core is not None and self.direction == direction:
+            return core, timeout
+        begin = time.monotonic()
+        core = self.attach(direction, timeout)
+        return core, left_of(timeout, begin)
+
+    def newest(self, timeout: float | None) -> int:
+        """newest; registers as a receiver within `timeout` seconds, in the background, if it is not registered yet."""
+        core = self.core
+        if core is not None and self.direction == "recv":
+            return core.newest()
+        with self.lock_for(0.0) as locked:
+            if not locked:  # another thread registers it
+                return 0
+            asked, self._asked = self._asked, None
+            if asked is not None and asked.done() and (error := asked.exception()) is not None:
+                raise error
+            self.require_open("recv")
+            self._asked, _ = self._attempt("recv", self._timeout if timeout is None else timeout)
+        return 0
+
+    def attach_in_background(
+        self, direction: Direction, limit: float, when_over: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Waits until it is registered by a thread of its own, so that who waits may give up and the registration goes
+        on: `when_over` calls what it is given then. Raises what the registration fails with; DeadlineExceededError
+        after `limit` seconds."""
+        begin = time.monotonic()
+        own = False
+        while not own:
+            left = limit - (time.monotonic() - begin)
+            attempt, own = self._attempt(direction, max(left, 0.0))
+            ended = threading.Event()
+            when_over(ended.set)
+            attempt.add_done_callback(lambda _, event=ended: event.set())  # type: ignore[misc]
+            ended.wait(None if own else left)  # of its own it knows that it ends
+            if not attempt.done():
+                raise self._registers_too_long(limit)
+            error = attempt.exception()
+            if error is None:
+                return
+            if own or not isinstance(error, DeadlineExceededError):  # else: who asked before had less time
+                raise error
+
+    def _attempt(self, direction: Direction, limit: float) -> tuple[Future[None], bool]:
+        """The registration that goes on in the background, and whether it has just begun."""
+        with self._attempting:
+            self._require_no_other(direction)
+            if self._under_way is not None:
+                return self._under_way[0], False
+            attempt: Future[None] = Future()
+            threading.Thread(
+                target=self._try, args=(attempt, direction, limit), name="tessera-register", daemon=True
+            ).start()
+            self._under_way = attempt, direction
+            return attempt, True
+
+    def _try(self, attempt: Future[None], direction: Direction, limit: float) -> None:
+        failure: Exception | None = None
+        try:
+            self.attach(direction, limit)
+        except Exception as error:
+            failure = error.with_traceback(None)
+        with self._attempting:
+            self._under_way = None
+        if failure is None:
+            attempt.set_result(None)
+        else:
+            attempt.set_exception(failure)
+
+    def _require_no_other(self, direction: Direction) -> None:
+        """Refuses to register it one way while it is being registered the other way in the background."""
+        if self._under_way is not None and self._under_way[1] != direction:
+            registered, wanted = ("receiver", "send") if direction == "send" else ("sender", "receive")
+            raise InvalidArgumentError(
+                f"batch {self._name}: it is being registered as a {registered}, because of newest, "
+                "query_transfer_signal() or a call that did not block; close it, register it again, and "
+                f"{wanted} first"
+            )
+
+    def _registers_too_long(self, limit: float) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"batch {self._name}: another thread has been registering it for more than {limit} s"
+        )
+
+    def attach(
+        self,
+        direction: Direction,
+        timeout: float | None = None,
+        *,
+        early: bool = False,
+    ) -> _core.Batch:
+        """Registers it with the other job, unless it is; blocks until that has registered it, too. `early`: the tensors
+        may not hold yet what is to be sent."""
+        self._require_no_other(direction)
+        limit = self._timeout if timeout is None else timeout
+        begin = time.monotonic()
+        with self.lock_for(limit) as locked:
+            if not locked:
+                raise self._registers_too_long(limit)
+            self.require_open(direction)
+            if self.core is None:
+                self._registered.clear()
+                self._registering = threading.get_ident()
+                self._stop = _core.StopSource()
+                try:
+                    self.require_open(direction)
+                    core = self._register(direction == "send", max(limit - (time.monotonic() - begin), 0.0), early)
+                    if self.closed:
+                        core.close()
+                    self.require_open(direction)
+                    self.core, self.direction = core, direction
+                finally:
+                    self._registering = None
+                    self._registered.set()
+            return self.core
+
+    @contextmanager
+    def lock_for(self, timeout: float) -> Iterator[bool]:
+        """Whether it could be locked within `timeout` seconds."""
+        locked = self.lock.acquire(timeout=timeout) if timeout > 0 else self.lock.acquire(blocking=False)
+        try:
+            yield locked
+        finally:
+            if locked:
+                self.lock.release()
+
+    def require_open(self, direction: Direction) -> None:
+        if self.closed:
+            if self._registering:
+                raise CancelledError(f"batch {self._name}: it was closed while it was registered")
+            raise InvalidArgumentError(f"batch {self._name}: it is closed: register it again")
+        if self.direction is not None and self.direction != direction:
+            raise InvalidArgumentError(
+                f"batch {self._name}: it {'sends' if self.direction == 'send' else 'receives'}; register another "
+                "batch for the other direction"
+            )
+
+    def _register(self, sends: bool, timeout: float, early: bool) -> _core.Batch:
+        # The core registers a batch over several pairs with the first of them, in alphabetical order, where names are
+        # "PAIR/NAME".
+        direction: Direction = "send" if sends else "recv"
+        first = self._shares[0].pair
+        prefixes = [f"{share.name}/" if len(self._shares) > 1 else "" for share in self._shares]
+        held = [share.registration.locate() for share in self._shares]  # while digests are taken
+        for share in self._shares:
+            share.registration.settle()  # nobody knows yet where it was
+            if sends:
+                share.registration.offer()
+            else:
+                share.registration.require_writeable()
+        world = self._bus.world if sends and not early else 0
+        membership = first.membership()
+        told = json.dumps([share.registration.to_gather(world, membership) for share in self._shares])
+        gathered = [
+            _read(rank, text, len(self._shares))
+            for rank, text in enumerate(first.all_gather(self._name, told, timeout, self._stop))
+        ]
+        del held
+        self.require_open(direction)
+        for number, share in enumerate(self._shares):
+            share.registration.agree([of_rank[number] for of_rank in gathered])
+            if world:
+                share.registration.compare_replicas(membership)
+        if not sends and any(share.registration.wants_manifest for share in self._shares):
+            offered = {entry.name: entry.shape for entry in first.manifest(self._name, timeout, self._stop)}
+            for share, prefix in zip(self._shares, prefixes, strict=True):
+                mine = {name.removeprefix(prefix): shape for name, shape in offered.items() if name.startswith(prefix)}
+                share.registration.choose(mine)
+            self.require_open(direction)
+        return self._bus.register_batch(
+            self._name,
+            [(share.pair, share.registration.specs()) for share in self._shares],
+            sends,
+            timeout,
+            *self._options,
+            self._stop,
+        )
+
+    def require_core(self) -> _core.Batch:
+        if self.core is None:
+            raise InvalidArgumentError(
+                f"batch {self._name}: it is {'closed' if self.closed else 'not registered with the other job yet'}"
+            )
+        return self.core
+
+
+def left_of(timeout: float | None, begin: float) -> float | None:
+    """Of `timeout` seconds since `begin`."""
+    return None if timeout is None else max(timeout - (time.monotonic() - begin), 0.0)
+
+
+def _read(rank: int, text: str, parts: int) -> list[str]:
+    """What another rank tells of each part: untrusted."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, list) or len(told) != parts or not all(isinstance(each, str) for each in told):
+        raise MismatchError(
+            f"rank {rank} registers other pairs than the {parts} of this rank, or speaks another release"
+        )
+    return told
