@@ -118,8 +118,11 @@ void for_each_block(Raster raster, const Rect& frame, Draw draw) {
 
 void label(SvgCanvas& canvas, const Rect& r, const std::string& text) {
   if (r.height < kMinLabelHeight || r.width < 6.5 * static_cast<double>(text.size())) return;
-  canvas.text(r.x + r.width / 2, r.y + r.height / 2 + 4, text,
-              R"(text-anchor="middle" font-size="12" stroke="#fff" stroke-width="3" paint-order="stroke")");
+  const double size = std::min(12.0, r.height - 4);
+  canvas.text(r.x + r.width / 2, r.y + r.height / 2 + size / 3, text,
+              fmt::format(R"(text-anchor="middle" font-size="{:.3g}" stroke="#fff" stroke-width="{:.3g}" )"
+                          R"(paint-order="stroke")",
+                          size, size / 4));
 }
 
 // Regions of the classes of a layout, with the class' ranks, ascending.
