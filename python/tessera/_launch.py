@@ -10,7 +10,7 @@ from ._errors import InvalidArgumentError
 
 def launch(rank: int | None, world: int | None) -> tuple[int, int]:
     """(rank, world), each from the first that says it: the argument, TESSERA_*, torchrun, MPI, Slurm, the default
-    process group of torch.distributed if there is one. A process of which nobody says it is a job of its own: (0, 1).
+    process group of torch.distributed if there is one. If nothing sets them, the process is a job of its own: (0, 1).
 
     Raises InvalidArgumentError that names the argument or the variable.
     """

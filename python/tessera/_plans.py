@@ -13,12 +13,12 @@ from ._tensors.torch import bytes_of, tensor_of_bytes
 
 
 def plan(shape: Sequence[int], dtype: Any, src: LayoutLike, dst: LayoutLike) -> _core.Plan:
-    """Plans how a tensor gets from one layout into another: who sends which elements to whom.
+    """Plans how a tensor gets from one layout into another: which rank sends which elements to whom.
 
-    shape: of the whole tensor. dtype: Tessera's name ('bf16') or a dtype of torch or NumPy. src, dst: layouts over one
-    numbering of ranks: one that is on both sides serves itself.
+    shape: of the whole tensor. dtype: Tessera's name ('bf16') or a dtype of torch or NumPy. src, dst: layouts with
+    one common numbering of ranks: a rank on both sides serves itself.
 
-    Raises InvalidArgumentError for layouts that do not fit the shape, and for a Partial destination.
+    Raises InvalidArgumentError if a layout does not fit the shape, or the destination is Partial.
     """
     return _core.plan(list(shape), dtype, as_layout(src), as_layout(dst))
 
@@ -26,11 +26,11 @@ def plan(shape: Sequence[int], dtype: Any, src: LayoutLike, dst: LayoutLike) -> 
 def simulate(plan: _core.Plan, arrays: Mapping[int, Any], dtype: Any = None) -> dict[int, Any]:
     """Moves local arrays along a plan, in this process: the reference for every faster executor.
 
-    arrays: the local tensor of every source rank, NumPy arrays or torch tensors, of the plan's dtype. Returns that of
-    every destination rank, of the same library, contiguous, cast to `dtype` if that is given. Partial sources are
-    reduced in ascending rank order, in fp32.
+    arrays: the local tensor of every source rank, NumPy arrays or torch tensors, of the plan's dtype. Returns the local
+    tensor of every destination rank, of the same library, contiguous, cast to `dtype` if that is given. Partial sources
+    are reduced in ascending rank order, in fp32.
 
-    Raises InvalidArgumentError for an array that is missing, is none, or has another shape, dtype or byte order.
+    Raises InvalidArgumentError if an array is missing, is not an array, or has another shape, dtype or byte order.
     """
     target = plan.dtype if dtype is None else _core.dtype(dtype)
     uses_torch = any(_is_torch(array) for array in arrays.values())

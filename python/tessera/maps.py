@@ -1,7 +1,7 @@
-"""Maps between checkpoints' names and those that training and serving frameworks have in memory.
+"""Maps between the names of checkpoints and those that training and serving frameworks use in memory.
 
 The names on the bus are those of the checkpoint on Hugging Face, with one tensor for each expert's projection. A job
-that holds its tensors so needs no map; the others say what they hold:
+that holds its tensors in this form needs no map; other jobs pass one:
 
     bus.register(model, map=maps.transformers(model.config))              # transformers 5 stacks the experts
     bus.register(params, map=maps.engine(config, tp_rank, tp_size))       # as vLLM lays a model out: fused, and sharded
@@ -27,11 +27,11 @@ _Rule = Callable[[re.Match[str], Any], list[Part]]
 
 
 def transformers(config: Any) -> Callable[[str, Any], Mapped]:
-    """Of a model of transformers 5 as it is in memory: experts stacked as `experts.gate_up_proj [E, 2I, H]` and
+    """The map of a model of transformers 5 as it is in memory: experts stacked as `experts.gate_up_proj [E, 2I, H]` and
     `experts.down_proj [E, H, I]` become one tensor an expert; every other name is the checkpoint's already.
 
     Parameters may be plain, or DTensors, with the experts on any dims. (Transformers' own tensor parallel plan packs
-    `gate_up_proj` in an order that its DTensor does not tell: say that with Parts of your own.)
+    `gate_up_proj` in an order that its DTensor does not show: write Parts of your own for it.)
 
     Raises UnimplementedError for a model that is not known.
     """
@@ -63,21 +63,21 @@ def engine(
     ranks: Sequence[int] | None = None,
     expert_parallel: bool = False,
 ) -> Callable[[str, Any], Mapped]:
-    """Of the parameters of one rank of a serving engine that lays a model out as vLLM does.
+    """The map of one rank's parameters in a serving engine that lays a model out as vLLM does.
 
     `qkv_proj` is [q_r; k_r; v_r], `gate_up_proj` [gate_r; up_r], each a rank's share of the rows; with fewer kv heads
     than ranks, tp_size / kv heads neighbours hold the same one. `o_proj` and `down_proj` are sharded by columns; the
-    rows of `embed_tokens` and `lm_head` in equal blocks, of which what is behind the vocabulary is padding: it is
+    rows of `embed_tokens` and `lm_head` in equal blocks. Rows after the vocabulary are padding, which is
     neither sent nor written. `experts.w13_weight` is [E, 2I/tp, H] ([gate_r; up_r] of each expert), `experts.w2_weight`
     [E, H, I/tp]. Everything else is replicated. The map may be used for sending as well as for receiving.
 
     Args:
-        config: The model's.
+        config: That of the model.
         tp_rank: This rank in its tensor-parallel group.
-        tp_size: Ranks in it.
-        ranks: Of the bus: those of the group, in its order. None: 0 to tp_size - 1. Groups that hold the same tensors
+        tp_size: Number of ranks in that group.
+        ranks: The group's ranks on the bus, in its order. None: 0 to tp_size - 1. Groups that hold the same tensors
             are replicas of each other.
-        expert_parallel: The ranks share the experts out in equal blocks, and hold each of theirs whole.
+        expert_parallel: Whether each rank holds an equal block of the experts, each of them whole.
 
     Raises:
         InvalidArgumentError: Heads that tp_size does not divide, or a rank that is not in the group. As a tensor is

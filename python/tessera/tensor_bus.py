@@ -1,4 +1,4 @@
-"""The bus in the spelling that weight-transfer code commonly has: a client, pairs, and batches matched by position.
+"""The bus with the interface that weight-transfer code commonly has: a client, pairs, batches matched by position.
 
     client = TensorBusClient(agent_rank=rank)
     client.init_pair(pair_name="weights", local_name="trainer", remote_name="inference",
@@ -7,7 +7,7 @@
     handler.transfer("send", blocking=True)              # "recv" on the other side
     handler.query_transfer_signal(); handler.close()
 
-It stands on the same parts as tessera.connect(), which is the shorter way.
+It is built on the same parts as tessera.connect(), which is the shorter way.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ._tensors.walk import Hold, require_hold, single
 
 
 class TensorBusClient(Closing):
-    """This process on the bus: rank `agent_rank` of its job. Thread-safe. A context manager: leaving it closes all.
+    """This process on the bus: rank `agent_rank` of its job. Thread-safe. As a context manager it closes everything.
 
     Args:
-        agent_rank: This process' rank in its job, from 0.
+        agent_rank: Rank of this process in its job, from 0.
         store: URL of the store. None: TESSERA_STORE, else "auto".
-        namespace: Tells runs apart that share a store. None: TESSERA_NAMESPACE, else "default".
+        namespace: Name of this run among those that share a store. None: TESSERA_NAMESPACE, else "default".
         agent: "embedded" or "daemon". None: TESSERA_AGENT.
     """
 
@@ -67,15 +67,15 @@ class TensorBusClient(Closing):
         placements: Sequence[Any] | None = None,
         timeout: float = 30.0,
     ) -> None:
-        """Joins this job with another one; blocks until all ranks of both are in. Several pairs: in one order on both.
+        """Joins this job with another one; blocks until all ranks of both are there. Join several pairs in one order.
 
         Args:
             pair_name: The name under which the two jobs meet.
             local_name: This job's name.
             remote_name: The other job's.
-            expected_world_size: Ranks of this job. (Those of the other are found out.)
-            device_mesh: Of tensors that are no DTensors: torch's DeviceMesh or a tessera.Mesh over this job's ranks.
-            placements: One for each axis of the mesh. Without both, a plain tensor is held whole by each rank.
+            expected_world_size: Number of ranks of this job. (The other job brings its own.)
+            device_mesh: For plain tensors: torch's DeviceMesh or a tessera.Mesh over this job's ranks.
+            placements: One for each axis of the mesh. Without both, each rank holds all of a plain tensor.
             timeout: Seconds to wait.
 
         Raises:
@@ -122,8 +122,8 @@ class TensorBusClient(Closing):
     ) -> BatchHandler:
         """Registers tensors that are transferred as one.
 
-        Both jobs list the same ones in one order: tensors match by position. The other job is waited for by the first
-        call that says a direction: transfer(), or query_transfer_signal(), which only a receiver asks before that.
+        Both jobs list the same tensors in one order: they match by position. The first call with a direction waits for
+        the other job: transfer(), or query_transfer_signal(), which only a receiver may call before.
 
         Args:
             batch_id: The batch's name, which both jobs use.
@@ -132,8 +132,8 @@ class TensorBusClient(Closing):
                 those placements give of some tensor.
             timeout: Seconds to wait for the others to register.
             mode: "inplace" or "staged", as in Bus.register().
-            wire: What tensors are quantised to on their way, as in Bus.register(): a format for all that can be, or a
-                list with one for each, None for as it is.
+            wire: Format that tensors are quantised to on their way, as in Bus.register(): one for all that can be
+                quantised, or a list with one for each, None for no format.
             hold: "strong": the batch keeps the tensors. "weak": it does not, as in Bus.register(). The list is read
                 once, either way.
 
@@ -210,7 +210,7 @@ class BatchHandler(Closing):
 
     @property
     def batch(self) -> Batch:
-        """The same in the shorter spelling: versions, figures, staging."""
+        """The same batch with the shorter interface: versions, figures, staging."""
         return self._batch
 
     def transfer(
@@ -221,20 +221,20 @@ class BatchHandler(Closing):
         *,
         version: int | None = None,
     ) -> Handle:
-        """Sends what is registered, or receives the newest version into it. Collective over the job's ranks.
+        """Sends the registered tensors, or receives the newest version into them. Collective over the job's ranks.
 
         Args:
             direction: "send" or "recv"; the same in every call.
-            blocking: Waits for the end.
+            blocking: Whether to wait for the end.
             timeout: Seconds until the other job has it, or offers it.
-            version: Of a send: its version (None: the newest + 1). Of a recv: the oldest to take.
+            version: For a send: its version (None: the newest + 1). For a recv: the oldest to take.
 
         Returns:
             The Handle, which has ended if blocking.
 
         Raises:
-            MismatchError: The jobs list other tensors; at the first transfer, on both sides.
-            InvalidArgumentError: query_transfer_signal() has been called before the first send.
+            MismatchError: The jobs list different tensors; at the first transfer, on both sides.
+            InvalidArgumentError: query_transfer_signal() was called before the first send.
         """
         require_direction(direction)
         check = partial(self._require_matched, direction=direction)
@@ -247,10 +247,10 @@ class BatchHandler(Closing):
     def query_transfer_signal(self, timeout: float = 30.0) -> bool:
         """Whether a transfer would go ahead now; never waits for a peer.
 
-        Receiver: whether a version is on offer that is newer than the one held. Sender: whether its last send has
-        ended. Before the first transfer it asks as a receiver: it registers as one, in the background, and says no
-        until that is done. Raises what that has failed with, once, after `timeout` seconds at most. So a job that sends
-        must not call it before its first send, which is an error then.
+        Receiver: whether a version newer than the one held is on offer. Sender: whether its last send has
+        ended. Before the first transfer it acts as a receiver: it registers as one in the background, and returns False
+        until that is done. If that fails, within `timeout` seconds, it raises the error once. So a job that sends must
+        not call it before its first send, which would fail then.
         """
         if self._direction == "send":
             return self._handle is None or self._handle.done()
@@ -272,7 +272,7 @@ class BatchHandler(Closing):
         self._matched = True
 
     def close(self) -> None:
-        """Frees what both sides hold for it. Idempotent."""
+        """Frees what both sides keep for the batch. Idempotent."""
         self._batch.close()
 
     def __repr__(self) -> str:

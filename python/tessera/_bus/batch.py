@@ -54,13 +54,12 @@ class Batch(Closing):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """On the bus, of the tensors in it; of a receiver, once it is registered, without those that the sender has
-        not."""
+        """Names on the bus of its tensors. Once a receiver is registered, without those that the sender lacks."""
         return tuple(name for share in self._shares for name in share.registration.names)
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """What was given and is no tensor, and what missing_ok left out."""
+        """Names of entries that are not tensors, and of those that missing_ok left out."""
         return tuple(name for share in self._shares for name in share.registration.skipped)
 
     @property
@@ -71,20 +70,20 @@ class Batch(Closing):
 
     @property
     def direction(self) -> Direction | None:
-        """Which way it goes; None before it is registered with the other job."""
+        """"send" or "recv"; None before it is registered with the other job."""
         return self._attachment.direction
 
     @property
     def newest(self) -> int:
         """Receiver: the newest complete version on offer, 0 if none; waits for no peer. The readiness signal.
 
-        Asked before the first recv(), it registers the batch with the other job in the background: 0 until that is
-        done. What that has failed with is raised once; the next question tries again."""
+        Before the first recv() it registers the batch with the other job in the background, and is 0 until that is
+        done. An error of that registration is raised once; the next call tries again."""
         return self.ask(None)
 
     @property
     def torn(self) -> bool:
-        """Receiver: whether a transfer has begun and not ended well, so that tensors may mix two versions."""
+        """Receiver: whether a transfer has begun but not succeeded, so that tensors may mix two versions."""
         core = self._attachment.core
         return core is not None and core.torn()
 
@@ -96,11 +95,11 @@ class Batch(Closing):
 
     @property
     def stats(self) -> _core.BatchStats:
-        """Figures, once it is registered with the other job."""
+        """Counters and sizes, once it is registered with the other job."""
         return self._attachment.require_core().stats()
 
     def digests(self) -> dict[str, str]:
-        """Of the last transfer, by name: layout-independent digests of this rank's part (docs/formats/digest.md)."""
+        """By name: layout-independent digests of this rank's part in the last transfer (docs/formats/digest.md)."""
         return self._attachment.require_core().digests()
 
     # --- transfers
@@ -115,23 +114,23 @@ class Batch(Closing):
     ) -> Handle:
         """Offers the registered tensors. Collective over the job's ranks.
 
-        In place it ends when every attached receiving rank has taken them; until then the memory must not change, so
-        wait before the next optimiser step. Staged it ends when they are copied.
+        In place, it ends when every attached receiving rank has taken them; until then the memory must not change, so
+        wait before the next optimiser step. Staged, it ends when they are copied.
 
-        The first one registers the batch with the other job; `register(direction="send")` does that ahead.
+        The first send registers the batch with the other job; `register(direction="send")` registers earlier.
 
         Args:
             version: An integer that grows. None: the newest + 1.
-            blocking: Waits for the end. If not, the call waits for nothing, and returns a Handle to wait for or to
-                `await`; the first one then registers in the background, and the tensors must stay as they are until
-                the handle has ended, all the same.
-            timeout: Seconds until the receivers have it. None: 30, after what connect() was told for registering.
-            progress: Draws a bar, with tqdm; blocking sends only.
+            blocking: Whether to wait for the end. If not, nothing waits, and the call returns a Handle to wait for or
+                to `await`. The first send then registers in the background, and the tensors must stay unchanged until
+                the handle has ended all the same.
+            timeout: Seconds until the receivers have it. None: 30, and for registering the time-out of connect().
+            progress: Whether to draw a bar, with tqdm; only for blocking sends.
 
         Raises:
-            InvalidArgumentError: A version that does not grow, or a tensor that was freed, resized, or replaced by one
-                that does not fit.
-            DeadlineExceededError, PeerLostError: They name whom it waited for.
+            InvalidArgumentError: The version does not grow, or a tensor was freed, resized, or replaced by one that
+                does not fit.
+            DeadlineExceededError, PeerLostError: They name the ranks that it waited for.
         """
         bars = progress_bars() if progress and blocking else None
         handle = self._start("send", version, timeout, blocking=blocking)
@@ -152,15 +151,15 @@ class Batch(Closing):
 
         The version counter of every tensor is bumped: a backward() whose forward() used the old values raises.
 
-        The first one registers the batch with the other job; `register(direction="recv")` does that ahead, and `newest`
-        in the background.
+        The first receive registers the batch with the other job; `register(direction="recv")` registers earlier, and
+        `newest` in the background.
 
         Args:
-            min_version: Take no older one.
-            blocking: Waits for the end. If not, the call waits for nothing: the first one registers in the background.
-            timeout: Seconds until there is such a version. None: 30, after what connect() was told for registering.
+            min_version: The oldest version to take.
+            blocking: Whether to wait for the end. If not, nothing waits: the first call registers in the background.
+            timeout: Seconds until there is such a version. None: 30, and for registering the time-out of connect().
                 Once data flows, 30 s without progress end it.
-            progress: Draws a bar, with tqdm; if blocking.
+            progress: Whether to draw a bar, with tqdm; only if blocking.
 
         Returns:
             The version; or, not blocking, a Handle that resolves to it.
@@ -179,13 +178,13 @@ class Batch(Closing):
         *,
         progress: bool = False,
     ) -> int | Handle:
-        """Staged receiver: the first half of recv(): all ranks have the version, the registered tensors are as before
-        until commit(). So a server swaps weights between two requests."""
+        """Staged receiver: the first half of recv(). Afterwards all ranks have the version, and the registered tensors
+        stay unchanged until commit(). So a server can swap weights between two requests."""
         return self._take("stage", min_version, blocking, timeout, progress)
 
     def commit(self) -> int:
-        """Staged receiver: writes what is staged into the registered tensors; returns its version. Each rank of the job
-        calls it; it blocks as long as the copy takes."""
+        """Staged receiver: writes the staged version into the registered tensors and returns its number. Each rank of
+        the job calls it; it blocks as long as the copy takes."""
         with self._attachment.lock:
             core = self._attachment.require_core()
             held = self._locate()
@@ -205,8 +204,8 @@ class Batch(Closing):
         return core.wait_version(version, timeout)
 
     def close(self) -> None:
-        """Frees what both sides hold for it; the peer's later calls fail with PeerLostError. Waits for a transfer that
-        reads or writes its tensors. Idempotent."""
+        """Frees what both sides keep for the batch; later calls of the peer fail with PeerLostError. Waits for a
+        transfer that reads or writes its tensors. Idempotent."""
         if os.getpid() == self._process:  # in a forked child it is its parent's
             core = self._attachment.close()
             if core is not None:

@@ -42,24 +42,24 @@ def connect(
     threads: int = 0,
     digest: bool = True,
 ) -> Bus:
-    """Joins job `role` with job `peer` under the name `pair`; blocks until all ranks of both are in.
+    """Joins job `role` with job `peer` under the name `pair`; blocks until all ranks of both are there.
 
-    No process group of torch.distributed is needed, and none is changed.
+    It needs no process group of torch.distributed, and changes none.
 
     Args:
         pair: The name under which the two jobs meet.
-        role: This job's name: what the peer calls it.
-        peer: The other job's name.
+        role: Name of this job, which the peer passes as `peer`.
+        peer: Name of the other job.
         store: URL of the store. None: TESSERA_STORE, else "auto", which needs no server on one machine.
-        namespace: Tells runs apart that share a store. None: TESSERA_NAMESPACE, else "default".
-        rank: This process in its job. None: what TESSERA_RANK, torchrun, MPI or Slurm say, else torch's default
-            process group, if there is one; else 0.
-        world: Processes of this job. None: TESSERA_WORLD_SIZE, and so on; else 1.
-        timeout: Seconds to wait for the others, here and as a batch is registered.
-        layout: Of plain tensors that bring none. None: each rank that registers one holds all of it.
+        namespace: Name of this run among those that share a store. None: TESSERA_NAMESPACE, else "default".
+        rank: Rank of this process in its job. None: from TESSERA_RANK, torchrun, MPI or Slurm, else from torch's
+            default process group, if there is one; else 0.
+        world: Number of processes of this job. None: from TESSERA_WORLD_SIZE, and so on; else 1.
+        timeout: Seconds to wait for the others, here and when a batch is registered.
+        layout: Layout of plain tensors, which carry none. None: each rank that registers one holds all of it.
         agent: Who moves the data: "embedded", or "daemon", the `tessera agent` of this rank. None: TESSERA_AGENT.
-        threads: That copy. 0: usable CPUs over the ranks of this job.
-        digest: Check what arrives; either side may switch it off for both.
+        threads: Number of copy threads. 0: usable CPUs divided by the ranks of this job.
+        digest: Whether to check what arrives; either side can turn it off for both.
 
     Raises:
         DeadlineExceededError: It names the ranks that are missing.
@@ -90,8 +90,8 @@ def connect(
 
 
 class Bus(Closing):
-    """This process' place in a pair of jobs: what connect() returns. Thread-safe. As a context manager it closes at the
-    end what was registered."""
+    """This process in a pair of jobs: what connect() returns. Thread-safe. As a context manager it closes its batches
+    at the end."""
 
     def __init__(
         self,
@@ -117,11 +117,11 @@ class Bus(Closing):
         self.role = role
         #: The other job's name.
         self.peer = peer
-        #: This process in its job.
+        #: Rank of this process in its job.
         self.rank = rank
-        #: Processes of this job.
+        #: Number of processes of this job.
         self.world = world
-        #: Processes of the other job, as it was met first.
+        #: Number of processes of the other job when connect() returned.
         self.peer_world = joined.peer_world()
         close_at_exit(self)
 
@@ -147,46 +147,47 @@ class Bus(Closing):
 
         Args:
             tensors: A torch module: its parameters and persistent buffers, looked up again at each transfer, so that
-                one that was replaced is noticed. Or {name: tensor}, nested as a state_dict may be, where a value is a
-                torch tensor or DTensor, a NumPy array, anything with DLPack of a dtype that NumPy reads from it (bf16
-                and 8-bit floats it does not), or (local array, layout[, global shape]).
-                DTensors carry their layout; a plain tensor is held whole by each rank that registers it. What is not a
-                tensor is skipped, and listed in Batch.skipped. `hold` says what the batch keeps of it.
-            batch: Its name, which both jobs use.
-            mode: "inplace", or "staged": a staged sender copies and goes on, a staged receiver takes a version on all
-                ranks of the job or on none.
+                a replaced one is noticed. Or {name: tensor}, nested as a state_dict may be, where a value is a
+                torch tensor or DTensor, a NumPy array, anything with DLPack in a dtype that NumPy can read (not bf16
+                and 8-bit floats), or (local array, layout[, global shape]).
+                DTensors carry their layout; each rank that registers a plain tensor holds all of it. Entries that are
+                not tensors are skipped and listed in Batch.skipped. `hold` says what the batch keeps alive.
+            batch: Name of the batch, which both jobs use.
+            mode: "inplace" or "staged". A staged sender makes a copy and goes on. A staged receiver takes a version on
+                all ranks of the job or on none.
             only: Names to register (see Names). None: all.
             ignore: Names to leave out.
-            missing_ok: Of a receiver: leaves out what the sender has not, instead of raising.
-            direction: "send" or "recv": registers with the other job now, when tensors may still have to be filled:
-                replicas are not compared then. None: the first transfer does, either way.
-            timeout: Seconds to wait for the others to register. None: as connect() was told.
-            snapshots: Of a staged sender: copies, 2 to 8.
-            pinned: Refuses a peer that comes back with another world or other layouts.
-            delta: On all ranks of both jobs, or it has no effect: what has changed since the version before travels
-                instead of the whole, region by region, where that is less. A sender spends memory on it: a copy of what
-                it sends, and room for the changes. A receiver promises that nobody else changes its tensors between two
-                transfers; where dtypes are equal and digests are on, that is checked. It pays where few elements
-                change and bytes are dear; within a host a full copy is about as fast. `Batch.stats` tells.
-            map: What the tensors are called on the bus, where parts of them are tensors there: {local name: name, Part,
-                list of them, or None to leave it out}, with regular expressions as keys, or a function of (local name,
-                tensor) that returns the same. `tessera.maps` has some. only= and ignore= are of local names.
-            wire: What tensors are quantised to on their way: {regular expression: format, or None for as they are}, of
-                names on the bus, the whole of them, the first that matches. One job asks, or both ask for the same.
-                Only f64, f32, f16 and bf16 of two dims or more are quantised, each matrix of the last two dims as the
-                whole that the sending job has, or as what is taken of it. Not yet where tensors lie in private memory
-                behind an agent daemon: registering with the other job raises UnimplementedError there.
-            hold: "strong": the batch keeps the module or dict, hence its tensors, and looks each name up again at every
-                transfer: after `d["w"] = new` the new tensor is sent (and the old one let go). One that fits no more,
-                of another dtype, shape or layout, or that has been removed, is an error before anything is sent; so is
-                one that lies elsewhere, where it is received in place. Names that are added later are not part of the
-                batch. "weak": the batch keeps nothing. Its tensors are those that are registered here: one whose
-                memory was freed or resized is an error at the next transfer, and one that was replaced cannot be seen.
+            missing_ok: For a receiver: leave out tensors that the sender lacks, instead of raising.
+            direction: "send" or "recv": register with the other job now. Tensors need not be filled yet, so replicas
+                are not compared. None: the first transfer registers, in its direction.
+            timeout: Seconds to wait for the others to register. None: the time-out of connect().
+            snapshots: For a staged sender: number of copies, 2 to 8.
+            pinned: Refuse a peer that comes back with another world size or other layouts.
+            delta: Send a region as its changes since the last version, where these are smaller. It takes effect only
+                if all ranks of both jobs ask for it. A sender spends memory on it: a copy of what
+                it sends, and room for the changes. Nobody else may change a receiver's tensors between two
+                transfers; if dtypes are equal and digests are on, that is checked. It pays off where few elements
+                change and bandwidth is scarce; within a host a full copy is about as fast. See `Batch.stats`.
+            map: Names on the bus, for local tensors and for parts of them: {local name: name, Part, list of
+                these, or None to leave it out}, with regular expressions as keys, or a function of (local name,
+                tensor) that returns the same. `tessera.maps` has some. only= and ignore= use local names.
+            wire: Formats that tensors are quantised to on their way: {regular expression: format, or None for no
+                format}. An expression must match the whole name on the bus; the first match counts. One job asks, or
+                both ask for the same. Only f64, f32, f16 and bf16 of two dims or more are quantised: each matrix of the
+                last two dims, with the amax of the sending job's whole tensor, or of the slice that is taken. Tensors
+                in private memory behind an agent daemon are not quantised yet: UnimplementedError.
+            hold: "strong": the batch keeps the module or dict alive, with its tensors, and looks each name up again at
+                every transfer: after `d["w"] = new` the new tensor is sent (and the old one released). A tensor that
+                no longer fits (another dtype, shape or layout) or was removed is an error before anything is sent. So
+                is one that moved although it is received in place. Names added later are not part of the batch.
+                "weak": the batch keeps nothing alive. Its tensors are those registered here: one whose memory was
+                freed or resized is an error at the next transfer; one that was replaced cannot be noticed.
 
         Raises:
-            InvalidArgumentError: A tensor that cannot be moved; it names the tensor and why. Nothing to move: only= and
-                ignore= leave none, or a job of one rank has none. (One rank of several may register {}.)
-            MismatchError: It lists every disagreement of the two jobs.
+            InvalidArgumentError: A tensor cannot be moved; the error names it and the reason. Or there is nothing to
+                move: only= and ignore= leave nothing, or a job of one rank has none. (One rank of several may register
+                {}.)
+            MismatchError: The two jobs disagree; the error lists every mismatch.
         """
         require_mode(mode)
         require_hold(hold)
@@ -235,7 +236,7 @@ class Bus(Closing):
         return made
 
     def manifest(self, batch: str = "default", timeout: float | None = None) -> list[_core.ManifestEntry]:
-        """What the other job offers under `batch`, once all its ranks have registered it."""
+        """The tensors that the other job offers under `batch`, once all its ranks have registered it."""
         return self._require_open().manifest(batch, self._timeout if timeout is None else timeout)
 
     def close(self) -> None:
@@ -258,7 +259,7 @@ class Bus(Closing):
         return self._core is None
 
     def _allow_nothing(self, batch: str, given: Collection[str], options: Mapping[str, Any]) -> None:
-        """Refuses a registration without tensors, unless this rank may be one that has none of what others have."""
+        """Refuses a registration without tensors, unless other ranks of this job may have some."""
         filters = [f"{key}={reprlib.repr(value)}" for key, value in options.items() if value is not None]
         names = ", ".join(list(given)[:_SHOWN]) + (", ..." if len(given) > _SHOWN else "")
         if filters and given:
@@ -292,12 +293,12 @@ class Bus(Closing):
 
 
 def require_mode(mode: str) -> None:
-    """Raises InvalidArgumentError for what is not a Mode."""
+    """Raises InvalidArgumentError unless it is a Mode."""
     choice("mode", mode, get_args(Mode))
 
 
 def require_direction(direction: str) -> None:
-    """Raises InvalidArgumentError for what is not a Direction."""
+    """Raises InvalidArgumentError unless it is a Direction."""
     choice("direction", direction, get_args(Direction))
 
 

@@ -22,13 +22,13 @@ _BAR_SECONDS = 0.1
 class Handle:
     """A send or recv under way: wait for it, poll it, cancel it, or await it. Thread-safe.
 
-    One that is not blocking begins at once if its batch is registered with the other job; else it registers that in the
-    background first, and what that fails with is the handle's error.
+    A transfer that is not blocking begins at once if its batch is registered with the other job. Otherwise the batch is
+    registered in the background first, and if that fails, its error is the handle's.
 
-    A handle that is dropped before the transfer has ended cancels it, as cancel() does, and warns: keep it. Dropping
-    never blocks. So does an `await` that is cancelled. Where it is too late to cancel, the transfer goes on, and the
-    next one of its batch begins after it. (What a recv has written is known to autograd once its end was seen: by
-    wait(), done() or the batch's next transfer.)"""
+    Dropping a handle before the transfer has ended cancels the transfer, as cancel() does, and warns: keep the handle.
+    Dropping never blocks. Cancelling an `await` cancels it, too. If it is too late to cancel, the transfer goes on, and
+    the next one of its batch begins after it. (Autograd learns what a recv has written once wait(), done() or the
+    batch's next transfer finds that it has ended.)"""
 
     def __init__(self, beginning: Beginning, name: str, batch: object) -> None:
         """`name` is what errors call it. `batch` stays open as long as the handle is there."""
@@ -37,27 +37,27 @@ class Handle:
         self._batch = batch
 
     def wait(self, timeout: float | None = None) -> int:
-        """Blocks until it has ended; returns the version. Raises what it failed with, each time. After `timeout`
+        """Blocks until it has ended and returns the version. If it failed, every call raises its error. After `timeout`
         seconds it raises DeadlineExceededError and the transfer goes on. Ctrl-C ends the wait, not the transfer."""
         if timeout is not None and not self._beginning.wait_for(seconds("timeout", timeout)):
             raise DeadlineExceededError(f"{self._name} has not ended after {timeout} s, {self._state()}; it goes on")
         return self._result()
 
     def wait_for(self, timeout: float) -> bool:
-        """Waits `timeout` seconds at most: whether it has ended, well or not."""
+        """Waits at most `timeout` seconds; returns whether it has ended, successfully or not."""
         return self._settled(self._beginning.wait_for(seconds("timeout", timeout)))
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self._settled(self._beginning.ended())
 
     def cancel(self) -> bool:
-        """Ends it with CancelledError unless a receiver has begun to take it: then False, and it goes on."""
+        """Ends it with CancelledError, unless a receiver has begun to take it: then it returns False, and goes on."""
         return self._beginning.cancel(self._name)
 
     def withdraw(self) -> bool:
-        """Of a send: takes the version back, also once a staged send has ended. True if no receiver had begun to take
-        it; none ever will."""
+        """For a send: withdraws the version, even after a staged send has ended. True if no receiver had begun to take
+        it; then none ever will."""
         if not self._beginning.over:
             return self.cancel()
         transfer = self._beginning.transfer
@@ -65,7 +65,7 @@ class Handle:
 
     @property
     def progress(self) -> _core.Progress:
-        """Bytes done and in all, of this rank, and their rate."""
+        """Bytes of this rank, done and in total, and their rate."""
         transfer = self._beginning.transfer
         return _core.Progress() if transfer is None else transfer.core.progress()
 

@@ -21,22 +21,22 @@ from .slices import Entry, Index, cut, entries, index_text, is_sharded, sharding
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the bus, as it lies in a local tensor.
+    """A tensor on the bus that is part of a local tensor.
 
-    Indices are ints and slices, as NumPy's basic ones: of a dim of experts an int takes one expert.
+    Indices are ints and slices, as in NumPy's basic indexing: an int along a dim of experts takes one expert.
 
     Attributes:
-        name: On the bus: the common name, usually the checkpoint's. Beside a regular expression as the key of a map, it
-            may refer to groups, as in re.sub.
-        local: What the part takes of the *local* tensor: a strided view. None: all of it.
-        layout: Of the named tensor, over the ranks of this job. None: that of the local tensor (of a plain one: this
-            rank holds all of the named tensor).
-        shape: Global, of the named tensor. None: it follows where nothing is sharded, and from a DTensor; else from
+        name: Name on the bus, usually the checkpoint's. If the key of the map is a regular expression, it may refer to
+            groups, as in re.sub.
+        local: Index of the part in the *local* tensor: a strided view. None: all of it.
+        layout: Layout of the named tensor over the ranks of this job. None: that of the local tensor (if that is plain,
+            this rank holds all of the named tensor).
+        shape: Global shape of the named tensor. None: it follows if nothing is sharded, and from a DTensor; else from
             what all ranks of the job hold of it.
-        whole: Instead of `local`, `layout` and `shape`: what the part takes of the whole tensor, in global coordinates.
-            They follow from it, also where ranks hold pieces of unequal size, or none.
-        source: Of a receiver: what of the *named* tensor it is, in global coordinates; `layout` and `shape` are then
-            those of that slice. None: all of it.
+        whole: Instead of `local`, `layout` and `shape`: index of the part in the whole tensor, in global coordinates.
+            The three follow from it, even if ranks hold pieces of unequal size, or none.
+        source: For a receiver: the slice of the *named* tensor to take, in global coordinates; `layout` and `shape` are
+            then those of that slice. None: all of it.
     """
 
     name: str

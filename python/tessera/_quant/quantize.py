@@ -37,31 +37,31 @@ def quantize(
     with any number of threads. The call releases the GIL and uses all CPUs that the process may.
 
     Args:
-        x: A NumPy array (bf16 by ml_dtypes) or a tensor of torch on the CPU, of f32, f16 or bf16; the result's arrays
-            are of the same library. Rows that are dense are read where they lie; else, as in a transposed view, a copy
+        x: A NumPy array (bf16 from ml_dtypes) or a torch tensor on the CPU, of f32, f16 or bf16; the result's arrays
+            are of the same library. Dense rows are read where they lie; otherwise, as in a transposed view, a copy
             is made first. Autograd does not see it: a tensor that requires a gradient is detached.
         format: "fp8_e4m3", "fp8_e5m2" (one scale), "fp8_block_1x128", "fp8_block_128x128", "mxfp8", "mxfp8_e5m2" or
             "nvfp4".
-        planes: "row" has blocks along K, "column" along M; a tensor that is read in both directions wants both. nvfp4
+        planes: "row" has blocks along K, "column" along M; a tensor that is read in both directions needs both. nvfp4
             packs pairs of codes along a plane's rows: K must be even for "row", M for "column".
-        amax: fp8 with one scale, and nvfp4: the largest magnitude, where it is known or shared with other shards: one
-            for all matrices, or an array of one for each. {"row": ..., "column": ...} where they differ, as they do
-            under a Hadamard transform. By default it is computed, of each matrix.
+        amax: fp8 with one scale, and nvfp4: the largest magnitude, if it is known or shared with other shards: one
+            for all matrices, or an array with one for each. {"row": ..., "column": ...} if they differ, as they do
+            with a Hadamard transform. By default it is computed for each matrix.
         scaling: nvfp4: one scale for "16x16" elements (weights; the default) or for "1x16" (activations, gradients).
         hadamard: nvfp4 of bf16: 16 elements along M go through a random Hadamard transform on their way to the column
             plane; M is a multiple of 16. That plane cannot be dequantised.
         rounding: nvfp4: "nearest", or "stochastic" by `seed` and an element's place in the stack.
         seed: 0 to 2^64 - 1; for stochastic rounding.
-        eps: fp8: smaller amaxes are taken as this.
-        power_of_two: fp8: scales are powers of two; by default, they are by blocks.
-        history: fp8 with one scale: *delayed* scaling. The scale is made of the amaxes that were pushed before, and
-            that of this tensor is pushed once it is quantised; of a stack, whose matrices share the scale, the largest.
+        eps: fp8: smaller amaxes count as this.
+        power_of_two: fp8: whether scales are powers of two; by default only those of blocks are.
+        history: fp8 with one scale: *delayed* scaling. The scale follows from the amaxes that were pushed before, and
+            this tensor's amax is pushed once it is quantised; for a stack, whose matrices share the scale, the largest.
         nonfinite: "error" refuses NaN, infinity, and for nvfp4 amaxes outside of [7.9e-36, 7.5e35] but 0; "propagate"
             takes them through the formulas.
 
     Raises:
-        InvalidArgumentError: Of NaN and infinity it says how many there are and where the first is.
-        UnimplementedError: A tensor on another device.
+        InvalidArgumentError: For NaN and infinity the error gives their number and the place of the first.
+        UnimplementedError: The tensor is on another device.
     """
     stack = stack_of("given to quantize()", x)
     names = plane_names(planes)
@@ -97,10 +97,10 @@ def quantize(
 
 
 def amax(x: Any) -> Any:
-    """The largest magnitude of a tensor, as a float; of a list of them, a list of floats, by one pass on all CPUs.
+    """The largest magnitude of a tensor, as a float; for a list of tensors a list of floats, in one pass on all CPUs.
 
-    A tensor is NumPy's (bf16 by ml_dtypes) or torch's on the CPU, of f32, f16 or bf16 and of any shape. NaN does not
-    count, infinity does; 0 if there is nothing else.
+    A tensor is NumPy's (bf16 from ml_dtypes) or torch's on the CPU, of f32, f16 or bf16 and of any shape. NaN does not
+    count, infinity does. An empty tensor, or one of only NaN, gives 0.
     """
     if is_torch_tensor(x) or hasattr(x, "__array__") or not isinstance(x, Iterable):
         return _core.tensor_amaxes([stack_of("given to amax()", x, any_dims=True).matrices])[0]

@@ -24,7 +24,7 @@ _FLOATS = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QuantizedPlane:
-    """Codes and scales of one plane: NumPy arrays or torch tensors, as what was quantised is.
+    """Codes and scales of one plane: NumPy arrays or torch tensors, like the quantised tensor.
 
     docs/formats/quantized.md has the shapes.
     """
@@ -34,7 +34,7 @@ class QuantizedPlane:
     scales: Any
     """Without padding. Those of fp8 are fp32; those of mxfp8 are uint8 that hold E8M0, those of nvfp4 hold E4M3."""
     amax: Any
-    """What each matrix' scales are made of, in fp32. None if they are made only of their blocks."""
+    """The amax from which the scales of each matrix follow, in fp32. None if they follow only from their blocks."""
     _spec: _core.QuantSpec = field(repr=False)
     _name: str = field(repr=False)
     _shape: tuple[int, ...] = field(repr=False)  # of the tensor
@@ -85,22 +85,22 @@ class QuantizedTensor:
         scaling: str | None = None,
         rank: int | None = None,
     ) -> QuantizedTensor:
-        """One of zeros in Tessera's shared memory, as tessera.empty() gives it: for codes and scales from elsewhere.
+        """A tensor of zeros in Tessera's shared memory: room for codes and scales from elsewhere.
 
-        A receiver registers it instead of a tensor: the sender's tensor of that name travels in this format, and codes,
-        scales and amaxes arrive as they are, bit for bit those of the whole tensor.
+        A receiver registers it instead of a tensor. The sender's tensor of that name then travels in this format, and
+        codes, scales and amaxes arrive bit for bit as those of the whole tensor.
 
         Its arrays are torch's if torch is imported, else NumPy's.
 
         Args:
-            shape: Of the tensor that it stands for: (..., M, K). With a layout, the global one.
-            format: As quantize() takes it; likewise `planes` and `scaling`.
-            layout: What of it this rank holds; None: all. Edges of shards must lie between blocks of the planes.
-            rank: Of this process in its job. By default what the launcher says, as in connect().
+            shape: Shape of the tensor that it stands for: (..., M, K). With a layout, the global shape.
+            format: As for quantize(), like `planes` and `scaling`.
+            layout: Which part this rank holds; None: all. Edges of shards must lie between blocks of the planes.
+            rank: Rank of this process in its job. None: from the launcher, as in connect().
 
         Raises:
-            InvalidArgumentError: What does not fit the format. (An edge of a shard inside a block is told where it is
-                registered, with the nearest ones that cut none.)
+            InvalidArgumentError: An argument does not fit the format. (An edge of a shard inside a block is an error of
+                register(), which names the nearest edges that cut none.)
         """
         spec = spec_of(format, scaling=scaling)
         sizes = sizes_of("shape", shape, or_one=True)

@@ -40,11 +40,11 @@ def is_dtensor(value: Any) -> TypeGuard[DTensor]:
 def layout_of(tensor: DTensor) -> _core.Layout:
     """The layout that a DTensor really has, over the ranks of its DeviceMesh.
 
-    Where torch shards one dim by several mesh axes in another order than left to right (`shard_order`), the layout has
-    the axes in that order. A `_StridedShard` may stand for such an order or for itself: where the two cut the tensor
-    differently, the order is taken if it gives the local shape that this rank has. (A batch asks all ranks.)
+    If torch shards one dim by several mesh axes in another order than left to right (`shard_order`), the layout has
+    the axes in that order. A `_StridedShard` may stand for such an order or for itself. If the two cut the tensor
+    differently, the order counts if it gives the local shape of this rank. (A batch asks all ranks.)
 
-    Raises InvalidArgumentError for what is not a DTensor, and for a placement that Tessera does not know.
+    Raises InvalidArgumentError if it is not a DTensor, or has a placement that Tessera does not know.
     """
     return readings(tensor)[0]
 

@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 
 def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
-    """A tensor of zeros in Tessera's shared memory: the other job, or an agent daemon, reads and writes it in place.
+    """A tensor of zeros in Tessera's shared memory, which the other job, or an agent daemon, reads and writes in place.
 
     Args:
-        shape: Its sizes; of f4 in elements, of which two lie in a byte: the last one is even.
-        dtype: torch's gives a torch tensor, NumPy's an array. One of Tessera's names, or None (f32), gives a torch
-            tensor if torch is imported, else an array.
+        shape: Its sizes in elements. Two elements of f4 share a byte, so their last size must be even.
+        dtype: A torch dtype gives a torch tensor, a NumPy dtype an array. One of Tessera's names, or None (f32), gives
+            a torch tensor if torch is imported, else an array.
 
     Raises:
-        ResourceExhaustedError: It names what was wanted and what there is.
+        ResourceExhaustedError: There is no room; the error names the bytes wanted and those available.
     """
     sizes = sizes_of("shape", shape, or_one=True)
     name = "f32" if dtype is None else _core.dtype(dtype)
@@ -46,7 +46,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
-    """As zeros(), for what is written before it is read. (Shared memory comes zeroed: it costs the same.)"""
+    """Like zeros(), for memory that you write before you read it. (Shared memory comes zeroed: it costs the same.)"""
     return zeros(shape, dtype)
 
 
@@ -54,15 +54,15 @@ def share_(value: T) -> T:
     """Moves the storage of a tensor, of all parameters and buffers of a module, or of all tensors in a dict, nested as
     register() takes it, into Tessera's shared memory, in place; returns it.
 
-    What is moved is the storage, not one tensor: views, tied weights, optimisers, FSDP's own flat views, state_dicts
-    and a pending backward all see it. What is there already stays. Values do not change.
+    It moves the storage, not one tensor: views, tied weights, optimisers, FSDP's own flat views, state_dicts
+    and a pending backward all see it. Storages that are there already stay. Values do not change.
 
     Raises:
-        InvalidArgumentError: A storage that torch does not own (from_numpy, frombuffer, a mapped file,
-            share_memory_()), or an array of another library; it names the tensor, and nothing has been moved. A dict
-            that has no tensor.
+        InvalidArgumentError: torch does not own a storage (from_numpy, frombuffer, a mapped file, share_memory_()), or
+            it is an array of another library; the error names the tensor, and nothing was moved. Or a dict has no
+            tensor.
         UnimplementedError: torch is older than 2.12, and cannot move storages.
-        ResourceExhaustedError: Memory has run out; what was moved before stays moved, which harms nothing.
+        ResourceExhaustedError: Memory has run out; storages moved before stay moved, which does no harm.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     for name, tensor in _tensors_of(value):
