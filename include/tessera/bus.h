@@ -1,5 +1,5 @@
-// The tensor bus: tensors held by the ranks of one job, laid out one way, move into the memory of the ranks of another,
-// independently launched job, laid out another way.
+// The tensor bus: tensors of one job move into the memory of another, independently launched job, from one layout into
+// another.
 //
 //   trainer rank r                                   inference rank q
 //   Bus bus({.job = "trainer", .rank = r, ...});     Bus bus({.job = "inference", .rank = q, ...});
@@ -9,9 +9,9 @@
 //   batch.send().wait();                             int64_t version = batch.recv().wait();
 //
 // Bus, Pair, Batch and Handle are move-only handles; the last one to go frees everything on both sides. Each may be
-// used from any thread; calls on one Batch are serialised. Every waiting call has a deadline and ends with
+// used from any thread; calls on one Batch are serialised. Every waiting call has a deadline and fails with
 // tessera::Error: kDeadlineExceeded, kPeerLost, kMismatch, kCancelled, kDataLoss, ... whose text names job/rank and
-// what was waited for. A forked child must not use a handle of its parent: its calls throw kInvalidArgument.
+// what the call waited for. A forked child must not use a handle of its parent: its calls throw kInvalidArgument.
 #pragma once
 
 #include <chrono>
@@ -37,97 +37,97 @@ inline constexpr Timeout kTransferTimeout = std::chrono::seconds(30);
 inline constexpr size_t kMaxGathered = size_t{4} << 20;
 
 struct BusOptions {
-  std::string job = {};  // this job's name: what the peer calls it
+  std::string job = {};  // name of this job, which the peer uses too
   Rank rank = 0;         // in this job, 0 .. world-1
   int world = 1;
   std::string store = {};       // URL; empty: TESSERA_STORE, else "auto"
   std::string name_space = {};  // empty: TESSERA_NAMESPACE, else "default"
   // Who moves the data: "embedded", threads of this process, or "daemon", the `tessera agent` of this (namespace, job,
-  // rank) on this machine, which is waited for until `timeout`. Empty: TESSERA_AGENT, else "embedded".
+  // rank) on this machine; the call waits for it until `timeout`. Empty: TESSERA_AGENT, else "embedded".
   std::string agent = {};
-  int threads = 0;                       // that copy; 0: usable CPUs over this host's ranks, at least 1
-  bool digest = true;                    // check every route's digest; either side may switch it off for both
+  int threads = 0;                       // copy threads; 0: usable CPUs / ranks on this host, at least 1
+  bool digest = true;                    // check every route's digest; either side can turn it off for both
   Timeout timeout = kRendezvousTimeout;  // until the store answers and (job, rank) is this process'
   Timeout stall = kTransferTimeout;      // a transfer fails after so long without progress
-  // Once a stop is requested, from any thread, all that waits for other ranks to come ends with kCancelled, now and
-  // from then on: Bus(), pair(), offer(), accept(), manifest(), wait_version(). What was published is taken back as the
-  // objects go. (A transfer under way is cancelled by its Handle; Bus::interrupt() ends only what waits now.)
+  // Once a stop is requested, from any thread, all waits for other ranks end with kCancelled, now and from then on:
+  // Bus(), pair(), offer(), accept(), manifest(), wait_version(). Published records are withdrawn when the objects are
+  // destroyed. (A Handle cancels a transfer under way; Bus::interrupt() ends only the present waits.)
   std::stop_token stop = {};
 };
 
 struct PairOptions {
-  std::string name = {};                 // both jobs use one
+  std::string name = {};                 // the same in both jobs
   std::string peer = {};                 // the other job's name
-  Timeout timeout = kRendezvousTimeout;  // until all ranks of both sides are in
-  Layout layout = {};                    // of tensors that bring none; without: replicated over all ranks of the job
+  Timeout timeout = kRendezvousTimeout;  // until all ranks of both sides are there
+  Layout layout = {};                    // of tensors without one; default: replicated over all ranks of the job
 };
 
-// Where a batch's versions lie while they are sent, or received.
+// Where a batch's versions lie during a transfer.
 enum class Mode : uint8_t {
   // Sender: receivers read the registered memory; a send ends when every attached receiving rank has it.
-  // Receiver: into the registered memory at once, which is torn while a transfer is incomplete.
+  // Receiver: data goes directly into the registered memory, which is torn while a transfer is incomplete.
   kInPlace,
   // Sender: send() copies into shared memory and ends; receivers take the newest copy while the user writes on.
-  // Receiver: beside the registered memory, and into it once every rank of the job has got the version: all take it or
-  // none does.
+  // Receiver: data goes into a buffer, and into the registered memory once every rank of the job has the version: all
+  // take it, or none does.
   kStaged,
 };
 
 struct BatchOptions {
   Mode mode = Mode::kInPlace;
-  // Of a staged sender: copies of the registered tensors, 2 to 8. One is the newest; each receiving job may hold
-  // another one while it reads, so that with one more than there are jobs no send waits.
+  // Of a staged sender: number of copies of the registered tensors, 2 to 8. One is the newest, and each receiving job
+  // may hold another one while it reads. With one copy more than there are jobs no send waits.
   int snapshots = 2;
   // Refuses a peer that comes back with another world, another mesh or other layouts (kMismatch).
   bool pinned = false;
-  // Both sides, on all ranks, or it has no effect: what has changed since the version before travels instead of the
-  // whole, region by region, where that is less. The sender spends memory on it: the bits that it sent last, and room
-  // for the changes. The receiver promises that it alone does not change its tensors between two recv().
+  // Sends a region as its changes since the last version, where these are smaller. It takes effect only if all ranks
+  // of both sides ask for it. The sender spends memory on it: the bits that it sent last, and room for the changes.
+  // Nobody else may change the receiver's tensors between two recv().
   bool delta = false;
-  std::stop_token stop = {};  // once it is requested, a registration that waits for other ranks ends with kCancelled
+  std::stop_token stop = {};  // once requested, a registration that waits for other ranks ends with kCancelled
 };
 
-// What fills a tensor of the receiving side, where that is not the sender's tensor of the same name.
+// The source of a receiver's tensor, if that is not the sender's tensor of the same name.
 struct TensorSource {
-  std::string name = {};           // at the sender; empty: the same one
-  std::vector<Slice> slices = {};  // what of it, in global coordinates, one a dim; empty: all of it
+  std::string name = {};           // at the sender; empty: the same name
+  std::vector<Slice> slices = {};  // the part to take, in global coordinates, one a dim; empty: all of it
   bool operator==(const TensorSource&) const = default;
 };
 
-// A tensor of a receiver's that is a part of a fused one: q, k and v of one matrix, say. Where its way is quantised,
-// all parts are quantised as one: they have one amax, matrix by matrix, and so they must have the same dims but the
-// last two, and one source dtype.
+// A receiver's tensor that is part of a fused one, such as q, k and v of one matrix. If it travels quantised, all parts
+// are quantised as one: they share an amax for each matrix, so all their dims except the last two must be equal, and
+// so must their source dtype.
 struct FusedPart {
   struct Place {
     Index row = 0;
     Index column = 0;
     bool operator==(const Place&) const = default;
   };
-  std::string name = {};  // of the fused tensor; empty: it is a part of none
-  // Where its first element stands in a matrix of the fused tensor, whose blocks go across its parts' edges. Without,
-  // each part has blocks of its own, which is the same where all parts begin between blocks.
+  std::string name = {};  // of the fused tensor; empty: not part of one
+  // Place of its first element in a matrix of the fused tensor, whose blocks cross the edges between parts. Without it,
+  // each part has blocks of its own, which makes no difference if all parts begin between blocks.
   std::optional<Place> place = std::nullopt;
   bool operator==(const FusedPart&) const = default;
 };
 
-// One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of the own job. A rank outside the tensor's
+// One tensor of a batch, as one rank sees it. Ranks of `layout` are ranks of this job. A rank outside the tensor's
 // mesh registers it with data == nullptr or leaves it out. Ranks that register one name with disjoint meshes and equal
-// shape, dtype and placements are replicas of each other.
+// shape, dtype and placements hold replicas.
 struct TensorSpec {
   std::string name = {};  // one tensor of the batch
   void* data = nullptr;   // first element of the local tensor; must outlive the Batch
   DType dtype = DType::kF32;
   Shape shape = {};                 // global
-  Layout layout = {};               // a default-made one (no mesh): that of the pair
+  Layout layout = {};               // default (no mesh): that of the pair
   std::vector<Index> strides = {};  // of the local tensor, in elements; empty: contiguous row-major
-  TensorSource source = {};         // of a receiver: several tensors may have one source, in whole or in part
-  // What its elements are quantised to on their way: one side asks, or both ask for the same. With it the amaxes are
-  // those of the sender's whole tensor, or of what is taken of it. Only f64, f32, f16 and bf16 of two dims or more are
-  // quantised, matrix by matrix of the last two dims; others travel as they are.
+  TensorSource source = {};         // of a receiver: several tensors may share a source, whole or in part
+  // Format that its elements are quantised to on their way: one side asks, or both ask for the same. Amaxes are those
+  // of the sender's whole tensor, or of the slice that is taken. Only f64, f32, f16 and bf16 of two dims or more are
+  // quantised, each matrix of the last two dims; others travel as they are.
   std::optional<Format> wire = std::nullopt;
-  // Of a receiver: it takes these planes of `wire`, bit for bit those of the whole tensor, into one block of memory
-  // from `data` on: quantized_layout() of what it holds. No dtype or strides then. Edges of shards must not cut a block
-  // of a plane that is taken. A column plane that is not the row plane transposed travels on its own.
+  // Of a receiver: it takes these planes of `wire`, bit for bit those of the whole tensor, into one block from `data`
+  // on: quantized_layout() of its part. No dtype or strides then. Edges of shards must not cut a block of a plane that
+  // is taken. A column plane that is not the transposed row plane travels separately.
   PlaneSet planes = {};
   FusedPart fused = {};  // of a receiver
 };
@@ -144,11 +144,11 @@ struct ManifestEntry {
   FusedPart fused = {};                       // likewise
 };
 
-// What a transfer has done so far, or did.
+// Progress of a transfer, under way or ended.
 struct Progress {
-  int64_t bytes_done = 0;  // that this rank has pulled (receiver) or that were pulled from it (sender)
+  int64_t bytes_done = 0;  // pulled by this rank (receiver) or from it (sender)
   int64_t bytes_total = 0;
-  double seconds = 0;  // since the data began to flow
+  double seconds = 0;  // since data began to flow
   double gigabytes_per_second() const { return seconds > 0 ? static_cast<double>(bytes_done) * 1e-9 / seconds : 0; }
 };
 
@@ -156,34 +156,34 @@ struct BatchStats {
   int64_t tensors = 0;            // in this rank's batch
   int64_t skipped = 0;            // names that only the sender has
   int64_t routes = 0;             // of this rank
-  int64_t bytes_moved = 0;        // whole batch, all ranks, one transfer; as planned, with tied tensors each counted
-  int64_t bytes_lower_bound = 0;  // likewise
+  int64_t bytes_moved = 0;        // whole batch, all ranks, one transfer; as planned, each tied tensor counted
+  int64_t bytes_lower_bound = 0;  // the same
   int64_t rank_bytes = 0;         // this rank's share
   int64_t transfers = 0;          // completed
-  int64_t sessions = 0;           // times that the batch was matched with another job, and planned; 1 at first
+  int64_t sessions = 0;           // how often the batch was matched with another job and planned; 1 at first
   double register_seconds = 0;
-  // What travels quantised, of one transfer; 0 where nothing does. This rank's share, to the byte: what it quantises
-  // (sender; of several receivers each piece once) or pulls (receiver).
+  // Quantised data of one transfer; 0 if there is none. This rank's share, to the byte: quantised here (sender; each
+  // piece once, whatever the number of receivers) or pulled (receiver).
   int64_t quantized_elements = 0;
   int64_t quantized_bytes = 0;         // codes, scales and amaxes
   int64_t quantized_source_bytes = 0;  // the same elements in the sender's dtypes
-  // Of bytes_moved, hence as planned: the scales of blocks that routes cut count once, and amaxes are left out.
+  // Part of bytes_moved, hence as planned: scales of blocks that routes cut count once, and amaxes do not count.
   int64_t quantized_elements_moved = 0;
   int64_t quantized_bytes_moved = 0;
-  int64_t amax_exchanges = 0;  // of a sender: that all ranks of the job have agreed in
-  // Work that a steady-state transfer must not do; each counts since registration.
+  int64_t amax_exchanges = 0;  // of a sender: exchanges in which all ranks of the job have agreed
+  // Work that a steady-state transfer must not do, counted since registration.
   int64_t store_requests = 0;
   int64_t plans = 0;
   int64_t allocations = 0;  // of staging, scratch and streams
-  // Of all transfers: regions that travelled as deltas from or to this rank, what was read of them, and what they take
+  // Of all transfers: regions that travelled as deltas from or to this rank, the bytes read for them, and their bytes
   // in full.
   int64_t delta_routes = 0;
   int64_t delta_bytes = 0;
   int64_t delta_full_bytes = 0;
-  // Nor does it take anything from the heap, once a few transfers have grown what is kept between them:
+  // It does not allocate from the heap either, once a few transfers have grown the buffers that are kept between them:
   // tests/multiproc/heap_test.cc counts the calls of operator new.
 
-  // To the same in bf16, 2 bytes an element; 0 if nothing is there: what this rank has of quantised tensors, and the
+  // Bytes in relation to bf16, 2 bytes an element; 0 if there are none. Of this rank's quantised tensors, and of the
   // whole batch, whose other tensors travel as they are.
   double quantized_ratio() const;
   double batch_ratio() const;
@@ -212,22 +212,22 @@ class Handle {
   Handle& operator=(Handle&&) noexcept;
   ~Handle();
 
-  // Blocks until the operation ends or its own deadline passes; returns the version. Throws what it failed with.
+  // Blocks until the operation ends or its own deadline passes; returns the version. Throws the operation's error.
   // May be called again: the outcome stays.
   int64_t wait();
-  // Waits at most `timeout`, or until a stop is requested, from any thread: true once the operation has ended, well or
-  // not. Never throws for its outcome.
+  // Waits at most `timeout`, or until a stop is requested, from any thread. True once the operation has ended,
+  // successfully or not. Never throws the operation's error.
   bool wait_for(Timeout timeout, std::stop_token stop = {});
   bool done() const;
   // Ends it with kCancelled unless it has ended. A send that a receiver has begun to take, and a recv that has begun to
-  // write, cannot be cancelled: false. (Elsewhere the peers see the cancellation as such, not as a lost process.)
+  // write, cannot be cancelled: false. (Peers see a cancellation, not a lost process.)
   bool cancel();
-  // Of a send: takes the version back, also once a staged send has ended. True if no receiver had begun to take it:
-  // none ever will; false otherwise, or if a newer version has replaced it. Where the receivers are about to choose, it
-  // waits for them, at most 10 s: if all ranks of the side call it they are all told the same.
+  // Of a send: withdraws the version, even after a staged send has ended. True if no receiver had begun to take it:
+  // then none ever will. False otherwise, or if a newer version has replaced it. If the receivers are about to choose,
+  // it waits for them, at most 10 s. If all ranks of the side call it, all get the same answer.
   bool withdraw();
   Progress progress() const;
-  int64_t version() const;  // 0 while a recv has not chosen one
+  int64_t version() const;  // 0 until a recv has chosen one
 
  private:
   friend class Batch;
@@ -235,16 +235,16 @@ class Handle {
   std::shared_ptr<bus::OperationClient> operation_;
 };
 
-// A set of tensors that is transferred as one.
+// A set of tensors that are transferred as one.
 class Batch {
  public:
   Batch(Batch&&) noexcept;
   Batch& operator=(Batch&&) noexcept;
   ~Batch();  // close()
 
-  // Sender. Offers the registered memory as `version` (default: the newest one + 1; must grow, unless that send
-  // failed). In place, done when every attached receiving rank has taken what it reads of this rank; until then the
-  // memory must not change. Staged, done when it is copied. Collective over the side.
+  // Sender. Offers the registered memory as `version` (default: the newest one + 1; it must grow, unless that send
+  // failed). In place, it ends when every attached receiving rank has taken what it reads from this rank; until then
+  // the memory must not change. Staged, it ends when the memory is copied. Collective over the side.
   Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
   // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
   // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a
@@ -257,11 +257,11 @@ class Batch {
   // the copy takes. kInvalidArgument if nothing is staged.
   int64_t commit();
 
-  // The registered tensors have been moved: the same ones, in the same order, with other addresses or strides. Concerns
-  // this rank alone, while no operation of its own is under way. Where the peers read them in place they meet this rank
-  // again meanwhile: sends and recvs that wait do not notice. Throws kInvalidArgument if they differ otherwise from
-  // what is registered, or an operation is under way; kUnimplemented where they cannot be moved, which a new
-  // registration must do: received in place, sent staged with Partial terms, registered with a daemon.
+  // The registered tensors have moved: the same ones, in the same order, with other addresses or strides. Only this
+  // rank calls it, while it has no operation under way. If the peers read the tensors in place, they register with this
+  // rank again; sends and recvs that wait do not notice. Throws kInvalidArgument if the tensors differ in anything
+  // else, or an operation is under way; kUnimplemented if they cannot be moved, so that only a new registration helps:
+  // received in place, sent staged with Partial terms, registered with a daemon.
   void relocate(std::span<const TensorSpec> tensors);
 
   // The version held (receiver: last received; sender: last sent); 0 before the first.
@@ -270,16 +270,16 @@ class Batch {
   int64_t newest() const;
   // Receiver: blocks until a version of at least `version` is on offer; returns it.
   int64_t wait_version(int64_t version, Timeout timeout = kTransferTimeout);
-  // Receiver: whether a transfer has begun and not ended well, so that tensors may mix two versions.
+  // Receiver: whether a transfer has begun but not succeeded, so that tensors may mix two versions.
   bool torn() const;
-  // Staged receiver: whether the store could not be reached when a version was decided on. The version held stays, no
-  // newer one is taken, and the next recv() or stage() settles it first, or fails with kUnavailable.
+  // Staged receiver: whether the store could not be reached when a version was decided. The version held stays, no
+  // newer one is taken, and the next recv() or stage() settles the decision first, or fails with kUnavailable.
   bool undecided() const;
   BatchStats stats() const;
-  // Of the last transfer in the present session, this rank's cells only: sums over ranks (a replicated cell once) give
-  // the tensor's digest.
+  // Digests of the last transfer in the present session, of this rank's cells only. The sum over ranks (a replicated
+  // cell once) is the tensor's digest.
   std::vector<TensorDigest> digests() const;
-  // Detaches: frees what both sides hold for this batch. The peer's later calls fail with kPeerLost, "closed the
+  // Detaches: frees what both sides keep for this batch. Later calls of the peer fail with kPeerLost, "closed the
   // batch". Idempotent; waits for a transfer that reads or writes the registered memory.
   void close();
 
@@ -298,24 +298,24 @@ class Pair {
   ~Pair();
 
   int peer_world() const;  // ranks of the other job
-  // Of this job: which processes hold its ranks, as this rank has joined them. The same number on all ranks that know
-  // the same processes; a rank that is started again finds another one.
+  // A number for the processes that hold the ranks of this job, as this rank has joined them. It is equal on all ranks
+  // that know the same processes; a rank that is started again gets another one.
   uint64_t membership() const;
 
   // Sender: registers `tensors` under `batch_id`; blocks until the receiving side has registered it too.
   Batch offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout,
               const BatchOptions& options = {});
-  // Receiver: likewise. Its tensors may be a subset of what is offered; a name that is not offered is an error.
+  // Receiver: the same. Its tensors may be a subset of those offered; a name that is not offered is an error.
   Batch accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout,
                const BatchOptions& options = {});
-  // Receiver: what the sending side offers under `batch_id`, in its order, once all its ranks have registered. Ends
-  // with kCancelled once `stop` is requested, as all_gather() does.
+  // Receiver: the tensors that the sending side offers under `batch_id`, in its order, once all its ranks have
+  // registered. Ends with kCancelled once `stop` is requested, as all_gather() does.
   std::vector<ManifestEntry> manifest(const std::string& batch_id, Timeout timeout = kRendezvousTimeout,
                                       std::stop_token stop = {});
-  // What every rank of this job says before it registers `batch_id`, by rank: for what must be known of all to register
-  // (the shapes of their local tensors, say). Collective over the side, before offer() or accept(), or not at all;
-  // blocks until all have said theirs. At most kMaxGathered bytes each. A rank that is started again reads what the
-  // others said.
+  // The `value` of every rank of this job, by rank: for facts that all ranks must know to register `batch_id` (such as
+  // the shapes of their local tensors). Collective over the side, before offer() or accept(), or not at all;
+  // blocks until all ranks have called it. At most kMaxGathered bytes each. A rank that is started again reads what the
+  // others gave.
   std::vector<std::string> all_gather(const std::string& batch_id, const std::string& value,
                                       Timeout timeout = kRendezvousTimeout, std::stop_token stop = {});
 
@@ -325,13 +325,13 @@ class Pair {
   std::shared_ptr<bus::PairClient> impl_;
 };
 
-// What a batch over several pairs holds of one of them.
+// The part of a batch over several pairs that belongs to one of them.
 struct BatchPart {
   const Pair* pair = nullptr;
   std::span<const TensorSpec> tensors = {};
 };
 
-// This process' place on the bus: its name, its store and the threads that move its data (an embedded agent).
+// A process on the bus: its name, its store and the threads that move its data (an embedded agent).
 class Bus {
  public:
   // Connects to the store and claims (job, rank). Throws kAlreadyExists, with both pids, if a living process has it,
@@ -341,21 +341,21 @@ class Bus {
   Bus& operator=(Bus&&) noexcept;
   ~Bus();
 
-  // False once its agent daemon has been lost: all calls of this bus and what was made of it end with kPeerLost; make a
-  // new one. Always true with an embedded agent.
+  // False once its agent daemon has been lost: all calls of this bus, and of its pairs and batches, fail with
+  // kPeerLost; make a new one. Always true with an embedded agent.
   bool alive() const;
 
-  // Ends with kCancelled what waits for other ranks now: pair(), offer(), accept(), manifest(), all_gather(),
-  // wait_version(); later calls are not affected. Whoever waits for a rank that is ended in a registration is told that
-  // it gave up; all may register the batch again. Thread-safe, never blocks.
+  // Ends all present waits for other ranks with kCancelled: pair(), offer(), accept(), manifest(), all_gather(),
+  // wait_version(). Later calls are not affected. Ranks that wait for this one in a registration learn that it gave up;
+  // all may register the batch again. Thread-safe, never blocks.
   void interrupt();
 
-  // Blocks until all ranks of both jobs are in. Prints every 10 s who is missing.
+  // Blocks until all ranks of both jobs are there. Logs every 10 s which are missing.
   Pair pair(const PairOptions& options);
 
-  // A batch over several pairs of this bus with one and the same peer job, e.g. dense weights on one mesh and experts
-  // on another: transferred as one. Tensors that bring no layout take that of their pair; in manifests, errors and
-  // digests a name is "PAIR/NAME". Both jobs name the same pairs.
+  // A batch over several pairs of this bus with one peer job, e.g. dense weights on one mesh and experts on another:
+  // transferred as one. Tensors without a layout take that of their pair; in manifests, errors and digests a name is
+  // "PAIR/NAME". Both jobs name the same pairs.
   Batch offer(const std::string& batch_id, std::span<const BatchPart> parts, Timeout timeout = kRendezvousTimeout,
               const BatchOptions& options = {});
   Batch accept(const std::string& batch_id, std::span<const BatchPart> parts, Timeout timeout = kRendezvousTimeout,

@@ -31,7 +31,7 @@ enum class DType : uint8_t {
 inline constexpr DType kLastDType = DType::kC64;
 
 int bits_of(DType dtype);  // 4 for kF4, else a multiple of 8
-// Bytes that `elements` take, when packed. REQUIRES: whole bytes.
+// Bytes of `elements`, packed. REQUIRES: they fill whole bytes.
 int64_t bytes_of(DType dtype, int64_t elements);
 std::string_view to_string(DType dtype);  // "f32", "bf16", "f8_e4m3", "f8_e5m2", "f8_e8m0", "f4", "i64", "bool", "c64"
 std::optional<DType> dtype_of(std::string_view name);  // the same names, any case
@@ -39,6 +39,6 @@ DType parse_dtype(std::string_view name);              // throws Error(kInvalidA
 std::span<const DType> all_dtypes();
 
 bool is_integer(DType dtype);         // signed or unsigned, not bool
-bool is_castable_float(DType dtype);  // f64, f32, f16, bf16: what a plain cast on the bus may touch
+bool is_castable_float(DType dtype);  // f64, f32, f16, bf16: dtypes of a plain cast on the bus
 
 }  // namespace tessera

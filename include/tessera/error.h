@@ -1,7 +1,7 @@
 // Errors of Tessera: one code a kind, one exception type, and Status for threads that must not throw.
 //
 // Misuse and lost peers throw Error. A thread of Tessera never lets one escape: it keeps a Status in the operation that
-// it works for, and whoever waits on its Handle gets it thrown. All types here are values and thread-compatible.
+// it works for, and waiting on the operation's Handle throws it. All types here are values and thread-compatible.
 #pragma once
 
 #include <stdexcept>
@@ -14,9 +14,9 @@ namespace tessera {
 enum class ErrorCode {
   kOk = 0,
   kInvalidArgument,    // the caller's value is wrong: a shape, a layout, a name, an option
-  kMismatch,           // two ranks or two sides that must agree do not
-  kNotFound,           // a file, tensor, key or batch that is not there
-  kAlreadyExists,      // a key, file or rank that is there already
+  kMismatch,           // two ranks, or two sides, that must agree disagree
+  kNotFound,           // a file, tensor, key or batch does not exist
+  kAlreadyExists,      // a key, file or rank exists already
   kDeadlineExceeded,   // a wait ended at its deadline
   kPeerLost,           // another process died or closed its end
   kCancelled,          // cancelled or interrupted by the user
@@ -24,14 +24,14 @@ enum class ErrorCode {
   kPermissionDenied,   // another user's process, file or memory
   kResourceExhausted,  // memory, descriptors or disk space
   kUnavailable,        // the store cannot be reached now
-  kUnimplemented,      // a part that this build or machine does not have
+  kUnimplemented,      // this build or machine lacks the feature
   kInternal,           // a broken invariant of Tessera
 };
 
 // "invalid-argument", "peer-lost", ...; stable, used in logs and JSON.
 std::string_view to_string(ErrorCode code);
 
-// What every failing call of the public API throws. what() names values, rank, tensor and the way out.
+// Every failing call of the public API throws it. what() names values, rank, tensor and the way out.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

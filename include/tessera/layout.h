@@ -5,7 +5,7 @@
 // owns is, per tensor dim, a sorted list of half-open intervals; the owned set is their product. A local tensor holds
 // its owned elements in ascending global order, row-major.
 //
-// All types are immutable in use, comparable and thread-compatible. Errors are tessera::Error(kInvalidArgument).
+// All types are values, comparable and thread-compatible. Errors are tessera::Error(kInvalidArgument).
 #pragma once
 
 #include <cstddef>
@@ -28,10 +28,10 @@ inline constexpr int kMaxDims = 8;                      // of a tensor
 inline constexpr int kMaxAxes = 8;                      // of a mesh
 inline constexpr int kMaxRanks = 1 << 20;               // of a mesh
 inline constexpr Index kMaxElements = Index{1} << 62;   // of a tensor
-inline constexpr Index kMaxIntervals = Index{1} << 24;  // into which a layout may cut one dim, all ranks together
+inline constexpr Index kMaxIntervals = Index{1} << 24;  // that a layout may cut one dim into, all ranks together
 
-// Product of the sizes. Throws when a size is negative, there are more than kMaxDims, or the product exceeds
-// kMaxElements; in that check a size of 0 counts as 1, so that no stride overflows either.
+// Product of the sizes. Throws if a size is negative, there are more than kMaxDims, or the product exceeds
+// kMaxElements. In that check a size of 0 counts as 1, so no stride overflows either.
 Index element_count(std::span<const Index> shape);
 std::string to_string_shape(std::span<const Index> shape);  // "4096x4096", "scalar"
 Shape parse_shape(std::string_view text);
@@ -44,7 +44,7 @@ struct Interval {
   auto operator<=>(const Interval&) const = default;
 };
 
-// Sorted, disjoint, non-empty and non-adjacent intervals: one value for one set.
+// Sorted, disjoint, non-empty and non-adjacent intervals: equal sets are equal values.
 class IntervalSet {
  public:
   IntervalSet() = default;
@@ -56,11 +56,11 @@ class IntervalSet {
   bool empty() const { return intervals_.empty(); }
   Index size() const { return size_; }
   bool contains(Index element) const;
-  // How many elements of the set lie below `element`: the local index of an owned element. O(log intervals).
+  // Number of elements of the set below `element`: the local index of an owned element. O(log intervals).
   Index position_of(Index element) const;
   // The elements at positions [first, last) of the set. REQUIRES: 0 <= first <= last <= size().
   IntervalSet slice(Index first, Index last) const;
-  void append_slice(Index first, Index last, std::vector<Interval>& out) const;  // the same, behind what `out` holds
+  void append_slice(Index first, Index last, std::vector<Interval>& out) const;  // the same, appended to `out`
   IntervalSet intersect(const IntervalSet& other) const;
   bool operator==(const IntervalSet& other) const { return intervals_ == other.intervals_; }
 
@@ -70,13 +70,13 @@ class IntervalSet {
   Index size_ = 0;
 };
 
-// The product of one IntervalSet a dim. A 0-d region (no dims) holds one element unless it is `none`.
+// The product of one IntervalSet for each dim. A 0-d region (no dims) holds one element unless it is `none`.
 class Region {
  public:
   Region() = default;  // 0-d, one element
   explicit Region(std::vector<IntervalSet> dims) : dims_(std::move(dims)) {}
   static Region full(std::span<const Index> shape);
-  // A region that holds nothing, of `ndim` dims (for a 0-d tensor too).
+  // An empty region of `ndim` dims (for a 0-d tensor, too).
   static Region none(int ndim);
 
   int ndim() const { return static_cast<int>(dims_.size()); }
@@ -96,19 +96,19 @@ class Region {
 
 // --- placements ----------------------------------------------------------------------------------
 
-// dim may be negative in what a user writes (-1 is the last); Layout::bind resolves it.
+// Users may write a negative dim (-1 is the last); Layout::bind resolves it.
 struct Shard {
   int dim = 0;
   bool operator==(const Shard&) const = default;
 };
-// DTensor's _StridedShard: chunk the dim by split_factor first, each piece by the axis; a rank's pieces concatenated.
+// DTensor's _StridedShard: chunk the dim by split_factor, then each piece by the axis; a rank concatenates its pieces.
 struct StridedShard {
   int dim = 0;
   Index split_factor = 1;
   bool operator==(const StridedShard&) const = default;
 };
 // Explicit boundaries: k+1 non-decreasing bounds from 0 to the dim's size for an axis of k ranks. Must be the outermost
-// (leftmost) axis on its dim; axes right of it chunk its piece.
+// (leftmost) axis on its dim; axes to the right of it split its pieces.
 struct RaggedShard {
   int dim = 0;
   std::vector<Index> bounds;
@@ -148,7 +148,7 @@ class Mesh {
   int ndim() const { return static_cast<int>(axes_.size()); }
   int size() const { return static_cast<int>(ranks().size()); }
   std::span<const Rank> ranks() const { return ranks_ == nullptr ? std::span<const Rank>() : ranks_->list; }
-  // Row-major position of a rank in the mesh; none if it is not in it. O(log size).
+  // Row-major position of a rank in the mesh; nullopt if it is not in the mesh. O(log size).
   std::optional<int> position_of(Rank rank) const;
   // Coordinate along every axis of the rank at a row-major position.
   std::vector<int> coordinate(int position) const;
@@ -169,7 +169,7 @@ class Mesh {
 class Layout {
  public:
   Layout() = default;
-  // Throws unless there is one placement an axis. What depends on the shape is checked by bind().
+  // Throws unless there is one placement for each axis. bind() checks what depends on the shape.
   Layout(Mesh mesh, std::vector<Placement> placements);
 
   // "dp=2,tp=4@0-7:R,S1". Axes `name=size` or `size`; ranks `0-3`, `0,2,4-6` or left out with their '@' (0..n-1).
@@ -180,10 +180,10 @@ class Layout {
   const Mesh& mesh() const { return mesh_; }
   std::span<const Placement> placements() const { return placements_; }
   bool has_partial() const;
-  // The op of the Partial axes, if any. (Different ops on two axes of one tensor are refused by bind().)
+  // The op of the Partial axes, if any. (bind() refuses different ops on two axes of one tensor.)
   std::optional<ReduceOp> partial_op() const;
 
-  // The same layout with negative dims resolved against `shape`, after every check that needs a shape: dims in range,
+  // The same layout with negative dims resolved for `shape`, after every check that needs a shape: dims in range,
   // ragged bounds, one op. Throws Error(kInvalidArgument) that names the placement and the value.
   Layout bind(std::span<const Index> shape) const;
   // The same placements over other ranks: position i of the mesh becomes ranks[i].
@@ -193,7 +193,7 @@ class Layout {
   // Ranks shifted by `offset`, e.g. to number a second job's ranks behind the first's.
   Layout shifted(Rank offset) const;
 
-  // What `rank` owns. Region::none for a rank outside the mesh. REQUIRES: bound to `shape`.
+  // The region that `rank` owns; Region::none for a rank outside the mesh. REQUIRES: bound to `shape`.
   Region owned(std::span<const Index> shape, Rank rank) const;
   // Shape of that rank's local tensor: owned().extents().
   Shape local_shape(std::span<const Index> shape, Rank rank) const;
@@ -215,8 +215,8 @@ DimPartition partition_dim(const Layout& layout, Index dim_size, int dim);
 
 // --- slices --------------------------------------------------------------------------------------
 
-// What is taken of one tensor dim: elements begin, begin + step, ... below end. A dropped dim is one of which a single
-// element is taken, and that the slice does not have: end is begin + 1, step 1.
+// A slice of one tensor dim: elements begin, begin + step, ... below end. A dropped dim is reduced to a single element
+// and is not a dim of the result: end is begin + 1, step 1.
 struct Slice {
   Index begin = 0;
   Index end = 0;
@@ -227,17 +227,17 @@ struct Slice {
 };
 std::string to_string(std::span<const Slice> slices);  // as Python has it between brackets: "0:4, 7, 0:8:2"
 
-// The shape of what is taken. Throws unless there is one slice a dim of `shape`, each inside it and going upwards.
+// The shape of the slice. Throws unless there is one slice for each dim of `shape`, each inside it and ascending.
 Shape sliced_shape(std::span<const Index> shape, std::span<const Slice> slices);
 
-// The layout of a slice as a tensor of its own, of which each rank holds what it holds of the whole: a view. A dim of
-// which a part is taken, and that one mesh axis shards contiguously, becomes a RaggedShard by that axis. An element of
-// a sharded dim is on the ranks alone that hold it, so that dropping the dim drops those axes and the other ranks.
-// Throws as sliced_shape() and bind() do, and Error(kUnimplemented) for a part of a dim that several axes shard, or one
-// not contiguously, or with a step: no layout says how that lies.
+// The layout of a slice as a tensor of its own, of which each rank holds its part of the whole: a view. If part of a
+// dim is taken, and one mesh axis shards the dim contiguously, it becomes a RaggedShard by that axis. Only some ranks
+// hold a given element of a sharded dim, so dropping the dim drops those axes and the other ranks.
+// Throws as sliced_shape() and bind() do, and Error(kUnimplemented) for a part of a dim that several axes shard, or
+// that is sharded non-contiguously or sliced with a step: no layout describes that.
 Layout sliced_layout(const Layout& layout, std::span<const Index> shape, std::span<const Slice> slices);
 
-// Which part of the local tensor of `rank` that is. REQUIRES: sliced_layout() has not thrown, and gives it something.
+// The slice within the local tensor of `rank`. REQUIRES: sliced_layout() does not throw, and gives the rank elements.
 std::vector<Slice> local_slices(const Layout& layout, std::span<const Index> shape, std::span<const Slice> slices,
                                 Rank rank);
 

@@ -1,9 +1,9 @@
 // Memory that another process can read in place: Tessera's allocator.
 //
 // Blocks come from memfd arenas (memfd_create, never named shared memory) of at least 64 MiB, advised for huge pages
-// and allocated up front with fallocate, so that a full machine is an error here and never a fault later. The owner
-// seals an arena against shrinking and growing, and, before a peer is given the descriptor, against any new writable
-// mapping: a peer can neither fault the owner nor write its data.
+// and allocated up front with fallocate: if the machine is full, allocation fails here, and never with a fault later.
+// The owner seals an arena against shrinking and growing and, before it gives the descriptor to a peer, against any new
+// writable mapping: a peer can neither make the owner fault nor write its data.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace tessera {
 
 class SharedArena;
 
-// A block of shared memory, zeroed. Move-only; gives the block back to its arena when it goes.
+// A zeroed block of shared memory. Move-only; the destructor returns the block to its arena.
 class SharedBuffer {
  public:
   SharedBuffer() = default;
@@ -39,7 +39,7 @@ class SharedHeap {
  public:
   static SharedHeap& process();
 
-  // Throws Error(kResourceExhausted) that names the bytes wanted and what MemAvailable and the cgroup's memory.max
+  // Throws Error(kResourceExhausted), which names the bytes wanted and what MemAvailable and the cgroup's memory.max
   // leave. The block starts at a multiple of `alignment` (a power of two, at most 4096). 0 bytes give an empty buffer.
   SharedBuffer allocate(size_t bytes, size_t alignment = 64);
 
@@ -49,8 +49,8 @@ class SharedHeap {
   };
   // Where [data, data + bytes) lies, if a block of this heap holds all of it.
   std::optional<Location> locate(const void* data, size_t bytes) const;
-  // Another process' arena, for which this one works: from now on locate() knows it, as long as the result lives. No
-  // block is cut from it. Duplicates `fd`, a memfd that came from `owner` (a name for messages). Throws
+  // Another process' arena, for which this process works: locate() knows it as long as the result lives. No block is
+  // allocated from it. Duplicates `fd`, a memfd that came from `owner` (a name for messages). Throws
   // Error(kInvalidArgument) unless it is sealed against shrinking, and kPermissionDenied if it is to be written and is
   // sealed against that.
   std::shared_ptr<SharedArena> adopt(int fd, bool writes, std::string_view owner);

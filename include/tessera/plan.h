@@ -1,4 +1,4 @@
-// The planner: who sends which elements to whom, so that every destination element is written exactly once from a rank
+// The planner: which rank sends which elements to whom. Every destination element is written exactly once from a rank
 // that holds it, with the fewest bytes and an even load. Pure and deterministic: every rank computes the same plan.
 //
 // Source and destination ranks share one numbering; a rank may be on both sides. See docs/design/planner.md.
@@ -20,15 +20,15 @@ namespace tessera {
 struct TensorMeta {
   Shape shape;
   DType dtype = DType::kF32;
-  // What its elements are quantised to on their way: bytes are then those of codes and scales, to within the blocks
-  // that an end of a dim or a cut clips. Routes are in elements all the same, and what may be cut is what the dtype
-  // allows.
+  // Format that its elements are quantised to on their way. Bytes then count codes and scales, without the blocks that
+  // an end of a dim or a cut clips. Routes still count elements, and the dtype decides where a tensor may be cut, as it
+  // does without a format.
   std::optional<Format> wire = std::nullopt;
   bool operator==(const TensorMeta&) const = default;
 };
 
 struct PlanOptions {
-  // ranks_by_host[h] lists the ranks of host h. Empty: one host. Ranks listed nowhere form one more host.
+  // hosts[h] lists the ranks of host h. Empty: one host. Ranks that no host lists form one more host.
   std::vector<std::vector<Rank>> hosts;
   // A cell is not cut into pieces of fewer bytes than this (0: no limit). The bus uses kBusMinPiece.
   int64_t min_piece_bytes = 0;
@@ -37,7 +37,7 @@ struct PlanOptions {
 inline constexpr int64_t kBusMinPiece = 64 << 10;
 
 enum class RouteKind : uint8_t {
-  kLocal,      // the destination holds it already: src == dsts[0]
+  kLocal,      // the destination already holds it: src == dsts[0]
   kP2P,        // one destination
   kMulticast,  // several destinations of one region: once over the network to each host, then fanned out; on one host
                // every destination pulls for itself
@@ -50,11 +50,11 @@ struct Route {
   RouteKind kind = RouteKind::kP2P;
   uint32_t group = 0;  // index into Plan::groups: the destinations
   Region region;       // in global coordinates
-  int64_t bytes = 0;   // of the region, counted once whatever the number of destinations
+  int64_t bytes = 0;   // of the region, counted once for any number of destinations
 };
 
-// One region of a Partial source, reduced once by `owner` out of what all `peers` hold (the owner among them,
-// ascending).
+// One region of a Partial source. `owner` reduces it once, from the terms of all `peers` (ascending, with the owner
+// among them).
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   Rank owner = 0;
@@ -62,17 +62,17 @@ struct Reduction {
   Region region;
 };
 
-// Byte figures. A multicast counts once at its source. Reduction traffic stands in `reduction_bytes` alone.
+// Byte figures. A multicast counts once at its source. Reduction traffic counts only in `reduction_bytes`.
 struct PlanStats {
-  int64_t bytes_delivered = 0;    // every destination, local ones too
-  int64_t bytes_moved = 0;        // every destination that is not local
-  int64_t bytes_lower_bound = 0;  // what destinations lack themselves
+  int64_t bytes_delivered = 0;    // to all destinations, with local ones
+  int64_t bytes_moved = 0;        // to all destinations that are not local
+  int64_t bytes_lower_bound = 0;  // that destinations do not hold themselves
   int64_t bytes_between_hosts = 0;
   int64_t max_egress = 0;              // of one source rank
   int64_t max_egress_lower_bound = 0;  // max over holder classes c of ceil(B_c / |c|)
   int64_t reduction_bytes = 0;
   int64_t routes = 0;
-  // What of bytes_moved travels quantised.
+  // The quantised part of bytes_moved.
   int64_t quantized_elements_moved = 0;
   int64_t quantized_bytes_moved = 0;
 };
