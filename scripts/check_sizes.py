@@ -69,7 +69,7 @@ def without_angles(text):
 
 
 def declared(statement, named):
-    """How many data members a statement of a class declares; `named`: those whose name ends in `_` alone."""
+    """How many data members a statement of a class declares; `named`: only those whose name ends in `_`."""
     text = ACCESS.sub("", ATTRIBUTE.sub(" ", statement)).strip()
     if not text or NO_MEMBER.match(text) or "operator" in text:
         return 0

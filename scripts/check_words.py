@@ -28,17 +28,24 @@ BANNED = (
 PATTERN = re.compile("|".join(rf"(?P<w{i}>\b{pattern}\b)" for i, (pattern, _) in enumerate(BANNED)), re.I)
 ALLOWED = re.compile(r"words: ok|targets? (is|are) met|\b(let|leav)\w* .*\balone\b", re.I)
 PAGES = ("*.md", "docs/**/*.md", "bench/*.md", "examples/**/*.md")
-SOURCES = ("tools/**/*.cc", "tools/**/*.h", "scripts/*.sh")
+SOURCES = (
+    *(f"{folder}/**/*.{end}" for folder in ("include", "src", "tools", "python/src") for end in ("h", "cc")),
+    *(f"{folder}/**/*.py" for folder in ("python/tessera", "examples")),
+    "scripts/*.sh",
+)
 
 
 def prose_of_cpp(text: str) -> list[tuple[int, str]]:
     """Comments and string literals, with their lines."""
     found = []
+    in_raw_string = False
     for number, line in enumerate(text.splitlines(), 1):
-        parts = re.findall(r'"(?:[^"\\]|\\.)*"|//.*', line)
-        found += [(number, part) for part in parts]
-        if not parts and not re.search(r"[;{}]", line):  # of a raw string, perhaps
+        was_in_raw_string = in_raw_string
+        in_raw_string = (in_raw_string or 'R"(' in line) and ')"' not in line
+        if was_in_raw_string or in_raw_string:
             found.append((number, line))
+        else:
+            found += [(number, part) for part in re.findall(r'"(?:[^"\\]|\\.)*"|//.*', line)]
     return found
 
 

@@ -61,7 +61,7 @@ def repeat(option, values):
 
 
 def family(name):
-    """A regex of the names that differ from this one in numbers alone."""
+    """A regex of the names that differ from this one only in numbers."""
     return re.sub("[0-9]+", "[0-9]+", re.escape(name)).replace("=", r"\x3d")
 
 

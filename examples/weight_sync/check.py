@@ -1,6 +1,6 @@
 """The check that run.py makes, and no part of the exchange.
 
-Each version is gathered into a file, for this alone. The server's ranks compare it with what they hold, bit for bit;
+Each version is gathered into a file, only for this. The server's ranks compare it with what they hold, bit for bit;
 the driver compares what the server answers with what a single process makes of the same weights.
 """
 

@@ -118,7 +118,7 @@ class Engine:
                 pass
         except Exception as error:
             self.failure = error
-        if self.failure or self.rank != 0:  # rank 0 alone is asked
+        if self.failure or self.rank != 0:  # only rank 0 is asked
             _thread.interrupt_main()
 
     def _step(self) -> bool:

@@ -3,7 +3,7 @@
 #include "tessera/version.h"
 
 NB_MODULE(_core, module) {
-  // A module's globals may hold values until the interpreter ends, which is no leak: only tests look for some.
+  // A module's globals may hold values until the interpreter ends, which is not a leak: only tests look for any.
   nanobind::set_leak_warnings(false);
   module.def("report_leaks", &nanobind::set_leak_warnings, nanobind::arg("on"),
              "Whether values that are alive as the interpreter ends are reported.");

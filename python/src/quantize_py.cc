@@ -136,7 +136,7 @@ struct PlaneAddresses {
       index.push_back(bad->first_nonfinite % stack.columns());
       fail(
           ErrorCode::kInvalidArgument,
-          "{} of {} elements are NaN or infinite, the first at [{}]: mend the tensor, or say nonfinite='propagate'"_message,
+          "{} of {} elements are NaN or infinite, the first at [{}]: fix the tensor, or pass nonfinite='propagate'"_message,
           nonfinite, static_cast<Index>(stack.size()) * stack.elements(), fmt::join(index, ", "));
     }
     if (stack.dims() == 0) throw;

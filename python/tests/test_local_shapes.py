@@ -129,5 +129,5 @@ def test_ranks_that_have_no_reading_in_common_are_told() -> None:
 )
 def test_what_no_rank_says_is_refused(text: str) -> None:
     registration = collect((np.zeros((2, 4), np.float32), "2:S0"))
-    with pytest.raises(tessera.MismatchError, match="rank 1 says what no Tessera of this release does"):
+    with pytest.raises(tessera.MismatchError, match="rank 1 published what no Tessera of this release writes"):
         registration.agree([registration.to_gather(), text])

@@ -129,7 +129,7 @@ def test_nan_and_infinity_are_counted_and_found(format: str, stack: tuple[int, .
     count, first = (11, "0, 0, 6, 0") if stack else (2, "5, 7")
     with pytest.raises(
         tessera.InvalidArgumentError,
-        match=rf"{count} of {x.size} elements are NaN or infinite, the first at \[{first}\]: mend the tensor, or say",
+        match=rf"{count} of {x.size} elements are NaN or infinite, the first at \[{first}\]: fix the tensor, or pass",
     ):
         tessera.quantize(x, format)
 

@@ -145,7 +145,7 @@ def test_an_axis_that_cuts_a_dim_finely_refuses_a_slice_and_names_the_way_out() 
         (slice(3, None, -1), r"its step -1 is not positive"),
         (None, None),
         ("0:2", r"index '0:2' \(builtins.str\): give an int, a slice"),
-        (slice("a", "b"), r"'a' is no whole number"),
+        (slice("a", "b"), r"'a' is not a whole number"),
         ((True,), r"index True"),
     ],
 )

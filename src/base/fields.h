@@ -191,7 +191,7 @@ class FieldReader {
   void array(std::string_view, std::vector<T>& items, uint32_t most) {
     const std::span<const std::byte> bytes = in_.get_bytes(most * static_cast<uint32_t>(sizeof(T)));
     if (bytes.size() % sizeof(T) != 0)
-      fail(ErrorCode::kInvalidArgument, "{}: {} bytes are no whole number of elements"_message, in_.what(),
+      fail(ErrorCode::kInvalidArgument, "{}: {} bytes are not a whole number of elements"_message, in_.what(),
            bytes.size());
     items.resize(bytes.size() / sizeof(T));
     std::ranges::copy(bytes, std::as_writable_bytes(std::span(items)).begin());

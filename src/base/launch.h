@@ -39,10 +39,10 @@ struct Given {
   bool world = false;
 };
 
-// Each from the first launcher that says it. One that leaves open what neither `given` nor a launcher before it says is
-// passed over, but for TESSERA_*: Slurm's SLURM_NTASKS stands also in a shell that has started no task.
-// Throws Error(kInvalidArgument) that names the variable if what it says is no number from 0 (a rank), or 1 (a world),
-// up.
+// Each value from the first launcher that sets it. A launcher counts only if it sets all values that are still open
+// (Slurm's SLURM_NTASKS is also set in a shell that has started no task); TESSERA_* count one by one.
+// Throws Error(kInvalidArgument), which names the variable, if its value is not a number of at least 0 (a rank), or 1
+// (a world).
 Launch launched(const Environment& environment, Given given = {});
 
 std::string rank_variables();   // "TESSERA_RANK, RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID"

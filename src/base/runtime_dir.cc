@@ -230,7 +230,7 @@ void RuntimeDir::remove_own() noexcept {
 
 std::string RuntimeDir::path(std::string_view name) const {
   if (name.empty() || name.size() > kMaxNameBytes || name.find('/') != std::string_view::npos)
-    fail(ErrorCode::kInvalidArgument, "'{}' is no name of 1 to {} bytes for the runtime folder"_message, name,
+    fail(ErrorCode::kInvalidArgument, "'{}' is not a name of 1 to {} bytes for the runtime folder"_message, name,
          kMaxNameBytes);
   return own_ + "/" + std::string(name);
 }

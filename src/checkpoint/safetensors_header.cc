@@ -182,7 +182,7 @@ std::string json_string(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
   } catch (const nlohmann::json::type_error&) {
-    fail(ErrorCode::kInvalidArgument, "the name {} is not UTF-8, as safetensors wants it"_message, shown(text));
+    fail(ErrorCode::kInvalidArgument, "the name {} is not UTF-8, as safetensors requires"_message, shown(text));
   }
 }
 

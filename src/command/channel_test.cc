@@ -381,7 +381,7 @@ TEST_F(CommandChannel, AClientThatBreaksTheRulesLosesItsQueue) {
          for (uint64_t id = 1; id <= 3; ++id)
            commands.push({.incarnation = kIncarnation, .id = 1000 + id, .type = kHold}, {}, soon());
        }},
-      {"what no client writes",
+      {"data that no client writes",
        [](auto&, auto& memory) {
          memory.commands().slots[0].words[3] = uint64_t{0xFFFF} << 16;
          memory.commands().header->producer.count = 1;

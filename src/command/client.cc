@@ -132,7 +132,7 @@ void CommandCall::State::take(RingState state, const Record& reply) {
     case RingState::kEnded:
       return end(closed.ok() ? closed_by_agent() : closed);
     case RingState::kBroken:
-      return end(failed(ErrorCode::kDataLoss, "its memory holds what no agent writes"_message));
+      return end(failed(ErrorCode::kDataLoss, "its memory holds data that no agent writes"_message));
     case RingState::kNotYet:
     case RingState::kInterrupted:
       return;
@@ -208,7 +208,8 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
   }
   --on_their_way;
   calls.erase(head.id);
-  if (state == RingState::kBroken) end(failed(ErrorCode::kDataLoss, "its memory holds what no agent writes"_message));
+  if (state == RingState::kBroken)
+    end(failed(ErrorCode::kDataLoss, "its memory holds data that no agent writes"_message));
   wake_ready();
   if (state != RingState::kNotYet) fail_ended();
   fail(ErrorCode::kDeadlineExceeded, "{}: no room for a command: the agent has not taken the last {}"_message, agent,

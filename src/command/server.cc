@@ -72,7 +72,7 @@ void CommandServer::State::run() {
   while (true) {
     const RingState state = commands.pop(record, Deadline::at(TimePoint::max()));
     if (state == RingState::kBroken)
-      end(failed(ErrorCode::kDataLoss, "its memory holds what no client writes"_message));
+      end(failed(ErrorCode::kDataLoss, "its memory holds data that no client writes"_message));
     if (state != RingState::kReady || ending.load(std::memory_order_acquire)) break;
     take(record);
   }

@@ -178,7 +178,7 @@ void AutoHost::tidy(const std::string& root, uint64_t own_client) noexcept {
     if (!lock) return;
     leave(root, std::move(lock), read_members(root).value_or(MembersFile{}), own_client);
   } catch (...) {
-    log().warn("{} is not tidied up: {}"_message, root, status_of_current_exception().message());
+    log().warn("{} cannot be cleaned up: {}"_message, root, status_of_current_exception().message());
   }
 }
 

@@ -62,7 +62,7 @@ TEST_F(AutoHostTest, ProcessesThatEndTogetherLeaveNothing) {
 
 TEST_F(AutoHostTest, WhenTheHostIsKilledAnotherTakesOverAndNothingDecidedIsLost) {
   const auto host = actor();
-  EXPECT_EQ(host->ask("own host/key here"), "ok");  // it was alone: it hosts
+  EXPECT_EQ(host->ask("own host/key here"), "ok");  // there was no other: it hosts
   const auto second = actor();
   const auto third = actor();
   EXPECT_EQ(second->ask("own second/key here"), "ok");

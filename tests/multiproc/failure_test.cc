@@ -292,9 +292,8 @@ TEST_F(Failure, ARefusedAttachIsExplainedToBothSides) {
   wait();
   for (const char* name : {"trainer/0", "inference/0"}) {
     EXPECT_EQ(of(name).status, status_of(ErrorCode::kPermissionDenied)) << of(name).output;
-    EXPECT_THAT(of(name).output,
-                AllOf(HasSubstr("trainer/0"), HasSubstr("inference/0"),
-                      HasSubstr("private memory is not to be streamed, and cannot be read otherwise")));
+    EXPECT_THAT(of(name).output, AllOf(HasSubstr("trainer/0"), HasSubstr("inference/0"),
+                                       HasSubstr("private memory must not be streamed, and cannot be read otherwise")));
   }
 }
 

@@ -293,7 +293,7 @@ TEST_F(WirePhases, ARankThatDoesNotSendIsNamedAtTheDeadline) {
   for (const Outcome& outcome : wait()) {
     if (outcome.name.starts_with("inference")) continue;
     EXPECT_THAT(outcome.output, AllOf(HasSubstr("deadline-exceeded: "),
-                                      HasSubstr("trainer/1 have not told the amaxes of what is quantised")))
+                                      HasSubstr("trainer/1 have not sent the amaxes of quantised tensors")))
         << outcome.name;
   }
 }

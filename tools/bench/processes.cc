@@ -145,7 +145,7 @@ std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadlin
     const int ready = ::poll(polled.data(), polled.size(), deadline.poll_ms());
     if (ready < 0 && errno != EINTR) fail_errno("poll");
     if (ready == 0 && deadline.passed())
-      fail(ErrorCode::kDeadlineExceeded, "no word from {} in time"_message, processes[silent.front()].name());
+      fail(ErrorCode::kDeadlineExceeded, "no answer from {} in time"_message, processes[silent.front()].name());
     for (size_t k = 0; ready > 0 && k < polled.size(); ++k)
       if (polled[k].revents != 0) processes[silent[k]].receive();
   }

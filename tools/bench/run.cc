@@ -37,8 +37,7 @@ Selection select(const RunOptions& options) {
     if (RE2::PartialMatch(std::string(to_string(victim)), only)) selection.victims.push_back(victim);
   if (selection.cases.empty() && selection.victims.empty())
     fail(ErrorCode::kInvalidArgument,
-         "--only {:?} is found in no case's name; names look like rows-to-columns/8192/shared/digest"_message,
-         options.only);
+         "--only {:?} matches no case; names look like rows-to-columns/8192/shared/digest"_message, options.only);
   return selection;
 }
 

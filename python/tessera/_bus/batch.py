@@ -70,7 +70,7 @@ class Batch(Closing):
 
     @property
     def direction(self) -> Direction | None:
-        """"send" or "recv"; None before it is registered with the other job."""
+        """Either "send" or "recv"; None before it is registered with the other job."""
         return self._attachment.direction
 
     @property

@@ -416,7 +416,7 @@ def _read(rank: int, text: str) -> _Gathered:
         if not all(isinstance(part, str) and isinstance(digest, str) for part, digest in replicas.values()):
             raise TypeError
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
-        raise MismatchError(f"rank {rank} says what no Tessera of this release does: {text[:200]!r}") from None
+        raise MismatchError(f"rank {rank} published what no Tessera of this release writes: {text[:200]!r}") from None
     return _Gathered(shapes, readings, ties, Replicas(replicas, membership))
 
 

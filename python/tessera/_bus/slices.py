@@ -40,7 +40,7 @@ def _entry(each: Any, size: int, index: Index | None) -> Entry:
         step = 1 if each.step is None else each.step
         for bound in (each.start, each.stop, step):
             if bound is not None and not hasattr(bound, "__index__"):
-                raise _refused(index, size, f"{bound!r} is no whole number")
+                raise _refused(index, size, f"{bound!r} is not a whole number")
         if step < 1:
             raise _refused(index, size, f"its step {step} is not positive")
         for bound in (each.start, each.stop):

@@ -94,7 +94,7 @@ void BatchImpl::open(const PairView& view, const CallLimits& limits) {
     if (sends() && !entry.planes.empty())
       fail(
           ErrorCode::kInvalidArgument,
-          "{}: tensor {} is quantised already, to {}: offer what it was made of, which is quantised on its way"_message,
+          "{}: tensor {} is quantised already, to {}: offer the tensor that it was made from, to be quantised on its way"_message,
           describe(), entry.name, to_string(*entry.wire));
   if (!sends())
     find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait

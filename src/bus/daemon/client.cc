@@ -213,8 +213,9 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     const MutexLock lock(mutex_);
     if (current_ && !current_->wait_for(kAnswerGrace, {})) {
       if (lender_) lender_->close();
-      current_->give_up(failed(ErrorCode::kCancelled, "{}: {} has closed it, and {} has not told the outcome"_message,
-                               describe(), session().identity().name(), session().agent_name()));
+      current_->give_up(failed(ErrorCode::kCancelled,
+                               "{}: {} has closed it, and {} has not reported the outcome"_message, describe(),
+                               session().identity().name(), session().agent_name()));
     }
     current_.reset();
     if (lender_) lender_->close();  // the tensors may go now, whatever the agent does

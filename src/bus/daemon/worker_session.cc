@@ -313,7 +313,7 @@ int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {
       return 1;
     }
     default:
-      fail(ErrorCode::kInvalidArgument, "agent: message {} is no call"_message, static_cast<int>(type));
+      fail(ErrorCode::kInvalidArgument, "agent: message {} is not a call"_message, static_cast<int>(type));
   }
 }
 

@@ -353,7 +353,7 @@ void Lender::drop(uint32_t number) {
     return;
   }
   entry.dropped = true;
-  abort(entry, failed(ErrorCode::kCancelled, "{}: the agent has given a run up"_message, name_));
+  abort(entry, failed(ErrorCode::kCancelled, "{}: the agent has given up a run"_message, name_));
 }
 
 }  // namespace tessera::bus

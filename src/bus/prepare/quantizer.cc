@@ -290,13 +290,13 @@ void Quantizer::finish(const Status& status) {
 std::string Quantizer::missing() const {
   const std::string names = waits_for();
   return names.empty() ? "it was still being quantised"
-                       : fmt::format("{} have not told the amaxes of what is quantised"_message, names);
+                       : fmt::format("{} have not sent the amaxes of quantised tensors"_message, names);
 }
 
 std::string Quantizer::awaited(int64_t version) const {
   const std::string names = waits_for();
   return names.empty() ? fmt::format("version {} to be quantised"_message, version)
-                       : fmt::format("{} to tell the amaxes of version {}"_message, names, version);
+                       : fmt::format("{} to send the amaxes of version {}"_message, names, version);
 }
 
 std::string Quantizer::waits_for() const {

@@ -335,9 +335,9 @@ void ReceiverBatch::ask(int64_t version, uint32_t epoch, bool commit) {
       verdict = setup_.rendezvous->decide(key, commit, before, Rendezvous::kDecisionTimeout) ? Decided::Verdict::kCommit
                                                                                              : Decided::Verdict::kAbort;
       if (verdict == Decided::Verdict::kAbort)
-        reason =
-            failed(ErrorCode::kPeerLost, "a rank gave it up that had lost {}, or had waited too long for it"_message,
-                   rank_name(identity().job, 0));
+        reason = failed(ErrorCode::kPeerLost,
+                        "a rank that had lost {}, or had waited too long for it, gave the version up"_message,
+                        rank_name(identity().job, 0));
     } catch (const Error& error) {
       reason = failed(ErrorCode::kUnavailable, "undecided: {}"_message, error.what());
       const MutexLock lock(mutex_);

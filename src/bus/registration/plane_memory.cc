@@ -50,11 +50,10 @@ void require_whole_blocks(const TensorSpec& spec, const Layout& layout, Plane pl
 DType require_planes(const TensorSpec& spec, const Layout& layout) {
   if (!spec.wire)
     fail(ErrorCode::kInvalidArgument,
-         "it is to be received into planes ({}) of no format: name it in TensorSpec::wire"_message,
+         "it is received into planes ({}) without a format: name one in TensorSpec::wire"_message,
          to_string(spec.planes));
   if (spec.shape.size() < 2)
-    fail(ErrorCode::kInvalidArgument,
-         "shape {} is none of a matrix, or of a stack of them, which {} is made of"_message,
+    fail(ErrorCode::kInvalidArgument, "shape {} is not that of a matrix, or of a stack of them, which {} needs"_message,
          to_string_shape(spec.shape), to_string(*spec.wire));
   if (!spec.fused.name.empty())
     fail(ErrorCode::kUnimplemented,

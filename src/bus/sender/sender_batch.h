@@ -78,7 +78,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   // In place: jobs that came while others were there and have taken nothing yet. The ranks of this job may have met
   // them at different versions, so that a send does not wait for them before they have begun to take it from all ranks.
   std::set<const SenderSession*> newcomers_;
-  std::map<std::string, Status> absent_;  // why a job that was met is not attached
+  std::map<std::string, Status> absent_;  // why a job that has come is not attached
   std::unique_ptr<Watch> jobs_watch_;
   std::vector<std::unique_ptr<Meeting>> parted_;  // with jobs that have left, to be stopped
   int64_t offering_ = 0;                          // 0: nothing

@@ -141,7 +141,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   std::vector<int64_t> on_offer_;  // by slot, the version; 0: none
   std::vector<int64_t> deltas_;    // of a Grant
 
-  Phase phase_ = Phase::kIdle;  // staged: kPreparing and kFailing alone
+  Phase phase_ = Phase::kIdle;  // staged: only kPreparing and kFailing
   int64_t offering_ = 0;        // or being prepared
   int64_t held_ = 0;            // the version that the receivers take, or may: chosen by their rank 0
   Status failure_;

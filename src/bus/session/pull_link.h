@@ -95,7 +95,7 @@ class PullLink {
   void send_broken(const Status& status);
   void detach(const Status& why);
 
-  // Sums of the last pull's digests by tensor, added to `sums` (one a tensor of the batch). `counted` routes alone.
+  // Sums of the last pull's digests by tensor, added to `sums` (one a tensor of the batch). Only `counted` routes.
   void add_digests(std::span<Digest> sums) const;
 
  private:

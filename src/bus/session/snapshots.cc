@@ -55,9 +55,8 @@ void Snapshots::relocate(const Manifest& manifest, std::span<const TensorSpec> t
   const Packing packing = pack(manifest, tensors);
   const std::vector<TensorSpec> specs = packing.specs_at(memory_.get());
   if (!std::ranges::equal(specs, specs_, {}, &TensorSpec::data, &TensorSpec::data))
-    fail(
-        ErrorCode::kInvalidArgument,
-        "the moved tensors are not tied as those were that were registered: close the batch and register it again"_message);
+    fail(ErrorCode::kInvalidArgument,
+         "the moved tensors are not tied as the registered ones were: close the batch and register it again"_message);
   std::vector<std::unique_ptr<Run>> runs;
   make_runs(packing, slots(), runs);
   runs_ = std::move(runs);

@@ -74,7 +74,7 @@ void version_fields(auto& f, auto& self) {
   f.require(self.version >= 1, "{}: version {}"_message, kNameOf<type>, self.version);
 }
 
-// Messages about one version differ in their type alone.
+// Messages about one version differ only in their type.
 template <VersionMessage type>
 struct VersionStep {
   static constexpr auto kType = type;

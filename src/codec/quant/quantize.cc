@@ -23,12 +23,12 @@ void check_amax(const QuantSpec& spec, float amax, std::string_view plane) {
     fail(ErrorCode::kInvalidArgument, "the {} plane's amax is {}: it is a magnitude, 0 or more"_message, plane, amax);
   if (spec.nonfinite == Nonfinite::kPropagate) return;
   if (amax > kLargestF32)
-    fail(ErrorCode::kInvalidArgument, "the {} plane's amax is infinite: say nonfinite=propagate to quantise it"_message,
-         plane);
+    fail(ErrorCode::kInvalidArgument,
+         "the {} plane's amax is infinite: pass nonfinite=propagate to quantise it"_message, plane);
   if (spec.format == Format::kNvfp4 && amax != 0 && (amax < kLeastNvAmax || amax > kMostNvAmax))
     fail(
         ErrorCode::kInvalidArgument,
-        "the {} plane's amax is {}: nvfp4 takes 0 and {} to {}; rescale the tensor, or say nonfinite=propagate"_message,
+        "the {} plane's amax is {}: nvfp4 takes 0 and {} to {}; rescale the tensor, or pass nonfinite=propagate"_message,
         plane, amax, kLeastNvAmax, kMostNvAmax);
 }
 
@@ -42,7 +42,7 @@ void check_memory(const PlaneMemory& memory, const PlaneShape& shape, Plane plan
   check("codes", memory.code_stride, shape.code_row_bytes(), shape.code_rows);
   check("scales", memory.scale_stride, shape.scale_row_bytes(), shape.scale_rows);
   if (memory.scales == nullptr)
-    fail(ErrorCode::kInvalidArgument, "the {} plane has memory for codes and none for scales"_message,
+    fail(ErrorCode::kInvalidArgument, "the {} plane has memory for codes but none for scales"_message,
          to_string(plane));
 }
 
@@ -50,12 +50,12 @@ void check_memory(const PlaneMemory& memory, const PlaneShape& shape, Plane plan
   const Amax found = compute_amax({&matrix, 1}, parallel)[0];
   if (found.nonfinite == 0)
     fail(ErrorCode::kInvalidArgument,
-         "the Hadamard transform of a matrix with an amax of {} overflows bf16: rescale the tensor, or say "
+         "the Hadamard transform of a matrix with an amax of {} overflows bf16: rescale the tensor, or pass "
          "nonfinite=propagate"_message,
          found.value);
   fail(
       ErrorCode::kInvalidArgument,
-      "{} of {} elements are NaN or infinite, the first at [{}, {}]: mend the tensor, or say nonfinite=propagate"_message,
+      "{} of {} elements are NaN or infinite, the first at [{}, {}]: fix the tensor, or pass nonfinite=propagate"_message,
       found.nonfinite, matrix.rows * matrix.columns, found.first_nonfinite / matrix.columns,
       found.first_nonfinite % matrix.columns);
 }

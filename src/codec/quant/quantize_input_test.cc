@@ -155,7 +155,7 @@ TEST(QuantizeF32Test, BesideEveryValueOfBf16) {
   expect_every_format(m);
 }
 
-// Magnitudes at which a scale changes, each alone in its block.
+// Magnitudes at which a scale changes, each by itself in its block.
 TEST(QuantizeF32Test, EveryScaleThatABlockCanHave) {
   for (const Format format : {Format::kMxfp8, Format::kMxfp8E5M2}) {
     std::vector<uint32_t> patterns{0, 0x7F800000};

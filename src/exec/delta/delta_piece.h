@@ -1,5 +1,5 @@
 // The changes of a route since the version before, as they travel: a *delta piece*, bytes of a layout that both ends
-// compute from the route alone. Atoms (of f4 pairs, else elements) are numbered as in the route's stream, and cut into
+// compute from only the route. Atoms (of f4 pairs, else elements) are numbered as in the route's stream, and cut into
 // segments of kSegmentAtoms, so that threads need not wait for each other, and these into chunks of kChunkAtoms:
 //
 //   counts      u32 a segment   its atoms that have changed

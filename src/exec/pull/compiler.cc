@@ -25,14 +25,14 @@ Access choose_access(const Connection& peer, int64_t bytes, int64_t pieces, cons
   if (!forced && both_ways) forced = forced_access();
   if (forced == Access::kGet && !gets)
     fail(ErrorCode::kPermissionDenied,
-         "{}: private memory is not to be streamed, and cannot be read otherwise: {}"_message, peer.name(),
+         "{}: private memory must not be streamed, and cannot be read otherwise: {}"_message, peer.name(),
          peer.get_refused().message());
   if (forced) return *forced;
   if (!gets) return Access::kStream;
   return cheaper_access(peer.cost(Access::kGet), peer.cost(Access::kStream), bytes, pieces);
 }
 
-// The walk over the source's array alone, after the check that it stays within what the peer has described.
+// The walk over only the source's array, after the check that it stays within what the peer has described.
 Walk checked_source_walk(const PullRoute& route, const Connection& peer) {
   Walk walk = make_walk(route.what, {.src = &route.src, .dst_dtype = route.what.dtype}, Walk::Order::kRowMajor);
   const ByteExtent extent = walk.extent(kSource, atom_bytes(route.what.dtype));

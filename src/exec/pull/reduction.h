@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// One region that this rank reduces. `accumulator` and `result` hold the region alone, contiguous row-major.
+// One region that this rank reduces. `accumulator` and `result` hold only the region, contiguous row-major.
 struct ReductionTarget {
   ReduceOp op = ReduceOp::kSum;
   DType dtype = DType::kF32;  // the source's, and the result's

@@ -1,4 +1,4 @@
-// How the routes of a stream follow one another in its frames. A function of their sizes alone, so that both ends
+// How the routes of a stream follow one another in its frames. A function of only their sizes, so that both ends
 // agree.
 #pragma once
 

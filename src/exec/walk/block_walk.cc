@@ -17,7 +17,7 @@ Index wire_product(Index a, Index b) {
 void check_region(const WireRegion& what) {
   const std::string_view format = to_string(what.format.spec.format);
   if (what.shape.size() < 2)
-    fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} dims is no matrix"_message, format, what.shape.size());
+    fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} dims is not a matrix"_message, format, what.shape.size());
   if (!is_castable_float(what.src_dtype))
     fail(ErrorCode::kInvalidArgument, "{}: a tensor of {} cannot be quantised: cast it to f32, f16 or bf16"_message,
          format, to_string(what.src_dtype));

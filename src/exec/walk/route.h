@@ -1,7 +1,7 @@
 // The routes that the executor carries out: a region of one tensor, as it lies on one side or on both.
 //
-// A route's stream is its elements row-major over the region, packed, in the source's dtype. The order depends on the
-// region alone, so that sender and receiver walk one route without a word between them.
+// A route's stream is its elements row-major over the region, packed, in the source's dtype. The order depends only on
+// the region, so that sender and receiver walk one route without any exchange.
 //
 // f4 elements travel as bytes, two at a time. One dim, the last of even size, counts in pairs: its cuts are even and
 // its stride is that of a pair. The dims below it, of odd sizes, lie contiguous and whole in its rows.

@@ -10,7 +10,7 @@ namespace tessera {
 int64_t atom_bytes(DType dtype);
 int64_t elements_per_atom(DType dtype);
 
-// Which arrays a walk goes through. A packed array holds the region alone, contiguous.
+// Which arrays a walk goes through. A packed array holds only the region, contiguous.
 struct WalkArrays {
   const LocalArray* src = nullptr;  // null: packed, in the source's dtype
   const LocalArray* dst = nullptr;  // null: packed, in `dst_dtype`

@@ -1,6 +1,6 @@
 // From a wire piece into planes of a quantised tensor: codes, scales and amaxes as they travel, or transposed.
 //
-// A piece may hold parts of a block alone. All pieces that a receiver takes together hold each block of what it holds
+// A piece may hold only parts of a block. All pieces that a receiver takes together hold each block of what it holds
 // whole; of them, the one with the block's first element writes its scale. A byte of f4 may hold codes of two pieces,
 // which different threads write: each changes its own nibble, atomically.
 #pragma once

@@ -27,7 +27,7 @@ MappedArena::MappedArena(UniqueFd fd, uint64_t bytes, std::string_view owner)
   struct stat file{};
   if (::fstat(fd_.get(), &file) != 0) fail_errno(fmt::format("shared memory of {}: fstat", owner));
   if (!S_ISREG(file.st_mode))
-    fail(ErrorCode::kInvalidArgument, "shared memory of {}: the descriptor is no file (mode {:o})"_message, owner,
+    fail(ErrorCode::kInvalidArgument, "shared memory of {}: the descriptor is not a file (mode {:o})"_message, owner,
          file.st_mode);
   if (bytes == 0 || static_cast<uint64_t>(file.st_size) < bytes)
     fail(ErrorCode::kInvalidArgument, "shared memory of {}: {} bytes announced, the file has {}"_message, owner, bytes,

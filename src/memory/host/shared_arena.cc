@@ -23,7 +23,7 @@ size_t sealed_size(int fd, std::string_view owner) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     fail(ErrorCode::kInvalidArgument,
-         "shared memory of {}: the descriptor is no memfd sealed against shrinking"_message, owner);
+         "shared memory of {}: the descriptor is not a memfd sealed against shrinking"_message, owner);
   struct stat file{};
   if (::fstat(fd, &file) != 0) fail_errno(fmt::format("shared memory of {}: fstat", owner));
   if (file.st_size <= 0) fail(ErrorCode::kInvalidArgument, "shared memory of {}: it is empty"_message, owner);

@@ -110,8 +110,7 @@ void StoreLink::on_welcome(const Frame& frame) {
                       token->proves(Side::kServer, handshake_, *welcome.proof);
   if (token && !proved)
     fail(ErrorCode::kPermissionDenied,
-         "what listens there does not know the token from {}: it is not the store that it should be"_message,
-         token->source());
+         "the server there does not know the token from {}: it is not the expected store"_message, token->source());
   loop_.cancel_timer(greeting_timer_);
   reader_->set_limits({.payload_bytes = kMaxReplyBytes + (uint32_t{1} << 20)});
   writer_->set_version(welcome.version);

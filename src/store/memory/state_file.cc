@@ -131,7 +131,7 @@ uint64_t size_of_file(const std::string& path) {
 // From the log into the database proper. It may fail: then the log grows on.
 void fold_log(sqlite3* database) {
   if (::sqlite3_wal_checkpoint_v2(database, nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr, nullptr) != SQLITE_OK)
-    log().warn("the log cannot be folded into its file: {}"_message, status_of(database).message());
+    log().warn("the log cannot be merged into its file: {}"_message, status_of(database).message());
 }
 
 // Says what of a log of `bytes` was not taken over: a change whose writing was cut short by a kill or a loss of power.
@@ -141,7 +141,7 @@ void report_cut(sqlite3* database, uint64_t bytes) {
   const auto frame_bytes = kLogFrameBytes + static_cast<uint64_t>(number(database, "PRAGMA page_size"));
   const uint64_t sound = frames <= 0 ? 0 : kLogHeaderBytes + static_cast<uint64_t>(frames) * frame_bytes;
   if (bytes > sound)
-    log().warn("{}-wal: its last {} bytes are of a change that was not finished, and are cut"_message,
+    log().warn("{}-wal: its last {} bytes belong to an unfinished change, and are cut"_message,
                ::sqlite3_db_filename(database, "main"), bytes - sound);
 }
 
@@ -287,8 +287,9 @@ void StateFile::load(State& state, TimePoint now) {
                    "SELECT key, value, create_revision, mod_revision, version, lease, decision FROM keys");
     while (keys.step()) state.restore(read_row(keys), true);
   } catch (const Error& error) {
-    fail(ErrorCode::kDataLoss, "{} holds what no store writes ({}): move the folder's files away to start over"_message,
-         path_, error.what());
+    fail(ErrorCode::kDataLoss,
+         "{} holds data that no store writes ({}): move the folder's files away to start over"_message, path_,
+         error.what());
   }
 }
 

@@ -43,7 +43,7 @@ void futex_wake(std::atomic<uint32_t>& word) {
 
 }  // namespace
 
-// What one side says to the other; written by that side alone, but for `bell`, which whoever wakes it counts up.
+// What one side says to the other; written only by that side, except `bell`, which any waker counts up.
 struct alignas(kCacheLine) BounceRing::Side {
   std::atomic<uint64_t> done;  // epoch and frames published or released
   alignas(kCacheLine) std::atomic<uint32_t> sleeping;
