@@ -35,7 +35,7 @@ PUBLIC = {
     "store.h": "store",
     "bus.h": "bus",
 }
-# Layers whose folders are one implementation each of a seam, but for folders that every layer may use.
+# Layers whose folders are one implementation each of a seam, except folders that every layer may use.
 SEAMS = {"transport", "memory", "store"}
 OPEN_FOLDERS = {"memory/host"}  # the memory that every layer can address
 PURE = {"layout", "plan"}

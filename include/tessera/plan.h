@@ -118,7 +118,7 @@ class BatchPlanner {
   uint32_t size() const;
   uint32_t kinds() const;
 
-  // The plan of tensor `ordinal`, as everyone sees it. Equal to redistribute() but for the rotation.
+  // The plan of tensor `ordinal`, as everyone sees it. Equal to redistribute() except for the rotation.
   Plan plan(uint32_t ordinal) const;
   // Only the routes that `rank` sends or receives and the reductions it owns or feeds; builds nobody else's. stats
   // covers that part. Routes come in the order of plan().

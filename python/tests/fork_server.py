@@ -23,7 +23,7 @@ _context.set_forkserver_preload([PRELOADED])
 
 def context() -> ForkServerContext:
     """Whose processes are forked off it; it is started with the first."""
-    # With this folder on its path, which it ignores otherwise and then preloads nothing, without a word.
+    # With this folder on its path, which it ignores otherwise and then silently preloads nothing.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         forkserver.ensure_running()

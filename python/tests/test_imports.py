@@ -121,7 +121,7 @@ def test_a_circle_is_found(tmp_path: Path, text: str) -> None:
 
 
 def test_torch_is_imported_in_one_place() -> None:
-    """But for types."""
+    """Except for types."""
     importing = {
         name
         for name, path in modules(PACKAGE).items()

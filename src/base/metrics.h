@@ -1,7 +1,7 @@
 // What this process counts, as one fixed table (docs/metrics.md), and its text for Prometheus.
 //
 // Counting costs one relaxed atomic addition, on a cache line of its own; it never locks, allocates or fails, so it may
-// stand on any path, but once a piece of work rather than once a byte. Series are fixed, but for one family with a
+// stand on any path, but once a piece of work rather than once a byte. Series are fixed, except for one family with a
 // series a batch, of which there are kMostBatches at most; what a peer says never becomes a label.
 //
 // Why not prometheus-cpp: its counters are doubles added to by compare-and-swap, its series are looked up by maps of

@@ -61,7 +61,7 @@ std::string boot_id() {
   return id;
 }
 
-// What was not read for want of a descriptor is there nevertheless: whoever took it for empty would know no peer again.
+// What was not read for lack of a descriptor is there nevertheless: whoever took it for empty would know no peer again.
 void require_descriptor() {
   if (!UniqueFd(::open("/proc/self/stat", O_RDONLY | O_CLOEXEC)) && (errno == EMFILE || errno == ENFILE))
     fail_errno("open /proc/self/stat");

@@ -38,7 +38,7 @@ struct TraceEvent {
 
 // The events of one thread that are not written yet.
 struct Buffer {
-  Mutex mutex;  // the thread's, but for the moment in which the trace begins or ends
+  Mutex mutex;  // the thread's, except for the moment in which the trace begins or ends
   std::vector<TraceEvent> events GUARDED_BY(mutex);
   uint64_t generation GUARDED_BY(mutex) = 0;  // the trace they belong to
   pid_t tid = 0;

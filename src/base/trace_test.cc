@@ -25,7 +25,7 @@ class TraceTest : public testing::Test {
  protected:
   ~TraceTest() override { std::filesystem::remove(path_); }
 
-  // The events but for metadata, and the structure that the format demands of all.
+  // The events except for metadata, and the structure that the format demands of all.
   std::vector<nlohmann::json> events(std::map<int64_t, std::string>* threads = nullptr) const {
     const auto trace = nlohmann::json::parse(std::ifstream(path_));
     std::vector<nlohmann::json> found;

@@ -25,7 +25,7 @@
 
 namespace tessera {
 
-// A command on its way. Move-only; used by one thread at a time, but for cancel(). May outlive its client. If it is
+// A command on its way. Move-only; used by one thread at a time, except cancel(). May outlive its client. If it is
 // destroyed before its outcome is there, the outcome is dropped when it comes; the command is executed all the same.
 class CommandCall {
  public:
@@ -75,7 +75,7 @@ class CommandClient {
   }
 
   uint64_t next_id() const;
-  // Ends the queue, and with `reason` every wait, under way or to come, but for outcomes that are in the ring already:
+  // Ends the queue, and with `reason` every wait, under way or to come, except outcomes that are in the ring already:
   // also for a watcher that learns of the agent's death. The first reason stays.
   void close(const Status& reason);
   Status status() const;  // why the queue has ended; ok while it has not

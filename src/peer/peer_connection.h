@@ -24,7 +24,7 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
  public:
   enum class Side { kDialed, kAccepted };
   struct Events {
-    // A frame on stream 0, but for Reject. An exception out of it, or out of on_attach, ends the connection; the peer
+    // A frame on stream 0, except Reject. An exception out of it, or out of on_attach, ends the connection; the peer
     // is told by a Reject.
     std::function<void(Frame&)> on_frame;
     // The peer has opened a link. An exception ends that one.

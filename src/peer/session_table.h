@@ -45,7 +45,7 @@ class SessionTable {
   void close(const std::string& session, const Acceptor* acceptor);
   // To its session; if there is none yet, it waits for that, but not for ever.
   void take(Caller caller);
-  void clear();  // turns away who waits, without a word: their connections are closed
+  void clear();  // silently turns away all that wait: their connections are closed
 
  private:
   struct Early {

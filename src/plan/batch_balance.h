@@ -1,6 +1,6 @@
 // How the tensors of a batch are turned against each other so that all of them together load the ranks evenly.
 //
-// A tensor's shares are equal but for a rest: a few members of each class get one element more or, where a tensor is
+// A tensor's shares are equal apart from a rest: a few members of each class get one element more or, where a tensor is
 // too small to be cut for all, one share each. These members follow each other: a window that the tensor's rotation
 // shifts. Each tensor takes the rotation whose windows are the least loaded so far.
 #pragma once

@@ -78,7 +78,7 @@ struct PathCost {
 // Which is cheaper, kGet or kStream. The stream has to win clearly: it takes the peer's time too.
 Access cheaper_access(const PathCost& get, const PathCost& stream, int64_t bytes, int64_t pieces);
 
-// Thread-safe, but for add_key().
+// Thread-safe, except add_key().
 class Connection {
  public:
   virtual ~Connection() = default;

@@ -1,4 +1,4 @@
-// Tensors that are quantised on their way from and to ranks that have agent daemons: as without, but for memory that
+// Tensors that are quantised on their way from and to ranks that have agent daemons: as without, except for memory that
 // the agent does not see and that would be read, or written, as it is.
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // Random tensors, layouts and dtypes for transfers between two jobs, and what every element must be. Deterministic in
-// the seed, so that all ranks of both jobs make the same cases without a word between them.
+// the seed, so that all ranks of both jobs make the same cases without any exchange.
 #pragma once
 
 #include <cstddef>

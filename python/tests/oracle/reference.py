@@ -8,7 +8,7 @@ Where torch is not asked, and who answers instead:
   sorts its ranks: as the next.
 - Uneven _StridedShard: distribute_tensor cuts it on each rank for itself (src_data_rank=None), full_tensor and
   redistribute are not asked.
-- A _StridedShard whose split factor is not what FSDP2 gives: redistribute mixes up pieces without a word, and
+- A _StridedShard whose split factor is not what FSDP2 gives: redistribute mixes up pieces silently, and
   full_tensor raises where another axis cuts its dim, too.
 - Partial sums of floats: torch's order is its own; bits are those of rank_order(), torch's are compared by tolerance.
 """
@@ -162,7 +162,7 @@ def _complex_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def cast(tensor: torch.Tensor, target: str) -> torch.Tensor:
-    """As torch casts, but for NaNs, which are one value."""
+    """As torch casts, except for NaNs, which are one value."""
     dtype = DTYPES[target]
     if tensor.dtype == dtype:
         return tensor

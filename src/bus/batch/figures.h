@@ -17,7 +17,7 @@
 
 namespace tessera::bus {
 
-// Thread-safe, but for sums().
+// Thread-safe, except sums().
 class Figures {
  public:
   // Both outlive it; they count plans and requests.

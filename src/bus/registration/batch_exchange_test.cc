@@ -54,7 +54,7 @@ class Member {
   void retract() { exchange_.retract(); }
   void withdraw() { exchange_.withdraw(); }
 
-  // As a meeting does, but for the connections: until all of them have read the same.
+  // As a meeting does, except for the connections: until all of them have read the same.
   std::string agree(std::span<const std::unique_ptr<Member>> all) {
     while (true) {
       const Agreement agreement = exchange();

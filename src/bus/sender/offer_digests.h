@@ -55,7 +55,7 @@ class OfferDigests {
     std::unique_ptr<Run> run;
     bool running = false;
     bool ready = false;
-    bool compared = false;  // its digests are the preparation's, but for what is quantised
+    bool compared = false;  // its digests are the preparation's, except for what is quantised
   };
 
   void on_run_done(uint32_t slot);

@@ -18,7 +18,7 @@
 
 namespace tessera::bus {
 
-// Lives on the loop's thread, but for its construction.
+// Lives on the loop's thread, except for its construction.
 class Snapshots {
  public:
   enum class Use {

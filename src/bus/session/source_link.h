@@ -34,7 +34,7 @@ class SourceLinkOwner {
   virtual void on_done(SourceLink& link, const Done& done) = 0;
   // The stream's run has ended (well or not).
   virtual void on_source_run_done(SourceLink& link) = 0;
-  // The peer closed the batch, or was lost, or passes on that another was. The link is closed but for `broken`.
+  // The peer closed the batch, or was lost, or passes on that another was. The link is closed except for `broken`.
   virtual void on_source_detached(SourceLink& link, const Status& reason) = 0;
   virtual void on_source_lost(SourceLink& link, const Status& status) = 0;
   virtual void on_source_broken(SourceLink& link, const Status& status) = 0;

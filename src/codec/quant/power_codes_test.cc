@@ -84,7 +84,7 @@ TEST(PowerCodesTest, BlocksOfManyPowersSideBySide) {
   expect_the_references_codes(values, {127, 120, 16, 15, 238, 239, 255, 1, 0, 130, 110});
 }
 
-// What weights are: normal codes but for a zero here and there, and a group in which one element is none.
+// What weights are: normal codes except for a zero here and there, and a group in which one element is none.
 TEST(PowerCodesTest, OneElementThatIsDifferentInAGroupOfNormalCodes) {
   constexpr uint16_t kOddOnes[] = {0x0000, 0x8000, 0x0001, 0x3A00, 0x3C7F, 0x43E0,
                                    0x43E8, 0x43E9, 0x7F80, 0xFF80, 0x7FC1};

@@ -1,4 +1,4 @@
-// Scales and codes of rows, whose blocks lie along them. A column plane is the same of a transposed input, but for
+// Scales and codes of rows, whose blocks lie along them. A column plane is the same of a transposed input, except for
 // MXFP8's, whose blocks stand upright.
 #pragma once
 

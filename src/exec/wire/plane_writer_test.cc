@@ -52,7 +52,7 @@ std::vector<std::byte> piece_of(const WirePiece& piece, const WireReference& who
   return data;
 }
 
-// [0, n) without some of its blocks, but for the last one.
+// [0, n) without some of its blocks, except for the last one.
 IntervalSet random_blocks(Random& random, Index n, Index block) {
   std::vector<Interval> kept;
   for (Index at = 0; at < n; at += block) {
