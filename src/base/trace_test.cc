@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "base/fail.h"
-#include "base/file_lock.h"
 #include "base/testing.h"
 #include "base/thread.h"
 
@@ -165,13 +164,18 @@ TEST_F(TraceTest, AKilledProcessLeavesAFileThatParses) {
 }
 
 TEST_F(TraceTest, AFileThatAnotherProcessWritesIsLeftAlone) {
+  int started[2];  // a look at the lock would take it, and the child would find it held
+  ASSERT_EQ(::pipe(started), 0);
   const pid_t child = ::fork();
   if (child == 0) {
     const auto trace = Trace::start(path_);
+    (void)!::write(started[1], "y", 1);
     while (true) ::pause();
   }
-  const Deadline deadline = soon();
-  while (!is_lock_held(path_) && !deadline.passed()) std::this_thread::yield();
+  ::close(started[1]);
+  char said = 0;
+  EXPECT_EQ(::read(started[0], &said, 1), 1) << "the child has ended";
+  ::close(started[0]);
   const std::string error = error_of([&] { Trace::start(path_); });
   EXPECT_TRUE(error.find("another process writes it; %p in the path stands for the pid") != std::string::npos) << error;
   EXPECT_FALSE(Trace::on());
