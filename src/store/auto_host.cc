@@ -90,10 +90,16 @@ void write_members(const std::string& root, const MembersFile& file) {
 }
 
 // Whoever ends waits for its turn: a client that is about to end still counts as one that stays, and must come after.
+// Who cannot have a turn goes without: the worst is that files stay, which the next host replaces.
 class Leaving {
  public:
-  explicit Leaving(const std::string& root)
-      : path_(leaving_path(root)), lock_(lock_file(path_, Deadline::after(kLeavingTime))) {}
+  explicit Leaving(const std::string& root) noexcept : path_(leaving_path(root)) {
+    try {
+      lock_ = lock_file(path_, Deadline::after(kLeavingTime));
+    } catch (const Error& error) {
+      log().warn("the store at {} is left without waiting for others that leave: {}"_message, root, error.what());
+    }
+  }
   ~Leaving() {
     if (lock_) ::unlink(path_.c_str());
   }
@@ -102,7 +108,7 @@ class Leaving {
 
  private:
   const std::string path_;
-  const UniqueFd lock_;
+  UniqueFd lock_;
 };
 
 // Gives the lock up, leaving for the next host what the clients that stay need of it.
@@ -150,6 +156,14 @@ AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
 
 AutoHost::~AutoHost() {
   const Leaving turn(root_);
+  try {
+    hand_over();
+  } catch (...) {
+    log().warn("the store at {} is not handed over: {}"_message, root_, status_of_current_exception().message());
+  }
+}
+
+void AutoHost::hand_over() {
   server_->stop();
   std::vector<Member> members = server_->connected_members();
   // Who has not come back to this host may be ending, and have had its turn: it is given a moment to be gone.

@@ -18,7 +18,7 @@
 
 namespace tessera::store {
 
-// Hosts until it is destroyed. Thread-compatible.
+// Hosts until it is destroyed, which never throws: what cannot be tidied up is a warning in the log. Thread-compatible.
 class AutoHost {
  public:
   static std::string socket_path(const std::string& root) { return root + "/store.sock"; }
@@ -36,6 +36,7 @@ class AutoHost {
 
  private:
   AutoHost(std::string root, uint64_t own_client, UniqueFd lock);
+  void hand_over();
 
   const std::string root_;
   const uint64_t own_client_;

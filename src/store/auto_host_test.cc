@@ -2,10 +2,13 @@
 #include "store/auto_host.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/testing.h"
 #include "store/test_actor.h"
 
 namespace tessera::store {
@@ -161,6 +164,59 @@ TEST_F(AutoHostTest, ADamagedMembersFileIsReplaced) {
   EXPECT_EQ(next->end(), 0);
   EXPECT_THAT(leftovers(), testing::IsEmpty());
 }
+
+// A host that ends in each of these states ends in order, and the next one serves whoever stays.
+struct Obstacle {
+  const char* name;
+  bool lasts;  // for those who come later, too
+  std::string (*meet)(const std::string& root);
+};
+
+class AutoHostObstacleTest : public AutoHostTest, public testing::WithParamInterface<Obstacle> {};
+
+TEST_P(AutoHostObstacleTest, AHostThatCannotWaitForItsTurnEndsInOrder) {
+  const auto host = std::make_unique<Actor>([this]() -> Actor::Script {
+    return [this, script = store_script("auto", root_)](const std::string& line) {
+      return line == "meet the obstacle" ? GetParam().meet(root_) : script(line);
+    };
+  });
+  EXPECT_EQ(host->ask("own host/key here"), "ok");
+  const auto client = actor();
+  EXPECT_EQ(client->ask("own client/key here"), "ok");
+  EXPECT_EQ(host->ask("meet the obstacle"), "ok");
+  EXPECT_EQ(host->end(), 0);
+  EXPECT_EQ(client->ask("get client/key"), "here");
+  EXPECT_EQ(client->ask("get host/key"), "nothing");
+  EXPECT_EQ(client->end(), 0);
+  if (!GetParam().lasts) {
+    EXPECT_THAT(leftovers(), testing::IsEmpty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AutoHostObstacleTest,
+                         testing::Values(Obstacle{"DescriptorLimit", false,
+                                                  [](const std::string&) -> std::string {
+                                                    const UniqueFd next(::dup(STDERR_FILENO));
+                                                    const rlimit full{.rlim_cur = static_cast<rlim_t>(next.get()),
+                                                                      .rlim_max = static_cast<rlim_t>(next.get())};
+                                                    return ::setrlimit(RLIMIT_NOFILE, &full) == 0 ? "ok" : "no limit";
+                                                  }},
+                                         Obstacle{"Link", true,
+                                                  [](const std::string& root) -> std::string {
+                                                    fs::create_symlink("/nonexistent", root + "/store.leaving");
+                                                    return "ok";
+                                                  }},
+                                         Obstacle{"ReadOnlyFolder", false,
+                                                  [](const std::string&) -> std::string {
+                                                    return forbid_system_call(SYS_openat, EROFS) ? "ok"
+                                                                                                 : "not forbidden";
+                                                  }},
+                                         Obstacle{"FullFolder", false,
+                                                  [](const std::string&) -> std::string {
+                                                    return forbid_system_call(SYS_openat, ENOSPC) ? "ok"
+                                                                                                  : "not forbidden";
+                                                  }}),
+                         [](const auto& named) { return std::string(named.param.name); });
 
 }  // namespace
 }  // namespace tessera::store
