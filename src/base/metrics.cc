@@ -108,43 +108,43 @@ std::string Metrics::exposition() const {
   out.family("tessera_transferred_bytes_total", "counter",
              "Bytes of tensors given to receivers, or taken from senders");
   for (size_t side = 0; side < std::size(kSides); ++side) out.add(bytes_[side].value(), label("side", kSides[side]));
-  out.family("tessera_transfer_seconds", "histogram", "From the call to the end of a send or receive that was done");
+  out.family("tessera_transfer_seconds", "histogram", "From the call to the end of a send or receive that succeeded");
   for (size_t side = 0; side < std::size(kSides); ++side) out.add(seconds_[side], label("side", kSides[side]));
-  out.family("tessera_quantize_seconds", "histogram", "Phases of quantising what is sent, of those that went well");
+  out.family("tessera_quantize_seconds", "histogram", "Phases of quantising sent tensors, if they succeeded");
   for (size_t phase = 0; phase < std::size(kQuantizePhases); ++phase)
     out.add(quantize_seconds_[phase], label("phase", kQuantizePhases[phase]));
-  out.counter("tessera_quantized_source_bytes_total", "Bytes of what was quantised, before", quantized_source_bytes);
-  out.counter("tessera_quantized_bytes_total", "Bytes of what was quantised, after: codes, scales and amaxes",
+  out.counter("tessera_quantized_source_bytes_total", "Bytes of quantised tensors, before", quantized_source_bytes);
+  out.counter("tessera_quantized_bytes_total", "Bytes of quantised tensors, after: codes, scales and amaxes",
               quantized_bytes);
   out.family("tessera_registrations_total", "counter", "Registrations of batches that ended, by outcome");
   for (size_t outcome = 0; outcome < std::size(kOutcomes); ++outcome)
     out.add(registrations_[outcome].value(), label("outcome", kOutcomes[outcome]));
-  out.family("tessera_registration_seconds", "histogram", "From the call to the end of a registration that was done");
+  out.family("tessera_registration_seconds", "histogram", "From the call to the end of a registration that succeeded");
   out.add(registration_seconds);
-  out.family("tessera_batch_version", "gauge", "Version last sent, or held; at most 64 batches are shown");
+  out.family("tessera_batch_version", "gauge", "Version last sent, or held; for at most 64 batches");
   {
     const MutexLock lock(mutex_);
     for (const Batch* batch : batches_) out.add(batch->version_.value(), batch->labels_);
   }
   out.counter("tessera_versions_offered_total", "Versions offered to receivers", versions_offered);
-  out.counter("tessera_versions_withdrawn_total", "Versions withdrawn before a rank had begun", versions_withdrawn);
+  out.counter("tessera_versions_withdrawn_total", "Versions withdrawn before a rank began to take them",
+              versions_withdrawn);
   out.counter("tessera_versions_committed_total", "Staged versions committed", versions_committed);
   out.counter("tessera_versions_aborted_total", "Staged versions that no rank committed", versions_aborted);
-  out.counter("tessera_versions_undecided_total", "Staged versions of which the store did not say what was decided",
+  out.counter("tessera_versions_undecided_total", "Staged versions whose decision the store could not tell",
               versions_undecided);
-  out.counter("tessera_digest_mismatches_total", "Routes whose bytes differ at both ends", digest_mismatches);
+  out.counter("tessera_digest_mismatches_total", "Routes whose bytes differ at the two ends", digest_mismatches);
   out.gauge("tessera_sessions", "Sessions with other jobs", sessions);
   out.counter("tessera_sessions_lost_total", "Sessions that ended because a peer died, failed or left", sessions_lost);
   out.gauge("tessera_waits", "Waits for ranks to join, to register or to attach", waits);
-  out.counter("tessera_messages_malformed_total", "Connections and links closed because of what came over them",
+  out.counter("tessera_messages_malformed_total", "Connections and links closed because of malformed messages",
               messages_malformed);
-  out.counter("tessera_connections_refused_total", "Callers turned away", connections_refused);
+  out.counter("tessera_connections_refused_total", "Callers that were refused", connections_refused);
   out.gauge("tessera_connections", "Connections to other agents, both directions", connections);
   out.counter("tessera_commands_total", "Commands taken from the command queue", commands);
-  out.counter("tessera_store_requests_total", "Requests made of the store", store_requests);
-  out.counter("tessera_store_reconnects_total", "Connections to the store made after one was lost", store_reconnects);
-  out.gauge("tessera_shared_memory_bytes",
-            "Bytes of shared memory of this process, and of the worker or agent that it works with",
+  out.counter("tessera_store_requests_total", "Requests to the store", store_requests);
+  out.counter("tessera_store_reconnects_total", "Connections to the store after one was lost", store_reconnects);
+  out.gauge("tessera_shared_memory_bytes", "Bytes of shared memory of this process and of its worker or agent",
             shared_memory_bytes);
   return out.take();
 }
