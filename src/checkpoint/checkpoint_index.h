@@ -12,7 +12,7 @@ namespace tessera::checkpoint {
 // File names, plain ones in the index' folder, and the tensors to take from each.
 using WeightMap = std::map<std::string, std::set<std::string>>;
 
-// `path` is for messages. Throws Error(kInvalidArgument) for anything but an object with a `weight_map` of names to
+// `path` is for messages. Throws Error(kInvalidArgument) unless it is an object with a `weight_map` of names to
 // file names, which must not lead out of the folder.
 WeightMap parse_index(std::string_view json, std::string_view path);
 // The same of a file, which must not be larger than 100 MB.

@@ -20,7 +20,7 @@ struct FileTensor {
 };
 
 // Reads `region` into `dst`, packed. Contiguous elements become one pread; runs that lie close together are read with
-// what is between them and picked apart, so that a column slice costs no system call a row. Throws
+// the gaps between them and then separated, so a column slice does not cost a system call for each row. Throws
 // Error(kInvalidArgument), its message led by `where`, for a file that ends early and for an F4 run that does not begin
 // and end at a byte. REQUIRES: the region lies inside the shape; dst has its exact size.
 void read_region(const FileTensor& tensor, const Region& region, std::span<std::byte> dst, std::string_view where);

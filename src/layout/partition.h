@@ -7,10 +7,10 @@ namespace tessera {
 
 // The tensor dim that the placement cuts, if it cuts one: Shard, StridedShard and RaggedShard do.
 std::optional<int> sharded_dim(const Placement& placement);
-// The same placement on another dim; one that cuts none is left as it is.
+// The same placement on another dim; a placement that cuts none stays unchanged.
 Placement with_dim(Placement placement, int dim);
 
-// What `coordinate` of an axis of `axis_size` ranks keeps of `set`, the elements that the axes to the left left it.
+// The part of `set`, the elements that the axes to the left leave, that `coordinate` of an axis of `axis_size` keeps.
 // O(log intervals) plus the intervals of the result, times the split factor of a StridedShard.
 IntervalSet part_of(const IntervalSet& set, const Placement& placement, int axis_size, int coordinate);
 

@@ -1,4 +1,4 @@
-// Reads the text forms of layouts and shapes from left to right, and says exactly what it expected where.
+// Reads the text forms of layouts and shapes from left to right; errors name what was expected and where.
 #pragma once
 
 #include <string>

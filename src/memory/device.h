@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// Whether a part can be used here at all, in words for `tessera doctor`.
+// Whether a part can be used on this machine, in words for `tessera doctor`.
 struct Capability {
   bool available = false;
-  std::string detail;  // what it does here, or what is missing and how to get it
+  std::string detail;  // what it does, or what is missing and how to get it
 };
 
 enum class DeviceKind : uint8_t { kHost, kCuda };

@@ -1,7 +1,7 @@
-// How the tensors of a batch are turned against each other so that all of them together load the ranks evenly.
+// Rotates the shares of a batch's tensors so that all tensors together load the ranks evenly.
 //
-// A tensor's shares are equal apart from a rest: a few members of each class get one element more or, where a tensor is
-// too small to be cut for all, one share each. These members follow each other: a window that the tensor's rotation
+// A tensor's shares are equal except for a rest: a few members of each class get one element more or, if a tensor is
+// too small for all, one share each. These members are consecutive: a window that the tensor's rotation
 // shifts. Each tensor takes the rotation whose windows are the least loaded so far.
 #pragma once
 
@@ -47,8 +47,8 @@ class Windows {
   std::vector<size_t> slots_;  // of the sources' ranks, class by class
 };
 
-// The least egress that some rank of a batch must have: over all sets of ranks that form a holder class, the bytes
-// which this set and the sets within it have to serve, a rank.
+// A lower bound of the busiest rank's egress in a batch: the maximum over all sets of ranks that form a holder class of
+// the bytes that this set and the sets within it must serve, divided by its ranks.
 class EgressBound {
  public:
   void add(const Kind& kind, int64_t count);

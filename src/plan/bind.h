@@ -1,4 +1,4 @@
-// What the planner asks of its arguments before it begins.
+// Checks of the planner's arguments.
 #pragma once
 
 #include "tessera/plan.h"
@@ -10,7 +10,7 @@ struct BoundLayouts {
   Layout dst;
 };
 
-// Both layouts bound to the shape. Throws Error(kInvalidArgument) for what no plan can be made of.
+// Both layouts bound to the shape. Throws Error(kInvalidArgument) if no plan is possible.
 BoundLayouts bind(const TensorMeta& meta, const Layout& src, const Layout& dst);
 
 }  // namespace tessera::plan

@@ -1,4 +1,4 @@
-// Turns what a CellWalk finds into a Plan.
+// Turns the cells of a CellWalk into a Plan.
 #pragma once
 
 #include <optional>

@@ -1,10 +1,10 @@
-// From cells to routes: the one place that decides who serves what to whom.
+// From cells to routes: the one place that decides which rank serves what to whom.
 //
-// Every cell is served in pieces. A class shares its cells out over its members in canonical order; what a destination
-// holds itself it does not wait for. With several hosts a cell's destinations fall into jobs: those on a host that has
+// Every cell is served in pieces. A class distributes its cells over its members in canonical order; a destination
+// serves itself what it holds. With several hosts a cell's destinations fall into jobs: those on a host that has
 // a member of the class are served by that host's members, all others by one multicast from any member, balanced over
-// the class' hosts first. Of a Partial source every element has one owner that reduces it: a destination that needs the
-// element, where one holds a term of it; so a reduce-scatter on the same ranks has only local routes.
+// the class' hosts first. If the source is Partial, one owner reduces each element: a destination that needs the
+// element and holds a term of it, if there is one; so a reduce-scatter on the same ranks has only local routes.
 #pragma once
 
 #include <span>
@@ -21,7 +21,7 @@ struct CellPiece {
   const Box& box;
   Index elements = 0;
   Rank src = 0;
-  std::span<const Rank> dsts;  // ascending; src itself and no other for what a rank serves itself
+  std::span<const Rank> dsts;  // ascending; only src itself if a rank serves itself
   bool whole_group = false;    // dsts is the cell's whole group
 };
 

@@ -1,4 +1,4 @@
-// The batch level of the planner: what all tensors of one shape, dtype and pair of layouts have in common.
+// The batch level of the planner: the common part of all tensors of one shape, dtype and pair of layouts.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace tessera::plan {
 
-// What one holder class and one destination group have in common: one overlap a dim.
+// The intersection of one holder class and one destination group: one overlap a dim.
 struct Cell {
   int cls = 0;
   int group = 0;
@@ -46,11 +46,11 @@ class Kind {
 
   Index class_size(int cls) const;    // elements that a member of the class owns
   Index group_size(int group) const;  // elements that a destination of the group owns
-  // Elements of the class' cells that some destination needs and cannot have of itself, each cell once.
+  // Elements of the class' cells that some destination needs and does not hold, each cell once.
   Index class_needed(int cls) const;
-  // Bytes that destinations lack themselves, summed over destinations.
+  // Bytes that destinations do not hold themselves, summed over destinations.
   int64_t lower_bound() const { return lower_bound_; }
-  // The most bytes that any class has to serve, a member: max over classes c of ceil(needed bytes of c / members).
+  // The most bytes that a member of any class must serve: max over classes c of ceil(needed bytes of c / members).
   int64_t egress_bound() const { return egress_bound_; }
 
   // Cells of a class, in canonical order.
@@ -59,7 +59,7 @@ class Kind {
   // Cells that a destination group needs, ascending by class.
   template <typename Visit>
   void for_each_cell_of_group(int group, Visit visit) const;
-  // The cell of a class and a group; false where they have no element in common.
+  // The cell of a class and a group; false if they have no element in common.
   bool find_cell(int cls, int group, Cell& cell) const;
 
   size_t memory_bytes() const;
@@ -68,7 +68,7 @@ class Kind {
   void set_granules();
   void set_bounds();
   void complete(Cell& cell) const;
-  // Every group that meets the class: the cell and how many of its destinations need nobody else for it.
+  // Every group that intersects the class: the cell, and how many of its destinations hold it themselves.
   template <typename Visit>  // void(const Cell&, int self_served)
   void for_each_self_served(int cls, Visit visit) const;
   template <typename List, typename Visit>
@@ -83,7 +83,7 @@ class Kind {
   int64_t egress_bound_ = 0;
 };
 
-// Calls `visit` with every choice of one entry a list, the last list fastest.
+// Calls `visit` with every combination of one entry from each list, the last list fastest.
 template <typename List, typename Visit>
 void Kind::for_each_product(const List* lists, Visit visit) const {
   Cell cell;

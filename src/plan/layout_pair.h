@@ -1,4 +1,4 @@
-// The pair level of the planner: what two layouts say about who may serve whom, whatever the tensor's shape.
+// The pair level of the planner: who may serve whom between two layouts, for tensors of any shape.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// How the parts of one tensor dim on the source side meet those on the destination side.
+// How the parts of one tensor dim on the source side intersect those on the destination side.
 #pragma once
 
 #include <span>
@@ -17,7 +17,7 @@ struct Overlap {
   IntervalSet set;
 };
 
-// All overlaps of one dim, found by one sweep over the intervals of both sides.
+// All overlaps of one dim, found in one sweep over the intervals of both sides.
 class DimOverlaps {
  public:
   DimOverlaps(const DimPartition& src, const DimPartition& dst);
@@ -32,7 +32,7 @@ class DimOverlaps {
     const auto p = static_cast<size_t>(part);
     return std::span(by_destination_).subspan(destination_begin_[p], destination_begin_[p + 1] - destination_begin_[p]);
   }
-  const Overlap* find(int src, int dst) const;  // nullptr where they do not meet
+  const Overlap* find(int src, int dst) const;  // nullptr if they do not intersect
   Index source_size(int part) const { return source_size_[static_cast<size_t>(part)]; }
   // Its number among of_source(overlap.src).
   int ordinal(const Overlap& overlap) const {

@@ -9,7 +9,7 @@
 
 namespace tessera::plan {
 
-// Writes to `result` what the values at `terms` give, folded in their order. REQUIRES: `op` reduces `dtype` (bind.h).
+// Writes to `result` the reduction of the values at `terms`, in their order. REQUIRES: `op` reduces `dtype` (bind.h).
 // Nothing need be aligned.
 void reduce_terms(ReduceOp op, DType dtype, std::span<const std::byte* const> terms, std::byte* result);
 

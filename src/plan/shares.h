@@ -1,4 +1,4 @@
-// How the members of a holder class share what they have to serve.
+// How the members of a holder class share the elements that they serve.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// A tensor drawn as a rectangle: what the sources hold, and out of whose hands the destinations take it.
+// A tensor drawn as a rectangle: which source holds which part, and which sender each destination takes it from.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Another process' memfd, seen from here: mapped read-only when its seals make that safe, else read by pread.
+// Another process' memfd in this process: mapped read-only if its seals make that safe, else read by pread.
 #pragma once
 
 #include <cstddef>

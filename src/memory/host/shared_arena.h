@@ -27,19 +27,19 @@ class SharedArena {
   SharedArena(uint32_t id, size_t bytes);
   enum class Access { kRead, kWrite };
   // Maps all of another process' arena, which is one block here. Throws Error(kInvalidArgument) if `fd`, which came
-  // from `owner` (a name for messages), is no memfd sealed against shrinking, and kPermissionDenied if it is to be
-  // written and is sealed against that.
+  // from `owner` (a name for messages), is not a memfd sealed against shrinking, and kPermissionDenied if it is to be
+  // written but sealed against that.
   SharedArena(uint32_t id, UniqueFd fd, Access access, std::string_view owner);
   ~SharedArena();
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
 
   uint32_t id() const { return id_; }  // unique in this process
-  // For a peer: sealed from now on against every writable mapping but those that there are. Throws Error.
+  // For a peer: sealed from now on against every further writable mapping. Throws Error.
   int fd_for_peer();
   // For the agent that works for this process, which may write there.
   int fd_for_agent() const { return fd_.get(); }
-  // Whether an agent can still map it to write: no peer has been given it.
+  // Whether an agent can still map it for writing: no peer has its descriptor yet.
   bool writable_elsewhere() const;
   size_t bytes() const { return bytes_; }
   std::byte* data() const { return data_; }

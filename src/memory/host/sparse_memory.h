@@ -1,5 +1,5 @@
-// Shared memory of which pages are taken only where its owner says that it will use them, so that a large part of it
-// may cost nothing; never by a fault, which would end the process where there is no memory left.
+// Shared memory whose pages are allocated only where its owner asks for them, so that most of it may cost nothing.
+// They are never allocated by a page fault, which would kill the process if there is no memory left.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ class SparseMemory {
 
   std::byte* data() const;
   size_t size() const { return bytes_; }
-  // Takes the pages of [data() + offset, data() + offset + bytes), zeroed if they are new; false if there is no memory
-  // left. What was not taken must be neither written nor read.
+  // Allocates the pages of [data() + offset, data() + offset + bytes), zeroed if they are new; false if there is no
+  // memory left. Pages that are not allocated must be neither written nor read.
   bool take(size_t offset, size_t bytes);
 
  private:
