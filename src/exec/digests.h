@@ -1,6 +1,6 @@
-// Where the digests of a transfer lie in one list: first that of each route; then, in the order of the routes, the rest
-// of each that travels quantised (WirePiece::digest); then that of the piece of each that may travel as a delta and
-// whose piece has a digest of its own. So it is in what a run computes and in what a source sends. A value.
+// The order of a transfer's digests in one list: first one for each route; then, in the order of the routes, the rest
+// of each route that travels quantised (WirePiece::digest); then that of the piece of each route that may travel as a
+// delta and whose piece has a digest of its own. Runs compute, and sources send, digests in this order. A value.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// What a route has beside its own.
+// The further digest of a route.
 enum class SecondDigest : uint8_t { kNone, kRest, kPiece };
 
 class DigestTable {

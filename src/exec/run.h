@@ -1,4 +1,4 @@
-// A transfer that can be begun again and again: on this process' threads (TransferRun), or elsewhere.
+// A transfer that can be started repeatedly: on threads of this process (TransferRun), or elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Begins with start() and ends when whoever made it is told so; then the results are there and it may start over.
+// Begins with start() and ends when its owner is notified; then the results are there and it may start again.
 class Run {
  public:
   Run() = default;
@@ -17,8 +17,8 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // Begins. `epoch` (above 0) numbers the transfers of a batch: both sides of a stream must use the same, a new one
-  // each time.
+  // Begins. `epoch` (above 0) numbers the transfers of a batch: both sides of a stream must use the same number, and a
+  // new one each time.
   virtual void start(uint32_t epoch) = 0;
   // Makes it end soon with `status`, unless it has ended: the peer died, the user cancelled. The first failure stays.
   virtual void abort(const Status& status) = 0;

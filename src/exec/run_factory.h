@@ -1,5 +1,5 @@
-// Where the data of a batch is moved from. Whoever needs a run says what is to be moved; the factory decides who moves
-// it: threads of this process (exec/local_runs.h), or another process that these threads may not reach into.
+// Decides who moves the data of a batch: threads of this process (exec/local_runs.h), or those of another process into
+// which these threads may not reach. Callers only say what is to be moved.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +25,10 @@
 
 namespace tessera {
 
-// Called each time a run has ended; from any thread, also from within start(). It does no more than raise a signal.
+// Called each time a run has ended; from any thread, even from within start(). It only raises a signal.
 using RunDone = std::function<void()>;
 
-// All that is pulled from one peer: a program for each of its slots, and once the peer is ready a run for each. Not
+// All pulls from one peer: a program for each of its slots and, once the peer is ready, a run for each. Not
 // thread-safe.
 class PullRuns {
  public:
@@ -38,25 +38,25 @@ class PullRuns {
   virtual void add_slot(std::span<const PullRoute> routes) = 0;
   virtual size_t slots() const = 0;
   virtual const std::shared_ptr<const PullProgram>& program(size_t slot) const = 0;
-  // The peer's stream, for whoever makes a run of its own of a program that wants one. Throws Error(kInvalidArgument)
-  // if `end` is none.
+  // The peer's stream, for a caller that makes a run of its own from a program with a stream. Throws
+  // Error(kInvalidArgument) if `end` is not a stream's.
   virtual std::unique_ptr<ByteStream> open_stream(StreamEnd end) const = 0;
 
-  // Makes the runs; once. `end` is the stream's if the programs want one, which they share. Throws
-  // Error(kInvalidArgument) if it is none.
+  // Makes the runs; once. `end` is that of the stream, which the programs share, if they want one. Throws
+  // Error(kInvalidArgument) if it is not a stream's.
   virtual void make_runs(StreamEnd end, const RunDone& done) = 0;
   virtual Run& run(size_t slot) = 0;  // REQUIRES: make_runs(), as what follows
   // Before run(slot).start(): see PullRun::travel().
   virtual void travel(size_t slot, std::span<const Travel> routes, std::span<const int64_t> delta_bytes) = 0;
 };
 
-// All that fills one stream: a run for each slot. Not thread-safe.
+// All runs that fill one stream: one for each slot. Not thread-safe.
 class SourceRuns {
  public:
   virtual ~SourceRuns() = default;  // REQUIRES: no run is under way
 
-  // Makes the run of the next slot, which fills the stream with the routes that are `streamed` and digests all of them
-  // if it is to. False, and nothing: none of them is streamed.
+  // Makes the run of the next slot, which fills the stream with the routes that are `streamed`, and digests all routes
+  // if digests are on. False, and no run, if none of them is streamed.
   virtual bool add_slot(std::span<const SourceRoute> routes) = 0;
   virtual Run& run(size_t slot) = 0;
   // Before run(slot).start(): see SourceRun::travel().
@@ -72,24 +72,24 @@ class RunFactory {
   RunFactory(const RunFactory&) = delete;
   RunFactory& operator=(const RunFactory&) = delete;
 
-  // First. `on_lost` is called if whoever moves the data goes before close().
+  // First. `on_lost` is called if the process that moves the data ends before close().
   virtual void open(std::function<void(const Status&)> on_lost) = 0;
-  // To be called now and then while something waits: who is stopped is not waited for, and its runs end.
+  // To be called now and then while something waits: if the mover is stopped, its runs end, and nothing waits for it.
   virtual void check() = 0;
-  // No run is started any more. REQUIRES: none is under way, or whoever moves the data has gone.
+  // No run is started any more. REQUIRES: none is under way, or the process that moves the data has gone.
   virtual void close() = 0;
 
-  // Whether threads of this process may read and write what lies at `data`. What they may not, they may not quantise,
-  // compare or write planes to, either.
+  // Whether threads of this process may read and write the memory at `data`. If not, they cannot quantise, compare or
+  // write planes there, either.
   virtual bool reaches(const std::byte* data) const = 0;
-  // How peers are told of these bytes.
+  // How peers address these bytes.
   virtual LocalMemory describe(const std::byte* data, size_t bytes) const = 0;
   // Shared memory that make_copy() may copy tensors to and from. Throws Error(kResourceExhausted).
   virtual std::shared_ptr<std::byte> allocate(size_t bytes, size_t alignment) = 0;
 
   // Pulls from `peer`, which has given these keys, numbered from 0.
   virtual std::unique_ptr<PullRuns> make_pull(const Endpoint& peer, std::vector<RemoteKey> keys, bool digest) = 0;
-  // What tells `peer` of this rank's memory.
+  // The exporter that announces this rank's memory to `peer`.
   virtual std::unique_ptr<Exporter> make_exporter(const Endpoint& peer) const = 0;
   // A stream to `peer`, which drains it by `consumer`. `digest`: its runs digest their routes.
   struct Source {
@@ -100,8 +100,8 @@ class RunFactory {
   virtual std::unique_ptr<Run> make_digests(std::span<const SourceRoute> routes, const RunDone& done) = 0;
   // Copies within this rank's memory. A route's source is an own_range().
   virtual std::unique_ptr<Run> make_copy(std::span<const PullRoute> routes, const RunDone& done) = 0;
-  // Returns once all runs so far are made where they run, so that nothing that allocate() gave need be handed on for
-  // them any more. Throws what that failed with, kPeerLost, kDeadlineExceeded, kCancelled. Blocks.
+  // Returns once all runs so far exist where they run, so that memory of allocate() need not be passed on for them any
+  // more. Throws the error of that, kPeerLost, kDeadlineExceeded or kCancelled. Blocks.
   virtual void await_made(const Deadline& deadline, const std::stop_token& stop) = 0;
 
   // The step of a reduction that reads this rank's own terms, given by address as those of make_copy().

@@ -1,4 +1,4 @@
-// One transfer under way, on either side: what PullRun, SourceRun and ReduceRun have in common.
+// One transfer under way, on either side: the common part of PullRun, SourceRun and ReduceRun.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 namespace tessera {
 
 // Splits work into units that the pool's threads take in turn. Reusable: start() again once done. start() allocates
-// nothing. Thread-safe, except start() and the results, which belong to whoever was told that it is done.
+// nothing. Thread-safe, except start() and the results, which belong to the owner once it is done.
 class TransferRun : public Run {
  public:
   // Called once a start, on a worker thread, after the last access to anyone's memory. Must not throw or block. It may

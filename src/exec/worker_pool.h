@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Work for a pool. Belongs to whoever made it and must outlive its run; in one queue at a time.
+// Work for a pool. Its maker owns it; it must outlive its run, and is in one queue at a time.
 class Job {
  public:
   virtual ~Job() = default;
