@@ -61,7 +61,7 @@ class Attachment:
         self._asked: Future[None] | None = None  # that newest has begun, or waits for
 
     def close(self) -> _core.Batch | None:
-        """Ends what is being registered, and waits for that; the core's batch, which is the caller's to close."""
+        """Ends a registration under way and waits for its end; returns the core's batch, which the caller closes."""
         self.closed = True
         self._stop.request_stop()
         if self._registering != threading.get_ident():  # as in a signal handler
@@ -74,7 +74,7 @@ class Attachment:
         self.closed, self.core = True, None
 
     def ready(self, direction: Direction, timeout: float | None) -> tuple[_core.Batch, float | None]:
-        """The core's, registered with the other job, and what is left of `timeout`."""
+        """The core's batch, registered with the other job, and the rest of `timeout`."""
         core = self.core
         if core is not None and self.direction == direction:
             return core, timeout

@@ -1,4 +1,4 @@
-"""A registered batch: what is transferred as one."""
+"""A registered batch: tensors that are transferred as one."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class Batch(Closing):
     # --- inside the package
 
     def attach(self, direction: Direction) -> None:
-        """Registers it with the other job, when its tensors may not hold yet what is to be sent; blocks."""
+        """Registers it with the other job; its tensors need not be filled yet; blocks."""
         self._attachment.attach(direction, early=True)
 
     def ask(self, timeout: float | None) -> int:
@@ -344,7 +344,7 @@ class Batch(Closing):
             beginning.fail(error)
 
     def _wait_for_abandoned(self, before: Beginning, timeout: float | None) -> float | None:
-        """Until the transfer before this one, whose handle was dropped, has ended; what is left of `timeout`."""
+        """Waits until the last transfer, whose handle was dropped, has ended; returns the rest of `timeout`."""
         limit = self._timeout if timeout is None else timeout
         begin = time.monotonic()
         before.cancel(self.name)

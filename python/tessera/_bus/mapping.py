@@ -1,6 +1,6 @@
-"""Names on the bus that are not those of the tensors here: one tensor holds parts of several, or is a part of one.
+"""Names on the bus that differ from local ones: one tensor holds parts of several, or is a part of one.
 
-A map says, of a local tensor, which tensors of the bus it holds and where. Each such Part is registered as a tensor of
+A map tells which tensors of the bus a local tensor holds, and where. Each such Part is registered as a tensor of
 its own, a view of the local one: an engine's [q; k; v] is three tensors on the bus, and nothing is copied.
 """
 

@@ -177,7 +177,7 @@ class Registration:
 
     @property
     def wants_manifest(self) -> bool:
-        """Of a receiver: whether what it takes depends on what is offered."""
+        """For a receiver: whether the tensors that it takes depend on those offered."""
         sliced = any(piece.index is not None for piece in self._pieces.values())
         return self._missing_ok or sliced or bool(self._ties())
 
@@ -233,7 +233,7 @@ class Registration:
 
     @property
     def moved(self) -> list[str]:
-        """Which tensors are not where specs() says, and why."""
+        """The tensors that have moved since specs(), and why."""
         return [_changed(name, self._locations[name], now) for name, now in self._moved.items()]
 
     def relocated(self) -> list[_core.TensorSpec]:
@@ -241,7 +241,7 @@ class Registration:
         return self._specs(self._moved_pieces())
 
     def settle(self) -> None:
-        """From now on specs() says where they are."""
+        """From now on specs() has their present places."""
         self._pieces = self._moved_pieces()
         self._locations.update(self._moved)
         self._moved = {}

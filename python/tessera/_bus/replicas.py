@@ -1,4 +1,4 @@
-"""Replicas that ranks of one job register with disjoint meshes of their own: whoever receives takes a part from each.
+"""Replicas that ranks of one job register with disjoint meshes of their own: receivers take a part from each.
 
 FSDP2 over tensor parallelism does so with modules that the parallel plan leaves out; so does a job whose ranks each
 register a plain tensor. Nobody but the user keeps them equal, so they are compared before the first is sent.

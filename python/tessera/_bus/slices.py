@@ -26,7 +26,7 @@ _SHARDS = (_core.Shard, _core.StridedShard, _core.RaggedShard)
 def entries(index: Index | None, shape: Sequence[int]) -> tuple[Entry, ...]:
     """`index` of a tensor of that shape, one entry for each dim. None takes all of it.
 
-    Raises InvalidArgumentError for what is outside the shape, runs backwards or is no basic index.
+    Raises InvalidArgumentError if it is outside the shape, runs backwards or is not a basic index.
     """
     given = () if index is None else index if isinstance(index, tuple) else (index,)
     if len(given) > len(shape):
@@ -112,7 +112,7 @@ class Cut:
 
 
 def cut(layout: _core.Layout, shape: Sequence[int], rank: int, taken: Sequence[Entry]) -> Cut:
-    """The slice `taken` of a tensor of global `shape` that lies as `layout` says, seen from `rank`.
+    """The slice `taken` of a tensor of global `shape` with the layout `layout`, seen from `rank`.
 
     One of a dim that one axis shards contiguously becomes a RaggedShard by that axis; an element of a sharded dim is on
     only those ranks that hold it, so that its mesh has fewer axes. Either is a view on every rank.

@@ -1,4 +1,4 @@
-"""What tensors are quantised to on their way, as whoever registers them asks for it."""
+"""Formats that tensors are quantised to on their way, as a registration asks for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in dicts, and in what is nested in those, as a batch registers them: looked up again at every transfer."""
+"""Tensors in dicts, nested or not, as a batch registers them: looked up again at every transfer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Entry:
             written(tensor)
 
     def _tensor(self) -> Any:
-        """As it is now; likewise what is said beside it."""
+        """As it is now, with the layout given beside it."""
         value = self._find()
         if has_layout(value):
             if self._beside is None or not self._beside.says(value[1:]):

@@ -1,4 +1,4 @@
-"""Layouts out of whatever says one: text, (mesh, placements), torch's DTensor."""
+"""Layouts from text, (mesh, placements) or torch's DTensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the local tensors of a rank lie, and what is refused whoever's tensor it is."""
+"""Where the local tensors of a rank lie, and what is refused for tensors of any library."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Source(Protocol):
 
 
 class BringsSource(Protocol):
-    """A tensor that says itself how it is registered."""
+    """A tensor that defines itself how it is registered."""
 
     def __tessera_source__(self, name: str) -> Source: ...
 

@@ -27,7 +27,7 @@ def has_layout(value: Any) -> bool:
 
 
 class Beside:
-    """The layout that is said beside a local tensor, and its global shape if that is."""
+    """The layout given beside a local tensor, and its global shape if given."""
 
     def __init__(self, name: str, said: Sequence[Any]) -> None:
         """`said` is what follows the tensor."""
@@ -50,7 +50,7 @@ class Beside:
 
 
 class WithLayout:
-    """A local tensor whose layout is said beside it."""
+    """A local tensor whose layout is given beside it."""
 
     def __init__(self, source: Source, beside: Beside) -> None:
         self._source = source

@@ -24,7 +24,7 @@ tensors are those that were registered, which may be freed meanwhile."""
 
 
 def require_hold(hold: Any) -> None:
-    """Raises InvalidArgumentError for what is not a Hold."""
+    """Raises InvalidArgumentError unless it is a Hold."""
     choice("hold", hold, get_args(Hold))
 
 
@@ -32,7 +32,7 @@ def walk(
     tensors: Any, skipped: list[str], keep: Callable[[str], bool], hold: Hold = "strong"
 ) -> Iterator[tuple[str, Source, Any]]:
     """(name, source, tensor) of everything to be kept of a module, or of a dict of tensors, nested ones with dotted
-    names. Names of what is not a tensor are appended to `skipped`."""
+    names. Names of entries that are not tensors are appended to `skipped`."""
     if is_module(tensors):
         for name, source, tensor in walk_module(tensors, keep):
             if hold == "weak":
