@@ -92,7 +92,7 @@ class ByteReader {
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
 
-  // For what a later version may have more to say of.
+  // For messages that a later version may extend.
   void skip_rest() { bytes_ = {}; }
 
   std::string_view what() const { return what_; }

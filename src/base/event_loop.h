@@ -35,7 +35,7 @@ class EventLoop {
   using FdCallback = std::function<void(uint32_t events)>;  // EPOLLIN, EPOLLOUT, EPOLLHUP, ... that hold
   using TimerId = uint64_t;                                 // 0 is no timer
 
-  // `name` is the thread's. Timers go by `clock`; one that stands still is to be moved in a posted task.
+  // `name` is the thread's. Timers follow `clock`; one that stands still must be moved in a posted task.
   explicit EventLoop(std::string name, const Clock& clock = Clock::steady());
   // Stops.
   ~EventLoop();

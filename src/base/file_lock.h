@@ -17,7 +17,7 @@ bool lock_fd(int fd, const Deadline& deadline);
 UniqueFd try_lock_file(const std::string& path);
 // Whether someone holds the flock of that file. Creates nothing, and to look takes a shared lock for a moment.
 bool is_lock_held(const std::string& path);
-// The same as try_lock_file(), but waits for whoever holds it, and for the next one if that removes the file; empty at
+// The same as try_lock_file(), but waits for its holder, and for the next one if that removes the file; empty at
 // the deadline, or if the folder has been removed. For locks that are held briefly.
 UniqueFd lock_file(const std::string& path, const Deadline& deadline);
 // Whether the path still names the file that is open.

@@ -27,7 +27,7 @@ struct Said {
   const Launcher* launcher = nullptr;
 };
 
-// What the environment says of this process; nothing where nobody says it.
+// Rank and world size of this process as the environment sets them; none if nothing does.
 struct Launch {
   std::optional<Said> rank;
   std::optional<Said> world;
@@ -46,6 +46,6 @@ struct Given {
 Launch launched(const Environment& environment, Given given = {});
 
 std::string rank_variables();   // "TESSERA_RANK, RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID"
-std::string world_variables();  // likewise
+std::string world_variables();  // the same
 
 }  // namespace tessera

@@ -2,13 +2,13 @@
 //
 // TESSERA_LOG sets the level (trace, debug, info, warn, error, off; default warn):
 //
-//   error  an invariant of Tessera's or a callback failed, and nobody else is told
+//   error  an invariant of Tessera or a callback failed, and nobody else learns of it
 //   warn   it goes on, but a person should look: a peer refused, a late rank, a lease lost
 //   info   once in the life of a process, connection, pair or batch
 //   debug  once a version
 //   trace  once a message
 //
-// What a caller is told by an exception is not logged as well.
+// Errors that a caller gets as an exception are not logged as well.
 //
 // TESSERA_LOG_FORMAT sets the form (text, logfmt, json; default text). A line has the time, the level, process and
 // thread, the event's name and fields where it has some, and the message:

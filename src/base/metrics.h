@@ -2,7 +2,7 @@
 //
 // Counting costs one relaxed atomic addition, on a cache line of its own; it never locks, allocates or fails, so it may
 // stand on any path, but once a piece of work rather than once a byte. Series are fixed, except for one family with a
-// series a batch, of which there are kMostBatches at most; what a peer says never becomes a label.
+// series a batch, of which there are kMostBatches at most; text from a peer never becomes a label.
 //
 // Why not prometheus-cpp: its counters are doubles added to by compare-and-swap, its series are looked up by maps of
 // strings, and its server is civetweb, whose threads take the host program's signals. This is one file.
@@ -82,8 +82,8 @@ class Metrics {
   Counter versions_offered;
   Counter versions_withdrawn;
   Counter versions_committed;  // staged receives
-  Counter versions_aborted;    // likewise
-  Counter versions_undecided;  // likewise
+  Counter versions_aborted;    // the same
+  Counter versions_undecided;  // the same
   Counter digest_mismatches;
   Gauge sessions;
   Counter sessions_lost;

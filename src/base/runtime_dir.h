@@ -3,9 +3,9 @@
 //   ROOT/                 0700, ours, not a symbolic link
 //   ROOT/p-<16 hex>/      one a process (in fact one a RuntimeDir), holding
 //   ROOT/p-<16 hex>/lock  an flock held for the RuntimeDir's life
-//   ROOT/p-<16 hex>/owner who made it, for people: `tessera doctor`
+//   ROOT/p-<16 hex>/owner its maker, for people: `tessera doctor`
 //
-// Whether a folder is left over from a dead process is judged only by that flock, never by a pid; whoever opens the
+// Only that flock tells whether a folder is left over from a dead process, never a pid; a process that opens the
 // root removes such folders. A forked child holds none of its parent's locks.
 #pragma once
 

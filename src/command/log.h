@@ -59,7 +59,7 @@ class CommandLog {
   std::map<uint64_t, std::vector<std::weak_ptr<ReplySink>>> running_ GUARDED_BY(mutex_);
   std::map<uint64_t, CommandOutcome> finished_ GUARDED_BY(mutex_);
   std::deque<uint64_t> order_ GUARDED_BY(mutex_);  // of finished_
-  // The highest id that is remembered no longer: what is below and unknown may have run.
+  // The highest id that is no longer remembered: an unknown id below it may have run.
   uint64_t forgotten_ GUARDED_BY(mutex_) = 0;
 };
 

@@ -157,8 +157,8 @@ class RingEnd {
   RingEnd(const RingEnd&) = delete;
   RingEnd& operator=(const RingEnd&) = delete;
 
-  // Ends the ring for both sides, whatever becomes of the other: also for whoever learns that the other has died.
-  // Nothing is pushed any more; what was pushed can still be popped.
+  // Ends the ring for both sides, whatever happens to the other one, and even after its death.
+  // Nothing can be pushed any more; records that were pushed can still be popped.
   void close() {
     own_.closed.store(1, std::memory_order_seq_cst);
     wake_peer();
@@ -178,7 +178,7 @@ class RingEnd {
     if (peer_.asleep.exchange(0, std::memory_order_seq_cst) != 0) Sync::wake(peer_.asleep);
   }
 
-  // Polls until there is something else to say than kNotYet.
+  // Polls until the state is not kNotYet.
   template <typename Poll>
   RingState wait(Poll poll, const Deadline& deadline) {
     RingState state = poll();

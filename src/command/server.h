@@ -24,7 +24,7 @@ struct Command {
   std::span<const std::byte> payload;  // while the handler runs
 };
 
-// Owes one command its answer. Move-only; answers from any thread, also once the server is gone: the log remembers it
+// The duty to answer a command. Move-only; answers on any thread, even once the server is gone: the log remembers it
 // for a client that repeats the command. Never blocks. Destroyed without an answer, it answers kInternal.
 class Replier {
  public:

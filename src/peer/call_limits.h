@@ -16,7 +16,7 @@ namespace tessera {
 struct CallLimits {
   Deadline deadline;
   std::stop_token stop;
-  // For processes to come back, however long that takes: who is absent is mentioned once, and is waited for even if it
+  // For processes to come back, however long that takes: an absent one is logged once, and awaited even if it
   // has left.
   bool background = false;
   // Not for a peer job that has left the pair altogether: rejoin() throws kNotFound.

@@ -1,4 +1,4 @@
-// The connections of an agent with others: it greets who dials, dials whom it calls, and carries all links between two
+// The connections of an agent with others: it greets callers, dials those it calls, and carries all links between two
 // agents over one connection, whichever side has dialed it.
 #pragma once
 
@@ -57,8 +57,8 @@ class ConnectionPool {
  public:
   using OnLink = std::function<void(std::shared_ptr<Link>)>;
   struct Events {
-    std::function<void(Caller)> on_caller;  // an exception ends the link, and is told to the caller
-    std::function<Report()> report;         // for who asks
+    std::function<void(Caller)> on_caller;  // an exception ends the link, and is sent to the caller
+    std::function<Report()> report;         // for Inspect
   };
 
   ConnectionPool(EventLoop& loop, const Identity& identity, const Incarnation& incarnation, Events events);
@@ -66,7 +66,7 @@ class ConnectionPool {
   ConnectionPool(const ConnectionPool&) = delete;
   ConnectionPool& operator=(const ConnectionPool&) = delete;
 
-  // Greets whoever has connected to this agent. Throws kPermissionDenied for another user, kResourceExhausted.
+  // Greets a caller that has connected to this agent. Throws kPermissionDenied for another user, kResourceExhausted.
   void accept(UniqueFd socket);
   // A link over a connection that there is; false if there is none. `on_link` runs before anything can come over it.
   bool attach(const Callee& callee, const Attach& attach, const OnLink& on_link);
@@ -83,7 +83,7 @@ class ConnectionPool {
     bool left = false;    // dialed: Goodbye was said
     bool proven = false;  // accepted: it is the process that its Hello names
     std::string callee;   // dialed: by name
-    Hello hello;          // who it is; of a dialed one that has not answered, who it should be
+    Hello hello;          // its identity; of a dialed peer without an answer yet, the expected one
     EventLoop::TimerId timer = 0;
     pid_t pid = 0;
   };

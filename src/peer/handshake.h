@@ -109,7 +109,7 @@ struct Attach {
 struct Detach {
   static constexpr auto kType = HandshakeMessage::kDetach;
   Status status;  // why, if it is not simply over
-  // What the one who is told says of it: `name` is the rank that detached.
+  // The error that its receiver reports: `name` is the rank that detached.
   Status reason(const std::string& name) const;
   static void fields(auto& f, auto& self) { heard_status_field(f, self.status); }
 };

@@ -1,4 +1,4 @@
-// Asking an agent of this machine what it is about; blocking, without an agent of one's own.
+// Asks an agent of this machine for its report; blocking, without an agent of its own.
 #pragma once
 
 #include <string>

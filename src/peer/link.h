@@ -25,13 +25,13 @@ class PeerConnection;
 class Link : public std::enable_shared_from_this<Link> {
  public:
   // Called with each frame but Reject and Closed, which end the link. An exception out of it ends the link with that
-  // error: the peer sent what it must not, or asks for what cannot be. The peer is told by a Reject.
+  // error: the peer sent something forbidden, or asks for the impossible. A Reject tells it.
   using OnFrame = std::function<void(Frame&)>;
   // Called once, unless close() came first: why the link ended, naming the peer.
   using OnEnd = std::function<void(const Status&)>;
   // Called with a Detach, after which the link is closed. Where it is not given, on_frame gets the frame.
   using OnDetach = std::function<void(const Detach&)>;
-  // Called with what a Broken says; likewise.
+  // Called with the error of a Broken; the same.
   using OnBroken = std::function<void(const Status&)>;
 
   // The only link of a socket of its own, on stream 0: close() closes the socket.
@@ -51,7 +51,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void poll();
   void set_limits(FrameLimits limits);
 
-  // Nothing is sent before the link is attached: whoever calls waits to be answered.
+  // Nothing is sent before the link is attached: a caller waits for the answer.
   template <typename Message>
   void send(const Message& message, std::vector<UniqueFd> fds = {}) {
     outgoing_.clear(kKeptBytes);

@@ -59,7 +59,7 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   }
   // Tells the peer why and closes; the links end with that reason, too.
   void reject(const Status& reason);
-  void close();  // nobody is told here, but by on_end
+  void close();  // only on_end reports it here
 
  private:
   friend class Link;
@@ -90,7 +90,7 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   void dispatch(Frame& frame);
   void handle_attach(Frame& frame);
   bool read_some();  // false once the peer has ended the stream
-  bool read_all();   // likewise
+  bool read_all();   // the same
   void end(const Status& status);
   void reject_and_end(const Status& reason, const Status& status);
   void close_socket();

@@ -30,7 +30,7 @@ class PeerWatch {
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
-  // kPeerLost if it, or its worker, is stopped. Whether it has ended is for liveness_of() to say.
+  // kPeerLost if it, or its worker, is stopped. liveness_of() tells whether it has ended.
   Status stopped(size_t peer) const;
 
  private:

@@ -1,4 +1,4 @@
-// What an agent says of itself to whoever asks, as `tessera top` does (docs/formats/bus-protocol.md). Inspect comes
+// An agent's report to `tessera top` and other processes of the user (docs/formats/bus-protocol.md). Inspect comes
 // instead of Hello; the answer is a Report.
 #pragma once
 
@@ -66,7 +66,7 @@ struct BatchReport {
   std::vector<Peer> peers{};
 
   std::string operation{};  // under way: "send", "recv", "stage", "commit"; empty: none
-  std::string phase{};      // what it does now
+  std::string phase{};      // the present step
   int64_t operation_version = 0;
   int64_t operation_microseconds = 0;
   int64_t bytes_done = 0;

@@ -16,18 +16,18 @@ namespace tessera {
 
 inline constexpr size_t kMaxWaiting = 4096;
 
-// A link whose other end has said who it is and what it wants.
+// A link whose other end has sent its identity and its purpose.
 struct Caller {
   std::shared_ptr<Link> link;
   Hello hello;
   Attach attach;
 };
 
-// Whoever takes callers for a session of a batch. Called on the loop's thread.
+// Takes callers for a session of a batch. Called on the loop's thread.
 class Acceptor {
  public:
   virtual ~Acceptor() = default;
-  // Takes the link over, or throws Error: the caller is told and the link closed.
+  // Takes over the link, or throws Error, which the caller gets before the link is closed.
   virtual void accept(Caller caller) = 0;
 };
 

@@ -1,12 +1,12 @@
 // "auto": one of the processes of a machine hosts the store for the others, on a Unix socket in the runtime folder.
 //
-//   ROOT/store.lock     an flock held by the host: whoever takes it is the next one
+//   ROOT/store.lock     an flock held by the host: the process that takes it is the next
 //   ROOT/store.sock     where it listens
 //   ROOT/store.members  its clients, for the next host: whom to wait for
 //   ROOT/store.leaving  an flock held for a moment by whoever ends, host or client: one after the other, so that the
 //                       last one finds what the others have left
 //
-// A host that ends removes what nobody needs any more; one that is killed leaves files that the next one replaces.
+// A host that ends removes files that nobody needs any more; a killed host leaves files that the next one replaces.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ class AutoHost {
   ~AutoHost();
   // What a host that was killed has left, by name; nothing while somebody hosts.
   static std::vector<std::string> left_over(const std::string& root);
-  // For a client that has ended while nobody hosts: removes what no living client needs.
+  // For a client that has ended while nobody hosts: removes files that no living client needs.
   static void tidy(const std::string& root, uint64_t own_client) noexcept;
   AutoHost(const AutoHost&) = delete;
   AutoHost& operator=(const AutoHost&) = delete;

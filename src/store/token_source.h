@@ -18,7 +18,7 @@ std::optional<Token> given_token();
 // The parts of it: `value` and `file` may be empty.
 std::optional<Token> given_token(const std::string& value, const std::string& file);
 
-// Leaves the token of the store at `address` in its own folder; whoever looks finds all of it or none.
+// Leaves the token of the store at `address` in its own folder; readers find all of it or nothing.
 void publish_token(const RuntimeDir& dir, const std::string& address, const Token& token);
 // The token that a living store at `address` has left in this root. Only a store that other users cannot reach by the
 // file system could have written it.

@@ -19,7 +19,7 @@ struct Client::Call {
   std::string what;  // "put 'a/b/c'"
   std::vector<std::byte> request;
   std::function<void(ByteReader&)> on_reply;  // on the client's thread
-  bool grants = false;                        // a lease, which is of no use once nobody waits for it
+  bool grants = false;                        // a lease, which is useless once nobody waits for it
 
   Mutex mutex;
   CondVar changed;

@@ -30,7 +30,7 @@ class Connector {
 
 // `client` is the client's id; `root` the runtime folder, which must be there.
 std::unique_ptr<Connector> make_auto_connector(const std::string& root, uint64_t client);
-// Throws kInvalidArgument for what is not a HOST:PORT, and what given_token() throws where the token cannot be used.
+// Throws kInvalidArgument if it is not a HOST:PORT, and what given_token() throws if the token cannot be used.
 std::unique_ptr<Connector> make_tcp_connector(std::string_view address, const std::string& root);
 std::unique_ptr<Connector> make_unix_connector(std::string_view path);
 

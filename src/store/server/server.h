@@ -52,7 +52,7 @@ struct ServerOptions {
   std::optional<Token> token{};   // what clients must prove to know; for TCP
   Duration greeting = std::chrono::seconds(10);  // a new connection's time to say hello
   size_t max_greeting = 512;                     // connections that have not
-  // Called on the server's thread when a client has come or gone, with all there are and those awaited. Must not throw.
+  // Called on the server's thread when a client has come or gone, with all present and awaited ones. Must not throw.
   std::function<void(const std::vector<Member>&)> on_members{};
 };
 
@@ -67,7 +67,7 @@ class Server final : public StoreServer {
   void stop() { loop_.stop(); }
   // After stop(): the clients that are still there, even where it had no time to notice, and those awaited.
   std::vector<Member> connected_members() const;
-  bool gathering() const { return !awaited_.empty(); }  // some of them have not come back yet; likewise
+  bool gathering() const { return !awaited_.empty(); }  // some of them have not come back yet; the same
   // For tests: what moves a FakeClock must run on this loop.
   EventLoop& loop() { return loop_; }
 
@@ -85,7 +85,7 @@ class Server final : public StoreServer {
     FrameReader reader;
     FrameWriter writer;
     std::optional<StoreHello> hello;   // once it has said so, and proved that it may
-    std::optional<Greeting> greeting;  // until then: what it has said, and what it must prove
+    std::optional<Greeting> greeting;  // until then: its hello, and what it must prove
     EventLoop::TimerId greeting_timer = 0;
     std::map<uint64_t, std::string> watches;  // prefix by id
     std::optional<Frame> held;                // waits for the end of gathering; meanwhile nothing more is read
