@@ -68,7 +68,7 @@ class AgentSession {
   void interrupt() {
     if (alive()) tell(AgentMessage::kInterrupt);
   }
-  // For whoever has waited for the agent for kSilence. Does not block.
+  // For a caller that has waited for the agent for kSilence. Does not block.
   void look_whether_stopped();
 
  private:

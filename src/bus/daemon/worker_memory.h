@@ -1,4 +1,4 @@
-// Where a worker's tensors lie, as its agent daemon is told: in Tessera's shared memory, which the agent maps, or in
+// The places of a worker's tensors for its agent daemon: in Tessera's shared memory, which the agent maps, or in
 // private memory, which the worker lends (lender.h).
 #pragma once
 

@@ -43,7 +43,7 @@ class Lender {
   // and this thread what the runs that have ended wrote. What lies between them is another process, of which the
   // language's memory model knows nothing.
   void fence() { const MutexLock lock(mutex_); }
-  // For an operation that has failed: ends what is under way, and what the agent has said until now, and waits for it.
+  // After a failed operation: ends all runs under way, handles all frames of the agent so far, and waits for both.
   // Then nothing touches the tensors until the agent begins a further operation. Any thread but its own.
   void quiesce();
   // Likewise, for good. More than once.

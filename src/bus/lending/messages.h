@@ -12,7 +12,7 @@
 //                             RunEnded     done, or why not
 //   AbortRun                             end it
 //   DropRun                              forget it
-//   Sync                      Synced       all that was said before has been done
+//   Sync                      Synced       everything sent before has been done
 #pragma once
 
 #include <cstdint>

@@ -49,13 +49,13 @@ class AmaxExchange {
   // once where nobody is left to be asked. A version may be begun again once it is over. REQUIRES: ready(), not busy
   void start(int64_t version, std::span<const float> amaxes, const NonfiniteFinding& finding = {});
   void abort(const Status& status);  // what was begun, if anything: agreed() follows at once, and the others fail, too
-  // This rank will not tell of a version that others may tell of: likewise, without agreed(). REQUIRES: not busy
+  // This rank sends no amaxes of a version that others may send: the same, without agreed(). REQUIRES: not busy
   void give_up(int64_t version, const Status& status);
   // Nor of any up to this one, which it had sent before this session was there. REQUIRES: not busy
   void passed(int64_t version);
 
   bool busy() const { return version_ != 0; }
-  std::vector<std::string> waiting_for() const;  // who has not told, as far as this rank can see
+  std::vector<std::string> waiting_for() const;  // ranks without amaxes yet, as far as this rank can see
   std::vector<Link*> awaited_links() const;      // theirs
   std::vector<Link*> links() const;
   void detach(const Status& why);
@@ -71,7 +71,7 @@ class AmaxExchange {
     bool reported = false;         // it has told of a version, and not been answered
     Amaxes report;                 // the last one
     uint32_t answered = 0;         // the last epoch that it was
-    int64_t passed = 0;            // it will not tell of versions up to this
+    int64_t passed = 0;            // it sends no amaxes of versions up to this
     // The version that it has given up last and why, where it has told of a later one since. 0: none
     int64_t given_up = 0;
     Status given_up_for;
@@ -98,7 +98,7 @@ class AmaxExchange {
   Status status_of(const NonfiniteFinding& finding) const;
   Status not_collective(const Follower& follower) const;
   static Status told_by(const Follower& follower);     // why it has no amaxes
-  Status heard_from_here(const Status& status) const;  // as the others are told
+  Status heard_from_here(const Status& status) const;  // as the others get it
   static Status has_passed(const std::string& name, int64_t version);
 
   Agent& agent_;
@@ -115,8 +115,8 @@ class AmaxExchange {
 
   std::map<Rank, Follower> followers_;  // of rank 0
   int64_t passed_ = 0;
-  Amaxes read_;  // likewise
-  Agreed told_;  // likewise
+  Amaxes read_;  // the same
+  Agreed told_;  // the same
 
   int64_t version_ = 0;  // begun
   Amaxes own_;           // what this rank has found, in the order of keys_; then what all have

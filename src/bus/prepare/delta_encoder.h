@@ -32,7 +32,7 @@ class DeltaEncoder final : public PreparationStep {
   // What start() began is over: never before start() returns.
   using Compared = std::function<void(const Status&)>;
 
-  // Allocates a copy of what is sent, and room for pieces that is taken as they need it. Throws kResourceExhausted.
+  // Allocates a copy of the sent data; room for pieces is allocated on demand. Throws kResourceExhausted.
   // REQUIRES: that `setup`, and what source_of() names, outlive it.
   DeltaEncoder(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Compared compared);
   ~DeltaEncoder() override;  // REQUIRES: not busy

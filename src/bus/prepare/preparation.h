@@ -47,7 +47,7 @@ class Preparation {
   // REQUIRES: not busy. `copied`: the slot holds the version; else copied() is to follow.
   void start(int64_t version, uint32_t slot, bool copied);
   void copied();
-  void abort(const Status& status);  // of the version that was started last: what is done of it does not count
+  void abort(const Status& status);  // of the version started last: its results do not count
   bool busy() const;
   bool complete() const;  // all that start() began is done
   // Whether the digests of that version in that slot, and perhaps deltas, are there.
@@ -55,8 +55,8 @@ class Preparation {
 
   // The ranks of this job have sent versions up to this one without this session.
   void passed(int64_t version);
-  std::string missing() const;       // who or what keeps the version: "it was still being quantised"
-  std::string awaited() const;       // likewise: "version 7 to be quantised"
+  std::string missing() const;       // what holds up the version: "it was still being quantised"
+  std::string awaited() const;       // the same: "version 7 to be quantised"
   std::vector<Link*> links() const;  // with own ranks
   void detach(const Status& why);
 

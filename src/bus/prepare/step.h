@@ -12,9 +12,9 @@ class PreparationStep {
  public:
   virtual ~PreparationStep() = default;
 
-  // Of what lies in that slot. REQUIRES: not busy. Its end is told, and never before this returns.
+  // Begins, for that slot. REQUIRES: not busy. Its end is reported, and never before this returns.
   virtual void start(int64_t version, uint32_t slot) = 0;
-  virtual void abort(const Status& status) = 0;  // its end is told, if it is busy
+  virtual void abort(const Status& status) = 0;  // its end is reported, if it is busy
   // It will not be started for a version for which other ranks may have started theirs. REQUIRES: not busy
   virtual void give_up(int64_t /*version*/, const Status&) {}
   virtual bool busy() const = 0;

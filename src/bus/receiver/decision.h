@@ -17,7 +17,7 @@ class Decision {
   struct Events {
     // Rank 0: all ranks have got it. decided() is called; soon, but not at once.
     std::function<void(int64_t version, uint32_t epoch)> all_got;
-    // Whoever decides was lost, or does not know. The store is asked and decided() is called; not at once.
+    // The deciding rank was lost, or does not know. The store is asked, and decided() is called; not at once.
     std::function<void(int64_t version, uint32_t epoch)> ask_store;
     std::function<void(Decided::Verdict verdict, const Status& reason)> over;
   };

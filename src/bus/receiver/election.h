@@ -38,7 +38,7 @@ class Election {
   // By rank 0. Throws kMismatch for one that is out of turn.
   void hear(const Chosen& chosen);
   void begin(const Chosen& chosen);  // it is taken from now on
-  // It is not, for that reason: rank 0 chooses no other one before it has heard. REQUIRES: chosen()
+  // It is not taken, for that reason: rank 0 chooses no other version before it knows. REQUIRES: chosen()
   void pass_up(const Status& why);
   // Of the version that was begun last, to rank 0.
   void tell_got(int64_t version, const Status& status) const;
@@ -49,7 +49,7 @@ class Election {
   void choose();
   bool holding() const { return holding_ != 0; }
   void stop_holding();
-  // Once all senders hold the version: the others are told.
+  // Once all senders hold the version: announces it to the others.
   std::optional<Chosen> announce();
   // Throws kMismatch for one that is out of turn. Staged, what one has not got nobody takes; in place that rank takes
   // it again, with all the others.
@@ -60,7 +60,7 @@ class Election {
   bool all_have_announced() const { return all_have(announced_); }
   bool awaits(Rank rank) const { return !has_got(rank, announced_); }
   const Status& refusal() const { return refusal_; }  // of the first that has not got the present version
-  std::string missing() const;                        // who is waited for
+  std::string missing() const;                        // the ranks awaited
 
  private:
   const Identity& self_;

@@ -20,7 +20,7 @@
 
 namespace tessera::bus {
 
-// What a session tells the batch that receives. Called on the loop's thread.
+// Events of a session for the receiving batch. Called on the loop's thread.
 class ReceiverSessionOwner {
  public:
   virtual ~ReceiverSessionOwner() = default;
@@ -33,7 +33,7 @@ class ReceiverSessionOwner {
   virtual void on_recv_over(const Status& status) = 0;
   // Staged: all ranks have got it. The owner writes the decision down and calls decided(); soon, but not at once.
   virtual void on_all_got(int64_t version, uint32_t epoch) = 0;
-  // Staged: whoever decides was lost, or does not know. The owner asks the store and calls decided(); not at once.
+  // Staged: the deciding rank was lost, or does not know. The owner asks the store and calls decided(); not at once.
   virtual void on_ask_store(int64_t version, uint32_t epoch) = 0;
   virtual void on_unavailable(const Status& why) = 0;  // no version will come from this session any more
   virtual void on_receiver_retired() = 0;              // broken and idle: close and drop it, not at once
@@ -59,7 +59,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void fail_recv(const Status& status);
   void end_wait(const Status& status);                         // as it is. REQUIRES: waiting()
   Status stalled() const;                                      // no byte has come for too long
-  std::string missing() const { return election_.missing(); }  // who is waited for
+  std::string missing() const { return election_.missing(); }  // the ranks awaited
   std::string awaited() const;                                 // likewise, and for what: "trainer/0 to offer version 8"
   int64_t min_version() const { return election_.min_version(); }
   // This rank has that version, by a decision that it has learnt of since.

@@ -123,7 +123,7 @@ struct Seen {
 };
 inline constexpr uint32_t kMaxSeen = 2 * kMaxWorld;
 
-// A rank that cannot register tells the others why, so that they need not wait for it.
+// A rank that cannot register publishes the reason, so that the others need not wait for it.
 struct FailureRecord {
   Registration of;  // the one that failed
   Status status;
@@ -152,7 +152,7 @@ struct RenewalRecord {
   }
 };
 
-// What a rank tells its own ranks before it registers.
+// The value that a rank gives the other ranks of its job before it registers.
 struct GatheredRecord {
   Registration of;
   std::string value;

@@ -30,7 +30,7 @@ namespace tessera::bus {
 
 class SenderSession;
 
-// What a session tells the batch that offers. Called on the loop's thread.
+// Events of a session for the offering batch. Called on the loop's thread.
 class SenderSessionOwner {
  public:
   virtual ~SenderSessionOwner() = default;

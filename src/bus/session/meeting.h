@@ -16,7 +16,7 @@
 
 namespace tessera::bus {
 
-// What a meeting registers, and whom it tells.
+// What a meeting registers, and its listener.
 class MeetingOwner {
  public:
   virtual ~MeetingOwner() = default;

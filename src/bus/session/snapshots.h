@@ -1,5 +1,5 @@
-// Copies of the tensors that a rank registers, contiguous, in Tessera's shared memory: what is sent while the user goes
-// on writing, and what is received before all ranks agree to take it.
+// Contiguous copies of the tensors that a rank registers, in Tessera's shared memory: sent while the user goes on
+// writing, or received before all ranks agree to take them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What is said of one version after another over a connection that is prepared (peer/exchange/messages.h,
+// Messages about one version after another over a prepared connection (peer/exchange/messages.h,
 // docs/formats/bus-protocol.md):
 //
 //   puller                              source
