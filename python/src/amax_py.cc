@@ -8,6 +8,7 @@
 #include "base/message.h"
 #include "bindings.h"
 #include "choice.h"
+#include "given.h"
 #include "matrix_stack.h"
 
 namespace tessera::python {
@@ -76,13 +77,23 @@ void bind_history(nb::module_& module) {
       "    margin: Scales are 2^margin smaller than they could be; -64 to 64.")
       .def(
           "__init__",
-          [](AmaxHistory* self, Index length, const std::string& algorithm, int margin) {
+          [](AmaxHistory* self, Given<Index> given_length, Given<std::string> given_algorithm,
+             Given<int> given_margin) {
+            const Index length = given_length.as("AmaxHistory: length", "a whole number");
+            const std::string algorithm = given_algorithm.as("AmaxHistory: algorithm", "'max' or 'most_recent'");
+            const int margin = given_margin.as("AmaxHistory: margin", "a whole number from -64 to 64");
             if (length < 0)
               fail(ErrorCode::kInvalidArgument, "a history of {} amaxes: give its length, 1 or more"_message, length);
             new (self) AmaxHistory(static_cast<size_t>(length), chosen("algorithm", algorithm, kAlgorithms), margin);
           },
-          nb::arg("length") = AmaxHistory::kLength, nb::arg("algorithm") = "max", nb::arg("margin") = 0)
-      .def("push", &AmaxHistory::push, nb::arg("amax"), "As the newest; the oldest is dropped.")
+          nb::arg("length").none() = AmaxHistory::kLength, nb::arg("algorithm").none() = "max",
+          nb::arg("margin").none() = 0,
+          nb::sig("def __init__(self, length: int = 1024, algorithm: str = 'max', margin: int = 0) -> None"))
+      .def(
+          "push",
+          [](AmaxHistory& self, Given<double> amax) { self.push(static_cast<float>(amax.as("amax", "a number"))); },
+          nb::arg("amax").none(), nb::sig("def push(self, amax: float) -> None"),
+          "As the newest; the oldest is dropped.")
       .def_prop_ro("amax", &AmaxHistory::amax, "What the next scale is made of; 0, a scale of 1, while there is none.")
       .def_prop_ro("values", &AmaxHistory::values, "Newest first.")
       .def_prop_ro("length", &AmaxHistory::length, "How many are kept.")

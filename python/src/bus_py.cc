@@ -7,6 +7,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 #include <sys/eventfd.h>
@@ -20,6 +21,7 @@
 #include "base/fd.h"
 #include "base/thread.h"
 #include "bindings.h"
+#include "peer/identity.h"
 #include "planes.h"
 #include "waiting.h"
 
@@ -461,6 +463,8 @@ void bind_bus(nb::module_& module) {
   nb::class_<std::stop_source>(module, "StopSource", "Ends the calls that are given it, those that begin later, too.")
       .def(nb::init<>())
       .def("request_stop", [](std::stop_source& self) { released([&] { self.request_stop(); }); });
+  module.def("check_name", check_name, nb::arg("what"), nb::arg("name"),
+             "Raises InvalidArgumentError unless it may be the name of a job, pair, batch or namespace.");
   nb::class_<PyBus>(module, "Bus")
       .def(nb::init<std::string, Rank, int, std::string, std::string, std::string, int, bool, std::optional<double>,
                     std::optional<double>>(),

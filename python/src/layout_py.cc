@@ -8,9 +8,14 @@
 
 #include "base/fail.h"
 #include "bindings.h"
+#include "given.h"
 
 namespace tessera::python {
 namespace {
+
+constexpr const char* kWhole = "a whole number";
+constexpr const char* kWholes = "whole numbers";
+constexpr const char* kText = "a str";
 
 nb::object foreign(const char* function, nb::handle object) {
   return nb::module_::import_("tessera._tensors.foreign").attr(function)(object);
@@ -54,7 +59,10 @@ nb::tuple bounds_of(const IntervalSet& set) {
   return nb::tuple(bounds);
 }
 
-std::vector<Placement> placements_from(const nb::iterable& objects) {
+std::vector<Placement> placements_from(nb::handle objects) {
+  if (nb::isinstance<nb::str>(objects) || !nb::isinstance<nb::iterable>(objects))
+    fail(ErrorCode::kInvalidArgument, "placements {}: give a list of them, one for each axis of the mesh"_message,
+         shown(objects));
   std::vector<Placement> placements;
   for (const nb::handle object : objects) placements.push_back(placement_from(object));
   return placements;
@@ -104,9 +112,15 @@ void bind_placements(nb::module_& module) {
   nb::class_<Shard> shard(
       module, "Shard",
       "Split along tensor dim `dim` like torch.chunk: ceil(n/k) a rank, the last ones short or empty.");
-  shard.def(nb::init<int>(), nb::arg("dim")).def_ro("dim", &Shard::dim);
+  shard
+      .def(
+          "__init__", [](Shard* self, Given<int> dim) { new (self) Shard{.dim = dim.as("Shard: dim", kWhole)}; },
+          nb::arg("dim").none(), nb::sig("def __init__(self, dim: int) -> None"))
+      .def_ro("dim", &Shard::dim);
   make_printed_value(shard, [](const Shard& self) { return nb::make_tuple(self.dim); });
+}
 
+void bind_uneven_shards(nb::module_& module) {
   nb::class_<StridedShard> strided(
       module, "StridedShard",
       "DTensor's _StridedShard: the dim is cut into `split_factor` chunks first, each of them along the axis; a rank's "
@@ -114,13 +128,16 @@ void bind_placements(nb::module_& module) {
   strided
       .def(
           "__init__",
-          [](StridedShard* self, int dim, Index split_factor) {
+          [](StridedShard* self, Given<int> given_dim, Given<Index> given_factor) {
+            const int dim = given_dim.as("StridedShard: dim", kWhole);
+            const Index split_factor = given_factor.as("StridedShard: split_factor", kWhole);
             if (split_factor < 1)
               fail(ErrorCode::kInvalidArgument, "StridedShard({}): split_factor {} must be at least 1"_message, dim,
                    split_factor);
             new (self) StridedShard{.dim = dim, .split_factor = split_factor};
           },
-          nb::arg("dim"), nb::arg("split_factor"))
+          nb::arg("dim").none(), nb::arg("split_factor").none(),
+          nb::sig("def __init__(self, dim: int, split_factor: int) -> None"))
       .def_ro("dim", &StridedShard::dim)
       .def_ro("split_factor", &StridedShard::split_factor);
   make_printed_value(strided, [](const StridedShard& self) { return nb::make_tuple(self.dim, self.split_factor); });
@@ -131,21 +148,28 @@ void bind_placements(nb::module_& module) {
   ragged
       .def(
           "__init__",
-          [](RaggedShard* self, int dim, std::vector<Index> bounds) {
-            new (self) RaggedShard{.dim = dim, .bounds = std::move(bounds)};
+          [](RaggedShard* self, Given<int> dim, Given<std::vector<Index>> bounds) {
+            new (self) RaggedShard{.dim = dim.as("RaggedShard: dim", kWhole),
+                                   .bounds = bounds.as("RaggedShard: bounds", kWholes)};
           },
-          nb::arg("dim"), nb::arg("bounds"))
+          nb::arg("dim").none(), nb::arg("bounds").none(),
+          nb::sig("def __init__(self, dim: int, bounds: collections.abc.Sequence[int]) -> None"))
       .def_ro("dim", &RaggedShard::dim)
       .def_prop_ro("bounds", [](const RaggedShard& self) { return int_tuple(self.bounds); });
   make_printed_value(ragged, [](const RaggedShard& self) { return nb::make_tuple(self.dim, int_tuple(self.bounds)); });
+}
 
+void bind_partial(nb::module_& module) {
   nb::class_<Partial> partial(module, "Partial",
                               "Every rank along the axis holds a term of each element; `reduce_op` (sum, avg, min, max "
                               "or product) makes one value of them. Of a source only.");
   partial
       .def(
-          "__init__", [](Partial* self, const std::string& op) { new (self) Partial{.op = reduce_op_from(op)}; },
-          nb::arg("reduce_op") = "sum")
+          "__init__",
+          [](Partial* self, Given<std::string> op) {
+            new (self) Partial{.op = reduce_op_from(op.as("Partial: reduce_op", kText))};
+          },
+          nb::arg("reduce_op").none() = "sum", nb::sig("def __init__(self, reduce_op: str = 'sum') -> None"))
       .def_prop_ro("reduce_op", [](const Partial& self) { return std::string(to_string(self.op)); });
   make_printed_value(partial, [](const Partial& self) { return nb::make_tuple(std::string(to_string(self.op))); });
 }
@@ -156,9 +180,16 @@ void bind_mesh(nb::module_& module) {
                         "Mesh((2, 4), names=('dp', 'tp')) numbers the ranks from 0; `ranks` lists them otherwise.");
   mesh.def(
           "__init__",
-          [](Mesh* self, const std::vector<int>& shape, const std::optional<std::vector<std::string>>& names,
-             const std::optional<std::vector<Rank>>& ranks) { new (self) Mesh(make_mesh(shape, names, ranks)); },
-          nb::arg("shape"), nb::arg("names") = nb::none(), nb::arg("ranks") = nb::none())
+          [](Mesh* self, Given<std::vector<int>> shape, Given<std::optional<std::vector<std::string>>> names,
+             Given<std::optional<std::vector<Rank>>> ranks) {
+            new (self) Mesh(make_mesh(shape.as("Mesh: shape", kWholes),
+                                      names.as("Mesh: names", "a list of str, one for each axis, or None"),
+                                      ranks.as("Mesh: ranks", "a list of whole numbers, or None")));
+          },
+          nb::arg("shape").none(), nb::arg("names") = nb::none(), nb::arg("ranks") = nb::none(),
+          nb::sig(
+              "def __init__(self, shape: collections.abc.Sequence[int], names: collections.abc.Sequence[str] | None "
+              "= None, ranks: collections.abc.Sequence[int] | None = None) -> None"))
       .def_prop_ro("shape", [](const Mesh& self) { return int_tuple(shape_of(self)); })
       .def_prop_ro("names",
                    [](const Mesh& self) {
@@ -169,18 +200,56 @@ void bind_mesh(nb::module_& module) {
       .def_prop_ro("size", &Mesh::size)
       .def(
           "coordinate",
-          [](const Mesh& self, Rank rank) -> std::optional<IntTuple> {
-            const std::optional<int> position = self.position_of(rank);
+          [](const Mesh& self, Given<Rank> rank) -> std::optional<IntTuple> {
+            const std::optional<int> position = self.position_of(rank.as("rank", kWhole));
             if (!position) return std::nullopt;
             return int_tuple(self.coordinate(*position));
           },
-          nb::arg("rank"), "Where `rank` is along every axis; None if it is not in the mesh.")
-      .def("__contains__", [](const Mesh& self, Rank rank) { return self.position_of(rank).has_value(); })
+          nb::arg("rank").none(), nb::sig("def coordinate(self, rank: int) -> tuple[int, ...] | None"),
+          "Where `rank` is along every axis; None if it is not in the mesh.")
+      .def(
+          "__contains__",
+          [](const Mesh& self, nb::handle object) {
+            Rank rank = 0;
+            return convert(object, rank) && self.position_of(rank).has_value();
+          },
+          nb::arg("rank").none(), nb::sig("def __contains__(self, rank: object, /) -> bool"))
       .def("__len__", &Mesh::size);
   make_value(mesh, [](const Mesh& self) {
     return nb::make_tuple(nb::cast(shape_of(self)), nb::cast(names_of(self)), nb::cast(ranks_of(self)));
   });
   mesh.def("__repr__", [](const Mesh& self) { return fmt::format("Mesh({})", mesh_text(self)); });
+}
+
+void bind_shapes(nb::class_<Layout>& layout) {
+  layout
+      .def(
+          "bind", [](const Layout& self, Given<Shape> shape) { return self.bind(shape.as("shape", kWholes)); },
+          nb::arg("shape").none(), nb::sig("def bind(self, shape: collections.abc.Sequence[int]) -> Layout"),
+          "The same layout with negative dims resolved; raises InvalidArgumentError if it does not fit `shape`.")
+      .def(
+          "local_shape",
+          [](const Layout& self, Given<Shape> given, Given<Rank> rank) {
+            const Shape shape = given.as("shape", kWholes);
+            return int_tuple(self.bind(shape).local_shape(shape, rank.as("rank", kWhole)));
+          },
+          nb::arg("shape").none(), nb::arg("rank").none(),
+          nb::sig("def local_shape(self, shape: collections.abc.Sequence[int], rank: int) -> tuple[int, ...]"),
+          "Shape of the local tensor of `rank`, of a tensor of global `shape`; of a rank outside the mesh, zeros.")
+      .def(
+          "owned",
+          [](const Layout& self, Given<Shape> given, Given<Rank> rank) -> std::optional<nb::list> {
+            const Shape shape = given.as("shape", kWholes);
+            const Region region = self.bind(shape).owned(shape, rank.as("rank", kWhole));
+            if (region.empty()) return std::nullopt;
+            nb::list dims;
+            for (const IntervalSet& dim : region.dims()) dims.append(bounds_of(dim));
+            return dims;
+          },
+          nb::arg("shape").none(), nb::arg("rank").none(),
+          nb::sig("def owned(self, shape: collections.abc.Sequence[int], rank: int) -> "
+                  "list[tuple[tuple[int, int], ...]] | None"),
+          "What `rank` owns: for each dim its intervals (begin, end), ascending. None if it owns nothing.");
 }
 
 void bind_layouts(nb::module_& module) {
@@ -192,14 +261,18 @@ void bind_layouts(nb::module_& module) {
       "torch's own DeviceMesh and placements.");
   layout
       .def(
-          "__init__", [](Layout* self, const std::string& text) { new (self) Layout(Layout::parse(text)); },
-          nb::arg("text"))
+          "__init__",
+          [](Layout* self, Given<std::string> text) {
+            new (self)
+                Layout(Layout::parse(text.as("layout", "its text ('dp=2,tp=4:R,S1'), or a mesh and placements")));
+          },
+          nb::arg("text").none(), nb::sig("def __init__(self, text: str) -> None"))
       .def(
           "__init__",
-          [](Layout* self, nb::handle mesh, const nb::iterable& placements) {
+          [](Layout* self, nb::handle mesh, nb::handle placements) {
             new (self) Layout(mesh_from(mesh), placements_from(placements));
           },
-          nb::arg("mesh"), nb::arg("placements"),
+          nb::arg("mesh").none(), nb::arg("placements").none(),
           nb::sig("def __init__(self, mesh: Mesh | object, placements: collections.abc.Iterable[object]) -> None"))
       .def_prop_ro("mesh", &Layout::mesh)
       .def_prop_ro(
@@ -211,37 +284,30 @@ void bind_layouts(nb::module_& module) {
           },
           nb::sig("def placements(self) -> tuple[Replicate | Shard | StridedShard | RaggedShard | Partial, ...]"))
       .def(
-          "bind", [](const Layout& self, const Shape& shape) { return self.bind(shape); }, nb::arg("shape"),
-          "The same layout with negative dims resolved; raises InvalidArgumentError if it does not fit `shape`.")
-      .def("shifted", &Layout::shifted, nb::arg("offset"), "The same over ranks that are `offset` higher.")
+          "shifted", [](const Layout& self, Given<Rank> offset) { return self.shifted(offset.as("offset", kWhole)); },
+          nb::arg("offset").none(), nb::sig("def shifted(self, offset: int) -> Layout"),
+          "The same over ranks that are `offset` higher.")
       .def(
-          "with_ranks", [](const Layout& self, std::vector<Rank> ranks) { return self.with_ranks(std::move(ranks)); },
-          nb::arg("ranks"), "The same placements; position i of the mesh becomes ranks[i].")
-      .def(
-          "local_shape",
-          [](const Layout& self, const Shape& shape, Rank rank) {
-            return int_tuple(self.bind(shape).local_shape(shape, rank));
+          "with_ranks",
+          [](const Layout& self, Given<std::vector<Rank>> ranks) {
+            return self.with_ranks(ranks.as("ranks", kWholes));
           },
-          nb::arg("shape"), nb::arg("rank"),
-          "Shape of the local tensor of `rank`, of a tensor of global `shape`; of a rank outside the mesh, zeros.")
-      .def(
-          "owned",
-          [](const Layout& self, const Shape& shape, Rank rank) -> std::optional<nb::list> {
-            const Region region = self.bind(shape).owned(shape, rank);
-            if (region.empty()) return std::nullopt;
-            nb::list dims;
-            for (const IntervalSet& dim : region.dims()) dims.append(bounds_of(dim));
-            return dims;
-          },
-          nb::arg("shape"), nb::arg("rank"),
-          nb::sig("def owned(self, shape: collections.abc.Sequence[int], rank: int) -> "
-                  "list[tuple[tuple[int, int], ...]] | None"),
-          "What `rank` owns: for each dim its intervals (begin, end), ascending. None if it owns nothing.")
+          nb::arg("ranks").none(), nb::sig("def with_ranks(self, ranks: collections.abc.Sequence[int]) -> Layout"),
+          "The same placements; position i of the mesh becomes ranks[i].")
       .def("__str__", &Layout::to_string);
+  bind_shapes(layout);
   make_printed_value(layout, [](const Layout& self) { return nb::make_tuple(self.to_string()); });
 }
 
 }  // namespace
+
+std::string shown(nb::handle object) noexcept {
+  try {
+    return nb::cast<std::string>(nb::module_::import_("reprlib").attr("repr")(object));
+  } catch (...) {
+    return "(which has no repr)";
+  }
+}
 
 Mesh mesh_from(nb::handle object) {
   Mesh mesh;
@@ -264,8 +330,9 @@ nb::object placement_object(const Placement& placement) {
 }
 
 DType dtype_from(nb::handle object) {
-  if (nb::isinstance<nb::str>(object))
-    if (const std::optional<DType> dtype = dtype_of(nb::cast<std::string>(object))) return *dtype;
+  std::string name;
+  if (convert(object, name))
+    if (const std::optional<DType> dtype = dtype_of(name)) return *dtype;
   return parse_dtype(nb::cast<std::string>(foreign("dtype", object)));
 }
 
@@ -296,6 +363,8 @@ void bind_slices(nb::module_& module) {
 
 void bind_layout(nb::module_& module) {
   bind_placements(module);
+  bind_uneven_shards(module);
+  bind_partial(module);
   bind_mesh(module);
   bind_layouts(module);
   bind_slices(module);

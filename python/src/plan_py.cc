@@ -124,7 +124,8 @@ void bind_plan(nb::module_& module) {
       [](const Shape& shape, nb::handle dtype, const Layout& src, const Layout& dst) {
         return redistribute({.shape = shape, .dtype = dtype_from(dtype)}, src, dst);
       },
-      nb::arg("shape"), nb::arg("dtype"), nb::arg("src"), nb::arg("dst"));
+      nb::arg("shape"), nb::arg("dtype").none(), nb::arg("src"), nb::arg("dst"),
+      nb::sig("def plan(shape: collections.abc.Sequence[int], dtype: object, src: Layout, dst: Layout) -> Plan"));
   module.def("simulate_bytes", simulate_bytes, nb::arg("plan"), nb::arg("sources"), nb::arg("dtype") = nb::none(),
              nb::sig("def simulate_bytes(plan: Plan, sources: dict[int, bytes], dtype: object | None = None) -> "
                      "dict[int, bytes]"));

@@ -28,6 +28,11 @@ def text(what: str, value: Any) -> str:
     return value
 
 
+def optional_text(what: str, value: Any) -> str:
+    """The same, or None: empty."""
+    return "" if value is None else text(what, value)
+
+
 def whole(what: str, value: Any, lowest: int = -_LARGEST, highest: int = _LARGEST) -> int:
     """An int, or what Python takes as one: of NumPy, for example."""
     try:

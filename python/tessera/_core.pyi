@@ -127,7 +127,7 @@ class Mesh:
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """Where `rank` is along every axis; None if it is not in the mesh."""
 
-    def __contains__(self, arg: int, /) -> bool: ...
+    def __contains__(self, rank: object, /) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -158,16 +158,18 @@ class Layout:
     @property
     def placements(self) -> tuple[Replicate | Shard | StridedShard | RaggedShard | Partial, ...]: ...
 
-    def bind(self, shape: Sequence[int]) -> Layout:
-        """
-        The same layout with negative dims resolved; raises InvalidArgumentError if it does not fit `shape`.
-        """
-
     def shifted(self, offset: int) -> Layout:
         """The same over ranks that are `offset` higher."""
 
     def with_ranks(self, ranks: Sequence[int]) -> Layout:
         """The same placements; position i of the mesh becomes ranks[i]."""
+
+    def __str__(self) -> str: ...
+
+    def bind(self, shape: Sequence[int]) -> Layout:
+        """
+        The same layout with negative dims resolved; raises InvalidArgumentError if it does not fit `shape`.
+        """
 
     def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
         """
@@ -178,8 +180,6 @@ class Layout:
         """
         What `rank` owns: for each dim its intervals (begin, end), ascending. None if it owns nothing.
         """
-
-    def __str__(self) -> str: ...
 
     def __eq__(self, other: object, /) -> bool: ...
 
@@ -650,6 +650,11 @@ class StopSource:
     def __init__(self) -> None: ...
 
     def request_stop(self) -> None: ...
+
+def check_name(what: str, name: str) -> None:
+    """
+    Raises InvalidArgumentError unless it may be the name of a job, pair, batch or namespace.
+    """
 
 class Bus:
     def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool = True, timeout: float | None = None, stall: float | None = None) -> None: ...

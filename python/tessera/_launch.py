@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 
 from . import _core
+from ._arguments import whole
 from ._errors import InvalidArgumentError
+
+_LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1  # of an int
 
 
 def launch(rank: int | None, world: int | None) -> tuple[int, int]:
@@ -14,6 +17,8 @@ def launch(rank: int | None, world: int | None) -> tuple[int, int]:
 
     Raises InvalidArgumentError that names the argument or the variable.
     """
+    rank = None if rank is None else whole("rank", rank, _LOWEST, _HIGHEST)
+    world = None if world is None else whole("world", world, _LOWEST, _HIGHEST)
     said_rank, said_world = _core.launched(rank_given=rank is not None, world_given=world is not None)
     group = _process_group()
     rank, rank_source = _first(rank, said_rank, group and group[0], 0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _core
+from ._arguments import sizes, whole
 from ._errors import InvalidArgumentError
 from ._tensors.foreign import numpy_dtype, type_name
 from ._tensors.layouts import LayoutLike, as_layout
@@ -20,7 +21,7 @@ def plan(shape: Sequence[int], dtype: Any, src: LayoutLike, dst: LayoutLike) -> 
 
     Raises InvalidArgumentError if a layout does not fit the shape, or the destination is Partial.
     """
-    return _core.plan(list(shape), dtype, as_layout(src), as_layout(dst))
+    return _core.plan(sizes("shape", shape), dtype, as_layout(src), as_layout(dst))
 
 
 def simulate(plan: _core.Plan, arrays: Mapping[int, Any], dtype: Any = None) -> dict[int, Any]:
@@ -32,9 +33,13 @@ def simulate(plan: _core.Plan, arrays: Mapping[int, Any], dtype: Any = None) -> 
 
     Raises InvalidArgumentError if an array is missing, is not an array, or has another shape, dtype or byte order.
     """
+    if not isinstance(plan, _core.Plan) or not isinstance(arrays, Mapping):
+        raise InvalidArgumentError(
+            f"simulate({type_name(plan)}, {type_name(arrays)}): give a Plan, and {{rank: its local array}}"
+        )
     target = plan.dtype if dtype is None else _core.dtype(dtype)
     uses_torch = any(_is_torch(array) for array in arrays.values())
-    packed = {rank: _packed(plan, rank, array) for rank, array in arrays.items()}
+    packed = {rank: _packed(plan, whole("rank", rank), array) for rank, array in arrays.items()}
     unpack = tensor_of_bytes if uses_torch else _numpy_array
     return {
         rank: unpack(data, target, plan.dst.local_shape(plan.shape, rank))

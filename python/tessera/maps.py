@@ -13,10 +13,12 @@ mixtures of experts are known: see MODEL_TYPES.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _core
+from ._arguments import sizes, whole
 from ._bus.mapping import Mapped, Part
 from ._errors import InvalidArgumentError, UnimplementedError
 
@@ -38,7 +40,7 @@ def transformers(config: Any) -> Callable[[str, Any], Mapped]:
     _require_known(config)
 
     def gate_up(match: re.Match[str], tensor: Any) -> list[Part]:
-        experts, middle = _get(config, "num_experts"), _get(config, "moe_intermediate_size")
+        experts, middle = _count(config, "num_experts"), _count(config, "moe_intermediate_size")
         return [
             Part(f"{match[1]}{expert}.{name}.weight", whole=(expert, rows))
             for expert in range(experts)
@@ -46,7 +48,7 @@ def transformers(config: Any) -> Callable[[str, Any], Mapped]:
         ]
 
     def down(match: re.Match[str], tensor: Any) -> list[Part]:
-        experts = _get(config, "num_experts")
+        experts = _count(config, "num_experts")
         return [Part(f"{match[1]}{expert}.down_proj.weight", whole=expert) for expert in range(experts)]
 
     return _by_rules(
@@ -92,17 +94,18 @@ class _Engine:
     def __init__(
         self, config: Any, tp_rank: int, tp_size: int, ranks: Sequence[int] | None, expert_parallel: bool
     ) -> None:
-        group = list(range(tp_size) if ranks is None else ranks)
+        tp_size, tp_rank = whole("tp_size", tp_size, 1, _MOST), whole("tp_rank", tp_rank, 0, _MOST)
+        group = list(range(tp_size)) if ranks is None else list(sizes("ranks", ranks))
         if not 0 <= tp_rank < tp_size or len(group) != tp_size:
             raise InvalidArgumentError(f"tp_rank {tp_rank} of tp_size {tp_size}, ranks {group}: they do not agree")
         self._rank = tp_rank
         self._size = tp_size
         self._expert_parallel = expert_parallel
-        self._heads = int(_get(config, "num_attention_heads"))
-        self._kv_heads = int(_get(config, "num_key_value_heads", self._heads))
-        self._head_dim = int(_get(config, "head_dim", 0) or _get(config, "hidden_size") // self._heads)
-        self._vocabulary = int(_get(config, "vocab_size"))
-        self._experts = int(_get(config, "num_experts", 0))
+        self._heads = _count(config, "num_attention_heads", lowest=1)
+        self._kv_heads = _count(config, "num_key_value_heads", self._heads, lowest=1)
+        self._head_dim = _count(config, "head_dim", 0) or _count(config, "hidden_size") // self._heads
+        self._vocabulary = _count(config, "vocab_size")
+        self._experts = _count(config, "num_experts", 0)
         if self._heads % tp_size or max(self._kv_heads, tp_size) % min(self._kv_heads, tp_size):
             raise InvalidArgumentError(
                 f"{self._heads} heads and {self._kv_heads} kv heads cannot be shared out to {tp_size} ranks evenly"
@@ -215,6 +218,10 @@ def _by_rules(rules: dict[str, _Rule], otherwise: Callable[[str, Any], Mapped]) 
 
 
 def _require_known(config: Any) -> None:
+    if config is None or isinstance(config, str | bytes | int | float | list | tuple | type):
+        raise InvalidArgumentError(
+            f"config {reprlib.repr(config)}: give transformers' config, or the dict of config.json"
+        )
     kind = _get(config, "model_type", None)
     if kind is not None and kind not in MODEL_TYPES:
         raise UnimplementedError(
@@ -224,6 +231,11 @@ def _require_known(config: Any) -> None:
 
 
 _REQUIRED = object()
+_MOST = 1 << 31
+
+
+def _count(config: Any, field: str, default: Any = _REQUIRED, *, lowest: int = 0) -> int:
+    return whole(f"config: {field}", _get(config, field, default), lowest)
 
 
 def _get(config: Any, field: str, default: Any = _REQUIRED) -> Any:

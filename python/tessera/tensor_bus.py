@@ -12,12 +12,14 @@ It is built on the same parts as tessera.connect(), which is the shorter way.
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from . import _core
+from ._arguments import elements, optional_text, seconds, text, whole
 from ._bus.attachment import Direction, Mode, Share
 from ._bus.batch import Batch
 from ._bus.bus import require_direction, require_mode
@@ -27,6 +29,8 @@ from ._bus.wire import wire_by_position
 from ._closing import Closing, close_at_exit
 from ._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, NotFoundError
 from ._tensors.walk import Hold, require_hold, single
+
+MAX_RANKS = 1 << 31
 
 
 class TensorBusClient(Closing):
@@ -47,10 +51,10 @@ class TensorBusClient(Closing):
         namespace: str | None = None,
         agent: str | None = None,
     ) -> None:
-        self._rank = agent_rank
-        self._store = store or ""
-        self._namespace = namespace or ""
-        self._agent = agent or ""
+        self._rank = whole("agent_rank", agent_rank, 0, MAX_RANKS - 1)
+        self._store = optional_text("store", store)
+        self._namespace = optional_text("namespace", namespace)
+        self._agent = optional_text("agent", agent)
         self._lock = threading.Lock()
         self._buses: dict[tuple[str, int], _core.Bus] = {}  # by job and world
         self._pairs: dict[str, _JoinedPair] = {}
@@ -83,6 +87,10 @@ class TensorBusClient(Closing):
             AlreadyExistsError: The pair has been initialised already, or a living process has this rank.
             MismatchError: Ranks of one job disagree.
         """
+        pair_name, local_name = text("pair_name", pair_name), text("local_name", local_name)
+        remote_name = text("remote_name", remote_name)
+        expected_world_size = whole("expected_world_size", expected_world_size, 1, MAX_RANKS)
+        timeout = seconds("timeout", timeout)
         if (device_mesh is None) != (placements is None):
             raise InvalidArgumentError(f"pair {pair_name}: give device_mesh and placements, or neither")
         layout = None if device_mesh is None or placements is None else _core.Layout(device_mesh, placements)
@@ -144,10 +152,12 @@ class TensorBusClient(Closing):
         """
         require_mode(mode)
         require_hold(hold)
+        _core.check_name("batch_id", text("batch_id", batch_id))
+        timeout = seconds("timeout", timeout)
+        tensors = [_pair_of(each) for each in elements("tensors", tensors, "a list of (tensor, pair_name)")]
         with self._lock:
             if batch_id in self._handlers:
                 raise AlreadyExistsError(f"batch {batch_id}: it is registered already: close() it first")
-            tensors = list(tensors)
             wires = wire_by_position(wire, len(tensors))
             by_pair: dict[str, list[tuple[str, Any]]] = {}
             for position, (tensor, pair_name) in enumerate(tensors):
@@ -252,6 +262,7 @@ class BatchHandler(Closing):
         until that is done. If that fails, within `timeout` seconds, it raises the error once. So a job that sends must
         not call it before its first send, which would fail then.
         """
+        timeout = seconds("timeout", timeout)
         if self._direction == "send":
             return self._handle is None or self._handle.done()
         return self._batch.ask(timeout) > self._batch.version
@@ -277,6 +288,13 @@ class BatchHandler(Closing):
 
     def __repr__(self) -> str:
         return f"BatchHandler({self._batch!r})"
+
+
+def _pair_of(given: Any) -> tuple[Any, str]:
+    """(tensor, pair_name)."""
+    if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], str):
+        raise InvalidArgumentError(f"tensors: {reprlib.repr(given)} in the list: give (tensor, pair_name)")
+    return given[0], given[1]
 
 
 class _JoinedPair:

@@ -60,7 +60,7 @@ def test_a_map_names_tensors(names: Map, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        ({"a(": "b"}, r"map: key 'a\(' is no regular expression"),
+        ({"a(": "b"}, r"map: key 'a\(' is not a regular expression"),
         ({"(a)": r"\2"}, r"map: '\\\\2' beside the key '\(a\)': invalid group reference"),
         ({"a": 3}, r"map: a becomes 3: give a name, a Part"),
         ({"a": [3]}, r"map: a becomes 3 \(builtins.int\): give a name or a Part"),

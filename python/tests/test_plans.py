@@ -135,7 +135,7 @@ def test_the_picture_is_svg_and_what_a_notebook_shows(rows_to_columns: tessera.P
         ((4,), "f31", "2:S0", "1:R", "f31"),
         ((4,), "f32", "2:S0", "R", 'layout "R"'),
         ((4,), "f32", "2:S1", "1:R", "there is no dim 1"),
-        ((-4,), "f32", "2:S0", "1:R", "-4 is negative"),
+        ((-4,), "f32", "2:S0", "1:R", "sizes are 0 or more"),
         ((4,), "f32", "2:R,R", "1:R", "2:R,R"),
         ((4,), "f32", 5, "1:R", "layout 5"),
         ((4,), "f32", "2:R", "2:Psum", '"2:Psum" is Partial'),

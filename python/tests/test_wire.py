@@ -41,9 +41,10 @@ def test_names_are_those_on_the_bus() -> None:
 @pytest.mark.parametrize(
     ("wire", "text"),
     [
-        ("nvfp4", "wire 'nvfp4': give {regular expression of names: format, or None}"),
-        ({"(": "nvfp4"}, "wire: key '(' is no regular expression"),
-        ({1: "nvfp4"}, "wire: key 1 is no regular expression"),
+        (4, "wire 4: give the name of a format, or {regular expression of names: format, or None}"),
+        ("fp4", "wire: unknown format 'fp4': use one of fp8_e4m3, "),
+        ({"(": "nvfp4"}, "wire: key '(' is not a regular expression"),
+        ({1: "nvfp4"}, "wire: key 1: give a str"),
         ({".*": 4}, "wire: '.*' becomes 4: give the name of a format, or None"),
         ({".*": "fp4"}, "wire: '.*': unknown format 'fp4': use one of fp8_e4m3, "),
     ],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import reprlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, get_args
 
 from .. import _core
-from .._arguments import choice
+from .._arguments import choice, elements, flag, optional_text, pattern, seconds, text, whole
 from .._closing import Closing, close_at_exit
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from .._launch import launch
@@ -25,6 +24,7 @@ from .wire import Wire
 Names: TypeAlias = str | Iterable[str] | Callable[[str], bool]
 
 _SHOWN = 4  # names in a message
+MAX_THREADS = 1024
 
 
 def connect(
@@ -68,17 +68,19 @@ def connect(
         UnavailableError: No store answers.
         KeyboardInterrupt: Ctrl-C ends the wait.
     """
+    pair, role, peer = text("pair", pair), text("role", role), text("peer", peer)
+    timeout = seconds("timeout", timeout)
     own_rank, own_world = launch(rank, world)
     default = None if layout is None else as_layout(layout)
     core = _core.Bus(
         job=role,
         rank=own_rank,
         world=own_world,
-        store=store or "",
-        namespace=namespace or "",
-        agent=agent or "",
-        threads=threads,
-        digest=digest,
+        store=optional_text("store", store),
+        namespace=optional_text("namespace", namespace),
+        agent=optional_text("agent", agent),
+        threads=whole("threads", threads, 0, MAX_THREADS),
+        digest=flag("digest", digest),
         timeout=timeout,
     )
     try:
@@ -171,11 +173,12 @@ class Bus(Closing):
             map: Names on the bus, for local tensors and for parts of them: {local name: name, Part, list of
                 these, or None to leave it out}, with regular expressions as keys, or a function of (local name,
                 tensor) that returns the same. `tessera.maps` has some. only= and ignore= use local names.
-            wire: Formats that tensors are quantised to on their way: {regular expression: format, or None for no
-                format}. An expression must match the whole name on the bus; the first match counts. One job asks, or
-                both ask for the same. Only f64, f32, f16 and bf16 of two dims or more are quantised: each matrix of the
-                last two dims, with the amax of the sending job's whole tensor, or of the slice that is taken. Tensors
-                in private memory behind an agent daemon are not quantised yet: UnimplementedError.
+            wire: Formats that tensors are quantised to on their way: one for all tensors that it fits, or {regular
+                expression: format, or None for no format}. An expression must match the whole name on the bus; the
+                first match counts. One job asks, or both ask for the same. Only f64, f32, f16 and bf16 of two dims or
+                more are quantised: each matrix of the last two dims, with the amax of the sending job's whole tensor,
+                or of the slice that is taken. Tensors in private memory behind an agent daemon are not quantised yet:
+                UnimplementedError.
             hold: "strong": the batch keeps the module or dict alive, with its tensors, and looks each name up again at
                 every transfer: after `d["w"] = new` the new tensor is sent (and the old one released). A tensor that
                 no longer fits (another dtype, shape or layout) or was removed is an error before anything is sent. So
@@ -193,11 +196,19 @@ class Bus(Closing):
         require_hold(hold)
         if direction is not None:
             require_direction(direction)
+        _core.check_name("batch", text("batch", batch))
+        missing_ok, pinned, delta = (
+            flag(what, value) for what, value in (("missing_ok", missing_ok), ("pinned", pinned), ("delta", delta))
+        )
+        snapshots = whole("snapshots", snapshots, 2, 8)
+        timeout = self._timeout if timeout is None else seconds("timeout", timeout)
+        is_wanted = _matcher("only", only)
+        is_ignored = _matcher("ignore", ignore)
         given: dict[str, None] = {}  # names, in their order
 
         def keep(name: str) -> bool:
             given[name] = None
-            return (only is None or _matches(only, name)) and not (ignore is not None and _matches(ignore, name))
+            return (only is None or is_wanted(name)) and not (ignore is not None and is_ignored(name))
 
         with self._lock:
             pair = self._require_open()
@@ -220,7 +231,7 @@ class Bus(Closing):
                 batch,
                 [Share(self.pair, pair, registration)],
                 mode=mode,
-                timeout=self._timeout if timeout is None else timeout,
+                timeout=timeout,
                 snapshots=snapshots,
                 pinned=pinned,
                 delta=delta,
@@ -237,7 +248,8 @@ class Bus(Closing):
 
     def manifest(self, batch: str = "default", timeout: float | None = None) -> list[_core.ManifestEntry]:
         """The tensors that the other job offers under `batch`, once all its ranks have registered it."""
-        return self._require_open().manifest(batch, self._timeout if timeout is None else timeout)
+        limit = self._timeout if timeout is None else seconds("timeout", timeout)
+        return self._require_open().manifest(text("batch", batch), limit)
 
     def close(self) -> None:
         """Closes every batch and leaves the pair. Idempotent."""
@@ -302,8 +314,10 @@ def require_direction(direction: str) -> None:
     choice("direction", direction, get_args(Direction))
 
 
-def _matches(names: Names, name: str) -> bool:
-    if callable(names):
-        return bool(names(name))
-    patterns = [names] if isinstance(names, str) else names
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
+def _matcher(what: str, names: Names | None) -> Callable[[str], bool]:
+    """As a function of a name. Raises InvalidArgumentError."""
+    if names is None or callable(names):
+        return names or (lambda name: False)
+    given = [names] if isinstance(names, str) else elements(what, names, "a regular expression, a list, or a function")
+    patterns = [pattern(what, each) for each in given]
+    return lambda name: any(each.fullmatch(name) for each in patterns)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from .. import _core
+from .._arguments import pattern, sizes, text
 from .._errors import Error, InvalidArgumentError
 from .._tensors.foreign import type_name
 from .._tensors.layouts import LayoutLike, as_layout
 from .._tensors.location import Location
-from .slices import Entry, Index, cut, entries, index_text, is_sharded, sharding_axes, view
+from .slices import Entry, Index, cut, entries, index_text, is_sharded, require_index, sharding_axes, view
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,15 @@ class Part:
     source: Index | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        if not text("Part: name", self.name):
             raise InvalidArgumentError(f"Part({self.name!r}): a name is a text that is not empty")
         if self.layout is not None:
             object.__setattr__(self, "layout", as_layout(self.layout))
         if self.shape is not None:
-            object.__setattr__(self, "shape", tuple(self.shape))
+            object.__setattr__(self, "shape", sizes(f"part {self.name}: shape", self.shape))
+        for what in ("local", "whole", "source"):
+            if getattr(self, what) is not None:
+                require_index(f"part {self.name}: {what}", getattr(self, what))
         if self.whole is not None and not (self.local is None and self.layout is None and self.shape is None):
             raise InvalidArgumentError(
                 f"part {self.name}: whole= says local=, layout= and shape= already: give either it or them"
@@ -79,18 +83,13 @@ def compile_map(given: Map | None) -> Callable[[str, Any], list[Part]]:
 
 
 def _compile_rules(rules: Mapping[str, Mapped]) -> Callable[[str, Any], list[Part]]:
-    patterns = []
-    for key, mapped in rules.items():
-        try:
-            patterns.append((re.compile(key), _parts(key, mapped)))
-        except (re.error, TypeError) as error:
-            raise InvalidArgumentError(f"map: key {key!r} is no regular expression: {error}") from None
+    patterns = [(pattern("map: key", key), _parts(key, mapped)) for key, mapped in rules.items()]
 
     def apply(name: str, tensor: Any) -> list[Part]:
         if name in rules:
             return _parts(name, rules[name])
-        for pattern, parts in patterns:
-            if match := pattern.fullmatch(name):
+        for known, parts in patterns:
+            if match := known.fullmatch(name):
                 return [replace(part, name=_expand(match, part.name)) for part in parts]
         return [Part(name)]
 

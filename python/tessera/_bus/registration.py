@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import _core
+from .._arguments import text
 from .._errors import Error, InvalidArgumentError, MismatchError
 from .._tensors.location import Location, Source
 from .._tensors.shapes import Shape, global_shape
@@ -73,6 +74,7 @@ class Registration:
         parts_of = compile_map(names)
         taken: set[str] = set()
         for name, source, tensor in sources:
+            text("the name of a tensor,", name)
             if not (parts := parts_of(name, tensor)):
                 continue
             at = source.locate()
@@ -129,8 +131,8 @@ class Registration:
         shapes: dict[tuple[str, str], dict[int, Shape]] = {}
         readings: dict[tuple[str, str], int] = {}
         self._replicas, self._gathered_ties = [], []
-        for rank, text in enumerate(gathered):
-            of_rank = _read(rank, text)
+        for rank, told in enumerate(gathered):
+            of_rank = _read(rank, told)
             self._replicas.append(of_rank.replicas)
             self._gathered_ties += of_rank.ties
             for name, (layout, shape) in of_rank.shapes.items():

@@ -23,6 +23,18 @@ Entry: TypeAlias = int | range
 _SHARDS = (_core.Shard, _core.StridedShard, _core.RaggedShard)
 
 
+def require_index(what: str, index: Any) -> None:
+    """Raises InvalidArgumentError for what cannot be an index of any shape."""
+    for each in index if isinstance(index, tuple) else (index,):
+        bounds = (each.start, each.stop, each.step) if isinstance(each, slice) else (each,)
+        for bound in bounds:
+            if (bound is None and isinstance(each, slice)) or (
+                hasattr(bound, "__index__") and not isinstance(bound, bool | type)
+            ):
+                continue
+            raise InvalidArgumentError(f"{what}: index {each!r} ({type_name(each)}): give an int, a slice, or a tuple")
+
+
 def entries(index: Index | None, shape: Sequence[int]) -> tuple[Entry, ...]:
     """`index` of a tensor of that shape, one entry for each dim. None takes all of it.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .. import _core
+from .._arguments import pattern, text
 from .._errors import InvalidArgumentError
 
-# By name on the bus, a regular expression of the whole of it, the first that matches; None: as it is.
-Wire: TypeAlias = Mapping[str, str | None]
+# One format for all tensors that it fits. Or by name on the bus, a regular expression of the whole of it: the first one
+# that matches counts; None: as it is.
+Wire: TypeAlias = str | Mapping[str, str | None]
 
 
 def compile_wire(given: Wire | None) -> Callable[[str], str | None]:
@@ -18,16 +19,18 @@ def compile_wire(given: Wire | None) -> Callable[[str], str | None]:
     those there are."""
     if given is None:
         return lambda name: None
+    if isinstance(given, str):
+        for_all = _format("wire", given)
+        return lambda name: for_all
     if not isinstance(given, Mapping):
-        raise InvalidArgumentError(f"wire {given!r}: give {{regular expression of names: format, or None}}")
-    rules = []
-    for key, wire in given.items():
-        try:
-            pattern = re.compile(key)
-        except (re.error, TypeError) as error:
-            raise InvalidArgumentError(f"wire: key {key!r} is no regular expression: {error}") from None
-        rules.append((pattern, None if wire is None else _format(key, wire)))
-    return lambda name: next((wire for pattern, wire in rules if pattern.fullmatch(name)), None)
+        raise InvalidArgumentError(
+            f"wire {given!r}: give the name of a format, or {{regular expression of names: format, or None}}"
+        )
+    rules = [
+        (pattern("wire: key", key), None if wire is None else _format(f"wire: {key!r}", wire))
+        for key, wire in given.items()
+    ]
+    return lambda name: next((wire for known, wire in rules if known.fullmatch(name)), None)
 
 
 def wire_by_position(given: str | Sequence[str | None] | None, count: int) -> Wire | None:
@@ -35,7 +38,7 @@ def wire_by_position(given: str | Sequence[str | None] | None, count: int) -> Wi
     if given is None:
         return None
     if isinstance(given, str):
-        return {".*": given}
+        return given
     if not isinstance(given, Sequence):
         raise InvalidArgumentError(f"wire {given!r}: give the name of a format, or a list with one for each tensor")
     if len(given) != count:
@@ -43,10 +46,10 @@ def wire_by_position(given: str | Sequence[str | None] | None, count: int) -> Wi
     return {str(position): wire for position, wire in enumerate(given)}
 
 
-def _format(key: str, wire: str) -> str:
+def _format(where: str, wire: Any) -> str:
     if not isinstance(wire, str):
-        raise InvalidArgumentError(f"wire: {key!r} becomes {wire!r}: give the name of a format, or None")
+        raise InvalidArgumentError(f"{where} becomes {wire!r}: give the name of a format, or None")
     try:
-        return _core.wire_format(wire)
+        return _core.wire_format(text(where, wire))
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"wire: {key!r}: {error}, or None") from None
+        raise InvalidArgumentError(f"{where}: {error}, or None") from None

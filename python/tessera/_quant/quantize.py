@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from .. import _core
+from .._arguments import flag, text
 from .._errors import InvalidArgumentError
 from .._tensors.foreign import type_name
 from .._tensors.stacks import Stack, array_of, new_array, stack_of
@@ -68,13 +69,13 @@ def quantize(
     spec = spec_of(
         format,
         scaling=scaling,
-        hadamard=bool(hadamard),
-        rounding=str(rounding),
+        hadamard=flag("hadamard", hadamard),
+        rounding=text("rounding", str(rounding)),
         seed=_seed(seed, rounding),
-        eps=float(eps),
-        power_of_two=None if power_of_two is None else bool(power_of_two),
+        eps=_number("eps", eps),
+        power_of_two=None if power_of_two is None else flag("power_of_two", power_of_two),
         margin=_margin(history),
-        nonfinite=str(nonfinite),
+        nonfinite=text("nonfinite", str(nonfinite)),
     )
     new = partial(new_array, stack.of_torch)
     matrices = stack.shape[:-2]
@@ -102,7 +103,12 @@ def amax(x: Any) -> Any:
     A tensor is NumPy's (bf16 from ml_dtypes) or torch's on the CPU, of f32, f16 or bf16 and of any shape. NaN does not
     count, infinity does. An empty tensor, or one of only NaN, gives 0.
     """
-    if is_torch_tensor(x) or hasattr(x, "__array__") or not isinstance(x, Iterable):
+    if (
+        is_torch_tensor(x)
+        or hasattr(x, "__array__")
+        or not isinstance(x, Iterable)
+        or isinstance(x, str | bytes | Mapping)
+    ):
         return _core.tensor_amaxes([stack_of("given to amax()", x, any_dims=True).matrices])[0]
     stacks = [stack_of(f"{i} given to amax()", each, any_dims=True) for i, each in enumerate(x)]
     return _core.tensor_amaxes([stack.matrices for stack in stacks])
@@ -122,6 +128,13 @@ def _seed(seed: Any, rounding: str) -> int:
     if not 0 <= number < 2**64:
         raise InvalidArgumentError(f"seed={seed!r}: give a whole number from 0 to 2^64 - 1")
     return number
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgumentError(f"{what}={value!r}: give a number") from None
 
 
 def _margin(history: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from .. import _core
 from .._arguments import sizes as sizes_of
+from .._arguments import text, whole
 from .._errors import InvalidArgumentError
 from .._launch import launch
 from .._tensors.blocks import Block
@@ -110,7 +111,7 @@ class QuantizedTensor:
         if layout is None:
             return cls(spec, sizes, *_in_one_block(spec, sizes, names))
         bound = as_layout(layout).bind(sizes)
-        held = bound.local_shape(sizes, launch(rank, None)[0] if rank is None else rank)
+        held = bound.local_shape(sizes, launch(rank, None)[0] if rank is None else whole("rank", rank, 0))
         return cls(spec, held, *_in_one_block(spec, held, names), layout=bound, global_shape=sizes)
 
     @property
@@ -190,7 +191,8 @@ class QuantizedTensor:
 
 def spec_of(format: str, *, scaling: str | None = None, **options: Any) -> _core.QuantSpec:
     """Raises InvalidArgumentError unless they fit each other."""
-    spec = _core.QuantSpec(str(format), "16x16" if scaling is None else str(scaling), **options)
+    scales = "16x16" if scaling is None else text("scaling", str(scaling))
+    spec = _core.QuantSpec(text("format", str(format)), scales, **options)
     if scaling is not None and spec.format != "nvfp4":
         refuse_for(spec, "scaling", "nvfp4")
     return spec

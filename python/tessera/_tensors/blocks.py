@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _core
+from .._errors import ResourceExhaustedError
 from .foreign import numpy_dtype
 from .stacks import address_of
 from .torch import is_torch_tensor, tensor_in, torch_dtype
@@ -19,7 +20,7 @@ class Block:
     def __init__(self, size: int) -> None:
         """Of `size` bytes. Raises ResourceExhaustedError."""
         as_array = tensor_in if "torch" in sys.modules else as_numpy
-        self._bytes = as_array(_core.shared_bytes(size), "u8", (size,))
+        self._bytes = as_array(shared_bytes(size), "u8", (size,))
         self.address: int = 0 if size == 0 else address_of(self._bytes)
 
     def array(self, offset: int, shape: Sequence[int], dtype: str) -> Any:
@@ -29,6 +30,13 @@ class Block:
         return (
             self._bytes[offset : offset + size].view((torch_dtype if of_torch else numpy_dtype)(dtype)).reshape(shape)
         )
+
+
+def shared_bytes(size: int) -> Any:
+    """A block of that many. Raises ResourceExhaustedError."""
+    if size >= 1 << 62:
+        raise ResourceExhaustedError(f"{size} bytes of shared memory are wanted: no machine has them")
+    return _core.shared_bytes(size)
 
 
 def as_numpy(block: Any, name: str, sizes: tuple[int, ...]) -> Any:

@@ -53,7 +53,7 @@ def dtype(value: Any) -> str:
     if name not in _DTYPES and value is not None and not isinstance(value, str):
         import numpy
 
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(Exception):  # of whatever object
             name = numpy.dtype(value).name
     if name not in _DTYPES:
         raise InvalidArgumentError(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import _core
 from .._arguments import sizes as sizes_of
 from .._errors import InvalidArgumentError
-from .blocks import as_numpy
+from .blocks import as_numpy, shared_bytes
 from .dicts import leaves
 from .foreign import type_name
-from .modules import fsdp_parameters
+from .modules import fsdp_parameters, refuse_script
 from .torch import is_module, is_torch_tensor, local_tensor, move_storage, require_movable, tensor_in
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = None) -> Any:
         raise InvalidArgumentError(
             f"shape {sizes}: elements of f4 lie in pairs along the last dim: give at least one, of an even size"
         )
-    block = _core.shared_bytes(math.prod(sizes) * _core.bits_of(name) // 8)
+    block = shared_bytes(math.prod(sizes) * _core.bits_of(name) // 8)
     return tensor_in(block, name, sizes) if uses_torch else as_numpy(block, name, sizes)
 
 
@@ -109,6 +109,7 @@ def _parameters_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     """Where FSDP2 has gathered one, its shard: the gathered one is FSDP's to free."""
     sharded = fsdp_parameters(model)
     for prefix, module in model.named_modules():
+        refuse_script(module, prefix)
         for attribute, tensor in module._parameters.items():
             if tensor is not None:
                 fsdp = sharded.get((id(module), attribute))

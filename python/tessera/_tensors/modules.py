@@ -133,6 +133,8 @@ _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 def walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator[tuple[str, Source, torch.Tensor]]:
     """The names of model.state_dict() (without those of wrappers): parameters and persistent buffers; tied ones under
     each of their names."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        refuse_script(module, prefix)
     tree = ModuleTree(model)
     for prefix, module in model.named_modules(remove_duplicate=False):
         path = prefix.split(".") if prefix else []
@@ -167,6 +169,16 @@ def fsdp_parameters(model: torch.nn.Module) -> dict[tuple[int, str], Any]:
             for shared, attribute in zip(at.shared_modules, at.shared_param_names, strict=True):
                 found[id(shared), attribute] = parameter
     return found
+
+
+def refuse_script(module: torch.nn.Module, prefix: str) -> None:
+    """Of TorchScript, whose modules are not torch's own behind their methods."""
+    jit = sys.modules.get("torch.jit")
+    if jit is not None and isinstance(module, jit.ScriptModule):
+        raise InvalidArgumentError(
+            f"module {prefix or '(the model)'}: a ScriptModule keeps its parameters where they cannot be looked up: "
+            "register its state_dict(), or the module that it was made of"
+        )
 
 
 def _refuse_flat(module: torch.nn.Module, prefix: str) -> None:
