@@ -50,6 +50,9 @@ class TransferRun : public Run {
   bool aborted() const { return failed_.load(std::memory_order_relaxed); }
   void add_bytes(int64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
   void add_digest(size_t route, const Digest& digest);  // any worker
+  // All of a route's digest, by the one worker that has it: without the locked instructions of add_digest(), each of
+  // which waits for what was streamed before it.
+  void put_digest(size_t route, const Digest& digest) { digests_[route] = digest; }
 
  private:
   class Lane final : public Job {

@@ -18,8 +18,12 @@ void OfferDigests::build(const ReceiverLinks& receivers, const SourceOf& source_
     if (!link->digests_itself())
       for (const LinkRoute& route : routes_to(*link))
         wanted[route.route] = !preparation_.quantises(route.route) && !always_compared;
-  for (uint32_t i = 0; i < wanted.size(); ++i)
-    if (wanted[i]) in_run_.push_back(i);
+  place_in_run_.assign(wanted.size(), 0);
+  for (uint32_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i]) continue;
+    place_in_run_[i] = static_cast<uint32_t>(in_run_.size());
+    in_run_.push_back(i);
+  }
   for (uint32_t index = 0; index < slots_.size(); ++index) {
     std::vector<SourceRoute> routes;
     for (const uint32_t i : in_run_) routes.push_back(source_of(i, index));
@@ -91,8 +95,7 @@ void OfferDigests::fill_plain(SourceLink& link, uint32_t slot) const {
   const std::span<const Digest> digests = slots_[slot].run->digests();
   for (size_t i = 0; i < routes.size(); ++i) {
     if (preparation_.quantises(routes[i].route)) continue;
-    const auto at = std::ranges::lower_bound(in_run_, routes[i].route);
-    link.digests()[i] = digests[static_cast<size_t>(at - in_run_.begin())];
+    link.digests()[i] = digests[place_in_run_[routes[i].route]];
   }
 }
 

@@ -68,10 +68,11 @@ class OfferDigests {
   const Preparation& preparation_;
   const Done done_;
   std::vector<Slot> slots_;
-  std::vector<uint32_t> in_run_;  // indices into routes.sent, in the programs' order
-  std::vector<bool> counted_;     // by sent route, while digests are summed
-  uint32_t newest_slot_ = 0;      // whose digests came last
-  uint32_t runs_ = 0;             // begun so far
+  std::vector<uint32_t> in_run_;        // indices into routes.sent, in the programs' order
+  std::vector<uint32_t> place_in_run_;  // by such an index, of those that are
+  std::vector<bool> counted_;           // by sent route, while digests are summed
+  uint32_t newest_slot_ = 0;            // whose digests came last
+  uint32_t runs_ = 0;                   // begun so far
 };
 
 }  // namespace tessera::bus

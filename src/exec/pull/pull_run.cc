@@ -84,15 +84,23 @@ void PullRun::finished(const PullPart& part, int64_t atoms, Digest digest) {
 void PullRun::run_mapped(const Unit& unit) {
   const PullProgram::Impl& program = program_->impl();
   const auto atoms_of = [&](uint32_t p) { return program.mapped[p].walk.atoms(); };
+  int64_t bytes = 0;
   for_each_part(unit, atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
     const PullPart& part = program.mapped[p];
     if (!in_full(part.route)) return;
-    Digest digest;
+    Digest digest{.elements = static_cast<uint64_t>((last - first) * part.elements_per_atom)};
     part.walk.visit(first, last, [&](const Block& block) {
       part.kernel.run(block, part.mapped, part.data, program.digest ? &digest : nullptr);
     });
-    finished(part, last - first, digest);
+    bytes += (last - first) * part.kernel.source_bytes();
+    if (!program.digest) return;
+    if (last - first == part.walk.atoms()) {
+      put_digest(part.route, digest);
+    } else {
+      add_digest(part.route, digest);
+    }
   });
+  add_bytes(bytes);
 }
 
 void PullRun::run_wire(const Unit& unit) {

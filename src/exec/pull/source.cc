@@ -143,14 +143,20 @@ void SourceRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
     --index;
   }
   const auto atoms_of = [&](uint32_t p) { return program.digested[p].walk.atoms(); };
+  int64_t done = 0;
   for_each_part(program.units[index], atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
     const SourcePart& part = program.digested[p];
     const int64_t bytes = part.kernel.source_bytes();
     Digest digest{.elements = static_cast<uint64_t>((last - first) * part.elements_per_atom)};
     part.walk.visit(first, last, [&](const Block& block) { digest_block(digest, block, part.data, bytes); });
-    add_digest(part.route, digest);
-    add_bytes((last - first) * bytes);
+    if (last - first == part.walk.atoms()) {
+      put_digest(part.route, digest);
+    } else {
+      add_digest(part.route, digest);
+    }
+    done += (last - first) * bytes;
   });
+  add_bytes(done);
 }
 
 void SourceRun::travel(std::span<const int64_t> deltas) {
