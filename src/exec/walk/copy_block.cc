@@ -15,6 +15,7 @@ constexpr int64_t kL1Bytes = 16 << 10;    // read twice: the second time from L1
 constexpr int64_t kStreamRow = 256;       // bytes from which streaming a row pays
 constexpr int64_t kAtomsAtOnce = 256;     // gathered and scattered together
 constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of a plain copy its source is asked for
+constexpr int64_t kPieceBytes = 4096;     // of a row that is converted, while as much is prefetched
 constexpr int64_t kCacheLine = 64;
 
 template <typename T>
@@ -44,16 +45,17 @@ void move_atoms(int64_t bytes, const std::byte* src, int64_t src_step, std::byte
 }
 
 void prefetch_row(const std::byte* row, int64_t bytes) {
-  for (int64_t at = 0; at < std::min(bytes, kPrefetchBytes); at += kCacheLine) __builtin_prefetch(row + at);
+  for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(row + at);
 }
 
 // Rows into a destination that stays in the cache.
 void copy_rows(const std::byte* src, int64_t src_step, std::byte* dst, int64_t dst_step, int64_t row_bytes,
                int64_t rows) {
   const int64_t ahead = std::max<int64_t>(kPrefetchBytes / row_bytes, 1);
-  for (int64_t r = 0; r < std::min(ahead, rows); ++r) prefetch_row(src + r * src_step, row_bytes);
+  const int64_t prefetched = std::min(row_bytes, kPrefetchBytes);
+  for (int64_t r = 0; r < std::min(ahead, rows); ++r) prefetch_row(src + r * src_step, prefetched);
   for (int64_t r = 0; r < rows; ++r) {
-    if (r + ahead < rows) prefetch_row(src + (r + ahead) * src_step, row_bytes);
+    if (r + ahead < rows) prefetch_row(src + (r + ahead) * src_step, prefetched);
     std::memcpy(dst + r * dst_step, src + r * src_step, static_cast<size_t>(row_bytes));
   }
 }
@@ -137,23 +139,28 @@ void BlockKernel::copy(const Block& block, const std::byte* src, std::byte* dst,
 void BlockKernel::convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const {
   split_block(block, {src_bytes_, dst_bytes_, src_bytes_}, kL1Bytes, [&](const Block& part) {
     if (digest != nullptr) digest_block(*digest, part, src, src_bytes_);
-    if (part.row_atoms == 1) {
-      convert_atoms(part, src, dst);
-    } else {
-      convert_rows(part, src, dst);
-    }
+    if (part.row_atoms == 1) return convert_atoms(part, src, dst);
+    // What is digested is in the cache by now: the memory is free for the next part.
+    const bool rows_on = part.row_atoms == block.row_atoms;
+    const int64_t next_part = rows_on ? part.rows * part.row_step[kSource] : part.row_atoms * src_bytes_;
+    convert_rows(part, src, dst, digest != nullptr ? next_part : 0);
   });
 }
 
-void BlockKernel::convert_rows(const Block& block, const std::byte* src, std::byte* dst) const {
+void BlockKernel::convert_rows(const Block& block, const std::byte* src, std::byte* dst, int64_t ahead) const {
   const bool is_long = kind_ == Kind::kCast && block.row_atoms * dst_bytes_ >= kStreamRow;
   const auto convert = is_long ? convert_long_ : convert_;
-  const int64_t row_bytes = block.row_atoms * src_bytes_;
+  const int64_t piece = ahead == 0 ? block.row_atoms : kPieceBytes / src_bytes_;
+  const int64_t prefetched = std::min(block.row_atoms * src_bytes_, kPrefetchBytes);
   const std::byte* from = src + block.offset[kSource];
   std::byte* to = dst + block.offset[kDestination];
   for (int64_t r = 0; r < block.rows; ++r) {
-    if (r + 1 < block.rows) prefetch_row(from + block.row_step[kSource], row_bytes);
-    convert(from, to, static_cast<size_t>(block.row_atoms));
+    if (ahead == 0 && r + 1 < block.rows) prefetch_row(from + block.row_step[kSource], prefetched);
+    for (int64_t atom = 0; atom < block.row_atoms; atom += piece) {
+      const int64_t count = std::min(piece, block.row_atoms - atom);
+      if (ahead != 0) prefetch_row(from + ahead + atom * src_bytes_, count * src_bytes_);
+      convert(from + atom * src_bytes_, to + atom * dst_bytes_, static_cast<size_t>(count));
+    }
     from += block.row_step[kSource];
     to += block.row_step[kDestination];
   }

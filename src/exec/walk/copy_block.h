@@ -38,7 +38,8 @@ class BlockKernel {
 
   void copy(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
   void convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
-  void convert_rows(const Block& block, const std::byte* src, std::byte* dst) const;
+  // Prefetches what lies `ahead` bytes behind each row; 0: the next row.
+  void convert_rows(const Block& block, const std::byte* src, std::byte* dst, int64_t ahead) const;
   void convert_atoms(const Block& block, const std::byte* src, std::byte* dst) const;
 
   Kind kind_ = Kind::kCopy;
