@@ -4,6 +4,7 @@
 
 #include <array>
 #include <set>
+#include <utility>
 
 namespace tessera::bench {
 namespace {
@@ -47,9 +48,9 @@ std::string large_name(const Change& change, Index width, Memory memory, bool di
 
 Case large_case(const Change& change, Index width, int64_t bytes, Memory memory, bool digest) {
   return {.name = large_name(change, width, memory, digest),
-          .src = std::string(change.src),
-          .dst = std::string(change.dst),
-          .shape = {bytes / (2 * width), width},
+          .groups = {{.src = std::string(change.src),
+                      .dst = std::string(change.dst),
+                      .shape = {bytes / (2 * width), width}}},
           .memory = memory,
           .digest = digest,
           .target = target_of(change, width, memory, digest),
@@ -65,9 +66,10 @@ constexpr std::array kCasts{Cast{DType::kF32, DType::kBF16}, Cast{DType::kBF16, 
 Case cast_case(const Change& change, Index width, int64_t bytes, Memory memory, const Cast& cast) {
   Case c = large_case(change, width, bytes, memory, false);
   c.name += fmt::format("/{}-{}", to_string(cast.from), to_string(cast.to));
-  c.shape[0] = bytes * 8 / (bits_of(cast.from) * width);
-  c.src_dtype = cast.from;
-  c.dst_dtype = cast.to;
+  TensorGroup& group = c.groups.front();
+  group.shape[0] = bytes * 8 / (bits_of(cast.from) * width);
+  group.src_dtype = cast.from;
+  group.dst_dtype = cast.to;
   c.target.reset();
   c.quick = change.name == "rows-to-columns" && width == kWidths[0];
   return c;
@@ -76,16 +78,47 @@ Case cast_case(const Change& change, Index width, int64_t bytes, Memory memory, 
 Case small_case(Memory memory, bool digest) {
   const Change& rows = kChanges[0];
   return {.name = name_of(fmt::format("{}x4KiB", kSmallTensors), memory, digest),
-          .src = std::string(rows.src),
-          .dst = std::string(rows.dst),
-          .shape = {kSmallRows, kSmallColumns},
-          .tensors = kSmallTensors,
+          .groups = {{.src = std::string(rows.src),
+                      .dst = std::string(rows.dst),
+                      .shape = {kSmallRows, kSmallColumns},
+                      .tensors = kSmallTensors}},
           .memory = memory,
           .digest = digest,
           .baseline = large_name(rows, kWidths[0], memory, digest),
           .target = kSmallTarget,
           .register_target_s = kSmallRegisterSeconds,
           .quick = !digest};
+}
+
+// all-MiniLM-L6-v2 as scripts/demo.sh moves it: 104 tensors, 90 MB of f32 and one vector of i64, from dp=2,fsdp=2 to
+// tp=2 in bf16.
+Case model_case() {
+  constexpr Index kHidden = 384, kInner = 1536, kWords = 30522, kPlaces = 512;
+  constexpr int kLayers = 6;
+  constexpr double kTarget = 0.35;
+  const auto group = [](int tensors, Shape shape, const char* dst) {
+    return TensorGroup{.src = "2,2:R,S0",
+                       .dst = dst,
+                       .shape = std::move(shape),
+                       .tensors = tensors,
+                       .src_dtype = DType::kF32,
+                       .dst_dtype = DType::kBF16};
+  };
+  TensorGroup positions = group(1, {1, kPlaces}, "2:R");
+  positions.src_dtype = positions.dst_dtype = DType::kI64;
+  return {
+      .name = "MiniLM/shared/f32-bf16/digest",
+      .groups = {positions, group(1, {kWords, kHidden}, "2:S0"), group(1, {kPlaces, kHidden}, "2:R"),
+                 group(1, {2, kHidden}, "2:R"), group(3 * kLayers, {kHidden, kHidden}, "2:S0"),  // query, key, value
+                 group(3 * kLayers, {kHidden}, "2:S0"),
+                 group(kLayers, {kHidden, kHidden}, "2:S1"),  // the attention's output
+                 group(kLayers, {kInner, kHidden}, "2:S0"), group(kLayers, {kInner}, "2:S0"),
+                 group(kLayers, {kHidden, kInner}, "2:S1"), group(1, {kHidden, kHidden}, "2:R"),  // the pooler
+                 group(6 * kLayers + 3, {kHidden}, "2:R")},                                       // norms and biases
+      .memory = Memory::kShared,
+      .digest = true,
+      .target = kTarget,
+      .quick = true};
 }
 
 }  // namespace
@@ -110,6 +143,7 @@ std::vector<Case> all_cases(int64_t bytes) {
           cases.push_back(cast_case(change, width, bytes, memory, cast));
     for (const bool digest : {false, true}) cases.push_back(small_case(memory, digest));
   }
+  cases.push_back(model_case());
   return cases;
 }
 

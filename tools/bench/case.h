@@ -28,16 +28,21 @@ std::string_view to_string(Memory memory);
 enum class Victim : uint8_t { kSource, kDestination };
 std::string_view to_string(Victim victim);  // "killed-source"
 
-// One transfer to be measured. All tensors are matrices.
-struct Case {
-  std::string name{};  // "rows-to-columns/8192/shared/digest"
-  std::string src{};   // layout over kSources ranks
-  std::string dst{};   // layout over kDestinations ranks
-  Shape shape{};       // of each tensor
+// Tensors that are alike: vectors or matrices.
+struct TensorGroup {
+  std::string src{};  // layout over kSources ranks
+  std::string dst{};  // layout over kDestinations ranks
+  Shape shape{};      // of each tensor
   int tensors = 1;
-  Memory memory = Memory::kShared;  // of the sources; destinations always write private memory
   DType src_dtype = DType::kBF16;
   DType dst_dtype = DType::kBF16;
+};
+
+// One transfer to be measured.
+struct Case {
+  std::string name{};  // "rows-to-columns/8192/shared/digest"
+  std::vector<TensorGroup> groups{};
+  Memory memory = Memory::kShared;  // of the sources; destinations always write private memory
   bool digest = false;
   // What its rate is compared with: that case's rate; empty: the ceiling, streaming copies for shared memory and
   // process_vm_readv for private memory.

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace tessera::bench {
 namespace {
@@ -37,10 +39,25 @@ TEST(BenchCase, EveryBaselineIsACase) {
 
 TEST(BenchCase, SourcesOfLargeCasesHoldWhatWasAskedWhateverTheirDType) {
   for (const Case& c : all_cases(kBytes)) {
-    if (c.tensors == 1) {
-      EXPECT_EQ(c.shape[0] * c.shape[1] * bits_of(c.src_dtype) / 8, kBytes) << c.name;
+    const TensorGroup& group = c.groups.front();
+    if (c.groups.size() == 1 && group.tensors == 1) {
+      EXPECT_EQ(group.shape[0] * group.shape[1] * bits_of(group.src_dtype) / 8, kBytes) << c.name;
     }
   }
+}
+
+TEST(BenchCase, TheModelHasTheTensorsOfItsFile) {
+  const std::vector<Case> cases = all_cases(kBytes);
+  const auto model = std::ranges::find(cases, "MiniLM/shared/f32-bf16/digest", &Case::name);
+  ASSERT_NE(model, cases.end());
+  Index tensors = 0, floats = 0;
+  for (const TensorGroup& group : model->groups) {
+    const Index elements = std::accumulate(group.shape.begin(), group.shape.end(), Index{1}, std::multiplies<>());
+    tensors += group.tensors;
+    if (group.src_dtype == DType::kF32) floats += group.tensors * elements;
+  }
+  EXPECT_EQ(tensors, 104);
+  EXPECT_EQ(floats, 22'713'216);
 }
 
 }  // namespace

@@ -135,18 +135,23 @@ void add_measured(const Report& report, const CaseResult& result, Json& json) {
   if (result.what.register_target_s) json["register_met"] = times.register_seconds < *result.what.register_target_s;
 }
 
+Json json_of(const TensorGroup& group) {
+  return {{"src", group.src},
+          {"dst", group.dst},
+          {"shape", group.shape},
+          {"tensors", group.tensors},
+          {"src_dtype", to_string(group.src_dtype)},
+          {"dst_dtype", to_string(group.dst_dtype)}};
+}
+
 Json json_of(const Report& report, const CaseResult& result) {
   const Case& what = result.what;
   Json json{{"name", what.name},
-            {"src", what.src},
-            {"dst", what.dst},
-            {"shape", what.shape},
-            {"tensors", what.tensors},
+            {"groups", Json::array()},
             {"memory", to_string(what.memory)},
-            {"src_dtype", to_string(what.src_dtype)},
-            {"dst_dtype", to_string(what.dst_dtype)},
             {"digest", what.digest},
             {"only_baseline", what.only_baseline}};
+  for (const TensorGroup& group : what.groups) json["groups"].push_back(json_of(group));
   if (what.target) json["target"] = *what.target;
   if (what.register_target_s) json["register_target_seconds"] = *what.register_target_s;
   if (result.status.ok()) {

@@ -17,14 +17,14 @@ size_t element_bytes(DType dtype) {
   return static_cast<size_t>(bits_of(dtype)) / 8;
 }
 
-// The same value in `dtype`, bf16 or f32, whose upper half a bf16 is.
+// The same value in `dtype`: bf16, f32, whose upper half a bf16 is, or the bits as an integer.
 void put(std::byte* element, DType dtype, uint16_t bf16) {
-  const uint32_t f32 = uint32_t{bf16} << 16;
-  std::memcpy(element, dtype == DType::kBF16 ? static_cast<const void*>(&bf16) : &f32, element_bytes(dtype));
+  const uint64_t bits = dtype == DType::kF32 ? uint64_t{bf16} << 16 : bf16;  // little-endian
+  std::memcpy(element, &bits, element_bytes(dtype));
 }
 
 bool holds(const std::byte* element, DType dtype, uint16_t bf16) {
-  std::array<std::byte, sizeof(float)> wanted{};
+  std::array<std::byte, sizeof(uint64_t)> wanted{};
   put(wanted.data(), dtype, bf16);
   return std::memcmp(element, wanted.data(), element_bytes(dtype)) == 0;
 }
@@ -34,15 +34,31 @@ const Interval& interval_of(const Region& region, int dim) {
   return region.dim(dim).intervals().front();
 }
 
+// Of a vector, each element is a row.
+struct Box {
+  Interval rows{};
+  Interval columns{0, 1};
+};
+Box box_of(const Region& owned) {
+  if (owned.empty()) return {};
+  Box box{.rows = interval_of(owned, 0)};
+  if (owned.ndim() > 1) box.columns = interval_of(owned, 1);
+  return box;
+}
+
 }  // namespace
 
-RankTensors::RankTensors(const Case& c, const std::string& layout, Rank rank, DType dtype, Memory memory)
-    : shape_(c.shape),
-      layout_(Layout::parse(layout)),
-      owned_(layout_.bind(shape_).owned(shape_, rank)),
-      dtype_(dtype),
-      tensors_(c.tensors) {
-  const size_t bytes = static_cast<size_t>(tensors_ * local_elements()) * element_bytes(dtype_);
+RankTensors::RankTensors(const Case& c, Side side, Rank rank, Memory memory) {
+  size_t bytes = 0;
+  for (const TensorGroup& group : c.groups) {
+    const bool source = side == Side::kSource;
+    Layout layout = Layout::parse(source ? group.src : group.dst);
+    Region owned = layout.bind(group.shape).owned(group.shape, rank);
+    const DType dtype = source ? group.src_dtype : group.dst_dtype;
+    const size_t each = static_cast<size_t>(owned.size()) * element_bytes(dtype);
+    parts_.push_back({group.shape, std::move(layout), std::move(owned), dtype, group.tensors, bytes, each});
+    bytes += each * static_cast<size_t>(group.tensors);
+  }
   if (memory == Memory::kShared) {
     shared_ = SharedHeap::process().allocate(bytes, 4096);
     data_ = shared_.data();
@@ -54,44 +70,54 @@ RankTensors::RankTensors(const Case& c, const std::string& layout, Rank rank, DT
 }
 
 RankTensors RankTensors::of_source(const Case& c, Rank rank) {
-  RankTensors tensors(c, c.src, rank, c.src_dtype, c.memory);
+  RankTensors tensors(c, Side::kSource, rank, c.memory);
   tensors.fill();
   return tensors;
 }
 
 RankTensors RankTensors::of_destination(const Case& c, Rank rank) {
-  return {c, c.dst, rank, c.dst_dtype, Memory::kPrivate};
+  return {c, Side::kDestination, rank, Memory::kPrivate};
 }
 
 void RankTensors::fill() {
-  const Interval rows = interval_of(owned_, 0), columns = interval_of(owned_, 1);
   std::byte* element = data_;
-  for (Index tensor = 0; tensor < tensors_; ++tensor)
-    for (Index row = rows.begin; row < rows.end; ++row)
-      for (Index column = columns.begin; column < columns.end; ++column, element += element_bytes(dtype_))
-        put(element, dtype_, value_at(tensor, row, column));
+  Index tensor = 0;
+  for (const Part& part : parts_) {
+    const auto [rows, columns] = box_of(part.owned);
+    const size_t size = element_bytes(part.dtype);
+    for (int t = 0; t < part.tensors; ++t, ++tensor)
+      for (Index row = rows.begin; row < rows.end; ++row)
+        for (Index column = columns.begin; column < columns.end; ++column, element += size)
+          put(element, part.dtype, value_at(tensor, row, column));
+  }
 }
 
 std::vector<TensorSpec> RankTensors::specs() const {
-  const size_t bytes = static_cast<size_t>(local_elements()) * element_bytes(dtype_);
   std::vector<TensorSpec> specs;
-  for (int tensor = 0; tensor < tensors_; ++tensor)
-    specs.push_back({.name = fmt::format("layers.{}.weight", tensor),
-                     .data = data_ + static_cast<size_t>(tensor) * bytes,
-                     .dtype = dtype_,
-                     .shape = shape_,
-                     .layout = layout_});
+  for (const Part& part : parts_)
+    for (int t = 0; t < part.tensors; ++t)
+      specs.push_back({.name = fmt::format("layers.{}.weight", specs.size()),
+                       .data = data_ + part.offset + static_cast<size_t>(t) * part.bytes,
+                       .dtype = part.dtype,
+                       .shape = part.shape,
+                       .layout = part.layout});
   return specs;
 }
 
 void RankTensors::check() const {
   constexpr Index kStride = 65'521;  // prime: every place in a row and a page comes up
-  const Interval rows = interval_of(owned_, 0), columns = interval_of(owned_, 1);
-  for (Index i = 0; i < tensors_ * local_elements(); i += kStride) {
-    const Index tensor = i / local_elements(), within = i % local_elements();
-    const Index row = rows.begin + within / columns.size(), column = columns.begin + within % columns.size();
-    if (!holds(data_ + static_cast<size_t>(i) * element_bytes(dtype_), dtype_, value_at(tensor, row, column)))
-      fail(ErrorCode::kDataLoss, "tensor {} holds a wrong element at row {}, column {}"_message, tensor, row, column);
+  Index first_tensor = 0;
+  for (const Part& part : parts_) {
+    const auto [rows, columns] = box_of(part.owned);
+    const Index elements = part.owned.size();
+    for (Index i = 0; i < part.tensors * elements; i += kStride) {
+      const Index tensor = first_tensor + i / elements, within = i % elements;
+      const Index row = rows.begin + within / columns.size(), column = columns.begin + within % columns.size();
+      const std::byte* element = data_ + part.offset + static_cast<size_t>(i) * element_bytes(part.dtype);
+      if (!holds(element, part.dtype, value_at(tensor, row, column)))
+        fail(ErrorCode::kDataLoss, "tensor {} holds a wrong element at row {}, column {}"_message, tensor, row, column);
+    }
+    first_tensor += part.tensors;
   }
 }
 

@@ -25,15 +25,22 @@ class RankTensors {
   void check() const;
 
  private:
-  RankTensors(const Case& c, const std::string& layout, Rank rank, DType dtype, Memory memory);
-  void fill();
-  Index local_elements() const { return owned_.size(); }
+  // Tensors of a group, as this rank holds them.
+  struct Part {
+    Shape shape;
+    Layout layout;
+    Region owned;  // one interval a dim, unless it is empty
+    DType dtype;
+    int tensors;
+    size_t offset;  // of the first one, from data_
+    size_t bytes;   // of each
+  };
+  enum class Side { kSource, kDestination };
 
-  Shape shape_;
-  Layout layout_;
-  Region owned_;  // one interval a dim
-  DType dtype_;
-  int tensors_;
+  RankTensors(const Case& c, Side side, Rank rank, Memory memory);
+  void fill();
+
+  std::vector<Part> parts_;
   SharedBuffer shared_;
   std::unique_ptr<std::byte[]> private_;
   std::byte* data_ = nullptr;

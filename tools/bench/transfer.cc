@@ -119,7 +119,7 @@ void await_death(Handle handle, const Say& say) {
 }
 
 Case tiny_case() {
-  return {.name = "death", .src = "4:S0", .dst = "2:S0", .shape = {256, 256}};
+  return {.name = "death", .groups = {{.src = "4:S0", .dst = "2:S0", .shape = {256, 256}}}};
 }
 
 }  // namespace
