@@ -131,7 +131,7 @@ def test_a_shards_edge_inside_a_block_is_named(loopback: Loopback) -> None:
         (
             lambda: tessera.QuantizedTensor.empty((16, 32), "nvfp4"),
             {"direction": "send"},
-            "tensor w is quantised already, to nvfp4: offer what it was made of",
+            "tensor w is quantised already, to nvfp4: offer the tensor that it was made from",
         ),
     ],
 )
