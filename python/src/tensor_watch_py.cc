@@ -53,7 +53,7 @@ class TensorWatch {
         locals.append(local);
       }
       if (!lies_there(then, local)) return changed();
-      nb::object storage = nb::steal(PyObject_CallOneArg(storage_of_.ptr(), local.ptr()));
+      nb::object storage = nb::steal(PyObject_CallFunctionObjArgs(storage_of_.ptr(), local.ptr(), nullptr));
       if (!storage.is_valid()) return changed();
       storages.append(std::move(storage));
       counted.append(tensor);

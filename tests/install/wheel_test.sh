@@ -14,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work" \
   --config-settings=build-dir="$source/build/wheel" --config-settings=cmake.build-type="$type" "${options[@]}" "$source"
-wheel=$(echo "$work"/tessera-*.whl)
+wheel=$(echo "$work"/tessera_tensors-*.whl)
 "$python" -m zipfile -l "$wheel" >"$work/list"
 for file in tessera/py.typed tessera/_core.pyi tessera/bin/tessera tessera/tensor_bus.py tessera/_bus/batch.py; do
   grep -q "^$file " "$work/list" || { echo "$wheel lacks $file"; cat "$work/list"; exit 1; }
