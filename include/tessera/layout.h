@@ -5,7 +5,8 @@
 // owns is, per tensor dim, a sorted list of half-open intervals; the owned set is their product. A local tensor holds
 // its owned elements in ascending global order, row-major.
 //
-// All types are values, comparable and thread-compatible. Errors are tessera::Error(kInvalidArgument).
+// All types are values, comparable and thread-compatible; copies share their contents, so they are cheap. Errors are
+// tessera::Error(kInvalidArgument).
 #pragma once
 
 #include <cstddef>
@@ -52,8 +53,11 @@ class IntervalSet {
   // Takes intervals in ascending order; drops empty ones and merges those that touch.
   static IntervalSet of_sorted(std::span<const Interval> intervals);
 
-  std::span<const Interval> intervals() const { return intervals_; }
-  bool empty() const { return intervals_.empty(); }
+  // Valid as long as this object.
+  std::span<const Interval> intervals() const {
+    return several_ ? std::span<const Interval>(several_->list) : std::span(&only_, size_ > 0 ? 1 : 0);
+  }
+  bool empty() const { return size_ == 0; }
   Index size() const { return size_; }
   bool contains(Index element) const;
   // Number of elements of the set below `element`: the local index of an owned element. O(log intervals).
@@ -62,11 +66,15 @@ class IntervalSet {
   IntervalSet slice(Index first, Index last) const;
   void append_slice(Index first, Index last, std::vector<Interval>& out) const;  // the same, appended to `out`
   IntervalSet intersect(const IntervalSet& other) const;
-  bool operator==(const IntervalSet& other) const { return intervals_ == other.intervals_; }
+  bool operator==(const IntervalSet& other) const;
 
  private:
-  std::vector<Interval> intervals_;
-  std::vector<Index> before_;  // elements of the set below each interval; empty where there is one interval at most
+  struct Several {
+    std::vector<Interval> list;
+    std::vector<Index> before;  // elements of the set below each interval
+  };
+  Interval only_;                           // where there is one
+  std::shared_ptr<const Several> several_;  // where there are two or more
   Index size_ = 0;
 };
 
@@ -74,23 +82,23 @@ class IntervalSet {
 class Region {
  public:
   Region() = default;  // 0-d, one element
-  explicit Region(std::vector<IntervalSet> dims) : dims_(std::move(dims)) {}
+  explicit Region(std::vector<IntervalSet> dims);
   static Region full(std::span<const Index> shape);
   // An empty region of `ndim` dims (for a 0-d tensor, too).
   static Region none(int ndim);
 
-  int ndim() const { return static_cast<int>(dims_.size()); }
-  const IntervalSet& dim(int d) const { return dims_[static_cast<size_t>(d)]; }
-  std::span<const IntervalSet> dims() const { return dims_; }
+  int ndim() const { return static_cast<int>(dims().size()); }
+  const IntervalSet& dim(int d) const { return (*dims_)[static_cast<size_t>(d)]; }
+  std::span<const IntervalSet> dims() const { return dims_ ? std::span(*dims_) : std::span<const IntervalSet>(); }
   bool empty() const;
   Index size() const;     // elements
   Shape extents() const;  // elements a dim: the shape of the local tensor
   Region intersect(const Region& other) const;
   std::string to_string() const;  // "[0:4,8:12][0:16]"
-  bool operator==(const Region&) const = default;
+  bool operator==(const Region& other) const;
 
  private:
-  std::vector<IntervalSet> dims_;
+  std::shared_ptr<const std::vector<IntervalSet>> dims_;  // null where there are none
   bool none_ = false;
 };
 
@@ -144,10 +152,10 @@ class Mesh {
   // Ranks first, first+1, ...
   explicit Mesh(std::vector<Axis> axes, Rank first = 0);
 
-  std::span<const Axis> axes() const { return axes_; }
-  int ndim() const { return static_cast<int>(axes_.size()); }
+  std::span<const Axis> axes() const { return body_ ? std::span(body_->axes) : std::span<const Axis>(); }
+  int ndim() const { return static_cast<int>(axes().size()); }
   int size() const { return static_cast<int>(ranks().size()); }
-  std::span<const Rank> ranks() const { return ranks_ == nullptr ? std::span<const Rank>() : ranks_->list; }
+  std::span<const Rank> ranks() const { return body_ ? std::span(body_->ranks) : std::span<const Rank>(); }
   // Row-major position of a rank in the mesh; nullopt if it is not in the mesh. O(log size).
   std::optional<int> position_of(Rank rank) const;
   // Coordinate along every axis of the rank at a row-major position.
@@ -155,12 +163,12 @@ class Mesh {
   bool operator==(const Mesh& other) const;
 
  private:
-  struct Ranks {
-    std::vector<Rank> list;
+  struct Body {
+    std::vector<Axis> axes;
+    std::vector<Rank> ranks;
     std::vector<std::pair<Rank, int>> positions;  // sorted; empty where ranks are consecutive
   };
-  std::vector<Axis> axes_;
-  std::shared_ptr<const Ranks> ranks_;  // of all copies: a model's tensors have a few meshes; null where there are none
+  std::shared_ptr<const Body> body_;  // null where there are no axes
 };
 
 // --- layout --------------------------------------------------------------------------------------
@@ -178,7 +186,9 @@ class Layout {
   std::string to_string() const;  // parse(to_string()) == *this
 
   const Mesh& mesh() const { return mesh_; }
-  std::span<const Placement> placements() const { return placements_; }
+  std::span<const Placement> placements() const {
+    return placements_ ? std::span(*placements_) : std::span<const Placement>();
+  }
   bool has_partial() const;
   // The op of the Partial axes, if any. (bind() refuses different ops on two axes of one tensor.)
   std::optional<ReduceOp> partial_op() const;
@@ -197,11 +207,16 @@ class Layout {
   Region owned(std::span<const Index> shape, Rank rank) const;
   // Shape of that rank's local tensor: owned().extents().
   Shape local_shape(std::span<const Index> shape, Rank rank) const;
-  bool operator==(const Layout&) const = default;
+  bool operator==(const Layout& other) const;
 
  private:
   Mesh mesh_;
-  std::vector<Placement> placements_;
+  std::shared_ptr<const std::vector<Placement>> placements_;  // null where there are none
+};
+
+// For tables by layout: a model's tensors have a few dozen.
+struct LayoutHash {
+  size_t operator()(const Layout& layout) const;
 };
 
 // The parts into which the mesh axes that shard tensor dim `dim` cut it: one IntervalSet for each combination of

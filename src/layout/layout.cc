@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
 
 #include "base/fail.h"
 #include "layout/partition.h"
@@ -19,17 +22,18 @@ template <typename... Args>
 // Collects, axis by axis, what the axes to the left have done to each dim, and refuses what may not follow.
 class Binder {
  public:
-  Binder(const Layout& layout, std::span<const Index> shape) : layout_(layout), shape_(shape), cuts_(shape.size()) {}
+  Binder(const Layout& layout, std::span<const Index> shape) : layout_(layout), shape_(shape) {}
 
-  Placement bind_axis(size_t axis) {
+  // The dim that it shards, from 0; none if it shards none.
+  std::optional<int> bind_axis(size_t axis) {
     const Placement& placement = layout_.placements()[axis];
     const std::optional<int> written = sharded_dim(placement);
-    if (!written) return placement;
+    if (!written) return std::nullopt;
     const int dim = resolve(axis, *written);
     if (const auto* strided = std::get_if<StridedShard>(&placement)) check_strided(axis, *strided);
     if (const auto* ragged = std::get_if<RaggedShard>(&placement)) check_ragged(axis, *ragged, dim);
     count_cuts(axis, dim);
-    return with_dim(placement, dim);
+    return dim;
   }
 
  private:
@@ -86,17 +90,36 @@ class Binder {
 
   const Layout& layout_;
   std::span<const Index> shape_;
-  std::vector<Cuts> cuts_;  // one a dim
+  std::array<Cuts, kMaxDims> cuts_{};  // one a dim
 };
 
 }  // namespace
 
-Layout::Layout(Mesh mesh, std::vector<Placement> placements)
-    : mesh_(std::move(mesh)), placements_(std::move(placements)) {
-  if (placements_.size() != static_cast<size_t>(mesh_.ndim())) {
+Layout::Layout(Mesh mesh, std::vector<Placement> placements) : mesh_(std::move(mesh)) {
+  if (placements.size() != static_cast<size_t>(mesh_.ndim())) {
     fail(ErrorCode::kInvalidArgument, "{} placement{} for a mesh of {} axes: it takes one an axis"_message,
-         placements_.size(), placements_.size() == 1 ? "" : "s", mesh_.ndim());
+         placements.size(), placements.size() == 1 ? "" : "s", mesh_.ndim());
   }
+  if (!placements.empty()) placements_ = std::make_shared<const std::vector<Placement>>(std::move(placements));
+}
+
+bool Layout::operator==(const Layout& other) const {
+  return mesh_ == other.mesh_ &&
+         (placements_ == other.placements_ || std::ranges::equal(placements(), other.placements()));
+}
+
+size_t LayoutHash::operator()(const Layout& layout) const {
+  size_t hash = 0xcbf29ce484222325;  // FNV-1a
+  const auto mix = [&](size_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  const Mesh& mesh = layout.mesh();
+  mix(static_cast<size_t>(mesh.size()));
+  if (mesh.size() > 0) mix(static_cast<size_t>(mesh.ranks().front()));
+  for (const Axis& axis : mesh.axes()) mix(static_cast<size_t>(axis.size));
+  for (const Placement& placement : layout.placements()) {
+    mix(placement.index());
+    mix(static_cast<size_t>(sharded_dim(placement).value_or(kMaxDims)));
+  }
+  return hash;
 }
 
 bool Layout::has_partial() const {
@@ -104,7 +127,7 @@ bool Layout::has_partial() const {
 }
 
 std::optional<ReduceOp> Layout::partial_op() const {
-  for (const Placement& placement : placements_) {
+  for (const Placement& placement : placements()) {
     if (const auto* partial = std::get_if<Partial>(&placement)) return partial->op;
   }
   return std::nullopt;
@@ -113,25 +136,31 @@ std::optional<ReduceOp> Layout::partial_op() const {
 Layout Layout::bind(std::span<const Index> shape) const {
   element_count(shape);
   Binder binder(*this, shape);
-  Layout bound = *this;
-  for (size_t axis = 0; axis < placements_.size(); ++axis) {
-    bound.placements_[axis] = binder.bind_axis(axis);
-    const auto* partial = std::get_if<Partial>(&placements_[axis]);
+  std::vector<Placement> bound;  // empty as long as it is as written
+  for (size_t axis = 0; axis < placements().size(); ++axis) {
+    const Placement& written = placements()[axis];
+    const std::optional<int> dim = binder.bind_axis(axis);
+    const auto* partial = std::get_if<Partial>(&written);
     if (partial != nullptr && partial->op != partial_op()) {
       fail_bind(*this, axis, shape, "another axis is partial by {}, and one tensor has one operation",
                 tessera::to_string(*partial_op()));
     }
+    if (!dim || dim == sharded_dim(written)) continue;
+    if (bound.empty()) bound.assign(placements().begin(), placements().end());
+    bound[axis] = with_dim(written, *dim);
   }
-  return bound;
+  return bound.empty() ? *this : Layout(mesh_, std::move(bound));
 }
 
 Layout Layout::with_ranks(std::vector<Rank> ranks) const {
-  return Layout(Mesh(std::vector<Axis>(mesh_.axes().begin(), mesh_.axes().end()), std::move(ranks)), placements_);
+  Layout moved = *this;
+  moved.mesh_ = Mesh(std::vector<Axis>(mesh_.axes().begin(), mesh_.axes().end()), std::move(ranks));
+  return moved;
 }
 
 Layout Layout::transposed(int dim, int other) const {
-  std::vector<Placement> placements = placements_;
-  for (Placement& placement : placements)
+  std::vector<Placement> exchanged(placements().begin(), placements().end());
+  for (Placement& placement : exchanged)
     std::visit(
         [&](auto& held) {
           if constexpr (requires { held.dim; }) {
@@ -140,7 +169,7 @@ Layout Layout::transposed(int dim, int other) const {
           }
         },
         placement);
-  return Layout(mesh_, std::move(placements));
+  return Layout(mesh_, std::move(exchanged));
 }
 
 Layout Layout::shifted(Rank offset) const {
@@ -161,12 +190,12 @@ Region Layout::owned(std::span<const Index> shape, Rank rank) const {
   std::vector<IntervalSet> dims;
   dims.reserve(shape.size());
   for (const Index size : shape) dims.emplace_back(Interval{0, size});
-  for (size_t axis = 0; axis < placements_.size(); ++axis) {
-    const std::optional<int> dim = sharded_dim(placements_[axis]);
+  for (size_t axis = 0; axis < placements().size(); ++axis) {
+    const std::optional<int> dim = sharded_dim(placements()[axis]);
     if (!dim) continue;
     TESSERA_CHECK(0 <= *dim && static_cast<size_t>(*dim) < dims.size());  // bound to this shape
     IntervalSet& set = dims[static_cast<size_t>(*dim)];
-    set = part_of(set, placements_[axis], mesh_.axes()[axis].size, coordinate[axis]);
+    set = part_of(set, placements()[axis], mesh_.axes()[axis].size, coordinate[axis]);
   }
   return Region(std::move(dims));
 }

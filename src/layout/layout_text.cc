@@ -131,7 +131,7 @@ std::string Layout::to_string() const {
   }
   if (!counts_from_zero(mesh_.ranks())) append_ranks(out, mesh_.ranks());
   separator = ":";
-  for (const Placement& placement : placements_) {
+  for (const Placement& placement : placements()) {
     fmt::format_to(std::back_inserter(out), "{}{}", separator, tessera::to_string(placement));
     separator = ",";
   }

@@ -50,12 +50,13 @@ std::vector<Rank> consecutive(int count, Rank first) {
 
 }  // namespace
 
-Mesh::Mesh(std::vector<Axis> axes, Rank first)
-    : axes_(std::move(axes)),
-      ranks_(std::make_shared<Ranks>(Ranks{.list = consecutive(checked_size(axes_), first), .positions = {}})) {}
+Mesh::Mesh(std::vector<Axis> axes, Rank first) {
+  std::vector<Rank> ranks = consecutive(checked_size(axes), first);
+  body_ = std::make_shared<const Body>(Body{.axes = std::move(axes), .ranks = std::move(ranks), .positions = {}});
+}
 
-Mesh::Mesh(std::vector<Axis> axes, std::vector<Rank> ranks) : axes_(std::move(axes)) {
-  const int expected = checked_size(axes_);
+Mesh::Mesh(std::vector<Axis> axes, std::vector<Rank> ranks) {
+  const int expected = checked_size(axes);
   if (ranks.size() != static_cast<size_t>(expected)) {
     fail(ErrorCode::kInvalidArgument, "{} rank{} for a mesh of {}"_message, ranks.size(), ranks.size() == 1 ? "" : "s",
          expected);
@@ -75,18 +76,20 @@ Mesh::Mesh(std::vector<Axis> axes, std::vector<Rank> ranks) : axes_(std::move(ax
     if (twice != positions.end())
       fail(ErrorCode::kInvalidArgument, "rank {} is twice in the mesh"_message, twice->first);
   }
-  ranks_ = std::make_shared<Ranks>(Ranks{.list = std::move(ranks), .positions = std::move(positions)});
+  body_ = std::make_shared<const Body>(
+      Body{.axes = std::move(axes), .ranks = std::move(ranks), .positions = std::move(positions)});
 }
 
 bool Mesh::operator==(const Mesh& other) const {
-  return axes_ == other.axes_ && (ranks_ == other.ranks_ || std::ranges::equal(ranks(), other.ranks()));
+  return body_ == other.body_ ||
+         (std::ranges::equal(axes(), other.axes()) && std::ranges::equal(ranks(), other.ranks()));
 }
 
 std::optional<int> Mesh::position_of(Rank rank) const {
-  if (ranks_ == nullptr) return std::nullopt;
-  const auto& positions = ranks_->positions;
+  if (!body_) return std::nullopt;
+  const auto& positions = body_->positions;
   if (positions.empty()) {
-    const int64_t position = int64_t{rank} - ranks_->list[0];
+    const int64_t position = int64_t{rank} - body_->ranks[0];
     if (position < 0 || position >= size()) return std::nullopt;
     return static_cast<int>(position);
   }
@@ -97,10 +100,11 @@ std::optional<int> Mesh::position_of(Rank rank) const {
 
 std::vector<int> Mesh::coordinate(int position) const {
   TESSERA_CHECK(0 <= position && position < size());
-  std::vector<int> along(axes_.size());
-  for (size_t i = axes_.size(); i-- > 0;) {
-    along[i] = position % axes_[i].size;
-    position /= axes_[i].size;
+  std::vector<int> along(axes().size());
+  for (size_t i = along.size(); i-- > 0;) {
+    const int size = axes()[i].size;
+    along[i] = position % size;
+    position /= size;
   }
   return along;
 }

@@ -1,9 +1,19 @@
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "base/fail.h"
 #include "tessera/layout.h"
 
 namespace tessera {
+
+Region::Region(std::vector<IntervalSet> dims) {
+  if (!dims.empty()) dims_ = std::make_shared<const std::vector<IntervalSet>>(std::move(dims));
+}
+
+bool Region::operator==(const Region& other) const {
+  return none_ == other.none_ && (dims_ == other.dims_ || std::ranges::equal(dims(), other.dims()));
+}
 
 Region Region::full(std::span<const Index> shape) {
   std::vector<IntervalSet> dims;
@@ -19,36 +29,36 @@ Region Region::none(int ndim) {
 }
 
 bool Region::empty() const {
-  return none_ || std::any_of(dims_.begin(), dims_.end(), [](const IntervalSet& set) { return set.empty(); });
+  return none_ || std::ranges::any_of(dims(), &IntervalSet::empty);
 }
 
 Index Region::size() const {
   if (empty()) return 0;
   Index product = 1;
-  for (const IntervalSet& set : dims_) product *= set.size();
+  for (const IntervalSet& set : dims()) product *= set.size();
   return product;
 }
 
 Shape Region::extents() const {
   Shape shape;
-  shape.reserve(dims_.size());
-  for (const IntervalSet& set : dims_) shape.push_back(set.size());
+  shape.reserve(dims().size());
+  for (const IntervalSet& set : dims()) shape.push_back(set.size());
   return shape;
 }
 
 Region Region::intersect(const Region& other) const {
   TESSERA_CHECK_EQ(ndim(), other.ndim());
-  if (dims_.empty()) return none_ ? *this : other;
-  std::vector<IntervalSet> dims;
-  dims.reserve(dims_.size());
-  for (size_t d = 0; d < dims_.size(); ++d) dims.push_back(dims_[d].intersect(other.dims_[d]));
-  return Region(std::move(dims));
+  if (!dims_) return none_ ? *this : other;
+  std::vector<IntervalSet> both;
+  both.reserve(dims_->size());
+  for (int d = 0; d < ndim(); ++d) both.push_back(dim(d).intersect(other.dim(d)));
+  return Region(std::move(both));
 }
 
 std::string Region::to_string() const {
-  if (dims_.empty()) return none_ ? "none" : "scalar";
+  if (!dims_) return none_ ? "none" : "scalar";
   fmt::memory_buffer out;
-  for (const IntervalSet& set : dims_) {
+  for (const IntervalSet& set : dims()) {
     out.push_back('[');
     const char* separator = "";
     for (const Interval& interval : set.intervals()) {
