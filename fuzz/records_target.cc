@@ -1,3 +1,5 @@
+#include <memory>
+
 #include "base/message.h"
 #include "bus/registration/match.h"
 #include "bus/registration/records.h"
@@ -24,7 +26,7 @@ Record check_record(std::string_view value) {
 void check_manifest(const Manifest& manifest) {
   TESSERA_CHECK(ManifestDiff::between(manifest, manifest).empty());
   const std::vector<ManifestDiff> alone(1);
-  accepts([&] { match(merge("a", manifest, alone), "a", manifest, "b"); });
+  accepts([&] { match(*merge("a", std::make_shared<const Manifest>(manifest), alone), "a", manifest, "b"); });
 }
 
 void check_pair_key(std::string_view key) {

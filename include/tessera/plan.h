@@ -123,6 +123,8 @@ class BatchPlanner {
   // Only the routes that `rank` sends or receives and the reductions it owns or feeds; builds nobody else's. stats
   // covers that part. Routes come in the order of plan().
   Plan plan_for(uint32_t ordinal, Rank rank) const;
+  // Tensors of one kind and one rotation have one plan, and one number; a batch has few of them.
+  uint32_t variant(uint32_t ordinal) const;
   // Figures of the whole batch: sums, and the maximum over ranks of the summed egress. max_egress_lower_bound: over all
   // rank sets that are a holder class of some tensor, what the set and the sets within it have to serve, a rank.
   PlanStats stats() const;

@@ -151,7 +151,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
                      .id = id,
                      .layout = layout_,
                      .options = batch_options,
-                     .tensors = {tensors.begin(), tensors.end()},
+                     .tensors = std::make_shared<const std::vector<TensorSpec>>(tensors.begin(), tensors.end()),
                      .runs = std::move(runs)};
     bus_->agent().claim_batch(view_.name, id);  // what the live one has published must not be overwritten
     std::shared_ptr<BatchImpl> batch;

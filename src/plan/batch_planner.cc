@@ -22,23 +22,14 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
-void mix(size_t& hash, size_t value) {
-  hash = (hash ^ value) * 0x100000001b3;
-}
-
-void mix(size_t& hash, const Layout& layout) {
-  mix(hash, static_cast<size_t>(layout.mesh().size()));
-  if (layout.mesh().size() > 0) mix(hash, static_cast<size_t>(layout.mesh().ranks().front()));
-  for (const Placement& placement : layout.placements()) mix(hash, placement.index());
-}
-
 struct KeyHash {
   size_t operator()(const Key& key) const {
     size_t hash = 0xcbf29ce484222325;
-    for (const Index size : key.meta.shape) mix(hash, static_cast<size_t>(size));
-    mix(hash, static_cast<size_t>(key.meta.dtype));
-    mix(hash, key.src);
-    mix(hash, key.dst);
+    const auto mix = [&](size_t value) { hash = (hash ^ value) * 0x100000001b3; };
+    for (const Index size : key.meta.shape) mix(static_cast<size_t>(size));
+    mix(static_cast<size_t>(key.meta.dtype));
+    mix(LayoutHash{}(key.src));
+    mix(LayoutHash{}(key.dst));
     return hash;
   }
 };
@@ -90,9 +81,10 @@ struct BatchPlanner::Impl {
     Kind kind;
     plan::Windows windows;
   };
-  struct Tensor {
+  struct Variant {
     uint32_t kind = 0;
     int rotation = 0;
+    int64_t tensors = 0;  // that are of it
   };
 
   explicit Impl(PlanOptions o) : options(std::move(o)), hosts(options) {}
@@ -120,29 +112,43 @@ struct BatchPlanner::Impl {
   }
 
   std::map<Rank, int64_t> tally(PlanStats& stats) const {
-    std::map<std::pair<uint32_t, int>, int64_t> counts;
-    for (const Tensor& tensor : tensors) ++counts[{tensor.kind, tensor.rotation}];
     std::map<Rank, int64_t> egress;
     Tally sink(hosts, stats, egress);
-    for (const auto& [which, count] : counts) {
-      const Kind& kind = kinds[which.first].kind;
-      sink.begin(kind, count);
-      plan::CellWalk(kind, hosts, options, which.second, sink).all();
+    for (const Variant& variant : variants) {
+      const Kind& kind = kinds[variant.kind].kind;
+      sink.begin(kind, variant.tensors);
+      plan::CellWalk(kind, hosts, options, variant.rotation, sink).all();
     }
     return egress;
   }
 
-  const Tensor& tensor(uint32_t ordinal) const {
+  void add(uint32_t kind) {
+    const int rotation = kinds[kind].windows.place(loads);
+    const auto next = static_cast<uint32_t>(variants.size());
+    const auto [known, is_new] = variant_ids.try_emplace(uint64_t{kind} << 32 | static_cast<uint32_t>(rotation), next);
+    if (is_new) variants.push_back({.kind = kind, .rotation = rotation});
+    ++variants[known->second].tensors;
+    tensors.push_back(known->second);
+  }
+
+  uint32_t variant_of(uint32_t ordinal) const {
     if (ordinal >= tensors.size())
       fail(ErrorCode::kInvalidArgument, "tensor {} of a batch of {}"_message, ordinal, tensors.size());
     return tensors[ordinal];
+  }
+
+  Plan build(uint32_t ordinal, std::optional<Rank> rank) const {
+    const Variant& variant = variants[variant_of(ordinal)];
+    return plan::build_plan(kinds[variant.kind].kind, hosts, options, variant.rotation, rank);
   }
 
   PlanOptions options;
   HostMap hosts;
   std::unordered_map<Key, uint32_t, KeyHash> kind_ids;
   std::vector<KnownKind> kinds;
-  std::vector<Tensor> tensors;
+  std::unordered_map<uint64_t, uint32_t> variant_ids;  // by kind and rotation
+  std::vector<Variant> variants;
+  std::vector<uint32_t> tensors;  // their variants
   plan::Loads loads;
 };
 
@@ -154,7 +160,7 @@ BatchPlanner& BatchPlanner::operator=(BatchPlanner&&) noexcept = default;
 uint32_t BatchPlanner::add(const TensorMeta& meta, const Layout& src, const Layout& dst) {
   const uint32_t kind = impl_->kind_of(meta, src, dst);
   const auto ordinal = static_cast<uint32_t>(impl_->tensors.size());
-  impl_->tensors.push_back({kind, impl_->kinds[kind].windows.place(impl_->loads)});
+  impl_->add(kind);
   return ordinal;
 }
 
@@ -166,13 +172,15 @@ uint32_t BatchPlanner::kinds() const {
 }
 
 Plan BatchPlanner::plan(uint32_t ordinal) const {
-  const auto& tensor = impl_->tensor(ordinal);
-  return plan::build_plan(impl_->kinds[tensor.kind].kind, impl_->hosts, impl_->options, tensor.rotation);
+  return impl_->build(ordinal, std::nullopt);
 }
 
 Plan BatchPlanner::plan_for(uint32_t ordinal, Rank rank) const {
-  const auto& tensor = impl_->tensor(ordinal);
-  return plan::build_plan(impl_->kinds[tensor.kind].kind, impl_->hosts, impl_->options, tensor.rotation, rank);
+  return impl_->build(ordinal, rank);
+}
+
+uint32_t BatchPlanner::variant(uint32_t ordinal) const {
+  return impl_->variant_of(ordinal);
 }
 
 PlanStats BatchPlanner::stats() const {
@@ -180,7 +188,7 @@ PlanStats BatchPlanner::stats() const {
   for (const auto& [rank, bytes] : impl_->tally(stats)) stats.max_egress = std::max(stats.max_egress, bytes);
   plan::EgressBound bound;
   std::vector<int64_t> counts(impl_->kinds.size(), 0);
-  for (const auto& tensor : impl_->tensors) ++counts[tensor.kind];
+  for (const Impl::Variant& variant : impl_->variants) counts[variant.kind] += variant.tensors;
   for (size_t i = 0; i < counts.size(); ++i) {
     stats.bytes_lower_bound += impl_->kinds[i].kind.lower_bound() * counts[i];
     bound.add(impl_->kinds[i].kind, counts[i]);
@@ -196,7 +204,8 @@ std::vector<std::pair<Rank, int64_t>> BatchPlanner::egress() const {
 }
 
 size_t BatchPlanner::memory_bytes() const {
-  size_t bytes = sizeof(Impl) + impl_->tensors.capacity() * sizeof(Impl::Tensor) + impl_->loads.memory_bytes();
+  size_t bytes = sizeof(Impl) + impl_->tensors.capacity() * sizeof(uint32_t) +
+                 impl_->variants.capacity() * sizeof(Impl::Variant) + impl_->loads.memory_bytes();
   std::vector<const LayoutPair*> pairs;
   for (const auto& known : impl_->kinds) {
     bytes += known.kind.memory_bytes() + known.windows.memory_bytes();

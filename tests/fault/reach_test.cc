@@ -34,7 +34,7 @@ class Reach : public JobsTest {
       const std::string meeting = bus::meeting_prefix("default", "weights", "policy", side.job, side.peer);
       store->put(bus::pair_key("default", "weights", side.job, 0),
                  bus::write_record(bus::PairRecord{.rank = record, .peer = side.peer}));
-      store->put(bus::manifest_key(meeting, side.job), bus::write_manifest({.of = of, .manifest = manifest}));
+      store->put(bus::manifest_key(meeting, side.job), bus::write_manifest(of, manifest));
       store->put(bus::batch_key(meeting, side.job, 0), bus::write_record(bus::BatchRecord{.of = of,
                                                                                           .sends = true,
                                                                                           .digest = true,

@@ -55,7 +55,11 @@ class RawRank final : public Acceptor {
   void exchange(std::span<const TensorSpec> tensors, bool sends) {
     const auto manifest = bus::manifest_of(agent_.identity(), tensors);
     session_ = exchange_
-                   .exchange(view_, {.sends = sends, .digest = true, .version = 0, .manifest = &manifest},
+                   .exchange(view_,
+                             {.sends = sends,
+                              .digest = true,
+                              .version = 0,
+                              .manifest = std::make_shared<const bus::Manifest>(manifest)},
                              {.deadline = soon(), .stop = {}})
                    .session;
   }

@@ -12,7 +12,7 @@ BatchImpl::BatchImpl(BatchSetup setup)
     : setup_(std::move(setup)),
       present_(fmt::format("{}/{}", setup_.pair, setup_.id)),
       figures_(*setup_.agent, *setup_.store),
-      reaches_all_(std::ranges::all_of(setup_.tensors, [this](const TensorSpec& tensor) {
+      reaches_all_(std::ranges::all_of(*setup_.tensors, [this](const TensorSpec& tensor) {
         return setup_.runs->reaches(static_cast<const std::byte*>(tensor.data));
       })) {}
 
@@ -38,13 +38,13 @@ int64_t BatchImpl::commit() {
 
 void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
   process_.require(identity().name());
-  const bool terms = sends() && std::ranges::any_of(manifest_.entries, [](const ManifestEntry& entry) {
+  const bool terms = sends() && std::ranges::any_of(manifest_->entries, [](const ManifestEntry& entry) {
                        return entry.layout.has_partial();
                      });
   if (staged() ? terms : !sends())
     fail(ErrorCode::kUnimplemented, "{}: {} {}: its tensors cannot be moved: close it and register it again"_message,
          describe(), identity().name(), terms ? "offers terms of Partial tensors" : "accepts it in place");
-  if (manifest_of(identity(), tensors, setup_.layout).hash() != manifest_.hash())
+  if (manifest_of(identity(), tensors, setup_.layout).hash() != manifest_->hash())
     fail(ErrorCode::kInvalidArgument,
          "{}: the moved tensors have other names, dtypes, shapes, layouts or wire formats than {} has registered: "
          "close it and "
@@ -55,10 +55,10 @@ void BatchImpl::relocate(std::span<const TensorSpec> tensors) {
     if (operation_)
       fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first"_message,
            describe(), present_.name, identity().name());
-    if (snapshots_) snapshots_->relocate(manifest_, tensors);
+    if (snapshots_) snapshots_->relocate(*manifest_, tensors);
     {
       const MutexLock lock(mutex_);
-      setup_.tensors.assign(tensors.begin(), tensors.end());
+      setup_.tensors = std::make_shared<const std::vector<TensorSpec>>(tensors.begin(), tensors.end());
       ++relocation_;
     }
     const LogScope scope = log_scope();
@@ -89,17 +89,17 @@ void BatchImpl::open(const PairView& view, const CallLimits& limits) {
       if (operation_) fail_operation(Status(status.code(), fmt::format("{}: {}", describe(), status.message())));
     });
   });
-  manifest_ = manifest_of(identity(), setup_.tensors, setup_.layout);
-  for (const ManifestEntry& entry : manifest_.entries)
+  manifest_ = std::make_shared<const Manifest>(manifest_of(identity(), *setup_.tensors, setup_.layout));
+  for (const ManifestEntry& entry : manifest_->entries)
     if (sends() && !entry.planes.empty())
       fail(
           ErrorCode::kInvalidArgument,
           "{}: tensor {} is quantised already, to {}: offer the tensor that it was made from, to be quantised on its way"_message,
           describe(), entry.name, to_string(*entry.wire));
   if (!sends())
-    find_ties(registered_tensors(manifest_, setup_.tensors, identity().rank));  // refuse overlaps before others wait
+    find_ties(registered_tensors(*manifest_, *setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {
-    snapshots_ = std::make_unique<Snapshots>(*setup_.agent, *setup_.runs, manifest_, setup_.tensors,
+    snapshots_ = std::make_unique<Snapshots>(*setup_.agent, *setup_.runs, *manifest_, *setup_.tensors,
                                              sends() ? Snapshots::Use::kSend : Snapshots::Use::kReceive,
                                              sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, limits,
                                              [this] { on_copied(); });
@@ -121,7 +121,7 @@ BatchOffer BatchImpl::own_offer() const {
           .delta = can_delta(),
           .version = version,
           .newest = version,
-          .manifest = &manifest_};
+          .manifest = manifest_};
 }
 
 SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement) {
@@ -132,16 +132,17 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
   if (setup_.options.pinned) require_pinned(view, agreement.match);
   setup_.agent->count_plan();
   BatchRoutes routes = plan_batch(agreement.match, sends() ? own : peer, sends() ? peer : own, sends(), rank);
-  std::vector<TensorSpec> registered;
+  std::shared_ptr<const std::vector<TensorSpec>> registered;
   uint64_t relocation = 0;
   {
     const MutexLock lock(mutex_);
     registered = setup_.tensors;
     relocation = relocation_;
   }
-  std::vector<LocalTensor> terms = local_tensors(agreement.match, registered, rank, sends());
   std::vector<LocalTensor> tensors =
-      snapshots_ ? local_tensors(agreement.match, snapshots_->specs(), rank, sends()) : terms;
+      local_tensors(agreement.match, snapshots_ ? snapshots_->specs() : std::span(*registered), rank, sends());
+  std::vector<LocalTensor> terms;
+  if (snapshots_) terms = local_tensors(agreement.match, *registered, rank, sends());
   require_movable(agreement.match, tensors);
   return {.agent = setup_.agent,
           .runs = setup_.runs.get(),
@@ -152,7 +153,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .agreement = std::move(agreement),
           .routes = std::move(routes),
           .tensors = std::move(tensors),
-          .terms = std::move(terms),
+          .staged_terms = std::move(terms),
           .staged = staged(),
           .slots = snapshots_ && sends() ? snapshots_->slots() : 1,
           .slot_bytes = snapshots_ && sends() ? snapshots_->slot_bytes() : 0,

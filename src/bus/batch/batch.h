@@ -41,7 +41,7 @@ struct BatchSetup {
   std::string id;
   Layout layout;  // of tensors that bring none
   BatchOptions options;
-  std::vector<TensorSpec> tensors;
+  std::shared_ptr<const std::vector<TensorSpec>> tensors;
   std::shared_ptr<RunFactory> runs;  // what moves them
 };
 
@@ -132,8 +132,8 @@ class BatchImpl : public BatchClient,
   void observe_end(int64_t version, const Status& status, const Progress& progress);
   TransferSide side() const { return sends() ? TransferSide::kSend : TransferSide::kReceive; }
 
-  BatchSetup setup_;  // its tensors, once it is open: under mutex_
-  Manifest manifest_;
+  BatchSetup setup_;                                // its tensors, once it is open: under mutex_
+  std::shared_ptr<const Manifest> manifest_;        // from open() on
   std::unique_ptr<Snapshots> snapshots_;            // staged
   std::vector<std::unique_ptr<Meeting>> meetings_;  // by job, as they came; grows on the loop's thread
   std::shared_ptr<Operation> operation_;            // current

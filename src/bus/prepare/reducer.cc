@@ -108,7 +108,7 @@ void Reducer::build_run() {
   for (size_t i = 0; i < targets_.size(); ++i) {
     const OwnedReduction& reduction = setup_.routes.reductions[i];
     PullRoute route = route_into(i, agent_.identity().rank);
-    const LocalTensor& local = setup_.terms[reduction.tensor];
+    const LocalTensor& local = setup_.terms()[reduction.tensor];
     const ByteExtent extent = local.extent();
     route.src = local.array;
     route.memory = own_range(local.data + extent.begin, static_cast<size_t>(extent.end - extent.begin));

@@ -13,14 +13,14 @@ namespace tessera::bus {
 namespace {
 
 // What was agreed on, by whom: sender's members first.
-std::string session_of(const std::string& pair, const std::string& batch, const Manifest& sender,
-                       const Manifest& receiver, std::span<const Registration> senders,
+std::string session_of(const std::string& pair, const std::string& batch, const std::string& sender_hash,
+                       const std::string& receiver_hash, std::span<const Registration> senders,
                        std::span<const Registration> receivers) {
   ByteWriter out;
   out.put_string(pair);
   out.put_string(batch);
-  out.put_string(sender.hash());
-  out.put_string(receiver.hash());
+  out.put_string(sender_hash);
+  out.put_string(receiver_hash);
   for (const std::span<const Registration> side : {senders, receivers}) {
     out.put(static_cast<uint32_t>(side.size()));
     for (const Registration& of : side) write_fields(of, out);
@@ -143,11 +143,15 @@ StoreView BatchExchange::await_side(const Awaited& side, const Awaited* other, c
   const auto absent = [&](const StoreView& items) {
     return side.missing([&](Rank rank) { return batch_key(records_, side.job, rank); }, items);
   };
+  size_t first = 0;  // those below were fresh: so few are looked at as each record comes
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(side, items);
     if (other) throw_if_failed(*other, items);
     if (other && (is_asked_to_renew(side, items) || is_asked_to_renew(*other, items))) return true;
-    return side.is_fresh(0, manifest, items) && absent(items).empty();
+    while (first < side.ranks.size() &&
+           side.is_fresh(first, batch_key(records_, side.job, static_cast<Rank>(first)), items))
+      ++first;
+    return first == side.ranks.size() && side.is_fresh(0, manifest, items) && absent(items).empty();
   };
   const auto missing = [&](const StoreView& items) {
     const std::vector<Rank> ranks = absent(items);
@@ -164,7 +168,16 @@ void BatchExchange::remember(const Awaited& side, const StoreView& items) {
   }
 }
 
-BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends, const StoreView& items) const {
+BatchExchange::Published BatchExchange::read_manifest(const std::string& key, const std::string& value,
+                                                      const Published& known) {
+  Published read{.hash = record_manifest_hash(key, value), .manifest = known.manifest};
+  if (read.hash != known.hash)
+    read.manifest = std::make_shared<const Manifest>(read_record<ManifestRecord>(key, value).manifest);
+  return read;
+}
+
+BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends, const StoreView& items,
+                                              const Published& known) const {
   const std::string& job = awaited.job;
   const std::string manifest = manifest_key(records_, job);
   Side side;
@@ -184,7 +197,9 @@ BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends
     side.members.push_back(std::move(record.of));
     diffs.push_back(std::move(record.diff));
   }
-  side.manifest = merge(job, read_record<ManifestRecord>(manifest, items.at(manifest).value).manifest, diffs);
+  const Published rank0 = read_manifest(manifest, items.at(manifest).value, known);
+  side.manifest = merge(job, rank0.manifest, diffs);
+  side.hash = side.manifest == rank0.manifest ? rank0.hash : side.manifest->hash();
   return side;
 }
 
@@ -252,14 +267,15 @@ std::optional<Agreement> BatchExchange::try_exchange(const PairView& view, const
                                                      const CallLimits& limits) {
   const Attempt attempt(*this, view, begun(), limits);
   ask_to_renew(attempt);
-  if (!publish(attempt, own)) return std::nullopt;
+  const std::optional<Published> rank0 = publish(attempt, own);
+  if (!rank0) return std::nullopt;
 
   // Own ranks that disagree need not wait for the other side to be told. It hears of it by the failure that they report
   // or, where it is still joining, leave for.
   const StoreView own_items = await_side(attempt.own, &attempt.peers, limits);
   if (is_outdated(attempt, own_items)) return std::nullopt;
   remember(attempt.own, own_items);
-  const Side mine = judge_side(attempt.own, own.sends, own_items);
+  const Side mine = judge_side(attempt.own, own.sends, own_items, *rank0);
   const StoreView peer_items = await_side(attempt.peers, &attempt.own, limits);
   if (is_outdated(attempt, peer_items)) return std::nullopt;
   remember(attempt.peers, peer_items);
@@ -269,34 +285,37 @@ std::optional<Agreement> BatchExchange::try_exchange(const PairView& view, const
   return agreement;
 }
 
-bool BatchExchange::publish(const Attempt& attempt, const BatchOffer& own) {
+std::optional<BatchExchange::Published> BatchExchange::publish(const Attempt& attempt, const BatchOffer& own) {
   BatchRecord record{.of = attempt.of,
                      .sends = own.sends,
                      .digest = own.digest,
                      .delta = own.delta,
                      .version = own.version,
                      .newest = own.newest,
-                     .hash = own.manifest->hash(),
+                     .hash = {},
                      .diff = {}};
   const LeaseId lease = rendezvous_.lease();
+  std::optional<Published> rank0;
   if (identity().rank == 0) {
-    ask(attempt.limits, [&](Duration timeout) {
-      return store_.put(manifest_key(records_, identity().job),
-                        write_manifest({.of = attempt.of, .manifest = *own.manifest}), {.lease = lease}, timeout);
-    });
+    const std::string key = manifest_key(records_, identity().job);
+    const std::string value = write_manifest(attempt.of, *own.manifest);
+    record.hash = record_manifest_hash(key, value);
+    rank0 = {.hash = record.hash, .manifest = own.manifest};
+    ask(attempt.limits, [&](Duration timeout) { return store_.put(key, value, {.lease = lease}, timeout); });
   } else {
-    const std::optional<Manifest> rank0 = await_manifest(attempt);
-    if (!rank0) return false;
-    if (rank0->hash() != record.hash) record.diff = ManifestDiff::between(*rank0, *own.manifest);
+    record.hash = own.manifest->hash();
+    rank0 = await_manifest(attempt, {.hash = record.hash, .manifest = own.manifest});
+    if (!rank0) return std::nullopt;
+    if (rank0->manifest != own.manifest) record.diff = ManifestDiff::between(*rank0->manifest, *own.manifest);
   }
   ask(attempt.limits, [&](Duration timeout) {
     return store_.put(batch_key(records_, identity().job, identity().rank), write_record(record), {.lease = lease},
                       timeout);
   });
-  return true;
+  return rank0;
 }
 
-std::optional<Manifest> BatchExchange::await_manifest(const Attempt& attempt) {
+std::optional<BatchExchange::Published> BatchExchange::await_manifest(const Attempt& attempt, const Published& own) {
   const std::string key = manifest_key(records_, identity().job);
   const auto published = [&](const StoreView& items) {
     throw_if_failed(attempt.own, items);
@@ -306,7 +325,7 @@ std::optional<Manifest> BatchExchange::await_manifest(const Attempt& attempt) {
       attempt.own, published, [](const StoreView&) { return std::vector<Rank>{0}; },
       [this](const StoreView&) { return rank_name(identity().job, 0); }, attempt.limits);
   if (is_outdated(attempt, items)) return std::nullopt;
-  return read_record<ManifestRecord>(key, items.at(key).value).manifest;
+  return read_manifest(key, items.at(key).value, own);
 }
 
 Agreement BatchExchange::agree(bool sends, const Side& mine, const Side& theirs) const {
@@ -314,8 +333,8 @@ Agreement BatchExchange::agree(bool sends, const Side& mine, const Side& theirs)
   const Side& receiver = sends ? theirs : mine;
   const std::string& own_job = identity().job;
   Agreement agreement{
-      .match = match(sender.manifest, sends ? own_job : peer_job_, receiver.manifest, sends ? peer_job_ : own_job),
-      .session = session_of(pair_, batch_, sender.manifest, receiver.manifest, sender.members, receiver.members),
+      .match = match(*sender.manifest, sends ? own_job : peer_job_, *receiver.manifest, sends ? peer_job_ : own_job),
+      .session = session_of(pair_, batch_, sender.hash, receiver.hash, sender.members, receiver.members),
       .digest = mine.digest && theirs.digest,
       .delta = mine.delta && theirs.delta,
       .sent_version = std::ranges::max(sender.versions),
@@ -409,7 +428,7 @@ Status BatchExchange::given_up(const PairView& view, const Agreement& agreement)
 
 Manifest BatchExchange::peer_manifest(const PairView& view, const CallLimits& limits) {
   const Attempt attempt(*this, view, begun(), limits);
-  return judge_side(attempt.peers, true, await_side(attempt.peers, nullptr, limits)).manifest;
+  return *judge_side(attempt.peers, true, await_side(attempt.peers, nullptr, limits)).manifest;
 }
 
 std::vector<std::string> BatchExchange::all_gather(const PairView& view, const std::string& value,

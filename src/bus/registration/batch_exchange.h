@@ -27,7 +27,7 @@ struct BatchOffer {
   bool delta = false;
   int64_t version = 0;  // sent last, or held
   int64_t newest = 0;   // offered, at least `version`
-  const Manifest* manifest = nullptr;
+  std::shared_ptr<const Manifest> manifest;
 };
 
 // What both sides registered under one batch.
@@ -116,9 +116,15 @@ class BatchExchange {
     Awaited peers;
     const CallLimits& limits;
   };
+  // What a rank 0 has published, or would have.
+  struct Published {
+    std::string hash;  // Manifest::hash()
+    std::shared_ptr<const Manifest> manifest;
+  };
   // What the records of a side say.
   struct Side {
-    Manifest manifest;
+    std::shared_ptr<const Manifest> manifest;
+    std::string hash;  // likewise
     bool digest = true;
     bool delta = true;
     std::vector<int64_t> versions;      // by rank
@@ -148,10 +154,10 @@ class BatchExchange {
   History begun();
   // Nothing if this rank was asked to renew its registration meanwhile.
   std::optional<Agreement> try_exchange(const PairView& view, const BatchOffer& own, const CallLimits& limits);
-  // What this rank offers, in the store, and against which manifest: rank 0's, which the others wait for. False as
-  // above.
-  bool publish(const Attempt& attempt, const BatchOffer& own);
-  std::optional<Manifest> await_manifest(const Attempt& attempt);  // of rank 0; nothing as above
+  // Puts what this rank offers in the store. Returns what rank 0 does, which the others wait for; nothing as above.
+  std::optional<Published> publish(const Attempt& attempt, const BatchOffer& own);
+  // That of rank 0: `own` if it is equal. Nothing as above.
+  std::optional<Published> await_manifest(const Attempt& attempt, const Published& own);
   Agreement agree(bool sends, const Side& mine, const Side& theirs) const;
   void forget_earlier(const Attempt& attempt, bool sends);  // records that nobody reads any more
   // Asks whoever has kept a registration that an earlier attempt of this rank has read.
@@ -167,7 +173,9 @@ class BatchExchange {
                         const std::function<std::vector<Rank>(const StoreView&)>& absent,
                         const std::function<std::string(const StoreView&)>& missing, const CallLimits& limits);
   void remember(const Awaited& side, const StoreView& items);  // the present attempt is built on these
-  Side judge_side(const Awaited& side, bool sends, const StoreView& items) const;
+  // `known` may be what its rank 0 has published.
+  Side judge_side(const Awaited& side, bool sends, const StoreView& items, const Published& known = {}) const;
+  static Published read_manifest(const std::string& key, const std::string& value, const Published& known);
   // --- failures ---
   void throw_if_failed(const Awaited& side, const StoreView& items);
   // The present attempt ends with the failure of `whose` ("trainer/0"): what to throw.

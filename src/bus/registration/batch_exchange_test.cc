@@ -42,13 +42,13 @@ class Member {
         world_(static_cast<size_t>(world)),
         peer_(peer),
         sends_(sends),
-        manifest_(manifest_with(world == 1 ? "1:R" : "2:S0")) {
+        manifest_(std::make_shared<const Manifest>(manifest_with(world == 1 ? "1:R" : "2:S0"))) {
     loop_.start();
     rendezvous_.claim(limits());
   }
 
   void join() { view_ = rendezvous_.join("weights", peer_, limits()); }
-  Agreement exchange() { return exchange_.exchange(view_, {.sends = sends_, .manifest = &manifest_}, limits()); }
+  Agreement exchange() { return exchange_.exchange(view_, {.sends = sends_, .manifest = manifest_}, limits()); }
   std::vector<std::string> all_gather(const std::string& value) { return exchange_.all_gather(view_, value, limits()); }
   size_t world() const { return world_; }
   void retract() { exchange_.retract(); }
@@ -91,7 +91,7 @@ class Member {
   const size_t world_;
   const std::string peer_;
   const bool sends_;
-  const Manifest manifest_;
+  const std::shared_ptr<const Manifest> manifest_;
   PairView view_;
   mutable Mutex mutex_;
   std::string session_;

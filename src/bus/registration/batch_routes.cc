@@ -1,6 +1,7 @@
 #include "bus/registration/batch_routes.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/fail.h"
 
@@ -16,12 +17,20 @@ size_t reduction_of(const Reductions& reductions, const Region& region, const Re
   return static_cast<size_t>(it - reductions.begin());
 }
 
+// One rank's part of the plan of a tensor, and of all that are planned alike.
+struct RankPlan {
+  Plan plan;
+  std::vector<Region> sources;  // by route, LinkRoute::src_owned
+  Region owned;                 // of a sender: what it holds
+};
+
 class SenderRoutes {
  public:
   SenderRoutes(BatchRoutes& routes, const Match& match, Rank sender_world, Rank own)
       : routes_(routes), match_(match), sender_world_(sender_world), own_(own) {}
 
-  void add(uint32_t tensor, const Plan& plan) {
+  void add(uint32_t tensor, const RankPlan& part) {
+    const Plan& plan = part.plan;
     const size_t first_reduction = routes_.reductions.size();
     for (const Reduction& reduction : plan.reductions) {
       const auto peers = plan.peers(reduction);
@@ -29,9 +38,10 @@ class SenderRoutes {
         routes_.reductions.push_back({tensor, reduction.op, reduction.region, {peers.begin(), peers.end()}});
       if (std::ranges::binary_search(peers, own_))
         routes_.reduced_by[static_cast<size_t>(reduction.owner)].push_back(
-            {.tensor = tensor, .route = 0, .region = reduction.region, .src_owned = owned(tensor)});
+            {.tensor = tensor, .route = 0, .region = reduction.region, .src_owned = part.owned});
     }
-    for (const Route& route : plan.routes) {
+    for (size_t i = 0; i < plan.routes.size(); ++i) {
+      const Route& route = plan.routes[i];
       if (route.src != own_) continue;
       SentRoute sent{.tensor = tensor, .reduction = SentRoute::kNone, .region = route.region};
       if (match_.tensors[tensor].src.has_partial())
@@ -41,31 +51,56 @@ class SenderRoutes {
       const LinkRoute link{.tensor = tensor,
                            .route = static_cast<uint32_t>(routes_.sent.size()),
                            .region = route.region,
-                           .src_owned = sent.reduction == SentRoute::kNone ? owned(tensor) : route.region};
+                           .src_owned = part.sources[i]};
       for (const Rank dst : plan.dsts(route)) routes_.by_peer[static_cast<size_t>(dst - sender_world_)].push_back(link);
       routes_.sent.push_back(std::move(sent));
     }
   }
 
  private:
-  Region owned(uint32_t tensor) const { return match_.tensors[tensor].src.owned(match_.tensors[tensor].shape, own_); }
-
   BatchRoutes& routes_;
   const Match& match_;
   const Rank sender_world_;
   const Rank own_;
 };
 
-void add_received(BatchRoutes& routes, const Match::Tensor& tensor, uint32_t ordinal, Rank dst, const Plan& plan) {
-  for (const Route& route : plan.routes) {
-    if (!std::ranges::binary_search(plan.dsts(route), dst)) continue;
+void add_received(BatchRoutes& routes, uint32_t ordinal, Rank dst, const RankPlan& part) {
+  for (size_t i = 0; i < part.plan.routes.size(); ++i) {
+    const Route& route = part.plan.routes[i];
+    if (!std::ranges::binary_search(part.plan.dsts(route), dst)) continue;
     routes.by_peer[static_cast<size_t>(route.src)].push_back(
-        {.tensor = ordinal,
-         .route = 0,
-         .region = route.region,
-         .src_owned = tensor.src.has_partial() ? route.region : tensor.src.owned(tensor.shape, route.src)});
+        {.tensor = ordinal, .route = 0, .region = route.region, .src_owned = part.sources[i]});
   }
 }
+
+// The plans of a batch as one rank sees them: each variant is planned once.
+class RankPlans {
+ public:
+  RankPlans(const BatchPlanner& planner, const Match& match, Rank rank, bool sends)
+      : planner_(planner), match_(match), rank_(rank), sends_(sends) {}
+
+  const RankPlan& of(uint32_t ordinal) {
+    const auto [known, is_new] = by_variant_.try_emplace(planner_.variant(ordinal));
+    if (is_new) known->second = make(ordinal);
+    return known->second;
+  }
+
+ private:
+  RankPlan make(uint32_t ordinal) const {
+    const Match::Tensor& tensor = match_.tensors[ordinal];
+    RankPlan part{.plan = planner_.plan_for(ordinal, rank_), .sources = {}, .owned = {}};
+    for (const Route& route : part.plan.routes)
+      part.sources.push_back(tensor.src.has_partial() ? route.region : tensor.src.owned(tensor.shape, route.src));
+    if (sends_) part.owned = tensor.src.owned(tensor.shape, rank_);
+    return part;
+  }
+
+  const BatchPlanner& planner_;
+  const Match& match_;
+  const Rank rank_;  // in the plan's numbering
+  const bool sends_;
+  std::unordered_map<uint32_t, RankPlan> by_variant_;
+};
 
 }  // namespace
 
@@ -74,21 +109,24 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
   routes.by_peer.resize(static_cast<size_t>(sends ? receiver_world : sender_world));
   routes.reduced_by.resize(static_cast<size_t>(sends ? sender_world : 0));
   BatchPlanner planner({.hosts = {}, .min_piece_bytes = kBusMinPiece});
+  std::unordered_map<Layout, Layout, LayoutHash> shifted;  // destinations: their ranks go behind the sources'
   for (const Match::Tensor& tensor : match.tensors) {
     try {
-      planner.add({tensor.shape, tensor.src_dtype, tensor.wire}, tensor.src, tensor.dst.shifted(sender_world));
+      const auto [dst, is_new] = shifted.try_emplace(tensor.dst);
+      if (is_new) dst->second = tensor.dst.shifted(sender_world);
+      planner.add({tensor.shape, tensor.src_dtype, tensor.wire}, tensor.src, dst->second);
     } catch (const Error& error) {
       fail(error.code(), "tensor {}: {}"_message, tensor.name, error.what());
     }
   }
+  const Rank rank = sends ? own : own + sender_world;
+  RankPlans plans(planner, match, rank, sends);
   SenderRoutes sender(routes, match, sender_world, own);
   for (uint32_t ordinal = 0; ordinal < planner.size(); ++ordinal) {
-    const Rank rank = sends ? own : own + sender_world;
-    const Plan plan = planner.plan_for(ordinal, rank);
     if (sends)
-      sender.add(ordinal, plan);
+      sender.add(ordinal, plans.of(ordinal));
     else
-      add_received(routes, match.tensors[ordinal], ordinal, rank, plan);
+      add_received(routes, ordinal, rank, plans.of(ordinal));
   }
   routes.stats = planner.stats();
   routes.kinds = planner.kinds();

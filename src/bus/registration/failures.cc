@@ -9,6 +9,9 @@ namespace tessera::bus {
 // A failure speaks to the registrations that it was built on, whatever their ranks or the failed one do next; and to
 // those that have read nothing of it yet, until the failed rank has registered again.
 void BatchExchange::throw_if_failed(const Awaited& side, const StoreView& items) {
+  const std::string failures = failure_prefix(records_, side.job);
+  if (const auto first = items.lower_bound(failures); first == items.end() || !first->first.starts_with(failures))
+    return;  // as nearly always
   const uint64_t self = speaker();
   for (size_t r = 0; r < side.ranks.size(); ++r) {
     const auto rank = static_cast<Rank>(r);

@@ -12,8 +12,8 @@ constexpr size_t kMaxBounds = size_t{1} << 26;
 
 void LayoutTable::add(const Layout& layout) {
   if (lacking_ == Lacking::kAllowed && layout == Layout{}) return numbers_.push_back(kNone);
-  const auto [it, added] = number_of_.try_emplace(layout.to_string(), static_cast<uint32_t>(texts_.size()));
-  if (added) texts_.push_back(it->first);
+  const auto [it, added] = number_of_.try_emplace(layout, static_cast<uint32_t>(texts_.size()));
+  if (added) texts_.push_back(layout.to_string());
   numbers_.push_back(it->second);
 }
 

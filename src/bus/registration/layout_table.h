@@ -32,7 +32,8 @@ class LayoutTable {
     if constexpr (kReads<decltype(f)>) self.parse();
   }
   // The number of a tensor's layout, tensors in the order in which they were added. Bounds of ragged shards, which
-  // every copy has, are limited together. A reader throws Error(kInvalidArgument) where there is no such layout.
+  // are checked for every tensor, are limited together. A reader throws Error(kInvalidArgument) where there is no such
+  // layout.
   template <typename Fields, typename Of>
   void field(Fields& f, std::string_view tensor, Of& layout) {
     uint32_t number = kFills<Fields> ? kNone : numbers_[next_++];
@@ -49,8 +50,8 @@ class LayoutTable {
   std::string what_;
   Lacking lacking_;
   std::vector<std::string> texts_;
-  std::unordered_map<std::string, uint32_t> number_of_;  // what is written
-  std::vector<uint32_t> numbers_;                        // of each tensor
+  std::unordered_map<Layout, uint32_t, LayoutHash> number_of_;  // what is written
+  std::vector<uint32_t> numbers_;                               // of each tensor
   size_t next_ = 0;
   std::vector<Layout> layouts_;  // what was read
   size_t bounds_ = 0;            // taken

@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <functional>
 #include <numeric>
-#include <unordered_map>
-#include <unordered_set>
+#include <optional>
 
 #include "base/fail.h"
+#include "bus/registration/name_table.h"
 #include "bus/registration/plane_memory.h"
 
 namespace tessera::bus {
@@ -106,13 +106,15 @@ ByteExtent LocalTensor::extent() const {
 
 Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs, const Layout& fallback) {
   Manifest manifest;
-  std::unordered_set<std::string_view> names;
+  NameTable names(specs.size());
+  manifest.entries.reserve(specs.size());
   const Layout none = fallback.mesh().size() != 0 ? fallback : Layout(Mesh({Axis{"", identity.world}}), {Replicate{}});
   for (const TensorSpec& spec : specs) {
-    const std::string where = fmt::format("tensor {} of {}", spec.name, identity.name());
+    const auto where = [&] { return fmt::format("tensor {} of {}", spec.name, identity.name()); };
     if (spec.name.empty() || spec.name.size() > kMaxNameBytes)
-      fail(ErrorCode::kInvalidArgument, "{}: a name has 1 to {} bytes"_message, where, kMaxNameBytes);
-    if (!names.insert(spec.name).second) fail(ErrorCode::kInvalidArgument, "{}: registered twice"_message, where);
+      fail(ErrorCode::kInvalidArgument, "{}: a name has 1 to {} bytes"_message, where(), kMaxNameBytes);
+    if (names.add(spec.name) != manifest.entries.size())
+      fail(ErrorCode::kInvalidArgument, "{}: registered twice"_message, where());
     try {
       element_count(spec.shape);
       Layout layout = (spec.layout.mesh().size() == 0 ? none : spec.layout).bind(spec.shape);
@@ -135,7 +137,7 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
       manifest.entries.push_back(
           {spec.name, spec.dtype, spec.shape, std::move(layout), spec.source, wire, {}, spec.fused});
     } catch (const Error& error) {
-      throw Error(error.code(), fmt::format("{}: {}", where, error.what()));
+      throw Error(error.code(), fmt::format("{}: {}", where(), error.what()));
     }
   }
   return manifest;
@@ -209,6 +211,7 @@ LocalTensor received_tensor(const Match::Tensor& matched, const TensorSpec* spec
 
 std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<const TensorSpec> specs, Rank rank) {
   std::vector<LocalTensor> tensors;
+  tensors.reserve(specs.size());
   for (size_t i = 0; i < specs.size(); ++i) {
     const ManifestEntry& entry = manifest.entries[i];
     Region owned = entry.layout.owned(entry.shape, rank);
@@ -219,13 +222,13 @@ std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<
 }
 
 std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends) {
-  std::unordered_map<std::string_view, const TensorSpec*> by_name;
-  for (const TensorSpec& spec : specs) by_name.emplace(spec.name, &spec);
+  NameTable names(specs.size());  // numbers are places in `specs`
+  for (const TensorSpec& spec : specs) names.add(spec.name);
   std::vector<LocalTensor> tensors;
   tensors.reserve(match.tensors.size());
   for (const Match::Tensor& matched : match.tensors) {
-    const auto it = by_name.find(sends ? matched.source : matched.name);
-    const TensorSpec* spec = it == by_name.end() ? nullptr : it->second;
+    const std::optional<uint32_t> place = names.find(sends ? matched.source : matched.name);
+    const TensorSpec* spec = place ? &specs[*place] : nullptr;
     tensors.push_back(sends ? sent_tensor(matched, spec, rank) : received_tensor(matched, spec, rank));
   }
   return tensors;

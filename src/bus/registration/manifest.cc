@@ -3,11 +3,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <map>
-#include <unordered_map>
-#include <unordered_set>
-
 #include "base/fail.h"
+#include "bus/registration/name_table.h"
 
 namespace tessera::bus {
 
@@ -32,10 +29,10 @@ void WireByte::fill(std::optional<Format>& format, PlaneSet& planes, FusedPart& 
 }
 
 void require_unique_names(std::span<const ManifestEntry> entries) {
-  std::unordered_set<std::string_view> names;
-  for (const ManifestEntry& entry : entries)
-    if (!names.insert(entry.name).second)
-      fail(ErrorCode::kInvalidArgument, "manifest: tensor {} occurs twice"_message, entry.name);
+  NameTable names(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i)
+    if (names.add(entries[i].name) != i)
+      fail(ErrorCode::kInvalidArgument, "manifest: tensor {} occurs twice"_message, entries[i].name);
 }
 
 bool equal(const ManifestEntry& a, const ManifestEntry& b) {
@@ -48,7 +45,10 @@ bool can_be_quantised(DType dtype, const Shape& shape) {
 }
 
 std::string Manifest::hash() const {
-  const std::vector<std::byte> bytes = message_bytes(*this);
+  return hash_of(message_bytes(*this));
+}
+
+std::string Manifest::hash_of(std::span<const std::byte> bytes) {
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, hash);
@@ -57,15 +57,15 @@ std::string Manifest::hash() const {
 
 ManifestDiff ManifestDiff::between(const Manifest& rank0, const Manifest& own) {
   ManifestDiff diff;
-  std::unordered_map<std::string_view, const ManifestEntry*> mine, theirs;
-  for (const ManifestEntry& entry : own.entries) mine.emplace(entry.name, &entry);
+  NameTable mine(own.entries.size()), theirs(rank0.entries.size());  // numbers are places in the manifests
+  for (const ManifestEntry& entry : own.entries) mine.add(entry.name);
   for (const ManifestEntry& entry : rank0.entries) {
-    theirs.emplace(entry.name, &entry);
-    if (!mine.contains(entry.name)) diff.lacking.push_back(entry.name);
+    theirs.add(entry.name);
+    if (!mine.find(entry.name)) diff.lacking.push_back(entry.name);
   }
   for (const ManifestEntry& entry : own.entries) {
-    const auto it = theirs.find(entry.name);
-    if (it == theirs.end() || !equal(*it->second, entry)) diff.entries.push_back(entry);
+    const std::optional<uint32_t> there = theirs.find(entry.name);
+    if (!there || !equal(rank0.entries[*there], entry)) diff.entries.push_back(entry);
   }
   return diff;
 }

@@ -120,6 +120,7 @@ struct Manifest {
   static void fields(auto& f, auto& self) { entries_field(f, self.entries); }
   // Of the serialised form, as 16 bytes (XXH3-128).
   std::string hash() const;
+  static std::string hash_of(std::span<const std::byte> serialised);
 };
 
 // How rank r > 0 differs from rank 0's manifest; empty where it does not.

@@ -1,11 +1,11 @@
 #include "bus/registration/match.h"
 
 #include <algorithm>
-#include <map>
-#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "base/fail.h"
+#include "bus/registration/name_table.h"
 
 namespace tessera::bus {
 namespace {
@@ -210,18 +210,51 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
   add_planes(std::move(tensor), taken.planes, matched);
 }
 
-using Takers = std::unordered_map<std::string_view, std::vector<const ManifestEntry*>>;  // by source
+// Whether no tensor is laid out over a rank that a job of `world` ranks lacks.
+bool lies_within(const Manifest& manifest, Rank world) {
+  std::unordered_set<Layout, LayoutHash> seen;
+  return std::ranges::all_of(manifest.entries, [&](const ManifestEntry& entry) {
+    return !seen.insert(entry.layout).second ||
+           std::ranges::all_of(entry.layout.mesh().ranks(), [&](Rank rank) { return rank < world; });
+  });
+}
+
+// The entries of a receiver, by what fills them.
+class Takers {
+ public:
+  explicit Takers(const Manifest& receiver) : sources_(receiver.entries.size()), next_(receiver.entries.size(), kNone) {
+    for (uint32_t i = static_cast<uint32_t>(next_.size()); i-- > 0;) {
+      const uint32_t source = sources_.add(source_of(receiver.entries[i]));
+      if (source == first_.size()) first_.push_back(kNone);
+      next_[i] = std::exchange(first_[source], i);
+    }
+  }
+
+  // Calls `visit` with each entry that is filled by `source`, in order; whether there are any.
+  template <typename Visit>  // void(uint32_t entry)
+  bool of(std::string_view source, Visit visit) const {
+    const std::optional<uint32_t> number = sources_.find(source);
+    if (!number) return false;
+    for (uint32_t entry = first_[*number]; entry != kNone; entry = next_[entry]) visit(entry);
+    return true;
+  }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  NameTable sources_;
+  std::vector<uint32_t> first_;  // by source, the first entry
+  std::vector<uint32_t> next_;   // by entry, the next one of the same source
+};
 
 // What has a source of its own costs time and memory for each rank that holds that: a few bytes of a peer's do not
 // become many.
-void require_few_ranks(const Manifest& sender, const Takers& wanted, const std::string& receiver_job) {
+void require_few_ranks(const Manifest& sender, const Manifest& receiver, const Takers& takers,
+                       const std::string& receiver_job) {
   int64_t ranks = 0;
   for (const ManifestEntry& offered : sender.entries) {
-    const auto it = wanted.find(offered.name);
-    if (it == wanted.end()) continue;
-    const auto takers =
-        std::ranges::count_if(it->second, [](const ManifestEntry* taken) { return taken->source != TensorSource{}; });
-    ranks += takers * offered.layout.mesh().size();
+    takers.of(offered.name, [&](uint32_t taken) {
+      if (receiver.entries[taken].source != TensorSource{}) ranks += offered.layout.mesh().size();
+    });
     if (ranks > kMaxSourceRanks)
       fail(ErrorCode::kMismatch,
            "tensor {}: sources that {} names are of meshes of more than {} ranks together"_message, offered.name,
@@ -231,16 +264,23 @@ void require_few_ranks(const Manifest& sender, const Takers& wanted, const std::
 
 // Parts of one tensor are quantised as one.
 void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
-  std::unordered_map<std::string_view, std::string_view> fused_of;  // by the part's name
+  NameTable parts(0), wholes(0);
+  std::vector<uint32_t> whole_of;  // by part
   for (const ManifestEntry& entry : receiver.entries)
-    if (!entry.fused.name.empty()) fused_of.emplace(entry.name, entry.fused.name);
-  std::unordered_map<std::string_view, uint32_t> first_of;
+    if (!entry.fused.name.empty()) {
+      parts.add(entry.name);
+      whole_of.push_back(wholes.add(entry.fused.name));
+    }
+  std::vector<std::optional<uint32_t>> first_of(wholes.size());
   for (uint32_t t = 0; t < matched.tensors.size(); ++t) {
     Match::Tensor& tensor = matched.tensors[t];
     tensor.group = t;
-    const auto fused = fused_of.find(tensor.name);
-    if (!tensor.wire || fused == fused_of.end()) continue;
-    tensor.group = first_of.emplace(fused->second, t).first->second;
+    if (!tensor.wire || parts.size() == 0) continue;
+    const std::optional<uint32_t> part = parts.find(tensor.name);
+    if (!part) continue;
+    const uint32_t whole = whole_of[*part];
+    if (!first_of[whole]) first_of[whole] = t;
+    tensor.group = *first_of[whole];
     const Match::Tensor& first = matched.tensors[tensor.group];
     const auto stack = [](const Match::Tensor& of) { return std::span(of.shape).first(of.shape.size() - 2); };
     if (!std::ranges::equal(stack(tensor), stack(first)) || tensor.src_dtype != first.src_dtype ||
@@ -248,52 +288,54 @@ void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
       findings.add(
           "tensors {} and {} are parts of {} and would be quantised as one: {} {} to {}, {} {} to {}: parts have one "
           "dtype, one wire format and the same dims before the last two",
-          first.name, tensor.name, fused->second, to_string_shape(first.shape), to_string(first.src_dtype),
+          first.name, tensor.name, wholes.name(whole), to_string_shape(first.shape), to_string(first.src_dtype),
           to_string(first.wire), to_string_shape(tensor.shape), to_string(tensor.src_dtype), to_string(tensor.wire));
   }
 }
 
 }  // namespace
 
-Manifest merge(const std::string& job, const Manifest& rank0, std::span<const ManifestDiff> diffs) {
-  Findings findings;
+std::shared_ptr<const Manifest> merge(const std::string& job, const std::shared_ptr<const Manifest>& rank0,
+                                      std::span<const ManifestDiff> diffs) {
   const auto world = static_cast<Rank>(diffs.size());
-  std::vector<std::string_view> order;
-  std::unordered_map<std::string_view, Claims> by_name;
-  std::unordered_map<std::string_view, std::vector<Rank>> lacking;  // of rank 0's names
-  for (const ManifestEntry& entry : rank0.entries) {
-    order.push_back(entry.name);
-    by_name[entry.name].claims.push_back({0, &entry});
-  }
+  if (std::ranges::all_of(diffs, &ManifestDiff::empty) && lies_within(*rank0, world)) return rank0;
+  Findings findings;
+  NameTable names(rank0->entries.size());
+  std::vector<Claims> by_name;  // by the name's number; likewise
+  std::vector<std::vector<Rank>> lacking(rank0->entries.size());
+  const auto claim = [&](Rank rank, const ManifestEntry& entry) {
+    const uint32_t number = names.add(entry.name);
+    if (number == by_name.size()) by_name.emplace_back();
+    by_name[number].claims.push_back({rank, &entry});
+  };
+  for (const ManifestEntry& entry : rank0->entries) claim(0, entry);
   for (Rank rank = 1; rank < world; ++rank) {
-    for (const std::string& name : diffs[static_cast<size_t>(rank)].lacking) lacking[name].push_back(rank);
-    for (const ManifestEntry& entry : diffs[static_cast<size_t>(rank)].entries) {
-      Claims& claims = by_name[entry.name];
-      if (claims.claims.empty()) order.push_back(entry.name);
-      claims.claims.push_back({rank, &entry});
-    }
+    const ManifestDiff& diff = diffs[static_cast<size_t>(rank)];
+    for (const std::string& name : diff.lacking)
+      if (const auto number = names.find(name); number && *number < lacking.size()) lacking[*number].push_back(rank);
+    for (const ManifestEntry& entry : diff.entries) claim(rank, entry);
   }
 
-  Manifest merged;
-  for (const std::string_view name : order) {
-    const Claims& claims = by_name[name];
+  auto merged = std::make_shared<Manifest>();
+  merged->entries.reserve(names.size());
+  for (uint32_t number = 0; number < names.size(); ++number) {
+    const Claims& claims = by_name[number];
     ManifestEntry entry = merge_claims(job, claims, findings);
     const Rank first = claims.claims.front().rank;
     for (const Rank rank : entry.layout.mesh().ranks()) {
       if (rank >= world) {
-        findings.add("tensor {}: {}/{} lays it out over rank {}, but the job has {}", name, job, first, rank, world);
+        findings.add("tensor {}: {}/{} lays it out over rank {}, but the job has {}", entry.name, job, first, rank,
+                     world);
         break;
       }
       // Rank 0's names are registered by every rank that does not say otherwise; other names only by those that say so.
-      const auto of_rank = [&](const Claims::Claim& claim) { return claim.rank == rank; };
-      const bool claimed = std::ranges::any_of(claims.claims, of_rank);
-      const auto it = lacking.find(name);
-      const bool lacks = it != lacking.end() && std::ranges::binary_search(it->second, rank);
+      const bool claimed = std::ranges::binary_search(claims.claims, rank, {}, &Claims::Claim::rank);
+      const bool lacks = first == 0 && std::ranges::binary_search(lacking[number], rank);
       if (first == 0 ? lacks && !claimed : !claimed)
-        findings.add("tensor {}: {}/{} is in its mesh ({}) but does not register it", name, job, rank,
+        findings.add("tensor {}: {}/{} is in its mesh ({}) but does not register it", entry.name, job, rank,
                      entry.layout.to_string());
     }
-    merged.entries.push_back(std::move(entry));
+    merged->entries.push_back(std::move(entry));
   }
   findings.throw_if_any(fmt::format("the ranks of job {} disagree"_message, job));
   return merged;
@@ -303,27 +345,27 @@ Match match(const Manifest& sender, const std::string& sender_job, const Manifes
             const std::string& receiver_job) {
   Findings findings;
   Match matched;
-  Takers wanted;
-  for (const ManifestEntry& entry : receiver.entries) wanted[source_of(entry)].push_back(&entry);
-  require_few_ranks(sender, wanted, receiver_job);
+  const Takers takers(receiver);
+  require_few_ranks(sender, receiver, takers, receiver_job);
+  matched.tensors.reserve(receiver.entries.size());
+  std::vector<bool> filled(receiver.entries.size());
   for (const ManifestEntry& offered : sender.entries) {
     if (offered.source != TensorSource{})
       findings.add("tensor {}: {} offers it and says that {} fills it; a source is for who receives it", offered.name,
                    sender_job, to_string(offered));
-    const auto it = wanted.find(offered.name);
-    if (it == wanted.end()) {
-      ++matched.skipped;
-      continue;
-    }
-    for (const ManifestEntry* taken : it->second)
-      match_one(offered, sender_job, *taken, receiver_job, matched, findings);
-    wanted.erase(it);
+    const bool taken = takers.of(offered.name, [&](uint32_t entry) {
+      filled[entry] = true;
+      match_one(offered, sender_job, receiver.entries[entry], receiver_job, matched, findings);
+    });
+    if (!taken) ++matched.skipped;
   }
   find_groups(receiver, matched, findings);
-  for (const ManifestEntry& entry : receiver.entries)
-    if (wanted.contains(source_of(entry)))
-      findings.add("tensor {}: {} does not offer {}", entry.name, sender_job,
-                   source_of(entry) == entry.name ? "it" : source_of(entry));
+  for (size_t i = 0; i < filled.size(); ++i) {
+    if (filled[i]) continue;
+    const ManifestEntry& entry = receiver.entries[i];
+    findings.add("tensor {}: {} does not offer {}", entry.name, sender_job,
+                 source_of(entry) == entry.name ? "it" : source_of(entry));
+  }
   findings.throw_if_any(fmt::format("jobs {} and {} do not match"_message, sender_job, receiver_job));
   return matched;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,9 +14,10 @@ namespace tessera::bus {
 
 // The side's tensors as one list: rank 0's order, then what other ranks add, by rank. diffs[r] is rank r's, diffs[0] is
 // empty. A name registered with disjoint meshes and equal shape, dtype and placements becomes one entry with a leading
-// "replica" axis. Throws Error(kMismatch) that lists every disagreement (job/rank, tensor and field), the first 20 in
-// full.
-Manifest merge(const std::string& job, const Manifest& rank0, std::span<const ManifestDiff> diffs);
+// "replica" axis. Where nothing differs it is `rank0` itself. Throws Error(kMismatch) that lists every disagreement
+// (job/rank, tensor and field), the first 20 in full.
+std::shared_ptr<const Manifest> merge(const std::string& job, const std::shared_ptr<const Manifest>& rank0,
+                                      std::span<const ManifestDiff> diffs);
 
 // The tensors a batch moves, in the order that all ranks of both sides plan them.
 struct Match {

@@ -19,6 +19,10 @@ std::vector<ManifestDiff> diffs(const Manifest& rank0, const std::vector<Manifes
   return all;
 }
 
+Manifest merged(const std::string& job, const Manifest& rank0, std::span<const ManifestDiff> diffs) {
+  return *merge(job, std::make_shared<const Manifest>(rank0), diffs);
+}
+
 std::string mismatch_of(const std::function<void()>& call) {
   try {
     call();
@@ -33,28 +37,36 @@ TEST(Merge, EqualRanksGiveRankZerosList) {
   const Manifest manifest{{entry("a", {4, 6}, "2:S0"), entry("b", {8}, "2:R")}};
   const auto none = diffs(manifest, {manifest});
   EXPECT_TRUE(none[1].empty());
-  EXPECT_EQ(names(merge("trainer", manifest, none)), names(manifest));
+  EXPECT_EQ(names(merged("trainer", manifest, none)), names(manifest));
+}
+
+TEST(Merge, EqualRanksShareRankZerosManifest) {
+  const auto rank0 = std::make_shared<const Manifest>(Manifest{{entry("a", {4, 6}, "2:S0")}});
+  const std::vector<ManifestDiff> none(2);
+  EXPECT_EQ(merge("trainer", rank0, none), rank0);
+  EXPECT_THAT(mismatch_of([&] { merge("trainer", rank0, std::span(none).first(1)); }),
+              HasSubstr("tensor a: trainer/0 lays it out over rank 1, but the job has 1"));
 }
 
 TEST(Merge, StagesOfAPipelineAddUp) {
   const Manifest first{{entry("layer0", {4}, "1@0:R")}};
   const Manifest second{{entry("layer1", {4}, "1@1:R")}};
-  const Manifest merged = merge("trainer", first, diffs(first, {second}));
-  EXPECT_EQ(names(merged), (std::vector<std::string>{"layer0", "layer1"}));
+  const Manifest both = merged("trainer", first, diffs(first, {second}));
+  EXPECT_EQ(names(both), (std::vector<std::string>{"layer0", "layer1"}));
 }
 
 TEST(Merge, DisjointMeshesOfOneNameAreReplicas) {
   const Manifest even{{entry("norm", {8}, "2@0,2:S0")}};
   const Manifest odd{{entry("norm", {8}, "2@1,3:S0")}};
-  const Manifest merged = merge("trainer", even, diffs(even, {odd, even, odd}));
-  ASSERT_EQ(merged.entries.size(), 1u);
-  EXPECT_EQ(merged.entries[0].layout.to_string(), "replica=2,2@0,2,1,3:R,S0");
+  const Manifest both = merged("trainer", even, diffs(even, {odd, even, odd}));
+  ASSERT_EQ(both.entries.size(), 1u);
+  EXPECT_EQ(both.entries[0].layout.to_string(), "replica=2,2@0,2,1,3:R,S0");
 }
 
 TEST(Merge, EveryDisagreementIsNamed) {
   const Manifest rank0{{entry("a", {4, 6}, "2:S0"), entry("b", {8}, "2:R"), entry("c", {8}, "2:R")}};
   const Manifest rank1{{entry("a", {4, 5}, "2:S0"), entry("b", {8}, "2:R", DType::kBF16)}};
-  const std::string text = mismatch_of([&] { merge("trainer", rank0, diffs(rank0, {rank1})); });
+  const std::string text = mismatch_of([&] { merged("trainer", rank0, diffs(rank0, {rank1})); });
   EXPECT_THAT(text, AllOf(HasSubstr("tensor a: trainer/1 has shape 4x5, trainer/0 has 4x6"),
                           HasSubstr("tensor b: trainer/1 has dtype bf16, trainer/0 has f32"),
                           HasSubstr("tensor c: trainer/1 is in its mesh (2:R) but does not register it")));
@@ -64,17 +76,17 @@ TEST(Merge, RanksThatAskForDifferentWireFormatsDisagree) {
   const ManifestEntry w = entry("w", {4, 6}, "3:S0");
   const Manifest rank0{{quantised(w, Format::kNvfp4)}};
   const std::string text =
-      mismatch_of([&] { merge("trainer", rank0, diffs(rank0, {{{quantised(w, Format::kMxfp8)}}, {{w}}})); });
+      mismatch_of([&] { merged("trainer", rank0, diffs(rank0, {{{quantised(w, Format::kMxfp8)}}, {{w}}})); });
   EXPECT_THAT(text, AllOf(HasSubstr("tensor w: trainer/1 asks for wire format mxfp8, trainer/0 for nvfp4"),
                           HasSubstr("tensor w: trainer/2 asks for wire format none, trainer/0 for nvfp4")));
-  const Manifest merged = merge("trainer", rank0, diffs(rank0, {rank0, rank0}));
-  EXPECT_EQ(merged.entries.front().wire, Format::kNvfp4);
+  const Manifest both = merged("trainer", rank0, diffs(rank0, {rank0, rank0}));
+  EXPECT_EQ(both.entries.front().wire, Format::kNvfp4);
 }
 
 TEST(Merge, OverlappingMeshesAreNoReplicas) {
   const Manifest rank0{{entry("a", {4}, "2@0-1:R")}};
   const Manifest rank2{{entry("a", {4}, "2@1-2:R")}};
-  const std::string text = mismatch_of([&] { merge("trainer", rank0, diffs(rank0, {rank0, rank2})); });
+  const std::string text = mismatch_of([&] { merged("trainer", rank0, diffs(rank0, {rank0, rank2})); });
   EXPECT_THAT(text, HasSubstr("tensor a: trainer/2 has layout 2@1-2:R, trainer/0 has 2:R"));
 }
 
@@ -258,7 +270,7 @@ TEST(Merge, RanksThatTakeDifferentSourcesDisagree) {
   const Manifest rank0{{taken(entry("w", {4}, "2:R"), "a")}};
   const Manifest rank1{{taken(entry("w", {4}, "2:R"), "b", {{0, 4}})}};
   const std::vector<ManifestDiff> diffs{{}, ManifestDiff::between(rank0, rank1)};
-  EXPECT_THAT(mismatch_of([&] { merge("inference", rank0, diffs); }),
+  EXPECT_THAT(mismatch_of([&] { merged("inference", rank0, diffs); }),
               HasSubstr("tensor w: inference/1 fills it with b [0:4], inference/0 with a"));
 }
 

@@ -33,13 +33,17 @@ std::string record_value(const ByteWriter& out) {
   return std::string(as_store_value(out.view()));
 }
 
-std::string write_manifest(const ManifestRecord& record) {
-  std::string value = write_record(record);
+std::string write_manifest(const Registration& of, const Manifest& manifest) {
+  ByteWriter out;
+  begin_record(out);
+  write_fields(of, out);
+  write_fields(manifest, out);
+  std::string value = record_value(out);
   if (value.size() > kMaxStoreValueBytes)
     fail(
         ErrorCode::kInvalidArgument,
         "the manifest of {} tensors takes {} bytes, the store holds at most {} a value: register it as several batches"_message,
-        record.manifest.entries.size(), value.size(), kMaxStoreValueBytes);
+        manifest.entries.size(), value.size(), kMaxStoreValueBytes);
   return value;
 }
 
@@ -57,6 +61,12 @@ uint64_t membership_of(std::span<const RankRecord> ranks) {
 Registration record_registration(std::string_view key, std::string_view value) {
   ByteReader in = begin_record(key, value);
   return read_fields<Registration>(in);
+}
+
+std::string record_manifest_hash(std::string_view key, std::string_view value) {
+  ByteReader in = begin_record(key, value);
+  read_fields<Registration>(in);
+  return Manifest::hash_of(in.rest());
 }
 
 std::string rank_key(std::string_view name_space, std::string_view job, Rank rank) {
@@ -93,8 +103,12 @@ std::string batch_key(std::string_view meeting, std::string_view job, Rank rank)
   return fmt::format("{}{}/rank/{}", meeting, job, rank);
 }
 
+std::string failure_prefix(std::string_view meeting, std::string_view job) {
+  return fmt::format("{}{}/failed/", meeting, job);
+}
+
 std::string failure_key(std::string_view meeting, std::string_view job, Rank rank) {
-  return fmt::format("{}{}/failed/{}", meeting, job, rank);
+  return fmt::format("{}{}", failure_prefix(meeting, job), rank);
 }
 
 std::string renewal_prefix(std::string_view meeting, std::string_view job) {

@@ -186,11 +186,13 @@ Record read_record(std::string_view key, std::string_view value) {
   return record;
 }
 
-// Throws Error(kInvalidArgument) if the store holds no value of that size.
-std::string write_manifest(const ManifestRecord& record);
+// A ManifestRecord. Throws Error(kInvalidArgument) if the store holds no value of that size.
+std::string write_manifest(const Registration& of, const Manifest& manifest);
 
 // Whose record of a batch it is, without reading the rest.
 Registration record_registration(std::string_view key, std::string_view value);
+// Manifest::hash() of a ManifestRecord's, likewise.
+std::string record_manifest_hash(std::string_view key, std::string_view value);
 
 std::string rank_key(std::string_view name_space, std::string_view job, Rank rank);
 std::string pair_prefix(std::string_view name_space, std::string_view pair);
@@ -202,6 +204,7 @@ std::string meeting_prefix(std::string_view name_space, std::string_view pair, s
                            std::string_view job, std::string_view other_job);
 std::string manifest_key(std::string_view meeting, std::string_view job);
 std::string batch_key(std::string_view meeting, std::string_view job, Rank rank);
+std::string failure_prefix(std::string_view meeting, std::string_view job);
 std::string failure_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string renewal_prefix(std::string_view meeting, std::string_view job);
 std::string renewal_key(std::string_view meeting, std::string_view job, Rank rank);

@@ -38,7 +38,7 @@ std::vector<ServedRoute> served_to(const SessionSetup& setup, const Preparation&
   const auto rank = static_cast<size_t>(caller.hello.rank);
   if (caller.attach.purpose == Attach::Purpose::kReduce) {
     for (const LinkRoute& route : setup.routes.reduced_by[rank])
-      all.push_back({.route = source_route(setup, route, setup.terms[route.tensor])});
+      all.push_back({.route = source_route(setup, route, setup.terms()[route.tensor])});
     return all;
   }
   const DeltaEncoder* deltas = preparation.deltas();

@@ -55,12 +55,13 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
       failed(ErrorCode::kUnavailable, "newer registrations are there"_message);  // the peers, too, try again
   exchange_.begin();
   while (true) {
-    Agreement agreement;
+    Agreement agreed;
     {
       const TraceSpan span("exchange", {.subject = subject_});
-      agreement = exchange_.exchange(view_, owner_.own_offer(), limits);
+      agreed = exchange_.exchange(view_, owner_.own_offer(), limits);
     }
-    std::shared_ptr<Session> session = owner_.make_session(view_, agreement);
+    std::shared_ptr<Session> session = owner_.make_session(view_, std::move(agreed));
+    const Agreement& agreement = session->setup().agreement;
     const TraceSpan span("attach", {.subject = subject_});
     try {
       // Its callbacks name the session itself: as this returns, `session` is moved from before they are waited for.

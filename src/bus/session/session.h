@@ -31,10 +31,9 @@ struct SessionSetup {
   PairView view;
   Agreement agreement;
   BatchRoutes routes;
-  // Of this rank, in the order of the match: what is sent or received, in the first slot if it is staged, and what the
-  // user registered, whose Partial terms are read there.
+  // Of this rank, in the order of the match: what is sent or received, in the first slot if it is staged.
   std::vector<LocalTensor> tensors;
-  std::vector<LocalTensor> terms;
+  std::vector<LocalTensor> staged_terms;  // if it is: as the user registered them
   bool staged = false;
   uint32_t slots = 1;       // of a sender: 1 in place
   uint64_t slot_bytes = 0;  // from one slot's tensors to the next one's
@@ -44,6 +43,9 @@ struct SessionSetup {
   // To or from one peer, well; some of it as deltas.
   std::function<void(int64_t bytes, const DeltaBytes& deltas)> on_moved;
   std::function<void()> on_amaxes_agreed;  // by all ranks that send
+
+  // What the user registered: Partial terms are read there.
+  const std::vector<LocalTensor>& terms() const { return staged ? staged_terms : tensors; }
 };
 
 class Session : public Acceptor {
