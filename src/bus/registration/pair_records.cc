@@ -1,29 +1,81 @@
 #include "bus/registration/pair_records.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/fail.h"
 
 namespace tessera::bus {
 
-PairRecords::PairRecords(const StoreView& items, std::string_view prefix, std::string_view failures, uint64_t self,
-                         int64_t joined) {
-  for (const auto& [key, item] : items) {
-    if (key.starts_with(failures)) {
-      const FailureRecord record = read_record<FailureRecord>(key, item.value);
-      const bool told = std::ranges::find(record.seen, self, &Seen::speaker) != record.seen.end();
-      if (told && item.mod_revision > joined) failure_ = record.status;
-      continue;
+PairRecords::PairRecords(std::string prefix, std::string failures, uint64_t self, int64_t joined)
+    : prefix_(std::move(prefix)), failures_(std::move(failures)), self_(self), joined_(joined) {}
+
+void PairRecords::read(const StoreView& items) {
+  auto known = known_.begin();
+  const auto forget_below = [&](const std::string* key) {  // both go up by key
+    while (known != known_.end() && (key == nullptr || known->first < *key)) {
+      forget(known->second);
+      known = known_.erase(known);
     }
-    const JobRank who = parse_pair_key(prefix, key);
-    PairRecord record = read_record<PairRecord>(key, item.value);
-    // One of a process that is dead stays until its lease ends or its successor comes, perhaps with another world.
-    if (liveness_of(record.rank.incarnation) == Liveness::kDead)
-      dead_.insert(who.job);
-    else
-      jobs_[who.job].emplace(who.rank, std::move(record));
+  };
+  for (const auto& [key, item] : items) {
+    forget_below(&key);
+    if (known != known_.end() && known->first == key) {
+      if (std::exchange(known->second.revision, item.mod_revision) != item.mod_revision) {
+        forget(known->second);
+        read(key, item);
+      }
+      ++known;
+    } else {
+      read(key, item);
+    }
   }
+  forget_below(nullptr);
+}
+
+void PairRecords::read(const std::string& key, const KeyValue& item) {
+  Known& known = known_[key];
+  known.revision = item.mod_revision;
+  if (key.starts_with(failures_)) {
+    const FailureRecord record = read_record<FailureRecord>(key, item.value);
+    const bool told = std::ranges::find(record.seen, self_, &Seen::speaker) != record.seen.end();
+    if (told && item.mod_revision > joined_) failure_ = record.status;
+    return;
+  }
+  const JobRank who = parse_pair_key(prefix_, key);
+  known.who = who;
+  PairRecord record = read_record<PairRecord>(key, item.value);
+  // One of a process that is dead stays until its lease ends or its successor comes, perhaps with another world.
+  if (liveness_of(record.rank.incarnation) == Liveness::kDead)
+    dead_.emplace(who.job, who.rank);
+  else
+    jobs_[who.job].emplace(who.rank, std::move(record));
+}
+
+void PairRecords::forget(const Known& known) {
+  if (!known.who) return;
+  const auto& [job, rank] = *known.who;
+  dead_.erase({job, rank});
+  const auto it = jobs_.find(job);
+  if (it == jobs_.end()) return;
+  it->second.erase(rank);
+  if (it->second.empty()) jobs_.erase(it);
+}
+
+void PairRecords::look_for_dead() {
+  for (auto job = jobs_.begin(); job != jobs_.end();) {
+    std::erase_if(job->second, [&](const auto& entry) {
+      const bool dead = liveness_of(entry.second.rank.incarnation) == Liveness::kDead;
+      if (dead) dead_.emplace(job->first, entry.first);
+      return dead;
+    });
+    job = job->second.empty() ? jobs_.erase(job) : std::next(job);
+  }
+}
+
+bool PairRecords::has_dead(std::string_view job) const {
+  return std::ranges::any_of(dead_, [job](const auto& dead) { return dead.first == job; });
 }
 
 bool PairRecords::complete(const std::string& job) const {
@@ -50,7 +102,7 @@ std::string PairRecords::missing(const std::string& job) const {
     std::string others;
     for (const auto& [name, ranks] : jobs_)
       others += fmt::format("{}{} ({})", others.empty() ? "" : ", ", name, ranks.size());
-    return fmt::format("all of job {} ({}here: {})", job, dead_.contains(job) ? "its processes have ended; " : "",
+    return fmt::format("all of job {} ({}here: {})", job, has_dead(job) ? "its processes have ended; " : "",
                        others.empty() ? "nobody" : others);
   }
   std::vector<Rank> ranks;

@@ -2,19 +2,46 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <map>
 #include <optional>
 
 #include "base/fail.h"
 #include "base/log.h"
 #include "bus/registration/pair_records.h"
+#include "store/prefix_follower.h"
 
 namespace tessera::bus {
 namespace {
 
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
-constexpr Duration kLookPeriod = seconds(60);  // in the background
+constexpr Duration kLookPeriod = seconds(60);   // in the background
+constexpr Duration kTellPeriod = seconds(0.1);  // of what is said of a wait that many ranks end
+
+// What the list of waits says of one that many ranks end one by one: outdated for kTellPeriod at most.
+class WaitText {
+ public:
+  WaitText(WaitList& waits, std::function<std::string()> text) : entry_(waits), text_(std::move(text)) {}
+
+  void tell() {
+    entry_.set(text_());
+    outdated_ = false;
+    next_ = Deadline::after(kTellPeriod);
+  }
+  void changed() {
+    outdated_ = true;
+    if (next_.passed()) tell();
+  }
+  bool outdated() const { return outdated_; }
+  Duration due() const { return outdated_ ? next_.left() : Duration::max(); }
+
+ private:
+  WaitList::Entry entry_;
+  const std::function<std::string()> text_;
+  bool outdated_ = false;
+  Deadline next_ = Deadline::at({});
+};
 
 }  // namespace
 
@@ -39,16 +66,15 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   Alarm own_alarm;
   Alarm& alarm = waited.alarm != nullptr ? *waited.alarm : own_alarm;
   const std::stop_callback on_stop(stop, [&alarm] { alarm.ring(); });
-  StoreView seen;
+  store::PrefixFollower follower(store_, prefix);
   std::exception_ptr judged;  // what `complete` threw, whatever its code: not to be taken for the store's
-  WaitList::Entry entry(waits_);
-  const auto tell = [&] { entry.set(fmt::format("{}{} ({})", waited.missing(seen), waited.until, waited.what)); };
+  WaitText text_of_wait(
+      waits_, [&] { return fmt::format("{}{} ({})", waited.missing(follower.view()), waited.until, waited.what); });
   const auto judge = [&](const StoreView& view) {
-    seen = view;
     try {
-      const bool done = complete(view);
-      if (!done && !background) tell();
-      return done;
+      if (complete(view)) return true;
+      if (!background) text_of_wait.changed();
+      return false;
     } catch (...) {
       judged = std::current_exception();
       return true;
@@ -57,28 +83,32 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   std::stop_token rung = alarm.arm();
   while (true) {
     std::string outage;
-    const Duration piece = std::min({deadline.left(), look.left(), background ? kLookPeriod : reminder.left()});
+    const Duration due = std::min({deadline.left(), look.left(), background ? kLookPeriod : reminder.left()});
     try {
-      StoreView view = store_.wait_for(prefix, judge, piece, stop.stop_requested() ? stop : rung);
+      follower.wait(judge, std::min(due, text_of_wait.due()), stop.stop_requested() ? stop : rung);
       if (judged) std::rethrow_exception(judged);
-      return view;
+      return follower.take();
     } catch (const Error& error) {
       if (judged) throw;
       const bool woken = error.code() == ErrorCode::kCancelled && (stop.stop_requested() || rung.stop_requested());
       const bool away = error.code() == ErrorCode::kUnavailable;  // a store may come back
-      if (error.code() != ErrorCode::kDeadlineExceeded && !woken && !away) throw;
+      const bool late = error.code() == ErrorCode::kDeadlineExceeded;
+      if (!late && !woken && !away) throw;
       if (away) outage = fmt::format(" ({})", error.what());
+      if (away || (late && !text_of_wait.outdated())) follower.list_again();  // how it is seen that a store has gone
     }
     const bool rang = rung.stop_requested();
     rung = alarm.arm();  // what rings from now on is seen to in the next round
-    tell();
+    text_of_wait.tell();
     const TimePoint now = Clock::steady().now();
-    const std::string text = fmt::format("{}: {} has waited {:.0f} s, missing: {}{}"_message, waited.what,
-                                         identity_.name(), to_seconds(now - start), waited.missing(seen), outage);
+    const std::string text =
+        fmt::format("{}: {} has waited {:.0f} s, missing: {}{}"_message, waited.what, identity_.name(),
+                    to_seconds(now - start), waited.missing(follower.view()), outage);
     if (stop.stop_requested()) throw Error(ErrorCode::kCancelled, fmt::format("{}: interrupted"_message, text));
     if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
     if (waited.look && !background && (rang || look.passed()))
-      look = outage.empty() && waited.look(seen) ? Deadline::at(TimePoint::max()) : Deadline::after(kStorePiece);
+      look = outage.empty() && waited.look(follower.view()) ? Deadline::at(TimePoint::max())
+                                                            : Deadline::after(kStorePiece);
     if (!reminder.passed()) continue;
     reminder = background ? Deadline::at(TimePoint::max()) : Deadline::after(kReminder);
     log_event(LogLevel::warn, "ranks.awaited",
@@ -143,18 +173,19 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
                                 int64_t failures_from, const CallLimits& limits) {
   const std::string prefix = pair_prefix(identity_.name_space, pair);
   const std::string failures = pair_failure_prefix(identity_.name_space, pair);
-  const auto read = [&](const StoreView& view) {
-    return PairRecords(view, prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank),
-                       failures_from);
-  };
-  std::optional<PairRecords> met;  // as they were judged: a process may die before they are looked at again
+  PairRecords records(prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank), failures_from);
   const auto complete = [&](const StoreView& view) {
-    const PairRecords& records = met.emplace(read(view));
     try {
+      records.read(view);
       records.throw_if_failed();
       if (limits.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it"_message, peer_job);
-      const bool own = records.complete(identity_.job);
-      return records.complete(peer_job) && own;
+      const auto all_in = [&] {
+        const bool own = records.complete(identity_.job);
+        return records.complete(peer_job) && own;
+      };
+      if (!all_in()) return false;
+      records.look_for_dead();
+      return all_in();
     } catch (const Error& error) {
       // Those whose records were read may not have read this rank's yet, and it will not be there for long.
       if (!limits.background)
@@ -164,8 +195,8 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
       throw Error(error.code(), fmt::format("pair {}: {}", pair, error.what()));
     }
   };
-  const auto missing = [&](const StoreView& view) {
-    const PairRecords records = read(view);
+  const auto missing = [&](const StoreView&) {
+    records.look_for_dead();
     std::string text;
     for (const std::string& job : {identity_.job, peer_job}) {
       const std::string ranks = records.missing(job);
@@ -177,8 +208,8 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
        {.what = fmt::format("pair {}", pair), .until = " to join", .missing = missing, .look = nullptr}, limits);
   return {.name = pair,
           .peer_job = peer_job,
-          .own = met->take(identity_.job),
-          .peer = met->take(peer_job),
+          .own = records.take(identity_.job),
+          .peer = records.take(peer_job),
           .revision = revision};
 }
 

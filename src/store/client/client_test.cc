@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "store/prefix_follower.h"
 #include "store/test_util.h"
 
 namespace tessera::store {
@@ -138,6 +139,32 @@ TEST_F(ClientTest, WaitForSeesTheLastOneCome) {
   const StoreView view = store_->wait_for("ranks/", [](const StoreView& seen) { return seen.size() == 4; }, kLimit);
   EXPECT_EQ(view.size(), 4U);
   for (std::thread& rank : ranks) rank.join();
+}
+
+TEST_F(ClientTest, AFollowerGoesOnFromWhatItHasSeen) {
+  store_->put("ranks/0", "in");
+  store_->put("ranks/1", "in");
+  PrefixFollower follower(*store_, "ranks/");
+  const Status late = status_of(
+      [&] { follower.wait([](const StoreView& seen) { return seen.size() == 3; }, std::chrono::milliseconds(30)); });
+  EXPECT_EQ(late.code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_EQ(follower.view().size(), 2U);
+  const uint64_t before = store_->requests();
+  const auto other = open_store(server_->address());
+  other->put("ranks/2", "in");
+  other->erase("ranks/0");
+  other->put("ranks/1", "again");
+  follower.wait([](const StoreView& seen) { return seen.contains("ranks/2") && seen.size() == 2; }, kLimit);
+  follower.wait([](const StoreView& seen) { return seen.at("ranks/1").value == "again"; }, kLimit);
+  EXPECT_EQ(store_->requests(), before);  // it has not listed them again
+}
+
+TEST_F(ClientTest, AFollowerEndsWhenItIsStopped) {
+  PrefixFollower follower(*store_, "never/");
+  std::stop_source stop;
+  const Status status = status_of(
+      [&] { follower.wait([&](const StoreView&) { return stop.request_stop(), false; }, kLimit, stop.get_token()); });
+  EXPECT_EQ(status.code(), ErrorCode::kCancelled);
 }
 
 TEST_F(ClientTest, WaitForSaysWhatItWaitedFor) {
