@@ -103,6 +103,24 @@ std::string death_row(const DeathResult& death) {
                      *std::ranges::min_element(death.seconds), worst, kDeathTarget, verdict(worst < kDeathTarget));
 }
 
+// Times what a process of the first crowd spends; none for that one, or where it is not known.
+std::optional<double> share_of_first(const Report& report, const CrowdResult& result) {
+  const CrowdResult& first = report.crowds.front();
+  if (&result == &first || !first.status.ok() || first.crowd.name != all_crowds().front().name) return std::nullopt;
+  return median(result.times.cpu_seconds) / median(first.times.cpu_seconds);
+}
+
+std::string crowd_row(const Report& report, const CrowdResult& result) {
+  const std::string& name = result.crowd.name;
+  if (!result.status.ok()) return fmt::format("{:<46}failed: {}\n", name, result.status.message());
+  const auto [least, most] = std::ranges::minmax_element(result.times.cpu_seconds);
+  std::string row = fmt::format("{:<46}{:10.4f}{:10.4f}{:10.4f}{:10.2f}", name, median(result.times.cpu_seconds),
+                                *least, *most, median(result.times.seconds));
+  if (const auto share = share_of_first(report, result))
+    row += fmt::format("{:8.2f}{:8.2f}  {}", *share, kCrowdTarget, verdict(*share <= kCrowdTarget));
+  return row + "\n";
+}
+
 // --- JSON
 
 Json json_of(const Rate& rate) {
@@ -174,6 +192,22 @@ Json json_of(const DeathResult& death) {
   return json;
 }
 
+Json json_of(const Report& report, const CrowdResult& result) {
+  Json json{{"name", result.crowd.name}, {"world", result.crowd.world}, {"tensors", kCrowdTensors}};
+  if (!result.status.ok()) {
+    json["error"] = result.status.message();
+    return json;
+  }
+  json["cpu_seconds_a_process"] = result.times.cpu_seconds;
+  json["seconds"] = result.times.seconds;
+  const auto share = share_of_first(report, result);
+  if (!share) return json;
+  json["times_the_first"] = *share;
+  json["target"] = kCrowdTarget;
+  json["met"] = *share <= kCrowdTarget;
+  return json;
+}
+
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
@@ -208,6 +242,8 @@ Rate rate_of(int64_t bytes, std::vector<double> seconds) {
 Status Report::status() const {
   for (const CaseResult& result : cases)
     if (!result.status.ok()) return result.status;
+  for (const CrowdResult& crowd : crowds)
+    if (!crowd.status.ok()) return crowd.status;
   for (const DeathResult& death : deaths)
     if (!death.status.ok()) return death.status;
   return {};
@@ -222,6 +258,11 @@ std::string to_table(const Report& report) {
       fmt::format("{} from {} processes to {}; everything, ceilings too, on CPUs {}; {} repetitions after a warm-up\n",
                   size_text(report.bytes), kSources, kDestinations, fmt::join(report.cpus, " and "), report.repeat);
   if (!report.cases.empty()) text += transfer_table(report);
+  if (!report.crowds.empty())
+    text += fmt::format("\n{:<46}{:>10}{:>10}{:>10}{:>10}{:>8}{:>8}\n",
+                        fmt::format("CPU of a process that registers {} tensors", kCrowdTensors), "median s", "min",
+                        "max", "all s", "times", "target");
+  for (const CrowdResult& crowd : report.crowds) text += crowd_row(report, crowd);
   if (!report.deaths.empty())
     text += fmt::format("\n{:<46}{:>10}{:>10}{:>10}{:>10}\n", "noticing a death", "median s", "min", "max", "target");
   for (const DeathResult& death : report.deaths) text += death_row(death);
@@ -242,8 +283,10 @@ std::string to_json(const Report& report) {
              {{"streaming_copy", ceiling_json(report.bytes, report.streaming_copy)},
               {"process_vm_readv", ceiling_json(report.bytes, report.process_vm_readv)}}},
             {"cases", Json::array()},
+            {"crowds", Json::array()},
             {"deaths", Json::array()}};
   for (const CaseResult& result : report.cases) json["cases"].push_back(json_of(report, result));
+  for (const CrowdResult& crowd : report.crowds) json["crowds"].push_back(json_of(report, crowd));
   for (const DeathResult& death : report.deaths) json["deaths"].push_back(json_of(death));
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -7,6 +7,7 @@
 
 #include "tessera/error.h"
 #include "tools/bench/case.h"
+#include "tools/bench/crowd.h"
 #include "tools/bench/transfer.h"
 
 namespace tessera::bench {
@@ -42,6 +43,12 @@ struct DeathResult {
   std::vector<double> seconds;  // until the other side had its error
 };
 
+struct CrowdResult {
+  Crowd crowd;
+  Status status;
+  CrowdTimes times;
+};
+
 struct Report {
   Machine machine;
   std::vector<int> cpus;  // that everything ran on
@@ -51,6 +58,7 @@ struct Report {
   std::vector<double> streaming_copy;
   std::vector<double> process_vm_readv;
   std::vector<CaseResult> cases;
+  std::vector<CrowdResult> crowds;
   std::vector<DeathResult> deaths;
 
   // The first failure of all.

@@ -22,6 +22,7 @@ Report report_of(std::vector<CaseResult> cases) {
           .streaming_copy = {0.1},
           .process_vm_readv = {},
           .cases = std::move(cases),
+          .crowds = {},
           .deaths = {}};
 }
 
@@ -73,6 +74,19 @@ TEST(BenchReport, AVerdictThatCannotBeGivenIsSaidToBeUnknown) {
   EXPECT_THAT(to_table(report), HasSubstr("0.30  unknown without shared;"));
   EXPECT_THAT(to_table(report), HasSubstr("0.50  unknown without process_vm_readv\n"));
   EXPECT_EQ(report.status().code(), ErrorCode::kPeerLost);
+}
+
+TEST(BenchReport, ACrowdIsComparedWithTheFirst) {
+  const auto [eight, more] = all_crowds();
+  Report report = report_of({});
+  report.crowds = {{.crowd = eight, .status = {}, .times = {.cpu_seconds = {0.02, 0.01, 0.03}, .seconds = {1, 1, 1}}},
+                   {.crowd = more, .status = {}, .times = {.cpu_seconds = {0.03}, .seconds = {2}}}};
+  EXPECT_THAT(to_table(report), HasSubstr("1.50    1.50  met\n"));
+  report.crowds[1].times.cpu_seconds = {0.05};
+  EXPECT_THAT(to_table(report), HasSubstr("2.50    1.50  MISSED\n"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(report)).at("crowds").at(1).at("met"), false);
+  report.crowds.erase(report.crowds.begin());
+  EXPECT_FALSE(nlohmann::json::parse(to_json(report)).at("crowds").at(0).contains("met"));
 }
 
 TEST(BenchReport, SaysOnWhichCpusAndWhichCasesNobodyAskedFor) {

@@ -20,6 +20,7 @@ constexpr Duration kStoreTimeout = std::chrono::seconds(10);
 
 struct Selection {
   std::vector<Case> cases;
+  std::vector<Crowd> crowds;
   std::vector<Victim> victims;
 
   bool uses(Memory memory) const {
@@ -33,9 +34,11 @@ Selection select(const RunOptions& options) {
   Selection selection{.cases = select_cases(all_cases(options.bytes), [&](const Case& c) {
                         return RE2::PartialMatch(c.name, only) && (c.quick || !options.quick);
                       })};
+  for (const Crowd& crowd : all_crowds())
+    if (RE2::PartialMatch(crowd.name, only)) selection.crowds.push_back(crowd);
   for (const Victim victim : {Victim::kSource, Victim::kDestination})
     if (RE2::PartialMatch(std::string(to_string(victim)), only)) selection.victims.push_back(victim);
-  if (selection.cases.empty() && selection.victims.empty())
+  if (selection.cases.empty() && selection.crowds.empty() && selection.victims.empty())
     fail(ErrorCode::kInvalidArgument,
          "--only {:?} matches no case; names look like rows-to-columns/8192/shared/digest"_message, options.only);
   return selection;
@@ -88,12 +91,14 @@ class Runner {
                 .bytes = options.bytes,
                 .repeat = options.repeat} {
     const int ceilings = (selection_.uses(Memory::kShared) ? 2 : 0) + (selection_.uses(Memory::kPrivate) ? 2 : 0);
-    steps_ = ceilings + static_cast<int>(selection_.cases.size() + selection_.victims.size());
+    steps_ =
+        ceilings + static_cast<int>(selection_.cases.size() + selection_.crowds.size() + selection_.victims.size());
   }
 
   Report run() {
     measure_ceilings();
     for (const Case& c : selection_.cases) measure(c);
+    for (const Crowd& crowd : selection_.crowds) measure(crowd);
     for (const Victim victim : selection_.victims) measure(victim);
     measure_ceilings();  // again: the machine may have changed its pace
     return std::move(report_);
@@ -125,6 +130,17 @@ class Runner {
       result.status = Status(error.code(), error.what());
     }
     report_.cases.push_back(std::move(result));
+  }
+
+  void measure(const Crowd& crowd) {
+    begin_step(crowd.name);
+    CrowdResult result{.crowd = crowd};
+    try {
+      for (int i = 0; i < report_.repeat; ++i) time_crowd(crowd, store_.new_meeting(), result.times);
+    } catch (const Error& error) {
+      result.status = Status(error.code(), error.what());
+    }
+    report_.crowds.push_back(std::move(result));
   }
 
   void measure(Victim victim) {
