@@ -6,8 +6,6 @@ caller=$PWD
 TESSERA_VENV=$(realpath -ms "${TESSERA_VENV:-$root/.venv}")
 cd "$root"
 jobs=${TESSERA_JOBS:-$(nproc)}
-# One cache for every clone and preset: paths below the root do not count.
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 build_packages=(g++ cmake ninja-build ccache git pkg-config python3 python3-venv python3-dev
   libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libre2-dev libssl-dev libsqlite3-dev
