@@ -1,4 +1,15 @@
 # The libraries that Tessera stands on. What is missing is named at once, with the packages that bring it.
+#
+# TESSERA_BUNDLE is a folder of archives (libfmt.a, libspdlog.a, libhwy.a, of the versions that are installed). With it, the
+# command and the Python module carry all libraries and ask the system only for libc's and libgcc_s: scripts/wheel.sh.
+set(TESSERA_BUNDLE "" CACHE PATH "Archives to link instead of shared libraries; the headers stay the system's")
+if(TESSERA_BUNDLE)
+  set(CMAKE_FIND_LIBRARY_SUFFIXES .a)
+  set(OPENSSL_USE_STATIC_LIBS ON)
+  list(PREPEND CMAKE_LIBRARY_PATH ${TESSERA_BUNDLE})
+  add_link_options(-static-libstdc++)
+endif()
+
 # tessera_missing(NAME DEBIAN FEDORA): what is not there, and the packages that have it.
 function(tessera_missing name debian fedora)
   set_property(GLOBAL APPEND PROPERTY TESSERA_MISSING_NAMES ${name})
@@ -40,6 +51,14 @@ macro(tessera_find_header name header debian fedora)
   endif()
 endmacro()
 
+# The archive lib<name>.a of TESSERA_BUNDLE in place of an imported target's shared library.
+function(tessera_bundle target name)
+  get_target_property(configurations ${target} IMPORTED_CONFIGURATIONS)
+  foreach(configuration ${configurations})
+    set_target_properties(${target} PROPERTIES IMPORTED_LOCATION_${configuration} ${TESSERA_BUNDLE}/lib${name}.a)
+  endforeach()
+endfunction()
+
 tessera_find(Threads libc6-dev glibc-devel)
 tessera_find(fmt libfmt-dev fmt-devel)
 tessera_find(spdlog libspdlog-dev spdlog-devel)
@@ -64,3 +83,8 @@ if(TESSERA_BUILD_PYTHON)
   tessera_find(Python "python3-dev;python3-venv" python3-devel 3.11 COMPONENTS Interpreter Development.Module)
 endif()
 tessera_require_all()
+
+if(TESSERA_BUNDLE)
+  tessera_bundle(fmt::fmt fmt)
+  tessera_bundle(spdlog::spdlog spdlog)
+endif()

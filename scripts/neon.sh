@@ -18,11 +18,8 @@ need_packages "${neon_packages[@]}"
 sysroot=$root/build/neon/sysroot
 apt=$root/build/neon/apt
 
-# arm64 PROGRAM COMMAND [ARGUMENT...]: apt-get or apt-cache for arm64, with a state of its own: the machine's stays as it is.
-arm64() {
-  "$1" -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root -o Dir::Cache="$apt/cache" \
-    -o Dir::State="$apt/state" -o Dir::State::status="$apt/status" "${apt_sources[@]}" "${@:2}"
-}
+# arm64 PROGRAM COMMAND [ARGUMENT...]: apt-get or apt-cache for arm64.
+arm64() { apt_apart "$apt" "$1" -o APT::Architecture=arm64 -o APT::Architectures=arm64 "${@:2}"; }
 
 # The packages, and the libraries to which those for development are tied, as libfmt-dev to "libfmt9 (= 9.1.0)".
 with_libraries() {
@@ -32,15 +29,12 @@ with_libraries() {
 
 # Into $apt/debs. Of the lists, only those that the packages are in need be there.
 download() {
-  mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial" "$apt/debs"
-  touch "$apt/status"
-  apt_sources=()
+  mkdir -p "$apt/debs"
   if grep -qx ID=ubuntu /etc/os-release; then  # Arm has mirrors of its own
     local codename
     codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
     printf 'deb [signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://ports.ubuntu.com/ubuntu-ports %s main universe\n' \
       "$codename" "$codename-updates" >"$apt/sources.list"
-    apt_sources=(-o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=-)
   fi
   arm64 apt-get update -qq || true
   local packages

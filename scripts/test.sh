@@ -18,7 +18,10 @@ while [ $# -gt 0 ]; do
   esac
 done
 need_packages "${build_packages[@]}"
-if [ "$preset" = cpu ]; then need_python; fi
+if [ "$preset" = cpu ]; then
+  need_python
+  ! grep -qx VERSION_CODENAME=bookworm /etc/os-release || scripts/wheel.sh --prepare --python "$TESSERA_VENV/bin/python"
+fi
 build "$preset" "${options[@]}"
 if [ ${#labels[@]} -eq 0 ]; then build release; fi  # each source on its own, with the headers that it names itself
 say "testing ($preset)"

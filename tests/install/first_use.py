@@ -1,0 +1,114 @@
+"""What a user does first with the installed package: imports it, moves tensors between two processes, asks the doctor.
+
+    first_use.py FOLDER [TORCH]
+
+FOLDER is where the package must have come from, TORCH how the version of torch begins that must be there; without it, torch
+must not be. Uses only the package and NumPy, so that it runs on a system that has nothing else.
+"""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+LIMIT = 60  # seconds; a machine may be busy
+# What a Python package may ask of a Linux system (PEP 600): glibc's libraries and GCC's for exceptions.
+SYSTEM = {"libc", "libm", "libdl", "librt", "libpthread", "libgcc_s", "ld-linux-x86-64", "ld-linux-aarch64"}
+
+
+def libraries() -> set[str]:
+    """The shared libraries of this process."""
+    names = (line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines())
+    return {name for name in names if ".so" in name}
+
+
+def stem(library: str) -> str:
+    """libc of /lib/libc.so.6, and of the /lib/libc-2.31.so that older systems have."""
+    return re.sub(r"(-2\.\d+)?\.so.*", "", library.rpartition("/")[2])
+
+
+def trainer(store: str, wanted: str) -> None:
+    """Sends twelve rows of numbers, as a tensor of torch where there is one."""
+    import numpy
+    import tessera
+
+    rows = numpy.arange(96, dtype=numpy.float32).reshape(12, 8)
+    tensor = __import__("torch").from_numpy(rows) if wanted else rows
+    with tessera.connect("weights", role="trainer", peer="inference", store=store, rank=0, world=1, timeout=LIMIT) as bus:
+        bus.register({"rows": tensor}).send(version=7, timeout=LIMIT)
+
+
+def inference(store: str, wanted: str) -> None:
+    """Takes them as halves, and looks at each."""
+    import numpy
+    import tessera
+
+    torch = __import__("torch") if wanted else None
+    rows = torch.zeros(12, 8, dtype=torch.float16) if torch else numpy.zeros((12, 8), numpy.float16)
+    with tessera.connect("weights", role="inference", peer="trainer", store=store, rank=0, world=1, timeout=LIMIT) as bus:
+        assert bus.register({"rows": rows}).recv(timeout=LIMIT) == 7
+    received = rows.numpy() if torch else rows
+    assert (received == numpy.arange(96).reshape(12, 8)).all(), received
+
+
+def import_it(folder: str, wanted: str) -> None:
+    """The import: from where, which version, with which libraries, and without torch."""
+    import asyncio  # noqa: F401  brings Python's own OpenSSL
+    import numpy  # noqa: F401  likewise its libraries
+
+    before = libraries()
+    import tessera
+
+    assert pathlib.Path(tessera.__file__).is_relative_to(folder), (tessera.__file__, folder)
+    assert importlib.metadata.version("tessera-tensors") == tessera.__version__
+    assert "torch" not in sys.modules
+    own = (folder, f"{sys.base_prefix}/lib/python")
+    foreign = {name for name in libraries() - before if not name.startswith(own) and stem(name) not in SYSTEM}
+    assert not foreign, f"the module brings libraries of the system in: {foreign}"
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    assert version.startswith(wanted) if wanted else not version, f"torch {version or 'is not there'}, wanted: {wanted or 'none'}"
+    print(f"tessera {tessera.__version__}, Python {sys.version.split()[0]}, torch {version or 'none'}")
+
+
+def move(store: str, wanted: str) -> None:
+    """Between two processes that meet at `store`."""
+    ends = [subprocess.Popen([sys.executable, __file__, name, store, wanted]) for name in ("trainer", "inference")]
+    try:
+        assert [end.wait(2 * LIMIT) for end in ends] == [0, 0]
+    finally:
+        for end in ends:
+            end.kill()
+            end.wait()
+
+
+def main(folder: str, wanted: str = "") -> None:
+    import_it(str(pathlib.Path(folder).resolve()), wanted)
+    command = [str(pathlib.Path(sys.executable).with_name("tessera"))]
+    with tempfile.TemporaryDirectory() as work:
+        os.environ["TESSERA_RUNTIME_DIR"] = f"{work}/run"
+        move("auto", wanted)
+        # A store of its own process has proofs, of OpenSSL, and a file, of SQLite.
+        serving = [*command, "store", "--listen", "127.0.0.1:0", "--json", "--data", f"{work}/state"]
+        os.mkdir(f"{work}/state")
+        with subprocess.Popen(serving, stdout=subprocess.PIPE, text=True) as store:
+            try:
+                move(json.loads(store.stdout.readline())["address"], wanted)
+            finally:
+                store.kill()
+        plan = [*command, "plan", "--shape", "8x4", "--dtype", "bf16", "--src", "2:S0", "--dst", "2@2-3:S1"]
+        subprocess.run(plan, check=True, timeout=LIMIT, stdout=subprocess.DEVNULL)
+        doctor = subprocess.run([*command, "doctor", "--json"], check=True, timeout=LIMIT, stdout=subprocess.PIPE)
+        assert json.loads(doctor.stdout), doctor
+    print("moved between two processes; the doctor answers")
+
+
+if __name__ == "__main__":
+    actions = {"trainer": trainer, "inference": inference}
+    actions.get(sys.argv[1], lambda *rest: main(sys.argv[1], *rest))(*sys.argv[2:])
