@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import InvalidArgumentError
 from .location import Location, Source, refusal
@@ -22,12 +22,14 @@ class Entry:
 
     It keeps the dict, and so the tensors that are in it; what was replaced it lets go."""
 
+    __slots__ = ("_beside", "_keys", "_locator", "_name", "_root", "_torch")  # there may be many
+
     def __init__(self, name: str, root: Container, keys: tuple[Any, ...]) -> None:
         """keys: Of the containers on the way, from `root` on."""
         self._name = name
         self._root = root
         self._keys = keys
-        self._locator = Locator(name)
+        self._locator: Locator | None = None
         self._beside: Beside | None = None
         self._torch: weakref.ref[Any] | None = None  # the tensor that was located last, if it is torch's
 
@@ -48,6 +50,7 @@ class Entry:
     def locate(self) -> Location:
         tensor = self._tensor()
         if is_torch_tensor(tensor):
+            self._locator = self._locator or Locator(self._name)
             found = self._locator.locate(tensor)
             self._torch = weakref.ref(tensor)
         else:
@@ -101,8 +104,7 @@ def entries(tensors: Mapping[Any, Any], skipped: list[str]) -> Iterator[tuple[st
         yield leaf.name, Entry(leaf.name, tensors, leaf.keys), leaf.value
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A tensor, or (tensor, layout), in a dict or nested in it."""
 
     name: str  # the keys, with dots between them

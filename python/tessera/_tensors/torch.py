@@ -204,6 +204,8 @@ def _counters(tensor: torch.Tensor) -> list[torch.Tensor]:
 class Locator:
     """Where the tensor of one name lies, whichever tensor that is now."""
 
+    __slots__ = ("_known", "_name")
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._known: tuple[Any, Readings] | None = None  # the DTensorSpec seen last, and what it says
