@@ -66,6 +66,16 @@ Batch register_tensor(Pair& pair, const Side& side, float* tensor) {
                     : pair.accept("policy", {&spec, 1}, side.rendezvous, side.options);
 }
 
+Batch gather_and_register(Pair& pair, const Side& side, float* tensor) {
+  if (!side.says.empty()) {
+    std::vector<std::string> all;
+    for (Rank rank = 0; rank < side.world; ++rank) all.push_back(side.says + std::to_string(rank));
+    if (pair.all_gather("policy", all[static_cast<size_t>(side.rank)], side.rendezvous) != all)
+      fail(ErrorCode::kInternal, "own ranks have told something else"_message);
+  }
+  return register_tensor(pair, side, tensor);
+}
+
 namespace {
 
 float value_of(int64_t version, Index i) {
@@ -181,13 +191,8 @@ int with_pair(const Side& side, const std::string& store, const std::function<in
 int with_batch(const Side& side, const std::string& store,
                const std::function<int(Batch& batch, std::vector<float>& tensor)>& body) {
   return with_pair(side, store, [&](Pair& pair) {
-    if (!side.says.empty()) {
-      std::vector<std::string> all;
-      for (Rank rank = 0; rank < side.world; ++rank) all.push_back(side.says + std::to_string(rank));
-      REQUIRE_HERE(pair.all_gather("policy", all[static_cast<size_t>(side.rank)], side.rendezvous) == all);
-    }
     std::vector<float> tensor = local_tensor(side);
-    Batch batch = register_tensor(pair, side, tensor.data());
+    Batch batch = gather_and_register(pair, side, tensor.data());
     return body(batch, tensor);
   });
 }

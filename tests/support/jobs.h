@@ -66,6 +66,8 @@ Side staged(Side side);
 std::vector<float> local_tensor(const Side& side);
 TensorSpec spec_of(const Side& side, float* tensor);
 Batch register_tensor(Pair& pair, const Side& side, float* tensor);
+// Likewise, once its own ranks have told each other what they say; throws kInternal if that is not the same.
+Batch gather_and_register(Pair& pair, const Side& side, float* tensor);
 
 inline constexpr Timeout kPatience = std::chrono::seconds(5);
 

@@ -108,6 +108,10 @@ std::vector<Rank> BatchExchange::Awaited::missing(const std::function<std::strin
   return absent;
 }
 
+std::vector<Rank> BatchExchange::Awaited::unregistered(const std::string& records, const StoreView& items) const {
+  return missing([&](Rank rank) { return batch_key(records, job, rank); }, items);
+}
+
 std::vector<PeerWatch::Peer> BatchExchange::Awaited::peers() const {
   std::vector<PeerWatch::Peer> peers;
   for (size_t rank = 0; rank < ranks.size(); ++rank)
@@ -119,19 +123,21 @@ std::vector<PeerWatch::Peer> BatchExchange::Awaited::peers() const {
 
 // --- what a side registers -----------------------------------------------------------------------
 
-StoreView BatchExchange::await_ranks(const Awaited& side, const Store::Predicate& complete,
+StoreView BatchExchange::await_ranks(const Awaited& side, const Awaited* other, const Store::Predicate& complete,
                                      const std::function<std::vector<Rank>(const StoreView&)>& absent,
                                      const std::function<std::string(const StoreView&)>& missing,
                                      const CallLimits& limits) {
   Alarm alarm;
-  std::optional<PeerWatch> processes;
+  std::optional<PeerWatch> processes, others;
   std::unique_ptr<Watch> failures;
   const auto ring = [&alarm] { alarm.ring(); };
   const auto look = [&](const StoreView& items) {
     if (!processes) processes.emplace(rendezvous_.loop(), side.peers(), ring);
-    const std::vector<Rank> ranks = absent(items);
-    throw_if_stopped(*processes, ranks);
-    return throw_if_gone(side, ranks, limits.deadline, failures, ring);
+    if (other && !others) others.emplace(rendezvous_.loop(), other->peers(), ring);
+    std::vector<Missing> all{{side, absent(items)}};
+    throw_if_stopped(*processes, all.front().ranks);
+    if (other) all.push_back({*other, other->unregistered(records_, items)});
+    return throw_if_gone(all, limits.deadline, failures, ring);
   };
   return rendezvous_.wait(
       records_, complete,
@@ -140,9 +146,7 @@ StoreView BatchExchange::await_ranks(const Awaited& side, const Store::Predicate
 
 StoreView BatchExchange::await_side(const Awaited& side, const Awaited* other, const CallLimits& limits) {
   const std::string manifest = manifest_key(records_, side.job);
-  const auto absent = [&](const StoreView& items) {
-    return side.missing([&](Rank rank) { return batch_key(records_, side.job, rank); }, items);
-  };
+  const auto absent = [&](const StoreView& items) { return side.unregistered(records_, items); };
   size_t first = 0;  // those below were fresh: so few are looked at as each record comes
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(side, items);
@@ -157,7 +161,7 @@ StoreView BatchExchange::await_side(const Awaited& side, const Awaited* other, c
     const std::vector<Rank> ranks = absent(items);
     return ranks.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, ranks);
   };
-  return await_ranks(side, complete, absent, missing, limits);
+  return await_ranks(side, other, complete, absent, missing, limits);
 }
 
 void BatchExchange::remember(const Awaited& side, const StoreView& items) {
@@ -322,7 +326,8 @@ std::optional<BatchExchange::Published> BatchExchange::await_manifest(const Atte
     return is_outdated(attempt, items) || attempt.own.is_fresh(0, key, items);
   };
   const StoreView items = await_ranks(
-      attempt.own, published, [](const StoreView&) { return std::vector<Rank>{0}; },
+      attempt.own, &attempt.peers, published,
+      [&](const StoreView& seen) { return attempt.own.unregistered(records_, seen); },
       [this](const StoreView&) { return rank_name(identity().job, 0); }, attempt.limits);
   if (is_outdated(attempt, items)) return std::nullopt;
   return read_manifest(key, items.at(key).value, own);
@@ -450,7 +455,8 @@ std::vector<std::string> BatchExchange::all_gather(const PairView& view, const s
     return absent(items).empty();
   };
   const StoreView items = await_ranks(
-      own, complete, absent, [&](const StoreView& seen) { return rank_list(own.job, absent(seen)); }, limits);
+      own, &attempt.peers, complete, absent, [&](const StoreView& seen) { return rank_list(own.job, absent(seen)); },
+      limits);
   std::vector<std::string> values;
   const MutexLock lock(mutex_);
   for (size_t rank = 0; rank < own.ranks.size(); ++rank) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -104,6 +105,7 @@ class BatchExchange {
     std::vector<PeerWatch::Peer> peers() const;
     uint64_t speaker(size_t rank) const;  // that rank of that process, as a number
     std::vector<Rank> missing(const std::function<std::string(Rank)>& key, const StoreView& items) const;
+    std::vector<Rank> unregistered(const std::string& records, const StoreView& items) const;
     // Whether `key` holds a record of that rank's that is newer than what an earlier attempt has read.
     bool is_fresh(size_t rank, const std::string& key, const StoreView& items) const;
   };
@@ -168,8 +170,9 @@ class BatchExchange {
   // Fresh records of all its ranks, unless those of the `other` side give up, or somebody asks for another registration
   // of this rank's.
   StoreView await_side(const Awaited& side, const Awaited* other, const CallLimits& limits);
-  // Waits for what is `complete` and, as long as that takes, looks after the ranks of `side` that are missing in it.
-  StoreView await_ranks(const Awaited& side, const Store::Predicate& complete,
+  // Waits for what is `complete` and, as long as that takes, looks after the ranks of `side` that are missing in it;
+  // and after those of the `other` side that have still to register, which are waited for next.
+  StoreView await_ranks(const Awaited& side, const Awaited* other, const Store::Predicate& complete,
                         const std::function<std::vector<Rank>(const StoreView&)>& absent,
                         const std::function<std::string(const StoreView&)>& missing, const CallLimits& limits);
   void remember(const Awaited& side, const StoreView& items);  // the present attempt is built on these
@@ -180,10 +183,14 @@ class BatchExchange {
   void throw_if_failed(const Awaited& side, const StoreView& items);
   // The present attempt ends with the failure of `whose` ("trainer/0"): what to throw.
   Status fail_attempt(const std::string& whose, const FailureRecord& record, int64_t revision);
-  // Throws if one of the `missing` ranks has left the pair or died. `failures` calls `ring` when one leaves later.
-  // False if the store does not answer.
-  bool throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline,
-                     std::unique_ptr<Watch>& failures, const std::function<void()>& ring) const;
+  // Throws if one of the missing ranks has left the pair or died. `failures` calls `ring` when one leaves later. False
+  // if the store does not answer.
+  struct Missing {
+    const Awaited& side;
+    std::vector<Rank> ranks;
+  };
+  bool throw_if_gone(std::span<const Missing> missing, Deadline deadline, std::unique_ptr<Watch>& failures,
+                     const std::function<void()>& ring) const;
   // Likewise if one is stopped.
   void throw_if_stopped(const PeerWatch& processes, const std::vector<Rank>& missing) const;
 

@@ -52,12 +52,14 @@ Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord
                 fmt::format("{} gave up: {}"_message, whose, record.status.message()));
 }
 
-bool BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& missing, Deadline deadline,
-                                  std::unique_ptr<Watch>& failures, const std::function<void()>& ring) const {
+bool BatchExchange::throw_if_gone(std::span<const Missing> missing, Deadline deadline, std::unique_ptr<Watch>& failures,
+                                  const std::function<void()>& ring) const {
   // In this order: a process that ends as it should takes its records back before.
-  std::vector<Rank> dead;
-  for (const Rank rank : missing)
-    if (liveness_of(side.ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead) dead.push_back(rank);
+  std::optional<JobRank> dead;
+  for (const auto& [side, ranks] : missing)
+    for (const Rank rank : ranks)
+      if (!dead && liveness_of(side.ranks[static_cast<size_t>(rank)].incarnation) == Liveness::kDead)
+        dead = JobRank{side.job, rank};
   const std::string prefix = pair_failure_prefix(identity().name_space, pair_);
   StoreView left;
   bool in_order = false;
@@ -65,8 +67,8 @@ bool BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& 
     StoreRange range = store_.range(prefix, std::min(deadline.left(), kStorePiece));
     failures = store_.watch(prefix, range.revision + 1, [ring](const WatchUpdate&) { ring(); });
     left = std::move(range.items);
-    if (!dead.empty()) {
-      const std::string key = pair_key(identity().name_space, pair_, side.job, dead.front());
+    if (dead) {
+      const std::string key = pair_key(identity().name_space, pair_, dead->job, dead->rank);
       in_order = !store_.get(key, std::min(deadline.left(), kStorePiece));
     }
   } catch (const Error& error) {
@@ -74,16 +76,17 @@ bool BatchExchange::throw_if_gone(const Awaited& side, const std::vector<Rank>& 
     return false;  // who waits says so, and looks again
   }
   const std::string what = describe();
-  for (const Rank rank : missing) {
-    const std::string key = prefix + rank_name(side.job, rank);
-    const auto it = left.find(key);
-    if (it == left.end()) continue;
-    const FailureRecord record = read_record<FailureRecord>(key, it->second.value);
-    if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
-    fail(record.status.code(), "{}: {}"_message, what, record.status.message());
+  for (const auto& [side, ranks] : missing) {
+    for (const Rank rank : ranks) {
+      const auto it = left.find(prefix + rank_name(side.job, rank));
+      if (it == left.end()) continue;
+      const FailureRecord record = read_record<FailureRecord>(it->first, it->second.value);
+      if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
+      fail(record.status.code(), "{}: {}"_message, what, record.status.message());
+    }
   }
-  if (dead.empty()) return true;
-  fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered"_message, what, rank_name(side.job, dead.front()),
+  if (!dead) return true;
+  fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered"_message, what, rank_name(dead->job, dead->rank),
        in_order ? "left" : "died");
 }
 
