@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "checkpoint/shown.h"
+#include "tessera/bus.h"
 #include "tessera/checkpoint.h"
 #include "tools/checkpoint_io.h"
 #include "tools/commands.h"
@@ -31,8 +32,6 @@ constexpr char kSendExamples[] = R"(Examples:
     tessera send --job trainer --peer inference --checkpoint step1 --checkpoint step2 \
       --layout '.*norm.*=4:R' --layout '.*=4:S0')";
 
-constexpr int64_t kLastVersion = int64_t{1} << 62;  // leaves the bus room to count on
-
 struct SendOptions {
   JobOptions job;
   std::vector<std::string> checkpoints;
@@ -41,9 +40,9 @@ struct SendOptions {
 
 void check_versions(const SendOptions& options) {
   const auto count = static_cast<int64_t>(options.checkpoints.size());
-  if (options.version && *options.version > kLastVersion - count + 1)
+  if (options.version && *options.version > kMaxVersion - count + 1)
     fail(ErrorCode::kInvalidArgument, "--version {} for {} checkpoints: the last version would be above {}"_message,
-         *options.version, count, kLastVersion);
+         *options.version, count, kMaxVersion);
 }
 
 std::vector<TensorInfo> sorted_tensors(const Checkpoint& checkpoint) {
@@ -129,7 +128,7 @@ void add_send_command(CLI::App& app, Run& run) {
   command
       .add_option("--version", options->version,
                   "Version of the first checkpoint; the others follow (default: the last one + 1)")
-      ->check(whole_number("a version", kLastVersion));
+      ->check(whole_number("a version", kMaxVersion));
   command.callback(
       [options, &run] { run = [options](Interrupt& interrupt) { return run_send(*options, interrupt); }; });
 }

@@ -62,6 +62,9 @@ struct PairOptions {
   Layout layout = {};                    // of tensors without one; default: replicated over all ranks of the job
 };
 
+// The largest version, which leaves the bus room to count on. The smallest is 1.
+inline constexpr int64_t kMaxVersion = (int64_t{1} << 62) - 1;
+
 // Where a batch's versions lie during a transfer.
 enum class Mode : uint8_t {
   // Sender: receivers read the registered memory; a send ends when every attached receiving rank has it.
@@ -243,8 +246,9 @@ class Batch {
   ~Batch();  // close()
 
   // Sender. Offers the registered memory as `version` (default: the newest one + 1; it must grow, unless that send
-  // failed). In place, it ends when every attached receiving rank has taken what it reads from this rank; until then
-  // the memory must not change. Staged, it ends when the memory is copied. Collective over the side.
+  // failed; at most kMaxVersion). In place, it ends when every attached receiving rank has taken what it reads from
+  // this rank; until then the memory must not change. Staged, it ends when the memory is copied. Collective over the
+  // side.
   Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
   // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
   // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "base/testing.h"
@@ -57,6 +58,31 @@ TEST_F(Transfer, AReceiverSeesWhatIsOnOfferAndWaitsForAVersion) {
     REQUIRE_HERE(batch.recv(2).wait() == 3 && tensor[0] == 3);
     REQUIRE_HERE(batch.recv(5).wait() == 8 && tensor[0] == 8);
     return 0;
+  });
+  expect_all_well();
+}
+
+// The largest version is as good as any other. What is refused takes nothing away.
+TEST_F(Transfer, VersionsEndWhereTheirNumbersDo) {
+  const std::string range = "a version is a whole number from 1 to " + std::to_string(kMaxVersion);
+  const auto refused = [=](const std::function<void()>& call) {
+    return fails_with(call, ErrorCode::kInvalidArgument, range);
+  };
+  start(trainer(0, 1), [=](Batch& batch, std::vector<float>& tensor) {
+    fill(trainer(0, 1), tensor, 7);
+    for (const int64_t version : {kMaxVersion + 1, std::numeric_limits<int64_t>::max()})
+      REQUIRE_HERE(refused([&] { batch.send(version); }));
+    REQUIRE_HERE(batch.send(kMaxVersion, kPatience).wait() == kMaxVersion);
+    REQUIRE_HERE(refused([&] { batch.send(); }));  // the next one
+    return 0;
+  });
+  start(staged(inference(0, 1)), [=](Batch& batch, std::vector<float>& tensor) {
+    REQUIRE_HERE(refused([&] { batch.recv(kMaxVersion + 1); }));
+    REQUIRE_HERE(refused([&] { batch.stage(kMaxVersion + 1); }));
+    REQUIRE_HERE(refused([&] { batch.wait_version(std::numeric_limits<int64_t>::max()); }));
+    REQUIRE_HERE(batch.wait_version(kMaxVersion, kPatience) == kMaxVersion);
+    REQUIRE_HERE(batch.recv(kMaxVersion, kPatience).wait() == kMaxVersion);
+    return holds(inference(0, 1), tensor, 7) ? 0 : 5;
   });
   expect_all_well();
 }

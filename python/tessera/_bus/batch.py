@@ -120,7 +120,7 @@ class Batch(Closing):
         The first send registers the batch with the other job; `register(direction="send")` registers earlier.
 
         Args:
-            version: An integer that grows. None: the newest + 1.
+            version: An integer that grows, at most 2^62 - 1. None: the newest + 1.
             blocking: Whether to wait for the end. If not, nothing waits, and the call returns a Handle to wait for or
                 to `await`. The first send then registers in the background, and the tensors must stay unchanged until
                 the handle has ended all the same.

@@ -81,6 +81,12 @@ std::string BatchImpl::describe() const {
   return fmt::format("batch {} of pair {}", setup_.id, setup_.pair);
 }
 
+void BatchImpl::require_version(int64_t version) const {
+  if (version > kMaxVersion)
+    fail(ErrorCode::kInvalidArgument, "{}: a version is a whole number from 1 to {} (not {})"_message, describe(),
+         kMaxVersion, version);
+}
+
 // --- registering ---------------------------------------------------------------------------------
 
 void BatchImpl::open(const PairView& view, const CallLimits& limits) {

@@ -85,6 +85,7 @@ class BatchImpl : public BatchClient,
   BatchOffer own_offer() const override;
   SessionSetup session_setup(const PairView& view, Agreement agreement);  // plans
   std::string describe() const;                                           // "batch policy of pair weights"
+  void require_version(int64_t version) const;                            // throws kInvalidArgument above kMaxVersion
   LogScope log_scope() const { return tessera::log_scope(identity(), setup_.pair, setup_.id); }
   const Identity& identity() const { return setup_.agent->identity(); }
   EventLoop& loop() const { return setup_.agent->loop(); }

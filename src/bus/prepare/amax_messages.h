@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/message.h"
+#include "bus/session/versions.h"
 #include "peer/message.h"
 #include "tessera/error.h"
 #include "tessera/layout.h"
@@ -79,7 +80,7 @@ struct AmaxValues {
     constexpr std::string_view kName = kNameOf<type>;
     f("version", self.version);
     f("epoch", self.epoch);
-    f.require(self.version >= 1, "{}: version {}"_message, kName, self.version);
+    require_version(f, kName, self.version);
     heard_status_field(f, self.status);
     f("finding", self.finding);
     const NonfiniteFinding& found = self.finding;

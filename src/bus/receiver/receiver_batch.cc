@@ -105,6 +105,7 @@ void ReceiverBatch::on_unavailable(const Status& why) {
 
 int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
   process_.require(identity().name());
+  require_version(version);
   return await_version(version, timeout, setup_.interruption->token());
 }
 
@@ -152,6 +153,7 @@ std::shared_ptr<OperationClient> ReceiverBatch::stage(std::optional<int64_t> min
 }
 
 std::shared_ptr<Operation> ReceiverBatch::begin(const char* what, std::optional<int64_t> min_version, Timeout timeout) {
+  require_version(min_version.value_or(0));
   settle(timeout);
   std::shared_ptr<Operation> operation;
   setup_.agent->run_on_loop([&] {

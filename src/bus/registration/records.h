@@ -28,6 +28,7 @@
 #include "base/process.h"
 #include "bus/registration/manifest.h"
 #include "peer/identity.h"
+#include "tessera/bus.h"
 #include "tessera/layout.h"
 
 namespace tessera::bus {
@@ -98,8 +99,8 @@ struct BatchRecord {
     f("delta", self.delta);
     f("version", self.version);
     f("newest", self.newest);
-    f.require(self.version >= 0 && self.newest >= self.version, "store key {}: version {} of {}"_message, f.what(),
-              self.version, self.newest);
+    f.require(self.version >= 0 && self.newest >= self.version && self.newest <= kMaxVersion,
+              "store key {}: version {} of {}"_message, f.what(), self.version, self.newest);
     f("hash", self.hash, 16);
     f("diff", self.diff);
   }

@@ -39,6 +39,13 @@ TEST(Records, AnErrorNamesTheKeyAndTheValue) {
               testing::ThrowsMessage<Error>(testing::HasSubstr("store key a key: a world of 0")));
 }
 
+TEST(Records, AVersionBeyondTheLargestIsRefused) {
+  const BatchRecord record{
+      .of = {Incarnation::self(), 1}, .version = 1, .newest = kMaxVersion + 1, .hash = {}, .diff = {}};
+  EXPECT_THAT([&] { read_record<BatchRecord>("a key", write_record(record)); },
+              testing::ThrowsMessage<Error>(testing::HasSubstr("version 1 of 4611686018427387904")));
+}
+
 TEST(Records, AProcessThatReplacesAnotherMakesAnotherMembership) {
   std::vector<RankRecord> ranks(2);
   for (RankRecord& rank : ranks) rank.incarnation = Incarnation::next();

@@ -186,6 +186,7 @@ std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> versio
   std::shared_ptr<Operation> operation;
   setup_.agent->run_on_loop([&] {
     const int64_t next = version.value_or(newest_ + 1);
+    require_version(next);
     if (next <= version_.load())
       fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already"_message,
            describe(), next, version_.load(), identity().name());

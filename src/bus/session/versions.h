@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -27,6 +28,7 @@
 #include "codec/simd/digest.h"
 #include "peer/exchange/messages.h"
 #include "peer/message.h"
+#include "tessera/bus.h"
 #include "tessera/error.h"
 
 namespace tessera::bus {
@@ -54,6 +56,11 @@ enum class VersionMessage : uint16_t {
 static_assert(sizeof(Digest) == 24 && std::is_trivially_copyable_v<Digest>);
 static_assert(offsetof(Digest, d) == 0 && offsetof(Digest, elements) == 16);
 
+// Whoever names another one has not counted as the bus does.
+void require_version(auto& f, std::string_view message, int64_t version) {
+  f.require(version >= 1 && version <= kMaxVersion, "{}: version {}"_message, message, version);
+}
+
 // A version, and where it lies.
 struct Offer {
   static constexpr auto kType = VersionMessage::kOffer;
@@ -62,7 +69,7 @@ struct Offer {
   static void fields(auto& f, auto& self) {
     f("version", self.version);
     f("slot", self.slot);
-    f.require(self.version >= 1, "{}: version {}"_message, kNameOf<kType>, self.version);
+    require_version(f, kNameOf<kType>, self.version);
   }
 };
 
@@ -71,7 +78,7 @@ template <VersionMessage type>
 void version_fields(auto& f, auto& self) {
   f("version", self.version);
   f("epoch", self.epoch);
-  f.require(self.version >= 1, "{}: version {}"_message, kNameOf<type>, self.version);
+  require_version(f, kNameOf<type>, self.version);
 }
 
 // Messages about one version differ only in their type.
@@ -163,7 +170,7 @@ struct Newest {
   int64_t version = 0;  // the newest that every sender offers; 0: none
   static void fields(auto& f, auto& self) {
     f("version", self.version);
-    f.require(self.version >= 0, "Newest: version {}"_message, self.version);
+    f.require(self.version >= 0 && self.version <= kMaxVersion, "Newest: version {}"_message, self.version);
   }
 };
 

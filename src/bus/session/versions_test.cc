@@ -37,6 +37,14 @@ TEST(Versions, DeltasOfAGrantAreWholeAndNotNegative) {
   EXPECT_THROW(parse<Take>(message_bytes(Offer{.version = 3, .slot = 2})), Error);
 }
 
+TEST(Versions, BeyondTheLargestAreMalformed) {
+  EXPECT_EQ(parse<Offer>(message_bytes(Offer{.version = kMaxVersion})).version, kMaxVersion);
+  EXPECT_THROW(parse<Offer>(message_bytes(Offer{.version = kMaxVersion + 1})), Error);
+  EXPECT_THROW(parse<Chosen>(message_bytes(Chosen{.version = kMaxVersion + 1})), Error);
+  EXPECT_THROW(parse<Take>(message_bytes(Take{.version = kMaxVersion + 1})), Error);
+  EXPECT_THROW(parse<Newest>(message_bytes(Newest{.version = kMaxVersion + 1})), Error);
+}
+
 TEST(Versions, ComeBackAsTheyAreDrawn) {
   expect_conversation_holds<VersionMessages>();
 }
