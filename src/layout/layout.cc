@@ -14,9 +14,9 @@ namespace {
 template <typename... Args>
 [[noreturn]] void fail_bind(const Layout& layout, size_t axis, std::span<const Index> shape,
                             fmt::format_string<Args...> format, Args&&... args) {
-  fail(ErrorCode::kInvalidArgument, "layout {}, placement {} on shape {}: {}"_message, quoted(layout.to_string()),
-       quoted(to_string(layout.placements()[axis])), to_string_shape(shape),
-       fmt::format(format, std::forward<Args>(args)...));
+  fail(ErrorCode::kInvalidArgument, "layout {}, placement {} on shape {}: {}"_message,
+       tessera::quoted(layout.to_string()), tessera::quoted(to_string(layout.placements()[axis])),
+       to_string_shape(shape), fmt::format(format, std::forward<Args>(args)...));
 }
 
 // Collects, axis by axis, what the axes to the left have done to each dim, and refuses what may not follow.
@@ -176,8 +176,8 @@ Layout Layout::shifted(Rank offset) const {
   std::vector<Rank> ranks(mesh_.ranks().begin(), mesh_.ranks().end());
   for (Rank& rank : ranks) {
     if (__builtin_add_overflow(rank, offset, &rank) || rank < 0) {
-      fail(ErrorCode::kInvalidArgument, "layout {}: its ranks cannot be shifted by {}"_message, quoted(to_string()),
-           offset);
+      fail(ErrorCode::kInvalidArgument, "layout {}: its ranks cannot be shifted by {}"_message,
+           tessera::quoted(to_string()), offset);
     }
   }
   return with_ranks(std::move(ranks));

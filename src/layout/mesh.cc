@@ -26,7 +26,7 @@ int checked_size(std::span<const Axis> axes) {
       fail(ErrorCode::kInvalidArgument, "mesh axis {} has size {}: it must be at least 1"_message, i, axis.size);
     if (!is_axis_name(axis.name)) {
       fail(ErrorCode::kInvalidArgument, "mesh axis {} is named {}: a name is letters, digits, '_', '-' and '.'"_message,
-           i, quoted(axis.name));
+           i, tessera::quoted(axis.name));
     }
     const auto same = [&](const Axis& other) { return !axis.name.empty() && other.name == axis.name; };
     if (std::any_of(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(i), same)) {

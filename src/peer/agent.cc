@@ -1,6 +1,7 @@
 #include "peer/agent.h"
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "base/socket.h"
 #include "tessera/version.h"
 
@@ -25,19 +26,24 @@ Agent::Agent(Identity identity, int threads)
 }
 
 Agent::~Agent() {
-  run_on_loop([this] {
+  const Status closed = try_on_loop([this] {
     listener_.stop();
     connections_.close();
     sessions_.clear();
   });
+  if (!closed.ok()) log().info("{} ends with connections that are not closed: {}", identity_.name(), closed.message());
   loop_.stop();
 }
 
-void Agent::run_and_wait(const std::function<void()>& task) {
-  process_.require(identity_.name());
-  if (loop_.on_thread()) {
-    task();
-    return;
+Status Agent::run_and_wait(const std::function<void()>& task) {
+  try {
+    process_.require(identity_.name());
+    if (loop_.on_thread()) {
+      task();
+      return {};
+    }
+  } catch (...) {
+    return status_of_current_exception();
   }
   struct TaskOutcome {
     Mutex mutex;
@@ -57,11 +63,11 @@ void Agent::run_and_wait(const std::function<void()>& task) {
     outcome.done = true;
     outcome.done_changed.notify_all();
   });
-  if (!posted) fail(ErrorCode::kCancelled, "the bus of {} is closed"_message, identity_.name());
+  if (!posted) return failed(ErrorCode::kCancelled, "the bus of {} is closed"_message, identity_.name());
   const MutexLock lock(outcome.mutex);
   outcome.done_changed.wait(outcome.mutex,
                             [&]() REQUIRES(outcome.mutex) { return outcome.done; });  // loop tasks do not block
-  outcome.status.throw_if_error();
+  return outcome.status;
 }
 
 void Agent::claim_batch(const std::string& pair, const std::string& batch) {

@@ -77,11 +77,16 @@ class Agent {
   // Runs `task` on the loop's thread and waits until it has run; rethrows what it throws.
   template <typename Task>
   void run_on_loop(Task&& task) {
-    run_and_wait(std::ref(task));  // a reference is what std::function holds without a block of its own
+    try_on_loop(task).throw_if_error();
+  }
+  // The same for destructors, which throw nothing.
+  template <typename Task>
+  Status try_on_loop(Task&& task) {
+    return run_and_wait(std::ref(task));  // a reference is what std::function holds without a block of its own
   }
 
  private:
-  void run_and_wait(const std::function<void()>& task);
+  Status run_and_wait(const std::function<void()>& task);
   Report report() const;
 
   const Identity identity_;

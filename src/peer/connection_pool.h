@@ -62,7 +62,7 @@ class ConnectionPool {
   };
 
   ConnectionPool(EventLoop& loop, const Identity& identity, const Incarnation& incarnation, Events events);
-  ~ConnectionPool() { close(); }
+  ~ConnectionPool() = default;  // REQUIRES: closed, or nobody has connected
   ConnectionPool(const ConnectionPool&) = delete;
   ConnectionPool& operator=(const ConnectionPool&) = delete;
 

@@ -16,7 +16,6 @@
 namespace tessera::bench {
 namespace {
 
-using Json = nlohmann::json;
 using Say = Process::Say;
 
 constexpr Timeout kMeetTimeout = std::chrono::seconds(60);
@@ -62,7 +61,7 @@ void be_source(const Case& c, Rank rank, int transfers, const Meeting& meeting, 
     begins.push_back(now_ns());
     batch.send(version).wait();
   }
-  say(Json{{"register_seconds", batch.stats().register_seconds}, {"begins", begins}}.dump());
+  say(nlohmann::json{{"register_seconds", batch.stats().register_seconds}, {"begins", begins}}.dump());
 }
 
 void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
@@ -77,10 +76,10 @@ void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meet
   }
   tensors.check();
   const BatchStats stats = batch.stats();
-  say(Json{{"register_seconds", stats.register_seconds},
-           {"bytes_moved", stats.bytes_moved},
-           {"bytes_lower_bound", stats.bytes_lower_bound},
-           {"ends", ends}}
+  say(nlohmann::json{{"register_seconds", stats.register_seconds},
+                     {"bytes_moved", stats.bytes_moved},
+                     {"bytes_lower_bound", stats.bytes_lower_bound},
+                     {"ends", ends}}
           .dump());
 }
 
@@ -133,7 +132,7 @@ TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting) {
   TransferTimes times;
   std::vector<int64_t> begins, ends;  // of each transfer
   for (const std::string& said : hear_all(ranks, Deadline::after(kCaseTimeout))) {
-    const Json json = Json::parse(said);
+    const nlohmann::json json = nlohmann::json::parse(said);
     times.register_seconds = std::max(times.register_seconds, json.at("register_seconds").get<double>());
     if (json.contains("begins")) {
       begins = pairwise(begins, json.at("begins"), [](int64_t a, int64_t b) { return std::min(a, b); });

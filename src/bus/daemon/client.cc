@@ -145,7 +145,13 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
                                            ? session().options().threads
                                            : std::max(1, usable_cpus() / session().options().world));
   }
-  ~DaemonBatch() override { close(); }
+  ~DaemonBatch() override {
+    try {
+      close();
+    } catch (const std::exception& error) {
+      log().info("{}: closing it: {}", describe(), error.what());
+    }
+  }
 
   void open(uint32_t pair, Timeout timeout, const BatchOptions& options) {
     const RegisterCall call{.session = session().number(),

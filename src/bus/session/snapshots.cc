@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/log.h"
 
 namespace tessera::bus {
 namespace {
@@ -63,7 +64,8 @@ void Snapshots::relocate(const Manifest& manifest, std::span<const TensorSpec> t
 }
 
 Snapshots::~Snapshots() {
-  agent_.run_on_loop([this] { runs_.clear(); });
+  const Status cleared = agent_.try_on_loop([this] { runs_.clear(); });
+  if (!cleared.ok()) log().info("snapshots of a batch go with its bus: {}", cleared.message());
 }
 
 void Snapshots::copy(uint32_t slot) {

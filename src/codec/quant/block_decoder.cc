@@ -111,7 +111,7 @@ class BlockDecoder::Job {
 };
 
 void BlockDecoder::decode(const CodeRows<const std::byte>& from, const BlockGrid<const std::byte>& scales,
-                          const TargetBox& to) const noexcept {
+                          const TargetBox& to) const {
   Job job(*this, to);
   const int64_t first_block = to.column / format_.block_columns;
   for_each_block_row(format_, to.row, to.rows, [&](int64_t row, int64_t rows, int64_t block_row) {

@@ -106,7 +106,7 @@ int64_t BlockFormat::bits_of_256() const {
 }
 
 void add_block_amaxes(const BlockFormat& format, const SourceBox& box, const BlockGrid<float>& grid,
-                      NonfiniteElements& found) noexcept {
+                      NonfiniteElements& found) {
   AmaxGatherer gatherer(format, box, found);
   const int64_t first_block = box.column / format.block_columns;
   for_each_block_row(format, box.row, box.rows, [&](int64_t row, int64_t rows, int64_t block_row) {
@@ -222,7 +222,7 @@ class BlockEncoder::Job {
   std::array<float, kStrip + 2> each_;
 };
 
-void BlockEncoder::scales(float amax, const float* block_amaxes, int64_t n, std::byte* scales) const noexcept {
+void BlockEncoder::scales(float amax, const float* block_amaxes, int64_t n, std::byte* scales) const {
   const BlockScaler scaler(format_.spec, amax, input_);
   if (format_.one_scale()) {
     for (int64_t b = 0; b < n; ++b)
@@ -236,7 +236,7 @@ void BlockEncoder::scales(float amax, const float* block_amaxes, int64_t n, std:
 }
 
 void BlockEncoder::codes(float amax, const SourceBox& box, const BlockGrid<const float>& grid,
-                         const CodeRows<std::byte>& to) const noexcept {
+                         const CodeRows<std::byte>& to) const {
   const BlockScaler scaler(format_.spec, amax, input_);
   Job job(format_, scaler, box);
   const int64_t first_block = box.column / format_.block_columns;

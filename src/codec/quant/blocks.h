@@ -79,7 +79,7 @@ struct NonfiniteElements {
 
 // Entries of the grid become at least the largest |x| of what the box holds of their block. NaN is none.
 void add_block_amaxes(const BlockFormat& format, const SourceBox& box, const BlockGrid<float>& grid,
-                      NonfiniteElements& found) noexcept;
+                      NonfiniteElements& found);
 
 class BlockEncoder {
  public:
@@ -89,12 +89,11 @@ class BlockEncoder {
   const BlockFormat& format() const { return format_; }
 
   // Of n blocks, scale_bytes() each. `amax`: the matrix's.
-  void scales(float amax, const float* block_amaxes, int64_t n, std::byte* scales) const noexcept;
+  void scales(float amax, const float* block_amaxes, int64_t n, std::byte* scales) const;
 
   // Writes all bytes that hold codes of the box; a nibble that is not the box's becomes 0. REQUIRES: the box is of the
   // encoder's dtype.
-  void codes(float amax, const SourceBox& box, const BlockGrid<const float>& grid,
-             const CodeRows<std::byte>& to) const noexcept;
+  void codes(float amax, const SourceBox& box, const BlockGrid<const float>& grid, const CodeRows<std::byte>& to) const;
 
  private:
   class Job;
@@ -110,7 +109,7 @@ class BlockDecoder {
   // Into f64, f32, f16 or bf16, computed in f32 and rounded once. `scales`: a block's scale_bytes(); its stride counts
   // bytes.
   void decode(const CodeRows<const std::byte>& from, const BlockGrid<const std::byte>& scales,
-              const TargetBox& to) const noexcept;
+              const TargetBox& to) const;
 
  private:
   class Job;

@@ -16,7 +16,7 @@ constexpr int64_t kStreamRow = 256;       // bytes from which streaming a row pa
 constexpr int64_t kAtomsAtOnce = 256;     // gathered and scattered together
 constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of a plain copy its source is asked for
 constexpr int64_t kPieceBytes = 4096;     // of a row that is converted, while as much is prefetched
-constexpr int64_t kCacheLine = 64;
+constexpr int64_t kPrefetchStep = 64;
 
 template <typename T>
 void move_atoms(const std::byte* src, int64_t src_step, std::byte* dst, int64_t dst_step, int64_t count) {
@@ -45,7 +45,7 @@ void move_atoms(int64_t bytes, const std::byte* src, int64_t src_step, std::byte
 }
 
 void prefetch_row(const std::byte* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(row + at);
+  for (int64_t at = 0; at < bytes; at += kPrefetchStep) __builtin_prefetch(row + at);
 }
 
 // Rows into a destination that stays in the cache.
