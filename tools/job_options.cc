@@ -12,26 +12,7 @@ namespace {
 
 constexpr double kMaxTimeoutSeconds = 30.0 * 24 * 3600;
 
-int given_or_said(std::string_view option, std::optional<int> given, int least, const std::optional<Said>& said,
-                  const std::string& variables) {
-  if (given && *given < least)
-    fail(ErrorCode::kInvalidArgument, "{} is {}, not a number from {} up"_message, option, *given, least);
-  if (given) return *given;
-  if (!said) fail(ErrorCode::kInvalidArgument, "no {}: give it, or set {}"_message, option, variables);
-  return said->value;
-}
-
 }  // namespace
-
-Place place_of(std::optional<int> rank, std::optional<int> world, const Environment& environment) {
-  const Launch said = launched(environment, {.rank = rank.has_value(), .world = world.has_value()});
-  const Place place{.rank = given_or_said("--rank", rank, 0, said.rank, rank_variables()),
-                    .world = given_or_said("--world", world, 1, said.world, world_variables())};
-  if (place.rank >= place.world)
-    fail(ErrorCode::kInvalidArgument, "--rank {} of --world {}: ranks go from 0 to {}"_message, place.rank, place.world,
-         place.world - 1);
-  return place;
-}
 
 void JobOptions::declare(CLI::App& command) {
   command.add_option("--store", store,
@@ -45,8 +26,8 @@ void JobOptions::declare(CLI::App& command) {
   command.add_option("--job", job, "Name of this job")->required();
   command.add_option("--peer", peer, "Name of the other job")->required();
   command.add_option("--pair", pair, "Name under which the two jobs meet")->capture_default_str();
-  command.add_option("--rank", rank, "Rank of this process in its job, from 0 (default: from the launcher)");
-  command.add_option("--world", world, "Number of processes of this job (default: from the launcher)");
+  command.add_option("--rank", rank, "Rank of this process in its job, from 0 (default: from the launcher, else 0)");
+  command.add_option("--world", world, "Number of processes of this job (default: from the launcher, else 1)");
   add_list(command, "--layout", layouts,
            "REGEX=LAYOUT: layout of tensors whose whole name matches; the first match wins; repeatable. A layout is "
            "AXES@RANKS:PLACEMENTS, e.g. dp=2,tp=4@0-7:R,S1")
@@ -70,7 +51,7 @@ void JobOptions::declare(CLI::App& command) {
 BusOptions JobOptions::bus() const {
   BusOptions options;
   options.job = job;
-  const Place place = place_of(rank, world, ::getenv);
+  const Place place = own_place(rank, world, ::getenv);
   options.rank = place.rank;
   options.world = place.world;
   if (threads < 0) fail(ErrorCode::kInvalidArgument, "--threads {}: give 1 or more"_message, threads);

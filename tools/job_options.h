@@ -44,14 +44,4 @@ struct JobOptions {
   Timeout transfer_timeout() const;
 };
 
-// Which process of its job this is.
-struct Place {
-  int rank = 0;
-  int world = 1;
-};
-
-// What --rank and --world say, or else the environment. Throws Error(kInvalidArgument) that names the option and the
-// variables.
-Place place_of(std::optional<int> rank, std::optional<int> world, const Environment& environment);
-
 }  // namespace tessera::tools

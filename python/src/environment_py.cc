@@ -12,18 +12,15 @@ namespace tessera::python {
 
 void bind_environment(nb::module_& module) {
   module.def(
-      "launched",
-      [](bool rank_given, bool world_given) {
-        using Pair = std::optional<std::pair<int, std::string>>;
-        const auto pair = [](const std::optional<Said>& said) {
-          return said ? Pair({said->value, said->variable}) : std::nullopt;
-        };
-        const Launch said = launched(::getenv, {.rank = rank_given, .world = world_given});
-        return std::pair(pair(said.rank), pair(said.world));
+      "launch",
+      [](std::optional<int> rank, std::optional<int> world, std::optional<std::pair<int, int>> group) {
+        const auto there = group ? std::optional(Place{.rank = group->first, .world = group->second}) : std::nullopt;
+        const Place own = own_place(rank, world, ::getenv, there);
+        return std::pair(own.rank, own.world);
       },
-      nb::kw_only(), nb::arg("rank_given"), nb::arg("world_given"),
-      "(rank, variable that says it), (world size, its variable) of this process, from the first of TESSERA_*, "
-      "torchrun, MPI and Slurm that says both; of what is given, None.");
+      nb::arg("rank").none(), nb::arg("world").none(), nb::arg("group").none(),
+      "(rank, world size) of this process: what is given, else what the first of TESSERA_*, torchrun, MPI and Slurm "
+      "says that says both, else those of `group`, else (0, 1).");
 }
 
 }  // namespace tessera::python

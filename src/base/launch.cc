@@ -30,15 +30,6 @@ std::optional<Said> say(const Launcher& launcher, std::string_view Launcher::* v
   return Said{.value = value, .variable = name, .launcher = &launcher};
 }
 
-std::string listed(std::string_view Launcher::* variable) {
-  std::string text;
-  for (size_t i = 0; i < kLaunchers.size(); ++i) {
-    if (i > 0) text += i + 1 == kLaunchers.size() ? " or " : ", ";
-    text += kLaunchers[i].*variable;
-  }
-  return text;
-}
-
 }  // namespace
 
 std::span<const Launcher> launchers() {
@@ -61,12 +52,25 @@ Launch launched(const Environment& environment, Given given) {
   return found;
 }
 
-std::string rank_variables() {
-  return listed(&Launcher::rank);
-}
-
-std::string world_variables() {
-  return listed(&Launcher::world);
+Place own_place(std::optional<int> rank, std::optional<int> world, const Environment& environment,
+                std::optional<Place> group) {
+  const Launch said = launched(environment, {.rank = rank.has_value(), .world = world.has_value()});
+  struct Number {
+    int value;
+    std::string source;
+  };
+  const auto first = [&](std::optional<int> given, const std::optional<Said>& by_launcher, int Place::* member) {
+    if (given) return Number{*given, "the arguments"};
+    if (by_launcher) return Number{by_launcher->value, by_launcher->variable};
+    return group ? Number{(*group).*member, "torch's default process group"} : Number{Place().*member, "nobody"};
+  };
+  const Number own_rank = first(rank, said.rank, &Place::rank);
+  const Number own_world = first(world, said.world, &Place::world);
+  if (own_world.value < 1 || own_rank.value < 0 || own_rank.value >= own_world.value)
+    fail(ErrorCode::kInvalidArgument,
+         "rank {} of world {} (rank from {}, world from {}): ranks go from 0 to world - 1"_message, own_rank.value,
+         own_world.value, own_rank.source, own_world.source);
+  return {.rank = own_rank.value, .world = own_world.value};
 }
 
 }  // namespace tessera

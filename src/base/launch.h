@@ -45,7 +45,16 @@ struct Given {
 // (a world).
 Launch launched(const Environment& environment, Given given = {});
 
-std::string rank_variables();   // "TESSERA_RANK, RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID"
-std::string world_variables();  // the same
+// Which process of its job this is.
+struct Place {
+  int rank = 0;
+  int world = 1;
+};
+
+// The rank and the world, each from the first that says it: the arguments, the environment, `group` (a process group
+// that there is already). A process of which nobody says it is a job of its own, rank 0 of 1. Throws
+// Error(kInvalidArgument) that names who says it.
+Place own_place(std::optional<int> rank, std::optional<int> world, const Environment& environment,
+                std::optional<Place> group = std::nullopt);
 
 }  // namespace tessera

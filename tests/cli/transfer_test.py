@@ -10,10 +10,30 @@ import signal
 import struct
 import time
 
-from command_case import CommandTest, floats, main, read_safetensors, write_safetensors
+from command_case import LAUNCHERS, CommandTest, floats, main, read_safetensors, write_safetensors
 
 
 class Transfers(CommandTest):
+    def test_a_process_without_rank_and_launcher_is_a_job_of_its_own(self):
+        for launcher in LAUNCHERS:
+            self.environment.pop(launcher, None)
+        sender = self.start("send", "--job", "trainer", "--peer", "inference", "--layout", ".*=1:R", "--timeout", 20,
+                            "--checkpoint", self.model)
+        receiver = self.start("recv", "--job", "inference", "--peer", "trainer", "--layout", ".*=1:R", "--timeout", 20,
+                              "--verify", self.model)
+        for process in (sender, receiver):
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+
+    def test_a_dtype_may_be_written_as_torch_writes_it(self):
+        for written in ("bf16", "bfloat16", "torch.bfloat16", "BF16"):
+            out = self.path / written
+            processes = self.sender(), self.receiver(0, 1, ".*=1:R", "--dtype", written, "--out", out)
+            for process in processes:
+                code, _, errors = self.finish(process)
+                self.assertEqual(code, 0, errors)
+            self.assertEqual(read_safetensors(out / "rank-00000.safetensors")[1]["w"][0], "BF16")
+
     def test_rows_become_columns_and_files_say_what_they_hold(self):
         out = self.path / "out"
         processes = [self.sender(rank, 2, "(w|bias|none)=2:S0", None, "--layout", ".*=2:R")
