@@ -47,8 +47,7 @@ void add_agent_command(CLI::App& app, Run& run) {
       else
         fmt::print("{}\n", daemon.address());
       std::fflush(stdout);
-      interrupt.wait();
-      return ExitStatus::kInterrupted;
+      return exit_status_of_service(interrupt.wait());
     };
   });
 }

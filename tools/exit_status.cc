@@ -1,5 +1,7 @@
 #include "tools/exit_status.h"
 
+#include <csignal>
+
 namespace tessera::tools {
 
 ExitStatus exit_status_of(ErrorCode code, bool interrupted) {
@@ -28,9 +30,13 @@ ExitStatus exit_status_of(ErrorCode code, bool interrupted) {
   return ExitStatus::kBadInput;
 }
 
+ExitStatus exit_status_of_service(int signal) {
+  return signal == SIGTERM ? ExitStatus::kOk : ExitStatus::kInterrupted;
+}
+
 std::string_view exit_status_help() {
   return "Exit status: 0 success, 1 verification or digest failed, 2 arguments or input, 3 deadline, 4 peer lost, "
-         "130 interrupted.";
+         "130 interrupted (SIGTERM ends store and agent with 0).";
 }
 
 }  // namespace tessera::tools

@@ -13,11 +13,15 @@ enum class ExitStatus : int {
   kBadInput = 2,            // arguments, files, disagreeing ranks, missing resources
   kDeadline = 3,
   kPeerLost = 4,       // died, or gave up
-  kInterrupted = 130,  // SIGINT or SIGTERM reached this process
+  kInterrupted = 130,  // SIGINT or SIGTERM reached this process, and it is not a service
 };
 
 // The status for a command that failed with `code`; `interrupted`: after a signal to this very process.
 ExitStatus exit_status_of(ErrorCode code, bool interrupted);
+
+// The status of a command that serves until a signal: what SIGTERM ends has done its work, as init systems understand
+// it.
+ExitStatus exit_status_of_service(int signal);
 
 // "0 success; 1 ...": one line for --help.
 std::string_view exit_status_help();

@@ -26,7 +26,7 @@ UniqueFd make_event() {
 
 void set_event(const UniqueFd& event) {
   const uint64_t one = 1;
-  if (::write(event.get(), &one, sizeof(one)) < 0) fail_errno("cannot write to an eventfd");
+  (void)!::write(event.get(), &one, sizeof(one));  // fails only when it is set already
 }
 
 void wait_for_event(const UniqueFd& event) {
@@ -64,8 +64,9 @@ void Interrupt::check() const {
   if (requested()) fail(ErrorCode::kCancelled, "interrupted"_message);
 }
 
-void Interrupt::wait() const {
+int Interrupt::wait() const {
   wait_for_event(came_);
+  return signal_;
 }
 
 // Every signal is left in the signalfd: a second one makes the second poll return at once.
@@ -80,6 +81,7 @@ void Interrupt::serve() {
 
   signalfd_siginfo first{};
   [[maybe_unused]] const ssize_t taken = ::read(signals_.get(), &first, sizeof(first));
+  signal_ = static_cast<int>(first.ssi_signo);
   stop_.request_stop();
   set_event(came_);
   if (wait(Deadline::after(kGrace).poll_ms())) end_now();

@@ -1,6 +1,8 @@
-// SIGINT and SIGTERM as an orderly end: what is under way is cancelled, destructors run, the process ends with 130.
+// SIGINT and SIGTERM as an orderly end: what is under way is cancelled, destructors run, the process ends with 130; a
+// service that SIGTERM has ended, with 0.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <stop_token>
 #include <thread>
@@ -25,8 +27,8 @@ class Interrupt {
   bool requested() const { return stop_.stop_requested(); }
   // Throws Error(kCancelled) after a signal. Call it between steps.
   void check() const;
-  // Blocks until a signal comes.
-  void wait() const;
+  // Blocks until a signal comes; which.
+  int wait() const;
 
   // While it lives, a signal calls `cancel`, on the signal thread; at once if the signal has come already.
   class Scope {
@@ -41,6 +43,7 @@ class Interrupt {
   void serve();
 
   std::stop_source stop_;
+  std::atomic<int> signal_ = 0;  // the first that came
   UniqueFd signals_;
   UniqueFd came_;   // readable once a signal has come
   UniqueFd ended_;  // readable once the destructor runs

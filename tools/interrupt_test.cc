@@ -41,7 +41,7 @@ TEST(Interrupt, ASignalEndsAWaitAndThenEveryCheck) {
   for (const int signal : {SIGINT, SIGTERM})
     EXPECT_EQ(status_of_child([signal](Interrupt& interrupt) {
                 ::kill(::getpid(), signal);
-                interrupt.wait();
+                if (interrupt.wait() != signal) return 3;
                 try {
                   interrupt.check();
                 } catch (const Error& error) {

@@ -26,7 +26,8 @@ constexpr char kStoreExamples[] = R"(Examples:
   TESSERA_TOKEN_FILE=secret tessera store --listen 0.0.0.0:7070 --data /var/lib/tessera
   tessera send --store tcp://127.0.0.1:7070 ...
 
-On one machine no store is needed: with --store auto, the default, the first command hosts it.)";
+On one machine no store is needed: with --store auto, the default, the first command hosts it.
+SIGTERM ends the store with exit status 0, Ctrl-C with 130.)";
 
 }  // namespace
 
@@ -48,8 +49,7 @@ void add_store_command(CLI::App& app, Run& run) {
       } else {
         fmt::print("{}\n", server->address());
       }
-      interrupt.wait();
-      return ExitStatus::kInterrupted;
+      return exit_status_of_service(interrupt.wait());
     };
   });
 }

@@ -96,7 +96,12 @@ class Commands(CommandTest):
             code, _, errors = self.finish(process)
             self.assertEqual(code, 0, errors)
         store.send_signal(signal.SIGTERM)
-        self.assertIn(store.wait(timeout=HANG), (0, 130))
+        self.assertEqual(self.finish(store), (0, "", ""))
+        for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+            store = self.start("store", "--listen", "127.0.0.1:0")
+            store.stdout.readline()
+            store.send_signal(number)
+            self.assertEqual(self.finish(store)[0], status)
 
 
 if __name__ == "__main__":
