@@ -124,6 +124,47 @@ class Top(CommandTest):
         self.assert_one_line(self.run_command("top", "--once", "--store", "auto"), 2, "nobody hosts it", "--store")
         self.assertFalse((self.path / "run" / "store.sock").exists())
 
+    def first_look(self, top, waits_for):
+        """What `top` shows first, after it has said what it waits for and a store has come."""
+        line = top.stderr.readline()
+        self.assertTrue(line.startswith("tessera: waiting for a store: "), line)
+        self.assertIn(waits_for, line)
+        return lambda: json.loads(top.stdout.readline())
+
+    def test_started_first_it_waits_for_a_host_and_shows_it(self):
+        self.environment["TESSERA_STORE"] = "auto"
+        top = self.start("top", "--json", "--interval", "0.1")
+        look = self.first_look(top, "nobody hosts it")
+        host = self.host()
+        self.assertEqual([rank["pid"] for rank in look()["ranks"]], [host.pid])
+        host.kill()  # the next store is waited for, too
+        host.wait(timeout=HANG)
+        self.assertIn("waiting for a store", top.stderr.readline())
+        again = self.host()
+        deadline = time.monotonic() + HANG
+        while again.pid not in [rank["pid"] for rank in look()["ranks"]]:
+            self.assertLess(time.monotonic(), deadline)
+        top.send_signal(signal.SIGINT)
+        self.assertEqual(self.finish(top)[0], 130)
+
+    def test_started_first_it_waits_for_a_server_and_shows_it(self):
+        server = self.processes[0]
+        server.send_signal(signal.SIGTERM)
+        self.finish(server)
+        address = self.environment["TESSERA_STORE"]
+        self.environment["TESSERA_TOKEN"] = "the token that both sides know"
+        top = self.start("top", "--json", "--interval", "0.1")
+        look = self.first_look(top, address)
+        self.start("store", "--listen", address.removeprefix("tcp://"))
+        self.assertEqual(look()["ranks"], [])
+
+    def test_a_wait_for_a_store_ends_with_a_signal(self):
+        self.environment["TESSERA_STORE"] = "auto"
+        top = self.start("top")
+        self.first_look(top, "nobody hosts it")
+        top.send_signal(signal.SIGINT)
+        self.assertEqual(self.finish(top)[0], 130)
+
     def host(self):
         """A process that hosts the store auto."""
         self.environment["TESSERA_STORE"] = "auto"

@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/config.h"
+#include "base/escape.h"
 #include "base/fail.h"
 #include "base/folder_watch.h"
 #include "base/mutex.h"
@@ -30,7 +32,10 @@ constexpr char kTopExamples[] = R"(Examples:
   tessera top --store tcp://127.0.0.1:7070 --namespace run-17 --interval 5
   tessera top --once --json
 
-It asks the agents of this machine; of others it shows what the store knows. Rates cover the time since the last look.)";
+It asks the agents of this machine; of others it shows what the store knows. Rates cover the time since the last look.
+
+It may be started before anything else. Where there is no store yet it says so on stderr and waits, also with --json, and
+again when the store has ended. With --once it does not wait: if there is no store, it exits with status 2.)";
 
 constexpr Duration kConnectTimeout = seconds(5);
 constexpr Duration kHandOver = seconds(0.5);  // from one host of the "auto" store to the next
@@ -48,33 +53,44 @@ class AutoSocket {
  public:
   AutoSocket() : root_(RuntimeDir::prepare_root()), path_(store::AutoHost::socket_path(root_)) {}
 
-  // Throws where nobody listens, or who does is stopped.
-  std::string url() const {
-    const pid_t host = find_host();
-    if (stays_stopped(host))
-      fail(ErrorCode::kUnavailable,
-           "store auto: its host (pid {}) is stopped: continue it (kill -CONT {}) or end it"_message, host, host);
-    return "unix://" + path_;
+  // Nothing where nobody listens. Throws where who does is stopped.
+  std::optional<std::string> url() const {
+    // A host's death leaves its socket, at which the next one listens in a moment.
+    const bool left = std::filesystem::exists(path_);
+    return await_url(Deadline::after(left ? kHandOver : Duration::zero()), {});
   }
-
- private:
-  // A host's death leaves its socket, at which the next one listens in a moment.
-  pid_t find_host() const {
-    const Deadline deadline = Deadline::after(kHandOver);
+  // The same, and waits for a host until the deadline.
+  std::optional<std::string> await_url(const Deadline& deadline, const std::stop_token& stop) const {
     FolderWatch appears;
     appears.add(root_);
     while (true) {
-      try {
-        return require_same_user(connect_unix(path_, Deadline::after(kConnectTimeout)).get());
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::kUnavailable) throw;
-        if (std::filesystem::exists(path_) && appears.wait(deadline)) continue;
-        fail(
-            ErrorCode::kUnavailable,
-            "store auto: nobody hosts it in {}: no process of this user is on the bus there; --store names another"_message,
-            root_);
+      if (const std::optional<pid_t> host = find_host()) {
+        require_running(*host);
+        return "unix://" + path_;
       }
+      if (!appears.wait(deadline, stop)) return std::nullopt;
     }
+  }
+  std::string nobody() const {
+    return fmt::format(
+        "store auto: nobody hosts it in {}: no process of this user is on the bus there; --store names another"_message,
+        root_);
+  }
+
+ private:
+  std::optional<pid_t> find_host() const {
+    try {
+      return require_same_user(connect_unix(path_, Deadline::after(kConnectTimeout)).get());
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable) throw;
+      return std::nullopt;
+    }
+  }
+
+  static void require_running(pid_t host) {
+    if (stays_stopped(host))
+      fail(ErrorCode::kUnavailable,
+           "store auto: its host (pid {}) is stopped: continue it (kill -CONT {}) or end it"_message, host, host);
   }
 
   // One look would not do: a tracer stops a process for a moment at every system call.
@@ -97,23 +113,74 @@ void show(const TopOptions& options, const TopLook& now, const TopLook* before) 
   std::fflush(stdout);
 }
 
+// The store to look into, where there is one; else says once on stderr what is waited for.
+class TopStore {
+ public:
+  TopStore(const TopOptions& options, Interrupt& interrupt) : options_(options), interrupt_(interrupt) {
+    if (options.store == "auto") auto_.emplace();
+  }
+
+  // Waits for the store, but not with --once: throws then, and after a signal, and where the store's host is stopped.
+  Store& open() {
+    while (store_ == nullptr) {
+      interrupt_.check();
+      const std::string url = auto_ ? auto_url() : options_.store;
+      try {
+        store_ = open_store(url, {.connect_timeout = kConnectTimeout, .stop = interrupt_.stop_token()});
+      } catch (const Error& error) {
+        interrupt_.check();
+        if (!is_waited_for(error)) throw;
+        say_waiting(error.what());
+      }
+    }
+    waiting_ = false;
+    return *store_;
+  }
+
+  // After a look that has failed: whether the next open() waits for another store. Throws what is wrong with the host,
+  // if that is it.
+  bool has_ended(const Error& error) {
+    interrupt_.check();
+    store_.reset();
+    if (auto_ && !auto_->url() && options_.once) throw Error(ErrorCode::kUnavailable, auto_->nobody());
+    return is_waited_for(error);
+  }
+
+ private:
+  std::string auto_url() {
+    if (std::optional<std::string> url = auto_->url()) return *std::move(url);
+    if (options_.once) throw Error(ErrorCode::kUnavailable, auto_->nobody());
+    say_waiting(auto_->nobody());
+    std::optional<std::string> url = auto_->await_url(Deadline::after(Duration::max()), interrupt_.stop_token());
+    interrupt_.check();
+    return *std::move(url);
+  }
+  bool is_waited_for(const Error& error) const { return !options_.once && error.code() == ErrorCode::kUnavailable; }
+  void say_waiting(std::string_view for_what) {
+    if (!std::exchange(waiting_, true)) fmt::print(stderr, "tessera: waiting for a store: {}\n", printable(for_what));
+  }
+
+  const TopOptions& options_;
+  Interrupt& interrupt_;
+  std::optional<AutoSocket> auto_;
+  std::unique_ptr<Store> store_;
+  bool waiting_ = false;
+};
+
 ExitStatus run_top(const TopOptions& options, Interrupt& interrupt) {
-  const std::optional<AutoSocket> found =
-      options.store == "auto" ? std::optional<AutoSocket>(std::in_place) : std::nullopt;
-  const std::unique_ptr<Store> store = open_store(found ? found->url() : options.store,
-                                                  {.connect_timeout = kConnectTimeout, .stop = interrupt.stop_token()});
+  TopStore store(options, interrupt);
   Mutex mutex;
   StoppableCondVar stopped;
   std::optional<TopLook> before;
   while (true) {
-    interrupt.check();
+    Store& opened = store.open();
     TopLook now;
     try {
-      now = look_around(*store, options.name_space);
-    } catch (const Error&) {
-      interrupt.check();
-      if (found) static_cast<void>(found->url());  // it says what is wrong with the host, if that is it
-      throw;
+      now = look_around(opened, options.name_space);
+    } catch (const Error& error) {
+      if (!store.has_ended(error)) throw;
+      before.reset();
+      continue;
     }
     show(options, now, before ? &*before : nullptr);
     if (options.once) return ExitStatus::kOk;
