@@ -133,8 +133,9 @@ TEST_F(CheckpointIo, TermsThatCannotBeReducedAreRefusedOnEveryRank) {
 }
 
 TEST_F(CheckpointIo, ALayoutMustFitTheJobAndWholeBytes) {
-  EXPECT_THAT(status_of([] { hold({"w", DType::kF32, {4}}, "2@1-2:S0", 0, 2); }).message(),
-              HasSubstr("has rank 2, the job has ranks 0 to 1"));
+  EXPECT_THAT(
+      status_of([] { hold({"w", DType::kF32, {4}}, "2@1-2:S0", 0, 2); }).message(),
+      HasSubstr("tensor \"w\": layout 2@1-2:S0 is over 2 ranks up to 2, but the job has 2 ranks, 0 to 1: choose"));
   EXPECT_THAT(status_of([] { hold({"w", DType::kF4, {2, 3}}, "2:S0", 0, 2); }).message(),
               HasSubstr("tensor \"w\": the slice [0:1][0:3] of f4 would be cut inside a byte"));
 }

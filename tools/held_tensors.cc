@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "checkpoint/shown.h"
 #include "codec/simd/reduce.h"
+#include "layout/job_ranks.h"
 
 namespace tessera::tools {
 namespace {
@@ -13,10 +14,11 @@ namespace {
 constexpr size_t kAlignment = 64;
 
 void check_ranks(const TensorInfo& info, const Layout& layout, int world) {
-  for (const Rank rank : layout.mesh().ranks())
-    if (rank >= world)
-      fail(ErrorCode::kInvalidArgument, "tensor {}: its layout {} has rank {}, the job has ranks 0 to {}"_message,
-           checkpoint::shown(info.name), layout.to_string(), rank, world - 1);
+  try {
+    require_ranks_of_job(layout, world);
+  } catch (const Error& error) {
+    fail(error.code(), "tensor {}: {}"_message, checkpoint::shown(info.name), error.what());
+  }
 }
 
 // On every rank, whether it holds terms or not: if only one refused, the others would wait for it.

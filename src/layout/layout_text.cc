@@ -1,4 +1,6 @@
 // The text form of a layout: AXES@RANKS:PLACEMENTS, e.g. "dp=2,tp=4@0-7:R,S1".
+#include <array>
+#include <charconv>
 #include <limits>
 
 #include "base/fail.h"
@@ -10,6 +12,8 @@ namespace {
 
 constexpr std::string_view kPlacements =
     "a placement (R, S<dim>, S<dim>*<factor>, G<dim>[<bound>;...], Psum|Pavg|Pmin|Pmax|Pproduct)";
+
+constexpr std::array kReduceOps{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 
 std::vector<Axis> parse_axes(TextReader& reader) {
   std::vector<Axis> axes;
@@ -59,8 +63,35 @@ Placement parse_ragged(TextReader& reader) {
   return ragged;
 }
 
+// A placement as torch spells it, in this text form: "Shard(dim=0)" is S0. Empty for any other text.
+std::string short_form(std::string_view text) {
+  TextReader reader("placement", text);
+  reader.accept("_");
+  const std::string_view kind = reader.name();
+  if (!reader.accept("(")) return kind == "Replicate" ? "R" : kind == "Partial" ? "Psum" : "";
+  const std::string_view arguments = text.substr(reader.position(), text.find(')') - reader.position());
+  std::vector<Index> numbers;
+  for (size_t at = 0; (at = arguments.find_first_of("-0123456789", at)) != std::string_view::npos;) {
+    Index number = 0;
+    const char* const begin = arguments.data() + at;
+    const auto [end, error] = std::from_chars(begin, arguments.data() + arguments.size(), number);
+    if (error != std::errc()) return {};
+    numbers.push_back(number);
+    at += static_cast<size_t>(end - begin);
+  }
+  if (kind == "Replicate") return "R";
+  if (kind == "Shard" && numbers.size() == 1) return fmt::format("S{}", numbers[0]);
+  if (kind == "StridedShard" && numbers.size() == 2) return fmt::format("S{}*{}", numbers[0], numbers[1]);
+  if (kind != "Partial") return {};
+  for (const ReduceOp op : kReduceOps)
+    if (arguments.find(to_string(op)) != std::string_view::npos) return fmt::format("P{}", to_string(op));
+  return "Psum";
+}
+
 Placement parse_placement(TextReader& reader) {
   const size_t begin = reader.position();
+  if (const std::string instead = short_form(reader.rest()); !instead.empty())
+    reader.fail_expected(fmt::format("{} (which is how that placement is written here)", instead));
   if (reader.accept("R")) return Replicate{};
   if (reader.accept("S")) {
     const int dim = parse_dim(reader);
@@ -69,7 +100,7 @@ Placement parse_placement(TextReader& reader) {
   }
   if (reader.accept("G")) return parse_ragged(reader);
   if (reader.accept("P")) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    for (const ReduceOp op : kReduceOps) {
       if (reader.accept(to_string(op))) return Partial{op};
     }
   }

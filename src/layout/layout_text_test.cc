@@ -12,6 +12,27 @@ std::string parse_error(const std::string& text) {
   return error_of([&] { Layout::parse(text); });
 }
 
+TEST(LayoutTextTest, APlacementAsTorchSpellsItIsAnsweredWithHowItIsWrittenHere) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"Shard(0)", "S0"},
+      {"Shard(dim=-1)", "S-1"},
+      {"Replicate()", "R"},
+      {"Replicate", "R"},
+      {"Partial()", "Psum"},
+      {"Partial(avg)", "Pavg"},
+      {"_StridedShard(dim=0, sf=2)", "S0*2"},
+      {"_StridedShard(1,split_factor=4)", "S1*4"},
+  };
+  for (const auto& [spelled, written] : cases) {
+    const std::string error = error_of([&] { Layout::parse("2:" + spelled); });
+    const std::string expected = "at 3: expected " + written + " (which is how that placement is written here), got ";
+    EXPECT_NE(error.find(expected), std::string::npos) << error;
+    EXPECT_NO_THROW(Layout::parse("2:" + written));
+  }
+  for (const char* other : {"Shard(x)", "Shard(99999999999999999999)", "Shard", "Rows(0)", "Shard(0"})
+    EXPECT_NE(error_of([&] { Layout::parse(std::string("2:") + other); }), "(no error)") << other;
+}
+
 TEST(LayoutTextTest, ReadsEveryPart) {
   const Layout layout = Layout::parse("dp=2,tp=4@0-7:R,S1");
   EXPECT_EQ(layout, Layout(Mesh({{"dp", 2}, {"tp", 4}}), {Replicate{}, Shard{1}}));

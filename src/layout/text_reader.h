@@ -21,6 +21,7 @@ class TextReader {
   bool at_end() const { return position_ == text_.size(); }
   char peek() const { return at_end() ? '\0' : text_[position_]; }
   size_t position() const { return position_; }
+  std::string_view rest() const { return text_.substr(position_); }
   void rewind(size_t position) { position_ = position; }
   // Skips `token` if it is next.
   bool accept(std::string_view token);

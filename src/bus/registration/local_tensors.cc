@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "bus/registration/name_table.h"
 #include "bus/registration/plane_memory.h"
+#include "layout/job_ranks.h"
 
 namespace tessera::bus {
 namespace {
@@ -118,10 +119,7 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
     try {
       element_count(spec.shape);
       Layout layout = (spec.layout.mesh().size() == 0 ? none : spec.layout).bind(spec.shape);
-      for (const Rank rank : layout.mesh().ranks())
-        if (rank >= identity.world)
-          fail(ErrorCode::kInvalidArgument, "layout {} names rank {}, the job has {}"_message, layout.to_string(), rank,
-               identity.world);
+      require_ranks_of_job(layout, identity.world);
       const Region owned = layout.owned(spec.shape, identity.rank);
       if (!owned.empty() && spec.data == nullptr)
         fail(ErrorCode::kInvalidArgument, "this rank holds {} elements of it under {}, but gave no memory"_message,

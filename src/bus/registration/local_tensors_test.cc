@@ -99,7 +99,7 @@ TEST(ManifestOf, MissingMemoryBadRanksAndRepeatedNamesAreNamed) {
   EXPECT_THAT(error_of({empty}), HasSubstr("gave no memory"));
   TensorSpec far = good;
   far.layout = Layout::parse("3:R");
-  EXPECT_THAT(error_of({far}), HasSubstr("names rank 2, the job has 2"));
+  EXPECT_THAT(error_of({far}), HasSubstr("up to 2, but the job has 2 ranks, 0 to 1: choose a mesh of those"));
   TensorSpec outside = empty;
   outside.layout = Layout::parse("1@1:R");
   EXPECT_EQ(error_of({outside}), "no error");
