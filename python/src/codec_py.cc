@@ -45,6 +45,9 @@ void bind_codec(nb::module_& module) {
       },
       "The names of all element types.");
   module.def(
+      "torch_name", [](const std::string& name) { return std::string(torch_name(parse_dtype(name))); },
+      nb::arg("dtype"), "What torch, NumPy and ml_dtypes call an element type: float32 for f32.");
+  module.def(
       "dtype", [](nb::handle object) { return std::string(to_string(dtype_from(object))); }, nb::arg("object"),
       "Tessera's name of an element type: of its own names, of NumPy's, torch's or ml_dtypes' types.");
   module.def(

@@ -331,8 +331,7 @@ nb::object placement_object(const Placement& placement) {
 
 DType dtype_from(nb::handle object) {
   std::string name;
-  if (convert(object, name))
-    if (const std::optional<DType> dtype = dtype_of(name)) return *dtype;
+  if (convert(object, name)) return parse_dtype(name);
   return parse_dtype(nb::cast<std::string>(foreign("dtype", object)));
 }
 

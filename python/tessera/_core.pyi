@@ -270,6 +270,9 @@ def simulate_bytes(plan: Plan, sources: dict[int, bytes], dtype: object | None =
 def dtypes() -> list[str]:
     """The names of all element types."""
 
+def torch_name(dtype: str) -> str:
+    """What torch, NumPy and ml_dtypes call an element type: float32 for f32."""
+
 def dtype(object: object) -> str:
     """
     Tessera's name of an element type: of its own names, of NumPy's, torch's or ml_dtypes' types.
@@ -691,7 +694,7 @@ class Pair:
 
     def manifest(self, batch: str, timeout: float | None = None, stop: StopSource | None = None) -> list[ManifestEntry]: ...
 
-def launched(*, rank_given: bool, world_given: bool) -> tuple[tuple[int, str] | None, tuple[int, str] | None]:
+def launch(rank: int | None, world: int | None, group: tuple[int, int] | None) -> tuple[int, int]:
     """
-    (rank, variable that says it), (world size, its variable) of this process, from the first of TESSERA_*, torchrun, MPI and Slurm that says both; of what is given, None.
+    (rank, world size) of this process: what is given, else what the first of TESSERA_*, torchrun, MPI and Slurm says that says both, else those of `group`, else (0, 1).
     """

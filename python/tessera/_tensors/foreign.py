@@ -17,27 +17,6 @@ from .._errors import InvalidArgumentError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_DTYPES = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "f8_e4m3",
-    "float8_e5m2": "f8_e5m2",
-    "float8_e8m0fnu": "f8_e8m0",
-    "float4_e2m1fn_x2": "f4",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint64": "u64",
-    "uint32": "u32",
-    "uint16": "u16",
-    "uint8": "u8",
-    "bool": "bool",
-    "complex64": "c64",
-}
-_FOREIGN_NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
 _AXIS_NAME = re.compile("[A-Za-z_][A-Za-z0-9_.-]*")
 _REDUCE_OPS = ("sum", "avg", "min", "max", "product")
 
@@ -48,31 +27,32 @@ def type_name(value: Any) -> str:
 
 
 def dtype(value: Any) -> str:
-    """Tessera's name of a dtype of torch, NumPy or ml_dtypes, or of one that is named as theirs are."""
-    name = str(value).removeprefix("torch.")
-    if name not in _DTYPES and value is not None and not isinstance(value, str):
-        import numpy
-
+    """Tessera's name of a dtype of torch, NumPy or ml_dtypes; the core itself reads strings: here one is unknown."""
+    if not isinstance(value, str):
         with contextlib.suppress(Exception):  # of whatever object
-            name = numpy.dtype(value).name
-    if name not in _DTYPES:
-        raise InvalidArgumentError(
-            f"dtype {value!r} is not one that Tessera moves: {', '.join(_core.dtypes())}; or as torch and NumPy name "
-            f"them: {', '.join(_DTYPES)}"
-        )
-    return _DTYPES[name]
+            return _core.dtype(str(value))
+        with contextlib.suppress(Exception):
+            if value is not None:
+                import numpy
+
+                return _core.dtype(numpy.dtype(value).name)
+    ours = _core.dtypes()
+    raise InvalidArgumentError(
+        f"dtype {value!r} is not one that Tessera moves: {', '.join(ours)}; or as torch and NumPy name them: "
+        f"{', '.join(foreign_dtype(name) for name in ours)}"
+    )
 
 
 def foreign_dtype(name: str) -> str:
     """What torch, NumPy and ml_dtypes call one of Tessera's dtypes."""
-    return _FOREIGN_NAMES[name]
+    return _core.torch_name(name)
 
 
 def numpy_dtype(name: str) -> Any:
     """NumPy's dtype for one of Tessera's names, out of ml_dtypes where NumPy has none."""
     import numpy
 
-    foreign = _FOREIGN_NAMES[name]
+    foreign = foreign_dtype(name)
     if hasattr(numpy, foreign):
         return numpy.dtype(getattr(numpy, foreign))
     try:

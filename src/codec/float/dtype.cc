@@ -12,20 +12,31 @@ namespace {
 
 struct DTypeInfo {
   DType dtype;
-  std::string_view name;
   int bits;
+  std::string_view name;
+  std::string_view torch_name;
+  std::string_view others = {};  // separated by spaces
 };
 
 constexpr std::array kInfos{
-    DTypeInfo{DType::kF64, "f64", 64},       DTypeInfo{DType::kF32, "f32", 32},
-    DTypeInfo{DType::kF16, "f16", 16},       DTypeInfo{DType::kBF16, "bf16", 16},
-    DTypeInfo{DType::kF8E4M3, "f8_e4m3", 8}, DTypeInfo{DType::kF8E5M2, "f8_e5m2", 8},
-    DTypeInfo{DType::kF8E8M0, "f8_e8m0", 8}, DTypeInfo{DType::kF4, "f4", 4},
-    DTypeInfo{DType::kI64, "i64", 64},       DTypeInfo{DType::kI32, "i32", 32},
-    DTypeInfo{DType::kI16, "i16", 16},       DTypeInfo{DType::kI8, "i8", 8},
-    DTypeInfo{DType::kU64, "u64", 64},       DTypeInfo{DType::kU32, "u32", 32},
-    DTypeInfo{DType::kU16, "u16", 16},       DTypeInfo{DType::kU8, "u8", 8},
-    DTypeInfo{DType::kBool, "bool", 8},      DTypeInfo{DType::kC64, "c64", 64},
+    DTypeInfo{DType::kF64, 64, "f64", "float64", "fp64 double"},
+    DTypeInfo{DType::kF32, 32, "f32", "float32", "fp32"},
+    DTypeInfo{DType::kF16, 16, "f16", "float16", "fp16 half"},
+    DTypeInfo{DType::kBF16, 16, "bf16", "bfloat16"},
+    DTypeInfo{DType::kF8E4M3, 8, "f8_e4m3", "float8_e4m3fn", "float8_e4m3 fp8_e4m3"},
+    DTypeInfo{DType::kF8E5M2, 8, "f8_e5m2", "float8_e5m2", "fp8_e5m2"},
+    DTypeInfo{DType::kF8E8M0, 8, "f8_e8m0", "float8_e8m0fnu", "float8_e8m0 fp8_e8m0"},
+    DTypeInfo{DType::kF4, 4, "f4", "float4_e2m1fn_x2", "float4_e2m1fn fp4"},
+    DTypeInfo{DType::kI64, 64, "i64", "int64"},
+    DTypeInfo{DType::kI32, 32, "i32", "int32"},
+    DTypeInfo{DType::kI16, 16, "i16", "int16"},
+    DTypeInfo{DType::kI8, 8, "i8", "int8"},
+    DTypeInfo{DType::kU64, 64, "u64", "uint64"},
+    DTypeInfo{DType::kU32, 32, "u32", "uint32"},
+    DTypeInfo{DType::kU16, 16, "u16", "uint16"},
+    DTypeInfo{DType::kU8, 8, "u8", "uint8"},
+    DTypeInfo{DType::kBool, 8, "bool", "bool"},
+    DTypeInfo{DType::kC64, 64, "c64", "complex64"},
 };
 constexpr size_t kCount = static_cast<size_t>(kLastDType) + 1;
 static_assert(kInfos.size() == kCount);
@@ -46,6 +57,15 @@ const DTypeInfo& info_of(DType dtype) {
   return kInfos[static_cast<size_t>(dtype)];
 }
 
+bool is_among(std::string_view name, std::string_view names) {
+  while (!names.empty()) {
+    const size_t end = std::min(names.find(' '), names.size());
+    if (codec::same_name(name, names.substr(0, end))) return true;
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+  return false;
+}
+
 }  // namespace
 
 int bits_of(DType dtype) {
@@ -63,6 +83,10 @@ std::string_view to_string(DType dtype) {
   return info_of(dtype).name;
 }
 
+std::string_view torch_name(DType dtype) {
+  return info_of(dtype).torch_name;
+}
+
 std::optional<DType> dtype_of(std::string_view name) {
   for (const DTypeInfo& info : kInfos)
     if (codec::same_name(name, info.name)) return info.dtype;
@@ -70,10 +94,19 @@ std::optional<DType> dtype_of(std::string_view name) {
 }
 
 DType parse_dtype(std::string_view name) {
-  if (const auto dtype = dtype_of(name)) return *dtype;
-  std::string names;
-  for (const DTypeInfo& info : kInfos) names.append(names.empty() ? "" : ", ").append(info.name);
-  fail(ErrorCode::kInvalidArgument, "unknown dtype '{}': use one of {}"_message, name, names);
+  constexpr std::string_view kModule = "torch.";
+  const std::string_view plain = name.starts_with(kModule) ? name.substr(kModule.size()) : name;
+  for (const DTypeInfo& info : kInfos)
+    if (codec::same_name(plain, info.name) || codec::same_name(plain, info.torch_name) || is_among(plain, info.others))
+      return info.dtype;
+  const auto listed = [](std::string_view DTypeInfo::* member) {
+    std::string names;
+    for (const DTypeInfo& info : kInfos) names.append(names.empty() ? "" : ", ").append(info.*member);
+    return names;
+  };
+  fail(ErrorCode::kInvalidArgument,
+       "dtype '{}' is not one that Tessera moves: {}; or as torch and NumPy name them: {}"_message, name,
+       listed(&DTypeInfo::name), listed(&DTypeInfo::torch_name));
 }
 
 std::span<const DType> all_dtypes() {

@@ -22,17 +22,30 @@ TEST(DTypeTest, EveryNameLeadsBackToItsType) {
 }
 
 TEST(DTypeTest, AnUnknownNameIsAnErrorThatListsTheKnownOnes) {
-  EXPECT_FALSE(dtype_of("float32"));
+  EXPECT_FALSE(dtype_of("float32")) << "a file has no other names than safetensors' own";
   EXPECT_FALSE(dtype_of(""));
   EXPECT_FALSE(dtype_of("f3"));
   try {
-    parse_dtype("float32");
-    FAIL() << "float32 was accepted";
+    parse_dtype("float33");
+    FAIL() << "float33 was accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), testing::HasSubstr("'float32'"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("dtype 'float33' is not one that Tessera moves"));
     EXPECT_THAT(error.what(), testing::HasSubstr("f64, f32, f16, bf16, f8_e4m3"));
   }
+}
+
+TEST(DTypeTest, UsersMayWriteTheNamesOfTorchAndNumPyToo) {
+  for (const DType dtype : all_dtypes()) {
+    EXPECT_EQ(parse_dtype(torch_name(dtype)), dtype);
+    EXPECT_EQ(parse_dtype("torch." + std::string(torch_name(dtype))), dtype);
+  }
+  const std::pair<const char*, DType> cases[] = {
+      {"fp32", DType::kF32},       {"FP16", DType::kF16},           {"half", DType::kF16},   {"double", DType::kF64},
+      {"torch.half", DType::kF16}, {"float8_e4m3", DType::kF8E4M3}, {"Float32", DType::kF32}};
+  for (const auto& [name, dtype] : cases) EXPECT_EQ(parse_dtype(name), dtype) << name;
+  for (const char* ambiguous : {"float", "int", "", " ", "torch.", "fp64 double", "torch.torch.float32"})
+    EXPECT_THROW(parse_dtype(ambiguous), Error) << "NumPy's float is torch's double";
 }
 
 TEST(DTypeTest, BytesCountPackedNibbles) {
