@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/nearest.h"
 #include "bus/registration/name_table.h"
 
 namespace tessera::bus {
 namespace {
 
 constexpr size_t kMaxFindings = 20;
+constexpr size_t kMaxGuesses = 5;  // what a name may have meant is looked for so often
 
 const std::string& source_of(const ManifestEntry& entry) {
   return entry.source.name.empty() ? entry.name : entry.source.name;
@@ -293,6 +295,22 @@ void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
   }
 }
 
+// Findings for what no offer fills, with what may have been meant.
+void add_unoffered(const Manifest& sender, const std::string& sender_job, const Manifest& receiver,
+                   const std::vector<bool>& filled, Findings& findings) {
+  std::vector<std::string_view> offered;
+  size_t guesses = 0;
+  for (size_t i = 0; i < filled.size(); ++i) {
+    if (filled[i]) continue;
+    if (offered.empty())
+      for (const ManifestEntry& entry : sender.entries) offered.push_back(entry.name);
+    const ManifestEntry& entry = receiver.entries[i];
+    const std::string& source = source_of(entry);
+    findings.add("tensor {}: {} does not offer {}{}", entry.name, sender_job, source == entry.name ? "it" : source,
+                 ++guesses <= kMaxGuesses ? did_you_mean(source, offered) : "");
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<const Manifest> merge(const std::string& job, const std::shared_ptr<const Manifest>& rank0,
@@ -360,12 +378,7 @@ Match match(const Manifest& sender, const std::string& sender_job, const Manifes
     if (!taken) ++matched.skipped;
   }
   find_groups(receiver, matched, findings);
-  for (size_t i = 0; i < filled.size(); ++i) {
-    if (filled[i]) continue;
-    const ManifestEntry& entry = receiver.entries[i];
-    findings.add("tensor {}: {} does not offer {}", entry.name, sender_job,
-                 source_of(entry) == entry.name ? "it" : source_of(entry));
-  }
+  add_unoffered(sender, sender_job, receiver, filled, findings);
   findings.throw_if_any(fmt::format("jobs {} and {} do not match"_message, sender_job, receiver_job));
   return matched;
 }

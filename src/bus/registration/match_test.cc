@@ -33,6 +33,18 @@ std::string mismatch_of(const std::function<void()>& call) {
   return "no error";
 }
 
+TEST(MatchTest, ANameThatIsNotOfferedIsAnsweredWithTheNearestOnes) {
+  const Manifest sender{{{"model.embed.weight", DType::kF32, {4}, Layout::parse("1:R")},
+                         {"model.norm.weight", DType::kF32, {4}, Layout::parse("1:R")}}};
+  const Manifest receiver{{{"embed.weight", DType::kF32, {4}, Layout::parse("1:R")},
+                           {"model.norm.wieght", DType::kF32, {4}, Layout::parse("1:R")},
+                           {"rope", DType::kF32, {4}, Layout::parse("1:R")}}};
+  const std::string error = mismatch_of([&] { match(sender, "trainer", receiver, "inference"); });
+  EXPECT_THAT(error, HasSubstr("tensor embed.weight: trainer does not offer it; did you mean model.embed.weight?"));
+  EXPECT_THAT(error, HasSubstr("tensor model.norm.wieght: trainer does not offer it; did you mean model.norm.weight?"));
+  EXPECT_THAT(error, testing::EndsWith("tensor rope: trainer does not offer it"));
+}
+
 TEST(Merge, EqualRanksGiveRankZerosList) {
   const Manifest manifest{{entry("a", {4, 6}, "2:S0"), entry("b", {8}, "2:R")}};
   const auto none = diffs(manifest, {manifest});
