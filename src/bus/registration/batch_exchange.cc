@@ -180,6 +180,18 @@ BatchExchange::Published BatchExchange::read_manifest(const std::string& key, co
   return read;
 }
 
+void BatchExchange::fail_direction(const std::string& rank, bool is_own, bool sends) const {
+  const std::string_view verb = sends ? "sends" : "receives";
+  if (is_own)
+    fail(ErrorCode::kMismatch,
+         "pair {}, batch {}: {} {} it and {} does not: all ranks of a job send, or all receive"_message, pair_, batch_,
+         rank, verb, rank_name(identity().job, identity().rank));
+  fail(
+      ErrorCode::kMismatch,
+      "pair {}, batch {}: both jobs {} it, {} and {}: one job sends (send), the other receives (recv); for both ways use two batches"_message,
+      pair_, batch_, sends ? "send" : "receive", rank_name(identity().job, identity().rank), rank);
+}
+
 BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends, const StoreView& items,
                                               const Published& known) const {
   const std::string& job = awaited.job;
@@ -190,10 +202,7 @@ BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends
     const std::string key = batch_key(records_, job, static_cast<Rank>(rank));
     BatchRecord record = read_record<BatchRecord>(key, items.at(key).value);
     if (record.sends != sends)
-      fail(ErrorCode::kMismatch,
-           "pair {}, batch {}: {} {} it, which job {} does: one side offers, the other accepts"_message, pair_, batch_,
-           rank_name(job, static_cast<Rank>(rank)), record.sends ? "offers" : "accepts",
-           job == identity().job ? peer_job_ : identity().job);
+      fail_direction(rank_name(job, static_cast<Rank>(rank)), job == identity().job, record.sends);
     side.digest = side.digest && record.digest;
     side.delta = side.delta && record.delta;
     side.versions.push_back(record.version);

@@ -179,6 +179,8 @@ class BatchExchange {
   // `known` may be what its rank 0 has published.
   Side judge_side(const Awaited& side, bool sends, const StoreView& items, const Published& known = {}) const;
   static Published read_manifest(const std::string& key, const std::string& value, const Published& known);
+  // Of a rank that sends where it should receive, or the other way round.
+  [[noreturn]] void fail_direction(const std::string& rank, bool is_own, bool sends) const;
   // --- failures ---
   void throw_if_failed(const Awaited& side, const StoreView& items);
   // The present attempt ends with the failure of `whose` ("trainer/0"): what to throw.
