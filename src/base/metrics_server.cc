@@ -73,6 +73,10 @@ MetricsServer::~MetricsServer() {
   loop_.stop();
 }
 
+bool MetricsServer::on_all_interfaces() const {
+  return listens_everywhere(listener_.socket().get());
+}
+
 void MetricsServer::take(UniqueFd fd) {
   const uint64_t id = next_caller_++;
   const int raw = fd.get();

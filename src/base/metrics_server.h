@@ -36,6 +36,7 @@ class MetricsServer {
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
+  bool on_all_interfaces() const;           // of this host: 0.0.0.0 or [::]
   std::string url() const { return url_; }  // "http://127.0.0.1:9400/metrics"
 
  private:

@@ -54,6 +54,10 @@ void Observation::serve(const std::string& address) {
   metrics_ = std::make_unique<MetricsServer>(parse_metrics_address(address));
   const std::string url = metrics_->url();
   log_event(LogLevel::info, "metrics.served", {{"url", url}});
+  if (metrics_->on_all_interfaces())
+    log().warn(
+        "{}: metrics are served on all interfaces of this host, to whoever can reach one: give an address of this host instead, 127.0.0.1:PORT for processes on it"_message,
+        url);
 }
 
 void Observation::write(std::string file) {

@@ -89,6 +89,13 @@ void take_fds(msghdr& message, std::vector<UniqueFd>* fds) {
   }
 }
 
+sockaddr_storage bound_address(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) fail_errno("getsockname");
+  return storage;
+}
+
 }  // namespace
 
 std::string HostPort::to_string() const {
@@ -179,12 +186,18 @@ UniqueFd listen_unix_in_place(const std::string& fresh, const std::string& path)
 }
 
 uint16_t local_port(int fd) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof(storage);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) fail_errno("getsockname");
+  const sockaddr_storage storage = bound_address(fd);
   if (storage.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
   if (storage.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
   return 0;
+}
+
+bool listens_everywhere(int fd) {
+  const sockaddr_storage storage = bound_address(fd);
+  if (storage.ss_family == AF_INET)
+    return reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr == htonl(INADDR_ANY);
+  return storage.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr);
 }
 
 UniqueFd accept_connection(int listener) {

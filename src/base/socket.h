@@ -57,6 +57,7 @@ UniqueFd listen_unix(const std::string& path);
 // at either path is replaced.
 UniqueFd listen_unix_in_place(const std::string& fresh, const std::string& path);
 uint16_t local_port(int fd);
+bool listens_everywhere(int fd);  // on all interfaces of this host: at 0.0.0.0 or [::]
 
 // One waiting connection; empty if there is none (or it went away meanwhile). Throws kResourceExhausted when the
 // process is out of descriptors: the connection then still waits.

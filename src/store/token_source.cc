@@ -9,9 +9,12 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "base/config.h"
 #include "base/fail.h"
+#include "base/log.h"
+#include "base/mutex.h"
 #include "base/socket.h"
 
 namespace tessera::store {
@@ -19,12 +22,19 @@ namespace {
 
 constexpr std::string_view kFileName = "token";
 
+struct Warned {
+  Mutex mutex;
+  std::set<std::string> paths GUARDED_BY(mutex);
+};
+
 // A line at the head of a file, in a buffer that is wiped.
 class SecretLine {
  public:
   explicit SecretLine(const std::string& path) {
     const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!fd) fail_errno(path);
+    struct stat status{};
+    if (!fd || ::fstat(fd.get(), &status) != 0) fail_errno(path);
+    open_to_all_ = (status.st_mode & (S_IROTH | S_IWOTH)) != 0 && S_ISREG(status.st_mode);
     const ssize_t got = ::read(fd.get(), bytes_.data(), bytes_.size());
     if (got < 0) fail_errno(path);
     const std::string_view all(bytes_.data(), static_cast<size_t>(got));
@@ -34,11 +44,23 @@ class SecretLine {
   SecretLine(const SecretLine&) = delete;
   SecretLine& operator=(const SecretLine&) = delete;
   std::string_view text() const { return text_; }
+  bool open_to_all() const { return open_to_all_; }  // any user of this machine can read or change the file
 
  private:
   std::array<char, 2 * Token::kMaxBytes> bytes_{};
   std::string_view text_;
+  bool open_to_all_ = false;
 };
+
+// Once for each file: every client and server of a process reads it.
+void warn_of_open_file(const std::string& path) {
+  static auto* const warned = new Warned;  // leaked on purpose: threads end after statics do
+  const MutexLock lock(warned->mutex);
+  if (warned->paths.insert(path).second)
+    log().warn(
+        "TESSERA_TOKEN_FILE {}: any user of this machine can read or change it, and so the token: chmod 600 {}"_message,
+        path, path);
+}
 
 std::string url_of(const sockaddr_storage& address) {
   std::array<char, INET6_ADDRSTRLEN> text{};
@@ -72,7 +94,9 @@ std::optional<Token> given_token(const std::string& value, const std::string& fi
   if (file.empty()) return std::nullopt;
   const std::string source = fmt::format("TESSERA_TOKEN_FILE {}", file);
   try {
-    return Token(std::string(SecretLine(file).text()), source);
+    const SecretLine line(file);
+    if (line.open_to_all()) warn_of_open_file(file);
+    return Token(std::string(line.text()), source);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kInvalidArgument) throw;
     fail(error.code(), "TESSERA_TOKEN_FILE cannot be read: {}"_message, error.what());

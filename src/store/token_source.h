@@ -12,8 +12,8 @@
 
 namespace tessera::store {
 
-// TESSERA_TOKEN, or what TESSERA_TOKEN_FILE names. Throws kInvalidArgument if both are set or the token is too short,
-// and names the file if it cannot be read.
+// TESSERA_TOKEN, or what TESSERA_TOKEN_FILE names; a warning in the log, once, if any user can read or change that
+// file. Throws kInvalidArgument if both are set or the token is too short, and names the file if it cannot be read.
 std::optional<Token> given_token();
 // The parts of it: `value` and `file` may be empty.
 std::optional<Token> given_token(const std::string& value, const std::string& file);

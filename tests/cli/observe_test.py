@@ -49,6 +49,13 @@ class Observed(CommandTest):
         store.stdout.readline()
         return store
 
+    def test_metrics_on_all_interfaces_are_warned_of(self):
+        for address, warnings in (("0.0.0.0:0", 1), ("127.0.0.1:0", 0)):
+            store = self.store("--metrics", address)
+            store.send_signal(signal.SIGTERM)
+            code, _, errors = self.finish(store)
+            self.assertEqual((code, errors.count("metrics are served on all interfaces")), (0, warnings), errors)
+
     def test_metrics_are_served_on_loopback_until_the_end(self):
         store = self.start("store", "--listen", "127.0.0.1:0", "--metrics", "0")
         url = store.stderr.readline().split()[-1]

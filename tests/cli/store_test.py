@@ -89,6 +89,20 @@ class Tokens(StoreTest):
         self.environment["TESSERA_STORE"] = address.replace("0.0.0.0", "127.0.0.1")
         self.transfer()
 
+    def test_a_token_file_that_any_user_can_read_is_warned_of_once(self):
+        secret = self.path / "secret"
+        secret.write_text("a secret that both sides know\n")
+        self.environment["TESSERA_TOKEN_FILE"] = str(secret)
+        for mode, warnings in ((0o644, 1), (0o640, 0), (0o600, 0)):
+            secret.chmod(mode)
+            store, _ = self.store(listen="0.0.0.0:0")
+            self.environment["TESSERA_STORE"] = self.environment["TESSERA_STORE"].replace("0.0.0.0", "127.0.0.1")
+            self.transfer()
+            store.send_signal(signal.SIGTERM)
+            code, output, errors = self.finish(store)
+            self.assertEqual((code, errors.count(f"chmod 600 {secret}")), (0, warnings), errors)
+            self.assertNotIn("a secret that", output + errors)
+
     def test_a_killed_stores_token_is_not_taken_for_the_next_ones(self):
         first, address = self.store()
         first.kill()
