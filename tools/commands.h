@@ -25,5 +25,6 @@ void add_top_command(CLI::App& app, Run& run);
 void add_plan_command(CLI::App& app, Run& run);
 void add_bench_command(CLI::App& app, Run& run);
 void add_doctor_command(CLI::App& app, Run& run);
+void add_completion_command(CLI::App& app, Run& run);  // of all that `app` has once it is parsed
 
 }  // namespace tessera::tools

@@ -10,6 +10,7 @@
 
 #include "base/escape.h"
 #include "base/fail.h"
+#include "base/nearest.h"
 #include "tessera/version.h"
 #include "tools/commands.h"
 #include "tools/exit_status.h"
@@ -43,6 +44,7 @@ void declare(CLI::App& app, Run& run, ObserveOptions& observe) {
   add_plan_command(app, run);
   add_bench_command(app, run);
   add_doctor_command(app, run);
+  add_completion_command(app, run);
   for (const char* lasting : {"store", "agent", "send", "recv"}) observe.declare(*app.get_subcommand(lasting));
 }
 
@@ -69,8 +71,26 @@ void check_command(const CLI::App& app, const std::vector<std::string>& args) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   if (word == args.end() || std::ranges::find(names, *word) != names.end()) return;
-  throw CLI::ParseError(fmt::format("unknown command '{}': there are {}"_message, *word, fmt::join(names, ", ")),
+  const std::vector<std::string_view> known(names.begin(), names.end());
+  throw CLI::ParseError(fmt::format("unknown command '{}': there are {}{}"_message, *word, fmt::join(names, ", "),
+                                    did_you_mean(*word, known)),
                         CLI::ExitCodes::ExtrasError);
+}
+
+// What to say of a command line that cannot be parsed. An option that the command does not have comes first: what else
+// is missing may be missing because of it.
+std::string complaint_of(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> given = app.get_subcommands();
+  std::vector<std::string> options;
+  for (const CLI::Option* option : (given.empty() ? app : *given.front()).get_options())
+    for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+  const std::vector<std::string_view> known(options.begin(), options.end());
+  for (const std::string& extra : app.remaining(true)) {
+    if (!extra.starts_with("--")) continue;
+    const std::string meant = extra + did_you_mean(extra.substr(0, extra.find('=')), known);
+    return fmt::format("The following argument was not expected: {}"_message, meant);
+  }
+  return error.what();
 }
 
 ExitStatus tessera_main(const std::vector<std::string>& args) {
@@ -88,7 +108,10 @@ ExitStatus tessera_main(const std::vector<std::string>& args) {
       app.exit(error);
       return ExitStatus::kOk;
     }
-    return complain(fmt::format("{}; see tessera --help"_message, error.what()), ExitStatus::kBadInput);
+    const std::vector<CLI::App*> given = app.get_subcommands();
+    const std::string command = given.empty() ? "" : given.front()->get_name() + " ";
+    return complain(fmt::format("{}; see tessera {}--help"_message, complaint_of(app, error), command),
+                    ExitStatus::kBadInput);
   }
   Interrupt interrupt;
   return execute(run, observe, interrupt);

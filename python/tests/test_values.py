@@ -186,3 +186,8 @@ class Grid:
 def test_a_stranger_is_refused_by_name(make: Any, why: str) -> None:
     with pytest.raises(tessera.InvalidArgumentError, match=why):
         make()
+
+
+@pytest.mark.parametrize("written", ["f32", "F32", "float32", "fp32", "torch.float32"])
+def test_a_dtype_may_be_written_as_the_command_takes_it(written: str) -> None:
+    assert tessera.plan((4,), written, "2:R", "2:R").dtype == "f32"

@@ -34,6 +34,30 @@ class Mistakes(CommandTest):
                                   self.model, "--layout", ".*=2:R")
         self.assertEqual(result[0], 2, result[2])
 
+    def test_what_is_mistyped_is_answered_with_what_was_meant(self):
+        self.assert_one_line(self.run_command("sned", "--job", "a"), 2, "unknown command 'sned'", "did you mean send?")
+        result = self.run_command("send", "--job", "a", "--peer", "b", "--lyout=.*=1:R", "--checkpoint", self.model)
+        self.assert_one_line(result, 2, "--lyout", "did you mean --layout?", "see tessera send --help")
+        self.assertNotIn("did you mean", self.run_command("frobnicate")[2])
+        result = self.run_command("top", "--frobnicate")
+        self.assert_one_line(result, 2, "--frobnicate")
+        self.assertNotIn("did you mean", result[2])
+
+    def test_a_layout_that_cannot_be_is_answered_with_one_that_can(self):
+        for layout, texts in (("2:Shard(0)", ["expected S0 (which is how that placement is written here)"]),
+                              ("2:Replicate()", ["expected R ("]),
+                              ("4:R", ["layout 4:R is over 4 ranks up to 3, but the job has 2 ranks, 0 to 1: choose"])):
+            with self.subTest(layout=layout):
+                self.assert_one_line(self.finish(self.sender(0, 2, f".*={layout}")), 2, *texts)
+
+    def test_two_jobs_that_do_the_same_are_told_so(self):
+        def second(verb, *more):
+            return self.start(verb, "--job", "inference", "--peer", "trainer", "--rank", 0, "--world", 1, "--layout",
+                              ".*=1:R", "--timeout", 20, *more)
+
+        for process in (self.sender(), second("send", "--checkpoint", self.model)):
+            self.assert_one_line(self.finish(process), 2, "both jobs send it", "the other receives (recv)")
+
     def test_hostile_headers(self):
         file = self.path / "hostile.safetensors"
         headers = {
