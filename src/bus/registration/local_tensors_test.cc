@@ -161,7 +161,8 @@ TEST(ManifestOf, PlanesGoWithAFormatAMatrixAndNoStrides) {
     return registering(spec);
   };
   EXPECT_EQ(error([](TensorSpec&) {}), "(no error)");
-  EXPECT_THAT(error([](TensorSpec& spec) { spec.wire.reset(); }), HasSubstr("into planes (row and column) of no"));
+  EXPECT_THAT(error([](TensorSpec& spec) { spec.wire.reset(); }),
+              HasSubstr("into planes (row and column) without a format"));
   EXPECT_THAT(error([](TensorSpec& spec) { spec.shape = {64}; }), HasSubstr("shape 64 is not that of a matrix"));
   EXPECT_THAT(error([](TensorSpec& spec) { spec.strides = {64, 1}; }), HasSubstr("it has strides"));
   EXPECT_THAT(error([](TensorSpec& spec) { spec.shape = {32, 63}; }), HasSubstr("packs pairs along its columns"));
