@@ -56,6 +56,7 @@ void check_frame(const Frame& frame) {
     case AgentMessage::kWaitVersion:
     case AgentMessage::kWithdraw:
     case AgentMessage::kDigests:
+    case AgentMessage::kPeers:
     case AgentMessage::kCloseBatch:
     case AgentMessage::kClosePair:
       return check_call<ObjectCall>(frame.payload);
@@ -63,6 +64,10 @@ void check_frame(const Frame& frame) {
       return check_call<Number>(frame.payload);
     case AgentMessage::kDigestList:
       return check_call<DigestList>(frame.payload);
+    case AgentMessage::kWaitPeers:
+      return check_call<WaitPeersCall>(frame.payload);
+    case AgentMessage::kPeerList:
+      return check_call<PeerList>(frame.payload);
   }
   fail(ErrorCode::kInvalidArgument, "no such type"_message);
 }

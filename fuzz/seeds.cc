@@ -269,7 +269,7 @@ void add_records(Seeds& seeds) {
                             Format::kNvfp4};
   const ManifestEntry norm{"model.norm.weight", DType::kF32, {16}, Layout::parse("4:R")};
   seeds.add("records", "rank", "r" + write_record(rank));
-  seeds.add("records", "pair", "p" + write_record(PairRecord{rank, "inference"}));
+  seeds.add("records", "pair", "p" + write_record(PairRecord{rank, {"evaluation", "inference"}}));
   seeds.add("records", "manifest", "m" + write_record(ManifestRecord{of, {{embed, norm}}}));
   ManifestEntry row{"row", DType::kBF16, {16}, Layout::parse("1:R")};
   row.source = {.name = embed.name, .slices = {{7, 8, 1, true}, {0, 16}}};
@@ -349,6 +349,8 @@ void add_agent_messages(Seeds& seeds) {
   add("close", AgentMessage::kClose, {});
   add("interrupt", AgentMessage::kInterrupt, {});
   add_message("pair", PairCall{.session = 5, .options = {.name = "weights", .peer = "inference", .layout = layout}});
+  add_message("pair_of_several",
+              PairCall{.session = 5, .options = {.name = "weights", .peers = {"engine0", "engine1"}}});
   add_message("paired", Paired{.pair = 1, .peer_world = 3, .membership = 7});
   add_message("manifest", ManifestCall{.session = 5, .pair = 1, .batch = "policy", .timeout = Timeout(9)});
   add_message("offered",
@@ -373,6 +375,9 @@ void add_agent_messages(Seeds& seeds) {
   add("commit", AgentMessage::kCommit,
       message_bytes(ObjectCall{.session = 5, .object = 2, .version = 3, .timeout = {}}));
   add_message("number", Number{.value = 3});
+  add_message("wait_peers", WaitPeersCall{.session = 5, .batch = 2, .jobs = 2, .version = 7, .timeout = Timeout(9)});
+  add_message("peers", PeerList{.peers = {{.job = "engine0", .attached = true, .world = 2, .version = 7},
+                                          {.job = "engine1", .error = Status(ErrorCode::kPeerLost, "gone")}}});
   add_message("digests", DigestList{.digests = {{.name = "w", .d0 = 1, .d1 = 2, .elements = 8}}});
 
   const auto add_command = [&](const std::string& name, AgentCommand type, bool result,

@@ -34,7 +34,9 @@ namespace tessera {
 using Timeout = std::chrono::nanoseconds;
 inline constexpr Timeout kRendezvousTimeout = std::chrono::seconds(300);
 inline constexpr Timeout kTransferTimeout = std::chrono::seconds(30);
+inline constexpr Timeout kPeerGrace = std::chrono::seconds(1);
 inline constexpr size_t kMaxGathered = size_t{4} << 20;
+inline constexpr uint32_t kMaxPeers = 64;  // jobs that a pair names
 
 struct BusOptions {
   std::string job = {};  // name of this job, which the peer uses too
@@ -56,9 +58,13 @@ struct BusOptions {
 };
 
 struct PairOptions {
-  std::string name = {};                 // the same in both jobs
-  std::string peer = {};                 // the other job's name
-  Timeout timeout = kRendezvousTimeout;  // until all ranks of both sides are there
+  std::string name = {};  // the same in both jobs
+  std::string peer = {};  // the other job's name
+  // For a sender, instead of `peer`: the jobs that it feeds, each at its own pace, in its own layout and world. None of
+  // them is waited for: pair() returns once all ranks of this job are there, offer() once this rank can send. A job of
+  // the list may come, go, be killed and come back at any time. All ranks of this job name the same jobs.
+  std::vector<std::string> peers = {};
+  Timeout timeout = kRendezvousTimeout;  // until all ranks of both sides are there; with `peers`, of this job
   Layout layout = {};                    // of tensors without one; default: replicated over all ranks of the job
 };
 
@@ -81,6 +87,10 @@ struct BatchOptions {
   // Of a staged sender: number of copies of the registered tensors, 2 to 8. One is the newest, and each receiving job
   // may hold another one while it reads. With one copy more than there are jobs no send waits.
   int snapshots = 2;
+  // Of an in-place sender with PairOptions::peers: how long a send waits, once one of the jobs has the version, for the
+  // others to begin to take it. Who has not begun by then does not get it, and is not waited for again until it takes a
+  // version. (It gets the newest as soon as it asks during a send.)
+  Timeout grace = kPeerGrace;
   // Refuses a peer that comes back with another world, another mesh or other layouts (kMismatch).
   bool pinned = false;
   // Sends a region as its changes since the last version, where these are smaller. It takes effect only if all ranks
@@ -164,6 +174,7 @@ struct BatchStats {
   int64_t rank_bytes = 0;         // this rank's share
   int64_t transfers = 0;          // completed
   int64_t sessions = 0;           // how often the batch was matched with another job and planned; 1 at first
+  int64_t snapshot_bytes = 0;     // of a staged batch: memory of its copies, whatever the number of jobs
   double register_seconds = 0;
   // Quantised data of one transfer; 0 if there is none. This rank's share, to the byte: quantised here (sender; each
   // piece once, whatever the number of receivers) or pulled (receiver).
@@ -190,6 +201,18 @@ struct BatchStats {
   // whole batch, whose other tensors travel as they are.
   double quantized_ratio() const;
   double batch_ratio() const;
+};
+
+// Another job of a batch, as this rank knows it.
+struct BatchPeer {
+  std::string job = {};
+  bool attached = false;  // all its ranks are there and have registered the batch
+  int world = 0;          // its ranks; 0 before it was attached first
+  // The newest version that all of its ranks have taken, as far as they read from this one; of a receiver's peer, the
+  // newest that it has offered.
+  int64_t version = 0;
+  // Why it is not attached, though it was or tried to be, or why it has not taken the version that was sent last.
+  Status error = {};
 };
 
 // Layout-independent digest of one tensor's logical contents: docs/formats/digest.md.
@@ -249,6 +272,12 @@ class Batch {
   // failed; at most kMaxVersion). In place, it ends when every attached receiving rank has taken what it reads from
   // this rank; until then the memory must not change. Staged, it ends when the memory is copied. Collective over the
   // side.
+  // With PairOptions::peers, in place, it succeeds once one job has the version and no other job reads it or is waited
+  // for: one that is attached, is not lost, and begins within BatchOptions::grace. peers() tells who has it, and why
+  // another job has not. If no job has taken it, it fails with the first job's error, or with kDeadlineExceeded if none
+  // was attached. Staged, there is one copy for all jobs; the send ends when it is made, even if no job is there, and
+  // a job that comes takes the newest. (Quantised tensors and Partial terms are prepared for each job that is attached;
+  // a job that comes later gets the next version.)
   Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
   // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
   // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a
@@ -274,6 +303,11 @@ class Batch {
   int64_t newest() const;
   // Receiver: blocks until a version of at least `version` is on offer; returns it.
   int64_t wait_version(int64_t version, Timeout timeout = kTransferTimeout);
+  // The other jobs: first those that the pair names, then those that have come besides.
+  std::vector<BatchPeer> peers() const;
+  // Sender: blocks until `jobs` other jobs are attached or, with a version, until that many have taken it or a newer
+  // one. kDeadlineExceeded names those that are missing.
+  void wait_peers(int jobs, int64_t version = 0, Timeout timeout = kRendezvousTimeout);
   // Receiver: whether a transfer has begun but not succeeded, so that tensors may mix two versions.
   bool torn() const;
   // Staged receiver: whether the store could not be reached when a version was decided. The version held stays, no
@@ -301,7 +335,7 @@ class Pair {
   Pair& operator=(Pair&&) noexcept;
   ~Pair();
 
-  int peer_world() const;  // ranks of the other job
+  int peer_world() const;  // ranks of the other job when pair() returned; 0 with PairOptions::peers
   // A number for the processes that hold the ranks of this job, as this rank has joined them. It is equal on all ranks
   // that know the same processes; a rank that is started again gets another one.
   uint64_t membership() const;
@@ -338,8 +372,12 @@ struct BatchPart {
 // A process on the bus: its name, its store and the threads that move its data (an embedded agent).
 class Bus {
  public:
-  // Connects to the store and claims (job, rank). Throws kAlreadyExists, with both pids, if a living process has it,
-  // and kUnavailable if no store answers within BusOptions::timeout.
+  // Connects to the store and claims (job, rank). Throws kAlreadyExists, with both pids, if another living process has
+  // it, and kUnavailable if no store answers within BusOptions::timeout.
+  // A process may make several for one (store, namespace, job, rank): they share the agent, the connection to the store
+  // and the claim, and the last one to go, with what was made of it, gives them back. Their pairs and batches have
+  // names in common: a batch of one pair is registered once. Throws kInvalidArgument if `world`, `agent` or `threads`,
+  // with a daemon also `digest` or `stall`, is another than that of those there are.
   explicit Bus(BusOptions options);
   Bus(Bus&&) noexcept;
   Bus& operator=(Bus&&) noexcept;

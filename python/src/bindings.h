@@ -11,6 +11,7 @@
 
 #include "tessera/bus.h"
 #include "tessera/dtype.h"
+#include "tessera/error.h"
 #include "tessera/layout.h"
 
 namespace tessera::python {
@@ -26,7 +27,11 @@ void bind_quantize(nb::module_& module);
 void bind_amax(nb::module_& module);
 void bind_tensor_watch(nb::module_& module);
 void bind_bus(nb::module_& module);
+void bind_bus_values(nb::module_& module);  // before the bus
 void bind_environment(nb::module_& module);
+
+// What the Python class of its code is, not raised. REQUIRES: !status.ok()
+nb::object error_object(const Status& status);
 
 // A Mesh, placement or dtype of this module, or another library's (torch's, NumPy's), which tessera._tensors.foreign
 // translates. They throw what that raises.

@@ -22,7 +22,6 @@
 #include "base/thread.h"
 #include "bindings.h"
 #include "peer/identity.h"
-#include "planes.h"
 #include "waiting.h"
 
 namespace tessera::python {
@@ -184,10 +183,11 @@ class PyBatch {
 class PyPair {
  public:
   PyPair(SharedBus bus, const std::string& name, const std::string& peer, std::optional<double> timeout,
-         const std::optional<Layout>& layout)
+         const std::optional<Layout>& layout, std::vector<std::string> peers)
       : bus_(std::move(bus)) {
     const PairOptions options{.name = name,
                               .peer = peer,
+                              .peers = std::move(peers),
                               .timeout = timeout_from("timeout", timeout, kRendezvousTimeout),
                               .layout = layout.value_or(Layout())};
     bus_->wait([&] { pair_ = std::make_shared<Pair>(bus_->get().pair(options)); });
@@ -232,144 +232,6 @@ template <typename Call>
 auto released(Call&& call) {
   const nb::gil_scoped_release without;
   return std::forward<Call>(call)();
-}
-
-// Name, then row and column.
-using FusedTuple = std::tuple<std::string, std::optional<std::tuple<Index, Index>>>;
-
-FusedPart fused_from(FusedTuple fused) {
-  auto& [name, place] = fused;
-  FusedPart part{.name = std::move(name)};
-  if (place) part.place = {std::get<0>(*place), std::get<1>(*place)};
-  return part;
-}
-
-std::optional<FusedTuple> tuple_of(const FusedPart& part) {
-  if (part.name.empty()) return std::nullopt;
-  if (!part.place) return FusedTuple(part.name, std::nullopt);
-  return FusedTuple(part.name, std::tuple(part.place->row, part.place->column));
-}
-
-TensorSpec make_spec(std::string name, uintptr_t address, nb::handle dtype, Shape shape, std::optional<Layout> layout,
-                     std::optional<std::vector<Index>> strides) {
-  return {.name = std::move(name),
-          .data = reinterpret_cast<void*>(address),
-          .dtype = dtype_from(dtype),
-          .shape = std::move(shape),
-          .layout = std::move(layout).value_or(Layout()),
-          .strides = std::move(strides).value_or(std::vector<Index>())};
-}
-
-std::optional<std::string> name_of(std::optional<Format> wire) {
-  return wire ? std::optional(std::string(to_string(*wire))) : std::nullopt;
-}
-
-std::string describe(const TensorSpec& spec) {
-  return fmt::format("TensorSpec({:?}, {} {} {})", spec.name, to_string(spec.dtype), to_string_shape(spec.shape),
-                     spec.layout == Layout() ? "replicated" : spec.layout.to_string());
-}
-
-void bind_tensor_spec(nb::module_& module) {
-  nb::class_<TensorSpec>(module, "TensorSpec", "One tensor of a batch, as one rank holds it.")
-      .def(
-          "__init__",
-          [](TensorSpec* self, std::string name, uintptr_t address, nb::handle dtype, Shape shape,
-             std::optional<Layout> layout, std::optional<std::vector<Index>> strides, std::string source,
-             const std::vector<SliceTuple>& slices, const std::optional<std::string>& wire,
-             const std::vector<std::string>& planes, std::optional<FusedTuple> fused) {
-            const std::optional<Format> format = wire ? std::optional(parse_format(*wire)) : std::nullopt;
-            new (self) TensorSpec(
-                make_spec(std::move(name), address, dtype, std::move(shape), std::move(layout), std::move(strides)));
-            self->source = {.name = std::move(source), .slices = slices_from(slices)};
-            self->wire = format;
-            self->planes = plane_set(planes);
-            if (fused) self->fused = fused_from(std::move(*fused));
-          },
-          nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("layout") = nb::none(),
-          nb::arg("strides") = nb::none(), nb::arg("source") = "", nb::arg("slices") = std::vector<SliceTuple>(),
-          nb::arg("wire") = nb::none(), nb::arg("planes") = std::vector<std::string>(), nb::arg("fused") = nb::none(),
-          "`shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address "
-          "0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, "
-          "end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way. "
-          "`planes` of it "
-          "are taken as they are, into one block of memory at `address`. `fused` is the name of the tensor that it is "
-          "a "
-          "part of, and where it begins there: (row, column), or None.")
-      .def_ro("name", &TensorSpec::name)
-      .def_prop_ro("address", [](const TensorSpec& self) { return reinterpret_cast<uintptr_t>(self.data); })
-      .def_prop_ro("dtype", [](const TensorSpec& self) { return std::string(to_string(self.dtype)); })
-      .def_prop_ro("shape", [](const TensorSpec& self) { return int_tuple(self.shape); })
-      .def_prop_ro("layout",
-                   [](const TensorSpec& self) -> std::optional<Layout> {
-                     return self.layout == Layout() ? std::nullopt : std::optional(self.layout);
-                   })
-      .def_prop_ro("strides", [](const TensorSpec& self) { return int_tuple(self.strides); })
-      .def_prop_ro("source", [](const TensorSpec& self) { return self.source.name; })
-      .def_prop_ro("slices", [](const TensorSpec& self) { return tuples_of(self.source.slices); })
-      .def_prop_ro("wire", [](const TensorSpec& self) { return name_of(self.wire); })
-      .def_prop_ro("planes", [](const TensorSpec& self) { return names_of(self.planes); })
-      .def_prop_ro("fused", [](const TensorSpec& self) { return tuple_of(self.fused); })
-      .def("__repr__", describe);
-  module.def(
-      "wire_format", [](const std::string& name) { return std::string(to_string(parse_format(name))); },
-      nb::arg("name"), "The format of that name, in any case; the error lists those there are.");
-}
-
-void bind_values(nb::module_& module) {
-  nb::class_<ManifestEntry>(module, "ManifestEntry", "One tensor that the sending side offers.")
-      .def_ro("name", &ManifestEntry::name)
-      .def_prop_ro("dtype", [](const ManifestEntry& self) { return std::string(to_string(self.dtype)); })
-      .def_prop_ro("shape", [](const ManifestEntry& self) { return int_tuple(self.shape); })
-      .def_ro("layout", &ManifestEntry::layout)
-      .def_prop_ro(
-          "wire", [](const ManifestEntry& self) { return name_of(self.wire); }, "The format that it asks for.")
-      .def("__repr__", [](const ManifestEntry& self) {
-        return fmt::format("ManifestEntry({:?}, {} {} {})", self.name, to_string(self.dtype),
-                           to_string_shape(self.shape), self.layout.to_string());
-      });
-  nb::class_<Progress>(module, "Progress", "What a transfer has done so far, or did.")
-      .def(nb::init<>(), "Of one that has not begun.")
-      .def_ro("bytes_done", &Progress::bytes_done)
-      .def_ro("bytes_total", &Progress::bytes_total)
-      .def_ro("seconds", &Progress::seconds, "Since the data began to flow.")
-      .def_prop_ro("gigabytes_per_second", &Progress::gigabytes_per_second)
-      .def("__repr__", [](const Progress& self) {
-        return fmt::format("Progress({} of {} bytes, {:.3f} s, {:.2f} GB/s)", self.bytes_done, self.bytes_total,
-                           self.seconds, self.gigabytes_per_second());
-      });
-  nb::class_<BatchStats>(module, "BatchStats", "What a batch is, and what its transfers have cost.")
-      .def_ro("tensors", &BatchStats::tensors)
-      .def_ro("skipped", &BatchStats::skipped, "Names that only the sender has.")
-      .def_ro("routes", &BatchStats::routes)
-      .def_ro("bytes_moved", &BatchStats::bytes_moved, "Whole batch, all ranks, one transfer.")
-      .def_ro("bytes_lower_bound", &BatchStats::bytes_lower_bound)
-      .def_ro("rank_bytes", &BatchStats::rank_bytes, "This rank's share.")
-      .def_ro("transfers", &BatchStats::transfers, "Completed.")
-      .def_ro("sessions", &BatchStats::sessions, "Times that the batch was matched with another job.")
-      .def_ro("register_seconds", &BatchStats::register_seconds)
-      .def_ro("store_requests", &BatchStats::store_requests, "Since registration, as the next two.")
-      .def_ro("plans", &BatchStats::plans)
-      .def_ro("allocations", &BatchStats::allocations)
-      .def_ro("delta_routes", &BatchStats::delta_routes,
-              "Regions that travelled as deltas from or to this rank, in all transfers.")
-      .def_ro("delta_bytes", &BatchStats::delta_bytes, "Of those deltas.")
-      .def_ro("delta_full_bytes", &BatchStats::delta_full_bytes, "What those regions take in full.")
-      .def_ro("quantized_elements", &BatchStats::quantized_elements,
-              "That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.")
-      .def_ro("quantized_bytes", &BatchStats::quantized_bytes, "They with their scales and amaxes, as they travel.")
-      .def_ro("quantized_source_bytes", &BatchStats::quantized_source_bytes, "They in the sender's dtypes.")
-      .def_ro("quantized_elements_moved", &BatchStats::quantized_elements_moved,
-              "Whole batch, all ranks, one transfer.")
-      .def_ro("quantized_bytes_moved", &BatchStats::quantized_bytes_moved, "What of bytes_moved that is, as planned.")
-      .def_ro("amax_exchanges", &BatchStats::amax_exchanges, "That all ranks of a sending job have agreed in.")
-      .def_prop_ro("quantized_ratio", &BatchStats::quantized_ratio,
-                   "quantized_bytes to the same elements in bf16; 0 if there are none.")
-      .def_prop_ro("batch_ratio", &BatchStats::batch_ratio,
-                   "bytes_moved to what they were if bf16 were sent instead of what is quantised.")
-      .def("__repr__", [](const BatchStats& self) {
-        return fmt::format("BatchStats({} tensors, {} skipped, {} routes, {} bytes moved, {} transfers)", self.tensors,
-                           self.skipped, self.routes, self.bytes_moved, self.transfers);
-      });
 }
 
 void bind_handle(nb::module_& module) {
@@ -421,6 +283,14 @@ void bind_batch(nb::module_& module) {
             return newest;
           },
           nb::arg("version"), nb::arg("timeout") = nb::none())
+      .def("peers", [](PyBatch& self) { return released([&] { return self.get().peers(); }); })
+      .def(
+          "wait_peers",
+          [](PyBatch& self, int jobs, int64_t version, std::optional<double> timeout) {
+            const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
+            self.bus().wait([&] { self.get().wait_peers(jobs, version, limit); });
+          },
+          nb::arg("jobs"), nb::arg("version") = 0, nb::arg("timeout") = nb::none())
       .def("torn", [](PyBatch& self) { return released([&] { return self.get().torn(); }); })
       .def("undecided", [](PyBatch& self) { return released([&] { return self.get().undecided(); }); })
       .def("stats", [](PyBatch& self) { return released([&] { return self.get().stats(); }); })
@@ -440,10 +310,15 @@ void bind_batch(nb::module_& module) {
 std::unique_ptr<PyBatch> register_batch(SharedBus bus, const std::string& id,
                                         const std::vector<std::pair<PyPair*, std::vector<TensorSpec>>>& tensors,
                                         bool sends, std::optional<double> timeout, const std::string& mode,
-                                        int snapshots, bool pinned, bool delta, const std::stop_source* stop) {
+                                        int snapshots, bool pinned, bool delta, const std::stop_source* stop,
+                                        std::optional<double> grace) {
   const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
-  const BatchOptions options{
-      .mode = mode_from(mode), .snapshots = snapshots, .pinned = pinned, .delta = delta, .stop = token_of(stop)};
+  const BatchOptions options{.mode = mode_from(mode),
+                             .snapshots = snapshots,
+                             .grace = timeout_from("grace", grace, kPeerGrace),
+                             .pinned = pinned,
+                             .delta = delta,
+                             .stop = token_of(stop)};
   std::vector<BatchPart> parts;
   for (const auto& [pair, specs] : tensors) parts.push_back({.pair = &pair->get(), .tensors = specs});
   std::optional<Batch> batch;
@@ -456,8 +331,6 @@ std::unique_ptr<PyBatch> register_batch(SharedBus bus, const std::string& id,
 }  // namespace
 
 void bind_bus(nb::module_& module) {
-  bind_tensor_spec(module);
-  bind_values(module);
   bind_handle(module);
   bind_batch(module);
   nb::class_<std::stop_source>(module, "StopSource", "Ends the calls that are given it, those that begin later, too.")
@@ -474,15 +347,17 @@ void bind_bus(nb::module_& module) {
       .def("register_batch", register_batch, nb::arg("batch"), nb::arg("tensors"), nb::arg("sends"),
            nb::arg("timeout") = nb::none(), nb::arg("mode") = "inplace", nb::arg("snapshots") = 2,
            nb::arg("pinned") = false, nb::arg("delta") = false, nb::arg("stop") = nb::none(),
-           "Of [(pair, tensors)]. Blocks until the other job has registered it.")
+           nb::arg("grace") = nb::none(), "Of [(pair, tensors)]. Blocks until the other job has registered it.")
       .def_prop_ro("world", &PyBus::world, "Ranks of this job.")
       .def("close", &PyBus::close, "Leaves once its pairs and batches have gone. Idempotent.")
       .def("interrupt", &PyBus::interrupt, "Ends what waits for other ranks now, on any thread; later calls work.")
       .def("alive", [](PyBus& self) { return released([&] { return self.get().alive(); }); });
   nb::class_<PyPair>(module, "Pair")
-      .def(nb::init<SharedBus, const std::string&, const std::string&, std::optional<double>, std::optional<Layout>>(),
+      .def(nb::init<SharedBus, const std::string&, const std::string&, std::optional<double>, std::optional<Layout>,
+                    std::vector<std::string>>(),
            nb::arg("bus"), nb::arg("name"), nb::arg("peer"), nb::arg("timeout") = nb::none(),
-           nb::arg("layout") = nb::none())
+           nb::arg("layout") = nb::none(), nb::arg("peers") = std::vector<std::string>(),
+           "With one job, or with `peers` instead, which it does not wait for.")
       .def("close", &PyPair::close, "Leaves once its batches have gone. Idempotent.")
       .def("peer_world", [](PyPair& self) { return self.get().peer_world(); })
       .def(

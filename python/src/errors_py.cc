@@ -25,6 +25,10 @@ void translate(const std::exception_ptr& failure, void*) {
 
 }  // namespace
 
+nb::object error_object(const Status& status) {
+  return nb::borrow(g_classes.at(static_cast<size_t>(status.code())))(status.message());
+}
+
 void bind_errors(nb::module_&) {
   const nb::object base = nb::module_::import_("tessera._errors").attr("Error");
   g_classes.fill(base.ptr());

@@ -17,6 +17,7 @@ NB_MODULE(_core, module) {
   tessera::python::bind_quantize(module);
   tessera::python::bind_amax(module);
   tessera::python::bind_tensor_watch(module);
+  tessera::python::bind_bus_values(module);
   tessera::python::bind_bus(module);
   tessera::python::bind_environment(module);
 }

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, overload
 
+import tessera._errors
+
 
 def report_leaks(on: bool) -> None:
     """Whether values that are alive as the interpreter ends are reported."""
@@ -532,6 +534,10 @@ class BatchStats:
         """Times that the batch was matched with another job."""
 
     @property
+    def snapshot_bytes(self) -> int:
+        """Of a staged batch: memory of its copies, however many jobs take them."""
+
+    @property
     def register_seconds(self) -> float: ...
 
     @property
@@ -596,6 +602,34 @@ class BatchStats:
 
     def __repr__(self) -> str: ...
 
+class BatchPeer:
+    """Another job of a batch, as this rank knows it."""
+
+    @property
+    def job(self) -> str: ...
+
+    @property
+    def attached(self) -> bool:
+        """Whether all its ranks are there and have registered the batch."""
+
+    @property
+    def world(self) -> int:
+        """Its ranks; 0 before it was attached first."""
+
+    @property
+    def version(self) -> int:
+        """
+        The newest version that all its ranks have taken, as far as they read from this one; of a receiver's peer, the newest that it has offered.
+        """
+
+    @property
+    def error(self) -> tessera._errors.Error | None:
+        """
+        Why it is not attached, though it was or tried to be, or why it has not taken the version that was sent last. None: nothing is wrong with it.
+        """
+
+    def __repr__(self) -> str: ...
+
 class Handle:
     def wait(self, timeout: float | None = None) -> int: ...
 
@@ -637,6 +671,10 @@ class Batch:
 
     def wait_version(self, version: int, timeout: float | None = None) -> int: ...
 
+    def peers(self) -> list[BatchPeer]: ...
+
+    def wait_peers(self, jobs: int, version: int = 0, timeout: float | None = None) -> None: ...
+
     def torn(self) -> bool: ...
 
     def undecided(self) -> bool: ...
@@ -662,7 +700,7 @@ def check_name(what: str, name: str) -> None:
 class Bus:
     def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool = True, timeout: float | None = None, stall: float | None = None) -> None: ...
 
-    def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False, delta: bool = False, stop: StopSource | None = None) -> Batch:
+    def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False, delta: bool = False, stop: StopSource | None = None, grace: float | None = None) -> Batch:
         """Of [(pair, tensors)]. Blocks until the other job has registered it."""
 
     @property
@@ -678,7 +716,8 @@ class Bus:
     def alive(self) -> bool: ...
 
 class Pair:
-    def __init__(self, bus: Bus, name: str, peer: str, timeout: float | None = None, layout: Layout | None = None) -> None: ...
+    def __init__(self, bus: Bus, name: str, peer: str, timeout: float | None = None, layout: Layout | None = None, peers: Sequence[str] = []) -> None:
+        """With one job, or with `peers` instead, which it does not wait for."""
 
     def close(self) -> None:
         """Leaves once its batches have gone. Idempotent."""

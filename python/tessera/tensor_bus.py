@@ -22,7 +22,7 @@ from . import _core
 from ._arguments import elements, optional_text, seconds, text, whole
 from ._bus.attachment import Direction, Mode, Share
 from ._bus.batch import Batch
-from ._bus.bus import require_direction, require_mode
+from ._bus.bus import join, peer_names, require_direction, require_mode, snapshots_for
 from ._bus.handle import Handle
 from ._bus.registration import Registration
 from ._bus.wire import wire_by_position
@@ -65,7 +65,7 @@ class TensorBusClient(Closing):
         self,
         pair_name: str,
         local_name: str,
-        remote_name: str,
+        remote_name: str | Sequence[str],
         expected_world_size: int,
         device_mesh: Any = None,
         placements: Sequence[Any] | None = None,
@@ -76,7 +76,7 @@ class TensorBusClient(Closing):
         Args:
             pair_name: The name under which the two jobs meet.
             local_name: This job's name.
-            remote_name: The other job's.
+            remote_name: The other job's; or a list of the jobs that this one sends to (see tessera.connect()).
             expected_world_size: Number of ranks of this job. (The other job brings its own.)
             device_mesh: For plain tensors: torch's DeviceMesh or a tessera.Mesh over this job's ranks.
             placements: One for each axis of the mesh. Without both, each rank holds all of a plain tensor.
@@ -97,6 +97,7 @@ class TensorBusClient(Closing):
         with self._lock:
             if pair_name in self._pairs:
                 raise AlreadyExistsError(f"pair {pair_name}: it has been initialised already")
+            peers = peer_names(remote_name)
             known = self._buses.get((local_name, expected_world_size))
             bus = known
             if bus is None:
@@ -110,13 +111,13 @@ class TensorBusClient(Closing):
                     timeout=timeout,
                 )
             try:
-                pair = _core.Pair(bus, pair_name, remote_name, timeout, layout)
+                pair = join(bus, pair_name, peers, timeout, layout)
             except BaseException:
                 if known is None:
                     bus.close()  # the traceback may keep it: the rank is free again
                 raise
             self._buses[local_name, expected_world_size] = bus
-            self._pairs[pair_name] = _JoinedPair(bus, pair, layout)
+            self._pairs[pair_name] = _JoinedPair(bus, pair, layout, 1 if isinstance(peers, str) else len(peers))
 
     def register_tensors(
         self,
@@ -175,13 +176,15 @@ class TensorBusClient(Closing):
                 sources = [single(name, tensor, hold) for name, tensor in named]
                 registration = Registration(sources, (), self._rank, joined.layout, wire=wires)
                 shares.append(Share(pair_name, joined.pair, registration))
+            first = self._pairs[next(iter(by_pair))]
             batch = Batch(
-                self._pairs[next(iter(by_pair))].bus,
+                first.bus,
                 batch_id,
                 shares,
                 mode=mode,
                 timeout=timeout,
-                snapshots=2,
+                snapshots=snapshots_for(first.peers),
+                named=first.peers,
                 pinned=False,
                 forget=self._forget,
             )
@@ -298,7 +301,8 @@ def _pair_of(given: Any) -> tuple[Any, str]:
 
 
 class _JoinedPair:
-    def __init__(self, bus: _core.Bus, pair: _core.Pair, layout: _core.Layout | None) -> None:
+    def __init__(self, bus: _core.Bus, pair: _core.Pair, layout: _core.Layout | None, peers: int) -> None:
         self.bus = bus
         self.pair = pair
         self.layout = layout
+        self.peers = peers

@@ -35,9 +35,21 @@ BusOptions complete(BusOptions options) {
 
 void check(const BusOptions& bus, const PairOptions& pair) {
   check_name("pair", pair.name);
-  check_name("peer job", pair.peer);
-  if (pair.peer == bus.job)
-    fail(ErrorCode::kInvalidArgument, "pair {}: job {} cannot be paired with itself"_message, pair.name, pair.peer);
+  if (!pair.peers.empty() && !pair.peer.empty())
+    fail(ErrorCode::kInvalidArgument, "pair {}: it names peer {} and a list of peers: give one of the two"_message,
+         pair.name, pair.peer);
+  if (pair.peers.size() > kMaxPeers)
+    fail(ErrorCode::kInvalidArgument, "pair {}: {} peers: at most {} are possible"_message, pair.name,
+         pair.peers.size(), kMaxPeers);
+  std::vector<std::string> peers = pair.peers.empty() ? std::vector{pair.peer} : pair.peers;
+  for (const std::string& peer : peers) {
+    check_name("peer job", peer);
+    if (peer == bus.job)
+      fail(ErrorCode::kInvalidArgument, "pair {}: job {} cannot be paired with itself"_message, pair.name, peer);
+  }
+  std::ranges::sort(peers);
+  if (const auto twice = std::ranges::adjacent_find(peers); twice != peers.end())
+    fail(ErrorCode::kInvalidArgument, "pair {}: peer {} is named twice"_message, pair.name, *twice);
 }
 
 namespace {
@@ -217,6 +229,12 @@ int64_t Batch::newest() const {
 }
 int64_t Batch::wait_version(int64_t version, Timeout timeout) {
   return impl_->wait_version(version, timeout);
+}
+std::vector<BatchPeer> Batch::peers() const {
+  return impl_->peers();
+}
+void Batch::wait_peers(int jobs, int64_t version, Timeout timeout) {
+  impl_->wait_peers(jobs, version, timeout);
 }
 bool Batch::undecided() const {
   return impl_->undecided();

@@ -1,5 +1,7 @@
 #include "bus/embedded.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <type_traits>
 
@@ -7,49 +9,32 @@
 #include "base/fork_guard.h"
 #include "base/log.h"
 #include "base/mutex.h"
-#include "base/observation.h"
 #include "bus/batch/batch.h"
 #include "bus/receiver/receiver_batch.h"
-#include "bus/registration/rendezvous.h"
+#include "bus/registration/participant.h"
 #include "bus/sender/sender_batch.h"
 #include "exec/local_runs.h"
 #include "peer/agent.h"
 #include "peer/exchange/messages.h"
 #include "peer/interruption.h"
-#include "tessera/store.h"
-#include "tessera/version.h"
 
 namespace tessera::bus {
 namespace {
 
-// A process' place on the bus. Pairs and batches keep it alive.
+// What one Bus is. Pairs and batches keep it alive.
 class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<EmbeddedBus> {
  public:
-  EmbeddedBus(BusOptions options, std::optional<Incarnation> worker) : options_(std::move(options)) {
-    const Deadline deadline = Deadline::after(options_.timeout);
-    store_ = open_store(options_.store, {.connect_timeout = options_.timeout, .stop = options_.stop});
-    agent_ = std::make_unique<Agent>(
-        Identity{options_.name_space, options_.job, options_.rank, options_.world},
-        options_.threads > 0 ? options_.threads : std::max(1, usable_cpus() / std::max(1, options_.world)));
-    rendezvous_ = std::make_unique<Rendezvous>(*store_, agent_->identity(),
-                                               RankRecord{.incarnation = agent_->incarnation(),
-                                                          .world = options_.world,
-                                                          .address = agent_->address(),
-                                                          .release = kVersion,
-                                                          .worker = std::move(worker)},
-                                               agent_->waits(), agent_->loop());
-    exchanges_ = std::make_unique<BatchExchanges>(*rendezvous_);
-    rendezvous_->claim({.deadline = deadline, .stop = options_.stop});
-  }
+  EmbeddedBus(BusOptions options, std::shared_ptr<Participant> participant)
+      : options_(std::move(options)), participant_(std::move(participant)) {}
 
-  void require_own_process() const override { process_.require(agent_->identity().name()); }
+  void require_own_process() const override { process_.require(participant_->agent().identity().name()); }
   bool in_own_process() const override { return process_.here(); }
 
   const BusOptions& options() const override { return options_; }
-  Store& store() { return *store_; }
-  Agent& agent() { return *agent_; }
-  Rendezvous& rendezvous() { return *rendezvous_; }
-  BatchExchanges& exchanges() { return *exchanges_; }
+  Store& store() { return participant_->store(); }
+  Agent& agent() { return participant_->agent(); }
+  Rendezvous& rendezvous() { return participant_->rendezvous(); }
+  BatchExchanges& exchanges() { return participant_->exchanges(); }
 
   Interruption& interruption() { return interruption_; }
 
@@ -59,14 +44,9 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
 
  private:
   const ForkGuard process_;
-  const std::shared_ptr<Observation> observation_ = Observation::start();
   const BusOptions options_;
   Interruption interruption_{options_.stop};
-  // In this order: the rendezvous uses the store, nobody uses the rendezvous when it goes.
-  std::unique_ptr<Store> store_;
-  std::unique_ptr<Agent> agent_;
-  std::unique_ptr<Rendezvous> rendezvous_;
-  std::unique_ptr<BatchExchanges> exchanges_;
+  const std::shared_ptr<Participant> participant_;
 };
 
 // A call that begins now, and ends at its deadline, when the bus is interrupted, or once its caller stops it.
@@ -88,28 +68,27 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   EmbeddedPair(std::shared_ptr<EmbeddedBus> bus, PairView view, Layout layout)
       : bus_(std::move(bus)), view_(std::move(view)), layout_(std::move(layout)) {
     set_owing(unregistered());
+    bus_->rendezvous().keep(view_);
   }
   ~EmbeddedPair() override {
-    if (owing_.ok()) return;
-    try {
-      bus_->rendezvous().leave(view_, owing_, !interrupted_ && !bus_->options().stop.stop_requested());
-    } catch (const Error& error) {
-      log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(),
-                 view_.name, error.what());
-    }
+    tell_why_it_leaves();
+    bus_->rendezvous().drop(view_);
   }
   EmbeddedPair(const EmbeddedPair&) = delete;
   EmbeddedPair& operator=(const EmbeddedPair&) = delete;
 
   const BusClient* bus() const override { return bus_.get(); }
   const std::string& name() const override { return view_.name; }
-  const std::string& peer_job() const override { return view_.peer_job; }
+  std::string peer_job() const override {
+    return view_.jobs.empty() ? view_.peer_job : fmt::format("{}", fmt::join(view_.jobs, "+"));
+  }
   const Layout& layout() const override { return layout_; }
   int peer_world() const override { return static_cast<int>(view_.peer.size()); }
   uint64_t membership() const override { return membership_of(view_.own); }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout, std::stop_token stop) override {
+    require_one_job(id);
     const LimitedCall call(*bus_, timeout, stop);
     return before_registration(
         id, [&] { return bus_->exchanges().of(view_, id).peer_manifest(view_, call.limits()).entries; });
@@ -134,9 +113,13 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
                                             std::shared_ptr<RunFactory> runs) {
     bus_->require_own_process();
     check_name("batch", id);
+    if (!sends) require_one_job(id);
     if (batch_options.snapshots < 2 || batch_options.snapshots > static_cast<int>(kMaxSlots))
       fail(ErrorCode::kInvalidArgument, "batch {}: {} snapshots: 2 to {} are possible"_message, id,
            batch_options.snapshots, kMaxSlots);
+    if (batch_options.grace < Timeout(0))
+      fail(ErrorCode::kInvalidArgument, "batch {}: a grace of {} s: it cannot be negative"_message, id,
+           to_seconds(batch_options.grace));
     const LimitedCall call(*bus_, timeout, batch_options.stop);
     const BusOptions& options = bus_->options();
     BatchSetup setup{.keep_alive = shared_from_this(),
@@ -148,12 +131,14 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
                      .stall = options.stall,
                      .digest = options.digest,
                      .pair = view_.name,
+                     .named = view_.named(),
+                     .several = !view_.jobs.empty(),
                      .id = id,
                      .layout = layout_,
                      .options = batch_options,
                      .tensors = std::make_shared<const std::vector<TensorSpec>>(tensors.begin(), tensors.end()),
                      .runs = std::move(runs)};
-    bus_->agent().claim_batch(view_.name, id);  // what the live one has published must not be overwritten
+    bus_->agent().claim_batch(view_.name, id, setup.named);  // what a live one has published must not be overwritten
     std::shared_ptr<BatchImpl> batch;
     if (sends)
       batch = std::make_shared<SenderBatch>(std::move(setup));
@@ -173,6 +158,31 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   }
 
  private:
+  void require_one_job(const std::string& batch) const {
+    if (!view_.jobs.empty())
+      fail(
+          ErrorCode::kInvalidArgument,
+          "pair {}, batch {}: it is received from one job, and the pair names {}: join a pair with the one that sends"_message,
+          view_.name, batch, fmt::join(view_.jobs, ", "));
+  }
+
+  void tell_why_it_leaves() {
+    Status why;
+    bool lasting = false;
+    {
+      const MutexLock lock(mutex_);
+      why = owing_;
+      lasting = !interrupted_ && !bus_->options().stop.stop_requested();
+    }
+    if (why.ok()) return;
+    try {
+      bus_->rendezvous().leave(view_, why, lasting);
+    } catch (const Error& error) {
+      log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(),
+                 view_.name, error.what());
+    }
+  }
+
   // A conversation about a batch that is to be registered.
   template <typename Conversation>
   std::invoke_result_t<const Conversation&> before_registration(const std::string& batch,
@@ -231,14 +241,19 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {
   require_own_process();
   const LimitedCall call(*this, options.timeout);
-  return std::make_shared<EmbeddedPair>(shared_from_this(),
-                                        rendezvous().join(options.name, options.peer, call.limits()), options.layout);
+  std::vector<std::string> jobs = options.peers;
+  std::ranges::sort(jobs);
+  PairView view = jobs.empty() ? rendezvous().join(options.name, options.peer, call.limits())
+                               : rendezvous().join(options.name, jobs, call.limits());
+  return std::make_shared<EmbeddedPair>(shared_from_this(), std::move(view), options.layout);
 }
 
 }  // namespace
 
 std::shared_ptr<BusClient> open_embedded(BusOptions options, std::optional<Incarnation> worker) {
-  return std::make_shared<EmbeddedBus>(std::move(options), std::move(worker));
+  std::shared_ptr<Participant> participant =
+      worker ? std::make_shared<Participant>(options, std::move(worker)) : Participant::of_process(options);
+  return std::make_shared<EmbeddedBus>(std::move(options), std::move(participant));
 }
 
 std::shared_ptr<BatchImpl> register_with(const std::shared_ptr<PairClient>& pair, const std::string& id,

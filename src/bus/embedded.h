@@ -19,7 +19,7 @@ namespace bus {
 class BatchImpl;
 class Operation;
 
-// Connects to the store and claims (job, rank), for that `worker` if it is another process. `options` are complete().
+// A bus of this process, or, for that `worker`, of its own. `options` are complete().
 std::shared_ptr<BusClient> open_embedded(BusOptions options, std::optional<Incarnation> worker = {});
 
 // The agent of such a bus, which the bus keeps alive.

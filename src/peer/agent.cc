@@ -70,16 +70,33 @@ Status Agent::run_and_wait(const std::function<void()>& task) {
   return outcome.status;
 }
 
-void Agent::claim_batch(const std::string& pair, const std::string& batch) {
-  const MutexLock lock(mutex_);
-  if (!batches_.emplace(pair, batch).second)
-    fail(ErrorCode::kAlreadyExists, "{} has registered batch {} of pair {} already: close that one first"_message,
-         identity_.name(), batch, pair);
+void Agent::claim_batch(const std::string& pair, const std::string& batch, std::span<const std::string> jobs) {
+  std::vector<std::function<void()>> others;
+  {
+    const MutexLock lock(mutex_);
+    for (const std::string& job : jobs) {
+      const auto it = batches_.find({pair, batch, job});
+      if (it == batches_.end()) continue;
+      if (!it->second)
+        fail(ErrorCode::kAlreadyExists,
+             "{} has registered batch {} of pair {} with job {} already: close that one first"_message,
+             identity_.name(), batch, pair, job);
+      others.push_back(it->second);
+    }
+    for (const std::string& job : jobs) batches_[{pair, batch, job}] = nullptr;
+  }
+  for (const auto& let_go : others) let_go();
 }
 
-void Agent::release_batch(const std::string& pair, const std::string& batch) {
+bool Agent::claim_batch_of(const std::string& pair, const std::string& batch, const std::string& job,
+                           std::function<void()> let_go) {
   const MutexLock lock(mutex_);
-  batches_.erase({pair, batch});
+  return batches_.try_emplace({pair, batch, job}, std::move(let_go)).second;
+}
+
+void Agent::release_batch(const std::string& pair, const std::string& batch, const std::string& job) {
+  const MutexLock lock(mutex_);
+  batches_.erase({pair, batch, job});
 }
 
 void Agent::call(const Callee& callee, const Attach& attach, Deadline deadline, const ConnectionPool::OnLink& on_link) {

@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
-#include <set>
+#include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/event_loop.h"
@@ -52,9 +54,15 @@ class Agent {
   void count_plan() { plans_.fetch_add(1); }
   int64_t plans() const { return plans_.load(); }
 
-  // Throws kAlreadyExists if this rank has that batch already.
-  void claim_batch(const std::string& pair, const std::string& batch);
-  void release_batch(const std::string& pair, const std::string& batch);
+  // From now on this rank has that batch with these jobs. Throws kAlreadyExists if it has it with one of them already.
+  // Where a job has only come to another batch of that name, that one is told to let go of it, and has when this
+  // returns.
+  void claim_batch(const std::string& pair, const std::string& batch, std::span<const std::string> jobs);
+  // Likewise with a job that has come. False if the rank has the batch with it already. `let_go` is called on the
+  // thread of the claim that wants it.
+  bool claim_batch_of(const std::string& pair, const std::string& batch, const std::string& job,
+                      std::function<void()> let_go);
+  void release_batch(const std::string& pair, const std::string& batch, const std::string& job);
   // From now on callers that attach to `session` are given to `acceptor`; those that came early, at once. On the loop.
   void open_session(const std::string& session, Acceptor* acceptor) { sessions_.open(session, acceptor); }
   void close_session(const std::string& session, const Acceptor* acceptor) { sessions_.close(session, acceptor); }
@@ -107,7 +115,8 @@ class Agent {
   ConnectionPool connections_;
   DialTurns dial_turns_;
   Mutex mutex_;
-  std::set<std::pair<std::string, std::string>> batches_ GUARDED_BY(mutex_);  // (pair, batch)
+  // By pair, batch and the other job: how to have it let go; null where the job was named.
+  std::map<std::tuple<std::string, std::string, std::string>, std::function<void()>> batches_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

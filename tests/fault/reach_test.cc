@@ -33,7 +33,7 @@ class Reach : public JobsTest {
       const auto store = open_store(store_);
       const std::string meeting = bus::meeting_prefix("default", "weights", "policy", side.job, side.peer);
       store->put(bus::pair_key("default", "weights", side.job, 0),
-                 bus::write_record(bus::PairRecord{.rank = record, .peer = side.peer}));
+                 bus::write_record(bus::PairRecord{.rank = record, .peers = {side.peer}}));
       store->put(bus::manifest_key(meeting, side.job), bus::write_manifest(of, manifest));
       store->put(bus::batch_key(meeting, side.job, 0), bus::write_record(bus::BatchRecord{.of = of,
                                                                                           .sends = true,

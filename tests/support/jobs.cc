@@ -184,7 +184,10 @@ int with_pair(const Side& side, const std::string& store, const std::function<in
            .agent = side.agent,
            .threads = 1,
            .digest = side.digest});
-  Pair pair = bus.pair({.name = "weights", .peer = side.peer, .timeout = side.rendezvous});
+  Pair pair = bus.pair({.name = "weights",
+                        .peer = side.peers.empty() ? side.peer : "",
+                        .peers = side.peers,
+                        .timeout = side.rendezvous});
   return body(pair);
 }
 

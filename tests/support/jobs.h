@@ -51,6 +51,7 @@ struct Side {
   BatchOptions options = {};
   std::string agent = {};
   std::optional<Format> wire = {};
+  std::vector<std::string> peers = {};  // instead of `peer`
   std::string says = {};  // to its own ranks before it registers, with its rank behind it; they are to say the same
 
   std::string who() const { return job + "/" + std::to_string(rank); }

@@ -1,5 +1,7 @@
 #include "tools/top/look.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -61,7 +63,11 @@ void read_pairs(Store& store, TopLook& look) {
     const JobRank who = parse_pair_key(bus::pair_prefix(look.name_space, name), key);
     const bus::PairRecord record = bus::read_record<bus::PairRecord>(key, value);
     TopPair& pair = pairs[{name, who.job}];
-    pair = {.name = name, .job = who.job, .peer = record.peer, .ranks = pair.ranks + 1, .world = record.rank.world};
+    pair = {.name = name,
+            .job = who.job,
+            .peer = fmt::format("{}", fmt::join(record.peers, "+")),
+            .ranks = pair.ranks + 1,
+            .world = record.rank.world};
   });
   for (auto& [key, pair] : pairs) look.pairs.push_back(std::move(pair));
 }

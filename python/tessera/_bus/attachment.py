@@ -38,6 +38,7 @@ class Attachment:
         shares: Sequence[Share],
         timeout: float,
         options: tuple[Mode, int, bool, bool],
+        grace: float | None,
     ) -> None:
         """`options` are mode, snapshots, pinned and delta."""
         self._bus = bus
@@ -45,6 +46,7 @@ class Attachment:
         self._shares = shares
         self._timeout = timeout
         self._options = options
+        self._grace = grace
         #: Held while it is being registered, and by whoever looks its tensors up.
         self.lock = threading.RLock()
         #: The core's batch, once it is registered.
@@ -253,6 +255,7 @@ class Attachment:
             timeout,
             *self._options,
             self._stop,
+            self._grace,
         )
 
     def require_core(self) -> _core.Batch:

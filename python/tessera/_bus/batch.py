@@ -35,12 +35,15 @@ class Batch(Closing):
         snapshots: int,
         pinned: bool,
         delta: bool = False,
+        grace: float | None = None,
+        named: int = 1,
         forget: Callable[[Batch], None],
     ) -> None:
         self._shares = sorted(shares, key=lambda share: share.name)
         self._timeout = timeout
         self._forget = forget
-        self._attachment = Attachment(bus, name, self._shares, timeout, (mode, snapshots, pinned, delta))
+        self._attachment = Attachment(bus, name, self._shares, timeout, (mode, snapshots, pinned, delta), grace)
+        self._named = named
         self._starting = threading.Lock()  # of self._beginning
         self._beginning: Beginning | None = None  # of the last transfer
         self._last: Transfer | None = None  # it may be under way
@@ -80,6 +83,20 @@ class Batch(Closing):
         Before the first recv() it registers the batch with the other job in the background, and is 0 until that is
         done. An error of that registration is raised once; the next call tries again."""
         return self.ask(None)
+
+    @property
+    def peers(self) -> dict[str, _core.BatchPeer]:
+        """The other jobs by name, once it is registered: whether each is attached, the version that it has, and its
+        error. First those that connect() named, then those that have come besides."""
+        core = self._attachment.core
+        return {peer.job: peer for peer in core.peers()} if core is not None else {}
+
+    def wait_peers(self, jobs: int | None = None, version: int = 0, timeout: float | None = None) -> None:
+        """Sender: registers the batch and blocks until so many other jobs are attached or, with a version, until that
+        many have taken it or a newer one. None: as many as connect() named. DeadlineExceededError names those that are
+        missing."""
+        core, timeout = self._attachment.ready("send", self._timeout if timeout is None else timeout)
+        core.wait_peers(self._named if jobs is None else jobs, version, timeout)
 
     @property
     def torn(self) -> bool:
@@ -291,7 +308,7 @@ class Batch(Closing):
             threading.Thread(
                 target=self._begin_in_background, args=arguments, name="tessera-begin", daemon=True
             ).start()
-        return Handle(beginning, name, self)
+        return Handle(beginning, name, self, lambda: self.peers)
 
     def _begins_at_once(self, direction: Direction, beginning: Beginning, begin: Callable[[], None]) -> bool:
         """Begins it, if that waits for nobody."""

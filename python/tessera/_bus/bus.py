@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, get_args
 
 from .. import _core
@@ -31,7 +31,7 @@ def connect(
     pair: str,
     *,
     role: str,
-    peer: str,
+    peer: str | Sequence[str],
     store: str | None = None,
     namespace: str | None = None,
     rank: int | None = None,
@@ -44,12 +44,16 @@ def connect(
 ) -> Bus:
     """Joins job `role` with job `peer` under the name `pair`; blocks until all ranks of both are there.
 
+    A sender may name several jobs, `peer=["engine0", "engine1"]`, and feeds them from one batch, each at its own pace,
+    in its own layout and world. It waits for none of them: connect() returns once all ranks of this job are there, a
+    send goes to those that are attached, and each may come, go, fail and come back (docs/guide/several-engines.md).
+
     It needs no process group of torch.distributed, and changes none.
 
     Args:
         pair: The name under which the two jobs meet.
         role: Name of this job, which the peer passes as `peer`.
-        peer: Name of the other job.
+        peer: Name of the other job; or a list of the jobs that this one sends to.
         store: URL of the store. None: TESSERA_STORE, else "auto", which needs no server on one machine.
         namespace: Name of this run among those that share a store. None: TESSERA_NAMESPACE, else "default".
         rank: Rank of this process in its job. None: from TESSERA_RANK, torchrun, MPI or Slurm, else from torch's
@@ -68,7 +72,7 @@ def connect(
         UnavailableError: No store answers.
         KeyboardInterrupt: Ctrl-C ends the wait.
     """
-    pair, role, peer = text("pair", pair), text("role", role), text("peer", peer)
+    pair, role, peer = text("pair", pair), text("role", role), peer_names(peer)
     timeout = seconds("timeout", timeout)
     own_rank, own_world = launch(rank, world)
     default = None if layout is None else as_layout(layout)
@@ -84,7 +88,7 @@ def connect(
         timeout=timeout,
     )
     try:
-        joined = _core.Pair(core, pair, peer, timeout, default)
+        joined = join(core, pair, peer, timeout, default)
     except BaseException:
         core.close()  # the traceback may keep it: the rank is free again
         raise
@@ -101,7 +105,7 @@ class Bus(Closing):
         joined: _core.Pair,
         pair: str,
         role: str,
-        peer: str,
+        peer: str | Sequence[str],
         rank: int,
         world: int,
         timeout: float,
@@ -117,13 +121,15 @@ class Bus(Closing):
         self.pair = pair
         #: This job's name.
         self.role = role
-        #: The other job's name.
-        self.peer = peer
+        #: The other jobs' names: one, or those that connect() was given in a list.
+        self.peers = (peer,) if isinstance(peer, str) else tuple(peer)
+        #: The other job's name; of several, all of them, with commas.
+        self.peer = ", ".join(self.peers)
         #: Rank of this process in its job.
         self.rank = rank
         #: Number of processes of this job.
         self.world = world
-        #: Number of processes of the other job when connect() returned.
+        #: Number of processes of the other job when connect() returned; 0 of several.
         self.peer_world = joined.peer_world()
         close_at_exit(self)
 
@@ -138,7 +144,8 @@ class Bus(Closing):
         missing_ok: bool = False,
         direction: Direction | None = None,
         timeout: float | None = None,
-        snapshots: int = 2,
+        snapshots: int | None = None,
+        grace: float | None = None,
         pinned: bool = False,
         delta: bool = False,
         map: Map | None = None,
@@ -163,7 +170,12 @@ class Bus(Closing):
             direction: "send" or "recv": register with the other job now. Tensors need not be filled yet, so replicas
                 are not compared. None: the first transfer registers, in its direction.
             timeout: Seconds to wait for the others to register. None: the time-out of connect().
-            snapshots: For a staged sender: number of copies, 2 to 8.
+            snapshots: For a staged sender: number of copies, 2 to 8, whatever the number of jobs. One is the newest; a
+                slow job that still reads an older one holds another. None: 2; with several peers 3, so that two of them
+                may be slow without delaying a send.
+            grace: For an in-place sender with several peers: seconds that a send waits, once one of them has the
+                version, for the others to begin to take it. A job that has not begun by then misses this version, and
+                is not waited for again until it takes one. None: 1.
             pinned: Refuse a peer that comes back with another world size or other layouts.
             delta: Send a region as its changes since the last version, where these are smaller. It takes effect only
                 if all ranks of both jobs ask for it. A sender spends memory on it: a copy of what
@@ -200,7 +212,8 @@ class Bus(Closing):
         missing_ok, pinned, delta = (
             flag(what, value) for what, value in (("missing_ok", missing_ok), ("pinned", pinned), ("delta", delta))
         )
-        snapshots = whole("snapshots", snapshots, 2, 8)
+        snapshots = snapshots_for(len(self.peers)) if snapshots is None else whole("snapshots", snapshots, 2, 8)
+        grace = None if grace is None else seconds("grace", grace)
         timeout = self._timeout if timeout is None else seconds("timeout", timeout)
         is_wanted = _matcher("only", only)
         is_ignored = _matcher("ignore", ignore)
@@ -233,6 +246,8 @@ class Bus(Closing):
                 mode=mode,
                 timeout=timeout,
                 snapshots=snapshots,
+                grace=grace,
+                named=len(self.peers),
                 pinned=pinned,
                 delta=delta,
                 forget=self._forget,
@@ -302,6 +317,27 @@ class Bus(Closing):
         state = "closed" if self.closed else f"{len(self._batches)} batches"
         own, peer = f"{self.role}/{self.rank} of {self.world}", f"{self.peer} of {self.peer_world}"
         return f"Bus({self.pair!r}: {own}, peer {peer}, {state})"
+
+
+def peer_names(peer: str | Sequence[str]) -> str | list[str]:
+    """The name of a job, or a list of names; raises InvalidArgumentError for anything else."""
+    if not isinstance(peer, list | tuple):
+        return text("peer", peer)
+    if not peer:
+        raise InvalidArgumentError(f"peer={peer!r}: give the name of a job, or a list of names")
+    return [text("peer", name) for name in peer]
+
+
+def join(core: _core.Bus, pair: str, peer: str | list[str], timeout: float, layout: _core.Layout | None) -> _core.Pair:
+    """Joins the pair with one job, or with those of a list, for which it does not wait."""
+    if isinstance(peer, str):
+        return _core.Pair(core, pair, peer, timeout, layout)
+    return _core.Pair(core, pair, "", timeout, layout, peer)
+
+
+def snapshots_for(peers: int) -> int:
+    """Of a staged batch that goes to so many jobs, unless the user says it."""
+    return 2 if peers == 1 else 3
 
 
 def require_mode(mode: str) -> None:

@@ -30,8 +30,11 @@ class Handle:
     the next one of its batch begins after it. (Autograd learns what a recv has written once wait(), done() or the
     batch's next transfer finds that it has ended.)"""
 
-    def __init__(self, beginning: Beginning, name: str, batch: object) -> None:
+    def __init__(
+        self, beginning: Beginning, name: str, batch: object, peers: Callable[[], dict[str, _core.BatchPeer]]
+    ) -> None:
         """`name` is what errors call it. `batch` stays open as long as the handle is there."""
+        self._peers = peers
         self._beginning = beginning
         self._name = name
         self._batch = batch
@@ -74,6 +77,12 @@ class Handle:
         """The version it sends or takes; 0 while a recv has chosen none, or the batch is being registered."""
         transfer = self._beginning.transfer
         return 0 if transfer is None else transfer.core.version()
+
+    @property
+    def peers(self) -> dict[str, _core.BatchPeer]:
+        """For a send: the other jobs by name, as they are now. A job has this version, or a newer one, if its `version`
+        is at least this one. Otherwise `error` says why not; None if it may still take it."""
+        return self._peers()
 
     def __await__(self) -> Generator[asyncio.Future[None], None, int]:
         try:

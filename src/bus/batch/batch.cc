@@ -72,6 +72,10 @@ bool BatchImpl::withdraw(int64_t) {
        identity().name());
 }
 
+void BatchImpl::wait_peers(int, int64_t, Timeout) {
+  fail(ErrorCode::kInvalidArgument, "{}: {} accepts it, so its peer is there"_message, describe(), identity().name());
+}
+
 int64_t BatchImpl::wait_version(int64_t, Timeout) {
   fail(ErrorCode::kInvalidArgument, "{}: {} offers it; versions are waited for where they are received"_message,
        describe(), identity().name());
@@ -110,14 +114,17 @@ void BatchImpl::open(const PairView& view, const CallLimits& limits) {
                                              sends() ? static_cast<uint32_t>(setup_.options.snapshots) : 1, limits,
                                              [this] { on_copied(); });
     figures_.count_allocation();
+    figures_.count_snapshots(snapshots_->slots() * snapshots_->slot_bytes());
   }
   series_.emplace(metrics_, setup_.pair, setup_.id, side());
-  Meeting* meeting = nullptr;
+  std::vector<Meeting*> meetings;
   setup_.agent->run_on_loop([&] {
-    meeting = &add_meeting(view, false);
+    if (view.jobs.empty()) meetings.push_back(&add_meeting(view, false));
+    for (const std::string& job : view.jobs) meetings.push_back(&add_meeting(view.of(job), false));
     setup_.agent->add_inspected(this);
   });
-  meeting->meet(limits);
+  if (view.jobs.empty()) return meetings.front()->meet(limits);
+  for (Meeting* meeting : meetings) meeting->meet_in_background();
 }
 
 BatchOffer BatchImpl::own_offer() const {
@@ -399,6 +406,25 @@ BatchReport BatchImpl::report() const {
   return report;
 }
 
+std::vector<BatchPeer> BatchImpl::peers() const {
+  process_.require(identity().name());
+  std::vector<BatchPeer> peers;
+  setup_.agent->run_on_loop([&] {
+    const std::vector<const Session*> attached = sessions();
+    for (const auto& meeting : meetings_) {
+      BatchPeer& peer = peers.emplace_back(BatchPeer{.job = meeting->job()});
+      const auto it = std::ranges::find(attached, meeting->job(), &Session::peer_job);
+      if (it != attached.end()) {
+        peer.attached = !(*it)->broken();
+        peer.world = static_cast<int>((*it)->setup().view.peer.size());
+        peer.error = (*it)->broken_status();
+      }
+      describe_peer(peer);
+    }
+  });
+  return peers;
+}
+
 void BatchImpl::part(const Status& why) {
   std::shared_ptr<Operation> pending;
   bool was_closed = false;
@@ -433,7 +459,8 @@ void BatchImpl::part(const Status& why) {
   series_.reset();
   const LogScope scope = log_scope();
   log_event(LogLevel::info, "batch.closed", {{"version", version_.load()}}, "{} transfers", figures_.transfers());
-  setup_.agent->release_batch(setup_.pair, setup_.id);
+  for (const std::string& job : setup_.named) setup_.agent->release_batch(setup_.pair, setup_.id, job);
+  for (const auto& meeting : meetings_) setup_.agent->release_batch(setup_.pair, setup_.id, meeting->job());
 }
 
 }  // namespace tessera::bus

@@ -38,6 +38,8 @@ struct BatchSetup {
   Timeout stall = kTransferTimeout;
   bool digest = true;
   std::string pair;
+  std::vector<std::string> named;  // the other jobs, as the pair names them
+  bool several = false;            // they are PairOptions::peers, and not waited for
   std::string id;
   Layout layout;  // of tensors that bring none
   BatchOptions options;
@@ -61,6 +63,8 @@ class BatchImpl : public BatchClient,
   int64_t commit() override;
   void relocate(std::span<const TensorSpec> tensors) override;
   int64_t newest() const override { return 0; }
+  std::vector<BatchPeer> peers() const override;
+  void wait_peers(int jobs, int64_t version, Timeout timeout) override;
   int64_t wait_version(int64_t version, Timeout timeout) override;
   bool torn() const override { return false; }
   bool undecided() const override { return false; }
@@ -112,6 +116,9 @@ class BatchImpl : public BatchClient,
   // On the thread of close(), once everything is over.
   virtual void on_closed() {}
   virtual void on_meetings_stopped() {}
+
+  // What is known of a job besides whether it is attached. On the loop's thread.
+  virtual void describe_peer(BatchPeer& peer) const { peer.version = newest(); }
 
   // A job that has come is registered with, too.
   Meeting& add_meeting(PairView view, bool parts);

@@ -37,6 +37,8 @@ class BatchClient {
   virtual int64_t version() const = 0;
   virtual int64_t newest() const = 0;
   virtual int64_t wait_version(int64_t version, Timeout timeout) = 0;
+  virtual std::vector<BatchPeer> peers() const = 0;
+  virtual void wait_peers(int jobs, int64_t version, Timeout timeout) = 0;
   virtual bool torn() const = 0;
   virtual bool undecided() const = 0;
   virtual BatchStats stats() const = 0;
@@ -53,7 +55,7 @@ class PairClient {
   virtual ~PairClient() = default;
   virtual const BusClient* bus() const = 0;
   virtual const std::string& name() const = 0;
-  virtual const std::string& peer_job() const = 0;
+  virtual std::string peer_job() const = 0;  // "engine0+engine1" of several
   virtual const Layout& layout() const = 0;  // of tensors that bring none
   virtual int peer_world() const = 0;
   virtual uint64_t membership() const = 0;

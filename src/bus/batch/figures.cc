@@ -61,6 +61,7 @@ BatchStats Figures::stats() const {
   const MutexLock lock(mutex_);
   BatchStats stats = newest_;
   stats.transfers = transfers_.load();
+  stats.snapshot_bytes = snapshot_bytes_.load();
   stats.amax_exchanges = amax_exchanges_.load();
   stats.store_requests = static_cast<int64_t>(store_.requests() - store_requests_at_start_);
   stats.plans = agent_.plans() - plans_at_start_;

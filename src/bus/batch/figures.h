@@ -27,6 +27,7 @@ class Figures {
   BatchStats begin_session(const SessionSetup& made, const RankShare& share);
   void count_from_now();  // what a steady state has nothing of: plans, store requests, allocations
   void count_allocation() { ++allocations_; }
+  void count_snapshots(uint64_t bytes) { snapshot_bytes_ = static_cast<int64_t>(bytes); }
   void count_amax_exchange() { ++amax_exchanges_; }
   void count_transfer() { ++transfers_; }
   void count_moved(int64_t bytes, const DeltaBytes& deltas);
@@ -50,6 +51,7 @@ class Figures {
   std::atomic<int64_t> transfers_{0};
   std::atomic<int64_t> allocations_{0};
   std::atomic<int64_t> amax_exchanges_{0};
+  std::atomic<int64_t> snapshot_bytes_{0};
   std::atomic<int64_t> bytes_moved_{0};
   std::atomic<int64_t> delta_routes_{0}, delta_bytes_{0}, delta_full_bytes_{0};
   std::vector<Digest> sums_;  // swapped with digests_

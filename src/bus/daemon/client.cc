@@ -1,5 +1,7 @@
 #include "bus/daemon/client.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -200,6 +202,14 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   int64_t wait_version(int64_t version, Timeout timeout) override {
     return number(AgentMessage::kWaitVersion, version, timeout);
   }
+  std::vector<BatchPeer> peers() const override {
+    return session().call<PeerList>(AgentMessage::kPeers, object(0, {}), {}).peers;
+  }
+  void wait_peers(int jobs, int64_t version, Timeout timeout) override {
+    const WaitPeersCall call{
+        .session = session().number(), .batch = number_, .jobs = jobs, .version = version, .timeout = timeout};
+    session().call<Number>(AgentMessage::kWaitPeers, call, timeout);
+  }
   bool torn() const override { return state().torn; }
   bool undecided() const override { return state().undecided; }
   BatchStats stats() const override {
@@ -310,7 +320,9 @@ class DaemonPair final : public PairClient, public std::enable_shared_from_this<
 
   const BusClient* bus() const override { return bus_.get(); }
   const std::string& name() const override { return options_.name; }
-  const std::string& peer_job() const override { return options_.peer; }
+  std::string peer_job() const override {
+    return options_.peers.empty() ? options_.peer : fmt::format("{}", fmt::join(options_.peers, "+"));
+  }
   const Layout& layout() const override { return options_.layout; }
   int peer_world() const override { return peer_world_; }
   uint64_t membership() const override { return membership_; }

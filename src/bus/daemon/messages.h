@@ -23,7 +23,7 @@
 namespace tessera::bus {
 
 inline constexpr uint32_t kAgentMagic = 0x41535354;  // "TSSA"
-inline constexpr uint16_t kAgentProtocol = 3;
+inline constexpr uint16_t kAgentProtocol = 4;
 inline constexpr uint32_t kMaxAgentFrame = 512u << 20;
 
 enum class AgentMessage : uint16_t {
@@ -51,6 +51,9 @@ enum class AgentMessage : uint16_t {
   kAllGather,
   kGathered,
   kInterrupt,
+  kPeers,
+  kPeerList,
+  kWaitPeers,
 };
 
 // Commands of the queue.
@@ -141,6 +144,7 @@ struct PairCall {
     f("session", self.session);
     f("name", self.options.name, kMaxNameBytes);
     f("peer", self.options.peer, kMaxNameBytes);
+    f("peers", self.options.peers, kMaxPeers, kMaxNameBytes);
     timeout_field(f, "timeout", self.options.timeout);
     layout_field(f, self.options.layout);
   }
@@ -240,6 +244,7 @@ struct RegisterCall {
     timeout_field(f, "timeout", self.timeout);
     f("mode", self.options.mode, Mode::kStaged);
     f("snapshots", self.options.snapshots);
+    timeout_field(f, "grace", self.options.grace);
     f("pinned", self.options.pinned);
     f("delta", self.options.delta);
     f("lent_bytes", self.lent_bytes);
@@ -275,7 +280,7 @@ struct Registered {
   static void fields(auto& f, auto& self) { f("batch", self.batch); }
 };
 
-// Commit, WaitVersion, Withdraw, Digests, CloseBatch, ClosePair.
+// Commit, WaitVersion, Withdraw, Digests, Peers, CloseBatch, ClosePair.
 struct ObjectCall {
   uint64_t session = 0;
   uint32_t object = 0;  // a batch's or a pair's number
@@ -307,6 +312,39 @@ struct DigestList {
       g("elements", digest.elements);
     });
   }
+};
+
+struct WaitPeersCall {
+  static constexpr AgentMessage kType = AgentMessage::kWaitPeers;
+  uint64_t session = 0;
+  uint32_t batch = 0;
+  int32_t jobs = 0;
+  int64_t version = 0;
+  Timeout timeout{};
+  static void fields(auto& f, auto& self) {
+    f("session", self.session);
+    f("batch", self.batch);
+    f("jobs", self.jobs);
+    f("version", self.version);
+    timeout_field(f, "timeout", self.timeout);
+  }
+};
+
+struct PeerList {
+  static constexpr AgentMessage kType = AgentMessage::kPeerList;
+  std::vector<BatchPeer> peers;
+  static void fields(auto& f, auto& self) {
+    f.each("peers", self.peers, kMaxPeersTold, 22, [](auto& g, auto& peer) {
+      g("job", peer.job, kMaxNameBytes);
+      g("attached", peer.attached);
+      g("world", peer.world);
+      g("version", peer.version);
+      status_field(g, peer.error);
+    });
+  }
+
+ private:
+  static constexpr uint32_t kMaxPeersTold = 1 << 16;  // jobs come that no pair names
 };
 
 // --- in the command queue ---
@@ -381,6 +419,7 @@ struct BatchFigures {
     f("rank_bytes", stats.rank_bytes);
     f("transfers", stats.transfers);
     f("sessions", stats.sessions);
+    f("snapshot_bytes", stats.snapshot_bytes);
     f("store_requests", stats.store_requests);
     f("plans", stats.plans);
     f("allocations", stats.allocations);

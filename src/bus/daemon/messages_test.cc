@@ -15,7 +15,7 @@ void expect_each_holds() {
 TEST(AgentMessages, ComeBackAsTheyAreDrawn) {
   expect_fields_hold<OpenSession>(true);  // of a later version there may be more
   expect_each_holds<SessionOpened, CallFailed, PairCall, Paired, ManifestCall, Offered, AllGatherCall, Gathered, Arenas,
-                    RegisterCall, Registered, ObjectCall, Number, DigestList>();
+                    RegisterCall, Registered, ObjectCall, Number, DigestList, WaitPeersCall, PeerList>();
 }
 
 TEST(AgentCommands, ComeBackAsTheyAreDrawn) {

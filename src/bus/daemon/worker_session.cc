@@ -251,6 +251,17 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
       connection.answer(DigestList{.digests = batch(call.object)->digests()});
       return;
     }
+    case AgentMessage::kWaitPeers: {
+      const auto call = read_message<WaitPeersCall>(frame.payload, name());
+      batch(call.batch)->wait_peers(call.jobs, call.version, call.timeout);
+      connection.answer(Number{.value = 1});
+      return;
+    }
+    case AgentMessage::kPeers: {
+      const auto call = read_message<ObjectCall>(frame.payload, name());
+      connection.answer(PeerList{.peers = batch(call.object)->peers()});
+      return;
+    }
     default:
       connection.answer(Number{.value = number_of(type, read_message<ObjectCall>(frame.payload, name()))});
   }

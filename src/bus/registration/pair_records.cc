@@ -1,5 +1,7 @@
 #include "bus/registration/pair_records.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -40,7 +42,7 @@ void PairRecords::read(const std::string& key, const KeyValue& item) {
   if (key.starts_with(failures_)) {
     const FailureRecord record = read_record<FailureRecord>(key, item.value);
     const bool told = std::ranges::find(record.seen, self_, &Seen::speaker) != record.seen.end();
-    if (told && item.mod_revision > joined_) failure_ = record.status;
+    if (told && item.mod_revision > joined_) failed_[parse_pair_key(failures_, key).job] = record.status;
     return;
   }
   const JobRank who = parse_pair_key(prefix_, key);
@@ -78,6 +80,10 @@ bool PairRecords::has_dead(std::string_view job) const {
   return std::ranges::any_of(dead_, [job](const auto& dead) { return dead.first == job; });
 }
 
+void PairRecords::throw_if_failed(const std::string& job) const {
+  if (const auto it = failed_.find(job); it != failed_.end()) it->second.throw_if_error();
+}
+
 bool PairRecords::complete(const std::string& job) const {
   const auto it = jobs_.find(job);
   if (it == jobs_.end()) return false;
@@ -89,9 +95,11 @@ bool PairRecords::complete(const std::string& job) const {
     if (rank >= record.rank.world)
       fail(ErrorCode::kMismatch, "rank: {} is not below its world of {}"_message, rank_name(job, rank),
            record.rank.world);
-    if (record.peer != first.peer)
+    // One of them may yet join the others that the other one names.
+    if (record.peers != first.peers && !std::ranges::includes(record.peers, first.peers) &&
+        !std::ranges::includes(first.peers, record.peers))
       fail(ErrorCode::kMismatch, "peer: {} wants to be joined with job {}, {} with {}"_message, rank_name(job, rank),
-           record.peer, rank_name(job, first_rank), first.peer);
+           fmt::join(record.peers, " and "), rank_name(job, first_rank), fmt::join(first.peers, " and "));
   }
   return it->second.size() == static_cast<size_t>(first.rank.world);
 }

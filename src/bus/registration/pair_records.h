@@ -25,8 +25,8 @@ class PairRecords {
   void read(const StoreView& items);
   // At those of all that were read.
   void look_for_dead();
-  // Throws what another rank has failed with or left for.
-  void throw_if_failed() const { failure_.throw_if_error(); }
+  // Throws what another rank of `job` has failed with or left for.
+  void throw_if_failed(const std::string& job) const;
   // Whether every rank of `job` is in. Throws kMismatch where its ranks disagree.
   bool complete(const std::string& job) const;
   // Whether nobody of `job` is in, nor was as it died and may be replaced.
@@ -52,7 +52,7 @@ class PairRecords {
   std::map<std::string, Known> known_;                                   // by key
   std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;  // the living; no job is empty
   std::set<std::pair<std::string, Rank>> dead_;
-  Status failure_;
+  std::map<std::string, Status> failed_;  // by job
 };
 
 }  // namespace tessera::bus

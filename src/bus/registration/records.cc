@@ -14,7 +14,7 @@
 namespace tessera::bus {
 namespace {
 
-constexpr uint16_t kRecordVersion = 3;
+constexpr uint16_t kRecordVersion = 4;
 }  // namespace
 
 void begin_record(ByteWriter& out) {

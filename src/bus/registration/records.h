@@ -16,6 +16,7 @@
 // each receiving job.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -52,11 +53,12 @@ struct RankRecord {
 
 struct PairRecord {
   RankRecord rank;
-  std::string peer;  // the job this rank wants to be joined with
+  std::vector<std::string> peers;  // the jobs this rank wants to be joined with, in alphabetical order
 
   static void fields(auto& f, auto& self) {
     f("rank", self.rank);
-    f("peer", self.peer, 64);
+    f("peers", self.peers, uint32_t{kMaxPeers}, 64);
+    f.require(std::ranges::is_sorted(self.peers), "store key {}: peers out of order"_message, f.what());
   }
 };
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -149,16 +150,45 @@ void Rendezvous::claim(const CallLimits& limits) {
   }
 }
 
-PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, const CallLimits& limits) {
+int64_t Rendezvous::publish_pair(const std::string& pair, const std::vector<std::string>& jobs,
+                                 const CallLimits& limits) {
   ask(limits, [&](Duration timeout) {
     return store_.erase(pair_failure_prefix(identity_.name_space, pair) + rank_name(identity_.job, identity_.rank),
                         timeout);
   });
-  const int64_t revision = ask(limits, [&](Duration timeout) {
-    return store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
-                      write_record(PairRecord{.rank = own_, .peer = peer_job}), {.lease = lease_}, timeout);
-  });
+  const auto all_jobs = [&](std::span<const std::string> more) {
+    std::vector<std::string> all;
+    const MutexLock lock(mutex_);
+    for (const std::string& job : more) joined_[pair].try_emplace(job);
+    for (const auto& [job, joined] : joined_[pair]) all.push_back(job);
+    return all;
+  };
+  int64_t revision = 0;
+  std::vector<std::string> told;
+  // Another thread may have joined it with others meanwhile.
+  for (std::vector<std::string> all = all_jobs(jobs); told != all; all = all_jobs({})) {
+    revision = ask(limits, [&](Duration timeout) {
+      return store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
+                        write_record(PairRecord{.rank = own_, .peers = all}), {.lease = lease_}, timeout);
+    });
+    told = std::move(all);
+  }
+  const MutexLock lock(mutex_);
+  for (const std::string& job : jobs) joined_[pair][job].revision = revision;
+  return revision;
+}
+
+PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, const CallLimits& limits) {
+  const int64_t revision = publish_pair(pair, {peer_job}, limits);
   return await_pair(pair, peer_job, revision, revision, limits);
+}
+
+PairView Rendezvous::join(const std::string& pair, const std::vector<std::string>& jobs, const CallLimits& limits) {
+  const int64_t revision = publish_pair(pair, jobs, limits);
+  PairView view = await_pair(pair, {}, revision, revision, limits);
+  view.peer_job = jobs.front();
+  view.jobs = jobs;
+  return view;
 }
 
 PairView Rendezvous::rejoin(const PairView& view, const CallLimits& limits) {
@@ -168,20 +198,22 @@ PairView Rendezvous::rejoin(const PairView& view, const CallLimits& limits) {
   return await_pair(view.name, view.peer_job, view.revision, now.revision, limits);
 }
 
-// Failures up to revision `failures_from` are an earlier try's.
+// Without a peer job: of the own ranks only. Failures up to revision `failures_from` are an earlier try's.
 PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer_job, int64_t revision,
                                 int64_t failures_from, const CallLimits& limits) {
   const std::string prefix = pair_prefix(identity_.name_space, pair);
   const std::string failures = pair_failure_prefix(identity_.name_space, pair);
   PairRecords records(prefix, failures, speaker_of(own_.incarnation, identity_.job, identity_.rank), failures_from);
+  std::vector<std::string> jobs = {identity_.job};
+  if (!peer_job.empty()) jobs.push_back(peer_job);
   const auto complete = [&](const StoreView& view) {
     try {
       records.read(view);
-      records.throw_if_failed();
+      for (const std::string& job : jobs) records.throw_if_failed(job);
       if (limits.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it"_message, peer_job);
       const auto all_in = [&] {
-        const bool own = records.complete(identity_.job);
-        return records.complete(peer_job) && own;
+        // Each is judged: ranks that disagree are told though others are missing.
+        return std::ranges::count_if(jobs, [&](const auto& job) { return records.complete(job); }) == std::ssize(jobs);
       };
       if (!all_in()) return false;
       records.look_for_dead();
@@ -198,7 +230,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
   const auto missing = [&](const StoreView&) {
     records.look_for_dead();
     std::string text;
-    for (const std::string& job : {identity_.job, peer_job}) {
+    for (const std::string& job : jobs) {
       const std::string ranks = records.missing(job);
       if (!ranks.empty()) text += (text.empty() ? "" : ", ") + ranks;
     }
@@ -209,7 +241,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
   return {.name = pair,
           .peer_job = peer_job,
           .own = records.take(identity_.job),
-          .peer = records.take(peer_job),
+          .peer = peer_job.empty() ? std::vector<RankRecord>() : records.take(peer_job),
           .revision = revision};
 }
 
@@ -275,12 +307,35 @@ int64_t Rendezvous::publish_failure(const std::string& key, const FailureRecord&
   return store_.put(key, write_record(record), {.lease = lasting ? kNoLease : lease_, .decision = lasting}, seconds(1));
 }
 
+void Rendezvous::keep(const PairView& view) {
+  const MutexLock lock(mutex_);
+  for (const std::string& job : view.named()) ++joined_[view.name][job].pairs;
+}
+
+void Rendezvous::drop(const PairView& view) {
+  const MutexLock lock(mutex_);
+  std::map<std::string, Joined>& jobs = joined_[view.name];
+  for (const std::string& job : view.named())
+    if (--jobs[job].pairs == 0) jobs.erase(job);
+}
+
+bool Rendezvous::is_named(const std::string& pair, const std::string& job) const {
+  const MutexLock lock(mutex_);
+  const auto jobs = joined_.find(pair);
+  if (jobs == joined_.end()) return false;
+  const auto it = jobs->second.find(job);
+  return it != jobs->second.end() && it->second.pairs > 0;
+}
+
 void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting) {
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
   const std::string own = pair_key(identity_.name_space, view.name, identity_.job, identity_.rank);
   const StoreView records = store_.range(pair_prefix(identity_.name_space, view.name), seconds(1)).items;
-  const auto it = records.find(own);
-  if (it == records.end() || it->second.mod_revision != view.revision) return;  // it has joined again since
+  {
+    const MutexLock lock(mutex_);
+    if (joined_[view.name][view.peer_job].revision != view.revision) return;  // it has joined again since
+  }
+  if (!records.contains(own)) return;
   const bool heard = std::ranges::any_of(
       records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
   if (!heard) return;
@@ -291,6 +346,12 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
   };
   speak_to(identity_.job, view.own);
   speak_to(view.peer_job, view.peer);
+  if (!view.jobs.empty()) {  // those that have come by now
+    PairRecords come(pair_prefix(identity_.name_space, view.name), failures, 0, view.revision);
+    come.read(records);
+    const std::vector<Seen> there = come.seen();
+    seen.insert(seen.end(), there.begin(), there.end());
+  }
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
                   {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, lasting);
 }

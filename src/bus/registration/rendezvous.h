@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "bus/registration/records.h"
 #include "peer/agent.h"
 #include "peer/alarm.h"
@@ -24,6 +26,14 @@ struct PairView {
   std::vector<RankRecord> own;
   std::vector<RankRecord> peer;
   int64_t revision = 0;  // of this rank's record: a later one tells that it has joined again
+  // In place of one peer job several, in alphabetical order, which were not waited for. `peer_job` is the first of
+  // them, for what the own ranks say to each other.
+  std::vector<std::string> jobs = {};
+  std::vector<std::string> named() const { return jobs.empty() ? std::vector{peer_job} : jobs; }
+  // That of one of them, before its ranks are known.
+  PairView of(const std::string& job) const {
+    return {.name = name, .peer_job = job, .own = {}, .peer = {}, .revision = 0};
+  }
 };
 
 // Thread-safe. Every call throws kDeadlineExceeded at its deadline, and kCancelled once its `stop` is requested, naming
@@ -41,6 +51,8 @@ class Rendezvous {
   void claim(const CallLimits& limits);
   // Waits until all ranks of both sides are in; every 10 s a line in the log says who is missing.
   PairView join(const std::string& pair, const std::string& peer_job, const CallLimits& limits);
+  // Likewise with several jobs, in alphabetical order: waits for the ranks of the own one only.
+  PairView join(const std::string& pair, const std::vector<std::string>& jobs, const CallLimits& limits);
   // Likewise once this rank is in: processes may have been replaced since, and jobs come back with another world.
   PairView rejoin(const PairView& view, const CallLimits& limits);
   // Calls `changed`, on the store client's thread, once a rank of the two jobs is another process than in `view`; if it
@@ -50,6 +62,10 @@ class Rendezvous {
   // With an empty name: watch again, something was missed.
   std::unique_ptr<Watch> watch_jobs(const std::string& pair, const std::string& batch,
                                     const std::function<void(const std::string& job)>& met);
+  // A pair of this process names the jobs of the view, until it is dropped: is_named() by then.
+  void keep(const PairView& view);
+  void drop(const PairView& view);
+  bool is_named(const std::string& pair, const std::string& job) const;
   // Tells those of the pair that are still there that this rank will register nothing more, and why.
   void leave(const PairView& view, const Status& reason, bool lasting);
   // What the ranks of this job do with a staged version: one compare-and-set. Whoever comes first decides; returns
@@ -82,6 +98,9 @@ class Rendezvous {
   int64_t publish_failure(const std::string& key, const FailureRecord& record, bool lasting);
 
  private:
+  // Publishes that this rank has joined, and whom it wants, those included that it has joined the pair with before; the
+  // revision of that.
+  int64_t publish_pair(const std::string& pair, const std::vector<std::string>& jobs, const CallLimits& limits);
   PairView await_pair(const std::string& pair, const std::string& peer_job, int64_t revision, int64_t failures_from,
                       const CallLimits& limits);
 
@@ -91,6 +110,12 @@ class Rendezvous {
   const Identity identity_;
   const RankRecord own_;
   LeaseId lease_ = kNoLease;  // from claim() on
+  mutable Mutex mutex_;
+  struct Joined {
+    int64_t revision = 0;  // at which it last was
+    int pairs = 0;         // that are kept
+  };
+  std::map<std::string, std::map<std::string, Joined>> joined_ GUARDED_BY(mutex_);  // by pair and job
 };
 
 }  // namespace tessera::bus

@@ -53,9 +53,31 @@ void SenderBatch::meet_also(const std::string& job) {
   if (closed_) return;
   if (job.empty()) return meetings_.front()->do_in_background([this] { watch_jobs_again(); });
   if (meeting_with(job) != nullptr) return;
+  if (setup_.rendezvous->is_named(setup_.pair, job)) return;  // it is another pair's of this process
+  const auto let_go = [weak = weak_from_this(), job] {
+    if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->let_go(job);
+  };
+  if (!setup_.agent->claim_batch_of(setup_.pair, setup_.id, job, let_go)) return;  // another batch feeds it
   const LogScope scope = log_scope();
   log_event(LogLevel::info, "job.joined", {{"with", job}}, "it comes to receive, too");
   add_meeting({.name = setup_.pair, .peer_job = job, .own = {}, .peer = {}, .revision = 0}, true).meet_in_background();
+}
+
+void SenderBatch::let_go(const std::string& job) {
+  std::unique_ptr<Meeting> meeting;
+  const auto end_session = [&] {
+    if (const auto it = sessions_.find(job); it != sessions_.end()) it->second->renew();
+  };
+  setup_.agent->run_on_loop([&] {
+    const auto it = std::ranges::find(meetings_, job, [](const auto& each) { return each->job(); });
+    if (it == meetings_.end()) return;
+    meeting = std::move(*it);
+    meetings_.erase(it);
+    end_session();
+  });
+  if (!meeting) return;
+  meeting->stop();
+  setup_.agent->run_on_loop(end_session);  // one that it has made meanwhile
 }
 
 // A job that comes again is seen as any other: jobs of ever new names leave nothing behind.
@@ -64,7 +86,8 @@ void SenderBatch::on_parted(const std::string& job) {
   const auto it = std::ranges::find(meetings_, job, [](const auto& meeting) { return meeting->job(); });
   parted_.push_back(std::move(*it));
   meetings_.erase(it);
-  absent_.erase(job);
+  known_.erase(job);
+  setup_.agent->release_batch(setup_.pair, setup_.id, job);
   const LogScope scope = log_scope();
   log_event(LogLevel::info, "job.left", {{"with", job}});
   meetings_.front()->do_in_background([this] {
@@ -94,20 +117,21 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   const std::string& job = session->peer_job();
   // A rank that comes back goes on where its own ranks are. Later they may have sent what is this rank's to be sent
   // next.
+  const Agreement& agreement = session->setup().agreement;
   if (!std::exchange(counts_, true)) {
-    version_ = session->setup().agreement.sent_version;
-    tried_ = newest_ = session->setup().agreement.newest_version;
+    version_ = std::max(version_.load(), agreement.sent_version);
+    tried_ = newest_ = std::max(newest_, agreement.newest_version);
   }
   if (!staged() && outdated(*session)) session->renew();
   if (closed_ || session->broken()) {
     note_absence(static_cast<const SenderSession&>(*session));
     return retire(std::move(session));
   }
-  absent_.erase(job);
+  known_[job] = {.version = agreement.floor, .world = static_cast<int>(session->setup().view.peer.size())};
   unreported_ = {};
   const auto made = std::static_pointer_cast<SenderSession>(session);
   const auto whole = [](const auto& entry) { return !entry.second->broken(); };
-  if (std::ranges::any_of(sessions_, whole)) newcomers_.insert(made.get());
+  if (!several() && std::ranges::any_of(sessions_, whole)) newcomers_.insert(made.get());
   sessions_[job] = made;
   made->adopted();
   made->passed(staged() ? std::max(version_.load(), offering_) : version_.load());
@@ -120,16 +144,7 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   } else if (offering_ != 0 && !ending_) {
     made->offer(offering_);
   }
-}
-
-void SenderBatch::note_absence(const SenderSession& session) {
-  if (session.renewed()) return;
-  absent_[session.peer_job()] = session.broken_status();
-  if (reported_ != &session && !session.left()) unreported_ = session.broken_status();
-}
-
-void SenderBatch::on_not_met(const std::string& job, const Status& why) {
-  absent_[job] = why;
+  count_decision();
 }
 
 void SenderBatch::on_sender_retired(SenderSession& session) {
@@ -146,6 +161,7 @@ void SenderBatch::on_sender_retired(SenderSession& session) {
 
 void SenderBatch::close_sessions() {
   for (auto& [job, session] : std::exchange(sessions_, {})) session->close(parting_from(*session));
+  count_decision();
 }
 
 void SenderBatch::renew_sessions() {
@@ -199,9 +215,7 @@ std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> versio
     newest_ = std::max(newest_, next);
     ending_ = false;
     begun_ = false;
-    taken_ = false;
-    failure_ = {};
-    lost_ = {};
+    outcome_ = {};
     if (staged()) return begin_snapshot();
     observe_offer(next);
     enter("wait for receivers");
@@ -241,18 +255,21 @@ void SenderBatch::on_taking(SenderSession& session) {
 void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
   if (status.ok()) {
     session.sum_digests(figures_.sums());
-    if (!taken_) figures_.keep_sums();
-    taken_ = true;
+    if (!outcome_.taken) figures_.keep_sums();
+    if (!std::exchange(outcome_.taken, true) && several() && any_offering()) begin_grace();
   } else if (session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) {
     // It is offered again once they have met.
   } else if (newcomers_.contains(&session)) {
     observe_late(session, status);
   } else if (status.code() == ErrorCode::kPeerLost) {
-    lost_ = status;
+    outcome_.lost = status;
     reported_ = &session;
-  } else if (failure_.ok()) {
-    failure_ = status;
+  } else if (outcome_.failure.ok()) {
+    outcome_.failure = status;
   }
+  if (!status.ok() && !session.renewed())
+    known_[session.peer_job()].missed =
+        newcomers_.contains(&session) ? Status(ErrorCode::kDeadlineExceeded, status.message()) : status;
   check_ended();
 }
 
@@ -260,22 +277,15 @@ bool SenderBatch::any_offering() const {
   return std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->offering(); });
 }
 
-void SenderBatch::leave_newcomers() {
-  const auto at_it = [&](const auto& entry) {
-    return entry.second->offering() && !newcomers_.contains(entry.second.get());
-  };
-  if (offering_ == 0 || ending_ || !taken_ || std::ranges::any_of(sessions_, at_it)) return;
-  for (const auto& [job, session] : sessions_)
-    if (session->offering() && !session->undecided(offering_))
-      session->fail_offer(failed(ErrorCode::kCancelled, "all others have it"_message));
-}
-
-// A job that was lost is no failure as long as another one has the version.
+// A job that was lost is no failure as long as another one has the version; of jobs that nobody waits for, nor is one
+// that failed.
 void SenderBatch::check_ended() {
   leave_newcomers();
   if (offering_ == 0 || any_offering()) return;
-  const Status outcome = !failure_.ok() ? failure_ : taken_ ? Status() : lost_;
-  if (outcome.ok() && !taken_) return;  // nobody is attached: somebody may come
+  const bool well = outcome_.taken && (several() || outcome_.failure.ok());
+  const Status outcome = well ? Status() : !outcome_.failure.ok() ? outcome_.failure : outcome_.lost;
+  if (outcome.ok() && !outcome_.taken) return;  // nobody is attached: somebody may come
+  loop().cancel_timer(std::exchange(outcome_.grace, 0));
   tried_ = newest_;
   offering_ = 0;
   if (outcome.ok()) version_ = operation_->version();  // else it may be sent again
@@ -284,7 +294,7 @@ void SenderBatch::check_ended() {
 
 void SenderBatch::fail_operation(const Status& status) {
   if (offering_ == 0 || std::exchange(ending_, true)) return;
-  if (!any_offering()) failure_ = status;
+  if (!any_offering()) outcome_.failure = status;
   for (const auto& [job, session] : sessions_) session->fail_offer(status);
   if (staged())
     check_snapshot();
@@ -365,18 +375,6 @@ void SenderBatch::await_readers() {
   }
 }
 
-Status SenderBatch::nobody_attached() const {
-  std::string text;
-  ErrorCode code = ErrorCode::kDeadlineExceeded;
-  for (const auto& [job, why] : absent_) {
-    text += fmt::format("{}job {}{}{}", text.empty() ? "" : "; ", job, why.ok() ? "" : ": ", why.message());
-    if (!why.ok()) code = why.code();
-  }
-  return failed(code, "{}: {} waited {:.1f} s to send version {}, and no job is attached{}{}"_message, describe(),
-                identity().name(), to_seconds(Clock::steady().now() - present_.start), offering_,
-                text.empty() ? "" : ": ", text);
-}
-
 void SenderBatch::on_deadline() {
   if (offering_ == 0) return;
   if (staged() && copying_.target && copying_.preparing.empty()) return;  // the copy is on its way
@@ -403,7 +401,7 @@ void SenderBatch::on_deadline() {
 }
 
 bool SenderBatch::cancel_operation() {
-  if (offering_ == 0 || ending_ || taken_) return false;
+  if (offering_ == 0 || ending_ || outcome_.taken) return false;
   if (staged() && copying_.target) return false;
   const auto begun = [&](const auto& entry) { return entry.second->begun(offering_); };
   if (std::ranges::any_of(sessions_, begun)) return false;

@@ -20,6 +20,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
 
   void open(const PairView& view, const CallLimits& limits) override;
   std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
+  void wait_peers(int jobs, int64_t version, Timeout timeout) override;
   BatchReport report() const override;
 
  private:
@@ -34,6 +35,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void on_begun(int64_t version) override;
   void on_offer_over(SenderSession& session, const Status& status) override;
   void on_prepared(SenderSession& session, const Status& status) override;
+  void on_taken(SenderSession& session, int64_t version) override;
   void on_digested(SenderSession& session, int64_t version) override;
   void on_unpinned(SenderSession& session) override;
   void on_sender_retired(SenderSession& session) override;
@@ -55,12 +57,17 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void watch_jobs();
   void watch_jobs_again();
   void meet_also(const std::string& job);
+  void let_go(const std::string& job);  // another batch of this rank takes it. Not on the loop's thread
   void stop_parted();
   bool begun(int64_t version) const;
   void count_decision();
   void observe_offer(int64_t version);
   void observe_withdrawal(int64_t version);
   void check_ended();
+  void describe_peer(BatchPeer& peer) const override;
+  bool several() const { return setup_.several; }
+  void begin_grace();
+  void end_grace();
   void leave_newcomers();
   bool any_offering() const;
   // Staged.
@@ -73,12 +80,22 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   Status nobody_attached() const;
   void note_absence(const SenderSession& session);
   void observe_late(const SenderSession& session, const Status& why);
+  std::string who_is_missing(int64_t version) const;
+  bool attached(const std::string& job) const;
 
   std::map<std::string, std::shared_ptr<SenderSession>> sessions_;  // by receiving job
-  // In place: jobs that came while others were there and have taken nothing yet. The ranks of this job may have met
-  // them at different versions, so that a send does not wait for them before they have begun to take it from all ranks.
+  // In place: jobs that came while others were there and have taken nothing yet, or did not come to take a version in
+  // time. The ranks of this job may have met them at different versions, so that a send does not wait for them before
+  // they have begun to take it from all ranks.
   std::set<const SenderSession*> newcomers_;
-  std::map<std::string, Status> absent_;  // why a job that has come is not attached
+  // What is known of a job that was attached, or was tried.
+  struct Known {
+    Status absence = {};  // why it is not attached
+    Status missed = {};   // why it has not the version that was offered last
+    int64_t version = 0;  // the newest that all its ranks have taken
+    int world = 0;
+  };
+  std::map<std::string, Known> known_;  // by job
   std::unique_ptr<Watch> jobs_watch_;
   std::vector<std::unique_ptr<Meeting>> parted_;  // with jobs that have left, to be stopped
   int64_t offering_ = 0;                          // 0: nothing
@@ -101,10 +118,15 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
     std::set<const SenderSession*> preparing, prepared;
   };
   Copying copying_;
-  uint64_t decisions_ GUARDED_BY(mutex_) = 0;  // for withdraw()
-  bool taken_ = false;                         // by a whole job
-  Status failure_;                             // of the offer: it ends with that once nobody reads any more
-  Status lost_;                                // a job that was at it
+  uint64_t decisions_ GUARDED_BY(mutex_) = 0;  // for those that wait for what jobs do
+  // What comes of the offer.
+  struct Outcome {
+    bool taken = false;  // by a whole job
+    Status failure;      // of the offer: it ends with that once nobody reads any more
+    Status lost;         // a job that was at it
+    EventLoop::TimerId grace = 0;
+  };
+  Outcome outcome_;
   // A loss that no call has ended with: the next one does, unless the job has come back by then.
   Status unreported_;
   const SenderSession* reported_ = nullptr;

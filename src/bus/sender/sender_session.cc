@@ -266,7 +266,11 @@ void SenderSession::on_progress(SourceLink&) {
 void SenderSession::on_done(SourceLink& link, const Done& done) {
   last_activity_ = Clock::steady().now();
   if (done.status.ok()) {
-    if (is_receiver(link)) setup_.on_moved(link.granted_bytes(), link.deltas());
+    if (is_receiver(link)) {
+      setup_.on_moved(link.granted_bytes(), link.deltas());
+      const auto has = [&](const auto& entry) { return entry.second->done_version() == done.version; };
+      if (std::ranges::all_of(receivers_, has)) owner_.on_taken(*this, done.version);
+    }
   } else {
     link.abort_run(done.status);
     if (staged() && is_receiver(link))

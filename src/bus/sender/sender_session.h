@@ -41,6 +41,7 @@ class SenderSessionOwner {
   virtual void on_offer_over(SenderSession& session, const Status& status) = 0;
   // Staged: what prepare() began is over.
   virtual void on_prepared(SenderSession& session, const Status& status) = 0;
+  virtual void on_taken(SenderSession& session, int64_t version) = 0;     // by all receiving ranks
   virtual void on_digested(SenderSession& session, int64_t version) = 0;  // staged: sum_digests() has those of it
   virtual void on_unpinned(SenderSession& session) = 0;                   // a slot, or what withdraw() waited for
   virtual void on_sender_retired(SenderSession& session) = 0;  // broken and idle: close and drop it, not at once

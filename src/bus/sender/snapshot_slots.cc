@@ -46,8 +46,10 @@ void SenderBatch::on_prepared(SenderSession& session, const Status& status) {
     copying_.prepared.insert(&session);
   } else if (!session.broken() && status.code() == ErrorCode::kPeerLost) {
     observe_late(session, status);
-  } else if (!session.broken() && failure_.ok()) {
-    failure_ = status;
+  } else if (several() && (!ending_ || status.code() == ErrorCode::kDeadlineExceeded)) {
+    known_[session.peer_job()].missed = status;
+  } else if (!session.broken() && outcome_.failure.ok()) {
+    outcome_.failure = status;
   }
   check_snapshot();
 }
@@ -61,7 +63,7 @@ void SenderBatch::observe_late(const SenderSession& session, const Status& why) 
 
 void SenderBatch::on_copied() {
   copying_.copied = true;
-  if (!snapshots_->status().ok()) failure_ = snapshots_->status();
+  if (!snapshots_->status().ok()) outcome_.failure = snapshots_->status();
   for (const auto& [job, session] : sessions_)
     if (copying_.preparing.contains(session.get())) session->copied(snapshots_->status());
   check_snapshot();
@@ -71,7 +73,7 @@ void SenderBatch::check_snapshot() {
   if (offering_ == 0 || !copying_.preparing.empty() || (copying_.target && !copying_.copied)) return;
   const int64_t version = std::exchange(offering_, 0);
   tried_ = newest_;
-  if (failure_.ok() && copying_.target) {
+  if (outcome_.failure.ok() && copying_.target) {
     observe_offer(version);
     slots_[*copying_.target] = {.version = version};
     newest_slot_ = *copying_.target;
@@ -81,7 +83,7 @@ void SenderBatch::check_snapshot() {
         session->offer_slot(version, *copying_.target);
   }
   copying_.target.reset();
-  end_operation(failure_);
+  end_operation(outcome_.failure);
   count_decision();
 }
 
