@@ -376,8 +376,8 @@ class Bus {
   // it, and kUnavailable if no store answers within BusOptions::timeout.
   // A process may make several for one (store, namespace, job, rank): they share the agent, the connection to the store
   // and the claim, and the last one to go, with what was made of it, gives them back. Their pairs and batches have
-  // names in common: a batch of one pair is registered once. Throws kInvalidArgument if `world` or `threads` differs from
-  // theirs. With an agent daemon a process has one Bus for a rank, and a second one throws kAlreadyExists.
+  // names in common: a batch of one pair is registered once. Throws kInvalidArgument if `world` or `threads` differs
+  // from theirs. With an agent daemon a process has one Bus for a rank, and a second one throws kAlreadyExists.
   explicit Bus(BusOptions options);
   Bus(Bus&&) noexcept;
   Bus& operator=(Bus&&) noexcept;
