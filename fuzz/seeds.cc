@@ -232,9 +232,9 @@ void add_store_messages(Seeds& seeds) {
   };
   const Status mismatch(ErrorCode::kMismatch, "no common protocol");
   add("Hello", Type::kHello, StoreHello{.release = "0.1.0", .client = 7, .last_revision = 1, .incarnation = kSelf});
-  add("Challenge", Type::kChallenge, Challenge{kMaxVersion, "0.1.0", {}});
+  add("Challenge", Type::kChallenge, Challenge{store::kMaxVersion, "0.1.0", {}});
   add("Proof", Type::kProof, ProofAnswer{});
-  add("Welcome", Type::kWelcome, StoreWelcome{kMaxVersion, "0.1.0", 9, Proof{}});
+  add("Welcome", Type::kWelcome, StoreWelcome{store::kMaxVersion, "0.1.0", 9, Proof{}});
   add("Refused", Type::kRefused, ReplyHead{.status = mismatch});
   add("RepublishLeases", Type::kRepublishLeases, LeaseTermList{{{5, seconds(10)}, {6, seconds(1)}}});
   add("RepublishKeys", Type::kRepublishKeys, KeyList{{kv}});

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -53,18 +54,14 @@ void be_rank(const char* job, const char* peer, Rank rank, int world, const Meet
            .threads = 1,
            .timeout = kTimeout});
   Pair pair = bus.pair({.name = "bench", .peer = peer, .timeout = kTimeout});
-  const Batch batch =
-      job == kTrainer ? pair.offer("tensors", specs, kTimeout) : pair.accept("tensors", specs, kTimeout);
+  const Batch batch = std::string_view(job) == kTrainer ? pair.offer("tensors", specs, kTimeout)
+                                                        : pair.accept("tensors", specs, kTimeout);
   say(Json{{"cpu_seconds", cpu_seconds_of_this_process()}, {"end", Clock::steady().now().time_since_epoch().count()}}
           .dump());
   barrier.arrive_and_wait(Deadline::after(kTimeout));  // nobody goes while others are at it
 }
 
 }  // namespace
-
-std::array<Crowd, 2> all_crowds() {
-  return {Crowd{"register/8+8", 8}, Crowd{"register/32+32", 32}};
-}
 
 void time_crowd(const Crowd& crowd, const Meeting& meeting, CrowdTimes& times) {
   Barrier barrier(2 * static_cast<uint32_t>(crowd.world));
