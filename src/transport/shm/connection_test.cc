@@ -200,7 +200,7 @@ TEST(ShmConnection, RefusesKeysThatShmDoesNotWrite) {
   refused([](RemoteKey& key) { key.bytes[5 + 4] = std::byte{1}; }, "bytes announced, the file has");
   refused([](RemoteKey& key) { key.fds.clear(); }, "with 0 descriptors");
   refused([](RemoteKey& key) { key.fds.resize(2); }, "with 2 descriptors");
-  refused([](RemoteKey& key) { key.fds.front() = UniqueFd(::socket(AF_UNIX, SOCK_STREAM, 0)); }, "no file");
+  refused([](RemoteKey& key) { key.fds.front() = UniqueFd(::socket(AF_UNIX, SOCK_STREAM, 0)); }, "not a file");
   RemoteKey packed = KeyTable::key_of_packed_memory();
   packed.fds.resize(1);
   expect_refused([&] { peer.add_key(0, std::move(packed)); }, {"with 1 descriptors"});
