@@ -106,7 +106,8 @@ def quantizing(name: str) -> Call:
 # What is called, what its argument is to be, and the words of the error that name it.
 CALLS: dict[str, tuple[Call, list[Any], str]] = {
     # connect()
-    **{f"connect {name}": (connecting(name), TEXT, f"{name} ") for name in ("pair", "role", "peer")},
+    **{f"connect {name}": (connecting(name), TEXT, f"{name} ") for name in ("pair", "role")},
+    "connect peer": (connecting("peer"), [*(bad for bad in TEXT if bad != ["x"]), [], [5], [SURROGATE]], "peer"),
     **{f"connect {name}": (connecting(name), TEXT, f"{name} ") for name in ("store", "namespace", "agent")},
     "connect rank": (connecting("rank"), WHOLE, "rank "),
     "connect world": (connecting("world"), WHOLE, "world "),
@@ -133,10 +134,11 @@ CALLS: dict[str, tuple[Call, list[Any], str]] = {
     "delta": (option("delta"), FLAG, "delta "),
     "snapshots": (
         option("snapshots"),
-        [*WHOLE, 1, 9, -1, None, True],
+        [*WHOLE, 1, 9, -1, True],
         "snapshots .*from 2 to 8|snapshots .*whole number",
     ),
     "timeout": (option("timeout"), SECONDS, "timeout "),
+    "grace": (option("grace"), SECONDS, "grace "),
     "map": (option("map"), [5, "x", [], object()], "map "),
     "a key of map": (lambda bad, sides: sides.register(map={bad: "x"}), ["(", SURROGATE, 5, b"x"], "map: key "),
     "a value of map": (lambda bad, sides: sides.register(map={"w": bad}), [5, [5], SURROGATE, "", [b"x"]], "map|Part"),
