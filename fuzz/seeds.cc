@@ -276,10 +276,12 @@ void add_records(Seeds& seeds) {
   seeds.add("records", "manifest_sources", "m" + write_record(ManifestRecord{of, {{embed, row}}}));
   seeds.add("records", "batch",
             "b" + write_record(BatchRecord{of, true, true, true, 7, 8, "0123456789abcdef", {{"model.bias"}, {norm}}}));
-  seeds.add("records", "failure", "f" + write_record(FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}}));
+  seeds.add("records", "failure",
+            "f" + write_record(FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {{17, 2}}, true}));
   seeds.add("records", "renewal", "n" + write_record(RenewalRecord{of, {{17, 2}, {18, 1}}}));
   seeds.add("records", "gathered", "s" + write_record(GatheredRecord{of, "4x2"}));
-  seeds.add("records", "registration", "g" + write_record(FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}}));
+  seeds.add("records", "registration",
+            "g" + write_record(FailureRecord{of, Status(ErrorCode::kMismatch, "no"), {}, false}));
   seeds.add("records", "key", "ktrainer/12");
 }
 

@@ -322,6 +322,51 @@ TEST_F(OneJobToSeveral, AJobGoesOverToTheBatchThatNamesIt) {
   expect_all_well(3 * hang_limit());
 }
 
+// A pair that goes before it has registered is no loss to a job that another pair of its process names.
+TEST_F(OneJobToSeveral, APairThatGoesConcernsOnlyTheJobsThatItNames) {
+  const Signal joined, gone, tried;
+  start("trainer/0", [&] {
+    Side side = trainer(0, 1);
+    side.options.mode = Mode::kStaged;
+    std::vector<float> tensor = local_tensor(side);
+    Bus bus({.job = "trainer", .store = store_});
+    Pair pair = bus.pair({.name = "weights", .peers = {"engine0"}});
+    for (int engine = 0; engine < 2; ++engine) joined.wait();
+    bus.pair({.name = "weights", .peers = {"engine1"}});
+    for (int engine = 0; engine < 2; ++engine) gone.raise();
+    for (int engine = 0; engine < 2; ++engine) tried.wait();
+    Batch batch = register_tensor(pair, side, tensor.data());
+    fill(side, tensor, 1);
+    batch.send(1, kLong).wait();
+    batch.wait_peers(1, 1, kLong);
+    return 0;
+  });
+  for (const std::string job : {"engine0", "engine1"})
+    start(job + "/0", [=, this, &joined, &gone, &tried] {
+      Side side{.job = job, .peer = "trainer", .layout = "1:R"};
+      std::vector<float> tensor = local_tensor(side);
+      Bus bus({.job = job, .store = store_});
+      Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+      joined.raise();
+      gone.wait();
+      const auto fails = [&](Timeout timeout, ErrorCode code, const std::string& words) {
+        side.rendezvous = timeout;
+        return fails_with([&] { register_tensor(pair, side, tensor.data()); }, code, words);
+      };
+      const bool told = job == "engine1"
+                            ? fails(kLong, ErrorCode::kPeerLost, "trainer/0 left before it had registered")
+                            : fails(std::chrono::seconds(1), ErrorCode::kDeadlineExceeded, "missing: trainer/0");
+      tried.raise();
+      REQUIRE_HERE(told);
+      if (job == "engine1") return 0;
+      side.rendezvous = kLong;
+      Batch batch = register_tensor(pair, side, tensor.data());
+      REQUIRE_HERE(batch.recv({}, kLong).wait() == 1 && holds(side, tensor, 1));
+      return 0;
+    });
+  expect_all_well(3 * hang_limit());
+}
+
 // The last Bus of a rank gives it back; until then others go on.
 TEST_F(OneJobToSeveral, ThePlaceOfARankIsSharedWithinItsProcess) {
   start("spare/0", [&] {

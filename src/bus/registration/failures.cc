@@ -76,12 +76,14 @@ bool BatchExchange::throw_if_gone(std::span<const Missing> missing, Deadline dea
     return false;  // who waits says so, and looks again
   }
   const std::string what = describe();
+  const uint64_t self = speaker();
   for (const auto& [side, ranks] : missing) {
     for (const Rank rank : ranks) {
       const auto it = left.find(prefix + rank_name(side.job, rank));
       if (it == left.end()) continue;
       const FailureRecord record = read_record<FailureRecord>(it->first, it->second.value);
       if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
+      if (record.only_seen && std::ranges::find(record.seen, self, &Seen::speaker) == record.seen.end()) continue;
       fail(record.status.code(), "{}: {}"_message, what, record.status.message());
     }
   }

@@ -119,10 +119,11 @@ std::string PairRecords::missing(const std::string& job) const {
   return rank_list(job, ranks);
 }
 
-std::vector<Seen> PairRecords::seen() const {
+std::vector<Seen> PairRecords::seen(const std::function<bool(const std::string&)>& of_job) const {
   std::vector<Seen> all;
   for (const auto& [job, ranks] : jobs_)
-    for (const auto& [rank, record] : ranks) all.push_back({.speaker = speaker_of(record.rank.incarnation, job, rank)});
+    for (const auto& [rank, record] : ranks)
+      if (!of_job || of_job(job)) all.push_back({.speaker = speaker_of(record.rank.incarnation, job, rank)});
   return all;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -33,7 +34,8 @@ class PairRecords {
   bool gone(const std::string& job) const { return !jobs_.contains(job) && !has_dead(job); }
   // Who of `job` is not, in words; empty if all are.
   std::string missing(const std::string& job) const;
-  std::vector<Seen> seen() const;
+  // Of the jobs that fit; without a predicate, of all.
+  std::vector<Seen> seen(const std::function<bool(const std::string& job)>& of_job = {}) const;
   // By rank; they are gone from here. REQUIRES: complete(job)
   std::vector<RankRecord> take(const std::string& job);
 

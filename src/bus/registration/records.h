@@ -131,6 +131,7 @@ struct FailureRecord {
   Registration of;  // the one that failed
   Status status;
   std::vector<Seen> seen;  // whose records it read: to them it speaks
+  bool only_seen = false;  // and to nobody who comes later: the rank is there for other jobs
 
   static void fields(auto& f, auto& self) {
     f("of", self.of);
@@ -140,6 +141,7 @@ struct FailureRecord {
     });
     status_text_field(f, code, self.status, 64 << 10);
     f("seen", self.seen, kMaxSeen);
+    f("only_seen", self.only_seen);
   }
 };
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 
 #include "base/fail.h"
@@ -220,10 +221,16 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
       return all_in();
     } catch (const Error& error) {
       // Those whose records were read may not have read this rank's yet, and it will not be there for long.
-      if (!limits.background)
-        publish_failure(
-            failures + rank_name(identity_.job, identity_.rank),
-            {.of = {own_.incarnation, 0}, .status = Status(error.code(), error.what()), .seen = records.seen()}, true);
+      if (!limits.background) {
+        const bool others = names_others(pair, peer_job);  // with which it goes on
+        const auto is_told = [&](const std::string& job) { return !others || std::ranges::count(jobs, job) != 0; };
+        publish_failure(failures + rank_name(identity_.job, identity_.rank),
+                        {.of = {own_.incarnation, 0},
+                         .status = Status(error.code(), error.what()),
+                         .seen = records.seen(is_told),
+                         .only_seen = others},
+                        true);
+      }
       throw Error(error.code(), fmt::format("pair {}: {}", pair, error.what()));
     }
   };
@@ -319,6 +326,13 @@ void Rendezvous::drop(const PairView& view) {
     if (--jobs[job].pairs == 0) jobs.erase(job);
 }
 
+bool Rendezvous::names_others(const std::string& pair, const std::string& job) const {
+  const MutexLock lock(mutex_);
+  const auto jobs = joined_.find(pair);
+  if (jobs == joined_.end()) return false;
+  return std::ranges::any_of(jobs->second, [&](const auto& of) { return of.first != job && of.second.pairs > 0; });
+}
+
 bool Rendezvous::is_named(const std::string& pair, const std::string& job) const {
   const MutexLock lock(mutex_);
   const auto jobs = joined_.find(pair);
@@ -331,17 +345,29 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
   const std::string failures = pair_failure_prefix(identity_.name_space, view.name);
   const std::string own = pair_key(identity_.name_space, view.name, identity_.job, identity_.rank);
   const StoreView records = store_.range(pair_prefix(identity_.name_space, view.name), seconds(1)).items;
+  std::set<std::string> left;  // the jobs that no other pair of this process names
+  bool last = true;            // it has no other pair of this name
   {
     const MutexLock lock(mutex_);
-    if (joined_[view.name][view.peer_job].revision != view.revision) return;  // it has joined again since
+    std::map<std::string, Joined>& joined = joined_[view.name];
+    if (joined[view.peer_job].revision != view.revision) return;  // it has joined again since
+    const std::vector<std::string> named = view.named();
+    for (const auto& [job, of] : joined) {
+      const int others = of.pairs - (std::ranges::find(named, job) != named.end() ? 1 : 0);
+      if (others > 0)
+        last = false;
+      else
+        left.insert(job);
+    }
   }
   if (!records.contains(own)) return;
   const bool heard = std::ranges::any_of(
       records, [&](const auto& item) { return item.first != own && !item.first.starts_with(failures); });
   if (!heard) return;
   std::vector<Seen> seen;
+  const auto is_told = [&](const std::string& job) { return last || left.contains(job); };
   const auto speak_to = [&](const std::string& job, const std::vector<RankRecord>& ranks) {
-    for (size_t rank = 0; rank < ranks.size(); ++rank)
+    for (size_t rank = 0; is_told(job) && rank < ranks.size(); ++rank)
       seen.push_back({.speaker = speaker_of(ranks[rank].incarnation, job, static_cast<Rank>(rank))});
   };
   speak_to(identity_.job, view.own);
@@ -349,11 +375,13 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
   if (!view.jobs.empty()) {  // those that have come by now
     PairRecords come(pair_prefix(identity_.name_space, view.name), failures, 0, view.revision);
     come.read(records);
-    const std::vector<Seen> there = come.seen();
+    const std::vector<Seen> there = come.seen(is_told);
     seen.insert(seen.end(), there.begin(), there.end());
   }
+  if (seen.empty()) return;
   publish_failure(failures + rank_name(identity_.job, identity_.rank),
-                  {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen)}, lasting);
+                  {.of = {own_.incarnation, 0}, .status = reason, .seen = std::move(seen), .only_seen = !last},
+                  lasting);
 }
 
 std::string Rendezvous::decision_key(const PairView& view, const std::string& batch, const std::string& session,

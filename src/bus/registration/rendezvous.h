@@ -66,7 +66,8 @@ class Rendezvous {
   void keep(const PairView& view);
   void drop(const PairView& view);
   bool is_named(const std::string& pair, const std::string& job) const;
-  // Tells those of the pair that are still there that this rank will register nothing more, and why.
+  // Tells those of the pair that are still there that this rank will register nothing more, and why; but not the jobs
+  // that another pair of this process names, nor, while there is one of that name, the own ranks.
   void leave(const PairView& view, const Status& reason, bool lasting);
   // What the ranks of this job do with a staged version: one compare-and-set. Whoever comes first decides; returns
   // whether it is taken. `before`, the decision on an earlier one, is forgotten. Throws kUnavailable if the store
@@ -103,6 +104,8 @@ class Rendezvous {
   int64_t publish_pair(const std::string& pair, const std::vector<std::string>& jobs, const CallLimits& limits);
   PairView await_pair(const std::string& pair, const std::string& peer_job, int64_t revision, int64_t failures_from,
                       const CallLimits& limits);
+  // Whether pairs of this process name jobs besides that one.
+  bool names_others(const std::string& pair, const std::string& job) const;
 
   Store& store_;
   WaitList& waits_;
