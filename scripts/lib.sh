@@ -67,6 +67,14 @@ apt_apart() {
     -o Dir::State::status="$folder/status" "${sources[@]}" "${@:3}"
 }
 
+# Where this machine has its Debian 12 packages from.
+debian_mirror() {
+  local found
+  found=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' | sed -n 's/^bookworm main //p' | sort -u)
+  [ -n "$found" ] || fail 2 "apt knows no packages of Debian 12 here: run apt-get update"
+  echo "${found%%$'\n'*}"
+}
+
 # A virtual environment of TESSERA_PYTHON (python3) with the named PyPI packages; quick when they are there.
 need_venv() {
   # A set-up that was interrupted leaves a python without pip.

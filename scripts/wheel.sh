@@ -31,7 +31,7 @@ need_packages "${build_packages[@]}" dpkg-dev
 work=$root/build/wheels
 bundle=$work/bundle
 glibc=$work/glibc
-mirror=http://deb.debian.org/debian
+mirror=$(debian_mirror)
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 machine=$(gcc -dumpmachine)
 

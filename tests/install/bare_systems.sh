@@ -8,7 +8,7 @@
 [ $# -ge 1 ] || { show_help; exit 2; }
 wheels=$(cd "$caller" && realpath "$1")
 systems=$(cd "$caller" && realpath -m "${2:-$root/build/bare}")
-mirror=http://deb.debian.org/debian
+mirror=$(debian_mirror)
 torches=("" 2.6.0 "${torch_wheels[0]#torch==}")
 [ "$(id -u)" -eq 0 ] || fail 2 "bare systems are made and entered by root only"
 need_packages debootstrap dpkg-dev python3-venv
