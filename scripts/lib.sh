@@ -38,6 +38,16 @@ fail() {
 # The comment at the head of the script.
 show_help() { sed -n '2,/^[^#]/ s/^# \?//p' "$script"; }
 
+# as_root COMMAND [ARGUMENT...]
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then
+    "$@"
+  else
+    command -v sudo >/dev/null || fail 2 "this wants root, and sudo is not installed: $*"
+    sudo "$@"
+  fi
+}
+
 # Installs those of the named Debian packages that are missing; quick when none is.
 need_packages() {
   local missing=() package
@@ -46,13 +56,8 @@ need_packages() {
   done
   [ ${#missing[@]} -eq 0 ] && return 0
   say "installing: ${missing[*]}"
-  local sudo=()
-  if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || fail 2 "these packages are missing, and neither root nor sudo is at hand: ${missing[*]}"
-    sudo=(sudo)
-  fi
-  "${sudo[@]}" apt-get update -qq &&
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+  as_root apt-get update -qq &&
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
     fail 1 "could not install ${missing[*]}: is there a network?"
 }
 
@@ -69,9 +74,13 @@ apt_apart() {
 
 # Where this machine has its Debian 12 packages from.
 debian_mirror() {
-  local found
-  found=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' | sed -n 's/^bookworm main //p' | sort -u)
-  [ -n "$found" ] || fail 2 "apt knows no packages of Debian 12 here: run apt-get update"
+  local found list=(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)')
+  found=$("${list[@]}" | sed -n 's/^bookworm main //p')
+  if [ -z "$found" ]; then  # its lists are not there
+    as_root apt-get update -qq >&2
+    found=$("${list[@]}" | sed -n 's/^bookworm main //p')
+  fi
+  [ -n "$found" ] || fail 2 "apt has no source of Debian 12 here"
   echo "${found%%$'\n'*}"
 }
 
