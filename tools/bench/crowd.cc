@@ -14,8 +14,6 @@
 namespace tessera::bench {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr Timeout kTimeout = std::chrono::seconds(60);
 constexpr Index kRows = 64, kColumns = 64;  // of each tensor
 constexpr char kTrainer[] = "trainer", kServer[] = "server";
@@ -56,7 +54,8 @@ void be_rank(const char* job, const char* peer, Rank rank, int world, const Meet
   Pair pair = bus.pair({.name = "bench", .peer = peer, .timeout = kTimeout});
   const Batch batch = std::string_view(job) == kTrainer ? pair.offer("tensors", specs, kTimeout)
                                                         : pair.accept("tensors", specs, kTimeout);
-  say(Json{{"cpu_seconds", cpu_seconds_of_this_process()}, {"end", Clock::steady().now().time_since_epoch().count()}}
+  say(nlohmann::json{{"cpu_seconds", cpu_seconds_of_this_process()},
+                     {"end", Clock::steady().now().time_since_epoch().count()}}
           .dump());
   barrier.arrive_and_wait(Deadline::after(kTimeout));  // nobody goes while others are at it
 }
@@ -75,7 +74,7 @@ void time_crowd(const Crowd& crowd, const Meeting& meeting, CrowdTimes& times) {
   double cpu_seconds = 0;
   int64_t end = begin;
   for (const std::string& said : hear_all(ranks, Deadline::after(2 * kTimeout))) {
-    const Json json = Json::parse(said);
+    const auto json = nlohmann::json::parse(said);
     cpu_seconds += json.at("cpu_seconds").get<double>();
     end = std::max(end, json.at("end").get<int64_t>());
   }
