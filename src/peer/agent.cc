@@ -89,9 +89,9 @@ void Agent::claim_batch(const std::string& pair, const std::string& batch, std::
 }
 
 bool Agent::claim_batch_of(const std::string& pair, const std::string& batch, const std::string& job,
-                           std::function<void()> let_go) {
+                           const std::function<void()>& let_go) {
   const MutexLock lock(mutex_);
-  return batches_.try_emplace({pair, batch, job}, std::move(let_go)).second;
+  return batches_.try_emplace({pair, batch, job}, let_go).second;
 }
 
 void Agent::release_batch(const std::string& pair, const std::string& batch, const std::string& job) {

@@ -61,7 +61,7 @@ class Agent {
   // Likewise with a job that has come. False if the rank has the batch with it already. `let_go` is called on the
   // thread of the claim that wants it.
   bool claim_batch_of(const std::string& pair, const std::string& batch, const std::string& job,
-                      std::function<void()> let_go);
+                      const std::function<void()>& let_go);
   void release_batch(const std::string& pair, const std::string& batch, const std::string& job);
   // From now on callers that attach to `session` are given to `acceptor`; those that came early, at once. On the loop.
   void open_session(const std::string& session, Acceptor* acceptor) { sessions_.open(session, acceptor); }
