@@ -3,6 +3,7 @@ long a caller waits."""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from ranks import LIMIT, run
 torch = pytest.importorskip("torch")
 
 
-W = {"w": torch.zeros(3)}  # kept: a batch holds tensors of a dict weakly
+W = {"w": torch.zeros(3)}
 ONES = torch.ones(3)
 
 
@@ -204,6 +205,31 @@ def test_the_first_call_waits_no_longer_than_it_is_told(loopback: Loopback, lone
         with pytest.raises(tessera.DeadlineExceededError):
             at_once()
         assert time.monotonic() - begin < LIMIT / 4
+
+
+@pytest.mark.parametrize("timeout", [None, 2 * LIMIT])
+def test_a_wait_for_a_registration_ends_when_another_thread_interrupts(
+    lonely: tessera.Batch, timeout: float | None
+) -> None:
+    handle = lonely.recv(blocking=False, timeout=2 * LIMIT)
+    main, waits = threading.get_ident(), threading.Event()
+
+    def interrupt() -> None:
+        waits.wait(LIMIT)
+        until(lambda: sys._current_frames()[main].f_code is threading.Condition.wait.__code__)
+        _thread.interrupt_main()  # no signal comes, which would wake a lock
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    begin = time.monotonic()
+    try:
+        waits.set()
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait(timeout)
+    finally:
+        interrupting.join(LIMIT)
+        assert handle.cancel()
+    assert time.monotonic() - begin < LIMIT / 2
 
 
 def test_a_batch_that_another_thread_registers_is_waited_for_as_long(lonely: tessera.Batch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,18 @@ class Transfer:
         except Error:
             return self._torn()
         return True
+
+
+_LOOK_SECONDS = 1.0  # as the core looks, while it waits
+
+
+def _wait(event: threading.Event, end: float = math.inf) -> bool:
+    """Until the event is set, or until `end`: whether it is set. Ctrl-C ends it, also if another thread got the signal
+    or called `_thread.interrupt_main()`: neither wakes a lock, so it looks."""
+    while not event.wait(max(min(end - time.monotonic(), _LOOK_SECONDS), 0.0)):
+        if time.monotonic() >= end:
+            return False
+    return True
 
 
 class Beginning:
@@ -115,13 +128,13 @@ class Beginning:
     def wait_for(self, timeout: float) -> bool:
         """Waits `timeout` seconds at most for that."""
         end = time.monotonic() + timeout
-        if not self._over.wait(timeout):
+        if not _wait(self._over, end):
             return False
         return self._transfer is None or self._transfer.core.wait_for(max(end - time.monotonic(), 0.0))
 
     def wait(self) -> Transfer:
         """The transfer, once it has begun. Raises what it has failed with."""
-        self._over.wait()  # it has a deadline of its own
+        _wait(self._over)  # it has a deadline of its own
         if self._error is not None:
             raise copy.copy(self._error)  # each time one of its own, with its own traceback
         assert self._transfer is not None
