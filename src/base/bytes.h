@@ -1,5 +1,5 @@
-// Writing and reading of binary messages, little-endian. A reader never trusts its input: every read is checked against
-// what is left, and a length against a limit that the caller names.
+// Reading and writing binary messages, little-endian. A reader never trusts its input: it checks every read against the
+// bytes that are left, and every length against a limit that the caller gives.
 #pragma once
 
 #include <bit>
@@ -33,7 +33,7 @@ class ByteWriter {
   }
   void put_string(std::string_view text) { put_bytes(std::as_bytes(std::span(text))); }
 
-  // Keeps the memory for what is written next, but no more than `most` bytes.
+  // Clears the buffer and keeps its memory for the next message, but no more than `most` bytes of it.
   void clear(size_t most) {
     bytes_.clear();
     if (bytes_.capacity() > most) bytes_ = {};
@@ -52,8 +52,8 @@ class ByteWriter {
   std::vector<std::byte> bytes_;
 };
 
-// Reads what a ByteWriter wrote. Every getter throws Error(kInvalidArgument) that names `what` when the message is too
-// short or a length above its limit; nothing is allocated before its length has been checked.
+// Reads what a ByteWriter wrote. Every getter throws Error(kInvalidArgument), which names `what`, if the message is too
+// short or a length exceeds its limit. A length is checked before anything is allocated for it.
 class ByteReader {
  public:
   ByteReader(std::span<const std::byte> bytes, std::string_view what) : bytes_(bytes), what_(what) {}
@@ -79,7 +79,7 @@ class ByteReader {
       fail(ErrorCode::kInvalidArgument, "{}: unknown code {}"_message, what_, static_cast<int64_t>(value));
     return static_cast<E>(value);
   }
-  // A count of elements that take at least `element_bytes` each in what is left.
+  // A count of elements, each of which takes at least `element_bytes` of what is left.
   uint32_t get_count(uint32_t limit, size_t element_bytes = 1) {
     const auto count = get<uint32_t>();
     if (count > limit || count * uint64_t{element_bytes} > left())

@@ -1,4 +1,4 @@
-// Time that tests can replace, and the deadline every wait carries.
+// Time that tests can replace, and the deadline that every wait carries.
 #pragma once
 
 #include <chrono>
@@ -13,11 +13,11 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual TimePoint now() const = 0;
-  // CLOCK_MONOTONIC; lives as long as the process.
+  // CLOCK_MONOTONIC. It lives as long as the process.
   static const Clock& steady();
 };
 
-// A clock that stands still until told to move; for tests. Thread-compatible.
+// A clock that stands still until it is advanced; for tests. Thread-compatible.
 class FakeClock final : public Clock {
  public:
   TimePoint now() const override { return now_; }
@@ -30,7 +30,7 @@ class FakeClock final : public Clock {
 // The moment at which a wait gives up. A value.
 class Deadline {
  public:
-  // A timeout beyond the end of time is none.
+  // A timeout beyond the end of time means no deadline.
   static Deadline after(Duration timeout, const Clock& clock = Clock::steady()) {
     const TimePoint now = clock.now();
     return Deadline(timeout < TimePoint::max() - now ? now + timeout : TimePoint::max());

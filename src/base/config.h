@@ -1,4 +1,4 @@
-// Every environment variable that Tessera reads, in one table; those of launchers stand in base/launch.h.
+// Every environment variable that Tessera reads, in one table. Those of launchers are in base/launch.h.
 #pragma once
 
 #include <span>
@@ -11,13 +11,13 @@ struct EnvironmentVariable {
   std::string_view name;
   std::string_view default_value;
   std::string_view meaning;
-  bool secret = false;  // its value is shown nowhere
+  bool secret = false;  // never print its value
 };
 
 // The table behind Config, for `tessera doctor` and the documentation.
 std::span<const EnvironmentVariable> environment_variables();
 
-// What the environment says, read once at the first call of get(). Immutable, hence thread-safe.
+// The values from the environment, read once at the first call of get(). Immutable, hence thread-safe.
 struct Config {
   std::string log_level;        // TESSERA_LOG
   std::string log_format;       // TESSERA_LOG_FORMAT
@@ -36,7 +36,7 @@ struct Config {
   std::string allow_ptrace;     // TESSERA_ALLOW_PTRACE
 
   static const Config& get();
-  // For tests: the next get() reads it again. REQUIRES: nobody uses what get() gave
+  // For tests: the next get() reads the environment again. REQUIRES: no result of get() is in use
   static void forget();
 };
 

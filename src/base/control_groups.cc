@@ -19,9 +19,9 @@ bool names(std::string list, std::string_view controller) {
   return false;
 }
 
-// CPUs that one group grants.
+// CPUs that one group allows.
 std::optional<uint64_t> cpus_of(const ControlGroup& group) {
-  uint64_t quota = 0;  // microseconds of CPU in every `period`; 0 where there is no limit
+  uint64_t quota = 0;  // microseconds of CPU in every `period`; 0 without a limit
   uint64_t period = 0;
   if (group.generation == ControlGroup::Generation::kV2) {
     std::ifstream(group.folder + "/cpu.max") >> quota >> period;  // or "max PERIOD"

@@ -1,17 +1,17 @@
-// The name of an enumerator, from the compiler: an enum whose names are said elsewhere needs no list of its own.
+// The name of an enumerator, taken from the compiler, so that no enum needs a table of names.
 #pragma once
 
 #include <string_view>
 
 namespace tessera {
 
-// Not for use: what the compiler calls this function ends in the enumerator's qualified name.
+// Internal: the compiler's name for this function ends in the enumerator's qualified name.
 template <auto value>
 consteval auto enumerator_signature() {
   return __PRETTY_FUNCTION__;
 }
 
-// Whether one of its enum's enumerators has that value.
+// Whether the enum has an enumerator with this value.
 template <auto value>
 inline constexpr bool kIsEnumerator =
     std::string_view(enumerator_signature<value>()).find("value = (") == std::string_view::npos;

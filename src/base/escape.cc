@@ -14,7 +14,7 @@ struct Character {
   bool valid = false;
 };
 
-// The first character of a text that is not empty: UTF-8 as RFC 3629 has it (no surrogates, nothing overlong).
+// The first character of a non-empty text, in UTF-8 as RFC 3629 defines it (no surrogates, no overlong forms).
 Character first_character(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);

@@ -54,7 +54,7 @@ void EventLoop::stop() {
     stopping_ = true;
   }
   const uint64_t one = 1;
-  (void)!::write(wake_.get(), &one, sizeof(one));  // fails only when it is set already
+  (void)!::write(wake_.get(), &one, sizeof(one));  // fails only if it is set already
   if (thread_.joinable()) thread_.join();
 }
 
@@ -146,14 +146,14 @@ void EventLoop::run_tasks() {
   }
   for (Task& task : running_) {
     guarded("a task", task);
-    task = nullptr;  // what it holds is let go before a later task is run, which somebody may be waiting for
+    task = nullptr;  // release what the task holds before the next one runs: somebody may be waiting for it
   }
   running_.clear();
 }
 
 void EventLoop::run_timers() {
   const TimePoint now = clock_.now();
-  const TimerId end = next_id_;  // timers set meanwhile wait for the next round, descriptors come first
+  const TimerId end = next_id_;  // timers added from here on run in the next round, after its descriptors
   while (!timers_.empty() && timers_.begin()->first.first <= now && timers_.begin()->first.second < end) {
     const auto timer = timers_.extract(timers_.begin());
     timer_times_.erase(timer.key().second);
@@ -163,7 +163,7 @@ void EventLoop::run_timers() {
 
 void EventLoop::dispatch(uint64_t id, uint32_t events) {
   const auto found = watched_.find(id);
-  if (found == watched_.end()) return;  // removed by a callback before this one
+  if (found == watched_.end()) return;  // an earlier callback removed it
   const std::shared_ptr<Watched> watched = found->second;
   try {
     watched->callback(events);

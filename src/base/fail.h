@@ -1,4 +1,4 @@
-// Throwing with a formatted message, and checks of invariants that print both values.
+// Throwing errors with formatted messages, and invariant checks that print both values.
 #pragma once
 
 #include <fmt/format.h>
@@ -25,7 +25,8 @@ Status failed(ErrorCode code, std::type_identity_t<MessageFormat<Args...>> messa
   return Status(code, fmt::format(message.format, std::forward<Args>(args)...));
 }
 
-// For what cannot happen unless this project is wrong: kInternal, with a text that no page explains.
+// For what cannot happen unless this project has a bug: throws kInternal, with a text that has no entry in the
+// documentation.
 template <typename... Args>
 [[noreturn]] void fail_internal(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ErrorCode::kInternal, fmt::format(format, std::forward<Args>(args)...));
@@ -35,7 +36,7 @@ Status failed_internal(fmt::format_string<Args...> format, Args&&... args) {
   return Status(ErrorCode::kInternal, fmt::format(format, std::forward<Args>(args)...));
 }
 
-// The code that a caller of a system call that set `error` should see.
+// The error code for a failed system call that set errno to `error`.
 ErrorCode code_of_errno(int error);
 
 // Throws "<what>: <strerror>", with the code that `error` (errno by default) stands for.

@@ -1,4 +1,5 @@
-// Named places in the code at which tests let a process die, or look. A relaxed load each where no hook is set.
+// Named places in the code at which tests kill the process or look at it. Each costs one relaxed load if no hook is
+// set.
 #pragma once
 
 #include <atomic>

@@ -15,11 +15,11 @@ namespace {
 
 constexpr size_t kWordBits = 64;
 
-// A bit for each number that a UniqueFd owns. Pages that no number has touched take no memory.
+// One bit for each descriptor number that a UniqueFd owns. Pages that were never touched take no memory.
 constinit std::array<std::atomic<uint64_t>, kMaxTrackedFds / kWordBits> tracked{};
 
-// std::shared_mutex would let threads that close one descriptor after the other keep a fork waiting for ever: it
-// prefers readers.
+// std::shared_mutex prefers readers: threads that close descriptors one after another would keep a fork waiting for
+// ever.
 class ForkMutex {
  public:
   void lock() { ::pthread_rwlock_wrlock(&lock_); }
@@ -30,14 +30,14 @@ class ForkMutex {
  private:
   pthread_rwlock_t lock_ = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 };
-// Held shared while a descriptor is untracked and closed, exclusively across a fork: a fork between the two would leave
+// Held shared while a descriptor is untracked and closed, exclusively across a fork. A fork between the two would leave
 // the child with a descriptor that nobody closes.
 struct ForkLock {
   ForkMutex mutex{};
-  ForkLock* parents = nullptr;  // unused in the child: it counts waiters that are threads only of the parent
+  ForkLock* parents = nullptr;  // unused in the child: it counts waiters that are threads of the parent
 };
 constinit ForkLock first_lock;
-constinit std::atomic<ForkLock*> fork_lock{&first_lock};  // this process' own
+constinit std::atomic<ForkLock*> fork_lock{&first_lock};  // this process's own
 constinit ForkLock* childs_lock = nullptr;                // during a fork; guarded by fork_lock
 
 std::shared_lock<ForkMutex> not_forking() {
@@ -57,12 +57,13 @@ void clear_bit(int fd) {
 
 }  // namespace
 
-// Only what is safe in a child of a process with threads: no allocation, no destructor, no lock but its own.
+// Does only what is safe in a forked child of a process with threads: no allocation, no destructor, no lock of the
+// parent.
 struct ForkHandlers {
   static void before() {
     ForkLock* const own = fork_lock.load(std::memory_order_relaxed);
     own->mutex.lock();
-    childs_lock = new ForkLock{.parents = own};  // here, since the child must not allocate
+    childs_lock = new ForkLock{.parents = own};  // allocated here, since the child must not allocate
   }
   static void in_parent() {
     delete std::exchange(childs_lock, nullptr);
@@ -71,7 +72,7 @@ struct ForkHandlers {
   static void in_child() {
     for (size_t w = 0; w < tracked.size(); ++w) {
       uint64_t bits = tracked[w].load(std::memory_order_relaxed);
-      if (bits == 0) continue;  // not written to, so that the child does not copy the page
+      if (bits == 0) continue;  // do not write to it, or the child would copy the page
       tracked[w].store(0, std::memory_order_relaxed);
       for (; bits != 0; bits &= bits - 1) ::close(static_cast<int>(w * kWordBits) + std::countr_zero(bits));
     }
@@ -84,7 +85,8 @@ struct ForkHandlers {
 
 namespace {
 
-// As the program starts, before it has threads: a fork while one of them did this would leave the child waiting for it.
+// Runs when the program starts, before it has threads. A fork while another thread did this would leave the child
+// waiting for it.
 [[maybe_unused]] const int installed =
     ::pthread_atfork(ForkHandlers::before, ForkHandlers::in_parent, ForkHandlers::in_child);
 

@@ -1,12 +1,12 @@
 // A file descriptor that closes itself. Move-only; not thread-safe.
 //
-// It stays with the process that made it: fork() closes in the child every descriptor that a UniqueFd owns, so that a
-// peer sees a connection end with this process although a child lives on. The child's copy of such an object is empty;
-// it closes nothing, whatever the number has come to mean there. keep_across_fork() makes an exception.
+// It stays with the process that made it: after fork(), the child closes every descriptor that a UniqueFd owns, so that
+// a peer sees a connection end with this process even if a child lives on. The child's copy of such an object is empty;
+// it closes nothing, whatever the number means there by now. keep_across_fork() makes an exception.
 //
-// What runs no fork handlers (vfork, posix_spawn, a bare clone) closes nothing: descriptors should be close-on-exec.
-// Out of reach too are numbers from kMaxTrackedFds on, and a descriptor that another thread has from the kernel at the
-// moment of the fork but has not yet handed to its UniqueFd.
+// vfork, posix_spawn and a bare clone run no fork handlers, so nothing is closed: descriptors should be close-on-exec.
+// Two kinds of descriptors stay open in the child: numbers from kMaxTrackedFds on, and one that the kernel has just
+// given to another thread, but that its UniqueFd does not own yet.
 #pragma once
 
 #include <atomic>
@@ -33,11 +33,11 @@ class UniqueFd {
   }
   ~UniqueFd() { reset(); }
 
-  // -1 if it is empty, as it is in a forked child.
+  // -1 if it is empty, as it always is in a forked child.
   int get() const { return made_in_ == current_.load(std::memory_order_relaxed) || made_in_ == kKept ? fd_ : -1; }
   explicit operator bool() const { return get() >= 0; }
 
-  // Gives the descriptor away; a child forked later inherits it as any other.
+  // Gives up ownership; a child forked later inherits the descriptor like any other.
   int release() {
     const int fd = get();
     if (fd >= 0 && made_in_ != kKept) untrack(fd);
@@ -49,7 +49,7 @@ class UniqueFd {
     fd_ = -1;
   }
   void reset(int fd) { *this = UniqueFd(fd); }
-  // From now on a forked child gets the descriptor, and its copy of this object owns it there.
+  // From now on a forked child inherits the descriptor, and its copy of this object owns it there.
   void keep_across_fork() {
     if (get() < 0 || made_in_ == kKept) return;
     untrack(fd_);
@@ -59,7 +59,7 @@ class UniqueFd {
  private:
   friend struct ForkHandlers;
   static constexpr uint32_t kKept = UINT32_MAX;
-  // How many forks lie between the first process and this one.
+  // The number of forks between the first process and this one.
   static inline std::atomic<uint32_t> current_{0};
 
   static void track(int fd);

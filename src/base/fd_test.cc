@@ -25,7 +25,7 @@ bool is_open(int fd) {
   return ::fcntl(fd, F_GETFD) >= 0;
 }
 
-// Runs `body` in a forked child, and gives its exit status.
+// Runs `body` in a forked child and returns its exit status.
 int in_child(const std::function<int()>& body) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(body());
@@ -113,7 +113,7 @@ TEST(UniqueFdFork, AnInheritedObjectLeavesTheChildsOwnDescriptorAlone) {
               if (own.get() != number) return 1;
               inherited.reset();
               if (!is_open(number) || own.get() != number) return 2;
-              // And its own does not reach a child of its own.
+              // A child closes its own descriptors in its own child, too.
               return in_child([&] { return is_open(number) || own ? 3 : 0; });
             }),
             0);
@@ -143,8 +143,8 @@ TEST(UniqueFdFork, OneThatWasReleasedIsInheritedAsAnyOther) {
   ::close(number);
 }
 
-// The child inherits no lock that a thread of its parent holds or waits for: it makes and closes descriptors, and
-// forks.
+// The child inherits no lock that a thread of its parent holds or waits for: it can open and close descriptors, and
+// fork.
 TEST(UniqueFdFork, ThreadsThatOpenAndCloseMeanwhileLeaveTheChildNoLock) {
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;

@@ -1,5 +1,5 @@
-// Values of messages (base/fields.h) drawn at random, for tests and for the fuzzers' seeds. The same generator draws
-// the same values on every machine.
+// Random values of messages (base/fields.h), for tests and for the fuzzers' seeds. The same generator draws the same
+// values on every machine.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-// Draws each field within its limits. What fields say of each other is not looked at: a reader may refuse the value.
+// Draws each field within its limits. It ignores conditions between fields, so a reader may refuse the value.
 class FieldDrawer {
  public:
   static constexpr bool kFills = true;
@@ -51,7 +51,7 @@ class FieldDrawer {
   void operator()(std::string_view, T& value) {
     T::fields(*this, value);
   }
-  // What is written by hand is as it is made.
+  // Values with hand-written functions keep their defaults.
   void operator()(std::string_view, Coded auto&) {}
   void operator()(std::string_view, Incarnation& value) {
     (*this)({}, value.boot_id, 64);
@@ -103,7 +103,7 @@ class FieldDrawer {
   std::mt19937_64& random_;
 };
 
-// A value that a reader takes. There are such among a few.
+// A value that a reader accepts. A few draws find one.
 template <typename Message>
 Message draw_message(std::mt19937_64& random) {
   for (int attempt = 0; attempt < 10'000; ++attempt) {

@@ -1,22 +1,22 @@
-// One description of a message for all that is done with it: writing, reading, printing, and drawing at random for
-// tests (base/fields_testing.h). A struct says its members in the order in which they travel, each with its limits:
+// One description of a message serves to write, read and print it, and to draw random values for tests
+// (base/fields_testing.h). A struct lists its members in wire order, each with its limits:
 //
 //   struct Attach {
 //     std::string pair;
 //     Purpose purpose = Purpose::kPull;
 //     std::vector<Place> places;
 //     static void fields(auto& f, auto& self) {
-//       f("pair", self.pair, kMaxNameBytes);            // a string: its most bytes
+//       f("pair", self.pair, kMaxNameBytes);            // a string: its largest size in bytes
 //       f("purpose", self.purpose, Purpose::kAgree);    // an enum of 0..last: its last enumerator
-//       f("places", self.places, kMaxPlaces);           // a vector: its most elements, then the limits of each
-//       f.require(!self.places.empty(), "Attach: no places");  // of what is read
+//       f("places", self.places, kMaxPlaces);           // a vector: its largest size, then the limits of each element
+//       f.require(!self.places.empty(), "Attach: no places");  // checked by readers
 //     }
 //   };
 //
-// Numbers, bools, std::optional (a flag goes before) and structs with fields() or with write() and read() of their own
-// take no limit. Later fields may depend on earlier ones, and errors may name f.what(), the message that is read. What
-// has another form in memory than on the wire goes through a local variable that is put back
-// `if constexpr (kFills<decltype(f)>)`.
+// Numbers, bools, std::optional (preceded by a flag) and structs with fields(), or with their own write() and read(),
+// take no limit. Later fields may depend on earlier ones, and errors may name f.what(), the message that is read. A
+// value whose form in memory differs from the wire goes through a local variable, which is copied back `if constexpr
+// (kFills<decltype(f)>)`.
 #pragma once
 
 #include <fmt/format.h>
@@ -60,8 +60,8 @@ concept Enumeration = std::is_enum_v<T>;
 
 class FieldWriter {
  public:
-  static constexpr bool kFills = false;  // whether fields are set, else they are only looked at
-  static constexpr bool kReads = false;  // and what was required of them holds
+  static constexpr bool kFills = false;  // whether it sets fields; otherwise it only looks at them
+  static constexpr bool kReads = false;  // and whether it checks what require() demands
 
   explicit FieldWriter(ByteWriter& out) : out_(out) {}
 
@@ -84,33 +84,33 @@ class FieldWriter {
   void operator()(std::string_view, const std::vector<T>& items, uint32_t, const Limits&... limits) {
     list(items, limits...);
   }
-  // Of more than `most` bytes or elements, the first `most`.
+  // Takes the first `most` bytes or elements.
   void cut(std::string_view, std::string_view text, uint32_t most) { out_.put_string(text.substr(0, most)); }
   template <typename T, typename... Limits>
   void cut(std::string_view, const std::vector<T>& items, uint32_t most, const Limits&... limits) {
     list(std::span(items).first(std::min<size_t>(items.size(), most)), limits...);
   }
-  // Elements that travel as they lie in memory, their bytes counted.
+  // Elements that travel as they are in memory, after their size in bytes.
   template <typename T>
     requires std::is_trivially_copyable_v<T>
   void array(std::string_view, const std::vector<T>& items, uint32_t) {
     out_.put_bytes(std::as_bytes(std::span(items)));
   }
-  // A value with functions of its own: write(value, ByteWriter&) and read(ByteReader&).
+  // A value with its own functions: write(value, ByteWriter&) and read(ByteReader&).
   template <typename T, typename Write, typename Read>
   void coded(std::string_view, const T& value, const Write& write, const Read&) {
     write(value, out_);
   }
-  // Where each element takes a function: visit(f, element). An element takes `least` bytes or more.
+  // Elements that need a function: visit(f, element). Each takes at least `least` bytes.
   template <typename Items, typename Visit>
   void each(std::string_view, const Items& items, uint32_t, size_t /*least*/, const Visit& visit) {
     out_.put(static_cast<uint32_t>(items.size()));
     for (const auto& item : items) visit(*this, item);
   }
-  // What a later version says behind this is not looked at.
+  // Skips what a later version may add after this.
   void end_of_this_version() {}
   static std::string_view what() { return {}; }
-  // A reader throws Error unless `ok`, kInvalidArgument if no code is named.
+  // A reader throws Error unless `ok`; the default code is kInvalidArgument.
   template <typename... Args>
   void require(bool, std::type_identity_t<MessageFormat<const Args&...>>, const Args&...) {}
   template <typename... Args>
@@ -174,7 +174,7 @@ class FieldReader {
     value.reset();
     if (in_.get_bool()) (*this)(name, value.emplace(T{}), limits...);
   }
-  // Grows as elements are read: a few bytes do not become many.
+  // Grows as elements are read, so that a short message cannot make it allocate much.
   template <typename T, typename... Limits>
   void operator()(std::string_view, std::vector<T>& items, uint32_t most, const Limits&... limits) {
     items.clear();
@@ -185,7 +185,7 @@ class FieldReader {
   void cut(std::string_view name, T& value, uint32_t most, const Limits&... limits) {
     (*this)(name, value, most, limits...);
   }
-  // Into the memory that `items` has, if it does.
+  // Reuses the memory that `items` already has.
   template <typename T>
     requires std::is_trivially_copyable_v<T>
   void array(std::string_view, std::vector<T>& items, uint32_t most) {
@@ -220,7 +220,7 @@ class FieldReader {
   ByteReader& in_;
 };
 
-// For people: "rank=3 places=[{origin=8} +15]". Long texts and lists are cut.
+// For people: "rank=3 places=[{origin=8} +15]". Long texts and lists are truncated.
 class FieldPrinter {
  public:
   static constexpr bool kFills = false;
@@ -311,7 +311,7 @@ class FieldPrinter {
 
 inline constexpr auto kLastErrorCode = static_cast<uint8_t>(ErrorCode::kInternal);
 
-// An error code in a byte; require(byte) says what it may be, at most kLastErrorCode.
+// An error code in one byte; require(byte) checks it, at most kLastErrorCode.
 template <typename Fields, typename Code, typename Require>
 void error_code_field(Fields& f, Code& code, const Require& require) {
   auto byte = static_cast<uint8_t>(code);
@@ -326,7 +326,7 @@ void error_code_field(Fields& f, Code& code) {
   });
 }
 
-// A text behind an error code, cut where it is long.
+// The text that follows an error code, truncated if it is long.
 template <typename Fields, typename State>
 void status_text_field(Fields& f, ErrorCode code, State& status, uint32_t most) {
   if constexpr (Fields::kFills) {
@@ -346,8 +346,7 @@ void status_field(Fields& f, State& status, uint32_t most = 64 << 10) {
   status_text_field(f, code, status, most);
 }
 
-// A vector whose length takes a byte; require(length) says what it may be. Where each element takes a function:
-// visit(f, element).
+// A vector whose length takes one byte; require(length) checks it. Elements that need a function: visit(f, element).
 template <typename Fields, typename Items, typename Require, typename Visit>
 void short_list_field(Fields& f, std::string_view name, Items& items, const Require& require, const Visit& visit) {
   auto count = static_cast<uint8_t>(items.size());
@@ -384,7 +383,7 @@ Message read_fields(ByteReader& in) {
   read_fields(in, message);
   return message;
 }
-// All of `bytes`, which `what` names in errors. Throws Error. `into` may bring memory for what is read.
+// Reads all of `bytes`; errors name `what`. Throws Error. `into` may bring memory to reuse.
 template <typename Message>
 void read_message(std::span<const std::byte> bytes, std::string_view what, Message& into) {
   ByteReader in(bytes, what);

@@ -22,7 +22,7 @@ struct Point {
   }
 };
 
-// Codes itself.
+// Has its own write() and read().
 struct Word {
   uint32_t value = 0;
   void write(ByteWriter& out) const { out.put(value); }
@@ -40,7 +40,7 @@ struct Drawing {
   std::vector<uint16_t> few;
   Word word;
   Status status;
-  uint64_t radius = 0;  // of a closed one
+  uint64_t radius = 0;  // for a closed one
   static void fields(auto& f, auto& self) {
     f("name", self.name, 8);
     f("colour", self.colour, Paint::kBlue);

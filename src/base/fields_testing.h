@@ -1,4 +1,4 @@
-// What holds for every message (base/fields.h).
+// Properties that hold for every message (base/fields.h).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// It comes back as it was written, is refused with a byte too few, and can be printed; one with a byte too many is
+// It reads back as it was written, is refused if a byte is missing, and can be printed. With a byte too many it is
 // refused unless `open_ended`.
 template <typename Message>
 void expect_exact(const Message& message, bool open_ended = false) {
@@ -28,7 +28,7 @@ void expect_exact(const Message& message, bool open_ended = false) {
   }
 }
 
-// Many values drawn come back, and random bytes are refused or are a message.
+// Many random values read back, and random bytes are either refused or a message.
 template <typename Message>
 void expect_fields_hold(bool open_ended = false) {
   std::mt19937_64 random(5);

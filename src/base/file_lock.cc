@@ -26,8 +26,8 @@ struct LockWait {
   int over;  // an eventfd
 };
 
-// The body of a thread that may be cancelled while it waits: it owns nothing, and what it gets belongs to the
-// descriptor. Once it has waited it ends by itself: how a thread ends must not be cut short.
+// The body of a thread that may be cancelled while it waits. It owns nothing: the lock belongs to the descriptor. After
+// the wait it ends by itself and must not be cancelled.
 extern "C" void* wait_for_lock(void* wait) {
   const auto [fd, over] = *static_cast<const LockWait*>(wait);
   int before = 0;
@@ -42,12 +42,12 @@ extern "C" void* wait_for_lock(void* wait) {
 UniqueFd open_lock(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd && errno != ENOENT) fail_errno(fmt::format("open {}", path));
-  return fd;  // empty: its folder has just been removed
+  return fd;  // empty: somebody has just removed its folder
 }
 
 }  // namespace
 
-// flock() knows no deadline, and only a signal ends it early: the C library's own, which cancels a thread.
+// flock() has no timeout, and only a signal interrupts it: here the C library's own, which cancels a thread.
 bool lock_fd(int fd, const Deadline& deadline) {
   if (try_lock(fd)) return true;
   if (deadline.passed()) return false;
@@ -66,7 +66,7 @@ bool lock_fd(int fd, const Deadline& deadline) {
   }
   ::pthread_cancel(thread);
   ::pthread_join(thread, nullptr);
-  return try_lock(fd);  // to take again what one has does nothing
+  return try_lock(fd);  // no effect if we hold it already
 }
 
 UniqueFd try_lock_file(const std::string& path) {

@@ -68,7 +68,7 @@ TEST_F(FileLockTest, ItIsHeldByOneAndEndsWithItsDescriptor) {
 
 TEST_F(FileLockTest, AWaitEndsAtItsDeadlineAndLeavesNothingBehind) {
   const UniqueFd first = try_lock_file(path_);
-  std::thread([] {}).join();  // a sanitizer starts one of its own with the first
+  std::thread([] {}).join();  // a sanitizer starts its own thread together with the first
   const size_t before = threads();
   const Deadline deadline = Deadline::after(seconds(0.02));
   EXPECT_FALSE(lock_file(path_, deadline));

@@ -1,4 +1,4 @@
-// Waits for something to appear in folders.
+// Waits for names to appear in folders.
 #pragma once
 
 #include <stop_token>
@@ -9,15 +9,15 @@
 
 namespace tessera {
 
-// Add the folders, look for what is wanted, and wait if it is not there: what appears after add() is not missed. Not
+// Add the folders, look for what you want, and wait if it is missing: nothing that appears after add() is missed. Not
 // thread-safe.
 class FolderWatch {
  public:
   FolderWatch();  // throws Error(kResourceExhausted)
 
-  // Again, as often as one likes. A folder that is not there is none. Throws Error.
+  // May be called again for the same folder. A folder that does not exist is ignored. Throws Error.
   void add(const std::string& folder);
-  // Until a name has been created in one of the folders, or renamed to, since the last wait: true. False at the
+  // Waits until a name has been created in one of the folders, or renamed into it, since the last wait. False at the
   // deadline, and once a stop is requested.
   bool wait(const Deadline& deadline, const std::stop_token& stop = {});
 

@@ -1,5 +1,5 @@
-// Where an object lives. A forked child has its parent's objects but none of their threads: a call would wait for them
-// for ever.
+// Detects use in a forked child. The child has its parent's objects but none of their threads, so a call would wait for
+// them for ever.
 #pragma once
 
 #include <sys/types.h>

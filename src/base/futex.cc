@@ -11,7 +11,7 @@ namespace tessera {
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
-// FUTEX_WAIT_BITSET takes the end of the wait on the clock that Deadline goes by; FUTEX_WAIT would take what is left.
+// FUTEX_WAIT_BITSET takes an absolute time on Deadline's clock; FUTEX_WAIT would take the time that is left.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, const Deadline& deadline) {
   const bool endless = deadline.when() == TimePoint::max();
   const Duration when = deadline.when().time_since_epoch();

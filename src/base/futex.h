@@ -1,4 +1,4 @@
-// Sleeping on a word that processes share, until another says that it has changed (futex(2)).
+// Sleeping on a word in shared memory until another process says that it has changed (futex(2)).
 #pragma once
 
 #include <atomic>
@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-// Sleeps while `word` holds `expected`, until it is woken or the deadline has passed. May return early: look again.
+// Sleeps while `word` holds `expected`, until woken or until the deadline. May return early: check again.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, const Deadline& deadline);
 
-// Wakes everyone, of every process, who sleeps on `word`.
+// Wakes every thread of every process that sleeps on `word`.
 void futex_wake(const std::atomic<uint32_t>& word);
 
 }  // namespace tessera

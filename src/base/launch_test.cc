@@ -35,7 +35,7 @@ std::string complaint(const Environment& said) {
 TEST(Launch, TheFirstLauncherThatSaysItWins) {
   std::map<std::string, std::string> values;
   int value = 10;
-  // From the last to the first: each new one takes precedence.
+  // From the last to the first: each one that is added takes precedence.
   for (const Launcher& launcher : std::vector<Launcher>(launchers().rbegin(), launchers().rend())) {
     values[std::string(launcher.rank)] = std::to_string(value);
     values[std::string(launcher.world)] = std::to_string(100 + value);
@@ -58,7 +58,7 @@ TEST(Launch, NobodySaysIt) {
   }
 }
 
-// (rank, world) that the variables say; -1: nothing.
+// (rank, world) as the variables set them; -1: not set.
 std::pair<int, int> said(const std::map<std::string, std::string>& variables, Given given = {}) {
   const auto [rank, world] = launched(environment(variables), given);
   return {rank ? rank->value : -1, world ? world->value : -1};

@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 constexpr Duration kPause = seconds(0.2);
-constexpr int kAcceptedAtOnce = 16;  // then the loop's other events come
+constexpr int kAcceptedAtOnce = 16;  // then other events of the loop get their turn
 
 }  // namespace
 

@@ -9,13 +9,14 @@
 
 namespace tessera {
 
-// Used on the loop's thread once the loop runs; destroyed when that has stopped, or after stop().
+// Used on the loop's thread while the loop runs. Destroy it after the loop has stopped, or after stop().
 class Listener {
  public:
-  // Takes a connection. An Error out of it refuses, and closes, that one.
+  // Takes a connection. If it throws an Error, that connection is refused and closed.
   using OnSocket = std::function<void(UniqueFd)>;
-  // A connection was refused, or none could be accepted: descriptors have run out, say. What waits in the backlog would
-  // wake the loop without end, so nothing is accepted for a while then, unless this calls resume().
+  // A connection was refused, or none could be accepted, for example because no descriptors are left. Connections in
+  // the backlog would wake the loop again and again, so accepting pauses for a while then, unless this callback calls
+  // resume().
   using OnRefused = std::function<void(const Error& why)>;
 
   Listener(EventLoop& loop, UniqueFd socket) : loop_(loop), socket_(std::move(socket)) {}
@@ -23,8 +24,8 @@ class Listener {
   Listener& operator=(const Listener&) = delete;
 
   void start(OnSocket on_socket, OnRefused on_refused);
-  void pause();   // until resume(): callers wait in the backlog
-  void resume();  // does nothing once stopped
+  void pause();   // until resume(): connections wait in the backlog
+  void resume();  // no effect after stop()
   void stop();    // for good
   const UniqueFd& socket() const { return socket_; }
 
@@ -37,7 +38,7 @@ class Listener {
   OnRefused on_refused_;
   bool listening_ = false;
   bool stopped_ = false;
-  EventLoop::TimerId timer_ = 0;  // after which it resumes
+  EventLoop::TimerId timer_ = 0;  // resumes accepting
 };
 
 }  // namespace tessera

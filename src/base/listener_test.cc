@@ -43,7 +43,7 @@ class ListenerTest : public testing::Test {
   UniqueFd call() const { return connect_unix(path_, soon()); }
   static bool comes(std::counting_semaphore<>& event) { return event.try_acquire_for(std::chrono::seconds(10)); }
   static Deadline soon() { return Deadline::after(seconds(10)); }
-  // Whether the other end has closed it.
+  // Whether the other end has closed the connection.
   static bool ends(const UniqueFd& socket) {
     pollfd end{.fd = socket.get(), .events = POLLRDHUP, .revents = 0};
     return ::poll(&end, 1, soon().poll_ms()) == 1 && (end.revents & POLLRDHUP) != 0;

@@ -24,11 +24,11 @@ struct NamedFields {
   std::span<const LogField> fields;
 };
 
-// What is being logged reaches the formatter, which runs on the same thread, beside spdlog's message.
+// Carries the event to the formatter, which runs on the same thread, past spdlog's message.
 thread_local const NamedFields* current_event = nullptr;
 thread_local const LogScope* current_scope = nullptr;
 
-// A value of logfmt: in quotes where it needs them.
+// A logfmt value, quoted if it needs quotes.
 void append_logfmt_value(std::string_view text, std::string& out) {
   const bool bare = !text.empty() && std::ranges::all_of(text, [](unsigned char c) {
     return c > ' ' && c < 0x7f && c != '"' && c != '=' && c != '\\';
@@ -85,7 +85,7 @@ class LineFormatter final : public spdlog::formatter {
     return name;
   }
 
-  // Calls `write` with the event's fields, then with those of the scopes, from the inside out; each key once.
+  // Calls `write` with the event's fields, then with those of the scopes from the inside out; once for each key.
   template <typename Write>
   static void for_each_field(Write write) {
     std::array<std::string_view, 32> seen;
@@ -164,7 +164,7 @@ std::unique_ptr<spdlog::formatter> make_log_formatter(LogFormat format) {
 }
 
 spdlog::logger& log() {
-  // Leaked on purpose: a thread may log while the process tears its statics down.
+  // Leaked on purpose: a thread may log while the process destroys its statics.
   static spdlog::logger* const logger = [] {
     const std::string& format = Config::get().log_format;
     const std::string& level = Config::get().log_level;
@@ -172,7 +172,7 @@ spdlog::logger& log() {
     made->set_formatter(make_log_formatter(format == "json"     ? LogFormat::kJson
                                            : format == "logfmt" ? LogFormat::kLogfmt
                                                                 : LogFormat::kText));
-    const LogLevel wanted = spdlog::level::from_str(level);  // off for what it does not know
+    const LogLevel wanted = spdlog::level::from_str(level);  // off if spdlog does not know the level
     const bool known = wanted != LogLevel::off || level == "off";
     made->set_level(known ? wanted : LogLevel::warn);
     if (!known) made->warn("TESSERA_LOG is '{}', not trace, debug, info, warn, error or off: warn it is", level);

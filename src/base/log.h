@@ -1,17 +1,17 @@
-// The project's logger: one line an event on standard error. Thread-safe.
+// The project's logger: one line for each event on standard error. Thread-safe.
 //
 // TESSERA_LOG sets the level (trace, debug, info, warn, error, off; default warn):
 //
-//   error  an invariant of Tessera or a callback failed, and nobody else learns of it
-//   warn   it goes on, but a person should look: a peer refused, a late rank, a lease lost
-//   info   once in the life of a process, connection, pair or batch
-//   debug  once a version
-//   trace  once a message
+//   error  an invariant of Tessera or a callback failed, and nobody else is told
+//   warn   work goes on, but a person should look: a peer refused, a late rank, a lease lost
+//   info   once for each process, connection, pair or batch
+//   debug  once for each version
+//   trace  once for each message
 //
 // Errors that a caller gets as an exception are not logged as well.
 //
 // TESSERA_LOG_FORMAT sets the form (text, logfmt, json; default text). A line has the time, the level, process and
-// thread, the event's name and fields where it has some, and the message:
+// thread, the event's name and fields if it has any, and the message:
 //
 //   2026-01-31T12:00:00.000000 4711/4712 tessera-agent info: batch.registered job=trainer rank=0: 2 tensors
 //
@@ -19,8 +19,8 @@
 //
 //   {"ts":"2026-01-31T12:00:00.000000Z","level":"info","pid":4711,"tid":4712,"thread":"tessera-agent","event":...}
 //
-// Times are UTC. Fields and messages may hold what a peer sent: nothing in them ends the line or reaches a terminal as
-// a control (base/escape.h).
+// Times are UTC. Fields and messages may hold what a peer sent: nothing in them can end the line or control a terminal
+// (base/escape.h).
 #pragma once
 
 #include <fmt/format.h>
@@ -43,9 +43,9 @@ spdlog::logger& log();
 
 using LogLevel = spdlog::level::level_enum;
 
-// A key (letters, digits, '_'; none that the line's head has) and its value, which must live as long as the call or
-// LogScope that takes it.
-// Keys with one meaning everywhere: job, rank, peer ("JOB/RANK"), pair, batch, version, bytes, seconds.
+// A key (letters, digits, '_'; none of the line's own keys) and its value, which must live as long as the call or
+// LogScope that takes it. These keys mean the same everywhere: job, rank, peer ("JOB/RANK"), pair, batch, version,
+// bytes, seconds.
 struct LogField {
   using Value = std::variant<int64_t, double, std::string_view>;
 
@@ -64,7 +64,7 @@ struct LogField {
 void write_event(LogLevel level, std::string_view name, std::initializer_list<LogField> fields,
                  std::string_view message);
 
-// Logs an event: a name that stays ("batch.registered"), fields, and what a person reads.
+// Logs an event: a stable name ("batch.registered"), fields, and a text for people.
 template <typename... Args>
 void log_event(LogLevel level, std::string_view name, std::initializer_list<LogField> fields,
                fmt::format_string<Args...> format, Args&&... args) {
@@ -74,8 +74,8 @@ inline void log_event(LogLevel level, std::string_view name, std::initializer_li
   if (log().should_log(level)) write_event(level, name, fields, {});
 }
 
-// While it lives, every line that this thread logs carries these fields, too (the inner one's where scopes nest and
-// both have the key). Costs a few stores.
+// While it lives, every line that this thread logs also carries these fields. If scopes nest and share a key, the inner
+// one wins. Costs a few stores.
 class LogScope {
  public:
   static constexpr size_t kMostFields = 6;
@@ -95,7 +95,7 @@ class LogScope {
 
 enum class LogFormat { kText, kLogfmt, kJson };
 
-// What log() writes lines with; for tests.
+// The formatter that log() uses; for tests.
 std::unique_ptr<spdlog::formatter> make_log_formatter(LogFormat format);
 
 }  // namespace tessera

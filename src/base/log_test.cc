@@ -17,7 +17,7 @@ namespace {
 // Bytes that must not reach a terminal or end a line, and some that may.
 const std::string kHostile = "a\x1b[31m\r\nlevel=error \x9b \xff \xc2\x9b \xe2\x80\xae \"q\" \\ \xc3\xa9 \x01";
 
-// What log() writes meanwhile, in a form.
+// Captures what log() writes while it lives, in the given form.
 class Captured {
  public:
   explicit Captured(LogFormat format, LogLevel level = LogLevel::trace) : level_(log().level()) {
@@ -73,7 +73,7 @@ TEST(LogTest, NoLineHoldsAControlCharacter) {
   }
 }
 
-// key=value pairs, values bare or JSON strings.
+// key=value pairs; values are bare or JSON strings.
 std::map<std::string, std::string> parse_logfmt(const std::string& line) {
   std::map<std::string, std::string> pairs;
   static const std::regex pair(R"re(([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ "=]*)(?: |$))re");

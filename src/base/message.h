@@ -1,5 +1,5 @@
-// The texts of errors and warnings, marked where they are thrown: "..."_message. Each has its entry in
-// docs/troubleshooting.md, which scripts/check_troubleshooting.py holds against the marks. A value; thread-safe.
+// The texts of errors and warnings, marked where they are thrown: "..."_message. Each has an entry in
+// docs/troubleshooting.md; scripts/check_troubleshooting.py compares them. A value; thread-safe.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Converts to what fmt takes as a format, which it checks when it compiles, and to text.
+// Converts to a format string that fmt checks at compile time, and to text.
 struct MessageText {
   const char* text;
   size_t size;
@@ -23,7 +23,7 @@ consteval MessageText operator""_message(const char* text, size_t size) {
   return {text, size};
 }
 
-// What a function takes that lets no unmarked text through: a marked format, checked against the arguments' types.
+// A parameter type that accepts only a marked format, checked against the types of the arguments.
 template <typename... Args>
 struct MessageFormat {
   // NOLINTNEXTLINE(google-explicit-constructor)

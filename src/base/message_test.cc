@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// What takes a MessageFormat lets no unmarked text through, nor arguments that its fields do not fit.
+// A function that takes a MessageFormat accepts no unmarked text and no arguments that do not fit its fields.
 template <typename Text, typename... Args>
 concept Formats = requires(const Args&... args) { failed(ErrorCode::kMismatch, Text{}, args...); };
 static_assert(!Formats<const char*>);

@@ -26,7 +26,7 @@ std::string label(std::string_view name, std::string_view value) {
   return fmt::format("{}=\"{}\"", name, escaped);
 }
 
-// Writes families one after another: a head, then its series.
+// Writes families one after another, each as a head and its series.
 class Exposition {
  public:
   Exposition& family(std::string_view name, std::string_view type, std::string_view help) {
@@ -81,7 +81,7 @@ Outcome outcome_of(const Status& status) {
 }
 
 Metrics& Metrics::process() {
-  static auto* const metrics = new Metrics;  // leaked on purpose: threads count while statics are torn down
+  static auto* const metrics = new Metrics;  // leaked on purpose: threads may count while statics are destroyed
   return *metrics;
 }
 

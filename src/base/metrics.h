@@ -1,11 +1,11 @@
 // What this process counts, as one fixed table (docs/metrics.md), and its text for Prometheus.
 //
-// Counting costs one relaxed atomic addition, on a cache line of its own; it never locks, allocates or fails, so it may
-// stand on any path, but once a piece of work rather than once a byte. Series are fixed, except for one family with a
-// series a batch, of which there are kMostBatches at most; text from a peer never becomes a label.
+// Counting costs one relaxed atomic addition on a separate cache line. It never locks, allocates or fails, so any path
+// may count, once for each piece of work rather than for each byte. Series are fixed, except for one family with one
+// series for each batch, kMostBatches at most. Text from a peer never becomes a label.
 //
-// Why not prometheus-cpp: its counters are doubles added to by compare-and-swap, its series are looked up by maps of
-// strings, and its server is civetweb, whose threads take the host program's signals. This is one file.
+// Why not prometheus-cpp: its counters are doubles added to by compare-and-swap, its series are looked up in maps of
+// strings, and its server is civetweb, whose threads receive the host program's signals. This is one file.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace tessera {
 
-// Only grows. Thread-safe, as are the two below.
+// Only grows. Thread-safe, like the two classes below.
 class Counter {
  public:
   void add(uint64_t n = 1) { value_.fetch_add(n, std::memory_order_relaxed); }
@@ -43,7 +43,7 @@ class Gauge {
   alignas(64) std::atomic<int64_t> value_{0};
 };
 
-// Durations, in buckets of 1, 2.5 and 5 times the powers of ten from 100 microseconds to 100 seconds.
+// Durations, in buckets of 1, 2.5 and 5 times powers of ten, from 100 microseconds to 100 seconds.
 class DurationHistogram {
  public:
   static constexpr std::array kBounds{1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1,
@@ -60,10 +60,10 @@ class DurationHistogram {
 
 enum class TransferSide : uint8_t { kSend, kReceive };
 enum class Outcome : uint8_t { kDone, kFailed, kCancelled };
-enum class QuantizePhase : uint8_t { kAmax, kAgree, kEncode };  // of a sender
+enum class QuantizePhase : uint8_t { kAmax, kAgree, kEncode };  // in a sender
 Outcome outcome_of(const Status& status);
 
-// All of one process.
+// All metrics of one process.
 class Metrics {
  public:
   static constexpr size_t kMostBatches = 64;
@@ -81,25 +81,25 @@ class Metrics {
   Counter quantized_bytes;
   Counter versions_offered;
   Counter versions_withdrawn;
-  Counter versions_committed;  // staged receives
-  Counter versions_aborted;    // the same
-  Counter versions_undecided;  // the same
+  Counter versions_committed;  // by staged receives
+  Counter versions_aborted;    // by staged receives
+  Counter versions_undecided;  // by staged receives
   Counter digest_mismatches;
   Gauge sessions;
   Counter sessions_lost;
-  Gauge waits;                 // for ranks to join, to register or to attach
+  Gauge waits;                 // for ranks that have yet to join, register or attach
   Counter messages_malformed;  // from a peer or a client of the store
   Counter connections_refused;
   Gauge connections;  // between agents, both directions
-  Counter commands;   // through the command queue
+  Counter commands;   // that came through the command queue
   Counter store_requests;
   Counter store_reconnects;
-  Gauge shared_memory_bytes;  // arenas of this process, and those that SharedHeap::adopt() has mapped
+  Gauge shared_memory_bytes;  // arenas of this process, and those mapped by SharedHeap::adopt()
 
-  // One side's hold on a batch, while it lives: its version, in a series of its own where there is room for one.
+  // Counts one side's use of a batch while it lives: its version has its own series if there is room for one.
   class Batch {
    public:
-    // Names that become labels. Takes a lock; for registration.
+    // The names become labels. Takes a lock; for registration.
     Batch(Metrics& metrics, std::string_view pair, std::string_view batch, TransferSide side);
     ~Batch();
     Batch(const Batch&) = delete;

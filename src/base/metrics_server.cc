@@ -84,7 +84,7 @@ void MetricsServer::take(UniqueFd fd) {
   caller->deadline = loop_.add_timer_after(kCallerTime, [this, id] { drop(id); });
   callers_[id] = std::move(caller);
   loop_.add_fd(raw, EPOLLIN, [this, id](uint32_t) { on_ready(id); });
-  if (callers_.size() >= kMostCallers) listener_.pause();  // the others wait until one has gone
+  if (callers_.size() >= kMostCallers) listener_.pause();  // further callers wait until one has gone
 }
 
 void MetricsServer::on_ready(uint64_t id) {
@@ -104,7 +104,7 @@ void MetricsServer::on_ready(uint64_t id) {
     caller.sent += send_some(caller.fd.get(), left);
     if (caller.sent == caller.reply.size()) return drop(id);
     loop_.set_events(caller.fd.get(), EPOLLOUT);
-  } catch (const Error&) {  // it has gone
+  } catch (const Error&) {  // the caller has gone
     drop(id);
   }
 }

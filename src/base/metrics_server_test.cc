@@ -26,7 +26,7 @@ void say(int fd, std::string_view text) {
   }
 }
 
-// All until the other end closes.
+// All bytes until the other end closes.
 std::string hear(int fd) {
   std::string text;
   std::array<std::byte, 4096> buffer;
@@ -79,7 +79,7 @@ TEST(MetricsServerTest, GarbageAndIdleCallersDoNotKeepItFromAnswering) {
       if (i % 2 == 0) continue;
       ::shutdown(fd.get(), SHUT_WR);
       hear(fd.get());
-    } catch (const Error&) {  // it has hung up on us
+    } catch (const Error&) {  // the server has hung up
     }
   }
   std::vector<UniqueFd> idle;

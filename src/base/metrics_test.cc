@@ -18,7 +18,7 @@ struct Family {
   std::map<std::string, double> series;  // by suffix and labels
 };
 
-// The exposition format, by its grammar; every line must be of it.
+// Parses the exposition format by its grammar; every line must conform.
 std::map<std::string, Family> parse(const std::string& text) {
   static const std::regex help(R"(# HELP ([a-z_]+) (.+))"), type(R"(# TYPE ([a-z_]+) (counter|gauge|histogram))"),
       sample(R"re(([a-z_]+)(\{(?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)+\})? (-?[0-9.e+-]+))re");
@@ -114,7 +114,7 @@ TEST(MetricsTest, NoCountIsLostBetweenThreads) {
   EXPECT_EQ(parse(metrics.exposition()).at("tessera_registration_seconds").series.at("_count"), 40'000);
 }
 
-// "side, outcome": the names in the labels of a family's series, or in a cell of the page, which may list values in
+// "side, outcome": the names of the labels of a family's series, or of a cell on the page, which may list values in
 // parentheses.
 std::string label_names(const Family& family) {
   static const std::regex label(R"re(([a-z]+)="(?:[^"\\]|\\.)*")re");
@@ -129,7 +129,7 @@ std::string label_names(const std::string& cell) {
   return std::regex_replace(cell, values, "");
 }
 
-// docs/metrics.md has a row a family: | `name` | type | labels | meaning |.
+// docs/metrics.md has a row for each family: | `name` | type | labels | meaning |.
 TEST(MetricsTest, TheDocumentedTableIsTheCodes) {
   std::ifstream page(TESSERA_METRICS_PAGE);
   ASSERT_TRUE(page) << TESSERA_METRICS_PAGE;

@@ -1,7 +1,8 @@
-// std::mutex, its locks and its condition variables, as Clang's check of locks knows them (thread_annotations.h).
+// std::mutex, its locks and its condition variables, with annotations for Clang's thread safety analysis
+// (thread_annotations.h).
 //
-// A wait names the mutex, which the caller holds: it is let go meanwhile and held again when the wait returns. Waits
-// end by a Deadline of base/clock.h, on the steady clock.
+// A wait names the mutex, which the caller holds; it is released during the wait and held again when the wait returns.
+// Waits end at a Deadline of base/clock.h, on the steady clock.
 #pragma once
 
 #include <chrono>
@@ -26,7 +27,7 @@ class CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-// Holds a mutex for as long as it lives; or less, where unlock() lets it go before. Belongs to one thread.
+// Holds a mutex until it is destroyed or unlock() releases the mutex. Belongs to one thread.
 class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
@@ -50,11 +51,11 @@ class SCOPED_CAPABILITY MutexLock {
   bool held_ = true;
 };
 
-// Lets go, for as long as it lives, of a mutex that the thread holds.
+// Releases a mutex that the thread holds, until this object is destroyed.
 class SCOPED_CAPABILITY MutexUnlock {
  public:
   explicit MutexUnlock(Mutex& mutex) RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
-  ~MutexUnlock() RELEASE() { mutex_.lock(); }  // the end of the scope: the check knows that it is held again
+  ~MutexUnlock() RELEASE() { mutex_.lock(); }  // the analysis sees that the scope's end locks it again
   MutexUnlock(const MutexUnlock&) = delete;
   MutexUnlock& operator=(const MutexUnlock&) = delete;
 
@@ -62,14 +63,14 @@ class SCOPED_CAPABILITY MutexUnlock {
   Mutex& mutex_;
 };
 
-// All waits of one variable at a time name one mutex. Predicates are called with it held, and may be wrong to be woken
-// for: they are asked again.
+// All concurrent waits of one variable name the same mutex. Predicates are called with the mutex held, and again after
+// a spurious wakeup.
 class CondVar {
  public:
   void notify_one() { condition_.notify_one(); }
   void notify_all() { condition_.notify_all(); }
 
-  // May return without a cause.
+  // May wake spuriously.
   void wait(Mutex& mutex) REQUIRES(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     condition_.wait(lock);
@@ -83,12 +84,12 @@ class CondVar {
     return woken;
   }
 
-  // The predicate may require the mutex: the check does not see that it is the same one.
+  // The predicate may require the mutex: the analysis cannot see that it is the same one.
   template <typename Predicate>
   void wait(Mutex& mutex, Predicate predicate) REQUIRES(mutex) NO_THREAD_SAFETY_ANALYSIS {
     while (!predicate()) wait(mutex);
   }
-  // Whether the predicate held by the deadline.
+  // Whether the predicate was true by the deadline.
   template <typename Predicate>
   bool wait_until(Mutex& mutex, const Deadline& deadline, Predicate predicate)
       REQUIRES(mutex) NO_THREAD_SAFETY_ANALYSIS {
@@ -101,13 +102,13 @@ class CondVar {
   std::condition_variable condition_;
 };
 
-// A CondVar whose waits a stop token ends as well, at the price of a second mutex.
+// A CondVar whose waits also end at a stop token, at the price of a second mutex.
 class StoppableCondVar {
  public:
   void notify_one() { condition_.notify_one(); }
   void notify_all() { condition_.notify_all(); }
 
-  // Whether the predicate held by the deadline, or by the stop.
+  // Whether the predicate was true by the deadline or the stop.
   template <typename Predicate>
   bool wait_until(Mutex& mutex, const std::stop_token& stop, const Deadline& deadline, Predicate predicate)
       REQUIRES(mutex) NO_THREAD_SAFETY_ANALYSIS {

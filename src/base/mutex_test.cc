@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Whether another thread finds the mutex free.
+// Whether another thread can lock the mutex.
 bool is_free(Mutex& mutex) {
   return std::async(std::launch::async,
                     [&] {
@@ -41,7 +41,7 @@ TEST(MutexTest, AScopeHoldsItAndMayLetItGoBefore) {
   EXPECT_TRUE(is_free(mutex));
 }
 
-// What a thread waits for, of either variable.
+// The state that a thread waits for, with either kind of variable.
 template <typename Variable>
 struct Awaited {
   void set() {

@@ -9,9 +9,9 @@ namespace {
 
 constexpr size_t kMost = 3;
 constexpr size_t kMostNames = 10'000;
-constexpr size_t kMostBytes = 256;  // longer names are told apart by what they are, not by how they are spelled
+constexpr size_t kMostBytes = 256;  // longer names do not differ by typing errors
 
-// Letters that differ (optimal string alignment), or more than `limit`.
+// The edit distance (optimal string alignment), or more than `limit`.
 size_t distance(std::string_view a, std::string_view b, size_t limit) {
   if (a.size() > b.size()) std::swap(a, b);
   if (b.size() - a.size() > limit) return limit + 1;

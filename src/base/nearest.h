@@ -1,4 +1,4 @@
-// What somebody may have meant who wrote a name that nobody knows.
+// Suggestions for a name that does not exist.
 #pragma once
 
 #include <span>
@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-// Those of `names` that are most like `name`, the nearest first, three at most: a few letters apart (insertions,
-// deletions, replacements, swaps of neighbours), or the same behind a prefix that ends with a dot, as "model." is. Of
-// very many names only the first 10,000 are looked at.
+// Up to three of `names` that are most like `name`, the nearest first: names a few letters away (insertions, deletions,
+// replacements, swaps of neighbours), and names that differ only in a prefix that ends with a dot, such as "model.".
+// Looks at the first 10,000 names only.
 std::vector<std::string_view> nearest(std::string_view name, std::span<const std::string_view> names);
 
 // "; did you mean a, b or c?", or nothing.

@@ -1,6 +1,7 @@
-// What a process shows of itself while it works: metrics over HTTP and a trace, as options or the environment ask.
+// What a process shows of its work: metrics over HTTP and a trace, as options or the environment request.
 //
-// One a process, shared by all that need it: a command's options come first, then TESSERA_METRICS and TESSERA_TRACE.
+// There is one in each process, shared by all that need it. A command's options take precedence over TESSERA_METRICS
+// and TESSERA_TRACE.
 #pragma once
 
 #include <memory>
@@ -13,9 +14,9 @@ namespace tessera {
 
 class Observation {
  public:
-  // The process' own: the one that lives, or a new one. Throws Error where `metrics` (an address) or `trace` (a file)
-  // cannot be used. What the environment asks for, and cannot be, is a warning in the log: a library that cannot show
-  // figures still works. In a file's name %p stands for the process' id. Thread-safe.
+  // Returns the process's instance, or makes one. Throws Error if `metrics` (an address) or `trace` (a file) cannot be
+  // used. If it is the environment that asks for them, a warning is logged instead: a library without metrics still
+  // works. In a file's name %p stands for the process id. Thread-safe.
   static std::shared_ptr<Observation> start(const std::string& metrics = {}, const std::string& trace = {});
 
   std::string metrics_url() const { return metrics_ ? metrics_->url() : std::string(); }

@@ -23,7 +23,7 @@
 namespace tessera {
 namespace {
 
-// Fields 3 and 22 of /proc/PID/stat, zero if the process is gone.
+// Fields 3 and 22 of /proc/PID/stat; zero if the process has ended.
 struct Stat {
   char state = 0;
   uint64_t start_time = 0;
@@ -61,7 +61,8 @@ std::string boot_id() {
   return id;
 }
 
-// What was not read for lack of a descriptor is there nevertheless: whoever took it for empty would know no peer again.
+// Without a free descriptor nothing can be read, but it exists: treating it as empty would mistake every peer for
+// another.
 void require_descriptor() {
   if (!UniqueFd(::open("/proc/self/stat", O_RDONLY | O_CLOEXEC)) && (errno == EMFILE || errno == ENFILE))
     fail_errno("open /proc/self/stat");
@@ -77,7 +78,7 @@ uint64_t draw_nonce() {
   return (uint64_t{random()} << 32) | random();
 }
 
-// 0 where torchrun is not at work, or says what is not a number.
+// 0 without torchrun, or if it sets something that is not a number.
 uint32_t restart_count() {
   const char* const text = std::getenv("TORCHELASTIC_RESTART_COUNT");
   if (text == nullptr) return 0;
@@ -120,7 +121,7 @@ std::string Incarnation::to_string() const {
 UniqueFd open_pidfd(const Incarnation& incarnation) {
   if (!has_our_pids(incarnation)) return {};
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, incarnation.pid, 0)));
-  // The pid may have been given to another process before the call: the start time tells.
+  // The pid may have been reused before the call: the start time tells.
   if (fd && start_time_of(incarnation.pid) != incarnation.start_time) return {};
   return fd;
 }
@@ -130,12 +131,13 @@ bool await_end(const Incarnation& incarnation, const Deadline& deadline) {
   return pidfd ? wait_ready(pidfd.get(), POLLIN, deadline) : liveness_of(incarnation) == Liveness::kDead;
 }
 
-// Dead only on proof: pidfd_open() may be refused, descriptors may have run out, /proc may hide others.
+// Reports death only on proof: pidfd_open() may be refused, descriptors may have run out, /proc may hide other
+// processes.
 Liveness liveness_of(const Incarnation& incarnation) {
   if (!has_our_pids(incarnation)) return Liveness::kUnknowable;
   if (::kill(incarnation.pid, 0) != 0 && errno == ESRCH) return Liveness::kDead;
   const uint64_t start_time = start_time_of(incarnation.pid);
-  if (start_time != 0 && start_time != incarnation.start_time) return Liveness::kDead;  // the pid is another's now
+  if (start_time != 0 && start_time != incarnation.start_time) return Liveness::kDead;  // the pid has been reused
   const UniqueFd fd = open_pidfd(incarnation);
   if (!fd) return Liveness::kUnknowable;
   pollfd poll_fd{.fd = fd.get(), .events = POLLIN, .revents = 0};

@@ -1,4 +1,4 @@
-// Who a process is, so that a peer can tell it from another that got the same pid, and notice its death.
+// Identifies a process, so that a peer can tell it from another with the same pid, and notice its death.
 #pragma once
 
 #include <sys/types.h>
@@ -19,11 +19,11 @@ struct Incarnation {
   int32_t pid = 0;             // in that namespace
   uint64_t start_time = 0;     // clock ticks since boot, /proc/PID/stat field 22
   uint64_t nonce = 0;          // random, drawn once a process
-  uint32_t restart = 0;        // how often torchrun had restarted the job before: TORCHELASTIC_RESTART_COUNT
+  uint32_t restart = 0;        // restarts of the job by torchrun so far: TORCHELASTIC_RESTART_COUNT
 
-  // This process. The nonce is drawn at the first call and again in a forked child.
+  // This process. The nonce is drawn at the first call, and again in a forked child.
   static Incarnation self();
-  // This process with a nonce of its own: for one of several lives in it, one after the other or side by side.
+  // This process with a new nonce: for one of several incarnations in a process, in sequence or side by side.
   static Incarnation next();
 
   bool same_process(const Incarnation& other) const {
@@ -31,7 +31,8 @@ struct Incarnation {
            start_time == other.start_time;
   }
   bool same_host(const Incarnation& other) const { return boot_id == other.boot_id; }
-  // The same rank of a job that torchrun has restarted since: it ends all processes before it starts others.
+  // Whether `other` is the same rank after torchrun restarted the job: torchrun ends all processes before it starts
+  // others.
   bool is_superseded_by(const Incarnation& other) const { return restart < other.restart; }
   std::string to_string() const;  // "pid 4711 (started 123456)", "pid 4711 (started 123456, restart 2)"
   static void fields(auto& f, auto& self) {
@@ -46,21 +47,21 @@ struct Incarnation {
   bool operator==(const Incarnation&) const = default;
 };
 
-// Unknowable: on another host, in another pid namespace, or this process may not look. A lease then tells.
+// kUnknowable: on another host, in another pid namespace, or this process may not look. Then only a lease tells.
 enum class Liveness { kAlive, kDead, kUnknowable };
 
 Liveness liveness_of(const Incarnation& incarnation);
 
-// Whether it is stopped now, by a signal or by a debugger. False where that cannot be seen from here.
+// Whether a signal or a debugger has stopped it. False if that cannot be seen from here.
 bool is_stopped(const Incarnation& incarnation);
-// The same of whatever process has that pid in this process' pid namespace.
+// The same for whatever process has that pid in this process's pid namespace.
 bool is_stopped(pid_t pid);
 
-// A pidfd of that very incarnation, readable once it has died. Empty if it is dead already or cannot be seen from here:
-// liveness_of() tells which.
+// A pidfd of exactly that incarnation; readable once it has died. Empty if it is dead already or cannot be seen from
+// here: liveness_of() tells which.
 UniqueFd open_pidfd(const Incarnation& incarnation);
 
-// Waits until it has ended: true. False at the deadline, and at once where that cannot be seen from here.
+// Waits until it has ended. False at the deadline, and immediately if it cannot be seen from here.
 bool await_end(const Incarnation& incarnation, const Deadline& deadline);
 
 // CPUs this process may use: the affinity mask, bounded by its control groups; at least 1.

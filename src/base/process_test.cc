@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// A child that waits to be killed, and who it is.
+// A child that waits to be killed, and its incarnation.
 class Child {
  public:
   Child() {
@@ -114,7 +114,7 @@ TEST(ProcessTest, AnotherHostOrNamespaceIsUnknowable) {
   EXPECT_EQ(liveness_of(contained), Liveness::kUnknowable);
 }
 
-// Runs `body` in a forked process of its own.
+// Runs `body` in a forked process.
 bool holds_in_a_child(const std::function<bool()>& body) {
   const pid_t pid = ::fork();
   if (pid == 0) ::_exit(body() ? 0 : 1);

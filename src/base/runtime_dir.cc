@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "p-";
 constexpr size_t kOwnNameBytes = kPrefix.size() + 16;
 constexpr size_t kMaxNoteText = 240;
-// How long a new folder's lock may be held by one who only looks whether it is held.
+// How long a process that only checks a new folder's lock may hold it.
 constexpr Duration kLookTime = std::chrono::milliseconds(10);
 
 bool is_folder(const std::string& path) {
@@ -65,8 +65,8 @@ std::string random_name() {
   return fmt::format("{}{:08x}{:08x}", kPrefix, random(), random());
 }
 
-// Removes a process's folder. The lock file goes last, so that whoever finds the folder half removed can tell; a folder
-// without one is empty.
+// Removes a process's folder. The lock file goes last, so that a half-removed folder can be recognised; a folder
+// without a lock file is empty.
 void remove_folder(const std::string& folder) {
   std::error_code ignored;
   std::vector<fs::path> entries;
@@ -77,8 +77,8 @@ void remove_folder(const std::string& folder) {
   ::rmdir(folder.c_str());
 }
 
-// The same, once its process is dead. One without a lock is of a process that is just about to begin, and tries another
-// name if it loses this race, or of one that ended as it removed it.
+// The same, once its process is dead. A folder without a lock file belongs to a process that is just starting, which
+// tries another name if it loses this race, or to one that died while it removed the folder.
 void remove_leftover(const std::string& folder) {
   const std::string lock_path = folder + "/lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
@@ -103,7 +103,7 @@ std::vector<std::string> process_folders(const std::string& root) {
   return folders;
 }
 
-// The same of a root that need not exist, once it has been checked.
+// The same for a root that need not exist, once it has been checked.
 std::vector<std::string> process_folders_if_any(const std::string& root) {
   const std::string folder = plain_root(root);
   if (::access(folder.c_str(), F_OK) != 0 && errno == ENOENT) return {};
@@ -111,7 +111,7 @@ std::vector<std::string> process_folders_if_any(const std::string& root) {
   return process_folders(folder);
 }
 
-// The owner's note: a line "pid N", one "command TEXT" and one "role TEXT".
+// The owner file: the lines "pid N", "command TEXT" and "role TEXT".
 std::string plain(std::string_view text) {
   std::string line(text.substr(0, kMaxNoteText));
   std::ranges::replace_if(line, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
@@ -198,7 +198,7 @@ RuntimeDir RuntimeDir::open(std::string root, std::string_view role) {
       fail_errno(fmt::format("create {}", own));
     }
     dir.lock_ = lock_file(own + "/lock", Deadline::after(kLookTime));
-    if (!dir.lock_) continue;  // someone took the new folder for a leftover
+    if (!dir.lock_) continue;  // another process took the new folder for a leftover
     write_note(own + "/owner", role);
     dir.root_ = root;
     dir.own_ = own;

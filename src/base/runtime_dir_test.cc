@@ -67,7 +67,7 @@ TEST_F(RuntimeDirTest, AFolderOfOurOwnLivesAsLongAsTheObject) {
   EXPECT_EQ(entries(), 0U);
 }
 
-// Whoever is killed while it removes its folder leaves one that the next start can judge, and remove.
+// A process killed while it removes its folder leaves one that the next start can recognise and remove.
 TEST_F(RuntimeDirTest, AFoldersLockIsRemovedLast) {
   std::optional<RuntimeDir> dir = RuntimeDir::open(root_);
   for (const char* name : {"agent", "k", "zzz", "0"}) std::ofstream(dir->path(name)) << "x";
@@ -119,7 +119,7 @@ TEST_F(RuntimeDirTest, OnlyTheLockTellsTheLivingFromTheDeadWhateverTheNoteSays) 
     const fs::path dead = fs::path(root_) / "p-0123456789abcdef";
     fs::create_directory(dead);
     std::ofstream(dead / "lock") << "";
-    std::ofstream(dead / "owner") << "pid " << ::getpid() << "\n";  // its pid is another's by now: ours
+    std::ofstream(dead / "owner") << "pid " << ::getpid() << "\n";  // its pid has been reused: by us
     const std::vector<ProcessFolder> folders = RuntimeDir::folders(root_);
     ASSERT_EQ(folders.size(), 2U);
     EXPECT_EQ(folders[0].living, folders[0].path == living.own());
@@ -152,7 +152,7 @@ TEST_F(RuntimeDirTest, ManyThatStartTogetherEachKeepTheirs) {
     threads.emplace_back([&] {
       for (int round = 0; round < kRounds; ++round) {
         const RuntimeDir dir = RuntimeDir::open(root_);
-        RuntimeDir::folders(root_);  // who only looks disturbs nobody
+        RuntimeDir::folders(root_);  // listing disturbs nobody
         if (!fs::exists(dir.own() + "/lock")) ++lost;
       }
     });

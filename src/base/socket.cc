@@ -30,7 +30,7 @@ void set_option(int fd, int level, int option, int value) {
   if (::setsockopt(fd, level, option, &value, sizeof(value)) != 0) fail_errno("setsockopt");
 }
 
-// Small messages go at once, and a host that vanished is noticed within about half a minute. A Unix socket refuses
+// Sends small messages without delay, and notices a vanished host within about half a minute. A Unix socket refuses
 // these options, which does not matter.
 void tune_tcp(int fd) {
   const auto set = [fd](int option, int value) { (void)::setsockopt(fd, IPPROTO_TCP, option, &value, sizeof(value)); };
@@ -57,7 +57,7 @@ socklen_t length_of(const SocketAddress& address) {
   fail(gone ? ErrorCode::kUnavailable : code_of_errno(error), "connect to {}: {}"_message, name, std::strerror(error));
 }
 
-// Whether an accept() error concerns that one connection and not the listener.
+// Whether an accept() error concerns only that connection, not the listener.
 bool accept_again(int error) {
   switch (error) {
     case EINTR:
@@ -171,7 +171,7 @@ UniqueFd listen_tcp(const HostPort& host_port) {
 UniqueFd listen_unix(const std::string& path) {
   const SocketAddress address = SocketAddress::unix_path(path);
   UniqueFd fd = make_socket(AF_UNIX);
-  // The mode is set between bind and listen: nobody can connect before.
+  // Set between bind and listen, so that nobody can connect before.
   if (::bind(fd.get(), as_sockaddr(address), length_of(address)) != 0 || ::chmod(path.c_str(), 0600) != 0 ||
       ::listen(fd.get(), kBacklog) != 0)
     fail_errno(fmt::format("listen on {}", path));
@@ -246,7 +246,7 @@ UniqueFd connect_tcp(const HostPort& host_port, Deadline deadline) {
 
 UniqueFd connect_unix(const std::string& path, Deadline deadline) {
   const SocketAddress address = SocketAddress::unix_path(path);
-  // poll() cannot wait for room in a backlog; a blocking connect with a send time-out can.
+  // poll() cannot wait for room in a backlog; a blocking connect with a send timeout can.
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) fail_errno("socket");
   const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline.left()).count() + 1;
@@ -331,7 +331,8 @@ std::optional<size_t> receive_some(int fd, std::span<std::byte> into, std::vecto
     }
     const ssize_t received = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (received >= 0) {
-      const bool truncated = (message.msg_flags & MSG_CTRUNC) != 0;  // without a control buffer: the kernel closed them
+      const bool truncated =
+          (message.msg_flags & MSG_CTRUNC) != 0;  // without a control buffer: the kernel has closed them
       if (fds != nullptr) take_fds(message, truncated ? nullptr : fds);
       if (fds != nullptr && truncated)
         fail(ErrorCode::kResourceExhausted,

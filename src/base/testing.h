@@ -1,4 +1,4 @@
-// Small helpers of the layers' tests.
+// Small helpers for the layers' tests.
 #pragma once
 
 #include <linux/filter.h>
@@ -19,12 +19,12 @@
 
 namespace tessera {
 
-// For what takes no time: later is a hang, under sanitizers too.
+// For work that takes no time: a later end is a hang, under sanitizers too.
 inline Deadline soon() {
   return Deadline::after(seconds(60));
 }
 
-// What the Error that `call` throws says, behind its code where that is another than kInvalidArgument.
+// The message of the Error that `call` throws, after its code if that is not kInvalidArgument.
 template <typename Call>
 std::string error_of(Call call) {
   try {
@@ -36,14 +36,14 @@ std::string error_of(Call call) {
   return "(no error)";
 }
 
-// Descriptors of this process.
+// The number of open descriptors of this process.
 inline size_t open_fds() {
   size_t count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
   return count;
 }
 
-// Makes a system call fail in this process from now on, with EPERM as container runtimes' filters do.
+// Makes a system call fail with EPERM in this process from now on, as filters of container runtimes do.
 inline bool forbid_system_call(long number, uint32_t error = EPERM) {
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

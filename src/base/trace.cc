@@ -36,9 +36,9 @@ struct TraceEvent {
   char subject[Trace::kSubjectBytes + 1];
 };
 
-// The events of one thread that are not written yet.
+// The events of one thread that have not been written yet.
 struct Buffer {
-  Mutex mutex;  // the thread's, except for the moment in which the trace begins or ends
+  Mutex mutex;  // used by the thread only, except when the trace begins or ends
   std::vector<TraceEvent> events GUARDED_BY(mutex);
   uint64_t generation GUARDED_BY(mutex) = 0;  // the trace they belong to
   pid_t tid = 0;
@@ -86,13 +86,13 @@ void append_metadata(std::string_view what, std::string_view name, pid_t pid, pi
   out += "}}";
 }
 
-// The file, empty, and locked as long as it is open: two writers would leave what neither can be read from.
+// The file, truncated, and locked while it is open: two writers would leave an unreadable file.
 UniqueFd open_alone(const std::string& path) {
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
   struct stat about{};
   if (!file || ::fstat(file.get(), &about) != 0) fail_errno(fmt::format("trace {}", path));
   if (!S_ISREG(about.st_mode)) return file;  // /dev/null
-  // A file system without locks is no reason to write no trace.
+  // A file system without locks is no reason to refuse a trace.
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     fail(ErrorCode::kAlreadyExists, "trace {}: another process writes it; %p in the path stands for the pid"_message,
          path);
@@ -110,7 +110,7 @@ std::string process_name() {
 
 }  // namespace
 
-// Of all traces that this process writes, one after another. Leaked on purpose: threads end after statics do.
+// Shared by all traces that this process writes, one after another. Leaked on purpose: threads end after statics do.
 struct Trace::State {
   static State& get() {
     static auto* const state = new State;
@@ -126,14 +126,14 @@ struct Trace::State {
   std::list<std::shared_ptr<Buffer>> buffers GUARDED_BY(mutex);
   std::vector<Full> full GUARDED_BY(mutex);
   uint64_t dropped GUARDED_BY(mutex) = 0;
-  bool active GUARDED_BY(mutex) = false;  // a Trace lives
+  bool active GUARDED_BY(mutex) = false;  // whether a Trace lives
   bool stopping GUARDED_BY(mutex) = false;
   std::atomic<uint64_t> generation{0};
   std::atomic<pid_t> pid{0};
 
-  // The writer's, once it runs.
+  // Owned by the writer once it runs.
   UniqueFd file;
-  off_t end = 0;  // of the events; the tail follows
+  off_t end = 0;  // where the events end and the tail begins
   bool failed = false;
   std::map<pid_t, std::string> named;
   std::thread writer;
@@ -150,7 +150,7 @@ Buffer& Trace::State::own_buffer() {
       state.buffers.push_back(buffer);
     }
     ~Registered() {
-      if (state.pid != ::getpid()) return;  // a forked child: locks may be held by threads that it does not have
+      if (state.pid != ::getpid()) return;  // a forked child: threads that it does not have may hold locks
       {
         const MutexLock events(buffer->mutex);
         state.hand_over(*buffer);
@@ -178,7 +178,7 @@ void Trace::State::hand_over(Buffer& buffer) {
   buffer.events.clear();
 }
 
-// Puts text behind the events and closes the JSON again, in one write: whoever reads the file finds it whole.
+// Puts text after the events and closes the JSON again, in one write: a reader always finds a complete file.
 void Trace::State::append(std::string text) {
   if (failed) return;
   const size_t events = text.size();
@@ -241,7 +241,7 @@ void Trace::record(char phase, const char* name, uint64_t start, uint64_t extra,
   const MutexLock lock(buffer.mutex);
   const uint64_t generation = state.generation.load(std::memory_order_acquire);
   if (buffer.generation != generation) {
-    buffer.events.clear();  // of a trace that has ended
+    buffer.events.clear();  // from an earlier trace
     buffer.generation = generation;
   }
   if (buffer.events.capacity() < kBufferEvents) buffer.events.reserve(kBufferEvents);
@@ -289,7 +289,7 @@ std::unique_ptr<Trace> Trace::start(const std::string& path) {
 
 Trace::~Trace() {
   State& state = State::get();
-  if (state.pid != ::getpid()) return;  // a forked child: the writer is its parent's
+  if (state.pid != ::getpid()) return;  // a forked child: the writer belongs to its parent
   on_.store(false, std::memory_order_relaxed);
   std::list<std::shared_ptr<Buffer>> buffers;
   {

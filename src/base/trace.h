@@ -1,13 +1,12 @@
 // A trace of what a process does, for Perfetto (https://ui.perfetto.dev) and chrome://tracing: the JSON of the Trace
 // Event Format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 //
-// Off, a span costs one relaxed load. On, it costs two readings of the clock and one event in a buffer of its thread;
-// a thread of the tracer's own writes full buffers to the file. The file is valid JSON after every write, so that it
-// can be read while the process runs and after it was killed; what is lost then are the last events of each thread
-// (fewer than kBufferEvents). At most kMostBuffers wait to be written; beyond that events are dropped, counted, and the
-// count is in the file.
+// Without a trace, a span costs one relaxed load. With one, it costs two clock readings and one event in its thread's
+// buffer; the tracer's thread writes full buffers to the file. The file is valid JSON after every write, so it can be
+// read while the process runs and after it was killed; only the last events of each thread (fewer than kBufferEvents)
+// are lost then. At most kMostBuffers wait to be written; further events are dropped, and the file has their count.
 //
-// Span names are string literals. A subject ("weights/policy", "trainer/3") is copied, cut at kSubjectBytes.
+// Span names are string literals. A subject ("weights/policy", "trainer/3") is copied and truncated to kSubjectBytes.
 #pragma once
 
 #include <atomic>
@@ -21,7 +20,7 @@
 
 namespace tessera {
 
-// What a span is about, as far as it applies: 0 stands for "does not".
+// What a span is about; 0 means "does not apply".
 struct TraceArgs {
   std::string_view subject{};
   int64_t version = 0;
@@ -37,24 +36,24 @@ class Trace {
   // Whether a trace is being written.
   static bool on() { return on_.load(std::memory_order_relaxed); }
 
-  // Writes a trace of this process to `path` from now until it is destroyed; what was there is replaced. One at a time:
-  // throws Error(kAlreadyExists) while another lives, or another process writes that file (an flock tells), and Error
-  // where `path` cannot be written. A write that fails later ends the trace with a warning in the log. A forked child
-  // traces nothing.
+  // Writes a trace of this process to `path` from now until it is destroyed; replaces what was there. One at a time:
+  // throws Error(kAlreadyExists) while another lives or another process writes that file (an flock tells), and Error if
+  // `path` cannot be written. If a later write fails, the trace ends with a warning in the log. A forked child traces
+  // nothing.
   static std::unique_ptr<Trace> start(const std::string& path);
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Work that begins on one thread and may end on another, or overlap with others of its thread. `track` puts what
-  // belongs together, and nests, on one line: begin and end of a span have the same.
+  // Work that begins on one thread and may end on another, or overlaps with other work of its thread. `track` puts
+  // spans that belong together, and nest, on one line; begin and end of a span have the same.
   static void begin(const char* name, uint64_t track, const TraceArgs& args = {}) {
     if (on()) record('b', name, now(), track, args);
   }
   static void end(const char* name, uint64_t track, const TraceArgs& args = {}) {
     if (on()) record('e', name, now(), track, args);
   }
-  // A number for `track`, of its own in this process.
+  // A number for `track`, unique in this process.
   static uint64_t new_track();
 
  private:
@@ -79,7 +78,7 @@ class TraceSpan {
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
 
-  // What was learnt meanwhile. args().subject must live as long as the span.
+  // What becomes known during the work. args().subject must live as long as the span.
   TraceArgs& args() { return args_; }
 
  private:

@@ -24,7 +24,7 @@ class TraceTest : public testing::Test {
  protected:
   ~TraceTest() override { std::filesystem::remove(path_); }
 
-  // The events except for metadata, and the structure that the format demands of all.
+  // The events without the metadata, after a check of the structure that the format requires.
   std::vector<nlohmann::json> events(std::map<int64_t, std::string>* threads = nullptr) const {
     const auto trace = nlohmann::json::parse(std::ifstream(path_));
     std::vector<nlohmann::json> found;
@@ -164,7 +164,7 @@ TEST_F(TraceTest, AKilledProcessLeavesAFileThatParses) {
 }
 
 TEST_F(TraceTest, AFileThatAnotherProcessWritesIsLeftAlone) {
-  int started[2];  // a look at the lock would take it, and the child would find it held
+  int started[2];  // checking the lock would take it for a moment, and the child would find it held
   ASSERT_EQ(::pipe(started), 0);
   const pid_t child = ::fork();
   if (child == 0) {
