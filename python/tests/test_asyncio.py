@@ -273,6 +273,38 @@ def test_what_is_too_late_to_cancel_ends_in_order(loopback: Loopback, pool: Thre
         assert with_heart(work) == 3
 
 
+def test_a_cancel_that_waits_for_an_agent_blocks_no_loop(loopback: Loopback, pool: ThreadPoolExecutor) -> None:
+    sender, receiver = loopback.batches(tensors(2), tensors(0))
+    with sender, receiver:
+        move(sender, receiver)
+
+        async def work(heart: Heart) -> int:
+            handle = receiver.recv(blocking=False)
+            asked, answers = threading.Event(), threading.Event()
+            cancel = handle._beginning.cancel
+
+            def slow(name: str) -> bool:  # as if an agent answered late
+                asked.set()
+                assert answers.wait(LIMIT)
+                return cancel(name)
+
+            handle._beginning.cancel = slow  # type: ignore[method-assign]
+            taken = asyncio.ensure_future(handle)
+            await heart.beat(2)
+            taken.cancel()
+            await heart.beat()
+            assert asked.is_set() and not taken.done()
+            answers.set()
+            with pytest.raises(asyncio.CancelledError):
+                await taken
+            sent = pool.submit(sender.send, timeout=LIMIT)
+            version = await receiver.recv(blocking=False)
+            sent.result(LIMIT)
+            return version
+
+        assert with_heart(work) == 2
+
+
 # --- what is dropped is over
 
 

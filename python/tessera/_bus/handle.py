@@ -87,12 +87,39 @@ class Handle:
     def __await__(self) -> Generator[asyncio.Future[None], None, int]:
         try:
             yield from self._ended()
-        except BaseException as error:  # the task was cancelled, or its coroutine closed
+        except asyncio.CancelledError as error:
             self._beginning.abandoned = True
-            if not self.cancel() and not self._beginning.ended():
+            if (yield from self._goes_on()):
                 error.add_note(f"{self._name} has begun: it goes on, and the next transfer of its batch waits for it")
             raise
+        except GeneratorExit:  # the coroutine was closed
+            self._beginning.abandoned = True
+            self._cancel_elsewhere()
+            raise
         return self._result()
+
+    def _goes_on(self) -> Generator[asyncio.Future[None], None, bool]:
+        """Cancels it; returns whether it was too late for that."""
+        loop = asyncio.get_running_loop()
+        answered = loop.create_future()
+        outcome: list[bool] = []
+
+        def cancel() -> None:
+            try:
+                outcome.append(not self.cancel() and not self._beginning.ended())
+            except Error:  # the agent does not answer
+                outcome.append(True)
+            finally:
+                _wake(loop, answered)
+
+        self._cancel_elsewhere(cancel)
+        yield from answered
+        return outcome == [True]
+
+    def _cancel_elsewhere(self, cancel: Callable[[], object] | None = None) -> None:
+        """In a thread, since it may have to ask an agent: not on an event loop, nor in the garbage collector."""
+        work = partial(self._beginning.cancel, self._name) if cancel is None else cancel
+        threading.Thread(target=work, name="tessera-cancel", daemon=True).start()
 
     def _ended(self) -> Generator[asyncio.Future[None], None, None]:
         loop = asyncio.get_running_loop()
@@ -157,8 +184,7 @@ class Handle:
             stacklevel=2,
             source=self,
         )
-        # It may have to ask an agent: not in the garbage collector.
-        threading.Thread(target=beginning.cancel, args=(self._name,), name="tessera-cancel", daemon=True).start()
+        self._cancel_elsewhere()
 
     def _show_progress(self, bars: Any) -> None:
         """Draws one of progress_bars() until it has ended."""
