@@ -58,7 +58,7 @@ std::shared_ptr<BusClient> open_client(BusOptions options) {
   return options.agent == kDaemonAgent ? open_daemon_client(std::move(options)) : open_embedded(std::move(options));
 }
 
-// The tensors of all pairs as those of the first one, in alphabetical order, so that both jobs meet there.
+// The tensors of all pairs as if they were the first pair's, in alphabetical order, which both jobs share.
 struct Joined {
   std::shared_ptr<PairClient> pair;
   std::vector<TensorSpec> tensors;
@@ -90,7 +90,7 @@ Joined join_parts(const BusClient* bus, const std::string& batch,
   return joined;
 }
 
-// Lets an object go without running its destructor: it belongs to the parent of this forked child.
+// Drops an object without running its destructor: it belongs to the parent of this forked child.
 template <typename T>
 void abandon(std::shared_ptr<T> object) {
   new std::shared_ptr<T>(std::move(object));
@@ -101,7 +101,7 @@ void abandon(std::shared_ptr<T> object) {
 
 namespace {
 
-// To what takes `others` besides these elements of bf16.
+// The ratio between `others` plus these elements in bf16 and `bytes`.
 double ratio_to_bf16(int64_t bytes, int64_t elements, int64_t others) {
   const int64_t in_bf16 = others + bytes_of(DType::kBF16, elements);
   return in_bf16 == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(in_bf16);

@@ -21,7 +21,7 @@
 namespace tessera::bus {
 namespace {
 
-// What one Bus is. Pairs and batches keep it alive.
+// The implementation of a Bus. Pairs and batches keep it alive.
 class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<EmbeddedBus> {
  public:
   EmbeddedBus(BusOptions options, std::shared_ptr<Participant> participant)
@@ -49,7 +49,7 @@ class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<
   const std::shared_ptr<Participant> participant_;
 };
 
-// A call that begins now, and ends at its deadline, when the bus is interrupted, or once its caller stops it.
+// A call that begins now, and ends at its deadline, when the bus is interrupted, or when its caller stops it.
 class LimitedCall {
  public:
   LimitedCall(EmbeddedBus& bus, Timeout timeout, const std::stop_token& stop = {})
@@ -62,7 +62,7 @@ class LimitedCall {
   const CallLimits limits_;
 };
 
-// Two jobs joined. A rank that goes while others may wait for what it registers tells them why.
+// Two jobs joined. A rank that leaves while others may wait for its registration tells them why.
 class EmbeddedPair final : public PairClient, public std::enable_shared_from_this<EmbeddedPair> {
  public:
   EmbeddedPair(std::shared_ptr<EmbeddedBus> bus, PairView view, Layout layout)
@@ -138,7 +138,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
                      .options = batch_options,
                      .tensors = std::make_shared<const std::vector<TensorSpec>>(tensors.begin(), tensors.end()),
                      .runs = std::move(runs)};
-    bus_->agent().claim_batch(view_.name, id, setup.named);  // what a live one has published must not be overwritten
+    bus_->agent().claim_batch(view_.name, id, setup.named);  // the records of a live batch must not be overwritten
     std::shared_ptr<BatchImpl> batch;
     if (sends)
       batch = std::make_shared<SenderBatch>(std::move(setup));
@@ -183,7 +183,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     }
   }
 
-  // A conversation about a batch that is to be registered.
+  // Runs an exchange about a batch that is to be registered.
   template <typename Conversation>
   std::invoke_result_t<const Conversation&> before_registration(const std::string& batch,
                                                                 const Conversation& conversation) {
@@ -193,7 +193,8 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     try {
       return conversation();
     } catch (const Error& error) {
-      // After a deadline it may be asked for again; all else ends the batch, for which the others are waiting.
+      // After a deadline the user may try again; any other error ends the batch, since the other ranks are waiting for
+      // it.
       if (error.code() == ErrorCode::kDeadlineExceeded)
         set_owing(gave_up(status_of_current_exception()));
       else
@@ -202,7 +203,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     }
   }
 
-  // The others are waiting for this rank.
+  // The other ranks are waiting for this one.
   void give_up(const std::string& batch, const Status& status) {
     set_owing(gave_up(status), status.code() == ErrorCode::kCancelled);
     try {
@@ -231,11 +232,11 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
   const std::shared_ptr<EmbeddedBus> bus_;
   const PairView view_;
-  const Layout layout_;  // of tensors that bring none
+  const Layout layout_;  // for tensors without one
   Mutex mutex_;
-  Status owing_
-      GUARDED_BY(mutex_);  // not ok while the others may wait for a registration: what they are told if none comes
-  bool interrupted_ GUARDED_BY(mutex_) = false;  // and for that reason: who comes later is not told
+  // Not ok while other ranks may wait for a registration: the reason that they get if none comes.
+  Status owing_ GUARDED_BY(mutex_);
+  bool interrupted_ GUARDED_BY(mutex_) = false;  // why owing_ is not ok; then ranks that come later are not told
 };
 
 std::shared_ptr<PairClient> EmbeddedBus::pair(const PairOptions& options) {

@@ -179,7 +179,7 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
           .on_amaxes_agreed = [this] { figures_.count_amax_exchange(); }};
 }
 
-// In place, the tensors themselves are compared, and deltas applied to them.
+// In place, the tensors themselves are compared, and deltas are applied to them.
 bool BatchImpl::can_delta() const {
   return setup_.options.delta && (staged() || reaches_all_);
 }
@@ -192,8 +192,8 @@ void BatchImpl::note_delta(const Agreement& agreement) {
                         : "its tensors lie in private memory behind an agent, in place");
 }
 
-// The one place that says what is not done with memory that only another process reaches. What a staged batch quantises
-// and decodes is Tessera's own memory; of Partial tensors it is what they are reduced to.
+// The only place that decides what cannot be done with memory that only another process can access. A staged batch
+// quantises and decodes in Tessera's own memory; so does one with Partial tensors, in what they are reduced to.
 void BatchImpl::require_movable(const Match& match, std::span<const LocalTensor> tensors) const {
   if (reaches_all_) return;
   for (size_t i = 0; i < match.tensors.size(); ++i) {
@@ -248,7 +248,7 @@ Meeting* BatchImpl::meeting_with(const std::string& job) {
 }
 
 void BatchImpl::forget(std::shared_ptr<Session> session) {
-  // Later: it may be one of its own functions that calls.
+  // Posted, since one of the session's own functions may be the caller.
   loop().post([session = std::move(session)] { session->close(session->parting()); });
 }
 
@@ -333,7 +333,7 @@ void BatchImpl::end_operation(const Status& status) {
   enter(nullptr);
   present_.ended = std::move(operation_);
   if (status.ok()) figures_.count_transfer();
-  const std::shared_ptr<Operation> operation = present_.ended;  // finish() may let the batch go
+  const std::shared_ptr<Operation> operation = present_.ended;  // finish() may release the batch
   const Progress progress = sample();
   observe_end(operation->version(), status, progress);
   operation->finish(status, progress);
@@ -372,7 +372,7 @@ Progress BatchImpl::sample() const {
   return progress;
 }
 
-// --- what it has done ----------------------------------------------------------------------------
+// --- statistics ----------------------------------------------------------------------------------
 
 BatchReport BatchImpl::report() const {
   BatchReport report{.pair = setup_.pair,
@@ -438,7 +438,7 @@ void BatchImpl::part(const Status& why) {
           !why.ok() ? why
                     : failed(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), identity().name()));
   });
-  // The operation ends once nothing touches the registered memory any more; the batch itself bounds that time.
+  // The operation ends once nothing accesses the registered memory any more; the batch itself limits that time.
   if (pending) pending->wait_for(std::chrono::hours(1), {});
   if (was_closed) return;
   await_readers();
@@ -451,7 +451,7 @@ void BatchImpl::part(const Status& why) {
   for (const auto& meeting : meetings_) meeting->stop();
   on_meetings_stopped();
   setup_.agent->run_on_loop([&] {
-    close_sessions();  // one that a meeting has made meanwhile
+    close_sessions();  // one that a meeting has made in the meantime
     setup_.agent->remove_inspected(this);
     snapshots_.reset();
   });

@@ -1,5 +1,5 @@
-// What the two sides of a batch have in common: the operation under way, and the sessions in which it is done.
-// SenderBatch and ReceiverBatch live on the agent's loop; the public methods are called from user threads.
+// What both sides of a batch share: the current operation, and the sessions that carry it out. SenderBatch and
+// ReceiverBatch live on the agent's loop; the public methods are called from user threads.
 #pragma once
 
 #include <atomic>
@@ -25,23 +25,23 @@
 
 namespace tessera::bus {
 
-inline constexpr const char* kCommitName = "commit";  // an operation, and a phase of others
+inline constexpr const char* kCommitName = "commit";  // an operation; in other operations, a phase
 
-// What is registered, and with what. `keep_alive` holds the bus and the pair.
+// What is registered, and the settings for it. `keep_alive` holds the bus and the pair.
 struct BatchSetup {
   std::shared_ptr<void> keep_alive;
   Agent* agent = nullptr;
   Rendezvous* rendezvous = nullptr;
   BatchExchanges* exchanges = nullptr;
   Store* store = nullptr;
-  Interruption* interruption = nullptr;  // of the bus
+  Interruption* interruption = nullptr;  // the bus's
   Timeout stall = kTransferTimeout;
   bool digest = true;
   std::string pair;
   std::vector<std::string> named;  // the other jobs, as the pair names them
-  bool several = false;            // they are PairOptions::peers, and not waited for
+  bool several = false;            // they are PairOptions::peers, and nobody waits for them
   std::string id;
-  Layout layout;  // of tensors that bring none
+  Layout layout;  // for tensors without one
   BatchOptions options;
   std::shared_ptr<const std::vector<TensorSpec>> tensors;
   std::shared_ptr<RunFactory> runs;  // what moves them
@@ -55,7 +55,7 @@ class BatchImpl : public BatchClient,
  public:
   ~BatchImpl() override = default;
 
-  // Registers with the job of `view`: blocks until both jobs are attached. Once; close() it if this throws.
+  // Registers with the job of `view`: blocks until both jobs are attached. Call it once; call close() if it throws.
   virtual void open(const PairView& view, const CallLimits& limits);
   std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
   std::shared_ptr<OperationClient> recv(std::optional<int64_t> min_version, Timeout timeout) override;
@@ -76,14 +76,14 @@ class BatchImpl : public BatchClient,
   Progress sample() const override;
   BatchReport report() const override;
   void close() override { part({}); }
-  // As close(); the other ranks are told `why`, unless it is ok: it is simply over.
+  // Like close(), and tells the other ranks `why`, unless it is ok: then the batch is simply over.
   void part(const Status& why);
   bool in_own_process() const override { return process_.here(); }
 
  protected:
   explicit BatchImpl(BatchSetup setup);
 
-  // --- any thread ---
+  // --- on any thread ---
   virtual bool sends() const = 0;
   bool staged() const { return setup_.options.mode == Mode::kStaged; }
   BatchOffer own_offer() const override;
@@ -95,44 +95,44 @@ class BatchImpl : public BatchClient,
   EventLoop& loop() const { return setup_.agent->loop(); }
 
   // --- on the loop's thread ---
-  // Ends the current operation with `status`: now, or once nothing reads or writes the user's memory any more.
+  // Ends the current operation with `status`: now, or once nothing accesses the user's memory any more.
   virtual void fail_operation(const Status& status) = 0;
   // The current operation's deadline has come.
   virtual void on_deadline() = 0;
-  // Ends the current operation early if nobody has begun to read or write for it; whether it did.
+  // Ends the current operation early if nobody has begun to read or write for it; returns whether it did.
   virtual bool cancel_operation() = 0;
   virtual Progress sample_sessions() const = 0;
   virtual void close_sessions() = 0;
-  // The tensors that peers read lie elsewhere now: all sessions are over, and their jobs met again.
+  // The tensors that peers read have moved: all sessions are over, and the jobs register again.
   virtual void renew_sessions() = 0;
   bool outdated(const Session& session) const { return session.setup().relocation != relocation_; }
   Status parting_from(const Session& session) const { return session.broken() ? session.broken_status() : parting_; }
   virtual std::vector<const Session*> sessions() const = 0;
-  virtual std::vector<std::string> waits_for() const = 0;  // the operation under way: "inference/1 to take version 7"
-  virtual void check_peers() = 0;  // Session::check_peers() of those that the operation under way waits for
-  virtual void on_copied() = 0;    // by the snapshots
-  // On the thread of close(), before the sessions are: returns once nobody reads what is Tessera's own.
+  virtual std::vector<std::string> waits_for() const = 0;  // "inference/1 to take version 7"
+  virtual void check_peers() = 0;  // Session::check_peers() of the peers that the operation waits for
+  virtual void on_copied() = 0;    // called by the snapshots
+  // On the thread of close(), before the sessions close: returns once nobody reads Tessera's own memory.
   virtual void await_readers() {}
   // On the thread of close(), once everything is over.
   virtual void on_closed() {}
   virtual void on_meetings_stopped() {}
 
-  // What is known of a job besides whether it is attached. On the loop's thread.
+  // Adds what is known of a job besides whether it is attached. On the loop's thread.
   virtual void describe_peer(BatchPeer& peer) const { peer.version = newest(); }
 
-  // A job that has come is registered with, too.
+  // Registers with a job that has come, too.
   Meeting& add_meeting(PairView view, bool parts);
   Meeting* meeting_with(const std::string& job);
-  // A session that is broken and idle: dropped, and the job met again.
+  // Drops a session that is broken and idle, and registers with its job again.
   void retire(std::shared_ptr<Session> session);
-  void forget(std::shared_ptr<Session> session);                       // likewise, without meeting again
-  void count_session(const Session& session, const RankShare& share);  // a new one: figures begin again
+  void forget(std::shared_ptr<Session> session);                       // likewise, without registering again
+  void count_session(const Session& session, const RankShare& share);  // for a new session: its figures start at zero
 
-  // The operation under way, if any; begin_operation() throws if there is one, or if the batch is closed.
+  // The current operation, if any. begin_operation() throws if there is one, or if the batch is closed.
   std::shared_ptr<Operation> begin_operation(const char* what, Timeout timeout);
-  // What it does from now on: a span within the operation's. A literal; null: nothing more.
+  // Starts a phase: a span within the operation's. `phase` is a literal; null ends the last phase.
   void enter(const char* phase);
-  void set_deadline(Deadline deadline);  // of the operation
+  void set_deadline(Deadline deadline);  // for the operation
   void watch_deadline();
   void watch_peers();
   void end_operation(const Status& status);
@@ -140,25 +140,25 @@ class BatchImpl : public BatchClient,
   void observe_end(int64_t version, const Status& status, const Progress& progress);
   TransferSide side() const { return sends() ? TransferSide::kSend : TransferSide::kReceive; }
 
-  BatchSetup setup_;                                // its tensors, once it is open: under mutex_
+  BatchSetup setup_;                                // once it is open, its tensors are guarded by mutex_
   std::shared_ptr<const Manifest> manifest_;        // from open() on
   std::unique_ptr<Snapshots> snapshots_;            // staged
-  std::vector<std::unique_ptr<Meeting>> meetings_;  // by job, as they came; grows on the loop's thread
-  std::shared_ptr<Operation> operation_;            // current
-  // What is known of it; some of it outlives it.
+  std::vector<std::unique_ptr<Meeting>> meetings_;  // by job, in order of arrival; grows on the loop's thread
+  std::shared_ptr<Operation> operation_;            // the current one
+  // The current operation's state; some of it outlives the operation.
   struct Present {
     explicit Present(std::string traced) : subject(std::move(traced)) {}
     const std::string subject;  // "weights/policy", in traces
     const uint64_t track = Trace::new_track();
-    std::shared_ptr<Operation> ended;  // the last one: used again once its handles have gone
+    std::shared_ptr<Operation> ended;  // the last one: reused once its handles have gone
     uint64_t number = 0;
     const char* name = "";
     const char* phase = nullptr;
     TimePoint start{};
-    TimePoint data_start{};  // the epoch before any data flows
+    TimePoint data_start{};  // the clock's epoch before any data flows
     Deadline deadline = Deadline::at({});
-    // Left as it is while the deadline moves on or the operation ends: when it is due it looks. So an operation seldom
-    // sets one.
+    // Not reset when the deadline moves or the operation ends: when it fires, it checks. So an operation seldom sets a
+    // timer.
     EventLoop::TimerId timer = 0;
     TimePoint timer_due{};
     EventLoop::TimerId peers_timer = 0;  // likewise
@@ -166,13 +166,13 @@ class BatchImpl : public BatchClient,
   Present present_;
   bool closed_ = false;
   std::atomic<bool> told_no_delta_{false};
-  uint64_t relocation_ = 0;  // counts them; written on the loop's thread, under mutex_
-  Status parting_;           // why, if not in good order
+  uint64_t relocation_ = 0;  // counts moves of the tensors; written on the loop's thread, under mutex_
+  Status parting_;           // why the batch parts; ok: in good order
   std::atomic<int64_t> version_{0};
   Figures figures_;
   Metrics& metrics_ = Metrics::process();
   std::optional<Metrics::Batch> series_;  // from open() to close()
-  const bool reaches_all_;                // this process does, of what is registered: RunFactory::reaches()
+  const bool reaches_all_;  // whether this process can access all registered memory: RunFactory::reaches()
   const ForkGuard process_;
 
   bool can_delta() const;
@@ -183,10 +183,10 @@ class BatchImpl : public BatchClient,
   mutable Mutex mutex_;
   struct Pinned {
     size_t world = 0;                                          // of the other job
-    std::vector<std::pair<std::string, std::string>> layouts;  // its, by tensor
+    std::vector<std::pair<std::string, std::string>> layouts;  // that job's, by tensor
     bool operator==(const Pinned&) const = default;
   };
-  std::map<std::string, Pinned> pinned_ GUARDED_BY(mutex_);  // by job, what it was first met with; if options.pinned
+  std::map<std::string, Pinned> pinned_ GUARDED_BY(mutex_);  // by job, as first registered; if options.pinned
   StoppableCondVar changed_;
 };
 

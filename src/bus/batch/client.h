@@ -1,5 +1,5 @@
-// What Bus, Pair, Batch and Handle are handles of: the same calls, whether the agent is embedded in this process
-// (embedded.h) or a daemon (daemon_client.h). Semantics, errors and thread-safety are those of tessera/bus.h.
+// The implementations behind Bus, Pair, Batch and Handle: the same calls, whether the agent is embedded in this process
+// (embedded.h) or a daemon (daemon/client.h). Semantics, errors and thread-safety are those of tessera/bus.h.
 #pragma once
 
 #include <cstdint>
@@ -55,8 +55,8 @@ class PairClient {
   virtual ~PairClient() = default;
   virtual const BusClient* bus() const = 0;
   virtual const std::string& name() const = 0;
-  virtual std::string peer_job() const = 0;  // "engine0+engine1" of several
-  virtual const Layout& layout() const = 0;  // of tensors that bring none
+  virtual std::string peer_job() const = 0;  // "engine0+engine1" for several
+  virtual const Layout& layout() const = 0;  // for tensors without one
   virtual int peer_world() const = 0;
   virtual uint64_t membership() const = 0;
   virtual std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout, std::stop_token stop) = 0;
@@ -82,9 +82,9 @@ class BusClient {
 inline constexpr const char* kEmbeddedAgent = "embedded";
 inline constexpr const char* kDaemonAgent = "daemon";
 
-// Options completed from the environment. Throws kInvalidArgument for what cannot be.
+// Options completed from the environment. Throws kInvalidArgument for invalid ones.
 BusOptions complete(BusOptions options);
-// Throws kInvalidArgument unless the pair can be one of the bus'.
+// Throws kInvalidArgument unless the bus can have such a pair.
 void check(const BusOptions& bus, const PairOptions& pair);
 
 }  // namespace tessera::bus

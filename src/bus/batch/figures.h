@@ -1,4 +1,4 @@
-// What a batch has done: its statistics, and the digests of what it moved last.
+// The statistics of a batch, and the digests of its last transfer.
 #pragma once
 
 #include <atomic>
@@ -23,17 +23,17 @@ class Figures {
   // Both outlive it; they count plans and requests.
   Figures(const Agent& agent, const Store& store);
 
-  // A session with another job begins, of which this rank's share is known. Returns the figures of all sessions.
+  // Starts the session with another job in which this rank has this share. Returns the figures of all sessions.
   BatchStats begin_session(const SessionSetup& made, const RankShare& share);
-  void count_from_now();  // what a steady state has nothing of: plans, store requests, allocations
+  void count_from_now();  // resets what a steady state has none of: plans, store requests, allocations
   void count_allocation() { ++allocations_; }
   void count_snapshots(uint64_t bytes) { snapshot_bytes_ = static_cast<int64_t>(bytes); }
   void count_amax_exchange() { ++amax_exchanges_; }
   void count_transfer() { ++transfers_; }
   void count_moved(int64_t bytes, const DeltaBytes& deltas);
 
-  // Digests of the transfer that ends, by tensor, to be filled on the loop's thread; keep_sums() makes them those that
-  // digests() gives, and is done with them.
+  // Digests of the transfer that ends, by tensor, to be filled on the loop's thread; keep_sums() publishes them as the
+  // result of digests() and clears them.
   std::vector<Digest>& sums() { return sums_; }
   void keep_sums();
 
@@ -57,7 +57,7 @@ class Figures {
   std::vector<Digest> sums_;  // swapped with digests_
   mutable Mutex mutex_;
   BatchStats newest_ GUARDED_BY(mutex_);               // of the newest session
-  std::vector<std::string> names_ GUARDED_BY(mutex_);  // of its tensors
+  std::vector<std::string> names_ GUARDED_BY(mutex_);  // of the batch's tensors
   std::vector<Digest> digests_ GUARDED_BY(mutex_);     // by tensor, of the last transfer
   int64_t allocations_at_start_ GUARDED_BY(mutex_) = 0;
   int64_t plans_at_start_ GUARDED_BY(mutex_) = 0;

@@ -5,7 +5,7 @@
 namespace tessera::bus {
 
 void Operation::restart(std::shared_ptr<OperationOwner> owner, uint64_t number) {
-  const MutexLock lock(mutex_);  // orders this after what the last user saw
+  const MutexLock lock(mutex_);  // orders this after the last user's accesses
   number_ = number;
   owner_ = std::move(owner);
   batch_ = owner_;
@@ -60,7 +60,7 @@ bool Operation::wait_for(Timeout timeout, std::stop_token stop) {
   const std::stop_callback wake(stop, [this] {
     {
       const MutexLock lock(mutex_);
-    }  // who has just looked sleeps by now
+    }  // a thread that has just looked is asleep by now
     ended_.notify_all();
   });
   const MutexLock lock(mutex_);

@@ -13,28 +13,28 @@
 
 namespace tessera::bus {
 
-// What works on operations. Called from any thread.
+// The owner of operations: the batch that works on them. Called from any thread.
 class OperationOwner {
  public:
   virtual ~OperationOwner() = default;
-  virtual Progress sample() const = 0;          // of the operation under way
+  virtual Progress sample() const = 0;          // of the current operation
   virtual bool cancel(uint64_t operation) = 0;  // ends it early if nobody has begun to read or write for it
-  virtual bool withdraw(int64_t version) = 0;   // likewise, though its send may have ended
+  virtual bool withdraw(int64_t version) = 0;   // likewise, even if its send has ended
 };
 
-// Ends exactly once, and lets its owner go then. Thread-safe.
+// Ends exactly once, and releases its owner then. Thread-safe.
 class Operation final : public OperationClient {
  public:
   Operation(std::shared_ptr<OperationOwner> owner, uint64_t number)
       : number_(number), owner_(std::move(owner)), batch_(owner_) {}
-  // Becomes a new one. REQUIRES: it has ended, and nobody else refers to it.
+  // Starts over as a new operation. REQUIRES: it has ended, and nobody else refers to it.
   void restart(std::shared_ptr<OperationOwner> owner, uint64_t number);
 
   void set_version(int64_t version);
-  // The first call decides; `progress` is what progress() says from then on.
+  // Only the first call counts; progress() returns `progress` from then on.
   void finish(const Status& status, const Progress& progress);
 
-  // Calls `ended` once, when it has ended: on the thread that ends it, or at once. One at a time.
+  // Calls `ended` once when it has ended: on the thread that ends it, or immediately. One callback at a time.
   void on_end(std::function<void()> ended);
 
   int64_t wait() override;
@@ -46,7 +46,7 @@ class Operation final : public OperationClient {
   int64_t version() const override;
 
  private:
-  // Null once it has ended; else with its number.
+  // The owner and the operation's number; null once it has ended.
   std::pair<std::shared_ptr<OperationOwner>, uint64_t> owner() const;
 
   const ForkGuard process_;
@@ -54,7 +54,7 @@ class Operation final : public OperationClient {
   CondVar ended_;
   uint64_t number_ GUARDED_BY(mutex_);
   std::shared_ptr<OperationOwner> owner_ GUARDED_BY(mutex_);
-  std::weak_ptr<OperationOwner> batch_ GUARDED_BY(mutex_);  // the owner, also once it has ended
+  std::weak_ptr<OperationOwner> batch_ GUARDED_BY(mutex_);  // kept after the end
   bool done_ GUARDED_BY(mutex_) = false;
   Status status_ GUARDED_BY(mutex_);
   int64_t version_ GUARDED_BY(mutex_) = 0;

@@ -23,10 +23,10 @@
 namespace tessera::bus {
 namespace {
 
-constexpr Timeout kCopying = std::chrono::minutes(10);  // a commit; closing a batch whose transfer must end
-constexpr Duration kPostTimeout = seconds(5);           // until the queue takes a command
-constexpr Duration kWaits = std::chrono::hours(1);      // of another thread for the same operation
-constexpr Duration kLook = seconds(10);                 // after which an agent that says nothing is asked
+constexpr Timeout kCopying = std::chrono::minutes(10);  // for a commit, and for closing a batch whose transfer must end
+constexpr Duration kPostTimeout = seconds(5);           // for room in the queue
+constexpr Duration kWaits = std::chrono::hours(1);      // for another thread with the same operation
+constexpr Duration kLook = seconds(10);                 // after which a silent agent is checked
 
 class DaemonBus final : public BusClient, public std::enable_shared_from_this<DaemonBus> {
  public:
@@ -53,7 +53,7 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
   std::atomic<bool> mentioned_ = false;
 };
 
-// What posts commands for the transfers of one batch.
+// Posts commands for the transfers of one batch.
 class DaemonBatch;
 
 // A send, recv or stage that was posted.
@@ -63,7 +63,7 @@ class DaemonOperation final : public OperationClient {
 
   DaemonOperation(const std::shared_ptr<DaemonBatch>& batch, Kind kind, CommandCall call)
       : batch_(batch), kind_(kind), id_(call.id()), call_(std::move(call)) {}
-  // Its batch is closed: an outcome that has not come will not.
+  // Its batch is closed: no outcome will come any more.
   void give_up(const Status& why);
 
   int64_t wait() override;
@@ -75,14 +75,14 @@ class DaemonOperation final : public OperationClient {
   int64_t version() const override { return state().version; }
 
  private:
-  // One thread at a time waits for the outcome and settles it; the others wait for their turn.
+  // One thread at a time waits for the outcome and settles it; the others take turns.
   class Turn {
    public:
     Turn(DaemonOperation& operation, const Deadline& deadline, std::stop_token stop = {}) : operation_(operation) {
       const std::stop_callback wake(stop, [&] {
         {
           const MutexLock lock(operation_.mutex_);
-        }  // who has just looked sleeps by now
+        }  // a thread that has just looked is asleep by now
         operation_.turn_.notify_all();
       });
       const MutexLock lock(operation_.mutex_);
@@ -109,20 +109,20 @@ class DaemonOperation final : public OperationClient {
 
   bool settle(const Deadline& deadline, const std::stop_token& stop = {});  // REQUIRES: it is this thread's turn
   OperationState state() const;
-  std::optional<OperationState> known() const;  // its outcome
+  std::optional<OperationState> known() const;  // the operation's outcome
   void set_outcome(OperationState outcome);
-  // The batch, while the outcome is not known and the batch not closed; else null.
+  // The batch, unless the outcome is known or the batch is closed; then null.
   std::shared_ptr<DaemonBatch> working() const;
   bool agent_answers(const DaemonBatch& batch) const;
   std::string describe() const { return fmt::format("the handle of command {}", id_); }
 
   const ForkGuard process_;
-  // Not owned: the batch owns an operation that is under way. So a handle keeps nothing else alive.
+  // Not owned: the batch owns its current operation. So a handle keeps nothing else alive.
   const std::weak_ptr<DaemonBatch> batch_;
   const Kind kind_;
   const uint64_t id_;
   const TimePoint posted_ = Clock::steady().now();
-  std::optional<CommandCall> call_;  // of whose turn it is; until the outcome is known
+  std::optional<CommandCall> call_;  // used by the thread whose turn it is; until the outcome is known
   mutable Mutex mutex_;
   CondVar turn_;
   bool waited_for_ GUARDED_BY(mutex_) = false;
@@ -188,7 +188,8 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
       fence();
       return version;
     } catch (const Error&) {
-      // While an operation is under way it was refused, and that one goes on. The runs of a lost agent are nobody's.
+      // If another operation is under way, this one was refused, and that one goes on. The runs of a lost agent belong
+      // to nobody.
       if (!alive() || !under_way()) quiesce();
       throw;
     }
@@ -234,12 +235,12 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
                                session().identity().name(), session().agent_name()));
     }
     current_.reset();
-    if (lender_) lender_->close();  // the tensors may go now, whatever the agent does
+    if (lender_) lender_->close();  // now the tensors may be freed, whatever the agent does
   }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
-  // An operation has failed: what the agent had this process do to the tensors ends before the user is told. Of an
-  // agent that is lost nothing is heard any more: it may be stopped, and ask for more once it is continued.
+  // After a failed operation, all that the agent had this process do to the tensors ends before the user is told. A
+  // lost agent sends nothing more; it may also be stopped, and ask for more once it continues.
   void quiesce() const {
     if (!lender_) return;
     if (alive())
@@ -248,7 +249,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
       lender_->close();
   }
   bool alive() const { return session().alive(); }
-  // Between what the user does to the tensors and what the agent has this process do.
+  // Orders the user's accesses to the tensors and those that the agent has this process make.
   void fence() const {
     if (lender_) lender_->fence();
   }
@@ -293,8 +294,8 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   const std::string id_;
   const bool sends_;
   const Manifest manifest_;
-  MemoryPlacement placement_;       // until it is told
-  std::unique_ptr<Lender> lender_;  // null where nothing is lent
+  MemoryPlacement placement_;       // until the agent is told
+  std::unique_ptr<Lender> lender_;  // null if nothing is lent
   uint32_t number_ = 0;
   std::atomic<bool> open_ = false;
   Mutex mutex_;
@@ -386,14 +387,14 @@ void DaemonOperation::give_up(const Status& why) {
   set_outcome(std::move(outcome));
 }
 
-// Whether the outcome is there, or comes until the deadline or the stop.
+// Whether the outcome is there, or comes before the deadline and the stop.
 bool DaemonOperation::settle(const Deadline& deadline, const std::stop_token& stop) {
   if (known()) {
     call_.reset();
     return true;
   }
   const std::shared_ptr<DaemonBatch> batch = batch_.lock();
-  if (!batch) {  // it was closed, and has given this up, or is about to
+  if (!batch) {  // it was closed: this operation is given up, or about to be
     give_up(failed(ErrorCode::kCancelled, "{}: the batch is closed"_message, describe()));
     return true;
   }
@@ -405,7 +406,7 @@ bool DaemonOperation::settle(const Deadline& deadline, const std::stop_token& st
   }
   if (stop.stop_requested()) came = call_->resume();
   if (!came) {
-    // Whoever only ever asks whether it is done hears of a stopped agent, too.
+    // A caller that only polls learns of a stopped agent, too.
     if (Clock::steady().now() - posted_ >= kSilence) session.look_whether_stopped();
     return false;
   }
@@ -462,7 +463,7 @@ OperationState DaemonOperation::state() const {
   AgentSession& session = batch->session();
   auto state = read_message<OperationState>(session.ask(AgentCommand::kProgress, CommandId{id_}), session.agent_name());
   if (!state.done) return state;
-  // Its outcome is in the queue already.
+  // Its outcome is already in the queue.
   const_cast<DaemonOperation*>(this)->wait_for(kAnswerGrace, {});
   return known().value_or(state);
 }

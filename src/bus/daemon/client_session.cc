@@ -22,11 +22,11 @@
 namespace tessera::bus {
 namespace {
 
-constexpr Duration kQueueTimeout = seconds(5);  // a command that is answered at once
+constexpr Duration kQueueTimeout = seconds(5);  // for a command that is answered immediately
 constexpr Duration kRemindAfter = seconds(10);
-constexpr Duration kForgetLook = seconds(1);  // two looks so far apart say nothing of the time between them
+constexpr Duration kForgetLook = seconds(1);  // two checks further apart say nothing about the time between them
 
-// Grows without overflow.
+// The sum, without overflow.
 Timeout longer(Timeout timeout, Timeout by) {
   return timeout > Timeout::max() - by ? Timeout::max() : timeout + by;
 }
@@ -56,7 +56,7 @@ AgentSession::~AgentSession() {
   watcher_.join();
   commands_.reset();
   if (!lost().ok()) return;
-  try {  // what this rank holds in the store goes before this returns
+  try {  // what this rank holds in the store is released before this returns
     tell(AgentMessage::kClose);
     wait_answer(socket_.get(), reader_, AgentMessage::kClosed, Deadline::after(kAnswerGrace));
   } catch (const Error& error) {
@@ -93,7 +93,7 @@ UniqueFd AgentSession::find(Deadline deadline) {
     if (appears)
       appears->wait(Deadline::at(std::min(deadline.when(), reminder.when())), options_.stop);
     else
-      appears.emplace();  // and look again: it may have come meanwhile
+      appears.emplace();  // and look again: it may have come since
   }
 }
 
@@ -105,7 +105,7 @@ UniqueFd AgentSession::connect(Deadline deadline) const {
   } catch (const Error& error) {
     const Status why = lost();
     if (!why.ok()) throw Error(why.code(), why.message());
-    // Its socket was there: it is ending, or has been killed.
+    // Its socket was there: it is about to exit, or has been killed.
     throw Error(error.code() == ErrorCode::kUnavailable ? ErrorCode::kPeerLost : error.code(),
                 fmt::format("{}: {}", agent_name_, error.what()));
   }
@@ -227,7 +227,7 @@ void AgentSession::lose(const Status& why) {
   }
   log_event(LogLevel::warn, "agent.lost", {{"job", options_.job}, {"rank", options_.rank}}, "{}", why.message());
   if (commands_) commands_->close(why);
-  ::shutdown(socket_.get(), SHUT_RDWR);  // an agent that is continued sees that nobody waits for it any more
+  ::shutdown(socket_.get(), SHUT_RDWR);  // an agent that continues sees that nobody waits for it any more
 }
 
 void AgentSession::watch() {

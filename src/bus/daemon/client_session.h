@@ -1,4 +1,4 @@
-// A worker's session with the daemon of its rank: the command queue that they share, and a connection for each call
+// A worker's session with the daemon of its rank: their shared command queue, and a separate connection for each call
 // that takes longer.
 #pragma once
 
@@ -25,16 +25,16 @@
 
 namespace tessera::bus {
 
-// Beyond a call's own timeout, for the agent to answer.
+// Added to a call's own timeout, so that the agent can answer.
 inline constexpr Timeout kAnswerGrace = std::chrono::seconds(10);
 
-// Thread-safe. Once the daemon is lost every call throws that, with kPeerLost. One that is found stopped by a call that
-// waits for it is lost, too: what it does once it is continued is no concern of this session's.
+// Thread-safe. Once the daemon is lost, every call throws kPeerLost. A daemon that a waiting call finds stopped counts
+// as lost, too; what it does when it continues no longer concerns this session.
 class AgentSession {
  public:
-  // Waits for the daemon, at most as `options` say, which are complete().
+  // Waits for the daemon as long as `options` say, which must come from complete().
   explicit AgentSession(BusOptions options);
-  // The daemon has let go of what this rank holds in the store when it returns, unless it does not answer within
+  // When it returns, the daemon has released what this rank holds in the store, unless it did not answer within
   // kAnswerGrace.
   ~AgentSession();
   AgentSession(const AgentSession&) = delete;
@@ -49,22 +49,22 @@ class AgentSession {
   bool in_own_process() const { return process_.here(); }
   bool alive() const { return lost().ok(); }
 
-  // Sends `message` as a `type` on a connection of its own, after the descriptors `fds`, and waits for its answer.
-  // Throws what the agent answered. Once `stop` is requested it ends the call's waits, and answers that.
+  // Sends `message` as a `type` on a new connection, after the descriptors `fds`, and waits for the answer. Rethrows an
+  // error that the agent answers. Once `stop` is requested, the agent ends the call's waits and answers so.
   template <typename Answer, typename Message>
   Answer call(AgentMessage type, const Message& message, Timeout timeout, std::span<const int> fds = {},
               const std::stop_token& stop = {}) {
     const Frame frame = exchange(type, message_bytes(message), Answer::kType, timeout, fds, stop);
     return read_message<Answer>(frame.payload, agent_name_);
   }
-  // A command that is answered at once.
+  // A command that is answered immediately.
   template <typename Message>
   std::vector<std::byte> ask(AgentCommand command, const Message& message) {
     return ask_bytes(command, message_bytes(message));
   }
-  // Blocks until the outcome of `call` is there, or until the deadline: false.
+  // Blocks until the outcome of `call` is there; false at the deadline.
   bool await(CommandCall& call, const Deadline& deadline);
-  // The agent ends the calls that wait for other ranks now.
+  // The agent ends all calls that wait for other ranks.
   void interrupt() {
     if (alive()) tell(AgentMessage::kInterrupt);
   }
@@ -72,13 +72,13 @@ class AgentSession {
   void look_whether_stopped();
 
  private:
-  // A connection to the daemon that runs, or begins to.
+  // A connection to the daemon that runs, or is starting.
   UniqueFd find(Deadline deadline);
   UniqueFd connect(Deadline deadline) const;
   void open(UniqueFd socket);
-  // A frame without contents on the session's connection. Never blocks for long; any thread.
+  // Sends an empty frame on the session's connection. Never blocks for long; any thread.
   void tell(AgentMessage type) noexcept;
-  // Does `step` with a deadline, again and again until it is done before that or `deadline` has passed.
+  // Calls `step` with short deadlines until it succeeds or `deadline` has passed.
   template <typename Step>
   auto patiently(const Deadline& deadline, const Step& step) {
     for (Duration period = kSilence;; period = kStopPeriod) {
@@ -95,7 +95,7 @@ class AgentSession {
   Frame exchange(AgentMessage type, std::span<const std::byte> payload, AgentMessage expected, Timeout timeout,
                  std::span<const int> fds, const std::stop_token& stop);
   std::vector<std::byte> ask_bytes(AgentCommand command, std::span<const std::byte> payload);
-  void watch();  // until the session goes, or the agent does
+  void watch();  // until the session ends, or the agent does
   void lose(const Status& why);
   Status lost() const;
 
@@ -104,14 +104,14 @@ class AgentSession {
   const Identity identity_;
   std::string agent_name_;
   pid_t agent_ = 0;     // 0: not visible from here
-  const UniqueFd end_;  // an eventfd: the watcher is to end
+  const UniqueFd end_;  // an eventfd that ends the watcher
   std::string address_;
-  UniqueFd socket_;  // of the session
-  UniqueFd pidfd_;   // empty where the agent's pid is not visible
+  UniqueFd socket_;  // the session's
+  UniqueFd pidfd_;   // empty if the agent's pid is not visible
   FrameReader reader_{kAgentMagic, {.payload_bytes = kMaxAgentFrame}};
   uint64_t number_ = 0;
   std::unique_ptr<CommandClient> commands_;
-  Mutex tell_mutex_;  // held while a frame goes out
+  Mutex tell_mutex_;  // held while a frame is sent
   mutable Mutex mutex_;
   Status lost_ GUARDED_BY(mutex_);
   StopDetector stop_detector_ GUARDED_BY(mutex_);

@@ -25,11 +25,11 @@
 namespace tessera::bus {
 namespace {
 
-constexpr Duration kRequestTimeout = seconds(30);  // from a connection to the whole request that comes over it
+constexpr Duration kRequestTimeout = seconds(30);  // from accepting a connection to its complete request
 constexpr size_t kMaxConnections = 256;
-constexpr size_t kMaxArenasOfBatch = 1 << 14;  // of a registration
+constexpr size_t kMaxArenasOfBatch = 1 << 14;  // for one registration
 
-// Threads that each do one thing, joined as they end.
+// Threads that do one thing each, and are joined as they end.
 class Tasks {
  public:
   ~Tasks() { finish(); }
@@ -43,7 +43,7 @@ class Tasks {
                        ended_.push_back(id);
                      }));
   }
-  // Waits for all. Nothing may be started any more.
+  // Waits for all. No more may be started.
   void finish() {
     while (true) {
       std::map<uint64_t, std::thread> threads;
@@ -62,7 +62,7 @@ class Tasks {
     for (const uint64_t id : std::exchange(ended_, {})) {
       const auto it = threads_.find(id);
       if (it == threads_.end()) continue;
-      it->second.join();  // it has nothing left to do
+      it->second.join();  // its thread is about to end
       threads_.erase(it);
     }
   }
@@ -87,7 +87,7 @@ class Daemon::Impl {
     const std::string socket = agent_socket_name(options_.name_space, options_.job, options_.rank);
     address_ = runtime_dir_.path(socket);
     listener_.emplace(loop_, listen_unix_in_place(address_ + '~', address_));
-    // Looked for once the own one is there: of two that come at a time, one sees the other at least.
+    // Checked once our own socket is there: of two daemons that start together, at least one sees the other.
     for (const std::string& other : RuntimeDir::living_files(runtime_dir_.root(), socket))
       if (other != address_)
         fail(ErrorCode::kAlreadyExists, "{} has an agent here already, which listens at {}"_message, name_, other);
@@ -112,7 +112,7 @@ class Daemon::Impl {
       if (of_one_that_has_gone) of_one_that_has_gone->hasten();
       if (session_) leave(false);
     });
-    loop_.stop();  // nothing is begun any more
+    loop_.stop();  // nothing more is started
     tasks_.finish();
     leaving_.stop();
   }
@@ -133,7 +133,7 @@ class Daemon::Impl {
     loop_.add_timer_after(kRequestTimeout, [this, waiting = std::weak_ptr(connection)] { give_up(waiting.lock()); });
   }
 
-  // A connection that is still read and is no session's: its worker has not said what it wants.
+  // A connection that has sent no request and is not a session's: its worker has not said what it wants.
   void give_up(const std::shared_ptr<WorkerConnection>& connection) {
     if (!connection || is_sessions(connection)) return;
     const auto it = connections_.find(connection->socket.get());
@@ -170,8 +170,8 @@ class Daemon::Impl {
     if (is_sessions(connection)) leave(true);  // also one that has just been opened
   }
 
-  // One whose worker has closed its end, which the loop comes to later: a worker that makes a new Bus is not refused
-  // for the one that it has given up.
+  // Ends a session whose worker has closed its end, before the loop comes to that event: a worker that makes a new Bus
+  // is not refused because of the one that it has given up.
   void end_session_that_was_left() {
     const auto left = [this] {
       return wait_ready(session_->connection()->socket.get(), POLLRDHUP, Deadline::after(seconds(0)));
@@ -203,14 +203,14 @@ class Daemon::Impl {
         fail(ErrorCode::kResourceExhausted, "more than {} arenas"_message, kMaxArenasOfBatch);
       return;
     }
-    drop(connection->socket.get());  // it has said all; the answer follows
+    drop(connection->socket.get());  // the request is complete; the answer follows
     const auto serving = WorkerSession::Serving::begin(session_);
     if (!serving) fail(ErrorCode::kCancelled, "agent of {}: the session has ended"_message, name_);
     loop_.add_fd(connection->socket.get(), EPOLLRDHUP, [this, connection](uint32_t events) {
       loop_.remove_fd(connection->socket.get());
-      if ((events & EPOLLHUP) == 0) connection->given_up.request_stop();  // it still hears the answer
+      if ((events & EPOLLHUP) == 0) connection->given_up.request_stop();  // the worker still receives the answer
     });
-    // Shared, as a std::function is copied.
+    // Shared, since a std::function is copied.
     const auto call = std::make_shared<const Frame>(std::move(frame));
     tasks_.run("tessera-call", [this, session = session_, serving, connection, call] {
       try {
@@ -267,7 +267,7 @@ class Daemon::Impl {
     });
   }
 
-  // The worker is not there any more, or will not be; `vanished`: it has not said so.
+  // The worker has gone, or is about to; `vanished`: without saying so.
   void leave(bool vanished) {
     const std::shared_ptr<WorkerSession> session = std::exchange(session_, nullptr);
     if (pidfd_) loop_.remove_fd(pidfd_.get());
@@ -291,11 +291,11 @@ class Daemon::Impl {
   // --- any thread ---
 
   void wake() {
-    const MutexLock lock(mutex_);  // whoever looks whether it is to wait has it
+    const MutexLock lock(mutex_);  // a thread that checks whether to wait holds it
     changed_.notify_all();
   }
 
-  // One session at a time has the rank's place in the store.
+  // Only one session at a time has the rank's place in the store.
   void await_turn(const std::shared_ptr<WorkerSession>& session, Deadline deadline) {
     const MutexLock lock(mutex_);
     if (const std::shared_ptr<WorkerSession> before = current_) {
@@ -315,19 +315,19 @@ class Daemon::Impl {
   RuntimeDir runtime_dir_;
   std::string address_;
   std::optional<Listener> listener_;
-  // Ends sessions, one after the other, which blocks. A thread made in advance: a rank is given back though the process
-  // may have no more of them.
+  // Ends sessions one after another, which blocks. The thread is made in advance, so that a rank is released even if
+  // the process may start no more threads.
   EventLoop leaving_{"tessera-leave"};
   EventLoop loop_;
   Tasks tasks_;
   // On the loop's thread:
-  std::map<int, std::shared_ptr<WorkerConnection>> connections_;  // that are read, by descriptor
-  std::shared_ptr<WorkerSession> session_;                        // of the worker that is there
-  UniqueFd pidfd_;                                                // of that worker
+  std::map<int, std::shared_ptr<WorkerConnection>> connections_;  // connections being read, by descriptor
+  std::shared_ptr<WorkerSession> session_;                        // of the present worker
+  UniqueFd pidfd_;                                                // the same worker's
   Mutex mutex_;
   CondVar changed_;
   std::shared_ptr<WorkerSession> current_
-      GUARDED_BY(mutex_);  // that has the rank's place, perhaps of a worker that has gone
+      GUARDED_BY(mutex_);  // the session with the rank's place; its worker may have gone
 };
 
 Daemon::Daemon(DaemonOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

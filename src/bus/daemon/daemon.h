@@ -1,9 +1,9 @@
 // The agent daemon of one rank: it does for a worker what an embedded agent does in the worker's own process, and
 // outlives it.
 //
-// One worker at a time has a session. When the worker ends, sends that it had posted are finished from its shared
-// memory, everything else fails, and the next worker is waited for; it need not wait for sends that nobody has begun to
-// take.
+// One worker at a time has a session. When the worker ends, the daemon completes the sends that it had posted from its
+// shared memory, fails everything else, and waits for the next worker. A new worker does not wait for sends that nobody
+// has begun to take.
 #pragma once
 
 #include <memory>
@@ -19,12 +19,12 @@ struct DaemonOptions {
   Rank rank = 0;
 };
 
-// Serves from its construction to its destruction, on threads of its own. The destructor ends the session, if there is
-// one: sends that somebody takes are finished first, and a store that does not answer is asked for its time-out. Then
-// nothing reads or writes the worker's memory.
+// Serves from construction to destruction, on its own threads. The destructor ends the session, if there is one: it
+// completes sends that somebody is taking, and waits for a store that does not answer as long as its timeout.
+// Afterwards nothing accesses the worker's memory.
 class Daemon {
  public:
-  // Throws kAlreadyExists if that rank has a daemon here.
+  // Throws kAlreadyExists if that rank already has a daemon on this machine.
   explicit Daemon(DaemonOptions options);
   ~Daemon();
   Daemon(const Daemon&) = delete;

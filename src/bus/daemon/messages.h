@@ -1,8 +1,7 @@
-// What a worker and the agent daemon that works for it say to each other (docs/formats/agent-protocol.md).
+// The messages between a worker and its agent daemon (docs/formats/agent-protocol.md).
 //
-// Frames over the daemon's Unix socket open a session, which lives as long as that connection, and carry what is large
-// or blocks: each such call has a connection of its own. Transfers go through the command queue, whose memory comes
-// with Open.
+// Frames over the daemon's Unix socket open a session, which lives as long as that connection, and carry calls that are
+// large or block: each has a separate connection. Transfers go through the command queue, whose memory comes with Open.
 #pragma once
 
 #include <cstdint>
@@ -68,8 +67,8 @@ enum class AgentCommand : uint16_t {
 };
 
 // Texts and timeouts of this conversation.
-inline constexpr uint32_t kMaxRecordText = 700;  // of a status, in a record of the queue
-// An empty text is no layout: that of the pair, or replicated.
+inline constexpr uint32_t kMaxRecordText = 700;  // for a status, in a record of the queue
+// An empty text means no layout: the pair's, or replicated.
 template <typename Fields, typename Of>
 void layout_field(Fields& f, Of& layout) {
   std::string text = layout == Layout{} ? std::string() : layout.to_string();
@@ -84,15 +83,15 @@ void timeout_field(Fields& f, std::string_view name, Time& timeout) {
   if constexpr (kFills<Fields>) timeout = Timeout(nanoseconds);
 }
 
-// The first frame, with the descriptor of the command queue. The session is that of one Bus. As in a Hello, the range
-// and the release stay where they are in every version.
+// The first frame, with the descriptor of the command queue. A session belongs to one Bus. As in a Hello, the version
+// range and the release have the same place in every version.
 struct OpenSession {
   static constexpr AgentMessage kType = AgentMessage::kOpen;
   uint16_t protocol_min = kAgentProtocol;
   uint16_t protocol_max = kAgentProtocol;
   std::string release;
   Incarnation worker;
-  BusOptions options;  // all but stop and agent
+  BusOptions options;  // all except stop and agent
   bool speaks_ours() const { return protocol_min <= kAgentProtocol && protocol_max >= kAgentProtocol; }
   static void fields(auto& f, auto& self) {
     f("protocol_min", self.protocol_min);
@@ -119,7 +118,7 @@ struct SessionOpened {
   static constexpr AgentMessage kType = AgentMessage::kOpened;
   uint16_t protocol = 0;
   std::string release;
-  uint64_t session = 0;  // a random number, with which the worker's other connections begin
+  uint64_t session = 0;  // a random number that the worker's other connections begin with
   Incarnation agent;
   static void fields(auto& f, auto& self) {
     f("protocol", self.protocol);
@@ -129,7 +128,7 @@ struct SessionOpened {
   }
 };
 
-// The answer to a call that fails; it ends the connection.
+// The answer to a failed call; it ends the connection.
 struct CallFailed {
   static constexpr AgentMessage kType = AgentMessage::kFailed;
   Status status;
@@ -204,8 +203,8 @@ struct Gathered {
   static void fields(auto& f, auto& self) { f("values", self.values, kMaxWorld, uint32_t{kMaxGathered}); }
 };
 
-// Before Register, as often as it takes: the descriptors of the arenas that tensors lie in, numbered as they come;
-// where the worker lends memory, one more at the end: of a socket that leads to its lender (lending_messages.h).
+// Sent before Register, as often as needed: the descriptors of the arenas that tensors are in, numbered in this order.
+// If the worker lends memory, a socket to its lender comes last (lending/messages.h).
 struct Arenas {
   static constexpr AgentMessage kType = AgentMessage::kArenas;
   uint64_t session = 0;
@@ -214,11 +213,11 @@ struct Arenas {
 
 struct RegisterCall {
   static constexpr AgentMessage kType = AgentMessage::kRegister;
-  static constexpr uint32_t kLent = UINT32_MAX;  // in place of an arena
-  // A spec whose `data` is null; where its first element lies, unless this rank holds nothing of it.
+  static constexpr uint32_t kLent = UINT32_MAX;  // instead of an arena
+  // The place of the first element of a spec whose `data` is null, unless this rank holds nothing of it.
   struct Place {
     uint32_t arena = 0;
-    uint64_t offset = 0;  // in it; in the addresses of what is lent
+    uint64_t offset = 0;  // in the arena, or in the addresses of lent memory
     static void fields(auto& f, auto& self) {
       f("arena", self.arena);
       f("offset", self.offset);
@@ -234,7 +233,7 @@ struct RegisterCall {
   bool sends = false;
   Timeout timeout{};
   BatchOptions options;
-  uint64_t lent_bytes = 0;  // of addresses that lent tensors take
+  uint64_t lent_bytes = 0;  // of addresses for lent tensors
   std::vector<Tensor> tensors;
   static void fields(auto& f, auto& self) {
     f("session", self.session);
@@ -252,7 +251,7 @@ struct RegisterCall {
   }
 
  private:
-  // Behind the layouts they have.
+  // Follows the layouts.
   template <typename Fields, typename Tensors>
   static void tensors_field(Fields& f, Tensors& tensors) {
     constexpr size_t kLeastTensor = 4 + 1 + 4 + 4 + 4 + kLeastSource + 1 + 1;  // bytes
@@ -283,7 +282,7 @@ struct Registered {
 // Commit, WaitVersion, Withdraw, Digests, Peers, CloseBatch, ClosePair.
 struct ObjectCall {
   uint64_t session = 0;
-  uint32_t object = 0;  // a batch's or a pair's number
+  uint32_t object = 0;  // the number of a batch or a pair
   int64_t version = 0;
   Timeout timeout{};
   static void fields(auto& f, auto& self) {
@@ -294,7 +293,7 @@ struct ObjectCall {
   }
 };
 
-// What a call that gives a number, or a truth, is answered.
+// The answer to a call that returns a number or a bool.
 struct Number {
   static constexpr AgentMessage kType = AgentMessage::kNumber;
   int64_t value = 0;
@@ -344,7 +343,7 @@ struct PeerList {
   }
 
  private:
-  static constexpr uint32_t kMaxPeersTold = 1 << 16;  // jobs come that no pair names
+  static constexpr uint32_t kMaxPeersTold = 1 << 16;  // jobs may come that no pair names
 };
 
 // --- in the command queue ---
@@ -357,7 +356,7 @@ struct TransferCommand {
   static void fields(auto& f, auto& self) {
     f("batch", self.batch);
     bool named = self.version.has_value();
-    int64_t version = self.version.value_or(0);  // travels in either case
+    int64_t version = self.version.value_or(0);  // present on the wire in either case
     f("named", named);
     f("version", version);
     if constexpr (kFills<decltype(f)>) self.version = named ? std::optional(version) : std::nullopt;
@@ -365,13 +364,13 @@ struct TransferCommand {
   }
 };
 
-// Cancel, Progress: of the command `id`.
+// Cancel, Progress: for the command `id`.
 struct CommandId {
   uint64_t id = 0;
   static void fields(auto& f, auto& self) { f("id", self.id); }
 };
 
-// How far an operation is; the result of Send, Recv and Stage once it has ended.
+// The progress of an operation; the result of Send, Recv and Stage once it has ended.
 struct OperationState {
   bool done = false;
   Status status;  // once it is done
@@ -406,7 +405,7 @@ struct BatchState {
   }
 };
 
-// What Stats is answered.
+// The answer to Stats.
 struct BatchFigures {
   BatchStats stats;
   static void fields(auto& f, auto& self) {
@@ -436,7 +435,7 @@ struct BatchFigures {
   }
 };
 
-// The name of the socket of the daemon of that rank, in a folder of the runtime directory.
+// The name of that rank's daemon socket in a folder of the runtime directory.
 std::string agent_socket_name(const std::string& name_space, const std::string& job, Rank rank);
 
 }  // namespace tessera::bus

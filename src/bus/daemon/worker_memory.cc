@@ -23,13 +23,13 @@ struct Stretch {
   size_t tensor = 0;
 };
 
-// Gives every stretch an address of its own, on a page as it is on the worker's; those that overlap keep their
-// distance.
+// Gives every stretch a separate address, at the same offset in its page as in the worker; overlapping stretches keep
+// their distance.
 uint64_t place_lent(std::vector<Stretch> stretches, std::span<const LocalTensor> tensors, MemoryPlacement& placement) {
   std::ranges::sort(stretches, {}, &Stretch::begin);
   uint64_t bytes = 0;
-  uintptr_t base = 0, end = 0;  // of the present cluster, in the worker's addresses
-  uint64_t placed = 0;          // where it begins
+  uintptr_t base = 0, end = 0;  // of the current cluster, in the worker's addresses
+  uint64_t placed = 0;          // where the cluster begins
   for (const Stretch& stretch : stretches) {
     if (stretch.begin >= end) {
       placed = (bytes + kPage - 1) / kPage * kPage + stretch.begin % kPage;

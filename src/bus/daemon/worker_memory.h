@@ -1,5 +1,5 @@
-// The places of a worker's tensors for its agent daemon: in Tessera's shared memory, which the agent maps, or in
-// private memory, which the worker lends (lender.h).
+// Where a worker's tensors are for its agent daemon: in Tessera's shared memory, which the agent maps, or in private
+// memory, which the worker lends (lender.h).
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,13 @@ namespace tessera::bus {
 
 struct MemoryPlacement {
   std::vector<RegisterCall::Tensor> tensors;
-  std::vector<std::shared_ptr<SharedArena>> arenas;  // that tensors lie in, by number
-  uint64_t lent_bytes = 0;  // of addresses, overlapping tensors as they overlap; 0: all is shared
+  std::vector<std::shared_ptr<SharedArena>> arenas;  // that tensors are in, by number
+  // The size of the address range for lent memory; tensors overlap there as in the worker. 0: all is shared
+  uint64_t lent_bytes = 0;
 };
 
-// `manifest` is that of `specs`, `tensors` their local tensors. A tensor that is received lies in shared memory only
-// where the agent may write: in an arena that no peer has been given.
+// `manifest` belongs to `specs`, `tensors` are their local tensors. A received tensor counts as shared only where the
+// agent may write: in an arena that no peer has a descriptor of.
 MemoryPlacement place_tensors(const Manifest& manifest, std::span<const TensorSpec> specs,
                               std::span<const LocalTensor> tensors, bool sends);
 

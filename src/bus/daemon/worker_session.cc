@@ -19,7 +19,7 @@ namespace tessera::bus {
 namespace {
 
 constexpr Duration kAnswerTimeout = seconds(10);  // for a worker to read an answer
-constexpr Duration kProcessEnds = seconds(0.1);   // from the end of a process' sockets to its own
+constexpr Duration kProcessEnds = seconds(0.1);   // between the end of a process's sockets and its own
 constexpr Timeout kLongestCall = std::chrono::hours(2);
 
 uint64_t draw_number() {
@@ -174,7 +174,7 @@ void WorkerSession::end(bool vanished) {
   std::vector<std::shared_ptr<Operation>> operations;
   {
     const MutexLock lock(mutex_);
-    // All that waits has been told to stop.
+    // Everything that waits has been told to stop.
     if (!idle_.wait_until(mutex_, Deadline::after(kLongestCall), [this]() REQUIRES(mutex_) { return serving_ == 0; }))
       log().error("{}: {} calls do not end"_message, name(), serving_);
     batches = std::exchange(batches_, {});
@@ -193,11 +193,11 @@ void WorkerSession::end(bool vanished) {
     operation->wait_for(std::chrono::hours(1), {});  // each ends at its own deadline
   }
   operations.clear();
-  // A worker that is there is told how its last operation ended before the queue is closed: until it has heard, it must
-  // not touch the operation's memory.
+  // A worker that is still there is told how its last operation ended before the queue is closed: until it knows, it
+  // must not touch the operation's memory.
   std::shared_ptr<BusClient> bus;
   {
-    const MutexLock lock(mutex_);  // they have ended: about to tell
+    const MutexLock lock(mutex_);  // they have ended and are about to say so
     idle_.wait_until(mutex_, Deadline::after(kAnswerTimeout),
                      [this]() REQUIRES(mutex_) { return operations_.empty(); });
     bus = bus_;
@@ -208,7 +208,7 @@ void WorkerSession::end(bool vanished) {
   if (commands_) show_queue(*bus, {});
   commands_.reset();
   settling_.reset();
-  std::map<uint32_t, std::shared_ptr<PairClient>> pairs;  // they go without the lock: they ask the store
+  std::map<uint32_t, std::shared_ptr<PairClient>> pairs;  // released without the lock, since they ask the store
   {
     const MutexLock lock(mutex_);
     pairs.swap(pairs_);
@@ -243,7 +243,7 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
       auto call = read_message<RegisterCall>(frame.payload, name());
       call.options.stop = connection.given_up.get_token();
       const Registered registered = register_batch(std::move(call), std::move(connection.arenas));
-      if (!connection.answer(registered)) close_batch(registered.batch);  // its name can be registered again
+      if (!connection.answer(registered)) close_batch(registered.batch);  // the name can be registered again
       return;
     }
     case AgentMessage::kDigests: {
@@ -338,7 +338,7 @@ void WorkerSession::close_batch(uint32_t number) {
   batch(number)->close();
   RegisteredBatch closed;
   const MutexLock lock(mutex_);
-  if (auto node = batches_.extract(number)) closed = std::move(node.mapped());  // or another call has
+  if (auto node = batches_.extract(number)) closed = std::move(node.mapped());  // or another call has closed it
 }
 
 Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd> fds) {
@@ -355,7 +355,7 @@ Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd
   for (const UniqueFd& fd : fds) arenas.push_back(SharedHeap::process().adopt(fd.get(), !call.sends, name()));
   const Identity identity{options_.name_space, options_.job, options_.rank, options_.world};
   std::vector<TensorSpec> specs;
-  // What a tensor's place counts from, and how far that goes.
+  // The memory that a tensor's offset counts from, and its size.
   const auto memory_of = [&](const RegisterCall::Tensor& tensor) -> std::span<std::byte> {
     const uint32_t arena = tensor.place->arena;
     if (arena == RegisterCall::kLent && lent) return {lent->data(), lent->bytes()};
@@ -443,7 +443,7 @@ void WorkerSession::transfer(const Command& command, Replier& replier) {
   }
   if (type == AgentCommand::kSend || !with->undecided())
     return begin_transfer(type, command.id, wanted, with, std::move(replier));
-  // The store is asked first, which may take seconds; other commands are answered meanwhile.
+  // The store is asked first, which may take seconds; other commands are answered in the meantime.
   const auto owed = std::make_shared<Replier>(std::move(replier));
   try {
     if (!settling_) {

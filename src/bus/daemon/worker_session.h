@@ -1,4 +1,4 @@
-// What a worker has opened at its agent daemon: a bus, and what it registered there.
+// What a worker has opened at its agent daemon: a bus, and what it registered on it.
 #pragma once
 
 #include <cstdint>
@@ -29,16 +29,16 @@ class SharedArena;
 
 namespace tessera::bus {
 
-// A connection of a worker. The daemon's loop reads from it, whoever handles its request writes.
+// A connection of a worker. The daemon's loop reads from it; the thread that handles its request writes.
 struct WorkerConnection {
   explicit WorkerConnection(UniqueFd connected) : socket(std::move(connected)) {}
   UniqueFd socket;
   FrameReader reader{kAgentMagic, {.payload_bytes = kMaxAgentFrame, .fds = kMaxFdsPerMessage}};
   std::vector<UniqueFd> arenas;
-  std::stop_source given_up;  // the worker has closed its sending end: its call is to end
+  std::stop_source given_up;  // the worker has closed its sending end: its call must end
 
-  // Blocks until the worker has room for it; one that does not read is given up. False if it did not go: nobody waits
-  // for it any more.
+  // Blocks until the worker has room for the message; a worker that does not read is given up. False if it was not
+  // sent, because nobody waits for it any more.
   template <typename Message>
   bool answer(const Message& message) noexcept {
     return answer(Message::kType, message_bytes(message));
@@ -46,7 +46,7 @@ struct WorkerConnection {
   bool answer(AgentMessage type, std::span<const std::byte> payload = {}) noexcept;
 };
 
-// Thread-safe. What it does blocks, on the daemon's threads; commands come on the queue's.
+// Thread-safe. Its calls block, on the daemon's threads; commands arrive on the queue's thread.
 class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
  public:
   WorkerSession(OpenSession open, std::shared_ptr<WorkerConnection> connection);
@@ -56,11 +56,11 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   const std::shared_ptr<WorkerConnection>& connection() const { return connection_; }
   std::string name() const;  // "the worker pid 4711 (started 123456)"
 
-  // Connects and claims, and takes commands from then on. Counts as a call.
+  // Connects and claims the rank, then takes commands. Counts as a call.
   void open(const std::shared_ptr<CommandMemory>& memory);
-  // Answers a call of the worker, whose frame names this session. Throws what the call fails with.
+  // Answers a call of the worker, whose frame names this session. Throws if the call fails.
   void serve(WorkerConnection& connection, const Frame& frame);
-  // Held around each of the two, and around whatever begins an operation.
+  // Held during both of these, and while an operation is being begun.
   class Serving {
    public:
     static std::shared_ptr<Serving> begin(std::shared_ptr<WorkerSession> session);  // null once it is retired
@@ -73,29 +73,29 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
     const std::shared_ptr<WorkerSession> session_;
   };
 
-  // Ends all that waits for other ranks to come, now and from then on.
+  // Ends all waits for other ranks, now and from now on.
   void request_stop() { stop_.request_stop(); }
   bool stop_requested() const { return stop_.stop_requested(); }
-  // Ends what waits for them now.
+  // Ends the present waits for other ranks.
   void interrupt();
-  // The worker has gone: no call is begun any more, and those that wait end.
+  // The worker has gone: no more calls begin, and those that wait end.
   void retire();
-  // From now on sends that nobody has begun to take are not waited for: another worker has come.
+  // From now on, does not wait for sends that nobody has begun to take: another worker has come.
   void hasten();
-  // Finishes what the worker had posted from shared memory and gives everything back. A worker that has `vanished` has
-  // not said that it goes: its peers are told so. REQUIRES: retired.
+  // Completes what the worker had posted from shared memory and releases everything. If the worker has `vanished`
+  // without saying that it leaves, its peers are told so. REQUIRES: retired.
   void end(bool vanished);
 
  private:
   struct RegisteredBatch {
     std::shared_ptr<BatchImpl> batch;
-    std::vector<std::shared_ptr<SharedArena>> arenas;  // what its tensors lie in
+    std::vector<std::shared_ptr<SharedArena>> arenas;  // that its tensors are in
     bool sends = false;
   };
 
   bool begin_serving();
   void end_serving();
-  // To whoever asks the agent.
+  // For queries to the agent.
   static void show_queue(BusClient& bus, std::function<CommandQueueReport()> queue);
   bool hastened() const;
   Status why_gone(bool vanished) const;    // ok: in good order
@@ -114,10 +114,10 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   int64_t number_of(AgentMessage type, const ObjectCall& call);
   void execute(const Command& command, Replier& replier);
   void transfer(const Command& command, Replier& replier);
-  // Begins an operation; a settling batch blocks in it.
+  // Begins an operation; for a settling batch this blocks.
   void begin_transfer(AgentCommand type, uint64_t id, const TransferCommand& wanted,
                       const std::shared_ptr<BatchImpl>& with, Replier replier);
-  void end_transfer(uint64_t id, Replier& owed, const Status& why);  // it was not begun
+  void end_transfer(uint64_t id, Replier& owed, const Status& why);  // the operation was not begun
 
   const uint64_t number_;
   const Incarnation worker_;
@@ -125,7 +125,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   std::stop_source stop_;
   BusOptions options_;
   std::unique_ptr<CommandServer> commands_;
-  std::unique_ptr<EventLoop> settling_;  // the queue's thread makes it: for what would block that
+  std::unique_ptr<EventLoop> settling_;  // made by the queue's thread, for what would block it
   mutable Mutex mutex_;
   std::shared_ptr<BusClient> bus_ GUARDED_BY(mutex_);
   CondVar idle_;
@@ -135,7 +135,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   uint32_t last_number_ GUARDED_BY(mutex_) = 0;
   std::map<uint32_t, std::shared_ptr<PairClient>> pairs_ GUARDED_BY(mutex_);
   std::map<uint32_t, RegisteredBatch> batches_ GUARDED_BY(mutex_);
-  // Under way, by command; null while being begun.
+  // Current operations by command; null while they are being begun.
   std::map<uint64_t, std::shared_ptr<Operation>> operations_ GUARDED_BY(mutex_);
 };
 

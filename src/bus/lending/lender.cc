@@ -19,7 +19,7 @@ namespace {
 
 constexpr Duration kReportPeriod = seconds(0.1);
 constexpr size_t kMaxLentRuns = 1 << 16;
-constexpr size_t kMaxLentRegions = 1 << 14;  // of one run
+constexpr size_t kMaxLentRegions = 1 << 14;  // for one run
 
 }  // namespace
 
@@ -53,7 +53,7 @@ void Lender::quiesce() {
   if (!posted) return;
   const MutexLock lock(mutex_);
   idle_.wait(mutex_,
-             [&]() REQUIRES(mutex_) { return asked && running_ == 0; });  // what is aborted ends within a unit of work
+             [&]() REQUIRES(mutex_) { return asked && running_ == 0; });  // aborted runs end within a unit of work
 }
 
 void Lender::close() {
@@ -117,7 +117,7 @@ Lender::Entry& Lender::entry(uint32_t number) {
 
 // --- making runs ---------------------------------------------------------------------------------
 
-// What is lent for a run comes before it is made.
+// A run for which memory has been lent, before it is made.
 Lender::Entry& Lender::unmade(uint32_t number, size_t more) {
   if (runs_.size() >= kMaxLentRuns && !runs_.contains(number))
     fail(ErrorCode::kMismatch, "lent memory: more than {} runs"_message, kMaxLentRuns);
@@ -234,7 +234,7 @@ std::unique_ptr<TransferRun> Lender::source_run(Entry& entry, std::unique_ptr<By
       std::move(program), pool, [signal = entry.done.get()] { signal->raise(); }, make.peer_name, std::move(stream));
 }
 
-// A key that leads back into this process would reach all of it, whoever the peer is said to be.
+// A key that leads back into this process would give access to all of it, whoever the peer claims to be.
 std::shared_ptr<const Connection> Lender::connect_to_peer(Entry& entry) const {
   const TransportRegistry& registry = TransportRegistry::builtin();
   const std::string_view within = registry.choose(self(), self()).name();
@@ -298,7 +298,7 @@ void Lender::start(uint32_t number, uint32_t epoch) {
   begin_deferred();
 }
 
-// What was given up may write for a moment longer: nothing begins before it has ended.
+// An aborted run may write for a moment longer: no other begins before it has ended.
 void Lender::begin_deferred() {
   if (std::ranges::any_of(runs_, [](const auto& other) { return other.second.ending; })) return;
   for (auto& [number, entry] : runs_)
@@ -330,7 +330,7 @@ void Lender::handle_done(uint32_t number) {
   entry.running = false;
   entry.ending = false;
   {
-    const MutexLock lock(mutex_);  // before the agent hears of it: see fence()
+    const MutexLock lock(mutex_);  // before the agent is told: see fence()
     --running_;
     idle_.notify_all();
   }
@@ -339,7 +339,7 @@ void Lender::handle_done(uint32_t number) {
       .run = number, .epoch = entry.epoch, .bytes = entry.run->bytes_done(), .status = status, .digests = {}};
   if (status.ok()) ended.digests.assign(entry.run->digests().begin(), entry.run->digests().end());
   link_->send(ended);
-  if (entry.dropped) loop_.post([this, number] { runs_.erase(number); });  // its signal is what calls
+  if (entry.dropped) loop_.post([this, number] { runs_.erase(number); });  // the caller is its signal
   begin_deferred();
 }
 

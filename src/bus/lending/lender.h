@@ -1,5 +1,5 @@
-// The worker's side of memory that it lends to its agent daemon (lent_memory.h): the runs that read and write private
-// tensors in place, on threads of this process, as the agent asks for them.
+// The worker's side of memory that it lends to its agent daemon (lent_memory.h): runs that read and write private
+// tensors in place, on threads of this process, as the agent requests.
 #pragma once
 
 #include <cstdint>
@@ -26,27 +26,28 @@ class SharedArena;
 
 namespace tessera::bus {
 
-// Of one batch. Works on a thread of its own ("tessera-lend") and on pools that it makes as they are needed. What the
-// agent asks for is checked against what was registered: it reaches no other memory of this process.
+// Serves one batch. Works on its own thread ("tessera-lend") and on pools that it makes when needed. Requests of the
+// agent are checked against what was registered: it can reach no other memory of this process.
 class Lender {
  public:
-  // `tensors` as they were registered: their memory must outlive it. They are sent, or else received. `name` is this
+  // `tensors` as registered: their memory must outlive the lender. Either all are sent, or all received. `name` is this
   // rank's ("trainer/3").
   Lender(std::string name, std::vector<LocalTensor> tensors, bool sends, int threads);
   ~Lender();
   Lender(const Lender&) = delete;
   Lender& operator=(const Lender&) = delete;
 
-  // The agent's end; once.
+  // The agent's end of the socket; call it once.
   UniqueFd take_agent_end() { return std::move(agent_end_); }
-  // Orders the user's accesses and the runs': a run that begins later sees what this thread has written to the tensors,
-  // and this thread what the runs that have ended wrote. What lies between them is another process, of which the
-  // language's memory model knows nothing.
+  // Orders the user's accesses and those of runs: a run that begins later sees what this thread has written to the
+  // tensors, and this thread sees what runs that have ended wrote. The other process between them is outside the
+  // language's memory model.
   void fence() { const MutexLock lock(mutex_); }
-  // After a failed operation: ends all runs under way, handles all frames of the agent so far, and waits for both.
-  // Then nothing touches the tensors until the agent begins a further operation. Any thread but its own.
+  // After a failed operation: ends all current runs, handles all frames that the agent has sent, and waits for both.
+  // Then nothing touches the tensors until the agent begins another operation. Not to be called on the lender's own
+  // thread.
   void quiesce();
-  // Likewise, for good. More than once.
+  // The same, for good. May be called more than once.
   void close();
 
  private:
@@ -56,17 +57,17 @@ class Lender {
       std::shared_ptr<SharedArena> memory;
       bool writable = false;
     };
-    std::map<uint32_t, Arena> own;  // arenas of the agent's, by its numbers
+    std::map<uint32_t, Arena> own;  // the agent's arenas, by its numbers
     std::vector<RemoteKey> peer_keys;
     bool made = false;
     Status failed;                     // why there is no run
-    std::unique_ptr<WorkerPool> pool;  // of a run that fills a stream, which blocks until it is drained
+    std::unique_ptr<WorkerPool> pool;  // for a run that fills a stream, which blocks until it is drained
     std::unique_ptr<LoopSignal> done;
     std::unique_ptr<TransferRun> run;
     bool running = false;  // until the loop has heard of the end
     bool ending = false;   // it was aborted, and may still read and write for a moment
     uint32_t epoch = 0;
-    std::optional<uint32_t> next;  // to begin once nothing is ending any more
+    std::optional<uint32_t> next;  // an epoch to begin once nothing is ending any more
     bool dropped = false;          // to be forgotten then
   };
 
@@ -88,7 +89,7 @@ class Lender {
   void report();
   void end(const Status& status);
   Entry& entry(uint32_t number);
-  // What lies there: checked, with its array where it is a tensor's.
+  // The memory at that place, checked, and its array if it is part of a tensor.
   std::byte* resolve(const Entry& entry, const RouteRegion& what, DType dtype, LentPlace& place, bool writes) const;
   WorkerPool& pool(std::unique_ptr<WorkerPool>& pool, const char* name) const;
   Endpoint self() const { return {.process = Incarnation::self(), .name = name_}; }
@@ -100,12 +101,12 @@ class Lender {
   UniqueFd agent_end_;
   Mutex mutex_;
   CondVar idle_;
-  int running_ GUARDED_BY(mutex_) = 0;  // runs
+  int running_ GUARDED_BY(mutex_) = 0;  // current runs
   std::unique_ptr<WorkerPool> pull_pool_, source_pool_;
-  EventLoop loop_;  // ends before what it uses
+  EventLoop loop_;  // destroyed before the members that it uses
   std::shared_ptr<Link> link_;
   std::map<uint32_t, Entry> runs_;
-  Status failed_;  // of a run that could not be made, since the last Sync
+  Status failed_;  // of a run that could not be made since the last Sync
   EventLoop::TimerId report_timer_ = 0;
 };
 

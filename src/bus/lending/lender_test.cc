@@ -1,4 +1,4 @@
-// Both ends of memory that a worker lends: what the worker does for its agent, and that it believes nothing it is told.
+// Both ends of memory that a worker lends: what the worker does for its agent, and that it trusts nothing it receives.
 #include "bus/lending/lender.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ const Identity kLendingRank{.name_space = "default", .job = "trainer", .rank = 0
 constexpr Duration kLendingLimit = seconds(20);
 const Shape kLentShape{8, 16};
 
-// A worker that has registered one f32 tensor of 8 x 16, and the socket of its agent.
+// A worker that has registered one f32 tensor of 8 x 16, and its agent's socket.
 class Worker {
  public:
   explicit Worker(bool sends = true) {
@@ -51,7 +51,7 @@ class Worker {
       return parse<Message>(frame.payload);
     }
   }
-  // Why it closes the connection after what it was sent.
+  // Why it closes the connection after the last message.
   std::string refusal() { return next<Reject>().text; }
   void close() { lender_.reset(); }
   void quiesce() { lender_->quiesce(); }
@@ -96,9 +96,9 @@ std::vector<UniqueFd> ring_of(const BounceRing& ring) {
   return fds;
 }
 
-// A read ends after a message with descriptors; whoever polls wants what has come behind it, too.
+// A read ends after a message with descriptors; a caller that polls also wants what came after it.
 TEST(Lender, HearsAllThatHasComeWhenItPolls) {
-  EventLoop loop("link-test");  // not started: this thread is its
+  EventLoop loop("link-test");  // not started: this thread acts as its own
   SocketPair sockets = socket_pair();
   const auto link = Link::adopt(loop, std::move(sockets.first), "the agent");
   link->set_limits({.payload_bytes = 1 << 10, .fds = 1});
@@ -228,7 +228,7 @@ TEST(Lender, CopiesATensorToTheAgentsMemory) {
   EXPECT_TRUE(outcome_of(worker, 1).ok());
   EXPECT_TRUE(std::ranges::equal(worker.values(), std::span(copies.values(), 128)));
 
-  // Sealed since, as what a peer is given is: another run cannot have it to write any more, and says so.
+  // Sealed since, as anything given to a peer is: no other run can get it for writing, and reports so.
   copies.arena().fd_for_peer();
   copies.lend(worker, 2, true);
   worker.send(copies.to_agent(2));
@@ -262,7 +262,7 @@ TEST(Lender, WritesOnlyWhereItMay) {
   EXPECT_THAT(outcome_of(receiver, 1).message(), HasSubstr("tensor 0 is received, not read"));
 }
 
-// Though the peer is said to be this very process, where an address would do.
+// Although the peer claims to be this very process, where an address would do.
 TEST(Lender, ReadsNothingByAddress) {
   const std::vector<float> secret(128);
   MakeRun pull{
@@ -296,7 +296,7 @@ TEST(Lender, ARunThatIsAbortedBeforeItBeginsEndsToo) {
   worker.send(abort);
   worker.send(StartRun{.run = 1, .epoch = 2});
   worker.send(abort);
-  std::set<uint32_t> ended;  // in whichever order the first one's thread allows
+  std::set<uint32_t> ended;  // in either order: it depends on the first one's thread
   while (ended.size() < 2) {
     const auto one = worker.next<RunEnded>();
     EXPECT_EQ(one.status.code(), ErrorCode::kPeerLost);
@@ -311,7 +311,7 @@ TEST(Lender, IsQuietOnceAnOperationHasFailed) {
   worker.send(source(1, true, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   worker.send(GiveStream{.run = 1, .transport = "shm"}, ring_of(*ring));
   worker.send(StartRun{.run = 1, .epoch = 1});
-  worker.quiesce();  // what was said before has been heard
+  worker.quiesce();  // all earlier messages have been handled
   EXPECT_EQ(worker.next<RunEnded>().status.code(), ErrorCode::kCancelled);
   worker.send(source(2, false, {{.what = rows(0, 8), .src = kLentTensor, .dst = {}}}));
   EXPECT_TRUE(outcome_of(worker, 2).ok());
@@ -331,7 +331,7 @@ TEST(Lender, WhatIsNoStreamFailsTheRunAndNoMore) {
   EXPECT_TRUE(outcome_of(worker, 2).ok());
 }
 
-// What an agent must not say: the connection ends, the worker's memory and process do not suffer.
+// What an agent must not send: the connection ends, and the worker's memory and process are unharmed.
 TEST(Lender, BelievesNothing) {
   const auto refused = [](const std::function<void(Worker&)>& say) {
     Worker worker;

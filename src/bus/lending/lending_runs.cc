@@ -11,7 +11,7 @@
 namespace tessera::bus {
 namespace {
 
-// Pulls whose destinations lie in lent memory are planned here, and run by the worker.
+// Pulls into lent memory are planned here and run by the worker.
 class LendingPulls final : public LocalPulls {
  public:
   LendingPulls(LentMemory& lent, const Endpoint& self, const Endpoint& peer, std::vector<RemoteKey> keys,
@@ -36,12 +36,12 @@ class LendingPulls final : public LocalPulls {
     if (runs_.empty()) return LocalPulls::make_runs(std::move(end), done);
     done_ = done;
     if (!program(0)->wants_stream()) return;
-    open_stream(end.duplicate());  // what is none is refused here
+    open_stream(end.duplicate());  // refuses an invalid stream here
     runs_.front()->give_stream(std::move(end));
   }
   Run& run(size_t slot) override { return runs_.empty() ? LocalPulls::run(slot) : *runs_[slot]; }
   void travel(size_t slot, std::span<const Travel> routes, std::span<const int64_t> delta_bytes) override {
-    TESSERA_CHECK(runs_.empty());  // no delta goes on top of what only the worker may read
+    TESSERA_CHECK(runs_.empty());  // no delta is applied to memory that only the worker may read
     LocalPulls::travel(slot, routes, delta_bytes);
   }
 
@@ -54,7 +54,7 @@ class LendingPulls final : public LocalPulls {
   std::vector<std::unique_ptr<LentRun>> runs_;
 };
 
-// Sources that lie in lent memory are packed by the worker.
+// Sources in lent memory are packed by the worker.
 class LendingSources final : public LocalSources {
  public:
   LendingSources(LentMemory& lent, const Endpoint& self, const Endpoint& peer, StreamEnd producer, bool digest,
@@ -67,7 +67,7 @@ class LendingSources final : public LocalSources {
 
   bool add_slot(std::span<const SourceRoute> routes) override {
     if (!lent_.touches(routes)) return LocalSources::add_slot(routes);
-    TESSERA_CHECK(!run_);  // snapshots are the agent's memory
+    TESSERA_CHECK(!run_);  // snapshots are in the agent's memory
     run_ = lent_.make_source(peer_.name, routes, digest_, true, done_);
     run_->give_stream(take_producer());
     return true;
@@ -102,7 +102,7 @@ LocalMemory LendingRuns::describe(const std::byte* data, size_t bytes) const {
   return {.data = data, .bytes = bytes, .packed = !reaches(data)};
 }
 
-// The heap's own arenas hold other things, too, and may be sealed by now.
+// The heap's own arenas hold other things, too, and may already be sealed.
 std::shared_ptr<std::byte> LendingRuns::allocate(size_t bytes, size_t /*alignment*/) {
   const SharedArena made(0, bytes);
   const std::shared_ptr<SharedArena> arena =

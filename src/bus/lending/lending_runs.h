@@ -1,5 +1,5 @@
-// Runs of an agent daemon whose worker lends it private memory: what touches that is run in the worker's process
-// (lender.h), all else here.
+// The runs of an agent daemon whose worker lends it private memory: those that access it run in the worker's process
+// (lender.h), all others here.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace tessera::bus {
 
-// Of one batch; on the agent's loop.
+// Serves one batch; on the agent's loop.
 class LendingRuns final : public LocalRuns {
  public:
   // `socket` leads to the worker's lender.

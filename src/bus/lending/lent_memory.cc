@@ -72,7 +72,7 @@ void LentMemory::end_if_stopped() {
   if (status.ok()) return;
   for (const auto& [number, run] : runs_) {
     run->abort(status);
-    run->end(status);  // it may go on reading and writing once the worker is continued: its own memory
+    run->end(status);  // when the worker continues, it may go on reading and writing its own memory
   }
 }
 
@@ -102,7 +102,7 @@ void LentMemory::handle(Frame& frame) {
 
 void LentMemory::handle_ended(RunEnded ended) {
   LentRun* const run = find(ended.run);
-  if (run == nullptr || !run->running_ || run->epoch_ != ended.epoch) return;  // one that was given up meanwhile
+  if (run == nullptr || !run->running_ || run->epoch_ != ended.epoch) return;  // aborted in the meantime
   if (ended.status.ok() && ended.digests.size() != run->digests_.size())
     fail(ErrorCode::kMismatch, "RunEnded: {} digests where there are {}"_message, ended.digests.size(),
          run->digests_.size());
@@ -138,7 +138,7 @@ void LentMemory::sync(const Deadline& deadline, const std::stop_token& stop) {
 
 // --- making runs ---------------------------------------------------------------------------------
 
-// Turns routes of this process into ones that the worker understands.
+// Turns routes of this process into routes for the worker.
 class LentMemory::Maker {
  public:
   Maker(LentMemory& memory, MakeRun::Kind kind, bool digest, bool stream) : memory_(memory) {
@@ -149,7 +149,7 @@ class LentMemory::Maker {
   }
   MakeRun& message() { return make_; }
 
-  // What lies at `data` of this process: a tensor of the worker's, or memory of the agent's.
+  // The place of `data` in this process: a tensor of the worker's, or the agent's own memory.
   LentPlace place(DType dtype, const LocalArray& array, const std::byte* data, bool writes) {
     const ByteExtent extent = extent_of(dtype, array.owned.extents(), array.strides);
     const auto bytes = static_cast<size_t>(extent.end - extent.begin);
@@ -167,7 +167,7 @@ class LentMemory::Maker {
   }
 
   std::unique_ptr<LentRun> send(std::function<void()> done, const Peer* peer) {
-    std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> arenas = arena_frames();  // all that can fail comes first
+    std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> arenas = arena_frames();  // all that can fail is first
     std::vector<RemoteKey> keys;
     if (peer != nullptr)
       for (const RemoteKey& key : peer->keys) keys.push_back(key.duplicate());
@@ -195,7 +195,7 @@ class LentMemory::Maker {
   std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> arena_frames() const {
     std::vector<std::pair<LendArenas, std::vector<UniqueFd>>> frames;
     for (const bool writable : {false, true}) {
-      size_t room = 0;  // in the last frame
+      size_t room = 0;  // left in the last frame
       for (const auto& [id, lent] : arenas_) {
         if (lent.writable != writable) continue;
         if (room == 0) {

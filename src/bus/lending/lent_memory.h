@@ -1,7 +1,6 @@
-// Memory of a worker that its agent daemon works for and may not touch: private memory, which the worker lends. The
-// agent sees it as addresses without memory behind them, so that it plans, compares and describes the tensors there
-// like any others; what reads or writes them is a run in the worker's process (lender.h), which this side makes, starts
-// and hears of.
+// Private memory that a worker lends to its agent daemon, which may not touch it. The agent sees addresses without
+// memory behind them, so that it plans, compares and describes the tensors there like any others. What reads or writes
+// them is a run in the worker's process (lender.h), which this side makes, starts and follows.
 #pragma once
 
 #include <algorithm>
@@ -40,11 +39,11 @@ namespace tessera::bus {
 
 class LentRun;
 
-// Of one batch. What does not change, and sync(), from any thread; set_tensors() on that of its owner, before
-// connect(); the rest on the agent's loop, where runs belong, too.
+// Serves one batch. Any thread may call sync() and what does not change; the owner's thread calls set_tensors() before
+// connect(); everything else, runs included, belongs to the agent's loop.
 class LentMemory : public std::enable_shared_from_this<LentMemory> {
  public:
-  // `bytes` of addresses for what `worker` lends. Throws Error(kResourceExhausted).
+  // Reserves `bytes` of addresses for what `worker` lends. Throws Error(kResourceExhausted).
   LentMemory(uint64_t bytes, const Incarnation& worker, std::string worker_name);
   ~LentMemory();
   LentMemory(const LentMemory&) = delete;
@@ -53,27 +52,27 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
   bool holds(const std::byte* byte) const { return byte >= data_ && byte < data_ + bytes_; }
-  // Whether one of `routes` begins or ends there (of a pull: ends).
+  // Whether one of `routes` begins or ends in lent memory (a pull: ends).
   template <typename Routes>
   bool touches(const Routes& routes) const {
     return std::ranges::any_of(routes, [this](const auto& route) { return holds(route.data); });
   }
 
-  // All that the worker has registered, lent or not, in its order; before connect().
+  // All tensors that the worker has registered, lent or not, in its order; before connect().
   void set_tensors(std::vector<LocalTensor> tensors);
   // `socket` leads to the worker's lender. `on_lost` is called if the worker goes before close().
   void connect(Agent& agent, UniqueFd socket, std::function<void(const Status&)> on_lost);
-  // Nothing of the worker's is used any more. REQUIRES: no run is under way, or the worker has gone.
+  // Nothing of the worker's is used after this. REQUIRES: no run is under way, or the worker has gone.
   void close();
-  // A worker that is stopped is not waited for: its runs end. To be called every kStopPeriod while something waits.
+  // Ends the runs of a worker that is stopped instead of waiting for it. Call it every kStopPeriod while something
+  // waits.
   void end_if_stopped();
 
-  // `done` is called on the loop each time a run has ended, from within start() too; it does no more than raise a
-  // LoopSignal. A run that was made with `stream` is given one before it is
-  // started.
+  // `done` is called on the loop each time a run has ended, from within start() too; it may only raise a LoopSignal. A
+  // run that was made with `stream` must be given one before it is started.
   std::unique_ptr<LentRun> make_source(const std::string& peer_name, std::span<const SourceRoute> routes, bool digest,
                                        bool stream, std::function<void()> done);
-  // From another rank's memory, to which it has given `keys`.
+  // Reads another rank's memory, for which that rank has given `keys`.
   struct Peer {
     Incarnation process;
     std::string name;
@@ -81,10 +80,11 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   };
   std::unique_ptr<LentRun> make_pull(const Peer& peer, std::span<const PullRoute> routes, bool digest, bool stream,
                                      std::function<void()> done);
-  // A copy between tensors of the worker and memory of the agent's, either way. A route's source is an own_range().
+  // A copy between the worker's tensors and the agent's memory, in either direction. A route's source is an
+  // own_range().
   std::unique_ptr<LentRun> make_copy(std::span<const PullRoute> routes, std::function<void()> done);
-  // Returns once the worker has made all runs so far. Throws what that failed with, kPeerLost (also where the worker is
-  // stopped), kDeadlineExceeded, kCancelled. Not on the loop.
+  // Returns once the worker has made all runs so far. Throws the error if one could not be made, kPeerLost (also if the
+  // worker is stopped), kDeadlineExceeded, kCancelled. Not on the loop.
   void sync(const Deadline& deadline, const std::stop_token& stop);
 
  private:
@@ -101,7 +101,7 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   std::byte* data_ = nullptr;
   const uint64_t bytes_;
   std::vector<LocalTensor> tensors_;
-  std::multimap<const std::byte*, uint32_t> places_;  // their numbers, by their first elements
+  std::multimap<const std::byte*, uint32_t> places_;  // the tensors' numbers, by their first elements
   Agent* agent_ = nullptr;
   std::function<void(const Status&)> on_lost_;
   std::shared_ptr<Link> link_;
@@ -117,12 +117,12 @@ class LentMemory : public std::enable_shared_from_this<LentMemory> {
   Status lost_ GUARDED_BY(mutex_);
 };
 
-// A run in the worker's process. On the loop's thread.
+// A run in the worker's process. Used on the loop's thread.
 class LentRun final : public Run {
  public:
   ~LentRun() override;
 
-  // REQUIRES: made with a stream, and not given one yet.
+  // REQUIRES: the run was made with a stream, and has not been given one yet.
   void give_stream(StreamEnd end);
   void start(uint32_t epoch) override;
   void abort(const Status& status) override;
@@ -135,7 +135,7 @@ class LentRun final : public Run {
   friend class LentMemory;
   LentRun(std::shared_ptr<LentMemory> memory, const MakeRun& made, std::function<void()> done);
   void end(const Status& status);
-  void set_bytes_done(int64_t bytes);  // as the worker says
+  void set_bytes_done(int64_t bytes);  // as the worker reports
 
   const std::shared_ptr<LentMemory> memory_;
   const uint32_t number_;

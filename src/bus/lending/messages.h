@@ -1,5 +1,5 @@
-// What an agent daemon and its worker say about memory that the worker lends (lent_memory.h, lender.h). They travel
-// over a socket pair of a batch's own (docs/formats/bus-protocol.md, "Memory that a worker lends").
+// The messages between an agent daemon and its worker about memory that the worker lends (lent_memory.h, lender.h).
+// They travel over a separate socket pair for each batch (docs/formats/bus-protocol.md, "Memory that a worker lends").
 //
 //   agent                               worker
 //   -----                               ------
@@ -44,7 +44,7 @@ enum class LendingMessage : uint16_t {
   kLendKeys = 40,
 };
 
-// Before MakeRun, as often as it takes. In a frame with one descriptor for each.
+// Sent before MakeRun, as often as needed, with one descriptor for each arena.
 struct LendArenas {
   static constexpr auto kType = LendingMessage::kLendArenas;
   uint32_t run = 0;
@@ -57,7 +57,8 @@ struct LendArenas {
   }
 };
 
-// Likewise, of the rank that the run pulls from: passed on as they came (Attached::keys), with their descriptors.
+// Likewise, the keys of the rank that the run pulls from: passed on as they came (Attached::keys), with their
+// descriptors.
 struct LendKeys {
   static constexpr auto kType = LendingMessage::kLendKeys;
   uint32_t run = 0;
@@ -69,7 +70,7 @@ struct LendKeys {
 };
 
 void write_region(const Region& region, ByteWriter& out);
-// One that holds something: no route has another.
+// Throws for an empty region: routes have none.
 Region read_region(ByteReader& in);
 
 template <typename Fields, typename Dims>
@@ -78,18 +79,18 @@ void dims_field(Fields& f, std::string_view name, Dims& dims) {
                    [&](uint8_t count) { f.require(count <= kMaxDims, "MakeRun: a tensor of {} dims"_message, count); });
 }
 
-// One end of a route: a local array and where it lies.
+// One end of a route: a local array and its place.
 struct LentPlace {
   enum class Kind : uint8_t {
-    kTensor,  // tensor number `tensor` of what the worker has registered
-    kAgent,   // `memory`, whose key is the number of an arena of the agent's
-    kPeer,    // `memory`, of the rank that the run pulls from
+    kTensor,  // tensor number `tensor` of the worker's registration
+    kAgent,   // `memory`, whose key is the number of one of the agent's arenas
+    kPeer,    // `memory`, which belongs to the rank that the run pulls from
   };
   Kind kind = Kind::kTensor;
   uint32_t tensor = 0;
-  // What follows, of all but a tensor.
-  RemoteRange memory;   // all that the array takes
-  uint64_t origin = 0;  // of its first element, in `memory`
+  // The rest does not apply to a tensor.
+  RemoteRange memory;   // the whole extent of the array
+  uint64_t origin = 0;  // offset of its first element in `memory`
   LocalArray array;
   static void fields(auto& f, auto& self) {
     f("kind", self.kind, Kind::kPeer);
@@ -107,12 +108,12 @@ struct LentPlace {
 struct LentRoute {
   RouteRegion what;
   LentPlace src;
-  bool streamed = false;  // of a source: it goes into the stream
-  LentPlace dst;          // of a pull, as dst_dtype
+  bool streamed = false;  // for a source: it goes into the stream
+  LentPlace dst;          // for a pull, in dst_dtype
   DType dst_dtype = DType::kF32;
 };
 
-// Of what is read: a region that holds something lies within the tensor, and a place within that. Throw
+// Check what was read: a region is not empty and lies within the tensor, and a place lies within the region. Throw
 // Error(kInvalidArgument).
 void check_route(const RouteRegion& what);
 void check_place(const RouteRegion& what, const LentPlace& place);
@@ -120,12 +121,12 @@ void check_place(const RouteRegion& what, const LentPlace& place);
 struct MakeRun {
   static constexpr auto kType = LendingMessage::kMakeRun;
   enum class Kind : uint8_t { kSource, kPull };  // a SourceRun, a PullRun
-  uint32_t run = 0;                              // a number that no run of the worker's has
+  uint32_t run = 0;                              // a number that no other run of the worker has
   Kind kind = Kind::kSource;
   bool digest = false;
   bool stream = false;    // some of its routes go through a stream
   std::string peer_name;  // "inference/1": the other end; empty: a copy between this rank's agent and worker
-  Incarnation peer{};     // of a pull from it: whose memory it is
+  Incarnation peer{};     // for a pull from it: the process whose memory it is
   std::vector<LentRoute> routes;
   bool pulls() const { return kind == Kind::kPull && !peer_name.empty(); }
   static void fields(auto& f, auto& self) {
@@ -152,11 +153,11 @@ struct MakeRun {
   }
 };
 
-// In a frame with the descriptors of one end of the stream.
+// Sent with the descriptors of one end of the stream.
 struct GiveStream {
   static constexpr auto kType = LendingMessage::kGiveStream;
   uint32_t run = 0;
-  std::string transport{};  // whose stream it is
+  std::string transport{};  // the stream's transport
   static void fields(auto& f, auto& self) {
     f("run", self.run);
     f("transport", self.transport, RemoteKey::kMaxNameBytes);
@@ -209,7 +210,7 @@ struct RunEnded {
   uint32_t epoch = 0;
   int64_t bytes = 0;
   Status status;
-  std::vector<Digest> digests;  // one a route, if the run computes them and ended well
+  std::vector<Digest> digests;  // one for each route, if the run computes them and succeeded
   static void fields(auto& f, auto& self) {
     f("run", self.run);
     f("epoch", self.epoch);
@@ -228,7 +229,7 @@ struct Sync {
 struct Synced {
   static constexpr auto kType = LendingMessage::kSynced;
   uint32_t number = 0;
-  Status status;  // why a run could not be made, since the last Sync
+  Status status;  // of a run that could not be made since the last Sync
   static void fields(auto& f, auto& self) {
     f("number", self.number);
     status_field(f, self.status);

@@ -173,7 +173,7 @@ void AmaxExchange::passed(int64_t version) {
 }
 
 void AmaxExchange::handle_agreed(const Agreed& agreed) {
-  if (!busy() || agreed.epoch != epoch_) return;  // of a version that is over here, or was begun again
+  if (!busy() || agreed.epoch != epoch_) return;  // the version is over here, or has been begun again
   require_known(agreed.finding);
   const bool whole = agreed.status.ok() && !agreed.finding.any();
   if (agreed.version != version_ || (whole && agreed.amaxes.size() != keys_.size()))
@@ -208,13 +208,13 @@ void AmaxExchange::handle_report(Rank rank, Follower& follower, Frame& frame) {
     follower.given_up_for = told_by(follower);
   }
   std::swap(follower.report, read_);
-  if (follower.report.epoch <= follower.answered) return;  // it gave up when the answer was on its way
+  if (follower.report.epoch <= follower.answered) return;  // it gave up while the answer was on its way
   follower.reported = true;
   consider(follower);
   if (busy()) check_round();
 }
 
-// What it has told, as far as it does not wait for what others will.
+// Handles what it has reported, as far as that does not depend on the others.
 void AmaxExchange::consider(Follower& follower) {
   const int64_t version = follower.report.version;
   if (busy() && version == version_) {
@@ -227,7 +227,7 @@ void AmaxExchange::consider(Follower& follower) {
   if (!busy()) return;
   if (version < version_) return answer(follower, not_collective(follower));
   const Status status = follower.given_up == version_ ? follower.given_up_for : not_collective(follower);
-  fail_round(status, status);  // it is past that
+  fail_round(status, status);  // it is past that version
 }
 
 void AmaxExchange::answer(Follower& follower, const Status& status) {
@@ -294,7 +294,7 @@ void AmaxExchange::finish(const Status& status, std::span<const float> amaxes) {
   events_.agreed(status, status.ok() ? std::span<const float>(result_) : std::span<const float>());
 }
 
-// The others have no connection with whom rank 0 has lost.
+// The others have no connection with the rank that rank 0 has lost.
 void AmaxExchange::lose(const Status& status, const Follower* whom) {
   if (lost_.ok()) lost_ = status;
   for (const auto& [rank, follower] : followers_)

@@ -1,4 +1,4 @@
-// Rank 0 of the star against peers that say what a test tells them to.
+// Rank 0 of the star, with peers that a test scripts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -110,7 +110,7 @@ TEST_F(RankZero, WhoComesLateToAFailedVersionIsTold) {
   EXPECT_EQ(member(1).answer(), "7, 1: trainer/0: the send was cancelled");
   tell(2, 7, 1, {0});
   EXPECT_EQ(member(2).answer(), "7, 1: trainer/0: the send was cancelled");
-  tell(1, 7, 2, {1, 2});  // they repeat it, and rank 0 does so last
+  tell(1, 7, 2, {1, 2});  // they repeat it, rank 0 last
   tell(2, 7, 2, {3});
   EXPECT_TRUE(member(1).silent() && member(2).silent());
   zero_.start(7, {0, 0, 0});

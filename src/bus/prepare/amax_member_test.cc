@@ -1,4 +1,4 @@
-// The other ranks of the star against a rank 0 that says what a test tells it to, and three ranks with each other.
+// The other ranks of the star with a rank 0 that a test scripts, and three real ranks together.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Rank 1, and what rank 0 says to it.
+// Rank 1, and the messages that rank 0 sends to it.
 class AMember : public testing::Test {
  protected:
   AMember() {

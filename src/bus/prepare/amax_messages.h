@@ -1,5 +1,5 @@
-// What ranks of a sending job that quantises say to each other: Joins, once, Amaxes (of a version), to rank 0, and
-// Agreed, from it (amax_exchange.h, docs/formats/bus-protocol.md).
+// The messages between ranks of a sending job that quantises: Joins (once) and Amaxes (for each version), to rank 0,
+// and Agreed, from it (amax_exchange.h, docs/formats/bus-protocol.md).
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace tessera::bus {
 
-inline constexpr uint32_t kMaxAmaxes = 1u << 22;  // that one rank joins
+inline constexpr uint32_t kMaxAmaxes = 1u << 22;  // of one rank
 
 enum class AmaxMessage : uint16_t {
   kJoins = 37,
@@ -26,10 +26,10 @@ enum class AmaxMessage : uint16_t {
   kAgreed,
 };
 
-// An amax that ranks of a sending job agree on: of a matrix, or of a block of it that a rank does not hold whole. Keys
-// of several ranks meet or they do not; nothing else is known of them here.
+// An amax that ranks of a sending job agree on: of a matrix, or of a block that a rank does not hold whole. Keys of
+// several ranks are equal or they differ; nothing else matters here.
 struct AmaxKey {
-  static constexpr uint32_t kWhole = UINT32_MAX;  // in place of a block's row and column
+  static constexpr uint32_t kWhole = UINT32_MAX;  // instead of a block's row and column
   uint32_t group = 0;                             // of tensors that are quantised as one
   uint32_t matrix = 0;
   uint32_t row = kWhole;
@@ -37,13 +37,13 @@ struct AmaxKey {
   auto operator<=>(const AmaxKey&) const = default;
 };
 
-// Keys travel as they lie in memory: u32 group, u32 matrix, u32 row, u32 column.
+// Keys travel as they are in memory: u32 group, u32 matrix, u32 row, u32 column.
 static_assert(sizeof(AmaxKey) == 16 && std::is_trivially_copyable_v<AmaxKey>);
 
-// A value that no format takes: NaN or infinity.
+// A value that no format can represent: NaN or infinity.
 struct NonfiniteFinding {
   static constexpr uint32_t kNone = UINT32_MAX;
-  uint32_t tensor = kNone;  // ordinal in the match
+  uint32_t tensor = kNone;  // position in the match
   uint64_t index = 0;       // row-major
   Rank rank = 0;            // that found it
   float value = 0;
@@ -66,14 +66,14 @@ struct Joins {
   }
 };
 
-// Amaxes: what one rank has of a version; Agreed: what all have. Amaxes are finite and not negative; there are none
-// where there is a reason for that.
+// Amaxes: what one rank has found in a version; Agreed: what all have. Amaxes are finite and not negative; there are
+// none if there is an error.
 template <AmaxMessage type>
 struct AmaxValues {
   static constexpr auto kType = type;
   int64_t version = 0;
-  uint32_t epoch = 0;              // counts what the rank that is not rank 0 has begun, or 0: it will not begin it
-  Status status = {};              // not ok: why there are none
+  uint32_t epoch = 0;              // counts the versions that the other rank has begun; 0: it will not begin this one
+  Status status = {};              // not ok: why there are no amaxes
   NonfiniteFinding finding = {};   // likewise
   std::vector<float> amaxes = {};  // in the order of that rank's Joins
   static void fields(auto& f, auto& self) {

@@ -1,4 +1,4 @@
-// For tests of AmaxExchange: one, and peers that say what a test tells them to.
+// For tests of AmaxExchange: one exchange, and peers that a test scripts.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -67,7 +67,7 @@ class RawMember : public RawLink {
  public:
   using RawLink::RawLink;
 
-  // "version, epoch: 1 2 3", or why there are none.
+  // "version, epoch: 1 2 3", or why there are no amaxes.
   std::string answer() {
     const auto agreed = next<Agreed>();
     if (!agreed.status.ok()) return fmt::format("{}, {}: {}", agreed.version, agreed.epoch, agreed.status.message());
@@ -76,7 +76,7 @@ class RawMember : public RawLink {
   }
 };
 
-// An exchange and what it has said.
+// An exchange and a record of its callbacks.
 class Exchanging {
  public:
   Exchanging(Rank rank, int world, std::vector<AmaxKey> own)
@@ -111,7 +111,7 @@ class Exchanging {
   void with(Call call) {
     agent_.run_on_loop([&] { call(*exchange_); });
   }
-  // What has been agreed since the last call, or why nothing was.
+  // What has been agreed since the last call, or the errors.
   std::vector<std::string> over() {
     std::vector<std::string> over;
     agent_.run_on_loop([&] { over.swap(over_); });
@@ -141,7 +141,7 @@ class Exchanging {
   std::promise<void> ready_;
 };
 
-// Rank 0, and members: 1 joins a block of the matrix and the matrix, 2 the matrix.
+// Rank 0 and members: member 1 joins a block of the matrix and the matrix, member 2 the matrix.
 struct Star {
   Star() {
     join(1, {kCutBlock, kMatrix});
@@ -160,7 +160,7 @@ struct Star {
     raw.send(Joins{keys});
     zero_.with([&](AmaxExchange&) { links_.at(rank)->poll(); });
   }
-  // Returns once rank 0 has seen it.
+  // Sends it, and returns once rank 0 has seen it.
   void say(Rank rank, const Amaxes& amaxes) {
     members_.at(rank).send(amaxes);
     zero_.with([&](AmaxExchange&) { links_.at(rank)->poll(); });

@@ -86,7 +86,7 @@ void DeltaEncoder::start(int64_t /*version*/, uint32_t slot) {
   busy_ = true;
   slot_ = slot;
   slots_[slot].stamp = 0;
-  slots_[slot].base = std::exchange(base_stamp_, 0);  // from now on the copy is being written
+  slots_[slot].base = std::exchange(base_stamp_, 0);  // from here on the copy is being written
   slots_[slot].run->compare(slots_[slot].base != 0);
   slots_[slot].run->start(++epoch_);
   fail_point("delta: comparing");

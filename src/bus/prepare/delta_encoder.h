@@ -1,11 +1,10 @@
-// What has changed of a version since the one before, found before it is offered: delta pieces
-// (exec/delta/delta_piece.h) in shared memory, which receivers map, and the bits that were sent last, which the next
-// version is compared with.
+// Finds what a version changes in the one before, before it is offered: writes delta pieces (exec/delta/delta_piece.h)
+// to shared memory, which receivers map, and keeps the bits that were sent last, to compare the next version with.
 //
-//   idle --start()--> comparing --> idle, compared(ok): the slot has a stamp, and deltas on top of another stamp
+//   idle --start()--> comparing --> idle, compared(ok): the slot has a stamp, and deltas that apply to another stamp
 //                        \---- aborted: compared(why): the next version is compared with nothing
 //
-// All routes that are not quantised are covered: their digests are made here, too. On the loop's thread.
+// It covers all routes that are not quantised, and computes their digests, too. On the loop's thread.
 // docs/design/delta.md.
 #pragma once
 
@@ -27,19 +26,19 @@ namespace tessera::bus {
 
 class DeltaEncoder final : public PreparationStep {
  public:
-  // The elements of a sent route where they lie in a slot.
+  // The elements of a sent route in a slot.
   using SourceOf = std::function<SourceRoute(const SentRoute& route, uint32_t slot)>;
-  // What start() began is over: never before start() returns.
+  // What start() began is over; never called before start() returns.
   using Compared = std::function<void(const Status&)>;
 
-  // Allocates a copy of the sent data; room for pieces is allocated on demand. Throws kResourceExhausted.
-  // REQUIRES: that `setup`, and what source_of() names, outlive it.
+  // Allocates a copy of the sent data; room for pieces is allocated on demand. Throws kResourceExhausted. REQUIRES:
+  // `setup` and the memory that source_of() returns outlive it.
   DeltaEncoder(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Compared compared);
   ~DeltaEncoder() override;  // REQUIRES: not busy
 
   bool covers(uint32_t sent) const { return part_of_[sent] != kNone; }
-  // Where receivers find it: its piece; in place, where it is not reduced, the copy instead of the elements, which may
-  // be private.
+  // Where receivers find the route: its piece; and, in place and not reduced, the copy instead of the elements, which
+  // may be in private memory.
   void place(uint32_t sent, ServedRoute& served) const;
 
   void start(int64_t version, uint32_t slot) override;  // REQUIRES: not busy, and nobody reads the slot
@@ -48,9 +47,9 @@ class DeltaEncoder final : public PreparationStep {
   std::string missing() const override { return "it was still being compared with the last one"; }
   std::string awaited(int64_t version) const override;
 
-  // Of what was compared into the slot last; 0 if that failed.
+  // Of the last version compared into the slot; 0 if that failed.
   Stamp stamp(uint32_t slot) const { return slots_[slot].stamp; }
-  // What a receiver must hold for the slot's deltas; 0: there are none.
+  // The version that a receiver must hold for the slot's deltas; 0: there are none.
   Stamp base(uint32_t slot) const { return slots_[slot].base; }
   int64_t delta_bytes(uint32_t sent, uint32_t slot) const;  // Grant::kInFull: in full
   // REQUIRES: the batch has digests
@@ -59,7 +58,7 @@ class DeltaEncoder final : public PreparationStep {
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
-  static constexpr int kFruitless = 8;  // versions after which it says so
+  static constexpr int kFruitless = 8;  // it reports this after so many versions without a delta
   struct Part {
     uint32_t sent = 0;
     bool cast = false;
@@ -89,9 +88,9 @@ class DeltaEncoder final : public PreparationStep {
   std::vector<Slot> slots_;
 
   bool busy_ = false;
-  uint32_t slot_ = 0;     // the last one that was started
-  Stamp last_stamp_ = 0;  // that was given
-  Stamp base_stamp_ = 0;  // of what bases_ hold; 0: nothing whole
+  uint32_t slot_ = 0;     // the last slot that was started
+  Stamp last_stamp_ = 0;  // the last stamp that was given
+  Stamp base_stamp_ = 0;  // of the contents of bases_; 0: incomplete
   uint32_t epoch_ = 0;
   int fruitless_ = 0;
 };

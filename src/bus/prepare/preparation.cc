@@ -97,7 +97,7 @@ void Preparation::passed(int64_t version) {
   if (quantizer_ && version > 0) quantizer_->exchange().passed(version);
 }
 
-// The one that keeps it, the last in their order.
+// The step that holds the version up: the last in their order.
 const Preparation::Stage* Preparation::present() const {
   const Stage& quantise = stages_[kQuantise];
   if (quantise.done && stages_[kCompare].begun) return &stages_[kCompare];

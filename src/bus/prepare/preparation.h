@@ -1,5 +1,5 @@
-// What a version goes through before a receiving job is offered it: this rank's share of Partial tensors is reduced;
-// then what travels quantised is quantised, and what has changed of the rest is found.
+// The steps of a version before it is offered to a receiving job: this rank's share of Partial tensors is reduced; then
+// what travels quantised is quantised, and the rest is compared with the version before.
 //
 //   idle --start(v)--> reducing --and copied--> quantising, comparing --both done--> prepared()
 //                          \-------------------------|---- a step fails: failed(why)
@@ -25,17 +25,17 @@ namespace tessera::bus {
 class Preparation {
  public:
   struct Events {
-    std::function<void()> ready_changed;        // of the connections with own ranks
-    std::function<void(const Status&)> lost;    // an own rank was lost, or passes on that another was
-    std::function<void()> prepared;             // start()'s version is; perhaps before start() returns
-    std::function<void(const Status&)> failed;  // a step of it has; abort() is to follow
+    std::function<void()> ready_changed;      // of the connections within this job
+    std::function<void(const Status&)> lost;  // a rank of this job was lost, or reports that another was
+    std::function<void()> prepared;           // the version of start() is ready; perhaps called before start() returns
+    std::function<void(const Status&)> failed;  // one of its steps has failed; call abort()
     std::function<void()> stopped;              // a step that was aborted has ended
   };
-  // The elements of a sent route where they lie in a slot: in its tensor, or in what was reduced.
+  // The elements of a sent route in a slot: in its tensor, or in the result of a reduction.
   using SourceOf = std::function<SourceRoute(const SentRoute& route, uint32_t slot)>;
 
-  // Scratch is allocated here: before anyone can attach, since its place is told with the rest. Throws
-  // kResourceExhausted. REQUIRES: that `setup`, and what source_of() names, outlive it
+  // Allocates scratch memory, before anyone can attach, since its place is announced with the rest. Throws
+  // kResourceExhausted. REQUIRES: `setup` and the memory that source_of() returns outlive it
   Preparation(const SessionSetup& setup, const SourceOf& source_of, Events events);
   ~Preparation();  // REQUIRES: not busy
 
@@ -44,27 +44,27 @@ class Preparation {
   DeltaEncoder* deltas() const { return deltas_.get(); }     // null without deltas
   bool quantises(uint32_t sent) const { return quantizer_ && quantizer_->quantises(sent); }
 
-  // REQUIRES: not busy. `copied`: the slot holds the version; else copied() is to follow.
+  // REQUIRES: not busy. `copied`: the slot holds the version; otherwise copied() must follow.
   void start(int64_t version, uint32_t slot, bool copied);
   void copied();
-  void abort(const Status& status);  // of the version started last: its results do not count
+  void abort(const Status& status);  // the version started last: its results do not count
   bool busy() const;
   bool complete() const;  // all that start() began is done
-  // Whether the digests of that version in that slot, and perhaps deltas, are there.
+  // Whether the digests of that version in that slot, and perhaps deltas, are ready.
   bool compared(int64_t version, uint32_t slot) const;
 
   // The ranks of this job have sent versions up to this one without this session.
   void passed(int64_t version);
   std::string missing() const;       // what holds up the version: "it was still being quantised"
-  std::string awaited() const;       // the same: "version 7 to be quantised"
-  std::vector<Link*> links() const;  // with own ranks
+  std::string awaited() const;       // likewise: "version 7 to be quantised"
+  std::vector<Link*> links() const;  // within this job
   void detach(const Status& why);
 
  private:
   enum StepName : size_t { kReduce, kQuantise, kCompare, kSteps };
   struct Stage {
     PreparationStep* step = nullptr;
-    bool begun = false;  // or the others know that this rank will not
+    bool begun = false;  // or the others know that this rank will not begin it
     bool done = false;
   };
 

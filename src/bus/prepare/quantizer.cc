@@ -20,7 +20,7 @@ size_t matrices_of(const Shape& shape) {
   return static_cast<size_t>(matrices);
 }
 
-// Of a group, the first tensor has them for all.
+// For a group, the first tensor has the amaxes of all.
 bool has_matrix_amaxes(std::span<const Match::Tensor> tensors, size_t t) {
   return tensors[t].wire && needs_amax(*tensors[t].wire) && tensors[t].group == t;
 }
@@ -106,8 +106,8 @@ void Quantizer::require_few_keys() const {
        tensors[most].src.to_string(), blocks[most], to_string(*tensors[most].wire));
 }
 
-// The matrices of all tensors come first, also where this rank has nothing of them: each rank judges by itself what all
-// agree on, and all judge the same.
+// The matrices of all tensors come first, even if this rank holds nothing of them: each rank decides by itself what all
+// agree on, and all decide alike.
 std::vector<AmaxKey> Quantizer::collect_keys() {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
   std::vector<AmaxKey> keys;
@@ -272,7 +272,7 @@ void Quantizer::take_over(std::span<const float> amaxes) {
   }
 }
 
-// As a Mutation asks: of the first piece, once it is encoded.
+// For a Mutation: corrupts the first piece once it is encoded.
 void Quantizer::spoil_piece() {
   if (parts_.empty() || program_->piece(0).bytes() == 0) return;
   const WirePiece& piece = program_->piece(0);

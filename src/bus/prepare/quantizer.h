@@ -1,10 +1,11 @@
-// Quantises what this rank sends of a version before it is offered: amaxes of its routes, one exchange with the other
-// ranks of its job, codes and scales into pieces (exec/wire/wire_piece.h) in shared memory, which receivers map.
+// Quantises this rank's part of a version before it is offered: it computes the amaxes of its routes, exchanges them
+// once with the other ranks of its job, and encodes into pieces (exec/wire/wire_piece.h) in shared memory, which
+// receivers map.
 //
 //   idle --start(v)--> amaxes of this rank --> agreeing with all ranks --> encoding --> idle, quantized(ok)
 //                            \---- aborted, or failed on any rank: quantized(why), on all ----/
 //
-// A rank that sends nothing quantised takes part nevertheless, so that all sends fail alike. On the loop's thread.
+// A rank that sends nothing quantised takes part as well, so that all sends fail alike. On the loop's thread.
 // docs/formats/bus-protocol.md, "Amaxes".
 #pragma once
 
@@ -29,16 +30,16 @@ class Quantizer final : public PreparationStep {
  public:
   struct Events {
     std::function<void()> ready_changed;
-    std::function<void(const Status&)> lost;       // as AmaxExchange says
-    std::function<void(const Status&)> quantized;  // what start() began is over: never before start() returns
+    std::function<void(const Status&)> lost;       // see AmaxExchange
+    std::function<void(const Status&)> quantized;  // what start() began is over; never called before start() returns
   };
-  // The elements of a sent route where they lie in a slot.
+  // The elements of a sent route in a slot.
   using SourceOf = std::function<SourceRoute(const SentRoute& route, uint32_t slot)>;
 
-  static bool wanted(const Match& match);  // whether there is anything to quantise, on whatever rank
+  static bool wanted(const Match& match);  // whether any rank has anything to quantise
 
-  // Pieces and grids are allocated here. Throws kResourceExhausted where there are more amaxes than can be agreed on.
-  // REQUIRES: that `setup`, and what source_of() names, outlive it.
+  // Allocates pieces and grids. Throws kResourceExhausted if there are more amaxes than can be agreed on. REQUIRES:
+  // `setup` and the memory that source_of() returns outlive it.
   Quantizer(Agent& agent, const SessionSetup& setup, const SourceOf& source_of, Events events);
   ~Quantizer() override;  // REQUIRES: not busy
 
@@ -48,11 +49,11 @@ class Quantizer final : public PreparationStep {
   // By index into the batch's sent routes.
   bool quantises(uint32_t sent) const { return part_of_[sent] != kNone; }
   ServedRoute piece(uint32_t sent, uint32_t slot) const;
-  // Of what was encoded into the slot last. REQUIRES: the batch has digests
+  // Of the last version encoded into the slot. REQUIRES: the batch has digests
   const Digest& digest(uint32_t sent, uint32_t slot) const;
   const Digest& rest(uint32_t sent, uint32_t slot) const;
 
-  // What one transfer quantises here; without the bytes that it moves.
+  // What one transfer quantises here, not counting the bytes that it moves.
   const RankShare& share() const { return share_; }
 
   void start(int64_t version, uint32_t slot) override;
@@ -68,13 +69,13 @@ class Quantizer final : public PreparationStep {
     uint32_t sent = 0;
     uint32_t tensor = 0;
     uint64_t offset = 0;             // of its piece in a slot
-    std::vector<size_t> cut_blocks;  // places of those whose amaxes are joined, in the order of their keys
+    std::vector<size_t> cut_blocks;  // blocks whose amaxes are agreed on, in the order of their keys
     size_t first_key = 0;            // of the blocks
   };
 
   std::string waits_for() const;                                     // "trainer/1, trainer/2", or empty
-  void enter(const char* span, QuantizePhase phase, int64_t bytes);  // what it did went well. `span`: a literal
-  void leave(bool well);                                             // it is over. REQUIRES: busy()
+  void enter(const char* span, QuantizePhase phase, int64_t bytes);  // the phase succeeded. `span`: a literal
+  void leave(bool well);                                             // ends the version. REQUIRES: busy()
   void collect_parts(const SourceOf& source_of);
   std::vector<AmaxKey> collect_keys();
   void require_few_keys() const;
@@ -93,7 +94,7 @@ class Quantizer final : public PreparationStep {
   const uint64_t track_ = Trace::new_track();
   std::vector<uint32_t> part_of_;  // by sent route; kNone
   std::vector<Part> parts_;
-  std::vector<size_t> matrix_keys_;  // by tensor, of the first matrix of its group; where the format needs amaxes
+  std::vector<size_t> matrix_keys_;  // by tensor, of the first matrix of its group; if the format needs amaxes
   std::shared_ptr<const QuantizeProgram> program_;
   std::shared_ptr<QuantizeAmaxes> amaxes_;
   std::vector<std::vector<const std::byte*>> sources_;  // by slot, of the parts
@@ -103,13 +104,13 @@ class Quantizer final : public PreparationStep {
 
   LoopSignal looked_, encoded_;
   std::unique_ptr<AmaxRun> amax_run_;
-  std::vector<std::unique_ptr<EncodeRun>> encode_runs_;  // by slot: each keeps that slot's digests
+  std::vector<std::unique_ptr<EncodeRun>> encode_runs_;  // by slot: each keeps its slot's digests
   std::unique_ptr<AmaxExchange> exchange_;
   std::vector<float> reported_;  // in the order of the keys
 
-  // The version under way, or the last.
+  // The current version, or the last one.
   struct Round {
-    std::optional<QuantizePhase> phase;  // what it does; nothing: it is over
+    std::optional<QuantizePhase> phase;  // the current phase; nothing: it is over
     const char* span = "";
     TimePoint entered{};
     int64_t version = 0;

@@ -72,12 +72,12 @@ Reducer::Reducer(Agent& agent, const SessionSetup& setup, Events events)
 }
 
 void Reducer::connect() {
-  if (links_.empty() && !targets_.empty()) build_run();  // else with the last link that is ready
+  if (links_.empty() && !targets_.empty()) build_run();  // otherwise when the last link is ready
 }
 
 Reducer::~Reducer() = default;
 
-// Reduction `index` as it is read from `peer`: all but where the peer has it.
+// Reduction `index` as read from `peer`, still without the peer's address.
 PullRoute Reducer::route_into(size_t index, Rank peer) const {
   const OwnedReduction& reduction = setup_.routes.reductions[index];
   const Match::Tensor& matched = setup_.agreement.match.tensors[reduction.tensor];
@@ -102,7 +102,7 @@ void Reducer::on_pull_ready(PullLink&) {
   events_.ready_changed();
 }
 
-// One step a peer, in ascending rank order; this rank's own terms are read in place.
+// One step for each peer, in ascending rank order; this rank's own terms are read in place.
 void Reducer::build_run() {
   std::vector<PullRoute> own;
   for (size_t i = 0; i < targets_.size(); ++i) {
@@ -150,7 +150,7 @@ void Reducer::on_offer(PullLink&) {
   if (busy() && !round_.asked) ask();
 }
 
-// A peer whose stream is read is asked when its step begins: the stream is filled from then on.
+// A peer whose stream is read is asked when its step begins, since the stream is filled from then on.
 void Reducer::ask() {
   if (!waiting_for().empty()) return;
   round_.asked = true;
@@ -178,7 +178,7 @@ void Reducer::begin_own() {
   own_terms_->start(round_.epoch);
 }
 
-// Over once nobody reads this rank's own terms, either.
+// Over once nobody reads this rank's own terms any more, either.
 void Reducer::check_run() {
   if (!round_.running) return;
   if (own_terms_ && !own_running_ && !own_terms_->status().ok()) run_->abort(own_terms_->status());
@@ -214,7 +214,7 @@ void Reducer::finish(const Status& status) {
     if (link->busy())
       link->finish(status);
     else if (!status.ok())
-      link->send_done(version, status);  // it would wait for this rank otherwise
+      link->send_done(version, status);  // otherwise it would wait for this rank
   }
   events_.reduced(status);
 }

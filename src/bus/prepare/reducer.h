@@ -1,6 +1,6 @@
-// Reduces the Partial tensors of a batch before they are offered: this rank pulls the regions it owns from every rank
-// of its own job that holds a term, itself among them, and stores the result in scratch memory that receivers then
-// read.
+// Reduces the Partial tensors of a batch before they are offered: for the regions that it owns, this rank pulls the
+// terms from every rank of its job that holds one, itself included, and stores the result in scratch memory for
+// receivers to read.
 //
 // On the loop's thread. docs/formats/bus-protocol.md, "Reductions".
 #pragma once
@@ -24,19 +24,19 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
  public:
   struct Events {
     std::function<void()> ready_changed;
-    std::function<void(const Status&)> lost;     // a peer was lost, or passes on that another was
-    std::function<void(const Status&)> reduced;  // the run begun by start() has ended
+    std::function<void(const Status&)> lost;     // a peer was lost, or reports that another was
+    std::function<void(const Status&)> reduced;  // the run that start() began has ended
   };
-  // Scratch is allocated here. All else happens on the loop's thread.
+  // Allocates scratch memory. Everything else happens on the loop's thread.
   Reducer(Agent& agent, const SessionSetup& setup, Events events);
   ~Reducer() override;
 
-  void connect();  // first
+  void connect();  // call it first
   const std::vector<std::unique_ptr<PullLink>>& links() const { return links_; }
   bool ready() const;
-  // Where reduction `index` of the batch's routes is stored, contiguous.
+  // Where the result of reduction `index` of the batch's routes is stored; contiguous.
   const std::byte* result(size_t index) const { return targets_[index].result; }
-  uint64_t slot_bytes() const { return slot_bytes_; }  // from one slot's results to the next one's
+  uint64_t slot_bytes() const { return slot_bytes_; }  // from the results of one slot to those of the next
 
   // Reduces `version` into a slot as soon as every peer offers it.
   void start(int64_t version, uint32_t slot) override;
@@ -60,7 +60,7 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
 
   PullRoute route_into(size_t reduction, Rank peer) const;
   void build_run();
-  void ask();        // the peers whose memory is read, once all offer the version
+  void ask();        // asks the peers for their memory, once all offer the version
   void start_run();  // once they have granted it
   void begin_own();
   void check_run();
@@ -72,20 +72,20 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
   SharedBuffer results_;
   uint64_t slot_bytes_ = 0;
   std::vector<std::byte> accumulators_;
-  std::vector<ReductionTarget> targets_;                   // one a reduction
+  std::vector<ReductionTarget> targets_;                   // one for each reduction
   std::vector<std::unique_ptr<PullLink>> links_;           // other ranks, ascending
-  std::vector<std::unique_ptr<LoopSignal>> take_signals_;  // one a link with a stream: its step begins
+  std::vector<std::unique_ptr<LoopSignal>> take_signals_;  // one for each link with a stream: its step begins
   LoopSignal run_done_, own_done_, own_begins_;
-  std::unique_ptr<Run> own_terms_;  // what fills a stream with this rank's own terms; null where they are read in place
-  bool own_running_ = false;        // until the loop has heard of its end
+  std::unique_ptr<Run> own_terms_;  // fills a stream with this rank's own terms; null if they are read in place
+  bool own_running_ = false;        // until the loop has been told of its end
   std::unique_ptr<ReduceRun> run_;
-  // The version under way, or the last.
+  // The current version, or the last one.
   struct Round {
-    int64_t version = 0;  // 0: none is under way
+    int64_t version = 0;  // 0: none
     uint32_t slot = 0;
     uint32_t epoch = 0;
-    bool asked = false;    // the peers, for their memory
-    bool running = false;  // run_ was started
+    bool asked = false;    // the peers have been asked for their memory
+    bool running = false;  // run_ has been started
     bool run_ended = false;
   };
   Round round_;

@@ -12,7 +12,7 @@
 namespace tessera::bus {
 namespace {
 
-// What was agreed on, by whom: sender's members first.
+// Names what was agreed on, and by whom: the sender's members first.
 std::string session_of(const std::string& pair, const std::string& batch, const std::string& sender_hash,
                        const std::string& receiver_hash, std::span<const Registration> senders,
                        std::span<const Registration> receivers) {
@@ -94,12 +94,12 @@ bool BatchExchange::Awaited::is_fresh(size_t rank, const std::string& key, const
   const auto it = items.find(key);
   if (it == items.end()) return false;
   const Registration of = record_registration(key, it->second.value);
-  if (of.incarnation != ranks[rank].incarnation) return false;  // an earlier process'
+  if (of.incarnation != ranks[rank].incarnation) return false;  // from an earlier process
   const auto past = history.past.find(speaker(rank));
   return past == history.past.end() || of.attempt > past->second;
 }
 
-// The ranks of which there is no fresh record.
+// The ranks without a fresh record.
 std::vector<Rank> BatchExchange::Awaited::missing(const std::function<std::string(Rank)>& key,
                                                   const StoreView& items) const {
   std::vector<Rank> absent;
@@ -147,7 +147,7 @@ StoreView BatchExchange::await_ranks(const Awaited& side, const Awaited* other, 
 StoreView BatchExchange::await_side(const Awaited& side, const Awaited* other, const CallLimits& limits) {
   const std::string manifest = manifest_key(records_, side.job);
   const auto absent = [&](const StoreView& items) { return side.unregistered(records_, items); };
-  size_t first = 0;  // those below were fresh: so few are looked at as each record comes
+  size_t first = 0;  // those before were fresh: so only a few are checked for each new record
   const auto complete = [&](const StoreView& items) {
     throw_if_failed(side, items);
     if (other) throw_if_failed(*other, items);
@@ -272,7 +272,7 @@ Agreement BatchExchange::exchange(const PairView& view, const BatchOffer& own, c
   while (true) {
     if (std::optional<Agreement> agreement = try_exchange(view, own, limits)) return *std::move(agreement);
     const MutexLock lock(mutex_);
-    ++history_.attempt;  // what it has read stands
+    ++history_.attempt;  // records read so far stay valid
   }
 }
 
@@ -283,8 +283,8 @@ std::optional<Agreement> BatchExchange::try_exchange(const PairView& view, const
   const std::optional<Published> rank0 = publish(attempt, own);
   if (!rank0) return std::nullopt;
 
-  // Own ranks that disagree need not wait for the other side to be told. It hears of it by the failure that they report
-  // or, where it is still joining, leave for.
+  // Own ranks that disagree need not wait until the other side is told. It learns of it from the failure that they
+  // report or, if it is still joining, leave in the store.
   const StoreView own_items = await_side(attempt.own, &attempt.peers, limits);
   if (is_outdated(attempt, own_items)) return std::nullopt;
   remember(attempt.own, own_items);
@@ -357,17 +357,17 @@ Agreement BatchExchange::agree(bool sends, const Side& mine, const Side& theirs)
       .members = mine.members,
   };
   agreement.members.insert(agreement.members.end(), theirs.members.begin(), theirs.members.end());
-  // Versions of senders that were all started again are not to be compared with what is held from those before.
+  // If all senders have started again, their versions are not compared with those from before.
   if (agreement.sent_version > 0) agreement.floor = std::ranges::min(receiver.versions);
   return agreement;
 }
 
 void BatchExchange::forget_earlier(const Attempt& attempt, bool sends) {
-  // All of this side have registered again, and know what was decided on what they had staged before.
+  // All of this side have registered again, and know the decision on what they had staged before.
   if (!sends && identity().rank == 0)
     ask(attempt.limits,
         [&](Duration timeout) { return store_.erase_prefix(decision_prefix(records_, identity().job), timeout); });
-  // So have all others: whoever an earlier failure of this rank's spoke to has read it.
+  // So have all others: every rank that an earlier failure of this rank was for has read it.
   ask(attempt.limits,
       [&](Duration timeout) { return store_.erase(failure_key(records_, identity().job, identity().rank), timeout); });
   ask(attempt.limits, [&](Duration timeout) { return forget_asking(timeout); });
@@ -414,7 +414,7 @@ void BatchExchange::look(const Members& members, const std::string& key, const K
 std::unique_ptr<Watch> BatchExchange::watch(const PairView& view, const Agreement& agreement, const OnChanged& changed,
                                             const OnGivenUp& gave_up) {
   const Members members = members_of(view, agreement);
-  // The members' records were not all read at one time: what has changed since then is in no event to come.
+  // The members' records were not all read at one time: no later event tells what has changed in between.
   const StoreRange now = store_.range(records_, kStoreTimeout);
   for (const auto& [key, item] : now.items) look(members, key, item, changed, gave_up);
   return store_.watch(records_, now.revision + 1, [=, this](const WatchUpdate& update) {

@@ -1,5 +1,5 @@
-// A rank's registrations of one batch with one other job: what each rank offers, what all agree on, and what becomes of
-// it. Conversations with the store that block.
+// How a rank registers one batch with one other job: what each rank offers, what all agree on, and failures. Exchanges
+// over the store, which block.
 #pragma once
 
 #include <cstdint>
@@ -26,90 +26,90 @@ struct BatchOffer {
   bool sends = false;
   bool digest = true;
   bool delta = false;
-  int64_t version = 0;  // sent last, or held
-  int64_t newest = 0;   // offered, at least `version`
+  int64_t version = 0;  // sent last, or held now
+  int64_t newest = 0;   // the newest that was offered, at least `version`
   std::shared_ptr<const Manifest> manifest;
 };
 
-// What both sides registered under one batch.
+// What both sides have registered for one batch.
 struct Agreement {
   Match match;
   std::string session;         // equal on all ranks of both sides that read the same registrations
-  bool digest = true;          // nobody switched it off
-  bool delta = false;          // all asked for it
-  int64_t sent_version = 0;    // the last that a sending rank knows of
-  int64_t newest_version = 0;  // that one has offered, sent or not
-  int64_t floor = 0;           // versions up to this are held by all receiving ranks
-  // Whose registrations it is built on: own ranks, then the peer's.
+  bool digest = true;          // unless somebody switched it off
+  bool delta = false;          // if all asked for it
+  int64_t sent_version = 0;    // the last that any sending rank knows of
+  int64_t newest_version = 0;  // the newest that one has offered, sent or not
+  int64_t floor = 0;           // all receiving ranks hold versions up to this one
+  // The registrations that it is built on: own ranks, then the peer's.
   std::vector<Registration> members;
 };
 
-// Thread-safe; one registration at a time. Kept as long as the rank: an id may be used again at any time, and a new
-// registration must not be built on what an earlier one left. The views are of the pair and the peer job that it was
-// made for. What blocks throws kDeadlineExceeded at the deadline of its limits, and kCancelled once their `stop` is
-// requested, naming who is missing.
+// Thread-safe; one registration at a time. It lives as long as the rank: an id may be reused at any time, and a new
+// registration must not be built on what an earlier one left. Views must be of the pair and the peer job that it was
+// made for. Blocking calls throw kDeadlineExceeded at the deadline of their limits, and kCancelled once their `stop` is
+// requested; the message names who is missing.
 class BatchExchange {
  public:
   BatchExchange(Rendezvous& rendezvous, std::string pair, std::string peer_job, std::string batch);
   BatchExchange(const BatchExchange&) = delete;
   BatchExchange& operator=(const BatchExchange&) = delete;
 
-  // A registration begins, unless one has and was not withdrawn: what is reported from now on is about it. exchange(),
-  // peer_manifest() and all_gather() begin by themselves.
+  // Begins a registration, unless one has begun and was not withdrawn: reports from now on are about it. exchange(),
+  // peer_manifest() and all_gather() call it themselves.
   void begin();
-  // Publishes what this rank registers and reads what all others do.
+  // Publishes what this rank registers, and reads what all others have registered.
   Agreement exchange(const PairView& view, const BatchOffer& own, const CallLimits& limits);
   // Calls `changed`, on the store client's thread, when a rank that `agreement` is built on registers again, or asks
-  // this rank to; for every one if what came meanwhile was missed. Calls `gave_up` when one of them gives up what
-  // `agreement` is built on.
+  // this rank to; for every rank if events were missed. Calls `gave_up` when one of them gives up what `agreement` is
+  // built on.
   using OnChanged = std::function<void(const std::string& rank)>;
   using OnGivenUp = std::function<void(const Status& why)>;
   std::unique_ptr<Watch> watch(const PairView& view, const Agreement& agreement, const OnChanged& changed,
                                const OnGivenUp& gave_up);
-  // What one of them has given it up for, if one has: a rank that cannot be reached may have left with a reason that
-  // watch() has not brought yet.
+  // The reason if one of them has given up: a rank that cannot be reached may have left with a reason that watch() has
+  // not reported yet.
   Status given_up(const PairView& view, const Agreement& agreement);
   // What the other side offers.
   Manifest peer_manifest(const PairView& view, const CallLimits& limits);
-  // What every rank of this job tells the others about the batch that it is about to register, by rank.
+  // Publishes a value for the other ranks of this job, before the batch is registered, and returns theirs, by rank.
   std::vector<std::string> all_gather(const PairView& view, const std::string& value, const CallLimits& limits);
-  // Takes back what this rank has told by all_gather(), now that it has the batch no longer. (A registration that
-  // begins again leaves it: a rank that comes back reads it.)
+  // Removes the value that this rank published with all_gather(), once it no longer has the batch. (A registration that
+  // begins again keeps it, since a rank that comes back reads it.)
   void retract();
-  // Tells the other ranks that this one gave the batch up, and why; they fail with it. What was cancelled is forgotten
-  // once this rank registers the batch again, or leaves: it leaves nothing behind for those that come later.
+  // Tells the other ranks that this one gave the batch up, and why; they fail with that reason. A cancellation is
+  // forgotten once this rank registers the batch again or leaves: ranks that come later do not see it.
   void report(const Status& status);
-  // Whether the registration that was begun last ended with what another rank had reported.
+  // Whether the last registration ended with a failure that another rank had reported.
   bool other_failed() const;
-  // Takes this rank's records of the batch back.
+  // Removes this rank's records of the batch.
   void withdraw();
 
  private:
   // What this rank knows of earlier registrations.
   struct History {
-    uint32_t attempt = 0;               // of this rank, the last
-    std::map<uint64_t, uint32_t> past;  // by speaker: the newest registration that ended with an earlier attempt
-    std::map<uint64_t, uint32_t> read;  // those that the present attempt has read
-    int64_t ended = 0;                  // revision of the newest failure that an attempt ended with
-    bool failed = false;                // the present attempt ended with another's failure
-    bool over = true;                   // it was withdrawn, or another's failure has ended it
-    bool asked = false;                 // others to renew theirs
-    bool gathered = false;              // something was told by all_gather()
-    History next() const;               // that of the next attempt, as it begins
+    uint32_t attempt = 0;               // of this rank, the last one
+    std::map<uint64_t, uint32_t> past;  // by speaker: the newest registration that an earlier attempt used
+    std::map<uint64_t, uint32_t> read;  // those that the current attempt has read
+    int64_t ended = 0;                  // revision of the newest failure that ended an attempt
+    bool failed = false;                // another rank's failure ended the current attempt
+    bool over = true;                   // it was withdrawn, or another rank's failure has ended it
+    bool asked = false;                 // this rank has asked others to renew theirs
+    bool gathered = false;              // all_gather() has published a value
+    History next() const;               // at the start of the next attempt
   };
-  // A side of the batch as its records are waited for.
+  // A side of the batch whose records are awaited.
   struct Awaited {
     const std::string& job;
     const std::vector<RankRecord>& ranks;
     const History& history;
     std::vector<PeerWatch::Peer> peers() const;
-    uint64_t speaker(size_t rank) const;  // that rank of that process, as a number
+    uint64_t speaker(size_t rank) const;  // speaker_of() that rank's process
     std::vector<Rank> missing(const std::function<std::string(Rank)>& key, const StoreView& items) const;
     std::vector<Rank> unregistered(const std::string& records, const StoreView& items) const;
-    // Whether `key` holds a record of that rank's that is newer than what an earlier attempt has read.
+    // Whether `key` holds a record of that rank that is newer than what an earlier attempt has read.
     bool is_fresh(size_t rank, const std::string& key, const StoreView& items) const;
   };
-  // One registration while it is under way.
+  // One registration in progress.
   struct Attempt {
     Attempt(const BatchExchange& exchange, const PairView& view, History begun, const CallLimits& call_limits);
     History history;
@@ -118,23 +118,23 @@ class BatchExchange {
     Awaited peers;
     const CallLimits& limits;
   };
-  // What a rank 0 has published, or would have.
+  // What rank 0 has published, or would publish.
   struct Published {
     std::string hash;  // Manifest::hash()
     std::shared_ptr<const Manifest> manifest;
   };
-  // What the records of a side say.
+  // The contents of a side's records.
   struct Side {
     std::shared_ptr<const Manifest> manifest;
-    std::string hash;  // likewise
+    std::string hash;  // Manifest::hash()
     bool digest = true;
     bool delta = true;
     std::vector<int64_t> versions;      // by rank
-    int64_t newest = 0;                 // of all
+    int64_t newest = 0;                 // of all ranks
     std::vector<Registration> members;  // by rank
   };
 
-  // Those that an agreement is built on, by the keys of what they may say.
+  // The ranks that an agreement is built on, by the keys that they may write.
   struct Members {
     struct Member {
       std::string name;
@@ -142,58 +142,58 @@ class BatchExchange {
     };
     Seen self;
     std::map<std::string, Member> records = {};
-    std::map<std::string, Member> failures = {};  // of the others, as what follows
+    std::map<std::string, Member> failures = {};  // of the other ranks, like the rest
     std::map<std::string, Member> renewals = {};
   };
 
   const Identity& identity() const { return rendezvous_.identity(); }
   Members members_of(const PairView& view, const Agreement& agreement) const;
-  // At one record, new or changed.
+  // Handles one record that is new or has changed.
   void look(const Members& members, const std::string& key, const KeyValue& item, const OnChanged& changed,
             const OnGivenUp& gave_up);
-  uint64_t speaker() const;  // this rank
+  uint64_t speaker() const;  // of this rank
   std::string describe() const;
   History begun();
-  // Nothing if this rank was asked to renew its registration meanwhile.
+  // Nothing if this rank was asked to renew its registration in the meantime.
   std::optional<Agreement> try_exchange(const PairView& view, const BatchOffer& own, const CallLimits& limits);
-  // Puts what this rank offers in the store. Returns what rank 0 does, which the others wait for; nothing as above.
+  // Publishes what this rank offers. Returns what rank 0 publishes, which the others wait for; nothing as above.
   std::optional<Published> publish(const Attempt& attempt, const BatchOffer& own);
-  // That of rank 0: `own` if it is equal. Nothing as above.
+  // Returns what rank 0 publishes: `own` if it is equal. Nothing as above.
   std::optional<Published> await_manifest(const Attempt& attempt, const Published& own);
   Agreement agree(bool sends, const Side& mine, const Side& theirs) const;
   void forget_earlier(const Attempt& attempt, bool sends);  // records that nobody reads any more
-  // Asks whoever has kept a registration that an earlier attempt of this rank has read.
+  // Asks ranks to renew registrations that an earlier attempt of this rank has read.
   void ask_to_renew(const Attempt& attempt);
   bool is_asked_to_renew(const Awaited& by, const StoreView& items) const;
-  bool is_outdated(const Attempt& attempt, const StoreView& items) const;  // somebody asks for another one
+  bool is_outdated(const Attempt& attempt, const StoreView& items) const;  // somebody asks for a new registration
   void forget_asking(Duration timeout);
-  // Fresh records of all its ranks, unless those of the `other` side give up, or somebody asks for another registration
-  // of this rank's.
+  // Fresh records of all its ranks, unless those of the `other` side give up, or somebody asks this rank to register
+  // again.
   StoreView await_side(const Awaited& side, const Awaited* other, const CallLimits& limits);
-  // Waits for what is `complete` and, as long as that takes, looks after the ranks of `side` that are missing in it;
-  // and after those of the `other` side that have still to register, which are waited for next.
+  // Waits until the records are `complete`. Meanwhile it checks on the ranks of `side` that are missing, and on those
+  // of the `other` side that have yet to register, which are waited for next.
   StoreView await_ranks(const Awaited& side, const Awaited* other, const Store::Predicate& complete,
                         const std::function<std::vector<Rank>(const StoreView&)>& absent,
                         const std::function<std::string(const StoreView&)>& missing, const CallLimits& limits);
-  void remember(const Awaited& side, const StoreView& items);  // the present attempt is built on these
-  // `known` may be what its rank 0 has published.
+  void remember(const Awaited& side, const StoreView& items);  // the current attempt is built on these
+  // `known` is what the side's rank 0 has published, if that was read already.
   Side judge_side(const Awaited& side, bool sends, const StoreView& items, const Published& known = {}) const;
   static Published read_manifest(const std::string& key, const std::string& value, const Published& known);
-  // Of a rank that sends where it should receive, or the other way round.
+  // For a rank that sends where it should receive, or the other way round.
   [[noreturn]] void fail_direction(const std::string& rank, bool is_own, bool sends) const;
   // --- failures ---
   void throw_if_failed(const Awaited& side, const StoreView& items);
-  // The present attempt ends with the failure of `whose` ("trainer/0"): what to throw.
+  // Ends the current attempt with the failure of `whose` ("trainer/0"); returns the error to throw.
   Status fail_attempt(const std::string& whose, const FailureRecord& record, int64_t revision);
-  // Throws if one of the missing ranks has left the pair or died. `failures` calls `ring` when one leaves later. False
-  // if the store does not answer.
+  // Throws if one of the missing ranks has left the pair or died. `failures` calls `ring` if one leaves later. False if
+  // the store does not answer.
   struct Missing {
     const Awaited& side;
     std::vector<Rank> ranks;
   };
   bool throw_if_gone(std::span<const Missing> missing, Deadline deadline, std::unique_ptr<Watch>& failures,
                      const std::function<void()>& ring) const;
-  // Likewise if one is stopped.
+  // Throws likewise if one is stopped.
   void throw_if_stopped(const PeerWatch& processes, const std::vector<Rank>& missing) const;
 
   Rendezvous& rendezvous_;
@@ -206,10 +206,10 @@ class BatchExchange {
   History history_ GUARDED_BY(mutex_);
 };
 
-// All of a rank's, made as they are asked for. Thread-safe.
+// All exchanges of a rank, made on demand. Thread-safe.
 class BatchExchanges {
  public:
-  explicit BatchExchanges(Rendezvous& rendezvous) : rendezvous_(rendezvous) {}  // which outlives it
+  explicit BatchExchanges(Rendezvous& rendezvous) : rendezvous_(rendezvous) {}  // outlives this
 
   BatchExchange& of(const PairView& view, const std::string& batch);
 

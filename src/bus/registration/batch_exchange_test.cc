@@ -26,7 +26,7 @@ Manifest manifest_with(const char* layout) {
   return {{{.name = "w", .dtype = DType::kF32, .shape = {8, 4}, .layout = Layout::parse(layout)}}};
 }
 
-// One rank, as if it were a process of its own.
+// One rank, as if it were a separate process.
 class Member {
  public:
   Member(const std::string& store, const std::string& job, Rank rank, int world, const std::string& peer, bool sends)
@@ -54,7 +54,7 @@ class Member {
   void retract() { exchange_.retract(); }
   void withdraw() { exchange_.withdraw(); }
 
-  // As a meeting does, except for the connections: until all of them have read the same.
+  // Registers as a meeting does, but without connections: until all ranks have read the same.
   std::string agree(std::span<const std::unique_ptr<Member>> all) {
     while (true) {
       const Agreement agreement = exchange();
@@ -120,7 +120,7 @@ class BatchExchangeTest : public testing::Test {
     for (std::thread& thread : threads) thread.join();
   }
 
-  // All of them again, from any state of theirs.
+  // All ranks again, from any state.
   std::string agree() {
     std::set<std::string> sessions;
     Mutex mutex;
@@ -161,8 +161,8 @@ TEST_F(BatchExchangeTest, GathersWhatIsSaidOfThisRegistrationAndOfNoEarlierOne) 
   }
 }
 
-// Whoever was attached takes back its registration once that is lost; who was not yet, does not. What it has published
-// was read by those who begin again, and they do not build on it.
+// A rank that was attached withdraws its registration once that is lost; one that was not yet attached does not. Ranks
+// that begin again have read what it published, and do not build on it.
 TEST_F(BatchExchangeTest, ARegistrationThatOthersHaveLeftBehindIsRenewed) {
   for (size_t kept = 0; kept < members_.size(); ++kept) {
     const std::string before = agree();

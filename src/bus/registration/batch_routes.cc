@@ -8,7 +8,7 @@
 namespace tessera::bus {
 namespace {
 
-// The reduction of `owner` that makes `region`: the planner gives every route of a Partial tensor one of its own.
+// The reduction of `owner` that makes `region`: the planner gives every route of a Partial tensor a separate one.
 template <typename Reductions, typename RegionOf>
 size_t reduction_of(const Reductions& reductions, const Region& region, const RegionOf& region_of) {
   const auto it =
@@ -17,11 +17,11 @@ size_t reduction_of(const Reductions& reductions, const Region& region, const Re
   return static_cast<size_t>(it - reductions.begin());
 }
 
-// One rank's part of the plan of a tensor, and of all that are planned alike.
+// One rank's part of the plan of a tensor; the same for all tensors with the same plan.
 struct RankPlan {
   Plan plan;
   std::vector<Region> sources;  // by route, LinkRoute::src_owned
-  Region owned;                 // of a sender: what it holds
+  Region owned;                 // on a sender: what it holds
 };
 
 class SenderRoutes {
@@ -73,7 +73,7 @@ void add_received(BatchRoutes& routes, uint32_t ordinal, Rank dst, const RankPla
   }
 }
 
-// The plans of a batch as one rank sees them: each variant is planned once.
+// The plans of a batch as one rank sees them; each variant is planned once.
 class RankPlans {
  public:
   RankPlans(const BatchPlanner& planner, const Match& match, Rank rank, bool sends)
@@ -109,7 +109,7 @@ BatchRoutes plan_batch(const Match& match, int sender_world, int receiver_world,
   routes.by_peer.resize(static_cast<size_t>(sends ? receiver_world : sender_world));
   routes.reduced_by.resize(static_cast<size_t>(sends ? sender_world : 0));
   BatchPlanner planner({.hosts = {}, .min_piece_bytes = kBusMinPiece});
-  std::unordered_map<Layout, Layout, LayoutHash> shifted;  // destinations: their ranks go behind the sources'
+  std::unordered_map<Layout, Layout, LayoutHash> shifted;  // destinations: their ranks follow the sources'
   for (const Match::Tensor& tensor : match.tensors) {
     try {
       const auto [dst, is_new] = shifted.try_emplace(tensor.dst);

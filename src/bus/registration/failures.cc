@@ -1,4 +1,4 @@
-// What a registration hears of ranks that give up, are gone or are stopped, and what it tells of itself.
+// How a registration notices ranks that give up, are gone or are stopped, and how it reports its own failure.
 #include <algorithm>
 
 #include "base/fail.h"
@@ -6,12 +6,12 @@
 
 namespace tessera::bus {
 
-// A failure speaks to the registrations that it was built on, whatever their ranks or the failed one do next; and to
-// those that have read nothing of it yet, until the failed rank has registered again.
+// A failure is for the registrations that it was built on, whatever their ranks or the failed one do next, and for
+// those that have not read anything of it yet, until the failed rank has registered again.
 void BatchExchange::throw_if_failed(const Awaited& side, const StoreView& items) {
   const std::string failures = failure_prefix(records_, side.job);
   if (const auto first = items.lower_bound(failures); first == items.end() || !first->first.starts_with(failures))
-    return;  // as nearly always
+    return;  // nearly always
   const uint64_t self = speaker();
   for (size_t r = 0; r < side.ranks.size(); ++r) {
     const auto rank = static_cast<Rank>(r);
@@ -37,7 +37,8 @@ Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord
   const JobRank who = parse_pair_key("", whose);
   {
     const MutexLock lock(mutex_);
-    // Those that it speaks to give up what it has read of them. What else this rank has read may stand.
+    // The registrations that the failure is for discard what they have read of it. Other records that this rank has
+    // read stay valid.
     history_.read.clear();
     for (const auto& [speaker, attempt] : record.seen) history_.read[speaker] = attempt;
     history_.read[speaker_of(record.of.incarnation, who.job, who.rank)] = record.of.attempt;
@@ -45,7 +46,7 @@ Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord
     history_.failed = true;
     history_.over = history_.over || history_.read.contains(speaker());  // it has read this attempt: a newer one is due
   }
-  // Cancelled, or late, is what that rank was, not this one.
+  // If that rank was cancelled or late, this one was not.
   const bool own_affair =
       record.status.code() == ErrorCode::kCancelled || record.status.code() == ErrorCode::kDeadlineExceeded;
   return Status(own_affair ? ErrorCode::kPeerLost : record.status.code(),
@@ -54,7 +55,7 @@ Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord
 
 bool BatchExchange::throw_if_gone(std::span<const Missing> missing, Deadline deadline, std::unique_ptr<Watch>& failures,
                                   const std::function<void()>& ring) const {
-  // In this order: a process that ends as it should takes its records back before.
+  // In this order: a process that ends normally removes its records first.
   std::optional<JobRank> dead;
   for (const auto& [side, ranks] : missing)
     for (const Rank rank : ranks)
@@ -73,7 +74,7 @@ bool BatchExchange::throw_if_gone(std::span<const Missing> missing, Deadline dea
     }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kDeadlineExceeded && error.code() != ErrorCode::kUnavailable) throw;
-    return false;  // who waits says so, and looks again
+    return false;  // the waiter reports this, and tries again
   }
   const std::string what = describe();
   const uint64_t self = speaker();
@@ -103,12 +104,12 @@ void BatchExchange::report(const Status& status) {
   FailureRecord record{.of = {rendezvous_.own().incarnation, 0}, .status = status, .seen = {}};
   {
     const MutexLock lock(mutex_);
-    if (history_.failed) return;  // whoever this rank heard it from has told the others, too
+    if (history_.failed) return;  // the rank that this one heard it from has told the others, too
     record.of.attempt = history_.attempt;
     for (const auto& [speaker, attempt] : history_.read)
       record.seen.push_back({.speaker = speaker, .attempt = attempt});
   }
-  // An error is there for those, too, who come to read it after this process has gone.
+  // The message remains for ranks that read it after this process has gone.
   const int64_t revision = rendezvous_.publish_failure(failure_key(records_, identity().job, identity().rank), record,
                                                        status.code() != ErrorCode::kCancelled);
   const MutexLock lock(mutex_);

@@ -22,7 +22,7 @@ bool same_place(const LocalTensor& a, const LocalTensor& b) {
 
 constexpr size_t kMaxRuns = size_t{1} << 20;
 
-// A tensor as bytes: runs of `run` bytes, repeated along dims of positive strides, the largest first.
+// The bytes of a tensor: runs of `run` bytes, repeated along dims with positive strides, the largest first.
 struct Footprint {
   const LocalTensor* tensor = nullptr;
   std::byte* begin = nullptr;
@@ -37,7 +37,7 @@ struct Footprint {
     for (; !dims.empty() && dims.back().stride == run; dims.pop_back()) run *= dims.back().count;
   }
 
-  // From the first byte to the last, of one step of the outermost dim.
+  // From the first byte to the last one, for one step of the outermost dim.
   int64_t inner_span() const {
     int64_t span = run;
     for (size_t d = 1; d < dims.size(); ++d) span += dims[d].stride * (dims[d].count - 1);
@@ -56,7 +56,7 @@ struct Footprint {
   }
 };
 
-// Whether all step alike and stay within one step of one another: then they meet in the first step or never.
+// Whether all have the same step and span at most one: then they overlap in the first step or never.
 bool step_together(std::span<const Footprint> cluster) {
   std::byte* begin = cluster.front().begin;
   std::byte* end = begin;
@@ -68,7 +68,7 @@ bool step_together(std::span<const Footprint> cluster) {
   return end - begin <= cluster.front().dims[0].stride;
 }
 
-// Tensors whose extents touch each other may still interleave (columns of a fused weight): their runs decide.
+// Tensors whose extents overlap may still interleave (columns of a fused weight): their runs decide.
 void require_disjoint(std::span<const LocalTensor* const> tensors) {
   std::vector<Footprint> cluster;
   cluster.reserve(tensors.size());
@@ -152,7 +152,7 @@ LocalTensor local_tensor(const std::string& name, DType dtype, Region owned, con
   return tensor;
 }
 
-// Of what travels transposed.
+// For a tensor that travels transposed.
 LocalTensor transposed(LocalTensor tensor) {
   std::vector<IntervalSet> dims(tensor.array.owned.dims().begin(), tensor.array.owned.dims().end());
   std::swap(dims[dims.size() - 2], dims.back());
@@ -162,7 +162,7 @@ LocalTensor transposed(LocalTensor tensor) {
   return tensor;
 }
 
-// What this rank holds of a part of a tensor that it has registered: the same memory.
+// This rank's share of a part of a tensor that it has registered; the same memory.
 LocalTensor part_of(const Match::Tensor& matched, const Match::Whole& whole, const TensorSpec* spec, Rank rank) {
   const LocalTensor held = local_tensor(matched.source, matched.src_dtype, whole.layout.owned(whole.shape, rank), spec);
   LocalTensor part = local_tensor(matched.name, matched.src_dtype, matched.src.owned(matched.shape, rank), nullptr);
@@ -220,7 +220,7 @@ std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<
 }
 
 std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends) {
-  NameTable names(specs.size());  // numbers are places in `specs`
+  NameTable names(specs.size());  // numbers are positions in `specs`
   for (const TensorSpec& spec : specs) names.add(spec.name);
   std::vector<LocalTensor> tensors;
   tensors.reserve(match.tensors.size());

@@ -12,14 +12,14 @@
 
 namespace tessera::bus {
 
-// What one rank holds of one tensor of the batch. data is null where it holds nothing.
+// One rank's part of one tensor of the batch. `data` is null if it holds nothing.
 struct LocalTensor {
   std::string name;
   DType dtype = DType::kF32;
   LocalArray array;
   std::byte* data = nullptr;
-  // Of one that is received into planes: what they are of, and where they lie. `dtype`, `array` and `data` are those of
-  // their bytes then.
+  // For a tensor that is received into planes: the region that they cover, and their layout. `dtype`, `array` and
+  // `data` then describe their bytes.
   Region held{};
   std::vector<PlaneTarget> planes{};
 
@@ -27,9 +27,10 @@ struct LocalTensor {
   ByteExtent extent() const;
 };
 
-// The manifest of what this rank registers: default layouts filled in, layouts bound. Throws Error(kInvalidArgument)
-// that names the tensor: bad shapes and layouts, names twice, data missing where the rank is in the mesh, strides that
-// do not fit the local shape. `fallback` is the layout of specs that bring none; empty: replicated over all ranks.
+// The manifest of what this rank registers, with default layouts filled in and layouts bound. Throws
+// Error(kInvalidArgument), which names the tensor, for bad shapes and layouts, duplicate names, missing data on a rank
+// of the mesh, and strides that do not fit the local shape. `fallback` is the layout of specs without one; empty:
+// replicated over all ranks.
 Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs, const Layout& fallback = {});
 
 // The local tensors of what this rank registers, in the order of its manifest.
@@ -38,8 +39,8 @@ std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<
 // This rank's local tensors in the order of `match`. `sends` picks the side.
 std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends);
 
-// For every tensor, the first one that is stored at exactly the same place (itself if none before it is): ties.
-// Throws Error(kInvalidArgument) where two destinations overlap otherwise, naming both.
+// For every tensor, the first one that is stored at exactly the same place (itself if there is none before it): ties.
+// Throws Error(kInvalidArgument), which names both, if two destinations overlap otherwise.
 std::vector<uint32_t> find_ties(std::span<const LocalTensor> tensors);
 
 }  // namespace tessera::bus

@@ -13,7 +13,7 @@ using testing::HasSubstr;
 
 const Identity kRank{.name_space = "default", .job = "inference", .rank = 0, .world = 2};
 
-// Rank 0's tensors, all of them replicated, in one buffer of floats.
+// Rank 0's tensors, all replicated, in one buffer of floats.
 class Tensors {
  public:
   Tensors& add(const std::string& name, size_t offset, const Shape& shape, std::vector<Index> strides = {}) {
@@ -56,7 +56,7 @@ LocalTensor weight(const std::string& name, size_t offset, const Shape& shape, c
           .data = reinterpret_cast<std::byte*>(uintptr_t{1} << 32) + offset};  // never touched
 }
 
-// As elements they would be 2^29; their memory would not hold that many.
+// Listing their 2^29 elements would take more memory than there is.
 TEST(Ties, LargeViewsThatInterleaveAreComparedByTheirPattern) {
   constexpr Index n = Index{1} << 14;
   const Shape shape{n, n};
@@ -142,7 +142,7 @@ TEST(ManifestOf, EdgesOfShardsInsideBlocksOfPlanesAreErrorsThatNameTheNearestOne
                         "16 of its row plane in nvfp4: the nearest edges between blocks are 16 and 32: choose a mesh "
                         "or bounds (G0[0;...])"));
   EXPECT_THAT(check(Format::kNvfp4, {36, 64}, "2:G0[0;34;36]", kRow), HasSubstr("edges between blocks are 32 and 36"));
-  // Another rank's edges are this rank's error, too.
+  // An edge on another rank is this rank's error, too.
   EXPECT_THAT(check(Format::kMxfp8, {8, 80}, "2:G1[0;0;80]", kRow), "(no error)");
   EXPECT_THAT(check(Format::kMxfp8, {8, 80}, "2:S1", kRow),
               HasSubstr("dim 1 of shape 8x80 at 40, inside a block of 1"));
@@ -170,7 +170,7 @@ TEST(ManifestOf, PlanesGoWithAFormatAMatrixAndNoStrides) {
   EXPECT_THAT(error([](TensorSpec& spec) { spec.data = nullptr; }), HasSubstr("gave no memory"));
 }
 
-// Each part of what is registered once, whatever travels.
+// Each registered part once, whatever travels.
 TEST(LocalTensors, ReceivedIntoPlanesLieInTheBlockOfThese) {
   const auto found = [](Format format) {
     const std::vector<TensorSpec> specs{planes_spec(format, {64, 128}, "2:S0", {.row = true, .column = true})};
@@ -209,7 +209,7 @@ TEST(ManifestOf, ATensorWithoutALayoutHasThePairsOrIsReplicated) {
   EXPECT_EQ(manifest.entries[1].layout, Layout::parse("1@0:S0").bind(shape));
 }
 
-// Of 6x4 in columns, over ranks 0 and 1: row 3, and columns 1 to 3 of every second row.
+// Of a 6x4 tensor sharded in columns over ranks 0 and 1: row 3, and columns 1 to 3 of every second row.
 TEST(LocalTensors, OfASliceAreViewsOfWhatIsRegistered) {
   std::vector<float> memory(12);
   const std::vector<TensorSpec> specs{

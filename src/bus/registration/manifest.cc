@@ -57,7 +57,7 @@ std::string Manifest::hash_of(std::span<const std::byte> bytes) {
 
 ManifestDiff ManifestDiff::between(const Manifest& rank0, const Manifest& own) {
   ManifestDiff diff;
-  NameTable mine(own.entries.size()), theirs(rank0.entries.size());  // numbers are places in the manifests
+  NameTable mine(own.entries.size()), theirs(rank0.entries.size());  // numbers are positions in the manifests
   for (const ManifestEntry& entry : own.entries) mine.add(entry.name);
   for (const ManifestEntry& entry : rank0.entries) {
     theirs.add(entry.name);

@@ -1,7 +1,7 @@
-// What a rank registers of a batch, and how that differs from what rank 0 does. Pure values.
+// What a rank registers of a batch, and how that differs from rank 0's. Pure values.
 //
-// Rank 0 publishes its whole manifest. Every other rank publishes the hash of its own, and only where that differs what
-// it lacks and what it has otherwise: one exchange for the whole batch. docs/formats/bus-protocol.md has the bytes.
+// Rank 0 publishes its whole manifest. Every other rank publishes the hash of its own and, only if that differs, what
+// it lacks and what differs: one exchange for the whole batch. docs/formats/bus-protocol.md defines the bytes.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,9 @@
 namespace tessera::bus {
 
 inline constexpr uint32_t kMaxNameBytes = 4096;
-inline constexpr int64_t kMaxSourceRanks = int64_t{1} << 26;  // of the meshes of all that a batch names as sources
+inline constexpr int64_t kMaxSourceRanks = int64_t{1} << 26;  // over the meshes of all sources of a batch
 
-// What every message says of a tensor, a ManifestEntry or a TensorSpec: whose source it is.
+// The least size of a tensor's source in any message (of a ManifestEntry or a TensorSpec).
 inline constexpr size_t kLeastSource = 4 + 1;  // bytes
 template <typename Fields, typename Tensor>
 void source_field(Fields& f, Tensor& tensor) {
@@ -43,12 +43,12 @@ void source_field(Fields& f, Tensor& tensor) {
       });
 }
 
-// And what is asked of its way: the format, the planes and the fused tensor, of which a byte says what follows.
+// The format, the planes and the fused tensor of what travels; one byte says which of them follow.
 class WireByte {
  public:
   WireByte(std::optional<Format> format, PlaneSet planes, const FusedPart& fused);
 
-  static constexpr Index kMaxPlace = Index{1} << 31;  // so that keys of amaxes can number blocks
+  static constexpr Index kMaxPlace = Index{1} << 31;  // so that amax keys can number the blocks
 
   template <typename Fields, typename Tensor>
   static void field(Fields& f, Tensor& tensor) {
@@ -82,7 +82,7 @@ class WireByte {
 // Throws Error(kInvalidArgument).
 void require_unique_names(std::span<const ManifestEntry> entries);
 
-// All tensors, behind the layouts they have.
+// All tensors, after their layouts.
 template <typename Fields, typename Entries>
 void entries_field(Fields& f, Entries& entries) {
   constexpr size_t kLeastEntry = 4 + 1 + 1 + 4 + kLeastSource + 1;  // bytes
@@ -106,27 +106,27 @@ void entries_field(Fields& f, Entries& entries) {
   if constexpr (kReads<Fields>) require_unique_names(entries);
 }
 
-// All of them, the source and what is asked of the way too.
+// Compares all fields, including the source and how it travels.
 bool equal(const ManifestEntry& a, const ManifestEntry& b);
 
-// Whether a format may be asked for: others travel as they are.
+// Whether it can be quantised; other tensors travel as they are.
 bool can_be_quantised(DType dtype, const Shape& shape);
 
-// The tensors one rank registers, in its order. Layouts repeat, so each kind is stored once.
+// The tensors that one rank registers, in its order. Layouts repeat, so each is stored once.
 struct Manifest {
   std::vector<ManifestEntry> entries;
 
-  // Everything is checked: limits, dtypes, shapes, layouts bound to their shapes, names unique.
+  // Checks everything: limits, dtypes, shapes, layouts bound to their shapes, unique names.
   static void fields(auto& f, auto& self) { entries_field(f, self.entries); }
   // Of the serialised form, as 16 bytes (XXH3-128).
   std::string hash() const;
   static std::string hash_of(std::span<const std::byte> serialised);
 };
 
-// How rank r > 0 differs from rank 0's manifest; empty where it does not.
+// How rank r > 0 differs from rank 0's manifest; empty if it does not.
 struct ManifestDiff {
   std::vector<std::string> lacking;    // names of rank 0 that this rank does not register
-  std::vector<ManifestEntry> entries;  // that rank 0 lacks, or has otherwise
+  std::vector<ManifestEntry> entries;  // that rank 0 lacks, or that differ
 
   bool empty() const { return lacking.empty() && entries.empty(); }
   static ManifestDiff between(const Manifest& rank0, const Manifest& own);

@@ -20,7 +20,7 @@ TEST(Manifest, ComesBackAsItWasWritten) {
   EXPECT_EQ(read.hash(), manifest.hash());
 }
 
-// A peer's few bytes do not become many: a layout of a million ranks takes eleven.
+// A few bytes from a peer cannot make it allocate much: a layout of a million ranks takes eleven bytes.
 TEST(Manifest, TakesMemoryInProportionToItsBytes) {
   const auto write = [](size_t layouts, size_t tensors) {
     ByteWriter out;
@@ -34,7 +34,7 @@ TEST(Manifest, TakesMemoryInProportionToItsBytes) {
       out.put(uint32_t{0});
       out.put_string("");   // its source
       out.put(uint8_t{0});  // all of it
-      out.put(uint8_t{0});  // as it is
+      out.put(uint8_t{0});  // not quantised
     }
     return out.take();
   };
@@ -64,7 +64,7 @@ TEST(Manifest, WireFormatsAreWrittenAndPartOfTheHash) {
   EXPECT_NE(manifest.hash(), hash);
 }
 
-// Reads what is asked of the way of a tensor q.
+// Reads how a tensor q is to travel.
 void read_wire(std::span<const std::byte> bytes) {
   ByteReader in(bytes, "manifest");
   FieldReader fields(in);

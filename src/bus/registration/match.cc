@@ -12,13 +12,13 @@ namespace tessera::bus {
 namespace {
 
 constexpr size_t kMaxFindings = 20;
-constexpr size_t kMaxGuesses = 5;  // what a name may have meant is looked for so often
+constexpr size_t kMaxGuesses = 5;  // most errors for which similar names are searched
 
 const std::string& source_of(const ManifestEntry& entry) {
   return entry.source.name.empty() ? entry.name : entry.source.name;
 }
 
-// What fills it: "model.embed", "experts [3, 0:64]".
+// The source that fills it: "model.embed", "experts [3, 0:64]".
 std::string to_string(const ManifestEntry& entry) {
   const std::vector<Slice>& slices = entry.source.slices;
   return slices.empty() ? source_of(entry)
@@ -40,7 +40,7 @@ bool disjoint(const Mesh& a, const Mesh& b) {
   return std::none_of(b.ranks().begin(), b.ranks().end(), [&](Rank rank) { return a.position_of(rank).has_value(); });
 }
 
-// Every disagreement of a registration, reported at once.
+// Collects every disagreement of a registration, to report all at once.
 class Findings {
  public:
   template <typename... Args>
@@ -67,7 +67,7 @@ struct Claims {
   std::vector<Claim> claims;  // ascending by rank
 };
 
-// The disjoint meshes under which a name is registered, as one entry; findings for whatever does not agree.
+// The disjoint meshes under which a name is registered, as one entry; findings for whatever disagrees.
 ManifestEntry merge_claims(const std::string& job, const Claims& claims, Findings& findings) {
   const ManifestEntry& first = *claims.claims.front().entry;
   const Rank first_rank = claims.claims.front().rank;
@@ -120,7 +120,7 @@ ManifestEntry merge_claims(const std::string& job, const Claims& claims, Finding
   return merged;
 }
 
-// What `taken` takes of what is offered: all, or the slice that it says.
+// What `taken` takes of the offered tensor: all, or the slice that it names.
 Match::Tensor source_tensor(const ManifestEntry& offered, const ManifestEntry& taken) {
   Match::Tensor tensor{.name = taken.name,
                        .source = offered.name,
@@ -139,7 +139,7 @@ Match::Tensor source_tensor(const ManifestEntry& offered, const ManifestEntry& t
   return tensor;
 }
 
-// What one side or the other asks for, where what is taken can be quantised.
+// The format that one side or the other asks for, if what is taken can be quantised.
 std::optional<Format> agreed_wire(const ManifestEntry& offered, const std::string& sender_job,
                                   const ManifestEntry& taken, const std::string& receiver_job,
                                   const Match::Tensor& tensor, Findings& findings) {
@@ -156,7 +156,7 @@ std::optional<Format> agreed_wire(const ManifestEntry& offered, const std::strin
   return wire;
 }
 
-// What has to travel for the planes.
+// Adds what has to travel for the planes.
 void add_planes(Match::Tensor tensor, PlaneSet planes, Match& matched) {
   if (column_is_transposed_row({.format = *tensor.wire})) {
     tensor.planes = planes;
@@ -212,7 +212,7 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
   add_planes(std::move(tensor), taken.planes, matched);
 }
 
-// Whether no tensor is laid out over a rank that a job of `world` ranks lacks.
+// Whether every tensor's layout has only ranks of a job of `world` ranks.
 bool lies_within(const Manifest& manifest, Rank world) {
   std::unordered_set<Layout, LayoutHash> seen;
   return std::ranges::all_of(manifest.entries, [&](const ManifestEntry& entry) {
@@ -221,7 +221,7 @@ bool lies_within(const Manifest& manifest, Rank world) {
   });
 }
 
-// The entries of a receiver, by what fills them.
+// The entries of a receiver, by their sources.
 class Takers {
  public:
   explicit Takers(const Manifest& receiver) : sources_(receiver.entries.size()), next_(receiver.entries.size(), kNone) {
@@ -232,7 +232,7 @@ class Takers {
     }
   }
 
-  // Calls `visit` with each entry that is filled by `source`, in order; whether there are any.
+  // Calls `visit` with each entry that `source` fills, in order; returns whether there are any.
   template <typename Visit>  // void(uint32_t entry)
   bool of(std::string_view source, Visit visit) const {
     const std::optional<uint32_t> number = sources_.find(source);
@@ -244,12 +244,12 @@ class Takers {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   NameTable sources_;
-  std::vector<uint32_t> first_;  // by source, the first entry
-  std::vector<uint32_t> next_;   // by entry, the next one of the same source
+  std::vector<uint32_t> first_;  // by source: its first entry
+  std::vector<uint32_t> next_;   // by entry: the next one of the same source
 };
 
-// What has a source of its own costs time and memory for each rank that holds that: a few bytes of a peer's do not
-// become many.
+// An entry with an explicit source costs time and memory for each rank that holds the source: a few bytes from a peer
+// must not become many.
 void require_few_ranks(const Manifest& sender, const Manifest& receiver, const Takers& takers,
                        const std::string& receiver_job) {
   int64_t ranks = 0;
@@ -264,7 +264,7 @@ void require_few_ranks(const Manifest& sender, const Manifest& receiver, const T
   }
 }
 
-// Parts of one tensor are quantised as one.
+// Parts of one tensor are quantised together.
 void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
   NameTable parts(0), wholes(0);
   std::vector<uint32_t> whole_of;  // by part
@@ -295,7 +295,7 @@ void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
   }
 }
 
-// Findings for what no offer fills, with what may have been meant.
+// Findings for names without an offer, with similar names.
 void add_unoffered(const Manifest& sender, const std::string& sender_job, const Manifest& receiver,
                    const std::vector<bool>& filled, Findings& findings) {
   std::vector<std::string_view> offered;
@@ -319,7 +319,7 @@ std::shared_ptr<const Manifest> merge(const std::string& job, const std::shared_
   if (std::ranges::all_of(diffs, &ManifestDiff::empty) && lies_within(*rank0, world)) return rank0;
   Findings findings;
   NameTable names(rank0->entries.size());
-  std::vector<Claims> by_name;  // by the name's number; likewise
+  std::vector<Claims> by_name;  // likewise, by the name's number
   std::vector<std::vector<Rank>> lacking(rank0->entries.size());
   const auto claim = [&](Rank rank, const ManifestEntry& entry) {
     const uint32_t number = names.add(entry.name);
@@ -346,7 +346,7 @@ std::shared_ptr<const Manifest> merge(const std::string& job, const std::shared_
                      world);
         break;
       }
-      // Rank 0's names are registered by every rank that does not say otherwise; other names only by those that say so.
+      // Every rank registers rank 0's names unless it says otherwise; other names, only the ranks that say so.
       const bool claimed = std::ranges::binary_search(claims.claims, rank, {}, &Claims::Claim::rank);
       const bool lacks = first == 0 && std::ranges::binary_search(lacking[number], rank);
       if (first == 0 ? lacks && !claimed : !claimed)

@@ -159,7 +159,7 @@ TEST(Match, SourcesThatCannotBeTakenAreNamed) {
             HasSubstr("tensor s: trainer offers it and says that t fills it")));
 }
 
-// (sender, receiver) -> what the elements are quantised to.
+// (sender, receiver) -> the format that the elements are quantised to.
 TEST(Match, EitherSideAsksForAWireFormat) {
   using Wire = std::optional<Format>;
   const auto agreed = [](Wire sent, Wire received) {

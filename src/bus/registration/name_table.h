@@ -1,5 +1,5 @@
-// Names, numbered as they come: what is known of each is kept in a list beside it. A batch has a hundred thousand of
-// them, from a peer.
+// Numbers names in the order in which they are added; tables beside it are indexed by that number. A peer may send a
+// hundred thousand names in one batch.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace tessera::bus {
 
-// Refers to the names, which must outlive it. Thread-compatible. Both calls are O(the name's length), whatever a peer
-// chooses its names to be.
+// Refers to the names, which must outlive it. Thread-compatible. Both calls take time proportional to the name's
+// length, whatever names a peer chooses.
 class NameTable {
  public:
-  explicit NameTable(size_t expected);  // names; more may come
+  explicit NameTable(size_t expected);  // number of names; there may be more
 
-  // Its number, from 0; that of an equal one if there was one.
+  // The name's number, from 0; an equal name has the same.
   uint32_t add(std::string_view name);
   std::optional<uint32_t> find(std::string_view name) const;
   size_t size() const { return names_.size(); }
@@ -28,11 +28,11 @@ class NameTable {
   };
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  size_t slot_of(std::string_view name, uint64_t hash) const;  // of that name, or where it belongs
+  size_t slot_of(std::string_view name, uint64_t hash) const;  // the name's slot, or the one where it belongs
   void grow();
 
   std::vector<std::string_view> names_;
-  std::vector<Slot> slots_;  // a power of two of them, half of them empty at least
+  std::vector<Slot> slots_;  // their count is a power of two; at least half are empty
 };
 
 }  // namespace tessera::bus

@@ -15,7 +15,7 @@ PairRecords::PairRecords(std::string prefix, std::string failures, uint64_t self
 
 void PairRecords::read(const StoreView& items) {
   auto known = known_.begin();
-  const auto forget_below = [&](const std::string* key) {  // both go up by key
+  const auto forget_below = [&](const std::string* key) {  // both are sorted by key
     while (known != known_.end() && (key == nullptr || known->first < *key)) {
       forget(known->second);
       known = known_.erase(known);
@@ -48,7 +48,7 @@ void PairRecords::read(const std::string& key, const KeyValue& item) {
   const JobRank who = parse_pair_key(prefix_, key);
   known.who = who;
   PairRecord record = read_record<PairRecord>(key, item.value);
-  // One of a process that is dead stays until its lease ends or its successor comes, perhaps with another world.
+  // The record of a dead process stays until its lease ends or its successor comes, perhaps with another world.
   if (liveness_of(record.rank.incarnation) == Liveness::kDead)
     dead_.emplace(who.job, who.rank);
   else
@@ -95,7 +95,7 @@ bool PairRecords::complete(const std::string& job) const {
     if (rank >= record.rank.world)
       fail(ErrorCode::kMismatch, "rank: {} is not below its world of {}"_message, rank_name(job, rank),
            record.rank.world);
-    // One of them may yet join the others that the other one names.
+    // One of them may yet join the further jobs that the other one names.
     if (record.peers != first.peers && !std::ranges::includes(record.peers, first.peers) &&
         !std::ranges::includes(first.peers, record.peers))
       fail(ErrorCode::kMismatch, "peer: {} wants to be joined with job {}, {} with {}"_message, rank_name(job, rank),

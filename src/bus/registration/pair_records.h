@@ -1,4 +1,4 @@
-// The records of a pair, as the last look at the store has shown them, judged against each other.
+// The records of a pair, as last read from the store, checked against each other.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +18,31 @@ namespace tessera::bus {
 
 class PairRecords {
  public:
-  // Of the pair whose records lie below `prefix`, and failures below `failures`. `joined`: the revision at which this
-  // rank, `self`, has joined. Failures before it are an earlier try's.
+  // For the pair whose records are below `prefix`, and failures below `failures`. `joined`: the revision at which this
+  // rank, `self`, has joined. Earlier failures belong to a previous attempt.
   PairRecords(std::string prefix, std::string failures, uint64_t self, int64_t joined);
 
-  // Only records that have changed since are read, and looked at whether their processes live.
+  // Reads only records that have changed, and checks whether their processes live.
   void read(const StoreView& items);
-  // At those of all that were read.
+  // Checks all processes of the records read so far.
   void look_for_dead();
-  // Throws what another rank of `job` has failed with or left for.
+  // Throws if another rank of `job` has failed or left, with its reason.
   void throw_if_failed(const std::string& job) const;
-  // Whether every rank of `job` is in. Throws kMismatch where its ranks disagree.
+  // Whether every rank of `job` has joined. Throws kMismatch if its ranks disagree.
   bool complete(const std::string& job) const;
-  // Whether nobody of `job` is in, nor was as it died and may be replaced.
+  // Whether no rank of `job` has joined, and no dead one waits to be replaced.
   bool gone(const std::string& job) const { return !jobs_.contains(job) && !has_dead(job); }
-  // Who of `job` is not, in words; empty if all are.
+  // Names the ranks of `job` that have not joined; empty if all have.
   std::string missing(const std::string& job) const;
-  // Of the jobs that fit; without a predicate, of all.
+  // Of the jobs that fit; of all without a predicate.
   std::vector<Seen> seen(const std::function<bool(const std::string& job)>& of_job = {}) const;
-  // By rank; they are gone from here. REQUIRES: complete(job)
+  // By rank; removes them here. REQUIRES: complete(job)
   std::vector<RankRecord> take(const std::string& job);
 
  private:
   struct Known {
     int64_t revision = 0;
-    std::optional<JobRank> who;  // whose record it is; none: it is a failure
+    std::optional<JobRank> who;  // the record's rank; none: it is a failure
   };
   void read(const std::string& key, const KeyValue& item);
   void forget(const Known& known);
@@ -52,7 +52,7 @@ class PairRecords {
   const uint64_t self_;
   const int64_t joined_;
   std::map<std::string, Known> known_;                                   // by key
-  std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;  // the living; no job is empty
+  std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;  // of living processes; no job is empty
   std::set<std::pair<std::string, Rank>> dead_;
   std::map<std::string, Status> failed_;  // by job
 };

@@ -17,10 +17,9 @@ namespace {
 // The participants of this process, by rank.
 class Participants {
  public:
-  // A forked child has its own: its parent's may be locked.
+  // A forked child has a separate instance: its parent's may be locked.
   static Participants& of_process() {
-    static std::atomic<Participants*> present{
-        nullptr};  // those of parents are never freed: their threads are elsewhere
+    static std::atomic<Participants*> present{nullptr};  // never freed in a child: their threads belong to the parent
     Participants* found = present.load();
     while (found == nullptr || !found->process_.here()) {
       auto made = std::make_unique<Participants>();
@@ -70,7 +69,7 @@ class Participants {
   struct Entry {
     int world = 1;
     int threads = 0;
-    std::weak_ptr<Participant> participant = {};  // null while it is made, and while it goes
+    std::weak_ptr<Participant> participant = {};  // null while it is made or destroyed
   };
 
   static void require_alike(const BusOptions& options, const Entry& there) {
@@ -107,7 +106,7 @@ class Participants {
 
 Participant::Participant(const BusOptions& options, std::optional<Incarnation> worker) {
   const Deadline deadline = Deadline::after(options.timeout);
-  std::stop_source opening;  // the stop of one Bus ends nothing of another's later
+  std::stop_source opening;  // stopping one Bus must not end another one's calls later
   const std::stop_callback on_stop(options.stop, [&] { opening.request_stop(); });
   store_ = open_store(options.store, {.connect_timeout = options.timeout, .stop = opening.get_token()});
   agent_ = std::make_unique<Agent>(

@@ -1,5 +1,5 @@
-// A rank on the bus: its connection to the store, its agent and its claim on (job, rank). A process has one for a rank,
-// however many Bus it makes of it.
+// A rank on the bus: its connection to the store, its agent and its claim on (job, rank). All Bus objects of a process
+// for one rank share one.
 #pragma once
 
 #include <memory>
@@ -15,18 +15,18 @@
 
 namespace tessera::bus {
 
-// Thread-safe, as its parts are.
+// As thread-safe as its parts.
 class Participant {
  public:
-  // Connects to the store and claims the rank, for that `worker` if it is another process. `options` are complete().
+  // Connects to the store and claims the rank, for that `worker` if it is another process. `options` must come from
+  // complete().
   Participant(const BusOptions& options, std::optional<Incarnation> worker);
   Participant(const Participant&) = delete;
   Participant& operator=(const Participant&) = delete;
 
-  // That of this process for (store, namespace, job, rank): the one there is, or a new one, which lives until the last
-  // that was given it lets go of it. Where another thread is making it, or the last one is just going, it waits for
-  // that, as `options` say. Throws kInvalidArgument where the one there is has another world or other threads. A forked
-  // child has none of its parent's.
+  // This process's participant for (store, namespace, job, rank): the existing one, or a new one, which lives until its
+  // last user releases it. If another thread is making or destroying it, waits for that, as `options` say. Throws
+  // kInvalidArgument if the existing one has another world or other threads. A forked child does not see its parent's.
   static std::shared_ptr<Participant> of_process(const BusOptions& options);
 
   Store& store() { return *store_; }
@@ -36,7 +36,7 @@ class Participant {
 
  private:
   const std::shared_ptr<Observation> observation_ = Observation::start();
-  // In this order: the rendezvous uses the store, nobody uses the rendezvous when it goes.
+  // In this order: the rendezvous uses the store, and nobody uses the rendezvous when it is destroyed.
   std::unique_ptr<Store> store_;
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<Rendezvous> rendezvous_;

@@ -17,7 +17,7 @@ QuantizedLayout layout_of(const TensorSpec& spec, const Region& owned) {
                           extents.back());
 }
 
-// The first edge of a set in [0, size) that lies inside a block; -1 if there is none.
+// The first edge of a set in [0, size) that is inside a block; -1 if there is none.
 Index cut_edge(const IntervalSet& set, Index size, Index block) {
   for (const Interval& interval : set.intervals())
     for (const Index edge : {interval.begin, interval.end})
@@ -91,8 +91,8 @@ LocalTensor local_planes(const std::string& name, const TensorSpec& spec, Region
   };
   if (planes.row) add(*layout.row, false);
   if (planes.column) {
-    // What travels is the matrix, or its transpose for the column plane's own blocks; codes of MXFP8 lie as the matrix
-    // does, those of the others as its transpose does.
+    // The matrix travels, or its transpose for the column plane's own blocks. MXFP8 stores codes in the order of the
+    // matrix, the other formats in the order of its transpose.
     const bool mx = layout.column->shape.scale_dtype == DType::kF8E8M0;
     add(*layout.column, mx || column_is_transposed_row({.format = *spec.wire}));
   }

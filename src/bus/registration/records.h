@@ -1,7 +1,7 @@
 // What ranks publish in the store, and under which keys (docs/formats/bus-protocol.md). Values; whatever is read is
 // checked.
 //
-//   NS/rank/JOB/RANK                          RankRecord    one a process: claims (job, rank)
+//   NS/rank/JOB/RANK                          RankRecord    one for each process: claims (job, rank)
 //   NS/pair/PAIR/JOB/RANK                     PairRecord
 //   NS/pair/PAIR/!failed/JOB/RANK             FailureRecord  why that rank gave up; outlives it
 //   NS/batch/PAIR/BATCH/JOBS/JOB/manifest     ManifestRecord  by rank 0
@@ -12,8 +12,8 @@
 //   NS/batch/PAIR/BATCH/JOBS/JOB/decision/SESSION/EPOCH
 //                                             "commit" or "abort": of a staged version
 //
-// JOBS names the two jobs that meet, in alphabetical order: "inference+trainer". A sender registers a batch once for
-// each receiving job.
+// JOBS names the two jobs in alphabetical order: "inference+trainer". A sender registers a batch once for each
+// receiving job.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct RankRecord {
   int32_t world = 0;
   std::string address;  // the agent's Unix socket
   std::string release;
-  std::optional<Incarnation> worker;  // whose agent that process is, if it is a daemon
+  std::optional<Incarnation> worker;  // the worker of that process, if it is a daemon
 
   static void fields(auto& f, auto& self) {
     f("incarnation", self.incarnation);
@@ -53,7 +53,7 @@ struct RankRecord {
 
 struct PairRecord {
   RankRecord rank;
-  std::vector<std::string> peers;  // the jobs this rank wants to be joined with, in alphabetical order
+  std::vector<std::string> peers;  // the jobs that this rank wants to join, in alphabetical order
 
   static void fields(auto& f, auto& self) {
     f("rank", self.rank);
@@ -62,10 +62,10 @@ struct PairRecord {
   }
 };
 
-// Which registration of a batch a record belongs to: processes may register one again and again.
+// The registration of a batch that a record belongs to: processes may register a batch repeatedly.
 struct Registration {
   Incarnation incarnation;
-  uint32_t attempt = 0;  // counts the process' registrations of that batch, from 1
+  uint32_t attempt = 0;  // counts the process's registrations of that batch, from 1
 
   bool operator==(const Registration&) const = default;
   static void fields(auto& f, auto& self) {
@@ -86,13 +86,13 @@ struct ManifestRecord {
 
 struct BatchRecord {
   Registration of;
-  bool sends = false;  // offers (or accepts)
+  bool sends = false;  // otherwise it receives
   bool digest = true;
   bool delta = false;
   int64_t version = 0;  // that this rank sent last, or holds; 0: none
-  int64_t newest = 0;   // that it has offered at all: the next one's number goes on from there
+  int64_t newest = 0;   // that it has offered at all: numbering goes on from there
   std::string hash;     // of this rank's manifest
-  ManifestDiff diff;    // against rank 0's
+  ManifestDiff diff;    // relative to rank 0's
 
   static void fields(auto& f, auto& self) {
     f("of", self.of);
@@ -108,15 +108,15 @@ struct BatchRecord {
   }
 };
 
-// A rank of a process, as a number. A process may have several, each with registrations of its own.
+// Identifies a rank of a process by a number. A process may have several ranks, each with separate registrations.
 uint64_t speaker_of(const Incarnation& incarnation, std::string_view job, Rank rank);
 
-// The processes that hold the ranks of a job, as a number.
+// Identifies the processes that hold the ranks of a job by a number.
 uint64_t membership_of(std::span<const RankRecord> ranks);
 
 // A registration that somebody has read.
 struct Seen {
-  uint64_t speaker = 0;  // speaker_of() whose it is
+  uint64_t speaker = 0;  // speaker_of() its process
   uint32_t attempt = 0;
   bool operator==(const Seen&) const = default;
   static void fields(auto& f, auto& self) {
@@ -128,10 +128,10 @@ inline constexpr uint32_t kMaxSeen = 2 * kMaxWorld;
 
 // A rank that cannot register publishes the reason, so that the others need not wait for it.
 struct FailureRecord {
-  Registration of;  // the one that failed
+  Registration of;  // the registration that failed
   Status status;
-  std::vector<Seen> seen;  // whose records it read: to them it speaks
-  bool only_seen = false;  // and to nobody who comes later: the rank is there for other jobs
+  std::vector<Seen> seen;  // the registrations that it had read: the failure is for them
+  bool only_seen = false;  // and not for ranks that come later: the rank remains for other jobs
 
   static void fields(auto& f, auto& self) {
     f("of", self.of);
@@ -145,8 +145,8 @@ struct FailureRecord {
   }
 };
 
-// A rank that registers again has read what others registered before, and will not build on that: those who have kept
-// it register again. There while it registers.
+// A rank that registers again has read earlier registrations of others, and will not build on them: the ranks that
+// still use those must register again. The record exists while it registers.
 struct RenewalRecord {
   Registration of;
   std::vector<Seen> stale;
@@ -157,7 +157,7 @@ struct RenewalRecord {
   }
 };
 
-// The value that a rank gives the other ranks of its job before it registers.
+// The value that a rank publishes for the other ranks of its job before it registers.
 struct GatheredRecord {
   Registration of;
   std::string value;
@@ -168,12 +168,12 @@ struct GatheredRecord {
   }
 };
 
-// A record begins with its version. Throws Error(kMismatch) that names both where it is another one.
+// A record begins with its version. Throws Error(kMismatch), which names both versions, if they differ.
 void begin_record(ByteWriter& out);
 ByteReader begin_record(std::string_view key, std::string_view value);
 std::string record_value(const ByteWriter& out);
 
-// As the value of a key.
+// The value to store under a key.
 template <typename Record>
 std::string write_record(const Record& record) {
   ByteWriter out;
@@ -181,7 +181,7 @@ std::string write_record(const Record& record) {
   write_fields(record, out);
   return record_value(out);
 }
-// Throws Error that names `key`.
+// Throws Error, which names `key`.
 template <typename Record>
 Record read_record(std::string_view key, std::string_view value) {
   ByteReader in = begin_record(key, value);
@@ -191,12 +191,12 @@ Record read_record(std::string_view key, std::string_view value) {
   return record;
 }
 
-// A ManifestRecord. Throws Error(kInvalidArgument) if the store holds no value of that size.
+// A ManifestRecord. Throws Error(kInvalidArgument) if it is too large for a value of the store.
 std::string write_manifest(const Registration& of, const Manifest& manifest);
 
-// Whose record of a batch it is, without reading the rest.
+// The registration that a record of a batch belongs to; does not read the rest.
 Registration record_registration(std::string_view key, std::string_view value);
-// Manifest::hash() of a ManifestRecord's, likewise.
+// The Manifest::hash() in a ManifestRecord; likewise.
 std::string record_manifest_hash(std::string_view key, std::string_view value);
 
 std::string rank_key(std::string_view name_space, std::string_view job, Rank rank);
@@ -204,7 +204,7 @@ std::string pair_prefix(std::string_view name_space, std::string_view pair);
 std::string pair_key(std::string_view name_space, std::string_view pair, std::string_view job, Rank rank);
 std::string batch_prefix(std::string_view name_space, std::string_view pair, std::string_view batch);
 std::string pair_failure_prefix(std::string_view name_space, std::string_view pair);
-// What follows lies below `meeting`, a meeting_prefix().
+// All keys below are under `meeting`, a meeting_prefix().
 std::string meeting_prefix(std::string_view name_space, std::string_view pair, std::string_view batch,
                            std::string_view job, std::string_view other_job);
 std::string manifest_key(std::string_view meeting, std::string_view job);
@@ -214,9 +214,9 @@ std::string failure_key(std::string_view meeting, std::string_view job, Rank ran
 std::string renewal_prefix(std::string_view meeting, std::string_view job);
 std::string renewal_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string gathered_key(std::string_view meeting, std::string_view job, Rank rank);
-std::string decision_prefix(std::string_view meeting, std::string_view job);  // of all versions
+std::string decision_prefix(std::string_view meeting, std::string_view job);  // for all versions
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch);
-// The other one of the two jobs that meet under `key`, a key below a batch_prefix(); empty if `job` is none of them.
+// The other job of the two in `key`, a key below a batch_prefix(); empty if `job` is neither of them.
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job);
 
 }  // namespace tessera::bus

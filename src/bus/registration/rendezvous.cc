@@ -19,9 +19,9 @@ namespace {
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
 constexpr Duration kLookPeriod = seconds(60);   // in the background
-constexpr Duration kTellPeriod = seconds(0.1);  // of what is said of a wait that many ranks end
+constexpr Duration kTellPeriod = seconds(0.1);  // of the status text of a wait that many ranks end
 
-// What the list of waits says of one that many ranks end one by one: outdated for kTellPeriod at most.
+// The status text of a wait that many ranks end one by one: at most kTellPeriod old.
 class WaitText {
  public:
   WaitText(WaitList& waits, std::function<std::string()> text) : entry_(waits), text_(std::move(text)) {}
@@ -69,7 +69,7 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   Alarm& alarm = waited.alarm != nullptr ? *waited.alarm : own_alarm;
   const std::stop_callback on_stop(stop, [&alarm] { alarm.ring(); });
   store::PrefixFollower follower(store_, prefix);
-  std::exception_ptr judged;  // what `complete` threw, whatever its code: not to be taken for the store's
+  std::exception_ptr judged;  // what `complete` threw, whatever its code: kept apart from the store's errors
   WaitText text_of_wait(
       waits_, [&] { return fmt::format("{}{} ({})", waited.missing(follower.view()), waited.until, waited.what); });
   const auto judge = [&](const StoreView& view) {
@@ -97,10 +97,10 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
       const bool late = error.code() == ErrorCode::kDeadlineExceeded;
       if (!late && !woken && !away) throw;
       if (away) outage = fmt::format(" ({})", error.what());
-      if (away || (late && !text_of_wait.outdated())) follower.list_again();  // how it is seen that a store has gone
+      if (away || (late && !text_of_wait.outdated())) follower.list_again();  // to notice that a store has gone
     }
     const bool rang = rung.stop_requested();
-    rung = alarm.arm();  // what rings from now on is seen to in the next round
+    rung = alarm.arm();  // events from now on are handled in the next round
     text_of_wait.tell();
     const TimePoint now = Clock::steady().now();
     const std::string text =
@@ -166,7 +166,7 @@ int64_t Rendezvous::publish_pair(const std::string& pair, const std::vector<std:
   };
   int64_t revision = 0;
   std::vector<std::string> told;
-  // Another thread may have joined it with others meanwhile.
+  // Another thread may have joined it with other jobs in the meantime.
   for (std::vector<std::string> all = all_jobs(jobs); told != all; all = all_jobs({})) {
     revision = ask(limits, [&](Duration timeout) {
       return store_.put(pair_key(identity_.name_space, pair, identity_.job, identity_.rank),
@@ -199,7 +199,8 @@ PairView Rendezvous::rejoin(const PairView& view, const CallLimits& limits) {
   return await_pair(view.name, view.peer_job, view.revision, now.revision, limits);
 }
 
-// Without a peer job: of the own ranks only. Failures up to revision `failures_from` are an earlier try's.
+// Without a peer job: waits only for this job's ranks. Failures up to revision `failures_from` belong to an earlier
+// attempt.
 PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer_job, int64_t revision,
                                 int64_t failures_from, const CallLimits& limits) {
   const std::string prefix = pair_prefix(identity_.name_space, pair);
@@ -213,16 +214,16 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
       for (const std::string& job : jobs) records.throw_if_failed(job);
       if (limits.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it"_message, peer_job);
       const auto all_in = [&] {
-        // Each is judged: ranks that disagree are told though others are missing.
+        // Checks every job: ranks that disagree are told even if others are missing.
         return std::ranges::count_if(jobs, [&](const auto& job) { return records.complete(job); }) == std::ssize(jobs);
       };
       if (!all_in()) return false;
       records.look_for_dead();
       return all_in();
     } catch (const Error& error) {
-      // Those whose records were read may not have read this rank's yet, and it will not be there for long.
+      // Ranks whose records were read may not have read this rank's record yet, and it will soon be gone.
       if (!limits.background) {
-        const bool others = names_others(pair, peer_job);  // with which it goes on
+        const bool others = names_others(pair, peer_job);  // it continues with them
         const auto is_told = [&](const std::string& job) { return !others || std::ranges::count(jobs, job) != 0; };
         publish_failure(failures + rank_name(identity_.job, identity_.rank),
                         {.of = {own_.incarnation, 0},
@@ -279,7 +280,7 @@ std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, bool parts, 
     const auto it = members.find(key);
     return parts && it != members.end() && it->second.is_peer;
   };
-  // What has changed since the view was taken is in no event to come.
+  // No later event reports what has changed since the view was taken.
   const StoreRange now = store_.range(prefix, kStoreTimeout);
   bool differ =
       std::ranges::any_of(now.items, [&](const auto& item) { return differs(item.first, item.second.value); });
@@ -372,7 +373,7 @@ void Rendezvous::leave(const PairView& view, const Status& reason, bool lasting)
   };
   speak_to(identity_.job, view.own);
   speak_to(view.peer_job, view.peer);
-  if (!view.jobs.empty()) {  // those that have come by now
+  if (!view.jobs.empty()) {  // those that have joined by now
     PairRecords come(pair_prefix(identity_.name_space, view.name), failures, 0, view.revision);
     come.read(records);
     const std::vector<Seen> there = come.seen(is_told);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr Duration kClaimLimit = seconds(30);
 
-// In another pid namespace, say: only its lease tells whether it is there.
+// For example in another pid namespace: only its lease tells whether it is there.
 TEST(Claim, OfARankWhoseHolderCannotBeSeenWaitsForTheEndOfItsLease) {
   const std::unique_ptr<store::Server> server = store::tcp_server();
   const std::unique_ptr<Store> store = open_store(server->address());

@@ -49,10 +49,10 @@ std::shared_ptr<Session> Meeting::meet_once(const CallLimits& limits) {
   }
 }
 
-// Until a session that all ranks of both jobs have read alike is attached.
+// Retries until a session is attached that all ranks of both jobs have read alike.
 std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) {
   const Status renewed =
-      failed(ErrorCode::kUnavailable, "newer registrations are there"_message);  // the peers, too, try again
+      failed(ErrorCode::kUnavailable, "newer registrations are there"_message);  // the peers try again as well
   exchange_.begin();
   while (true) {
     Agreement agreed;
@@ -64,7 +64,8 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
     const Agreement& agreement = session->setup().agreement;
     const TraceSpan span("attach", {.subject = subject_});
     try {
-      // Its callbacks name the session itself: as this returns, `session` is moved from before they are waited for.
+      // The callbacks refer to the session itself: `session` is moved from when this returns, before they are waited
+      // for.
       Session& attached = *session;
       const auto watch = exchange_.watch(
           view_, agreement, [&attached](const std::string& rank) { attached.supersede(rank); },
@@ -75,7 +76,7 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
     } catch (...) {
       Status status = status_of_current_exception();
       if (status.code() == ErrorCode::kCancelled && limits.background && !stop_.stop_requested())
-        status = renewed;  // only this try was given up
+        status = renewed;  // only this attempt was given up
       const bool gone = status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kUnavailable;
       const Status told = gone ? exchange_.given_up(view_, agreement) : Status();
       const std::string what = fmt::format("batch {} of pair {}", batch_, view_.name);
@@ -131,7 +132,7 @@ void Meeting::stop() {
   if (thread.joinable()) thread.join();
   {
     const MutexLock lock(mutex_);
-    tasks_.clear();  // nobody adds to them any more
+    tasks_.clear();  // nobody adds tasks any more
   }
   if (!parted_)
     take_back([&] {
@@ -205,15 +206,15 @@ Meeting::Outcome Meeting::retry() {
     if (stop_.stop_requested()) return Outcome::kMet;
     if (why.code() == ErrorCode::kCancelled) return Outcome::kFailed;
     if (parts_ && !registered && why.code() == ErrorCode::kNotFound) {
-      withdraw();  // by now: another meeting may be made with it as soon as it is back
+      withdraw();  // before on_parted(), since another meeting may be made with the job as soon as it is back
       parted_ = true;
       agent_.run_on_loop([&] { owner_.on_parted(job()); });
       return Outcome::kParted;
     }
     if (why.message() != std::exchange(last_error_, why.message())) log_registration_failure(why);
-    // What was published stays: the others may have read it, and would wait for a newer one if they had to try again.
+    // Published records stay: others may have read them, and would wait for newer ones if they had to try again.
     agent_.run_on_loop([&] { owner_.on_not_met(job(), why); });
-    // Each failure is heard once: who hears of them does not repeat itself faster than they come.
+    // Each failure is reported once, so a rank that only hears of failures does not retry faster than they come.
     return registered && exchange_.other_failed() ? Outcome::kTold : Outcome::kFailed;
   }
 }

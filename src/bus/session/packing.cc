@@ -11,7 +11,7 @@ uint64_t bytes_of(const LocalTensor& tensor) {
   return static_cast<uint64_t>(extent.end - extent.begin);
 }
 
-// All of a local tensor, from one place in this process' memory to another.
+// All of a local tensor, copied from one place in this process's memory to another.
 PullRoute local_copy(uint32_t ordinal, const Shape& global, const LocalTensor& from, const LocalTensor& to) {
   const Shape shape = from.planes.empty() ? global : from.array.owned.extents();
   const ByteExtent extent = from.extent();
@@ -40,7 +40,7 @@ Packing::Packing(const Manifest& manifest, std::span<const TensorSpec> tensors, 
   for (size_t i = 0; i < specs_.size(); ++i) {
     held_[i] = !user_[i].empty() && !left_out(i);
     if (!held_[i]) continue;
-    // A size is that of the contiguous tensor, which may differ from what the user's strides span.
+    // The size is the contiguous tensor's, which may differ from what the user's strides span.
     specs_[i].strides = {};
     const LocalTensor packed = registered_tensors({.entries = {manifest.entries[i]}}, {&specs_[i], 1}, rank).front();
     offsets_[i] = ties_[i] == i ? bytes_ : offsets_[ties_[i]];

@@ -1,5 +1,5 @@
-// Copies of the tensors that a rank registers, packed into one stretch of memory: where each lies, and how it is
-// copied.
+// Copies of the tensors that a rank registers, packed into one stretch of memory: the place of each, and the routes
+// that copy it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace tessera::bus {
 
-// Contiguous, one after the other; those that are tied to an earlier one, at its place.
+// Contiguous, one after another; a tensor that is tied to an earlier one shares its place.
 class Packing {
  public:
   static constexpr uint64_t kAlignment = 64;
@@ -25,9 +25,9 @@ class Packing {
   uint64_t bytes() const { return bytes_; }
   bool holds(size_t tensor) const { return held_[tensor]; }
   uint64_t offset(size_t tensor) const { return offsets_[tensor]; }
-  // The tensors as they lie if the packing begins at `base`; those that are left out, as they were registered.
+  // The tensors as they are placed if the packing begins at `base`; left-out tensors as they were registered.
   std::vector<TensorSpec> specs_at(std::byte* base) const;
-  // Copies from the registered tensors into the packing at `base`, and the other way round.
+  // The copies from the registered tensors into the packing at `base`, and the other way round.
   std::vector<PullRoute> routes_in(std::byte* base) const;
   std::vector<PullRoute> routes_out(std::byte* base) const;
 

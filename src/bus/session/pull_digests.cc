@@ -6,7 +6,7 @@
 
 namespace tessera::bus {
 
-// Of pieces of deltas a source has digests only where they are cast, a run has them anyway.
+// A source sends digests of delta pieces only if they are cast; otherwise a run computes them anyway.
 PullDigests::PullDigests(const PullEnd& exchange) : exchange_(exchange) {
   std::vector<SecondDigest> sent, own;
   for (size_t i = 0; i < exchange.routes().size(); ++i) {

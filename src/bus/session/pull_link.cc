@@ -138,10 +138,10 @@ void PullLink::take(int64_t version, uint32_t epoch) {
 }
 
 void PullLink::handle_grant(Grant grant) {
-  // One that comes after abort() is of no use any more.
+  // A Grant that comes after abort() is of no use any more.
   if (state_ != State::kAsked || grant.epoch != epoch_) return deltas_.give_back(std::move(grant));
   if (options_.runs && exchange_.slots() > 1) {
-    // Not before: rank 0 may have heard of the version, and have chosen it, before its Offer was here.
+    // Only now: rank 0 may have known of the version, and chosen it, before its Offer was here.
     const auto offered = std::ranges::find(offers_, taking_, &Offered::version);
     if (offered == offers_.end()) fail(ErrorCode::kMismatch, "Grant of version {} in no slot"_message, taking_);
     slot_ = offered->slot;
@@ -171,7 +171,7 @@ void PullLink::handle_revoke(const Revoke& revoke) {
 }
 
 void PullLink::handle_digests(Digests digests) {
-  if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here meanwhile
+  if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here in the meantime
   digests_.receive(std::move(digests));
   if (state_ == State::kChecking) check_digests();
 }
@@ -189,7 +189,7 @@ void PullLink::handle_run_done() {
   if (!status.ok()) return end_pull(status);
   if (program()->routes() == 0) return end_pull({});
   if (!options_.digest) {
-    // No digest tells what was read after the source gave up waiting for this rank, which was stopped perhaps.
+    // No digest covers what was read after the source gave up waiting for this rank, which may have been stopped.
     link_->poll();
     return end_pull(abort_status_);
   }
@@ -226,7 +226,7 @@ void PullLink::check_digests() {
   return incomplete ? pull_rest() : end_pull({});
 }
 
-// What did not agree. Of what a stream carries that is all, in full: its source packs everything once more.
+// Pulls again what did not agree. For a stream that is everything, in full: its source packs all of it once more.
 void PullLink::pull_rest() {
   uint32_t epoch = epoch_;
   if (streams()) {
@@ -239,7 +239,7 @@ void PullLink::pull_rest() {
   run_->start(epoch);
 }
 
-// The destination was written since the last transfer, or the delta while it was read: once more, in full.
+// The destination was written since the last transfer, or the delta while it was read: pulls it again, in full.
 void PullLink::give_up_delta(size_t position) {
   deltas_.give_up(position);
   const PullRoute& route = route_at(position);
@@ -282,7 +282,7 @@ void PullLink::abort(const Status& status) {
     case State::kIdle:
       return;
     case State::kAsked:
-      // A Grant may be on its way: the source believes us to be reading until it hears Done.
+      // A Grant may be on its way: the source assumes that we read until it gets Done.
       return end_pull(status);
     case State::kPulling:
       abort_status_ = status;
@@ -309,7 +309,7 @@ void PullLink::detach(const Status& why) {
   link_->close();
 }
 
-// Once they have been compared they are the source's.
+// Once they have been compared, they are equal to the source's.
 void PullLink::add_digests(std::span<Digest> sums) const {
   if (digests_.have()) digests_.add_to(sums);
 }

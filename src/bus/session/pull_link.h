@@ -1,4 +1,4 @@
-// The reading end of a connection: one rank that this one pulls from. On the loop's thread.
+// The reading end of a connection to one rank that this one pulls from. On the loop's thread.
 #pragma once
 
 #include <memory>
@@ -22,18 +22,18 @@ namespace tessera::bus {
 
 class PullLink;
 
-// What a pull link reports to the batch that it fills. Called on the loop's thread.
+// The batch that a pull link fills; the link reports to it. Called on the loop's thread.
 class PullLinkOwner {
  public:
   virtual ~PullLinkOwner() = default;
   virtual void on_pull_ready(PullLink& link) = 0;
   virtual void on_offer(PullLink& link) = 0;                    // offered() has changed
-  virtual void on_withdrawn(PullLink&, int64_t /*version*/) {}  // before on_offer(), if it was on offer
-  virtual void on_held(PullLink&, bool) {}      // the source keeps what hold() asked for, or has it no more
-  virtual void on_granted(PullLink& link) = 0;  // the source lets it read, from now on
-  // The pull of the version it was told to take has ended: all bytes are there and their digests agree, or why not.
+  virtual void on_withdrawn(PullLink&, int64_t /*version*/) {}  // before on_offer(), if it was offered
+  virtual void on_held(PullLink&, bool) {}                      // whether the source keeps what hold() asked for
+  virtual void on_granted(PullLink& link) = 0;                  // the source lets it read from now on
+  // The pull has ended: all bytes of the version are there and their digests agree, or the status says why not.
   virtual void on_pulled(PullLink& link, const Status& status) = 0;
-  // Of an owner that makes its own run: it must not go on reading. The owner calls finish() once it does not.
+  // For an owner that makes its own run: it must stop reading, and call finish() once it has.
   virtual void on_aborted(PullLink&, const Status&) {}
   virtual void on_pull_detached(PullLink& link, const Status& reason) = 0;
   virtual void on_pull_lost(PullLink& link, const Status& status) = 0;
@@ -53,7 +53,7 @@ class PullLink {
            const RankRecord& record, std::vector<WantedRoute> routes, PullLinkOptions options);
   ~PullLink();  // REQUIRES: not running
 
-  // On the loop's thread, with what Agent::call() has made.
+  // On the loop's thread, with the result of Agent::call().
   void adopt(std::shared_ptr<Link> link);
 
   Rank rank() const { return rank_; }
@@ -61,16 +61,16 @@ class PullLink {
   bool open() const { return link_ && link_->open(); }
   Link* connection() const { return link_.get(); }  // null before adopt()
   bool ready() const { return exchange_.ready(); }
-  int64_t offered() const { return offers_.empty() ? 0 : offers_.back().version; }  // the newest; 0: nothing
+  int64_t offered() const { return offers_.empty() ? 0 : offers_.back().version; }  // the newest one; 0: none
   bool offers(int64_t version) const;
   int64_t newest_below(int64_t version) const;  // that is offered; 0: none
   bool streams() const { return exchange_.streams(); }
-  // Of the first slot; null before the source has said where its memory is.
+  // For the first slot; null before the source has said where its memory is.
   const std::shared_ptr<const PullProgram>& program() const { return exchange_.program(); }
   std::shared_ptr<ByteStream> stream() const { return exchange_.stream(); }  // for a batch that makes its own run
   int64_t bytes() const { return exchange_.bytes(); }
   RankShare share() const;  // likewise
-  // What was granted last: as deltas, and what they stand for.
+  // What the last Grant lets travel as deltas, and the size that it stands for.
   const DeltaBytes& deltas() const { return deltas_.read(); }
   int64_t granted_bytes() const { return bytes() - deltas().full + deltas().read; }
   int64_t bytes_done() const { return run_ != nullptr && state_ != State::kAsked ? run_->bytes_done() : 0; }
@@ -78,7 +78,7 @@ class PullLink {
   // From take() to on_pulled(): the destination may be written.
   bool busy() const { return state_ != State::kIdle; }
   bool granted() const { return state_ == State::kPulling; }
-  // Whether this version's pull has ended well.
+  // Whether the pull of this version has succeeded.
   bool pulled(int64_t version) const { return pulled_ == version; }
   void forget_pulled() { pulled_ = 0; }
 
@@ -87,7 +87,7 @@ class PullLink {
   void release();
   bool holds() const { return hold_.state == HoldState::kHeld; }
   void take(int64_t version, uint32_t epoch);
-  // Of an owner that makes its own run: nothing reads any more. REQUIRES: busy(). on_pulled() follows.
+  // For an owner that makes its own run: nothing reads any more. REQUIRES: busy(). on_pulled() follows.
   void finish(const Status& status);
   void send_done(int64_t version, const Status& status);
   void send_progress();
@@ -95,7 +95,7 @@ class PullLink {
   void send_broken(const Status& status);
   void detach(const Status& why);
 
-  // Sums of the last pull's digests by tensor, added to `sums` (one a tensor of the batch). Only `counted` routes.
+  // Adds the last pull's digests to `sums`, one for each tensor of the batch. Only `counted` routes.
   void add_digests(std::span<Digest> sums) const;
 
  private:
@@ -103,8 +103,8 @@ class PullLink {
   enum class State {
     kIdle,
     kAsked,     // Take is sent
-    kPulling,   // the run is on
-    kChecking,  // the run is over, the source's digests are awaited
+    kPulling,   // the run is under way
+    kChecking,  // the run is over; waits for the source's digests
   };
   void handle(Frame& frame);
   void handle_prepared(Frame& frame);
@@ -132,13 +132,13 @@ class PullLink {
   LoopSignal run_done_;
   PullEnd exchange_;
   std::shared_ptr<Link> link_;
-  uint32_t slot_ = 0;   // of the present run, or the last
-  Run* run_ = nullptr;  // that one
+  uint32_t slot_ = 0;   // of the current run, or the last one
+  Run* run_ = nullptr;  // the same run
   struct Offered {
     int64_t version = 0;
     uint32_t slot = 0;
   };
-  std::vector<Offered> offers_;  // ascending versions; at most one a slot
+  std::vector<Offered> offers_;  // ascending versions; at most one for each slot
   struct Holding {
     HoldState state = HoldState::kNone;
     int64_t version = 0;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr Duration kAttachReminder = seconds(10);
 
-// A peer that has registered and cannot be connected to: it has gone, or it cannot be reached from here.
+// Why a registered peer could not be connected to: it has gone, or it cannot be reached from here.
 Status why_not_reached(const std::string& name, const RankRecord& record, const Error& error) {
   const bool absent = error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kNotFound;
   const bool refused = error.code() == ErrorCode::kPermissionDenied;
@@ -84,11 +84,11 @@ Session::Outcome Session::await_ready(const CallLimits& limits) {
   Deadline reminder = Deadline::after(kAttachReminder);
   Duration period = kSilence;
   const auto next_look = [&] { return Deadline::after(std::min(limits.deadline.left(), period)); };
-  size_t heard = 0;  // how many had superseded it when the peers were heard last
+  size_t heard = 0;  // how many had superseded it when the peers' messages were last read
   while (true) {
     if (changed_.wait_until(mutex_, limits.stop, next_look(), decided)) {
       if (ready_)
-        return Outcome::kAttached;  // a loss is then as if it had come later: a version may be there to be taken
+        return Outcome::kAttached;  // a loss then counts as if it had come later: a version may be there to take
       if (!superseded()) lost_.throw_if_error();
       if (given_up_ || superseded_.size() == heard) return Outcome::kSuperseded;
       heard = superseded_.size();
@@ -109,17 +109,17 @@ Session::Outcome Session::await_ready(const CallLimits& limits) {
   }
 }
 
-// What peers have said may still be in their sockets while the store tells of what they did later.
+// Messages of peers may still be in their sockets while the store reports what they did later.
 void Session::hear_peers() {
   setup_.agent->run_on_loop([this] {
-    std::vector<std::shared_ptr<Link>> open;  // kept: what one says may end another
+    std::vector<std::shared_ptr<Link>> open;  // kept alive: one message may end another link
     for (Link* link : links()) open.push_back(link->shared_from_this());
     for (const auto& link : open) link->poll();
   });
 }
 
-// A rank that this one has no connection with is judged by the leader, which has one: attached to both, it says so when
-// it loses either. (The rank may just be done with a version that this one has still to take.)
+// For a rank that this one has no connection with, the leader decides, which has one with both: it reports when it
+// loses either. (The rank may just be done with a version that this one has yet to take.)
 bool Session::superseded() const {
   const auto attached = [this](const std::string& name) REQUIRES(mutex_) {
     return std::ranges::any_of(linked_, [&](const Linked& peer) { return peer.name == name && peer.ready; });
@@ -231,7 +231,7 @@ void Session::break_session(const Status& status) {
     log_event(LogLevel::info, "session.lost", {{"with", peer_job()}}, "{}", status.message());
   }
   if (!may_go_on()) fail_attach(status);
-  on_broken(status);  // each time: what a second loss takes away may be what the transfer still needs
+  on_broken(status);  // every time: a further loss may take away what the transfer still needs
 }
 
 bool Session::retires() {

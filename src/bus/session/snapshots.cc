@@ -25,7 +25,7 @@ Snapshots::Snapshots(Agent& agent, RunFactory& factory, const Manifest& manifest
   specs_ = packing.specs_at(memory_.get());
   try {
     make_runs(packing, slots, runs_);
-    factory_.await_made(limits.deadline, limits.stop);  // before any peer is given the memory
+    factory_.await_made(limits.deadline, limits.stop);  // before any peer gets access to the memory
   } catch (...) {
     agent_.run_on_loop([this] { runs_.clear(); });
     throw;

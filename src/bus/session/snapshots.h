@@ -18,28 +18,27 @@
 
 namespace tessera::bus {
 
-// Lives on the loop's thread, except for its construction.
+// Used on the loop's thread, except for its construction.
 class Snapshots {
  public:
   enum class Use {
-    kSend,     // terms of Partial tensors are left out: they are read in place, as they are reduced
+    kSend,     // leaves out terms of Partial tensors: they are read in place when they are reduced
     kReceive,  // tied tensors stay tied
   };
-  // `slots` copies, made by `factory`, which must outlive them. Throws kResourceExhausted if there is not the memory.
-  // `done` is called once the copying that copy() began has ended.
+  // `slots` copies, made by `factory`, which must outlive them. Throws kResourceExhausted without enough memory. `done`
+  // is called once the copying that copy() began has ended.
   Snapshots(Agent& agent, RunFactory& factory, const Manifest& manifest, std::span<const TensorSpec> tensors, Use use,
             uint32_t slots, const CallLimits& limits, std::function<void()> done);
   ~Snapshots();
   Snapshots(const Snapshots&) = delete;
   Snapshots& operator=(const Snapshots&) = delete;
 
-  // The tensors as they lie in the first slot; those that are left out, as they were registered.
+  // The tensors as placed in the first slot; left-out tensors as they were registered.
   std::span<const TensorSpec> specs() const { return specs_; }
   uint32_t slots() const { return static_cast<uint32_t>(runs_.size()); }
   uint64_t slot_bytes() const { return slot_bytes_; }
 
-  // The registered tensors lie elsewhere now. Throws kInvalidArgument if what was tied is not, or the other way round.
-  // REQUIRES: !busy()
+  // The registered tensors have moved. Throws kInvalidArgument if ties have changed. REQUIRES: !busy()
   void relocate(const Manifest& manifest, std::span<const TensorSpec> tensors);
   // From the user's memory (kSend), or to it. REQUIRES: not busy()
   void copy(uint32_t slot);
@@ -61,7 +60,7 @@ class Snapshots {
   std::shared_ptr<std::byte> memory_;
   LoopSignal run_done_;
   std::vector<std::unique_ptr<Run>> runs_;  // by slot
-  Run* run_ = nullptr;                      // under way
+  Run* run_ = nullptr;                      // the current one
   uint32_t copies_ = 0;
   Status status_;
 };

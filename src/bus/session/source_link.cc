@@ -77,7 +77,7 @@ void SourceLink::handle_take(const Take& take) {
       (take.version == done_version_ && (fill_.running || !keeps())))
     fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn"_message, take.version, take.epoch);
   epoch_ = take.epoch;
-  if (fill_.running) {  // the puller has drained the stream; the thread that filled it has still to say so
+  if (fill_.running) {  // the puller has drained the stream; the thread that filled it has yet to say so
     waiting_take_ = take;
     return;
   }
@@ -85,7 +85,7 @@ void SourceLink::handle_take(const Take& take) {
 }
 
 void SourceLink::handle_done(const Done& done) {
-  if (taking_ == 0 && !done.status.ok()) {  // it gave up before it began
+  if (taking_ == 0 && !done.status.ok()) {  // the puller gave up before it began
     waiting_take_.reset();
     ended_version_ = done.version;
     return owner_.on_done(*this, done);
@@ -106,7 +106,7 @@ void SourceLink::start_fill(uint32_t epoch) {
   fill_.run->start(epoch);
 }
 
-// A receiver does not hold what it said that it does: its deltas are of no use.
+// A receiver does not hold what it claimed: its deltas are of no use.
 void SourceLink::fill_again() {
   travel({});
   deltas_ = {};
@@ -145,7 +145,7 @@ void SourceLink::withdraw(int64_t version) {
   link_->send(Withdraw{.version = version});
 }
 
-// A send that failed may be repeated, and a staged version that not all could take is taken once more: by those, too,
+// A send that failed may be repeated, and a staged version that not all could take is taken once more, also by those
 // that had it already.
 void SourceLink::forget_end_of(int64_t version) {
   if (done_version_ == version) done_version_ = 0;
@@ -183,7 +183,7 @@ void SourceLink::revoke(const Status& reason) {
   if (taking_ != 0) link_->send(Revoke{.version = taking_, .epoch = epoch_, .reason = reason});
 }
 
-// Of one connection's routes, those that the runs have.
+// Of one connection's routes, those in the runs.
 void SourceLink::travel(std::span<const int64_t> deltas) {
   if (std::ranges::none_of(routes(), [](const ServedRoute& served) { return served.delta != nullptr; })) return;
   fill_.travel.clear();

@@ -1,4 +1,4 @@
-// The serving end of a connection: one rank that reads from this one. On the loop's thread.
+// The serving end of a connection to one rank that reads from this one. On the loop's thread.
 #pragma once
 
 #include <atomic>
@@ -20,21 +20,22 @@ namespace tessera::bus {
 
 class SourceLink;
 
-// What a source link reports to the batch it serves. Called on the loop's thread.
+// The batch that a source link serves; the link reports to it. Called on the loop's thread.
 class SourceLinkOwner {
  public:
   virtual ~SourceLinkOwner() = default;
   virtual void on_source_ready(SourceLink& link) = 0;
-  // It asks to have `version` kept. The owner answers with keep() or refuse(), now.
+  // The peer asks to keep `version`. The owner answers immediately with keep() or refuse().
   virtual void on_hold(SourceLink& link, int64_t version, uint32_t epoch) = 0;
-  virtual void on_released(SourceLink& link) = 0;  // what was kept need not be any more
-  // It asks to read `version`. The owner answers with grant() or refuse(), now. Not while its stream is being filled.
+  virtual void on_released(SourceLink& link) = 0;  // the version need not be kept any more
+  // The peer asks to read `version`. The owner answers immediately with grant() or refuse(). Not called while its
+  // stream is being filled.
   virtual void on_take(SourceLink& link, const Take& take) = 0;
   virtual void on_progress(SourceLink& link) = 0;  // more bytes than before
   virtual void on_done(SourceLink& link, const Done& done) = 0;
-  // The stream's run has ended (well or not).
+  // The run that fills the stream has ended (with or without success).
   virtual void on_source_run_done(SourceLink& link) = 0;
-  // The peer closed the batch, or was lost, or passes on that another was. The link is closed except for `broken`.
+  // The peer closed the batch, was lost, or reports that another was. The link is closed unless `broken`.
   virtual void on_source_detached(SourceLink& link, const Status& reason) = 0;
   virtual void on_source_lost(SourceLink& link, const Status& status) = 0;
   virtual void on_source_broken(SourceLink& link, const Status& status) = 0;
@@ -50,34 +51,34 @@ class SourceLink {
   const std::string& name() const { return link_->name(); }
   bool open() const { return link_ && link_->open(); }
   Link* connection() const { return link_.get(); }
-  bool left() const { return left_; }  // the peer has closed the batch, as it should
+  bool left() const { return left_; }  // the peer has closed the batch normally
   bool ready() const { return exchange_.ready(); }
   bool streams() const { return exchange_.streams(); }
-  // Whether the digests of what it sends come from the run that packs it: else they are made beside it.
+  // Whether the run that packs the stream also computes digests; otherwise they are computed separately.
   bool digests_itself() const { return streams() && !keeps(); }
   std::span<const ServedRoute> routes() const { return exchange_.routes(); }
   int64_t bytes() const { return exchange_.bytes(); }
-  // What it was granted last: as deltas, and what they stand for.
+  // What the last Grant lets travel as deltas, and the size that it stands for.
   const DeltaBytes& deltas() const { return deltas_; }
   int64_t granted_bytes() const { return bytes() - deltas_.full + deltas_.read; }
 
-  int64_t taking() const { return taking_; }  // the version it was granted and is not done with; 0 if none
+  int64_t taking() const { return taking_; }  // the version that was granted and is not done yet; 0 if none
   int64_t done_version() const { return done_version_; }
-  int64_t ended_version() const { return ended_version_; }  // that it is done with, well or not
-  int64_t progress() const { return progress_.load(); }     // bytes of that version, as it reports; any thread
+  int64_t ended_version() const { return ended_version_; }  // that is done, with or without success
+  int64_t progress() const { return progress_.load(); }     // bytes of that version, as the peer reports; any thread
   bool running() const { return fill_.running; }            // its stream is being filled
   Run* run() const { return fill_.run; }
-  // What send_digests() sends, where table() says.
+  // The digests for send_digests(), at the indices of table().
   std::span<Digest> digests() { return digests_.message.digests; }
   const DigestTable& table() const { return digests_.table; }
-  // Makes them those of the stream's last run, zero where the receiver skips a route, and gives those of the routes;
-  // empty without. Of quantised ones they stay as they are.
+  // Sets them to those of the stream's last run, zero where the receiver skips a route, and returns those of the
+  // routes; empty without digests. Those of quantised routes stay as they are.
   std::span<const Digest> run_digests();
 
   void offer(int64_t version, uint32_t slot);
   void withdraw(int64_t version);
   void keep(int64_t version, uint32_t epoch);
-  // `deltas`: see Grant; empty, or one a route.
+  // `deltas`: see Grant; empty, or one for each route.
   void grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<const int64_t> deltas);
   void refuse(int64_t version, uint32_t epoch, const Status& reason);
   void revoke(const Status& reason);  // asks it to stop reading; its Done follows
@@ -86,7 +87,7 @@ class SourceLink {
   void detach(const Status& why);
 
  private:
-  // Staged: what is done may be taken once more, if not all could take it.
+  // Staged: a version that is done may be taken once more, if not all ranks could take it.
   bool keeps() const { return exchange_.slots() > 1; }
   void forget_end_of(int64_t version);
   void handle(Frame& frame);
@@ -97,20 +98,20 @@ class SourceLink {
   void fill_again();
   void handle_run_done();
 
-  // What it is told of digests; kept, so that a transfer takes nothing from the heap.
+  // The digests that the peer is sent; kept, so that a transfer allocates nothing.
   struct SentDigests {
     DigestTable table;
     Digests message;
     bool sent = false;  // since grant()
   };
-  // The run that fills the stream, of a link that has one.
+  // The run that fills the stream, if the link has one.
   struct Fill {
-    uint32_t slot = 0;              // of the present run, or the last
-    Run* run = nullptr;             // that one
+    uint32_t slot = 0;              // of the current run, or the last one
+    Run* run = nullptr;             // the same run
     std::vector<int64_t> versions;  // by slot
     std::vector<int64_t> travel;    // SourceRun::travel()
-    bool second = false;            // everything is to be packed once more, in full, when the run has ended
-    bool running = false;           // until the loop has heard of the end
+    bool second = false;            // everything is to be packed again, in full, when the run has ended
+    bool running = false;           // until the loop has been told of its end
   };
 
   SourceLinkOwner& owner_;
@@ -119,7 +120,7 @@ class SourceLink {
   LoopSignal run_done_;
   SourceEnd exchange_;
   SentDigests digests_;
-  Grant grant_;  // kept likewise
+  Grant grant_;  // likewise kept
   DeltaBytes deltas_;
   bool left_ = false;
   int64_t taking_ = 0;

@@ -1,18 +1,17 @@
-// Messages about one version after another over a prepared connection (peer/exchange/messages.h,
-// docs/formats/bus-protocol.md):
+// Messages about versions over a prepared connection (peer/exchange/messages.h, docs/formats/bus-protocol.md):
 //
 //   puller                              source
 //   ------                              ------
-//                              Offer     a version is ready        (Withdraw: not any more)
+//                              Offer     a version is ready        (Withdraw: no longer)
 //   Hold                                 rank 0: keep it, I may choose it   (Release: I do not)
 //                              Held      (Refuse)
 //   Take                                 may I read it?
 //                              Grant     (Refuse)
-//                              Digests   one a route
+//                              Digests   one for each route
 //   Progress                             now and then
 //   Done                                 I have it, or why not
 //
-// and between ranks of a receiving job: Newest, which version all senders offer, and Chosen (epoch, version), from rank
+// And between ranks of a receiving job: Newest, which version all senders offer, and Chosen (epoch, version), from rank
 // 0 to the others; Got, from them, once they have pulled it; Decided, to them, whether a staged version is committed.
 // Revoke asks a puller to stop reading.
 #pragma once
@@ -52,20 +51,20 @@ enum class VersionMessage : uint16_t {
   kNewest = 43,
 };
 
-// Digests travel as they lie in memory: u64 d0, u64 d1, u64 elements.
+// Digests travel as they are in memory: u64 d0, u64 d1, u64 elements.
 static_assert(sizeof(Digest) == 24 && std::is_trivially_copyable_v<Digest>);
 static_assert(offsetof(Digest, d) == 0 && offsetof(Digest, elements) == 16);
 
-// Whoever names another one has not counted as the bus does.
+// A peer that names another version has not counted as the bus does.
 void require_version(auto& f, std::string_view message, int64_t version) {
   f.require(version >= 1 && version <= kMaxVersion, "{}: version {}"_message, message, version);
 }
 
-// A version, and where it lies.
+// A version, and the slot that holds it.
 struct Offer {
   static constexpr auto kType = VersionMessage::kOffer;
   int64_t version = 0;
-  uint32_t slot = 0;  // of the places in Attached
+  uint32_t slot = 0;  // index of the places in Attached
   static void fields(auto& f, auto& self) {
     f("version", self.version);
     f("slot", self.slot);
@@ -73,7 +72,7 @@ struct Offer {
   }
 };
 
-// A version and a transfer, with which most of what follows begins.
+// A version and the number of a transfer, with which most of the following messages begin.
 template <VersionMessage type>
 void version_fields(auto& f, auto& self) {
   f("version", self.version);
@@ -86,7 +85,7 @@ template <VersionMessage type>
 struct VersionStep {
   static constexpr auto kType = type;
   int64_t version = 0;
-  uint32_t epoch = 0;  // the transfer's number; Withdraw: 0
+  uint32_t epoch = 0;  // the transfer's number; 0 in a Withdraw
   static void fields(auto& f, auto& self) { version_fields<type>(f, self); }
 };
 using Withdraw = VersionStep<VersionMessage::kWithdraw>;
@@ -95,15 +94,16 @@ using Hold = VersionStep<VersionMessage::kHold>;
 using Held = VersionStep<VersionMessage::kHeld>;
 using Release = VersionStep<VersionMessage::kRelease>;
 
-// A state of the source's tensors, among all that it has granted over this connection; 0: none that can be built upon.
+// Identifies a state of the source's tensors among all that it has granted over this connection; 0: none to build on.
 using Stamp = uint32_t;
 
 struct Take {
   static constexpr auto kType = VersionMessage::kTake;
   int64_t version = 0;
   uint32_t epoch = 0;
-  Stamp held = 0;  // what the puller's tensors hold, of the last Grant
-  // A second Take of an epoch has what a stream carries packed once more, in full; this is set in the stream's epoch.
+  Stamp held = 0;  // of the last Grant, if the puller's tensors still hold that
+  // A second Take of an epoch asks the source to pack everything that a stream carries again, in full; the stream's
+  // epoch then has this bit.
   static constexpr uint32_t kSecondFill = uint32_t{1} << 31;
   static void fields(auto& f, auto& self) {
     version_fields<kType>(f, self);
@@ -116,9 +116,9 @@ struct Grant {
   static constexpr int64_t kInFull = -1;
   int64_t version = 0;
   uint32_t epoch = 0;
-  Stamp stamp = 0;  // of what is granted
-  // One a route of the connection: the bytes of its delta, on top of what the puller has said it holds, or kInFull.
-  // Empty: all are in full.
+  Stamp stamp = 0;  // of the granted version
+  // For each route of the connection the size of its delta to what the puller claims to hold, or kInFull. Empty: all
+  // are in full.
   std::vector<int64_t> deltas = {};
   static void fields(auto& f, auto& self) {
     version_fields<kType>(f, self);
@@ -129,13 +129,13 @@ struct Grant {
   }
 };
 
-// Refuse and Revoke: what the source says instead of Held or Grant, or after it; `reason` is what the puller fails
-// with. Got: ok, or why that rank does not have it.
+// Refuse and Revoke: the source sends them instead of Held or Grant, or later; the puller fails with `reason`. Got: ok,
+// or why that rank does not have the version.
 template <VersionMessage type>
 struct VersionEnd {
   static constexpr auto kType = type;
   int64_t version = 0;
-  uint32_t epoch = 0;  // of the Take that this is about
+  uint32_t epoch = 0;  // of the Take that this answers
   Status reason;
   static void fields(auto& f, auto& self) {
     version_fields<type>(f, self);
@@ -151,7 +151,7 @@ struct Decided {
   enum class Verdict : uint8_t {
     kAbort,
     kCommit,
-    kAskStore,  // rank 0 does not know what the store holds
+    kAskStore,  // rank 0 does not know the store's decision
   };
   int64_t version = 0;
   uint32_t epoch = 0;
@@ -164,7 +164,7 @@ struct Decided {
   }
 };
 
-// What rank 0 of the receivers, which hears of all senders, tells the others.
+// Rank 0 of the receivers, which hears from all senders, tells the others.
 struct Newest {
   static constexpr auto kType = VersionMessage::kNewest;
   int64_t version = 0;  // the newest that every sender offers; 0: none
@@ -177,8 +177,8 @@ struct Newest {
 struct Digests {
   static constexpr auto kType = VersionMessage::kDigests;
   int64_t version = 0;
-  // One a route of this connection, then the rest of each that is quantised, then the piece of each that may travel as
-  // a delta and is cast (of the others' none).
+  // One for each route of this connection, then the remainder of each quantised route, then the piece of each route
+  // that may travel as a delta and is cast (none for the others).
   std::vector<Digest> digests;
   static void fields(auto& f, auto& self) {
     f("version", self.version);
