@@ -1,6 +1,6 @@
 // The order of a transfer's digests in one list: first one for each route; then, in the order of the routes, the rest
 // of each route that travels quantised (WirePiece::digest); then that of the piece of each route that may travel as a
-// delta and whose piece has a digest of its own. Runs compute, and sources send, digests in this order. A value.
+// delta and whose piece has a separate digest. Runs compute, and sources send, digests in this order. A value.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class DigestTable {
       for (size_t route = 0; route < routes.size(); ++route)
         if (routes[route] == kind) second_[route] = size_++;
   }
-  // Each route has one of that kind.
+  // All routes have a second digest of that kind.
   DigestTable(size_t routes, SecondDigest kind) : DigestTable(std::vector<SecondDigest>(routes, kind)) {}
 
   size_t size() const { return size_; }

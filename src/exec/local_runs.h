@@ -1,4 +1,4 @@
-// Runs on threads of this process, over memory that it reaches itself.
+// Runs on threads of this process, over memory that it can access.
 #pragma once
 
 #include <memory>
@@ -14,11 +14,11 @@
 
 namespace tessera {
 
-// Thread-safe: what it makes depends on nothing that it made before.
+// Thread-safe: what it makes does not depend on earlier calls.
 class LocalRuns : public RunFactory {
  public:
-  // Pulls and sources must not share threads: a stream is filled only while it is drained. Both pools must outlive
-  // this, and its runs. `name` is this rank's ("trainer/3").
+  // Pulls and sources must not share threads: a stream is filled only while it is drained. Both pools must outlive this
+  // object and its runs. `name` is this rank's ("trainer/3").
   LocalRuns(std::string name, WorkerPool& pull_pool, WorkerPool& source_pool)
       : self_{.process = Incarnation::self(), .name = std::move(name)},
         pull_pool_(pull_pool),
@@ -54,7 +54,7 @@ class LocalRuns : public RunFactory {
  protected:
   const Endpoint& self() const { return self_; }
   WorkerPool& pull_pool() const { return pull_pool_; }
-  // What reads `routes` within this rank's memory.
+  // A program that reads `routes` within this rank's memory.
   std::shared_ptr<const PullProgram> program_within(std::span<const PullRoute> routes) const;
 
  private:
@@ -91,8 +91,8 @@ class LocalPulls : public PullRuns {
   std::vector<std::unique_ptr<PullRun>> runs_;
 };
 
-// Sources that fill the stream of which `producer` is the end, on a thread of their own: a fill blocks until it is
-// drained, and must not hold up another's.
+// Sources that fill the stream whose producer's end is `producer`, on a separate thread: a fill blocks until the stream
+// is drained, and must not delay another one.
 class LocalSources : public SourceRuns {
  public:
   LocalSources(const Endpoint& self, const Endpoint& peer, StreamEnd producer, bool digest, RunDone done);

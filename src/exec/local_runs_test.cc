@@ -25,7 +25,7 @@ class LocalRunsTest : public testing::Test {
   SourceRoute route_from(const void* data) const {
     return {.what = what_, .src = array_, .data = static_cast<const std::byte*>(data)};
   }
-  // Into `into`, from where `memory` says.
+  // A route into `into`, from `memory`.
   PullRoute route_into(std::vector<float>& into, const RemoteRange& memory) const {
     return {.what = what_,
             .src = array_,
@@ -66,7 +66,7 @@ TEST_F(LocalRunsTest, ASourceFillsTheStreamThatAPullDrains) {
   Completion filled, drained;
   std::vector<SourceRoute> sources{route_from(values_.data())};
   RunFactory::Source source = runs_.make_source(own_endpoint(), true, filled.callback());
-  EXPECT_FALSE(source.runs->add_slot(sources));  // none is streamed
+  EXPECT_FALSE(source.runs->add_slot(sources));  // it has no streamed route
   sources.front().streamed = true;
   ASSERT_TRUE(source.runs->add_slot(sources));
   const auto pulls = runs_.make_pull(own_endpoint(), packed_key(), true);

@@ -1,4 +1,4 @@
-// For tests of the executor: random routes, their plain oracle, and a way to wait for runs.
+// For tests of the executor: random routes, a simple oracle for them, and a way to wait for runs.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@
 
 namespace tessera::exec_testing {
 
-// This process as a peer of its own, and its private memory, an own_range(), reached through `transport` as if it were
-// another's.
+// This process as its own peer, and its private memory (an own_range()), accessed through `transport` as if it were
+// another process's.
 inline Endpoint own_endpoint() {
   return {.process = Incarnation::self(), .name = "trainer/0"};
 }
@@ -36,9 +36,9 @@ inline std::shared_ptr<Connection> reach_self(std::string_view transport) {
   return peer;
 }
 
-inline constexpr Duration kPatience = std::chrono::seconds(60);  // a hang, sanitizers included
+inline constexpr Duration kPatience = std::chrono::seconds(60);  // later is a hang, even with sanitizers
 
-// What a run's Done signals and a test waits for.
+// Signalled by a run's Done; tests wait for it.
 class Completion {
  public:
   TransferRun::Done callback() {
@@ -82,7 +82,7 @@ inline IntervalSet random_subset(Random& random, const IntervalSet& of, Index st
   return IntervalSet::of_sorted(intervals);
 }
 
-// A local tensor with room around it: everything in `bytes`, its first element at `first`.
+// A local tensor with room around it: all of it in `bytes`, its first element at `first`.
 struct Buffer {
   LocalArray array;
   size_t size = 0;
@@ -147,7 +147,7 @@ struct RandomRoute {
   }
 };
 
-// Calls visit(global indices in atoms) for every atom of the region, row-major, in the plainest way.
+// Calls visit(global indices in atoms) for every atom of the region, row-major, in the simplest way.
 inline void for_each_atom(const RouteRegion& what, const std::function<void(const std::vector<Index>&)>& visit) {
   std::vector<std::vector<Index>> atoms;
   for (size_t d = 0; d < what.shape.size(); ++d) {
@@ -168,7 +168,8 @@ inline void for_each_atom(const RouteRegion& what, const std::function<void(cons
   }
 }
 
-// Where the atoms of a local tensor lie: what it owns is counted one by one, once, as sanitizers make each step dear.
+// The places of a local tensor's atoms. What it owns is counted one by one, but only once, since sanitizers make each
+// step expensive.
 class PlainOffsets {
  public:
   PlainOffsets(const LocalArray& array, Index per_atom) {
@@ -183,7 +184,7 @@ class PlainOffsets {
       }
     }
   }
-  // In bytes from the first element, of one that is owned.
+  // In bytes from the first element; the element must be owned.
   int64_t of(const std::vector<Index>& at) const {
     int64_t offset = 0;
     for (size_t d = 0; d < at.size(); ++d) offset += bytes_[d][static_cast<size_t>(at[d])];
@@ -194,7 +195,7 @@ class PlainOffsets {
   std::vector<std::vector<int64_t>> bytes_;  // dim by dim
 };
 
-// What a pull should leave in `dst`, and the digest that both sides should find.
+// The expected contents of `dst` after a pull, and the digest that both sides should find.
 inline Digest plain_pull(const RandomRoute& route, const std::byte* src, std::byte* dst) {
   const Index per_atom = elements_per_atom(route.what.dtype);
   const int64_t bytes = atom_bytes(route.what.dtype);

@@ -28,7 +28,7 @@ void TransferRun::start(uint32_t epoch) {
     prepare(epoch);
     running_.store(true, std::memory_order_release);
   }
-  // One lane at least, so that done_ is always called from a worker. Once all are submitted this object may be gone.
+  // At least one lane, so that a worker always calls done_. This object may be destroyed once all are submitted.
   const size_t lanes = std::clamp<size_t>(units(), 1, lanes_.size());
   lanes_left_.store(static_cast<int>(lanes), std::memory_order_release);
   WorkerPool& pool = pool_;
@@ -64,7 +64,7 @@ void TransferRun::run_lane(std::span<std::byte> scratch) {
   }
   if (lanes_left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   {
-    const MutexLock lock(mutex_);  // an abort() under way ends before anyone is told
+    const MutexLock lock(mutex_);  // wait for a concurrent abort() before anyone is told
     running_.store(false, std::memory_order_release);
   }
   if (done_) done_();

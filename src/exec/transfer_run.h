@@ -1,4 +1,4 @@
-// One transfer under way, on either side: the common part of PullRun, SourceRun and ReduceRun.
+// One transfer, on either side: the common part of PullRun, SourceRun and ReduceRun.
 #pragma once
 
 #include <atomic>
@@ -16,16 +16,16 @@
 
 namespace tessera {
 
-// Splits work into units that the pool's threads take in turn. Reusable: start() again once done. start() allocates
-// nothing. Thread-safe, except start() and the results, which belong to the owner once it is done.
+// Splits work into units that the pool's threads take in turn. Reusable: call start() again once it is done; start()
+// allocates nothing. Thread-safe, except start() and the results, which belong to the owner once the run is done.
 class TransferRun : public Run {
  public:
-  // Called once a start, on a worker thread, after the last access to anyone's memory. Must not throw or block. It may
-  // start other runs, and this one again; it must not destroy this run. Wait for Done, not for running() to turn false:
-  // only once Done has returned may the run be destroyed.
+  // Called once for each start(), on a worker thread, after the last access to anyone's memory. Must not throw or
+  // block. It may start other runs, and this one again; it must not destroy this run. Wait for Done, not until
+  // running() is false: the run may be destroyed only once Done has returned.
   using Done = std::function<void()>;
 
-  ~TransferRun() override;  // REQUIRES: not running
+  ~TransferRun() override;  // REQUIRES: it is not running
 
   void start(uint32_t epoch) final;
   void abort(const Status& status) final;  // any thread
@@ -40,18 +40,18 @@ class TransferRun : public Run {
  protected:
   TransferRun(WorkerPool& pool, Done done, size_t digests);
 
-  // The number of units that may run at the same time, and what unit `index` does. run_unit() must not throw; it polls
-  // aborted() at least once a megabyte.
+  // The number of units that may run concurrently, and the work of unit `index`. run_unit() must not throw; it polls
+  // aborted() at least once per megabyte.
   virtual size_t units() const = 0;
   virtual void run_unit(size_t index, std::span<std::byte> scratch) = 0;
   virtual void prepare(uint32_t epoch) = 0;          // at start(), before any unit
-  virtual void interrupt(const Status& status) = 0;  // at abort() and the first failure: wake what waits
+  virtual void interrupt(const Status& status) = 0;  // at abort() and the first failure: wakes waiters
 
   bool aborted() const { return failed_.load(std::memory_order_relaxed); }
   void add_bytes(int64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
   void add_digest(size_t route, const Digest& digest);  // any worker
-  // All of a route's digest, by the one worker that has it: without the locked instructions of add_digest(), each of
-  // which waits for what was streamed before it.
+  // The complete digest of a route, from the only worker that has it: avoids the locked instructions of add_digest(),
+  // each of which waits for the streaming stores before it.
   void put_digest(size_t route, const Digest& digest) { digests_[route] = digest; }
 
  private:

@@ -1,4 +1,4 @@
-// Cutting the routes of a program into units of work of about equal size.
+// Cuts the routes of a program into units of work of about equal size.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Atoms [first_atom, last_atom) of the sequence that starts in part `first` and ends in part `last`: whole parts in
-// between.
+// Atoms [first_atom, last_atom) of the sequence that starts in part `first` and ends in part `last`; the parts in
+// between are whole.
 struct Unit {
   uint32_t first_part = 0;
   uint32_t last_part = 0;  // inclusive
@@ -17,7 +17,7 @@ struct Unit {
   int64_t last_atom = 0;   // within last_part
 };
 
-// What cutting needs to know of a part.
+// The properties of a part that cutting needs.
 struct PartSize {
   int64_t atoms = 0;
   int64_t atom_bytes = 1;
@@ -26,7 +26,7 @@ struct PartSize {
 
 inline constexpr int64_t kUnitBytes = int64_t{2} << 20;
 
-// Units of about `unit_bytes` that together cover all parts in order. Parts of no atoms may be skipped.
+// Units of about `unit_bytes` that together cover all parts in order. Empty parts may be skipped.
 std::vector<Unit> cut_into_units(std::span<const PartSize> parts, int64_t unit_bytes = kUnitBytes);
 
 // Calls visit(part, first_atom, last_atom) for every part of a unit.

@@ -1,4 +1,4 @@
-// The threads that move bytes.
+// The threads that move data.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-// Work for a pool. Its maker owns it; it must outlive its run, and is in one queue at a time.
+// Work for a pool. Its creator owns it; it must outlive its run, and be in only one queue at a time.
 class Job {
  public:
   virtual ~Job() = default;
-  // On a worker thread; must not throw. `scratch` is the thread's own, WorkerPool::kScratchBytes at a page boundary.
+  // On a worker thread; must not throw. `scratch` belongs to the thread: WorkerPool::kScratchBytes, page-aligned.
   virtual void run(std::span<std::byte> scratch) = 0;
 
  private:
@@ -30,7 +30,7 @@ class WorkerPool {
 
   // Threads are called `name`-0, `name`-1, ...
   WorkerPool(int threads, const std::string& name);
-  // Runs what is queued, then ends the threads. Nothing may be submitted any more.
+  // Runs the queued jobs, then ends the threads. Nothing may be submitted after this.
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;

@@ -60,8 +60,9 @@ void DeltaReader::apply(int64_t segment, const DeltaSegment& from, std::span<std
   of_piece->elements += static_cast<uint64_t>((values - from.values) / piece_.atom_bytes());
 }
 
-// The bitmap of a chunk, from the words of it that are not 0. A copy, so that what is counted is what is taken. No bit
-// stands behind the last atom, whatever was read: so words and values end where the segment's room for them does.
+// Expands the bitmap of a chunk from its nonzero words. It works on a copy, so that the bits that are counted are the
+// bits that are used. Bits beyond the last atom are cleared, so words and values stay within the segment's room for
+// them.
 size_t DeltaReader::expand(uint64_t summary, int64_t atoms, const std::byte*& words, ChunkBitmap& bitmap) {
   const auto last = static_cast<size_t>((atoms - 1) / DeltaPiece::kWordAtoms);
   summary &= summary_mask(atoms);
@@ -73,7 +74,7 @@ size_t DeltaReader::expand(uint64_t summary, int64_t atoms, const std::byte*& wo
   return changed;
 }
 
-// The changed ones of atoms [first, first + atoms) of the stream.
+// Stores the changed atoms of [first, first + atoms) of the stream.
 void DeltaReader::store(int64_t first, int64_t atoms, const uint64_t* words, const std::byte* values) const {
   const auto bytes = static_cast<size_t>(dst_bytes_);
   size_t bit = 0;

@@ -1,5 +1,5 @@
-// The receiver's side of a delta: the changed atoms of a route straight to their places in a local tensor, which holds
-// what the sender's base held before.
+// The receiver's side of a delta: writes the changed atoms of a route straight to their places in a local tensor, which
+// must hold the sender's base.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// Immutable, hence thread-safe. It is given the bytes of each segment, mapped or fetched; they may change under it:
-// values are then wrong, and nothing else.
+// Immutable, hence thread-safe. The caller passes the bytes of each segment, mapped or fetched. They may change during
+// the call: then values are wrong, but nothing worse happens.
 class DeltaReader {
  public:
   // Throws Error(kInvalidArgument) for a cast that does not exist.
@@ -26,11 +26,11 @@ class DeltaReader {
   // Whether the destination has the source's bits. If not, only the piece can be compared with what was sent.
   bool copies() const { return cast_ == nullptr; }
 
-  // Stores what has changed in a segment; if `of_piece` is not null, adds what it reads (DeltaRun::digests()). Needs
-  // kScratchBytes. Whatever it reads, it stays within a segment's room for words and values.
+  // Stores the changes of a segment; adds what it reads to `of_piece` unless that is null (DeltaRun::digests()). Needs
+  // kScratchBytes. Never leaves a segment's room for words and values, whatever it reads.
   static constexpr size_t kScratchBytes = size_t{64} << 10;
   void apply(int64_t segment, const DeltaSegment& from, std::span<std::byte> scratch, Digest* of_piece) const;
-  // Adds what the destination holds of a segment to the route's digest. REQUIRES: copies()
+  // Adds the destination's part of a segment to the route's digest. REQUIRES: copies()
   void digest(int64_t segment, Digest& digest) const;
 
  private:
@@ -41,8 +41,8 @@ class DeltaReader {
 
   DeltaPiece piece_;
   int64_t elements_per_atom_;
-  int64_t dst_bytes_;       // of an atom
-  CastRow cast_ = nullptr;  // null: bits move untouched
+  int64_t dst_bytes_;       // bytes of an atom
+  CastRow cast_ = nullptr;  // null: bits are copied unchanged
   Walk walk_;               // over the destination, and the image
   std::byte* data_;
 };

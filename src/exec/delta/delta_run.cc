@@ -129,7 +129,7 @@ void DeltaRun::run_segment(size_t route, int64_t segment, std::span<std::byte> s
   auto* const words = reinterpret_cast<uint64_t*>(start + piece.words(segment));
   std::byte* const values = start + piece.values(segment);
   Filled filled{.words = words, .values = values};
-  // A delta that is as large as the route already will not be sent.
+  // A delta that is already as large as the route will not be sent.
   bool packs = compares_ && read_[route].load(std::memory_order_relaxed) < piece.full_bytes();
   for (int64_t done = 0; done < piece.segment_atoms(segment); done += DeltaPiece::kChunkAtoms) {
     const Chunk chunk{piece.first_atom(segment) + done,
@@ -172,7 +172,7 @@ uint64_t DeltaRun::pack_chunk(const std::byte* now, std::byte* base, int64_t ato
   return summary;
 }
 
-// The atoms of a chunk one behind the other: where they lie, or packed at `packed`.
+// The packed atoms of a chunk: in place if they are contiguous, otherwise packed at `packed`.
 const std::byte* DeltaRun::read_chunk(size_t route, const Chunk& chunk, std::byte* packed, Digest& digest) const {
   const DeltaProgram::Impl::Part& part = program_->impl().parts[route];
   const std::byte* const data = memory_[route].data;
@@ -191,7 +191,7 @@ const std::byte* DeltaRun::read_chunk(size_t route, const Chunk& chunk, std::byt
   return now;
 }
 
-// Once there is no memory left the route goes without a delta, and what it has taken stays for later ones.
+// Without memory left the route gets no delta; what it has taken so far stays for later versions.
 bool DeltaRun::take_room(size_t route, int64_t segment, int64_t bytes) {
   int64_t& taken = taken_[route][static_cast<size_t>(segment)];
   if (bytes <= taken) return true;

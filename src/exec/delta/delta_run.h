@@ -1,8 +1,8 @@
 // The sender's side of deltas: one pass over what it sends and over the *base*, the bits that it sent last, packed as
-// the route's stream. It writes what has changed into a delta piece (exec/delta/delta_piece.h), makes the base hold
-// what is sent now, and digests it.
+// the route's stream. It writes what has changed into a delta piece (exec/delta/delta_piece.h), copies the new bits
+// into the base, and digests them.
 //
-// A route whose delta would not be smaller than the route itself has no delta: bytes_of() says so.
+// A route whose delta would not be smaller than the route itself has no delta: bytes_of() returns kFull.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ namespace tessera {
 struct DeltaRoute {
   RouteRegion what{};
   LocalArray src{};
-  bool cast = false;  // some receiver casts it: the piece is digested, too
+  bool cast = false;  // some receiver casts it: the piece gets a digest, too
 };
 
 // Compiled once at registration. Immutable, hence thread-safe.
@@ -33,7 +33,7 @@ class DeltaProgram {
 
   size_t routes() const;
   const DeltaPiece& piece(size_t route) const;
-  int64_t bytes() const;  // of all routes without deltas
+  int64_t bytes() const;  // of all routes in full
 
   struct Impl;
   const Impl& impl() const { return *impl_; }
@@ -42,27 +42,28 @@ class DeltaProgram {
   std::unique_ptr<const Impl> impl_;
 };
 
-// digests(): one a route, and one of each route's piece (DigestTable): of the bytes that are read, where they lie in
-// it, with the number of atoms that have changed; all 0 where it is not cast. Both 0 if the program has no digests.
+// digests(): one for each route and one for each piece (DigestTable): the latter of the bytes that are read, at their
+// offsets in the piece, with the number of changed atoms; all 0 if it is not cast. Both are 0 if the program has no
+// digests.
 class DeltaRun final : public TransferRun {
  public:
   static constexpr int64_t kFull = -1;
   struct Memory {
-    const std::byte* data = nullptr;  // where the local tensor begins
+    const std::byte* data = nullptr;  // the local tensor's first element
     std::byte* base = nullptr;        // DeltaPiece::full_bytes()
     size_t piece = 0;                 // offset in `pieces`
   };
-  // Takes the pieces' heads of `pieces` at once, and room for values as they come. Throws Error(kResourceExhausted).
+  // Allocates the heads of all pieces in `pieces`, and room for values on demand. Throws Error(kResourceExhausted).
   // `pieces` must outlive it.
   DeltaRun(std::shared_ptr<const DeltaProgram> program, std::vector<Memory> memory, SparseMemory& pieces,
            WorkerPool& pool, Done done);
   ~DeltaRun() override;
 
-  // Before start(): whether the base holds what was sent before. If not, it is only filled, and there are no deltas.
+  // Before start(): whether the base holds the previous version. If not, it is only filled, and there are no deltas.
   void compare(bool compares) { compares_ = compares; }
 
-  int64_t bytes() const override;  // of the sources' dtypes
-  // What a receiver reads of the route's piece; kFull where it has to read the route itself.
+  int64_t bytes() const override;  // in the sources' dtypes
+  // The bytes of the route's piece that a receiver reads; kFull if it has to read the route itself.
   int64_t bytes_of(size_t route) const;
   // REQUIRES: it has digests
   const Digest& piece_digest(size_t route) const { return digests()[table_.second(route)]; }
@@ -74,7 +75,7 @@ class DeltaRun final : public TransferRun {
     int64_t atoms = 0;
   };
 
-  // How far words and values of a segment are there.
+  // How many words and values of a segment have been written.
   struct Filled {
     uint64_t* words;
     std::byte* values;
@@ -99,8 +100,8 @@ class DeltaRun final : public TransferRun {
   std::vector<Memory> memory_;
   SparseMemory& pieces_;
   bool compares_ = false;
-  std::vector<std::vector<int64_t>> taken_;     // by route and segment: bytes of values that have pages
-  std::vector<std::atomic<int64_t>> read_;      // by route: bytes that are read of its piece
+  std::vector<std::vector<int64_t>> taken_;     // by route and segment: bytes of values whose pages are allocated
+  std::vector<std::atomic<int64_t>> read_;      // by route: bytes of its piece that are read
   std::vector<std::atomic<bool>> out_of_room_;  // by route
 };
 

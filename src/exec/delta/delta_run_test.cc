@@ -25,7 +25,7 @@ using exec_testing::Random;
 using exec_testing::RandomRoute;
 using exec_testing::reach_self;
 
-// The right halves of rows, of several segments and units; at the receiver transposed or not.
+// The right halves of rows, in several segments and units; transposed or not at the receiver.
 constexpr Index kLargeRows = 1800;
 constexpr Index kLargeColumns = 1200;
 
@@ -45,7 +45,7 @@ RandomRoute large_route(DType dtype, DType dst_dtype, bool transposed) {
   return route;
 }
 
-// What it should leave in `dst`. (plain_pull() takes too long for it.)
+// The expected contents of `dst`. (plain_pull() is too slow for it.)
 void pull_right_half(const RandomRoute& route, const std::byte* src, std::byte* dst) {
   const std::vector<Index>& from = route.src.array.strides;
   const std::vector<Index>& to = route.dst.array.strides;
@@ -62,7 +62,7 @@ void pull_right_half(const RandomRoute& route, const std::byte* src, std::byte* 
   }
 }
 
-// Some routes from one rank to another, sent version by version.
+// Some routes from one rank to another, sent in several versions.
 class DeltaPair {
  public:
   DeltaPair(bool digest, WorkerPool& pool, Access way = Access::kMap) : digest_(digest), pool_(pool), way_(way) {}
@@ -103,7 +103,7 @@ class DeltaPair {
     pull_ = std::make_unique<PullRun>(program, pool_, done_.callback(), std::move(drained));
   }
 
-  // Every atom of the sources with that chance. Returns whether anything has changed.
+  // Changes every atom of the sources with that chance. Returns whether any has changed.
   void change(Random& random, double chance) {
     for (size_t r = 0; r < routes_.size(); ++r) {
       const auto bytes = static_cast<size_t>(atom_bytes(routes_[r].what.dtype));
@@ -120,7 +120,7 @@ class DeltaPair {
     ASSERT_EQ(run_->bytes_done(), run_->bytes());
   }
 
-  // Deltas where there are any, unless `choose` says otherwise.
+  // Sends deltas if there are any, unless `choose` decides otherwise.
   template <typename Choose>
   void receive(const Choose& choose) {
     std::vector<Travel> travel;
@@ -308,7 +308,7 @@ TEST(DeltaRun, TellsWhatADeltaTakesAndWhenItTakesMoreThanTheRoute) {
   EXPECT_EQ(pair.run().bytes_of(0), DeltaRun::kFull);
 }
 
-// In many frames of a stream, and in many gets.
+// With many frames of a stream, and with many gets.
 TEST(DeltaRun, DeltasNeedNotBeMapped) {
   Random random(8);
   WorkerPool pool(2, "delta");
@@ -341,7 +341,7 @@ TEST(DeltaRun, DeltasNeedNotBeMapped) {
   }
 }
 
-// On top of other bits than the base's a delta gives something else, which the digest of the destination shows.
+// On another base, a delta gives another result, which the digest of the destination shows.
 TEST(DeltaRun, TheDigestTellsOfADestinationThatHeldSomethingElse) {
   Random random(5);
   WorkerPool pool(1, "delta");
@@ -379,7 +379,7 @@ TEST(DeltaRun, RoutesThatNeedNotTravelStayAsTheyAre) {
   EXPECT_EQ(pair.arrived(1), pair.sent(1));
 }
 
-// Whatever the piece holds, nothing but the region is written, and nothing but the piece read: for the sanitizers, too.
+// Whatever the piece holds, only the region is written and only the piece is read; also a test for the sanitizers.
 TEST(DeltaReader, StaysWithinThePieceAndTheRegionWhateverItReads) {
   Random random(7);
   for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF64}) {

@@ -35,7 +35,7 @@ bool DeltaPacker::take(std::span<std::byte> out) {
   return true;
 }
 
-// The next part that is read, of this segment or a later one.
+// Finds the next part to read, in this segment or a later one.
 bool DeltaPacker::next_section() {
   if (part_ == kParts) {
     do {

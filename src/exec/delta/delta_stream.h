@@ -1,5 +1,5 @@
-// A delta that cannot be read where it lies: the bytes of its piece that are read, one behind the other. First the
-// counts of all segments, then of each that has changed its summaries, words and values.
+// A delta that cannot be mapped travels as the bytes of its piece that are read, packed: the counts of all segments,
+// then the summaries, words and values of each segment that has changed.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@
 
 namespace tessera {
 
-// The largest that a segment takes.
+// The size of the largest possible segment.
 int64_t max_segment_bytes(const DeltaPiece& piece);
 
-// Takes those bytes off a piece, in order.
+// Reads those bytes from a piece, in order.
 class DeltaPacker {
  public:
   DeltaPacker(const DeltaPiece& piece, const std::byte* from);
 
-  // The next out.size() bytes. Returns false if there are not so many.
+  // The next out.size() bytes. Returns false if there are fewer.
   bool take(std::span<std::byte> out);
 
  private:
@@ -28,21 +28,21 @@ class DeltaPacker {
 
   const DeltaPiece piece_;
   const std::byte* const from_;
-  std::span<const std::byte> section_;  // what is left of the present one
+  std::span<const std::byte> section_;  // the rest of the current section
   int64_t segment_ = -1;
-  int part_ = kParts;  // of the segment: how many of summaries, words and values are taken
+  int part_ = kParts;  // of the segment: how many of summaries, words and values were read
   static constexpr int kParts = 3;
 };
 
-// Puts segments together out of bytes as they come, in order. Reused from one delta to the next: allocates in
-// reserve() only.
+// Assembles segments from bytes as they arrive, in order. Reused from one delta to the next: allocates in reserve()
+// only.
 class DeltaUnpacker {
  public:
   void reserve(const DeltaPiece& piece);
-  // REQUIRES: reserve() for it
+  // REQUIRES: reserve() was called for it
   void begin(const DeltaPiece& piece);
-  // Calls apply(segment, DeltaSegment) for each one that is whole. Returns false if there are more bytes than the delta
-  // has.
+  // Calls apply(segment, DeltaSegment) for each segment once it is complete. Returns false if there are more bytes than
+  // the delta has.
   template <typename Apply>
   bool add(std::span<const std::byte> bytes, const Apply& apply);
   bool whole() const { return segment_ == piece_->segments(); }
@@ -53,9 +53,9 @@ class DeltaUnpacker {
   enum class Section { kCounts, kSummaries, kRest };
   const DeltaPiece* piece_ = nullptr;
   Section section_ = Section::kCounts;
-  int64_t segment_ = 0;  // the present one, which has changed
+  int64_t segment_ = 0;  // the current one, which has changed
   int64_t words_ = 0;    // of its bitmap
-  size_t held_ = 0;      // bytes of the present section, or segment
+  size_t held_ = 0;      // bytes so far of the current section or segment
   size_t wanted_ = 0;
   std::vector<std::byte> counts_, bytes_;
   uint32_t count_ = 0;

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-constexpr Index kMaxWireElements = Index{1} << 52;  // in a region or a grid of its blocks; in bytes, no sum overflows
+constexpr Index kMaxWireElements = Index{1} << 52;  // in a region or a grid of its blocks; no sum of bytes overflows
 
 Index wire_product(Index a, Index b) {
   Index product = 0;

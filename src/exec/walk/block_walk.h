@@ -1,7 +1,7 @@
-// A walk over a region of a tensor that is quantised: by matrices (of the last two dims), by bands of block rows, by
-// boxes of rows and columns. Blocks may be counted from an origin outside the tensor, where several tensors are parts
-// of one matrix. The *touched* blocks of a matrix, those that hold an element of the region, make a grid:
-// [touched block rows][touched block columns].
+// A walk over a region of a quantised tensor: by matrices (of the last two dims), by bands of block rows, by boxes of
+// rows and columns. Blocks may be counted from an origin outside the tensor, if several tensors are parts of one
+// matrix. The *touched* blocks of a matrix, those that hold an element of the region, form a grid: [touched block
+// rows][touched block columns].
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace tessera {
 
-// What both ends know of a region that travels quantised.
+// The properties of a region that travels quantised; both ends know them.
 struct WireRegion {
   codec::BlockFormat format{Format::kNvfp4};
   DType src_dtype = DType::kF32;  // f64, f32, f16 or bf16
   Shape shape{};                  // global: [..stack.., M, K]
   Region region{};
-  // Of a part of a fused matrix: where the tensor's first element stands in it. Blocks at its edges may then hold
+  // For a part of a fused matrix: the position of the tensor's first element in it. Blocks at its edges may then hold
   // elements of other parts.
   bool fused = false;
   Index row0 = 0;
@@ -31,24 +31,24 @@ struct WireRegion {
 
 // Rows and columns of one matrix, each an interval of the tensor's.
 struct BlockBox {
-  Index matrix = 0;  // which of the region's
+  Index matrix = 0;  // index among the region's matrices
   Interval rows{};
   Interval columns{};
   Index rows_before = 0;  // of the region, in this matrix
-  size_t row_run = 0;     // in which interval of the region the box lies
+  size_t row_run = 0;     // the interval of the region that has the box
   size_t column_run = 0;
-  Index block_row = 0;  // of the first element, in the grid
+  Index block_row = 0;  // of the first element's block, in the grid
   Index block_column = 0;
 };
 
 // Immutable, hence thread-safe; visiting allocates nothing.
 class BlockWalk {
  public:
-  // Throws Error(kInvalidArgument) for fewer than two dims, dtypes that are not quantised, an odd number of columns
-  // where pairs are packed, and sizes beyond any memory.
+  // Throws Error(kInvalidArgument) for fewer than two dims, dtypes that cannot be quantised, an odd number of columns
+  // with packed pairs, and sizes that no memory has.
   explicit BlockWalk(const WireRegion& what);
 
-  // A band is a block row, or, of formats with one scale, a row; they are numbered matrix by matrix.
+  // A band is a block row or, for formats with one scale, a row; they are numbered matrix by matrix.
   Index matrices() const { return matrices_; }
   Index bands() const { return bands_; }  // of a matrix
   Index all_bands() const { return matrices_ * bands_; }
@@ -57,16 +57,16 @@ class BlockWalk {
   const IntervalSet& columns() const { return columns_; }
   Index elements() const { return matrices_ * rows_.size() * columns_.size(); }
 
-  const IntervalSet& block_rows() const { return block_rows_; }  // those touched
+  const IntervalSet& block_rows() const { return block_rows_; }  // the touched ones
   const IntervalSet& block_columns() const { return block_columns_; }
   Index blocks() const { return block_rows_.size() * block_columns_.size(); }  // of a matrix
   // The touched block rows that bands [first, last) of a matrix begin.
   Interval block_rows_of(Interval bands) const;
 
-  // Calls visit(matrix, Interval of its bands) for bands [first, last) of all.
+  // Calls visit(matrix, Interval of its bands) for bands [first, last) over all matrices.
   template <typename Visit>
   void for_each_matrix(Index first, Index last, const Visit& visit) const;
-  // Calls visit(const BlockBox&) for boxes that together are bands [first, last) of all.
+  // Calls visit(const BlockBox&) for boxes that together cover bands [first, last) over all matrices.
   template <typename Visit>
   void for_each_box(Index first, Index last, const Visit& visit) const;
 
@@ -93,10 +93,10 @@ class BlockWalk {
   std::vector<ColumnRun> column_runs_;
 };
 
-// Where the boxes of a walk begin in an array that owns its region.
+// The offsets of a walk's boxes in an array that owns its region.
 class BoxOffsets {
  public:
-  // `strides` one a dim, in whatever the offsets shall count.
+  // `strides` has one entry for each dim, in the unit of the offsets.
   BoxOffsets(const WireRegion& what, const Region& owned, std::span<const Index> strides);
 
   int64_t of(const BlockBox& box) const;
@@ -105,7 +105,7 @@ class BoxOffsets {
   Index column_stride() const { return column_stride_; }
 
  private:
-  std::vector<std::vector<int64_t>> stack_;  // a dim: of each of the region's indices
+  std::vector<std::vector<int64_t>> stack_;  // by dim, for each of the region's indices
   std::vector<int64_t> row_runs_, column_runs_;
   std::vector<Index> row_begins_;  // of the intervals
   Index row_stride_ = 0;

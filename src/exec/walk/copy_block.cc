@@ -12,10 +12,10 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kL1Bytes = 16 << 10;    // read twice: the second time from L1
-constexpr int64_t kStreamRow = 256;       // bytes from which streaming a row pays
+constexpr int64_t kStreamRow = 256;       // rows of at least this size are worth streaming
 constexpr int64_t kAtomsAtOnce = 256;     // gathered and scattered together
-constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of a plain copy its source is asked for
-constexpr int64_t kPieceBytes = 4096;     // of a row that is converted, while as much is prefetched
+constexpr int64_t kPrefetchBytes = 2048;  // prefetch distance of a plain copy
+constexpr int64_t kPieceBytes = 4096;     // of a converted row; the next part is prefetched meanwhile
 constexpr int64_t kPrefetchStep = 64;
 
 template <typename T>
@@ -27,7 +27,7 @@ void move_atoms(const std::byte* src, int64_t src_step, std::byte* dst, int64_t 
   }
 }
 
-// Atoms that lie apart on one side at least.
+// Moves atoms that are not contiguous on at least one side.
 void move_atoms(int64_t bytes, const std::byte* src, int64_t src_step, std::byte* dst, int64_t dst_step,
                 int64_t count) {
   switch (bytes) {
@@ -48,7 +48,7 @@ void prefetch_row(const std::byte* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kPrefetchStep) __builtin_prefetch(row + at);
 }
 
-// Rows into a destination that stays in the cache.
+// Copies rows into a destination that stays in the cache.
 void copy_rows(const std::byte* src, int64_t src_step, std::byte* dst, int64_t dst_step, int64_t row_bytes,
                int64_t rows) {
   const int64_t ahead = std::max<int64_t>(kPrefetchBytes / row_bytes, 1);
@@ -140,7 +140,7 @@ void BlockKernel::convert(const Block& block, const std::byte* src, std::byte* d
   split_block(block, {src_bytes_, dst_bytes_, src_bytes_}, kL1Bytes, [&](const Block& part) {
     if (digest != nullptr) digest_block(*digest, part, src, src_bytes_);
     if (part.row_atoms == 1) return convert_atoms(part, src, dst);
-    // What is digested is in the cache by now: the memory is free for the next part.
+    // What is digested is in the cache by now, so the memory bus is free for the next part.
     const bool rows_on = part.row_atoms == block.row_atoms;
     const int64_t next_part = rows_on ? part.rows * part.row_step[kSource] : part.row_atoms * src_bytes_;
     convert_rows(part, src, dst, digest != nullptr ? next_part : 0);

@@ -1,4 +1,4 @@
-// What happens to the blocks of one route: copy, cast or accumulate, digested on the way.
+// Processes the blocks of one route: copies, casts or accumulates, and digests on the way.
 #pragma once
 
 #include <cstddef>
@@ -12,33 +12,33 @@
 
 namespace tessera {
 
-// Digests the source's rows of a block where they lie. (Digest::elements is the caller's.)
+// Digests the source's rows of a block in place. (The caller sets Digest::elements.)
 void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes);
 
-// Chosen once a route. Immutable, hence thread-safe.
+// Chosen once for each route. Immutable, hence thread-safe.
 class BlockKernel {
  public:
   enum class Store : uint8_t {
-    kStream,  // past the caches: for destinations that will not be read soon. stream_fence() is the caller's
+    kStream,  // bypasses the caches: for destinations that will not be read soon; the caller calls stream_fence()
     kCache,   // for staging
   };
 
   // Throws Error(kInvalidArgument) for a cast or reduction that does not exist.
   BlockKernel(DType from, DType to, Combine combine, ReduceOp op, Store store);
 
-  // Offsets count from `src`, `dst` and the image's start. `digest` may be null: then nothing is digested.
-  // (Digest::elements is the caller's.)
+  // Offsets count from `src`, `dst` and the image's start. If `digest` is null, nothing is digested. (The caller sets
+  // Digest::elements.)
   void run(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
 
   int64_t source_bytes() const { return src_bytes_; }   // of an atom
-  bool copies() const { return kind_ == Kind::kCopy; }  // bits move untouched
+  bool copies() const { return kind_ == Kind::kCopy; }  // bits are copied unchanged
 
  private:
   enum class Kind : uint8_t { kCopy, kCast, kAccumulate };
 
   void copy(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
   void convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
-  // Prefetches what lies `ahead` bytes behind each row; 0: the next row.
+  // Prefetches `ahead` bytes beyond the current position in each row; 0: the next row.
   void convert_rows(const Block& block, const std::byte* src, std::byte* dst, int64_t ahead) const;
   void convert_atoms(const Block& block, const std::byte* src, std::byte* dst) const;
 

@@ -21,8 +21,8 @@ IntervalSet pairs_of(const IntervalSet& set, Index row) {
   return IntervalSet::of_sorted(intervals);
 }
 
-// Two f4 elements share a byte, so that one dim counts in pairs: the last of even size. Below it all sizes are odd:
-// what lies there is one row of it, which nothing may cut.
+// Two f4 elements share a byte, so one dim counts in pairs: the last one of even size. All dims below it have odd
+// sizes; together they are one row of it, which may not be cut.
 size_t paired_dim(std::span<const Index> extents) {
   size_t d = extents.size() - 1;
   while (d > 0 && extents[d] % 2 != 0) --d;
@@ -35,7 +35,7 @@ Index product_behind(std::span<const Index> extents, size_t dim) {
   return product;
 }
 
-// A part of a tensor of `shape`, in atoms. Of f4, the dims below the paired one are gone.
+// A part of a tensor of `shape`, in atoms. For f4, the dims below the paired one are dropped.
 std::vector<IntervalSet> atoms_of(std::span<const IntervalSet> part, std::span<const Index> shape, DType dtype) {
   std::vector<IntervalSet> dims(part.begin(), part.end());
   if (elements_per_atom(dtype) == 1) return dims;

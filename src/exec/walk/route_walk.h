@@ -1,4 +1,4 @@
-// From routes to walks.
+// Makes walks from routes.
 #pragma once
 
 #include "exec/walk/route.h"
@@ -10,7 +10,7 @@ namespace tessera {
 int64_t atom_bytes(DType dtype);
 int64_t elements_per_atom(DType dtype);
 
-// Which arrays a walk goes through. A packed array holds only the region, contiguous.
+// The arrays of a walk. A packed array holds only the region, contiguous.
 struct WalkArrays {
   const LocalArray* src = nullptr;  // null: packed, in the source's dtype
   const LocalArray* dst = nullptr;  // null: packed, in `dst_dtype`
@@ -18,7 +18,7 @@ struct WalkArrays {
   bool image = false;
 };
 
-// Throws Error(kInvalidArgument) where an f4 pair is cut or offsets overflow.
+// Throws Error(kInvalidArgument) if an f4 pair is cut or offsets overflow.
 Walk make_walk(const RouteRegion& what, const WalkArrays& arrays, Walk::Order order);
 
 }  // namespace tessera

@@ -18,8 +18,7 @@ inline const Walk::Run& Walk::run_of(const Level& level, int64_t step) const {
            1);
 }
 
-// Atoms [first, last) of one row-product: the runs of the last level, those that are alike and evenly spaced as one
-// block.
+// Atoms [first, last) of one row-product: the runs of the last level; equal and evenly spaced runs form one block.
 template <typename Visit>
 void Walk::visit_row(const Offsets& base, int64_t first, int64_t last, Visit& visit) const {
   const Level& level = levels_.back();

@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kMaxOffset = int64_t{1} << 58;
-constexpr int64_t kFewRows = 16;  // a block of fewer rows is not worth its set-up
+constexpr int64_t kFewRows = 16;  // a block of fewer rows is not worth its setup
 
 int64_t checked_product(int64_t a, int64_t b) {
   int64_t product = 0;
@@ -79,7 +79,7 @@ Walk::Walk(std::span<const IntervalSet> region, std::span<const std::array<DimVi
   adopt(drafts);
 }
 
-// Joins runs that continue one another in every array.
+// Joins runs that are contiguous in every array.
 void Walk::merge_runs(Draft& draft) {
   std::vector<Run> merged;
   for (const Run& run : draft.runs) {
@@ -96,7 +96,7 @@ void Walk::merge_runs(Draft& draft) {
   draft.runs = std::move(merged);
 }
 
-// Makes one level of two neighbours where the outer one merely continues the inner one.
+// Merges two neighbouring levels if the outer one merely continues the inner one.
 void Walk::collapse(std::vector<Draft>& drafts) {
   for (size_t d = drafts.size(); d-- > 0;) {
     merge_runs(drafts[d]);
@@ -113,7 +113,7 @@ void Walk::collapse(std::vector<Draft>& drafts) {
   }
 }
 
-// Makes two levels of one whose runs are alike and evenly spaced.
+// Splits a level into two if its runs are equal and evenly spaced.
 void Walk::fold(std::vector<Draft>& drafts) {
   for (size_t d = drafts.size(); d-- > 0;) {
     const std::vector<Run>& runs = drafts[d].runs;
@@ -133,7 +133,7 @@ void Walk::fold(std::vector<Draft>& drafts) {
   }
 }
 
-// The level above the rows should be long: a block is a stretch of it.
+// The level above the rows should be long, since a block is a stretch of it.
 void Walk::prefer_long_rows(std::vector<Draft>& drafts) {
   if (drafts.size() < 3) return;
   const auto longest = [](const Draft& draft) {

@@ -1,8 +1,8 @@
 // A walk over the elements of a region, row-major, through up to three arrays at once: the source, the destination and
-// the tensor's row-major image (which the digest is about). Compiled once a route; what is regular is folded together,
-// so that a walk yields few and large blocks.
+// the tensor's row-major image (the subject of digests). Compiled once for each route; regular structure is folded, so
+// that a walk yields few and large blocks.
 //
-// Elements are counted in atoms: an element, or a pair of f4.
+// Elements are counted in atoms: an element, or a pair for f4.
 #pragma once
 
 #include <array>
@@ -20,8 +20,8 @@ enum Array : uint8_t { kSource, kDestination, kImage };
 inline constexpr size_t kArrays = 3;
 using Offsets = std::array<int64_t, kArrays>;
 
-// `rows` rows of `row_atoms` atoms, `row_step` bytes apart (any sign). Within a row, atoms lie one behind the other in
-// every array; where an array has them apart, rows are single atoms.
+// `rows` rows of `row_atoms` atoms, `row_step` bytes apart (any sign). Within a row, atoms are contiguous in every
+// array; if an array has gaps between them, rows are single atoms.
 struct Block {
   Offsets offset{};
   Offsets row_step{};
@@ -39,22 +39,22 @@ struct DimView {
 class Walk {
  public:
   enum class Order : uint8_t {
-    kRowMajor,  // atoms are numbered row-major over the region: what both ends of a stream agree on
-    kFree,      // numbered as makes the largest blocks
+    kRowMajor,  // atoms are numbered row-major over the region, as both ends of a stream agree
+    kFree,      // numbered so that blocks become largest
   };
   Walk() = default;  // no atoms
-  // `dims[d][array]`; intervals count in atoms of `atom_bytes[array]` bytes, and strides in bytes.
-  // Throws Error(kInvalidArgument) when offsets exceed 2^58 bytes.
+  // `dims[d][array]`; intervals count in atoms of `atom_bytes[array]` bytes, and strides in bytes. Throws
+  // Error(kInvalidArgument) if offsets exceed 2^58 bytes.
   Walk(std::span<const IntervalSet> region, std::span<const std::array<DimView, kArrays>> dims,
        const Offsets& atom_bytes, Order order);
 
   int64_t atoms() const { return atoms_; }
-  int64_t row_atoms() const { return levels_.empty() ? 1 : levels_.back().longest; }  // of its longest row
-  // The bytes around an array's first element that the walk touches; `atom_bytes` are those of one atom.
+  int64_t row_atoms() const { return levels_.empty() ? 1 : levels_.back().longest; }  // in its longest row
+  // The bytes around an array's first element that the walk touches; `atom_bytes` is the size of one atom.
   ByteExtent extent(Array array, int64_t atom_bytes) const;
   size_t memory_bytes() const;
 
-  // Calls visit(const Block&) for blocks that together are the atoms numbered [first, last), in order.
+  // Calls visit(const Block&) for blocks that together cover the atoms numbered [first, last), in order.
   template <typename Visit>
   void visit(int64_t first, int64_t last, Visit&& visit) const;
 

@@ -94,7 +94,7 @@ TEST(Walk, ItsExtentIsTheFirstAndLastByteTouched) {
   }
 }
 
-// How many blocks a walk yields is what its speed hangs on.
+// The number of blocks that a walk yields decides its speed.
 size_t blocks_of(const Shape& shape, const Region& region, const Region& src, const Region& dst, Walk::Order order,
                  bool image) {
   const RouteRegion what{.shape = shape, .dtype = DType::kF32, .region = region};

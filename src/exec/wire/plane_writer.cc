@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-constexpr Index kTile = 128;  // rows and columns that are transposed at once
+constexpr Index kTile = 128;  // rows and columns that are transposed at a time
 
 // Strides in elements of codes [matrices, rows, columns], or [matrices, columns, rows].
 std::vector<Index> code_strides(const Shape& extents, bool transposed) {
@@ -54,7 +54,7 @@ PlaneWriter::PlaneWriter(std::shared_ptr<const WirePiece> piece, const Region& h
   const Shape extents = held.extents();
   const Index rows = extents[extents.size() - 2];
   const auto blocks_in = [](Index elements, Index block) { return (elements + block - 1) / block; };
-  // A scale of E4M3 stands in each row of its block.
+  // An E4M3 scale is repeated in each row of its block.
   const bool repeated = format.packed();
   for (const PlaneTarget& target : planes) {
     const Index lines = target.transposed ? extents.back() : rows;
@@ -115,7 +115,7 @@ int64_t PlaneWriter::read_matrix(const std::byte* from, Index matrix, const Inte
 void PlaneWriter::copy_codes(const std::byte* from, const Plane& plane, const BlockBox& box) const {
   const bool packed = piece().what().format.packed();
   const int64_t to = plane.codes.of(box);
-  const Index odd = piece().odd(box) ? 1 : 0;  // what is held begins at whole bytes: it has the same nibbles
+  const Index odd = piece().odd(box) ? 1 : 0;  // the held region begins at whole bytes: it has the same nibbles
   for (Index r = 0; r < box.rows.size(); ++r) {
     const std::byte* source = from + piece().codes(box) + r * piece().row_bytes();
     const int64_t target = to + r * plane.code_row_elements;
@@ -148,7 +148,7 @@ void PlaneWriter::transpose_codes(const std::byte* from, const Plane& plane, con
     });
     return;
   }
-  // Rows and columns that share a byte with others go one by one; the rest lies in whole bytes on both sides.
+  // Rows and columns that share a byte with others go one by one; all others are whole bytes on both sides.
   const Index odd = piece().odd(box) ? 1 : 0;
   const Index skipped_row = box.rows.begin % 2;
   const Index even_rows = (box.rows.size() - skipped_row) / 2 * 2;

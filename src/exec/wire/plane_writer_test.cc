@@ -16,7 +16,7 @@ using exec_testing::random_regions;
 using exec_testing::WireReference;
 using exec_testing::WireTensor;
 
-// What a sender would have sent.
+// The piece that a sender would have sent.
 std::vector<std::byte> piece_of(const WirePiece& piece, const WireReference& whole) {
   std::vector<std::byte> data(static_cast<size_t>(piece.bytes()));
   const BlockWalk& walk = piece.walk();
@@ -66,7 +66,7 @@ IntervalSet random_blocks(Random& random, Index n, Index block) {
   return IntervalSet::of_sorted(kept);
 }
 
-// The planes of what one rank holds, one behind the other, as they must come out.
+// The expected planes of what one rank holds, one after another.
 struct ExpectedPlanes {
   std::vector<std::byte> codes, scales, amaxes;
 
@@ -176,7 +176,7 @@ TEST(PlaneWriter, PiecesOfAnyCutsGiveThePlanesOfWhatIsHeld) {
   }
 }
 
-// What quantize() gives of the same matrix.
+// The result of quantize() for the same matrix.
 TEST(PlaneWriter, BothPlanesAreThoseOfTheWholeTensorWhereOneIsTheOtherTransposed) {
   Random random(72);
   for (const Format name : all_formats()) {

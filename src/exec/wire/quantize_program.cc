@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-// What `held` has of the blocks that `set` touches.
+// The part of `held` in the blocks that `set` touches.
 IntervalSet with_whole_blocks(const IntervalSet& set, const IntervalSet& held, Index origin, Index block) {
   const IntervalSet touched = touched_blocks(set, origin, block);
   std::vector<Interval> whole;
@@ -14,7 +14,7 @@ IntervalSet with_whole_blocks(const IntervalSet& set, const IntervalSet& held, I
   return held.intersect(IntervalSet::of_sorted(whole));
 }
 
-// What AmaxRun looks at.
+// The region that AmaxRun looks at.
 WireRegion seen_around(const WireRegion& what, const Region& held) {
   WireRegion seen = what;
   if (what.format.one_scale() || what.region.empty()) return seen;

@@ -1,4 +1,4 @@
-// What a QuantizeProgram is made of. For quantize_*.cc only.
+// The parts of a QuantizeProgram. For quantize_*.cc only.
 #pragma once
 
 #include <memory>
@@ -13,11 +13,11 @@ struct QuantizePart {
   WirePiece piece;
   codec::BlockEncoder encoder;
   BoxOffsets send;  // boxes of the piece in the source
-  // Also what lies around the region in the same blocks. Touches the same blocks as the piece.
+  // Also what is around the region in the same blocks. Touches the same blocks as the piece.
   WireRegion seen;
   BlockWalk look;
   BoxOffsets look_at;
-  // Places in the grid's dims of blocks that are cut.
+  // Places of cut blocks in the grid's dims.
   std::vector<Index> cut_rows, cut_columns;
 
   explicit QuantizePart(const QuantizeRoute& route);

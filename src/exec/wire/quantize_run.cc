@@ -12,10 +12,10 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kAbortBytes = int64_t{1} << 20;     // looked at before abort() is
+constexpr int64_t kAbortBytes = int64_t{1} << 20;     // between two checks for abort()
 constexpr int64_t kEncodeBytes = int64_t{128} << 10;  // encoded, then digested while the codes are in the cache
 
-// A part's bands [first, last), so many at once that they are about `bytes` of the source.
+// Visits a part's bands [first, last), several at a time: about `bytes` of the source.
 template <typename Visit>
 void for_each_stretch(const BlockWalk& walk, DType dtype, Index first, Index last, int64_t bytes, const Visit& visit) {
   const Index step = std::max<Index>(bytes / std::max<int64_t>(bytes_of(dtype, walk.band_elements()), 1), 1);

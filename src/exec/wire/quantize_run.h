@@ -1,12 +1,13 @@
 // The sender's side of quantised routes, in two passes over what it sends:
 //
-//   AmaxRun     amaxes of blocks and matrices, into QuantizeAmaxes; finds what is not finite
+//   AmaxRun     amaxes of blocks and matrices, into QuantizeAmaxes; finds non-finite values
 //               (the caller makes all ranks agree on amaxes and on cut blocks, and overwrites them)
 //   EncodeRun   wire pieces (exec/wire/wire_piece.h) and their digests
 //
-// A block is *cut* if elements of it lie outside what this rank holds; of any other the amax is complete here, even
-// where routes cut it, since AmaxRun looks at all that this rank holds of the blocks that it sends. Who holds some of a
-// cut block reports it, so that all of it is looked at: of one tensor, what two ranks hold is equal or disjoint.
+// A block is *cut* if this rank does not hold all of its elements. The amax of any other block is complete here, even
+// if routes cut it, since AmaxRun looks at all elements that this rank holds of the blocks that it sends. Every rank
+// that holds some of a cut block reports it, so that all of it is covered: what two ranks hold of a tensor is equal or
+// disjoint.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@ struct QuantizeRoute {
   LocalArray src{};  // owns what.region; of what.src_dtype
 };
 
-// One that other ranks, or other parts of a fused matrix, have something of.
+// A block of which other ranks, or other parts of a fused matrix, hold some elements.
 struct CutBlock {
   Index matrix = 0;     // of the tensor, row-major over its stack
   Index block_row = 0;  // counted from the blocks' origin
@@ -41,13 +42,13 @@ struct CutBlock {
 // Compiled once at registration. Immutable, hence thread-safe.
 class QuantizeProgram {
  public:
-  // Throws as BlockWalk does, and for arrays that reach beyond any memory.
+  // Throws as BlockWalk does, and for arrays larger than any memory.
   explicit QuantizeProgram(std::span<const QuantizeRoute> routes);
   ~QuantizeProgram();
 
   size_t routes() const;
   const WirePiece& piece(size_t route) const;
-  // Of the tensor: the matrix at a place of QuantizeAmaxes::matrices().
+  // The matrix of the tensor for a place in QuantizeAmaxes::matrices().
   Index matrix_of(size_t route, Index place) const;
   Index cut_block_count(size_t route) const;
   std::vector<CutBlock> cut_blocks(size_t route) const;
@@ -59,12 +60,12 @@ class QuantizeProgram {
   std::unique_ptr<const Impl> impl_;
 };
 
-// What one pass writes and the other reads. Not thread-safe: no run that uses it may be under way while it is changed.
+// Written by one pass and read by the other. Not thread-safe: do not change it while a run uses it.
 class QuantizeAmaxes {
  public:
   explicit QuantizeAmaxes(const QuantizeProgram& program);
 
-  // Of each matrix of a route; empty for formats that need none.
+  // For each matrix of a route; empty for formats that need none.
   std::span<float> matrices(size_t route) { return span_of(matrices_, route); }
   // [matrices][touched block rows][touched block columns]; empty for formats with one scale.
   std::span<float> blocks(size_t route) { return span_of(blocks_, route); }
@@ -95,11 +96,11 @@ class AmaxRun final : public TransferRun {
           Done done);
   ~AmaxRun() override;
 
-  // Where the routes' local tensors begin; before start(). REQUIRES: one a route.
+  // Sets where the routes' local tensors begin; before start(). REQUIRES: one for each route.
   void read_from(std::span<const std::byte* const> data);
 
-  int64_t bytes() const override;  // of the sources' dtypes, of all that is looked at
-  // The first one by tensor and index, once the run has ended.
+  int64_t bytes() const override;  // in the sources' dtypes, of all elements that it looks at
+  // The first one by tensor and index; valid once the run has ended.
   std::optional<NonfiniteValue> nonfinite() const;
 
  private:
@@ -117,18 +118,18 @@ class AmaxRun final : public TransferRun {
   std::optional<NonfiniteValue> nonfinite_ GUARDED_BY(mutex_);
 };
 
-// digests(): each route's image, codes and owned scales, and each route's rest (DigestTable).
+// digests(): each route's image (codes and owned scales), and each route's rest (DigestTable).
 class EncodeRun final : public TransferRun {
  public:
   struct Memory {
-    const std::byte* data = nullptr;  // where the local tensor begins
+    const std::byte* data = nullptr;  // the local tensor's first element
     std::byte* piece = nullptr;       // WirePiece::bytes()
   };
   EncodeRun(std::shared_ptr<const QuantizeProgram> program, std::shared_ptr<QuantizeAmaxes> amaxes,
             std::vector<Memory> memory, bool digest, WorkerPool& pool, Done done);
   ~EncodeRun() override;
 
-  int64_t bytes() const override;  // of the sources' dtypes
+  int64_t bytes() const override;  // in the sources' dtypes
   // REQUIRES: it has digests
   const Digest& rest(size_t route) const { return digests()[table_.second(route)]; }
 

@@ -26,7 +26,7 @@ using exec_testing::reach_self;
 using exec_testing::WireReference;
 using exec_testing::WireTensor;
 
-// A local tensor with memory, of a sender or a receiver.
+// A local tensor of a sender or a receiver, with its memory.
 struct WireArray {
   Buffer buffer;
   PlainOffsets offsets;
@@ -40,7 +40,7 @@ struct WireArray {
   std::byte* at(const std::vector<Index>& indices) { return data() + offsets.of(indices); }
 };
 
-// All blocks and matrices of a fused matrix, as if ranks had met.
+// All blocks and matrices of a fused matrix, as if ranks had agreed on them.
 struct Agreement {
   std::map<std::tuple<Index, Index, Index>, float> blocks;
   std::map<Index, float> matrices;
@@ -131,7 +131,7 @@ class WireSender {
   std::vector<Digest> digests_;
 };
 
-// What packs the pieces of `routes` into a stream.
+// Packs the pieces of `routes` into a stream.
 std::unique_ptr<SourceRun> fill(const std::vector<PullRoute>& routes, WorkerPool& pool, Completion& filled,
                                 std::unique_ptr<ByteStream> stream) {
   std::vector<SourceRoute> sources;
@@ -142,7 +142,7 @@ std::unique_ptr<SourceRun> fill(const std::vector<PullRoute>& routes, WorkerPool
                                      "inference/0", std::move(stream));
 }
 
-// A rank that takes a region of one tensor from all who send of it.
+// A rank that pulls a region of one tensor from all ranks that send any of it.
 void pull_and_check(Random& random, WorkerPool& pool, const std::vector<WireSender>& senders, uint32_t ordinal,
                     const WireTensor& tensor, const Region& wanted, DType to) {
   WireArray destination(random, wanted, to);
@@ -203,7 +203,7 @@ void pull_and_check(Random& random, WorkerPool& pool, const std::vector<WireSend
   ASSERT_EQ(std::vector<Digest>(run.digests().begin(), run.digests().end()), digests);
 }
 
-// Tensors that make up a stack of matrices together: the whole, or fused parts of it.
+// Tensors that form a stack of matrices together: the whole, or fused parts of it.
 std::vector<WireTensor> tensors_of(Random& random, const WireReference& whole, const Shape& stack, Index rows,
                                    Index columns, bool fused) {
   const auto tensor = [&](Interval r, Interval c) {
@@ -225,7 +225,7 @@ std::vector<WireTensor> tensors_of(Random& random, const WireReference& whole, c
 
 class WireRunsTest : public EveryKernelTest {
  protected:
-  // Random senders, random receivers: what arrives is what quantising the whole would have given.
+  // With random senders and receivers, the result is that of quantising the whole.
   static void check(Random& random, WorkerPool& pool, const codec::BlockFormat& format, DType from, Index rows,
                     Index columns) {
     Shape stack;
@@ -240,7 +240,7 @@ class WireRunsTest : public EveryKernelTest {
       const Shape& shape = tensors[t].shape;
       wanted.push_back(random_regions(random, shape));
       for (const Region& held : random_regions(random, shape))
-        for (const Region& served : random_regions(random, shape)) {  // replicas share what they all hold
+        for (const Region& served : random_regions(random, shape)) {  // replicas share what all of them hold
           WireSender& sender = senders[static_cast<size_t>(pick(random, 0, 3))];
           const Region sent = held.intersect(served);
           for (const Region& region : wanted.back()) sender.add(random, t, tensors[t], held, sent.intersect(region));
@@ -323,7 +323,7 @@ TEST(QuantizeRun, NamesTheFirstValueThatIsNotFiniteByTensorAndIndex) {
   };
   spoil(0, {0, 0, 0}, NAN);
   EXPECT_EQ(sender.run_amax(pool)->tensor, 8u);
-  spoil(1, {0, 150, 3}, NAN);  // nobody looks there
+  spoil(1, {0, 150, 3}, NAN);  // no rank looks there
   spoil(1, {1, 149, 99}, NAN);
   spoil(1, {1, 17, 3}, -INFINITY);
   const std::optional<NonfiniteValue> found = sender.run_amax(pool);
@@ -351,7 +351,7 @@ TEST(QuantizeRun, AnotherAmaxIsFoundOutByTheDigestsRestAlone) {
   EXPECT_NE(rest, sender.rest(0));
 }
 
-// Two ranks, of which one has the last column: too little to know the largest exponent of a block.
+// Two ranks, one of which has the last column: too little to know the largest exponent of a block.
 Digest sent_by_two(const codec::BlockFormat& format, bool agree, Digest& expected) {
   Random random(75);
   WorkerPool pool(1, "wire");

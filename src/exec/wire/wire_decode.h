@@ -1,4 +1,4 @@
-// From a wire piece into a local tensor of floats.
+// Decodes a wire piece into a local tensor of floats.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class WireDecoder final : public WireReader {
     DType dtype = DType::kF32;  // f64, f32, f16 or bf16; computed in f32, rounded once
     std::byte* data = nullptr;  // first element
   };
-  // Throws Error(kInvalidArgument) for a target of another dtype or one that reaches beyond any memory.
+  // Throws Error(kInvalidArgument) for a target of another dtype or one larger than any memory.
   WireDecoder(std::shared_ptr<const WirePiece> piece, const Target& target);
 
   int64_t band_bytes() const override;

@@ -1,19 +1,19 @@
-// A region of a tensor as it travels quantised: a *wire piece*, bytes of a layout that both ends compute from what they
-// know, so that nobody sends it. To links and messages it is a one-dim tensor of u8.
+// A quantised region of a tensor on the wire: a *wire piece*, whose layout both ends compute, so that it is never sent.
+// For links and messages it is a one-dim tensor of u8.
 //
-//   amaxes   f32 [matrices]                                           of formats that need them
+//   amaxes   f32 [matrices]                                           for formats that need them
 //   scales   [matrices][touched block rows][touched block columns]    one a block
 //   codes    [matrices][rows][row_bytes]
 //
-// Each section begins at a multiple of 16. A row's codes are those of its intervals of columns, one behind the other.
-// Of f4, an interval [b, e) takes the bytes b/2 to (e-1)/2 of the whole row, so that its codes lie in the nibbles that
-// they have there; a nibble of a column outside the region is 0.
+// Each section begins at a multiple of 16. A row's codes are those of its intervals of columns, one after another. For
+// f4, an interval [b, e) takes the bytes b/2 to (e-1)/2 of the whole row, so that its codes have the same nibbles as
+// there; a nibble of a column outside the region is 0.
 //
-// Its *image*, which digests are about, does not depend on the cut of the tensor into regions: the codes of the whole
-// tensor, packed, row-major; at the next multiple of 4 the scales of all its blocks [.., block rows, block columns];
-// at the next multiple of 4 the amaxes of its matrices. A block counts in the region that *owns* it, the one that holds
-// its first element of this tensor. Codes and scales of owned blocks add up to the tensor's over all regions; what is
-// left, scales of blocks owned elsewhere and amaxes, is compared and never summed.
+// Its *image*, the subject of digests, does not depend on how the tensor is cut into regions: the codes of the whole
+// tensor, packed, row-major; at the next multiple of 4 the scales of all its blocks [.., block rows, block columns]; at
+// the next multiple of 4 the amaxes of its matrices. A block belongs to the region that *owns* it, the one with its
+// first element of this tensor. Over all regions, the digests of codes and owned scales add up to the tensor's; the
+// rest, scales of blocks owned elsewhere and amaxes, is compared but never summed.
 #pragma once
 
 #include <cstddef>
@@ -38,33 +38,33 @@ class WirePiece {
   // Offsets in the piece.
   int64_t amax(Index matrix) const { return matrix * static_cast<int64_t>(sizeof(float)); }
   int64_t scale(Index matrix, Index block_row, Index block_column) const;  // places in the grid
-  int64_t codes(const BlockBox& box) const;                                // of the byte that holds the first
+  int64_t codes(const BlockBox& box) const;                                // of the byte with the first code
 
   int64_t scale_row_bytes() const { return walk_.block_columns().size() * what_.format.scale_bytes(); }
   int64_t row_bytes() const { return row_bytes_; }
   bool odd(const BlockBox& box) const { return what_.format.packed() && box.columns.begin % 2 != 0; }
   int64_t box_row_bytes(const BlockBox& box) const;
   int64_t code_section() const { return codes_; }
-  // Which matrix of the tensor, row-major over its stack, is one of the region's.
+  // The index in the tensor, row-major over its stack, of one of the region's matrices.
   Index tensor_matrix(Index matrix) const;
 
-  // Adds what bands [first, last) of the piece at `data` hold to digests of its image: codes and owned scales, with the
-  // number of elements, to `main`; to `rest` the scales of other blocks and the amaxes.
+  // Digests bands [first, last) of the piece at `data`: adds codes and owned scales, with the number of elements, to
+  // `main`, and the scales of other blocks and the amaxes to `rest`.
   void digest(const std::byte* data, Index first, Index last, Digest& main, Digest& rest) const;
 
  private:
-  // Touched blocks along one dim that follow one another and are alike.
+  // Touched blocks along one dim that are adjacent and alike.
   struct BlockRun {
     Interval places;     // in the grid
     uint64_t image = 0;  // of the first, among the tensor's
     bool owned = false;
   };
-  // Along one dim of a matrix.
+  // Blocks along one dim of a matrix.
   struct BlockDim {
     BlockDim() = default;
     BlockDim(const IntervalSet& touched, const IntervalSet& elements, Index size, Index origin, Index block);
 
-    uint64_t count = 0;  // of the tensor's blocks
+    uint64_t count = 0;  // the number of the tensor's blocks
     std::vector<BlockRun> runs;
   };
   void digest_scales(const std::byte* data, Index matrix, const Interval& rows, Digest& main, Digest& rest) const;

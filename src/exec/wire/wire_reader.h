@@ -1,5 +1,5 @@
-// The receiver's side of a quantised route: what reads a wire piece. Into floats: exec/wire/wire_decode.h; into planes
-// of a quantised tensor: exec/wire/plane_writer.h.
+// The receiver's side of a quantised route: reads a wire piece. Into floats: exec/wire/wire_decode.h; into planes of a
+// quantised tensor: exec/wire/plane_writer.h.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// Immutable, hence thread-safe. It is given the piece's bytes with each call, mapped or fetched; they may change under
-// it: values are then wrong, and nothing else.
+// Immutable, hence thread-safe. Each call gets the piece's bytes, mapped or fetched. They may change during the call:
+// then values are wrong, but nothing worse happens.
 class WireReader {
  public:
   virtual ~WireReader() = default;
@@ -22,14 +22,14 @@ class WireReader {
 
   const WirePiece& piece() const { return *piece_; }
   virtual int64_t band_bytes() const = 0;  // of the larger side
-  // So many that their codes fit the cache between digest() and read().
+  // Few enough that their codes stay in the cache between digest() and read().
   virtual Index bands_at_once() const {
     const int64_t bits = piece_->walk().band_elements() * bits_of(piece_->what().format.codes);
     return std::max<Index>(8 * kCachedCodes / std::max<int64_t>(bits, 1), 1);
   }
 
-  // Bands [first, last) of the piece at `from` into the target. Returns how many bytes of the piece that was; those
-  // that are no codes count with the first band.
+  // Reads bands [first, last) of the piece at `from` into the target. Returns the number of bytes of the piece that
+  // were read; those that are not codes count with the first band.
   int64_t read(const std::byte* from, Index first, Index last) const {
     int64_t bytes = first == 0 ? piece_->code_section() : 0;
     piece_->walk().for_each_matrix(

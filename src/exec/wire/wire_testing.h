@@ -1,4 +1,4 @@
-// For tests of quantised routes: random tensors cut among senders and receivers, and what must come of them.
+// For tests of quantised routes: random tensors cut among senders and receivers, and the expected results.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ inline std::vector<codec::BlockFormat> every_wire_format() {
   return formats;
 }
 
-// [0, n) in disjoint sets that cover it, of any number of intervals; some may be empty.
+// Disjoint sets that cover [0, n), each of any number of intervals; some may be empty.
 inline std::vector<IntervalSet> random_partition(Random& random, Index n, size_t parts, Index longest) {
   std::vector<std::vector<Interval>> cuts(parts);
   for (Index at = 0; at < n;) {
@@ -76,7 +76,7 @@ void for_each_element(const Region& region, const Visit& visit) {
   }
 }
 
-// A stack of matrices, quantised as wholes by the scalar reference.
+// A stack of matrices, quantised whole by the scalar reference.
 class WireReference {
  public:
   WireReference(Random& random, const codec::BlockFormat& format, DType dtype, Index matrices, Index rows,
@@ -89,7 +89,7 @@ class WireReference {
   DType dtype() const { return dtype_; }
   float amax(Index matrix) const { return at(matrix).amax; }
 
-  // In decoded().
+  // Index in decoded().
   Index place_of(Index matrix, Index row, Index column) const { return (matrix * rows_ + row) * columns_ + column; }
   const std::byte* value(Index matrix, Index row, Index column) const {
     return at(matrix).values.data() + bytes_of(dtype_, row * columns_ + column);
@@ -106,7 +106,7 @@ class WireReference {
     const Index line = by_row ? block_row * format_.block_rows : block_row;
     return at(matrix).scales.data() + line * shape.scale_row_bytes() + block_column * format_.scale_bytes();
   }
-  // As it arrives: [matrices][rows][columns] of `to`.
+  // The received values: [matrices][rows][columns] of `to`.
   std::vector<std::byte> decoded(DType to) const {
     const ForcedKernel scalar("scalar");
     const DType as = to == DType::kF64 ? DType::kF32 : to;
@@ -163,7 +163,7 @@ class WireReference {
   std::vector<Matrix> matrices_;
 };
 
-// A tensor whose matrices are parts, or all, of a reference's.
+// A tensor whose matrices are parts of a reference's, or the whole.
 struct WireTensor {
   const WireReference* whole = nullptr;
   Shape shape{};
@@ -188,7 +188,7 @@ struct WireTensor {
   Index row_of(const std::vector<Index>& at) const { return at[at.size() - 2] + row0; }
   Index column_of(const std::vector<Index>& at) const { return at.back() + column0; }
 
-  // The digest of its image, put together element by element.
+  // The digest of its image, computed element by element.
   Digest digest() const {
     const codec::BlockFormat& format = whole->format();
     const bool packed = format.packed();
