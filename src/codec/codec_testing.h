@@ -1,4 +1,4 @@
-// For the codec's tests: the variants this CPU has, and memory whose neighbourhood is watched.
+// For the codec's tests: the variants that this CPU supports, and memory with guarded surroundings.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ inline std::string kernel_name(const testing::TestParamInfo<std::string>& info) 
   return info.param;
 }
 
-// `size` bytes that start `misalignment` bytes behind a cache line. What lies around them must stay as it is.
+// `size` bytes that start `misalignment` bytes after a cache line boundary. Writes around them are detected.
 class GuardedBytes {
  public:
   explicit GuardedBytes(size_t size, size_t misalignment = 0)

@@ -1,5 +1,5 @@
-// For tests: single elements of quantised formats, written apart from the code under test: by table search, by the next
-// power of two, by Philox's numbers.
+// For tests: single elements of quantised formats, implemented independently of the code under test: by table search,
+// by the next power of two, by Philox numbers.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace tessera::oracle {
 
 inline constexpr float kMagnitudes[8] = {0, .5F, 1, 1.5F, 2, 3, 4, 6};  // E2M1
 
-// Half-way between two codes: to the even one.
+// Half-way between two codes: rounds to the even one.
 struct HalfWay {
   float magnitude;
   bool up;
@@ -36,7 +36,7 @@ inline float e2m1_value(uint8_t code) {
   return code >= 8 ? -kMagnitudes[code - 8] : kMagnitudes[code];
 }
 
-// The smallest power of two that is not below v: code e is 2^(e - 127), 255 is NaN.
+// The smallest power of two that is at least v: code e is 2^(e - 127), 255 is NaN.
 inline uint8_t e8m0(float v) {
   if (std::isnan(v)) return 255;
   uint8_t e = 0;
@@ -46,7 +46,7 @@ inline uint8_t e8m0(float v) {
 inline float e8m0_value(uint8_t e) {
   return e == 255 ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(std::ldexp(1.0, e - 127));
 }
-// The same for all codes, but 254's is no power that f32 has as a normal number.
+// The same for all codes, except that 254's inverse is not a normal f32 number.
 inline float e8m0_inverse(uint8_t e) {
   return e == 255 ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(std::ldexp(1.0, 127 - e));
 }
@@ -97,7 +97,7 @@ inline float e2m1_step(float a) {
   return a >= 2 ? 1 : .5F;
 }
 
-// `r`: 0 to 255.
+// `r` is 0 to 255.
 inline uint8_t e2m1_stochastic(float y, uint32_t r) {
   if (std::isnan(y)) return 7;
   const float a = std::min(std::fabs(y), 6.0F);

@@ -33,7 +33,7 @@ void for_each(size_t n, size_t bytes, Parallel parallel, const std::function<voi
     try {
       others.push_back(start_thread(fmt::format("tessera-quant-{}", t), work));
     } catch (const Error&) {
-      break;  // then those there are do it
+      break;  // then the existing threads do it
     }
   }
   work();

@@ -1,10 +1,10 @@
-// Conversions between f32 and other float formats, one value at a time, by bit arithmetic: the reference that every
-// faster variant must equal. Formats: IEEE 754, OCP 8-bit Floating Point 1.0, OCP Microscaling Formats 1.0.
+// Conversions between f32 and other float formats, one value at a time, by bit arithmetic: the reference for every
+// faster variant. Formats: IEEE 754, OCP 8-bit Floating Point 1.0, OCP Microscaling Formats 1.0.
 //
-// Rounding is to nearest, ties to even. Infinity stays infinity in f16 and bf16; E4M3 and E5M2 saturate to the largest
-// finite value, infinity too. The sign of zero is kept. Every NaN, in either direction, becomes the one quiet NaN of
-// its format below, positive. f64 is rounded to f32 first. Pure; all but the f64 pair constexpr and free of float
-// arithmetic that could round.
+// Rounding is to nearest, ties to even. Infinity stays infinity in f16 and bf16; in E4M3 and E5M2 it saturates to the
+// largest finite value, like all values that are too large. The sign of zero is kept. Every NaN, in either direction,
+// becomes its format's positive quiet NaN below. f64 is rounded to f32 first. Pure; all functions except the f64 pair
+// are constexpr and use no float arithmetic that could round.
 #pragma once
 
 #include <bit>
@@ -17,21 +17,21 @@ inline constexpr uint32_t kNaNF32 = 0x7FC00000;
 inline constexpr uint16_t kNaNF16 = 0x7E00;
 inline constexpr uint16_t kNaNBF16 = 0x7FC0;
 inline constexpr uint8_t kNaNF8 = 0x7F;  // E4M3 and E5M2
-inline constexpr uint8_t kNaNE2M1 = 7;   // which has none: this is 6
+inline constexpr uint8_t kNaNE2M1 = 7;   // E2M1 has no NaN: this is 6
 inline constexpr uint32_t kInfF32 = 0x7F800000;
 
 // A format of at most 16 bits: sign, exponent, mantissa. Codes below are without the sign.
 struct MiniFloat {
   int exponent_bits;
   int mantissa_bits;
-  bool has_infinity;  // else the all-ones exponent holds numbers, and all ones throughout is the only NaN
-  uint32_t largest;   // what values too large for the format become
+  bool has_infinity;  // otherwise the all-ones exponent holds numbers, and only all ones is NaN
+  uint32_t largest;   // the code of values too large for the format
   uint32_t nan;
 
   constexpr int bias() const { return (1 << (exponent_bits - 1)) - 1; }
   constexpr uint32_t sign() const { return 1U << (exponent_bits + mantissa_bits); }
   constexpr uint32_t infinity() const { return sign() - (1U << mantissa_bits); }
-  // To an f32's bits: mantissas differ by shift(), biases by rebias().
+  // To an f32's bits: mantissas differ by shift(), exponent biases by rebias().
   constexpr int shift() const { return 23 - mantissa_bits; }
   constexpr uint32_t rebias() const { return static_cast<uint32_t>(127 - bias()) << 23; }
   // The smallest subnormal is 2^this.
@@ -56,9 +56,9 @@ constexpr uint32_t encode(const MiniFloat& format, float value) {
   const uint32_t magnitude = bits & 0x7FFFFFFF;
   if (magnitude > kInfF32) return format.nan;
   uint32_t code = 0;
-  if (magnitude >= format.rebias() + (1U << 23)) {  // a carry out of the mantissa rightly increments the exponent
+  if (magnitude >= format.rebias() + (1U << 23)) {  // a carry out of the mantissa correctly increments the exponent
     code = shift_right_rne(magnitude - format.rebias(), format.shift());
-  } else {  // below the smallest normal: shift the mantissa, leading one and all, to the fixed exponent
+  } else {  // below the smallest normal: shift the mantissa with its leading one to the fixed exponent
     const int exponent = static_cast<int>(magnitude >> 23);
     const int dropped = format.shift() + 128 - format.bias() - exponent;
     if (exponent > 0 && dropped <= 24) code = shift_right_rne((magnitude & 0x7FFFFF) | 0x800000, dropped);
@@ -118,7 +118,7 @@ constexpr float f32_from_e8m0(uint8_t code) {
 }
 
 // E2M1, in the low four bits of `code`. Saturates; NaN becomes 7, which is 6, as the hardware does.
-inline constexpr MiniFloat kE2M1Format{2, 1, false, 7, kNaNE2M1};  // to encode with, not to decode: 7 is no NaN
+inline constexpr MiniFloat kE2M1Format{2, 1, false, 7, kNaNE2M1};  // for encoding only: 7 does not decode to NaN
 constexpr uint8_t e2m1_from_f32(float value) {
   return static_cast<uint8_t>(encode(kE2M1Format, value));
 }
@@ -127,7 +127,7 @@ constexpr float f32_from_e2m1(uint8_t code) {
   return (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
 }
 
-// These two round as the machine does, to nearest even by default.
+// These two round in the current mode, by default to nearest even.
 inline float f32_from_f64(double value) {
   return value != value ? std::bit_cast<float>(kNaNF32) : static_cast<float>(value);
 }

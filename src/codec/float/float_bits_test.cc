@@ -51,7 +51,7 @@ TEST_P(FloatBitsTest, EveryValueAndEveryMidpointAndTheirNeighboursEncodeToTheNea
   marks.push_back((oracle.values().back() + oracle.overflow()) / 2);
   marks.push_back(oracle.overflow());
   for (const double mark : marks) {
-    const uint32_t centre = bits(static_cast<float>(mark));  // overflow of bf16 is infinity
+    const uint32_t centre = bits(static_cast<float>(mark));  // bf16 overflows to infinity
     for (int64_t pattern = int64_t{centre} - 2; pattern <= int64_t{centre} + 2; ++pattern) {
       if (pattern < 0) continue;
       for (const uint32_t sign : {0U, 0x80000000U}) {
@@ -136,7 +136,7 @@ TEST(TorchCastTest, EncodingAgreesWithTorch) {
     EXPECT_EQ(f16_from_f32(x), nan ? kNaNF16 : row.f16) << std::hexfloat << x;
     EXPECT_EQ(bf16_from_f32(x), nan ? kNaNBF16 : row.bf16) << std::hexfloat << x;
     EXPECT_EQ(e4m3_from_f32(x), nan ? kNaNF8 : row.e4m3) << std::hexfloat << x;
-    // From there on torch gives infinity where this project saturates.
+    // From here on torch gives infinity where this project saturates.
     if (nan || std::fabs(x) < 61440) {
       EXPECT_EQ(e5m2_from_f32(x), nan ? kNaNF8 : row.e5m2) << std::hexfloat << x;
     }

@@ -1,5 +1,5 @@
-// For tests: float formats by table search, written apart from the code under test. A format is a list of all its
-// finite values, worked out with ldexp; encoding searches the list for the nearest.
+// For tests: float formats by table search, implemented independently of the code under test. A format is a list of all
+// its finite values, computed with ldexp; encoding searches the list for the nearest one.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ class FloatOracle {
   struct Format {
     int exponent_bits;
     int mantissa_bits;
-    bool ieee;       // the last exponent is for infinity and NaN; else only its last code is NaN
+    bool ieee;       // the last exponent is for infinity and NaN; otherwise only its last code is NaN
     bool saturates;  // encoding never gives infinity
     uint32_t nan;
   };
@@ -31,12 +31,12 @@ class FloatOracle {
         values_.push_back(e == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, e - bias));
       }
     }
-    // Where the next value would be, were there one: what rounds to it is too large.
+    // Where the next value would be if there were one: a value that rounds to it is too large.
     const double step = values_.back() - values_[values_.size() - 2];
     overflow_ = values_.back() + step;
   }
 
-  // Finite values by code, ascending, without the sign.
+  // Finite values by code, ascending, without signs.
   const std::vector<double>& values() const { return values_; }
   double overflow() const { return overflow_; }
   uint32_t sign_bit() const { return 1U << (format_.exponent_bits + format_.mantissa_bits); }

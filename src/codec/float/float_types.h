@@ -1,4 +1,4 @@
-// The float types that casts know, as types: their bits, and how one value gets to f32 and back
+// The float types that casts support, as C++ types: their bits, and conversions of one value to f32 and back
 // (codec/float/float_bits.h).
 #pragma once
 
@@ -49,7 +49,7 @@ struct E5M2 {
   static constexpr Bits encode(float value) { return e5m2_from_f32(value); }
 };
 
-// Codes of quantised formats; two of these are packed in a byte.
+// Codes of quantised formats; two E2M1 codes are packed in a byte.
 struct E2M1 {
   static constexpr MiniFloat kFormat = kE2M1Format;
   static constexpr float decode(uint8_t code) { return f32_from_e2m1(code); }
@@ -59,9 +59,9 @@ struct E2M1 {
 template <typename... T>
 struct TypeList {};
 using CastTypes = TypeList<F64, F32, F16, BF16, E4M3, E5M2>;  // in the order of DType
-using QuantizedTypes = TypeList<F32, F16, BF16>;  // what quantised formats are made of, in the order of DType
-using CodeTypes = TypeList<E4M3, E5M2, E2M1>;     // what they are made to
-template <typename T>                             // among QuantizedTypes
+using QuantizedTypes = TypeList<F32, F16, BF16>;              // inputs of quantisation, in the order of DType
+using CodeTypes = TypeList<E4M3, E5M2, E2M1>;                 // its outputs
+template <typename T>                                         // index in QuantizedTypes
 inline constexpr size_t kIndexOf = std::is_same_v<T, F32>   ? 0
                                    : std::is_same_v<T, F16> ? 1
                                                             : 2;

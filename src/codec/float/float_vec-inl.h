@@ -1,5 +1,5 @@
-// The types of codec/float/float_types.h a vector at a time: Lane<T>::load gives Lanes(D()) elements as the bits of
-// f32, Lane<T>::store takes them. Only the stores make NaNs canonical. Included once a Highway target.
+// The types of codec/float/float_types.h, one vector at a time: Lane<T>::load reads Lanes(D()) elements as f32 bits,
+// Lane<T>::store writes them. Only stores make NaNs canonical. Included once for each Highway target.
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using D = hn::ScalableTag<int32_t>;  // bits of f32; signed, since comparisons of signed lanes are what all targets have
+using D = hn::ScalableTag<int32_t>;  // f32 bits; signed, since all targets can compare signed lanes
 using DF = hn::RebindToFloat<D>;
 using D64 = hn::RepartitionToWide<DF>;
 using V = hn::Vec<D>;
@@ -47,20 +47,20 @@ HWY_INLINE hn::Mask<D> is_nan(V value) {
   return hn::Gt(magnitude_of(value), bits(kInfF32));
 }
 
-// value >> kBits, rounded to nearest even. REQUIRES: the sum does not pass 2^31.
+// value >> kBits, rounded to nearest even. REQUIRES: the sum does not exceed 2^31.
 template <int kBits>
 HWY_INLINE V shift_right_rne(V value) {
   const V odd = hn::And(hn::ShiftRight<kBits>(value), bits(1));
   return hn::ShiftRight<kBits>(hn::Add(value, hn::Add(odd, bits((1U << (kBits - 1)) - 1))));
 }
 
-// tessera::encode and tessera::decode, both branches taken.
+// tessera::encode and tessera::decode; both branches are computed.
 template <typename T>
 HWY_INLINE V encode(V value) {
   constexpr MiniFloat kF = T::kFormat;
   const V magnitude = magnitude_of(value);
   const V normal = shift_right_rne<kF.shift()>(hn::Sub(magnitude, bits(kF.rebias())));
-  // Adding a number whose last place is the format's smallest subnormal makes the adder round.
+  // Adding a number whose last place is the format's smallest subnormal makes the FPU round.
   const auto anchor = hn::Set(DF(), power_of_two(kF.smallest_exponent() + 23));
   const auto anchored = hn::Add(hn::BitCast(DF(), magnitude), anchor);
   const V subnormal = hn::Sub(hn::BitCast(D(), anchored), hn::BitCast(D(), anchor));
@@ -76,7 +76,7 @@ HWY_INLINE V decode(V code) {
   const V magnitude = hn::And(code, bits(kF.sign() - 1));
   const V sign = hn::ShiftLeft<31 - kF.exponent_bits - kF.mantissa_bits>(hn::And(code, bits(kF.sign())));
   V normal = hn::Add(hn::ShiftLeft<kF.shift()>(magnitude), bits(kF.rebias()));
-  if constexpr (kF.has_infinity) {  // the all-ones exponent must become all ones again
+  if constexpr (kF.has_infinity) {  // the all-ones exponent must stay all ones
     normal =
         hn::Add(normal, hn::And(bits(kF.rebias()), hn::VecFromMask(D(), hn::Gt(magnitude, bits(kF.infinity() - 1)))));
   } else {
@@ -97,7 +97,7 @@ HWY_INLINE V decode_lanes(V codes) {
   }
 }
 
-// Of the types with a kFormat.
+// For types with a kFormat.
 template <typename T>
 struct Lane {
   using DBits = hn::Rebind<typename T::Bits, D>;
@@ -126,11 +126,11 @@ struct Lane<F16> {
 };
 #endif
 
-// Whose values have no more significant bits.
+// Types whose values have no more significant bits.
 template <typename T>
 inline constexpr bool kHasEightBits = std::is_same_v<T, BF16> || std::is_same_v<T, E4M3> || std::is_same_v<T, E5M2>;
 
-// Which codes pack two a byte.
+// Codes that are packed two in a byte.
 template <typename Code>
 inline constexpr bool kPackedPairs = std::is_same_v<Code, E2M1>;
 template <typename Code>
@@ -139,13 +139,13 @@ constexpr size_t code_bytes(size_t n) {
 }
 
 #if TESSERA_F16_INSTRUCTIONS
-// encode() of two vectors of products or elements, at once, to 16-bit lanes: f16's instructions do what is below the
-// smallest normal. An f16 with the format's exponents is rounded to the format's mantissa; before that, each value is
-// rounded to eight bits, to odd, which keeps what a second rounding needs to know. `kExact`: they have no more than
-// eight bits.
+// encode() of two vectors of products or elements at once, to 16-bit lanes: f16 instructions handle values below the
+// smallest normal. An f16 with the format's exponents is rounded to the format's mantissa. Before that, each value is
+// rounded to odd at eight bits, which keeps what the second rounding needs. `kExact`: the values have at most eight
+// bits.
 //
-// 2^-13 more than the power of two makes room for E4M3's one tie below f16's smallest step: eight bits just above it
-// must not come to lie on it, and nothing else is moved.
+// The extra 2^-13 in the power of two is for E4M3's only tie below f16's smallest step: eight bits just above it must
+// not fall on it. No other result changes.
 template <typename Code>
 inline constexpr float kToF16 =
     power_of_two(Code::kFormat.bias() - kF16Format.bias()) * (std::is_same_v<Code, E4M3> ? 1 + power_of_two(-13) : 1);
@@ -153,7 +153,7 @@ inline constexpr float kToF16 =
 template <bool kExact>
 HWY_INLINE V to_eight_bits(V value) {
   if constexpr (kExact) return value;
-  // Whatever is below the eight bits carries into their last one, which is not added but set.
+  // Any bit below the eight carries into the last one, which is set, not added to.
   const V carry = hn::Add(hn::And(value, bits(0xFFFF)), bits(0xFFFF));
   return hn::And(hn::Or(value, carry), bits(0xFFFF0000));
 }
@@ -175,7 +175,7 @@ HWY_INLINE hn::Vec<DHalves> encode_two(V low, V high) {
   const auto magnitude = hn::And(h, word(0x7FFF));
   const auto tie = hn::And(hn::ShiftRight<kShift>(magnitude), word(1));
   const auto up = hn::Add(hn::Add(magnitude, word((1U << (kShift - 1)) - 1)), tie);
-  // Infinity and the largest NaN stay below 2^15 with what is added; as unsigned numbers, since NaN may pass it.
+  // Infinity and the largest NaN stay below 2^15 after the addition; as unsigned numbers, since NaN may exceed it.
   const hn::RebindToUnsigned<DHalves> u;
   const auto code = hn::BitCast(d, hn::ShiftRight<kShift>(hn::BitCast(u, up)));
   const auto sign = hn::And(hn::BitCast(d, hn::ShiftRight<15 - kF.exponent_bits - kF.mantissa_bits>(hn::BitCast(u, h))),
@@ -191,7 +191,7 @@ HWY_INLINE void store_two(V low, V high, std::byte* p) {
   if constexpr (kPackedPairs<Code>) {
     const hn::RebindToUnsigned<D> pairs;
     const hn::Rebind<uint8_t, D> bytes;
-    const auto both = hn::BitCast(pairs, codes);  // the odd code, 16 bits up, comes down beside the even one
+    const auto both = hn::BitCast(pairs, codes);  // moves the odd code, 16 bits up, down beside the even one
     hn::StoreU(hn::TruncateTo(bytes, hn::Or(both, hn::ShiftRight<12>(both))), bytes, at<uint8_t>(p));
   } else {
     const hn::Rebind<uint8_t, DHalves> bytes;
@@ -206,7 +206,7 @@ HWY_INLINE void store_two(V low, V high, std::byte* p) {
     using DPairs = hn::RepartitionToWide<hn::RebindToUnsigned<D> >;
     const hn::Rebind<uint8_t, DPairs> bytes;
     const auto store = [&](V codes, std::byte* to) HWY_ATTR {
-      const auto pairs = hn::BitCast(DPairs(), codes);  // the odd code, 32 bits up, comes down beside the even one
+      const auto pairs = hn::BitCast(DPairs(), codes);  // moves the odd code, 32 bits up, down beside the even one
       hn::StoreU(hn::TruncateTo(bytes, hn::Or(pairs, hn::ShiftRight<28>(pairs))), bytes, at<uint8_t>(to));
     };
     store(encode<Code>(low), p);

@@ -23,7 +23,7 @@ constexpr std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, uint64
   return counter;
 }
 
-// The byte for an element of a plane: byte element % 16 of the block of element / 16.
+// The random byte for an element of a plane: byte element % 16 of block element / 16.
 constexpr uint8_t random_byte(uint64_t seed, uint32_t plane, uint64_t element) {
   const uint64_t group = element / 16;
   const auto words = philox({static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), plane, 0}, seed);

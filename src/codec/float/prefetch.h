@@ -1,5 +1,5 @@
-// Prefetches the lines of a block of rows ahead of who reads them: the processor's own prefetchers do not see from one
-// short row to the next.
+// Prefetches the lines of a block of rows ahead of their use: the CPU's own prefetchers do not follow from one short
+// row to the next.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace tessera::codec {
 
 class Prefetcher {
  public:
-  // How far to look ahead: who only reads uses up a line sooner than who writes it, too.
+  // How far to look ahead: a loop that only reads consumes a line sooner than one that also writes.
   static constexpr size_t kToCopy = 4096;
   static constexpr size_t kToRead = 8192;
 
@@ -23,14 +23,14 @@ class Prefetcher {
       for (size_t i = 0; i < row_bytes && i < ahead; i += kLine) __builtin_prefetch(data + i);
   }
 
-  // Once a row, before it is read.
+  // Call it once for each row, before it is read.
   void begin_row(const std::byte* row) {
     here_ = row + ahead_;
     there_ = (rows_left_ > rows_ahead_ ? row + static_cast<ptrdiff_t>(rows_ahead_) * stride_ : row) - near_bytes_;
     --rows_left_;
   }
-  // Once a line: what lies that far behind byte `i` of the row, in it or in a later one. (Not merely inline: GCC leaves
-  // out calls of functions that have no effect, and counts a prefetch as none.)
+  // Call it once for each line: prefetches what is that far beyond byte `i` of the row, in this row or a later one.
+  // (Not merely inline: GCC drops calls of functions without effects, and does not count a prefetch as one.)
   [[gnu::always_inline]] void step(size_t i) const { __builtin_prefetch((i < near_bytes_ ? here_ : there_) + i); }
 
  private:
@@ -39,7 +39,7 @@ class Prefetcher {
   ptrdiff_t stride_;
   size_t ahead_;
   size_t rows_left_;
-  size_t near_bytes_;  // of a row, for which what is ahead lies in the row itself
+  size_t near_bytes_;  // of a row, for which the prefetch address is in the same row
   size_t rows_ahead_;
   const std::byte* here_ = nullptr;
   const std::byte* there_ = nullptr;

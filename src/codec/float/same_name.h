@@ -1,4 +1,4 @@
-// Names that users type, in any case.
+// Compares names that users type, ignoring case.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Elements of rows that need not be aligned.
+// Elements of rows that may be unaligned.
 #pragma once
 
 #include <cstddef>

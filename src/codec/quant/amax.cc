@@ -13,7 +13,7 @@ namespace tessera {
 namespace codec {
 namespace {
 
-// About what a thread takes at a time.
+// About the amount of work that a thread takes at a time.
 constexpr int64_t kPieceElements = int64_t{1} << 18;
 
 struct AmaxPiece {
@@ -39,7 +39,7 @@ bool finite_at(const MatrixView& matrix, int64_t row, int64_t column) {
   return !scalar_amax().row[index_of(matrix.dtype)](element, 1, amax);
 }
 
-// Of rows in which a kernel saw one.
+// Counts them in rows in which a kernel saw one.
 void count_nonfinite(const MatrixView& matrix, int64_t row, Amax& amax) {
   for (int64_t column = 0; column < matrix.columns; ++column) {
     if (finite_at(matrix, row, column)) continue;
@@ -120,7 +120,7 @@ Amax compute_hadamard_amax(const MatrixView& tensor, Parallel parallel) {
     if (nonfinite) amax.nonfinite = 1;
   });
   if (amax.nonfinite == 0) return amax;
-  const float value = amax.value;  // what is wrong stands in the tensor itself, where the user looks for it
+  const float value = amax.value;  // the value in the tensor itself, where the user will look for it
   amax = compute_amax({&tensor, 1}, parallel)[0];
   amax.value = value;
   return amax;

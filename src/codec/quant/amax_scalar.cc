@@ -1,4 +1,4 @@
-// The reference of amaxes: one element after the other.
+// The reference for amaxes: one element at a time.
 #include <algorithm>
 #include <cmath>
 
@@ -14,7 +14,7 @@ float magnitude_at(const void* src, size_t i) {
   return std::fabs(T::decode(load_at<typename T::Bits>(src, i)));
 }
 
-// `amax` grows by one magnitude, unless it is NaN; true if that is none or infinite.
+// Raises `amax` to a magnitude, unless amax is NaN. True if the magnitude is NaN or infinite.
 bool grow(float& amax, float magnitude) {
   if (magnitude > amax) amax = magnitude;
   return !(magnitude <= kLargestF32);

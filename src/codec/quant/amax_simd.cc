@@ -16,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 #if TESSERA_SIMD_TARGET
 
-// Magnitudes compare like the integers of their bits. A kernel takes all elements for finite, and leaves the row to
-// the reference if the largest magnitude turns out not to be.
+// Magnitudes compare like the integers of their bits. A kernel assumes that all elements are finite, and leaves the row
+// to the reference if the largest magnitude turns out not to be.
 template <typename T>
 struct Magnitudes {
   using Int = std::make_signed_t<typename T::Bits>;
@@ -29,7 +29,7 @@ struct Magnitudes {
 
   static HWY_INLINE size_t lanes() { return hn::Lanes(DInt()); }
   static HWY_INLINE Vec load(const std::byte* p) {
-    // By its number, since there need be nothing.
+    // As an integer, since the address may be invalid.
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kPrefetch));
     return hn::And(hn::LoadU(DInt(), at<Int>(p)), hn::Set(DInt(), kSignless));
   }
@@ -38,7 +38,7 @@ struct Magnitudes {
   }
 };
 
-// Maxima of neighbours: of `low`, then of `high`. Lanes of 32 bits, which may hold two magnitudes of 16.
+// Maxima of neighbours: of `low`, then of `high`. The 32-bit lanes may hold two 16-bit magnitudes.
 template <typename T>
 HWY_INLINE V halve(V low, V high) {
   const typename Magnitudes<T>::DInt d;
@@ -49,14 +49,14 @@ HWY_INLINE V halve(V low, V high) {
 
 inline constexpr size_t kSmallBlock = 16;
 
-// The amaxes of blocks of kSmallBlock elements, in f32, of as many elements as fill vectors with them.
+// The amaxes of blocks of kSmallBlock elements, in f32, for as many elements as fill vectors of amaxes.
 template <typename T>
 struct SmallBlocks;
 
 template <>
 struct SmallBlocks<F32> {
-  static constexpr size_t kVectors = kSmallBlock;  // that are read
-  V amax;                                          // in the lanes
+  static constexpr size_t kVectors = kSmallBlock;  // vectors that are read
+  V amax;                                          // one in each lane
   V largest() const { return amax; }
 
   static HWY_INLINE SmallBlocks of(const std::byte* in) {
@@ -72,7 +72,7 @@ struct SmallBlocks<F32> {
   }
 };
 
-// Of 16-bit types: the second half of the vectors goes along in the upper halves of the first's lanes.
+// For 16-bit types: the second half of the vectors is processed in the upper halves of the first half's lanes.
 template <typename T>
 struct SmallBlocks {
   static constexpr size_t kVectors = kSmallBlock;
@@ -83,7 +83,7 @@ struct SmallBlocks {
     const typename Magnitudes<T>::DInt d;
     const auto first = Magnitudes<T>::load(in + i * sizeof(V));
     const auto second = Magnitudes<T>::load(in + (i + kVectors / 2) * sizeof(V));
-    // Even magnitudes of the first and odd ones of the second are where they should be; the others are moved there.
+    // Even magnitudes of the first and odd ones of the second are in place; the others are moved.
     const auto straight = hn::OddEven(second, first);
     const auto crossed = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<16>(hn::BitCast(D(), second))),
                                      hn::BitCast(d, hn::ShiftRight<16>(hn::BitCast(D(), first))));
@@ -105,8 +105,8 @@ struct SmallBlocks {
   }
 };
 
-// To `amax`, of every small block; what is written may run over their number by two vectors. Returns what all lanes
-// have seen.
+// Writes the amax of every small block to `amax`; may write up to two vectors beyond their number. Returns the maxima
+// over all elements, by lane.
 template <typename T>
 HWY_INLINE auto amax_of_small_blocks(const std::byte* in, size_t n, float* amax) {
   using M = Magnitudes<T>;
@@ -131,7 +131,7 @@ HWY_INLINE auto amax_of_small_blocks(const std::byte* in, size_t n, float* amax)
   return largest;
 }
 
-// Maxima of each `ratio` small blocks, the last of fewer.
+// Maxima of each `ratio` small blocks; the last group may have fewer.
 HWY_INLINE void gather_blocks(const float* small, size_t n, size_t ratio, float* amax) {
   size_t first = 0;
   if (ratio == 2) {

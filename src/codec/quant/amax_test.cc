@@ -43,7 +43,7 @@ TEST_P(AmaxTest, OfEveryLengthAtAnyAddress) {
         EXPECT_EQ(amax_of(m), naive_amax(m)) << to_string(dtype) << ", " << columns;
         EXPECT_TRUE(m.intact());
         if (columns == 0) continue;
-        m.set(rows - 1, columns - 1, -100);  // the last counts
+        m.set(rows - 1, columns - 1, -100);  // the last element counts
         EXPECT_EQ(amax_of(m).value, 100);
         m.set(0, columns / 2, kAmaxNan);
         EXPECT_EQ(amax_of(m), naive_amax(m)) << to_string(dtype) << ", " << columns;
@@ -119,7 +119,8 @@ TEST_P(AmaxTest, AListInOneCallIsEachAlone) {
   EXPECT_TRUE(compute_amax({}).empty());
 }
 
-// A large tensor is cut into pieces of rows: the last may be short, the first non-finite one may be in any.
+// A large tensor is cut into pieces of rows: the last may be short, and the first non-finite value may be in any of
+// them.
 TEST_P(AmaxTest, LargeTensorsByAnyNumberOfThreads) {
   TestMatrix m = random_matrix(DType::kF32, 1031, 700, 52, {1, 0});
   const TestMatrix small = random_matrix(DType::kBF16, 3, 70, 53);
@@ -184,7 +185,7 @@ TEST(AmaxHistoryTest, GivesTheLargestOrTheNewestOfTheLastValues) {
   }
 }
 
-// A step's scale comes from earlier steps: what overflows it saturates.
+// A step's scale comes from earlier steps: larger values saturate.
 TEST(AmaxHistoryTest, ScalesTheNextStep) {
   AmaxHistory history(4, AmaxHistory::Algorithm::kMax, 1);
   QuantSpec spec = spec_of(Format::kFp8E4M3);
@@ -195,7 +196,7 @@ TEST(AmaxHistoryTest, ScalesTheNextStep) {
   m.set(0, 1, 28);
   m.set(0, 2, -56);
   const OraclePlane got = quantized(m.view(), spec, Plane::kRow, history.amax());
-  const double decoded[] = {224, 448, -448};  // by 448 / 2 / 14 = 16
+  const double decoded[] = {224, 448, -448};  // scaled by 448 / 2 / 14 = 16
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(e4m3_oracle().decode(static_cast<uint32_t>(got.codes[i])), decoded[i]);
 }
 

@@ -10,7 +10,7 @@ BlockDecoder::BlockDecoder(const BlockFormat& format, float amax) : format_(form
   if (format.scales != DType::kF32) table_ = scale_table(format.spec.format, amax);
 }
 
-// One box.
+// Decodes one box.
 class BlockDecoder::Job {
  public:
   Job(const BlockDecoder& decoder, const TargetBox& box)
@@ -21,7 +21,7 @@ class BlockDecoder::Job {
         decode_(active_kernels().quantize->decode[decoder.code_][index_of(quantized_input(box.dtype))]),
         bytes_(bytes_of(quantized_input(box.dtype), 1)) {}
 
-  // Columns [column, column + n) of rows in one block row; `scales` begins with the first column's block.
+  // Decodes columns [column, column + n) of rows in one block row; `scales` begins with the first column's block.
   void run(int64_t row, int64_t rows, int64_t column, int64_t n, const std::byte* scales,
            const CodeRows<const std::byte>& from) {
     const int64_t first = box_.column + column;
@@ -88,7 +88,7 @@ class BlockDecoder::Job {
     std::memcpy(out, pair.data() + (high ? bytes_ : 0), static_cast<size_t>(bytes_));
   }
 
-  // f4 whose blocks begin in the middle of a byte.
+  // For f4 whose blocks begin in the middle of a byte.
   void decode_shifted(const std::byte* codes, int64_t first, int64_t n, bool odd, std::byte* out) {
     const int64_t before = odd ? 1 : 0;
     const int64_t total = (before + n + 1) / 2 * 2;

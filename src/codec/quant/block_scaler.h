@@ -1,4 +1,4 @@
-// Scales of blocks in any format, what elements are multiplied by, and the kernel that encodes them.
+// Scales of blocks in any format, the multipliers of elements, and the kernel that encodes them.
 #pragma once
 
 #include <array>
@@ -14,12 +14,12 @@ namespace tessera::codec {
 // Immutable, hence thread-safe; allocates nothing.
 class BlockScaler {
  public:
-  // `amax`: the whole matrix's, where needs_amax(). `input`: f32, f16 or bf16; blocks of FP8 ask how far it reaches.
+  // `amax`: the whole matrix's, if needs_amax(). `input`: f32, f16 or bf16; FP8 blocks depend on its range.
   BlockScaler(const QuantSpec& spec, float amax, DType input);
 
-  // Of a format with one scale.
+  // For a format with one scale.
   const Scale<float>& whole() const { return whole_; }
-  // Of n blocks: scales as they are stored, and what their elements are multiplied by.
+  // For n blocks: their scales as stored, and the multipliers of their elements.
   void scale(const float* amaxes, size_t n, std::byte* scales, float* multipliers) const noexcept;
   EncodeRow encode() const { return encode_; }  // rounding to nearest
 
@@ -33,7 +33,7 @@ class BlockScaler {
   Scale<float> whole_{1, 1};
 };
 
-// What codes are multiplied by, by their scale's byte: of formats whose scales are bytes. `amax`: nvfp4's.
+// The multiplier of codes by the byte of their scale, for formats whose scales are bytes. `amax`: for nvfp4.
 std::array<float, 256> scale_table(Format format, float amax);
 
 }  // namespace tessera::codec

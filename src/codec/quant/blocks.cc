@@ -21,7 +21,7 @@ class AmaxGatherer {
         type_(index_of(quantized_input(box.dtype))),
         bytes_(static_cast<size_t>(bytes_of(quantized_input(box.dtype), 1))) {}
 
-  // Of columns [column, column + n) of rows in one block row; `amaxes` begins with the first column's block.
+  // Adds columns [column, column + n) of rows in one block row; `amaxes` begins with the first column's block.
   void add(int64_t row, int64_t rows, int64_t column, int64_t n, float* amaxes) {
     if (rows == 1 || format_.one_scale()) {
       for (int64_t r = row; r < row + rows; ++r)
@@ -34,7 +34,7 @@ class AmaxGatherer {
   }
 
  private:
-  // Columns' magnitudes into magnitudes_, from where the rows lie if the kernels can read them there.
+  // Folds the columns' magnitudes into magnitudes_, directly from the rows if the kernels can read them there.
   bool fold(int64_t row, int64_t rows, int64_t column, int64_t n) {
     const auto bytes = static_cast<int64_t>(bytes_);
     const auto columns = static_cast<size_t>(n);
@@ -130,7 +130,7 @@ class BlockEncoder::Job {
         encode_(scaler.encode()),
         bytes_(bytes_of(quantized_input(box.dtype), 1)) {}
 
-  // Of columns [column, column + n) of rows in one block row; `amaxes` begins with the first column's block.
+  // Encodes columns [column, column + n) of rows in one block row; `amaxes` begins with the first column's block.
   void run(int64_t row, int64_t rows, int64_t column, int64_t n, const float* amaxes, const CodeRows<std::byte>& to) {
     const int64_t first = box_.column + column;
     const int64_t blocks = (first + n - 1) / format_.block_columns - first / format_.block_columns + 1;
@@ -161,7 +161,7 @@ class BlockEncoder::Job {
     return multipliers_.data() + (column / format_.block_columns - first / format_.block_columns);
   }
 
-  // f4: blocks begin at whole bytes. `first` is the first element's column.
+  // For f4 whose blocks begin at whole bytes. `first` is the first element's column.
   void encode_aligned(const std::byte* values, int64_t first, int64_t n, std::byte* codes) const {
     int64_t at = first;
     int64_t end = first + n;
@@ -196,7 +196,8 @@ class BlockEncoder::Job {
     encode_(pair.data(), 2, kEach, multipliers.data(), code);
   }
 
-  // f4 whose blocks begin in the middle of a byte. `joined`: the first byte's other nibble is the strip's before.
+  // For f4 whose blocks begin in the middle of a byte. `joined`: the first byte's other nibble belongs to the strip
+  // before.
   void encode_shifted(const std::byte* values, int64_t first, int64_t n, bool odd, bool joined, std::byte* codes) {
     const int64_t before = odd ? 1 : 0;
     const int64_t total = (before + n + 1) / 2 * 2;

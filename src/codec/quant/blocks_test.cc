@@ -30,7 +30,7 @@ struct Cut {
   int64_t end = 0;
 };
 
-// [0, n) in random parts.
+// Cuts [0, n) into random parts.
 std::vector<Cut> random_cuts(Engine& random, int64_t n, int64_t longest) {
   std::vector<Cut> cuts;
   for (int64_t at = 0; at < n;) {
@@ -41,7 +41,7 @@ std::vector<Cut> random_cuts(Engine& random, int64_t n, int64_t longest) {
   return cuts;
 }
 
-// A matrix of any of the input types, and the same as tessera::quantize() takes it.
+// A matrix of any of the input types, and the same matrix as input for tessera::quantize().
 struct Matrix {
   int64_t rows = 0;
   int64_t columns = 0;
@@ -58,7 +58,7 @@ struct Matrix {
                                                     static_cast<int>(draw(random, -12, 4)));
     data.resize(n * element());
     cast_row(DType::kF32, dtype)(values.data(), data.data(), n);
-    if (dtype == DType::kF64)  // what rounding has something to do with
+    if (dtype == DType::kF64)  // values that need rounding
       for (size_t i = 0; i < n; ++i) {
         double value = 0;
         std::memcpy(&value, data.data() + i * sizeof(value), sizeof(value));
@@ -73,7 +73,7 @@ struct Matrix {
   MatrixView view() const { return {quantized.data(), as(), rows, columns, columns}; }
 };
 
-// What tessera::quantize() makes of it, by the scalar reference.
+// The result of tessera::quantize() with the scalar reference.
 struct Reference {
   BlockFormat format;
   PlaneShape shape;
@@ -108,7 +108,7 @@ struct Reference {
   }
 };
 
-// All blocks of a matrix: amaxes, as boxes find them, and scales.
+// All blocks of a matrix: amaxes as found by boxes, and scales.
 struct Blocks {
   int64_t across = 0;
   std::vector<float> amaxes;
@@ -126,7 +126,7 @@ struct Blocks {
   }
 };
 
-// A box of the matrix, its elements anywhere around `memory`'s middle.
+// A box of the matrix, with its elements in any layout around `memory`'s middle.
 struct Placed {
   std::vector<std::byte> memory;
   int64_t first = 0;
@@ -155,7 +155,7 @@ class BlocksTest : public EveryKernelTest {
   static constexpr int64_t kMostRows = 300;
   static constexpr int64_t kMostColumns = 400;
 
-  // Every phase by boxes of their own, against the reference.
+  // Runs each phase with different boxes and compares with the reference.
   static void check(Engine& random, const BlockFormat& format, DType input, int64_t rows, int64_t columns) {
     SCOPED_TRACE(std::string(to_string(format.spec.format)) + " of " + std::string(to_string(input)) + " " +
                  std::to_string(rows) + "x" + std::to_string(columns));
@@ -212,7 +212,7 @@ class BlocksTest : public EveryKernelTest {
       }
   }
 
-  // Codes begin at either half of a byte, whatever the column.
+  // Codes begin at either half of a byte, for any column.
   static void check_codes(Engine& random, const BlockEncoder& encoder, const Matrix& matrix, const Reference& reference,
                           const Blocks& blocks, Cut r, Cut c) {
     const BlockFormat& format = encoder.format();

@@ -1,4 +1,4 @@
-// How blocks*.cc go through a box: by strips of columns that fit on the stack.
+// How blocks*.cc traverse a box: in strips of columns that fit on the stack.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ void for_each_strip(int64_t first_column, int64_t columns, const Visit& visit) {
   }
 }
 
-// Calls visit(row of the box, rows, which of the touched block rows) for the rows of one block row each.
+// Calls visit(row of the box, rows, index of the touched block row) for the rows of each block row.
 template <typename Visit>
 void for_each_block_row(const BlockFormat& format, int64_t first_row, int64_t rows, const Visit& visit) {
   for (int64_t r = 0, i = 0; r < rows; ++i) {
@@ -36,13 +36,13 @@ void for_each_block_row(const BlockFormat& format, int64_t first_row, int64_t ro
   }
 }
 
-// The parts of a strip: what it has of a block that begins before it, and blocks from their beginning on.
+// The parts of a strip: the rest of a block that begins before it, and blocks from their beginning on.
 inline int64_t elements_before_block(const BlockFormat& format, int64_t column, int64_t n) {
   const int64_t within = column % format.block_columns;
   return within == 0 ? 0 : std::min(n, format.block_columns - within);
 }
 
-// What quantising counts a dtype as.
+// The dtype that quantising treats a dtype as.
 inline DType quantized_input(DType dtype) {
   return dtype == DType::kF64 ? DType::kF32 : dtype;
 }
@@ -68,9 +68,9 @@ class BoxReader {
   explicit BoxReader(const SourceBox& box)
       : box_(box), bytes_(bytes_of(box.dtype, 1)), cast_(cast_row(box.dtype, quantized_input(box.dtype))) {}
 
-  // Whether read() gives the box's own memory.
+  // Whether read() returns the box's own memory.
   bool direct() const { return box_.column_stride == bytes_ && box_.dtype != DType::kF64; }
-  // Columns [column, column + n) of a row, n <= kStrip; until the next call.
+  // Columns [column, column + n) of a row, n <= kStrip; valid until the next call.
   const std::byte* read(int64_t row, int64_t column, int64_t n) {
     const std::byte* from = box_.data + row * box_.row_stride + column * box_.column_stride;
     if (box_.column_stride != bytes_) {
@@ -90,7 +90,7 @@ class BoxReader {
   alignas(64) std::array<std::byte, kStrip * sizeof(float)> rounded_;
 };
 
-// Columns of a row on their way to a box, of which the kernels write f32, f16 and bf16 without gaps.
+// Columns of a row on their way to a box; kernels write f32, f16 and bf16 contiguously.
 class BoxWriter {
  public:
   explicit BoxWriter(const TargetBox& box)

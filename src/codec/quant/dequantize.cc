@@ -13,7 +13,7 @@ namespace tessera {
 namespace codec {
 namespace {
 
-// Rows of a plane whose blocks lie along them, or, for MXFP8's column plane, stand upright.
+// Rows of a plane whose blocks run along them or, in MXFP8's column plane, across them.
 class RowDecoder {
  public:
   RowDecoder(const QuantSpec& spec, Plane plane, const ConstPlaneMemory& from, float amax, const PlaneShape& shape)
@@ -26,8 +26,8 @@ class RowDecoder {
     if (shape.scale_dtype != DType::kF32) table_ = scale_table(spec.format, amax);
   }
 
-  // `columns` of a row from `column` on, a whole block's first; `scales` is the caller's memory, a float for each
-  // block.
+  // Decodes `columns` of a row from `column` on, which begins a block; `scales` is the caller's memory, one float for
+  // each block.
   void decode(int64_t row, int64_t column, int64_t columns, DType to, float* scales, void* dst) const {
     const std::byte* codes = from_.codes + row * from_.code_stride + bytes_of(shape_.code_dtype, column);
     kernels_.decode[code_][index_of(to)](codes, static_cast<size_t>(columns),
@@ -35,7 +35,7 @@ class RowDecoder {
   }
 
  private:
-  // Returns how many elements share one.
+  // Returns how many elements share a scale.
   size_t gather_scales(int64_t row, int64_t column, int64_t columns, float* scales) const {
     if (block_.columns == 0) {
       std::memcpy(scales, from_.scales, sizeof(float));
@@ -72,7 +72,7 @@ void decode_rows(const RowDecoder& decoder, const MatrixMemory& to, int64_t firs
     decoder.decode(r, 0, to.columns, to.dtype, scales.data(), static_cast<std::byte*>(to.data) + r * stride);
 }
 
-// Rows `first` on of a transposed plane, which are columns of `to`.
+// Rows from `first` on of a transposed plane, which are columns of `to`.
 void decode_transposed(const RowDecoder& decoder, const MatrixMemory& to, int64_t first, int64_t columns) {
   const int64_t element = bytes_of(to.dtype, 1);
   std::vector<float> scales(kTile + 1);

@@ -10,14 +10,14 @@ namespace {
 
 constexpr float kInf32 = std::numeric_limits<float>::infinity();
 
-// Codes and scales that no quantiser need have written.
+// Codes and scales, not necessarily written by a quantiser.
 struct Stored {
   OraclePlane plane;
   int64_t rows;
   int64_t columns;
 };
 
-// Byte `b` of codes in place b of every row, under the scale of that row.
+// Byte `b` of codes is at place b of every row, under that row's scale.
 template <typename AppendScale>
 Stored every_code(const QuantSpec& spec, int64_t scales, AppendScale append) {
   const int64_t width = spec.format == Format::kNvfp4 ? 512 : 256;
@@ -41,7 +41,7 @@ void expect_values(const Stored& stored, const QuantSpec& spec, Plane plane, flo
   }
 }
 
-// The same plane as one of columns.
+// The same plane, in columns.
 Stored turned(const Stored& stored, const QuantSpec& spec) {
   Stored result{stored.plane, stored.columns, stored.rows};
   if (!oracle::is_mxfp8(spec.format)) return result;
@@ -90,7 +90,7 @@ TEST(DequantizeTest, EveryCodeUnderScalesOfEverySize) {
   }
 }
 
-// Tails, odd strides and addresses; what lies between rows stays.
+// Tails, odd strides and addresses; gaps between rows stay untouched.
 TEST(DequantizeTest, WritesItsElementsAloneAtAnyAddress) {
   for (const QuantSpec& spec : every_spec()) {
     for (int64_t n = 1; n < 300; n += n < 36 ? 1 : 17) {

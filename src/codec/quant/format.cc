@@ -49,7 +49,7 @@ bool is_one_scale(Format format) {
 }
 
 constexpr int kMostMargin = 64;
-constexpr int64_t kPlaneAlignment = 64;  // of what lies in a QuantizedLayout
+constexpr int64_t kPlaneAlignment = 64;  // of the parts of a QuantizedLayout
 
 }  // namespace
 
@@ -130,7 +130,7 @@ PlaneShape plane_shape(const QuantSpec& spec, Plane plane, int64_t rows, int64_t
     shape.scale_rows = shape.scale_columns = shape.gemm_rows = shape.gemm_columns = 1;
     return shape;
   }
-  // Scales that a GEMM reads as bytes stand for one row each; a 16x16 block's are repeated.
+  // A GEMM that reads scales as bytes wants one for each row; the scale of a 16x16 block is repeated.
   const bool bytes = bits_of(info.scales) == 8;
   shape.scale_rows = bytes ? shape.code_rows : up(shape.code_rows, info.block.rows);
   shape.scale_columns = up(shape.code_columns, info.block.columns);

@@ -1,4 +1,4 @@
-// What the codec's sources ask of matrices.
+// Checks of matrices for the codec's sources.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace tessera::codec {
 
-// Throws unless the view is one of f32, f16 or bf16 with a shape and a stride that can be.
+// Throws unless the view is of f32, f16 or bf16, with a valid shape and stride.
 void check_matrix(const MatrixView& matrix);
-// Throws unless a matrix of this dtype and so many rows can go through the Hadamard transform.
+// Throws unless a matrix of this dtype with so many rows can go through the Hadamard transform.
 void check_hadamard(DType dtype, int64_t rows);
 
-// In the kernels' tables.
+// Index in the kernels' tables.
 inline size_t index_of(DType dtype) {
   return static_cast<size_t>(dtype) - static_cast<size_t>(DType::kF32);
 }

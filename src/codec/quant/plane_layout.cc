@@ -1,4 +1,4 @@
-// What is done to planes after they were gathered: no arithmetic, only places.
+// Rearranges planes that were gathered: no arithmetic, only moves.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileColumns = 4;
 
-// Where a scale lies: tiles of 128 x 4, 512 bytes each.
+// The place of a scale: tiles of 128 x 4, 512 bytes each.
 int64_t swizzled(int64_t r, int64_t c, int64_t columns) {
   return ((r / kTileRows * (columns / kTileColumns) + c / kTileColumns) * 32 + r % 32) * 16 + r % kTileRows / 32 * 4 +
          c % kTileColumns;

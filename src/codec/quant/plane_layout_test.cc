@@ -14,7 +14,7 @@ int64_t round_up(int64_t n, int64_t to) {
   return oracle::ceil_div(n, to) * to;
 }
 
-// [rows, columns] of scales in a GEMM's order, by the tiles' formula.
+// [rows, columns] of scales in a GEMM's order, by the formula for tiles.
 std::vector<std::byte> tiled(const std::vector<std::byte>& scales, int64_t rows, int64_t columns) {
   std::vector<std::byte> bytes(static_cast<size_t>(round_up(rows, 128) * round_up(columns, 4)));
   for (int64_t r = 0; r < rows; ++r) {
@@ -65,7 +65,7 @@ TEST(GemmScalesTest, GoWhereTheFormulaSaysWithZerosAround) {
   }
 }
 
-// The first scales of a second tile down, and of one to the right, by hand.
+// The first scales of the next tile down and of the next one to the right, computed by hand.
 TEST(GemmScalesTest, ATileHasFiveHundredAndTwelveBytes) {
   const QuantSpec spec = spec_of(Format::kMxfp8);
   constexpr int64_t kRows = 129;

@@ -1,4 +1,4 @@
-// The kernels that multiply by powers of two against the reference: every bf16, every power.
+// The kernels that multiply by powers of two, compared with the reference: every bf16, every power.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,13 +20,13 @@ constexpr size_t kBF16 = 2;  // as the tables of kernels number types and codes
 constexpr size_t kE4M3 = 0;
 constexpr size_t kE5M2 = 1;
 
-// 2^(exponent - 127); below are f32's subnormal power that scales of blocks can have, and above, NaN.
+// 2^(exponent - 127); the lowest is a subnormal power of f32 that block scales can have, the highest NaN.
 float multiplier_of(uint32_t exponent) {
   if (exponent == 0) return std::bit_cast<float>(0x00400000U);
   return std::bit_cast<float>(exponent == 255 ? 0x7FC00000U : exponent << 23);
 }
 
-// Neighbours in order of their bits; or, if `mixed`, of all sizes.
+// All bf16 in order of their bits or, if `mixed`, in an order that mixes sizes.
 std::vector<uint16_t> every_bf16(bool mixed) {
   std::vector<uint16_t> values(kEveryBF16);
   for (size_t i = 0; i < kEveryBF16; ++i) values[i] = static_cast<uint16_t>(mixed ? i * 40503 : i);
@@ -34,12 +34,12 @@ std::vector<uint16_t> every_bf16(bool mixed) {
 }
 
 struct Encoded {
-  std::vector<std::byte> rows[4];  // in blocks of 32, of 128, of one multiplier each, of one in all
+  std::vector<std::byte> rows[4];  // in blocks of 32, of 128, with a multiplier for each column, and with one for all
   std::vector<std::byte> columns;
   bool operator==(const Encoded&) const = default;
 };
 
-// Multipliers go around in `powers`, block by block.
+// Cycles through the multipliers in `powers`, block by block.
 Encoded encode(const std::vector<uint16_t>& values, const std::vector<uint32_t>& powers, size_t code) {
   const codec::QuantizeKernels& kernels = *codec::active_kernels().quantize;
   std::vector<float> multipliers(values.size());
@@ -51,7 +51,7 @@ Encoded encode(const std::vector<uint16_t>& values, const std::vector<uint32_t>&
     kernels.encode_by_powers[kBF16][code](values.data(), values.size(), blocks[b], multipliers.data(),
                                           encoded.rows[b].data());
   }
-  constexpr size_t kColumns = 1500;  // more than are done at a time, and no whole group at the end
+  constexpr size_t kColumns = 1500;  // more than are processed at a time, with an incomplete group at the end
   const size_t rows = values.size() / kColumns;
   encoded.columns.resize(rows * kColumns);
   kernels.encode_columns[kBF16][code](reinterpret_cast<const std::byte*>(values.data()), kColumns * sizeof(uint16_t),
@@ -84,7 +84,7 @@ TEST(PowerCodesTest, BlocksOfManyPowersSideBySide) {
   expect_the_references_codes(values, {127, 120, 16, 15, 238, 239, 255, 1, 0, 130, 110});
 }
 
-// What weights are: normal codes except for a zero here and there, and a group in which one element is none.
+// Like weights: normal codes except for a zero here and there, and a group in which one element is not.
 TEST(PowerCodesTest, OneElementThatIsDifferentInAGroupOfNormalCodes) {
   constexpr uint16_t kOddOnes[] = {0x0000, 0x8000, 0x0001, 0x3A00, 0x3C7F, 0x43E0,
                                    0x43E8, 0x43E9, 0x7F80, 0xFF80, 0x7FC1};

@@ -60,7 +60,7 @@ void check_memory(const PlaneMemory& memory, const PlaneShape& shape, Plane plan
       found.first_nonfinite % matrix.columns);
 }
 
-// What is written once for a tensor that has one scale.
+// Stores what is written once for a tensor with one scale.
 void store_one_scale(const QuantSpec& spec, float amax, DType input, const PlaneMemory& plane) {
   if (plane.codes == nullptr) return;
   const float stored = BlockScaler(spec, amax, input).whole().stored;

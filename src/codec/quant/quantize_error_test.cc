@@ -1,4 +1,4 @@
-// What is refused, and that messages name it.
+// Invalid input is refused, with a message that names it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -92,7 +92,7 @@ TEST(QuantizeErrorTest, ATransformOfOtherTypesOrPartsOfGroups) {
   EXPECT_THAT(refusal([&] { plane_shape(spec, Plane::kColumn, 24, 16); }), HasSubstr("24"));
   // The row plane is not transformed.
   EXPECT_EQ(refusal_of(f32.view(), spec), "");
-  // Nor does the transformed plane hold the matrix.
+  // The transformed plane does not hold the matrix, either.
   std::vector<float> back(256);
   EXPECT_THAT(refusal([&] { dequantize(spec, Plane::kColumn, {}, 1, {back.data(), DType::kF32, 16, 16, 16}); }),
               HasSubstr("Hadamard"));
@@ -101,7 +101,7 @@ TEST(QuantizeErrorTest, ATransformOfOtherTypesOrPartsOfGroups) {
 struct SpecCase {
   std::string name;
   std::function<void(QuantSpec&)> set;
-  std::vector<Format> formats;  // that take it
+  std::vector<Format> formats;  // those that take it
 };
 
 TEST(QuantizeErrorTest, MembersThatDoNotGoWithTheFormat) {
@@ -154,7 +154,7 @@ TEST(QuantizeErrorTest, AmaxesThatCannotBe) {
     }
     EXPECT_EQ(refusal_of(m.view(), spec, {kErrorInf, 1}).empty(), !needed) << describe(spec);
     EXPECT_EQ(refusal_of(m.view(), propagating(spec), {kErrorInf, 1}), "") << describe(spec);
-    // Of a plane that is not wanted nothing is asked.
+    // A plane that is not requested is not checked.
     EXPECT_EQ(refusal_of(m.view(), spec, {1, kErrorNan}), "") << describe(spec);
   }
 }
@@ -212,7 +212,7 @@ TEST_P(NonfiniteErrorTest, FindsTheOnlyOneAnywhere) {
   }
 }
 
-// Sums of the transform may overflow where no element did.
+// Sums of the transform may overflow although no element did.
 TEST_P(NonfiniteErrorTest, ATransformThatOverflowsIsRefusedAsSuch) {
   TestMatrix m(DType::kBF16, 16, 2);
   m.fill(3e38F);

@@ -1,4 +1,4 @@
-// Scales of quantised formats, one block at a time, to the formulas of docs/formats/quantized.md. Single precision,
+// Scales of quantised formats, one block at a time, by the formulas of docs/formats/quantized.md. Single precision,
 // rounded to nearest even after every operation, in the order written; no contraction.
 #pragma once
 
@@ -18,15 +18,15 @@ inline constexpr float kLargestE5M2 = 57344;
 inline constexpr float kLargestE2M1 = 6;
 inline constexpr float kNvLargest = kLargestE4M3 * kLargestE2M1;  // 2688
 
-// What a block's scale is stored as, and what its elements are multiplied by before they are encoded.
+// A block's scale as stored, and the multiplier of its elements before they are encoded.
 template <typename Stored>
 struct Scale {
   Stored stored;
   float multiplier;
 };
 
-// NVFP4: from the tensor's amax.
-// NVFP4's formulas stay within f32's normal numbers between these (docs/formats/quantized.md).
+// NVFP4: from the tensor's amax. Its formulas stay within f32's normal numbers between these limits
+// (docs/formats/quantized.md).
 inline constexpr float kLeastNvAmax = 7.9e-36F;
 inline constexpr float kMostNvAmax = 7.5e35F;
 
@@ -50,7 +50,7 @@ inline float nv_dequantizer(uint8_t scale, float amax) {
   return (f32_from_e4m3(scale) * amax) * (1.0F / kNvLargest);
 }
 
-// MXFP8. OCP Microscaling 1.0 says round down; hardware and TransformerEngine round up, so that nothing saturates.
+// MXFP8. OCP Microscaling 1.0 rounds down; hardware and TransformerEngine round up, so that nothing saturates.
 constexpr uint8_t e8m0_round_up(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   if (bits > kInfF32) return 255;
@@ -73,12 +73,12 @@ constexpr Scale<uint8_t> mx_scale(float block_amax, float reciprocal) {
   return {stored, mx_multiplier(stored)};
 }
 
-// FP8, of a tensor or a block.
+// FP8, for a tensor or a block.
 struct Fp8Constants {
   float largest;      // of the format, times 2^-margin
-  float eps;          // amaxes below are taken as this
-  float overflow;     // what a scale that overflows becomes
-  bool power_of_two;  // round down to one
+  float eps;          // smaller amaxes are replaced by this
+  float overflow;     // replaces a scale that overflows
+  bool power_of_two;  // round the scale down to a power of two
 };
 
 inline Scale<float> fp8_scale(float amax, const Fp8Constants& constants) {
@@ -95,7 +95,7 @@ inline uint8_t e2m1_stochastic(float y, uint8_t random) {
   if (y != y) return kNaNE2M1;
   const auto step = [](float a) { return a >= 4 ? 2.0F : a >= 2 ? 1.0F : 0.5F; };
   const float a = std::fabs(y);
-  // The product is exact, so that this is the fused multiply-add of the formula.
+  // The product is exact, so this is the fused multiply-add of the formula.
   const float t = static_cast<float>(random) * (1.0F / 256.0F) * step(a) + a;
   const float q = std::min(std::floor(t / step(t)) * step(t), kLargestE2M1);
   return e2m1_from_f32(std::copysign(q, y));

@@ -26,7 +26,7 @@ TestMatrix row_of_values(DType dtype, const std::vector<float>& values) {
   return m;
 }
 
-// Numbers that were worked out by hand or stand in the formats' specifications.
+// Numbers that were computed by hand or come from the formats' specifications.
 class QuantizeGoldenTest : public EveryKernelTest {};
 
 TEST_P(QuantizeGoldenTest, TheForcedVariantIsTheOneThatRuns) {
@@ -107,7 +107,7 @@ TEST_P(QuantizeGoldenTest, Nvfp4OfZerosKeepsTheirSigns) {
   const OraclePlane got = quantized(m.view(), nvfp4_spec(NvScaling::k16x16), Plane::kRow, 0);
   EXPECT_THAT(ints(got.scales), testing::ElementsAre(0));
   EXPECT_THAT(ints(got.codes), testing::ElementsAre(0x80, 0x08));
-  // A block of zeros in a tensor of others: multiplied by FLT_MAX, and zero still.
+  // A block of zeros among others: multiplied by FLT_MAX, and still zero.
   EXPECT_EQ(quantized(m.view(), nvfp4_spec(NvScaling::k1x16), Plane::kRow, 3), got);
 }
 
@@ -115,7 +115,7 @@ TEST_P(QuantizeGoldenTest, Nvfp4OfAnInfiniteAmaxHasAGlobalScaleOfOne) {
   const QuantSpec spec = propagating(nvfp4_spec(NvScaling::k1x16));
   const TestMatrix m = row_of_values(DType::kF32, {6, 3, -1, kInf});
   const OraclePlane infinite = quantized(m.view(), spec, Plane::kRow, kInf);
-  EXPECT_THAT(ints(infinite.scales), testing::ElementsAre(0x7E));  // 448 * 1: 6 / 448 is no code but zero
+  EXPECT_THAT(ints(infinite.scales), testing::ElementsAre(0x7E));  // 448 * 1: 6 / 448 rounds to code zero
   EXPECT_THAT(ints(infinite.codes), testing::ElementsAre(0x00, 0x78));
   // With S_enc = 1 a block of at most 6 has a scale of 1.
   const TestMatrix finite = row_of_values(DType::kF32, {6, 3, -1, -.5F});
@@ -129,14 +129,14 @@ TEST_P(QuantizeGoldenTest, Mxfp8RoundsScalesUpToPowersOfTwo) {
     uint32_t bits;
     int code;
   };
-  // Of blk_amax / 448.
+  // For blk_amax / 448.
   constexpr Case kCases[] = {{0x00000000, 0},   {0x00400000, 0},   {0x00400001, 1},
                              {0x3F800000, 127}, {0x3F800001, 128}, {0x7F7FFFFF, 254}};
   for (const auto& [bits, code] : kCases) EXPECT_EQ(oracle::e8m0(std::bit_cast<float>(bits)), code) << bits;
   EXPECT_EQ(oracle::e8m0(kInf), 254);
   EXPECT_EQ(oracle::e8m0(kNan), 255);
 
-  // Amaxes that are those numbers' or next to them, as what 1/448 rounds to is a little large.
+  // Amaxes at those numbers or next to them, since 1/448 rounded is slightly too large.
   const std::vector<std::pair<float, int>> blocks{{448.0F, 128},
                                                   {std::nextafter(448.0F, 0.0F), 127},
                                                   {224.0F, 127},

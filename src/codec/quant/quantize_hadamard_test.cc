@@ -21,7 +21,7 @@ float hadamard_amax(const TestMatrix& m) {
 
 class HadamardTest : public EveryKernelTest {};
 
-// Of a unit vector the transform is a row of the signed matrix, which is built here as Sylvester did.
+// The transform of a unit vector is a row of the signed matrix, which is built here by Sylvester's construction.
 TEST_P(HadamardTest, UnitVectorsShowTheMatrix) {
   constexpr int kSigns[16] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
   std::array<std::array<int, 16>, 16> h{};
@@ -65,7 +65,7 @@ TEST_P(HadamardTest, GivesTheOraclesBytes) {
         const OraclePlane want = oracle_quantize(values, spec, Plane::kColumn, amax);
         EXPECT_EQ(difference(quantized(m.view(), spec, Plane::kColumn, amax), want), "");
         if (columns % 2 != 0) continue;
-        // Its row plane is as ever, with an amax of its own.
+        // Its row plane is unchanged, with a separate amax.
         TestPlane row(spec, Plane::kRow, rows, columns);
         TestPlane column(spec, Plane::kColumn, rows, columns);
         const float row_amax = oracle::amax(values);
@@ -78,7 +78,7 @@ TEST_P(HadamardTest, GivesTheOraclesBytes) {
   }
 }
 
-// Large terms that cancel take small ones with them, or not, by the order.
+// Whether large terms that cancel absorb small ones depends on the order.
 TEST_P(HadamardTest, AddsInOrder) {
   constexpr float kTerms[] = {0x1p30F, -0x1p30F, 0x1.8p28F, 3, -5, 0x1p-4F, 200, -0x1p7F};
   TestMatrix m(DType::kBF16, 64, 40);
@@ -94,7 +94,7 @@ TEST_P(HadamardTest, AddsInOrder) {
   }
 }
 
-// A whole group is NaN where one of its elements is; infinities of both signs make one.
+// A whole group is NaN if one of its elements is; infinities of both signs make one, too.
 TEST_P(HadamardTest, WhatIsNotFiniteSpreadsOverItsGroupOf16) {
   constexpr float kInf16 = std::numeric_limits<float>::infinity();
   TestMatrix m = random_matrix(DType::kBF16, 48, 6, 33);

@@ -1,4 +1,4 @@
-// Every input of 16 bits, and f32 where roundings change, through every format and plane.
+// Every 16-bit input, and f32 where rounding changes, through every format and plane.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Amaxes that make large, small and no scales; nvfp4 has a saturated one, too.
+// Amaxes that give large, small and no scales, and a saturated one for nvfp4.
 std::vector<float> amaxes_for(const QuantSpec& spec) {
   if (!needs_amax(spec.format)) return {0};
   return {kInfinity, 1, 448, 3.7e-3F, 1e-38F};
@@ -48,7 +48,7 @@ TEST_P(QuantizeInputTest, EveryValueAmongItsNeighbours) {
   expect_every_format(m);
 }
 
-// Blocks of a single row or column are clipped to a value each, and a zero where codes come in pairs.
+// Blocks of a single row or column are clipped to one value each, and a zero if codes come in pairs.
 TEST_P(QuantizeInputTest, EveryValueAloneInItsBlock) {
   for (const int64_t width : {1, 2}) {
     TestMatrix rows(GetParam(), 65536, width);
@@ -71,7 +71,7 @@ TEST_P(QuantizeInputTest, EveryValueAloneInItsBlock) {
   }
 }
 
-// One element in each 16 of a row and of a column is the anchor, which keeps scales of smaller values where they are.
+// One element in each 16 of a row and of a column is the anchor, which fixes the scales of smaller values.
 TestMatrix with_anchors(DType dtype, const std::vector<uint32_t>& patterns, float anchor) {
   constexpr int64_t kColumns = 256;
   const int64_t rows = oracle::ceil_div(static_cast<int64_t>(patterns.size()), kColumns / 16 * 15);
@@ -115,7 +115,7 @@ std::vector<double> codes_of(Format format) {
   return oracle::fp8(format).values();
 }
 
-// What a multiplier takes to a code's value, half-way between two, or past the last.
+// Inputs that the multiplier takes to a code's value, half-way between two codes, or past the last.
 std::vector<uint32_t> boundaries(Format format, float multiplier) {
   const std::vector<double> values = codes_of(format);
   const double last_step = values.back() - values[values.size() - 2];

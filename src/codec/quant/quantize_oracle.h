@@ -1,6 +1,6 @@
-// For tests: the quantised formats written from their formulas (docs/formats/quantized.md) apart from the code under
-// test. Floats are found by table search, each step is a loop over all elements of the whole matrix, and planes of the
-// transposed matrix are made by transposing it.
+// For tests: the quantised formats by their formulas (docs/formats/quantized.md), implemented independently of the code
+// under test. Floats are found by table search, each step is a loop over all elements of the whole matrix, and planes
+// of the transposed matrix are made by transposing it.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace tessera {
 
 struct OracleMatrix {
-  DType dtype = DType::kF32;  // what the values are exact in
+  DType dtype = DType::kF32;  // in which the values are exact
   int64_t rows = 0;
   int64_t columns = 0;
   std::vector<float> values;
@@ -43,7 +43,7 @@ inline OracleMatrix transpose(const OracleMatrix& m) {
   return t;
 }
 
-// NaN is no magnitude.
+// Ignores NaN.
 inline float amax(const OracleMatrix& m) {
   float largest = 0;
   for (const float x : m.values)
@@ -54,8 +54,8 @@ inline float amax(const OracleMatrix& m) {
 // Scales --------------------------------------------------------------------------------------------------------------
 
 struct Scale {
-  float multiplier = 1;  // what elements are multiplied by
-  uint32_t stored = 0;   // what the plane keeps, in the low bytes
+  float multiplier = 1;  // of the elements
+  uint32_t stored = 0;   // the plane's stored scale, in the low bytes
 };
 
 inline uint32_t f32_bits(float x) {
@@ -84,7 +84,7 @@ inline Scale mxfp8_scale(Format format, float block) {
   return {e8m0_inverse(e), e};
 }
 
-// Without the mantissa: subnormal numbers have nothing else.
+// Without the mantissa; subnormal numbers have only a mantissa.
 inline float power_of_two_below(float x) {
   if (x < FLT_MIN) return 0;
   int exponent = 0;
@@ -92,7 +92,7 @@ inline float power_of_two_below(float x) {
   return std::ldexp(1.0F, exponent - 1);
 }
 
-// `if_infinite`: what an overflowing scale becomes.
+// `if_infinite`: replaces a scale that overflows.
 inline Scale fp8_scale(const QuantSpec& spec, float amax, bool power_of_two, float if_infinite) {
   const float floored = std::max(amax, spec.eps);
   float scale = 1;
@@ -105,7 +105,7 @@ inline Scale fp8_scale(const QuantSpec& spec, float amax, bool power_of_two, flo
   return {scale, f32_bits(1.0F / scale)};
 }
 
-// {0, 0}: one for all. In the plane's own rows and columns.
+// {0, 0}: one block for all. In the plane's own rows and columns.
 inline BlockShape block_of(const QuantSpec& spec) {
   switch (spec.format) {
     case Format::kFp8E4M3:
@@ -142,7 +142,7 @@ inline Scale scale_of(const QuantSpec& spec, DType input, float amax, float bloc
 inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
-// How many scales an [rows, columns] plane keeps: NVFP4 repeats those of square blocks.
+// The number of scales in an [rows, columns] plane: NVFP4 repeats those of square blocks.
 inline std::array<int64_t, 2> scales_of(const QuantSpec& spec, int64_t rows, int64_t columns) {
   const BlockShape block = block_of(spec);
   if (block.rows == 0) return {1, 1};
@@ -173,7 +173,7 @@ inline OracleMatrix hadamard(const OracleMatrix& m) {
   return result;
 }
 
-// What a plane is made from: elements in the order of its codes.
+// The input of a plane: elements in the order of its codes.
 inline OracleMatrix plane_input(const OracleMatrix& m, const QuantSpec& spec, Plane plane) {
   if (plane == Plane::kRow) return m;
   return spec.hadamard ? hadamard(transpose(m)) : transpose(m);
@@ -192,7 +192,7 @@ inline bool is_mxfp8(Format format) {
 
 }  // namespace oracle
 
-// One code an element, in the order of the plane's input.
+// One code for each element, in the order of the plane's input.
 inline std::vector<uint8_t> oracle_codes(const OracleMatrix& x, const QuantSpec& spec, Plane plane,
                                          const std::vector<oracle::Scale>& scales, const Origin& origin) {
   const BlockShape block = oracle::block_of(spec);
@@ -271,7 +271,7 @@ inline OracleMatrix oracle_dequantize(const OraclePlane& from, const QuantSpec& 
   OracleMatrix result{dtype, rows, columns, {}};
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
-      // In the plane that is quantised along its rows.
+      // Position in the plane that is quantised along its rows.
       const int64_t pr = turned ? c : r;
       const int64_t pc = turned ? r : c;
       const int64_t width = turned ? rows : columns;

@@ -1,4 +1,4 @@
-// How a matrix's two planes go together.
+// How a matrix's two planes fit together.
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -24,7 +24,7 @@ TEST_P(QuantizePlaneTest, BothInOneCallAreEachAlone) {
   for (const auto& [rows, columns] : kPlaneShapes) {
     const TestMatrix m = random_matrix(DType::kBF16, rows, columns, 5);
     for (const QuantSpec& spec : every_spec()) {
-      // Amaxes that differ must not meet in codes that the planes share.
+      // Different amaxes must not meet in codes that both planes share.
       for (const PlaneAmax amax : {PlaneAmax{3, 3}, PlaneAmax{3, 7}}) {
         TestPlane row(spec, Plane::kRow, rows, columns);
         TestPlane column(spec, Plane::kColumn, rows, columns);
@@ -46,7 +46,7 @@ TEST_P(QuantizePlaneTest, TheColumnPlaneIsTheTransposedMatrixsRowPlane) {
       const TestMatrix t = transposed_matrix(m);
       for (const QuantSpec& spec : every_spec()) {
         OraclePlane turned = quantized(t.view(), spec, Plane::kRow, 1.25F);
-        if (oracle::is_mxfp8(spec.format)) {  // whose column plane lies as the matrix does
+        if (oracle::is_mxfp8(spec.format)) {  // whose column plane has the matrix's layout
           turned.codes = oracle::transpose_bytes(turned.codes, columns, rows);
           turned.scales = oracle::transpose_bytes(turned.scales, columns, oracle::ceil_div(rows, 32));
         }
@@ -94,7 +94,7 @@ TEST_P(QuantizePlaneTest, SquareBlocksAndOneScaleNeedOnlyATransposeOfCodes) {
   }
 }
 
-// More than one thread's share.
+// More than the share of one thread.
 TEST_P(QuantizePlaneTest, ALargePlaneIsTransposedByThreadsTheSame) {
   constexpr int64_t kRows = 1040;
   constexpr int64_t kColumns = 2062;

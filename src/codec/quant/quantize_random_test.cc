@@ -9,7 +9,7 @@ struct RandomSize {
   int64_t rows;
   int64_t columns;
 };
-// Smaller, as large as and larger than the tiles that are worked on at a time, with and without whole blocks.
+// Smaller than, equal to and larger than the tiles that are processed at a time, with and without whole blocks.
 constexpr RandomSize kRandomSizes[] = {{1, 2},     {2, 2},    {16, 16},   {32, 32},  {48, 80},   {128, 128},
                                        {130, 258}, {2, 4200}, {34, 1030}, {260, 70}, {140, 140}, {530, 18}};
 
@@ -42,7 +42,7 @@ TEST_P(QuantizeRandomTest, EveryFormatGivesTheOraclesBytes) {
   }
 }
 
-// Whole numbers of quarters: many ties.
+// Multiples of a quarter: many ties.
 TEST_P(QuantizeRandomTest, TiesGoToEvenCodesInEveryFormat) {
   TestMatrix m(GetParam(), 64, 256);
   std::mt19937 random(8);

@@ -1,4 +1,4 @@
-// The reference of scales and codes: one element after the other.
+// The reference for scales and codes: one element at a time.
 #include <algorithm>
 #include <type_traits>
 

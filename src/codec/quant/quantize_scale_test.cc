@@ -1,4 +1,4 @@
-// Scales of FP8 formats: of a tensor, and of blocks.
+// Scales of FP8 formats, for tensors and for blocks.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -26,7 +26,7 @@ struct ScaleCase {
   float eps;
   bool power_of_two;
   int margin;
-  float scale;  // what elements are multiplied by
+  float scale;  // the multiplier of elements
 };
 
 class Fp8ScaleTest : public EveryKernelTest {};
@@ -121,7 +121,7 @@ TEST_P(Fp8ScaleTest, OfBlocksIsAPowerOfTwoUnlessTurnedOff) {
         int e = 0;
         EXPECT_EQ(std::frexp(scale_at(by_default, i), &e), .5F) << i;
       }
-      // The tensor's amax is of no interest to a block.
+      // Blocks ignore the tensor's amax.
       EXPECT_EQ(by_default, quantized(m.view(), spec, plane, 1234));
     }
   }
@@ -169,7 +169,7 @@ TEST_P(Fp8ScaleTest, OfABlockTakesEps) {
   const TestMatrix m = random_matrix(DType::kF16, 4, 300, 13);
   for (const Format format : {Format::kFp8Block1x128, Format::kFp8Block128x128}) {
     QuantSpec spec = spec_of(format);
-    spec.eps = 40;  // above all blocks' amaxes
+    spec.eps = 40;  // more than all blocks' amaxes
     for (const Plane plane : kPlanes)
       EXPECT_EQ(difference(quantized(m.view(), spec, plane, 0), oracle_quantize(m.oracle(), spec, plane, 0)), "");
     EXPECT_NE(quantized(m.view(), spec, Plane::kRow, 0), quantized(m.view(), spec_of(format), Plane::kRow, 0));

@@ -1,4 +1,4 @@
-// Blocks that the end of a dim clips, vectors that a tail ends, rows anywhere in memory.
+// Blocks that the end of a dim clips, vectors that end in a tail, rows anywhere in memory.
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// All planes that there are in one call, from and to rows with gaps at odd addresses.
+// Quantises all planes in one call, from and to rows with gaps at odd addresses.
 void expect_bytes(const TestMatrix& m, const OracleMatrix& values, const QuantSpec& spec) {
   const int64_t rows = m.rows();
   const int64_t columns = m.columns();
@@ -89,7 +89,7 @@ TEST_P(QuantizeEmptyTest, AMatrixWithoutElementsHasAtMostItsOneScale) {
   }
 }
 
-// A stride means nothing to a single row.
+// The stride of a single row is ignored.
 TEST_P(QuantizeEmptyTest, ASingleRowMayHaveAnyStride) {
   const TestMatrix m = random_matrix(DType::kF32, 1, 48, 4);
   for (const QuantSpec& spec : every_spec()) {

@@ -1,4 +1,4 @@
-// Quantise, then gather: the bytes of gather, then quantise.
+// Quantising and then gathering gives the same bytes as gathering and then quantising.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 namespace tessera {
 namespace {
 
-// Rows (columns, where a matrix is cut along its columns) of a shard of which no block straddles two.
+// The number of rows (columns, if a matrix is cut along its columns) that shards must be a multiple of so that no block
+// straddles two.
 int64_t alignment(const QuantSpec& spec) {
   switch (spec.format) {
     case Format::kNvfp4:
@@ -25,7 +26,7 @@ int64_t alignment(const QuantSpec& spec) {
   }
 }
 
-// Along which dim, into what sizes.
+// The dim that is cut, and the sizes.
 struct Cut {
   bool rows;
   std::vector<int64_t> sizes;
@@ -36,7 +37,7 @@ struct Shards {
   std::vector<PlaneShape> shapes;
 };
 
-// Each with an amax: all with the whole's, or each with its own.
+// Each with an amax: the whole matrix's or its own.
 Shards quantized_shards(const TestMatrix& m, const QuantSpec& spec, Plane plane, const Cut& cut, bool own_amax) {
   const float whole = compute_amax({{m.view()}})[0].value;
   Shards shards;
@@ -51,13 +52,13 @@ Shards quantized_shards(const TestMatrix& m, const QuantSpec& spec, Plane plane,
   return shards;
 }
 
-// Whether shards lie behind one another in a plane, or side by side.
+// Whether shards follow one another in a plane, or are side by side.
 bool stacks(const QuantSpec& spec, Plane plane, const Cut& cut) {
   const bool transposed = plane == Plane::kColumn && !oracle::is_mxfp8(spec.format);
   return cut.rows != transposed;
 }
 
-// Rows of all shards side by side, byte by byte.
+// The rows of all shards side by side, byte by byte.
 std::vector<std::byte> side_by_side(const std::vector<std::vector<std::byte>>& parts, size_t rows) {
   std::vector<std::byte> joined;
   for (size_t r = 0; r < rows; ++r) {
@@ -76,7 +77,7 @@ std::vector<std::byte> behind_one_another(const std::vector<std::vector<std::byt
   return joined;
 }
 
-// By the code under test where shards are equal, as they are after a gather.
+// Joined by the code under test if shards are equal, as they are after a gather.
 std::vector<std::byte> joined(const std::vector<std::vector<std::byte>>& parts, size_t rows, bool stacked) {
   if (stacked) return behind_one_another(parts);
   const std::vector<std::byte> expected = side_by_side(parts, rows);
@@ -110,7 +111,7 @@ int64_t total(const Cut& cut) {
   return std::accumulate(cut.sizes.begin(), cut.sizes.end(), int64_t{0});
 }
 
-// Shards' magnitudes differ, so that an amax of their own is another one.
+// Shards' magnitudes differ, so that their own amaxes differ as well.
 TestMatrix matrix_for(DType dtype, const Cut& cut, int64_t other, uint32_t seed) {
   const int64_t size = total(cut);
   TestMatrix m = random_matrix(dtype, cut.rows ? size : other, cut.rows ? other : size, seed);
@@ -127,7 +128,7 @@ TEST_P(QuantizeShardTest, WholeBlocksAndTheWholesAmaxGiveTheWholesBytes) {
     for (const QuantSpec& spec : every_spec()) {
       const int64_t a = alignment(spec);
       for (const bool rows : {true, false}) {
-        // Equal shards; unequal ones, the last of which may end anywhere a plane can.
+        // Equal shards, and unequal ones, the last of which may end wherever a plane can.
         for (const Cut& cut : {Cut{rows, {2 * a, 2 * a}}, Cut{rows, {2 * a, a, 6}}}) {
           const TestMatrix m = matrix_for(dtype, cut, 38, 41);
           const float amax = oracle_amax(m);
@@ -143,7 +144,7 @@ TEST_P(QuantizeShardTest, WholeBlocksAndTheWholesAmaxGiveTheWholesBytes) {
   }
 }
 
-// The other way round: what a rank sends of a whole plane is what it would make of its shard.
+// The other way round: the slice of a whole plane that a rank sends equals the plane of its shard.
 TEST_P(QuantizeShardTest, ASliceOfTheWholesRowPlaneIsTheShardsRowPlane) {
   for (const QuantSpec& spec : every_spec()) {
     const int64_t a = alignment(spec);
@@ -187,7 +188,7 @@ TEST_P(QuantizeShardTest, ShardsThatCutABlockGiveOtherBytes) {
     const OraclePlane whole = quantized(m.view(), spec, Plane::kColumn, oracle_amax(m));
     const OraclePlane got = gathered(quantized_shards(m, spec, Plane::kColumn, cut, false), spec, Plane::kColumn, cut);
     EXPECT_NE(got.codes, whole.codes) << describe(spec);
-    // A row plane minds only where its blocks are higher than a row.
+    // A row plane is only affected if its blocks are higher than a row.
     const OraclePlane row = gathered(quantized_shards(m, spec, Plane::kRow, cut, false), spec, Plane::kRow, cut);
     const OraclePlane whole_row = quantized(m.view(), spec, Plane::kRow, oracle_amax(m));
     EXPECT_EQ(row == whole_row, oracle::block_of(spec).rows == 1) << describe(spec);

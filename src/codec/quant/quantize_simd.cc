@@ -42,7 +42,7 @@ HWY_INLINE VF load_floats(const std::byte* p) {
   return hn::BitCast(DF(), Lane<From>::load(p));
 }
 
-// What is done with two vectors of elements, to codes and back. `kExact`: products have no more than eight bits.
+// The operations on two vectors of elements, to codes and back. `kExact`: products have no more than eight bits.
 template <typename From, typename Code, bool kExact>
 struct Encode {
   static constexpr size_t in_bytes(size_t n) { return n * sizeof(typename From::Bits); }
@@ -67,12 +67,12 @@ struct Decode {
   }
 };
 
-// Elements of a step.
+// The number of elements in a step.
 HWY_INLINE size_t step_lanes() {
   return 2 * hn::Lanes(D());
 }
 
-// Fewer than a step.
+// For fewer elements than a step.
 template <typename Op>
 HWY_INLINE void run_tail(const std::byte* in, size_t n, VF first, VF second, std::byte* out) {
   HWY_ALIGN std::byte last_in[2 * hn::MaxLanes(D()) * sizeof(float)] = {};
@@ -106,7 +106,7 @@ HWY_INLINE void run_each(const std::byte* in, size_t n, const float* multipliers
                out + Op::out_bytes(i));
 }
 
-// Where a step has two blocks.
+// For steps with two blocks.
 template <typename Op, size_t kBlock>
 HWY_INLINE void run_pairs_of_blocks(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
   size_t i = 0;
@@ -121,7 +121,7 @@ HWY_INLINE void run_pairs_of_blocks(const std::byte* in, size_t n, const float* 
 
 template <typename Op, size_t kBlock>
 HWY_INLINE void run_blocks(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
-  if constexpr (kBlock == hn::MaxLanes(D())) {  // which are the lanes, of the targets that there are
+  if constexpr (kBlock == hn::MaxLanes(D())) {  // which is the number of lanes on existing targets
     return run_pairs_of_blocks<Op, kBlock>(in, n, multipliers, out);
   }
   const size_t whole = n - n % kBlock;
@@ -157,10 +157,10 @@ void encode_row(const void* src, size_t n, size_t block, const float* multiplier
   run<Encode<From, Code, kExact>>(src, n, block, multipliers, codes);
 }
 
-// bf16 by powers of two, as far as PowerCodes goes; what it leaves, in f32.
-inline constexpr size_t kGroup = 128;  // elements that are done together or left
+// bf16 by powers of two where PowerCodes applies; the rest in f32.
+inline constexpr size_t kGroup = 128;  // elements that are encoded together or left
 
-// `offset_at(i)`: of the vector that begins at the group's element i. False if the group is left.
+// `offset_at(i)`: for the vector that begins at the group's element i. False if the group is left.
 template <typename Code, typename OffsetAt>
 HWY_INLINE bool encode_group(const std::byte* in, const OffsetAt& offset_at, std::byte* out) {
   const D16 d;
@@ -208,7 +208,7 @@ void encode_by_powers(const void* src, size_t n, size_t block, const float* mult
   run<EncodeExact<Code>>(src, n, block, multipliers, codes);
 }
 
-// Rows with one multiplier a column.
+// Rows with one multiplier for each column.
 template <typename From, typename Code, bool kExact>
 HWY_INLINE void run_columns(const std::byte* src, size_t stride, size_t rows, size_t n, const float* multipliers,
                             std::byte* codes, ptrdiff_t code_stride) {
@@ -281,7 +281,7 @@ HWY_INLINE V64 product(V64 a, uint32_t b) {
   return hn::MulEven(hn::BitCast(halves, a), hn::BitCast(halves, hn::Set(D64U(), b)));
 }
 
-// philox() of as many consecutive groups as there are lanes of 64 bits.
+// philox() for as many consecutive groups as there are 64-bit lanes.
 HWY_INLINE void random_groups(const Draw& draw, uint64_t group, uint8_t* bytes) {
   const hn::Rebind<uint32_t, D64U> words;
   const V64 low = hn::Set(D64U(), 0xFFFFFFFF);
@@ -313,7 +313,7 @@ HWY_INLINE void random_groups(const Draw& draw, uint64_t group, uint8_t* bytes) 
   }
 }
 
-// The value of e2m1_stochastic(), of a vector.
+// The value of e2m1_stochastic(), for a vector.
 HWY_INLINE V round_stochastically(VF y, VF random) {
   const auto step = [](VF a) HWY_ATTR {
     const VF low = hn::IfThenElse(hn::Ge(a, hn::Set(DF(), 2.0F)), hn::Set(DF(), 1.0F), hn::Set(DF(), 0.5F));

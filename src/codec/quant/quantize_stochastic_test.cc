@@ -1,4 +1,4 @@
-// Stochastic rounding: which random byte an element gets, and what it does with it.
+// Stochastic rounding: which random byte an element gets, and its effect.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,14 +42,14 @@ TEST(PhiloxTest, GivesThePublishedNumbers) {
 
 class StochasticTest : public EveryKernelTest {};
 
-// The bytes of the first of those vectors, as the first 16 elements of a plane show them: of y = .5 - f / 512 the
-// bytes from f on round up to .5, of f = 256 - byte the byte itself, of one more not.
+// The bytes of the first of those vectors, as seen in the first 16 elements of a plane: with y = .5 - f / 512, bytes
+// from f on round up to .5; with f = 256 - byte the byte itself does, with one more it does not.
 TEST_P(StochasticTest, TheFirstElementsDrawThePublishedBytes) {
   constexpr uint8_t kBytes[16] = {0xD5, 0xE8, 0x27, 0x66, 0x8D, 0xC5, 0x69, 0xE1,
                                   0x4C, 0xAC, 0x57, 0xBC, 0xD8, 0xDB, 0x00, 0x9B};
   const QuantSpec spec = stochastic_spec(NvScaling::k16x16, 0);
   for (const int less : {0, 1}) {
-    TestMatrix m(DType::kF32, 2, 16);  // the second row makes a scale of 1
+    TestMatrix m(DType::kF32, 2, 16);  // the second row fixes the scale at 1
     m.fill(6);
     for (int i = 0; i < 16; ++i) m.set(0, i, static_cast<float>(256 - kBytes[i] - less) / 512);
     const OraclePlane got = quantized(m.view(), spec, Plane::kRow, 2688);
@@ -103,7 +103,7 @@ TEST_P(StochasticTest, EveryValueOf16Bits) {
   }
 }
 
-// With a scale of 1, 256ths of steps from one code's value to the next: their mean over many draws is the value.
+// With a scale of 1, in steps of 1/256 from one code's value to the next: the mean over many draws is the value.
 TEST_P(StochasticTest, TheMeanIsTheValue) {
   constexpr int64_t kColumns = 4096;
   const float starts[] = {0, .5F, 1, 1.5F, 2, 3, 4};
@@ -173,7 +173,7 @@ TEST_P(StochasticTest, ShardsDrawAsTheWholeDoes) {
   }
 }
 
-// A matrix of a stack goes on where the one before ended; the counter has 64 bits for it.
+// A matrix of a stack continues the random numbers of the one before; the counter has 64 bits for it.
 TEST_P(StochasticTest, AMatrixOfAStackDrawsWhereItLies) {
   const TestMatrix m = random_matrix(DType::kF32, 16, 20, 24);
   const QuantSpec spec = stochastic_spec(NvScaling::k1x16, 31);

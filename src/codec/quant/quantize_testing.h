@@ -1,4 +1,4 @@
-// For tests of quantised matrices: matrices and planes in watched memory, with gaps between rows, and the formats'
+// For tests of quantised matrices: matrices and planes in guarded memory, with gaps between rows, and the formats'
 // variants.
 #pragma once
 
@@ -23,7 +23,7 @@ inline std::string dtype_name(const testing::TestParamInfo<DType>& info) {
 }
 inline constexpr Plane kPlanes[] = {Plane::kRow, Plane::kColumn};
 
-// Gaps in elements behind each row of a matrix, in bytes behind those of a plane.
+// Gaps in elements after each row of a matrix, in bytes after each row of a plane.
 struct Spacing {
   int64_t gap = 0;
   size_t misalignment = 0;
@@ -55,7 +55,7 @@ class TestMatrix {
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }
 
-  // Bits of the matrix's type.
+  // Sets the bits, in the matrix's type.
   void set_bits(int64_t r, int64_t c, uint32_t bits) {
     std::memcpy(at(r, c), &bits, dtype_ == DType::kF32 ? 4 : 2);  // little-endian
   }
@@ -81,7 +81,7 @@ class TestMatrix {
   }
 
   MatrixView view() const { return {bytes_.data(), dtype_, rows_, columns_, stride_}; }
-  // Rows and columns from here on.
+  // The part of the matrix from this row and column on.
   MatrixView part(int64_t first_row, int64_t rows, int64_t first_column, int64_t columns) const {
     return {at(first_row, first_column), dtype_, rows, columns, stride_};
   }
@@ -129,7 +129,7 @@ inline TestMatrix random_matrix(DType dtype, int64_t rows, int64_t columns, uint
   return m;
 }
 
-// A plane's memory: rows with gaps, which must stay as they were.
+// A plane's memory: rows with gaps, which must not be written.
 class TestPlane {
  public:
   TestPlane(const QuantSpec& spec, Plane plane, int64_t rows, int64_t columns, Spacing codes = {}, Spacing scales = {})
@@ -188,7 +188,7 @@ inline Planes one_plane(Plane plane, PlaneMemory memory) {
   return plane == Plane::kRow ? Planes{memory, {}} : Planes{{}, memory};
 }
 
-// One plane, packed. `amax` is both planes'.
+// One plane, packed. `amax` is used for both planes.
 inline OraclePlane quantized(const MatrixView& view, const QuantSpec& spec, Plane plane, float amax,
                              Parallel parallel = {}, const Origin& origin = {}) {
   TestPlane to(spec, plane, view.rows, view.columns);
@@ -207,7 +207,7 @@ inline TestMatrix dequantized(const OraclePlane& from, const QuantSpec& spec, Pl
   return to;
 }
 
-// Every format, by both of its options where it has some.
+// Every format, with both values of its option if it has one.
 inline std::vector<QuantSpec> every_spec() {
   std::vector<QuantSpec> specs;
   for (const Format format : all_formats()) {
@@ -238,7 +238,7 @@ inline QuantSpec propagating(QuantSpec spec) {
   return spec;
 }
 
-// Pairs of 4-bit codes fill a plane's rows.
+// Whether pairs of 4-bit codes fill a plane's rows.
 inline bool is_packable(const QuantSpec& spec, Plane plane, int64_t rows, int64_t columns) {
   return spec.format != Format::kNvfp4 || (plane == Plane::kRow ? columns : rows) % 2 == 0;
 }
@@ -256,7 +256,7 @@ inline std::string describe(const QuantSpec& spec, Plane plane, DType dtype, int
          std::to_string(rows) + ", " + std::to_string(columns) + "]";
 }
 
-// Where two byte strings first differ; nothing if they do not.
+// Where two byte strings first differ; empty if they are equal.
 inline std::string difference(const std::vector<std::byte>& got, const std::vector<std::byte>& want) {
   if (got == want) return "";
   if (got.size() != want.size()) return std::to_string(got.size()) + " bytes, not " + std::to_string(want.size());
@@ -273,7 +273,7 @@ inline std::string difference(const OraclePlane& got, const OraclePlane& want) {
   const std::string codes = difference(got.codes, want.codes);
   return codes.empty() ? "" : "codes: " + codes;
 }
-// Bit by bit; NaN is the one of its type that results are.
+// Compared bit by bit; NaN must be the canonical one of its type.
 inline std::string difference(const TestMatrix& got, const OracleMatrix& want) {
   const uint32_t nan = got.dtype() == DType::kF32 ? 0x7FC00000 : got.dtype() == DType::kF16 ? 0x7E00 : 0x7FC0;
   for (int64_t r = 0; r < want.rows; ++r) {

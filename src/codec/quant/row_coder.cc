@@ -42,7 +42,7 @@ void RowCoder::for_each_piece(const Rows& input, size_t high, const Body& body) 
   }
 }
 
-// Of row `row` of the piece that comes next.
+// Prefetches row `row` of the next piece.
 void RowCoder::prefetch_next(const Rows& input, const Piece& piece, size_t row) const {
   constexpr size_t kLine = 64;
   const uintptr_t src = piece.next + row * input.stride;
@@ -144,9 +144,9 @@ void RowCoder::scale_blocks(size_t n, std::byte* scales) {
   scaler_.scale(scratch_.amax.data(), n, scales, scratch_.multipliers.data());
 }
 
-// To scratch_.magnitudes: element by element, the largest of a piece's rows.
+// To scratch_.magnitudes: element by element, the largest over a piece's rows.
 bool RowCoder::fold(const Rows& input, const Piece& piece) {
-  constexpr size_t kRows = 8;  // with more streams than that at once, reading is slower
+  constexpr size_t kRows = 8;  // with more concurrent streams, reading is slower
   std::memset(scratch_.magnitudes.data(), 0, piece.columns * element_);
   bool nonfinite = false;
   for (size_t r = 0; r < piece.rows; r += kRows)
@@ -157,7 +157,7 @@ bool RowCoder::fold(const Rows& input, const Piece& piece) {
 
 namespace {
 
-// Of square blocks: bytes stand in each of a block's rows, floats once.
+// For square blocks: byte scales are repeated in each of a block's rows, float scales are not.
 template <typename T>
 void transpose_scales(BlockShape block, int64_t rows, int64_t columns, const ConstPlaneMemory& from,
                       const PlaneMemory& to) {

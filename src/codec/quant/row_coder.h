@@ -1,5 +1,5 @@
-// Scales and codes of rows, whose blocks lie along them. A column plane is the same of a transposed input, except for
-// MXFP8's, whose blocks stand upright.
+// Scales and codes of rows whose blocks run along them. A column plane is the same for a transposed input, except
+// MXFP8's, whose blocks run across rows.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct Rows {
   DType dtype;
 };
 
-// Where stochastic rounding draws for the first row, and how much further for each next one.
+// Where stochastic rounding draws for the first row, and the distance to each next one.
 struct DrawRows {
   Draw first{};
   uint64_t step = 0;
@@ -28,23 +28,24 @@ struct DrawRows {
 
 class RowCoder {
  public:
-  // `amax`: the whole tensor's, for the formats that need it.
+  // `amax`: the whole tensor's, for formats that need it.
   RowCoder(const QuantSpec& spec, float amax, DType input, const DrawRows& draws, TileScratch& scratch);
 
-  // To codes and scales at `to`; a format's one scale is not written. True if there was a NaN or an infinity.
+  // Writes codes and scales to `to`, except the scale of a format with only one. True if there was a NaN or an
+  // infinity.
   bool encode(const Rows& input, const PlaneMemory& to);
-  // Of MXFP8: blocks of 32 rows by one column.
+  // For MXFP8: blocks of 32 rows by one column.
   bool encode_columns(const Rows& input, const PlaneMemory& to);
 
  private:
   bool encode_whole(const Rows& input, const PlaneMemory& to);
   bool encode_flat_blocks(const Rows& input, const PlaneMemory& to);
   bool encode_high_blocks(const Rows& input, const PlaneMemory& to);
-  // At most kPieceColumns of as many rows as a block is high: what passes through the caches at a time, while the next
-  // one is on its way into them.
+  // At most kPieceColumns of as many rows as a block is high: the amount that passes through the caches at a time,
+  // while the next piece is prefetched.
   struct Piece {
     const std::byte* src;
-    uintptr_t next;  // where the next piece begins; there need be nothing
+    uintptr_t next;  // where the next piece begins; may be invalid
     size_t row;
     size_t rows;
     size_t column;
@@ -70,7 +71,8 @@ class RowCoder {
   TileScratch& scratch_;
 };
 
-// Codes and scales of a row plane that begins at whole blocks, to where its transpose begins in the column plane.
+// Transposes codes and scales of a row plane that begins at whole blocks, to where its transpose begins in the column
+// plane.
 void transpose_codes_and_scales(const QuantSpec& spec, int64_t rows, int64_t columns, const ConstPlaneMemory& from,
                                 const PlaneMemory& to);
 

@@ -17,8 +17,8 @@ namespace tessera::codec::HWY_NAMESPACE {
 using VF = hn::Vec<DF>;
 using DBytes = hn::Rebind<uint8_t, D>;
 
-// Calls step(amaxes, stored, multipliers) for every vector of n blocks; the last may run over their ends, in memory of
-// its own.
+// Calls step(amaxes, stored, multipliers) for every vector of n blocks; the last step may run past the ends, in a local
+// buffer.
 template <typename Step>
 HWY_INLINE void for_blocks(const float* amax, size_t n, uint8_t* scales, float* multipliers, const Step& step) {
   const size_t lanes = hn::Lanes(D());
@@ -50,7 +50,7 @@ void mx_scales(const float* amax, size_t n, float reciprocal, uint8_t* scales, f
   for_blocks(
       amax, n, scales, multipliers, [reciprocal](const float* from, uint8_t* stored, float* multiplier) HWY_ATTR {
         const V value = hn::BitCast(D(), hn::Mul(hn::LoadU(DF(), from), hn::Set(DF(), reciprocal)));
-        // One up where a bit below the exponent is set, except for subnormals of at most a half of the smallest normal.
+        // Rounds up if a bit below the exponent is set, except for subnormals of at most half of the smallest normal.
         const V threshold = where(hn::Lt(value, bits(0x00800000)), bits(0x00400000), hn::Zero(D()));
         const V up = hn::VecFromMask(D(), hn::Gt(hn::And(value, bits(0x7FFFFF)), threshold));
         const V finite = hn::Min(hn::Sub(hn::ShiftRight<23>(value), up), bits(254));

@@ -17,7 +17,7 @@ bool is_mx(const QuantSpec& spec) {
   return spec.format == Format::kMxfp8 || spec.format == Format::kMxfp8E5M2;
 }
 
-// A tile's lines in a transposed plane should be whole ones; MXFP8's column blocks are 32 rows high.
+// A tile's rows in a transposed plane should be whole cache lines; MXFP8's column blocks are 32 rows high.
 constexpr TileGrid::Tile kTransposed{0, 0, 512, 512};
 constexpr TileGrid::Tile kTransposedF32{0, 0, 256, 512};
 constexpr TileGrid::Tile kMxBoth{0, 0, 32, 1024};
@@ -143,7 +143,7 @@ class TileQuantizer {
             shape.scale_row_bytes()};
   }
 
-  // Rows of a plane, or of a tile, may lie a power of two apart, and then share few sets of the caches.
+  // Rows of a plane or a tile may be a power of two apart, and then share few cache sets.
   static int64_t padded(int64_t row_bytes) {
     constexpr int64_t kLine = 64;
     return (row_bytes + kLine - 1) / kLine * kLine + kLine;
@@ -155,7 +155,7 @@ class TileQuantizer {
     return plane;
   }
 
-  // Past the caches, whole lines at a time.
+  // Bypasses the caches, with whole lines at a time.
   static void copy_codes(const PlaneMemory& from, const PlaneShape& shape, const PlaneMemory& to) {
     copy_stream_rows(to.codes, to.code_stride, from.codes, from.code_stride,
                      static_cast<size_t>(shape.code_row_bytes()), static_cast<size_t>(shape.code_rows));

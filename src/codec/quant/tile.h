@@ -1,4 +1,4 @@
-// Quantising a tile: some rows and columns of a matrix that begin at whole blocks and fit into a core's caches, so that
+// Quantises a tile: some rows and columns of a matrix that begin at whole blocks and fit into a core's caches, so that
 // both planes and all phases share one read of memory.
 #pragma once
 
@@ -42,7 +42,7 @@ class TileGrid {
 // Whole blocks of every format.
 inline constexpr size_t kPieceColumns = 1024;
 
-// A thread's own.
+// Belongs to one thread.
 struct TileScratch {
   std::array<float, kPieceColumns> amax;
   std::array<float, kPieceColumns> multipliers;
@@ -54,7 +54,7 @@ struct TileScratch {
   std::vector<std::byte> transformed;
 };
 
-// True if the tile holds a NaN or an infinity. (Of one-scale formats only asked where the spec refuses them.)
+// True if the tile holds a NaN or an infinity. (For formats with one scale, only checked if the spec refuses them.)
 bool quantize_tile(const TileGrid& grid, size_t index, PlaneAmax amax, const Origin& origin, TileScratch& scratch);
 
 }  // namespace tessera::codec
