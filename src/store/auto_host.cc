@@ -20,7 +20,7 @@ namespace {
 constexpr uint32_t kMembersMagic = 0x314d4b54;  // "TKM1"
 constexpr uint32_t kMaxMembers = 65536;
 constexpr size_t kMaxMembersBytes = size_t{16} << 20;
-constexpr Duration kLeavingTime = std::chrono::seconds(1);  // one that is stopped meanwhile is not waited for
+constexpr Duration kLeavingTime = std::chrono::seconds(1);  // it does not wait longer for a client that is stopped
 constexpr Duration kGoingTime = std::chrono::milliseconds(100);
 
 struct MembersFile {
@@ -46,7 +46,7 @@ std::string leaving_path(const std::string& root) {
 std::string members_path(const std::string& root) {
   return root + "/store.members";
 }
-// What the two before are written under, until they are renamed.
+// The temporary name of the two files above, until they are renamed.
 std::string fresh_path(const std::string& root) {
   return root + "/store.new";
 }
@@ -66,7 +66,7 @@ std::vector<std::byte> read_small_file(const std::string& path) {
   return bytes;
 }
 
-// What the host before this one has left; nothing if there was none, or it ended with nobody left.
+// The state that the previous host has left; nothing if there was none, or it ended without clients.
 std::optional<MembersFile> read_members(const std::string& root) {
   try {
     const std::vector<std::byte> bytes = read_small_file(members_path(root));
@@ -90,7 +90,7 @@ void write_members(const std::string& root, const MembersFile& file) {
 }
 
 // Whoever ends waits for its turn: a client that is about to end still counts as one that stays, and must come after.
-// Who cannot have a turn goes without: the worst is that files stay, which the next host replaces.
+// If a turn cannot be had, it ends without: at worst files remain, which the next host replaces.
 class Leaving {
  public:
   explicit Leaving(const std::string& root) noexcept : path_(leaving_path(root)) {
@@ -111,7 +111,7 @@ class Leaving {
   UniqueFd lock_;
 };
 
-// Gives the lock up, leaving for the next host what the clients that stay need of it.
+// Releases the lock and leaves the next host what it needs to know of the remaining clients.
 void leave(const std::string& root, UniqueFd lock, MembersFile file, uint64_t own_client) {
   std::erase_if(file.members, [&](const Member& member) {
     return member.client == own_client || liveness_of(member.incarnation) == Liveness::kDead;
@@ -147,7 +147,7 @@ AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
   options.on_members = [this](const std::vector<Member>& members) {
     write_members(root_, {.revision_floor = revision_floor_, .members = members});
   };
-  // A client finds the last host's socket, which refuses, or this one listening.
+  // A client finds either the last host's socket, which refuses, or this one, which listens.
   const std::string path = socket_path(root_);
   UniqueFd listener = listen_unix_in_place(fresh_path(root_), path);
   log().info("this process hosts the store at {}, following one of {} clients", path, options.awaited.size());
@@ -166,13 +166,13 @@ AutoHost::~AutoHost() {
 void AutoHost::hand_over() {
   server_->stop();
   std::vector<Member> members = server_->connected_members();
-  // Who has not come back to this host may be ending, and have had its turn: it is given a moment to be gone.
+  // A client that has not come back to this host may be ending, after its turn: gives it a moment to do so.
   if (server_->gathering()) {
     const Deadline deadline = Deadline::after(kGoingTime);
     for (const Member& member : members)
       if (member.client != own_client_) await_end(member.incarnation, deadline);
   }
-  // Before our connections end and wake the others, so that one of them can take the lock at once.
+  // Before our connections end and wake the others, so that one of them can take the lock immediately.
   leave(root_, std::move(lock_), {.revision_floor = revision_floor_, .members = std::move(members)}, own_client_);
 }
 

@@ -1,4 +1,4 @@
-// "auto" among real processes: they start together, hosts are killed, nothing is left behind.
+// "auto" with real processes: they start together, hosts are killed, and no files remain.
 #include "store/auto_host.h"
 
 #include <fcntl.h>
@@ -28,7 +28,7 @@ class AutoHostTest : public testing::Test {
   std::unique_ptr<Actor> actor() {
     return std::make_unique<Actor>([this] { return store_script("auto", root_); });
   }
-  // What the runtime folder still holds.
+  // The files that remain in the runtime folder.
   std::vector<std::string> leftovers() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(root_)) names.push_back(entry.path().filename().string());
@@ -142,7 +142,7 @@ TEST_F(AutoHostTest, WhatAKilledHostLeftDoesNotDelayTheNextJob) {
 }
 
 TEST_F(AutoHostTest, ANewcomerThatTakesTheLockFirstStillHearsTheOthers) {
-  // A stranger, not one of the old clients, becomes the host: it finds in store.members whom to wait for.
+  // A new process, not one of the old clients, becomes the host: store.members tells it which clients to wait for.
   const auto host = actor();
   EXPECT_EQ(host->ask("decide epoch/1 commit"), "commit");
   const auto witness = actor();
@@ -165,10 +165,10 @@ TEST_F(AutoHostTest, ADamagedMembersFileIsReplaced) {
   EXPECT_THAT(leftovers(), testing::IsEmpty());
 }
 
-// A host that ends in each of these states ends in order, and the next one serves whoever stays.
+// A host that ends in each of these states ends cleanly, and the next one serves the clients that remain.
 struct Obstacle {
   const char* name;
-  bool lasts;  // for those who come later, too
+  bool lasts;  // for later processes, too
   std::string (*meet)(const std::string& root);
 };
 

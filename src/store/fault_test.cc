@@ -1,4 +1,4 @@
-// A store among real processes that are stopped, killed and starved.
+// A store and real processes that are stopped, killed and run out of descriptors.
 #include <sys/resource.h>
 
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// A process that serves; "url" asks where. `descriptors`: its limit.
+// A process that hosts a server and answers "url" with its address. `descriptors`: its limit.
 std::unique_ptr<Actor> serving(const std::string& url, const std::string& folder = {}, rlim_t descriptors = 0) {
   return std::make_unique<Actor>([=]() -> Actor::Script {
     if (descriptors > 0) {
@@ -69,7 +69,7 @@ TEST_F(FaultTest, AClientStoppedBeyondItsLeaseComesBackWithItsKeys) {
   EXPECT_EQ(witness->ask("get rank/0"), "in");
 }
 
-// With the state on disk and without: what clients own and have decided is there again, and a wait goes on.
+// With state on disk and without: keys and decisions of clients are there again, and a wait goes on.
 TEST_F(FaultTest, AStoreThatIsKilledIsContinuedByTheNextAtItsPlace) {
   for (const std::string& data : {std::string(), folder_ + "/data"}) {
     auto server = serving("tcp://127.0.0.1:0", data);
@@ -107,7 +107,7 @@ TEST_F(FaultTest, AServerWithoutDescriptorsServesThoseItHasAndLetsOthersIn) {
   EXPECT_EQ(client->ask("put key 2"), "ok");
   EXPECT_EQ(client_of(url)->ask("get key"), "2");
 
-  // Clients that have proved who they are stay, and those who do not fit wait.
+  // Clients that have proved their token stay, and those beyond the limit wait.
   std::vector<std::unique_ptr<RawPeer>> proved;
   for (int i = 0; i < 20; ++i) proved.push_back(std::make_unique<RawPeer>(parse_host_port(url.substr(6))));
   for (const auto& peer : proved) peer->greet();

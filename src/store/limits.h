@@ -1,5 +1,4 @@
-// What the store accepts. Client and server check alike: the client to fail at once, the server because it trusts
-// nobody.
+// The store's limits. Client and server both check them: the client to fail early, the server because it trusts nobody.
 #pragma once
 
 #include <string_view>
@@ -15,7 +14,7 @@ inline constexpr size_t kMaxLeases = size_t{1} << 16;
 inline constexpr Duration kMinTtl = std::chrono::milliseconds(1);
 inline constexpr Duration kMaxTtl = std::chrono::hours(24);
 
-// All throw Error(kInvalidArgument) that names the value and the limit.
+// All throw Error(kInvalidArgument), which names the value and the limit.
 void check_key(std::string_view key);
 void check_prefix(std::string_view prefix);
 void check_ttl(Duration ttl);

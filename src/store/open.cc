@@ -1,4 +1,4 @@
-// From a URL to a store or a server.
+// Makes a store or a server from a URL.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ constexpr std::string_view kUnix = "unix://";
 constexpr Duration kStartTime = std::chrono::seconds(2);  // for another store that starts in the same folder
 constexpr Duration kAskTime = std::chrono::milliseconds(100);
 
-// Whether `path` is a socket at which nobody listens: of a store that was killed.
+// Whether `path` is a socket at which nobody listens: left by a store that was killed.
 bool is_left_over(const std::string& path) {
   struct stat status{};
   if (::lstat(path.c_str(), &status) != 0 || !S_ISSOCK(status.st_mode)) return false;
@@ -37,19 +37,19 @@ bool is_left_over(const std::string& path) {
   }
 }
 
-// Listens at `path`, in the place of a store that was killed. Two that start at a time take turns by an flock on the
-// folder: otherwise one might remove the socket that the other has just made.
+// Listens at `path`, in the place of a store that was killed. Two stores that start together take turns by an flock on
+// the folder: otherwise one might remove the socket that the other has just made.
 UniqueFd listen_in_place(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   const std::string folder = parent.empty() ? std::string(".") : parent.string();
   const UniqueFd lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!lock) fail_errno(fmt::format("listen on {}", path));
-  // Without the lock it says whether the path is taken.
+  // Without the lock it only reports whether the path is taken.
   if (lock_fd(lock.get(), Deadline::after(kStartTime)) && is_left_over(path)) ::unlink(path.c_str());
   return listen_unix(path);
 }
 
-// Serves a Unix socket and removes it at the end.
+// Serves a Unix socket and removes it in the end.
 class UnixServer final : public StoreServer {
  public:
   UnixServer(std::string path, const ServeOptions& options)
@@ -63,7 +63,7 @@ class UnixServer final : public StoreServer {
   store::Server server_;
 };
 
-// Serves TCP to whoever knows its token. One that was given none makes one up and leaves it in the runtime folder,
+// Serves TCP to clients that know its token. Without a given token it makes one up and leaves it in the runtime folder,
 // where only this user's processes find it.
 class TcpServer final : public StoreServer {
  public:
@@ -93,7 +93,7 @@ class TcpServer final : public StoreServer {
   std::optional<store::Server> server_;
 };
 
-// A client of this project's own server, which `make` says how to reach.
+// A client of this project's own server; `make` makes its connector.
 template <typename Make>
 std::unique_ptr<Store> open_client(std::string_view url, const StoreOptions& options, Make&& make) {
   const std::string root = options.runtime_dir.empty() ? RuntimeDir::default_root() : options.runtime_dir;
@@ -122,7 +122,7 @@ std::unique_ptr<Store> open_etcd(std::string_view url, std::string_view, const S
   return store::open_etcd(url, options);
 }
 
-// The kinds of store, by how their URLs begin.
+// The kinds of store, by the beginnings of their URLs.
 struct Scheme {
   std::string_view name;
   bool rest;  // whether an address follows

@@ -26,7 +26,7 @@ void apply_events(std::vector<StoreEvent> events, StoreView& view) {
 
 }  // namespace
 
-// What the watch has brought and wait() has not yet taken.
+// Events that the watch has brought and wait() has not taken yet.
 struct PrefixFollower::Feed {
   Mutex mutex;
   StoppableCondVar changed;
@@ -47,7 +47,7 @@ PrefixFollower::PrefixFollower(Store& store, std::string prefix) : store_(store)
 
 PrefixFollower::~PrefixFollower() = default;
 
-// In pieces: a stop does not wait for a store that does not answer.
+// In short waits: a stop must not wait for a store that does not answer.
 void PrefixFollower::list(const std::stop_token& stop, Store::Timeout timeout) {
   const Deadline deadline = Deadline::after(timeout);
   while (true) {

@@ -1,4 +1,4 @@
-// What a prefix of a store holds, followed by a watch instead of being listed again and again.
+// Follows the keys of a prefix by a watch instead of listing them again and again.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace tessera::store {
 
-// Of one thread. The store must outlive it.
+// Used by one thread. The store must outlive it.
 class PrefixFollower {
  public:
   PrefixFollower(Store& store, std::string prefix);
@@ -17,15 +17,15 @@ class PrefixFollower {
   PrefixFollower(const PrefixFollower&) = delete;
   PrefixFollower& operator=(const PrefixFollower&) = delete;
 
-  // Returns once what the prefix holds satisfies `predicate`, which is asked at once, and again after each change. It
-  // lists the prefix the first time, and when the watch has missed something. Throws as Store::wait_for() does; the
-  // next call then goes on from there.
+  // Returns once the prefix satisfies `predicate`, which is called immediately and after each change. Lists the prefix
+  // the first time, and whenever the watch has missed events. Throws like Store::wait_for(); the next call then
+  // continues from there.
   void wait(const Store::Predicate& predicate, Store::Timeout timeout, const std::stop_token& stop = {});
-  // The next wait() lists the prefix again, as if the watch had missed something.
+  // Makes the next wait() list the prefix again, as if the watch had missed events.
   void list_again();
-  // As it was seen last.
+  // The state that was last seen.
   const StoreView& view() const { return range_.items; }
-  StoreView take() { return std::move(range_.items); }  // the last call
+  StoreView take() { return std::move(range_.items); }  // makes this the last call
 
  private:
   struct Feed;
@@ -34,7 +34,7 @@ class PrefixFollower {
   Store& store_;
   const std::string prefix_;
   StoreRange range_;
-  std::shared_ptr<Feed> feed_;  // of the watch; null: list first
+  std::shared_ptr<Feed> feed_;  // filled by the watch; null: list first
   std::unique_ptr<Watch> watch_;
 };
 

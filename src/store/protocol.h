@@ -1,7 +1,7 @@
 // The messages between store client and server: docs/formats/store-protocol.md.
 //
-// message_bytes() writes them and decode() reads them: a payload that another process wrote, of which it throws
-// Error(kInvalidArgument) unless every length, code and key is sound.
+// message_bytes() writes them, and decode() reads a payload that another process wrote: it throws
+// Error(kInvalidArgument) unless every length, code and key is valid.
 #pragma once
 
 #include <algorithm>
@@ -27,21 +27,21 @@
 namespace tessera::store {
 
 inline constexpr uint32_t kMagic = 0x31534b54;  // "TKS1"
-// For writers whose queue is bounded elsewhere.
+// For writers whose queue is limited elsewhere.
 inline constexpr size_t kNoQueueLimit = std::numeric_limits<size_t>::max() / 2;
 inline constexpr uint16_t kHelloVersion =
-    0;  // of StoreHello, Challenge, Proof, StoreWelcome and Refused, in every release
+    0;  // of StoreHello, Challenge, Proof, StoreWelcome and Refused; the same in every release
 inline constexpr uint16_t kMinVersion = 2;
 inline constexpr uint16_t kMaxVersion = 2;
 
 inline constexpr uint32_t kMaxHelloBytes = 4096;
-inline constexpr uint32_t kMaxRequestBytes = uint32_t{20} << 20;  // a transaction's values, its keys and some room
+inline constexpr uint32_t kMaxRequestBytes = uint32_t{20} << 20;  // the values and keys of a transaction, and some room
 inline constexpr uint32_t kMaxReplyBytes = uint32_t{256} << 20;
 inline constexpr uint32_t kMaxListedLeases = 4096;  // in one message
 inline constexpr uint32_t kMaxReleaseBytes = 64;
 // Revisions beyond it are refused.
 inline constexpr int64_t kMaxRevision = int64_t{1} << 61;
-// The highest that a store lets others tell it to continue from: the other half is room for its own.
+// The highest revision from which a store may be asked to continue: the other half is room for its own.
 inline constexpr int64_t kMaxContinued = kMaxRevision / 2;
 
 enum class StoreMessage : uint16_t {
@@ -65,7 +65,8 @@ enum class StoreMessage : uint16_t {
   kChallenge = 70,
 };
 
-// What several messages have. Readers throw Error(kInvalidArgument) unless keys, revisions and leases are sound.
+// Fields that several messages share. Readers throw Error(kInvalidArgument) unless keys, revisions and leases are
+// valid.
 template <typename Fields, typename Text>
 void key_field(Fields& f, Text& key) {
   f("key", key, kMaxStoreKeyBytes);
@@ -84,7 +85,7 @@ void digest_field(Fields& f, std::string_view name, Digest& digest) {
   f.require(bytes.size() == digest.size(), "a nonce or proof of {} bytes"_message, bytes.size());
   if constexpr (kFills<Fields>) std::copy_n(bytes.begin(), std::min(bytes.size(), digest.size()), digest.begin());
 }
-// Of a KeyValue, or of what points to one.
+// For a KeyValue, or a view of one.
 template <typename Fields, typename Key>
 void key_value_fields(Fields& f, Key& kv) {
   if constexpr (requires { *kv; }) {
@@ -121,9 +122,9 @@ struct StoreHello {
   uint16_t min_version = kMinVersion;
   uint16_t max_version = kMaxVersion;
   std::string release;
-  uint64_t client = 0;         // random, one a client
-  uint64_t last_instance = 0;  // the store it last spoke to; 0: none
-  int64_t last_revision = 0;   // the highest it has seen of any
+  uint64_t client = 0;         // random, different for each client
+  uint64_t last_instance = 0;  // of the last store that it was connected to; 0: none
+  int64_t last_revision = 0;   // the highest that it has seen from any store
   Incarnation incarnation{};
   Nonce nonce{};
   bool speaks_ours() const { return min_version <= kMaxVersion && max_version >= kMinVersion; }
@@ -131,7 +132,7 @@ struct StoreHello {
     f("min_version", self.min_version);
     f("max_version", self.max_version);
     f("release", self.release, kMaxReleaseBytes);
-    if (self.speaks_ours()) {  // else the rest may look otherwise
+    if (self.speaks_ours()) {  // otherwise the rest may have another format
       f("client", self.client);
       f("last_instance", self.last_instance);
       revision_field(f, "last_revision", self.last_revision, "hello");
@@ -166,8 +167,8 @@ struct StoreWelcome {
   static constexpr std::string_view kName = "welcome";
   uint16_t version = 0;
   std::string release;
-  uint64_t instance = 0;         // random, one a server
-  std::optional<Proof> proof{};  // of a server with a token
+  uint64_t instance = 0;         // random, different for each server
+  std::optional<Proof> proof{};  // from a server with a token
   static void fields(auto& f, auto& self) {
     f("version", self.version);
     f("release", self.release, kMaxReleaseBytes);
@@ -202,7 +203,7 @@ struct Request {
   Op op = Op::kRange;
   std::string key{};    // kRange, kErase: a key, or
   bool prefix = false;  //   a prefix
-  uint64_t token = 0;   // kTransact: random, the same when sent again
+  uint64_t token = 0;   // kTransact: random; the same if it is sent again
   StoreTransaction transaction{};
   LeaseTerm lease{};              // kGrant
   std::vector<LeaseId> leases{};  // kRevoke
@@ -255,8 +256,8 @@ struct Request {
   }
 };
 
-// Behind its request's id a Reply has an error code, with a text unless that is kOk; then what the operation yields:
-// kGrant and kRevoke nothing, the others a RangeReply, EraseReply or TransactReply.
+// After its request's id, a Reply has an error code, with a text unless that is kOk; then the result: nothing for
+// kGrant and kRevoke, otherwise a RangeReply, EraseReply or TransactReply.
 template <typename Fields, typename State>
 void reply_status_field(Fields& f, State& status) {
   ErrorCode code = status.code();
@@ -266,7 +267,7 @@ void reply_status_field(Fields& f, State& status) {
   if (code != ErrorCode::kOk) status_text_field(f, code, status, 4096);
 }
 struct ReplyHead {
-  uint64_t request = 0;  // 0: of a hello that is refused
+  uint64_t request = 0;  // 0: refuses a hello
   Status status{};
   static void fields(auto& f, auto& self) {
     f("request", self.request);
@@ -301,7 +302,7 @@ struct PutMark {
 struct TransactReply {
   bool succeeded = false;
   int64_t revision = 0;
-  std::vector<PutMark> marks;  // one a put, if it succeeded
+  std::vector<PutMark> marks;  // one for each put, if it succeeded
   std::vector<KeyValue> current;
   static void fields(auto& f, auto& self) {
     f("succeeded", self.succeeded);
@@ -336,7 +337,7 @@ struct WatchStart {
   static constexpr std::string_view kName = "watch";
   uint64_t watch = 0;
   std::string prefix;
-  int64_t from = 0;  // a revision
+  int64_t from = 0;  // the revision to begin with
   static void fields(auto& f, auto& self) {
     f("watch", self.watch);
     f("prefix", self.prefix, kMaxStoreKeyBytes);

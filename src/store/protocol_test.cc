@@ -26,7 +26,7 @@ Request full_request() {
   return request;
 }
 
-// A value that is as good as any, for what has limits that are not met by chance.
+// Valid requests of each kind: random values would not satisfy their limits.
 std::vector<Request> requests() {
   return {full_request(),
           {.id = 1, .op = Op::kRange, .key = "ns/", .prefix = true},
@@ -36,7 +36,7 @@ std::vector<Request> requests() {
 }
 
 TEST(ProtocolTest, MessagesComeBackAsTheyAreDrawn) {
-  expect_fields_hold<StoreHello>(true);  // of a later version there may be more
+  expect_fields_hold<StoreHello>(true);  // a later version may have more
   expect_fields_hold<Challenge>(true);
   expect_fields_hold<StoreWelcome>(true);
   expect_fields_hold<ReplyHead>();
@@ -86,7 +86,7 @@ TEST(ProtocolTest, OfAHelloWithoutACommonVersionOnlyTheBeginningIsRead) {
   EXPECT_EQ(read.min_version, kMaxVersion + 1);
 }
 
-// Whatever a stranger sends ends in a value or in Error(kInvalidArgument); the sanitizers watch the rest.
+// Arbitrary bytes either decode or throw Error(kInvalidArgument); the sanitizers check the rest.
 TEST(ProtocolTest, DamagedMessagesAreRefusedOrSound) {
   const StoreHello hello{.release = "1", .client = 1, .incarnation = Incarnation::self()};
   struct Kind {

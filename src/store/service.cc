@@ -46,7 +46,7 @@ void check_reply_bytes(size_t bytes, const std::string& of) {
          bytes, kMaxReplyBytes);
 }
 
-// Before anything of it is copied.
+// Computed before any of it is copied.
 size_t bytes_of(const std::vector<Record>& records) {
   size_t bytes = 0;
   for (const Record& record : records) bytes += record->key.size() + record->value.size();

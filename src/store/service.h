@@ -1,4 +1,4 @@
-// Answers requests out of a State: the server without its sockets. Thread-compatible.
+// Answers requests from a State: the server without its sockets. Thread-compatible.
 #pragma once
 
 #include <deque>
@@ -24,7 +24,7 @@ class Service {
 
   State& state_;
   const Clock& clock_;
-  // The latest transactions that succeeded, by token, for a client that asks again because it lost the reply.
+  // The latest successful transactions by token, for a client that asks again because it lost the reply.
   std::unordered_map<uint64_t, TransactReply> done_;
   std::deque<uint64_t> done_order_;
 };

@@ -1,4 +1,4 @@
-// What every Store has in common, built on its own calls.
+// The parts that all Stores share, built on their own calls.
 #include "tessera/store.h"
 
 #include "base/fail.h"

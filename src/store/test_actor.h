@@ -1,4 +1,4 @@
-// Processes that tests tell what to do with a store.
+// Processes that use a store as a test directs.
 #pragma once
 
 #include <signal.h>
@@ -12,7 +12,7 @@
 
 namespace tessera::store {
 
-// A forked process that obeys lines and answers each with a line. The parent must have no threads.
+// A forked process that carries out lines of commands and answers each with a line. The parent must have no threads.
 class Actor {
  public:
   using Script = std::function<std::string(const std::string& line)>;
@@ -45,7 +45,7 @@ class Actor {
     tell(line);
     return hear();
   }
-  // SIGSTOP: returns once it is stopped.
+  // With SIGSTOP, returns once it is stopped.
   void signal(int number) {
     ::kill(pid_, number);
     siginfo_t info{};
@@ -56,7 +56,7 @@ class Actor {
     ::kill(pid_, SIGKILL);
     ::waitpid(std::exchange(pid_, 0), nullptr, 0);
   }
-  // Ends in an orderly way; the exit status.
+  // Ends it normally; returns the exit status.
   int end() {
     tell("end");
     return wait_end();
@@ -86,8 +86,8 @@ class Actor {
   UniqueFd fd_;
 };
 
-// What an actor does with its store: "put K V", "own K V" (under a lease), "brief K V" (under one of 200 ms), "decide K
-// V" (if absent), "get K", "revision K", "wait PREFIX N", "gone PREFIX", "try K" (for a moment).
+// An actor's commands for its store: "put K V", "own K V" (under a lease), "brief K V" (under a lease of 200 ms),
+// "decide K V" (if absent), "get K", "revision K", "wait PREFIX N", "gone PREFIX", "try K" (for a moment).
 inline Actor::Script store_script(const std::string& url, const std::string& root = {}) {
   std::shared_ptr<Store> store = open_store(url, {.runtime_dir = root, .connect_timeout = kLimit});
   const auto lease = std::make_shared<LeaseId>(kNoLease);

@@ -1,4 +1,4 @@
-// Helpers of the store's tests.
+// Helpers for the store's tests.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@
 
 namespace tessera::store {
 
-inline constexpr auto kLimit = std::chrono::seconds(60);  // of every wait in a test that should succeed
+inline constexpr auto kLimit = std::chrono::seconds(60);  // for every wait that should succeed
 
 inline Status status_of(const std::function<void()>& action) {
   try {
@@ -34,7 +34,7 @@ inline Status status_of(const std::function<void()>& action) {
   return {};
 }
 
-// The servers and clients of these tests know one token; it is in the environment before anything reads that.
+// The servers and clients of these tests share one token; it is in the environment before anything reads that.
 inline const Token kToken = [] {
   ::setenv("TESSERA_TOKEN", "the token of the store's tests", 1);
   return Token("the token of the store's tests", "the tests");
@@ -51,7 +51,7 @@ inline HostPort host_port_of(const Server& server) {
   return parse_host_port(server.address().substr(6));
 }
 
-// Runs `task` on the server's thread and waits for it: how a test moves the server's FakeClock.
+// Runs `task` on the server's thread and waits for it; tests move the server's FakeClock this way.
 inline void run_on(Server& server, const std::function<void()>& task) {
   std::promise<void> done;
   ASSERT_TRUE(server.loop().post([&] {
@@ -61,7 +61,7 @@ inline void run_on(Server& server, const std::function<void()>& task) {
   ASSERT_EQ(done.get_future().wait_for(kLimit), std::future_status::ready);
 }
 
-// Collects what a watch brings.
+// Collects the events of a watch.
 class Events {
  public:
   Store::WatchCallback callback() {
@@ -74,7 +74,7 @@ class Events {
       changed_.notify_all();
     };
   }
-  // All events as "put k=v" or "del k=", once there are `count` or the time is over.
+  // All events as "put k=v" or "del k=", once there are `count` or the time is up.
   std::vector<std::string> wait(size_t count, std::chrono::seconds limit = kLimit) {
     const MutexLock lock(mutex_);
     changed_.wait_until(mutex_, Deadline::after(limit), [&]() REQUIRES(mutex_) { return lines_.size() >= count; });
@@ -96,7 +96,7 @@ class Events {
   std::vector<std::string> lines_ GUARDED_BY(mutex_);
 };
 
-// A peer that sends what it likes.
+// A peer that sends arbitrary bytes.
 class RawPeer {
  public:
   explicit RawPeer(const Server& server) : RawPeer(host_port_of(server)) {}
@@ -112,7 +112,7 @@ class RawPeer {
     EXPECT_EQ(prove(hello, kToken).type, raw(StoreMessage::kWelcome));
     writer_.set_version(kMaxVersion);
   }
-  // The server's answer to a hello and a proof by `token`.
+  // The server's answer to a hello and a proof with `token`.
   Frame prove(const StoreHello& hello, const Token& token) {
     send(raw(StoreMessage::kHello), message_bytes(hello));
     const Challenge challenge = decode<Challenge>(receive().payload);

@@ -1,12 +1,12 @@
-// The secret that a TCP store and its clients share, and how each proves to the other that it knows it.
+// The secret that a TCP store and its clients share, and how each side proves that it knows it.
 //
 // The token never crosses the wire. Both sides send a random nonce; then the client, and after it the server, sends
 // HMAC-SHA256 (RFC 2104, FIPS 180-4; OpenSSL's) under the token over
 //
 //   label | u16 protocol version | the client's nonce | the server's nonce
 //
-// with a label of its own, so that neither proof can be sent back as the other. What follows on the connection is
-// neither encrypted nor signed.
+// Each side has a different label, so that neither proof can be sent back as the other. What follows on the connection
+// is neither encrypted nor signed.
 #pragma once
 
 #include <array>
@@ -28,15 +28,15 @@ struct Handshake {
 
 Nonce random_nonce();
 
-// A value that wipes its memory when it ends. Compared and shown nowhere.
+// A value that wipes its memory in the end. It cannot be compared or printed.
 class Token {
  public:
   static constexpr size_t kMinBytes = 16;
   static constexpr size_t kMaxBytes = 1024;
 
   static Token random();  // 256 bits, in hexadecimal
-  // `source` says where it is from, for messages: "TESSERA_TOKEN". Throws kInvalidArgument that names the source, not
-  // the secret, unless it has kMinBytes to kMaxBytes.
+  // `source` is the origin of the secret, for messages: "TESSERA_TOKEN". Throws kInvalidArgument, which names the
+  // source but not the secret, unless it has kMinBytes to kMaxBytes.
   Token(std::string secret, std::string source);
   ~Token();
   Token(const Token&) = default;
@@ -50,7 +50,7 @@ class Token {
   const std::string& source() const { return source_; }
 
   Proof prove(Side side, const Handshake& handshake) const;
-  // In time that does not depend on the proof.
+  // Takes a time that does not depend on the proof.
   bool proves(Side side, const Handshake& handshake, const Proof& proof) const;
 
  private:

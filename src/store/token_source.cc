@@ -27,7 +27,7 @@ struct Warned {
   std::set<std::string> paths GUARDED_BY(mutex);
 };
 
-// A line at the head of a file, in a buffer that is wiped.
+// The first line of a file, in a buffer that is wiped.
 class SecretLine {
  public:
   explicit SecretLine(const std::string& path) {
@@ -52,7 +52,7 @@ class SecretLine {
   bool open_to_all_ = false;
 };
 
-// Once for each file: every client and server of a process reads it.
+// Once for each file, since every client and server of a process reads it.
 void warn_of_open_file(const std::string& path) {
   static auto* const warned = new Warned;  // leaked on purpose: threads end after statics do
   const MutexLock lock(warned->mutex);

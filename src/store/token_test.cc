@@ -34,7 +34,7 @@ std::string hex(const Proof& proof) {
   return text;
 }
 
-// The figures are those of Python's hmac module over the input that the protocol's page writes down.
+// The expected values come from Python's hmac module, over the input that the protocol's page defines.
 TEST(TokenTest, ProofsAreTheDocumentedHmac) {
   const Token token(kSecret, "a test");
   EXPECT_EQ(hex(token.prove(Side::kClient, counting_handshake())),
@@ -115,7 +115,7 @@ TEST_F(TokenSourceTest, AStoresTokenIsFoundByItsAddressAsLongAsItLives) {
   EXPECT_EQ(published_token(root, "tcp://127.0.0.1:1")->secret(), kSecret);
   EXPECT_FALSE(published_token(root, "tcp://127.0.0.1:3"));
 
-  // A killed store's folder: the files are there and the lock is free.
+  // Like a killed store's folder: the files are there and the lock is free.
   fs::copy(first->own(), root + "/p-0000000000000000");
   first.reset();
   EXPECT_FALSE(published_token(root, "tcp://127.0.0.1:1"));
@@ -131,7 +131,7 @@ TEST_F(TokenSourceTest, ADamagedFileIsNoToken) {
   EXPECT_THAT(error_of([&] { published_token(folder_ + "/run", "tcp://127.0.0.1:1"); }), HasSubstr("has 5 bytes"));
 }
 
-// --- The handshake
+// --- the handshake
 
 Status refusal_in(const Frame& frame) {
   EXPECT_EQ(frame.type, raw(StoreMessage::kRefused));
@@ -233,7 +233,7 @@ TEST(HandshakeTest, AStoreThatCannotProveItselfIsNotBelieved) {
   EXPECT_THAT(refused, HasSubstr("does not accept the token from TESSERA_TOKEN"));
   EXPECT_THAT(refused, Not(HasSubstr(kToken.secret())));
 
-  // One that lets everybody in, as a thief of the port would.
+  // A server that lets everybody in, like one that has stolen the port.
   UniqueFd listener = listen_tcp({"127.0.0.1", 0});
   const std::string url = fmt::format("tcp://127.0.0.1:{}", local_port(listener.get()));
   const Server open(std::move(listener), url, {});
@@ -242,7 +242,7 @@ TEST(HandshakeTest, AStoreThatCannotProveItselfIsNotBelieved) {
   EXPECT_THAT(disbelieved, HasSubstr("does not know the token from TESSERA_TOKEN"));
 }
 
-// A server that sends the client's own proof back, or one of its own making.
+// A server that sends the client's own proof back, or one that it made up.
 TEST(HandshakeTest, AReflectedProofIsNotBelieved) {
   const UniqueFd listener = listen_tcp({"127.0.0.1", 0});
   const std::string url = fmt::format("tcp://127.0.0.1:{}", local_port(listener.get()));

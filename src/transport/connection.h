@@ -1,4 +1,4 @@
-// What this process can reach of one peer's memory. Made by a Transport (transport.h).
+// Access to one peer's memory. Made by a Transport (transport.h).
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// How bytes of a peer are read.
+// How a peer's memory is read.
 enum class Access : uint8_t {
   kMap,     // by ordinary loads
   kGet,     // by Connection::get()
@@ -22,7 +22,7 @@ enum class Access : uint8_t {
 };
 std::string_view to_string(Access access);  // "map", "get", "stream"
 
-// A set of them. A value.
+// A set of Access values. A value.
 class Caps {
  public:
   constexpr Caps() = default;
@@ -52,30 +52,30 @@ struct Piece {
   uint64_t bytes = 0;
 };
 
-// A range of the peer's memory, as a connection reaches it.
+// A range of the peer's memory, as a connection can access it.
 struct RemoteRegion {
   Caps caps;
   const std::byte* mapped = nullptr;  // kMap: its first byte, as long as the connection lives
   // kGet. Ranges with one key may be read in one get().
   uint32_t key = 0;
-  uint64_t offset = 0;  // of its first byte
+  uint64_t offset = 0;  // of the range's first byte
 
-  // Map before get before stream.
+  // Prefers map to get, and get to stream.
   Access best() const {
     return caps.has(Access::kMap) ? Access::kMap : caps.has(Access::kGet) ? Access::kGet : Access::kStream;
   }
 };
 
-// Processor time of both sides together: proportional to the bytes, and to the runs in which they lie at the source.
+// CPU time of both sides together: proportional to the bytes, and to the number of contiguous runs at the source.
 struct PathCost {
-  double byte = 0;   // seconds
-  double piece = 0;  // seconds
+  double byte = 0;   // seconds per byte
+  double piece = 0;  // seconds per piece
   double seconds(int64_t bytes, int64_t pieces) const {
     return byte * static_cast<double>(bytes) + piece * static_cast<double>(pieces);
   }
 };
 
-// Which is cheaper, kGet or kStream. The stream has to win clearly: it takes the peer's time too.
+// The cheaper one, kGet or kStream. The stream has to win clearly, since it takes the peer's time, too.
 Access cheaper_access(const PathCost& get, const PathCost& stream, int64_t bytes, int64_t pieces);
 
 // Thread-safe, except add_key().
@@ -85,23 +85,24 @@ class Connection {
 
   virtual const std::string& name() const = 0;  // "trainer/3", for messages
 
-  // All that it can do, with one region or another.
+  // All ways of access that some region has.
   virtual Caps caps() const = 0;
-  // Why it may not get private memory, as it otherwise could; ok: it never can. REQUIRES: caps() is without kGet
+  // Why it may not get private memory, which it otherwise could; ok: it never can. REQUIRES: caps() is without kGet
   virtual Status get_refused() const = 0;
-  // What kGet and kStream cost where both are possible.
+  // The cost of kGet and kStream where both are possible.
   virtual PathCost cost(Access access) const = 0;
 
-  // Makes one of the peer's regions reachable: its ranges name `index`. Throws Error(kInvalidArgument) for an index
-  // that another key has, and for one that is not what its transport writes. Call before any thread uses this object.
+  // Makes one of the peer's regions accessible: its ranges refer to it as `index`. Throws Error(kInvalidArgument) if
+  // another key has that index, or if the key is not valid for its transport. Call it before any other thread uses this
+  // object.
   virtual void add_key(uint32_t index, RemoteKey key) = 0;
 
-  // Throws Error(kInvalidArgument) if there is no such key, or the range leaves its region.
+  // Throws Error(kInvalidArgument) if there is no such key, or the range is not within its region.
   virtual RemoteRegion region(const RemoteRange& range) const = 0;
 
-  // One-sided get: the bytes of all `pieces`, one after the other, into all of `out`, one after the other. Never
-  // throws. REQUIRES: both sum up alike; pieces lie within ranges with that key that have kGet. Fails with kPeerLost if
-  // the peer died, kPermissionDenied if it may not be read.
+  // One-sided get: gathers the bytes of all `pieces`, in order, into all of `out`, in order. Never throws. REQUIRES:
+  // both have the same total size; pieces lie within ranges of that key that have kGet. Fails with kPeerLost if the
+  // peer died, kPermissionDenied if its memory may not be read.
   virtual Status get(uint32_t key, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const = 0;
 };
 

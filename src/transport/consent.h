@@ -1,9 +1,9 @@
-// Leave to read this process' memory, where the system asks for it.
+// Permission to read this process's memory, where the system requires it.
 #pragma once
 
 namespace tessera {
 
-// Holds as long as it lives (Transport::consent()).
+// Granted until it is destroyed (Transport::consent()).
 class Consent {
  public:
   Consent() = default;

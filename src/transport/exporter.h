@@ -1,5 +1,5 @@
-// What this process tells one peer of its memory. Keys are numbered as their regions are first named, and each is
-// handed out once.
+// Announces this process's memory to one peer. Keys are numbered in the order in which their regions are first added,
+// and each is handed out once.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace tessera {
 
-// One thread. `registry` must outlive it.
+// Used by one thread. `registry` must outlive it.
 class Exporter {
  public:
   Exporter(const TransportRegistry& registry, Endpoint self, Endpoint peer)
       : registry_(registry), self_(std::move(self)), peer_(std::move(peer)) {}
 
   struct Exported {
-    RemoteRange range;  // for the peer
-    Caps caps;          // what it can do there
+    RemoteRange range;  // as the peer refers to it
+    Caps caps;          // the peer's ways of access
   };
-  // By the transport that scores best from that memory to the peer. Throws Error(kUnimplemented) if none does, and what
-  // Transport::export_region() throws.
+  // Exports memory by the transport that scores best between it and the peer. Throws Error(kUnimplemented) if there is
+  // none, and the errors of Transport::export_region().
   Exported add(const LocalMemory& memory);
-  // Those of regions that have been named since the last call, in the order of their numbers.
+  // The keys of regions that were added since the last call, in the order of their numbers.
   std::vector<RemoteKey> take_keys() { return std::exchange(keys_, {}); }
 
  private:

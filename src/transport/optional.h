@@ -14,7 +14,7 @@ const Transport& cuda_ipc_transport();
 const Transport& nccl_transport();
 const Transport& ucx_transport();
 
-// What a no_<name>.cc returns: never chosen, and says how to get the real one.
+// Returned by a no_<name>.cc: never chosen; its message says how to get the real one.
 class AbsentTransport final : public Transport {
  public:
   AbsentTransport(std::string_view name, std::string how) : name_(name), how_(std::move(how)) {}

@@ -1,4 +1,4 @@
-// All that this process reaches of one peer's memory: each region by the transport that its key names.
+// All memory of one peer that this process can access: each region by the transport that its key names.
 #pragma once
 
 #include <map>
@@ -13,15 +13,15 @@ namespace tessera {
 
 class PeerMemory final : public Connection {
  public:
-  // Connects once the first key has come that needs it. `registry` must outlive this.
+  // Connects when the first key arrives that needs it. `registry` must outlive this.
   PeerMemory(const TransportRegistry& registry, Endpoint peer, Endpoint self);
 
   const std::string& name() const override { return peer_.name; }
-  Caps caps() const override;                   // of all its transports together
-  Status get_refused() const override;          // by the first of them that does
-  PathCost cost(Access access) const override;  // the dearest
-  // Throws Error(kInvalidArgument) likewise for a transport that there is not, or that does not go from there to here,
-  // and what Transport::connect() throws.
+  Caps caps() const override;                   // of all transports together
+  Status get_refused() const override;          // from the first of them that refuses
+  PathCost cost(Access access) const override;  // the highest
+  // Throws Error(kInvalidArgument) also for a transport that does not exist or does not work in this direction, and the
+  // errors of Transport::connect().
   void add_key(uint32_t index, RemoteKey key) override;
   RemoteRegion region(const RemoteRange& range) const override;
   Status get(uint32_t key, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const override;
@@ -41,11 +41,11 @@ class PeerMemory final : public Connection {
   std::map<uint32_t, Connection*> keys_;
 };
 
-// --- this process' own memory --------------------------------------------------------------------
+// --- this process's own memory --------------------------------------------------------------------
 
-// The keys of a connection to oneself.
+// The keys of a connection to this process itself.
 inline constexpr uint32_t kOwnMemory = 0;  // an offset is an address
-inline constexpr uint32_t kOwnPacked = 1;  // LocalMemory::packed; only if `packed` asks for it
+inline constexpr uint32_t kOwnPacked = 1;  // LocalMemory::packed; only if `packed` is requested
 std::unique_ptr<Connection> connect_to_self(const Endpoint& self, bool packed = false);
 
 inline RemoteRange own_range(const void* data, size_t bytes) {

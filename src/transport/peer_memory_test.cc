@@ -1,4 +1,4 @@
-// What one end exports and the other one reaches, by whichever transport serves each region.
+// One end exports memory and the other one accesses it, by whichever transport serves each region.
 #include "transport/peer_memory.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// How one process tells another where its memory lies: in which of its regions, which has a key, and where in that.
-// What a key says is the affair of the transport that wrote it; all others pass it on. Values that go over the wire:
-// reading one checks its form, and whoever uses it checks the rest (Connection).
+// How one process tells another where its memory is: the region, which has a key, and the range in it. Only the
+// transport that wrote a key interprets it; all others pass it on. Values on the wire: reading one checks its form, and
+// its user checks the rest (Connection).
 #pragma once
 
 #include <cstddef>
@@ -16,15 +16,15 @@
 
 namespace tessera {
 
-// Leave to reach a region of the memory of the process that made it. Its descriptors travel beside it (SCM_RIGHTS): of
-// one that was just read there are as many as it says, and all are empty until attach_fds().
+// Permission to access a region of memory of the process that made it. Its descriptors travel beside it (SCM_RIGHTS): a
+// key that has just been read has as many as it says, all empty until attach_fds().
 struct RemoteKey {
   static constexpr uint32_t kMaxNameBytes = 32;
   static constexpr uint32_t kMaxBytes = 4096;
   static constexpr uint8_t kMaxFds = 8;
 
-  std::string transport{};                // that wrote it, and reads it: "shm"
-  DeviceKind device = DeviceKind::kHost;  // that the region lies on
+  std::string transport{};                // that wrote it and interprets it: "shm"
+  DeviceKind device = DeviceKind::kHost;  // the region's device
   std::vector<std::byte> bytes{};
   std::vector<UniqueFd> fds{};
 
@@ -40,10 +40,10 @@ struct RemoteKey {
   }
 };
 
-// A range of bytes in a region. Keys are numbered by the process that gives them, from 0 in the order in which it does.
+// A range of bytes in a region. A process numbers its keys from 0 in the order in which it gives them.
 struct RemoteRange {
   uint32_t key = 0;
-  uint64_t offset = 0;  // as the transport counts: from the region's first byte, or an address
+  uint64_t offset = 0;  // in the transport's terms: from the region's first byte, or an address
   uint64_t bytes = 0;
 
   bool operator==(const RemoteRange&) const = default;
@@ -56,11 +56,12 @@ struct RemoteRange {
   }
 };
 
-// The descriptors of all `keys` of a message, as they go beside it; the keys still say how many they have.
+// Takes the descriptors of all `keys` of a message, which travel beside it; the keys still say how many they have.
 std::vector<UniqueFd> detach_fds(std::span<RemoteKey> keys);
-// The other way round. Throws Error(kMismatch) unless there are as many as the keys say.
+// The reverse. Throws Error(kMismatch) unless there are as many as the keys say.
 void attach_fds(std::span<RemoteKey> keys, std::vector<UniqueFd> fds);
-// In parts that a message each can carry (kMaxFdsPerMessage), in order; at least one, which may be empty.
+// Splits keys into parts that fit into one message each (kMaxFdsPerMessage), in order; at least one part, which may be
+// empty.
 std::vector<std::vector<RemoteKey>> split_by_fds(std::vector<RemoteKey> keys);
 
 }  // namespace tessera

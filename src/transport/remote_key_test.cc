@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// With so many descriptors.
+// A key with so many descriptors.
 RemoteKey key_with(size_t fds) {
   RemoteKey key{.transport = "shm", .device = DeviceKind::kHost, .bytes = {std::byte{1}, std::byte{2}}, .fds = {}};
   for (size_t i = 0; i < fds; ++i) key.fds.emplace_back(::dup(STDIN_FILENO));
@@ -45,7 +45,7 @@ TEST(RemoteKey, DescriptorsTravelBesideTheKeysInTheirOrder) {
   const int last = keys[2].fds[0].get();
   std::vector<UniqueFd> fds = detach_fds(keys);
   ASSERT_EQ(fds.size(), 3U);
-  ASSERT_EQ(keys[0].fds.size(), 2U);  // so they still say
+  ASSERT_EQ(keys[0].fds.size(), 2U);  // as they still say
   EXPECT_FALSE(keys[0].fds[0]);
   attach_fds(keys, std::move(fds));
   EXPECT_TRUE(keys[0].fds[0] && keys[0].fds[1]);

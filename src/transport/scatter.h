@@ -1,4 +1,4 @@
-// Walks pieces on one side and buffers on the other in step.
+// Walks pieces on one side and buffers on the other in parallel.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Calls move(offset, out) for every stretch that is contiguous on both sides, in order, until one returns a failure.
-// REQUIRES: both sides sum up alike.
+// Calls move(offset, out) for every stretch that is contiguous on both sides, in order, until one fails. REQUIRES: both
+// sides have the same total size.
 template <typename Move>
 Status scatter(std::span<const Piece> pieces, std::span<const std::span<std::byte>> out, Move move) {
   size_t filled = 0;  // bytes of out.front()

@@ -1,4 +1,4 @@
-// For tests: other processes.
+// For tests with several processes.
 #pragma once
 
 #include <signal.h>
@@ -17,7 +17,7 @@
 
 namespace tessera::transport_testing {
 
-// A forked process; killed, if need be, and reaped at the end. Fork before starting threads.
+// A forked process; killed if necessary, and reaped in the end. Fork before starting threads.
 class Child {
  public:
   static constexpr int kThrew = 125;
@@ -27,7 +27,7 @@ class Child {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     try {
       ::_exit(body());
-    } catch (const std::exception& error) {  // else gtest would catch it, and go on in the child
+    } catch (const std::exception& error) {  // otherwise gtest would catch it and continue in the child
       std::fprintf(stderr, "child: %s\n", error.what());
       ::_exit(kThrew);
     }
@@ -57,7 +57,7 @@ inline bool forbid_process_vm_readv() {
   return forbid_system_call(SYS_process_vm_readv);
 }
 
-// Memory that stays shared across fork(), for what a test and its child tell one another.
+// Memory that stays shared across fork(), for a test and its child to communicate.
 template <typename T>
 class Shared {
  public:

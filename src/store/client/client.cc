@@ -16,7 +16,7 @@ namespace {
 constexpr Duration kFarewellTime = std::chrono::seconds(1);
 constexpr Duration kReminder = std::chrono::seconds(10);
 
-// TransactionResult::current: what was put, or what stood in the way.
+// TransactionResult::current: the keys that were put, or those that prevented it.
 StoreView current_keys(const StoreTransaction& transaction, const TransactReply& reply) {
   StoreView keys;
   for (const KeyValue& kv : reply.current) keys.emplace(kv.key, kv);
@@ -80,7 +80,7 @@ Client::Client(std::string url, std::unique_ptr<Connector> connector, uint64_t i
 Client::~Client() {
   close();
   if (owner_ == ::getpid()) return;
-  // A forked child has the parent's sockets but not its threads: leave both alone.
+  // A forked child has the parent's sockets but not its threads: touches neither.
   (void)loop_.release();
   (void)link_.release();
 }

@@ -1,4 +1,4 @@
-// The Store that speaks Tessera's own protocol to a Server, wherever that runs.
+// A Store that speaks Tessera's protocol to a Server anywhere.
 #pragma once
 
 #include <sys/types.h>
@@ -48,7 +48,7 @@ class Client final : public Store {
   struct Watching;
   class WatchHandle;
 
-  // Any thread.
+  // On any thread.
   void count_request();
   void check_caller(std::string_view what) const;
   template <typename Result>
@@ -59,10 +59,10 @@ class Client final : public Store {
   int64_t erase_keys(std::string_view key, bool prefix, Timeout timeout);
   void end_watch(const std::shared_ptr<Watching>& watching);
   Status link_status() const;
-  Status hopeless() const;  // why a call without a connection fails at once, or ok
+  Status hopeless() const;  // why calls fail immediately without a connection, or ok
   void set_link_status(const Status& status);
 
-  // The client's thread.
+  // On the client's thread.
   StoreHello hello() const;
   void submit(const std::shared_ptr<Call>& call);
   void on_ready(const StoreWelcome& welcome);
@@ -92,15 +92,15 @@ class Client final : public Store {
   CondVar link_changed_;
   Status link_status_ GUARDED_BY(mutex_);  // why there is no connection, or ok
 
-  // The client's thread.
+  // On the client's thread.
   std::map<uint64_t, std::shared_ptr<Call>> calls_;  // in order, as they are sent again
   std::map<uint64_t, std::shared_ptr<Watching>> watches_;
   std::unordered_map<LeaseId, EventLoop::TimerId> renewals_;
   Memory memory_;
-  uint64_t instance_ = 0;      // the store last spoken to
-  int64_t last_revision_ = 0;  // the highest seen
+  uint64_t instance_ = 0;      // of the last store that it was connected to
+  int64_t last_revision_ = 0;  // the highest one seen
   std::unique_ptr<StoreLink> link_;
-  std::unique_ptr<EventLoop> loop_;  // ends before what its callbacks use
+  std::unique_ptr<EventLoop> loop_;  // ends before the members that its callbacks use
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };
 

@@ -1,4 +1,4 @@
-// What Client's two halves share: client.cc runs on the callers' threads, client_loop.cc on the client's own.
+// Shared by Client's two halves: client.cc runs on the callers' threads, client_loop.cc on the client's thread.
 #pragma once
 
 #include "base/fail.h"
@@ -8,24 +8,24 @@
 
 namespace tessera::store {
 
-// Errors that trying again does not mend: calls fail at once.
+// Errors that a retry does not cure: calls fail immediately.
 inline bool lasting(ErrorCode code) {
   return code == ErrorCode::kMismatch || code == ErrorCode::kPermissionDenied;
 }
 
-// A request under way. The caller waits on it; the client's thread ends it.
+// A request in progress. The caller waits for it; the client's thread ends it.
 struct Client::Call {
   uint64_t id = 0;
   std::string what;  // "put 'a/b/c'"
   std::vector<std::byte> request;
   std::function<void(ByteReader&)> on_reply;  // on the client's thread
-  bool grants = false;                        // a lease, which is useless once nobody waits for it
+  bool grants = false;                        // a lease, which is useless if nobody waits for it any more
 
   Mutex mutex;
   CondVar changed;
   bool done GUARDED_BY(mutex) = false;
   Status status GUARDED_BY(mutex);
-  bool abandoned = false;  // the client's thread; its reply is still of use to the memory
+  bool abandoned = false;  // for the client's thread: memory_ still needs the reply
 
   void end(Status outcome) {
     {
@@ -40,7 +40,7 @@ struct Client::Call {
 struct Client::Watching {
   uint64_t id = 0;
   std::string prefix;
-  int64_t next = 0;  // the client's thread: the first revision not yet delivered
+  int64_t next = 0;  // for the client's thread: the first revision that was not delivered yet
   WatchCallback callback;
   Mutex delivering;  // held while the callback runs
   std::atomic<bool> ended{false};

@@ -28,7 +28,7 @@ void Client::on_ready(const StoreWelcome& welcome) {
     republish(memory_.republication());
     instance_ = welcome.instance;
   } else {
-    keep_alive(memory_.leases());  // tells which have expired meanwhile
+    keep_alive(memory_.leases());  // also tells which have expired in the meantime
   }
   link_->send(StoreMessage::kRepublishDone, {});
   for (const auto& [id, call] : calls_) link_->send(StoreMessage::kRequest, call->request);

@@ -156,7 +156,7 @@ TEST_F(ClientTest, AFollowerGoesOnFromWhatItHasSeen) {
   other->put("ranks/1", "again");
   follower.wait([](const StoreView& seen) { return seen.contains("ranks/2") && seen.size() == 2; }, kLimit);
   follower.wait([](const StoreView& seen) { return seen.at("ranks/1").value == "again"; }, kLimit);
-  EXPECT_EQ(store_->requests(), before);  // it has not listed them again
+  EXPECT_EQ(store_->requests(), before);  // it has not listed the keys again
 }
 
 TEST_F(ClientTest, AFollowerEndsWhenItIsStopped) {
@@ -266,7 +266,7 @@ TEST(LeaseTest, ALeaseThatExpiredUnderALivingClientComesBackWithItsKeys) {
   const int64_t revision = owner->put("l/1", "back", {.lease = lease});
   Events events;
   const auto watch = other->watch("l/", revision + 1, events.callback());
-  // A renewal that is read between the clock's jump and the look at the leases keeps one: then the clock jumps again.
+  // A renewal that is read between the clock's jump and the check of the leases keeps one: then the clock jumps again.
   do {
     run_on(*server, [&] { clock.advance(seconds(1)); });
   } while (events.wait(1, std::chrono::seconds(1)).empty() && clock.now() < start + seconds(60));
@@ -346,7 +346,7 @@ TEST(ConnectionTest, WithoutAServerACallIsUnavailable) {
   EXPECT_THAT(status.message(), HasSubstr("put 'ns/bus/key'"));
 }
 
-// A call that nobody will answer, ended from another thread; the minute is never waited for.
+// A call that nobody will answer, ended from another thread; the test never waits for the minute.
 TEST(ConnectionTest, AStopEndsWhatWaitsForAConnection) {
   std::stop_source source;
   auto server = tcp_server();

@@ -12,11 +12,11 @@ namespace {
 class TcpConnector final : public Connector {
  public:
   TcpConnector(HostPort host_port, std::string root) : host_port_(std::move(host_port)), root_(std::move(root)) {
-    static_cast<void>(given_token());  // a mistake in it is said at once; each attempt reads it again
+    static_cast<void>(given_token());  // reports a bad token now; each attempt reads it again
   }
 
   UniqueFd start() override {
-    if (next_ == addresses_.size()) {  // asked again after each round: an address may change
+    if (next_ == addresses_.size()) {  // resolved again after each round: an address may change
       addresses_ = SocketAddress::resolve(host_port_);
       next_ = 0;
     }
@@ -37,7 +37,7 @@ class TcpConnector final : public Connector {
 
  private:
   HostPort host_port_;
-  std::string root_;  // of the runtime folder
+  std::string root_;  // the runtime folder
   std::vector<SocketAddress> addresses_;
   size_t next_ = 0;
 };
@@ -75,7 +75,7 @@ class AutoConnector final : public Connector {
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable || host_ != nullptr) throw;
       host_ = AutoHost::try_start(root_, client_);
-      if (host_ == nullptr) throw;  // someone is about to host, or about to end
+      if (host_ == nullptr) throw;  // some process is about to host, or to end
     }
     return socket_.start();
   }

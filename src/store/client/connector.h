@@ -1,4 +1,4 @@
-// How a client reaches its store: by address, or by hosting it. One implementation a URL scheme.
+// How a client reaches its store: by address, or by hosting it. One implementation for each URL scheme.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@ namespace tessera::store {
 class Connector {
  public:
   virtual ~Connector() = default;
-  // A socket that becomes writable once connected, or refused. Throws when that is known at once.
+  // A socket that becomes writable once it is connected or refused. Throws if that is known immediately.
   virtual UniqueFd start() = 0;
-  // Throws unless the connection stands and its other end may be trusted.
+  // Throws unless the socket is connected and its other end can be trusted.
   virtual void check(int fd) = 0;
-  // What both ends must prove to know; nothing where the kernel vouches for the other end. Throws kPermissionDenied if
-  // it is not known here.
+  // The token that both ends must prove to know; nothing if the kernel vouches for the other end. Throws
+  // kPermissionDenied if it is not known here.
   virtual std::optional<Token> token(int fd) = 0;
-  // Attempts are made ever less often, down to one in this time.
+  // The pause between attempts grows up to this.
   virtual Duration longest_pause() const = 0;
 };
 
-// `client` is the client's id; `root` the runtime folder, which must be there.
+// `client` is the client's id; `root` is the runtime folder, which must exist.
 std::unique_ptr<Connector> make_auto_connector(const std::string& root, uint64_t client);
-// Throws kInvalidArgument if it is not a HOST:PORT, and what given_token() throws if the token cannot be used.
+// Throws kInvalidArgument if the address is not HOST:PORT, and the errors of given_token().
 std::unique_ptr<Connector> make_tcp_connector(std::string_view address, const std::string& root);
 std::unique_ptr<Connector> make_unix_connector(std::string_view path);
 

@@ -55,7 +55,7 @@ void StoreLink::on_events(uint32_t events) {
 void StoreLink::greet() {
   connector_->check(fd_.get());
   reader_.emplace(kMagic, FrameLimits{.payload_bytes = kMaxHelloBytes + kMaxHelloBytes});
-  writer_.emplace(kMagic, kHelloVersion, kNoQueueLimit);  // bounded by the calls that wait for its replies
+  writer_.emplace(kMagic, kHelloVersion, kNoQueueLimit);  // limited by the calls that wait for replies
   stage_ = Stage::kGreeting;
   StoreHello hello = callbacks_.hello();
   hello.nonce = random_nonce();

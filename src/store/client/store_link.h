@@ -1,6 +1,6 @@
-// A client's connection, kept up: connects, says hello, and after a loss tries again at growing intervals.
+// Maintains a client's connection: connects, says hello and, after a loss, tries again at growing intervals.
 //
-// Thread-compatible; lives on one EventLoop. Its owner gets the frames.
+// Thread-compatible; lives on one EventLoop. Its owner receives the frames.
 #pragma once
 
 #include <functional>
@@ -18,10 +18,10 @@ namespace tessera::store {
 class StoreLink {
  public:
   struct Callbacks {
-    std::function<StoreHello()> hello;                        // what to say now
+    std::function<StoreHello()> hello;                        // called for each connection
     std::function<void(const StoreWelcome&)> on_ready;        // the hello was answered: send() works
-    std::function<void(StoreMessage, ByteReader&)> on_frame;  // may throw: the connection is then given up
-    std::function<void(const Status&)> on_down;               // each failed attempt and each loss
+    std::function<void(StoreMessage, ByteReader&)> on_frame;  // if it throws, the connection is closed
+    std::function<void(const Status&)> on_down;               // called for each failed attempt and each loss
   };
 
   StoreLink(EventLoop& loop, std::unique_ptr<Connector> connector, Callbacks callbacks)
@@ -32,7 +32,7 @@ class StoreLink {
 
   void connect();
   bool ready() const { return stage_ == Stage::kReady; }
-  // REQUIRES: ready(). Sends when the loop comes round.
+  // REQUIRES: ready(). Sends in the loop's next round.
   void send(StoreMessage type, std::span<const std::byte> payload);
 
  private:
@@ -53,7 +53,7 @@ class StoreLink {
   Stage stage_ = Stage::kDown;
   UniqueFd fd_;
   Handshake handshake_;
-  std::optional<Token> token_;  // while it is proved
+  std::optional<Token> token_;  // until it is proved
   std::optional<FrameReader> reader_;
   std::optional<FrameWriter> writer_;
   Duration pause_{};

@@ -1,4 +1,4 @@
-// The seam for etcd v3 as the store. A build without it has no_etcd.cc.
+// The interface to etcd v3 as a store. A build without it has no_etcd.cc.
 #pragma once
 
 #include <memory>

@@ -54,7 +54,7 @@ void Memory::seen(const KeyValue& kv) {
   if (kv.decision || own(kv)) {
     kept_[kv.key] = kv;
   } else if (kept != kept_.end()) {
-    kept_.erase(kept);  // someone else has written it since
+    kept_.erase(kept);  // another client has written it since
   }
 }
 

@@ -1,5 +1,5 @@
-// What a client keeps of the store, to publish it again where it is forgotten: its leases, the keys it put under them
-// and the decisions it saw. Thread-compatible; only the client's thread uses it.
+// What a client remembers of the store, to publish it again if the store forgets it: its leases, the keys that it put
+// under them and the decisions that it saw. Thread-compatible; used only by the client's thread.
 #pragma once
 
 #include <map>
@@ -15,11 +15,12 @@ class Memory {
  public:
   void granted(LeaseTerm term) { leases_[term.lease] = term.ttl; }
   void revoked(LeaseId lease);
-  // The client's own transaction succeeded and put what `stored` shows.
+  // The client's own transaction succeeded and put the keys in `stored`.
   void done(const StoreTransaction& transaction, const StoreView& stored);
   // The client itself deleted a key, or all keys under a prefix.
   void erased(std::string_view key, bool prefix);
-  // The store showed a key, or that it was deleted: which an own key may be because its lease was lost, so it is kept.
+  // The store reported a key or its deletion. An own key may have been deleted because its lease was lost, so it is
+  // kept.
   void seen(const KeyValue& kv);
   void deleted(std::string_view key);
 
@@ -27,7 +28,7 @@ class Memory {
   Duration ttl(LeaseId lease) const { return leases_.at(lease); }
   bool has(LeaseId lease) const { return leases_.contains(lease); }
 
-  // Payloads of kRepublishLeases and kRepublishKeys: of everything, or of some leases and what hangs on them.
+  // Payloads of kRepublishLeases and kRepublishKeys: everything, or some leases and their keys.
   struct Republication {
     std::vector<std::vector<std::byte>> leases, keys;
   };

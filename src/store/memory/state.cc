@@ -140,7 +140,7 @@ void State::restore(const KeyValue& kv, bool silent) {
                            .key = kv.key,
                            .value = kv.value,
                            .options = {.lease = kv.lease, .decision = kv.decision}};
-  // Every put is a revision: a key that claims more than this store has reached is a new change.
+  // Every put is a revision: a key with a revision beyond the store's own is a new change.
   const bool credible =
       kv.mod_revision <= revision_ && kv.create_revision <= kv.mod_revision && kv.version <= kv.mod_revision;
   if (silent && credible) {
@@ -187,7 +187,7 @@ void State::keep_if_possible(const Change& change) const {
   }
 }
 
-// Does what was planned and kept: nothing fails any more.
+// Carries out what was planned and kept; it cannot fail any more.
 void State::commit(const std::vector<Event>& events) {
   if (events.empty()) return;
   revision_ += 1;
@@ -199,7 +199,7 @@ void State::commit(const std::vector<Event>& events) {
   if (sink_) sink_(events);
   while (history_.size() > limits_.history_events || history_bytes_ > limits_.history_bytes) {
     compacted_ = history_.front().revision();
-    while (!history_.empty() && history_.front().revision() == compacted_) {  // a revision goes as a whole
+    while (!history_.empty() && history_.front().revision() == compacted_) {  // a revision is dropped as a whole
       history_bytes_ -= bytes_of(*history_.front().kv);
       history_.pop_front();
     }

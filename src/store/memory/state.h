@@ -1,5 +1,5 @@
-// The store's state machine: keys, revisions, leases and history, without sockets, files, threads or a clock of its
-// own. (Time comes as a TimePoint, which is monotonic: a wall clock that jumps ends no lease.)
+// The store's state machine: keys, revisions, leases and history, without sockets, files, threads or a clock. (Callers
+// pass the time as a TimePoint, which is monotonic: a jump of the wall clock ends no lease.)
 //
 // Thread-compatible. Arguments have passed limits.h; what depends on the state is checked here, before any change.
 #pragma once
@@ -29,15 +29,15 @@ struct Event {
   int64_t revision() const { return kv->mod_revision; }
 };
 
-// What one call changes: all of it happens, or nothing.
+// The changes of one call: all of them happen, or none.
 struct Change {
-  int64_t revision = 0;             // the store's, afterwards
+  int64_t revision = 0;             // the store's, after the change
   std::span<const Event> events{};  // puts and deletions
-  LeaseId lease = kNoLease;         // granted for `ttl`, or ended if that is zero
+  LeaseId lease = kNoLease;         // granted for `ttl`, or ended if `ttl` is zero
   Duration ttl{};
 };
 
-// A store that continues another one starts at a multiple of this: no store makes that many changes.
+// A store that continues another one starts at a multiple of this: no store makes so many changes.
 inline constexpr int64_t kRevisionsPerStore = int64_t{1} << 32;
 
 class State {
@@ -46,11 +46,11 @@ class State {
     size_t history_events = 4096;
     size_t history_bytes = size_t{16} << 20;  // keys and values
   };
-  // Sees the events of every change, one call a revision, before the call that made it returns.
+  // Gets the events of every change, in one call for each revision, before the call that made it returns.
   using Sink = std::function<void(std::span<const Event>)>;
 
-  // Keeps every change outside before it happens here. If it throws, the change does not happen and the call throws;
-  // but a lease ends all the same, as its owner may be dead: it is back after a restart, and ends again.
+  // Saves every change outside before it is made here. If it throws, the change is not made and the call throws. A
+  // lease ends nevertheless, since its owner may be dead: after a restart it is back, and ends again.
   using Keeper = std::function<void(const Change&)>;
 
   explicit State(Limits limits, Sink sink = nullptr) : limits_(limits), sink_(std::move(sink)) {}
@@ -58,7 +58,7 @@ class State {
   void set_keeper(Keeper keeper) { keeper_ = std::move(keeper); }
 
   int64_t revision() const { return revision_; }
-  // Events up to and including this revision are forgotten: a watch must begin behind it.
+  // Events up to and including this revision are forgotten: a watch must begin after it.
   int64_t compacted() const { return compacted_; }
 
   Record find(std::string_view key) const;
@@ -66,32 +66,32 @@ class State {
 
   struct Outcome {
     bool succeeded = false;
-    std::vector<Record> stored{};   // one a put, in order
+    std::vector<Record> stored{};   // one for each put, in order
     std::vector<Record> current{};  // if it failed: the compared keys that exist
   };
   // Throws kNotFound for an unknown lease, kResourceExhausted for a full store.
   Outcome transact(const StoreTransaction& transaction);
-  // The number of keys deleted.
+  // Returns the number of keys deleted.
   size_t erase(std::string_view key);
   size_t erase_prefix(std::string_view prefix);
 
-  // Grants, or renews with another ttl.
+  // Grants a lease, or renews it with another ttl.
   void grant(LeaseId lease, Duration ttl, TimePoint now);
   bool keep_alive(LeaseId lease, TimePoint now);  // false: there is no such lease
-  void revoke(LeaseId lease);                     // deletes its keys; nothing happens if it is unknown
+  void revoke(LeaseId lease);                     // deletes its keys; no effect if it is unknown
   void expire(TimePoint now);
   std::optional<TimePoint> next_expiry() const;
 
-  // A key that a client publishes again, as it was in a store before this one. It stands unless the key has been
-  // written here, or published again with a later mod_revision. `silent`: it keeps its revisions and is no event, for a
-  // store that has not answered anybody yet; otherwise, and where they cannot be true, it is a new change. An unknown
-  // lease refuses it.
+  // Restores a key that a client publishes again, as it was in an earlier store. It is ignored if the key has been
+  // written here, or published again with a later mod_revision. `silent`: the key keeps its revisions and causes no
+  // event, for a store that has not answered anybody yet; otherwise, or if the revisions are impossible, it is a new
+  // change. An unknown lease makes it fail.
   void restore(const KeyValue& kv, bool silent);
   // Continues a store that had reached `revision`: the next revisions are above the next multiple of
-  // kRevisionsPerStore. All history is forgotten.
+  // kRevisionsPerStore. Forgets all history.
   void raise_revision(int64_t revision);
 
-  // What happened under `prefix` from `from` on; `from` > compacted().
+  // The events under `prefix` from revision `from` on; `from` > compacted().
   std::vector<Event> events_from(int64_t from, std::string_view prefix) const;
 
  private:
@@ -120,7 +120,7 @@ class State {
   std::set<std::pair<TimePoint, LeaseId>> expiries_;
   std::deque<Event> history_;
   size_t history_bytes_ = 0;
-  std::unordered_map<std::string, int64_t> restored_;  // keys that stand as published again: with which mod_revision
+  std::unordered_map<std::string, int64_t> restored_;  // keys as published again, with the mod_revision given
 };
 
 }  // namespace tessera::store

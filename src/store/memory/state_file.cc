@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kFormat = 1;                // PRAGMA user_version
 constexpr int64_t kApplication = 0x56534b54;  // PRAGMA application_id, "TKSV"
-constexpr int kMaxLogPages = 4096;            // 16 MiB; then they go into the database proper
+constexpr int kMaxLogPages = 4096;            // 16 MiB; then they are moved into the database file
 constexpr uint64_t kLogHeaderBytes = 32, kLogFrameBytes = 24;
 
 constexpr char kSchema[] = R"(
@@ -36,7 +36,7 @@ constexpr char kSchema[] = R"(
 )";
 static_assert(kApplication == 1448299348);
 
-// What the latest call on `database` failed with.
+// The error of the latest call on `database`.
 Status status_of(sqlite3* database) {
   const auto code_of = [](int error) {
     switch (error) {
@@ -49,7 +49,7 @@ Status status_of(sqlite3* database) {
         return ErrorCode::kPermissionDenied;
       case SQLITE_CORRUPT:
       case SQLITE_NOTADB:
-      case SQLITE_ERROR:  // a table is missing or another one
+      case SQLITE_ERROR:  // a table is missing or has another form
         return ErrorCode::kDataLoss;
       default:
         return ErrorCode::kUnavailable;
@@ -63,7 +63,7 @@ void execute(sqlite3* database, const char* sql) {
   if (::sqlite3_exec(database, sql, nullptr, nullptr, nullptr) != SQLITE_OK) status_of(database).throw_if_error();
 }
 
-// A prepared statement: bind() its parameters in their order, then run() it, or step() through its rows.
+// A prepared statement: bind() its parameters in order, then run() it, or step() through its rows.
 class Statement {
  public:
   Statement(sqlite3* database, const char* sql) : database_(database) {
@@ -77,7 +77,7 @@ class Statement {
     check(::sqlite3_bind_int64(statement_, ++bound_, value));
     return *this;
   }
-  Statement& bind(std::string_view bytes) {  // they outlive run()
+  Statement& bind(std::string_view bytes) {  // the bytes must outlive run()
     check(::sqlite3_bind_blob64(statement_, ++bound_, bytes.empty() ? "" : bytes.data(), bytes.size(), SQLITE_STATIC));
     return *this;
   }
@@ -128,13 +128,13 @@ uint64_t size_of_file(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
 }
 
-// From the log into the database proper. It may fail: then the log grows on.
+// Moves the log into the database file. If this fails, the log grows on.
 void fold_log(sqlite3* database) {
   if (::sqlite3_wal_checkpoint_v2(database, nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr, nullptr) != SQLITE_OK)
     log().warn("the log cannot be merged into its file: {}"_message, status_of(database).message());
 }
 
-// Says what of a log of `bytes` was not taken over: a change whose writing was cut short by a kill or a loss of power.
+// Reports how much of a log of `bytes` was dropped: a change whose write was interrupted by a kill or a power loss.
 void report_cut(sqlite3* database, uint64_t bytes) {
   int frames = 0;
   ::sqlite3_wal_checkpoint_v2(database, nullptr, SQLITE_CHECKPOINT_PASSIVE, &frames, nullptr);
@@ -158,7 +158,7 @@ void check_format(sqlite3* database, const std::string& path) {
 }
 
 Connection connect(const std::string& path) {
-  // Made here, so that it is nobody else's to read; SQLite gives its log the same mode.
+  // Created here, so that nobody else can read it; SQLite gives its log the same mode.
   if (!UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600))) fail_errno(path);
   const uint64_t log_bytes = size_of_file(path + "-wal");
   sqlite3* database = nullptr;
@@ -242,7 +242,7 @@ struct StateFile::Database {
 
   Connection connection;
   int log_pages = 0;
-  bool synced = true;  // what PRAGMA synchronous says
+  bool synced = true;  // the value of PRAGMA synchronous
   Statement put{get(), "INSERT OR REPLACE INTO keys VALUES(?, ?, ?, ?, ?, ?, ?)"};
   Statement erase{get(), "DELETE FROM keys WHERE key = ?"};
   Statement grant{get(), "INSERT OR REPLACE INTO leases VALUES(?, ?)"};

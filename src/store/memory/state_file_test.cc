@@ -35,7 +35,7 @@ std::vector<KeyValue> keys_of(const State& state) {
   return keys;
 }
 
-// A state that is kept in a folder, as a server has it.
+// A state that is kept in a folder, as in a server.
 struct Kept {
   explicit Kept(const std::string& folder, TimePoint now = {}) : file(folder) {
     file.load(state, now);
@@ -61,7 +61,7 @@ class StateFileTest : public testing::Test {
     EXPECT_EQ(::sqlite3_exec(database, sql, nullptr, nullptr, nullptr), SQLITE_OK) << ::sqlite3_errmsg(database);
     ::sqlite3_close(database);
   }
-  // Writes pairs "a/N", "b/N" as one change each, in a process of its own that is killed once `count` are answered.
+  // Writes pairs "a/N", "b/N" as one change each, in a process that is killed once `count` are answered.
   void write_pairs_and_die(int count) const {
     SocketPair pair = socket_pair();
     pair.second.keep_across_fork();
@@ -81,7 +81,7 @@ class StateFileTest : public testing::Test {
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
   }
-  // How many pairs there are, having checked that they are the first ones and whole.
+  // The number of pairs, after a check that they are the first ones and complete.
   int whole_pairs() const {
     const Kept kept(folder_);
     const auto first = kept.state.find_prefix("a/"), second = kept.state.find_prefix("b/");
@@ -141,7 +141,7 @@ TEST_F(StateFileTest, WhatAClientPublishesAgainReplacesOnlyWhatIsOlder) {
   earlier.mod_revision = 1;
   kept.state.restore(earlier, false);
   EXPECT_EQ(kept.state.find("k")->value, "kept");
-  kept.state.restore(later, false);  // it was answered, but a loss of power has taken it
+  kept.state.restore(later, false);  // it was answered, but a power loss has undone it
   EXPECT_EQ(kept.state.find("k")->value, "later");
 }
 
@@ -214,7 +214,7 @@ TEST_F(StateFileTest, ADamagedTailIsCut) {
   EXPECT_LT(last, 12) << "no cut reached a change";
 }
 
-// In a child: with a disk that takes little more, until `relieve` is called.
+// In a child: a disk that is almost full, until `relieve` is called.
 void live_on_a_full_disk(const std::string& folder, const std::string& expected, const std::function<void()>& fill,
                          const std::function<void()>& relieve) {
   {
@@ -294,7 +294,7 @@ TEST_F(StateFileTest, AFolderThatCannotBeWrittenIsNamed) {
   EXPECT_THAT(error_of([&] { StateFile(parent_ + "/no/folder"); }), HasSubstr("not-found"));
   EXPECT_EQ(status_of_child([&] {
               ::mkdir(folder_.c_str(), 0500);
-              if (::geteuid() == 0) {  // whom no mode stops
+              if (::geteuid() == 0) {  // root ignores modes
                 ::chmod(parent_.c_str(), 0755);
                 const bool other = ::chown(folder_.c_str(), 65534, 65534) == 0 && ::setresuid(65534, 65534, 65534) == 0;
                 ASSERT_TRUE(other);
@@ -343,7 +343,7 @@ TEST_F(StateFileTest, AForeignOrDamagedFileIsRefused) {
 TEST_F(StateFileTest, AServerThatComesBackAnswersAtOnceFromItsFolder) {
   FakeClock clock;
   ServerOptions options;
-  options.clock = &clock;  // nobody has to wait for a republication
+  options.clock = &clock;  // no need to wait for a republication
   options.data_dir = folder_;
   auto server = tcp_server(options);
   const uint16_t port = host_port_of(*server).port;

@@ -1,4 +1,4 @@
-// The state machine against a naive model that keeps every change it ever saw and replays them.
+// The state machine against a naive model that keeps every change and replays them.
 #include "store/memory/state.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Model {
     LeaseId lease;
   };
 
-  // Everything a key is, from the whole log.
+  // The full state of a key, from the whole log.
   std::optional<KeyValue> get(const std::string& key) const {
     std::optional<KeyValue> found;
     for (const Change& change : log_) {

@@ -1,4 +1,4 @@
-// This process' own memory, reached as if it were a peer's: an offset is an address.
+// This process's own memory, accessed as if it were a peer's: an offset is an address.
 #pragma once
 
 #include <string>

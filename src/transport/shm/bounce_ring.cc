@@ -43,7 +43,7 @@ void futex_wake(std::atomic<uint32_t>& word) {
 
 }  // namespace
 
-// What one side says to the other; written only by that side, except `bell`, which any waker counts up.
+// What one side tells the other; written only by that side, except `bell`, which any waker increments.
 struct alignas(kCacheLine) BounceRing::Side {
   std::atomic<uint64_t> done;  // epoch and frames published or released
   alignas(kCacheLine) std::atomic<uint32_t> sleeping;
@@ -128,7 +128,7 @@ void BounceRing::begin_consume(uint32_t epoch) {
   begin(header().consumer, header().producer, epoch);
 }
 
-// Sequentially consistent on both sides: either the sleeper sees what was done before it sleeps, or we see it asleep.
+// Sequentially consistent on both sides: either the sleeper sees our update before it sleeps, or we see that it sleeps.
 void BounceRing::wake(Side& side) {
   if (side.sleeping.load(std::memory_order_seq_cst) == 0) return;
   side.bell.fetch_add(1, std::memory_order_seq_cst);

@@ -1,11 +1,11 @@
 // A bounce ring: a byte stream through shared memory. One producer, one consumer, across processes.
 //
-// Layout of the memfd: a header of one page (indices on cache lines of their own), then kSlots slots. The stream is cut
-// into frames of at most kSlotBytes, one a slot. Both sides keep their own counters: what the other wrote is copied
-// once and checked against them, so that a hostile peer can spoil the data or stall, but neither fault nor overrun us.
-// The file is sealed against resizing by whoever creates it, and refused otherwise by whoever opens it.
+// Layout of the memfd: a header of one page (indices on separate cache lines), then kSlots slots. The stream is cut
+// into frames of at most kSlotBytes, one in each slot. Both sides keep their own counters: what the other wrote is
+// copied once and checked against them, so that a hostile peer can corrupt the data or stall, but cannot make us fault
+// or overrun a buffer. The creator seals the file against resizing; the opener refuses a file without the seals.
 //
-// A side that has to wait sleeps on a futex and is woken by a system call only when it said that it sleeps.
+// A side that has to wait sleeps on a futex and is woken by a system call only if it has announced that it sleeps.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ class BounceRing final : public ByteStream {
 
   // Creates a ring; fd() is for the other side. Throws Error(kResourceExhausted).
   static std::unique_ptr<BounceRing> create();
-  // Opens one that `owner` created. Throws Error(kInvalidArgument) if seals or size are wrong.
+  // Opens a ring that `owner` created. Throws Error(kInvalidArgument) if seals or size are wrong.
   static std::unique_ptr<BounceRing> open(UniqueFd fd, std::string_view owner);
   ~BounceRing() override;
 
@@ -63,7 +63,7 @@ class BounceRing final : public ByteStream {
   uint32_t count_ = 0;  // frames that this side has published or released in this stream
   std::atomic<bool> interrupted_{false};
   mutable Mutex mutex_;
-  Side* own_ GUARDED_BY(mutex_) = nullptr;  // since begin
+  Side* own_ GUARDED_BY(mutex_) = nullptr;  // since the transfer began
   Status status_ GUARDED_BY(mutex_);
 };
 

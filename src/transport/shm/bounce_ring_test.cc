@@ -71,7 +71,7 @@ TEST(BounceRing, NothingMovesUntilBothHaveBegunTheSameStream) {
   Ends ends;
   ends.begin(1);
   ASSERT_TRUE(send(*ends.producer, 1, 4));
-  ends.consumer->begin_consume(2);  // the first stream was given up: its frame must not be taken for one of the second
+  ends.consumer->begin_consume(2);  // the first stream was given up: its frame must not be taken for the second one's
   EXPECT_TRUE(ends.consumer->acquire(Deadline::after(Duration::zero())).empty());
   ends.producer->begin_produce(2);
   ASSERT_TRUE(send(*ends.producer, 2, 8));

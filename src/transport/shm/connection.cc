@@ -13,7 +13,7 @@ namespace tessera {
 
 ShmConnection::ShmConnection(const Incarnation& process, std::string name)
     : process_(process), name_(std::move(name)), pidfd_(open_pidfd(process)) {
-  // Without a pidfd a number could come to mean another process.
+  // Without a pidfd, the pid could come to mean another process.
   get_refused_ = pidfd_
                      ? probe_remote_read(process_.pid)
                      : failed(ErrorCode::kPermissionDenied, "{}: no pidfd of {}"_message, name_, process_.to_string());
@@ -45,7 +45,7 @@ Status ShmConnection::get(uint32_t key, std::span<const Piece> pieces,
   return scatter(pieces, out, [&](uint64_t offset, std::span<std::byte> part) { return arena->read(offset, part); });
 }
 
-// The process must have lived through the whole request: then the pid was its own all the time.
+// The process must have lived through the whole request: then the pid was its own throughout.
 Status ShmConnection::get_private(std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const {
   const auto lost = [&] { return failed(ErrorCode::kPeerLost, "{}: {} died"_message, name_, process_.to_string()); };
   if (dead()) return lost();

@@ -16,7 +16,7 @@ class ShmConnection final : public Connection {
   const std::string& name() const override { return name_; }
   Caps caps() const override;
   Status get_refused() const override { return get_refused_; }
-  PathCost cost(Access access) const override;  // measures at the first call of the process (pull_cost.h)
+  PathCost cost(Access access) const override;  // measures once in each process (pull_cost.h)
   void add_key(uint32_t index, RemoteKey key) override;
   RemoteRegion region(const RemoteRange& range) const override;
   Status get(uint32_t key, std::span<const Piece> pieces, std::span<const std::span<std::byte>> out) const override;
@@ -28,7 +28,7 @@ class ShmConnection final : public Connection {
   Incarnation process_;
   std::string name_;
   UniqueFd pidfd_;
-  Status get_refused_;  // of private memory; tried once
+  Status get_refused_;  // for private memory; tried once
   KeyTable keys_;
 };
 

@@ -29,7 +29,7 @@ using transport_testing::forbid_process_vm_readv;
 using transport_testing::Shared;
 using transport_testing::Signal;
 
-// With key 0, for its private memory.
+// Key 0 is for its private memory.
 std::unique_ptr<ShmConnection> reach(const Incarnation& process) {
   auto peer = std::make_unique<ShmConnection>(process, "trainer/1");
   peer->add_key(0, KeyTable::key_of_private_memory());
@@ -59,7 +59,7 @@ struct Holder {
   std::unique_ptr<ShmConnection> connect() const { return reach(incarnation); }
 
  private:
-  // The child's own Incarnation::self(), as far as a peer needs it.
+  // The child's Incarnation::self(), as far as a peer needs it.
   Incarnation incarnation_of_child() const;
 };
 
@@ -83,7 +83,7 @@ Incarnation Holder::incarnation_of_child() const {
   return of_child;
 }
 
-// `pieces` of `memory`, by offsets in it.
+// Gets `pieces` of `memory`, given by their offsets in it.
 Status get(const Connection& peer, const RemoteRange& memory, std::span<const Piece> pieces,
            std::span<const std::span<std::byte>> out) {
   const RemoteRegion region = peer.region(memory);
@@ -154,7 +154,7 @@ TEST(ShmConnection, KnowsThatAFilterForbidsReading) {
   EXPECT_EQ(child.wait(), 0);
 }
 
-// What it throws names all of `parts`.
+// Expects an error whose message has all of `parts`.
 template <typename Body>
 void expect_refused(const Body& body, const std::vector<std::string>& parts) {
   try {

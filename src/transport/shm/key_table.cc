@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// u8 kind; of an arena then u32 id, u64 bytes.
+// u8 kind; for an arena, also u32 id, u64 bytes.
 RemoteKey KeyTable::make_key(Kind kind, const SharedArena* arena) {
   ByteWriter out;
   out.put(kind);

@@ -1,5 +1,5 @@
-// What shm's keys say, and those of one peer. A key is for an arena, whose descriptor it has; for the private memory of
-// its process, where offsets are addresses; or for memory that its owner packs into a stream.
+// The contents of shm's keys, and the keys of one peer. A key is for an arena, whose descriptor it has; for the private
+// memory of its process, where offsets are addresses; or for memory that its owner packs into a stream.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ class KeyTable {
  public:
   static RemoteKey key_of_private_memory();
   static RemoteKey key_of_packed_memory();
-  static RemoteKey key_of(SharedArena& arena);  // which is sealed for peers from now on
+  static RemoteKey key_of(SharedArena& arena);  // seals the arena for peers from now on
 
-  // Throws Error(kInvalidArgument) as Connection::add_key() does.
+  // Throws Error(kInvalidArgument) like Connection::add_key().
   void add(uint32_t index, RemoteKey key, const std::string& owner);
-  // How a range is reached. Private memory: all that may be possible.
+  // How a range is accessed. For private memory: all ways that may be possible.
   RemoteRegion region(const RemoteRange& range, const std::string& owner) const;
-  // What kGet reads; null: private memory.
+  // The arena that kGet reads; null: private memory.
   const MappedArena* arena(uint32_t key) const;
 
  private:
@@ -32,7 +32,7 @@ class KeyTable {
 
   struct Entry {
     Kind kind = Kind::kPrivate;
-    uint32_t arena_id = 0;  // as its owner calls it
+    uint32_t arena_id = 0;  // in its owner's numbering
     std::unique_ptr<const MappedArena> arena;
   };
   static Entry read(const RemoteKey& key, uint64_t& arena_bytes);

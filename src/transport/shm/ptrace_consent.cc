@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// How many objects of process `pid` hold the consent. Those that a forked child inherits do not count in it.
+// How many objects of process `pid` hold the consent. Those that a forked child inherits do not count there.
 struct ConsentHolders {
   Mutex mutex;
   pid_t pid GUARDED_BY(mutex) = 0;
@@ -28,7 +28,7 @@ ConsentHolders& holders() {
 void give() {
   if (::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) == 0)
     log().warn("TESSERA_ALLOW_PTRACE=any: every process of this user may read and trace this one"_message);
-  else if (errno != EINVAL)  // EINVAL: no Yama, nobody asks
+  else if (errno != EINVAL)  // EINVAL: no Yama, so no consent is needed
     log().warn("TESSERA_ALLOW_PTRACE=any: prctl(PR_SET_PTRACER): {}"_message, std::strerror(errno));
 }
 

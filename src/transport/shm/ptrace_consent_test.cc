@@ -13,7 +13,7 @@ namespace {
 
 using transport_testing::Child;
 
-// From now on each prctl(PR_SET_PTRACER, `tracer`) of this process fails with `error`; all others do as ever.
+// From now on each prctl(PR_SET_PTRACER, `tracer`) of this process fails with `error`; all others work as before.
 bool refuse_ptracer(uint32_t tracer, uint32_t error) {
   constexpr uint32_t kOption = offsetof(seccomp_data, args), kTracer = kOption + sizeof(uint64_t);
   sock_filter program[] = {
@@ -33,13 +33,13 @@ bool refuse_ptracer(uint32_t tracer, uint32_t error) {
 constexpr uint32_t kAnyone = UINT32_MAX;  // the low half of PR_SET_PTRACER_ANY
 constexpr uint32_t kNobody = 0;
 
-// Whether `body` makes the call: it is refused with an errno that nothing else here sets.
+// Whether `body` makes the call: it then fails with an errno that nothing else here sets.
 template <typename Body>
 bool asks_the_kernel(uint32_t tracer, Body body) {
   Child child([&] {
     if (!refuse_ptracer(tracer, EXDEV)) return 2;
     errno = 0;
-    body();  // what it makes may stay: the process ends here
+    body();  // no cleanup needed: the process ends here
     return errno == EXDEV ? 1 : 0;
   });
   const int outcome = child.wait();

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kBytes = size_t{4} << 20;
 constexpr size_t kPiece = 1024;
 constexpr size_t kPieces = kBytes / kPiece;
-constexpr size_t kRequest = size_t{256} << 10;  // of one get, and of the staging that bounces
+constexpr size_t kRequest = size_t{256} << 10;  // size of one get, and of the bounced data
 constexpr int kRounds = 3;
 
 struct Samples {
@@ -36,7 +36,7 @@ double fastest(const std::function<void()>& body) {
   return to_seconds(best);
 }
 
-// Takes kBytes in runs of `piece` bytes, `stride` apart.
+// Reads kBytes in runs of `piece` bytes, `stride` apart.
 double readv_seconds(Samples& samples, size_t piece, size_t stride) {
   return fastest([&] {
     RemoteReader reader(::getpid());

@@ -1,4 +1,4 @@
-// What reading a peer's private memory costs on this machine, each way.
+// The cost of reading a peer's private memory on this machine, for each kind of access.
 #pragma once
 
 #include "transport/connection.h"
@@ -10,9 +10,9 @@ struct PullCosts {
   PathCost ring;   // packed by the sender, unpacked by the receiver
 };
 
-// Measures on this process' own memory; takes some 10 ms. All 0 in `readv` if the call is not permitted.
+// Measures on this process's own memory; takes about 10 ms. `readv` is all 0 if the call is not permitted.
 PullCosts measure_pull_costs();
-// The same, measured once a process. Thread-safe.
+// The same, measured once in each process. Thread-safe.
 const PullCosts& pull_costs();
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ Status read_failed(pid_t pid, int error) {
   return failed(code, "process_vm_readv from pid {}: {}{}"_message, pid, std::strerror(error), hint);
 }
 
-// Drops the first `bytes` of what the vectors cover.
+// Drops the first `bytes` of the memory that the vectors cover.
 void advance(std::span<iovec>& vectors, size_t bytes) {
   while (!vectors.empty() && bytes >= vectors.front().iov_len) {
     bytes -= vectors.front().iov_len;
@@ -32,7 +32,7 @@ void advance(std::span<iovec>& vectors, size_t bytes) {
   vectors.front().iov_len -= bytes;
 }
 
-// Grows the last vector if `data` continues it.
+// Extends the last vector if `data` continues it.
 bool append(std::span<iovec> vectors, size_t& count, void* data, size_t bytes) {
   if (count > 0) {
     iovec& last = vectors[count - 1];

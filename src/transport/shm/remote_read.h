@@ -1,4 +1,4 @@
-// process_vm_readv in requests of many pieces.
+// process_vm_readv with many pieces in each request.
 #pragma once
 
 #include <sys/types.h>
@@ -12,18 +12,18 @@
 
 namespace tessera {
 
-// Whether this process may read the private memory of `pid` at all: nothing is read. kPermissionDenied (another user,
+// Whether this process may read the private memory of `pid` at all; reads nothing. kPermissionDenied (another user,
 // Yama, a seccomp filter), kPeerLost, kUnimplemented (no such system call).
 Status probe_remote_read(pid_t pid);
 
-// Collects stretches and reads them in as few system calls as the kernel's limits allow. One thread.
+// Collects stretches and reads them in as few system calls as the kernel's limits allow. Used by one thread.
 class RemoteReader {
  public:
   explicit RemoteReader(pid_t pid) : pid_(pid) {}
 
-  // Queues `bytes` at `address` of the process, for `out`; reads what is queued first when it is full.
+  // Queues `bytes` at `address` of the process for `out`; if the queue is full, reads it first.
   Status add(uint64_t address, std::byte* out, size_t bytes);
-  // Reads what is queued. kPeerLost if the process has gone, or has no memory there any more.
+  // Reads what is queued. kPeerLost if the process has gone, or no longer has memory there.
   Status flush();
 
  private:

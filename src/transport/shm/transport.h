@@ -1,4 +1,4 @@
-// shm: two processes of one host and one pid namespace, host memory.
+// shm: two processes in one host and pid namespace, host memory.
 #pragma once
 
 #include "transport/transport.h"

@@ -38,26 +38,26 @@ void SocketStream::begin(uint32_t epoch) {
   status_ = {};
 }
 
-// What an aborted transfer has begun to send goes on, so that frames stay whole.
+// A frame that an aborted transfer has begun to send is completed, so that frames stay whole.
 void SocketStream::begin_produce(uint32_t epoch) {
   begin(epoch);
 }
 
 void SocketStream::begin_consume(uint32_t epoch) {
   begin(epoch);
-  if (bytes_ != 0) release();  // what an aborted transfer has not given back
+  if (bytes_ != 0) release();  // a frame that an aborted transfer has not returned
   if (::send(socket_.get(), &epoch, sizeof(epoch), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(epoch)))
     interrupt(failed(ErrorCode::kPeerLost, "socket stream: {}"_message, std::strerror(errno)));
 }
 
-// False once it is interrupted, or at the deadline.
+// False once interrupted, or at the deadline.
 bool SocketStream::wait(short events, const Deadline& deadline) {
   pollfd polled[] = {{.fd = socket_.get(), .events = events, .revents = 0},
                      {.fd = bell_.get(), .events = POLLIN, .revents = 0}};
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left()).count();
   const int limit = static_cast<int>(std::clamp<int64_t>(left + 1, 0, 3'600'000));
   if (deadline.left() == Duration::zero()) return false;
-  return ::poll(polled, 2, limit) <= 0 || polled[1].revents == 0;  // whoever asks looks again
+  return ::poll(polled, 2, limit) <= 0 || polled[1].revents == 0;  // the caller checks again
 }
 
 void SocketStream::dawdle() {
@@ -91,7 +91,7 @@ void SocketStream::publish(size_t bytes) {
   flush(deadline_);
 }
 
-// Sends what there is of a frame.
+// Sends the rest of a frame, if there is any.
 bool SocketStream::flush(const Deadline& deadline) {
   while (moved_ < bytes_) {
     dawdle();
@@ -111,7 +111,7 @@ bool SocketStream::flush(const Deadline& deadline) {
   return true;
 }
 
-// Fills `into`, of which it has `have` bytes already.
+// Fills `into`, which already has `have` bytes.
 bool SocketStream::receive(std::span<std::byte> into, size_t& have, const Deadline& deadline) {
   while (have < into.size()) {
     dawdle();
@@ -140,7 +140,7 @@ std::span<const std::byte> SocketStream::acquire(const Deadline& deadline) {
     if (!receive(std::span(frame_).first(whole), moved_, deadline)) return {};
     bytes_ = whole;
     if (header.epoch == epoch_) return std::span(frame_).subspan(sizeof(header), header.bytes);
-    release();  // of a transfer that was aborted
+    release();  // from an aborted transfer
   }
   return {};
 }

@@ -26,7 +26,7 @@ std::byte byte_at(uint32_t epoch, size_t frame, size_t at) {
   return static_cast<std::byte>(epoch * 7 + frame * 31 + at);
 }
 
-// How many frames it could hand over.
+// Returns how many frames it could hand over.
 size_t produce(SocketStream& stream, uint32_t epoch, size_t frames, size_t bytes) {
   stream.begin_produce(epoch);
   for (size_t f = 0; f < frames; ++f) {
@@ -38,7 +38,7 @@ size_t produce(SocketStream& stream, uint32_t epoch, size_t frames, size_t bytes
   return frames;
 }
 
-// How many bytes are not what was sent; frames that do not come count as one.
+// Returns how many bytes differ from what was sent; a missing frame counts as one.
 size_t consume(SocketStream& stream, uint32_t epoch, size_t frames, size_t bytes) {
   stream.begin_consume(epoch);
   size_t wrong = 0;

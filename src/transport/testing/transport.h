@@ -1,5 +1,5 @@
-// testing: a transport of tests, between processes of one host: it can stream, and nothing else. Frames come late and
-// in odd pieces, as a seed has it. Only where TESSERA_FORCE_TRANSPORT=testing, or testing:SEED, asks for it.
+// testing: a transport for tests, between processes of one host. It can only stream. Frames come late and in odd
+// pieces, depending on a seed. Only used if TESSERA_FORCE_TRANSPORT=testing, or testing:SEED, requests it.
 #pragma once
 
 #include "transport/transport.h"
