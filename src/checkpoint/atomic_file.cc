@@ -15,7 +15,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr mode_t kMode = 0666;  // less the umask
+constexpr mode_t kMode = 0666;  // minus the umask
 constexpr size_t kMaxWrite = 64 << 20;
 
 bool no_tmpfile_here(int error) {
@@ -88,7 +88,7 @@ void AtomicFile::commit() {
   if (::fsync(folder_.get()) != 0 && errno != EINVAL) fail_write(errno);
 }
 
-// linkat() does not replace: where the name is taken, the file gets its hidden name first, then rename() replaces.
+// linkat() does not replace: if the name is taken, the file gets its hidden name first, then rename() replaces.
 void AtomicFile::replace() {
   const std::string name = path_.filename().string();
   if (!named_) {
@@ -98,7 +98,7 @@ void AtomicFile::replace() {
     };
     if (link_as(name)) return;
     if (errno != EEXIST) fail_errno(fmt::format("{}: cannot link the written file", path_.string()));
-    ::unlinkat(folder_.get(), hidden_name_.c_str(), 0);  // of a writer that was killed between link and rename
+    ::unlinkat(folder_.get(), hidden_name_.c_str(), 0);  // left by a writer that was killed between link and rename
     if (!link_as(hidden_name_)) fail_errno(fmt::format("{}: cannot link {}", path_.string(), hidden_name_));
     named_ = true;
   }

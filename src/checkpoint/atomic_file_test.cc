@@ -37,7 +37,7 @@ void write_text(const std::filesystem::path& path, std::string_view text) {
   file.commit();
 }
 
-// What write(path, bytes) fails with; empty if it does not.
+// The error of write(path, bytes), if any.
 Status status_of_writing(const std::filesystem::path& path, int64_t bytes) {
   try {
     const std::string text(static_cast<size_t>(bytes), 'x');
@@ -48,8 +48,8 @@ Status status_of_writing(const std::filesystem::path& path, int64_t bytes) {
   }
 }
 
-// Runs `body` in a forked child; what it returns is the exit status, or -signal. The child unwinds nothing of ours: the
-// folder is the parent's to remove.
+// Runs `body` in a forked child; returns its exit status, or -signal. The child destroys nothing: the folder is the
+// parent's to remove.
 template <typename Body>
 int in_child(Body body) {
   constexpr int kThrew = 99;
@@ -128,7 +128,7 @@ bool write_proc(const char* path, std::string_view text) {
   return file.good();
 }
 
-// Gives this process mounts of its own: at once where it has the right, else as root of a user namespace. There it
+// Gives this process separate mounts: directly if it has the right, otherwise as root of a user namespace. There it
 // needs a user that the namespace knows, or every new file fails with EOVERFLOW.
 bool enter_own_mounts() {
   const uid_t user = ::geteuid();
@@ -153,13 +153,13 @@ TEST(AtomicFile, AFullDiskIsAnErrorThatNamesPathAndBytes) {
     if (status.code() != ErrorCode::kResourceExhausted) return 1;
     if (status.message().find((folder / "f").string() + ": cannot write 2097152 bytes") == std::string::npos) return 2;
     if (folder.names() != std::vector<std::string>{"f"} || folder.read("f") != "old") return 3;
-    return status_of_writing(folder / "f", 1 << 19).ok() ? 0 : 4;  // and the room is free again
+    return status_of_writing(folder / "f", 1 << 19).ok() ? 0 : 4;  // and the space is free again
   });
   if (outcome == kCannotMount) GTEST_SKIP() << "neither the right to mount a tmpfs nor a user namespace that has it";
   EXPECT_EQ(outcome, 0);
 }
 
-// From here on openat() with O_TMPFILE fails as on a file system that lacks it.
+// From here on openat() with O_TMPFILE fails as on a file system without it.
 bool forbid_tmpfile() {
   sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -182,7 +182,7 @@ TEST(AtomicFile, WithoutUnnamedFilesAHiddenOneIsWrittenAndRenamed) {
               if (!forbid_tmpfile()) return 9;
               {
                 AtomicFile dropped(folder / "f", 100);
-                if (folder.names().size() != 2) return 1;  // the hidden one is there meanwhile
+                if (folder.names().size() != 2) return 1;  // the hidden file is there in the meantime
               }
               if (folder.names() != std::vector<std::string>{"f"} || folder.read("f") != "old") return 2;
               write_text(folder / "f", "new");

@@ -25,7 +25,7 @@ struct Checkpoint::Impl {
   std::unordered_map<std::string_view, size_t> ids;  // by name; views into `tensors`
   int64_t bytes = 0;
 
-  // Takes the tensors of every file for which take(file, name) holds.
+  // Takes the tensors for which take(file, name) holds.
   template <typename Take>
   void collect(Take take) {
     for (size_t f = 0; f < files.size(); ++f)
@@ -44,7 +44,7 @@ namespace {
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 
-// The one index of a folder or, without any, its one safetensors file.
+// The only index of a folder or, without an index, its only safetensors file.
 fs::path find_in_folder(const fs::path& folder) {
   std::vector<fs::path> files;
   std::vector<fs::path> indexes;

@@ -13,7 +13,7 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr int64_t kMaxIndexBytes = 100'000'000;
-constexpr int kMaxDepth = 16;  // of what stands beside weight_map, and is skipped
+constexpr int kMaxDepth = 16;  // of values beside weight_map, which are skipped
 
 class IndexEvents : public JsonEvents<IndexEvents> {
  public:

@@ -46,7 +46,7 @@ Status status_of_opening(const std::filesystem::path& path) {
   return status_of([&] { Checkpoint::open(path); });
 }
 
-// A file of one tensor of U8 0, 1, 2, ...
+// A file with one U8 tensor of 0, 1, 2, ...
 std::filesystem::path write_counting(const TestFolder& folder, const std::string& file, const std::string& tensor,
                                      Index elements) {
   std::vector<std::byte> bytes(static_cast<size_t>(elements));
@@ -81,7 +81,7 @@ TEST(Checkpoint, EveryDtypeAndShapeComesBackAsWritten) {
   }
 }
 
-// The order of safetensors 0.8, whose own file of the same tensors has the same bytes.
+// The order of safetensors 0.8, which writes the same bytes for the same tensors.
 TEST(WriteSafetensors, LaysTensorsOutAsTheReferenceDoes) {
   const TestFolder folder;
   const std::byte data[8]{};
@@ -104,7 +104,7 @@ TEST(Checkpoint, AFileMayHoldNoTensorAtAll) {
   EXPECT_TRUE(Checkpoint::open(folder / "m.safetensors").tensors().empty());
 }
 
-// Element by element, from the definition: the oracle of read_slice.
+// Element by element, from the definition: the oracle for read_slice.
 std::vector<std::byte> slice_by_element(const std::vector<std::byte>& whole, const Shape& shape, const Region& region,
                                         size_t element_bytes) {
   std::vector<std::byte> slice;
@@ -161,7 +161,7 @@ TEST(Checkpoint, RandomSlicesEqualTheElementByElementOnes) {
 
 TEST(Checkpoint, SlicesWiderThanAWindowAreWholeToo) {
   const TestFolder folder;
-  const Shape shape{70, 3, 8192};  // rows of 16 KiB, 3.3 MiB in all
+  const Shape shape{70, 3, 8192};  // rows of 16 KiB, 3.3 MiB in total
   const auto whole = random_bytes(element_count(shape) * 2, 1);
   const TensorView view{"t", DType::kBF16, shape, whole.data()};
   write_safetensors(folder / "m.safetensors", {&view, 1});

@@ -1,6 +1,6 @@
 // A base for SAX handlers of nlohmann::json::sax_parse: every event that a handler does not expect is an error of the
-// file. Such a handler names the few shapes of JSON that it takes, so that nesting is bounded by construction: the
-// parser keeps no stack of its own frames, and nothing is built for what will be refused.
+// file. Such a handler accepts only a few shapes of JSON, so that nesting is limited by construction: the parser has no
+// stack of nested frames, and nothing is built for refused input.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace tessera::checkpoint {
 
-// Derived classes hide the events they take and provide `std::string where() const`, which says where the parser is.
+// Derived classes hide the events that they accept and provide `std::string where() const`, the parser's position.
 template <typename Derived>
 class JsonEvents {
   friend Derived;

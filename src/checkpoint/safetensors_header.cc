@@ -13,7 +13,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// safetensors spells dtypes in capitals and takes no other spelling.
+// safetensors spells dtypes in capitals and accepts no other spelling.
 std::string file_name_of(DType dtype) {
   std::string name(to_string(dtype));
   std::ranges::transform(name, name.begin(),
@@ -148,10 +148,10 @@ class HeaderEvents : public JsonEvents<HeaderEvents> {
   std::unordered_set<std::string> names_;
   Level level_ = Level::kNone;
   Seen seen_;          // fields of the tensor being read
-  std::string key_;    // the last one of the file or of the metadata
+  std::string key_;    // the last key of the file or of the metadata
   std::string field_;  // of the tensor being read
   bool in_array_ = false;
-  int offsets_ = 0;  // numbers read of data_offsets
+  int offsets_ = 0;  // numbers of data_offsets read so far
 };
 
 void check_extent(const HeaderEntry& entry, std::string_view path) {

@@ -11,18 +11,18 @@
 
 namespace tessera::checkpoint {
 
-// A header larger than this is refused, as the reference implementation does.
+// A larger header is refused, as in the reference implementation.
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 
 struct HeaderEntry {
   TensorInfo info;
-  int64_t begin = 0;  // of the tensor's bytes, from the end of the header
+  int64_t begin = 0;  // of the tensor's data, from the end of the header
   int64_t end = 0;
 };
 
 struct SafetensorsHeader {
-  std::vector<HeaderEntry> tensors;  // ascending by their bytes, which cover the data without a gap
+  std::vector<HeaderEntry> tensors;  // ascending by position; they cover the data without gaps
   std::map<std::string, std::string> metadata;
 };
 

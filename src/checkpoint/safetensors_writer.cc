@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// The order in which the reference implementation lays dtypes out: none needs more alignment than those before it.
+// The order of dtypes in the reference implementation: none needs more alignment than those before it.
 constexpr std::array kOrder{DType::kU64,    DType::kI64,    DType::kF64, DType::kC64, DType::kF32, DType::kU32,
                             DType::kI32,    DType::kBF16,   DType::kF16, DType::kU16, DType::kI16, DType::kF8E8M0,
                             DType::kF8E4M3, DType::kF8E5M2, DType::kI8,  DType::kU8,  DType::kF4,  DType::kBool};

@@ -1,4 +1,4 @@
-// What a file holds, as errors show it.
+// How errors show the contents of a file.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,7 +8,7 @@
 
 namespace tessera::checkpoint {
 
-// A name, or another text, in quotes: on one line whatever it holds, and cut at 120 bytes.
+// A name or another text in quotes: always on one line, and truncated to 120 bytes.
 inline std::string shown(std::string_view text) {
   constexpr size_t kMost = 120;
   return fmt::format("{:?}{}", text.substr(0, kMost), text.size() > kMost ? "..." : "");

@@ -12,8 +12,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-// What one pread may gather when runs lie at most kMaxGap apart: a window stays in the L2 cache, and a gap costs less
-// to copy than a system call.
+// The most that one pread gathers while runs are at most kMaxGap apart: a window stays in the L2 cache, and copying a
+// gap is cheaper than a system call.
 constexpr int64_t kWindowBytes = 512 << 10;
 constexpr int64_t kMaxGap = 4 << 10;
 
@@ -21,7 +21,7 @@ constexpr int64_t kMaxGap = 4 << 10;
 template <typename Visit>
 void for_each_run(std::span<const Index> shape, const Region& region, Visit visit) {
   if (region.empty()) return;
-  // Dims from `cut` on are owned whole or, `cut` itself, in intervals: each of those is a run of `interval * inner`.
+  // Dims after `cut` are owned whole; `cut` itself in intervals, each of which is a run of `interval * inner`.
   int cut = region.ndim() - 1;
   Index inner = 1;
   for (; cut > 0 && region.dim(cut).size() == shape[static_cast<size_t>(cut)]; --cut)

@@ -1,4 +1,4 @@
-// Reading a region of a row-major tensor out of a file into packed memory.
+// Reads a region of a row-major tensor from a file into packed memory.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ struct FileTensor {
   std::span<const Index> shape;
 };
 
-// Reads `region` into `dst`, packed. Contiguous elements become one pread; runs that lie close together are read with
-// the gaps between them and then separated, so a column slice does not cost a system call for each row. Throws
-// Error(kInvalidArgument), its message led by `where`, for a file that ends early and for an F4 run that does not begin
-// and end at a byte. REQUIRES: the region lies inside the shape; dst has its exact size.
+// Reads `region` into `dst`, packed. Contiguous elements take one pread; runs that are close together are read with the
+// gaps between them and then separated, so that a column slice does not need a system call for each row. Throws
+// Error(kInvalidArgument), whose message begins with `where`, for a file that ends early and for an F4 run that does
+// not begin and end at a byte. REQUIRES: the region is inside the shape; dst has its exact size.
 void read_region(const FileTensor& tensor, const Region& region, std::span<std::byte> dst, std::string_view where);
 
-// Reads exactly dst.size() bytes at `offset`; throws where the file ends before.
+// Reads exactly dst.size() bytes at `offset`; throws if the file ends before.
 void read_exactly(int fd, int64_t offset, std::span<std::byte> dst, std::string_view where);
 
 }  // namespace tessera::checkpoint

@@ -30,7 +30,7 @@ std::string e8m0_to_string(uint8_t code) {
   return code == 255 ? "nan (0xff)" : fmt::format("2^{} (0x{:02x})", code - 127, code);
 }
 
-// Where the element at `position` of a packed local tensor lies in the global one.
+// The global indices of the element at `position` of a packed local tensor.
 std::vector<Index> global_index(const Region& region, Index position) {
   std::vector<Index> index(static_cast<size_t>(region.ndim()));
   for (int d = region.ndim() - 1; d >= 0; --d) {

@@ -1,4 +1,4 @@
-// For tests: a folder that goes with its test, and what lies in it.
+// For tests: a temporary folder, and its contents.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class TestFolder {
     std::ifstream file(path_ / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  // Hidden files too.
+  // Includes hidden files.
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(path_)) names.push_back(entry.path().filename());

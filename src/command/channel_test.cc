@@ -33,7 +33,7 @@ std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// What a test waits for and another thread makes true.
+// Values that one thread waits for and another sets.
 class Board {
  public:
   template <typename Change>
@@ -55,7 +55,7 @@ class Board {
 
 class CommandChannel : public testing::Test {
  protected:
-  // A queue of its own for each life of the connection; the log stays.
+  // A separate queue for each connection; the log stays.
   void connect(CommandMemory::Slots slots = {}) {
     const uint64_t first_id = client_ ? client_->next_id() : 1;
     server_.reset();
@@ -162,7 +162,7 @@ TEST_F(CommandChannel, AnOutcomeCanBePolled) {
 
 TEST_F(CommandChannel, EachOfManyThreadsGetsItsOwnOutcomes) {
   constexpr int kThreads = 6, kCalls = 400;
-  connect({.commands = 2, .replies = 4});  // so that threads also wait for room
+  connect({.commands = 2, .replies = 4});  // so that threads also have to wait for room
   std::atomic<int> right{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t)
@@ -177,7 +177,7 @@ TEST_F(CommandChannel, EachOfManyThreadsGetsItsOwnOutcomes) {
   EXPECT_EQ(executed(), size_t{kThreads * kCalls});
 }
 
-// The one that leads gets the other's outcome first, and the other leads once the first has its own.
+// The leading thread gets the other's outcome first, and the other leads once the first has its own.
 TEST_F(CommandChannel, AThreadThatWaitsServesTheOthers) {
   CommandCall a = post(kHold);
   CommandCall b = post(kHold);
@@ -208,7 +208,7 @@ TEST_F(CommandChannel, AWaitThatEndsAtItsDeadlineCanBeTakenUpAgain) {
 TEST_F(CommandChannel, ACancelledWaitLosesNothingOfTheOthers) {
   CommandCall a = post(kHold);
   CommandCall b = post(kHold);
-  for (int round = 0; round < 50; ++round) {  // with luck, each of the two leads in some
+  for (int round = 0; round < 50; ++round) {  // with luck, each of the two leads in some rounds
     std::string cancelled;
     std::thread waiter = start_thread("caller", [&] { cancelled = outcome_of(a); });
     a.cancel();
@@ -243,7 +243,7 @@ TEST_F(CommandChannel, CommandsOnTheirWayAreBounded) {
   EXPECT_THAT(error_of([&] { client_->post(kEcho, {}, Deadline::after(std::chrono::milliseconds(1))); }),
               AllOf(StartsWith("deadline-exceeded: agent of trainer/0"), HasSubstr("2 are on their way")));
   answer(a.id(), "a");
-  CommandCall c = post(kEcho, "c");  // waits for room, and so takes a's outcome
+  CommandCall c = post(kEcho, "c");  // waits for room, and so receives a's outcome
   EXPECT_EQ(outcome_of(c), "c");
   EXPECT_EQ(outcome_of(a), "a");
   answer(b.id(), "b");
@@ -252,7 +252,7 @@ TEST_F(CommandChannel, CommandsOnTheirWayAreBounded) {
 
 TEST_F(CommandChannel, AnAgentThatIsBusyIsWaitedFor) {
   connect({.commands = 1, .replies = 8});
-  server_.reset();  // nobody takes commands now
+  server_.reset();  // nobody takes commands any more
   const auto memory = CommandMemory::create(kIncarnation, {.commands = 1, .replies = 8});
   CommandClient client(memory, "agent of trainer/0");
   CommandCall first = client.post(kEcho, {}, soon());
@@ -268,7 +268,7 @@ TEST_F(CommandChannel, AnAgentThatIsBusyIsWaitedFor) {
   EXPECT_EQ(outcome_of(first), "");
 }
 
-// A handler that is at work keeps the next commands waiting.
+// While a handler is busy, the next commands wait.
 TEST_F(CommandChannel, WhatWaitsCanBeSeen) {
   Board gate;
   bool open = false, at_work = false;
@@ -307,7 +307,7 @@ TEST_F(CommandChannel, AnAgentThatClosesLeavesOutcomesUnknownButForThoseItGave) 
   EXPECT_EQ(client_->status().code(), ErrorCode::kPeerLost);
 }
 
-// What a watcher of the agent's pidfd does: every thread that waits ends, those that wait for room, too.
+// What a watcher of the agent's pidfd does: every waiting thread ends its wait, including those that wait for room.
 TEST_F(CommandChannel, AnAgentThatDiesEndsEveryWait) {
   connect({.commands = 2, .replies = 2});
   CommandCall a = post(kHold);
@@ -350,7 +350,7 @@ TEST_F(CommandChannel, ARepeatedCommandIsExecutedOnceAndAnsweredAsBefore) {
   CommandCall again = client_->repeat(2, kHold, {}, soon());
   CommandCall known = client_->repeat(1, kEcho, bytes_of("another payload"), soon());
   EXPECT_EQ(outcome_of(known), "one");
-  answer(2, "two");  // it ran all the while
+  answer(2, "two");  // it was running all the while
   EXPECT_EQ(outcome_of(again), "two");
   EXPECT_EQ(executions_of(1), 1);
   EXPECT_EQ(executions_of(2), 1);

@@ -17,7 +17,7 @@ namespace {
 struct Call {
   std::optional<CommandOutcome> outcome;
   bool cancelled = false;
-  bool dropped = false;  // its handle is gone
+  bool dropped = false;  // its handle was destroyed
 };
 
 using Ready = std::function<bool()>;
@@ -48,7 +48,7 @@ struct CommandCall::State {
   void drop(uint64_t id);
   void close(const Status& reason);
 
-  // Waits until ready(), which is called with the mutex held, leading or following; false at the deadline.
+  // Waits until ready(), which is called with the mutex held, either as leader or as follower; false at the deadline.
   bool await(const Deadline& deadline, const Ready& ready) REQUIRES(mutex);
   void lead(const Deadline& deadline, const Ready& ready) REQUIRES(mutex);
   void follow(const Deadline& deadline, const Ready& ready) REQUIRES(mutex);
@@ -69,13 +69,13 @@ struct CommandCall::State {
 
   mutable Mutex mutex;
   std::map<uint64_t, Call> calls GUARDED_BY(mutex);
-  size_t on_their_way GUARDED_BY(mutex) = 0;  // pushed, without a reply
+  size_t on_their_way GUARDED_BY(mutex) = 0;  // pushed, without a reply yet
   uint64_t next_id GUARDED_BY(mutex);
-  bool pushing GUARDED_BY(mutex) = false;              // a thread uses `commands`, perhaps without the mutex
+  bool pushing GUARDED_BY(mutex) = false;              // a thread uses `commands`, possibly without the mutex
   bool leading GUARDED_BY(mutex) = false;              // likewise `replies`
-  std::vector<Follower*> followers GUARDED_BY(mutex);  // if there are any, one leads, or one of them is woken to lead
-  Status closed GUARDED_BY(mutex);                     // why, if close() was called
-  Status ended GUARDED_BY(mutex);                      // why, once all replies have been taken
+  std::vector<Follower*> followers GUARDED_BY(mutex);  // if there are any, one leads, or is woken to lead
+  Status closed GUARDED_BY(mutex);                     // the reason, if close() was called
+  Status ended GUARDED_BY(mutex);                      // the reason, once all replies have been taken
 
   CommandProducer commands;
   CommandConsumer replies;
@@ -115,7 +115,7 @@ void CommandCall::State::follow(const Deadline& deadline, const Ready& ready) {
   std::erase(followers, &self);
 }
 
-// REQUIRES: nobody leads.
+// REQUIRES: no thread leads.
 void CommandCall::State::take_what_is_there() {
   Record reply;
   RingState state = RingState::kReady;
@@ -199,7 +199,7 @@ uint64_t CommandCall::State::post(std::optional<uint64_t> id, uint16_t type, std
       state = commands.push(head, payload, deadline);
     }
     pushing = false;
-    if (leading) replies.nudge();  // it may wait for its turn to push
+    if (leading) replies.nudge();  // that thread may be waiting for its turn to push
   }
   if (state == RingState::kReady) {
     next_id = std::max(next_id, head.id + 1);
@@ -267,7 +267,7 @@ bool CommandCall::State::resume(uint64_t id) {
   return call.outcome || !ended.ok();
 }
 
-// The outcome is awaited all the same: until it comes, the command takes up room.
+// The outcome is still awaited: until it comes, the command takes up room.
 void CommandCall::State::drop(uint64_t id) {
   if (!process.here()) return;
   const MutexLock lock(mutex);

@@ -1,5 +1,5 @@
-// What an agent remembers of one client's commands, so that none is executed twice: which ones are being executed, and
-// how the last ones ended. It belongs to an incarnation of the client and outlives the queues over which commands come.
+// An agent's memory of one client's commands, so that none is executed twice: which ones are being executed, and how
+// the last ones ended. It belongs to an incarnation of the client and outlives the queues through which commands come.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +22,12 @@ struct CommandOutcome {
   bool operator==(const CommandOutcome&) const = default;
 };
 
-// A reply's type and payload. Long error texts are cut.
+// A reply's type and payload. Long error texts are truncated.
 uint16_t write_outcome(const CommandOutcome& outcome, std::vector<std::byte>& payload);
-// Throws Error(kInvalidArgument) for what no agent writes.
+// Throws Error(kInvalidArgument) for a reply that no agent writes.
 CommandOutcome read_outcome(const Record& reply);
 
-// Where the outcome of a command is to go. Thread-safe.
+// Receives the outcome of a command. Thread-safe.
 class ReplySink {
  public:
   virtual ~ReplySink() = default;
@@ -46,9 +46,9 @@ class CommandLog {
   uint64_t incarnation() const { return incarnation_; }
   size_t running() const;
 
-  // A command came. True if it is to be executed now: finish() then ends it. Else the sink gets its outcome, now or
-  // when it ends: it came before. That is kNotFound if it is too old to be remembered; kResourceExhausted, and it may
-  // come again, where too many run already.
+  // A command has come. True if it must be executed now: then call finish() in the end. Otherwise the command has come
+  // before, and the sink gets its outcome, now or when it ends: kNotFound if it is too old to be remembered;
+  // kResourceExhausted, and it may come again, if too many are running.
   bool begin(uint64_t id, const std::shared_ptr<ReplySink>& sink);
   void finish(uint64_t id, CommandOutcome outcome);
 
@@ -59,7 +59,7 @@ class CommandLog {
   std::map<uint64_t, std::vector<std::weak_ptr<ReplySink>>> running_ GUARDED_BY(mutex_);
   std::map<uint64_t, CommandOutcome> finished_ GUARDED_BY(mutex_);
   std::deque<uint64_t> order_ GUARDED_BY(mutex_);  // of finished_
-  // The highest id that is no longer remembered: an unknown id below it may have run.
+  // The highest forgotten id: an unknown id below it may have been executed.
   uint64_t forgotten_ GUARDED_BY(mutex_) = 0;
 };
 

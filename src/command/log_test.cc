@@ -43,7 +43,7 @@ TEST(CommandLog, ACommandThatComesAgainIsAnsweredAsBefore) {
 TEST(CommandLog, WhatIsForgottenIsNotExecutedAgain) {
   CommandLog log(1, 2);
   const auto replies = std::make_shared<Replies>();
-  EXPECT_TRUE(log.begin(1, replies));  // runs long
+  EXPECT_TRUE(log.begin(1, replies));  // runs for a long time
   for (uint64_t id = 2; id <= 6; ++id) {
     EXPECT_TRUE(log.begin(id, replies));
     log.finish(id, result(id));

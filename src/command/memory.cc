@@ -23,7 +23,7 @@ constexpr size_t kRepliesAt = 512;
 constexpr size_t kSlotsAt = 4096;
 constexpr Duration kSpin = std::chrono::microseconds(50);
 
-// At the beginning of the memory. Written before the descriptor is passed on, read once.
+// At the start of the memory. Written before the descriptor is passed on, read once.
 struct FileHeader {
   uint32_t magic = kMagic;
   uint16_t version = kQueueVersion;
@@ -90,7 +90,7 @@ std::shared_ptr<CommandMemory> CommandMemory::create(uint64_t incarnation, Slots
 }
 
 std::shared_ptr<CommandMemory> CommandMemory::open(UniqueFd fd, std::string_view owner) {
-  // The seal is read before the size: once it is there, the size seen afterwards stays.
+  // Reads the seal before the size: once the seal is there, the size cannot change.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     fail(ErrorCode::kInvalidArgument, "command queue of {}: the descriptor is not sealed against shrinking"_message,

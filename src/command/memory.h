@@ -1,7 +1,7 @@
 // The memory of one command queue: a memfd with a header, a ring of commands and one of replies
-// (docs/formats/command-ring.md). Either side may create it; the other opens the descriptor, which came over a socket.
+// (docs/formats/command-ring.md). Either side may create it; the other opens the descriptor that came over a socket.
 //
-// A queue belongs to one incarnation of the client. When either side dies it is discarded, never repaired.
+// A queue belongs to one incarnation of the client. When either side dies, it is discarded, never repaired.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ using CommandRing = BasicRing<ProcessSync>;
 using CommandProducer = RingProducer<ProcessSync>;
 using CommandConsumer = RingConsumer<ProcessSync>;
 
-// How long an end looks for work before it sleeps: nothing unless this process has two CPUs, else what makes up for
-// about one wake-up.
+// How long an end polls before it sleeps: zero unless this process has two CPUs, otherwise about the cost of one
+// wake-up.
 Duration command_spin();
 
 class CommandMemory {
  public:
-  // At most `replies` commands are on their way at a time, from their push to the pop of their reply: so there is
+  // At most `replies` commands are in progress at a time, from their push to the pop of their reply, so that there is
   // always room for a reply. At most kMaxSlots of each.
   struct Slots {
     uint32_t commands = 64;
@@ -36,14 +36,14 @@ class CommandMemory {
   // Throws Error(kResourceExhausted).
   static std::shared_ptr<CommandMemory> create(uint64_t incarnation, Slots slots);
   static std::shared_ptr<CommandMemory> create(uint64_t incarnation) { return create(incarnation, Slots{}); }
-  // Opens what `owner` created. Throws Error(kInvalidArgument) unless it is sealed against shrinking and is what its
-  // header says; kMismatch for another version of the format.
+  // Opens the memory that `owner` created. Throws Error(kInvalidArgument) unless it is sealed against shrinking and
+  // matches its header; kMismatch for another version of the format.
   static std::shared_ptr<CommandMemory> open(UniqueFd fd, std::string_view owner);
   ~CommandMemory();
   CommandMemory(const CommandMemory&) = delete;
   CommandMemory& operator=(const CommandMemory&) = delete;
 
-  int fd() const { return fd_.get(); }  // for the other side; empty where it was opened
+  int fd() const { return fd_.get(); }  // for the other side; empty if it was opened
   uint64_t incarnation() const { return incarnation_; }
   const CommandRing& commands() const { return commands_; }
   const CommandRing& replies() const { return replies_; }

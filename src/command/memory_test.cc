@@ -107,7 +107,7 @@ TEST(CommandMemory, ArbitraryBytesAreReadOrRefused) {
   size_t read = 0, refused = 0;
   for (int round = 0; round < 2000; ++round) {
     std::vector<std::byte> bytes = good;
-    // Where something stands, more often than elsewhere.
+    // Offsets with meaning, more often than others.
     const size_t places[] = {0, 256, 320, 384, 448, 512, 576, 640, 704, 4096, 5120, 6144, 7168, 8192};
     for (uint32_t flips = 1 + random() % 4; flips > 0; --flips)
       bytes[places[random() % std::size(places)] + random() % 32] = static_cast<std::byte>(random());

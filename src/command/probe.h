@@ -1,4 +1,4 @@
-// Arbitrary bytes as the memory of a command queue, read through as both ends and an onlooker would: for fuzzing.
+// Arbitrary bytes as the memory of a command queue, read as both ends and an observer would: for fuzzing.
 #pragma once
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// A file of these bytes, sealed as those of command queues are.
+// A file of these bytes, sealed like those of command queues.
 inline UniqueFd sealed_file(std::span<const std::byte> bytes) {
   UniqueFd fd(::memfd_create("tessera-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) ||
@@ -23,7 +23,8 @@ inline UniqueFd sealed_file(std::span<const std::byte> bytes) {
   return fd;
 }
 
-// How many records could be popped. Throws Error, and no other exception, where an end would refuse what it reads.
+// The number of records that could be popped. Throws Error, and no other exception, if an end would refuse what it
+// reads.
 inline size_t probe_command_memory(std::span<const std::byte> bytes) {
   struct Nowhere final : ReplySink {
     void reply(uint64_t, const CommandOutcome&) override {}

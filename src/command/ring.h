@@ -1,25 +1,23 @@
 // One direction of a command queue: a bounded ring of small records in memory that two processes share, with one
 // producer and one consumer (docs/formats/command-ring.md).
 //
-// Trust. Each end counts for itself. What the other wrote is loaded once and checked against the own count; a record is
-// copied and its length checked then. So a peer that scribbles over the memory spoils records, breaks the ring or keeps
-// an end asleep until its deadline, and no more.
+// Trust. Each end keeps its own count. What the other wrote is loaded once and checked against that count; a record is
+// copied first and its length checked in the copy. So a peer that scribbles over the memory can only corrupt records,
+// break the ring, or keep an end asleep until its deadline.
 //
-// Sleep. An end that has nothing to do spins shortly, if it was made to, then says so in `asleep` and sleeps on that
-// word. The other end makes a wake-up call only if it finds `asleep` set, and clears it, so that one sleep costs one
-// call at most.
+// Sleep. An idle end spins briefly, if it was configured to, then sets `asleep` and sleeps on that word. The other end
+// makes a wake-up call only if it finds `asleep` set, and clears it, so that one sleep costs at most one call.
 //
-// Orders. (1) A record is visible before the count that announces it, and its slot is read before the count that gives
-// it back: release and acquire on the counts. (2) Of two ends, one that publishes and then looks at `asleep`, and one
-// that sets `asleep` and then looks whether something was published, at least one must see the other: a store and then
-// a load of another word in each, which nothing weaker than seq_cst on all four keeps in order. The same holds for
-// `closed` in the place of the count. (3) `closed` is loaded before the count, so that what was pushed before is still
-// popped. (4) The head of a record is stored with release, so that an onlooker who sees a word of a later record sees,
-// too, that the slot had been given back before. Payload is relaxed; it is atomic, word by word, because a peer without
-// manners may write at any time.
+// Memory order. (1) A record is visible before the count that announces it, and its slot is read before the count that
+// frees it: release and acquire on the counts. (2) One end publishes and then checks `asleep`; the other sets `asleep`
+// and then checks whether something was published. At least one must see the other: each does a store and then a load
+// of another word, and only seq_cst on all four keeps them in order. The same holds for `closed` in place of the count.
+// (3) `closed` is loaded before the count, so that records pushed before it are still popped. (4) The head of a record
+// is stored with release, so that an observer that sees a word of a later record also sees that the slot was freed
+// before. Payload is relaxed; it is atomic, word by word, because a misbehaving peer may write at any time.
 //
-// Sync says what atomics, sleep and time are: ProcessSync here, a model of them in the tests, which runs this code
-// through its interleavings.
+// Sync provides atomics, sleep and time: ProcessSync here, and a model in the tests that runs this code through its
+// interleavings.
 #pragma once
 
 #include <algorithm>
@@ -36,17 +34,17 @@
 
 namespace tessera {
 
-inline constexpr size_t kRecordBytes = 1024;  // a slot
+inline constexpr size_t kRecordBytes = 1024;  // of one slot
 inline constexpr size_t kRecordHeadBytes = 32;
 inline constexpr size_t kMaxRecordPayload = kRecordBytes - kRecordHeadBytes;
 
 struct RecordHead {
   uint64_t incarnation = 0;  // of the client: the nonce of its Incarnation (base/process.h)
-  uint64_t id = 0;           // of the command, in that incarnation
+  uint64_t id = 0;           // of the command, unique in that incarnation
   uint16_t type = 0;
 };
 
-// A record as it was popped: a copy, of which only the length is known to be in bounds.
+// A popped record: a copy whose length, and only that, is known to be in bounds.
 struct Record {
   RecordHead head;
   uint16_t bytes = 0;
@@ -54,7 +52,7 @@ struct Record {
   std::span<const std::byte> payload() const { return std::span(data).first(bytes); }
 };
 
-// A record that waits to be popped, as an onlooker sees it.
+// A record that waits to be popped, as an observer sees it.
 struct PendingRecord {
   RecordHead head;
   uint16_t bytes = 0;
@@ -63,16 +61,16 @@ struct PendingRecord {
 
 enum class RingState {
   kReady,        // a record was pushed or popped
-  kNotYet,       // full or empty, now or at the deadline
+  kNotYet,       // full or empty, at the time or at the deadline
   kInterrupted,  // RingConsumer::nudge()
   kEnded,        // either end has closed, and nothing is left to pop
-  kBroken,       // the other end wrote what cannot be
+  kBroken,       // the other end wrote something impossible
 };
 
 struct ProcessSync {
   template <typename T>
   using Atomic = std::atomic<T>;
-  using Word = std::atomic<uint32_t>;  // that can be slept on
+  using Word = std::atomic<uint32_t>;  // a word to sleep on
   static void wait(const Word& word, uint32_t expected, const Deadline& deadline) {
     futex_wait(word, expected, deadline);
   }
@@ -87,10 +85,10 @@ struct ProcessSync {
   }
 };
 
-// What one end says to the other. `asleep` is set only by that end and cleared by both.
+// The words that one end writes for the other. `asleep` is set only by that end and cleared by both.
 template <typename Sync>
 struct RingSide {
-  alignas(64) typename Sync::template Atomic<uint64_t> count{0};  // records pushed, or popped, so far
+  alignas(64) typename Sync::template Atomic<uint64_t> count{0};  // records pushed or popped so far
   typename Sync::template Atomic<uint32_t> closed{0};
   alignas(64) typename Sync::Word asleep{0};
 };
@@ -107,7 +105,7 @@ struct RingSlot {
   std::array<typename Sync::template Atomic<uint64_t>, kRecordBytes / sizeof(uint64_t)> words{};
 };
 
-// A ring in memory that outlives it. A value; size() and pending() disturb neither end and may be called by any thread.
+// A ring in memory that outlives it. A value; any thread may call size() and pending(), which do not disturb the ends.
 template <typename Sync>
 struct BasicRing {
   RingHeader<Sync>* header = nullptr;
@@ -121,7 +119,7 @@ struct BasicRing {
     return std::min<uint64_t>(header->producer.count.load(std::memory_order_acquire) - popped, capacity());
   }
 
-  // The records that wait, oldest first; those popped meanwhile are left out.
+  // The waiting records, oldest first, without those that are popped during the call.
   std::vector<PendingRecord> pending() const {
     std::vector<PendingRecord> records;
     uint64_t popped = header->consumer.count.load(std::memory_order_acquire);
@@ -130,7 +128,7 @@ struct BasicRing {
         std::min<uint64_t>(header->producer.count.load(std::memory_order_acquire) - first, capacity());
     const TimePoint now = Sync::now();
     for (uint64_t at = first; at != first + waiting; ++at) records.push_back(look_at(slot(at), now));
-    popped = header->consumer.count.load(std::memory_order_acquire);  // a slot not given back was not written to
+    popped = header->consumer.count.load(std::memory_order_acquire);  // a slot that was not freed was not overwritten
     records.erase(records.begin(), records.begin() + static_cast<ptrdiff_t>(std::min(popped - first, waiting)));
     return records;
   }
@@ -148,7 +146,7 @@ struct BasicRing {
   }
 };
 
-// What the two ends have in common. An end is used by one thread at a time; close() by any.
+// The common part of the two ends. An end is used by one thread at a time; any thread may call close().
 template <typename Sync>
 class RingEnd {
  public:
@@ -157,8 +155,8 @@ class RingEnd {
   RingEnd(const RingEnd&) = delete;
   RingEnd& operator=(const RingEnd&) = delete;
 
-  // Ends the ring for both sides, whatever happens to the other one, and even after its death.
-  // Nothing can be pushed any more; records that were pushed can still be popped.
+  // Ends the ring for both sides, even if the other one is dead. Nothing more can be pushed; records that were pushed
+  // can still be popped.
   void close() {
     own_.closed.store(1, std::memory_order_seq_cst);
     wake_peer();
@@ -195,7 +193,7 @@ class RingEnd {
     return state;
   }
 
-  // Whether or not this end says that it sleeps: the peer may have cleared that.
+  // Whether or not this end has announced that it sleeps: the peer may have cleared that.
   void wake_own() {
     own_.asleep.exchange(0, std::memory_order_seq_cst);
     Sync::wake(own_.asleep);
@@ -204,7 +202,7 @@ class RingEnd {
   const BasicRing<Sync> ring_;
   RingSide<Sync>& own_;
   RingSide<Sync>& peer_;
-  uint64_t count_ = 0;  // what own_.count holds, unless somebody else wrote there
+  uint64_t count_ = 0;  // the value of own_.count, unless somebody else wrote there
 
  private:
   template <typename Poll>
@@ -226,7 +224,7 @@ class RingProducer : public RingEnd<Sync> {
   RingProducer(const BasicRing<Sync>& ring, Duration spin)
       : RingEnd<Sync>(ring, ring.header->producer, ring.header->consumer, spin) {}
 
-  // Pushes a record, once there is room. REQUIRES: the payload fits.
+  // Pushes a record once there is room. REQUIRES: the payload fits.
   RingState push(const RecordHead& head, std::span<const std::byte> payload, const Deadline& deadline) {
     return write_if_ready(this->wait([this] { return poll(); }, deadline), head, payload);
   }
@@ -267,7 +265,7 @@ class RingProducer : public RingEnd<Sync> {
     }
   }
 
-  uint64_t popped_ = 0;  // what the consumer last said
+  uint64_t popped_ = 0;  // the consumer's last known count
 };
 
 template <typename Sync>
@@ -276,14 +274,14 @@ class RingConsumer : public RingEnd<Sync> {
   RingConsumer(const BasicRing<Sync>& ring, Duration spin)
       : RingEnd<Sync>(ring, ring.header->consumer, ring.header->producer, spin) {}
 
-  // Pops the oldest record, once there is one.
+  // Pops the oldest record once there is one.
   RingState pop(Record& record, const Deadline& deadline) {
     return read_if_ready(this->wait([this] { return poll(); }, deadline), record);
   }
   // kNotYet if there is none now.
   RingState try_pop(Record& record) { return read_if_ready(poll(), record); }
 
-  // Ends a wait, under way or to come, with kInterrupted unless it can end otherwise. Any thread.
+  // Ends a wait, now or later, with kInterrupted unless it can end otherwise. Any thread.
   void nudge() {
     nudged_.store(1, std::memory_order_seq_cst);
     this->wake_own();
@@ -331,7 +329,7 @@ class RingConsumer : public RingEnd<Sync> {
     return true;
   }
 
-  uint64_t pushed_ = 0;  // what the producer last said
+  uint64_t pushed_ = 0;  // the producer's last known count
   typename Sync::template Atomic<uint32_t> nudged_{0};
 };
 

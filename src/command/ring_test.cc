@@ -13,7 +13,7 @@ namespace {
 
 constexpr Duration kNoSpin{};
 
-// A ring in memory of this process, its two ends, and whatever somebody else may write there.
+// A ring in memory of this process, its two ends, and access to write anything there.
 template <typename Sync>
 struct Ends {
   explicit Ends(size_t slots, Duration spin = kNoSpin) : memory(std::make_unique<RingSlot<Sync>[]>(slots)) {
@@ -68,7 +68,7 @@ TEST(CommandRing, AnEmptyRingIsWaitedForUntilTheDeadline) {
     EXPECT_EQ(ends.consumer->pop(ends.record, deadline), RingState::kNotYet);
     EXPECT_TRUE(deadline.passed());
     EXPECT_EQ(ends.push(1), RingState::kReady);
-    EXPECT_EQ(ends.consumer->pop(ends.record, deadline), RingState::kReady);  // what is there is not late
+    EXPECT_EQ(ends.consumer->pop(ends.record, deadline), RingState::kReady);  // a record that is there is not late
   }
 }
 
@@ -116,12 +116,12 @@ TEST(CommandRing, NoCallIsMadeToWakeAnEndThatDoesNotSleep) {
     ASSERT_EQ(ends.try_pop(), RingState::kReady);
   }
   EXPECT_EQ(CountingSync::wakes, 0);
-  ends.header.consumer.asleep = 1;  // as a consumer that sleeps leaves it
+  ends.header.consumer.asleep = 1;  // as a sleeping consumer leaves it
   for (uint64_t id = 0; id < 4; ++id) ASSERT_EQ(ends.try_push(id), RingState::kReady);
   EXPECT_EQ(CountingSync::wakes, 1);
 }
 
-// Under ThreadSanitizer, also a check of the orders on real hardware.
+// With ThreadSanitizer, also a check of memory order on real hardware.
 TEST(CommandRing, ManyRecordsCrossTwoThreadsInOrder) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr uint64_t kRecords = 20'000;

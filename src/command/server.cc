@@ -31,7 +31,7 @@ void Replier::answer(CommandOutcome outcome) {
   std::exchange(log_, nullptr)->finish(id_, std::move(outcome));
 }
 
-// Shared with the log, which may have an answer for it at any time.
+// Shared with the log, which may answer through it at any time.
 struct CommandServer::State final : public ReplySink, public std::enable_shared_from_this<State> {
   State(std::shared_ptr<CommandMemory> queue, std::shared_ptr<CommandLog> client_log, std::string client_name,
         Handler client_handler, EndHandler end_handler)
@@ -55,13 +55,13 @@ struct CommandServer::State final : public ReplySink, public std::enable_shared_
   const std::string client;
   const Handler handler;
   const EndHandler on_end;
-  CommandConsumer commands;  // the thread's
+  CommandConsumer commands;  // used by the thread
   std::atomic<bool> ending{false};
   std::atomic<uint32_t> finished{0};  // the thread is about to end
 
   Mutex mutex;
-  CommandProducer replies;                    // pushed to while mutex is held, closed by anybody
-  size_t on_their_way GUARDED_BY(mutex) = 0;  // taken, without a reply
+  CommandProducer replies;                    // pushed to with the mutex held; anybody may close it
+  size_t on_their_way GUARDED_BY(mutex) = 0;  // taken, without a reply yet
   std::vector<std::byte> payload GUARDED_BY(mutex);
   bool ended GUARDED_BY(mutex) = false;
   Status why GUARDED_BY(mutex);
@@ -149,7 +149,7 @@ CommandServer::CommandServer(std::shared_ptr<CommandMemory> memory, std::shared_
 
 CommandServer::~CommandServer() {
   if (!process_.here()) {
-    thread_.detach();  // it is the parent's
+    thread_.detach();  // the thread belongs to the parent
     return;
   }
   // Once is enough, unless the client keeps setting the word on which the thread sleeps.

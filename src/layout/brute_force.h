@@ -1,7 +1,7 @@
-// What DTensor's placements mean, spelt out element by element: the oracle of the tests of layout and plan.
+// The meaning of DTensor's placements, element by element: the oracle for tests of layout and plan.
 //
-// It lists elements one by one and deals them out, with no interval and no arithmetic on positions, so that it shares
-// no idea with the code under test. Only for tests; small tensors.
+// It lists elements one by one and distributes them, without intervals or arithmetic on positions, so that it shares no
+// idea with the code under test. Only for tests; small tensors.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ namespace tessera::brute {
 
 using Elements = std::vector<Index>;  // along one dim, in local order
 
-// torch.chunk: `count` lists of ceil(size / count) elements until there are none left.
+// torch.chunk: `count` lists of ceil(size / count) elements until none are left.
 inline std::vector<Elements> chunk(const Elements& elements, Index count) {
   std::vector<Elements> chunks(static_cast<size_t>(count));
   const size_t length = (elements.size() + chunks.size() - 1) / chunks.size();
@@ -22,8 +22,8 @@ inline std::vector<Elements> chunk(const Elements& elements, Index count) {
   return chunks;
 }
 
-// What the rank at `coordinate` of an axis keeps of the elements that the axes to the left left it, if the placement is
-// about their dim.
+// The elements that the rank at `coordinate` of an axis keeps of those that the axes to the left have left it, if the
+// placement concerns their dim.
 inline Elements keep(const Elements& held, const Placement& placement, int axis_size, int coordinate) {
   const auto mine = static_cast<size_t>(coordinate);
   if (std::holds_alternative<Shard>(placement)) return chunk(held, axis_size)[mine];
@@ -60,7 +60,7 @@ inline int dim_of(const Placement& placement, int ndim) {
   return dim < 0 ? dim + ndim : dim;
 }
 
-// For every dim, the elements along it of the rank at a row-major position of the mesh. Bound or not.
+// For every dim, the elements along it that the rank at a row-major position of the mesh holds. Bound or not.
 inline std::vector<Elements> held_along(const Layout& layout, const Shape& shape, int position) {
   std::vector<int> coordinate(layout.mesh().axes().size());
   for (size_t axis = coordinate.size(); axis-- > 0;) {
@@ -79,8 +79,8 @@ inline std::vector<Elements> held_along(const Layout& layout, const Shape& shape
   return held;
 }
 
-// Row-major global indices of the elements that the rank at a position holds, in local order: local element i is the
-// i-th of them.
+// Row-major global indices of the elements that the rank at a position holds, in local order: entry i is local element
+// i.
 inline std::vector<Index> held_elements(const Layout& layout, const Shape& shape, int position) {
   std::vector<Index> flat{0};
   const std::vector<Elements> held = held_along(layout, shape, position);
@@ -94,7 +94,7 @@ inline std::vector<Index> held_elements(const Layout& layout, const Shape& shape
   return flat;
 }
 
-// mask[element][position]: does the rank at that position of the mesh hold that element (row-major global index)?
+// mask[element][position]: whether the rank at that position of the mesh holds that element (row-major global index).
 inline std::vector<std::vector<bool>> owner_mask(const Layout& layout, const Shape& shape) {
   size_t count = 1;
   for (const Index size : shape) count *= static_cast<size_t>(size);

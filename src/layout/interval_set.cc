@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// The last interval that begins at or below `element`, or end() where none does.
+// The last interval that begins at or below `element`, or end() if there is none.
 auto interval_at(std::span<const Interval> intervals, Index element) {
   const auto after = std::upper_bound(intervals.begin(), intervals.end(), element,
                                       [](Index value, const Interval& interval) { return value < interval.begin; });
@@ -81,7 +81,7 @@ void IntervalSet::append_slice(Index first, Index last, std::vector<Interval>& o
     out.push_back({only_.begin + first, only_.begin + last});
     return;
   }
-  // From the interval that holds position `first` on, every one that begins below position `last`.
+  // From the interval with position `first` on, every one that begins below position `last`.
   const auto& [list, before] = *several_;
   auto i = static_cast<size_t>(std::upper_bound(before.begin(), before.end(), first) - before.begin() - 1);
   for (; i < list.size() && before[i] < last; ++i) {
@@ -96,7 +96,7 @@ IntervalSet IntervalSet::intersect(const IntervalSet& other) const {
   if (!several_ && !other.several_) {
     return IntervalSet({std::max(only_.begin, other.only_.begin), std::min(only_.end, other.only_.end)});
   }
-  // Start both sides at the first interval that can matter, so that a short set in a long one costs a search.
+  // Starts both sides at the first interval that can matter, so that a short set in a long one costs only a search.
   const std::span<const Interval> ours = intervals(), theirs = other.intervals();
   const Index from = std::max(ours.front().begin, theirs.front().begin);
   const auto ends_by = [](const Interval& interval, Index value) { return interval.end <= value; };

@@ -25,7 +25,7 @@ Model model_of(const IntervalSet& set) {
   return model;
 }
 
-// The maximal runs of the model: what the one canonical value must be.
+// The maximal runs of the model: the only canonical value.
 IntervalSet set_of(const Model& model) {
   std::vector<Interval> single;
   for (const Index i : model) single.push_back({i, i + 1});

@@ -1,4 +1,4 @@
-// A layout and the job whose ranks it is over.
+// Checks a layout against the job whose ranks it uses.
 #pragma once
 
 #include "tessera/layout.h"

@@ -19,7 +19,7 @@ template <typename... Args>
        to_string_shape(shape), fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Collects, axis by axis, what the axes to the left have done to each dim, and refuses what may not follow.
+// Records, axis by axis, how the axes to the left have cut each dim, and refuses what may not follow.
 class Binder {
  public:
   Binder(const Layout& layout, std::span<const Index> shape) : layout_(layout), shape_(shape) {}
@@ -68,8 +68,8 @@ class Binder {
     if (down != bounds.end()) fail_bind(layout_, axis, shape_, "the bounds fall from {} to {}", *down, *(down + 1));
   }
 
-  // Bounds the intervals into which the dim falls, which is what everything later costs: every part that the axes to
-  // the left made is cut once more for each rank of this axis and each piece of its split factor.
+  // Limits the number of intervals into which the dim falls, on which all later costs depend: this axis cuts every part
+  // that the axes to the left have made again, for each rank and each piece of its split factor.
   void count_cuts(size_t axis, int dim) {
     Cuts& cuts = cuts_[static_cast<size_t>(dim)];
     const auto* strided = std::get_if<StridedShard>(&layout_.placements()[axis]);
@@ -85,12 +85,12 @@ class Binder {
   // How the axes so far have cut a dim.
   struct Cuts {
     Index parts = 1;
-    Index intervals = 0;  // an upper bound, over all parts; 0 where no axis shards the dim
+    Index intervals = 0;  // an upper bound over all parts; 0 if no axis shards the dim
   };
 
   const Layout& layout_;
   std::span<const Index> shape_;
-  std::array<Cuts, kMaxDims> cuts_{};  // one a dim
+  std::array<Cuts, kMaxDims> cuts_{};  // one for each dim
 };
 
 }  // namespace
@@ -136,7 +136,7 @@ std::optional<ReduceOp> Layout::partial_op() const {
 Layout Layout::bind(std::span<const Index> shape) const {
   element_count(shape);
   Binder binder(*this, shape);
-  std::vector<Placement> bound;  // empty as long as it is as written
+  std::vector<Placement> bound;  // empty while it is unchanged
   for (size_t axis = 0; axis < placements().size(); ++axis) {
     const Placement& written = placements()[axis];
     const std::optional<int> dim = binder.bind_axis(axis);

@@ -182,7 +182,7 @@ TEST(LayoutTest, HugeSplitFactorsCostNoMoreThanTheElements) {
       bind_error("2:S0*1000000000", {1'000'000'000'000}),
       "layout \"2:S0*1000000000\", placement \"S0*1000000000\" on shape 1000000000000: dim 0 would be cut into more "
       "than 16777216 intervals");
-  // Few elements, but each of a million ranks would ask for each of a million pieces.
+  // Few elements, but each of a million ranks would need each of a million pieces.
   EXPECT_THAT(bind_error("1048576:S0*1048576", {1 << 20}), testing::HasSubstr("more than 16777216 intervals"));
   EXPECT_EQ(bind_error("8192,8:S0*8,S0", {1 << 30}), "(no error)");
   EXPECT_EQ(owned("4:S0", {kMaxElements - 1}, 3), "[3458764513820540928:4611686018427387903]");
@@ -200,7 +200,7 @@ TEST(LayoutTest, OtherRanksSamePlacements) {
   EXPECT_EQ(error_of([&] { layout.with_ranks({1, 2}); }), "2 ranks for a mesh of 4");
 }
 
-// Quadratic work would take minutes here. Processor time, with room for sanitizers.
+// Quadratic work would take minutes here. CPU time, with room for sanitizers.
 TEST(PartitionTest, CostsWhatItsIntervalsCost) {
   const std::clock_t begin = std::clock();
   const Index size = Index{1} << 40;

@@ -63,7 +63,7 @@ Placement parse_ragged(TextReader& reader) {
   return ragged;
 }
 
-// A placement as torch spells it, in this text form: "Shard(dim=0)" is S0. Empty for any other text.
+// The short form of a placement as torch spells it: "Shard(dim=0)" is S0. Empty for any other text.
 std::string short_form(std::string_view text) {
   TextReader reader("placement", text);
   reader.accept("_");

@@ -9,12 +9,12 @@
 namespace tessera {
 namespace {
 
-// A name that the text form can hold.
+// Whether the text form can hold the name.
 bool is_axis_name(std::string_view text) {
   return TextReader("axis", text).name() == text;
 }
 
-// The product of the sizes, after every check of the axes on their own.
+// The product of the sizes, after all checks of single axes.
 int checked_size(std::span<const Axis> axes) {
   if (axes.empty() || axes.size() > kMaxAxes) {
     fail(ErrorCode::kInvalidArgument, "a mesh of {} axes: it must have 1 to {}"_message, axes.size(), kMaxAxes);

@@ -1,4 +1,4 @@
-// The random shapes, meshes and layouts of all tests: uneven, empty, nested, strided, ragged, partial, scattered ranks.
+// Random shapes, meshes and layouts for tests: uneven, empty, nested, strided, ragged, partial, scattered ranks.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@ class RandomLayouts {
     Index max_elements = 4096;  // of a tensor
     int max_axes = 3;
     int max_ranks = 24;     // of a mesh
-    int highest_rank = 47;  // ranks are drawn from 0 to it; at least max_ranks - 1
-    // What Partial axes may be reduced by; empty: there are no such axes.
+    int highest_rank = 47;  // ranks are drawn from 0 to this; at least max_ranks - 1
+    // The reductions of Partial axes; empty: no such axes.
     std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
   };
 
   explicit RandomLayouts(uint64_t seed) : random_(seed) {}
   RandomLayouts(uint64_t seed, const Limits& limits) : random_(seed), limits_(limits) {}
 
-  // Uniform in [low, high], near enough.
+  // Uniform in [low, high], up to a tiny bias.
   Index draw(Index low, Index high) {
     return low + static_cast<Index>(random_() % static_cast<uint64_t>(high - low + 1));
   }

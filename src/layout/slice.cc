@@ -1,4 +1,4 @@
-// Slices of tensors: the layout that a part of a sharded tensor has.
+// Slices of tensors: the layout of a part of a sharded tensor.
 #include <algorithm>
 
 #include "base/fail.h"
@@ -14,8 +14,8 @@ std::string to_string(const Slice& slice) {
                          : fmt::format("{}:{}:{}", slice.begin, slice.end, slice.step);
 }
 
-// Where each part of a dim begins, and the end of the last: of a dim that one axis cuts contiguously. `what` says what
-// was asked for.
+// The starts of all parts of a dim that one axis cuts contiguously, and the end of the last one. `what` is the request,
+// for messages.
 std::vector<Index> bounds_of(const DimPartition& partition, std::string_view what) {
   std::vector<Index> bounds{0};
   for (const IntervalSet& part : partition.parts) {
@@ -26,7 +26,7 @@ std::vector<Index> bounds_of(const DimPartition& partition, std::string_view wha
   return bounds;
 }
 
-// The ranks at `fixed` places along some axes, and the other axes.
+// The submesh of the ranks at `fixed` coordinates along some axes.
 Mesh submesh(const Mesh& mesh, std::span<const std::optional<int>> fixed) {
   std::vector<Axis> axes;
   for (size_t axis = 0; axis < fixed.size(); ++axis)
@@ -72,7 +72,7 @@ Layout sliced_layout(const Layout& given, std::span<const Index> shape, std::spa
   sliced_shape(shape, slices);
   const Layout layout = given.bind(shape);
   std::vector<Placement> placements(layout.placements().begin(), layout.placements().end());
-  std::vector<std::optional<int>> fixed(placements.size());  // where along an axis the element is that was taken
+  std::vector<std::optional<int>> fixed(placements.size());  // the coordinate of the selected element along the axis
   int kept = 0;                                              // dims
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     const Slice& slice = slices[dim];
@@ -119,7 +119,7 @@ std::vector<Slice> local_slices(const Layout& layout, std::span<const Index> sha
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     const IntervalSet& held = owned.dim(static_cast<int>(dim));
     Slice slice = slices[dim];
-    // With a step, no axis shards the dim: it is the same here.
+    // With a step, no axis shards the dim, so it stays the same.
     if (slice.step == 1) {
       slice.begin = held.position_of(slice.begin);
       slice.end = slice.dropped ? slice.begin + 1 : held.position_of(slice.end);

@@ -50,7 +50,7 @@ TEST(Slice, OutsideTheTensorIsAnError) {
     EXPECT_TRUE(sliced_error("1:R", {8}, {wrong}).starts_with("slice [")) << sliced_error("1:R", {8}, {wrong});
 }
 
-// Every rank's share of the slice is what it holds of the whole, where local_slices() says.
+// Every rank's share of the slice is a view of its part of the whole, at local_slices().
 TEST(Slice, IsAViewOnEveryRank) {
   RandomLayouts random(11);
   int cut = 0;
@@ -72,7 +72,7 @@ TEST(Slice, IsAViewOnEveryRank) {
     for (const Rank rank : layout.mesh().ranks()) {
       const Region whole = layout.owned(shape, rank);
       const Region part = bound.owned(taken, rank);
-      std::vector<std::vector<Index>> wanted;  // by dim of the slice: elements of the whole that are here
+      std::vector<std::vector<Index>> wanted;  // by dim of the slice: elements of the whole on this rank
       bool here = !whole.empty();
       for (size_t d = 0; d < shape.size() && here; ++d) {
         std::vector<Index> elements;

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kShown = 160;  // bytes of a text that an error repeats
+constexpr size_t kShown = 160;  // most bytes of a text that an error repeats
 
 bool is_digit(char c) {
   return '0' <= c && c <= '9';

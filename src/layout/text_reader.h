@@ -1,4 +1,4 @@
-// Reads the text forms of layouts and shapes from left to right; errors name what was expected and where.
+// Reads the text forms of layouts and shapes from left to right; errors say what was expected and where.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// The text in double quotes, on one line: control characters escaped, the middle of a long text left out.
+// The text in double quotes, on one line: control characters are escaped, the middle of a long text is omitted.
 std::string quoted(std::string_view text);
 
 // Refers to the text, which must outlive it. Every error is Error(kInvalidArgument) of the form
@@ -23,17 +23,17 @@ class TextReader {
   size_t position() const { return position_; }
   std::string_view rest() const { return text_.substr(position_); }
   void rewind(size_t position) { position_ = position; }
-  // Skips `token` if it is next.
+  // Skips `token` if it is next; returns whether it was.
   bool accept(std::string_view token);
   void expect(std::string_view token, std::string_view expected);
   void expect_end(std::string_view expected);
-  // A decimal number from `low` to `high`, digits with an optional '-' where low is negative.
+  // A decimal number from `low` to `high`: digits, with an optional '-' if `low` is negative.
   Index number(Index low, Index high, std::string_view expected);
   // A name like "fsdp" or "dp_shard": a letter or '_', then letters, digits, '_', '-' and '.'. Empty if none is next.
   std::string_view name();
 
   [[noreturn]] void fail_expected(std::string_view expected) const;
-  // "<what> "<text>": <message>", for what is wrong with the text as a whole.
+  // Throws "<what> "<text>": <message>", for errors of the text as a whole.
   [[noreturn]] void fail_whole(std::string_view message) const;
 
  private:

@@ -1,4 +1,4 @@
-// PyTorch's own layouts, written by scripts/torch_layout_table.py, against ours. No torch needed.
+// Compares PyTorch's own layouts, written by scripts/torch_layout_table.py, with ours. Does not need torch.
 #include <gtest/gtest.h>
 
 #include <fstream>

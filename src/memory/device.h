@@ -1,4 +1,4 @@
-// The kinds of memory that tensors live in, and what this build and machine can do with each.
+// The kinds of memory that tensors can be in, and what this build and machine can do with each.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// Whether a part can be used on this machine, in words for `tessera doctor`.
+// Whether a part of Tessera can be used on this machine, in words for `tessera doctor`.
 struct Capability {
   bool available = false;
   std::string detail;  // what it does, or what is missing and how to get it
@@ -19,7 +19,7 @@ std::string_view to_string(DeviceKind kind);  // "host", "cuda"
 // Thread-safe.
 Capability device_capability(DeviceKind kind);
 
-// One a folder (or its no_<device>.cc).
+// One for each folder (or its no_<device>.cc).
 namespace host {
 Capability capability();
 }

@@ -1,4 +1,4 @@
-// Nobody sends much more than the fairest share: one tensor, and a batch of ten thousand.
+// No rank sends much more than its fair share, for one tensor and for a batch of ten thousand.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -44,7 +44,7 @@ void expect_balanced_batches(Choose choose, Shrink shrink) {
   }
 }
 
-// Tensors of three to a hundred elements: fewer than most classes have members.
+// Tensors of three to a hundred elements: fewer than the members of most classes.
 Shape few_elements(const Shape& shape, int i) {
   Shape small(shape.size(), 1);
   small[0] = 3 + i % 40;
@@ -89,7 +89,7 @@ TEST(Balance, TensorsBelowTheSmallestPieceAreWholeAndTakeTurns) {
 }
 
 TEST(Balance, NestedClassesCountTogetherInTheBound) {
-  // Only rank 0 holds the first tensor; it and rank 1 hold the second, of which rank 1 could send all.
+  // Only rank 0 holds the first tensor; ranks 0 and 1 hold the second, and rank 1 could send all of it.
   BatchPlanner batch;
   batch.add({{100}, DType::kU8}, Layout::parse("1@0:R"), Layout::parse("1@2:R"));
   batch.add({{300}, DType::kU8}, Layout::parse("2@0-1:R"), Layout::parse("1@2:R"));
@@ -97,7 +97,7 @@ TEST(Balance, NestedClassesCountTogetherInTheBound) {
 }
 
 TEST(Balance, HostsComeFirstThenTheirRanks) {
-  // Two hosts hold a replica each; the third needs everything once over the network, the first serves its own rank.
+  // Two hosts hold a replica each; the third needs everything once over the network, and the first serves its own rank.
   const PlanOptions options{.hosts = {{0, 1, 4}, {2, 3}, {5, 6}}};
   const Plan plan = redistribute({{1024, 64}, DType::kU8}, Layout::parse("4@0-3:R"), Layout::parse("3@4-6:R"), options);
   EXPECT_EQ(plan.stats.bytes_between_hosts, 1024 * 64);

@@ -44,7 +44,7 @@ int Windows::place(Loads& loads) const {
   return rotation;
 }
 
-// Of all rotations the first whose windows, of all classes together, carry the least.
+// The first rotation for which the windows of all classes together have the least load.
 int Windows::least_loaded(Loads& loads) const {
   const auto members = static_cast<size_t>(members_);
   std::vector<int64_t> carried(members, 0);

@@ -1,8 +1,8 @@
 // Rotates the shares of a batch's tensors so that all tensors together load the ranks evenly.
 //
-// A tensor's shares are equal except for a rest: a few members of each class get one element more or, if a tensor is
-// too small for all, one share each. These members are consecutive: a window that the tensor's rotation
-// shifts. Each tensor takes the rotation whose windows are the least loaded so far.
+// A tensor's shares are equal except for the remainder: a few members of each class get one element more or, if a
+// tensor is too small for all, one share each. These members are consecutive: a window that the tensor's rotation
+// shifts. Each tensor takes the rotation whose windows have the least load so far.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace tessera::plan {
 
-// What every rank serves so far, in bits.
+// The load of every rank so far, in bits.
 class Loads {
  public:
   size_t slot(Rank rank);
@@ -29,7 +29,7 @@ class Loads {
 class Windows {
  public:
   Windows(const Kind& kind, const PlanOptions& options, Loads& loads);
-  // The rotation of the next tensor of this kind, whose load it adds. O(source ranks).
+  // The rotation of the next tensor of this kind; adds its load. O(source ranks).
   int place(Loads& loads) const;
   size_t memory_bytes() const { return classes_.capacity() * sizeof(Window) + slots_.capacity() * sizeof(size_t); }
 
@@ -42,13 +42,13 @@ class Windows {
   int least_loaded(Loads& loads) const;
 
   int members_;
-  bool shifts_ = false;  // whether some rotation differs from another
+  bool shifts_ = false;  // whether any two rotations differ
   std::vector<Window> classes_;
   std::vector<size_t> slots_;  // of the sources' ranks, class by class
 };
 
-// A lower bound of the busiest rank's egress in a batch: the maximum over all sets of ranks that form a holder class of
-// the bytes that this set and the sets within it must serve, divided by its ranks.
+// A lower bound of the busiest rank's egress in a batch: the maximum, over all sets of ranks that form a holder class,
+// of the bytes that this set and its subsets must serve, divided by the number of its ranks.
 class EgressBound {
  public:
   void add(const Kind& kind, int64_t count);

@@ -34,13 +34,13 @@ struct KeyHash {
   }
 };
 
-// Adds up what each rank sends, and nothing else.
+// Adds up what each rank sends.
 class Tally final : public plan::RouteSink {
  public:
   Tally(const HostMap& hosts, PlanStats& stats, std::map<Rank, int64_t>& egress)
       : hosts_(hosts), stats_(stats), egress_(egress) {}
 
-  // What follows counts for `count` tensors of this kind.
+  // The following routes count for `count` tensors of this kind.
   void begin(const Kind& kind, int64_t count) {
     kind_ = &kind;
     count_ = count;
@@ -84,7 +84,7 @@ struct BatchPlanner::Impl {
   struct Variant {
     uint32_t kind = 0;
     int rotation = 0;
-    int64_t tensors = 0;  // that are of it
+    int64_t tensors = 0;  // of this kind
   };
 
   explicit Impl(PlanOptions o) : options(std::move(o)), hosts(options) {}

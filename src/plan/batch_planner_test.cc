@@ -74,7 +74,7 @@ TEST(BatchPlanner, FiguresAreThoseOfThePlans) {
   EXPECT_EQ(batch.egress(), (std::vector<std::pair<Rank, int64_t>>(sent.begin(), sent.end())));
 }
 
-// The routes of one rank's part, and those of the whole plan in which the rank takes part.
+// The routes of one rank's part, and the routes of the whole plan that involve the rank.
 std::pair<std::string, std::string> part_and_filter(const BatchPlanner& batch, uint32_t ordinal, Rank rank) {
   const auto lines = [&](const Plan& plan, bool all) {
     std::string text;
@@ -116,7 +116,7 @@ TEST(BatchPlanner, ABadTensorLeavesTheBatchAsItWas) {
   EXPECT_THROW(batch.plan_for(1, 0), Error);
 }
 
-// 256 elements of nvfp4 take 128 bytes of codes and one of scales; blocks of 128 by 128 round up.
+// 256 elements of nvfp4 take 128 bytes for codes and one for scales; blocks of 128 by 128 round up.
 TEST(BatchPlanner, AFormatCountsTheBytesOfCodesAndScales) {
   const auto bytes = [](std::optional<Format> wire) {
     BatchPlanner batch;
@@ -138,7 +138,7 @@ TEST(BatchPlanner, TensorsOfOtherFormatsAreOtherKinds) {
   EXPECT_EQ(batch.kinds(), 2U);
 }
 
-// Codes of four bits are no reason to refuse a cut that the elements allow.
+// Four-bit codes are no reason to refuse a cut that the elements allow.
 TEST(BatchPlanner, AQuantisedTensorIsCutAsItsElementsAre) {
   const Layout columns = Layout::parse("2:S1");
   BatchPlanner batch;
@@ -147,7 +147,7 @@ TEST(BatchPlanner, AQuantisedTensorIsCutAsItsElementsAre) {
   EXPECT_THROW(batch.add({{2, 6}, DType::kF4}, columns, kOne), Error);
 }
 
-// What is added up is not quantised yet.
+// Terms are not quantised before they are reduced.
 TEST(BatchPlanner, AReductionMovesTermsAsTheyAre) {
   const auto bytes = [](std::optional<Format> wire) {
     BatchPlanner batch;

@@ -6,7 +6,7 @@
 namespace tessera::plan {
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{1} << 56;  // of all destinations: sums of them stay in 64 bits
+constexpr int64_t kMaxBytes = int64_t{1} << 56;  // over all destinations: sums of them fit into 64 bits
 
 Layout bind_side(std::string_view side, const Layout& layout, const Shape& shape) {
   if (layout.mesh().size() == 0) fail(ErrorCode::kInvalidArgument, "the {} layout has no ranks"_message, side);

@@ -5,7 +5,7 @@
 namespace tessera::plan {
 namespace {
 
-// Lists of ranks, each kept once under a number.
+// Lists of ranks, each stored once and numbered.
 class GroupTable {
  public:
   explicit GroupTable(std::vector<std::vector<Rank>>& groups) : groups_(groups) {}

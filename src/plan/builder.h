@@ -8,7 +8,7 @@
 
 namespace tessera::plan {
 
-// The plan of one tensor, or with `rank` that rank's part of it.
+// The plan of one tensor or, with `rank`, that rank's part of it.
 Plan build_plan(const Kind& kind, const HostMap& hosts, const PlanOptions& options, int rotation,
                 std::optional<Rank> rank = {});
 

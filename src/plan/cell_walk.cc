@@ -70,7 +70,7 @@ void CellWalk::enter(int cls) {
   if (total > 0) shares_ = share_out(total, kind_.pair().sources().ranks(cls), share_options(rotation_));
 }
 
-// Cells that need nobody's share: all destinations hold them or, of a Partial source, some destination owns them.
+// Cells without shares: all destinations hold them or, with a Partial source, some destination owns them.
 bool CellWalk::is_excluded(std::span<const LayoutPair::Shared> self) const {
   const auto count = static_cast<int>(self.size());
   return kind_.pair().partial() ? count > 0 : count == kind_.pair().destinations().members();
@@ -96,7 +96,7 @@ Index CellWalk::place_in_class(const Cell& cell) const {
   return cell.before - (behind == excluded_.begin() ? 0 : std::prev(behind)->size);
 }
 
-// Totals of every job of the class, and where each cell lies in its jobs.
+// The totals of every job of the class, and the position of each cell in its jobs.
 void CellWalk::enter_hosts(int cls) {
   const auto members = kind_.pair().sources().ranks(cls);
   class_hosts_.clear();
@@ -104,7 +104,7 @@ void CellWalk::enter_hosts(int cls) {
   std::ranges::sort(class_hosts_);
   class_hosts_.erase(std::ranges::unique(class_hosts_).begin(), class_hosts_.end());
 
-  jobs_.assign(class_hosts_.size() + 1, {});  // one a host, then the one for hosts without a member
+  jobs_.assign(class_hosts_.size() + 1, {});  // one for each host, then one for hosts without a member
   for (const Rank rank : members) {
     const auto at = std::ranges::lower_bound(class_hosts_, hosts_.of(rank));
     jobs_[static_cast<size_t>(at - class_hosts_.begin())].candidates.push_back(rank);
@@ -137,7 +137,7 @@ void CellWalk::visit(const Cell& cell) {
   if (!dsts.empty()) serve(cell, shares_, place_in_class(cell), dsts);
 }
 
-// The group without those who serve themselves.
+// The group without the ranks that serve themselves.
 std::span<const Rank> CellWalk::others(const Cell& cell, std::span<const LayoutPair::Shared> self) {
   const auto group = kind_.pair().group(cell.group);
   if (self.empty()) return group;
@@ -194,7 +194,7 @@ void CellWalk::visit_hosts(const Cell& cell) {
   }
 }
 
-// Elements [before, before + cell.size) of `shares` are the cell.
+// The cell is elements [before, before + cell.size) of `shares`.
 void CellWalk::serve(const Cell& cell, std::span<const Share> shares, Index before, std::span<const Rank> dsts) {
   auto share = std::ranges::upper_bound(shares, before, {}, &Share::end);
   TESSERA_CHECK(share != shares.end());

@@ -1,10 +1,10 @@
-// From cells to routes: the one place that decides which rank serves what to whom.
+// Turns cells into routes: the only place that decides which rank serves what to whom.
 //
-// Every cell is served in pieces. A class distributes its cells over its members in canonical order; a destination
-// serves itself what it holds. With several hosts a cell's destinations fall into jobs: those on a host that has
-// a member of the class are served by that host's members, all others by one multicast from any member, balanced over
-// the class' hosts first. If the source is Partial, one owner reduces each element: a destination that needs the
-// element and holds a term of it, if there is one; so a reduce-scatter on the same ranks has only local routes.
+// Every cell is served in pieces. A class distributes its cells over its members in canonical order; a destination that
+// holds an element serves itself. With several hosts a cell's destinations fall into jobs: those on a host with a
+// member of the class are served by that host's members, all others by one multicast from any member, balanced over the
+// class's hosts first. If the source is Partial, one owner reduces each element: preferably a destination that needs
+// the element and holds a term of it, so that a reduce-scatter on the same ranks has only local routes.
 #pragma once
 
 #include <span>
@@ -29,7 +29,7 @@ class RouteSink {
  public:
   virtual ~RouteSink() = default;
   virtual void route(const CellPiece& piece) = 0;
-  // Before the routes of the same box: `owner` reduces it.
+  // Called before the routes of the same box: `owner` reduces it.
   virtual void reduction(const CellPiece& piece, Rank owner) = 0;
 };
 
@@ -39,24 +39,24 @@ class CellWalk {
   CellWalk(const Kind& kind, const HostMap& hosts, const PlanOptions& options, int rotation, RouteSink& sink);
 
   void all();
-  // Visits every cell in which `rank` may take part, in the order of all().
+  // Visits every cell that may involve `rank`, in the order of all().
   void of(Rank rank);
 
  private:
-  struct Exclusion {  // cells of the class that take no part in its shares
+  struct Exclusion {  // cells of the class that are not part of its shares
     Index before = 0;
-    Index size = 0;  // of this one and those before
+    Index size = 0;  // of this one and those before it
   };
-  struct Job {  // of a class, where there are several hosts
+  struct Job {  // of a class, if there are several hosts
     Index total = 0;
     std::vector<Rank> candidates;
     std::vector<Share> shares;
   };
-  struct Assignment {  // of a cell: some destinations to one job
+  struct Assignment {  // of some destinations of a cell to one job
     size_t job = 0;
-    Index before = 0;  // elements of the job in cells before this one
+    Index before = 0;  // elements of the job in earlier cells
   };
-  // Destinations of a cell by the host that serves them, kForeign for those served from elsewhere.
+  // Destinations of a cell by the host that serves them; kForeign if another host does.
   struct Split {
     int host = 0;
     std::vector<Rank> dsts;
@@ -85,13 +85,13 @@ class CellWalk {
   Index min_piece_;  // elements
   RouteSink& sink_;
 
-  int cls_ = -1;  // that was entered; what follows belongs to it
+  int cls_ = -1;  // the current class; the following belongs to it
   std::vector<Share> shares_;
   std::vector<Exclusion> excluded_;
   std::vector<int> class_hosts_;  // sorted
   std::vector<Job> jobs_;
   std::vector<Assignment> assignments_;
-  std::vector<size_t> assignments_begin_;  // by the cell's ordinal in the class
+  std::vector<size_t> assignments_begin_;  // by the cell's index in the class
 
   std::vector<Rank> others_;  // scratch of visit()
   std::vector<Rank> rest_;    // scratch of emit()

@@ -8,11 +8,11 @@
 namespace tessera::plan {
 namespace {
 
-constexpr double kHues = 310;  // degrees: the circle is not closed, so that the first and the last differ
+constexpr double kHues = 310;  // degrees; less than a full circle, so that the first and the last differ
 constexpr double kSaturation = 0.62;
 constexpr size_t kDistinctHues = 12;
 
-// CSS Color Module Level 4, "HSL to sRGB": hue in degrees, the others from 0 to 1.
+// CSS Color Module Level 4, "HSL to sRGB": hue in degrees, the other values from 0 to 1.
 std::string hex_of_hsl(double hue, double saturation, double lightness) {
   const auto channel = [&](double n) {
     const double k = std::fmod(n + hue / 30, 12);

@@ -7,7 +7,7 @@
 namespace tessera::plan {
 namespace {
 
-constexpr Index kTolerance = 64;  // a cut may miss its place by a share divided by this
+constexpr Index kTolerance = 64;  // a cut may be off by a share divided by this
 
 Index round_to(Index value, Index unit) {
   return (value + unit / 2) / unit * unit;
@@ -24,7 +24,7 @@ Cutter::Cutter(std::span<const Index> extents, std::span<const Index> places, co
     size_ *= extents[i];
   }
   dim_ = first_fine_dim(places);
-  // A cut that comes too close to the one before it is left out: its piece is empty.
+  // Omits a cut that is too close to the one before it: its piece is empty.
   if (dim_ >= 0) {
     const auto i = static_cast<size_t>(dim_);
     const Index across = size_ / extent_[i];
@@ -52,7 +52,7 @@ Index Cutter::elements_before(const Point& point) const {
   return elements;
 }
 
-// A cut that would leave a piece of less than min_piece beside it, once moved by up to `unit`, goes to the nearer end.
+// Moves a cut by up to `unit`; if that would leave a piece of less than min_piece, the cut goes to the nearer end.
 Index Cutter::snap(Index place, Index size, Index unit) const {
   const Index margin = rules_.min_piece > 1 ? rules_.min_piece + unit : 0;
   if (std::min(place, size - place) >= margin) return place;
@@ -125,7 +125,7 @@ void Cutter::append_piece(size_t k, std::vector<Box>& boxes) const {
   const auto split = static_cast<size_t>(std::ranges::mismatch(begin, end).in1 - begin.begin());
   if (split >= ndim) return;
 
-  // Slice `at` of every dim before `dim`, [first, last) of it, all of the dims behind.
+  // Slice `at` of every dim before `dim`, [first, last) of `dim`, and all of the later dims.
   const auto append = [&](const Point& at, size_t dim, Index first, Index last) {
     if (first >= last) return;
     Box box = whole();
@@ -137,7 +137,7 @@ void Cutter::append_piece(size_t k, std::vector<Box>& boxes) const {
     box.last[dim] = last;
     boxes.push_back(box);
   };
-  const auto deepest = [&](const Point& point) {  // the last dim in which it is not at a slice's start
+  const auto deepest = [&](const Point& point) {  // the last dim in which it is not at the start of a slice
     size_t d = ndim;
     while (d > split + 1 && point[d - 1] == 0) --d;
     return d - 1;

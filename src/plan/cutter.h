@@ -1,4 +1,4 @@
-// Cutting one cell - the product of one IntervalSet a dim - into boxes that several ranks serve.
+// Cuts one cell - the product of one IntervalSet for each dim - into boxes that several ranks serve.
 #pragma once
 
 #include <array>
@@ -16,25 +16,25 @@ struct Box {
 };
 
 struct CutRules {
-  // A dim may be cut at positions that are multiples of its granule; 0: it may not be cut.
+  // A dim may be cut at multiples of its granule; 0: it may not be cut.
   std::array<Index, kMaxDims> granule{};
-  Index share = 0;      // elements that one rank serves in all: a cut may miss its place by 1/64 of it
-  Index min_piece = 1;  // elements; a piece has as many, unless it is the whole cell
+  Index share = 0;      // elements that one rank serves in total: a cut may be off by 1/64 of it
+  Index min_piece = 1;  // elements in a piece, unless it is the whole cell
 };
 
-// Cuts a cell at ascending places, counted in elements of its row-major order. Along the first dim that is fine enough
-// for all of them a piece is one box; where none is, a cut goes through the slice it falls in, and on through the next
-// dims, so that it is exact and a piece may be several boxes.
+// Cuts a cell at ascending places, counted in elements of its row-major order. If some dim is fine enough for all
+// places, the cell is cut along the first such dim, and each piece is one box. Otherwise a cut goes through the slice
+// that it falls into, and on through the next dims, so that it is exact and a piece may be several boxes.
 class Cutter {
  public:
   // `places` holds the inner cuts: 0 < place < the cell's size, ascending.
   Cutter(std::span<const Index> extents, std::span<const Index> places, const CutRules& rules);
 
-  // The boxes of piece k, between cut k-1 and cut k (the cell's ends outside), appended to `boxes`.
+  // Appends the boxes of piece k, between cuts k-1 and k (or the cell's ends), to `boxes`.
   void append_piece(size_t k, std::vector<Box>& boxes) const;
 
  private:
-  using Point = std::array<Index, kMaxDims>;  // the pieces' ends, lexicographic
+  using Point = std::array<Index, kMaxDims>;  // the ends of pieces, in lexicographic order
 
   int first_fine_dim(std::span<const Index> places) const;
   Index snap(Index place, Index size, Index unit) const;
@@ -46,9 +46,9 @@ class Cutter {
   int ndim_;
   CutRules rules_;
   std::array<Index, kMaxDims> extent_{};
-  std::array<Index, kMaxDims> slice_{};  // elements of one index along a dim, below that dim
+  std::array<Index, kMaxDims> slice_{};  // by dim: elements of one slice (one index along the dim)
   Index size_ = 1;
-  int dim_;                   // that all cuts lie in; -1: they go through several
+  int dim_;                   // the dim of all cuts; -1: they go through several
   std::vector<Index> cut_;    // along dim_, with both ends
   std::vector<Point> point_;  // with both ends
 };

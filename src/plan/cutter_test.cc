@@ -7,7 +7,7 @@
 namespace tessera::plan {
 namespace {
 
-// "0:2,0:8 | 2:3,0:4": the boxes of a piece.
+// The boxes of a piece: "0:2,0:8 | 2:3,0:4".
 std::string piece(const Cutter& cutter, size_t k, size_t ndim) {
   std::vector<Box> boxes;
   cutter.append_piece(k, boxes);
@@ -71,7 +71,7 @@ TEST(Cutter, CutsAtMultiplesOfTheGranule) {
   EXPECT_EQ(piece(cutter, 0, 2) + " and " + piece(cutter, 1, 2), " and 0:1,0:10");
 }
 
-// Every shape up to 4 x 4 x 4, every pair of cuts: pieces cover the cell once, in order, each as large as asked for.
+// Every shape up to 4 x 4 x 4 and every pair of cuts: pieces cover the cell once, in order, with the requested sizes.
 TEST(Cutter, ExactCutsCoverTheCellOnce) {
   for (Index code = 0; code < 64; ++code) {
     const Shape extents{1 + code % 4, 1 + code / 4 % 4, 1 + code / 16};

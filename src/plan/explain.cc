@@ -20,7 +20,7 @@ using plan::ratio_text;
 
 namespace {
 
-constexpr size_t kRows = 40;  // of a table; what is beyond is counted
+constexpr size_t kRows = 40;  // in a table; further rows are only counted
 
 std::string side_text(const plan::Holders& holders, const char* verb) {
   const std::string ranks = count_text(int64_t{holders.classes()} * holders.members(), "rank");
@@ -34,7 +34,7 @@ std::string shorten(std::string text, size_t limit) {
   return text;
 }
 
-// All pieces that one rank sends to one group, or all terms that it lends to one owner.
+// All pieces that one rank sends to one group, or all terms that it contributes to one owner.
 struct Row {
   int64_t pieces = 0;
   int64_t bytes = 0;

@@ -12,10 +12,10 @@
 namespace tessera::plan {
 namespace {
 
-constexpr size_t kMaxBoxes = 64;  // along a side: bounds the size of the picture
+constexpr size_t kMaxBoxes = 64;  // along a side: limits the size of the picture
 constexpr int kLevels = 6;        // of opacity
 constexpr double kSwatch = 10;
-constexpr double kLetter = 6.2;  // width of one, in labels
+constexpr double kLetter = 6.2;  // width of one letter, in labels
 
 class Matrix {
  public:
@@ -33,7 +33,7 @@ class Matrix {
     for (size_t column = 0; column < to_.size(); ++column) sum += at(row, column);
     return sum;
   }
-  // 0: nothing; up to kLevels.
+  // From 0 (nothing) to kLevels.
   int level(size_t row, size_t column) const {
     if (at(row, column) == 0) return 0;
     const double share = static_cast<double>(at(row, column)) / static_cast<double>(most());
@@ -53,7 +53,7 @@ std::string label_of(const RankBoxes& boxes, size_t box) {
   return ranks_text(boxes.ranks(box), 2);
 }
 
-// Every how many boxes there is room for a label.
+// The number of boxes for which there is room for one label.
 size_t label_step(double needed, double box) {
   return static_cast<size_t>(std::max(1.0, std::ceil(needed / box)));
 }
@@ -63,7 +63,7 @@ void draw_cells(SvgCanvas& canvas, const Rect& frame, const Matrix& matrix, cons
   const double height = frame.height / static_cast<double>(matrix.from().size());
   canvas.rect(frame, "#f3f3f3");
   for (size_t row = 0; row < matrix.from().size(); ++row) {
-    std::map<int, std::string> paths;  // by level; equal neighbours are one
+    std::map<int, std::string> paths;  // by level; equal neighbours are drawn as one
     for (size_t column = 0, end = 0; column < matrix.to().size(); column = end) {
       const int level = matrix.level(row, column);
       for (end = column; end < matrix.to().size() && matrix.level(row, end) == level;) ++end;

@@ -9,7 +9,7 @@ namespace {
 constexpr int kReplica = -1;
 constexpr int kPeer = -2;
 
-// The tensor dim that an axis shards, or one of the above.
+// The tensor dim that an axis shards, or one of the constants above.
 int role_of(const Placement& placement) {
   if (const auto dim = sharded_dim(placement)) return *dim;
   return std::holds_alternative<Partial>(placement) ? kPeer : kReplica;
@@ -34,7 +34,7 @@ Holders::Holders(const Layout& layout, int ndim)
     stride_[i] = stride_[i + 1] * parts_[i + 1];
   }
 
-  // What one step along each axis adds to the class and to the member.
+  // What one step along each axis adds to the class and to the member number.
   std::vector<Place> step(axes.size());
   int replica_step = peers_;
   int peer_step = 1;

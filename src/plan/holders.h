@@ -1,8 +1,8 @@
-// Which ranks of one layout own the same elements. Independent of the tensor's shape.
+// The ranks of a layout that own the same elements; independent of the tensor's shape.
 //
-// The mesh axes that shard a tensor dim choose the class of a rank; Replicate and Partial axes number the members of
+// The mesh axes that shard a tensor dim determine the class of a rank; Replicate and Partial axes number the members of
 // the class. Members of one class own equal sets, members of different classes disjoint ones. A member's number is
-// replica * peers() + peer, so that the terms of one Partial sum stand side by side.
+// replica * peers() + peer, so that the terms of one Partial sum are adjacent.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ class Holders {
   Holders(const Layout& layout, int ndim);
 
   int classes() const { return static_cast<int>(ranks_.size()) / members_; }
-  int members() const { return members_; }  // of every class
+  int members() const { return members_; }  // in every class
   int peers() const { return peers_; }      // ranks along the Partial axes; 1 without any
 
   // The members of a class, by number.
@@ -29,7 +29,7 @@ class Holders {
   }
   // All members of all classes, class by class.
   std::span<const Rank> ranks() const { return ranks_; }
-  // Parts into which dim `dim` is cut, numbered as partition_dim() does, and the one that a class owns.
+  // The number of parts into which dim `dim` is cut, in partition_dim()'s numbering, and the part that a class owns.
   int parts(int dim) const { return parts_[static_cast<size_t>(dim)]; }
   int part(int cls, int dim) const { return cls / stride_[static_cast<size_t>(dim)] % parts(dim); }
   // A class is the sum over dims of part * stride.

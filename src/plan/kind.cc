@@ -32,9 +32,9 @@ Kind::Kind(TensorMeta meta, std::shared_ptr<const LayoutPair> pair)
 }
 
 // A packed 4-bit element shares its byte with its neighbour in memory, and every rank packs its own local tensor. So a
-// run of elements that lie together moves as whole bytes if it begins and ends at an even place on both sides. Let
-// `cut` be the last dim that a layout cuts, and a row all that lies below one index of a dim: rows below `cut` are
-// whole everywhere, and every edge of a part must lie at an even number of elements.
+// contiguous run of elements moves as whole bytes if it begins and ends at an even position on both sides. Let `cut` be
+// the last dim that a layout cuts, and a row everything below one index of a dim: rows below `cut` are whole
+// everywhere, and every edge of a part must be at an even number of elements.
 void Kind::set_granules() {
   granules_.fill(1);
   if (bits_of(meta_.dtype) >= 8 || std::ranges::count(meta_.shape, 0) > 0) return;
@@ -66,8 +66,8 @@ void Kind::set_granules() {
   }
 }
 
-// `before` follows only from sizes: earlier entries of dim d's list, times this cell in the dims above, times all that
-// the class owns in the dims below.
+// `before` follows from sizes: earlier entries in dim d's list, times this cell in the dims above, times all that the
+// class owns in the dims below.
 void Kind::complete(Cell& cell) const {
   const Holders& sources = pair_->sources();
   const Holders& destinations = pair_->destinations();
@@ -116,7 +116,7 @@ void Kind::for_each_self_served(int cls, Visit visit) const {
     const int group = shared[first].group;
     size_t next = first;
     while (next < shared.size() && shared[next].group == group) ++next;
-    // Of a Partial source one destination can be the owner, the others need what it reduced.
+    // With a Partial source one destination can be the owner; the others need what it has reduced.
     Cell cell;
     if (find_cell(cls, group, cell)) visit(cell, pair_->partial() ? 1 : static_cast<int>(next - first));
     first = next;

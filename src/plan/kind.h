@@ -1,4 +1,4 @@
-// The batch level of the planner: the common part of all tensors of one shape, dtype and pair of layouts.
+// The batch level of the planner: what all tensors of one shape, dtype and pair of layouts share.
 #pragma once
 
 #include <algorithm>
@@ -14,18 +14,18 @@
 
 namespace tessera::plan {
 
-// The intersection of one holder class and one destination group: one overlap a dim.
+// The intersection of one holder class and one destination group: one overlap in each dim.
 struct Cell {
   int cls = 0;
   int group = 0;
   Index size = 1;    // elements
-  Index before = 0;  // elements of the class in cells that stand before this one
+  Index before = 0;  // elements of the class in earlier cells
   std::array<const Overlap*, kMaxDims> dims{};
 };
 
 class Kind {
  public:
-  // REQUIRES: the layouts of `pair` are bound to the shape. Throws where they cut a byte.
+  // REQUIRES: the layouts of `pair` are bound to the shape. Throws if they cut a byte.
   Kind(TensorMeta meta, std::shared_ptr<const LayoutPair> pair);
 
   const TensorMeta& meta() const { return meta_; }
@@ -33,7 +33,7 @@ class Kind {
   const std::shared_ptr<const LayoutPair>& shared_pair() const { return pair_; }
   int ndim() const { return static_cast<int>(dims_.size()); }
   const DimOverlaps& dim(int d) const { return dims_[static_cast<size_t>(d)]; }
-  // On their way: of codes and scales where they are quantised.
+  // On the wire: the size of codes and scales if they are quantised.
   int64_t bits(Index elements) const { return elements / 256 * bits256_ + elements % 256 * bits256_ / 256; }
   int64_t bytes(Index elements) const { return bits(elements) / 8; }
   int64_t source_bytes(Index elements) const { return elements * bits_of(meta_.dtype) / 8; }  // as a source holds them
@@ -41,22 +41,22 @@ class Kind {
   Index elements(int64_t bytes) const {
     return (std::min(bytes, int64_t{1} << 51) * 8 * 256 + bits256_ - 1) / bits256_;
   }
-  // At which positions of each dim a cell may be cut.
+  // The positions of each dim at which a cell may be cut.
   const std::array<Index, kMaxDims>& granules() const { return granules_; }
 
   Index class_size(int cls) const;    // elements that a member of the class owns
   Index group_size(int group) const;  // elements that a destination of the group owns
-  // Elements of the class' cells that some destination needs and does not hold, each cell once.
+  // Elements of the class's cells that some destination needs and does not hold, each cell once.
   Index class_needed(int cls) const;
   // Bytes that destinations do not hold themselves, summed over destinations.
   int64_t lower_bound() const { return lower_bound_; }
   // The most bytes that a member of any class must serve: max over classes c of ceil(needed bytes of c / members).
   int64_t egress_bound() const { return egress_bound_; }
 
-  // Cells of a class, in canonical order.
+  // Visits the cells of a class, in canonical order.
   template <typename Visit>  // void(const Cell&)
   void for_each_cell_of_class(int cls, Visit visit) const;
-  // Cells that a destination group needs, ascending by class.
+  // Visits the cells that a destination group needs, ascending by class.
   template <typename Visit>
   void for_each_cell_of_group(int group, Visit visit) const;
   // The cell of a class and a group; false if they have no element in common.
@@ -68,7 +68,7 @@ class Kind {
   void set_granules();
   void set_bounds();
   void complete(Cell& cell) const;
-  // Every group that intersects the class: the cell, and how many of its destinations hold it themselves.
+  // Visits every group that intersects the class: the cell, and how many of its destinations hold it themselves.
   template <typename Visit>  // void(const Cell&, int self_served)
   void for_each_self_served(int cls, Visit visit) const;
   template <typename List, typename Visit>
@@ -76,7 +76,7 @@ class Kind {
 
   TensorMeta meta_;
   std::shared_ptr<const LayoutPair> pair_;
-  int64_t bits256_;  // of 256 elements, as a scale is not a whole number of bits an element
+  int64_t bits256_;  // for 256 elements, since scales take a fraction of a bit for each element
   std::vector<DimOverlaps> dims_;
   std::array<Index, kMaxDims> granules_{};
   int64_t lower_bound_ = 0;

@@ -1,4 +1,4 @@
-// The pair level of the planner: who may serve whom between two layouts, for tensors of any shape.
+// The pair level of the planner: which ranks may serve which between two layouts, for tensors of any shape.
 #pragma once
 
 #include <span>
@@ -10,14 +10,14 @@
 
 namespace tessera::plan {
 
-// The host of every rank. Ranks listed nowhere share one more host.
+// The host of every rank. All ranks that are not listed share one more host.
 class HostMap {
  public:
-  // Throws when a rank is listed twice.
+  // Throws if a rank is listed twice.
   explicit HostMap(const PlanOptions& options);
   int of(Rank rank) const;
   bool single() const { return host_of_.empty(); }
-  // Hosts among `dsts` other than that of `src`: how often a multicast crosses between hosts.
+  // Hosts among `dsts` other than that of `src`: the number of times that a multicast crosses between hosts.
   int crossings(Rank src, std::span<const Rank> dsts) const;
 
  private:
@@ -49,9 +49,9 @@ class LayoutPair {
     Rank rank = 0;
     auto operator<=>(const Shared&) const = default;
   };
-  // Those of one class, sorted.
+  // The shared ranks of one class, sorted.
   std::span<const Shared> shared(int cls) const;
-  // Those of one class and one group, ascending by rank.
+  // The shared ranks of one class and one group, ascending by rank.
   std::span<const Shared> shared(int cls, int group) const;
 
   size_t memory_bytes() const;

@@ -27,7 +27,7 @@ std::vector<Owned> in_dim_order(const DimPartition& partition) {
   return owned;
 }
 
-// Both sides cover the dim, so one walk from its start to its end meets every pair that overlaps.
+// Both sides cover the dim, so one sweep from its start to its end finds every pair that overlaps.
 std::vector<Segment> sweep(const std::vector<Owned>& src, const std::vector<Owned>& dst) {
   std::vector<Segment> segments;
   segments.reserve(src.size() + dst.size());

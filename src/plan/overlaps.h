@@ -8,11 +8,11 @@
 
 namespace tessera::plan {
 
-// The elements of one dim that lie in source part `src` and in destination part `dst`; never empty.
+// The elements of one dim that are both in source part `src` and in destination part `dst`; never empty.
 struct Overlap {
   int src = 0;
   int dst = 0;
-  Index before = 0;  // elements of the source part in overlaps that stand before this one
+  Index before = 0;  // elements of the source part in earlier overlaps
   Index size = 0;
   IntervalSet set;
 };
@@ -22,28 +22,28 @@ class DimOverlaps {
  public:
   DimOverlaps(const DimPartition& src, const DimPartition& dst);
 
-  // Those of a source part, ascending by destination part. They cover the part.
+  // The overlaps of a source part, ascending by destination part. They cover the part.
   std::span<const Overlap> of_source(int part) const {
     const auto p = static_cast<size_t>(part);
     return std::span(overlaps_).subspan(source_begin_[p], source_begin_[p + 1] - source_begin_[p]);
   }
-  // Those of a destination part, ascending by source part.
+  // The overlaps of a destination part, ascending by source part.
   std::span<const Overlap* const> of_destination(int part) const {
     const auto p = static_cast<size_t>(part);
     return std::span(by_destination_).subspan(destination_begin_[p], destination_begin_[p + 1] - destination_begin_[p]);
   }
   const Overlap* find(int src, int dst) const;  // nullptr if they do not intersect
   Index source_size(int part) const { return source_size_[static_cast<size_t>(part)]; }
-  // Its number among of_source(overlap.src).
+  // Its index in of_source(overlap.src).
   int ordinal(const Overlap& overlap) const {
     return static_cast<int>(&overlap - overlaps_.data()) -
            static_cast<int>(source_begin_[static_cast<size_t>(overlap.src)]);
   }
-  // Where a part of either side begins or ends, first to last, in no order.
+  // The positions at which a part of either side begins or ends, from first to last, unsorted.
   std::vector<Index> edges() const;
   size_t memory_bytes() const;
 
-  // Pointers into itself: movable, not copyable.
+  // Has pointers into itself: movable, not copyable.
   DimOverlaps(DimOverlaps&&) noexcept = default;
   DimOverlaps& operator=(DimOverlaps&&) noexcept = default;
 

@@ -1,4 +1,4 @@
-// What pictures of plans are made of.
+// The elements of pictures of plans.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

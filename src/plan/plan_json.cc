@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-// Written by hand: plans are large, and no text in them needs an escape.
+// Written without a library: plans are large, and no text in them needs an escape.
 class Writer {
  public:
   template <typename... Args>
@@ -14,7 +14,7 @@ class Writer {
     fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
   }
 
-  // [[[start,stop],...],...]: an interval list a dim.
+  // [[[start,stop],...],...]: a list of intervals for each dim.
   void put_region(const Region& region) {
     const char* dim_separator = "";
     put("[");

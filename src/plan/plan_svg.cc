@@ -21,7 +21,7 @@ using plan::SvgCanvas;
 constexpr double kWidth = 1200;
 constexpr double kHeight = 880;
 constexpr size_t kMaxBoxes = 32;  // in a column
-constexpr size_t kMaxBands = 96;  // more would cover each other: a matrix shows them
+constexpr size_t kMaxBands = 96;  // more would cover each other: a matrix shows them instead
 constexpr size_t kMaxBars = 256;
 constexpr Rect kFlow{150, 130, 900, 400};
 constexpr Rect kSourceTensor{60, 600, 300, 210};
@@ -30,14 +30,14 @@ constexpr Rect kBars{800, 620, 340, 190};
 constexpr double kBoxWidth = 14;
 
 struct ColumnBox {
-  int64_t bytes = 0;  // that a source sends, or a destination takes
-  int64_t terms = 0;  // that a source takes, to reduce them
+  int64_t bytes = 0;  // that a source sends, or a destination receives
+  int64_t terms = 0;  // that a source reads to reduce them
   double top = 0;
   double height = 0;
-  double used = 0;  // by bands drawn so far
+  double used = 0;  // by the bands drawn so far
 
   int64_t load() const { return bytes + terms; }
-  // Of the height, what `part` of the load takes.
+  // The height for `part` of the load.
   double share(int64_t part) const { return height * static_cast<double>(part) / static_cast<double>(load()); }
 };
 
@@ -53,7 +53,7 @@ class Column {
   size_t size() const { return boxes_.size(); }
   double x() const { return x_; }
 
-  // Heights by load, but room for a label.
+  // Sets heights by load, with room for a label.
   void arrange() {
     int64_t total = 0;
     for (const ColumnBox& box : boxes_) total += box.load();
@@ -143,7 +143,7 @@ class Picture {
     canvas_.text(kFlow.x + kFlow.width / 2, kFlow.y - 24, text, R"(text-anchor="middle" fill="#555")");
   }
 
-  // A band a pair of boxes, as thick as its bytes.
+  // Draws a band for each pair of boxes; its thickness shows its bytes.
   void draw_bands(const Flows& terms, const Flows& flows) {
     for (const auto& [pair, bytes] : terms) {
       from_[pair.first].bytes += bytes;
@@ -220,7 +220,7 @@ class Picture {
     draw_destination_cut(canvas_, kDestinationTensor, plan_, colour);
   }
 
-  // What each source sends, against what the fairest share would be. Terms stand on top: no bound is known for them.
+  // What each source sends, compared with its fair share. Terms are drawn on top, since no bound is known for them.
   void draw_bars() {
     struct Sent {
       int64_t routes = 0;

@@ -114,8 +114,8 @@ TEST(Plan, TermsStandBesideTheRoutes) {
   EXPECT_THAT(text, HasSubstr("     2  3                        term              4 KiB  [0:64][32:64]\n"));
   EXPECT_THAT(text, Not(HasSubstr("     2  2                        term")));
   const std::string picture = plan.to_svg();
-  EXPECT_THAT(picture, HasSubstr(">0  (8 KiB)<"));  // lends a term to each owner
-  EXPECT_THAT(picture, HasSubstr(">2  (8 KiB)<"));  // lends one, keeps its own result
+  EXPECT_THAT(picture, HasSubstr(">0  (8 KiB)<"));  // contributes a term to each owner
+  EXPECT_THAT(picture, HasSubstr(">2  (8 KiB)<"));  // contributes one, and keeps its own result
   EXPECT_THAT(picture, HasSubstr("terms to be reduced"));
   EXPECT_THAT(plan_of("64x64", "bf16", "4:S0", "tp=2@4-5:S1").to_svg(), Not(HasSubstr("terms")));
 }

@@ -1,4 +1,4 @@
-// Twenty thousand random redistributions, each judged element by element.
+// Twenty thousand random redistributions, each checked element by element.
 #include <gtest/gtest.h>
 
 #include "plan/testing/property_check.h"

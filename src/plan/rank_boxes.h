@@ -1,4 +1,4 @@
-// The ranks of one side of a picture: a box for each, or for several consecutive ones where there are many.
+// The ranks of one side of a picture: a box for each or, if there are many, for several consecutive ones.
 #pragma once
 
 #include <map>

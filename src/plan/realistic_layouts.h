@@ -1,4 +1,4 @@
-// Layouts as training and serving jobs have them, 64 to 1,024 ranks, with the tensors of a transformer: forty kinds
+// Layouts like those of training and serving jobs, with 64 to 1,024 ranks and the tensors of a transformer: forty kinds
 // that the balance tests and the benchmark share.
 #pragma once
 
@@ -17,7 +17,7 @@ struct Relayout {
   Layout dst;
 };
 
-// Placements of the tensors below, in their order, under one mesh.
+// Placements of the tensors below, in the same order, on one mesh.
 struct LayoutSide {
   const char* mesh;  // "dp=2,tp=4@0-7"
   std::array<const char*, 5> placements;

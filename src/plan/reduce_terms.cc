@@ -26,7 +26,7 @@ void write(T value, std::byte* to) {
   std::memcpy(to, &value, sizeof(T));
 }
 
-// Unsigned arithmetic of at least int's width wraps; that of narrower types would be int's, which overflows.
+// Unsigned arithmetic of at least int's width wraps; narrower types are promoted to int, which overflows.
 template <typename T>
 T wrapping(ReduceOp op, T a, T b) {
   using Wide = std::common_type_t<std::make_unsigned_t<T>, unsigned>;

@@ -10,7 +10,7 @@
 namespace tessera::plan {
 
 // Writes to `result` the reduction of the values at `terms`, in their order. REQUIRES: `op` reduces `dtype` (bind.h).
-// Nothing need be aligned.
+// Pointers may be unaligned.
 void reduce_terms(ReduceOp op, DType dtype, std::span<const std::byte* const> terms, std::byte* result);
 
 }  // namespace tessera::plan

@@ -5,12 +5,12 @@
 namespace tessera::plan {
 namespace {
 
-// Appends shares of [begin, begin + total) for `count` of the candidates, the first of them at `rotation`.
+// Appends shares of [begin, begin + total) for `count` of the candidates, starting with the one at `rotation`.
 void append_equal(Index begin, Index total, Index count, std::span<const Rank> candidates, int rotation,
                   std::vector<Share>& shares) {
   for (Index k = 0; k < count; ++k) {
     const Index end = begin + part_begin(total, count, k + 1);
-    if (end == begin + part_begin(total, count, k)) break;  // the rest is empty too
+    if (end == begin + part_begin(total, count, k)) break;  // the rest is empty as well
     const size_t at = static_cast<size_t>(k + rotation) % candidates.size();
     shares.push_back({end, candidates[at]});
   }
@@ -33,7 +33,7 @@ Index share_count(Index total, Index candidates, Index min_share) {
   return std::clamp<Index>(total / std::max<Index>(min_share, 1), 1, candidates);
 }
 
-// A cut may miss its place by a little on both sides of a share (cutter.h).
+// A cut may be slightly off on both sides of a share (cutter.h).
 Index share_minimum(const Kind& kind, const PlanOptions& options) {
   const Index piece = kind.elements(options.min_piece_bytes);
   return piece + piece / 16;

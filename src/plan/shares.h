@@ -8,13 +8,13 @@
 
 namespace tessera::plan {
 
-// `src` serves the elements from the end of the share before it up to `end`.
+// `src` serves the elements from the end of the previous share to `end`.
 struct Share {
   Index end = 0;
   Rank src = 0;
 };
 
-// The k-th of `parts` nearly equal parts of `total` begins here; the first total % parts of them are one longer.
+// The start of the k-th of `parts` nearly equal parts of `total`; the first total % parts of them are longer by one.
 inline Index part_begin(Index total, Index parts, Index k) {
   return total / parts * k + std::min(k, total % parts);
 }
@@ -26,13 +26,13 @@ struct ShareOptions {
 };
 
 // Cuts `total` elements into at most one share for each candidate: equal over the candidates' hosts first, then over
-// the ranks of each host. Shares of no elements are left out. REQUIRES: candidates, total > 0.
+// the ranks of each host. Empty shares are left out. REQUIRES: candidates, total > 0.
 std::vector<Share> share_out(Index total, std::span<const Rank> candidates, const ShareOptions& options);
 
-// How many shares of at least `min_share` elements `total` gives to `candidates` ranks.
+// The number of shares of at least `min_share` elements that `total` gives to `candidates` ranks.
 Index share_count(Index total, Index candidates, Index min_share);
 
-// The smallest share, in elements, of which no piece falls below the options' min_piece_bytes.
+// The smallest share, in elements, whose pieces are all at least the options' min_piece_bytes.
 Index share_minimum(const Kind& kind, const PlanOptions& options);
 
 }  // namespace tessera::plan

@@ -11,7 +11,7 @@ namespace {
 
 using Point = std::array<Index, kMaxDims>;
 
-// Packed bytes of `elements`; a trailing half byte counts whole.
+// Packed bytes of `elements`; a trailing half byte counts as one.
 size_t packed_bytes(DType dtype, Index elements) {
   return static_cast<size_t>((elements * bits_of(dtype) + 7) / 8);
 }
@@ -21,7 +21,7 @@ struct Local {
   Region owned;
   std::vector<std::byte> bytes;
 
-  // Where a global element lies, in elements.
+  // The position of a global element, in elements.
   Index position_of(const Point& point) const {
     Index position = 0;
     for (int d = 0; d < owned.ndim(); ++d)
@@ -30,7 +30,7 @@ struct Local {
   }
 };
 
-// Calls `visit` with every element of a region that is the first of a run along the last dim, and the run's length.
+// Calls `visit` with the first element of every run along the last dim of a region, and the run's length.
 template <typename Visit>  // void(const Point&, Index)
 void for_each_run(const Region& region, Visit visit, Point point = {}, int dim = 0) {
   if (region.empty()) return;
@@ -107,7 +107,7 @@ class Simulation {
     });
   }
 
-  // The peers are replicas of one region, so an element lies at one place in the arrays of all.
+  // The peers are replicas of one region, so an element has the same position in all their arrays.
   void reduce(const Reduction& reduction) {
     const auto peers = plan_.peers(reduction);
     Local& owner = reduced_.at(reduction.owner);
@@ -125,7 +125,7 @@ class Simulation {
   const Plan& plan_;
   int bits_;
   std::map<Rank, Local> sources_;
-  std::map<Rank, Local> reduced_;  // what owners send: their terms, and in their place what they reduced
+  std::map<Rank, Local> reduced_;  // what owners send: their terms, or what they have reduced in their place
   std::map<Rank, Local> destinations_;
 };
 

@@ -26,7 +26,7 @@ std::vector<T> values_of(const std::vector<std::byte>& bytes) {
   return values;
 }
 
-// What rank 9 gets of one element a term, rank 0's first.
+// The result on rank 9 for one element, given a value for each term, rank 0's first.
 template <typename T>
 T reduced(DType dtype, const char* op, const std::vector<T>& terms) {
   const Layout src = Layout::parse(std::to_string(terms.size()) + ":P" + op);
@@ -39,7 +39,7 @@ T reduced(DType dtype, const char* op, const std::vector<T>& terms) {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 TEST(Simulate, SumsFollowAscendingRanksInF32) {
-  EXPECT_EQ(reduced<float>(DType::kF32, "sum", {1e8F, 1, -1e8F, 1}), 1);  // in another order 2 or 0
+  EXPECT_EQ(reduced<float>(DType::kF32, "sum", {1e8F, 1, -1e8F, 1}), 1);  // 2 or 0 in another order
   EXPECT_EQ(reduced<double>(DType::kF64, "sum", {1e8, 1, -1e8, 1}), 2);
 }
 

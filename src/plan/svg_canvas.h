@@ -1,4 +1,4 @@
-// Writes SVG, element by element.
+// Writes SVG elements.
 #pragma once
 
 #include <fmt/format.h>
@@ -42,14 +42,14 @@ class SvgCanvas {
   void text(double x, double y, std::string_view text, std::string_view style = {}) {
     put("<text x=\"{:.4g}\" y=\"{:.4g}\" {}>{}</text>\n", x, y, style, escaped(text));
   }
-  // A band from a vertical edge at (x1, y1) to one at (x2, y2), as thick as its ends.
+  // A band from a vertical edge at (x1, y1) to one at (x2, y2), with the same thickness at both ends.
   void ribbon(double x1, double y1, double x2, double y2, double thickness, std::string_view fill) {
     const double mid = (x1 + x2) / 2;
     put("<path d=\"M{0:.4g} {1:.5g}C{2:.4g} {1:.5g} {2:.4g} {4:.5g} {3:.4g} {4:.5g}V{6:.5g}"
         "C{2:.4g} {6:.5g} {2:.4g} {5:.5g} {0:.4g} {5:.5g}Z\" fill=\"{7}\" fill-opacity=\".45\"/>\n",
         x1, y1, mid, x2, y2, y1 + thickness, y2 + thickness, fill);
   }
-  // A band that leaves a vertical edge at (x, y1) to the right and comes back to it at (x, y2), outlined in dashes.
+  // A dashed band that leaves a vertical edge at (x, y1) to the right and comes back to it at (x, y2).
   void loop(double x, double y1, double y2, double thickness, std::string_view fill) {
     const double top = std::min(y1, y2);
     const double bottom = std::max(y1, y2);

@@ -8,11 +8,11 @@
 namespace tessera::plan {
 namespace {
 
-constexpr size_t kMaxCells = 64;  // of the raster along one side: bounds the size of the picture
+constexpr size_t kMaxCells = 64;  // of the raster along one side: limits the size of the picture
 constexpr size_t kMaxStripes = 2048;
 constexpr double kMinLabelHeight = 13;
 
-// One axis of the picture: a tensor dim (-1: none is left to show) and where the raster's cells begin and end on it.
+// One axis of the picture: a tensor dim (-1: there is none) and the positions of the raster's cells on it.
 struct PictureAxis {
   int dim = -1;
   Index size = 1;
@@ -22,7 +22,7 @@ struct PictureAxis {
   double at(size_t edge) const {
     return static_cast<double>(edges[edge]) / static_cast<double>(std::max<Index>(size, 1));
   }
-  // The cells whose first element lies in the set.
+  // The cells whose first element is in the set.
   std::vector<size_t> cells_in(const Region& region) const {
     std::vector<size_t> cells_in;
     for (size_t i = 0; i < cells(); ++i)
@@ -93,7 +93,7 @@ Rect place(const Raster& raster, const Rect& frame, size_t top, size_t bottom, s
           frame.y + frame.height * raster.rows.at(bottom) - y};
 }
 
-// Draws equal neighbours as one: as far right as it goes, then as far down.
+// Merges equal neighbours: as far right as possible, then as far down.
 template <typename Draw>  // void(const Rect&, int value)
 void for_each_block(Raster raster, const Rect& frame, Draw draw) {
   for (size_t row = 0; row < raster.rows.cells(); ++row) {
@@ -125,7 +125,7 @@ void label(SvgCanvas& canvas, const Rect& r, const std::string& text) {
                           size, size / 4));
 }
 
-// Regions of the classes of a layout, with the class' ranks, ascending.
+// Visits the regions of a layout's classes, with the ranks of each class, ascending.
 template <typename Visit>  // void(const Region&, const std::vector<Rank>&)
 void for_each_class(const Plan& plan, const Layout& layout, Visit visit) {
   const Holders holders(layout, static_cast<int>(plan.meta.shape.size()));

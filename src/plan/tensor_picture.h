@@ -1,4 +1,4 @@
-// A tensor drawn as a rectangle: which source holds which part, and which sender each destination takes it from.
+// A tensor drawn as a rectangle: which source holds each part, and which sender each destination takes it from.
 #pragma once
 
 #include <functional>
@@ -10,11 +10,11 @@ namespace tessera::plan {
 
 using ColourOf = std::function<std::string(Rank)>;  // of a source rank
 
-// The cut of the source layout, each part with its ranks and striped in their colours.
+// The cut of the source layout: each part with its ranks, striped in their colours.
 void draw_source_cut(SvgCanvas& canvas, const Rect& frame, const Plan& plan, const ColourOf& colour);
-// The cut of the destination layout, each element in the colour of the rank that sends it.
+// The cut of the destination layout: each element in the colour of the rank that sends it.
 void draw_destination_cut(SvgCanvas& canvas, const Rect& frame, const Plan& plan, const ColourOf& colour);
-// "rows: dim 0 (4096), columns: dim 1 (4096)": what the rectangle shows.
+// Describes what the rectangle shows: "rows: dim 0 (4096), columns: dim 1 (4096)".
 std::string picture_axes(const Plan& plan);
 
 }  // namespace tessera::plan

@@ -1,11 +1,11 @@
-// Traffic of reductions: the terms that owners read from their peers.
+// The traffic of reductions: the terms that owners read from their peers.
 #pragma once
 
 #include "tessera/plan.h"
 
 namespace tessera::plan {
 
-// visit(peer, reduction, bytes) for every term that is not the owner's own.
+// Calls visit(peer, reduction, bytes) for every term that is not the owner's own.
 template <typename Visit>
 void for_each_term(const Plan& plan, Visit visit) {
   for (const Reduction& reduction : plan.reductions) {

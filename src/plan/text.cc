@@ -17,7 +17,7 @@ std::string ranks_text(std::span<const Rank> ranks, size_t limit) {
     if (runs == limit) return text + fmt::format(" and {} more", ranks.size() - first);
     size_t last = first;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (last == first + 1) last = first;  // two in a row read better apart
+    if (last == first + 1) last = first;  // two in a row are easier to read apart
     if (!text.empty()) text += ',';
     text += first == last ? fmt::to_string(ranks[first]) : fmt::format("{}-{}", ranks[first], ranks[last]);
     first = last + 1;

@@ -22,7 +22,7 @@ bool cannot_shrink(int fd) {
 
 MappedArena::MappedArena(UniqueFd fd, uint64_t bytes, std::string_view owner)
     : fd_(std::move(fd)), bytes_(bytes), owner_(owner) {
-  // The seal is read before the size: once it is there, the size seen afterwards stays.
+  // Reads the seal before the size: once the seal is there, the size cannot change.
   const bool mappable = cannot_shrink(fd_.get());
   struct stat file{};
   if (::fstat(fd_.get(), &file) != 0) fail_errno(fmt::format("shared memory of {}: fstat", owner));

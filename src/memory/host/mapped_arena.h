@@ -1,4 +1,4 @@
-// Another process' memfd in this process: mapped read-only if its seals make that safe, else read by pread.
+// Another process's memfd in this process: mapped read-only if its seals make that safe, otherwise read by pread.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace tessera {
 // Immutable once opened, hence thread-safe.
 class MappedArena {
  public:
-  // Takes a descriptor that came from `owner` (a name for messages). Seals and size are checked before anything is
-  // mapped. A file sealed against shrinking is mapped; any other is left unmapped, since whoever shrinks it would kill
-  // a reader with SIGBUS. Throws Error(kInvalidArgument) if it is not a regular file of at least `bytes` bytes.
+  // Takes a descriptor that came from `owner` (a name for messages). Checks seals and size before it maps anything. A
+  // file sealed against shrinking is mapped; any other is not, since shrinking it would kill a reader with SIGBUS.
+  // Throws Error(kInvalidArgument) if it is not a regular file of at least `bytes` bytes.
   MappedArena(UniqueFd fd, uint64_t bytes, std::string_view owner);
   ~MappedArena();
   MappedArena(const MappedArena&) = delete;
@@ -31,7 +31,7 @@ class MappedArena {
   Status read(uint64_t offset, std::span<std::byte> out) const;
 
  private:
-  UniqueFd fd_;  // only where it is not mapped
+  UniqueFd fd_;  // only if it is not mapped
   uint64_t bytes_ = 0;
   const std::byte* data_ = nullptr;
   std::string owner_;

@@ -8,14 +8,14 @@
 namespace tessera {
 namespace {
 
-// The two generations of control groups name the same things differently.
+// Versions 1 and 2 of control groups use different names for the same things.
 struct GroupFiles {
   std::string_view limit, usage, inactive_file, active_file;
 };
 constexpr GroupFiles kV2{"memory.max", "memory.current", "inactive_file", "active_file"};
 constexpr GroupFiles kV1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"};
 
-// The first generation writes "unlimited" as a number of its own, beyond any memory.
+// Version 1 writes "unlimited" as a special number, beyond any memory.
 void lower_to_group(MemoryLimits& limits, const ControlGroup& group, uint64_t machine_memory) {
   const GroupFiles& names = group.generation == ControlGroup::Generation::kV2 ? kV2 : kV1;
   const std::string limit_file = fmt::format("{}/{}", group.folder, names.limit);

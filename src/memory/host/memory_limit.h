@@ -1,4 +1,4 @@
-// How much memory this process may still take.
+// The amount of memory that this process may still take.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@ struct MemoryLimits {
   std::string group_limit_file;        // the file that names that limit
 };
 
-// Reads under `root` ("" for the machine itself; tests bring a tree of their own).
+// Reads under `root` ("" for the machine itself; tests pass a tree they made).
 MemoryLimits read_memory_limits(const std::string& root = {});
 
-// Throws Error(kResourceExhausted) that begins with `what` and names all figures, if `bytes` more would not fit.
+// Throws Error(kResourceExhausted), which begins with `what` and gives all figures, if `bytes` more would not fit.
 void require_memory(uint64_t bytes, std::string_view what, const MemoryLimits& limits = read_memory_limits());
 
 }  // namespace tessera

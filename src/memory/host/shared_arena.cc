@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// Read in this order: a size that is seen once the seal is there stays.
+// Reads the seal before the size: once the seal is there, the size cannot change.
 size_t sealed_size(int fd, std::string_view owner) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
@@ -68,8 +68,8 @@ SharedArena::~SharedArena() {
   Metrics::process().shared_memory_bytes.add(-static_cast<int64_t>(bytes_));
 }
 
-// Pages are made through the advised mapping first, because fallocate itself never makes huge ones; fallocate then
-// guarantees that none is missing, on kernels before MADV_POPULATE_WRITE (5.14) too.
+// Makes pages through the advised mapping first, because fallocate itself never makes huge ones; fallocate then
+// guarantees that none is missing, also on kernels before MADV_POPULATE_WRITE (5.14).
 void SharedArena::map_and_allocate() {
   if (::ftruncate(fd_.get(), static_cast<off_t>(bytes_)) != 0) fail_arena("ftruncate", bytes_);
   void* data = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);

@@ -1,6 +1,5 @@
-// One memfd of shared memory, and the free list that blocks are cut from. SharedHeap (tessera/memory.h) owns a set of
-// them; a peer that is given the descriptor opens it as a MappedArena, and an agent daemon, which works for the owner,
-// as a SharedArena of its own.
+// One memfd of shared memory, and the free list from which blocks are cut. SharedHeap (tessera/memory.h) owns a set of
+// them. A peer that gets the descriptor opens it as a MappedArena; the owner's agent daemon opens it as a SharedArena.
 #pragma once
 
 #include <sys/types.h>
@@ -26,18 +25,18 @@ class SharedArena {
   // Error(kResourceExhausted).
   SharedArena(uint32_t id, size_t bytes);
   enum class Access { kRead, kWrite };
-  // Maps all of another process' arena, which is one block here. Throws Error(kInvalidArgument) if `fd`, which came
-  // from `owner` (a name for messages), is not a memfd sealed against shrinking, and kPermissionDenied if it is to be
-  // written but sealed against that.
+  // Maps all of another process's arena, as one block. Throws Error(kInvalidArgument) if `fd`, which came from `owner`
+  // (a name for messages), is not a memfd sealed against shrinking, and kPermissionDenied if it is to be written but is
+  // sealed against that.
   SharedArena(uint32_t id, UniqueFd fd, Access access, std::string_view owner);
   ~SharedArena();
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
 
   uint32_t id() const { return id_; }  // unique in this process
-  // For a peer: sealed from now on against every further writable mapping. Throws Error.
+  // For a peer: seals the arena against all further writable mappings. Throws Error.
   int fd_for_peer();
-  // For the agent that works for this process, which may write there.
+  // For the agent that works for this process, which may map it for writing.
   int fd_for_agent() const { return fd_.get(); }
   // Whether an agent can still map it for writing: no peer has its descriptor yet.
   bool writable_elsewhere() const;
@@ -64,7 +63,7 @@ class SharedArena {
   mutable Mutex mutex_;
   std::map<size_t, size_t> free_ GUARDED_BY(mutex_);       // offset -> bytes
   std::map<size_t, size_t> allocated_ GUARDED_BY(mutex_);  // offset -> bytes
-  size_t pristine_ GUARDED_BY(mutex_) = 0;                 // bytes from here on were never handed out: still zero
+  size_t pristine_ GUARDED_BY(mutex_) = 0;                 // bytes from here on were never allocated: still zero
 };
 
 }  // namespace tessera

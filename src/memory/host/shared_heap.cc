@@ -20,8 +20,8 @@ constexpr size_t kMaxWished = size_t{512} << 20;
 
 }  // namespace
 
-// Arenas live as long as a buffer or a Location of theirs; the heap itself only keeps one small one, so that a program
-// that takes and gives back single blocks does not make an arena each time.
+// Arenas live as long as a buffer or a Location in them; the heap itself only keeps one small arena, so that a program
+// that allocates and releases single blocks does not create an arena each time.
 struct SharedHeap::Impl {
   void forget_gone() REQUIRES(mutex) {
     std::erase_if(arenas, [](const auto& entry) { return entry.second.expired(); });
@@ -42,8 +42,8 @@ struct SharedHeap::Impl {
     return arena;
   }
 
-  // Arenas grow with the heap, so that a large model does not need hundreds of descriptors; where memory is short, an
-  // arena of just what is needed will do.
+  // Arenas grow with the heap, so that a large model does not need hundreds of descriptors. If memory is short, an
+  // arena of the needed size will do.
   std::shared_ptr<SharedArena> add_for(size_t bytes) REQUIRES(mutex) {
     const size_t needed = std::max(bytes, SharedArena::kMinBytes);
     const size_t wished = std::max(needed, std::min(mapped() / 4, kMaxWished));

@@ -35,7 +35,7 @@ TEST(SharedHeap, RandomBlocksNeverOverlapAreAlignedAndZeroed) {
     SharedBuffer buffer = SharedHeap::process().allocate(pick(1, pick(0, 9) == 0 ? 200'000 : 500), alignment);
     ASSERT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % alignment, 0u);
     ASSERT_TRUE(all_zero(buffer));
-    std::memset(buffer.data(), 0xA5, buffer.size());  // an overlap would show as a block that is not zero, or below
+    std::memset(buffer.data(), 0xA5, buffer.size());  // an overlap would show as a nonzero block, here or below
     live.push_back(std::move(buffer));
   }
   std::map<const std::byte*, size_t> blocks;
@@ -92,7 +92,7 @@ TEST(SharedHeap, RefusesOddAlignmentAndGivesNothingForNothing) {
   EXPECT_EQ(SharedHeap::process().allocate(0).data(), nullptr);
 }
 
-// What a peer that holds the descriptor could try.
+// The attempts of a peer that has the descriptor.
 TEST(SharedArena, APeerCanNeitherWriteNorResize) {
   SharedArena arena(1, SharedArena::kHugePage);
   arena.data()[0] = std::byte{42};

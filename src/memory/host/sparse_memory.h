@@ -1,5 +1,5 @@
-// Shared memory whose pages are allocated only where its owner asks for them, so that most of it may cost nothing.
-// They are never allocated by a page fault, which would kill the process if there is no memory left.
+// Shared memory whose pages are only allocated on request, so that unused parts cost nothing. They are never allocated
+// by a page fault, which would kill the process if no memory is left.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@ namespace tessera {
 
 class SharedArena;
 
-// One arena of SharedHeap::process(), which knows where it lies as long as this lives. Thread-safe.
+// One arena of SharedHeap::process(), which can locate it while this object lives. Thread-safe.
 class SparseMemory {
  public:
-  // Only address space. `owner` is a name for messages. Throws Error(kResourceExhausted).
+  // Reserves address space only. `owner` is a name for messages. Throws Error(kResourceExhausted).
   SparseMemory(size_t bytes, std::string_view owner);
   ~SparseMemory();
   SparseMemory(const SparseMemory&) = delete;
@@ -21,8 +21,8 @@ class SparseMemory {
 
   std::byte* data() const;
   size_t size() const { return bytes_; }
-  // Allocates the pages of [data() + offset, data() + offset + bytes), zeroed if they are new; false if there is no
-  // memory left. Pages that are not allocated must be neither written nor read.
+  // Allocates the pages of [data() + offset, data() + offset + bytes), zeroed if they are new; false if no memory is
+  // left. Pages that are not allocated must not be accessed.
   bool take(size_t offset, size_t bytes);
 
  private:

@@ -37,7 +37,7 @@ TEST(SparseMemory, TakesWhatItIsToldToAndNoMore) {
   EXPECT_EQ(end[-1], std::byte{1});
 }
 
-// A peer may be given it; nothing else can write it then, and it goes on growing.
+// A peer may get it. Then nobody else can write it, and it can still grow.
 TEST(SparseMemory, GrowsUnderSealsToo) {
   SparseMemory memory(kBytes, "trainer/0");
   const auto location = SharedHeap::process().locate(memory.data(), kBytes);

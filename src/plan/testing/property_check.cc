@@ -66,9 +66,9 @@ class Judge {
     return flat;
   }
 
-  // Per element, as sets of ranks: who holds it, who wants it; and the two counts that bounds are made of.
+  // For each element, the sets of ranks that hold it and that want it, and the two counts behind the bounds.
   void find_classes() {
-    std::map<std::vector<size_t>, std::pair<Index, Index>> needed;  // by holders: elements in all, elements to serve
+    std::map<std::vector<size_t>, std::pair<Index, Index>> needed;  // by holders: all elements, elements to serve
     for (size_t e = 0; e < holds_.size(); ++e) {
       const auto holders = positions(holds_[e]);
       std::set<Rank> holding;
@@ -136,7 +136,7 @@ class Judge {
     }
   }
 
-  // One term a coordinate of the Partial axes, all at the owner's place along the other axes.
+  // One term for each coordinate of the Partial axes; all have the owner's coordinates along the other axes.
   void check_peers(const Plan& plan, const Reduction& reduction) {
     std::vector<Rank> expected;
     const Mesh& mesh = case_.src.mesh();
@@ -192,7 +192,7 @@ class Judge {
     for (const auto& [rank, sent] : egress) largest = std::max(largest, sent);
     EXPECT_EQ(plan.stats.max_egress, largest);
     if (partial_ || !case_.options.hosts.empty() || case_.options.min_piece_bytes > 0) return;
-    if (case_.meta.dtype == DType::kF4) return;  // may be cut at whole bytes only
+    if (case_.meta.dtype == DType::kF4) return;  // may only be cut at whole bytes
     const auto allowed = static_cast<double>(egress_bound_) * 1.05;
     EXPECT_LE(static_cast<double>(largest), std::max(allowed, static_cast<double>(bytes(largest_share_))));
   }
@@ -275,7 +275,8 @@ class Judge {
     if (!partial_) return static_cast<double>(element);
     const ReduceOp op = *case_.src.partial_op();
     std::vector<double> terms;
-    // Replicas hold equal terms in a sound program; here every rank has its own, and only one replica may be summed.
+    // Replicas hold equal terms in a correct program. Here every rank has a different term, and only one replica may be
+    // summed.
     const auto& times = owner_of_.at(element);
     for (const Rank rank : times) terms.push_back(term(element, rank));
     double value = terms[0];
@@ -324,7 +325,7 @@ class Judge {
     }
   }
 
-  // --- what each rank sees ---
+  // --- the part of each rank ---
 
   static std::string line(const Plan& plan, const Route& route) {
     std::string text = std::to_string(route.src) + " " + std::string(to_string(route.kind)) + " " +
@@ -367,7 +368,7 @@ class Judge {
   }
 
   const Case& case_;
-  std::vector<std::vector<bool>> holds_;  // by element, by position in the source mesh
+  std::vector<std::vector<bool>> holds_;  // by element and position in the source mesh
   std::vector<std::vector<bool>> wants_;
   bool partial_;
   std::vector<Index> wanted_;

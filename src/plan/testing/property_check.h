@@ -1,4 +1,4 @@
-// One random redistribution, planned and then judged element by element by the brute force of layout/brute_force.h.
+// One random redistribution, planned and checked element by element with the brute force of layout/brute_force.h.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ struct Case {
 
 Case random_case(RandomLayouts& with_partial, RandomLayouts& without_partial);
 
-// True when the case could be planned; a cut inside a byte is the one thing that may not. Failures are gtest's.
+// True if the case could be planned; only a cut inside a byte may prevent it. Failures are reported to gtest.
 bool check_case(const Case& c);
 
 }  // namespace tessera::plan
