@@ -25,7 +25,7 @@ bool holds_neutral(const Layout& layout, Rank rank) {
   return false;
 }
 
-// The bits of one element e with x op e == x: for every x, but that a product with 1+0i may turn the sign of a zero,
+// The bits of an element e with x op e == x for every x, except that a product with 1+0i may change the sign of a zero,
 // and makes NaN of infinity. REQUIRES: reducible(op, dtype).
 uint64_t neutral_bits(ReduceOp op, DType dtype) {
   const bool sum = op == ReduceOp::kSum;
@@ -53,8 +53,7 @@ void fill_neutral(const HeldTensor& tensor) {
     std::memcpy(tensor.memory.data() + offset, &bits, element);
 }
 
-// The slice as the file has it or, under a cast or quantised, in the tensor's dtype. Keeps its memory from tensor to
-// tensor.
+// The slice as in the file or, with a cast or quantised, in the tensor's dtype. Reuses its memory for each tensor.
 class SliceReader {
  public:
   explicit SliceReader(const Checkpoint& checkpoint) : checkpoint_(checkpoint), quantised_(checkpoint) {}

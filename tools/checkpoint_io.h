@@ -1,4 +1,4 @@
-// Local tensors and files: filling them from a checkpoint, checking them against one, writing them out.
+// Local tensors and files: fills tensors from a checkpoint, checks them against one, writes them to a file.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,21 @@ namespace tessera::tools {
 
 class Interrupt;
 
-// Reads this rank's slice of every tensor. Along the axes that are Partial(sum) or Partial(product) the first rank
-// holds the slice, the others hold the neutral element (-0.0 for sums of floats, so that even a zero keeps its sign; 1
-// for products); of avg, min and max every rank holds the slice. Throws as Checkpoint::read_slice does, and
-// Error(kInvalidArgument) for a product of a dtype that has no 1.
+// Reads this rank's slice of every tensor. Along axes that are Partial(sum) or Partial(product), the first rank holds
+// the slice and the others hold the neutral element (-0.0 for sums of floats, so that even a zero keeps its sign; 1 for
+// products); with avg, min and max every rank holds the slice. Throws as Checkpoint::read_slice does, and
+// Error(kInvalidArgument) for a product in a dtype without a 1.
 void load_slices(const Checkpoint& checkpoint, const HeldTensors& held, const Interrupt& interrupt);
 
-// Compares every local tensor, bit for bit, with its slice of a checkpoint, cast as the bus casts where the dtypes
-// differ. One that travelled quantised is compared with the file's tensor quantised as a whole, and back. `wires`: by
-// tensor, what it travelled as; empty: all as they are. Throws Error(kDataLoss) that names the first tensor that
-// differs, its global index and both values, or that is not in the checkpoint with that shape.
+// Compares every local tensor, bit for bit, with its slice of a checkpoint, cast as the bus casts if the dtypes differ.
+// A tensor that travelled quantised is compared with the file's tensor quantised as a whole and decoded. `wires`: by
+// tensor, the format that it travelled in; empty: none was quantised. Throws Error(kDataLoss), which names the first
+// tensor that differs, its global index and both values, or a tensor that the checkpoint does not have in that shape.
 void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, std::span<const std::optional<Format>> wires,
                    const Interrupt& interrupt);
 
-// Writes FOLDER/rank-00000.safetensors, replacing it: the local tensors of this rank, those it holds nothing of left
-// out. Metadata: `version`, and `tensors`, a JSON text {"name":{"shape":[],"dtype":"","layout":""}} with the global
+// Writes FOLDER/rank-00000.safetensors, replacing it: the local tensors of this rank, without those of which it holds
+// nothing. Metadata: `version`, and `tensors`, a JSON text {"name":{"shape":[],"dtype":"","layout":""}} with the global
 // shapes. Returns the path. docs/formats/checkpoint-files.md.
 std::filesystem::path write_slices(const std::filesystem::path& folder, const HeldTensors& held, int64_t version);
 

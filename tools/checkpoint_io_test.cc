@@ -101,7 +101,7 @@ TEST_F(CheckpointIo, OtherReductionsHoldOnesOrTheSlice) {
   for (const char* layout : {"2:Pavg", "2:Pmin", "2:Pmax"}) EXPECT_THAT(second(layout), ElementsAre(0, 1, 2, 3));
 }
 
-// The slice of the first rank and what the second holds are folded as the owner of a reduction does it.
+// The first rank's slice and the second rank's element are combined as the owner of a reduction does it.
 TEST_F(CheckpointIo, ComplexTermsGiveTheTensorBack) {
   const std::vector<std::complex<float>> values{{1.5F, -2}, {-3, 0.25F}, {1e30F, 1e-30F}, {0, 7}, {-0.0F, -0.0F}};
   const auto count = static_cast<Index>(values.size());
@@ -171,7 +171,7 @@ TEST_F(CheckpointIo, VerifiesAfterTheSameCast) {
   EXPECT_EQ(status_of([&] { verify_slices(checkpoint, held, {}, interrupt_); }).code(), ErrorCode::kDataLoss);
 }
 
-// The whole tensor quantised in one go, and back, in f32. REQUIRES: f32 or f64, a stack of matrices [rows, columns]
+// The whole tensor quantised at once and decoded, in f32. REQUIRES: f32 or f64, a stack of matrices [rows, columns]
 std::vector<float> decoded(const std::vector<float>& values, Format format, Index rows, Index columns) {
   const QuantSpec spec{.format = format};
   const PlaneShape shape = plane_shape(spec, Plane::kRow, rows, columns);
@@ -189,7 +189,7 @@ std::vector<float> decoded(const std::vector<float>& values, Format format, Inde
   return result;
 }
 
-// Verification of what a rank holds of `decoded`, and that it finds one bit that is wrong in the last element.
+// Verifies this rank's part of `decoded`, and checks that one wrong bit in the last element is found.
 void expect_verifies(const Checkpoint& checkpoint, const std::vector<float>& decoded, Format format,
                      const std::string& layout, const Interrupt& interrupt) {
   for (Rank rank = 0; rank < 2; ++rank) {

@@ -1,5 +1,5 @@
-// The commands of `tessera`. Each has a file of its own that defines add_<name>_command(): it declares the subcommand
-// and its options, and has the parser's callback set `run` to what the command does.
+// The commands of `tessera`. Each has a separate file that defines add_<name>_command(): it declares the subcommand and
+// its options, and its parser callback sets `run` to the command's code.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,8 @@ namespace tessera::tools {
 
 class Interrupt;
 
-// What a command does once its arguments are parsed. Throws tessera::Error; main() prints it and chooses the status.
+// The code of a command, called once its arguments are parsed. Throws tessera::Error; main() prints it and chooses the
+// status.
 using Run = std::function<ExitStatus(Interrupt&)>;
 
 void add_store_command(CLI::App& app, Run& run);
@@ -25,6 +26,6 @@ void add_top_command(CLI::App& app, Run& run);
 void add_plan_command(CLI::App& app, Run& run);
 void add_bench_command(CLI::App& app, Run& run);
 void add_doctor_command(CLI::App& app, Run& run);
-void add_completion_command(CLI::App& app, Run& run);  // of all that `app` has once it is parsed
+void add_completion_command(CLI::App& app, Run& run);  // for all that `app` has once it is parsed
 
 }  // namespace tessera::tools

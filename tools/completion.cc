@@ -21,7 +21,7 @@ struct Command {
   std::string name{};
   std::string help{};
   std::vector<Option> options{};
-  std::vector<std::string> words{};  // what its first argument may be
+  std::vector<std::string> words{};  // candidates for its first argument
 
   std::vector<std::string> option_names() const {
     std::vector<std::string> all;
@@ -59,7 +59,7 @@ std::vector<std::string> names_of(const std::vector<Command>& commands) {
   return names;
 }
 
-// Within single quotes of a shell.
+// In single quotes, for a shell.
 std::string quoted_for_shell(std::string_view text, std::string_view quote = "'\\''") {
   std::string out = "'";
   for (const char c : text) {
@@ -71,7 +71,7 @@ std::string quoted_for_shell(std::string_view text, std::string_view quote = "'\
   return out + "'";
 }
 
-// In an option of zsh's _arguments: brackets and colons would end the text.
+// For an option of zsh's _arguments, where brackets and colons would end the text.
 std::string described_for_zsh(std::string_view text) {
   std::string out;
   for (const char c : text) {

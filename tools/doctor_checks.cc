@@ -111,7 +111,7 @@ Check death_notice() {
           good ? "" : "needs Linux 5.3 and a visible /proc"};
 }
 
-// The smallest piece, a power of two, from which process_vm_readv is the cheaper way, if there is one.
+// The smallest piece, a power of two, for which process_vm_readv is the cheaper way, if there is one.
 std::optional<int64_t> readv_from_bytes(const PathCost& readv, const PathCost& ring) {
   constexpr int64_t kPieces = 1024;
   for (int64_t piece = 64; piece <= int64_t{1} << 30; piece *= 2)
@@ -123,14 +123,14 @@ std::string describe(const PathCost& cost) {
   return fmt::format("{:.1f} GB/s, {:.0f} ns a piece", cost.byte > 0 ? 1e-9 / cost.byte : 0.0, cost.piece * 1e9);
 }
 
-// Whether Yama's scope keeps the processes of one user from reading one another: in scope 1 they may with the consent
-// of the one that is read.
+// Whether Yama's scope prevents processes of one user from reading one another; in scope 1 they may if the process that
+// is read consents.
 bool yama_forbids(std::string_view scope) {
   if (scope.empty() || scope == "0" || ::geteuid() == 0) return false;
   return scope != "1" || Config::get().allow_ptrace != "any";
 }
 
-// As if it were another process of this host.
+// Connects to this process as if it were another one of this host.
 std::unique_ptr<Connection> reach_self() {
   const Endpoint self{.process = Incarnation::self(), .name = "this process"};
   for (const Transport* transport : TransportRegistry::builtin().transports())

@@ -1,4 +1,4 @@
-// What `tessera doctor` looks at.
+// The checks of `tessera doctor`.
 #pragma once
 
 #include <string>
@@ -14,22 +14,22 @@ struct Check {
   std::string section;  // "machine", "memory", "processes", "transports"
   std::string name;
   State state = State::kGood;
-  std::string detail;  // what is there
-  std::string fix;     // unless kGood, and where there is one
+  std::string detail;  // what was found
+  std::string fix;     // unless kGood, and if there is one
 };
 std::string_view to_string(Check::State state);  // "good", "limited", "missing"
 
-// Which way private memory is read, by what each costs: "process_vm_readv (...) for pieces of 4.10 kB and more, the
+// How private memory is read, given the cost of each way: "process_vm_readv (...) for pieces of 4.10 kB and more, the
 // bounce ring (...) for smaller ones".
 std::string private_memory_text(const PathCost& readv, const PathCost& ring);
 
-// Looks and changes nothing. Never throws for what it finds.
+// Changes nothing. Never throws for what it finds.
 std::vector<Check> examine_machine();
 
-// The same of only the runtime folder `root`: whether it can be used, and one check for each thing that a process
-// which has died left there.
+// Checks only the runtime folder `root`: whether it can be used, and one check for each thing that a dead process has
+// left there.
 std::vector<Check> examine_runtime_folder(const std::string& root);
-// Removes what those processes left. Throws Error.
+// Removes what dead processes have left. Throws Error.
 void clean_runtime_folder(const std::string& root);
 
 }  // namespace tessera::tools

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(DoctorChecks, PrivateMemoryIsReadEachWayWhereItIsCheaper) {
-  // The ring's pieces are cheap, its bytes are not: at 4 KiB readv is the way, at 2 KiB the ring.
+  // The ring is cheap for each piece but not for each byte: at 4 KiB readv is cheaper, at 2 KiB the ring.
   const PathCost readv{.byte = 1e-10, .piece = 4e-7};
   const PathCost ring{.byte = 2e-10, .piece = 2e-8};
   EXPECT_THAT(private_memory_text(readv, ring),

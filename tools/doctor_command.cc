@@ -24,14 +24,14 @@ constexpr char kDoctorExamples[] = R"(Examples:
   tessera doctor --json
   tessera doctor --clean)";
 
-// What the environment holds now, or the default.
+// The value in the environment now, or the default.
 std::string current_value(const EnvironmentVariable& variable) {
   const char* set = std::getenv(std::string(variable.name).c_str());
   if (set == nullptr || *set == '\0') return std::string(variable.default_value);
   return variable.secret ? "(set)" : set;
 }
 
-// Who says this process' rank, and its world.
+// Where this process's rank and world size come from.
 struct LaunchWords {
   std::string rank, world;
 };

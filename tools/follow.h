@@ -1,4 +1,4 @@
-// Seeing an operation of the bus through to its end.
+// Waits for an operation of the bus until its end.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,7 @@ namespace tessera::tools {
 
 class Interrupt;
 
-// Waits for the operation's end and shows its progress meanwhile; a signal cancels it. Returns its version, throws what
-// it failed with.
+// Waits for the operation's end and shows its progress; a signal cancels it. Returns its version; throws its error.
 int64_t follow(Handle& handle, const std::string& label, Interrupt& interrupt);
 
 }  // namespace tessera::tools

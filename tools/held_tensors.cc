@@ -21,7 +21,7 @@ void check_ranks(const TensorInfo& info, const Layout& layout, int world) {
   }
 }
 
-// On every rank, whether it holds terms or not: if only one refused, the others would wait for it.
+// Checked on every rank, whether or not it holds terms: if only one refused, the others would wait for it.
 void check_terms(const TensorInfo& info, const Layout& layout) {
   if (const auto op = layout.partial_op(); op && !reducible(*op, info.dtype))
     fail(ErrorCode::kInvalidArgument, "tensor {}: its layout {}: {} cannot be reduced by {}"_message,

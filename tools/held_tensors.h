@@ -16,23 +16,23 @@ namespace tessera::tools {
 struct HeldTensor {
   TensorInfo info;
   Layout layout;                // bound
-  bool member = false;          // of the tensor's mesh; otherwise this rank holds nothing of it
-  Region region;                // what it holds
+  bool member = false;          // a rank of the tensor's mesh; others hold nothing of it
+  Region region;                // that it holds
   std::span<std::byte> memory;  // packed row-major
 };
 
 // Move-only; not thread-safe.
 class HeldTensors {
  public:
-  // Allocates one block for all. REQUIRES: one layout a tensor, bound to its shape. Throws Error(kInvalidArgument) that
-  // names the tensor where a layout has a rank outside the job, has terms that cannot be reduced or would cut an F4
-  // element pair, Error(kResourceExhausted) where memory is short.
+  // Allocates one block for all. REQUIRES: one layout for each tensor, bound to its shape. Throws
+  // Error(kInvalidArgument), which names the tensor, if a layout has a rank outside the job, has terms that cannot be
+  // reduced or would cut an F4 element pair; Error(kResourceExhausted) if memory is short.
   HeldTensors(std::vector<TensorInfo> tensors, std::vector<Layout> layouts, Rank rank, int world);
 
   Rank rank() const { return rank_; }
   std::span<const HeldTensor> tensors() const { return tensors_; }
   int64_t bytes() const { return bytes_; }
-  // All of them, as the bus takes them; those of other ranks without memory.
+  // Specs of all tensors for the bus; without memory for those that this rank does not hold.
   std::vector<TensorSpec> specs(const WireRules& wires) const;
 
  private:

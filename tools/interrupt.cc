@@ -26,7 +26,7 @@ UniqueFd make_event() {
 
 void set_event(const UniqueFd& event) {
   const uint64_t one = 1;
-  (void)!::write(event.get(), &one, sizeof(one));  // fails only when it is set already
+  (void)!::write(event.get(), &one, sizeof(one));  // fails only if it is set already
 }
 
 void wait_for_event(const UniqueFd& event) {
@@ -69,7 +69,7 @@ int Interrupt::wait() const {
   return signal_;
 }
 
-// Every signal is left in the signalfd: a second one makes the second poll return at once.
+// Signals stay in the signalfd: a second one makes the second poll return immediately.
 void Interrupt::serve() {
   pollfd ready[] = {{ended_.get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}};
   const auto wait = [&ready](int timeout_ms) {

@@ -1,5 +1,5 @@
-// SIGINT and SIGTERM as an orderly end: what is under way is cancelled, destructors run, the process ends with 130; a
-// service that SIGTERM has ended, with 0.
+// Turns SIGINT and SIGTERM into an orderly end: current operations are cancelled, destructors run, and the process ends
+// with 130, or with 0 if it is a service that SIGTERM has ended.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,10 @@
 
 namespace tessera::tools {
 
-// Make one, first thing in main(): it blocks both signals for the threads that start later, and waits for them on a
-// thread of its own. Whatever waits is stopped through stop_token(); a command that has not ended three seconds after
-// the signal, or at a second one, is ended by _exit(130): what cannot be cancelled (a transfer that has begun to write)
-// must not hold the user. Thread-safe.
+// Create it first thing in main(): it blocks both signals for threads that start later, and waits for them on a
+// separate thread. Waits are stopped through stop_token(). A command that has not ended three seconds after the signal,
+// or at a second signal, is ended by _exit(130): work that cannot be cancelled (a transfer that has begun to write)
+// must not hold up the user. Thread-safe.
 class Interrupt {
  public:
   Interrupt();
@@ -27,10 +27,10 @@ class Interrupt {
   bool requested() const { return stop_.stop_requested(); }
   // Throws Error(kCancelled) after a signal. Call it between steps.
   void check() const;
-  // Blocks until a signal comes; which.
+  // Blocks until a signal comes; returns it.
   int wait() const;
 
-  // While it lives, a signal calls `cancel`, on the signal thread; at once if the signal has come already.
+  // While it lives, a signal calls `cancel` on the signal thread; immediately if the signal has already come.
   class Scope {
    public:
     Scope(Interrupt& interrupt, std::function<void()> cancel) : callback_(interrupt.stop_token(), std::move(cancel)) {}
@@ -43,7 +43,7 @@ class Interrupt {
   void serve();
 
   std::stop_source stop_;
-  std::atomic<int> signal_ = 0;  // the first that came
+  std::atomic<int> signal_ = 0;  // the first one
   UniqueFd signals_;
   UniqueFd came_;   // readable once a signal has come
   UniqueFd ended_;  // readable once the destructor runs

@@ -12,7 +12,7 @@
 namespace tessera::tools {
 namespace {
 
-// The exit status of a child that runs `body` with an Interrupt of its own.
+// The exit status of a child that runs `body` with its own Interrupt.
 template <typename Body>
 int status_of_child(Body body) {
   const pid_t child = ::fork();
@@ -79,7 +79,7 @@ TEST(Interrupt, ASecondSignalEndsAWaitThatCannotBeCancelled) {
               ::kill(::getpid(), SIGINT);
               interrupt.wait();
               ::kill(::getpid(), SIGINT);
-              std::promise<void>().get_future().wait();  // no one keeps this promise
+              std::promise<void>().get_future().wait();  // never fulfilled
               return 1;
             }),
             130);

@@ -1,4 +1,4 @@
-// Options that `tessera send` and `tessera recv` share: who this process is and whom it meets.
+// Options that `tessera send` and `tessera recv` share: who this process is, and which job it joins.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ class App;
 
 namespace tessera::tools {
 
-// One batch a pair is all that the command moves; both sides call it this.
+// The command moves one batch for each pair; both sides give it this id.
 inline constexpr char kBatchId[] = "checkpoint";
 
 struct JobOptions {
@@ -37,7 +37,7 @@ struct JobOptions {
 
   void declare(CLI::App& command);
 
-  // Each checks what it uses and throws Error(kInvalidArgument).
+  // Each checks the options that it uses and throws Error(kInvalidArgument).
   BusOptions bus() const;
   PairOptions pair_options() const;
   Timeout rendezvous_timeout() const;

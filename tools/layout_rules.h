@@ -1,5 +1,5 @@
-// Rules that give every tensor of a model its layout: `REGEX=LAYOUT`, tried in order, the first whose regex (RE2)
-// matches the whole name wins. The first '=' divides; a regex that needs one writes \x3d.
+// Rules that give every tensor of a model its layout: `REGEX=LAYOUT`, tried in order; the first rule whose regex (RE2)
+// matches the whole name wins. The first '=' separates the two; a regex with an '=' writes \x3d.
 #pragma once
 
 #include <memory>
@@ -16,17 +16,17 @@ namespace tessera::tools {
 // Move-only; const calls are thread-safe. Errors are tessera::Error(kInvalidArgument).
 class LayoutRules {
  public:
-  // Throws for a rule without '=', a bad regex or a bad layout, naming the rule.
+  // Throws for a rule without '=', a bad regex or a bad layout, and names the rule.
   static LayoutRules parse(std::span<const std::string> rules);
   LayoutRules(LayoutRules&&) noexcept;
   LayoutRules& operator=(LayoutRules&&) noexcept;
   ~LayoutRules();
 
-  // nullptr where no rule matches.
+  // nullptr if no rule matches.
   const Layout* find(std::string_view name) const;
 
-  // One layout a tensor, in order, bound to its shape. Throws one line that lists the tensors without a rule (the first
-  // hundred and a count), or that names the tensor, its shape and the rule whose layout does not fit.
+  // One layout for each tensor, in order, bound to its shape. Throws one line that lists the tensors without a rule
+  // (the first hundred and a count), or that names the tensor, its shape and the rule whose layout does not fit.
   std::vector<Layout> assign(std::span<const TensorInfo> tensors) const;
 
  private:
@@ -37,7 +37,7 @@ class LayoutRules {
   std::vector<Rule> rules_;
 };
 
-// Names matched by any of several regexes, the whole name each: `--skip`.
+// Matches names that any of several regexes matches as a whole: `--skip`.
 class NameFilter {
  public:
   static NameFilter parse(std::span<const std::string> regexes, std::string_view option);
@@ -53,7 +53,7 @@ class NameFilter {
   std::unique_ptr<Impl> impl_;
 };
 
-// "a, b, c and 17 more": at most `limit` names, each as checkpoint::shown() has it.
+// "a, b, c and 17 more": at most `limit` names, each as shown by checkpoint::shown().
 std::string list_names(std::span<const std::string> names, size_t limit = 100);
 
 }  // namespace tessera::tools

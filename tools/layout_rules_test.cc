@@ -39,7 +39,7 @@ TEST(LayoutRules, TheFirstMatchOfTheWholeNameWins) {
   EXPECT_EQ(layout_of("layer.0.bias"), Layout::parse("tp=2:S1").to_string());
   EXPECT_EQ(layout_of("layer.1.bias"), Layout::parse("2:R").to_string());
   EXPECT_EQ(layout_of("layer.1.weight"), Layout::parse("fsdp=2:S0").to_string());
-  EXPECT_EQ(layout_of("my.layer.1.weight"), "none");  // a part of the name is not enough
+  EXPECT_EQ(layout_of("my.layer.1.weight"), "none");  // matching a part of the name is not enough
   EXPECT_EQ(layout_of("bias.weight"), "none");
 }
 
@@ -52,7 +52,7 @@ TEST(LayoutRules, NamesMayHoldAnything) {
   const LayoutRules r = rules({R"(a\nb.*=2:R)"});
   EXPECT_NE(r.find("a\nbc"), nullptr);
   const std::string long_name(1 << 20, 'x');
-  EXPECT_NE(rules({"(x+x+)+=2:R"}).find(long_name), nullptr);  // linear in the name, and no deep stack
+  EXPECT_NE(rules({"(x+x+)+=2:R"}).find(long_name), nullptr);  // linear in the name's length, without deep recursion
 }
 
 TEST(LayoutRules, BadRulesAreNamed) {

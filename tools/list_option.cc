@@ -14,8 +14,8 @@ constexpr std::array<std::string_view, 6> kListFlags{"--layout", "--skip", "--ch
 
 std::vector<std::string> expand_lists(const std::vector<std::string>& args) {
   std::vector<std::string> expanded;
-  std::string_view flag;   // whose values we are among
-  bool has_value = false;  // the flag stands before the next value already
+  std::string_view flag;   // the flag of the current values
+  bool has_value = false;  // the next value already has a flag before it
   for (const std::string& arg : args) {
     if (arg.starts_with("-")) {
       const std::string_view name = std::string_view(arg).substr(0, arg.find('='));

@@ -1,4 +1,4 @@
-// Options that take several values: `--layout A B`, `--layout A --layout B` and `--layout=A` are one.
+// Options that take several values: `--layout A B`, `--layout A --layout B` and `--layout=A` all work.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,8 +9,8 @@
 
 namespace tessera::tools {
 
-// Declares one, which takes no empty value. (CLI11's own several-values options split a value that begins with '[' and
-// ends with ']', as a regex may; hence one value a flag here, and expand_lists() beforehand.)
+// Declares one, which takes no empty value. (CLI11's own options with several values split a value that begins with '['
+// and ends with ']', as a regex may; hence one value for each flag here, and expand_lists() beforehand.)
 inline CLI::Option* add_list(CLI::App& app, const std::string& flag, std::vector<std::string>& values,
                              const std::string& help) {
   return app.add_option(flag, values, help)->allow_extra_args(false)->check(not_empty());

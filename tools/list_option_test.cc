@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// What the options --layout and --rank of a command hold after it has parsed `args`.
+// The values of a command's options --layout and --rank after it has parsed `args`.
 std::vector<std::string> layouts_of(const std::vector<std::string>& args) {
   CLI::App app;
   std::vector<std::string> layouts;

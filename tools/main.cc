@@ -50,7 +50,7 @@ void declare(CLI::App& app, Run& run, ObserveOptions& observe) {
 
 ExitStatus complain(std::string message, ExitStatus status) {
   std::ranges::replace(message, '\n', ' ');
-  fmt::print(stderr, "tessera: {}\n", printable(message));  // it may repeat what a peer said
+  fmt::print(stderr, "tessera: {}\n", printable(message));  // it may repeat what a peer sent
   return status;
 }
 
@@ -65,7 +65,7 @@ ExitStatus execute(const Run& run, const ObserveOptions& observe, Interrupt& int
   }
 }
 
-// Throws for a first word that is no command, which the parser would call a missing one.
+// Throws if the first word is not a command; the parser would report a missing command instead.
 void check_command(const CLI::App& app, const std::vector<std::string>& args) {
   const auto word = std::ranges::find_if(args, [](const std::string& arg) { return !arg.starts_with('-'); });
   std::vector<std::string> names;
@@ -77,8 +77,8 @@ void check_command(const CLI::App& app, const std::vector<std::string>& args) {
                         CLI::ExitCodes::ExtrasError);
 }
 
-// What to say of a command line that cannot be parsed. An option that the command does not have comes first: what else
-// is missing may be missing because of it.
+// The message for a command line that cannot be parsed. Unknown options come first, since they may be the reason why
+// something else is missing.
 std::string complaint_of(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<CLI::App*> given = app.get_subcommands();
   std::vector<std::string> options;
@@ -123,8 +123,8 @@ ExitStatus tessera_main(const std::vector<std::string>& args) {
 int main(int argc, char** argv) {
   try {
     std::signal(SIGPIPE, SIG_IGN);
-    std::signal(SIGXFSZ, SIG_IGN);             // a file that grows too large is an error of the call, which says so
-    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines reach a log file as they come
+    std::signal(SIGXFSZ, SIG_IGN);             // a file that grows too large then fails with an error of the call
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines reach a log file without delay
     return static_cast<int>(tessera::tools::tessera_main({argv + 1, argv + argc}));
   } catch (const std::exception& error) {
     fmt::print(stderr, "tessera: {}\n", error.what());

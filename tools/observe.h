@@ -15,10 +15,10 @@ namespace tessera::tools {
 struct ObserveOptions {
   std::string metrics;
   std::string trace;
-  bool lasting = false;  // the command is one of those that declared them
+  bool lasting = false;  // whether the command has declared them
 
   void declare(CLI::App& command);
-  // Says on stderr where the metrics are. Null for other commands. Throws Error for an address or file that cannot be
+  // Prints where the metrics are to stderr. Null for other commands. Throws Error for an address or file that cannot be
   // used.
   std::shared_ptr<Observation> start() const;
 };

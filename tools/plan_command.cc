@@ -201,7 +201,7 @@ void print_model(const Model& model) {
              bytes_text(stats.max_egress_lower_bound), ratio_text(stats.max_egress, stats.max_egress_lower_bound));
 }
 
-// Of a model the tensor that moves most is drawn.
+// For a model, draws the tensor that moves the most bytes.
 void draw_largest(const Model& model, const std::string& path) {
   std::optional<Plan> largest;
   for (uint32_t i = 0; i < model.planner.size(); ++i) {

@@ -1,4 +1,4 @@
-// How far a transfer is: a bar on a terminal, a plain line every few seconds elsewhere.
+// Shows the progress of a transfer: a bar on a terminal, otherwise a plain line every few seconds.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@ namespace tessera::tools {
 // "0 B", "999 B", "1.50 kB", "12.3 MB", "4.20 GB": decimal units, three digits.
 std::string format_bytes(int64_t bytes);
 
-// One line of at most `columns`: "recv weights [=====>    ]  45%  1.20 of 2.60 GB  3.4 GB/s". The bar gives way
-// where there is no room.
+// One line of at most `columns`: "recv weights [=====>    ]  45%  1.20 of 2.60 GB  3.4 GB/s". Without enough room the
+// bar is left out.
 std::string progress_line(std::string_view label, const Progress& progress, size_t columns);
 
 // Writes to stderr. Not thread-safe.

@@ -9,7 +9,7 @@
 namespace tessera::tools {
 namespace {
 
-constexpr Index kBlockRows = 128;                  // of the tallest block: bands begin at whole ones
+constexpr Index kBlockRows = 128;                  // of the tallest block: bands begin at whole blocks
 constexpr int64_t kBandBytes = int64_t{16} << 20;  // of a band, about
 
 Index band_rows(Index columns) {
@@ -17,7 +17,7 @@ Index band_rows(Index columns) {
   return std::max(rows / kBlockRows, Index{1}) * kBlockRows;
 }
 
-// Calls visit(Interval) for bands that together are the rows.
+// Calls visit(Interval) for bands that together cover the rows.
 template <typename Visit>
 void for_each_band(Index rows, Index columns, const Visit& visit) {
   const Index step = band_rows(columns);
@@ -29,7 +29,7 @@ std::span<std::byte> sized(std::vector<std::byte>& buffer, int64_t bytes) {
   return std::span(buffer).first(static_cast<size_t>(bytes));
 }
 
-// What quantize() and dequantize() take for it.
+// The dtype that quantize() and dequantize() use for it.
 DType computed(DType dtype) {
   return dtype == DType::kF64 ? DType::kF32 : dtype;
 }

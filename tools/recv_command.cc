@@ -43,7 +43,7 @@ struct RecvOptions {
   bool staged = false;
 };
 
-// How many versions to take: --count, else one for each --verify, else one.
+// How many versions to take: --count, or one for each --verify, or one.
 int versions_of(const RecvOptions& options) {
   const int verified = static_cast<int>(options.verify.size());
   const int count = options.count.value_or(verified > 0 ? verified : 1);
@@ -61,7 +61,7 @@ std::optional<DType> target_dtype(const std::string& name) {
   return dtype;
 }
 
-// What is offered, less --skip, in the dtypes wanted here.
+// The offered tensors without --skip, in the dtypes requested here.
 std::vector<TensorInfo> wanted_tensors(const std::vector<ManifestEntry>& manifest, const NameFilter& skip,
                                        std::optional<DType> dtype) {
   std::vector<TensorInfo> tensors;
@@ -76,7 +76,7 @@ std::vector<TensorInfo> wanted_tensors(const std::vector<ManifestEntry>& manifes
   return tensors;
 }
 
-// What each tensor travels quantised to, once the jobs have agreed.
+// The format that each tensor travels in, as the jobs have agreed.
 std::vector<std::optional<Format>> agreed_wires(const std::vector<ManifestEntry>& manifest,
                                                 std::span<const TensorInfo> tensors, const WireRules& rules) {
   std::vector<std::optional<Format>> wires;

@@ -55,7 +55,7 @@ std::string describe(const TensorInfo* info) {
   return info == nullptr ? "absent" : fmt::format("{} {}", to_string(info->dtype), to_string_shape(info->shape));
 }
 
-// Versions of one batch have the same tensors.
+// All versions of a batch must have the same tensors.
 void check_same_tensors(const Checkpoint& first, const Checkpoint& other) {
   const auto complain = [&](const std::string& name) {
     fail(ErrorCode::kInvalidArgument,

@@ -13,7 +13,7 @@
 namespace tessera::tools {
 namespace {
 
-// Every client takes a descriptor: as many as this process may have.
+// Raises the limit of descriptors as far as this process may: every client takes one.
 void take_all_descriptors() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

@@ -92,7 +92,7 @@ std::string to_json(const TransferReport& report) {
   json["digests"] = Json::array();
   for (const TensorDigest& digest : last.digests)
     json["digests"].push_back({{"name", digest.name}, {"digest", digest.to_string()}, {"elements", digest.elements}});
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // names of files need not be UTF-8
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // names of files may not be UTF-8
 }
 
 }  // namespace tessera::tools

@@ -1,6 +1,6 @@
-// Rules that say what tensors are quantised to on their way: `REGEX=FORMAT`, tried in order, the first whose regex
-// (RE2) matches the whole name wins; one that says `none`, or none that matches, leaves a tensor as it is. The first
-// '=' divides; a regex that needs one writes \x3d.
+// Rules for the formats in which tensors travel: `REGEX=FORMAT`, tried in order; the first rule whose regex (RE2)
+// matches the whole name wins. A tensor is not quantised if that rule says `none`, or if no rule matches. The first '='
+// separates the two; a regex with an '=' writes \x3d.
 #pragma once
 
 #include <optional>
@@ -17,8 +17,8 @@ namespace tessera::tools {
 // Move-only; const calls are thread-safe.
 class WireRules {
  public:
-  // Throws Error(kInvalidArgument) for a rule without '=', a bad regex or an unknown format, naming the rule; of
-  // formats the message lists those there are.
+  // Throws Error(kInvalidArgument) for a rule without '=', a bad regex or an unknown format, and names the rule; for an
+  // unknown format the message lists the known ones.
   static WireRules parse(std::span<const std::string> rules);
 
   std::optional<Format> find(std::string_view name) const;

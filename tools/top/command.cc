@@ -38,7 +38,7 @@ It may be started before anything else. Where there is no store yet it says so o
 again when the store has ended. With --once it does not wait: if there is no store, it exits with status 2.)";
 
 constexpr Duration kConnectTimeout = seconds(5);
-constexpr Duration kHandOver = seconds(0.5);  // from one host of the "auto" store to the next
+constexpr Duration kHandOver = seconds(0.5);  // between two hosts of the "auto" store
 
 struct TopOptions {
   std::string store;
@@ -48,18 +48,18 @@ struct TopOptions {
   bool json = false;
 };
 
-// Where the "auto" store is: whoever looks must not become its host.
+// Finds the "auto" store without becoming its host.
 class AutoSocket {
  public:
   AutoSocket() : root_(RuntimeDir::prepare_root()), path_(store::AutoHost::socket_path(root_)) {}
 
-  // Nothing where nobody listens. Throws where who does is stopped.
+  // Nothing if nobody listens. Throws if the listening process is stopped.
   std::optional<std::string> url() const {
-    // A host's death leaves its socket, at which the next one listens in a moment.
+    // A dead host leaves its socket, at which the next one will listen in a moment.
     const bool left = std::filesystem::exists(path_);
     return await_url(Deadline::after(left ? kHandOver : Duration::zero()), {});
   }
-  // The same, and waits for a host until the deadline.
+  // The same, but waits for a host until the deadline.
   std::optional<std::string> await_url(const Deadline& deadline, const std::stop_token& stop) const {
     FolderWatch appears;
     appears.add(root_);
@@ -93,7 +93,7 @@ class AutoSocket {
            "store auto: its host (pid {}) is stopped: continue it (kill -CONT {}) or end it"_message, host, host);
   }
 
-  // One look would not do: a tracer stops a process for a moment at every system call.
+  // One check would not do: a tracer stops a process for a moment at every system call.
   static bool stays_stopped(pid_t host) {
     if (!is_stopped(host)) return false;
     std::this_thread::sleep_for(kStopPeriod);
@@ -113,14 +113,14 @@ void show(const TopOptions& options, const TopLook& now, const TopLook* before) 
   std::fflush(stdout);
 }
 
-// The store to look into, where there is one; else says once on stderr what is waited for.
+// The store to look into, if there is one; otherwise says once on stderr what it waits for.
 class TopStore {
  public:
   TopStore(const TopOptions& options, Interrupt& interrupt) : options_(options), interrupt_(interrupt) {
     if (options.store == "auto") auto_.emplace();
   }
 
-  // Waits for the store, but not with --once: throws then, and after a signal, and where the store's host is stopped.
+  // Waits for the store. Throws instead with --once, after a signal, and if the store's host is stopped.
   Store& open() {
     while (store_ == nullptr) {
       interrupt_.check();
@@ -137,8 +137,7 @@ class TopStore {
     return *store_;
   }
 
-  // After a look that has failed: whether the next open() waits for another store. Throws what is wrong with the host,
-  // if that is it.
+  // After a failed look: whether the next open() waits for another store. Throws if the host is the cause.
   bool has_ended(const Error& error) {
     interrupt_.check();
     store_.reset();

@@ -14,7 +14,7 @@ namespace tessera::tools {
 namespace {
 
 constexpr Duration kStoreTimeout = seconds(5);
-constexpr Duration kAnswerTimeout = seconds(1);  // an agent answers at once, unless it is stopped
+constexpr Duration kAnswerTimeout = seconds(1);  // an agent answers quickly unless it is stopped
 
 std::vector<std::string_view> parts_of(std::string_view key) {
   std::vector<std::string_view> parts;
@@ -26,7 +26,7 @@ std::vector<std::string_view> parts_of(std::string_view key) {
   }
 }
 
-// Calls `read` with each item below NS/COMPONENT/; what it cannot read is counted.
+// Calls `read` with each item below NS/COMPONENT/; counts those that it cannot read.
 template <typename Read>
 void read_records(Store& store, TopLook& look, std::string_view component, const Read& read) {
   const std::string prefix = fmt::format("{}/{}/", look.name_space, component);
@@ -104,7 +104,7 @@ void ask_agents(TopLook& look) {
   }
 }
 
-// What the others have registered.
+// Reads what ranks have registered that did not answer.
 void read_batches(Store& store, TopLook& look) {
   read_records(store, look, "batch", [&](const std::string& prefix, const std::string& key, const std::string& value) {
     const std::vector<std::string_view> parts = parts_of(std::string_view(key).substr(prefix.size()));

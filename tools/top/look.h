@@ -1,4 +1,4 @@
-// One look at all jobs of a namespace: who is there by the store's records, and what the agents of this machine say.
+// One look at all jobs of a namespace: their ranks in the store's records, and the answers of this machine's agents.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@ namespace tessera::tools {
 
 struct TopRank {
   enum class State {
-    kSeen,       // it has answered
-    kSilent,     // it is of this machine and does not: `why` says more
+    kSeen,       // its agent has answered
+    kSilent,     // it is on this machine but does not answer: see `why`
     kStopped,    // likewise, because its process is stopped
-    kElsewhere,  // of another machine or container: what the store knows
-    kDead,       // its process has ended, its lease not yet
+    kElsewhere,  // on another machine or in another container: only the store's records
+    kDead,       // its process has ended, but its lease has not
   };
   std::string job{};
   Rank rank = 0;
@@ -26,14 +26,14 @@ struct TopRank {
   std::string address{};
   State state = State::kElsewhere;
   std::string why{};
-  Report report{};  // only its batches' names, sides and versions where it is not seen
+  Report report{};  // unless it was seen, only its batches' names, sides and versions
 };
 
 struct TopPair {
   std::string name{};
   std::string job{};
   std::string peer{};
-  int32_t ranks = 0;  // of that job, which have joined
+  int32_t ranks = 0;  // of that job that have joined
   int32_t world = 0;
 };
 
@@ -43,10 +43,10 @@ struct TopLook {
   TimePoint when{};
   std::vector<TopRank> ranks{};  // by job and rank
   std::vector<TopPair> pairs{};  // by name and job
-  int64_t unreadable = 0;        // records that this release does not understand
+  int64_t unreadable = 0;        // records that this release cannot read
 };
 
-// Asks all agents of this machine at once. Throws Error where the store cannot be asked.
+// Asks all agents of this machine concurrently. Throws Error if the store cannot be read.
 TopLook look_around(Store& store, const std::string& name_space);
 
 }  // namespace tessera::tools

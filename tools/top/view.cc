@@ -19,7 +19,7 @@ double seconds_of(int64_t microseconds) {
   return static_cast<double>(microseconds) * 1e-6;
 }
 
-// Bytes a second of one batch at one rank since `before`; nothing where that process or batch was not seen then.
+// Bytes per second of one batch at one rank since `before`; nothing if that process or batch was not seen then.
 std::optional<double> rate_of(const TopLook& now, const TopLook* before, const TopRank& rank,
                               const BatchReport& batch) {
   if (before == nullptr || rank.state != TopRank::State::kSeen) return std::nullopt;
@@ -66,7 +66,7 @@ class Lines {
  public:
   template <typename... Args>
   void add(fmt::format_string<Args...> format, Args&&... args) {
-    text_ += printable(fmt::format(format, std::forward<Args>(args)...)) + '\n';  // others have said it
+    text_ += printable(fmt::format(format, std::forward<Args>(args)...)) + '\n';  // another rank has said it
   }
   void add_waits(const std::vector<Wait>& waits) {
     for (const Wait& wait : waits) add("  waits for {}, {:.1f} s", wait.text, seconds_of(wait.microseconds));

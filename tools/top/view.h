@@ -1,4 +1,4 @@
-// How `tessera top` shows a look.
+// Formats a look for `tessera top`.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace tessera::tools {
 
 std::string_view to_string(TopRank::State state);
 
-// Lines for people. Rates are the differences to `before`; without one there are none.
+// Lines for people. Rates are differences from `before`; there are none without it.
 std::string top_text(const TopLook& now, const TopLook* before);
 
 // One JSON object on one line, likewise.
