@@ -1,4 +1,4 @@
-// A small client of the installed library: plans a relayout, and says how a bus without peers ends.
+// A small client of the installed library: plans a relayout, and checks the error of a bus without peers.
 #include <tessera/bus.h>
 #include <tessera/plan.h>
 

@@ -34,7 +34,7 @@ void take(std::atomic<uint32_t>& turn) {
 size_t DepthFirst::pick(size_t alternatives) {
   if (alternatives <= 1) return 0;
   if (at_ == path_.size()) path_.push_back({0, alternatives});
-  TESSERA_CHECK_EQ(path_[at_].alternatives, alternatives);  // what is replayed goes as it went
+  TESSERA_CHECK_EQ(path_[at_].alternatives, alternatives);  // a replay makes the same choices
   return path_[at_++].taken;
 }
 
@@ -132,7 +132,7 @@ bool Machine::await_end_of(size_t index) {
   return threads_[index]->state == State::kDead;
 }
 
-// Before every access to memory: here the thread may lose its turn, or its life.
+// Called before every memory access: here the thread may be preempted, or die.
 void Machine::step() {
   if (running_ == SIZE_MAX) return;
   if (++steps_ > kMostSteps) fail("no end after " + std::to_string(kMostSteps) + " steps");
@@ -157,7 +157,7 @@ bool Machine::can_run(const Thread& thread) const {
   }
 }
 
-// Who may run next, the one that runs first. Another costs a preemption unless that one cannot go on.
+// The threads that may run next, the current one first. Switching costs a preemption unless that one cannot go on.
 std::vector<size_t> Machine::candidates() const {
   std::vector<size_t> found;
   const bool goes_on = threads_[running_]->state == State::kReady;
@@ -166,7 +166,7 @@ std::vector<size_t> Machine::candidates() const {
   for (size_t i = 0; i < threads_.size(); ++i)
     if (i != running_ && can_run(*threads_[i])) found.push_back(i);
   if (!goes_on && can_run(*threads_[running_])) found.push_back(running_);
-  // Sleepers come last: that their sleep ends early is not the plain case.
+  // Sleepers come last, since ending a sleep early is not the plain case.
   std::ranges::stable_partition(found, [&](size_t i) { return threads_[i]->state != State::kAsleep; });
   return found;
 }
@@ -204,7 +204,7 @@ void Machine::take_turn(size_t index) {
   if (aborted_) throw ThreadEnds{};
 }
 
-// The turn goes on, or, once all are gone, back to run().
+// Passes the turn on or, once all threads have ended, back to run().
 void Machine::leave(State state) {
   running().state = state;
   if (!aborted_) {

@@ -1,12 +1,12 @@
-// A machine on which tests run the command ring's own code: threads that take turns as a schedule says, atomics whose
-// loads may return old values where the C++ memory model lets them, a futex, sleeps that end early, and sudden death.
+// A machine on which tests run the command ring's own code: threads that take turns by a schedule, atomics whose loads
+// may return old values where the C++ memory model allows it, a futex, sleeps that end early, and sudden death.
 //
 // The memory is that of the release-acquire fragment with views (Kang et al., "A promising semantics for relaxed-memory
-// concurrency", POPL 2017, without promises): a location keeps all that was stored to it; a thread's view says how old
-// a value it may still read of each; a release store carries its thread's view, and an acquire load takes it over.
-// A seq_cst load reads nothing older than the last seq_cst store to its location.
+// concurrency", POPL 2017, without promises): a location keeps all values that were stored to it; a thread's view tells
+// how old a value it may still read from each. A release store carries its thread's view, and an acquire load takes it
+// over. A seq_cst load reads nothing older than the last seq_cst store to its location.
 //
-// A deadlock, which is what a lost wake-up comes to, is noticed; so is a schedule without end.
+// It detects deadlocks, which a lost wake-up causes, and schedules without end.
 #pragma once
 
 #include <sched.h>
@@ -25,18 +25,18 @@
 
 namespace tessera::model {
 
-// Whoever decides what a machine leaves open. Alternative 0 is the plain one: no change of thread, the newest value.
+// Makes the choices that a machine leaves open. Alternative 0 is the plain one: no change of thread, the newest value.
 class Choices {
  public:
   virtual ~Choices() = default;
   virtual size_t pick(size_t alternatives) = 0;
 };
 
-// All sequences of choices, one an execution.
+// All sequences of choices, one for each execution.
 class DepthFirst final : public Choices {
  public:
   size_t pick(size_t alternatives) override;
-  bool next();  // false once all have been
+  bool next();  // false once all were visited
 
  private:
   struct Choice {
@@ -59,17 +59,17 @@ class RandomWalk final : public Choices {
 struct Budget {
   int preemptions = 0;
   int stale_loads = 0;
-  int early_ends = 0;  // of sleeps: at their deadline, or for no reason where they have none
-  int deaths = 0;      // of the thread that is mortal
+  int early_ends = 0;  // of sleeps: at their deadline or, without one, for no reason
+  int deaths = 0;      // of the mortal thread
 };
 
 // Mistakes that the ring could have made. Each must be found.
 struct Faults {
-  bool flag_after_check = false;     // the word is set only as the sleep begins, behind the last look
-  bool flag_released = false;        // the word is set with release in the place of seq_cst
-  bool count_released = false;       // likewise the count
+  bool flag_after_check = false;     // the word is set only when the sleep begins, after the last check
+  bool flag_released = false;        // the word is set with release instead of seq_cst
+  bool count_released = false;       // likewise for the count
   bool count_relaxed = false;        // the count carries nothing with it
-  bool count_read_acquired = false;  // the count is read with acquire in the place of seq_cst
+  bool count_read_acquired = false;  // the count is read with acquire instead of seq_cst
   bool count_read_relaxed = false;
   bool head_relaxed = false;     // the head of a record is stored without release
   bool sleep_unchecked = false;  // the futex does not compare
@@ -92,7 +92,7 @@ struct Location {
 // Thrown through a thread's body to end it.
 struct ThreadEnds {};
 
-// The threads that machines run on, one machine after another. On one CPU while it lives: who takes turns does so
+// The threads on which machines run, one machine after another. Pinned to one CPU while it lives: taking turns is
 // fastest there.
 class Crew {
  public:
@@ -105,7 +105,7 @@ class Crew {
   friend class Machine;
   struct Hand {
     std::atomic<uint32_t> turn{0};
-    std::function<void()> job;  // none: go home
+    std::function<void()> job;  // none: end
     std::thread thread;
   };
   std::vector<std::unique_ptr<Hand>> hands_;
@@ -113,7 +113,7 @@ class Crew {
   cpu_set_t cpus_before_{};
 };
 
-// One execution. Locations and threads are made, then run() runs the threads to their end. One machine at a time.
+// One execution. Create locations and threads, then run() runs the threads to their end. One machine at a time.
 class Machine {
  public:
   Machine(Crew& crew, Choices& choices, Budget budget, Faults faults = {});
@@ -122,13 +122,13 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
   static Machine& current();
 
-  // `mortal`: may die before any of its steps.
+  // `mortal`: it may die before any of its steps.
   void add_thread(std::function<void()> body, bool mortal = false);
-  // What went wrong, or nothing.
+  // Returns what went wrong, or an empty text.
   std::string run();
-  // Of a thread's body: ends the execution.
+  // For a thread's body: ends the execution.
   [[noreturn]] void fail(const std::string& what);
-  // Of a thread's body: returns once the thread `index` has died, true, or has ended, false.
+  // For a thread's body: returns true once thread `index` has died, false once it has ended.
   bool await_end_of(size_t index);
 
   uint64_t load(Location& location, std::memory_order order);
@@ -139,7 +139,7 @@ class Machine {
   TimePoint now() const { return now_; }
   void pass_time() { now_ += Duration(1); }
   const Faults& faults() const { return faults_; }
-  // For flag_after_check: what the running thread is to store as its sleep begins.
+  // For flag_after_check: the store that the running thread makes when its sleep begins.
   void hold_back(Location* flag) { running().held_back = flag; }
 
  private:

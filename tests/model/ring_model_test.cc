@@ -25,7 +25,7 @@ constexpr int kSlower = 1;
 
 const Deadline kNever = Deadline::at(TimePoint::max());
 
-// What an execution is made of, and what must hold in it.
+// The setup of an execution, and what must hold in it.
 class Story {
  public:
   Story(Machine& machine, size_t slots, Duration spin = {}) : machine_(machine), slots_(slots) {
@@ -39,7 +39,7 @@ class Story {
     if (!condition) machine_.fail(what);
   }
 
-  // Each record tells its number three times.
+  // Each record holds its number three times.
   RingState push(uint64_t number, const Deadline& deadline = kNever) {
     const RingState state = producer_->push({.incarnation = number, .id = number, .type = 1},
                                             std::as_bytes(std::span(&number, 1)), deadline);
@@ -152,7 +152,7 @@ TEST(CommandRingModel, SleepsMayEndForNoReason) {
   expect_sound(stream(1, 2), {.preemptions = 1, .stale_loads = 1, .early_ends = 2});
 }
 
-// A wait that ends at its deadline has neither taken nor put anything: the next one goes on where it was.
+// A wait that ends at its deadline has neither popped nor pushed anything: the next one continues from there.
 TEST(CommandRingModel, AWaitThatEndsAtItsDeadlineLosesNothing) {
   const Plot plot = [](Machine& machine) {
     auto story = std::make_unique<Story>(machine, 1);
@@ -189,7 +189,7 @@ TEST(CommandRingModel, AConsumerThatClosesIsSeenByAProducerThatWaitsForRoom) {
   expect_sound(plot, {.preemptions = 2, .stale_loads = 2});
 }
 
-// What a watcher does that learns of the peer's death.
+// What a watcher does when it learns of the peer's death.
 TEST(CommandRingModel, AnEndIsClosedFromAnotherThreadOfItsProcess) {
   const Plot plot = [](Machine& machine) {
     auto story = std::make_unique<Story>(machine, 1);
@@ -232,7 +232,7 @@ TEST(CommandRingModel, ANudgeEndsAWaitOnceAndTakesNothing) {
   expect_sound(alone, {.preemptions = 4, .stale_loads = 2});
 }
 
-// SIGKILL at every step of either end; a watcher closes the other, which then takes what is whole and ends.
+// SIGKILL at every step of either end; a watcher closes the other, which then pops the complete records and ends.
 TEST(CommandRingModel, AnEndWhosePeerDiesAnywhereEnds) {
   for (const bool producer_dies : {true, false}) {
     const Plot plot = [=](Machine& machine) {
@@ -285,7 +285,7 @@ TEST(CommandRingModel, AnOnlookerSeesWholeRecordsInOrder) {
   expect_sound(watched_stream(2, 3), {.preemptions = 1, .stale_loads = 1});
 }
 
-// The claim of all the tests above: each mistake that they are there to find, they do find.
+// The basis of all tests above: they find each mistake that they are meant to find.
 TEST(CommandRingModel, FindsEveryMistakeThatTheRingCouldHaveMade) {
   struct Case {
     const char* name;

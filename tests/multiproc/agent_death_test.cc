@@ -1,4 +1,4 @@
-// Workers and their agent daemons that die or are stopped: who is told what, and how it goes on.
+// Workers and their agent daemons that die or are stopped: who is told what, and how work goes on.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -14,7 +14,7 @@ namespace {
 
 using Agent = JobsTest;
 
-// What a worker has posted from shared memory arrives though it is killed before anybody has taken it.
+// What a worker has posted from shared memory arrives even if the worker is killed before anybody has taken it.
 TEST_F(Agent, FinishesWhatADeadWorkerHadPosted) {
   const Signal posted;
   const Side side = with_agent(trainer(0, 1));
@@ -38,7 +38,7 @@ TEST_F(Agent, FinishesWhatADeadWorkerHadPosted) {
   expect_all_well();
 }
 
-// The next worker takes its place at once: it does not wait for sends that nobody has taken.
+// The next worker takes its place immediately: it does not wait for sends that nobody has taken.
 TEST_F(Agent, WorksForTheNextWorker) {
   const Signal dead;
   const Side side = with_agent(trainer(0, 1));
@@ -67,7 +67,7 @@ TEST_F(Agent, WorksForTheNextWorker) {
   expect_all_well();
 }
 
-// A worker hears of its agent's death in every call, at once; a new Bus goes on with the next agent.
+// A worker learns of its agent's death in every call, immediately; a new Bus goes on with the next agent.
 TEST_F(Agent, ItsDeathEndsCallsAndANewBusGoesOn) {
   const Signal waiting, killed, restarted;
   const Side side = with_agent(inference(0, 1));
@@ -109,7 +109,7 @@ TEST_F(Agent, ItsDeathEndsCallsAndANewBusGoesOn) {
   expect_all_well(3 * hang_limit());
 }
 
-// An operation, and a call, end long before their own deadlines; a new Bus goes on once the agent does.
+// An operation and a call end long before their deadlines; a new Bus goes on once the agent does.
 TEST_F(Agent, ThatIsStoppedIsNamed) {
   const Signal waiting, told, continued, over;
   const pid_t agent = start_agent("inference", 0);
@@ -144,7 +144,7 @@ TEST_F(Agent, ThatIsStoppedIsNamed) {
   expect_all_well();
 }
 
-// Its agent is there, and sends nothing of itself.
+// Its agent is there, and sends nothing by itself.
 TEST_F(Agent, WhoseWorkerIsStoppedNamesIt) {
   const Signal waiting, told, sends;
   const Side side = with_agent(trainer(0, 1));
@@ -173,7 +173,7 @@ TEST_F(Agent, WhoseWorkerIsStoppedNamesIt) {
   expect_all_well();
 }
 
-// As an embedded agent's death: the sender hears of it at once.
+// Like an embedded agent's death: the sender learns of it immediately.
 TEST_F(Agent, TellsPeersThatItsWorkerHasDied) {
   const Side side = with_agent(inference(0, 1));
   start_agent(side);

@@ -1,4 +1,4 @@
-// What agent daemons are told by whoever has come upon their sockets.
+// What strangers send to the sockets of agent daemons.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ namespace {
 
 using Agent = JobsTest;
 
-// A connection of whoever has come upon the agent's socket.
+// A connection of a process that has found the agent's socket.
 class Stranger {
  public:
   explicit Stranger(const std::string& job = "trainer") {
@@ -73,7 +73,7 @@ uint32_t descriptors_of(pid_t pid) {
   return Footprint::of(pid).fds;
 }
 
-// Nothing that anybody says to its socket keeps it from its work, or leaves anything behind.
+// Nothing that anybody sends to its socket keeps it from its work or leaves anything behind.
 TEST_F(Agent, OutlivesNonsense) {
   const pid_t agent = start_agent("trainer", 0);
   start("a stranger", [&] {

@@ -1,4 +1,4 @@
-// Jobs whose ranks have agent daemons: the same calls with the same outcomes as with embedded agents.
+// Jobs whose ranks have agent daemons: the same calls have the same outcomes as with embedded agents.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Agent, WithAgents,
 
 using Agent = JobsTest;
 
-// What is staged is written only by commit(), private memory or not.
+// commit() is the only call that writes staged tensors, in private memory or not.
 TEST_F(Agent, StagesAndCommitsInTheWorkersOwnCall) {
   start_agent("inference", 0);
   start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
@@ -136,7 +136,7 @@ TEST_F(Agent, SendsCanBeCancelledAndWithdrawn) {
   expect_all_well();
 }
 
-// A handle that is kept keeps neither the session nor what lies behind it.
+// A handle that is kept alive keeps neither the session nor anything behind it.
 TEST_F(Agent, AHandleThatIsKeptHoldsNothingElse) {
   const Side side = with_agent(trainer(0, 1));
   start_agent(side);
@@ -156,7 +156,7 @@ TEST_F(Agent, AHandleThatIsKeptHoldsNothingElse) {
   expect_all_well();
 }
 
-// A process that may have no more threads refuses, and gives its rank back all the same.
+// A process that may start no more threads refuses, and still releases its rank.
 TEST_F(Agent, GoesOnAfterNoThreadCouldBeStarted) {
   const Signal starve, starved, feed, fed, end;
   start("an agent", [&] {
@@ -196,7 +196,8 @@ TEST_F(Agent, GoesOnAfterNoThreadCouldBeStarted) {
 pid_t silent_store = 0;
 int decisions = 0;
 
-// Whether a version was taken is asked of the store before the next one is; other commands do not wait for that.
+// Before it takes the next version, it asks the store whether the last one was taken; other commands do not wait for
+// that.
 TEST_F(Agent, AnswersWhileItAsksTheStore) {
   silent_store = group_.store_pid();
   const Signal over;

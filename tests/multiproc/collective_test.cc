@@ -1,5 +1,5 @@
-// Ranks of one side that do not do the same at the same time: late ones, those that want other versions, those that
-// take long, those that were replaced. The calls that follow go well.
+// Ranks of one side that do different things at the same time: late ones, those that want other versions, those that
+// take long, those that were replaced. The following calls succeed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -34,7 +34,7 @@ bool fails_at_first(Batch& batch, std::vector<float>& tensor) {
   return !went_well([&] { batch.send(1, kShort).wait(); });
 }
 
-// Rank 0 takes that version nevertheless; the other one comes once the send has failed.
+// Rank 0 takes that version; the other rank comes once the send has failed.
 void come_late(Batch& batch, Rank rank, const Signal& failed) {
   if (rank == 0) return static_cast<void>(batch.recv({}, kPatience).wait());
   failed.wait();
@@ -70,7 +70,7 @@ TEST_F(Collective, AReceivingRankThatWasLateForAVersionTakesTheNext) {
   expect_all_well();
 }
 
-// The same version once more, as a send that failed may be repeated: the rank that has it takes it again.
+// The same version again, as a failed send may be repeated: the rank that has it takes it again.
 TEST_F(Collective, AVersionThatOneReceivingRankHasTakenMayBeSentAgain) {
   const Signal failed;
   Barrier over;
@@ -172,8 +172,8 @@ TEST_F(Collective, AVersionThatIsStagedOutlastsItsSender) {
   expect_all_well();
 }
 
-// All but the store's answer is there; once it is, the version counts, and is not taken a second time though a staged
-// sender offers it still.
+// Everything except the store's answer is there; once that is, the version counts, and is not taken a second time
+// although a staged sender still offers it.
 TEST_F(Collective, AVersionThatWasUndecidedIsNotTakenAgain) {
   Barrier settled, over;
   const pid_t store = group_.store_pid();
@@ -222,7 +222,7 @@ TEST_F(Collective, AVersionThatWasUndecidedIsNotTakenAgain) {
   expect_all_well();
 }
 
-// A rank that has its part waits for one that has much to take, as long as that comes nearer.
+// A rank that has its part waits for one that has much to take, as long as that makes progress.
 TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
   constexpr Index kBig = Index{1} << 26;  // elements: a quarter of a GiB
   Barrier over;
@@ -246,7 +246,7 @@ TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
         {.name = "small", .data = small.data(), .shape = {4}, .layout = Layout::parse(sends ? "1:R" : "2:R")}};
     Batch batch =
         sends ? pair.offer("policy", specs) : pair.accept("policy", specs, kRendezvousTimeout, {.mode = Mode::kStaged});
-    // On a busy machine the copy itself may stand still for as long: then once more.
+    // On a busy machine the copy itself may stall for as long: then try again.
     bool taken = false;
     for (int i = 0; i < 8 && !taken; ++i)
       went_well([&] {
@@ -263,8 +263,8 @@ TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
   expect_all_well();
 }
 
-// The versions that are counted by default: a rank that comes back counts on from where its own rank is, whatever has
-// become of the sends meanwhile.
+// Default version numbers: a rank that comes back continues from its own rank's last version, whatever has happened to
+// sends in the meantime.
 TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
   Barrier over;
   const auto send_until = [](Batch& batch, int64_t last) {
@@ -307,7 +307,7 @@ TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
   expect_all_well(3 * hang_limit());
 }
 
-// Jobs that come to receive once, each under a name of its own.
+// Jobs that come to receive once, each under a different name.
 TEST_F(Collective, JobsThatHaveLeftCostNoThreads) {
   constexpr int kJobs = 8;
   const Signal over;

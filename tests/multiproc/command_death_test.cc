@@ -1,5 +1,5 @@
 // Command queues between processes of which one is killed in the middle of a stream of commands. The survivor ends
-// within its deadline and goes on over a fresh queue; what was acknowledged was executed, and nothing twice.
+// within its deadline and continues over a new queue; what was acknowledged was executed, and nothing twice.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -34,7 +34,7 @@ enum Type : uint16_t { kNow = 1, kLater = 2, kNever = 3 };
 
 constexpr uint64_t kMostIds = 1 << 16;
 
-// What is known of each command, whoever dies: in memory that all processes of a round share.
+// The state of each command, whoever dies: in memory that all processes of a round share.
 struct Journal {
   std::array<std::atomic<uint8_t>, kMostIds> executed;
   std::array<std::atomic<uint8_t>, kMostIds> acknowledged;
@@ -72,7 +72,7 @@ class Line {
   int inherited_;
 };
 
-// This process is killed within the next milliseconds, wherever it is then.
+// This process is killed within the next milliseconds, wherever it is by then.
 void die_soon(std::mt19937_64& random) {
   sigevent event{};
   event.sigev_notify = SIGEV_SIGNAL;
@@ -84,7 +84,7 @@ void die_soon(std::mt19937_64& random) {
     fail_errno("timer");
 }
 
-// Calls `on_death` on a thread of its own once the process has died.
+// Calls `on_death` on a separate thread once the process has died.
 class Watch {
  public:
   Watch(pid_t pid, const std::function<void()>& on_death)
@@ -109,7 +109,7 @@ const Status kDied(ErrorCode::kPeerLost, "the test has killed it");
 
 class Agent {
  public:
-  // `at_first` is called as the first command comes.
+  // `at_first` is called when the first command comes.
   explicit Agent(std::function<void()> at_first = {}) : at_first_(std::move(at_first)) { later_.start(); }
 
   void serve(const Line& line) {
@@ -145,7 +145,7 @@ class Agent {
   std::optional<CommandServer> server_;
 };
 
-// A client's stream of commands, several at a time, waited for in any order.
+// A client's stream of commands, several at a time, awaited in any order.
 class Stream {
  public:
   Stream(CommandClient& client, Journal& journal, std::mt19937_64& random)
@@ -215,7 +215,7 @@ size_t mapped_queues() {
   return count;
 }
 
-// What a process had of queues and descriptors before `body`, it has after it.
+// `body` leaves no queues or descriptors behind in the process.
 int without_leaks(const std::function<void()>& body) {
   const size_t fds = open_fds(), queues = mapped_queues();
   body();
@@ -245,7 +245,8 @@ void expect_ends(ProcessGroup& group, const std::string& victim) {
 constexpr uint64_t kMany = kMostIds - 64;
 constexpr uint64_t kSome = 200;
 
-// How many commands go over a queue until its client waits in vain: in every other round, it sleeps when death comes.
+// The number of commands before the client waits for one that is never answered; in every other round it sleeps when
+// death comes.
 uint64_t length_of(uint64_t round, std::mt19937_64& random) {
   return round % 2 == 0 ? kMany : random() % kSome;
 }
@@ -334,7 +335,7 @@ TEST(CommandDeath, AnAgentWhoseClientIsKilledServesTheNext) {
   }
 }
 
-// Neither dies, but the queue is given up in the middle: the client repeats what it does not know the outcome of.
+// Neither dies, but the queue is given up in the middle: the client repeats commands whose outcome it does not know.
 TEST(CommandDeath, WhatIsRepeatedOverANewQueueIsExecutedOnce) {
   for (uint64_t seed = 1; seed <= kRounds && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

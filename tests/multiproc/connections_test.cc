@@ -1,4 +1,4 @@
-// Which ranks are connected, and that what one loses reaches those that it has no connection with.
+// Which ranks are connected, and that a loss reaches ranks without a connection to the lost one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -21,8 +21,8 @@ Side by_rows(Side side) {
 
 class Connections : public JobsTest {
  protected:
-  // A rank that moves three versions and has as many connections after the first. Nobody closes before the third, which
-  // is chosen once all have the second.
+  // A rank that moves three versions, and has the same number of connections after the first. Nobody closes before the
+  // third, which is chosen once all have the second.
   void start_counting(const Side& side, int64_t expected) {
     start(side, [sends = side.sends, expected](Batch& batch, std::vector<float>&) {
       (sends ? batch.send() : batch.recv()).wait();
@@ -33,8 +33,8 @@ class Connections : public JobsTest {
       return 1;
     });
   }
-  // One that dies once all have the first version, and those that are to hear of it: as they move the next one, or the
-  // one after that if they have their part of it by then.
+  // A rank that dies once all have the first version, and the ranks that must learn of it: in the next version, or in
+  // the one after that if they already have their part of it.
   void start_moving(const Side& side, Barrier& moved, bool dies) {
     start(by_rows(side), [&moved, dies, sends = side.sends](Batch& batch, std::vector<float>&) {
       (sends ? batch.send() : batch.recv()).wait();
@@ -46,7 +46,7 @@ class Connections : public JobsTest {
   }
 };
 
-// Rank 0 of the receivers has one with every sender and every own rank.
+// Rank 0 of the receivers is connected with every sender and every rank of its job.
 TEST_F(Connections, AreThoseThatRoutesNeed) {
   constexpr int kWorld = 4;
   for (Rank rank = 0; rank < kWorld; ++rank) {

@@ -1,4 +1,4 @@
-// Deltas that are wrong, and ranks that die over them.
+// Wrong deltas, and ranks that die while deltas travel.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 class DeltaMistakes : public Deltas {
  protected:
-  // The receiver misses version 2; the sender gives it what has changed from 2 to 3.
+  // The receiver misses version 2; the sender gives it the changes from 2 to 3.
   void start_with_a_stale_delta(bool digest) {
     jobs_ = {.staged = true, .digest = digest};
     cases_ = {small_changes()};
@@ -89,7 +89,7 @@ TEST_P(DeltaDeaths, EndTheOthersLongBeforeTheirDeadlines) {
   EXPECT_GT(died, 0);
   for (const Outcome& outcome : outcomes) {
     if (outcome.status == -SIGKILL) continue;
-    // A receiver may have all that it wants of the one that dies.
+    // A receiver may already have all that it wants from the one that dies.
     EXPECT_THAT(outcome.status, testing::AnyOf(kPeerLost, death.of_sender ? kPeerLost : 0))
         << outcome.name << ": " << outcome.output;
     EXPECT_LT(outcome.seconds - died, 10) << outcome.name << ": " << outcome.output;

@@ -62,14 +62,14 @@ class Member {
   BatchStats stats() const { return batch_->stats(); }
   std::vector<LocalData>& data() { return data_; }
 
-  // Sender: as `version`, what RandomCase has as `contents`.
+  // For a sender: sends as `version` the contents that RandomCase has for `contents`.
   Handle send(int64_t version, int64_t contents, Timeout timeout = kPatience) {
     for (size_t i = 0; i < cases_.size(); ++i) fill_source(cases_[i], rank_, contents, data_[i]);
     return batch_->send(version, timeout);
   }
   Handle send(int64_t version) { return send(version, version); }
 
-  // Receiver: whether those are the contents; tells which element is wrong.
+  // For a receiver: whether it holds those contents; reports a wrong element.
   bool holds(int64_t contents) {
     for (size_t i = 0; i < cases_.size(); ++i) {
       const std::string wrong = check_destination(cases_[i], rank_, contents, data_[i]);
@@ -110,7 +110,7 @@ class Deltas : public JobsTest {
   std::vector<RandomCase> cases_;
 };
 
-// A matrix of which a hundredth changes with each version.
+// A matrix of which one hundredth changes with each version.
 inline RandomCase small_changes(DType src_dtype = DType::kF32, DType dst_dtype = DType::kF32) {
   return {.name = "w",
           .shape = {96, 64},

@@ -1,4 +1,4 @@
-// Deltas between jobs of real processes: every element of every rank is what it would be without them, bit for bit,
+// Deltas between jobs of real processes: every element of every rank is the same as without deltas, bit for bit,
 // whatever a receiver has missed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,8 @@ constexpr int kCases = 42;
 constexpr double kChances[] = {0.01, 0, 1e-4, 0.3, 1, 0.05};
 constexpr int64_t kVersions = 1 + static_cast<int64_t>(std::size(kChances));
 
-// Every dtype and some that are cast, reduced or quantised; a chance each version, beginning at another one each.
+// Every dtype, some of them cast, reduced or quantised; the chances of change for each version, each starting with a
+// different one.
 std::vector<RandomCase> random_cases(const DeltaJobs& jobs, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<RandomCase> cases;
@@ -134,7 +135,7 @@ TEST_F(Deltas, AVersionThatAReceiverHasMissedMakesTheNextOneTravelInFull) {
   expect_success();
 }
 
-// Sent once more with other contents: what the receivers hold is neither.
+// Sent again with other contents: what the receivers hold is neither.
 TEST_F(Deltas, AVersionThatFailedIsSentAgainInFull) {
   jobs_ = {.sources = 2, .destinations = 2};
   cases_ = {rows_to_columns()};
@@ -192,7 +193,7 @@ TEST_F(Deltas, AVersionThatWasWithdrawnIsNotBuiltUpon) {
   expect_success();
 }
 
-// A new process of the same rank knows nothing, and neither does a new session.
+// A new process of the same rank starts without anything, and so does a new session.
 TEST_F(Deltas, AReceiverThatComesBackTakesAllOfItOnce) {
   jobs_ = {.sources = 1, .destinations = 1};
   cases_ = {small_changes()};
@@ -227,7 +228,7 @@ TEST_F(Deltas, AReceiverThatComesBackTakesAllOfItOnce) {
   expect_success();
 }
 
-// A job that comes to a staged version which is there already takes it in full, from then on deltas.
+// A job that comes when a staged version is already there takes that in full, and deltas from then on.
 TEST_F(Deltas, AStagedVersionThatIsThereIsTakenInFull) {
   jobs_ = {.sources = 1, .destinations = 1, .staged = true};
   cases_ = {small_changes()};
@@ -250,7 +251,7 @@ TEST_F(Deltas, AStagedVersionThatIsThereIsTakenInFull) {
       if (!late) steps[0].pass();
       steps[1].pass();
       REQUIRE_HERE(batch.recv(2, kPatience).wait() == 2);
-      // Its first one was made before it came, and is not what the deltas of its session are built upon.
+      // Its first delta was made before it came, and is not what the deltas of its session build on.
       REQUIRE_HERE(batch.stats().delta_routes == (late ? 0 : 1));
       REQUIRE_HERE(check_destination(cases[0], 0, 2, data).empty());
       steps[2].pass();
@@ -300,7 +301,7 @@ TEST_F(Deltas, ADestinationThatWasWrittenIsNoticedByItsDigestAndTakenInFull) {
     EXPECT_THAT(of(name).output, AllOf(HasSubstr("tensor w"), HasSubstr("is taken in full")));
 }
 
-// The bits are not there to be compared: the receiver has promised.
+// The bits cannot be compared here: the receiver's word must do.
 TEST_F(Deltas, ACastIsPutOnTopOfWhatIsThere) {
   cases_ = {small_changes(DType::kF32, DType::kBF16)};
   start_all(

@@ -1,5 +1,5 @@
-// A rank that has joined the pair and goes before it has registered its tensors: all who wait for its registration, or
-// for that of another rank, are told so at once.
+// A rank that has joined the pair and leaves before it has registered its tensors: all ranks that wait for its
+// registration, or for another rank's, are told so immediately.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -26,7 +26,7 @@ std::string name_of(Way way) {
   return kNames[static_cast<size_t>(way)];
 }
 
-// Who goes; who has joined, too, and does not register as long as the others have not been told; and how it goes.
+// Who leaves, who has joined as well and does not register before the others have been told, and how it leaves.
 using Departures = testing::TestWithParam<std::tuple<const char*, const char*, Way>>;
 
 class Departure : public Departures, protected TestJobs {

@@ -1,4 +1,4 @@
-// Digests between real processes: memory that changes while it is taken is found out, and both sides tell the same.
+// Digests between real processes: memory that changes during a transfer is detected, and both sides report the same.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 constexpr size_t kChanged = 17;  // an element
 
-// One rank sends a tensor to two; it changes an element when the first of them has it and the second has not begun.
+// One rank sends a tensor to two; it changes an element when the first has it and the second has not begun.
 class Changed : public JobsTest {
  protected:
   static Side sender() {
@@ -103,7 +103,7 @@ int tell_digest_of(const Batch& batch) {
   REQUIRE_HERE(digests.size() == 1 && digests[0].name == "weight");
   return tell(digests[0].d0, digests[0].d1, digests[0].elements);
 }
-// The sum of what the processes of a job have told.
+// The sum of what the processes of a job have reported.
 Digest total(const std::vector<Outcome>& outcomes, const std::string& job) {
   Digest sum;
   for (const Outcome& outcome : outcomes) {

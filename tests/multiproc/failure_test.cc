@@ -1,6 +1,6 @@
-// What the others see when a rank dies, is late, or says something else than its own ranks. Every case ends within the
-// hang limit, with an error that names who and what, and leaves nothing in the runtime folder but what SIGKILLed
-// processes could not remove, which the next process to start does for them.
+// What the others see when a rank dies, is late, or disagrees with its own ranks. Every case ends within the hang
+// limit, with an error that names who and what, and leaves nothing in the runtime folder except what SIGKILLed
+// processes could not remove, which the next process to start removes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -30,7 +30,7 @@ int die(Batch&, std::vector<float>&) {
   ::kill(::getpid(), SIGKILL);
   return 0;
 }
-// The body, once all that pass the barrier have attached.
+// Runs the body once all that pass the barrier have attached.
 Body after(Barrier& attached, const Body& body) {
   return [&attached, body](Batch& batch, std::vector<float>& tensor) {
     attached.pass();
@@ -54,7 +54,7 @@ class Failure : public JobsTest {
     });
     EXPECT_EQ(left_folders(), 0);
   }
-  // Runs `body` in a process of its own, once all others have ended.
+  // Runs `body` in a separate process, once all others have ended.
   void afterwards(const std::string& name, std::function<int()> body) {
     const Outcome& outcome = of(start(name, std::move(body)));
     EXPECT_EQ(outcome.status, 0) << name << ": " << outcome.output;
@@ -224,7 +224,7 @@ TEST_F(Failure, AReceiverThatLeavesOnceItHasReadTheManifestIsNotCalledDead) {
   }
 }
 
-// The others may have joined by then or not.
+// The others may or may not have joined by then.
 TEST_F(Failure, ARankThatLeavesOnceItHasJoinedIsNamedByAllOthers) {
   Barrier told;
   start(trainer(0), send_once);
@@ -281,7 +281,7 @@ TEST_F(Failure, MissingRanksAreNamedAtTheRendezvousDeadline) {
               AllOf(HasSubstr("trainer/1"), HasSubstr("job inference"), HasSubstr("pair weights")));
 }
 
-// Both ends, though only the receiver knows that it may not read the sender's private memory.
+// Both ends get it, although only the receiver knows that it may not read the sender's private memory.
 TEST_F(Failure, ARefusedAttachIsExplainedToBothSides) {
   start(trainer(0, 1), send_once);
   start("inference/0", [this] {
@@ -297,8 +297,8 @@ TEST_F(Failure, ARefusedAttachIsExplainedToBothSides) {
   }
 }
 
-// Rendezvous that nobody answers, stopped from another thread once they have published what they wait with; should the
-// stop come before they wait, that is as good.
+// Rendezvous that nobody answers, stopped from another thread once they have published their records; it does not
+// matter if the stop comes before they wait.
 class Stopped : public Failure {
  protected:
   void expect_cancelled_and_nothing_left(const std::string& name, const char* waited_for) {
@@ -374,7 +374,7 @@ TEST_F(Stopped, ABatchThatTheOtherSideDoesNotRegister) {
   expect_cancelled_and_nothing_left("trainer/0", "batch policy: trainer/0 has waited");
 }
 
-// What is interrupted, not stopped, and not tried again: it, too, leaves nothing.
+// A call that is interrupted, not stopped, and not repeated: it leaves nothing behind, either.
 TEST_F(Stopped, ABatchThatIsInterrupted) {
   const Signal met;
   start(inference(0, 1), [&](Pair&) {

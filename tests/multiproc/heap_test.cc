@@ -1,4 +1,4 @@
-// What a transfer takes from the heap, counted: this program replaces operator new.
+// Counts the heap allocations of a transfer: this program replaces operator new.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ constexpr int64_t kElements = 64;  // of a tensor
 constexpr int kWarmUp = 5;
 constexpr size_t kTransfers = 41;
 
-// Blocks that all threads of this process take in a transfer: the median, as a lease may be renewed in one of them.
+// Allocations of all threads of this process in a transfer: the median, since a lease may be renewed in one of them.
 template <typename Transfer>
 int64_t blocks_of(Transfer transfer) {
   for (int i = 0; i < kWarmUp; ++i) transfer();
@@ -64,7 +64,7 @@ std::vector<TensorSpec> specs_of(int count, std::byte* data, bool quantised) {
   return specs;
 }
 
-// One rank's job: a batch of one tensor and one of a thousand. Checks its own counts.
+// One rank's job: a batch of one tensor and one of a thousand. Checks its counts.
 int run_rank(const std::string& store, bool sends, const std::string& path) {
   constexpr int kMany = 1000;
   const size_t bytes = kMany * kElements * sizeof(float);

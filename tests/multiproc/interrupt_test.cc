@@ -1,5 +1,5 @@
-// Bus::interrupt(), and what stops single calls: each wait ends, whichever agent the ranks have, and the same call then
-// goes well.
+// Bus::interrupt(), and stops of single calls: each wait ends, with either kind of agent, and the same call then
+// succeeds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ bool is_interrupted(Bus& bus, const BusOptions& self, const std::string& what, c
   return false;
 }
 
-// What a rank that has given up earlier was waited for by comes to hear of it, once each.
+// The failures of a rank that gave up earlier reach the rank that was waited for, once each.
 template <typename Call>
 auto in_the_end(const Call& call) {
   for (int heard = 0;; ++heard) {
@@ -105,7 +105,7 @@ TEST_P(Interrupt, EndsEachWaitAndTheSameCallThenGoesWell) {
   expect_all_well();
 }
 
-// A stop stays: also a call that has not begun to wait yet ends, and none of another batch.
+// A stop lasts: a call that has not begun to wait ends, too, but none of another batch.
 TEST_P(Interrupt, AStopEndsTheCallsThatAreGivenItAndNoOthers) {
   const Signal registers;
   start(options("trainer"), [&](const BusOptions& self) {

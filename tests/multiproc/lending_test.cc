@@ -1,4 +1,4 @@
-// Tensors in private memory of workers that have agent daemons: the workers serve them, and no second copy is kept.
+// Tensors in private memory of workers with agent daemons: the workers serve them, and no second copy is kept.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Whether one of its threads is called that.
+// Whether a thread of the process has that name.
 bool has_thread(pid_t pid, const std::string& name) {
   for (const auto& thread : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid))) {
     std::string line;
@@ -40,7 +40,7 @@ void await_stop(pid_t pid) {
   });
 }
 
-// Of shared memory that a process has mapped and touched.
+// Shared memory that a process has mapped and touched.
 size_t shared_bytes(pid_t pid) {
   std::ifstream smaps(fmt::format("/proc/{}/smaps", pid));
   if (!smaps) fail(ErrorCode::kUnavailable, "/proc/{}/smaps cannot be read"_message, pid);
@@ -69,11 +69,11 @@ TEST_P(Lending, TakesTheMemoryOfSnapshotsAndStreamsAndNoMore) {
   const auto [sends, receives] = GetParam();
   const pid_t sender_agent = start_agent("trainer", 0);
   const pid_t receiver_agent = start_agent("inference", 0);
-  // A staged sender has two snapshots, which a receiver maps, too; a staged receiver has one of its own.
+  // A staged sender has two snapshots, which a receiver maps, too; a staged receiver has its own.
   constexpr size_t kLittle = size_t{8} << 20;
   const size_t sender_most = (sends == Mode::kStaged ? 2 * kTensorBytes : 0) + kLittle;
   const size_t receiver_most = (receives == Mode::kStaged ? kTensorBytes : 0) + sender_most;
-  // What must be there shows that it is counted at all: the workers fill the snapshots.
+  // A lower bound shows that the memory is counted at all: the workers fill the snapshots.
   const size_t sender_least = sends == Mode::kStaged ? kTensorBytes : 0;
   const size_t receiver_least = receives == Mode::kStaged ? kTensorBytes : 0;
   Barrier taken;
@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, Lending,
 
 using LentMemory = JobsTest;
 
-// What a worker lends is gone with it: nobody waits for a send from there.
+// What a worker lends goes with it: nobody waits for a send from there.
 TEST_F(LentMemory, FailsWhatADeadWorkerHadPosted) {
   start_agent("trainer", 0);
   const pid_t worker = start(with_agent(trainer(0, 1)), [](Batch& batch, std::vector<float>&) {
@@ -134,7 +134,7 @@ TEST_F(LentMemory, FailsWhatADeadWorkerHadPosted) {
   expect_all_well();
 }
 
-// An agent that is to end tells its worker how what it began has ended: until then the memory is in use.
+// An agent that is about to end tells its worker the outcome of what it began: until then the memory is in use.
 TEST_F(LentMemory, AnAgentThatEndsTellsTheOutcomeFirst) {
   const Signal begun, ending;
   const pid_t agent = start_agent("trainer", 0);
@@ -170,7 +170,7 @@ TEST_F(LentMemory, AnAgentThatEndsTellsTheOutcomeFirst) {
   expect_all_well();
 }
 
-// The receiver hears whose fault it is, and the worker, once it is continued, that it was given up.
+// The receiver learns who is at fault and, once it continues, the worker learns that it was given up.
 TEST_F(LentMemory, AStoppedWorkerIsNamed) {
   start_agent("trainer", 0);
   const pid_t worker = start(with_agent(trainer(0, 1)), [](Batch& batch, std::vector<float>&) {
@@ -197,7 +197,7 @@ TEST_F(LentMemory, AStoppedWorkerIsNamed) {
   expect_all_well();
 }
 
-// Each rank of the job that has the memory says so, and the other job hears it.
+// Each rank of the job with the memory reports it, and the other job learns of it.
 TEST_F(LentMemory, NoSliceIsTakenOfIt) {
   start_agent("trainer", 0);
   const pid_t sender = start(with_agent(trainer(0, 1)), [](Batch&, std::vector<float>&) { return 1; });

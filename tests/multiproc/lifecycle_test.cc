@@ -1,4 +1,4 @@
-// Batches that come and go: own ranks that are done early, ids used twice, objects in a forked child.
+// Batches that come and go: ranks of the same job that finish early, ids used twice, objects in a forked child.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -15,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// The same one for all that call it.
+// The same CPU for all callers.
 void run_on_one_cpu() {
   cpu_set_t usable;
   CPU_ZERO(&usable);
@@ -76,7 +76,7 @@ TEST_F(Lifecycle, RegisteringALiveBatchAgainIsRefusedAndHarmsNothing) {
   expect_all_well();
 }
 
-// Both sides hear of the mismatch, and what they heard does not spoil the next attempt.
+// Both sides learn of the mismatch, and it does not harm the next attempt.
 TEST_F(Lifecycle, AFailedRegistrationCanBeMendedAndTriedAgain) {
   const auto retry = [store = store_](const std::string& job, Rank rank) {
     const bool sends = job == "trainer";
@@ -101,7 +101,7 @@ TEST_F(Lifecycle, AFailedRegistrationCanBeMendedAndTriedAgain) {
   expect_all_well();
 }
 
-// The second attempt fails before it has published anything: the others hear of that one, too.
+// The second attempt fails before it has published anything: the others learn of that one, too.
 TEST_F(Lifecycle, AnAttemptThatFailsAtOnceAfterAnotherIsHeard) {
   const Signal heard;
   start(trainer(0, 1), [&heard](Pair& pair) {
@@ -206,7 +206,7 @@ TEST_F(Lifecycle, AHandleInAForkedChildSaysSoInsteadOfWaiting) {
   expect_all_well();
 }
 
-// Dense weights on one mesh, experts on another: one version of both, or none.
+// Dense weights on one mesh, experts on another: both have the same version, or neither arrives.
 TEST_F(Lifecycle, ABatchOverSeveralPairsIsTransferredAsOne) {
   const auto run = [store = store_](const std::string& job, Rank rank) {
     const bool sends = job == "trainer";

@@ -1,4 +1,4 @@
-// What ranks tell of themselves: counters, and answers to whoever asks their agents.
+// What ranks report about themselves: counters, and answers to queries of their agents.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

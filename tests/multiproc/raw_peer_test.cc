@@ -1,4 +1,4 @@
-// Ranks against a peer that speaks the protocol by hand: it takes its time, or says what it must not.
+// Ranks against a peer whose protocol a test speaks by hand: it takes its time, or sends what it must not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ class RawPeer : public JobsTest {
       return body(batch);
     });
   }
-  // A receiver by hand, attached to trainer/0 and offered version 1.
+  // A scripted receiver, attached to trainer/0 and offered version 1.
   void start_puller(Rank rank, int world, bool stream, const std::function<int(RawRank&)>& body) {
     start(inference(rank, world), [=](RawRank& raw) {
       std::vector<float> data(kElements);
@@ -90,7 +90,7 @@ TEST_F(RawPeer, ATakeWhileTheStreamIsBeingFilledEndsTheConnectionAndNoMore) {
   EXPECT_THAT(of("inference/0").output, HasSubstr("out of turn"));
 }
 
-// Longer than a transfer may stand still, and than the operation's own time, but never standing still.
+// Longer than a transfer may stall, and than the operation's own time, but always making progress.
 TEST_F(RawPeer, ASlowReceiverIsWaitedForAsLongAsItProgresses) {
   static constexpr milliseconds kStall{1000};
   start_trainer(
@@ -134,7 +134,7 @@ TEST_F(RawPeer, AReceiverThatStandsStillIsNamed) {
   EXPECT_THAT(of("trainer/0").output, HasSubstr("inference/0 did not finish"));
 }
 
-// One receiver finds the data damaged: the other hears of that, and not that the sender changed its mind.
+// One receiver finds the data damaged: the other is told that, and not that the sender changed its mind.
 TEST_F(RawPeer, WhoeverIsToldToStopReadingIsToldWhy) {
   const Signal reading;
   const Signal refused;
@@ -170,7 +170,7 @@ TEST_F(RawPeer, WhoeverIsToldToStopReadingIsToldWhy) {
   EXPECT_EQ(of("inference/1").status, 0) << of("inference/1").output;
 }
 
-// A rank whose Partial terms are read has lent its memory: it must be asked, however it is read, and may refuse.
+// The owner of Partial terms must be asked before its memory is read, in whichever way, and may refuse.
 TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
   static constexpr Index kOne = 1;  // element, so that one rank reduces it all
   start("trainer/0", [this] {
@@ -212,8 +212,8 @@ TEST_F(RawPeer, TermsAreNotReadBeforeTheirOwnerIsAsked) {
   EXPECT_EQ(of("inference/0").status, kPeerLost) << of("inference/0").output;
 }
 
-// Ranks of one sending job have no connection that would tell. trainer/0 has read what trainer/1 registered first; what
-// the receiver reads is the second.
+// Ranks of one sending job have no connection that would tell. trainer/0 has read trainer/1's first registration; the
+// receiver reads the second.
 TEST_F(RawPeer, AnOwnRankThatRegistersAgainIsReadAgain) {
   Barrier over;  // trainer/0 comes to it by ending
   start("trainer/0", [this] {

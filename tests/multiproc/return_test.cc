@@ -1,4 +1,5 @@
-// Ranks and jobs that go and come back while others stay: nobody else is restarted, and the next transfers are right.
+// Ranks and jobs that leave and come back while others stay: nobody else is restarted, and the next transfers are
+// correct.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -13,7 +14,7 @@ constexpr int64_t kTurn = 10;
 
 class Return : public JobsTest {
  protected:
-  // A trainer's rank: one version a step, whoever is there, until one was sent in session `sessions`.
+  // A rank of the trainer: one version in each step, whoever is there, until one was sent in session `sessions`.
   void train(const Side& side, int64_t sessions, int64_t first_step = 1) {
     start(side, [=](Batch& batch, std::vector<float>& tensor) {
       for (int64_t step = first_step; step < kSteps; ++step) {
@@ -26,7 +27,7 @@ class Return : public JobsTest {
       return 6;
     });
   }
-  // A receiver's rank: takes what comes, and checks it, until a version came in session `sessions`.
+  // A receiving rank: takes and checks what comes, until a version came in session `sessions`.
   void infer(const Side& side, int64_t sessions) {
     start(side, [=](Batch& batch, std::vector<float>& tensor) {
       for (int64_t step = 1; step < kSteps; ++step) {
@@ -51,7 +52,7 @@ class Return : public JobsTest {
       return with_batch(side, store_, body);
     });
   }
-  // What is started from now on begins once these have ended.
+  // Everything started from now on begins once these have ended.
   void after(std::vector<pid_t> pids) { after_ = std::move(pids); }
 
   void expect_success() {
@@ -92,7 +93,7 @@ Side saying(Side side, const std::string& words) {
   return side;
 }
 
-// They say it once; whoever comes back hears it.
+// They report it once; every rank that comes back learns of it.
 TEST_F(Return, ARankHearsWhatItsOwnRanksHaveSaid) {
   const auto sender = [](Rank rank) { return saying(trainer(rank), "sender "); };
   const auto receiver = [](Rank rank) { return saying(inference(rank), "receiver "); };
@@ -118,7 +119,7 @@ TEST_F(Return, ASendingJobOfAnotherWorldWhoseVersionsBeginAgain) {
   expect_success();
 }
 
-// What a job comes back as, and what whoever has pinned the first one says.
+// What a job comes back as, and what the ranks that have pinned the first one say.
 struct Comeback {
   const char* name;
   int world;
@@ -174,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(, Pinned,
                                          Comeback{"AnotherLayout", 1, "1:R", "comes back with tensor weight laid out"}),
                          [](const auto& comeback) { return comeback.param.name; });
 
-// Other jobs take what is sent as it suits them; the one that was named first is there all the time.
+// Other jobs take versions when they like; the job that was named first is there all the time.
 TEST_F(Return, OtherJobsThatComeAndGo) {
   const Signal joined;
   for (const Rank rank : {0, 1})
@@ -207,8 +208,8 @@ TEST_F(Return, OtherJobsThatComeAndGo) {
   expect_success();
 }
 
-// The trainer's ranks one at a time and both at once, while the others offer or wait already; staged, the receivers
-// too.
+// The trainer's ranks come back one at a time and both together, while the others already offer or wait; staged, the
+// receivers, too.
 class Moved : public Return, public testing::WithParamInterface<Mode> {
  protected:
   static constexpr int64_t kVersions = 6;

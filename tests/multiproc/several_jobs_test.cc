@@ -1,4 +1,4 @@
-// One job that feeds several: each in its own layout and world, at its own pace, and with its own failures.
+// One job that feeds several: each with its own layout, world, pace and failures.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -50,7 +50,7 @@ class SeveralJobs : public JobsTest, public testing::WithParamInterface<Mode> {
       pids.push_back(start(side, [=](Batch& batch, std::vector<float>& tensor) { return body(side, batch, tensor); }));
     return pids;
   }
-  // Takes `last` and, where nobody else delays it, every version before it; tells the trainer's ranks of each.
+  // Takes `last` and, unless somebody else delays it, every version before it; tells the trainer's ranks of each.
   EngineBody takes_all(int64_t last) {
     return [this, last](const Side& side, Batch& batch, std::vector<float>& tensor) {
       for (int64_t version = 1; version <= last; ++version) {
@@ -107,7 +107,7 @@ TEST_P(SeveralJobs, EachTakesEveryVersionInItsOwnLayoutAndWorld) {
   expect_all_well(3 * hang_limit());
 }
 
-// What befalls engine1 while engine0 takes every version; then it is back, with the world of one rank.
+// What happens to engine1 while engine0 takes every version; then it is back, with a world of one rank.
 enum class Trouble : uint8_t { kAbsent, kStopped, kKilled, kLeft };
 class SeveralJobsInTrouble : public SeveralJobs {
  protected:
@@ -150,7 +150,7 @@ class SeveralJobsInTrouble : public SeveralJobs {
         while (batch.version() < kBefore) batch.recv({}, kLong).wait();
         if (trouble == Trouble::kLeft) return 0;
         while (batch.version() < kLast) {
-          // What was under way as it was stopped has failed.
+          // The transfer in progress when it was stopped has failed.
           if (!went_well([&] { batch.recv({}, kLong).wait(); })) continue;
           REQUIRE_HERE(holds(side, tensor, batch.version()));
         }
@@ -201,7 +201,7 @@ TEST_P(SeveralJobsInTrouble, OneThatLeavesDelaysNobodyAndComesBackWithAnotherWor
 
 using OneJobToSeveral = JobsTest;
 
-// In place: one that is attached and does not come is waited for once.
+// In place: a job that is attached and does not take part is waited for once.
 TEST_F(OneJobToSeveral, OneThatDoesNotComeIsWaitedForOnceUntilItTakesAVersion) {
   constexpr Timeout kGrace = std::chrono::seconds(3);
   const Signal comes, leave;
@@ -251,7 +251,7 @@ TEST_F(OneJobToSeveral, OneThatDoesNotComeIsWaitedForOnceUntilItTakesAVersion) {
   expect_all_well(3 * hang_limit());
 }
 
-// Jobs come while versions are sent, one after the other; the ranks that send meet them at different ones.
+// Jobs come one after another while versions are sent; the sending ranks notice them at different versions.
 TEST_F(OneJobToSeveral, JobsThatComeWhileVersionsAreSentAreServed) {
   const Shared<std::atomic<int64_t>> last;  // 0: not known yet
   const Signal done[2];
@@ -285,7 +285,7 @@ TEST_F(OneJobToSeveral, JobsThatComeWhileVersionsAreSentAreServed) {
   expect_all_well(3 * hang_limit());
 }
 
-// A job comes to the batch of one bus and is then named by another of the same process, whose batch has the same name.
+// A job joins the batch of one bus and is then named by another bus of the same process, whose batch has the same name.
 TEST_F(OneJobToSeveral, AJobGoesOverToTheBatchThatNamesIt) {
   Side side = trainer(0, 1);
   const Signal taken;
@@ -322,7 +322,7 @@ TEST_F(OneJobToSeveral, AJobGoesOverToTheBatchThatNamesIt) {
   expect_all_well(3 * hang_limit());
 }
 
-// A pair that goes before it has registered is no loss to a job that another pair of its process names.
+// A pair that leaves before it has registered is no loss to a job that another pair of its process names.
 TEST_F(OneJobToSeveral, APairThatGoesConcernsOnlyTheJobsThatItNames) {
   const Signal joined, gone, tried;
   start("trainer/0", [&] {
@@ -367,7 +367,7 @@ TEST_F(OneJobToSeveral, APairThatGoesConcernsOnlyTheJobsThatItNames) {
   expect_all_well(3 * hang_limit());
 }
 
-// The last Bus of a rank gives it back; until then others go on.
+// The last Bus of a rank releases it; until then the others go on.
 TEST_F(OneJobToSeveral, ThePlaceOfARankIsSharedWithinItsProcess) {
   start("spare/0", [&] {
     const BusOptions options{.job = "spare", .store = store_, .threads = 2};

@@ -1,4 +1,4 @@
-// Versions that are staged: what is sent is a copy, what is received is taken by all ranks of the job or by none.
+// Staged versions: a copy is sent, and either all ranks of the receiving job take it or none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -57,7 +57,7 @@ TEST_F(Staged, ASendIsDoneThoughNobodyTakesItAndTheMemoryIsTheUsersAgain) {
   expect_all_well(3 * hang_limit());
 }
 
-// Whatever is taken while newer versions are copied over older ones is whole.
+// Every version that is taken while newer ones are copied over older ones is whole.
 TEST_F(Staged, WhatIsTakenWhileTrainingGoesOnIsOneVersion) {
   constexpr int64_t kLast = 300;
   Barrier over;
@@ -166,7 +166,7 @@ TEST_F(Staged, AVersionThatAJobHasTakenIsNotWithdrawnOnceItHasLeft) {
   expect_all_well(3 * hang_limit());
 }
 
-// What an own rank has sent already is still to be sent by this rank, also if a job has registered in between.
+// What one rank has sent, the other ranks of its job still have to send, even if a job has registered in between.
 TEST_F(Staged, ARankSendsWhatAnOwnRankHasSentWhenAJobComes) {
   const Signal sent;
   const Signal taken[2];  // told each sender by each receiver
@@ -198,7 +198,7 @@ TEST_F(Staged, ARankSendsWhatAnOwnRankHasSentWhenAJobComes) {
   expect_all_well(3 * hang_limit());
 }
 
-// In place; the terms of Partial tensors are reduced before the version is on offer.
+// In place; the terms of Partial tensors are reduced before the version is offered.
 class Withdrawn : public JobsTest, public testing::WithParamInterface<const char*> {};
 
 TEST_P(Withdrawn, OnAllRanksOrOnNone) {
@@ -264,8 +264,8 @@ TEST_F(Staged, MemoryIsAsBeforeUntilTheVersionIsCommitted) {
   expect_all_well(3 * hang_limit());
 }
 
-// The store is stopped as rank 0 writes down what is decided: it does not know, keeps what it holds, and says so. Once
-// the store goes on all ranks settle alike.
+// The store is stopped when rank 0 records the decision: rank 0 does not know it, keeps what it holds, and says so.
+// Once the store continues, all ranks settle alike.
 TEST_F(Staged, WithoutTheStoreAVersionIsUndecidedUntilItAnswers) {
   Barrier settled;
   Barrier over;
@@ -316,8 +316,8 @@ TEST_F(Staged, WithoutTheStoreAVersionIsUndecidedUntilItAnswers) {
   ::munmap(held, 4096);
 }
 
-// One rank of the receivers dies at a step of version 2. The others hold version 1 or version 2, all the same one, and
-// whole; once it has been started again they all go on.
+// One receiving rank dies at a step of version 2. The others hold version 1 or version 2, all the same, and whole; once
+// it has been started again, all go on.
 struct Death {
   const char* place;
   Rank rank;

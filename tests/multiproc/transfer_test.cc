@@ -62,7 +62,7 @@ TEST_F(Transfer, AReceiverSeesWhatIsOnOfferAndWaitsForAVersion) {
   expect_all_well();
 }
 
-// The largest version is as good as any other. What is refused takes nothing away.
+// The largest version is as good as any other. A refused call has no effect.
 TEST_F(Transfer, VersionsEndWhereTheirNumbersDo) {
   const std::string range = "a version is a whole number from 1 to " + std::to_string(kMaxVersion);
   const auto refused = [=](const std::function<void()>& call) {

@@ -1,5 +1,5 @@
-// Tensors that are quantised on their way from and to ranks that have agent daemons: as without, except for memory that
-// the agent does not see and that would be read, or written, as it is.
+// Tensors that travel quantised from and to ranks with agent daemons: the same as without, except for memory that the
+// agent cannot access but would have to read or write.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(, WireWithAgents,
                                          WireAgents{kDaemonStaged, kDaemonShared}),
                          [](const auto& agents) { return agents.param.name(); });
 
-// What they are reduced to lies in the agent's own memory.
+// The results of their reduction are in the agent's own memory.
 TEST(WireAgent, TermsInPrivateMemoryAreQuantisedOnceTheyAreReduced) {
   const WireAgents agents{kDaemonPrivate, kEmbedded};
   expect_all_well(
@@ -82,7 +82,7 @@ TEST(WireAgent, TermsInPrivateMemoryAreQuantisedOnceTheyAreReduced) {
 
 class WireRefusal : public testing::TestWithParam<WireAgents> {};
 
-// Each rank of the job that has the memory says so, and the other job hears it.
+// Each rank of the job with the memory reports it, and the other job learns of it.
 TEST_P(WireRefusal, NamesTheTensorAndTheWayOut) {
   const WireAgents& agents = GetParam();
   const std::vector<RandomCase> cases{fixed_case(Format::kMxfp8, {64, 64}, "2:S0", "3:S0")};

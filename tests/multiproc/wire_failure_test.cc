@@ -1,5 +1,5 @@
-// Sends of quantised tensors that fail, and ranks that die, stop or spoil what they send: all ranks fail alike, and the
-// next version goes well.
+// Sends of quantised tensors that fail, and ranks that die, stop or corrupt what they send: all ranks fail alike, and
+// the next version succeeds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -130,7 +130,7 @@ struct TooMany {
 
 class WireTooMany : public JobsTest, public testing::WithParamInterface<TooMany> {};
 
-// Columns that begin inside the only block of each of 2^22 + 1 rows; and as many matrices, which have an amax each.
+// Columns that begin inside the only block of each of 2^22 + 1 rows; and as many matrices, each with an amax.
 TEST_P(WireTooMany, AmaxesAreRefusedAtRegistrationByAllRanks) {
   Barrier told;
   const auto start_with = [&](Side side, const char* layout) {
@@ -185,7 +185,7 @@ TEST_P(WireDigestMismatch, NamesTheTensorAndItsSenderAndTheNextVersionIsWhole) {
       jobs.start(quantised(trainer(rank)), [&](Batch& batch, std::vector<float>& tensor) {
         fill(trainer(rank), tensor, 1);
         if (rank == 1) mutation() = GetParam();
-        // The other rank may have to wait for a receiver that was late for what this one has failed.
+        // The other rank may have to wait for a receiver that was late because of this one's failure.
         std::fprintf(stderr, "%s\n", error_of([&] { batch.send(1, kPatience).wait(); }).c_str());
         mutation() = Mutation::kNone;
         fill(trainer(rank), tensor, 2);

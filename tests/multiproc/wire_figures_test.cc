@@ -1,4 +1,4 @@
-// What ranks tell of the tensors that they quantise: BatchStats, through an agent daemon too, and metrics.
+// What ranks report about the tensors that they quantise: BatchStats, also through an agent daemon, and metrics.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -87,7 +87,7 @@ TEST_F(WireFigures, AreNoneWhereNothingIsQuantised) {
   expect_all_well();
 }
 
-// A version that is refused is looked at and talked of, and never encoded.
+// A refused version is looked at and discussed, but never encoded.
 TEST_F(WireFigures, MetricsCountThePhasesThatWentWell) {
   const auto count = [](const char* phase) {
     const std::string series = fmt::format("tessera_quantize_seconds_count{{phase=\"{}\"}} ", phase);

@@ -1,5 +1,5 @@
-// Sends of quantised tensors that are cancelled, withdrawn and stopped in each phase: looking for amaxes, agreeing on
-// them, encoding.
+// Sends of quantised tensors that are cancelled, withdrawn and stopped in each phase: finding amaxes, agreeing on them,
+// encoding.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -21,12 +21,12 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// What is set only in a child.
+// Only set in a child.
 const char* awaited_place = nullptr;
 const Signal* reached = nullptr;
 const Signal* released = nullptr;
 
-// The thread that comes to the place next tells so and, where there is anything to wait for, waits.
+// The thread that reaches the place next says so and, if there is anything to wait for, waits.
 void tell_there(std::string_view place) {
   if (place != awaited_place) return;
   fail_point_hook() = nullptr;
@@ -36,7 +36,7 @@ void tell_there(std::string_view place) {
 
 int holds_no_more_than(const Footprint& before) {
   Footprint now = Footprint::now();
-  // A thread that was joined is to be seen in /proc for a moment more.
+  // A thread that was joined stays visible in /proc for a moment.
   for (const Deadline deadline = Deadline::after(hang_limit()); !now.within(before) && !deadline.passed();
        now = Footprint::now())
     std::this_thread::yield();
@@ -66,7 +66,7 @@ class WirePhase : public JobsTest, public testing::WithParamInterface<PhaseEnd> 
     Signal others[kWireSenders];  // may go on, too
   };
 
-  // Sends a version that does not come to be. What it is told is written to standard error.
+  // Sends a version that fails. Its error is written to standard error.
   int fail_to_send(Batch& batch, Rank rank, int64_t version) const {
     const PhaseEnd& end = GetParam();
     const bool agrees = std::string_view(end.place) == "wire: reported";
@@ -86,7 +86,7 @@ class WirePhase : public JobsTest, public testing::WithParamInterface<PhaseEnd> 
         if (other != rank) signals_.others[other].raise();
     };
     if (end.withdraws) {
-      // Nobody can say before it is on offer whether it will be read: this rank is told then.
+      // Nobody can know before it is offered whether it will be read: this rank is told then.
       bool withdrawn = false;
       {
         const std::jthread withdraws([&] { withdrawn = handle.withdraw(); });
@@ -95,7 +95,7 @@ class WirePhase : public JobsTest, public testing::WithParamInterface<PhaseEnd> 
       }
       REQUIRE_HERE(withdrawn);
     } else if (there || end.encodes()) {
-      // What all have agreed on the others would offer, and wait.
+      // The others would offer what all have agreed on, and wait.
       if (there && end.encodes()) let_others_go_on();
       if (!there) signals_.others[rank].wait();
       REQUIRE_HERE(handle.cancel());
@@ -110,7 +110,7 @@ class WirePhase : public JobsTest, public testing::WithParamInterface<PhaseEnd> 
   Signals signals_;
 };
 
-// Again and again, by the same batch: what a process holds stays the same.
+// Again and again, with the same batch: the process's resources stay the same.
 TEST_P(WirePhase, EndsForAllRanksAlikeAndTheNextVersionIsWhole) {
   constexpr int64_t kLast = 7;  // even ones fail
   const PhaseEnd& end = GetParam();
@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(, WirePhase, testing::ValuesIn([] {
 
 using WirePhases = JobsTest;
 
-// What begins to be copied is sent, unless it is withdrawn.
+// A version that begins to be copied is sent, unless it is withdrawn.
 TEST_F(WirePhases, AStagedSendIsWithdrawnButNotCancelled) {
   const Signal in_phase, go_on, over;
   const Side sender = quantised(staged(trainer(0, 1)));
@@ -221,7 +221,7 @@ void stop_there(std::string_view place) {
 
 class WireStops : public JobsTest, public testing::WithParamInterface<WireStop> {};
 
-// In a loop, as whoever goes on after a loss sends.
+// In a loop, like a program that continues sending after a loss.
 TEST_P(WireStops, AreNamedByTheOthersAndOverWhenTheRankGoesOn) {
   const WireStop stop = GetParam();
   const Signal given_up;

@@ -1,4 +1,4 @@
-// Receiving jobs and ranks that come, leave and come back while a send of quantised tensors is under way.
+// Receiving jobs and ranks that come, leave and come back during a send of quantised tensors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -144,7 +144,7 @@ TEST_F(WireReturn, AStagedVersionThatAJobComesTooLateForIsTakenByTheOther) {
 
 class WireComeback : public JobsTest, public testing::WithParamInterface<Mode> {};
 
-// In place the send ends with the loss, and is repeated; staged it is done, and nobody takes it.
+// In place the send ends with the loss, and is repeated; staged it succeeds, and nobody takes it.
 TEST_P(WireComeback, OfAReceivingRankWhileASendIsUnderWay) {
   const auto side_of = [](Side side) {
     side.options.mode = GetParam();

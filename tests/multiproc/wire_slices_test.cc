@@ -1,4 +1,4 @@
-// Receivers that take slices of quantised sources: each is quantised as if it were a tensor of its own.
+// Receivers that take slices of quantised sources: each slice is quantised as if it were a separate tensor.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,12 +15,12 @@ namespace {
 
 using testing::HasSubstr;
 
-// A stack of matrices: fused projections of experts, say.
+// A stack of matrices, such as fused projections of experts.
 const Shape kSource{3, 44, 72};
 
 float source_value(int64_t version, Index element) {
   const uint64_t hash = mix(static_cast<uint64_t>(version * 1'000'003 + element));
-  // What lies far apart has other magnitudes: amaxes of parts differ from that of the whole.
+  // Distant elements have different magnitudes: amaxes of parts differ from that of the whole.
   const int exponent = static_cast<int>(element % 72 / 9) - static_cast<int>(element / 288 % 11);
   return std::ldexp(static_cast<float>(hash % 2047) - 1023, exponent);
 }
@@ -42,7 +42,7 @@ struct SliceTake {
   std::optional<Format> wire;
 };
 
-// Whatever the sender's layout can be cut to: parts of dims, with steps, and dims that are dropped.
+// Everything that the sender's layout can be cut to: parts of dims, with steps, and dropped dims.
 std::vector<SliceTake> random_takes(std::mt19937_64& random, const Layout& source, int destinations) {
   const auto below = [&](Index n) { return static_cast<Index>(random() % static_cast<uint64_t>(n)); };
   std::vector<SliceTake> takes;
@@ -80,7 +80,7 @@ std::vector<SliceTake> random_takes(std::mt19937_64& random, const Layout& sourc
   return takes;
 }
 
-// Of each element of a region, row-major, its indices.
+// The indices of each element of a region, row-major.
 std::vector<std::vector<Index>> elements_of(const Region& region) {
   std::vector<std::vector<Index>> all{{}};
   for (const IntervalSet& dim : region.dims()) {
@@ -102,7 +102,7 @@ Index row_major(const Shape& shape, const std::vector<Index>& at) {
   return index;
 }
 
-// All of a slice, as the source has it.
+// All of a slice, as in the source.
 std::vector<float> slice_values(const SliceTake& take, int64_t version) {
   std::vector<float> values;
   for (const std::vector<Index>& at : elements_of(Region::full(take.shape))) {
@@ -115,7 +115,7 @@ std::vector<float> slice_values(const SliceTake& take, int64_t version) {
   return values;
 }
 
-// And as it arrives.
+// The same, as it arrives.
 std::vector<float> expected_values(const SliceTake& take, int64_t version, std::optional<Format> asked = {}) {
   const std::optional<Format> wire = take.wire ? take.wire : asked;
   std::vector<float> values = slice_values(take, version);
@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(, WireSlices,
 
 constexpr Slice kSecond{.begin = 1, .end = 2, .step = 1, .dropped = true};
 
-// Those of the whole matrix would not do, nor those of what each rank has of the slice.
+// The amaxes of the whole matrix would be wrong, and so would those of each rank's part of the slice.
 TEST(WireSlice, HasAmaxesOfItsOwn) {
   const Layout layout = Layout::parse("2:S0");
   const SliceTake take{.slices = {kSecond, {.begin = 8, .end = 36}, {.begin = 0, .end = 40}},
@@ -257,7 +257,7 @@ TEST(WireSlice, HasAmaxesOfItsOwn) {
   }
 }
 
-// What the sender asks for is for all that is taken of the source; of a vector there is nothing to quantise.
+// The sender's format applies to all that is taken of the source; a vector cannot be quantised.
 TEST(WireSlice, TakesTheFormatThatTheSenderAsksFor) {
   const Slice all{.begin = 0, .end = 72};
   const Layout layout = Layout::parse("1:R");

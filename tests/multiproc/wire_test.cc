@@ -1,5 +1,5 @@
-// Tensors that are quantised on their way between jobs of real processes. Every element of every rank is what the codec
-// makes of the whole tensor, bit for bit, whatever the layouts.
+// Tensors that travel quantised between jobs of real processes. Every element of every rank is what the codec computes
+// from the whole tensor, bit for bit, whatever the layouts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -125,7 +125,7 @@ struct Sums {
 // Shards of both sides cut blocks.
 TEST(WireDigests, AddUpToThatOfTheCodesAndScalesOfTheWholeTensor) {
   for (const Format format : {Format::kNvfp4, Format::kMxfp8, Format::kFp8E4M3}) {
-    // In the ranks: the test's own process must not read the environment before they have theirs.
+    // In the ranks: the test's process must not read the environment before they have theirs.
     const auto make_whole = [&] {
       exec_testing::Random random(31);
       return exec_testing::WireReference(random, codec::BlockFormat(format), DType::kF32, 1, 64, 44);
@@ -197,13 +197,13 @@ TEST(WireMistakes, AmaxesOfCutBlocksThatRanksKeepToThemselvesAreFoundOut) {
   }
 }
 
-// What rank 0 holds of a cut block is so small that the block's scale, which is due to rank 1, leaves nothing of it.
+// Rank 0's part of a cut block is so small that the block's scale, which rank 1 determines, leaves nothing of it.
 float lopsided_value(const Side& side, Index element) {
   const float value = 1 + static_cast<float>(mix(static_cast<uint64_t>(element)) % 256) / 256;
   return std::ldexp(value, element % side.shape[1] < side.shape[1] / 2 ? -33 : 0);
 }
 
-// Of formats whose scales are powers of two a wrong one is seldom seen in values that are alike.
+// In formats whose scales are powers of two, a wrong scale rarely shows if the values are similar.
 TEST(WireMistakes, ThoseOfLopsidedBlocksAreFoundOutWhereScalesArePowersOfTwo) {
   for (const Format format : {Format::kMxfp8, Format::kMxfp8E5M2, Format::kFp8Block1x128, Format::kFp8Block128x128})
     for (const Mutation mistake : {Mutation::kNone, Mutation::kLocalBlockAmax}) {

@@ -1,5 +1,5 @@
-// The value of every element of a test tensor, a function only of its place. Small integers, so that every dtype holds
-// them and every order of reduction gives the same bits; a few dtypes take raw bits.
+// The value of every element of a test tensor, a function of its position only. Small integers, so that every dtype
+// holds them and every order of reduction gives the same bits; a few dtypes take raw bits.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// What rank `term` of `terms` holds: 1..4 where there are several, anything up to 2^11 where there is one.
+// The value on rank `term` of `terms`: 1..4 if there are several, up to 2^11 if there is one.
 inline int64_t term_value(uint64_t seed, int64_t version, Index element, int term, int terms) {
   const uint64_t hash = mix(seed + mix(static_cast<uint64_t>(version)) + static_cast<uint64_t>(element) * 131 +
                             static_cast<uint64_t>(term) * 7);

@@ -163,7 +163,7 @@ void ProcessGroup::kill(pid_t pid, int signal) {
   ::kill(pid, signal);
 }
 
-// Nothing while it lives; past the deadline it is killed.
+// Nothing while it lives; after the deadline it is killed.
 std::optional<Outcome> ProcessGroup::reap(Child& child, std::chrono::steady_clock::time_point deadline) const {
   const bool hung = std::chrono::steady_clock::now() > deadline;
   if (hung) ::kill(child.pid, SIGKILL);

@@ -19,7 +19,7 @@ namespace tessera::test {
 // How long a test waits for processes that should have ended: ten seconds, more under sanitizers.
 std::chrono::seconds hang_limit();
 
-// A temporary folder, removed with all it holds at the end.
+// A temporary folder, removed with its contents in the end.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -32,7 +32,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// What a process holds of the machine: what it had before is what it has once all that it made has gone.
+// A process's resources: after it has released everything that it made, they must be the same as before.
 struct Footprint {
   uint32_t fds = 0;
   uint32_t threads = 0;
@@ -65,7 +65,7 @@ class Shared {
   T* value_;
 };
 
-// What a rank's process ended with.
+// How a rank's process ended.
 struct Outcome {
   std::string name;
   int status = -1;     // exit status; -signal if it was killed; -1000 if it hung and was killed here
@@ -73,7 +73,7 @@ struct Outcome {
   double seconds = 0;  // from the group's start to its end
 };
 
-// When the one that was killed by SIGKILL ended; 0 if none was.
+// When the process that was killed by SIGKILL ended; 0 if none was.
 double seconds_of_death(std::span<const Outcome> outcomes);
 
 // A group of forked processes. The test's own process must have no other thread when start() is called.
@@ -85,7 +85,8 @@ class ProcessGroup {
   // Forks: `body` runs in the child with TESSERA_RUNTIME_DIR set to the group's folder, and its result is the exit
   // status. An exception ends the child with its text on standard error: status 10 + the ErrorCode of a tessera::Error.
   pid_t start(const std::string& name, std::function<int()> body);
-  // A store on its own process; returns its URL. One that was killed may be followed by another at the same one.
+  // Starts a store in a separate process; returns its URL. After one was killed, another may be started at the same
+  // URL.
   std::string start_store(const std::string& url = "tcp://127.0.0.1:0");
   pid_t store_pid() const { return store_; }
   void kill_store();
@@ -97,7 +98,7 @@ class ProcessGroup {
   // Likewise for all but the store. More can be started afterwards.
   std::vector<Outcome> wait(std::chrono::seconds limit);
   const std::string& folder() const { return folder_.path(); }
-  // What lies in the runtime folder: nothing, once all processes have ended well.
+  // What is left in the runtime folder: nothing, once all processes have ended well.
   std::vector<std::string> left_over() const;
 
  private:

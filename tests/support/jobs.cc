@@ -217,7 +217,7 @@ void expect_all_well(ProcessGroup& group) {
   EXPECT_THAT(group.left_over(), testing::Each(testing::Not(testing::StartsWith("p-"))));
 }
 
-// Nobody ever writes: the pipe ends once the last process has let go of it.
+// Nobody ever writes: the pipe ends once the last process has closed it.
 Barrier::Barrier() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe2");

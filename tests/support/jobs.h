@@ -1,4 +1,4 @@
-// A trainer and an inference job of one float matrix, cut down to what a test wants to break.
+// A trainer and an inference job with one float matrix: just enough for a test to break.
 #pragma once
 
 #include <cstdio>
@@ -13,7 +13,7 @@
 #include "tessera/bus.h"
 #include "tests/support/harness.h"
 
-// What a check inside a child reports: its exit status, behind the line that failed.
+// Reports a failed check inside a child: prints the line and returns an exit status.
 #define REQUIRE_HERE(condition)                                            \
   do {                                                                     \
     if (!(condition)) {                                                    \
@@ -24,7 +24,7 @@
 
 namespace tessera::test {
 
-// What a child that an Error ends exits with: see ProcessGroup::start.
+// The exit status of a child that an Error ends: see ProcessGroup::start.
 constexpr int status_of(ErrorCode code) {
   return 10 + static_cast<int>(code);
 }
@@ -52,7 +52,7 @@ struct Side {
   std::string agent = {};
   std::optional<Format> wire = {};
   std::vector<std::string> peers = {};  // instead of `peer`
-  std::string says = {};  // to its own ranks before it registers, with its rank behind it; they are to say the same
+  std::string says = {};  // to its own ranks before it registers, followed by its rank; all must say the same
 
   std::string who() const { return job + "/" + std::to_string(rank); }
 };
@@ -63,16 +63,16 @@ Side inference(Rank rank, int world = 2);
 Side with_agent(Side side);  // which has an agent daemon
 Side staged(Side side);
 
-// The local tensor of a side, zeroed, and how it is registered.
+// The zeroed local tensor of a side, and its registration.
 std::vector<float> local_tensor(const Side& side);
 TensorSpec spec_of(const Side& side, float* tensor);
 Batch register_tensor(Pair& pair, const Side& side, float* tensor);
-// Likewise, once its own ranks have told each other what they say; throws kInternal if that is not the same.
+// Likewise, once the side's ranks have told each other what they say; throws kInternal if they differ.
 Batch gather_and_register(Pair& pair, const Side& side, float* tensor);
 
 inline constexpr Timeout kPatience = std::chrono::seconds(5);
 
-// The contents that a version has: every element tells the version and its own index.
+// The contents of a version: every element encodes the version and its own index.
 void fill(const Side& side, std::span<float> tensor, int64_t version);
 bool holds(const Side& side, std::span<const float> tensor, int64_t version);
 
@@ -81,7 +81,7 @@ int with_pair(const Side& side, const std::string& store, const std::function<in
 // Joins the pair, registers the tensor and calls `body`.
 int with_batch(const Side& side, const std::string& store,
                const std::function<int(Batch& batch, std::vector<float>& tensor)>& body);
-// Likewise, of a tensor in shared memory, which an agent sees as it is.
+// Likewise, with a tensor in shared memory, which an agent can access.
 int with_shared_batch(const Side& side, const std::string& store,
                       const std::function<int(Batch& batch, std::span<float> tensor)>& body);
 
@@ -89,28 +89,27 @@ int with_shared_batch(const Side& side, const std::string& store,
 int send_once(Batch& batch, std::vector<float>&);
 int receive_once(Batch& batch, std::vector<float>&);
 
-// Whether the call fails with that code and says that; tells what it says.
+// Whether the call fails with that code and message; prints what it says.
 bool fails_with(const std::function<void()>& call, ErrorCode code, const std::string& text);
 
-// Whether a wait for a handle that does not end is ended by a stop, requested before or meanwhile, and only the wait
-// is.
+// Whether a stop, requested before or during the wait, ends a wait for a handle that does not end, and only the wait.
 bool a_stop_ends_a_wait_for(Handle& handle);
 
 // Returns once that process has ended, reaped or not.
 void await_end(pid_t pid);
 // Stops that process; returns once all its threads stand still.
 void stop_process(pid_t pid);
-// Whether `transfer` went well; a lost peer, or one that did not come in time, is no error here.
+// Whether `transfer` succeeded; a lost peer, or one that did not come in time, counts as false.
 bool went_well(const std::function<void()>& transfer);
 
-// What that rank's agent says, asked as `tessera top` does.
+// What that rank's agent reports, asked as `tessera top` does.
 Report report_of(const std::string& store, const std::string& job, Rank rank);
 
-// Waits for all and expects status 0 of each, and an empty runtime folder.
+// Waits for all and expects that each ends with 0, and that the runtime folder is empty.
 void expect_all_well(ProcessGroup& group);
 
-// Where the processes that are started while it lives wait for each other: pass() returns once each of them has come to
-// it or has ended.
+// A point where the processes that are started while it lives wait for each other: pass() returns once each of them has
+// reached it or has ended.
 class Barrier {
  public:
   Barrier();
@@ -122,7 +121,7 @@ class Barrier {
   UniqueFd write_end_;
 };
 
-// Raised by one of the processes that are started while it lives, waited for by another.
+// Raised by one of the processes that are started while it lives; awaited by another.
 class Signal {
  public:
   Signal();

@@ -25,7 +25,7 @@ int between(std::mt19937_64& random, int low, int high) {
   return low + static_cast<int>(random() % static_cast<uint64_t>(high - low + 1));
 }
 
-// What one in four tensors is reduced by.
+// The reduction of one in four tensors.
 std::optional<ReduceOp> random_op(std::mt19937_64& random, const std::vector<ReduceOp>& ops) {
   return random() % 4 == 0 ? std::optional(pick(random, ops)) : std::nullopt;
 }
@@ -128,7 +128,7 @@ bool equal(DType dtype, const std::vector<size_t>& at, const std::byte* a, const
   return std::memcmp(a, b, static_cast<size_t>(bits_of(dtype)) / 8) == 0;
 }
 
-// The version that an element has changed with last.
+// The version that last changed an element.
 int64_t last_change(const RandomCase& a, int64_t version, Index element) {
   for (; version > 1 && !a.chances.empty(); --version) {
     const uint64_t drawn = mix(a.seed + mix(static_cast<uint64_t>(version)) + static_cast<uint64_t>(element));
@@ -153,9 +153,9 @@ std::pair<int, int> partial_term(const Layout& layout, Rank rank) {
   return {term, terms};
 }
 
-// Values of tensors that travel quantised have signs, and amaxes that differ from part to part: by more than powers of
-// two, which formulas take through to the codes. Terms are multiplied only by powers of two, which every reduction
-// takes through.
+// Values of tensors that travel quantised have signs, and amaxes that differ from part to part by more than powers of
+// two, so that formulas carry the difference through to the codes. Terms are only multiplied by powers of two, which
+// every reduction preserves.
 double wire_factor(const RandomCase& a, Index element, int terms) {
   if (!a.wire) return 1;
   const Index down = element * 6 / std::max<Index>(element_count(a.shape), 1);
@@ -228,7 +228,7 @@ std::vector<std::byte> decoded(const RandomCase& a, int64_t version, int terms) 
   return result;
 }
 
-// Where the scale of an element lies in a plane's, in scales; `columns`: of them in a row.
+// The index of an element's scale in a plane; `columns`: scales in a row.
 Index scale_place(Format format, Plane plane, Index columns, Index row, Index column) {
   const Index line = plane == Plane::kRow ? row : column;
   const Index along = plane == Plane::kRow ? column : row;
@@ -257,8 +257,7 @@ QuantizedLayout planes_layout(const RandomCase& a, const Region& owned) {
   return quantized_layout({.format = *a.wire}, a.planes, matrices, rows, columns);
 }
 
-// Puts what must lie in a rank's block of memory into it, out of planes of the whole tensor; what is between them
-// stays.
+// Writes what must be in a rank's block of memory, taken from planes of the whole tensor; bytes between them stay.
 void put_planes(const RandomCase& a, const Region& owned, int64_t version, int terms, std::span<std::byte> block) {
   const QuantSpec spec{.format = *a.wire};
   const Shape extents = owned.extents();

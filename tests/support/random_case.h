@@ -1,5 +1,5 @@
-// Random tensors, layouts and dtypes for transfers between two jobs, and what every element must be. Deterministic in
-// the seed, so that all ranks of both jobs make the same cases without any exchange.
+// Random tensors, layouts and dtypes for transfers between two jobs, and the expected value of every element.
+// Deterministic in the seed, so that all ranks of both jobs make the same cases without any exchange.
 #pragma once
 
 #include <cstddef>
@@ -26,13 +26,14 @@ struct RandomCase {
   uint64_t seed = 0;
   std::optional<Format> wire{};  // what it is quantised to on its way
   PlaneSet planes{};             // that are taken as they are
-  // The chances that an element changes with the second version, the third, ..., and again from the first on; empty: 1.
+  // The chances that an element changes with the second version, the third, and so on; then from the first one again.
+  // Empty: 1.
   std::vector<double> chances{};
 };
 
 RandomCase random_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world);
 
-// Of floats, in shapes of two dims or more, whose amaxes differ from place to place.
+// Floats, in shapes of two dims or more, whose amaxes differ from place to place.
 RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
                             Format format);
 
@@ -40,7 +41,7 @@ RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, in
 RandomCase random_planes_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
                               Format format);
 
-// One rank's local tensor in memory of its own, perhaps with gaps between the elements.
+// One rank's local tensor in its own memory, possibly with gaps between the elements.
 class LocalData {
  public:
   LocalData(size_t bytes, bool shared);
@@ -54,7 +55,7 @@ class LocalData {
   SharedBuffer shared_;
 };
 
-// What source rank `rank` holds of `a`, and the bytes every destination element must have, for a version.
+// What source rank `rank` holds of `a`, and the expected bytes of every destination element, for a version.
 LocalData source_space(const RandomCase& a, Rank rank);
 void fill_source(const RandomCase& a, Rank rank, int64_t version, LocalData& data);
 LocalData destination_space(const RandomCase& a, Rank rank);

@@ -1,4 +1,4 @@
-// A rank whose part of the bus protocol a test speaks by hand.
+// A rank whose part of the bus protocol a test scripts.
 #pragma once
 
 #include <deque>
@@ -25,7 +25,7 @@
 
 namespace tessera::test {
 
-// A rank that registers as others do, and then speaks for itself. Frames are kept until they are asked for.
+// A rank that registers like others and is then scripted. Frames are kept until they are asked for.
 class RawRank final : public Acceptor {
  public:
   RawRank(const std::string& store, const Side& side)
@@ -63,7 +63,7 @@ class RawRank final : public Acceptor {
                              {.deadline = soon(), .stop = {}})
                    .session;
   }
-  // A first registration, without reading any other's; exchange() follows with a further one.
+  // A first registration, without reading those of others; exchange() follows with another one.
   void register_first(std::span<const TensorSpec> tensors, bool sends) {
     const bus::BatchRecord record{.of = {agent_.incarnation(), 0},
                                   .sends = sends,
@@ -80,7 +80,7 @@ class RawRank final : public Acceptor {
     exchange_.report(Status(ErrorCode::kCancelled, "enough"));
     exchange_.withdraw();
   }
-  // As a receiver: up to Prepared.
+  // As a receiver: until Prepared.
   void attach_to(Rank rank, bool stream) {
     const Attach attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_};
     const bus::RankRecord& record = peer(rank);
@@ -90,7 +90,7 @@ class RawRank final : public Acceptor {
     send(Prepare{.stream = stream, .skipped = {}});
     (void)next<Prepared>();
   }
-  // As one whose terms are read, and that sends nothing itself; or, if `sends`, as a sender.
+  // As a rank whose terms are read, and that sends nothing itself; or, if `sends`, as a sender.
   void serve(bool sends = false) {
     serves_pulls_ = sends;
     agent_.run_on_loop([this] { agent_.open_session(session_, this); });
@@ -107,7 +107,7 @@ class RawRank final : public Acceptor {
     if (!changed_.wait_until(mutex_, soon(), [&]() REQUIRES(mutex_) { return called_; }))
       throw Error(ErrorCode::kDeadlineExceeded, "nobody came for the terms");
   }
-  // To that caller: where `data` lies.
+  // Tells that caller where `data` is.
   void send_place(const std::vector<float>& data) {
     await_caller();
     Attached attached;
@@ -125,7 +125,7 @@ class RawRank final : public Acceptor {
   const bus::RankRecord& peer(Rank rank) const { return view_.peer[static_cast<size_t>(rank)]; }
   const std::string& session() const { return session_; }
   Hello hello() const { return agent_.hello(); }
-  // The next message, which must be of that type; throws what ended the link if that comes instead.
+  // The next message, which must be of that type; throws the reason if the link ends instead.
   template <typename Message>
   Message next() {
     const auto [type, payload] = take();
@@ -133,7 +133,7 @@ class RawRank final : public Acceptor {
       fail(ErrorCode::kMismatch, "message {} where {} was due"_message, type, kNameOf<Message::kType>);
     return parse<Message>(payload);
   }
-  // The next one of its type, whatever comes before.
+  // The next message of that type; skips others.
   template <typename Message>
   Message until() {
     for (;;) {

@@ -1,5 +1,5 @@
-// Two jobs whose tensors are quantised on their way, and what must come of it: what the codec makes of the whole
-// tensor, bit for bit.
+// Two jobs whose tensors travel quantised, and the expected result: what the codec computes from the whole tensor, bit
+// for bit.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ std::vector<Outcome> transfer_cases(const WireJobs& jobs, const std::vector<Rand
                                     Mutation mistake = Mutation::kNone);
 void expect_all_well(const std::vector<Outcome>& outcomes);
 
-// Calls `body`, and returns, or throws, what it does once all that pass the barrier have come as far: whoever has gone
-// cannot be asked why.
+// Calls `body`, and returns or rethrows its result once all that pass the barrier have come as far: a process that has
+// ended cannot be asked why.
 int until_all_know(Barrier& all, const std::function<int()>& body);
 
 // One of bf16.
@@ -49,7 +49,7 @@ Side quantised(Side side, Format format = Format::kNvfp4);
 inline constexpr int kWireSenders = 3;
 Side wire_sender(Rank rank);
 Side wire_receiver(Rank rank);
-// Whether it holds what a version is once it has been quantised to side.wire: see fill().
+// Whether it holds what a version is after quantisation to side.wire: see fill().
 bool holds_quantised(const Side& side, const std::vector<float>& tensor, int64_t version);
 
 }  // namespace tessera::test
