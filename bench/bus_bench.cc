@@ -1,10 +1,10 @@
-// What the bus' ways of working cost, between real processes, beside a plain copy on the same machine:
+// The costs of the bus's modes between real processes, next to a plain copy on the same machine:
 //
 //   bus_bench [MIB [REPEAT]]     (bytes that the sender holds, 256; repetitions, 9)
 //
-// One sending rank, one thread each end, shared memory, digests off. `send`: how long send() keeps the trainer; `all`:
-// from the call of send() until the last receiver has the version; `share`: of the streaming copy's rate that all bytes
-// moved make, the staged modes' copies not counted. Medians.
+// One sending rank, one thread at each end, shared memory, digests off. `send`: how long send() blocks the trainer;
+// `all`: from the call of send() until the last receiver has the version; `share`: the rate of all bytes moved as a
+// share of the streaming copy's, not counting the staged modes' copies. Medians.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -46,15 +46,15 @@ struct Scenario {
   int receivers = 1;
   BatchOptions sender{}, receiver{};
   std::string agent = "embedded";
-  bool sharded = true;  // over the receivers; else each gets everything
+  bool sharded = true;  // over the receivers; otherwise each gets everything
   bool shared = true;   // the tensors' memory
 };
 
-// Memory of all processes of a scenario.
+// Times of all processes of a scenario, in shared memory.
 struct Times {
   std::atomic<int64_t> begin;
   std::array<std::atomic<int64_t>, kMostReceivers> end;
-  std::atomic<int64_t> registered;  // by the slowest
+  std::atomic<int64_t> registered;  // by the slowest rank
 };
 
 int64_t now_ns() {
@@ -168,7 +168,7 @@ struct Figures {
 
 Figures run(const Scenario& scenario, const std::string& store, int repeat) {
   const Shared<Times> times;
-  Barrier barrier(static_cast<uint32_t>(1 + scenario.receivers + 1));  // and this process
+  Barrier barrier(static_cast<uint32_t>(1 + scenario.receivers + 1));  // and for this process
   const int transfers = repeat + 2;                                    // the first, and one to warm up
   const std::vector<Process> daemons = start_daemons(scenario);
   std::vector<Process> ranks;
@@ -229,7 +229,7 @@ Figures run(const Scenario& scenario, const std::string& store, int repeat) {
   return figures;
 }
 
-// From the SIGKILL of a receiver, or of its agent, until its successor has a version; the sender goes on all the time.
+// Time from the SIGKILL of a receiver, or of its agent, until its successor has a version; the sender never stops.
 double recovery(const std::string& store, const std::string& agent, bool kill_agent) {
   const Scenario scenario{.name = "recovery", .bytes = int64_t{1} << 20, .agent = agent};
   std::vector<Process> daemons = start_daemons(scenario);

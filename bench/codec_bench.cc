@@ -50,7 +50,7 @@ struct Buffers {
   }
 };
 
-// Of this thread: what else runs on the machine takes its time, not ours.
+// CPU time of this thread: other load on the machine does not count.
 double cpu_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -88,7 +88,7 @@ void copy_memcpy(benchmark::State& state) {
   report(state, size);
 }
 
-// A matrix of rows of 16 KiB, of which a column of pieces is read; the pieces are packed. Goes on over all columns, so
+// A matrix with rows of 16 KiB, from which columns of pieces are read; the pieces are packed. It visits all columns, so
 // that every byte of the source is read once.
 constexpr size_t kImageStride = 16384;
 constexpr size_t kRows = 1024;

@@ -1,10 +1,10 @@
-// The command queue between two processes, beside what the machine itself can do:
+// The command queue between two processes, next to what the machine itself can do:
 //
 //   command_bench [SECONDS]     (how long the idle agent is watched; 5)
 //
-// Client and agent each have a CPU of their own, the first two that this process may use, or share the only one. Round
-// trips carry 32 bytes each way. `burst`: one after the other; `asleep`: with pauses in which the agent falls asleep.
-// The ceilings do the same with nothing but a word of shared memory: spinning on it, or sleeping on it by futex.
+// Client and agent each have a CPU, the first two that this process may use, or share the only one. Round trips carry
+// 32 bytes each way. `burst`: one after another; `asleep`: with pauses in which the agent falls asleep. The ceilings do
+// the same with only a word of shared memory: spinning on it, or sleeping on it by futex.
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -52,7 +52,7 @@ void pin(int cpu) {
   ::sched_setaffinity(0, sizeof mask, &mask);
 }
 
-// A child process that runs `body`, on the second CPU; killed at the end.
+// A child process that runs `body` on the second CPU; killed in the end.
 class Process {
  public:
   explicit Process(const std::function<void()>& body) {
@@ -111,7 +111,7 @@ void print(const char* what, const Latency& latency) {
   std::fflush(stdout);
 }
 
-// Two words: what the client says, and what the other process answers.
+// Two words: the client's message, and the other process's answer.
 struct alignas(64) Line {
   std::atomic<uint32_t> word{0};
 };
@@ -191,7 +191,7 @@ void run(double idle_seconds) {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   std::printf("%-44s %8.0f commands a second\n", "16 in flight", kInFlight * kBatches / took.count());
 
-  sleep_for(seconds(0.1));  // until it sleeps, too, and the kernel has counted what it did
+  sleep_for(seconds(0.1));  // until it sleeps, too, and the kernel has updated its counters
   const double before = agent.cpu_seconds();
   sleep_for(seconds(idle_seconds));
   std::printf("%-44s %8.4f %% of a core\n", "idle agent", 100 * (agent.cpu_seconds() - before) / idle_seconds);

@@ -1,10 +1,10 @@
-// Rates of the data plane's paths beside the machine's own ceilings, in one process a role:
+// Rates of the data plane's paths next to the machine's own ceilings, in one process:
 //
-//   copy_bench [MIB] [THREADS] [PATTERN]     (cases whose name holds PATTERN)
+//   copy_bench [MIB] [THREADS] [PATTERN]     (cases whose name contains PATTERN)
 //
 // Four sources hold rows or columns of a matrix; THREADS receivers pull theirs with one worker each. All are threads of
 // one process, whose own memory is read as if it were a peer's. Every figure is the best of five rounds after a
-// warm-up, in GB of payload a second. Ceilings are measured in the same run.
+// warm-up, in GB of payload per second. Ceilings are measured in the same run.
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -45,7 +45,7 @@ std::string& pattern() {
   return text;
 }
 
-// The best round: by the wall, and in CPU time of all threads, which says more on a machine that others use too.
+// The best round: in wall time, and in CPU time of all threads, which is more reliable on a shared machine.
 struct Cost {
   double wall = 1e9;
   double cpu = 1e9;
@@ -70,7 +70,7 @@ Cost cost_of(const std::function<void()>& body) {
   return best;
 }
 
-// What a ceiling cost for its bytes, and so what anything else is compared with.
+// The cost of a ceiling for its bytes; other cases are compared with it.
 struct Rate {
   double wall = 0;
   double cpu = 0;
@@ -87,7 +87,7 @@ Rate report(const std::string& what, int64_t bytes, const Cost& cost, const Rate
   return rate;
 }
 
-// Runs one body a thread, all at once.
+// Runs one body on each thread, concurrently.
 void in_parallel(int threads, const std::function<void(int)>& body) {
   std::vector<std::thread> running;
   for (int t = 0; t < threads; ++t) running.emplace_back(body, t);
@@ -152,7 +152,7 @@ LocalArray array_of(const Region& region, DType dtype) {
   return {region, byte_strides(dtype, region.extents())};
 }
 
-// Everything that moves in one case. Sources are this process' memory, but reached as if they were another's.
+// Everything that moves in one case. Sources are in this process's memory, but accessed as if it were another's.
 class Transfer {
  public:
   Transfer(const Case& c, int receivers) : case_(c), receivers_(receivers) {
@@ -231,7 +231,7 @@ class Transfer {
         std::make_unique<PullRun>(program, *pull_pools_.back(), [this] { done_.signal(); }, std::move(stream)));
   }
 
-  // Streams have a thread each; digests of one source share one.
+  // Each stream has a thread; the digests of one source share one.
   void make_source_run(size_t s, std::span<const SourceRoute> routes, std::unique_ptr<ByteStream> stream) {
     std::vector<SourceRoute> sources(routes.begin(), routes.end());
     for (SourceRoute& route : sources) route.streamed = stream != nullptr;
@@ -280,7 +280,7 @@ Rate copy_ceiling(int threads, size_t bytes, bool shared, const char* name,
   return report(name, static_cast<int64_t>(bytes), cost);
 }
 
-// What cases are compared with.
+// The ceilings that cases are compared with.
 struct Ceilings {
   Rate stream;
   Rate readv;
@@ -325,7 +325,7 @@ constexpr Change kRowsToRows{"rows to rows", true, true};
 constexpr Change kRowsToColumns{"rows to columns", true, false};
 constexpr Change kColumnsToRows{"columns to rows", false, true};
 
-// `path`: of private memory; empty: shared memory, which is mapped.
+// `path`: for private memory; empty: shared memory, which is mapped.
 Case case_of(const Change& change, Index rows, Index columns, std::optional<Access> path) {
   return {.name = std::string(path ? to_string(*path) : "mapped") + " " + change.name,
           .rows = rows,

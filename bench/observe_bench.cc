@@ -1,4 +1,4 @@
-// What it costs to be seen: metrics, traces and log lines, where they are on and where they are off.
+// The cost of observability: metrics, traces and log lines, switched on and off.
 #include <benchmark/benchmark.h>
 #include <unistd.h>
 
@@ -40,7 +40,7 @@ void span_on(benchmark::State& state) {
   }
   ::unlink(path.c_str());
 }
-BENCHMARK(span_on)->Iterations(200'000);  // fewer than what may wait to be written: none is dropped
+BENCHMARK(span_on)->Iterations(200'000);  // fewer than may wait to be written: none is dropped
 
 void log_below_its_level(benchmark::State& state) {
   for ([[maybe_unused]] const auto _ : state) log_event(LogLevel::trace, "bench", {{"rank", 1}}, "{}", 1);

@@ -1,4 +1,4 @@
-// The planner's speed and memory at the sizes it is meant for: bin/plan_bench [--benchmark_filter=...]
+// The planner's speed and memory at the sizes that it is meant for: bin/plan_bench [--benchmark_filter=...]
 //
 // Counters: routes of the plan (or of all forty plans), its imbalance (largest egress over the lower bound), and for
 // batches the bytes that the planner's caches hold.
@@ -45,7 +45,7 @@ BatchPlanner ten_thousand_tensors(const std::vector<Relayout>& relayouts) {
   return batch;
 }
 
-// Ten thousand tensors of forty kinds: every kind's plan for everyone, and the figures of the batch.
+// Ten thousand tensors of forty kinds: every kind's plan for all ranks, and the figures of the batch.
 void plan_batch(benchmark::State& state) {
   const auto relayouts = realistic_relayouts();
   PlanStats stats;
@@ -61,7 +61,7 @@ void plan_batch(benchmark::State& state) {
 }
 BENCHMARK(plan_batch)->Unit(benchmark::kMillisecond);
 
-// What one rank of a job does at registration: its own part of all ten thousand.
+// The work of one rank at registration: its own part of all ten thousand.
 void plan_batch_for_one_rank(benchmark::State& state) {
   const auto relayouts = realistic_relayouts();
   int64_t routes = 0;

@@ -1,10 +1,10 @@
-// Quantised formats: amaxes, planes and back, on one thread and on two, each with its share of the streaming-copy
-// ceiling that the same run measures with as many threads (bytes read plus bytes written, per second):
+// Quantised formats: amaxes, planes and decoding, on one thread and on two, each with its share of the streaming-copy
+// ceiling, measured in the same run with as many threads (bytes read plus bytes written, per second):
 //
-//   build/cpu/bin/quantize_bench [FILTER]         lines whose name has FILTER in it
+//   build/cpu/bin/quantize_bench [FILTER]         lines whose name contains FILTER
 //
-// TESSERA_FORCE_KERNEL chooses the variant. The matrix does not fit the caches. Times are the best of several: those of
-// one thread are its CPU time, which what else runs on the machine does not count into; those of two are the clock's.
+// TESSERA_FORCE_KERNEL chooses the variant. The matrix does not fit the caches. Times are the best of several: with one
+// thread it is CPU time, which other load on the machine does not affect; with two it is wall time.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What transfers cost when they are seen: counters served over HTTP and a trace written, against neither. Two ranks in
+// The cost of observing transfers: counters served over HTTP and a trace written, compared with neither. Two ranks in
 // one process, so that both sides are traced; small transfers, where every fixed cost shows.
 #include <benchmark/benchmark.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ class Ranks {
     return ranks;
   }
 
-  // Taken by the other thread, too.
+  // The other thread takes it, too.
   void transfer() { sender_->send().wait(); }
   const std::string& folder() const { return folder_; }
 
@@ -81,7 +81,7 @@ class Ranks {
   std::optional<Batch> sender_;
 };
 
-// Seconds that a block of transfers took on the clock, and of the process's processors.
+// Wall time and CPU time of a block of transfers, in seconds.
 struct Cost {
   double real;
   double cpu;
@@ -106,9 +106,9 @@ double quantile(std::vector<double> of, double where) {
   return *nth;
 }
 
-// A machine that is shared changes its speed from second to second, by more than what is measured here. Three blocks
-// of a fraction of a second lie side by side, in turning order: one that is seen and two that are not. The ratios are
-// to the mean of those two; `control`, of the one to the other, should be 1 and tells how far to believe them.
+// A shared machine changes its speed from second to second by more than what is measured here. So three blocks of a
+// fraction of a second follow one another, in rotating order: one observed and two not. The ratios are to the mean of
+// those two; `control`, the ratio between the two, should be 1 and tells how far to trust the others.
 void seen_over_unseen(benchmark::State& state) {
   const std::string trace = Ranks::get().folder() + "/trace.json";
   const auto seen = [&] {

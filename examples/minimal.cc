@@ -1,5 +1,5 @@
-// Two programs in one file: a trainer of two ranks that holds a matrix by rows, and an inference job of two ranks,
-// started apart from it, that takes each new version by columns.
+// Two programs in one file: a trainer of two ranks that holds a matrix by rows, and a separately started inference job
+// of two ranks that takes each new version by columns.
 //
 //   minimal trainer 0 & minimal trainer 1 & minimal inference 0 & minimal inference 1
 #include <cstdio>

@@ -1,4 +1,4 @@
-// What a worker and its agent say to each other.
+// The messages between a worker and its agent.
 #pragma once
 
 #include "base/bytes.h"

@@ -23,7 +23,7 @@ void check(std::span<const std::byte> payload) {
       [](const Message& one) { return message_bytes(one); });
 }
 
-// Of each enum that names a conversation's messages, up to a number that none has yet.
+// Counts the enumerators of each enum of message types, up to a number that none uses yet.
 template <typename Enum, uint16_t type = 64>
 consteval size_t enumerators() {
   if constexpr (type == 0)

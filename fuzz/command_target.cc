@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kSlotsAt = 4096;  // docs/formats/command-ring.md
 constexpr uint32_t kFewSlots = 4;
 
-// A memfd whose first bytes a peer wrote, and which is as long as they say.
+// A memfd whose first bytes a peer wrote, and whose size they determine.
 void open_queue(ByteReader& in) {
   const bool sealed = in.get<uint8_t>() % 2 == 0;
   const size_t slots = in.get<uint8_t>() % 16;
@@ -30,7 +30,7 @@ void open_queue(ByteReader& in) {
   TESSERA_CHECK_LE(memory->replies().pending().size(), memory->replies().capacity());
 }
 
-// The peer writes what it likes, where it likes, between any two steps of ours.
+// The peer writes anything anywhere between any two of our steps.
 void disturb_queue(ByteReader& in) {
   struct Shared {
     std::shared_ptr<CommandMemory> memory = CommandMemory::create(1, {.commands = kFewSlots, .replies = kFewSlots});
@@ -40,7 +40,7 @@ void disturb_queue(ByteReader& in) {
   };
   static const Shared shared;
   TESSERA_CHECK(shared.data != MAP_FAILED);
-  constexpr size_t kRingsAt = 256;  // behind the header, which is read once, at the opening
+  constexpr size_t kRingsAt = 256;  // after the header, which is read only once, when the queue is opened
   std::fill(shared.data + kRingsAt, shared.data + shared.bytes, std::byte{0});
   CommandProducer producer(shared.memory->commands(), Duration::zero());
   CommandConsumer consumer(shared.memory->replies(), Duration::zero());

@@ -1,4 +1,4 @@
-// The corpora in fuzz/corpus/, read in every build, so that each sanitizer sees them. A target aborts where a reader
+// Replays the corpora in fuzz/corpus/ in every build, so that each sanitizer sees them. A target aborts if a reader
 // breaks a promise.
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@
 namespace tessera::fuzz {
 namespace {
 
-// By the file's name.
+// By file name.
 std::map<std::string, std::string> corpus_of(std::string_view target) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(TESSERA_CORPUS) / target)) {

@@ -11,7 +11,8 @@
 
 namespace tessera::fuzz {
 
-// Calls `take` with every frame of `stream`, which are on any stream if `streams`. Throws as FrameReader does.
+// Calls `take` with every frame of `stream`; `streams`: frames of any stream are accepted. Throws like
+// FrameReader.
 template <typename Take>
 void read_frames(Input stream, uint32_t magic, FrameLimits limits, Take take, bool streams = false) {
   constexpr size_t kMostInFlight = 32 << 10;  // fits the socket's buffer
@@ -19,7 +20,7 @@ void read_frames(Input stream, uint32_t magic, FrameLimits limits, Take take, bo
   const auto limits_of = [limits](uint32_t) { return limits; };
   FrameReader reader(magic, limits, streams ? FrameReader::LimitsOf(limits_of) : nullptr);
   Frame frame;
-  size_t piece = std::min(stream.size(), size_t{1} + stream.size() % 61);  // frames arrive cut anywhere
+  size_t piece = std::min(stream.size(), size_t{1} + stream.size() % 61);  // frames are cut at arbitrary places
   bool open = true;
   while (open) {
     if (stream.empty()) {

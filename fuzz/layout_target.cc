@@ -7,14 +7,14 @@ namespace tessera::fuzz {
 namespace {
 
 constexpr int kFewRanks = 64;
-constexpr Index kFewElements = 1 << 12;  // a dim
+constexpr Index kFewElements = 1 << 12;  // in each dim
 
 bool is_small(const Layout& layout, const Shape& shape) {
   return layout.mesh().size() <= kFewRanks &&
          std::ranges::all_of(shape, [](Index size) { return size <= kFewElements; });
 }
 
-// Every element is held by as many ranks as the axes that do not shard it have coordinates.
+// As many ranks hold each element as the axes that do not shard it have coordinates.
 void check_ownership(const Layout& layout, const Shape& shape) {
   Index copies = 1;
   for (size_t axis = 0; axis < layout.placements().size(); ++axis) {

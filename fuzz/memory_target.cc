@@ -12,7 +12,7 @@
 namespace tessera::fuzz {
 namespace {
 
-// Two keys of a peer's, one of which may be for a file of which it says more than is true, and ranges.
+// Two keys from a peer, one of them possibly for a file that is shorter than it claims, and ranges.
 void read_ranges(ByteReader& in) {
   const auto file_bytes = in.get<uint16_t>();
   const bool sealed = in.get<uint8_t>() % 2 == 0;
@@ -42,7 +42,7 @@ void read_ranges(ByteReader& in) {
   }
 }
 
-// The peer writes what it likes, where it likes, between any two steps of ours.
+// The peer writes anything anywhere between any two of our steps.
 void disturb_ring(ByteReader& in) {
   static const std::unique_ptr<BounceRing> ring = BounceRing::create();
   constexpr size_t kHeaderBytes = 4096;

@@ -22,7 +22,7 @@ Record check_record(std::string_view value) {
   return record;
 }
 
-// A manifest agrees with itself, as the only one of its job and as both sides'.
+// A manifest matches itself, as the only one of its job and as both sides'.
 void check_manifest(const Manifest& manifest) {
   TESSERA_CHECK(ManifestDiff::between(manifest, manifest).empty());
   const std::vector<ManifestDiff> alone(1);

@@ -59,7 +59,7 @@ class Seeds {
     add("bus", fmt::format("{}{}", kNameOf<Message::kType>, which), bytes);
   }
 
-  // Of each message of a conversation, some that are drawn.
+  // Some random values of each message of a conversation.
   template <typename Messages>
   void add_drawn() {
     Messages::each([&]<typename Message>() {
@@ -111,7 +111,7 @@ void add_checkpoints(Seeds& seeds) {
             R"("weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
 }
 
-// For private memory (0), and for an arena of 4,096 bytes (1).
+// A key for private memory (0), and one for an arena of 4,096 bytes (1).
 std::vector<RemoteKey> shm_keys() {
   std::vector<RemoteKey> keys;
   for (const bool arena : {false, true}) {

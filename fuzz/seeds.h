@@ -1,4 +1,4 @@
-// Inputs that the project's own writers produce: where a fuzzer begins, and what a reader must take.
+// Inputs that the project's own writers produce: starting points for a fuzzer, which readers must accept.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace tessera::fuzz {
 
 struct Seed {
   std::string target;
-  std::string name;   // the file's in fuzz/corpus/TARGET/, "seed-take"
+  std::string name;   // also the file's name in fuzz/corpus/TARGET/: "seed-take"
   std::string bytes;  // the same at every call
 };
 

@@ -15,7 +15,7 @@ void check_frame(const Frame& frame) {
   expect_round_trip(decode<Message>(frame.payload), decode<Message>, message_bytes<Message>);
 }
 
-// A store whose one client, and whose client's one store, send what the stream holds.
+// A server with one client, and a client with one server, that receive what the stream holds.
 class Conversation {
  public:
   void take(const Frame& frame) {
@@ -81,7 +81,7 @@ class Conversation {
     TESSERA_CHECK_LE(state_.revision(), kMaxRevision);
   }
 
-  // Whatever is asked is answered, and the answer reads as a client reads it.
+  // Every request is answered, and a client can read the answer.
   void take_request(const Frame& frame) {
     check_frame<Request>(frame);
     const Request request = decode<Request>(frame.payload);

@@ -1,9 +1,9 @@
-// One fuzz target a reader of untrusted bytes: libFuzzer drives each in an executable of its own (the `fuzz` preset,
-// scripts/fuzz.sh), and fuzz_test replays the committed corpora in every build.
+// One fuzz target for each reader of untrusted bytes: libFuzzer drives each in a separate executable (the `fuzz`
+// preset, scripts/fuzz.sh), and fuzz_test replays the committed corpora in every build.
 //
-// A target holds its reader to more than not to crash: it throws tessera::Error and nothing else, with a message of
-// bounded length; what it accepts is the same when written and read again; what it yields does not grow out of
-// proportion to its input. A broken promise aborts (TESSERA_CHECK).
+// A reader must do more than not crash: it throws only tessera::Error, with a message of limited length; what it
+// accepts is the same after writing and reading it again; its output is in proportion to its input. A broken promise
+// aborts (TESSERA_CHECK).
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@ bool layout(Input input);       // "LAYOUT\nSHAPE"
 bool safetensors(Input input);  // 'h', u64 twice the bytes of data, a header; or 'i', an index
 bool bus(Input input);          // a stream of frames between agents
 bool store(Input input);        // a stream of frames between a store's client and its server, both directions
-bool records(Input input);      // a letter for the kind, then what the store holds under a key of the bus
+bool records(Input input);      // a letter for the kind, then the value of one of the bus's keys in the store
 bool memory(Input input);       // 'a', keys of shm and ranges; 'r', what a hostile peer writes into a bounce ring
 bool command(Input input);      // 'o', the memory of a command queue; 'r', what a hostile peer writes into its rings
-bool text(Input input);         // a letter for the kind, then what a user writes on the command line, or asks over HTTP
+bool text(Input input);         // a letter for the kind, then what a user writes on the command line or sends over HTTP
 
 struct Target {
-  std::string_view name;  // also the folder's in fuzz/corpus/
+  std::string_view name;  // also the name of the folder in fuzz/corpus/
   bool (*run)(Input input);
 };
 inline constexpr Target kTargets[] = {
@@ -36,7 +36,8 @@ inline constexpr Target kTargets[] = {
     {"records", records}, {"memory", memory},           {"command", command}, {"text", text},
 };
 
-// Calls `read`; false if it throws an Error. Its message must be bounded: it goes to logs and to the peer.
+// Calls `read`; false if it throws an Error. The message must have a limited length, since it goes to logs and to the
+// peer.
 template <typename Read>
 bool accepts(Read read, size_t most_text = 16 << 10) {
   try {
@@ -52,7 +53,7 @@ inline std::string_view as_text(Input input) {
   return {reinterpret_cast<const char*>(input.data()), input.size()};
 }
 
-// What a message reads as must be what it is written as, from the second time on (the first may normalise it).
+// A message must be written as it was read, from the second time on (the first may normalise it).
 template <typename Message, typename Read, typename Write>
 void expect_round_trip(const Message& message, Read read, Write write) {
   const auto written = write(message);

@@ -21,7 +21,7 @@ void check_host_port(std::string_view text) {
   TESSERA_CHECK(parse_host_port(parsed.to_string()) == parsed);
 }
 
-// Whatever is asked, every answer is one of HTTP/1.1 or a wait for more, and more is not waited for without an end.
+// Every request is answered in HTTP/1.1 or waits for more bytes, but not for ever.
 void check_http(std::string_view request) {
   const std::string answer = answer_http(request);
   TESSERA_CHECK(answer.empty() ? request.size() < 4096 : answer.starts_with("HTTP/1.1 "));

@@ -17,7 +17,7 @@ namespace {
 constexpr Choice<AmaxHistory::Algorithm> kAlgorithms[] = {{"max", AmaxHistory::Algorithm::kMax},
                                                           {"most_recent", AmaxHistory::Algorithm::kMostRecent}};
 
-// A row of many elements, as threads can share it.
+// Splits a row of many elements so that threads can share it.
 void add_in_pieces(const MatrixView& view, std::vector<MatrixView>& views) {
   constexpr Index kPiece = Index{1} << 16;
   if (view.rows != 1 || view.columns <= kPiece) {

@@ -1,4 +1,4 @@
-// What the sources of this module share: one binding file a concept, and the conversions between them.
+// Shared by the sources of this module: one binding file for each concept, and the conversions between them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -30,11 +30,11 @@ void bind_bus(nb::module_& module);
 void bind_bus_values(nb::module_& module);  // before the bus
 void bind_environment(nb::module_& module);
 
-// What the Python class of its code is, not raised. REQUIRES: !status.ok()
+// An instance of the Python class for its code, not raised. REQUIRES: !status.ok()
 nb::object error_object(const Status& status);
 
-// A Mesh, placement or dtype of this module, or another library's (torch's, NumPy's), which tessera._tensors.foreign
-// translates. They throw what that raises.
+// Converts a Mesh, placement or dtype of this module, or of another library (torch, NumPy), which
+// tessera._tensors.foreign translates; its exceptions pass through.
 Mesh mesh_from(nb::handle object);
 Placement placement_from(nb::handle object);
 DType dtype_from(nb::handle object);
@@ -65,7 +65,7 @@ inline std::vector<SliceTuple> tuples_of(const std::vector<Slice>& slices) {
   return tuples;
 }
 
-// Seconds, as Python says them. Throws Error(kInvalidArgument) that names `what`; none: `fallback`.
+// A timeout in seconds from Python. Throws Error(kInvalidArgument), which names `what`; None gives `fallback`.
 Timeout timeout_from(const char* what, std::optional<double> seconds, Timeout fallback);
 
 }  // namespace tessera::python

@@ -27,9 +27,9 @@
 namespace tessera::python {
 namespace {
 
-// A wait shorter than this one is not worth a thread.
+// A shorter wait is not worth a thread.
 constexpr Timeout kShortWait = std::chrono::milliseconds(1);
-constexpr Timeout kLongWait = std::chrono::hours(24 * 30);  // operations end at deadlines of their own
+constexpr Timeout kLongWait = std::chrono::hours(24 * 30);  // operations end at their own deadlines
 
 Mode mode_from(const std::string& name) {
   if (name == "inplace") return Mode::kInPlace;
@@ -37,7 +37,7 @@ Mode mode_from(const std::string& name) {
   fail(ErrorCode::kInvalidArgument, "mode {:?}: 'inplace' and 'staged' are possible"_message, name);
 }
 
-// An interrupt ends the bus' waits for other ranks that are under way (Bus::interrupt()), or its opening.
+// An interrupt ends the bus's current waits for other ranks (Bus::interrupt()), or its opening.
 class PyBus {
  public:
   PyBus(std::string job, Rank rank, int world, std::string store, std::string name_space, std::string agent,
@@ -73,7 +73,7 @@ class PyBus {
     std::swap(closed, bus_);
   }
 
-  // A call that waits for other ranks.
+  // Makes a call that waits for other ranks.
   void wait(const std::function<void()>& call) {
     call_interruptibly(call, [this] { interrupt(); });
   }
@@ -107,7 +107,8 @@ class PyHandle {
  public:
   explicit PyHandle(Handle handle) : handle_(std::move(handle)) {}
 
-  // The version, or what it failed with; DeadlineExceeded if it has not ended `timeout` seconds later (it goes on).
+  // Returns the version or throws the operation's error; DeadlineExceeded if it has not ended after `timeout` seconds
+  // (it goes on).
   int64_t wait(std::optional<double> timeout) {
     if (!wait_for(timeout)) {
       const Progress now = handle_.progress();
@@ -227,7 +228,7 @@ class PyPair {
   std::shared_ptr<Pair> pair_;
 };
 
-// As the public functions, without the GIL.
+// Calls a public function without the GIL.
 template <typename Call>
 auto released(Call&& call) {
   const nb::gil_scoped_release without;

@@ -1,4 +1,4 @@
-// What the bus is given and what it tells: TensorSpec, ManifestEntry, Progress, BatchStats, BatchPeer.
+// Inputs and results of the bus: TensorSpec, ManifestEntry, Progress, BatchStats, BatchPeer.
 #include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -1,4 +1,4 @@
-// Element types by name, and what one element of them takes.
+// Element types by name, and the size of their elements.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,13 +9,13 @@
 namespace tessera::python {
 namespace {
 
-// Of a local tensor's elements in row-major order, wherever they lie.
+// Digests a local tensor's elements in row-major order, with any strides.
 std::string local_digest(uintptr_t address, nb::handle dtype, const Shape& shape, const std::vector<Index>& strides) {
   const DType type = dtype_from(dtype);
   if (strides.size() != shape.size())
     fail(ErrorCode::kInvalidArgument, "{} strides for {} dims"_message, strides.size(), shape.size());
   const nb::gil_scoped_release unlocked;
-  // The dims on the right that are dense make a run; it is done as often as those on the left say.
+  // The dense dims on the right form a run, which is repeated for the dims on the left.
   size_t dense = shape.size();
   Index run = 1;
   while (dense > 0 && (strides[dense - 1] == run || shape[dense - 1] == 1)) run *= shape[--dense];

@@ -1,4 +1,4 @@
-// DLPack's C exchange API: how a tensor library tells another one where a tensor lies without making an object for it
+// DLPack's C exchange API: how a tensor library tells another where a tensor is without creating an object for it
 // (https://dmlc.github.io/dlpack/latest/, DLPackExchangeAPI, since 1.2; the structures are an ABI). torch has it from
 // 2.10 on, as Tensor.__dlpack_c_exchange_api__.
 #pragma once
@@ -44,7 +44,7 @@ struct ExchangeApi {
   void* managed_tensor_allocator;
   void* managed_tensor_from_py_object_no_sync;
   void* managed_tensor_to_py_object_no_sync;
-  // Fills `out` with what stays valid as long as the object does and is not changed; 0, or -1 with a Python error set.
+  // Fills `out`, which is valid while the object lives and is not changed; 0, or -1 with a Python error set.
   int (*tensor_from_py_object_no_sync)(void* py_object, Tensor* out);
   void* current_work_stream;
 };

@@ -1,4 +1,4 @@
-// Who this process is, as the environment says.
+// The identity of this process, from the environment.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

@@ -1,4 +1,4 @@
-// Errors of the core become the exception classes of tessera._errors.
+// Turns errors of the core into the exception classes of tessera._errors.
 #include <nanobind/stl/string.h>
 
 #include <array>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr auto kCodes = static_cast<size_t>(ErrorCode::kInternal) + 1;
 
-// By code, from bind_errors() on; they live as long as the interpreter.
+// By code; set by bind_errors(), and kept as long as the interpreter lives.
 std::array<PyObject*, kCodes> g_classes{};
 
 void translate(const std::exception_ptr& failure, void*) {

@@ -1,5 +1,5 @@
-// Arguments of public functions, converted where they are used: what does not fit is an Error that names the argument
-// and its value, where nanobind raises a TypeError that lists signatures.
+// Arguments of public functions, converted where they are used: an invalid one is an Error that names the argument and
+// its value, while nanobind would raise a TypeError that lists signatures.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,18 +18,18 @@ namespace tessera::python {
 
 namespace nb = nanobind;
 
-// What Python says of an object, in short. Never throws.
+// A short repr() of an object. Never throws.
 std::string shown(nb::handle object) noexcept;
 
 inline bool convert(nb::handle object, std::string& text) {
-  return nb::try_cast(object, text);  // not one with a lone surrogate
+  return nb::try_cast(object, text);  // false for a text with a lone surrogate
 }
 
 inline bool convert(nb::handle object, double& number) {
   return !PyBool_Check(object.ptr()) && nb::try_cast(object, number);
 }
 
-// Of an int, or what has __index__; not of a bool, nor out of range.
+// From an int or an object with __index__; not from a bool, and not out of range.
 template <std::signed_integral T>
 bool convert(nb::handle object, T& number) {
   if (PyBool_Check(object.ptr())) return false;
@@ -38,7 +38,7 @@ bool convert(nb::handle object, T& number) {
   return index.is_valid() && nb::try_cast(index, number);
 }
 
-// Of any iterable but a str.
+// From any iterable except a str.
 template <typename T>
 bool convert(nb::handle object, std::vector<T>& values) {
   if (nb::isinstance<nb::str>(object)) return false;
@@ -57,7 +57,7 @@ bool convert(nb::handle object, std::optional<T>& value) {
   return object.is_none() || convert(object, value.emplace());
 }
 
-// An argument that is to be a T. REQUIRES: the call that it is given to has not returned.
+// An argument that should be a T. REQUIRES: the call that it was passed to has not returned.
 template <typename T>
 struct Given {
   nb::handle object;
@@ -75,7 +75,7 @@ struct Given {
 
 namespace nanobind::detail {
 
-// What its argument's type is called; nanobind adds None itself where that is the default.
+// The name of the argument's type; nanobind adds None itself if that is the default.
 template <typename T>
 struct GivenName {
   static constexpr auto Name = make_caster<T>::Name;

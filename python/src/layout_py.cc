@@ -46,7 +46,7 @@ std::vector<Rank> ranks_of(const Mesh& mesh) {
   return {mesh.ranks().begin(), mesh.ranks().end()};
 }
 
-// The axes and ranks, as a Layout's text form has them.
+// The axes and ranks as in a Layout's text form.
 std::string mesh_text(const Mesh& mesh) {
   const std::string text =
       Layout(mesh, std::vector<Placement>(static_cast<size_t>(mesh.ndim()), Replicate{})).to_string();
@@ -68,7 +68,7 @@ std::vector<Placement> placements_from(nb::handle objects) {
   return placements;
 }
 
-// "Shard(0)", where `arguments` gives what the constructor takes.
+// "Shard(0)"; `arguments` returns the constructor's arguments.
 template <typename T, typename Arguments>
 std::string call_text(nb::handle self, const Arguments& arguments) {
   std::vector<std::string> words;
@@ -77,7 +77,7 @@ std::string call_text(nb::handle self, const Arguments& arguments) {
   return fmt::format("{}({})", nb::cast<std::string>(self.type().attr("__name__")), fmt::join(words, ", "));
 }
 
-// What makes a class one of values: ==, hash and pickling.
+// Makes a class a value type: ==, hash and pickling.
 template <typename T, typename Arguments>
 void make_value(nb::class_<T>& type, const Arguments& arguments) {
   type.def(
@@ -91,7 +91,7 @@ void make_value(nb::class_<T>& type, const Arguments& arguments) {
           nb::sig("def __reduce__(self) -> tuple[type, tuple[object, ...]]"));
 }
 
-// One that is printed as the call that makes it.
+// A value type whose repr is the call that creates it.
 template <typename T, typename Arguments>
 void make_printed_value(nb::class_<T>& type, const Arguments& arguments) {
   make_value(type, arguments);

@@ -1,4 +1,4 @@
-// Tensors [..., M, K] of Python as the codec takes them: one matrix after the other.
+// Tensors [..., M, K] from Python for the codec: one matrix after another.
 #pragma once
 
 #include <algorithm>
@@ -72,8 +72,8 @@ class MatrixStack {
   Index size_ = 1;
 };
 
-// Calls body(i, threads) for each of n matrices: large ones have all threads, one after the other; of small ones each
-// has one. What the first of them throws is given to `failed`, which throws.
+// Calls body(i, threads) for each of n matrices: large ones use all threads, one after another; small ones use one
+// thread each. The first error is passed to `failed`, which throws.
 template <typename Body, typename Failed>
 void for_each_matrix(size_t n, size_t bytes, const Body& body, const Failed& failed) {
   constexpr size_t kLarge = 16 * codec::kBytesPerThread;

@@ -1,9 +1,9 @@
-// tessera._core: the C++ library as Python sees it. Thin: what is pythonic is in python/tessera.
+// tessera._core: the C++ library for Python. Thin: the Pythonic part is in python/tessera.
 #include "bindings.h"
 #include "tessera/version.h"
 
 NB_MODULE(_core, module) {
-  // A module's globals may hold values until the interpreter ends, which is not a leak: only tests look for any.
+  // A module's globals may hold values until the interpreter ends, which is not a leak; only tests enable the warnings.
   nanobind::set_leak_warnings(false);
   module.def("report_leaks", &nanobind::set_leak_warnings, nanobind::arg("on"),
              "Whether values that are alive as the interpreter ends are reported.");

@@ -16,7 +16,7 @@
 namespace tessera::python {
 namespace {
 
-// A route, with what the plan stores once for all.
+// A route, with the parts that the plan stores once for all routes.
 struct RouteView {
   Rank src;
   std::vector<Rank> dsts;
@@ -59,7 +59,7 @@ std::string summary(const Plan& plan) {
                      plan.stats.bytes_moved);
 }
 
-// The packed local arrays of every destination rank out of those of every source rank, cast to `dtype`.
+// Computes every destination rank's packed local array from those of the source ranks, cast to `dtype`.
 nb::dict simulate_bytes(const Plan& plan, const nb::dict& sources, std::optional<nb::object> dtype) {
   const DType from = plan.meta.dtype;
   const DType to = dtype ? dtype_from(*dtype) : from;

@@ -1,4 +1,4 @@
-// Quantising and dequantising of stacks of matrices, by address: Python allocates.
+// Quantises and dequantises stacks of matrices, by address: Python allocates.
 #include <fmt/format.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -32,7 +32,7 @@ nb::tuple arguments_of(const QuantSpec& spec) {
                         name_of(spec.nonfinite, kNonfinites));
 }
 
-// (dtype, rows, columns) as arrays have them, in which two codes of four bits are one u8.
+// (dtype, rows, columns) of an array; two four-bit codes are one u8.
 using ArrayShape = std::tuple<std::string, Index, Index>;
 
 std::tuple<ArrayShape, ArrayShape, ArrayShape> plane_arrays(const QuantSpec& spec, const std::string& plane, Index rows,
@@ -45,7 +45,7 @@ std::tuple<ArrayShape, ArrayShape, ArrayShape> plane_arrays(const QuantSpec& spe
           {scales, shape.gemm_rows, shape.gemm_columns}};
 }
 
-// Bytes, then by plane where codes, scales and amaxes lie.
+// The total bytes; then, by plane, where codes, scales and amaxes are.
 std::pair<int64_t, std::map<std::string, std::tuple<int64_t, int64_t, int64_t>>> places_of(
     const QuantSpec& spec, const std::vector<std::string>& names, Index matrices, Index rows, Index columns) {
   const QuantizedLayout layout = quantized_layout(spec, plane_set(names), matrices, rows, columns);
@@ -99,12 +99,12 @@ void bind_spec(nb::module_& module) {
       "The names of all quantised formats.");
 }
 
-// --- planes, packed one matrix behind the other
+// --- planes, packed one matrix after another
 
 struct PlaneAddresses {
   std::byte* codes;
   std::byte* scales;
-  std::vector<float> amax;  // of each matrix; none where the format asks for none
+  std::vector<float> amax;  // of each matrix; empty if the format needs none
 
   PlaneAddresses(uintptr_t codes_at, uintptr_t scales_at, std::vector<float> amaxes)
       : codes(reinterpret_cast<std::byte*>(codes_at)),
@@ -120,7 +120,7 @@ struct PlaneAddresses {
   }
 };
 
-// What went wrong with the whole stack, if it is that it holds NaN or infinity; else, which matrix it is.
+// Throws an error for the whole stack if it holds NaN or infinity, otherwise the error with the matrix's index.
 [[noreturn]] void fail_at(const MatrixStack& stack, const QuantSpec& spec, size_t i, const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);

@@ -1,4 +1,4 @@
-// Whether tensors still lie where they did: asked at every transfer, of every tensor.
+// Detects tensors that have moved; checked for every tensor at each transfer.
 
 #include <algorithm>
 #include <vector>
@@ -9,11 +9,11 @@
 namespace tessera::python {
 namespace {
 
-// Where some tensors of torch lay as it was made. What is asked for at every transfer is asked in one pass over them:
-// by then they have left the caches.
+// The addresses of some torch tensors at its construction. All checks of a transfer are done in one pass over the
+// tensors, which have left the caches by then.
 class TensorWatch {
  public:
-  // `tensors` are what `sources` give now, DTensors or plain ones; `storage_of` gives the storage of a plain one.
+  // `tensors` are what `sources` return now, DTensors or plain ones; `storage_of` returns the storage of a plain one.
   // REQUIRES: their type has the exchange API.
   TensorWatch(const nb::object& api, nb::object storage_of, const nb::list& sources, const nb::list& tensors)
       : capsule_(api),
@@ -38,7 +38,7 @@ class TensorWatch {
     }
   }
 
-  // (their storages, the tensors whose version counters count), if all lie there still; else None.
+  // (their storages, the tensors whose version counters count) if none has moved; otherwise None.
   nb::object hold() const {
     nb::list storages, counted, locals;
     for (const Place& then : places_) {
@@ -101,7 +101,7 @@ class TensorWatch {
   const nb::object local_ = nb::steal(PyUnicode_InternFromString("_local_tensor"));
   const nb::object spec_ = nb::steal(PyUnicode_InternFromString("_spec"));
   std::vector<Place> places_;
-  std::vector<int64_t> dims_;  // sizes and strides of one after the other
+  std::vector<int64_t> dims_;  // sizes and strides of all tensors, one after another
 };
 
 }  // namespace

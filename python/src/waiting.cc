@@ -17,14 +17,16 @@ namespace {
 
 namespace nb = nanobind;
 
-// Python's main thread, but in a program that embeds Python elsewhere: signals then wait for the call.
+// Whether this is Python's main thread (never true if a program embeds Python on another thread: then signals wait for
+// the call).
 bool on_main_thread() {
   return ::gettid() == ::getpid();
 }
 
-// A signal may reach another thread than the one that polls, whose handler cannot wake it: so it looks now and then.
+// A signal may arrive on another thread than the polling one, and its handler cannot wake that: so it polls
+// periodically.
 constexpr int kLookMilliseconds = 1000;
-constexpr int kInterruptMilliseconds = 100;  // until a call that has not ended is interrupted again
+constexpr int kInterruptMilliseconds = 100;  // pause before a call that has not ended is interrupted again
 
 }  // namespace
 
@@ -61,10 +63,10 @@ void call_interruptibly(const std::function<void()>& call, const std::function<v
     const nb::gil_scoped_release released;
     thread.join();
   } else {
-    const nb::error_scope kept;  // what the handler raised
+    const nb::error_scope kept;  // the handler's exception
     const nb::gil_scoped_release released;
     do {
-      interrupt();  // the call may not have begun to wait yet, or do so again
+      interrupt();  // the call may not have begun to wait yet, or may wait again
     } while (!ends_within(kInterruptMilliseconds));
     thread.join();
   }
