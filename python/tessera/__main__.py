@@ -1,4 +1,4 @@
-"""The command `tessera`, which the package brings along: `python -m tessera doctor`."""
+"""The command `tessera`, which comes with the package: `python -m tessera doctor`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Becomes the command."""
+    """Replaces this process with the command."""
     command = Path(__file__).parent / "bin" / "tessera"
     if not command.exists():
         sys.exit(f"tessera: {command} is missing: this package was built without the command")

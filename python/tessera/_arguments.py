@@ -1,4 +1,4 @@
-"""What calls are given, checked: an error names the argument, its value, and what is possible."""
+"""Checks of arguments: an error names the argument, its value, and what is possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from ._errors import InvalidArgumentError
 
-MAX_SECONDS = 30 * 24 * 3600  # the core's, too
+MAX_SECONDS = 30 * 24 * 3600  # as in the core
 _LARGEST = (1 << 63) - 1
 
 
@@ -34,7 +34,7 @@ def optional_text(what: str, value: Any) -> str:
 
 
 def whole(what: str, value: Any, lowest: int = -_LARGEST, highest: int = _LARGEST) -> int:
-    """An int, or what Python takes as one: of NumPy, for example."""
+    """An int, or what Python converts to one, such as NumPy's integers."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -64,14 +64,14 @@ def flag(what: str, value: Any) -> bool:
 
 
 def choice(what: str, value: Any, possible: Sequence[str]) -> str:
-    """One of some names."""
+    """One of several names."""
     if not isinstance(value, str) or value not in possible:
         raise InvalidArgumentError(f"{what} {_shown(value)}: {' and '.join(map(repr, possible))} are possible")
     return value
 
 
 def sizes(what: str, value: Any, *, or_one: bool = False) -> tuple[int, ...]:
-    """A shape: a sequence of sizes; or one number, that of one dim."""
+    """A shape: a sequence of sizes, or one number for a single dim."""
     try:
         found = tuple(map(operator.index, [value] if or_one and hasattr(value, "__index__") else value))
     except TypeError:
@@ -82,7 +82,7 @@ def sizes(what: str, value: Any, *, or_one: bool = False) -> tuple[int, ...]:
 
 
 def pattern(what: str, value: Any) -> re.Pattern[str]:
-    """A regular expression of whole names, compiled or not."""
+    """A regular expression for whole names, compiled or not."""
     if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
         return value
     try:

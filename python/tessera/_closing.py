@@ -1,4 +1,4 @@
-"""What is closed once it is not needed any more, at the latest where a `with` statement ends."""
+"""Objects that are closed when they are no longer needed, at the latest at the end of a `with` statement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A context manager that is closed as it is left."""
+    """A context manager that is closed when it is left."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -28,7 +28,7 @@ _open: weakref.WeakSet[Closing] = weakref.WeakSet()
 
 
 def close_at_exit(what: Closing) -> None:
-    """Closes it when the interpreter ends, while threads can still be joined, if it is there by then."""
+    """Closes it when the interpreter ends, while threads can still be joined, if it still exists."""
     _open.add(what)
 
 

@@ -1,11 +1,11 @@
-"""One exception class a kind of failure, all under Error. The core raises these, too."""
+"""One exception class for each kind of failure, all derived from Error. The core raises these, too."""
 
 
 class Error(Exception):
     """What every failing call of Tessera raises: a subclass for each kind."""
 
     code = "error"
-    """The kind's stable name, as logs and JSON have it."""
+    """The kind's stable name, as in logs and JSON."""
 
 
 class InvalidArgumentError(Error, ValueError):
@@ -39,7 +39,7 @@ class DeadlineExceededError(Error, TimeoutError):
 
 
 class PeerLostError(Error, ConnectionError):
-    """Another process died, stands still or closed its end."""
+    """Another process died, is stopped or closed its end."""
 
     code = "peer-lost"
 

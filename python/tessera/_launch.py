@@ -1,4 +1,4 @@
-"""Who this process is in its job."""
+"""The place of this process in its job."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from . import _core
 from ._arguments import whole
 
-_LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1  # of an int
+_LOWEST, _HIGHEST = -(1 << 31), (1 << 31) - 1  # the range of an int
 
 
 def launch(rank: int | None, world: int | None) -> tuple[int, int]:
-    """(rank, world), each from the first that says it: the argument, TESSERA_*, torchrun, MPI, Slurm, the default
+    """(rank, world), each from the first source that has it: the argument, TESSERA_*, torchrun, MPI, Slurm, the default
     process group of torch.distributed if there is one. If nothing sets them, the process is a job of its own: (0, 1).
 
-    Raises InvalidArgumentError that names who says it.
+    Raises InvalidArgumentError, which names the source.
     """
     rank = None if rank is None else whole("rank", rank, _LOWEST, _HIGHEST)
     world = None if world is None else whole("world", world, _LOWEST, _HIGHEST)

@@ -1,4 +1,4 @@
-"""Planning, and trying a plan in one process."""
+"""Planning, and executing a plan in one process."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class _Engine:
         ]
 
     def _own_experts(self, name: str, held: int) -> range:
-        """Those in the tensor, of which it has `held`."""
+        """The experts in the tensor, which holds `held` of them."""
         share = self._experts // self._size if self._expert_parallel else self._experts
         if held != share or (self._expert_parallel and self._experts % self._size):
             how = f"shared out to {self._size} ranks" if self._expert_parallel else "each on every rank"

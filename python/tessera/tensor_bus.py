@@ -114,7 +114,7 @@ class TensorBusClient(Closing):
                 pair = join(bus, pair_name, peers, timeout, layout)
             except BaseException:
                 if known is None:
-                    bus.close()  # the traceback may keep it: the rank is free again
+                    bus.close()  # the traceback may keep it alive: releases the rank
                 raise
             self._buses[local_name, expected_world_size] = bus
             self._pairs[pair_name] = _JoinedPair(bus, pair, layout, 1 if isinstance(peers, str) else len(peers))
@@ -271,7 +271,7 @@ class BatchHandler(Closing):
         return self._batch.ask(timeout) > self._batch.version
 
     def _require_matched(self, core: _core.Batch, direction: Direction) -> None:
-        """Compares how many tensors the jobs have."""
+        """Compares the numbers of the jobs' tensors."""
         if self._matched:
             return
         stats = core.stats()

@@ -1,1 +1,1 @@
-"""Batches: what of the tensors here has which name on the bus, and its transfers."""
+"""Batches: the names of tensors on the bus, and their transfers."""

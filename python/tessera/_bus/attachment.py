@@ -1,4 +1,4 @@
-"""A batch's registration with the other job: what of it is there, and when it was made."""
+"""A batch's registration with the other job: which of its tensors it includes, and when it happens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Direction: TypeAlias = Literal["send", "recv"]
 
 @dataclass(frozen=True)
 class Share:
-    """What a batch holds of one pair."""
+    """A batch's part in one pair."""
 
     name: str
     pair: _core.Pair
@@ -29,7 +29,7 @@ class Share:
 
 
 class Attachment:
-    """Registers a batch with the other job, once: as its first transfer needs it, or before. Thread-safe."""
+    """Registers a batch with the other job, once: when its first transfer needs it, or before. Thread-safe."""
 
     def __init__(
         self,
@@ -47,36 +47,36 @@ class Attachment:
         self._timeout = timeout
         self._options = options
         self._grace = grace
-        #: Held while it is being registered, and by whoever looks its tensors up.
+        #: Held during registration, and by code that reads the tensors' places.
         self.lock = threading.RLock()
         #: The core's batch, once it is registered.
         self.core: _core.Batch | None = None
-        #: Which way it goes, once it is registered.
+        #: Its direction, once it is registered.
         self.direction: Direction | None = None
         self.closed = False
-        self._stop = _core.StopSource()  # of a registration under way
-        self._registering: int | None = None  # the thread that does
-        self._registered = threading.Event()  # or it has failed: none is under way
+        self._stop = _core.StopSource()  # of the current registration
+        self._registering: int | None = None  # the thread that registers
+        self._registered = threading.Event()  # or registration has failed: none is in progress
         self._registered.set()
         self._attempting = threading.Lock()
         self._under_way: tuple[Future[None], Direction] | None = None  # in the background
-        self._asked: Future[None] | None = None  # that newest has begun, or waits for
+        self._asked: Future[None] | None = None  # what the last `newest` has started, or waits for
 
     def close(self) -> _core.Batch | None:
-        """Ends a registration under way and waits for its end; returns the core's batch, which the caller closes."""
+        """Ends the current registration and waits for its end; returns the core's batch, which the caller closes."""
         self.closed = True
         self._stop.request_stop()
-        if self._registering != threading.get_ident():  # as in a signal handler
+        if self._registering != threading.get_ident():  # false in a signal handler
             self._registered.wait()
         core, self.core = self.core, None
         return core
 
     def forget(self) -> None:
-        """Of a forked child: it is its parent's."""
+        """In a forked child: the batch belongs to its parent."""
         self.closed, self.core = True, None
 
     def ready(self, direction: Direction, timeout: float | None) -> tuple[_core.Batch, float | None]:
-        """The core's batch, registered with the other job, and the rest of `timeout`."""
+        """Returns the core's batch, registered with the other job, and the rest of `timeout`."""
         core = self.core
         if core is not None and self.direction == direction:
             return core, timeout
@@ -90,7 +90,7 @@ class Attachment:
         if core is not None and self.direction == "recv":
             return core.newest()
         with self.lock_for(0.0) as locked:
-            if not locked:  # another thread registers it
+            if not locked:  # another thread is registering it
                 return 0
             asked, self._asked = self._asked, None
             if asked is not None and asked.done() and (error := asked.exception()) is not None:
@@ -102,9 +102,9 @@ class Attachment:
     def attach_in_background(
         self, direction: Direction, limit: float, when_over: Callable[[Callable[[], None]], None]
     ) -> None:
-        """Waits until it is registered by a thread of its own, so that who waits may give up and the registration goes
-        on: `when_over` calls what it is given then. Raises what the registration fails with; DeadlineExceededError
-        after `limit` seconds."""
+        """Waits until a separate thread has registered it, so that registration goes on if the caller gives up: then
+        `when_over` is called with the outcome. Raises the registration's error; DeadlineExceededError after `limit`
+        seconds."""
         begin = time.monotonic()
         own = False
         while not own:
@@ -113,17 +113,17 @@ class Attachment:
             ended = threading.Event()
             when_over(ended.set)
             attempt.add_done_callback(lambda _, event=ended: event.set())  # type: ignore[misc]
-            ended.wait(None if own else left)  # of its own it knows that it ends
+            ended.wait(None if own else left)  # it knows that its own attempt will end
             if not attempt.done():
                 raise self._registers_too_long(limit)
             error = attempt.exception()
             if error is None:
                 return
-            if own or not isinstance(error, DeadlineExceededError):  # else: who asked before had less time
+            if own or not isinstance(error, DeadlineExceededError):  # otherwise an earlier caller had less time
                 raise error
 
     def _attempt(self, direction: Direction, limit: float) -> tuple[Future[None], bool]:
-        """The registration that goes on in the background, and whether it has just begun."""
+        """The registration in the background, and whether it has just begun."""
         with self._attempting:
             self._require_no_other(direction)
             if self._under_way is not None:
@@ -149,7 +149,7 @@ class Attachment:
             attempt.set_exception(failure)
 
     def _require_no_other(self, direction: Direction) -> None:
-        """Refuses to register it one way while it is being registered the other way in the background."""
+        """Refuses to register it in one direction while it is being registered in the other in the background."""
         if self._under_way is not None and self._under_way[1] != direction:
             registered, wanted = ("receiver", "send") if direction == "send" else ("sender", "receive")
             raise InvalidArgumentError(
@@ -170,8 +170,8 @@ class Attachment:
         *,
         early: bool = False,
     ) -> _core.Batch:
-        """Registers it with the other job, unless it is; blocks until that has registered it, too. `early`: the tensors
-        may not hold yet what is to be sent."""
+        """Registers it with the other job, unless it is registered; blocks until the other job has registered it, too.
+        `early`: the tensors may not hold the data to send yet."""
         self._require_no_other(direction)
         limit = self._timeout if timeout is None else timeout
         begin = time.monotonic()
@@ -197,7 +197,7 @@ class Attachment:
 
     @contextmanager
     def lock_for(self, timeout: float) -> Iterator[bool]:
-        """Whether it could be locked within `timeout` seconds."""
+        """Returns whether it could be locked within `timeout` seconds."""
         locked = self.lock.acquire(timeout=timeout) if timeout > 0 else self.lock.acquire(blocking=False)
         try:
             yield locked
@@ -217,14 +217,14 @@ class Attachment:
             )
 
     def _register(self, sends: bool, timeout: float, early: bool) -> _core.Batch:
-        # The core registers a batch over several pairs with the first of them, in alphabetical order, where names are
+        # The core registers a batch over several pairs with the first of them in alphabetical order, under names
         # "PAIR/NAME".
         direction: Direction = "send" if sends else "recv"
         first = self._shares[0].pair
         prefixes = [f"{share.name}/" if len(self._shares) > 1 else "" for share in self._shares]
         held = [share.registration.locate() for share in self._shares]  # while digests are taken
         for share in self._shares:
-            share.registration.settle()  # nobody knows yet where it was
+            share.registration.settle()  # nobody knows the old place yet
             if sends:
                 share.registration.offer()
             else:
@@ -267,12 +267,12 @@ class Attachment:
 
 
 def left_of(timeout: float | None, begin: float) -> float | None:
-    """Of `timeout` seconds since `begin`."""
+    """What is left of `timeout` seconds since `begin`."""
     return None if timeout is None else max(timeout - (time.monotonic() - begin), 0.0)
 
 
 def _read(rank: int, text: str, parts: int) -> list[str]:
-    """What another rank tells of each part: untrusted."""
+    """Reads what another rank has told of each part: untrusted."""
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):

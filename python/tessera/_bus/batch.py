@@ -46,14 +46,14 @@ class Batch(Closing):
         self._named = named
         self._starting = threading.Lock()  # of self._beginning
         self._beginning: Beginning | None = None  # of the last transfer
-        self._last: Transfer | None = None  # it may be under way
+        self._last: Transfer | None = None  # it may still be in progress
         self._process = os.getpid()
         #: Its name, which both jobs use.
         self.name = name
         #: "inplace" or "staged".
         self.mode = mode
 
-    # --- what it is
+    # --- properties
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -234,14 +234,14 @@ class Batch(Closing):
         self._last = None
         self._forget(self)
 
-    # --- inside the package
+    # --- for the package
 
     def attach(self, direction: Direction) -> None:
-        """Registers it with the other job; its tensors need not be filled yet; blocks."""
+        """Registers it with the other job; its tensors need not be filled yet. Blocks."""
         self._attachment.attach(direction, early=True)
 
     def ask(self, timeout: float | None) -> int:
-        """newest; what registers it has `timeout` seconds."""
+        """newest; a registration may take `timeout` seconds."""
         beginning = self._beginning
         if beginning is not None and not beginning.over:
             if beginning.what == "send":
@@ -264,7 +264,7 @@ class Batch(Closing):
         return self._finish(handle, bars) if blocking else handle
 
     def _finish(self, handle: Handle, bars: Any = None) -> int:
-        """Waits for a transfer of this batch; Ctrl-C cancels it, if nobody has begun to take it."""
+        """Waits for a transfer of this batch; Ctrl-C cancels it, unless somebody has begun to take it."""
         try:
             if bars is not None:
                 handle._show_progress(bars)
@@ -284,7 +284,7 @@ class Batch(Closing):
         blocking: bool,
         check: Callable[[_core.Batch], None] | None = None,
     ) -> Handle:
-        """Starts a transfer, now, or in the background if it would have to wait and is not `blocking`. `check` is asked
+        """Starts a transfer: now, or in the background if it would have to wait and is not `blocking`. Calls `check`
         before it begins."""
         if version is not None:
             version = whole("version" if what == "send" else "min_version", version)
@@ -311,7 +311,7 @@ class Batch(Closing):
         return Handle(beginning, name, self, lambda: self.peers)
 
     def _begins_at_once(self, direction: Direction, beginning: Beginning, begin: Callable[[], None]) -> bool:
-        """Begins it, if that waits for nobody."""
+        """Begins it now, if that needs no wait."""
         if beginning.waits_for() is not None:
             return False
         attachment = self._attachment
@@ -328,7 +328,7 @@ class Batch(Closing):
         check: Callable[[_core.Batch], None] | None,
         timeout: float | None,
     ) -> None:
-        """Begins a transfer, and keeps the tensors where they are until it has ended."""
+        """Begins a transfer, and keeps the tensors in place until it has ended."""
         what = beginning.what
         core, timeout = self._attachment.ready("send" if what == "send" else "recv", timeout)
         if check is not None:
@@ -343,14 +343,15 @@ class Batch(Closing):
             )
             last, self._last = self._last, transfer
         if last is not None:
-            last.settle()  # it has ended: else the core would not have started this one
+            last.settle()  # it has ended: otherwise the core would not have started this one
         if not beginning.blocking:  # the caller goes on
             transfer.begun()
 
     def _begin_in_background(
         self, beginning: Beginning, direction: Direction, timeout: float | None, begin: Callable[[float | None], None]
     ) -> None:
-        """Registers it first. Whoever gives up meanwhile leaves that registered for the next transfer."""
+        """Registers the batch first. If the caller gives up in the meantime, it stays registered for the next
+        transfer."""
         started = time.monotonic()
         try:
             if self._attachment.core is None:
@@ -380,7 +381,7 @@ class Batch(Closing):
         return held
 
     def _relocate(self, moved: Sequence[str]) -> None:
-        """Tells the core where the tensors are now, in the words of `moved` if they cannot be moved."""
+        """Tells the core where the tensors are now; if they cannot be moved, the error quotes `moved`."""
         if len(self._shares) > 1:
             raise InvalidArgumentError(f"{moved[0]}: batch {self.name}, over several pairs, must be registered again")
         registration = self._shares[0].registration
@@ -396,7 +397,7 @@ class Batch(Closing):
         if core is None or os.getpid() != self._process:
             return
         warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
-        if sys.is_finalizing():  # no thread starts any more
+        if sys.is_finalizing():  # no more threads can be started
             return
         # Closing may wait for a peer that reads: not in the garbage collector.
         threading.Thread(target=core.close, name="tessera-close").start()

@@ -20,7 +20,7 @@ from .mapping import Map
 from .registration import Registration
 from .wire import Wire
 
-# Names of tensors: regular expressions of which one matches the whole name, or a function that says so.
+# Names of tensors: regular expressions, one of which must match the whole name, or a predicate.
 Names: TypeAlias = str | Iterable[str] | Callable[[str], bool]
 
 _SHOWN = 4  # names in a message
@@ -90,7 +90,7 @@ def connect(
     try:
         joined = join(core, pair, peer, timeout, default)
     except BaseException:
-        core.close()  # the traceback may keep it: the rank is free again
+        core.close()  # the traceback may keep it alive: releases the rank
         raise
     return Bus(core, joined, pair, role, peer, own_rank, own_world, timeout, default)
 
@@ -123,13 +123,13 @@ class Bus(Closing):
         self.role = role
         #: The other jobs' names: one, or those that connect() was given in a list.
         self.peers = (peer,) if isinstance(peer, str) else tuple(peer)
-        #: The other job's name; of several, all of them, with commas.
+        #: The other job's name; if there are several, all of them, separated by commas.
         self.peer = ", ".join(self.peers)
         #: Rank of this process in its job.
         self.rank = rank
         #: Number of processes of this job.
         self.world = world
-        #: Number of processes of the other job when connect() returned; 0 of several.
+        #: Number of processes of the other job when connect() returned; 0 if there are several jobs.
         self.peer_world = joined.peer_world()
         close_at_exit(self)
 
@@ -217,7 +217,7 @@ class Bus(Closing):
         timeout = self._timeout if timeout is None else seconds("timeout", timeout)
         is_wanted = _matcher("only", only)
         is_ignored = _matcher("ignore", ignore)
-        given: dict[str, None] = {}  # names, in their order
+        given: dict[str, None] = {}  # names, in order
 
         def keep(name: str) -> bool:
             given[name] = None
@@ -336,7 +336,7 @@ def join(core: _core.Bus, pair: str, peer: str | list[str], timeout: float, layo
 
 
 def snapshots_for(peers: int) -> int:
-    """Of a staged batch that goes to so many jobs, unless the user says it."""
+    """The number for a staged batch that goes to so many jobs, unless the user gives it."""
     return 2 if peers == 1 else 3
 
 
@@ -351,7 +351,7 @@ def require_direction(direction: str) -> None:
 
 
 def _matcher(what: str, names: Names | None) -> Callable[[str], bool]:
-    """As a function of a name. Raises InvalidArgumentError."""
+    """Returns a predicate for names. Raises InvalidArgumentError."""
     if names is None or callable(names):
         return names or (lambda name: False)
     given = [names] if isinstance(names, str) else elements(what, names, "a regular expression, a list, or a function")

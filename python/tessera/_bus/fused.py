@@ -1,4 +1,4 @@
-"""Which parts of a local tensor are quantised as one, where they are on their way."""
+"""Finds parts of a local tensor that are quantised as one, if they are quantised on their way."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .mapping import Part
 from .slices import Entry, entries, is_sharded
 
 Fused: TypeAlias = tuple[str, tuple[int, int] | None]
-"""Of a part: the name of what it is fused into, and where it begins there, row and column, if that can be known."""
+"""For a part: the name of the fused tensor, and where the part begins in it (row and column), if that can be known."""
 
 
 def fused_parts(parts: Mapping[str, Part], at: Location, layout: _core.Layout) -> dict[str, Fused]:
-    """Of parts that lie in the same matrices, by their names; named after the first of them, so that all ranks find the
+    """For parts of the same matrices, by name; a group is named after its first part, so that all ranks find the
     same."""
     groups: dict[str, dict[str, tuple[int, int] | None]] = {}
     for name, part in parts.items():
@@ -30,8 +30,8 @@ def fused_parts(parts: Mapping[str, Part], at: Location, layout: _core.Layout) -
 
 
 def _box(part: Part, at: Location, layout: _core.Layout) -> tuple[str, tuple[int, int] | None] | None:
-    """Which matrices of the tensor it lies in, and where it begins in these: rows and columns, none left out in
-    between. (Where ranks hold shards, the place in a local tensor says nothing about the whole.)"""
+    """The tensor's matrices that it is in, and where it begins in them: contiguous rows and columns. (If ranks hold
+    shards, a position in a local tensor says nothing about the whole.)"""
     shape = at.global_shape or (None if is_sharded(layout) else at.shape)
     known = part.whole is not None or not is_sharded(layout)
     try:
@@ -42,7 +42,7 @@ def _box(part: Part, at: Location, layout: _core.Layout) -> tuple[str, tuple[int
         else:
             return None
     except Error:
-        return None  # it is refused where it is located
+        return None  # locating it refuses it
     if len(taken) < 2 or not all(_dense(each) for each in taken[-2:]):
         return None
     rows, columns = taken[-2:]

@@ -1,4 +1,4 @@
-"""A transfer under way."""
+"""A transfer in progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Handle:
     def __init__(
         self, beginning: Beginning, name: str, batch: object, peers: Callable[[], dict[str, _core.BatchPeer]]
     ) -> None:
-        """`name` is what errors call it. `batch` stays open as long as the handle is there."""
+        """Errors call it `name`. `batch` stays open as long as the handle lives."""
         self._peers = peers
         self._beginning = beginning
         self._name = name
@@ -117,7 +117,8 @@ class Handle:
         return outcome == [True]
 
     def _cancel_elsewhere(self, cancel: Callable[[], object] | None = None) -> None:
-        """In a thread, since it may have to ask an agent: not on an event loop, nor in the garbage collector."""
+        """Cancels in a thread, since it may have to ask an agent: not on an event loop, and not in the garbage
+        collector."""
         work = partial(self._beginning.cancel, self._name) if cancel is None else cancel
         threading.Thread(target=work, name="tessera-cancel", daemon=True).start()
 
@@ -145,7 +146,7 @@ class Handle:
             waiter.close()
 
     def _result(self) -> int:
-        """Once it has ended, or a signal ends the wait."""
+        """The result, once it has ended or a signal ends the wait."""
         transfer = self._beginning.wait()
         try:
             version = transfer.core.wait(None)
@@ -174,7 +175,7 @@ class Handle:
         try:
             if beginning.ended():
                 return
-        except Error:  # of a forked child: it is its parent's
+        except Error:  # in a forked child: it belongs to its parent
             return
         beginning.abandoned = True
         warnings.warn(
@@ -202,7 +203,7 @@ class Handle:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    """From any thread."""
+    """Called from any thread."""
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(_resolve, future)
 
@@ -213,7 +214,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def progress_bars() -> Any:
-    """tqdm's."""
+    """tqdm's bars."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
@@ -222,7 +223,7 @@ def progress_bars() -> Any:
 
 
 class _Receive(Protocol):
-    """What a call returns: the version; or, not blocking, a Handle that resolves to it."""
+    """The return type: the version or, if not blocking, a Handle that resolves to it."""
 
     @overload
     def __call__(
@@ -267,5 +268,5 @@ class _ReceiveMethod(Protocol):
 
 
 def receives(method: Callable[..., int | Handle]) -> _ReceiveMethod:
-    """The method itself; to type checkers, what it returns follows from `blocking`: recv() and stage() of a batch."""
+    """Returns the method itself; for type checkers, `blocking` determines the return type of recv() and stage()."""
     return cast(_ReceiveMethod, method)

@@ -63,10 +63,10 @@ class Part:
             )
 
 
-# What a map says of a local tensor: another name, the parts in it, or None to leave it out.
+# The parts of a local tensor: another name, several parts, or None to leave it out.
 Mapped: TypeAlias = str | Part | Sequence[str | Part] | None
-# By local name, a regular expression of the whole of it (a key that is the name itself comes first, then the others in
-# their order; what no key matches keeps its name); or a function of the local name and the tensor.
+# By local name, as a regular expression that matches all of it (a key that equals the name comes first, then the others
+# in order; a name without a match is kept); or a function of the local name and the tensor.
 Map: TypeAlias = Mapping[str, Mapped] | Callable[[str, Any], Mapped]
 
 
@@ -121,23 +121,23 @@ def _part(name: str, mapped: Any) -> Part:
     raise InvalidArgumentError(f"map: {name} becomes {mapped!r} ({type_name(mapped)}): give a name or a Part")
 
 
-# --- where a part lies
+# --- the places of parts
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What this rank holds of a tensor of the bus."""
+    """This rank's piece of a tensor on the bus."""
 
-    tensor: str  # the local one that it is, or is in
+    tensor: str  # the local tensor that it is, or is in
     location: Location  # with a layout; without memory
-    shape: tuple[int, ...] | None  # global; None: as all ranks' local shapes say
+    shape: tuple[int, ...] | None  # global; None: it follows from all ranks' local shapes
     source: str = ""  # on the bus
-    index: Index | None = None  # what of that, in global coordinates; None: all of it
+    index: Index | None = None  # the slice that is taken, in global coordinates; None: all of it
     taken: tuple[Entry, ...] = ()  # the same, once the shape of the source is known
 
 
 class Local:
-    """A local tensor, of which parts are to be found."""
+    """A local tensor that has parts."""
 
     def __init__(self, name: str, location: Location, layout: _core.Layout, rank: int) -> None:
         self._name = name

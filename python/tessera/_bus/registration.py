@@ -1,4 +1,4 @@
-"""What a batch has registered: sources by name, as they were then, and what they have become since."""
+"""The tensors that a batch has registered: sources by name, their places then and now."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .replicas import Replicas, compare, digests
 from .slices import Entry, as_slices, entries, index_text
 from .wire import Wire, compile_wire
 
-LARGEST = 1 << 62  # of a dim; a sum of some is checked by the core
+LARGEST = 1 << 62  # of a dim; the core checks sums
 
 
 class Held:
-    """What one transfer holds of a registration: the memory, where it is, and whose version counters it is to bump."""
+    """What one transfer keeps of a registration: the memory, its place, and the version counters to bump."""
 
     def __init__(self, memory: list[Any], watch: Watch | None, counted: list[Any], others: Sequence[Source]) -> None:
-        """`counted` are those of the watch."""
+        """`counted` come from the watch."""
         self.memory = memory
         self._watch = watch
         self._counted = counted
         self._others = others
 
     def written(self) -> None:
-        """Tells the tensors' libraries that the elements have changed, or are about to."""
+        """Tells the tensors' libraries that the elements have changed, or are about to change."""
         if self._watch is not None:
             self._watch.written(self._counted)
         for source in self._others:
@@ -42,7 +42,7 @@ class Held:
 
 
 class Registration:
-    """The tensors of one rank's batch: sources by local name, and what of them has which name on the bus."""
+    """The tensors of one rank's batch: sources by local name, and their names on the bus."""
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class Registration:
         self._missing_ok = missing_ok
         self._sources: dict[str, Source] = {}
         self._locations: dict[str, Location] = {}
-        self._identities: dict[str, int] = {}  # of the objects: one that is here twice is tied, also where it is empty
+        self._identities: dict[str, int] = {}  # of the objects: one that occurs twice is tied, even if it is empty
         self._parts: dict[str, dict[str, Part]] = {}  # by local tensor, by name in the batch
         self._pieces: dict[str, Piece] = {}  # by name in the batch
         self._layouts: dict[str, _core.Layout] = {}  # of local tensors, as agreed
-        self._moved: dict[str, Location] = {}  # where what has moved is now
+        self._moved: dict[str, Location] = {}  # the new places of tensors that have moved
         self._replicas: list[Replicas] = []  # by rank
-        self._gathered_ties: list[list[str]] = []  # of any rank of the job
-        self._tied_to: dict[str, str] = {}  # of a receiver's local tensors: one into whose memory it is received
+        self._gathered_ties: list[list[str]] = []  # on any rank of the job
+        self._tied_to: dict[str, str] = {}  # a receiver's local tensors: the one that receives into the same memory
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
         self._wire_of = compile_wire(wire)  # by name on the bus
-        self._offered = False  # to be sent
+        self._offered = False  # whether it is to be sent
         parts_of = compile_map(names)
         taken: set[str] = set()
         for name, source, tensor in sources:
@@ -95,7 +95,7 @@ class Registration:
         wire: Wire | None = None,
         hold: Hold = "strong",
     ) -> Registration:
-        """Everything of `tensors` whose name is to be kept. Raises InvalidArgumentError for what cannot be moved."""
+        """Collects all of `tensors` whose name is kept. Raises InvalidArgumentError for what cannot be moved."""
         skipped: list[str] = []
         sources = list(walk(tensors, skipped, keep, hold))
         left_out = [name for name in skipped if keep(name)]
@@ -103,7 +103,8 @@ class Registration:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the batch: those on the bus; "NAME in TENSOR" and "NAME[SLICE]" of what is taken again, or in part."""
+        """Names in the batch: those on the bus; "NAME in TENSOR" and "NAME[SLICE]" for a name that is taken again, or
+        in part."""
         return tuple(self._pieces)
 
     @property
@@ -113,9 +114,9 @@ class Registration:
     # --- before it is registered with the other job
 
     def to_gather(self, world: int = 0, membership: int = 0) -> str:
-        """What the other ranks of the job must know: local shapes of tensors whose global one nobody has given, how
-        strided placements are read here, which names are one memory, and, of a job of `world` ranks that is about to
-        send, digests of replicas. `membership` is the pair's: the processes of the job that are told."""
+        """What the other ranks of the job must know: local shapes of tensors without a given global shape, how strided
+        placements are read here, which names share memory and, for a job of `world` ranks that is about to send,
+        digests of replicas. `membership` is the pair's: the job's processes that are told."""
         shapes = {
             name: [str(piece.location.layout), piece.location.shape]
             for name, piece in self._pieces.items()
@@ -127,7 +128,7 @@ class Registration:
         return json.dumps({**told, "membership": membership})
 
     def agree(self, gathered: Sequence[str]) -> None:
-        """Finds every layout and global shape, out of what the job's ranks gave to_gather(), by rank."""
+        """Determines every layout and global shape from what the job's ranks returned from to_gather(), by rank."""
         shapes: dict[tuple[str, str], dict[int, Shape]] = {}
         readings: dict[tuple[str, str], int] = {}
         self._replicas, self._gathered_ties = [], []
@@ -150,14 +151,14 @@ class Registration:
                 self._pieces[name] = replace(piece, shape=found)
 
     def compare_replicas(self, membership: int) -> None:
-        """Raises MismatchError if what ranks told that membership of the job differs. REQUIRES: agree() has been
-        called. (A rank that has come back reads what the others told the process before it: those have sent other
-        versions by now.)"""
+        """Raises MismatchError if the digests differ that ranks have reported for this membership of the job. REQUIRES:
+        agree() has been called. (A rank that has come back reads what the others told the process before it: those have
+        sent other versions since.)"""
         compare([told.digests if told.membership == membership else {} for told in self._replicas])
 
     def offer(self) -> None:
-        """It is to be sent. Raises InvalidArgumentError for what only a receiver may do: take one name twice, or a
-        slice of it."""
+        """Marks it as to be sent. Raises InvalidArgumentError for what only a receiver may do: take one name twice, or
+        a slice of it."""
         self._offered = True
         offered: dict[str, Piece] = {}
         for piece in self._pieces.values():
@@ -184,8 +185,8 @@ class Registration:
         return self._missing_ok or sliced or bool(self._ties())
 
     def choose(self, offered: Mapping[str, Shape]) -> None:
-        """Leaves out what a receiver need not ask for: further names of one tensor, and, if missing_ok, what the sender
-        has not. Finds what slices take of shapes that are `offered`."""
+        """Leaves out what a receiver need not ask for: further names of one tensor and, with missing_ok, what the
+        sender lacks. Resolves slices against the `offered` shapes."""
         absent = {name for name, piece in self._pieces.items() if piece.source not in offered}
         dropped = set(absent) if self._missing_ok else set()
         pieces, ties = dict(self._pieces), self._ties()
@@ -209,14 +210,14 @@ class Registration:
         self._locations = {name: self._locations[name] for name in self._sources}
 
     def specs(self) -> list[_core.TensorSpec]:
-        """For the core. REQUIRES: agree() has been called."""
+        """Specs for the core. REQUIRES: agree() has been called."""
         return self._specs(self._pieces)
 
     # --- at every transfer
 
     def locate(self) -> Held:
-        """All tensors, where they are: only what `moved` says has been moved. Raises InvalidArgumentError for one that
-        has become another tensor."""
+        """Locates all tensors: `moved` then lists those that have moved. Raises InvalidArgumentError for a name that
+        now has another kind of tensor."""
         self._moved = {}
         watched = self._watch.hold() if self._watch is not None else None
         if watched is not None:
@@ -239,11 +240,11 @@ class Registration:
         return [_changed(name, self._locations[name], now) for name, now in self._moved.items()]
 
     def relocated(self) -> list[_core.TensorSpec]:
-        """specs(), of where they are now."""
+        """specs() for the present places."""
         return self._specs(self._moved_pieces())
 
     def settle(self) -> None:
-        """From now on specs() has their present places."""
+        """Makes the present places those of specs()."""
         self._pieces = self._moved_pieces()
         self._locations.update(self._moved)
         self._moved = {}
@@ -252,12 +253,12 @@ class Registration:
         for source in self._sources.values():
             source.require_writeable()
 
-    # --- inside
+    # --- private
 
     @staticmethod
     def _named(tensor: str, parts: Sequence[Part], taken: set[str]) -> dict[str, Part]:
-        """The parts, each by a name of its own in the batch: where another has it, the tensor's is added. (All ranks
-        must find the same: what a rank does not hold has its name, too.)"""
+        """The parts, each with a unique name in the batch: if another has the same name, the tensor's name is added.
+        (All ranks must find the same names, so parts that a rank does not hold have names, too.)"""
         named: dict[str, Part] = {}
         for number, part in enumerate(parts):
             name = _source(part)
@@ -269,14 +270,14 @@ class Registration:
         return named
 
     def _add(self, tensor: str, layout: _core.Layout) -> None:
-        """The pieces of the local tensor."""
+        """Adds the pieces of the local tensor."""
         at = self._locations[tensor]
         self._layouts[tensor] = layout
         if at.global_shape is not None:
             at.check(tensor, layout, at.global_shape, self._rank)
         local = Local(tensor, at, layout, self._rank)
         for name, part in self._parts[tensor].items():
-            if name in self._pieces:  # of a sender, which leaves out what this rank does not hold
+            if name in self._pieces:  # for a sender, which leaves out what this rank does not hold
                 continue
             piece = local.piece(part)
             first = self._pieces.get(_source(part))
@@ -293,7 +294,7 @@ class Registration:
         return bool(a.location.address) or self._identities[a.tensor] == self._identities[b.tensor]
 
     def _read_otherwise(self, tensor: str, layout: _core.Layout, rank: int) -> None:
-        """As `rank` does, whose local shape leaves it no choice."""
+        """Reads it as `rank` does, whose local shape leaves no choice."""
         self._pieces = {name: piece for name, piece in self._pieces.items() if piece.tensor != tensor}
         try:
             self._add(tensor, layout)
@@ -340,18 +341,18 @@ class Registration:
         return [_spec(name, piece, self._wire_of(piece.source), fused.get(name)) for name, piece in pieces.items()]
 
     def _watch_them(self) -> None:
-        """They have just been located."""
+        """Called when they have just been located."""
         torchs = {name: source.current for name, source in self._sources.items() if source.current is not None}
         watch = Watch.over(list(torchs.values())) if torchs and not self._moved else None
         self._watch = watch if watch is not None and watch.hold() is not None else None
         self._unwatched = [name for name in self._sources if self._watch is None or name not in torchs]
 
     def _own_layout(self) -> _core.Layout:
-        """Held whole by each rank that registers it: a mesh of its own on each, hence replicas."""
+        """Each rank that registers it holds all of it: a separate mesh on each, hence replicas."""
         return _core.Layout(_core.Mesh([1], ranks=[self._rank]), [_core.Replicate()])
 
     def _ties_here(self) -> list[list[str]]:
-        """Names of one and the same memory, of this rank; where that is empty, of one and the same tensor."""
+        """Names of the same memory on this rank; for empty tensors, of the same object."""
         groups: dict[Any, list[str]] = {}
         for name, piece in self._pieces.items():
             at = piece.location
@@ -362,7 +363,8 @@ class Registration:
         return [names for names in groups.values() if len(names) > 1]
 
     def _ties(self) -> list[list[str]]:
-        """Likewise; of names that are empty here, those that another rank has told, too: it has seen the memory."""
+        """Likewise; for names that are empty here, also the ties that another rank has reported: that rank has seen the
+        memory."""
         ties = self._ties_here()
         for names in self._gathered_ties:
             empty = [name for name in names if name in self._pieces and not self._pieces[name].location.address]
@@ -372,7 +374,7 @@ class Registration:
 
 
 def _source(part: Part) -> str:
-    """What fills it, in words."""
+    """Describes the source that fills it."""
     return part.name if part.source is None else f"{part.name}[{index_text(part.source)}]"
 
 
@@ -390,7 +392,7 @@ def _may_be_read_otherwise(at: Location) -> bool:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """What a rank of the job gave to_gather()."""
+    """What a rank of the job returned from to_gather()."""
 
     shapes: Mapping[str, tuple[str, list[int]]]
     readings: Mapping[str, str]
@@ -399,7 +401,7 @@ class _Gathered:
 
 
 def _read(rank: int, text: str) -> _Gathered:
-    """Untrusted."""
+    """Reads untrusted input."""
     try:
         told = json.loads(text)
         shapes, readings, replicas, membership = (told[key] for key in ("shapes", "readings", "replicas", "membership"))

@@ -18,14 +18,14 @@ Digests = Mapping[str, tuple[str, str]]
 
 
 class Replicas(NamedTuple):
-    """What a rank has told of its own."""
+    """What a rank has reported of its replicas."""
 
     digests: Digests
-    membership: int  # of the job that it was told
+    membership: int  # of the job that was told
 
 
 def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tuple[str, str]]:
-    """By name, of what other meshes may hold too: which part it is, and its digest."""
+    """By name, for tensors that other meshes may hold, too: which part it is, and its digest."""
     found = {}
     for name, piece in pieces.items():
         at = piece.location
@@ -33,7 +33,7 @@ def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tup
         if layout is None or len(layout.mesh.ranks) >= world or not at.address:
             continue
         if any(isinstance(each, _core.Partial) for each in layout.placements):
-            continue  # terms of sums of their own
+            continue  # terms of separate sums
         part = f"{layout.placements} {layout.mesh.shape} {layout.mesh.coordinate(rank)}"
         found[name] = (part, _core.local_digest(at.address, at.dtype, at.shape, at.strides))
     return found

@@ -17,14 +17,14 @@ from .._tensors.foreign import type_name
 from .._tensors.location import Location
 
 Index: TypeAlias = int | slice | tuple[int | slice, ...]
-# Of one dim: an element, or those of a range.
+# For one dim: an element, or the elements of a range.
 Entry: TypeAlias = int | range
 
 _SHARDS = (_core.Shard, _core.StridedShard, _core.RaggedShard)
 
 
 def require_index(what: str, index: Any) -> None:
-    """Raises InvalidArgumentError for what cannot be an index of any shape."""
+    """Raises InvalidArgumentError for what cannot be an index into any shape."""
     for each in index if isinstance(index, tuple) else (index,):
         bounds = (each.start, each.stop, each.step) if isinstance(each, slice) else (each,)
         for bound in bounds:
@@ -72,7 +72,7 @@ def _refused(index: Index | None, size: int, why: str) -> InvalidArgumentError:
 
 
 def index_text(index: Index | None) -> str:
-    """As it stands between brackets in Python."""
+    """The index as written between brackets in Python."""
     given = () if index is None else index if isinstance(index, tuple) else (index,)
     return ", ".join(_slice_text(each) if isinstance(each, slice) else str(each) for each in given)
 
@@ -83,12 +83,12 @@ def _slice_text(each: slice) -> str:
 
 
 def shape_of(taken: Sequence[Entry]) -> tuple[int, ...]:
-    """The shape of what the entries take."""
+    """The shape of what the entries select."""
     return tuple(len(each) for each in taken if isinstance(each, range))
 
 
 def view(location: Location, taken: Sequence[Entry]) -> Location:
-    """What the entries take of a local tensor: the same memory. Its layout and global shape are left as they are."""
+    """The selected part of a local tensor, in the same memory. Layout and global shape are unchanged."""
     shape = shape_of(taken)
     first = [each if isinstance(each, int) else each.start for each in taken]
     strides = tuple(
@@ -103,7 +103,7 @@ def view(location: Location, taken: Sequence[Entry]) -> Location:
 
 
 def is_sharded(layout: _core.Layout) -> bool:
-    """Whether a rank of its mesh may hold less than all."""
+    """Whether some rank of its mesh may hold less than all."""
     return any(
         isinstance(each, _SHARDS) and size > 1 for each, size in zip(layout.placements, layout.mesh.shape, strict=True)
     )
@@ -116,11 +116,11 @@ def sharding_axes(layout: _core.Layout, dim: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a slice of a sharded tensor is: a tensor with a layout of its own."""
+    """A slice of a sharded tensor: a tensor with its own layout."""
 
     layout: _core.Layout
     shape: tuple[int, ...]  # global
-    local: tuple[Entry, ...] | None  # what this rank holds of it, of its local tensor; None: it is not in the mesh
+    local: tuple[Entry, ...] | None  # this rank's part of it, in the local tensor; None: it is not in the mesh
 
 
 def cut(layout: _core.Layout, shape: Sequence[int], rank: int, taken: Sequence[Entry]) -> Cut:
@@ -144,7 +144,7 @@ def cut(layout: _core.Layout, shape: Sequence[int], rank: int, taken: Sequence[E
 
 
 def as_slices(taken: Sequence[Entry]) -> list[tuple[int, int, int, bool]]:
-    """For the core: (begin, end, step, whether the dim is dropped) of each dim."""
+    """For the core: (begin, end, step, whether the dim is dropped) for each dim."""
     return [_slice(each) for each in taken]
 
 

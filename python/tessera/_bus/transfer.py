@@ -1,4 +1,4 @@
-"""Transfers: how they begin, and what one that is under way holds."""
+"""Transfers: how they begin, and what they hold until they end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ What: TypeAlias = Literal["send", "recv", "stage"]
 
 
 class Transfer:
-    """A transfer of the core under way, and what it holds until it has ended: memory, where it is, and the tensors that
+    """A transfer of the core in progress, and what it holds until it has ended: memory, its place, and the tensors that
     it writes."""
 
     def __init__(self, core: _core.Handle, held: Sequence[Held], writes: bool, torn: Callable[[], bool]) -> None:
@@ -28,14 +28,14 @@ class Transfer:
         self._torn = torn
 
     def begun(self) -> None:
-        """The caller goes on while it is under way."""
+        """The caller goes on while it is in progress."""
         if self._writes:
             for held in self._held:
                 held.written()
 
     def settle(self, well: bool = False) -> None:
-        """Bumps the counters of what it has written, and lets go of it. Idempotent. REQUIRES: it has ended; `well`, if
-        the caller knows that."""
+        """Bumps the counters of what it has written, and releases it. Idempotent. REQUIRES: it has ended; `well`, if
+        the caller knows whether it succeeded."""
         held, self._held = self._held, ()
         if held and self._writes and (well or self._has_written()):
             for each in held:
@@ -49,12 +49,12 @@ class Transfer:
         return True
 
 
-_LOOK_SECONDS = 1.0  # as the core looks, while it waits
+_LOOK_SECONDS = 1.0  # as often as the core looks while it waits
 
 
 def _wait(event: threading.Event, end: float = math.inf) -> bool:
-    """Until the event is set, or until `end`: whether it is set. Ctrl-C ends it, also if another thread got the signal
-    or called `_thread.interrupt_main()`: neither wakes a lock, so it looks."""
+    """Waits until the event is set, or until `end`; returns whether it is set. Ctrl-C ends the wait, also if another
+    thread got the signal or called `_thread.interrupt_main()`: neither wakes a lock, so it polls."""
     while not event.wait(max(min(end - time.monotonic(), _LOOK_SECONDS), 0.0)):
         if time.monotonic() >= end:
             return False
@@ -67,11 +67,11 @@ class Beginning:
     It is over when it has begun, has failed or was cancelled."""
 
     def __init__(self, what: What, blocking: bool = True, before: Beginning | None = None) -> None:
-        """before: That of the transfer before it."""
+        """before: The transfer before it."""
         self.what: What = what
-        #: Whoever starts it waits for its end.
+        #: The caller that starts it waits for its end.
         self.blocking = blocking
-        #: Nobody has its handle any more: the next transfer of the batch waits for its end.
+        #: Its handle was dropped: the next transfer of the batch waits for its end.
         self.abandoned = False
         self._before = before
         self._transfer: Transfer | None = None
@@ -86,16 +86,16 @@ class Beginning:
 
     @property
     def transfer(self) -> Transfer | None:
-        """If it has begun."""
+        """The transfer, if it has begun."""
         return self._transfer
 
     def begin(self, start: Callable[[], Transfer]) -> Transfer:
-        """Starts it, unless it was cancelled: raises CancelledError then."""
+        """Starts it. Raises CancelledError if it was cancelled."""
         with self._lock:
             if self._error is not None:
                 raise copy.copy(self._error)
             self._transfer = start()
-            self._before = None  # it has ended: else the core would not have started this one
+            self._before = None  # it has ended: otherwise the core would not have started this one
             self._end()
             return self._transfer
 
@@ -106,7 +106,7 @@ class Beginning:
                 self._end()
 
     def cancel(self, name: str) -> bool:
-        """As Handle.cancel()."""
+        """See Handle.cancel()."""
         with self._lock:
             if not self.over:
                 self.fail(CancelledError(f"{name} was cancelled before it began"))
@@ -115,33 +115,33 @@ class Beginning:
         return transfer is not None and transfer.core.cancel()
 
     def waits_for(self) -> Beginning | None:
-        """One before it that is under way, although nobody has its handle any more."""
+        """An earlier transfer that is still in progress although its handle was dropped."""
         before = self._before
         while before is not None and before._transfer is None:
             before = before._before
         return before if before is not None and before.abandoned and not before.ended() else None
 
     def ended(self) -> bool:
-        """Whether the transfer has ended, well or not."""
+        """Whether the transfer has ended, successfully or not."""
         return self.over and (self._transfer is None or self._transfer.core.done())
 
     def wait_for(self, timeout: float) -> bool:
-        """Waits `timeout` seconds at most for that."""
+        """Waits for its end, at most `timeout` seconds."""
         end = time.monotonic() + timeout
         if not _wait(self._over, end):
             return False
         return self._transfer is None or self._transfer.core.wait_for(max(end - time.monotonic(), 0.0))
 
     def wait(self) -> Transfer:
-        """The transfer, once it has begun. Raises what it has failed with."""
-        _wait(self._over)  # it has a deadline of its own
+        """Returns the transfer once it has begun. Raises its error if it has failed."""
+        _wait(self._over)  # it has its own deadline
         if self._error is not None:
-            raise copy.copy(self._error)  # each time one of its own, with its own traceback
+            raise copy.copy(self._error)  # a copy each time, with its own traceback
         assert self._transfer is not None
         return self._transfer
 
     def when_over(self, told: Callable[[], None]) -> None:
-        """Calls it once it is over, on any thread; now, if it is."""
+        """Calls it once the transfer is over, on any thread; now, if it is over already."""
         with self._lock:
             if not self.over:
                 self._told.append(told)

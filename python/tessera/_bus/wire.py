@@ -1,4 +1,4 @@
-"""Formats that tensors are quantised to on their way, as a registration asks for them."""
+"""Wire formats as a registration requests them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .. import _core
 from .._arguments import pattern, text
 from .._errors import InvalidArgumentError
 
-# One format for all tensors that it fits. Or by name on the bus, a regular expression of the whole of it: the first one
-# that matches counts; None: as it is.
+# One format for all tensors that it fits; or by name on the bus, as a regular expression that matches all of it: the
+# first match counts, and None means not quantised.
 Wire: TypeAlias = str | Mapping[str, str | None]
 
 
 def compile_wire(given: Wire | None) -> Callable[[str], str | None]:
-    """As a function from a name on the bus to a format. Raises InvalidArgumentError; for an unknown format it lists
-    those there are."""
+    """Returns a function from a name on the bus to a format. Raises InvalidArgumentError, which lists the known formats
+    for an unknown one."""
     if given is None:
         return lambda name: None
     if isinstance(given, str):
@@ -34,7 +34,7 @@ def compile_wire(given: Wire | None) -> Callable[[str], str | None]:
 
 
 def wire_by_position(given: str | Sequence[str | None] | None, count: int) -> Wire | None:
-    """Of tensors whose names are 0 to count - 1: one format for all, or one for each. Raises InvalidArgumentError."""
+    """For tensors whose names are 0 to count - 1: one format for all, or one for each. Raises InvalidArgumentError."""
     if given is None:
         return None
     if isinstance(given, str):

@@ -148,7 +148,7 @@ def _margin(history: Any) -> int:
 def _amaxes(
     stack: Stack, spec: _core.QuantSpec, planes: tuple[str, ...], amax: Any, history: _core.AmaxHistory | None
 ) -> dict[str, list[float]]:
-    """By plane, of each matrix, as far as the format asks."""
+    """By plane, one for each matrix, if the format needs them."""
     count = math.prod(stack.shape[:-2])
     if history is not None:
         if not spec.format.startswith("fp8") or not spec.needs_amax:
@@ -179,7 +179,7 @@ def _given_amaxes(stack: Stack, spec: _core.QuantSpec, planes: tuple[str, ...], 
 
 
 def _amax_values(amax: Any, shape: tuple[int, ...]) -> list[float]:
-    """One for each matrix of a stack of that shape."""
+    """One value for each matrix of a stack of that shape."""
     import numpy
 
     if is_torch_tensor(amax):

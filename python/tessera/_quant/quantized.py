@@ -1,4 +1,4 @@
-"""What quantize() gives: codes and scales of a tensor, in a row plane, a column plane or both."""
+"""The results of quantize(): codes and scales of a tensor, in a row plane, a column plane or both."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class QuantizedTensor:
         layout: _core.Layout | None = None,
         global_shape: tuple[int, ...] | None = None,
     ) -> None:
-        """Of what this rank holds. `block` is where the planes lie, if it is one."""
+        """Of this rank's part. `block` is the memory of the planes, if it is a single block."""
         self._spec = spec
         self._shape = shape
         self._planes = planes
@@ -181,7 +181,7 @@ class QuantizedTensor:
         return plane
 
     def __tessera_source__(self, name: str) -> Source:
-        """As a batch registers it."""
+        """Called by a batch that registers it."""
         return Received(name, self)
 
     def __repr__(self) -> str:
@@ -190,7 +190,7 @@ class QuantizedTensor:
 
 
 def spec_of(format: str, *, scaling: str | None = None, **options: Any) -> _core.QuantSpec:
-    """Raises InvalidArgumentError unless they fit each other."""
+    """Raises InvalidArgumentError unless the options fit each other."""
     scales = "16x16" if scaling is None else text("scaling", str(scaling))
     spec = _core.QuantSpec(text("format", str(format)), scales, **options)
     if scaling is not None and spec.format != "nvfp4":
@@ -211,7 +211,7 @@ def plane_names(planes: Any) -> tuple[str, ...]:
 
 
 def new_plane(spec: _core.QuantSpec, name: str, shape: tuple[int, ...], new: Any, amax: Any = None) -> QuantizedPlane:
-    """Of a tensor of that shape. new(shape, dtype) gives an array; the amax is one of them, too, if none is given."""
+    """A plane of a tensor of that shape. new(shape, dtype) allocates an array, also for the amax if none is given."""
     (code_dtype, *codes), (scale_dtype, *scales), _ = spec.plane_arrays(name, *shape[-2:])
     stack = shape[:-2]
     if amax is None and spec.needs_amax:
@@ -224,7 +224,7 @@ def new_plane(spec: _core.QuantSpec, name: str, shape: tuple[int, ...], new: Any
 def _in_one_block(
     spec: _core.QuantSpec, shape: tuple[int, ...], names: Sequence[str]
 ) -> tuple[dict[str, QuantizedPlane], Block]:
-    """Planes of zeros, as a batch takes them."""
+    """Planes of zeros in one block, for a batch."""
     size, places = spec.places(names, *_matrices(shape))
     block = Block(size)
 
@@ -274,5 +274,5 @@ class Received:
 
 
 def _matrices(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(how many, rows, columns)"""
+    """(number of matrices, rows, columns)"""
     return math.prod(shape[:-2]), shape[-2], shape[-1]

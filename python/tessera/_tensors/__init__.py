@@ -1,1 +1,1 @@
-"""Tensors of torch, NumPy and others: where they lie, and what layouts they have."""
+"""Tensors of torch, NumPy and others: their memory and their layouts."""

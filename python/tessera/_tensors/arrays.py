@@ -1,4 +1,4 @@
-"""Arrays of NumPy, and of any library with DLPack, as a batch registers them."""
+"""Arrays of NumPy, and of any library with DLPack, as sources of a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_array(value: Any) -> bool:
 
 
 class Array:
-    """One array, held as long as the batch is."""
+    """One array, kept alive as long as the batch."""
 
     current = None
 
@@ -71,7 +71,7 @@ class Array:
 
 
 def _from_dlpack(name: str, exporter: Any) -> Any:
-    """A NumPy array of the same memory."""
+    """A NumPy array over the same memory."""
     import numpy
 
     what = type_name(exporter)

@@ -1,4 +1,4 @@
-"""Blocks of Tessera's shared memory, and the arrays that lie in them."""
+"""Blocks of Tessera's shared memory, and arrays in them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .torch import is_torch_tensor, tensor_in, torch_dtype
 
 
 class Block:
-    """Shared memory of zeros, in which arrays lie: torch's if torch is imported, else NumPy's."""
+    """Zeroed shared memory with arrays in it: torch's if torch is imported, otherwise NumPy's."""
 
     def __init__(self, size: int) -> None:
-        """Of `size` bytes. Raises ResourceExhaustedError."""
+        """`size` is in bytes. Raises ResourceExhaustedError."""
         as_array = tensor_in if "torch" in sys.modules else as_numpy
         self._bytes = as_array(shared_bytes(size), "u8", (size,))
         self.address: int = 0 if size == 0 else address_of(self._bytes)
 
     def array(self, offset: int, shape: Sequence[int], dtype: str) -> Any:
-        """Of Tessera's `dtype`, from `offset` on, which is a multiple of its size."""
+        """An array of Tessera's `dtype` at `offset`, which is a multiple of its size."""
         size = math.prod(shape) * _core.bits_of(dtype) // 8
         of_torch = is_torch_tensor(self._bytes)
         return (
@@ -33,7 +33,7 @@ class Block:
 
 
 def shared_bytes(size: int) -> Any:
-    """A block of that many. Raises ResourceExhaustedError."""
+    """A block of that many bytes. Raises ResourceExhaustedError."""
     if size >= 1 << 62:
         raise ResourceExhaustedError(f"{size} bytes of shared memory are wanted: no machine has them")
     return _core.shared_bytes(size)

@@ -1,4 +1,4 @@
-"""Tensors in dicts, nested or not, as a batch registers them: looked up again at every transfer."""
+"""Tensors in dicts, nested or not, as sources of a batch: looked up again at every transfer."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ Container: TypeAlias = Mapping[Any, Any] | list[Any] | tuple[Any, ...]
 
 
 class Entry:
-    """What a dict, or a container nested in it, has under a key: a tensor, or one with a layout beside it. Either may
-    be replaced by another one of the same kind.
+    """The value that a dict, or a container nested in it, has under a key: a tensor, or a tensor with a layout. Either
+    may be replaced by another of the same kind.
 
-    It keeps the dict, and so the tensors that are in it; what was replaced it lets go."""
+    An entry keeps the dict alive, and so its tensors, but not those that
+    were replaced."""
 
     __slots__ = ("_beside", "_keys", "_locator", "_name", "_root", "_torch")  # there may be many
 
     def __init__(self, name: str, root: Container, keys: tuple[Any, ...]) -> None:
-        """keys: Of the containers on the way, from `root` on."""
+        """keys: The keys of the containers on the way from `root`."""
         self._name = name
         self._root = root
         self._keys = keys
         self._locator: Locator | None = None
         self._beside: Beside | None = None
-        self._torch: weakref.ref[Any] | None = None  # the tensor that was located last, if it is torch's
+        self._torch: weakref.ref[Any] | None = None  # the tensor that was last located, if it is torch's
 
     @property
     def current(self) -> Callable[[], Any] | None:
@@ -71,7 +72,7 @@ class Entry:
             written(tensor)
 
     def _tensor(self) -> Any:
-        """As it is now, with the layout given beside it."""
+        """The current tensor, with the layout given with it."""
         value = self._find()
         if has_layout(value):
             if self._beside is None or not self._beside.says(value[1:]):
@@ -99,7 +100,7 @@ class Entry:
 
 
 def entries(tensors: Mapping[Any, Any], skipped: list[str]) -> Iterator[tuple[str, Source, Any]]:
-    """(name, Entry, value) of each leaf."""
+    """Yields (name, Entry, value) for each leaf."""
     for leaf in leaves(tensors, skipped):
         yield leaf.name, Entry(leaf.name, tensors, leaf.keys), leaf.value
 
@@ -121,8 +122,8 @@ class _Level:
 
 
 def leaves(values: Mapping[Any, Any], skipped: list[str]) -> Iterator[Leaf]:
-    """Those of a dict, of dicts nested in it, and of lists that hold tensors. Names of what is not a tensor go to
-    `skipped`. Raises InvalidArgumentError for a container that is in itself."""
+    """Leaves of a dict, of dicts nested in it, and of lists with tensors. Names of other values go to `skipped`. Raises
+    InvalidArgumentError for a container that contains itself."""
     levels = [_Level(values, "", (), iter(values.items()))]
     open_now = {id(values)}
     while levels:

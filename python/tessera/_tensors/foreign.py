@@ -1,7 +1,7 @@
-"""What other libraries call a mesh, a placement and an element type, in Tessera's words.
+"""Translates meshes, placements and element types of other libraries to Tessera's.
 
-No library is imported here: its objects bring it along. The core calls mesh(), placement() and dtype() for whatever is
-not its own.
+It imports no library: whoever passes an object has imported it. The core calls mesh(), placement() and dtype() for
+objects that are not its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _REDUCE_OPS = ("sum", "avg", "min", "max", "product")
 
 
 def type_name(value: Any) -> str:
-    """What an error calls the type of `value`."""
+    """The name of the type of `value` in errors."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def dtype(value: Any) -> str:
-    """Tessera's name of a dtype of torch, NumPy or ml_dtypes; the core itself reads strings: here one is unknown."""
+    """Tessera's name for a dtype of torch, NumPy or ml_dtypes. The core itself reads strings: one that comes here is
+    unknown."""
     if not isinstance(value, str):
-        with contextlib.suppress(Exception):  # of whatever object
+        with contextlib.suppress(Exception):  # for any object
             return _core.dtype(str(value))
         with contextlib.suppress(Exception):
             if value is not None:
@@ -44,12 +45,12 @@ def dtype(value: Any) -> str:
 
 
 def foreign_dtype(name: str) -> str:
-    """What torch, NumPy and ml_dtypes call one of Tessera's dtypes."""
+    """The name that torch, NumPy and ml_dtypes use for one of Tessera's dtypes."""
     return _core.torch_name(name)
 
 
 def numpy_dtype(name: str) -> Any:
-    """NumPy's dtype for one of Tessera's names, out of ml_dtypes where NumPy has none."""
+    """NumPy's dtype for one of Tessera's names, from ml_dtypes if NumPy has none."""
     import numpy
 
     foreign = foreign_dtype(name)
@@ -65,7 +66,7 @@ def numpy_dtype(name: str) -> Any:
 
 
 def mesh(value: Any) -> _core.Mesh:
-    """torch's DeviceMesh; its ranks are those of the job, as torch numbers them."""
+    """A mesh for torch's DeviceMesh, over the ranks of the job in torch's numbering."""
     if is_device_mesh(value):
         return device_mesh(value)
     raise InvalidArgumentError(f"mesh {value!r}: give a tessera.Mesh or torch's DeviceMesh, not {type_name(value)}")
@@ -77,17 +78,17 @@ def is_device_mesh(value: Any) -> bool:
 
 
 def device_mesh(value: DeviceMesh) -> _core.Mesh:
-    """The same axes and ranks. Names come along where the text form of a layout can have them."""
+    """A DeviceMesh with the same axes and ranks, and with those names that the text form of a layout can have."""
     ranks = value.mesh
     names = [name if _AXIS_NAME.fullmatch(name) else "" for name in value.mesh_dim_names or [""] * ranks.ndim]
     return _core.Mesh(list(ranks.shape), names, ranks.flatten().tolist())
 
 
 def placement(value: Any) -> Any:
-    """A placement of torch as Tessera's."""
+    """Tessera's placement for one of torch."""
     kinds = sys.modules.get("torch.distributed.tensor.placement_types")
     if kinds is not None:
-        # Exactly these types: what derives from them (_MaskPartial, say) means something else.
+        # Exactly these types: a derived one (such as _MaskPartial) means something else.
         kind = type(value)
         if kind is kinds.Replicate:
             return _core.Replicate()

@@ -15,7 +15,7 @@ from .foreign import device_mesh, placement, type_name
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# What a layout may be given as: a Layout, its text form, or (mesh, placements), Tessera's or torch's.
+# Any form of a layout: a Layout, its text form, or (mesh, placements), Tessera's or torch's.
 LayoutLike: TypeAlias = _core.Layout | str | tuple[Any, Iterable[Any]]
 
 
@@ -50,7 +50,7 @@ def layout_of(tensor: DTensor) -> _core.Layout:
 
 
 def readings(tensor: DTensor) -> tuple[_core.Layout, _core.Layout | None]:
-    """layout_of() it; and the layout that it has instead if another rank's local shape does not fit the first."""
+    """layout_of() it, and the layout that it has instead if another rank's local shape does not fit the first."""
     if not is_dtensor(tensor):
         raise InvalidArgumentError(f"a {type_name(tensor)} has no layout of its own: layout_of() takes a DTensor")
     mesh = device_mesh(tensor.device_mesh)
@@ -59,12 +59,12 @@ def readings(tensor: DTensor) -> tuple[_core.Layout, _core.Layout | None]:
     if not any(isinstance(each, _core.StridedShard) for each in placements):
         return _in_order(mesh, placements, _said_order(spec, mesh.ndim)), None
     as_placed = _core.Layout(mesh, placements)
-    # torch 2.11 and later says whether a _StridedShard stands for an order of axes; before, it always did.
+    # torch 2.11 and later tells whether a _StridedShard stands for an order of axes; before, it always did.
     if getattr(spec, "use_strided_shard_as_shard_order", True):
         order = _strided_order(mesh, placements)
         if order is not None and not _cut_alike(mesh, placements, order, tuple(tensor.shape)):
-            # The placements name one cut and the order they stand for another. FSDP2 over TP makes the second kind and
-            # redistribute() reads it, distribute_tensor() makes the first: the local shapes tell them apart.
+            # The placements describe one cut, the order that they stand for another. FSDP2 over TP makes the second
+            # kind and redistribute() reads it; distribute_tensor() makes the first. The local shapes tell them apart.
             plain = [_core.Shard(each.dim) if isinstance(each, _core.StridedShard) else each for each in placements]
             nested = _in_order(mesh, plain, order)
             if _fits(nested, tensor):
@@ -89,7 +89,7 @@ def _in_order(mesh: _core.Mesh, placements: Sequence[Any], order: Sequence[int])
 
 
 def _said_order(spec: Any, ndim: int) -> list[int]:
-    """The mesh axes in an order in which those that shard one dim do so from left to right."""
+    """The mesh axes, ordered so that the axes that shard one dim do so from left to right."""
     order = list(range(ndim))
     for entry in getattr(spec, "shard_order", None) or ():  # torch 2.11 and later
         _place(order, entry.mesh_dims)
@@ -98,7 +98,7 @@ def _said_order(spec: Any, ndim: int) -> list[int]:
 
 def _strided_order(mesh: _core.Mesh, placements: Sequence[Any]) -> list[int] | None:
     """The order of axes that _StridedShards stand for: `split_factor` is the product of the axes to the right that come
-    before. None if they stand for none."""
+    before. None if they do not stand for any."""
     order = list(range(mesh.ndim))
     for dim in {each.dim for each in placements if hasattr(each, "dim")}:
         axes: list[int] = []  # in the order in which they cut the dim
@@ -115,13 +115,13 @@ def _strided_order(mesh: _core.Mesh, placements: Sequence[Any]) -> list[int] | N
 
 
 def _place(order: list[int], axes: Sequence[int]) -> None:
-    """Puts `axes`, in that order, where they are in `order` now."""
+    """Moves `axes`, in that order, to the positions that they have in `order` now."""
     for place, axis in zip(sorted(axes), axes, strict=True):
         order[place] = axis
 
 
 def _cut_alike(mesh: _core.Mesh, placements: Sequence[Any], order: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether strided placements and the order of axes that they stand for cut a tensor of that shape alike."""
+    """Whether strided placements cut a tensor of that shape as the order of axes does that they stand for."""
     for dim in {each.dim for each in placements if isinstance(each, _core.StridedShard)}:
         axes = [axis for axis in range(mesh.ndim) if getattr(placements[axis], "dim", None) == dim]
         sizes = tuple(mesh.shape[axis] for axis in axes)
@@ -136,7 +136,7 @@ def _cut_alike(mesh: _core.Mesh, placements: Sequence[Any], order: Sequence[int]
 
 @lru_cache(maxsize=4096)
 def _cut_alike_along(size: int, sizes: tuple[int, ...], factors: tuple[int, ...], order: tuple[int, ...]) -> bool:
-    """The same of one dim and the axes that shard it."""
+    """The same for one dim and the axes that shard it."""
     mesh = _core.Mesh(list(sizes))
     strided = _core.Layout(mesh, [_core.StridedShard(0, factor) for factor in factors])
     nested = _in_order(mesh, [_core.Shard(0)] * len(sizes), order)
@@ -144,9 +144,9 @@ def _cut_alike_along(size: int, sizes: tuple[int, ...], factors: tuple[int, ...]
 
 
 def _fits(layout: _core.Layout, tensor: DTensor) -> bool:
-    """Whether it gives this rank the local shape that it has."""
+    """Whether it gives this rank its actual local shape."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
-        return True  # it holds nothing, and says what FSDP2's ranks say
+        return True  # it holds nothing, and agrees with FSDP2's ranks
     rank = int(tensor.device_mesh.mesh[tuple(coordinate)])
     return layout.local_shape(tuple(tensor.shape), rank) == tuple(tensor._local_tensor.shape)

@@ -1,4 +1,4 @@
-"""Where the local tensors of a rank lie, and what is refused for tensors of any library."""
+"""Where a rank's local tensors are, and checks for tensors of any library."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from .._errors import Error, InvalidArgumentError
 from .foreign import dtype as dtype_name
 
 OUTSIDE = -1
-"""Location.rank of a process that is in no place of the mesh."""
+"""Location.rank of a process outside the mesh."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where the local tensor of this rank lies now."""
+    """The current place of this rank's local tensor."""
 
-    address: int  # of the first element; 0 where there is none
+    address: int  # of the first element; 0 if there is none
     dtype: str
     shape: tuple[int, ...]  # local
     strides: tuple[int, ...]  # in elements
     layout: _core.Layout | None  # None: this rank holds all of it
     global_shape: tuple[int, ...] | None  # None: it follows from the layout, or is `shape`
-    rank: int | None = None  # of this process in the layout's mesh, or OUTSIDE; None: whatever the job says
+    rank: int | None = None  # of this process in the layout's mesh, or OUTSIDE; None: as the job says
     other_layout: _core.Layout | None = field(compare=False, repr=False, default=None)  # the second of readings()
-    memory: Any = field(compare=False, repr=False, default=None)  # what keeps it there
-    quantised: tuple[str, tuple[str, ...]] | None = None  # format and planes that lie there, in one block of memory
+    memory: Any = field(compare=False, repr=False, default=None)  # keeps the memory alive
+    quantised: tuple[str, tuple[str, ...]] | None = None  # format and planes that are there, in one block of memory
 
     def check(self, name: str, layout: _core.Layout, shape: tuple[int, ...], rank: int) -> None:
-        """Refuses a local tensor that is not what `layout` gives `rank` of a tensor of global `shape`: as much as that
+        """Refuses a local tensor that is not what `layout` gives `rank` of a tensor of global `shape`, since that much
         is read or written."""
         inside = rank in layout.mesh
         if self.rank is not None and self.rank != (rank if inside else OUTSIDE):
@@ -47,7 +47,7 @@ class Location:
             raise refusal(name, str(error)) from None
 
     def check_shape(self, layout: _core.Layout, shape: tuple[int, ...], rank: int) -> None:
-        """Likewise, of the shape only and without a name. A rank outside the mesh must hold nothing."""
+        """Likewise, for the shape only and without a name. A rank outside the mesh must hold nothing."""
         expected = layout.local_shape(shape, rank)
         empty = 0 in expected or rank not in layout.mesh
         if not (0 in self.shape if empty else expected == self.shape):
@@ -57,13 +57,12 @@ class Location:
 
 
 class Source(Protocol):
-    """What is registered under a name."""
+    """Something registered under a name."""
 
     @property
     def current(self) -> Callable[[], Any] | None:
-        """Gives the tensor of torch as it is now, None if it has gone: for a Watch, which asks that instead of
-        locate(). It is for the sources that are watched together from now on; after another locate() they are asked
-        again."""
+        """Returns a function that gives torch's current tensor, or None if it has gone: a Watch calls that instead of
+        locate(). Valid for the sources that are watched together from now on; after another locate(), call it again."""
 
     def locate(self) -> Location: ...
 
@@ -89,7 +88,7 @@ def refusal(name: str, why: str) -> InvalidArgumentError:
 
 
 def element_type(name: str, dtype: Any) -> str:
-    """Tessera's name of a tensor's dtype."""
+    """Tessera's name for a tensor's dtype."""
     try:
         return dtype_name(dtype)
     except Error as error:
@@ -97,8 +96,8 @@ def element_type(name: str, dtype: Any) -> str:
 
 
 def sound_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """`strides`, with those that nobody walks along made harmless. Refuses elements that share memory, and those that
-    run backwards."""
+    """`strides`, with harmless values for dims that are never stepped along. Refuses elements that share memory, and
+    negative strides."""
     if not math.prod(shape):
         return tuple(math.prod(size or 1 for size in shape[dim + 1 :]) for dim in range(len(shape)))
     strides = tuple(stride if size > 1 else max(stride, 1) for size, stride in zip(shape, strides, strict=True))

@@ -1,4 +1,4 @@
-"""Memory that the other job reads in place: tensors made in it, and storages moved into it."""
+"""Memory that the other job reads in place: creates tensors in it, and moves storages into it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _tensors_in(values: Mapping[Any, Any]) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def _parameters_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Where FSDP2 has gathered one, its shard: the gathered one is FSDP's to free."""
+    """The shard of a parameter that FSDP2 has gathered: FSDP frees the gathered one."""
     sharded = fsdp_parameters(model)
     for prefix, module in model.named_modules():
         refuse_script(module, prefix)

@@ -1,4 +1,4 @@
-"""Modules of torch: their parameters and buffers as a batch registers them."""
+"""torch modules: their parameters and buffers as sources of a batch."""
 
 from __future__ import annotations
 
@@ -16,43 +16,42 @@ if TYPE_CHECKING:
 
 
 class ModuleTree:
-    """The modules of a model, seen from its root: one on the way to a tensor may be replaced, as the tensor may.
-
-    A Watch asks each tensor at every transfer, in a fraction of a microsecond, which is less than it takes to walk to
-    its module. So one of the tensors looks at all modules, for all of them.
-    """
+    """The modules of a model, seen from its root. A module on the way to a tensor may be replaced, like the tensor
+    itself. A Watch checks each tensor at every transfer in a fraction of a microsecond, which is less than walking to
+    its module takes. So one of the tensors checks all modules for all of them."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root
         self._tensors = 0
-        self._located = 0  # the tensor that was located last
-        self._guard: int | None = None  # the first whose current() was asked for since
+        self._located = 0  # the tensor that was last located
+        self._guard: int | None = None  # the first one whose current() was called since
         self._look()
 
     def add(self) -> int:
-        """The number of a further tensor."""
+        """Adds a tensor; returns its number."""
         self._tensors += 1
         return self._tensors
 
     def find(self, path: Sequence[str]) -> torch.nn.Module | None:
-        """The module at `path` now."""
+        """The current module at `path`."""
         found: torch.nn.Module | None = self._root
         for name in path:
             found = found._modules.get(name) if found is not None else None
         return found
 
     def fsdp(self, module: torch.nn.Module, attribute: str) -> Any:
-        """What torch's FSDP2 keeps of that parameter, if it does."""
+        """FSDP2's object for that parameter, if there is one."""
         return self._sharded.get((id(module), attribute))
 
     def locating(self, tensor: int) -> None:
-        """To be called before its module is looked up; of all tensors, one after the other in the order of numbers."""
+        """Call it before its module is looked up; for all tensors one after another, in the order of numbers."""
         if tensor <= self._located and self._children != self._seen:
             self._look()
         self._located, self._guard = tensor, None
 
     def watched(self, tensor: int, get: Callable[[], torch.Tensor | None]) -> Callable[[], torch.Tensor | None]:
-        """`get`; of the first tensor that asks since all were located, one that gives None if a module was replaced."""
+        """`get`; for the first tensor that asks since all were located, a function that returns None if a module was
+        replaced."""
         if self._guard is None:
             self._guard = tensor
         if tensor != self._guard:
@@ -70,7 +69,7 @@ class ModuleTree:
         self._seen = [dict(each) for each in self._children]
         inside = {type(module) for of_one in self._seen for module in of_one.values() if module is not None}
         if any(kind.__eq__ is not object.__eq__ for kind in inside):
-            self._seen = []  # another module may equal the one that was there: they are looked up each time
+            self._seen = []  # another module may equal the one that was there: look them up each time
         self._sharded = fsdp_parameters(self._root)
 
 
@@ -78,7 +77,7 @@ class ModuleTensor:
     """A parameter or buffer of a module, looked up again each time: either may have been replaced."""
 
     def __init__(self, name: str, tree: ModuleTree, path: Sequence[str], attribute: str, *, buffer: bool) -> None:
-        """path: Of the module in the tree."""
+        """path: The module's path in the tree."""
         self._name = name
         self._tree = tree
         self._number = tree.add()
@@ -126,7 +125,7 @@ class ModuleTensor:
         written(self._current())
 
 
-# Modules that torch.compile and activation checkpointing put around others: no part of a parameter's name.
+# Modules that torch.compile and activation checkpointing wrap around others: not part of a parameter's name.
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
@@ -138,7 +137,7 @@ def walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator
     tree = ModuleTree(model)
     for prefix, module in model.named_modules(remove_duplicate=False):
         path = prefix.split(".") if prefix else []
-        # Some models list their modules in a way of their own.
+        # Some models list their modules in their own way.
         place = (tree, path) if tree.find(path) is module else (ModuleTree(module), [])
         dot = "".join(f"{part}." for part in prefix.split(".") if part and part not in _WRAPPERS)
         _refuse_flat(module, prefix)
@@ -152,7 +151,7 @@ def walk_module(model: torch.nn.Module, keep: Callable[[str], bool]) -> Iterator
 
 
 def fsdp_parameters(model: torch.nn.Module) -> dict[tuple[int, str], Any]:
-    """(module's id, attribute) -> what FSDP2 keeps of that parameter, which says whether it is gathered now."""
+    """(module's id, attribute) -> FSDP2's object for that parameter, which tells whether it is gathered now."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
     found: dict[tuple[int, str], Any] = {}
@@ -172,7 +171,7 @@ def fsdp_parameters(model: torch.nn.Module) -> dict[tuple[int, str], Any]:
 
 
 def refuse_script(module: torch.nn.Module, prefix: str) -> None:
-    """Of TorchScript, whose modules are not torch's own behind their methods."""
+    """Refuses TorchScript, whose modules are not torch's own behind their methods."""
     jit = sys.modules.get("torch.jit")
     if jit is not None and isinstance(module, jit.ScriptModule):
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The global shape of a tensor out of the local shapes of all ranks."""
+"""Derives the global shape of a tensor from the local shapes of all ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def global_shape(name: str, layout: _core.Layout, shapes: Mapping[int, Shape]) -
 
 
 def _size(layout: _core.Layout, local: Mapping[int, Shape], dim: int, ndim: int) -> int:
-    """Of one dim: the sizes along the axes that shard it, at the first coordinate of all others."""
+    """The size of one dim: from the sizes along the axes that shard it, at the first coordinate of all other axes."""
     others = [
         axis
         for axis, placement in enumerate(layout.placements)

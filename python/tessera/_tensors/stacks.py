@@ -1,4 +1,4 @@
-"""Tensors of NumPy and torch as the codec computes on them: matrices, or stacks of them, in host memory."""
+"""Tensors of NumPy and torch as input for the codec: matrices, or stacks of them, in host memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Stack:
 
 
 def stack_of(name: str, tensor: Any, *, any_dims: bool = False) -> Stack:
-    """Where `tensor` lies; a copy of it if its rows are not dense, or overlap. Refuses, by name, what the codec cannot
-    read. A tensor of fewer than two dims is one row, if `any_dims`."""
+    """The memory of `tensor`; a copy of it if its rows are not dense, or overlap. Refuses, by name, what the codec
+    cannot read. A tensor of fewer than two dims counts as one row if `any_dims`."""
     of_torch = is_torch_tensor(tensor)
     if of_torch:
         view = _plain_torch(name, tensor)
@@ -88,7 +88,7 @@ def _float(name: str, dtype: Any) -> str:
 
 
 def _strides(view: Any) -> tuple[int, ...] | None:
-    """In elements; None if some are parts of one."""
+    """In elements; None if some stride is not a whole number of them."""
     if is_torch_tensor(view):
         return tuple(view.stride())
     size = view.itemsize
@@ -110,11 +110,11 @@ def _packed(view: Any) -> Any:
     return numpy.ascontiguousarray(view)
 
 
-# --- what the codec writes to
+# --- output of the codec
 
 
 def new_array(of_torch: bool, shape: Sequence[int], dtype: str) -> Any:
-    """Packed, with elements of any value; `dtype` is Tessera's name."""
+    """A packed array with uninitialised elements; `dtype` is Tessera's name."""
     if of_torch:
         return new_tensor(shape, dtype)
     import numpy
@@ -123,7 +123,7 @@ def new_array(of_torch: bool, shape: Sequence[int], dtype: str) -> Any:
 
 
 def array_of(of_torch: bool, values: Sequence[float], shape: Sequence[int]) -> Any:
-    """Of f32."""
+    """An array of f32."""
     if of_torch:
         return tensor_of(values, shape)
     import numpy

@@ -1,4 +1,4 @@
-"""Single tensors of whatever library, with or without a layout, as Sources."""
+"""Single tensors of any library, with or without a layout, as Sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def has_layout(value: Any) -> bool:
 
 
 class Beside:
-    """The layout given beside a local tensor, and its global shape if given."""
+    """The layout given with a local tensor, and its global shape if given."""
 
     def __init__(self, name: str, said: Sequence[Any]) -> None:
         """`said` is what follows the tensor."""
@@ -50,7 +50,7 @@ class Beside:
 
 
 class WithLayout:
-    """A local tensor whose layout is given beside it."""
+    """A local tensor whose layout is given with it."""
 
     def __init__(self, source: Source, beside: Beside) -> None:
         self._source = source
@@ -68,7 +68,7 @@ class WithLayout:
 
 
 class WeakArray:
-    """A tensor of another library than torch, held weakly."""
+    """A tensor of a library other than torch, held weakly."""
 
     current = None
 
@@ -78,7 +78,7 @@ class WeakArray:
             self._array = weakref.ref(array)
         except TypeError:
             raise refusal(name, f"a {type_name(array)} cannot be held weakly: register it with hold='strong'") from None
-        source_of(name, array)  # refuses what cannot be moved
+        source_of(name, array)  # raises for what cannot be moved
 
     def _source(self) -> Source:
         array = self._array()
@@ -98,8 +98,8 @@ class WeakArray:
 
 
 def source_of(name: str, value: Any) -> Source:
-    """The Source of a tensor, or of (tensor, layout) or (tensor, layout, global shape). Of torch's it holds the storage
-    weakly; others it keeps."""
+    """The Source of a tensor, or of (tensor, layout) or (tensor, layout, global shape). For torch it holds only the
+    storage, and that weakly; it keeps other tensors alive."""
     if has_layout(value):
         return WithLayout(source_of(name, value[0]), Beside(name, value[1:]))
     if brings_source(value):
@@ -112,7 +112,7 @@ def source_of(name: str, value: Any) -> Source:
 
 
 def weak_source_of(name: str, value: Any) -> Source:
-    """Likewise; holds weakly what is not torch's, too."""
+    """Likewise, but holds tensors of other libraries weakly, too."""
     if has_layout(value):
         return WithLayout(weak_source_of(name, value[0]), Beside(name, value[1:]))
     if is_tensor(value) and not is_torch_tensor(value):

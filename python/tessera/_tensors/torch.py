@@ -1,6 +1,6 @@
-"""Tensors of torch: what a batch registers, and what is made of memory, or computed on.
+"""Tensors of torch: as sources of a batch, over given memory, and as input for the codec.
 
-The one place that imports torch, once its user has: what names no type of it needs no import.
+The only module that imports torch, after its user has. Code that names no type of torch needs no import.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def is_module(value: Any) -> TypeGuard[torch.nn.Module]:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-# --- where a tensor lies
+# --- the place of a tensor
 
 
 def plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or what it waits for, with elements in host memory; a refusal that says what it is otherwise."""
+    """`tensor`, or what it waits for, if its elements are in host memory; otherwise refuses it and says what it is."""
     import torch
 
     if type(tensor).__name__ == "AsyncCollectiveTensor" and hasattr(tensor, "wait"):
@@ -69,14 +69,14 @@ def plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-# Subclasses whose __torch_function__ hands on to torch's, so that they are the plain tensors that they lie in.
+# Subclasses whose __torch_function__ passes everything on to torch's, so that they are the plain tensors that they
+# wrap.
 _PLAIN_SUBCLASSES = frozenset({"vllm.model_executor.parameter.BasevLLMParameter"})
 
 
 def _require_known(name: str, tensor: torch.Tensor, *known: type) -> None:
-    """Refuses a subclass that means something of its own by its elements, which may also lie anywhere: what is done
-    with it goes through its methods, and not those of the types that are `known`. One with further attributes is what
-    its base is."""
+    """Refuses a subclass that gives its elements a meaning of its own, and may keep them anywhere: its operations go
+    through its methods, not those of the `known` types. A subclass that only adds attributes counts as its base."""
     import torch
 
     kind = type(tensor)
@@ -91,7 +91,7 @@ def _require_known(name: str, tensor: torch.Tensor, *known: type) -> None:
 
 
 def local_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor that this rank holds of a DTensor, or of any other: itself."""
+    """This rank's plain tensor of a DTensor; any other tensor is returned as it is."""
     if not is_dtensor(tensor):
         return plain(name, tensor)
     import torch
@@ -102,7 +102,7 @@ def local_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = None) -> Location:
-    """Where `tensor` lies. `known` are the readings() of a DTensor, if they are."""
+    """The place of `tensor`. `known` are its readings() if it is a DTensor for which they are known."""
     local = local_tensor(name, tensor)
     shape, strides = tuple(local.shape), tuple(local.stride())
     dtype = element_type(name, local.dtype)
@@ -110,7 +110,7 @@ def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = Non
     if is_dtensor(tensor):
         layout, other_layout = known or named_readings(name, tensor)
         global_shape, rank = tuple(tensor.shape), _rank_in_mesh(tensor)
-    if dtype == "f4":  # two elements a byte along the last dim
+    if dtype == "f4":  # two elements in a byte along the last dim
         shape, strides, global_shape = _unpacked(name, shape, strides, global_shape, layout)
     storage = local.untyped_storage()
     _require_memory(name, local, storage)
@@ -128,7 +128,7 @@ def torch_location(name: str, tensor: torch.Tensor, known: Readings | None = Non
 
 
 def _require_memory(name: str, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
-    """Refuses a tensor whose storage was resized to less than it needs, as FSDP frees some."""
+    """Refuses a tensor whose storage was resized to less than it needs; FSDP frees storages this way."""
     if not tensor.numel():
         return
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -159,7 +159,7 @@ def _unpacked(
     global_shape: tuple[int, ...] | None,
     layout: _core.Layout | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """Of torch's pairs of 4-bit elements: the same in elements."""
+    """Shape and strides in elements for torch's pairs of 4-bit elements."""
     if not shape or (strides[-1] != 1 and shape[-1] > 1):
         raise refusal(
             name,
@@ -183,32 +183,33 @@ def _unpacked(
     return shape, strides, global_shape
 
 
-# --- what is registered
+# --- sources
 
 
 def _counters(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors without storage that have the version counters of `tensor`: to be bumped, while its storage may go."""
+    """Tensors without storage that share the version counters of `tensor`: they are bumped, and its storage may be
+    freed."""
     import torch
 
     if tensor.is_inference():
         return []  # it has none
-    # Not by way of DTensor's dispatch: it would think for milliseconds about what placements a detach() gives.
+    # Avoids DTensor's dispatch, which would take milliseconds to work out the placements of a detach().
     as_plain = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Python))
     with torch.no_grad(), torch.inference_mode(False), as_plain:
         alias = tensor.detach()
         alias.data = torch.empty(0, dtype=tensor.dtype)
-    # Autograd looks at the counter of the DTensor where it saved that, at the local tensor's behind to_local().
+    # Autograd checks the counter of the DTensor if it has saved that, and the local tensor's behind to_local().
     return [alias, *_counters(tensor._local_tensor)] if is_dtensor(tensor) else [alias]
 
 
 class Locator:
-    """Where the tensor of one name lies, whichever tensor that is now."""
+    """Finds the place of the current tensor of one name."""
 
     __slots__ = ("_known", "_name")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._known: tuple[Any, Readings] | None = None  # the DTensorSpec seen last, and what it says
+        self._known: tuple[Any, Readings] | None = None  # the last DTensorSpec, and its readings
 
     def locate(self, tensor: torch.Tensor) -> Location:
         if not is_dtensor(tensor):
@@ -264,13 +265,13 @@ def written(tensor: Any) -> None:
 
 
 def bump(tensors: torch.Tensor | Sequence[torch.Tensor]) -> None:
-    """Tells autograd that they have been written: their version counters."""
+    """Tells autograd that they have been written, by their version counters."""
     import torch
 
     torch.autograd.graph.increment_version(tensors)
 
 
-# --- tensors of other memory
+# --- tensors over given memory
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -282,7 +283,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def tensor_in(block: Any, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Of Tessera's dtype and `sizes` in elements, in the memory of `block`, which has DLPack."""
+    """A tensor of Tessera's dtype and `sizes` in elements, in the memory of `block`, which has DLPack."""
     import torch.utils.dlpack
 
     sizes = _in_pairs(name, sizes)
@@ -292,7 +293,7 @@ def tensor_in(block: Any, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
 
 
 def tensor_of_bytes(data: bytes, name: str, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Likewise, of a copy of `data`."""
+    """Likewise, over a copy of `data`."""
     import torch
 
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
@@ -309,21 +310,21 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def new_tensor(sizes: Sequence[int], name: str) -> torch.Tensor:
-    """Packed, with elements of any value."""
+    """A packed tensor with uninitialised elements."""
     import torch
 
     return torch.empty(tuple(sizes), dtype=torch_dtype(name), device="cpu")
 
 
 def tensor_of(values: Sequence[float], sizes: Sequence[int]) -> torch.Tensor:
-    """Of f32."""
+    """A tensor of f32."""
     import torch
 
     return torch.tensor(values, dtype=torch.float32, device="cpu").reshape(tuple(sizes))
 
 
 def _in_pairs(name: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Of f4, two elements are one of torch's."""
+    """For f4, two elements are one of torch's."""
     return (*sizes[:-1], sizes[-1] // 2) if name == "f4" else sizes
 
 
@@ -353,18 +354,18 @@ def require_movable(name: str, storage: torch.UntypedStorage) -> None:
         )
 
 
-# --- what a Watch asks
+# --- for a Watch
 
 
 def exchange_api() -> object | None:
-    """DLPack's C exchange API of torch's tensors, if this torch has it."""
+    """DLPack's C exchange API for torch's tensors, if this version of torch has it."""
     import torch
 
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
 def is_watchable(tensor: torch.Tensor) -> bool:
-    """Whether it is a plain one, or a DTensor of one, and has a version counter."""
+    """Whether it is a plain tensor, or a DTensor of one, and has a version counter."""
     import torch
 
     local = getattr(tensor, "_local_tensor", tensor)
@@ -372,7 +373,7 @@ def is_watchable(tensor: torch.Tensor) -> bool:
 
 
 def storage_getter() -> Callable[[Any], Any]:
-    """Gives the storage of a tensor: torch's own method, which is quicker than a call of it."""
+    """Returns the function that gives a tensor's storage: torch's own method, which is quicker than a wrapper."""
     import torch
 
     return torch.Tensor.untyped_storage

@@ -1,4 +1,4 @@
-"""What a user registers, as (name, Source): modules, state_dicts, single tensors with or without a layout.
+"""Walks what a user registers, as (name, Source): modules, state_dicts, single tensors with or without a layout.
 
 A batch keeps a `Source` for each name. locate() looks the tensor up as it is now; a transfer holds what it returns, so
 that the memory stays while it is read or written.
@@ -19,8 +19,8 @@ from .tensors import has_layout, is_tensor, weak_source_of
 from .torch import is_module
 
 Hold: TypeAlias = Literal["strong", "weak"]
-"""What a batch keeps: the module or dict that it was given, whose tensors it looks up at each transfer; or nothing, and
-tensors are those that were registered, which may be freed meanwhile."""
+"""What a batch keeps alive: the module or dict that it was given, whose tensors it looks up at each transfer; or
+nothing, and the registered tensors may be freed at any time."""
 
 
 def require_hold(hold: Any) -> None:
@@ -31,12 +31,12 @@ def require_hold(hold: Any) -> None:
 def walk(
     tensors: Any, skipped: list[str], keep: Callable[[str], bool], hold: Hold = "strong"
 ) -> Iterator[tuple[str, Source, Any]]:
-    """(name, source, tensor) of everything to be kept of a module, or of a dict of tensors, nested ones with dotted
-    names. Names of entries that are not tensors are appended to `skipped`."""
+    """Yields (name, source, tensor) for all that is to be kept of a module, or of a dict of tensors; nested ones get
+    dotted names. Names of entries that are not tensors are appended to `skipped`."""
     if is_module(tensors):
         for name, source, tensor in walk_module(tensors, keep):
             if hold == "weak":
-                source.locate()  # it refuses what FSDP has gathered
+                source.locate()  # raises for what FSDP has gathered
                 source = weak_source_of(name, tensor)
             yield name, source, tensor
     elif isinstance(tensors, Mapping):
@@ -55,7 +55,7 @@ def walk(
 
 
 def single(name: str, value: Any, hold: Hold) -> tuple[str, Source, Any]:
-    """Likewise, of one tensor, or one with a layout."""
+    """Likewise, for one tensor, or one with a layout."""
     if not (is_tensor(value) or has_layout(value)):
         raise refusal(name, f"a {type_name(value)} is not a tensor")
     source = weak_source_of(name, value) if hold == "weak" else Entry(name, {name: value}, (name,))

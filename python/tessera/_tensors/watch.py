@@ -1,8 +1,8 @@
-"""Whether torch's tensors lie where they did: asked at every transfer, in a fraction of a microsecond each.
+"""Detects torch tensors that have moved: checked at every transfer, in a fraction of a microsecond each.
 
-What a batch has registered is seldom moved. So once Source.locate() has found each where it was, the next transfers ask
-the tensors themselves through DLPack's C exchange API (https://dmlc.github.io/dlpack/latest/c_api.html), where torch
-has that. Whatever has changed is located again, and refused or registered by what that says.
+Registered tensors seldom move. So once Source.locate() has found each in place, the next transfers ask the tensors
+themselves through DLPack's C exchange API (https://dmlc.github.io/dlpack/latest/c_api.html), if torch has it.
+Tensors that have changed are located again, and then refused or registered at their new place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .torch import bump, exchange_api, is_watchable, storage_getter
 if TYPE_CHECKING:
     import torch
 
-# A source's tensor as it is now: torch's, or None if it has gone.
+# Returns a source's current tensor: torch's, or None if it has gone.
 Current: TypeAlias = Callable[[], Any]
 
 
@@ -25,7 +25,7 @@ class Watch:
 
     @staticmethod
     def over(sources: Sequence[Current]) -> Watch | None:
-        """None if they cannot be watched: torch is too old, or a tensor is no plain one or has no version counter."""
+        """None if they cannot be watched: torch is too old, or one is not a plain tensor or has no version counter."""
         api = exchange_api()
         if api is None or not _core.TensorWatch.usable(api):
             return None
@@ -34,14 +34,14 @@ class Watch:
             return None
         try:
             return Watch(api, sources, tensors)
-        except (RuntimeError, BufferError, TypeError):  # of a dtype that DLPack does not know
+        except (RuntimeError, BufferError, TypeError):  # a dtype that DLPack does not know
             return None
 
     def __init__(self, api: object, sources: Sequence[Current], tensors: Sequence[torch.Tensor]) -> None:
         self._watch = _core.TensorWatch(api, storage_getter(), list(sources), list(tensors))
 
     def hold(self) -> tuple[list[Any], list[Any]] | None:
-        """(what keeps the memory of all of them where it is, what written() is to be told). None: one has changed."""
+        """(objects that keep the memory of all of them in place, the argument of written()). None: one has changed."""
         return self._watch.hold()
 
     def written(self, counted: list[Any]) -> None:
