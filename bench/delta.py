@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What deltas are worth: bytes and time of real fine-tuning steps in bf16, and of matrices that change at random.
+"""The benefit of deltas: bytes and time of real fine-tuning steps in bf16, and of matrices that change at random.
 
     PYTHONPATH=build/cpu/python python bench/delta.py
     PYTHONPATH=build/cpu/python python bench/delta.py --random 256 --share 1e-4 1e-3 1e-2 1e-1
 
 One process sends to another, in place, as a batch with deltas and as one without. MiniLM (of examples/weight_sync) is
 fine-tuned with AdamW on fp32 weights, which are cast to bf16 for each version. `changed` is the share of elements whose
-bits differ from the version before, `bytes` what is read of deltas and of what goes in full over the whole. Times are
-of a send() and the recv() that takes it, the median over the steps.
+bits differ from the version before, `bytes` the share of bytes that are read, as deltas and in full. Times are those of
+a send() and its recv(), the median over the steps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def connect(role: str, peer: str, digest: bool) -> tessera.Bus:
 
 
 def receive(shapes: dict[str, tuple[int, ...]], versions: int, digest: bool) -> None:
-    """What both batches bring must be the same bits."""
+    """Both batches must receive the same bits."""
     states = {
         name: {key: torch.zeros(shape, dtype=torch.bfloat16) for key, shape in shapes.items()} for name in BATCHES
     }
@@ -68,7 +68,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def measure(title: str, state: State, steps: int, change: Callable[[int], None], digest: bool) -> None:
-    """Sends `state` as it is and after each of `steps` changes; prints a line each, and their medians."""
+    """Sends `state` as it is and after each of `steps` changes; prints a line for each, and their medians."""
     shapes = {key: tuple(tensor.shape) for key, tensor in state.items()}
     receiver = multiprocessing.get_context("spawn").Process(target=receive, args=(shapes, steps + 1, digest))
     receiver.start()

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Tessera against what is commonly done instead: one bf16 matrix from 4 processes into 2, in five changes of layout.
+"""Tessera compared with the usual alternatives: one bf16 matrix from 4 processes into 2, in five changes of layout.
 
     PYTHONPATH=build/cpu/python python bench/peers.py                 # 1 GiB, width 8192, digest off
     PYTHONPATH=build/cpu/python python bench/peers.py --width 1024 --digest --size 256 --repeat 5
 
 Peers, over gloo: gather and broadcast (the whole matrix on one rank of each job), point to point (the exact regions, as
-a careful engineer writes it by hand: contiguous ones from and into their place, others through buffers), and
+a careful engineer would write it: contiguous regions in place, others through buffers), and
 torch.distributed.checkpoint through tmpfs (save plus load). Tessera reads shared memory (tessera.zeros) in place, and
 once more by way of copies on both sides (staged).
 
-All six processes wait for each other before each repetition; its time goes from there until the last has what it is
-to have. Rates are bytes delivered, 10^9 a second; `x` is Tessera's over the peer's. What arrives is compared.
-`extra` is the most memory that a rank took meanwhile beside the tensors (RssAnon, sampled every 2 ms), in per cent of
-its own tensor; `shared`, likewise, the shared memory that the machine did (Shmem: tmpfs counts, and so does whoever
-else runs here), in per cent of all six tensors. (Each process of Tessera keeps 64 MiB of it to use again.)
+All six processes wait for each other before each repetition; its time runs until the last one has its part. Rates are
+delivered bytes, in 10^9 per second; `x` is Tessera's over the peer's. What arrives is compared. `extra` is the most
+memory that a rank took besides the tensors (RssAnon, sampled every 2 ms), in per cent of its own tensor; `shared`,
+likewise, the shared memory of the machine (Shmem: includes tmpfs, and other programs), in per cent of all six tensors.
+(Each process of Tessera keeps 64 MiB of it for reuse.)
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Region = tuple[slice, slice]
 
 
 def region(layout: tessera.Layout, shape: tuple[int, int], rank: int) -> Region:
-    """What a rank owns: one interval a dim, in these layouts."""
+    """What a rank owns: one interval for each dim, in these layouts."""
     owned = layout.owned(shape, rank)
     if owned is None:
         raise ValueError(f"rank {rank} owns nothing of {layout}")
@@ -85,7 +85,7 @@ def within(part: Region, whole: Region) -> Region:
 
 
 def kibibytes(file: str, field: str) -> int:
-    """In bytes, what a file of /proc says of `field`."""
+    """The value of `field` in a file of /proc, in bytes."""
     for line in pathlib.Path(file).read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -122,7 +122,7 @@ class Memory:
 
 
 class Process:
-    """One of the six, for one change."""
+    """One of the six processes, for one change."""
 
     def __init__(self, rank: int, change: Change, shape: tuple[int, int], digest: bool, groups: Groups) -> None:
         self.rank, self.change, self.shape, self.digest, self.groups = rank, change, shape, digest, groups
@@ -142,7 +142,7 @@ class Process:
         c = torch.arange(columns.start, columns.stop, dtype=torch.int32)[None, :]
         return ((r * 7 + c) % 251).to(torch.bfloat16)
 
-    # --- the ways to do it: each is made once, and called for every repetition
+    # --- the ways to do it: each object is made once, and called for every repetition
 
     def tessera(self, mode: Literal["inplace", "staged"] = "inplace") -> Callable[[], object]:
         role, peer = ("trainer", "inference") if self.sends else ("inference", "trainer")
@@ -258,7 +258,7 @@ METHODS = ("tessera", "tessera_staged", "point_to_point", "gather_and_broadcast"
 
 
 class Result(NamedTuple):
-    """Of one rank."""
+    """The result of one rank."""
 
     change: str
     method: str
@@ -277,7 +277,7 @@ def work(rank: int, options: argparse.Namespace, folder: str, results: mp.Simple
         if options.only in change.name:
             for method in METHODS:
                 results.put(measure(rank, change, method, options, groups))
-                gc.collect()  # its tensors have gone before the next one's memory is watched
+                gc.collect()  # free its tensors before the next one's memory is measured
                 dist.barrier()
     dist.destroy_process_group()
 
@@ -286,7 +286,7 @@ def measure(rank: int, change: Change, method: str, options: argparse.Namespace,
     shape = (options.size * (1 << 20) // 2 // options.width, options.width)
     process = Process(rank, change, shape, options.digest, groups)
     memory, times = Memory(), []
-    dist.barrier()  # all tensors are there
+    dist.barrier()  # all tensors are ready
     with memory.watched():
         dist.barrier()
         transfer = getattr(process, method)()

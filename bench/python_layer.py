@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the Python package adds to a steady-state transfer: its CPU time, beside that of the core's own calls.
+"""What the Python package adds to a steady-state transfer: its CPU time, next to that of the core's own calls.
 
     PYTHONPATH=build/cpu/python python bench/python_layer.py
 
 Two processes transfer tensors of 16 bytes in place, as parameters of a module. The calling thread's CPU time is counted
-(waits cost none), of `batch.send()` or `batch.recv()` and of the same through the core alone; `adds` is the difference.
-To reach: 10 us, and 0.3 us a tensor.
+(waits cost none), for `batch.send()` or `batch.recv()` and for the same through the core only; `adds` is the
+difference. To reach: 10 us, and 0.3 us for each tensor.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def other_end(what: str, counts: list[int], transfers: int) -> None:
 
 
 def seconds(call: Callable[[], Any], repeat: int) -> float:
-    """CPU, a call: of the batch of ten that took least, since whatever else runs only adds."""
+    """CPU time of one call: from the fastest batch of ten, since other load only adds to it."""
     taken = []
     for _ in range(repeat // 10):
         begin = time.thread_time()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tessera.quantize() against torchao's code of the same format, on one thread of one CPU.
+"""tessera.quantize() compared with torchao's code for the same format, on one thread of one CPU.
 
     PYTHONPATH=build/cpu/python .venv/bin/python bench/quantize_peer.py [--rows 2048] [--columns 4096] [--repeat 5]
 
 The process binds itself to that CPU. GB/s count the bf16 input. torchao runs eagerly; its scales are rounded up (RCEIL)
-where it is asked, as Tessera's are. The amax of NVFP4 is computed on either side, and not part of the time. Median of
-REPEAT, one after the other in turn.
+if it offers that, as Tessera's are. Both sides compute the amax of NVFP4 outside the measured time. Median of REPEAT
+runs, in turn.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import pathlib
 import re
 import sys
 
-# Enums whose values travel, and the page that says what they mean: "NUMBER Name", or "| NUMBER | Name".
+# Enums whose values travel, and the page that explains them: "NUMBER Name", or "| NUMBER | Name".
 CODES = (
     ("src/peer/handshake.h", "HandshakeMessage", "docs/formats/bus-protocol.md"),
     ("src/peer/exchange/messages.h", "ExchangeMessage", "docs/formats/bus-protocol.md"),
@@ -30,17 +30,17 @@ CODES = (
     ("include/tessera/error.h", "ErrorCode", "docs/formats/bus-protocol.md"),
     ("include/tessera/dtype.h", "DType", "docs/formats/bus-protocol.md"),
 )
-# Has a row for each event of the log, and in its last paragraph each span of a trace.
+# Has a row for each log event and, in its last paragraph, each span of a trace.
 OBSERVED = "docs/metrics.md"
 MOST_LINES = {"ARCHITECTURE.md": 180}
-# Folders that the map of rooms covers, with all that is in them.
+# Folders that the map of rooms covers, including all in them.
 MAPPED = ("src", "tools", "python/src", "python/tessera", "tests")
 ROOM = re.compile(r"^\| `((?:src|tools|python|tests)/[\w/]*)` \|", re.M)
 STEP = re.compile(r"^\d+\. (\(over the wire\) )?`([\w/.-]+)` `([\w:.]+)(?:\(\))?`")
 PATH = re.compile(r"(src|include|tools|tests|bench|fuzz|examples|docs|scripts|cmake|\.ci)/[\w./-]*")
 NAME = re.compile(r"([A-Z][a-z0-9]+){2,}|[a-z_0-9]+\(\)")
 
-# Of torch: what users come with.
+# Names from torch, which users know.
 FOREIGN = {"full_tensor()", "state_dict()", "backward()", "forward()"}
 
 parser = argparse.ArgumentParser()
@@ -57,7 +57,7 @@ sources = "\n".join(
 
 
 def check(document):
-    """Findings, each a line."""
+    """Findings, one line each."""
     in_block = False
     for number, line in enumerate(document.read_text().splitlines(), 1):
         where = f"{document.relative_to(root)}:{number}"
@@ -130,7 +130,7 @@ def check_observed():
 
 
 def check_rooms(text):
-    """The map of rooms against the folders."""
+    """Compares the map of rooms with the folders."""
     folders = {path.parent for top in MAPPED for path in (root / top).rglob("*") if path.suffix in {".h", ".cc", ".py"}}
     there = {f"{folder.relative_to(root)}/" for folder in folders}
     listed = ROOM.findall(text)
@@ -143,7 +143,7 @@ def check_rooms(text):
 
 
 def files_of(stem):
-    """The source and the header that an include of `stem` stands for."""
+    """The source and the header for an include of `stem`."""
     for top in ("src", "include", "", "python/src"):
         yield from (path for path in (root / top / f"{stem}{end}" for end in (".h", ".cc")) if path.is_file())
 
@@ -166,7 +166,7 @@ def reaches(stem):
 
 
 def stem_of(path):
-    """As an include spells it."""
+    """In the spelling of an include."""
     name = str(path.relative_to(root)).rsplit(".", 1)[0]
     return name.removeprefix("src/").removeprefix("include/")
 

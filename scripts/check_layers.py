@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Checks the arrows between layers and rooms: who includes whom, what is private to a folder, what has one name.
+"""Checks the dependencies between layers and rooms: includes, folders that are private, and unique class names.
 
-    scripts/check_layers.py [--root DIR]     # the whole tree; exit status 1 and one line a finding
+    scripts/check_layers.py [--root DIR]     # the whole tree; exit status 1 and one line for each finding
 
 Rules (ARCHITECTURE.md):
   * a layer includes only itself and layers listed before it in LAYERS; the rooms of bus/ are layers, too (ROOMS);
   * a public header counts as the layer that implements it (PUBLIC);
   * a folder behind a seam (SEAMS: transport/shm/, memory/cuda/, ...), and any folder called cuda, is included only
-    from inside and from the files that stand beside it: the layer's registry. What is in store/ below its root is
-    the store's own. Tests and fuzz targets may look inside;
+    from inside and from the files beside it: the layer's registry. Folders below store/ are
+    private to the store. Tests and fuzz targets may look inside;
   * layout/ and plan/ are pure: no threads, no I/O headers;
   * a CUDA or NCCL header is included only below a folder called cuda, cuda_ipc or nccl, and never from include/;
   * nothing reads the wall clock, which may jump, in C++ or in the Python package: time is base/clock.h's;
@@ -23,7 +23,7 @@ import re
 import sys
 
 LAYERS = ["base", "layout", "codec", "memory", "plan", "transport", "exec", "checkpoint", "store", "command", "peer", "bus"]
-# Of bus/, lowest first. embedded.{h,cc} stand at its root and below the daemon, which opens one.
+# Rooms of bus/, lowest first. embedded.{h,cc} are at its root and below the daemon, which opens one.
 ROOMS = ["registration", "session", "prepare", "batch", "sender", "receiver", "embedded", "lending", "daemon", ""]
 PUBLIC = {
     "error.h": "base", "version.h": "base",
@@ -35,7 +35,7 @@ PUBLIC = {
     "store.h": "store",
     "bus.h": "bus",
 }
-# Layers whose folders are one implementation each of a seam, except folders that every layer may use.
+# Layers whose folders are implementations of one interface, except folders that every layer may use.
 SEAMS = {"transport", "memory", "store"}
 OPEN_FOLDERS = {"memory/host"}  # the memory that every layer can address
 PURE = {"layout", "plan"}
@@ -46,7 +46,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 WALL_CLOCK = re.compile(r"\bsystem_clock\b|\bCLOCK_REALTIME\b|\bgettimeofday\b|\btime\((nullptr|NULL|0)\)|\bsem_timedwait\b")
 WALL_CLOCK_OF_PYTHON = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\(")
 OPTION = re.compile(r"-D(TESSERA_\w+)")
-# One that is defined at namespace scope: not a nested one, a declaration or a specialisation.
+# A class defined at namespace scope: not a nested one, a declaration or a specialisation.
 CLASS = re.compile(
     r"^(?:class|struct|enum class|union)\s+(?:alignas\([^)]*\)\s+|\[\[\w+\]\]\s+|[A-Z_]+(?:\(\"\w+\"\))?\s+)?"
     r"(\w+)\b(?!\s*(?:;|<|::))[^;()]*(?:\{|$)"
@@ -56,7 +56,7 @@ FOLDERS = ("include", "src", "tools", "tests", "bench", "examples", "fuzz", "pyt
 
 
 def layer_of_include(name):
-    """The layer an include belongs to, "?" for an unknown public header, or None for what is not ours."""
+    """The layer that an include belongs to, "?" for an unknown public header, or None for one that is not ours."""
     parts = name.split("/")
     if parts[0] == "tessera":
         return PUBLIC.get(parts[1], "?")
@@ -64,7 +64,7 @@ def layer_of_include(name):
 
 
 def room_of(parts):
-    """Of a path below bus/."""
+    """For a path below bus/."""
     if len(parts) > 1:
         return parts[0]
     stem = parts[0].split(".")[0].removesuffix("_test")
@@ -80,7 +80,7 @@ def is_test(relative):
 
 
 def seam_of(name):
-    """The private folder that `name`, an include, lies in; None if it is open to all."""
+    """The private folder that `name`, an include, is in; None if it is open to all."""
     folders = name.split("/")[:-1]
     if "cuda" in folders:
         return "/".join(folders[: folders.index("cuda") + 1])
@@ -90,7 +90,7 @@ def seam_of(name):
 
 
 def may_open(seam, relative):
-    """Whether a file may include what lies in the folder `seam`: from inside, or from the files beside it."""
+    """Whether a file may include headers of the folder `seam`: from inside, or from the files beside it."""
     if relative.parts[0] != "src":
         return False
     folder = "/".join(relative.parts[1:-1])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A tree for each rule of check_layers.py that breaks it, and one that breaks none.
+"""A tree that breaks each rule of check_layers.py, and one that breaks none.
 
     scripts/check_layers_test.py [unittest arguments]
 """
@@ -16,7 +16,7 @@ OPTIONS = "option(TESSERA_BUILD_TESTS)\n"
 
 class Rules(unittest.TestCase):
     def findings(self, files):
-        """What the check says of a tree with these files (path: text)."""
+        """The findings for a tree with these files (path: text)."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in {"CMakeLists.txt": OPTIONS, **files}.items():
                 path = pathlib.Path(folder, name)
@@ -31,7 +31,7 @@ class Rules(unittest.TestCase):
             return lines[:-1]
 
     def refused(self, files, *words):
-        """One finding, which has these words in it."""
+        """Expects one finding with these words."""
         found = self.findings(files)
         self.assertEqual(len(found), 1, found)
         for word in words:

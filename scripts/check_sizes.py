@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Checks that what is to be read at one go is short: files, functions and classes of C++.
+"""Checks that what is read at one go is short: files, functions and classes of C++.
 
-    scripts/check_sizes.py               # src/, tools/ and python/src; exit status 1 and one line a finding
+    scripts/check_sizes.py               # src/, tools/ and python/src; exit status 1 and one line for each finding
     scripts/check_sizes.py --root DIR    # of another tree
 
 Limits:
   * a file has at most 500 lines;
   * a function has at most 60, from the first line of its definition to its last;
   * a class has at most 20 data members: its names that end in `_`;
-  * a struct without such names, as of options, figures or a message, has at most 40.
+  * a struct without such names (options, statistics, a message) has at most 40.
 
 What is above a limit for a good reason says so in the comment right above it (a file: in its first ten lines), in a
 line that begins with `// sizes: file`, `// sizes: function` or `// sizes: members`, then a comma and the reason.
@@ -57,7 +57,7 @@ def without_text(source):
 
 
 def without_angles(text):
-    """Without template arguments and what stands in parentheses and braces."""
+    """Without template arguments and the contents of parentheses and braces."""
     for pattern in (r"\([^()]*\)", r"\{[^{}]*\}"):
         before = None
         while before != text:
@@ -95,7 +95,7 @@ class Scope:
 
 
 def head_kind(head):
-    """What a brace after `head` begins, at the scope of a namespace or class."""
+    """What a brace after `head` begins, in a namespace or class."""
     text = ACCESS.sub("", ATTRIBUTE.sub(" ", head)).strip()
     while TEMPLATE.match(text):
         depth, at = 0, text.index("<")
@@ -117,7 +117,7 @@ def head_kind(head):
 
 
 def closing(text, at):
-    """The place of the brace that closes the one at `at`."""
+    """The position of the brace that closes the one at `at`."""
     depth = 0
     for i in range(at, len(text)):
         depth += {"{": 1, "}": -1}.get(text[i], 0)

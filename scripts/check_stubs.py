@@ -1,4 +1,4 @@
-"""Checks that the committed stub of tessera._core is what the module says of itself.
+"""Checks that the committed stub of tessera._core matches the module.
 
 check_stubs.py FOLDER           compares FOLDER/_core.pyi; exit status 1 and a diff if it is out of date
 check_stubs.py FOLDER --write   writes it

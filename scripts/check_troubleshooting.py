@@ -28,17 +28,17 @@ UNMARKED = re.compile(
     r"\b(?:Error|Status)\(\s*ErrorCode::k(?!Internal)\w+,\s*(?:fmt::format\(\s*)?(?P<thrown>(?:\"(?:[^\"\\]|\\.)*\"\s*)+)(?!_message)"
     r"|log\(\)\.(?:warn|error)\(\s*(?P<logged>(?:\"(?:[^\"\\]|\\.)*\"\s*)+)(?!_message)"
 )
-# What a function of Python returns is a message from this many letters on, in more than one word.
+# A text that a Python function returns is a message if it has at least so many letters, in more than one word.
 FEWEST_LETTERS = 14
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
-# What comes before another message, and says nothing itself.
+# Precedes another message, and says nothing itself.
 PREFIX = re.compile(r"(((batch|pair|store|tensor) )?\0(: |, ))+\0")
 NOT_FOR_USERS = re.compile(r"_test\.cc|testing\.h|\bprobe\.h|test_actor\.")
-# Of Python: parts of messages that say who or what, and not that anything is wrong.
+# In Python: parts of messages that say who or what, but not that anything is wrong.
 NAMES = {
-    "the arguments or the default",  # who says rank and world
+    "the arguments or the default",  # the sources of rank and world
 }
-# What the parser of the command line says by itself.
+# Messages of the command line parser itself.
 PARSER = (
     "\0 is required",
     "\0: \0 required \0 missing",
@@ -49,7 +49,7 @@ PARSER = (
     "\0: At Most \0 required but received \0",
     "\0 unit not recognized. Allowed values: \0",
 )
-# In Python: what shows a text that is no exception's, and whose text no user is to see.
+# In Python: functions that show a text other than an exception's, and those whose text users do not see.
 SHOWN_BY = {"warn", "exit"}
 INVARIANTS = {"AssertionError", "InternalError"}
 WORD = re.compile(r"[A-Za-z]{3}")
@@ -63,7 +63,7 @@ def plain_text(literal):
 
 
 def is_long(text):
-    """Whether it may be a message by itself; one that begins with a comma goes on where another ends."""
+    """Whether it may be a message by itself; one that begins with a comma continues another."""
     if text.startswith((",", "\0,")) or " " not in text.replace("\0", "").strip():
         return False
     return len(re.findall("[A-Za-z]", text)) >= FEWEST_LETTERS
@@ -100,7 +100,7 @@ def unmarked_in_cpp():
 
 
 def texts(node):
-    """Every text that an expression of Python may give."""
+    """Every text that a Python expression may have as its value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
     if isinstance(node, ast.FormattedValue):
@@ -121,7 +121,7 @@ def returned_type(function):
 
 
 def called(call):
-    """The name of what is called; of type(error)(), that of any exception."""
+    """The name of the called function; for type(error)(), that of any exception."""
     if isinstance(call.func, ast.Call) and ast.unparse(call.func.func) == "type":
         return "Error"
     return ast.unparse(call.func).rpartition(".")[2]
@@ -151,7 +151,7 @@ def messages_of_python():
 
 
 def messages():
-    """(where, text) of every message; its fields are cut out of the text, and stand as NUL."""
+    """(where, text) of every message, with NUL in place of its fields."""
     for text in PARSER:
         yield "CLI11", text
     yield from messages_of_cpp()

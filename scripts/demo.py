@@ -26,7 +26,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TESSERA = ROOT / "build/cpu/bin/tessera"
 TRAINERS, INFERERS, VERSIONS = 4, 2, 3
-# (regex of names, axes, placements); the first that matches counts.
+# (regex of names, axes, placements); the first match counts.
 TRAINER_RULES = [(".*", "dp=2,fsdp=2", "R,S0")]
 INFERENCE_RULES = [
     (".*(query|key|value|q_proj|k_proj|v_proj|gate_proj|up_proj|intermediate[.]dense)[.](weight|bias)", "tp=2", "S0"),
@@ -49,7 +49,7 @@ def packaged_model():
 
 
 def tessera(*arguments):
-    """What the command prints; ends the demo with the command's own line if it fails."""
+    """The command's output; ends the demo with the command's own error line if it fails."""
     result = subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, timeout=120)
     if result.returncode != 0:
         fail(result.stderr.strip())
@@ -61,12 +61,12 @@ def repeat(option, values):
 
 
 def family(name):
-    """A regex of the names that differ from this one only in numbers."""
+    """A regex for names that differ from this one only in numbers."""
     return re.sub("[0-9]+", "[0-9]+", re.escape(name)).replace("=", r"\x3d")
 
 
 def fitted(rules, tensors):
-    """The rules, and before them one for each family with too few dims for the placements it would get: replicated."""
+    """The rules, preceded by one for each family with too few dims for its placements: replicated."""
     low = {}
     for tensor in tensors:
         _, axes, placements = next(rule for rule in rules if re.fullmatch(rule[0], tensor["name"], re.DOTALL))
@@ -90,7 +90,7 @@ def files_of(checkpoint):
 
 
 def changed(raw, dtype, version):
-    """A training step: floats shrink by a quarter of their first value, which f8 can tell apart too."""
+    """A training step: floats shrink by a quarter of their first value, which even f8 can represent."""
     if dtype not in FLOATS or version == 1:
         return raw
     values = np.frombuffer(raw, FLOATS[dtype])
@@ -119,7 +119,7 @@ def write_changed(source, targets, digests):
 
 
 def write_versions(checkpoint, folder):
-    """Version 1 is the checkpoint itself, each other one a copy in which every float differs but those at zero."""
+    """Version 1 is the checkpoint itself; in each other one every float differs, except zeros."""
     index, files = files_of(checkpoint)
     copies = {version: folder / f"version-{version}" for version in range(2, VERSIONS + 1)}
     need, free = len(copies) * sum(file.stat().st_size for file in files), shutil.disk_usage(folder).free
@@ -188,7 +188,7 @@ def draw(checkpoint, tensors, folder):
 
 
 def parts_of(reports):
-    """By tensor: (d0, d1, elements) of what each rank of a job holds or served."""
+    """By tensor: (d0, d1, elements) for each rank of a job."""
     parts = {}
     for report in reports:
         for entry in report["digests"]:
@@ -210,7 +210,7 @@ def main():
     parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=__doc__)
     parser.add_argument("--checkpoint", type=pathlib.Path, help="a .safetensors file, an index of several or a folder")
     checkpoint = parser.parse_args().checkpoint or packaged_model()
-    # Also the judge of the checkpoint: what is wrong with it is one line.
+    # Also checks the checkpoint: an error of it is one line.
     listing = tessera("plan", "--checkpoint", checkpoint, "--src", ".*=1:R", "--dst", ".*=1@1:R", "--json")
     tensors = json.loads(listing)["tensors"]
 
@@ -245,7 +245,7 @@ def main():
         print(f"{transfers[0]['version']:>7} {moved:>13,} {bound:>13,} {rate:>6.2f} {rate / ceiling:>10.0%}  "
               f"{'every element' if verified else 'NO'}")
     print("\ndigests of the last version, each job's ranks added up: equal, whatever the layout")
-    # A trainer counts what it was told to serve; an inference rank all that it holds, perhaps the whole tensor.
+    # A trainer counts what it was planned to serve; an inference rank all that it holds, perhaps the whole tensor.
     sent = {name: add_up(parts) for name, parts in parts_of([reports[f"trainer/{r}"] for r in range(TRAINERS)]).items()}
     received = {
         name: parts[0] if parts[0][2] == sent[name][2] else add_up(parts) for name, parts in parts_of(receivers).items()

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-WINDOW = 128  # bytes that it is trained on at once
+WINDOW = 128  # bytes in one training window
 PROMPT = "Beautiful "
 
 transformers.utils.logging.set_verbosity_error()
@@ -42,7 +42,7 @@ def text() -> torch.Tensor:
 
 @torch.no_grad()
 def bits_per_byte(model: Qwen3ForCausalLM) -> float:
-    """Of the text: 8 is a guess, 0 is knowing it by heart."""
+    """Of the text: 8 is guessing, 0 is knowing it by heart."""
     whole = text()
     windows = whole[: len(whole) // WINDOW * WINDOW].view(-1, WINDOW)
     return model(input_ids=windows, labels=windows).loss.item() / math.log(2)
@@ -50,7 +50,7 @@ def bits_per_byte(model: Qwen3ForCausalLM) -> float:
 
 @torch.no_grad()
 def generate(model: Qwen3ForCausalLM, length: int = 90) -> str:
-    """The prompt and the likeliest bytes after it."""
+    """The prompt, continued with the most likely bytes."""
     prompt = torch.tensor([list(PROMPT.encode())])
     tokens = model.generate(prompt, max_new_tokens=length, do_sample=False, pad_token_id=0)
     return bytes(tokens[0].tolist()).decode(errors="replace")

@@ -32,7 +32,7 @@ def end(job: subprocess.Popen[bytes]) -> None:
 
 
 def run_jobs(folder: pathlib.Path, steps: int, versions: int) -> list[dict[str, Any]]:
-    """What the receiver has written. Raises RuntimeError or TimeoutExpired if a job fails."""
+    """What the receiver has printed. Raises RuntimeError or TimeoutExpired if a job fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TESSERA_NAMESPACE": f"generate-{os.getpid()}"}
     if "TESSERA_STORE" not in environment:
         environment["TESSERA_RUNTIME_DIR"] = str(folder)
@@ -48,7 +48,7 @@ def run_jobs(folder: pathlib.Path, steps: int, versions: int) -> list[dict[str, 
         for name, command in commands.items():
             jobs[name] = subprocess.Popen(command, env=environment)
             stack.callback(end, jobs[name])
-        # The trainer first: if it fails, the receiver would wait for another one.
+        # The trainer first: if it fails, the receiver would wait for another trainer.
         for name in reversed(commands):
             if status := jobs[name].wait(deadline - time.monotonic()):
                 raise RuntimeError(f"the {name} ended with status {status}")

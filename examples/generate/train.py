@@ -14,7 +14,7 @@ from model import WINDOW, text, untrained
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-ROWS = 4  # windows of text, a rank and step
+ROWS = 4  # windows of text, for each rank and step
 LEARNING_RATE = 6e-3
 WARM_UP = 10  # steps
 

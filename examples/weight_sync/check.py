@@ -1,7 +1,7 @@
-"""The check that run.py makes, and no part of the exchange.
+"""The check that run.py makes; not part of the exchange.
 
 Each version is gathered into a file, only for this. The server's ranks compare it with what they hold, bit for bit;
-the driver compares what the server answers with what a single process makes of the same weights.
+the driver compares the server's answers with those of a single process with the same weights.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ PATIENCE = 600  # seconds until somebody has checked a version
 
 
 def path_of(folder: pathlib.Path, version: int) -> pathlib.Path:
-    """The trainer writes it; run.py takes it away once it has seen enough. That of version 0 is empty."""
+    """The trainer writes this file; run.py removes it after the check. The file of version 0 is empty."""
     return folder / f"version-{version}.safetensors"
 
 
@@ -40,7 +40,7 @@ def write(folder: pathlib.Path | None, model: torch.nn.Module, version: int, wir
 
 
 def await_verdict(folder: pathlib.Path | None, version: int) -> None:
-    """Rank 0 waits until the version's file is gone; the others meet it in the next step."""
+    """Rank 0 waits until the version's file is gone; the others wait for it in the next step."""
     if folder is None or dist.get_rank() != 0:
         return
     deadline = time.monotonic() + PATIENCE
@@ -50,11 +50,11 @@ def await_verdict(folder: pathlib.Path | None, version: int) -> None:
         time.sleep(0.05)
 
 
-# --- what becomes of a tensor on its way
+# --- how a tensor arrives
 
 
 def as_received(name: str, tensor: torch.Tensor, dtype: torch.dtype, wire: str | None) -> torch.Tensor:
-    """In the receiver's dtype: quantised as a whole, and back, if it is one that is."""
+    """In the receiver's dtype: quantised as a whole and decoded, if it travels quantised."""
     if wire is None or tensor.dim() < 2 or not re.fullmatch(MATRICES, name):
         return tensor.to(dtype)
     return tessera.quantize(tensor, wire, planes="row").dequantize(dtype=dtype)
@@ -64,8 +64,8 @@ def as_received(name: str, tensor: torch.Tensor, dtype: torch.dtype, wire: str |
 
 
 def compare(folder: pathlib.Path, model: torch.nn.Module, version: int) -> dict[str, int]:
-    """What this rank holds against its part of the file, as it arrives in the model's dtype: the tensors and elements
-    there are, and the elements of which any bit differs."""
+    """Compares what this rank holds with its part of the file, as it arrives in the model's dtype; returns the numbers
+    of tensors, of elements, and of elements with a wrong bit."""
     found = {"tensors": 0, "elements": 0, "differing": 0}
     with safe_open(path_of(folder, version), "pt") as file:
         wire = (file.metadata() or {}).get("wire")
@@ -85,14 +85,15 @@ def compare(folder: pathlib.Path, model: torch.nn.Module, version: int) -> dict[
 
 
 def similarities(vectors: torch.Tensor) -> list[float]:
-    """Of the pairs that follow each other."""
+    """Of consecutive pairs."""
     return (vectors[0::2].double() * vectors[1::2].double()).sum(1).tolist()
 
 
 def expected(
     folder: pathlib.Path, version: int, dtype: torch.dtype, sentences: list[str], wire: str | None = None
 ) -> list[float]:
-    """The similarities that a single process gets with the weights of `version`, quantised to `wire` and back."""
+    """The similarities that a single process computes with the weights of `version`, quantised to `wire` and
+    decoded."""
     model = untrained(dtype)
     if version:
         weights = load_file(path_of(folder, version))

@@ -1,6 +1,6 @@
 """The tensor-parallel forward pass, and the swap of its weights between two requests.
 
-Each rank has one thread that runs both, in the order that rank 0 says: no collective crosses another, and all ranks
+Each rank has one thread that runs both, in the order that rank 0 gives: no collective crosses another, and all ranks
 answer a request with the same version.
 """
 
@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-HEARTBEAT = 10  # seconds: what an idle rank 0 lets the others wait at most
-SILENCE = 300  # seconds until a rank takes the other for lost; one that has died is seen at once
+HEARTBEAT = 10  # seconds: an idle rank 0 lets the others wait at most this long
+SILENCE = 300  # seconds until a rank considers the other lost; a dead one is noticed immediately
 PLAN = {
     "embeddings.word_embeddings": RowwiseParallel(input_layouts=Replicate()),
     "encoder.layer.*.attention.self.query": ColwiseParallel(),
@@ -42,16 +42,16 @@ def join(store: dist.Store, rank: int, world: int) -> None:
 
 
 def parallel_model(dtype: torch.dtype) -> torch.nn.Module:
-    """With random weights. What the plan does not name is held whole by every rank."""
+    """With random weights. Every rank holds all of what the plan does not name."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     return parallelize_module(untrained(dtype), mesh, PLAN).requires_grad_(False)
 
 
 class Version(NamedTuple):
-    """Grows with every swap: a trainer's versions do, and the next trainer may start over."""
+    """Grows with every swap: a trainer's versions grow, and the next trainer may start over."""
 
-    trainer: int  # as this job has met them: 1 is the first
-    number: int  # as the trainer says
+    trainer: int  # counted by this job: 1 is the first
+    number: int  # the trainer's number
 
 
 @dataclass
@@ -62,33 +62,34 @@ class Request:
 
 
 class Engine:
-    """Of one rank; thread-safe. Its thread interrupts the main one as it ends, unless close() has asked for that."""
+    """The engine of one rank; thread-safe. Its thread interrupts the main one when it ends, unless close() has
+    requested that."""
 
     def __init__(self, model: torch.nn.Module, folder: pathlib.Path | None = None) -> None:
         self.model = model
         self.rank = dist.get_rank()
         self.version = Version(0, 0)  # random weights
         self.failure: Exception | None = None
-        self._folder = folder  # of check.py
-        self._queue: queue.Queue[Request | str] = queue.Queue()  # of rank 0: requests, "swap", "stop"
+        self._folder = folder  # for check.py
+        self._queue: queue.Queue[Request | str] = queue.Queue()  # on rank 0: requests, "swap", "stop"
         self._staged: queue.Queue[tuple[tessera.Batch, int, Future[None]]] = queue.Queue()
-        self._swap = (0.0, 0.0)  # the last one's begin and end
+        self._swap = (0.0, 0.0)  # begin and end of the last one
         self._swaps: list[float] = []  # seconds
-        self._blocked: list[float] = []  # seconds, of every request that met one
+        self._blocked: list[float] = []  # seconds, for every request that overlapped a swap
         self._requests = 0
-        self._bytes: dict[str, float] = {}  # of a version, as far as one has come
+        self._bytes: dict[str, float] = {}  # of a version, once one has arrived
         self._checks: dict[int, dict[str, int]] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def embed(self, tokens: list[list[int]]) -> Future[tuple[Version, torch.Tensor]]:
-        """Rank 0: (version, a row for each sentence), once its turn comes."""
+        """Rank 0: (version, a row for each sentence), when its turn comes."""
         request = Request(tokens)
         self._queue.put(request)
         return request.answer
 
     def swap(self, batch: tessera.Batch, trainer: int) -> None:
-        """All ranks: commits what `batch` has staged, of the trainer of this number, once its turn comes."""
+        """All ranks: commits what `batch` has staged from the trainer with this number, when its turn comes."""
         done: Future[None] = Future()
         self._staged.put((batch, trainer, done))
         if self.rank == 0:
@@ -101,7 +102,7 @@ class Engine:
         self._thread.join(SILENCE)
 
     def status(self) -> dict[str, Any]:
-        """Rank 0: what it holds and has done; times in milliseconds."""
+        """Rank 0: its state and statistics; times in milliseconds."""
         return {
             "version": self.version.number,
             "trainer": self.version.trainer,
@@ -118,11 +119,11 @@ class Engine:
                 pass
         except Exception as error:
             self.failure = error
-        if self.failure or self.rank != 0:  # only rank 0 is asked
+        if self.failure or self.rank != 0:  # only rank 0 answers
             _thread.interrupt_main()
 
     def _step(self) -> bool:
-        """Rank 0 says what is next, and all ranks do it."""
+        """Rank 0 chooses the next step, and all ranks take it."""
         request = self._next() if self.rank == 0 else None
         command = [request.tokens if isinstance(request, Request) else request]
         dist.broadcast_object_list(command, src=0)
@@ -170,7 +171,7 @@ class Engine:
 
 
 def _traffic(stats: tessera.BatchStats) -> dict[str, float]:
-    """What a version takes on its way to all ranks, and what of that is quantised; ratios to bf16."""
+    """The bytes of a version on its way to all ranks, and how much of that is quantised; ratios to bf16."""
     return {
         "moved": stats.bytes_moved,
         "moved_ratio": stats.batch_ratio,

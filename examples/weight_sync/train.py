@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 examples/weight_sync/train.py
 
-Adjacent sentences of a text are to lie close to each other, and apart from the rest of their batch.
+Adjacent sentences of a text should get similar vectors, different from the rest of their batch.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-PAIRS = 8  # of adjacent sentences, a rank and step
+PAIRS = 8  # of adjacent sentences, for each rank and step
 LEARNING_RATE = 2e-4
 TEMPERATURE = 0.05
 
@@ -33,7 +33,7 @@ def sharded_model() -> torch.nn.Module:
 
 
 def contrastive_loss(model: torch.nn.Module, batch: list[tuple[str, str]]) -> torch.Tensor:
-    """The first sentence of each pair is to find the second one among those of all pairs."""
+    """The first sentence of each pair should find the second one among those of all pairs."""
     first, second = zip(*batch, strict=True)
     vectors = embed(model, tokenize([*first, *second]))
     similarities = vectors[: len(batch)] @ vectors[len(batch) :].T

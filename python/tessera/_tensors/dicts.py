@@ -20,8 +20,7 @@ class Entry:
     """The value that a dict, or a container nested in it, has under a key: a tensor, or a tensor with a layout. Either
     may be replaced by another of the same kind.
 
-    An entry keeps the dict alive, and so its tensors, but not those that
-    were replaced."""
+    An entry keeps the dict alive, and so its tensors, but not those that were replaced."""
 
     __slots__ = ("_beside", "_keys", "_locator", "_name", "_root", "_torch")  # there may be many
 
