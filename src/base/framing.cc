@@ -15,7 +15,8 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kReadBytes = 64 << 10;
+constexpr size_t kFirstBytes = 2 << 10;  // of memory, for a peer that says little
+constexpr size_t kLeastRoom = 1 << 10;   // for what is read at a time
 constexpr size_t kFillBytes = 256 << 10;
 constexpr size_t kJoinBytes = 64 << 10;
 
@@ -35,12 +36,12 @@ static_assert(sizeof(Header) == kFrameHeaderBytes);
 bool FrameReader::fill(int fd) {
   for (size_t filled = 0; filled < kFillBytes;) {
     if (begin_ == end_) begin_ = end_ = 0;
-    if (begin_ > 0 && buffer_.size() - end_ < kReadBytes) {
+    if (begin_ > 0 && buffer_.size() - end_ < kLeastRoom) {
       std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
       end_ -= begin_;
       begin_ = 0;
     }
-    if (buffer_.size() - end_ < kReadBytes) buffer_.resize(std::max(2 * buffer_.size(), kReadBytes));
+    if (buffer_.size() - end_ < kLeastRoom) buffer_.resize(std::max(2 * buffer_.size(), kFirstBytes));
     std::vector<UniqueFd> fds;
     const auto room = std::span(buffer_).subspan(end_);
     const auto received = receive_some(fd, room, limits_.fds > 0 ? &fds : nullptr);

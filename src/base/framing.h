@@ -64,6 +64,7 @@ class FrameReader {
   std::optional<Frame> next();
   // For a protocol that needs larger frames after its hello. Applies to frames not yet taken.
   void set_limits(FrameLimits limits) { limits_ = limits; }
+  size_t memory() const { return buffer_.capacity(); }
 
  private:
   uint32_t magic_;

@@ -184,6 +184,20 @@ TEST(FramingTest, EveryMalformedHeaderIsAnErrorThatSaysWhy) {
   }
 }
 
+TEST(FramingTest, APeerThatSaysLittleTakesLittleMemory) {
+  const SocketPair pair = socket_pair();
+  FrameReader reader(kMagic, {.payload_bytes = 4096});
+  const std::vector<std::byte> half = header(kMagic, 4096);
+  send_some(pair.first.get(), std::span(half).first(10));
+  EXPECT_TRUE(reader.fill(pair.second.get()));
+  EXPECT_FALSE(reader.next().has_value());
+  EXPECT_LE(reader.memory(), 4U << 10);
+  send_some(pair.first.get(), std::vector<std::byte>(1 << 20));  // what was not announced is not kept either
+  EXPECT_ANY_THROW({
+    while (reader.fill(pair.second.get())) (void)reader.next();
+  });
+}
+
 TEST(FramingTest, AnEndInsideAFrameIsAnError) {
   const std::vector<std::byte> whole = header(kMagic, 10);
   for (size_t length = 1; length <= whole.size(); ++length) {

@@ -9,7 +9,9 @@
 namespace tessera {
 namespace {
 
-constexpr Duration kHandshakeTimeout = seconds(10);
+constexpr Duration kHelloTimeout = seconds(3);     // from a caller's connection to its first link
+constexpr Duration kWelcomeTimeout = seconds(10);  // of a dialed peer: it may be slow
+constexpr size_t kMaxUnknown = 256;                // callers that have not said Hello
 
 FrameLimits limits_for(Attach::Purpose purpose) {
   const bool pulls = purpose == Attach::Purpose::kPull || purpose == Attach::Purpose::kReduce;
@@ -73,17 +75,30 @@ uint64_t ConnectionPool::add(UniqueFd socket, PeerConnection::Side side, std::st
 
 void ConnectionPool::accept(UniqueFd socket) {
   const pid_t pid = require_same_user(socket.get());
-  const auto waits = [](const auto& entry) { return entry.second.timer != 0; };
-  const auto waiting = static_cast<size_t>(std::ranges::count_if(peers_, waits));
-  if (waiting >= kMaxWaiting) fail(ErrorCode::kResourceExhausted, "{} wait already"_message, waiting);
+  make_room();
   const uint64_t id = add(std::move(socket), PeerConnection::Side::kAccepted, fmt::format("a caller (pid {})", pid));
-  Peer& peer = peers_.at(id);
-  peer.pid = pid;
-  peer.timer = loop_.add_timer_after(kHandshakeTimeout, [this, id] {
+  peers_.at(id).pid = pid;
+  end_after(id, kHelloTimeout, "Hello");
+}
+
+// An honest caller says Hello at once: of too many that have not, the oldest goes.
+void ConnectionPool::make_room() {
+  const auto unfinished = [](const auto& entry) { return !entry.second.dialed && entry.second.timer != 0; };
+  const auto unknown = [&](const auto& entry) { return unfinished(entry) && !entry.second.connection->agreed(); };
+  if (std::ranges::count_if(peers_, unfinished) >= static_cast<std::ptrdiff_t>(kMaxWaiting))
+    fail(ErrorCode::kResourceExhausted, "{} wait already"_message, kMaxWaiting);
+  if (std::ranges::count_if(peers_, unknown) >= static_cast<std::ptrdiff_t>(kMaxUnknown))
+    refuse(std::ranges::find_if(peers_, unknown)->second,
+           failed(ErrorCode::kResourceExhausted, "{} others have not said Hello either"_message, kMaxUnknown));
+}
+
+// Unless the timer is cancelled before. What is late may have been lost: kUnavailable has the peer try again.
+void ConnectionPool::end_after(uint64_t id, Duration limit, const char* awaited) {
+  peers_.at(id).timer = loop_.add_timer_after(limit, [this, id, limit, awaited] {
     Peer& late = peers_.at(id);
     late.timer = 0;
-    refuse(late, failed(ErrorCode::kDeadlineExceeded, "{}: no Hello within {} s"_message, identity_.name(),
-                        to_seconds(kHandshakeTimeout)));
+    refuse(late, failed(ErrorCode::kUnavailable, "{}: no {} within {} s"_message, identity_.name(), awaited,
+                        to_seconds(limit)));
   });
 }
 
@@ -104,9 +119,11 @@ bool ConnectionPool::attach(const Callee& callee, const Attach& attach, const On
 }
 
 void ConnectionPool::dial(UniqueFd socket, const Callee& callee, const Attach& attach, const OnLink& on_link) {
-  Peer& peer = peers_.at(add(std::move(socket), PeerConnection::Side::kDialed, callee.name));
+  const uint64_t id = add(std::move(socket), PeerConnection::Side::kDialed, callee.name);
+  Peer& peer = peers_.at(id);
   peer.callee = callee.name;
   peer.hello.incarnation = callee.incarnation;
+  end_after(id, kWelcomeTimeout, "Welcome");
   peer.connection->send(hello());
   open_link(peer, callee, attach, on_link);
 }
@@ -177,6 +194,7 @@ void ConnectionPool::handle_welcome(Peer& peer, const Frame& frame) {
                 .job = welcome.job,
                 .rank = welcome.rank,
                 .incarnation = welcome.incarnation};
+  loop_.cancel_timer(std::exchange(peer.timer, 0));
   peer.connection->agree_on(welcome.protocol);
 }
 

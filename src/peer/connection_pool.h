@@ -88,6 +88,7 @@ class ConnectionPool {
     pid_t pid = 0;
   };
 
+  void make_room();
   uint64_t add(UniqueFd socket, PeerConnection::Side side, std::string name);
   bool usable(const Peer& peer, const Callee& callee) const;
   void open_link(Peer& peer, const Callee& callee, const Attach& attach, const OnLink& on_link);
@@ -96,6 +97,7 @@ class ConnectionPool {
   void handle_welcome(Peer& peer, const Frame& frame);
   void handle_idle(uint64_t id);
   void handle_attach(uint64_t id, std::shared_ptr<Link> link, Attach attach);
+  void end_after(uint64_t id, Duration limit, const char* awaited);
   void refuse(Peer& peer, const Status& why);
   void drop(uint64_t id);
 

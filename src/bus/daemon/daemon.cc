@@ -25,9 +25,9 @@
 namespace tessera::bus {
 namespace {
 
-constexpr Duration kRequestTimeout = seconds(30);  // from accepting a connection to its complete request
-constexpr size_t kMaxConnections = 256;
-constexpr size_t kMaxArenasOfBatch = 1 << 14;  // for one registration
+constexpr Duration kRequestTimeout = seconds(10);  // from accepting a connection to its complete request
+constexpr size_t kMaxConnections = 256;            // being read; few have said who they are
+constexpr size_t kMaxArenasOfBatch = 1 << 14;      // for one registration
 
 // Threads that do one thing each, and are joined as they end.
 class Tasks {
@@ -124,10 +124,9 @@ class Daemon::Impl {
 
   void accept(UniqueFd socket) {
     require_same_user(socket.get());
-    if (connections_.size() >= kMaxConnections)
-      fail(ErrorCode::kResourceExhausted, "agent: more than {} connections"_message, kMaxConnections);
+    if (connections_.size() >= kMaxConnections) drop_oldest();
     const int fd = socket.get();
-    auto connection = std::make_shared<WorkerConnection>(std::move(socket));
+    auto connection = std::make_shared<WorkerConnection>(std::move(socket), next_connection_++);
     connections_.emplace(fd, connection);
     loop_.add_fd(fd, EPOLLIN | EPOLLRDHUP, [this, connection](uint32_t) { read(connection); });
     loop_.add_timer_after(kRequestTimeout, [this, waiting = std::weak_ptr(connection)] { give_up(waiting.lock()); });
@@ -142,6 +141,17 @@ class Daemon::Impl {
               "agent of {}: a connection is closed: nothing whole has come over it for {} s"_message, name_,
               to_seconds(kRequestTimeout));
     drop(connection->socket.get());
+  }
+
+  // An honest worker says at once what it wants.
+  void drop_oldest() {
+    const auto order = [this](const auto& entry) {
+      return is_sessions(entry.second) ? UINT64_MAX : entry.second->number;
+    };
+    const auto oldest = std::ranges::min_element(connections_, {}, order);
+    log_event(LogLevel::warn, "connection.closed", {},
+              "agent of {}: a connection is closed: more than {} say nothing whole"_message, name_, kMaxConnections);
+    drop(oldest->first);
   }
 
   void drop(int fd) {
@@ -321,6 +331,7 @@ class Daemon::Impl {
   EventLoop loop_;
   Tasks tasks_;
   // On the loop's thread:
+  uint64_t next_connection_ = 1;
   std::map<int, std::shared_ptr<WorkerConnection>> connections_;  // connections being read, by descriptor
   std::shared_ptr<WorkerSession> session_;                        // of the present worker
   UniqueFd pidfd_;                                                // the same worker's

@@ -31,8 +31,9 @@ namespace tessera::bus {
 
 // A connection of a worker. The daemon's loop reads from it; the thread that handles its request writes.
 struct WorkerConnection {
-  explicit WorkerConnection(UniqueFd connected) : socket(std::move(connected)) {}
+  WorkerConnection(UniqueFd connected, uint64_t id) : socket(std::move(connected)), number(id) {}
   UniqueFd socket;
+  const uint64_t number;  // in order of arrival
   FrameReader reader{kAgentMagic, {.payload_bytes = kMaxAgentFrame, .fds = kMaxFdsPerMessage}};
   std::vector<UniqueFd> arenas;
   std::stop_source given_up;  // the worker has closed its sending end: its call must end

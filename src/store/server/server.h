@@ -50,8 +50,8 @@ struct ServerOptions {
   std::vector<Member> awaited{};  // clients of the server before this one: gather until all are back, or dead
   bool same_user_only = false;    // for Unix sockets
   std::optional<Token> token{};   // what clients must prove to know; for TCP
-  Duration greeting = std::chrono::seconds(10);  // a new connection's time to say hello
-  size_t max_greeting = 512;                     // connections that have not
+  Duration greeting = std::chrono::seconds(5);  // a new connection's time to say hello
+  size_t max_greeting = 256;                    // connections that have not
   // Called on the server's thread when a client has come or gone, with all present and awaited ones. Must not throw.
   std::function<void(const std::vector<Member>&)> on_members{};
 };
