@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .. import _core
 from .._arguments import pattern, sizes, text
@@ -124,15 +124,14 @@ def _part(name: str, mapped: Any) -> Part:
 # --- the places of parts
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """This rank's piece of a tensor on the bus."""
 
     tensor: str  # the local tensor that it is, or is in
     location: Location  # with a layout; without memory
     shape: tuple[int, ...] | None  # global; None: it follows from all ranks' local shapes
     source: str = ""  # on the bus
-    index: Index | None = None  # the slice that is taken, in global coordinates; None: all of it
+    sliced: Index | None = None  # the slice that is taken, in global coordinates; None: all of it
     taken: tuple[Entry, ...] = ()  # the same, once the shape of the source is known
 
 
@@ -146,7 +145,8 @@ class Local:
         self._shape = location.global_shape
         if self._shape is None and not is_sharded(layout):
             self._shape = location.shape
-        self._location = replace(location, layout=layout, global_shape=None, memory=None)
+        plain = location.layout is layout and location.global_shape is None and location.memory is None
+        self._location = location if plain else location._replace(layout=layout, global_shape=None, memory=None)
 
     def piece(self, part: Part) -> Piece | None:
         """Where `part` lies; None if this rank is not in its mesh and need not register it.
@@ -208,13 +208,13 @@ class Local:
         found = cut(self._layout, self._shape, self._rank, taken)
         if found.local is None or not self._location.address:
             shape = found.layout.bind(found.shape).local_shape(found.shape, self._rank)
-            here = replace(self._location, address=0, shape=shape, strides=(0,) * len(shape))
+            here = self._location._replace(address=0, shape=shape, strides=(0,) * len(shape))
         else:
             here = view(self._location, found.local)
-        return Piece(self._name, replace(here, layout=found.layout), found.shape)
+        return Piece(self._name, here._replace(layout=found.layout), found.shape)
 
     def _of_local(self, taken: Sequence[Entry], layout: _core.Layout, shape: Sequence[int] | None) -> Piece:
-        here = replace(view(self._location, taken), layout=layout)
+        here = view(self._location, taken)._replace(layout=layout)
         known = tuple(shape) if shape is not None else None if is_sharded(layout) else here.shape
         if known is not None:
             here.check_shape(layout, known, self._rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .. import _core
@@ -73,14 +73,15 @@ class Registration:
         self._offered = False  # whether it is to be sent
         parts_of = compile_map(names)
         taken: set[str] = set()
+        own = self._own_layout()
         for name, source, tensor in sources:
             text("the name of a tensor,", name)
             if not (parts := parts_of(name, tensor)):
                 continue
             at = source.locate()
-            layout = at.layout or fallback or self._own_layout()
+            layout = at.layout or fallback or own
             self._identities[name] = id(tensor)
-            self._sources[name], self._locations[name] = source, replace(at, layout=layout, memory=None)
+            self._sources[name], self._locations[name] = source, at._replace(layout=layout, memory=None)
             self._parts[name] = self._named(name, parts, taken)
             self._add(name, layout)
 
@@ -148,7 +149,7 @@ class Registration:
             own = piece.location.layout
             if piece.shape is None and own is not None:
                 found = global_shape(name, own, shapes[name, str(own)])
-                self._pieces[name] = replace(piece, shape=found)
+                self._pieces[name] = piece._replace(shape=found)
 
     def compare_replicas(self, membership: int) -> None:
         """Raises MismatchError if the digests differ that ranks have reported for this membership of the job. REQUIRES:
@@ -162,7 +163,7 @@ class Registration:
         self._offered = True
         offered: dict[str, Piece] = {}
         for piece in self._pieces.values():
-            if piece.index is not None:
+            if piece.sliced is not None:
                 raise InvalidArgumentError(
                     f"part {piece.source} of tensor {piece.tensor}: source= says what a receiver takes of a tensor; "
                     "what a sender offers of one, local= or whole= says"
@@ -181,7 +182,7 @@ class Registration:
     @property
     def wants_manifest(self) -> bool:
         """For a receiver: whether the tensors that it takes depend on those offered."""
-        sliced = any(piece.index is not None for piece in self._pieces.values())
+        sliced = any(piece.sliced is not None for piece in self._pieces.values())
         return self._missing_ok or sliced or bool(self._ties())
 
     def choose(self, offered: Mapping[str, Shape]) -> None:
@@ -194,8 +195,8 @@ class Registration:
             if not absent.issuperset(names):
                 dropped |= absent.intersection(names)
         for name, piece in self._pieces.items():
-            if piece.index is not None and name not in absent:
-                self._pieces[name] = replace(piece, taken=_taken(piece, offered[piece.source]))
+            if piece.sliced is not None and name not in absent:
+                self._pieces[name] = piece._replace(taken=_taken(piece, offered[piece.source]))
         for name in sorted(dropped):
             del self._pieces[name]
             self._skipped.append(name)
@@ -261,10 +262,11 @@ class Registration:
         (All ranks must find the same names, so parts that a rank does not hold have names, too.)"""
         named: dict[str, Part] = {}
         for number, part in enumerate(parts):
-            name = _source(part)
-            for other in (f"{name} in {tensor}", f"{name} in {tensor}#{number}"):
+            name = source = _source(part)
+            if name in taken:
+                name = f"{source} in {tensor}"
                 if name in taken:
-                    name = other
+                    name = f"{source} in {tensor}#{number}"
             taken.add(name)
             named[name] = part
         return named
@@ -282,7 +284,7 @@ class Registration:
             piece = local.piece(part)
             first = self._pieces.get(_source(part))
             if piece is not None and not (first is not None and self._are_tied(first, piece)):
-                self._pieces[name] = replace(piece, source=part.name, index=part.source)
+                self._pieces[name] = piece._replace(source=part.name, sliced=part.source)
 
     def _holds(self, piece: Piece) -> bool:
         layout = piece.location.layout
@@ -306,12 +308,12 @@ class Registration:
     def _locate(self, name: str) -> Any:
         now = self._sources[name].locate()
         then = self._locations[name]
-        if now.layout is None:
-            now = replace(now, layout=then.layout)
-        if now != then:
-            if replace(now, address=then.address, strides=then.strides) != then:
+        if not now.is_as(then):
+            if now.layout is None:
+                now = now._replace(layout=then.layout)
+            if now._replace(address=then.address, strides=then.strides) != then:
                 raise InvalidArgumentError(f"{_changed(name, then, now)}: close the batch and register it again")
-            self._moved[name] = replace(now, memory=None)
+            self._moved[name] = now._replace(memory=None)
         return now.memory
 
     def _require_tied(self, name: str, other: str) -> None:
@@ -329,8 +331,8 @@ class Registration:
             for name, part in self._parts[tensor].items():
                 piece, now = pieces.get(name), local.piece(part)
                 if piece is not None and now is not None:
-                    there = replace(piece.location, address=now.location.address, strides=now.location.strides)
-                    pieces[name] = replace(piece, location=there)
+                    there = piece.location._replace(address=now.location.address, strides=now.location.strides)
+                    pieces[name] = piece._replace(location=there)
         return pieces
 
     def _specs(self, pieces: Mapping[str, Piece]) -> list[_core.TensorSpec]:
@@ -380,7 +382,7 @@ def _source(part: Part) -> str:
 
 def _taken(piece: Piece, shape: Shape) -> tuple[Entry, ...]:
     try:
-        return entries(piece.index, shape)
+        return entries(piece.sliced, shape)
     except Error as error:
         raise type(error)(f"part {piece.source} of tensor {piece.tensor}: source=: {error}") from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .. import _core
@@ -95,11 +95,11 @@ def view(location: Location, taken: Sequence[Entry]) -> Location:
         stride * each.step for each, stride in zip(taken, location.strides, strict=True) if isinstance(each, range)
     )
     if not math.prod(shape) or not location.address:
-        return replace(location, address=0, shape=shape, strides=strides)
+        return location._replace(address=0, shape=shape, strides=strides)
     bits = _core.bits_of(location.dtype) * sum(at * stride for at, stride in zip(first, location.strides, strict=True))
     if bits % 8:
         raise InvalidArgumentError(f"it begins inside a byte (element {first} of {location.dtype})")
-    return replace(location, address=location.address + bits // 8, shape=shape, strides=strides)
+    return location._replace(address=location.address + bits // 8, shape=shape, strides=strides)
 
 
 def is_sharded(layout: _core.Layout) -> bool:

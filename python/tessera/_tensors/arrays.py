@@ -46,14 +46,19 @@ class Array:
                 "array.astype(array.dtype.newbyteorder('='))",
             )
         dtype = element_type(name, array.dtype)
-        size = array.itemsize
-        if array.size and any(
-            stride % size for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1
-        ):
-            raise refusal(name, f"its strides {array.strides} are not whole elements of {size} bytes: copy it")
-        strides = sound_strides(name, array.shape, tuple(stride // size for stride in array.strides))
         address = array.__array_interface__["data"][0] if array.size else 0
-        return Location(address, dtype, tuple(array.shape), strides, None, None, memory=array)
+        return Location(address, dtype, array.shape, self._strides(), None, None, memory=array)
+
+    def _strides(self) -> tuple[int, ...]:
+        """In elements."""
+        name, array = self._name, self._array
+        size, shape = array.itemsize, array.shape
+        strides = tuple(stride // size for stride in array.strides)
+        if array.flags.c_contiguous and 0 not in shape and 1 not in shape:  # most are, and there may be many
+            return strides
+        if array.size and any(stride % size for stride, extent in zip(array.strides, shape, strict=True) if extent > 1):
+            raise refusal(name, f"its strides {array.strides} are not whole elements of {size} bytes: copy it")
+        return sound_strides(name, shape, strides)
 
     def require_writeable(self) -> None:
         if not self._array.flags.writeable:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from .. import _core
 from .._errors import Error, InvalidArgumentError
-from .foreign import dtype as dtype_name
+from .foreign import dtype
+
+_dtype_name = lru_cache(maxsize=64)(dtype)  # NumPy takes microseconds to spell out one of its own
 
 OUTSIDE = -1
 """Location.rank of a process outside the mesh."""
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(NamedTuple):  # not a dataclass: there may be many, and replacing one's fields is slow
     """The current place of this rank's local tensor."""
 
     address: int  # of the first element; 0 if there is none
@@ -26,9 +27,27 @@ class Location:
     layout: _core.Layout | None  # None: this rank holds all of it
     global_shape: tuple[int, ...] | None  # None: it follows from the layout, or is `shape`
     rank: int | None = None  # of this process in the layout's mesh, or OUTSIDE; None: as the job says
-    other_layout: _core.Layout | None = field(compare=False, repr=False, default=None)  # the second of readings()
-    memory: Any = field(compare=False, repr=False, default=None)  # keeps the memory alive
+    other_layout: _core.Layout | None = None  # the second of readings(); not compared
+    memory: Any = None  # keeps the memory alive; not compared
     quantised: tuple[str, tuple[str, ...]] | None = None  # format and planes that are there, in one block of memory
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Location) and self[:7] == other[:7] and self.quantised == other.quantised
+
+    def __ne__(self, other: object) -> bool:  # a tuple has one of its own
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:7])
+
+    def is_as(self, other: Location) -> bool:
+        """Whether it is equal to `other`, whose layout stands in for one that is missing."""
+        return (
+            self[:4] == other[:4]
+            and (self.layout is None or self.layout == other.layout)
+            and self[5:7] == other[5:7]
+            and self.quantised == other.quantised
+        )
 
     def check(self, name: str, layout: _core.Layout, shape: tuple[int, ...], rank: int) -> None:
         """Refuses a local tensor that is not what `layout` gives `rank` of a tensor of global `shape`, since that much
@@ -88,9 +107,9 @@ def refusal(name: str, why: str) -> InvalidArgumentError:
 
 
 def element_type(name: str, dtype: Any) -> str:
-    """Tessera's name for a tensor's dtype."""
+    """Tessera's name of the dtype of a tensor of torch or NumPy."""
     try:
-        return dtype_name(dtype)
+        return _dtype_name(dtype)
     except Error as error:
         raise refusal(name, f"{error}; cast it, or view its bits as another type") from None
 

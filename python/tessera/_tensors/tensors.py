@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from .._arguments import sizes
@@ -46,7 +45,7 @@ class Beside:
     def lay_out(self, found: Location) -> Location:
         if found.layout is not None:
             raise refusal(self._name, f"it is a DTensor with a layout of its own, {found.layout}: give only the tensor")
-        return replace(found, layout=self._layout, global_shape=self._shape)
+        return found._replace(layout=self._layout, global_shape=self._shape)
 
 
 class WithLayout:

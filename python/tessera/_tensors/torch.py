@@ -9,7 +9,6 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from .. import _core
@@ -227,7 +226,7 @@ class WeakTensor:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         self._name = name
-        self._location = replace(torch_location(name, tensor), memory=None)
+        self._location = torch_location(name, tensor)._replace(memory=None)
         storage = local_tensor(name, tensor).untyped_storage()
         self._storage = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self._bytes = storage.nbytes()
@@ -249,7 +248,7 @@ class WeakTensor:
                 "was registered; register it again"
             )
         moved = storage.data_ptr() - self._data if self._location.address else 0  # share_() moves storages
-        return replace(self._location, address=self._location.address + moved, memory=storage)
+        return self._location._replace(address=self._location.address + moved, memory=storage)
 
     def require_writeable(self) -> None:
         pass
