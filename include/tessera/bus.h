@@ -103,7 +103,7 @@ struct BatchOptions {
 // The source of a receiver's tensor, if that is not the sender's tensor of the same name.
 struct TensorSource {
   std::string name = {};           // at the sender; empty: the same name
-  std::vector<Slice> slices = {};  // the part to take, in global coordinates, one a dim; empty: all of it
+  std::vector<Slice> slices = {};  // the part to take, in global coordinates, one for each dim; empty: all of it
   bool operator==(const TensorSource&) const = default;
 };
 
@@ -197,7 +197,7 @@ struct BatchStats {
   // It does not allocate from the heap either, once a few transfers have grown the buffers that are kept between them:
   // tests/multiproc/heap_test.cc counts the calls of operator new.
 
-  // Bytes in relation to bf16, 2 bytes an element; 0 if there are none. Of this rank's quantised tensors, and of the
+  // Bytes in relation to bf16, 2 bytes per element; 0 if there are none. Of this rank's quantised tensors, and of the
   // whole batch, whose other tensors travel as they are.
   double quantized_ratio() const;
   double batch_ratio() const;

@@ -18,7 +18,7 @@ struct Incarnation {
   uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid
   int32_t pid = 0;             // in that namespace
   uint64_t start_time = 0;     // clock ticks since boot, /proc/PID/stat field 22
-  uint64_t nonce = 0;          // random, drawn once a process
+  uint64_t nonce = 0;          // random, drawn once in each process
   uint32_t restart = 0;        // restarts of the job by torchrun so far: TORCHELASTIC_RESTART_COUNT
 
   // This process. The nonce is drawn at the first call, and again in a forked child.

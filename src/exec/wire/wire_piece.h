@@ -2,7 +2,7 @@
 // For links and messages it is a one-dim tensor of u8.
 //
 //   amaxes   f32 [matrices]                                           for formats that need them
-//   scales   [matrices][touched block rows][touched block columns]    one a block
+//   scales   [matrices][touched block rows][touched block columns]    one for each block
 //   codes    [matrices][rows][row_bytes]
 //
 // Each section begins at a multiple of 16. A row's codes are those of its intervals of columns, one after another. For
