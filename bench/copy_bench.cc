@@ -305,7 +305,7 @@ Ceilings run_ceilings(size_t bytes, int threads) {
         stream_fence();
       });
   ceilings.readv = copy_ceiling(threads, bytes, false, "process_vm_readv", read_own_memory);
-  copy_ceiling(threads, bytes, true, "digest alone", [](std::byte*, const std::byte* s, size_t n) {
+  copy_ceiling(threads, bytes, true, "digest only", [](std::byte*, const std::byte* s, size_t n) {
     Digest digest;
     digest_bytes(digest, 0, s, n);
   });

@@ -23,13 +23,35 @@ BANNED = (
     (r"(is|are|was|were|be|been|being) met( again)?", "matched, joined or registered again"),
     (r"unsa(y|id)\w*", "withdraw"),
     (r"passed over", "skipped, or does not count"),
-    (r"of which one of the", "a sentence with a subject and a verb"),
+    (r"of which (one of the|it|none|each|nobody)", "a sentence with a subject and a verb"),
+    (r"in vain", "without success"),
+    (r"one and the same", "the same"),
+    (r"in good order", "normally"),
+    (r"as ever", "as before"),
+    (r"not any more", "no longer"),
+    (r"g(ives?|ave|iven|iving) (it |them |the \w+ )?back", "release, or return"),
+    (r"(spoil(s|t|ed|ing)?|befalls?|befallen)", "corrupt, or happen to"),
+    (r"shall", "must, or will"),
+    (r"dear(er|est)?", "expensive, or high"),
+    (r"(lest|hitherto|thereof|wherein|therein|herein)", "a plain word"),
 )
 PATTERN = re.compile("|".join(rf"(?P<w{i}>\b{pattern}\b)" for i, (pattern, _) in enumerate(BANNED)), re.I)
 ALLOWED = re.compile(r"words: ok|targets? (is|are) met|\b(let|leav)\w* .*\balone\b", re.I)
 PAGES = ("*.md", "docs/**/*.md", "bench/*.md", "examples/**/*.md")
+CPP = (
+    "include",
+    "src",
+    "tools",
+    "python/src",
+    "bench",
+    "fuzz",
+    "tests/support",
+    "tests/multiproc",
+    "tests/fault",
+    "tests/model",
+)
 SOURCES = (
-    *(f"{folder}/**/*.{end}" for folder in ("include", "src", "tools", "python/src") for end in ("h", "cc")),
+    *(f"{folder}/**/*.{end}" for folder in CPP for end in ("h", "cc")),
     *(f"{folder}/**/*.py" for folder in ("python/tessera", "examples")),
     "scripts/*.sh",
 )

@@ -26,9 +26,9 @@ void load_slices(const Checkpoint& checkpoint, const HeldTensors& held, const In
 void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, std::span<const std::optional<Format>> wires,
                    const Interrupt& interrupt);
 
-// Writes FOLDER/rank-00000.safetensors, replacing it: the local tensors of this rank, without those of which it holds
-// nothing. Metadata: `version`, and `tensors`, a JSON text {"name":{"shape":[],"dtype":"","layout":""}} with the global
-// shapes. Returns the path. docs/formats/checkpoint-files.md.
+// Writes FOLDER/rank-00000.safetensors, replacing it: the local tensors of this rank, except those that it holds
+// nothing of. Metadata: `version`, and `tensors`, a JSON text {"name":{"shape":[],"dtype":"","layout":""}} with the
+// global shapes. Returns the path. docs/formats/checkpoint-files.md.
 std::filesystem::path write_slices(const std::filesystem::path& folder, const HeldTensors& held, int64_t version);
 
 }  // namespace tessera::tools

@@ -375,9 +375,9 @@ class Bus {
   // Connects to the store and claims (job, rank). Throws kAlreadyExists, with both pids, if another living process has
   // it, and kUnavailable if no store answers within BusOptions::timeout.
   // A process may make several for one (store, namespace, job, rank): they share the agent, the connection to the store
-  // and the claim, and the last one to go, with what was made of it, gives them back. Their pairs and batches have
-  // names in common: a batch of one pair is registered once. Throws kInvalidArgument if `world` or `threads` differs
-  // from theirs. With an agent daemon a process has one Bus for a rank, and a second one throws kAlreadyExists.
+  // and the claim, which are released when the last one is destroyed with all its pairs and batches. Names of pairs and
+  // batches are common to them: a batch of one pair is registered once. Throws kInvalidArgument if `world` or `threads`
+  // differs from theirs. With an agent daemon a process has one Bus for a rank, and a second one throws kAlreadyExists.
   explicit Bus(BusOptions options);
   Bus(Bus&&) noexcept;
   Bus& operator=(Bus&&) noexcept;

@@ -245,11 +245,11 @@ std::string to_string(std::span<const Slice> slices);  // as Python has it betwe
 // The shape of the slice. Throws unless there is one slice for each dim of `shape`, each inside it and ascending.
 Shape sliced_shape(std::span<const Index> shape, std::span<const Slice> slices);
 
-// The layout of a slice as a tensor of its own, of which each rank holds its part of the whole: a view. If part of a
-// dim is taken, and one mesh axis shards the dim contiguously, it becomes a RaggedShard by that axis. Only some ranks
-// hold a given element of a sharded dim, so dropping the dim drops those axes and the other ranks.
-// Throws as sliced_shape() and bind() do, and Error(kUnimplemented) for a part of a dim that several axes shard, or
-// that is sharded non-contiguously or sliced with a step: no layout describes that.
+// The layout of a slice as a separate tensor: each rank holds a view of its part of the whole. If part of a dim is
+// taken, and one mesh axis shards the dim contiguously, it becomes a RaggedShard by that axis. Only some ranks hold a
+// given element of a sharded dim, so dropping the dim drops those axes and the other ranks. Throws as sliced_shape()
+// and bind() do, and Error(kUnimplemented) for a part of a dim that several axes shard, or that is sharded
+// non-contiguously or sliced with a step: no layout describes that.
 Layout sliced_layout(const Layout& layout, std::span<const Index> shape, std::span<const Slice> slices);
 
 // The slice within the local tensor of `rank`. REQUIRES: sliced_layout() does not throw, and gives the rank elements.

@@ -20,6 +20,20 @@ WRONG = {
         "Its fellows wait.",
         "A launcher of which one of the two is missing is passed over.",
     ],
+    "docs/faq.md": [
+        "It holds tensors of which nobody knows.",
+        "It waited in vain.",
+        "Both are one and the same.",
+        "It ends in good order.",
+        "All is as ever.",
+        "A rank that waits, not any more.",
+        "The last one gives the rank back.",
+        "A rank that is spoilt.",
+        "It shall end.",
+        "A copy is dearer.",
+        "Wait, lest it fails.",
+    ],
+    "tests/support/some.h": ["// Lets a rank wait in vain."],
     "tools/some.cc": ['fmt::print("on rank {} alone", rank);', "// Withdrawn: the version is unsaid."],
 }
 RIGHT = {
@@ -28,6 +42,7 @@ RIGHT = {
         "Standalone programs.",
         "Leave the file alone.",
         "The word anew is not written. words: ok",
+        "Give me more, and come back: whoever calls shallow() gets it.",
     ],
     "tools/other.cc": ["int alone = 0;  // one process", "run(alone);", "const bool met = anew(fellow);"],
     "tools/page.py": ["alone = met(anew)"],

@@ -142,7 +142,7 @@ TEST_F(Lifecycle, AnIdCanBeRegisteredAgainWhoeverComesFirst) {
       if (sends || round == 0) {
         (sends ? batch.send() : batch.recv()).wait();
       } else if (error_of([&] { batch.recv().wait(); }).find("has closed the batch") != std::string::npos) {
-        batch.recv().wait();  // it had met the offer that was still open; the new one is met without accept()
+        batch.recv().wait();  // it had registered for the old offer; the new one needs no accept()
       }
       if (sends && round == 0) closed.wait();
       if (!sends && round == 0) {

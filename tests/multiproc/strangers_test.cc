@@ -1,5 +1,5 @@
 // A thousand connections that never say who they are cost a listener little and end within seconds, while honest peers
-// come and go as ever.
+// come and go as before.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>

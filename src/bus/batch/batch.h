@@ -167,7 +167,7 @@ class BatchImpl : public BatchClient,
   bool closed_ = false;
   std::atomic<bool> told_no_delta_{false};
   uint64_t relocation_ = 0;  // counts moves of the tensors; written on the loop's thread, under mutex_
-  Status parting_;           // why the batch parts; ok: in good order
+  Status parting_;           // why the batch parts; ok: normally
   std::atomic<int64_t> version_{0};
   Figures figures_;
   Metrics& metrics_ = Metrics::process();

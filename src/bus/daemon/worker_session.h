@@ -99,7 +99,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   // For queries to the agent.
   static void show_queue(BusClient& bus, std::function<CommandQueueReport()> queue);
   bool hastened() const;
-  Status why_gone(bool vanished) const;    // ok: in good order
+  Status why_gone(bool vanished) const;    // ok: it left normally
   std::shared_ptr<BusClient> bus() const;  // throws kNotFound once the session has ended
   std::shared_ptr<PairClient> pair(uint32_t number) const;
   std::shared_ptr<BatchImpl> batch(uint32_t number) const;
