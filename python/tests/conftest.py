@@ -1,4 +1,4 @@
-"""What tests of the package share."""
+"""Fixtures that tests of the package share."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if importlib.util.find_spec("torch") is None:
 
 @pytest.fixture(autouse=True, scope="session")
 def runtime_dir() -> Iterator[Path]:
-    """A runtime folder of this run's own: short, because socket paths are."""
+    """The runtime folder of this run: short, because socket paths are limited."""
     with tempfile.TemporaryDirectory(prefix="tessera-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TESSERA_RUNTIME_DIR", folder)
         yield Path(folder)
-        gc.collect()  # buses that are closed, and that the traceback of an error still holds, have files there
+        gc.collect()  # buses that are closed, but that an error's traceback still holds, have files there
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """An empty folder with a short path: names of sockets are short."""
+    """An empty folder with a short path, because socket paths are limited."""
     with tempfile.TemporaryDirectory(prefix="tessera-") as path:
         yield Path(path)
 
 
 @pytest.fixture
 def jobs(folder: Path) -> Iterator[Jobs]:
-    """Jobs of real processes, with a runtime folder of their own."""
+    """Jobs of real processes, with their own runtime folder."""
     with Jobs(folder) as started:
         yield started
 
 
 @pytest.fixture
 def forked_jobs(folder: Path) -> Iterator[Jobs]:
-    """The same, without what each process takes to import torch."""
+    """The same, without the time that each process takes to import torch."""
     with Jobs(folder, forked=True) as started:
         yield started
 

@@ -1,4 +1,4 @@
-"""Every element type, as Tessera and as other libraries name it."""
+"""Every element type, as Tessera and other libraries name it."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ _context.set_forkserver_preload([PRELOADED])
 
 
 def context() -> ForkServerContext:
-    """Whose processes are forked off it; it is started with the first."""
-    # With this folder on its path, which it ignores otherwise and then silently preloads nothing.
+    """A context whose processes are forked off the server, which starts with the first of them."""
+    # With this folder on its path; without, it silently preloads nothing.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         forkserver.ensure_running()
@@ -31,6 +31,6 @@ def context() -> ForkServerContext:
 
 
 def require_preloaded() -> None:
-    """In a forked process: raises RuntimeError unless it need not import torch itself."""
+    """In a forked process: raises RuntimeError if it would have to import torch itself."""
     if PRELOADED not in sys.modules:
         raise RuntimeError("the fork server has preloaded nothing: each process would import torch itself")

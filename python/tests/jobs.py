@@ -43,7 +43,7 @@ class JobFailure(AssertionError):
 
 
 class Rank:
-    """In a rank's process: who it is."""
+    """A rank, in its own process."""
 
     def __init__(self, connection: Connection, job: str, rank: int, world: int, folder: str) -> None:
         self._connection = connection
@@ -59,16 +59,16 @@ class Rank:
         return tessera.connect(pair, role=self.job, peer=peer, rank=self.rank, world=self.world, **options)
 
     def tell(self, value: Any = None) -> None:
-        """Says something to the test."""
+        """Sends something to the test."""
         _send(self._connection, "said", value)
 
     def hear(self) -> Any:
-        """Waits for what the test says next."""
+        """Waits for the test's next message."""
         return pickle.loads(self._connection.recv_bytes())
 
 
 class Process:
-    """In the test: one rank."""
+    """A rank, seen from the test."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Process:
         return self.popen.pid
 
     def hear(self) -> Any:
-        """Waits for what the rank says next."""
+        """Waits for the rank's next message."""
         self._jobs._wait_until(lambda: bool(self._said), f"{self.name} says something")
         return self._said.popleft()
 
@@ -101,7 +101,7 @@ class Process:
         self.connection.send_bytes(pickle.dumps(value))
 
     def result(self) -> Any:
-        """Waits for what its function returns, and for its process to end."""
+        """Waits for its function's return value, and for its process to end."""
         self._jobs._wait_until(lambda: self.returned, f"{self.name} ends")
         self._jobs._join(self)
         return self.value
@@ -137,7 +137,7 @@ class Process:
 
 
 class _Forked:
-    """A process forked off the fork server's, with as much of Popen as there is need for."""
+    """A process forked off the fork server, with as much of Popen's interface as is needed."""
 
     def __init__(self, connection: Connection, log: str, environment: dict[str, str]) -> None:
         import fork_server
@@ -200,11 +200,12 @@ class Jobs:
         return started
 
     def results(self) -> dict[str, list[Any]]:
-        """Waits until all have ended: by job, what its ranks returned, in the order in which they were started."""
+        """Waits until all have ended; returns by job what its ranks returned, in the order in which they were
+        started."""
         return {job: [process.result() for process in started] for job, started in self._processes.items()}
 
     def close(self) -> None:
-        """Kills what is left."""
+        """Kills the remaining processes."""
         for process in self._all():
             if process.popen.poll() is None:
                 process.popen.kill()
@@ -224,7 +225,7 @@ class Jobs:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- inside
+    # --- private
 
     def _start(self, job: str, rank: int, world: int, call: Any, extra: dict[str, str], without: list[str]) -> Process:
         ours, theirs = Pipe()
@@ -308,7 +309,7 @@ def _run_forked(connection: Connection, log: str, environment: dict[str, str]) -
 def _run_rank(connection: Connection) -> None:
     ctypes.CDLL(None).prctl(_KILLED_WITH_PARENT, signal.SIGKILL)
     path, without, timeout, place = pickle.loads(connection.recv_bytes())
-    faulthandler.dump_traceback_later(timeout, exit=True)  # says where it hangs
+    faulthandler.dump_traceback_later(timeout, exit=True)  # prints where it hangs
     sys.path[:] = path
     if without:
         sys.meta_path.insert(0, _Blocker(without))

@@ -1,4 +1,4 @@
-"""Two jobs of one rank each in the process of the test, for many small batches: what does not depend on there being two
+"""Two jobs of one rank each in the process of the test, for many small batches: for tests that do not need two
 processes."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Loopback:
         self._names = (f"batch{number}" for number in itertools.count())
 
     def register(self, tensors: Any, **options: Any) -> tessera.Batch:
-        """Registers them with the trainer's bus, under a name of their own."""
+        """Registers them with the trainer's bus, under a new name."""
         return self.trainer.register(tensors, next(self._names), **options)
 
     def batches(
@@ -37,7 +37,7 @@ class Loopback:
         )
 
     def transfer(self, tensors: Any, into: Any, **options: Any) -> tessera.BatchStats:
-        """Moves tensors once; the receiver's figures."""
+        """Transfers tensors once; returns the receiver's statistics."""
         sender, receiver = self.batches(tensors, into, **options)
         with sender, receiver:
             move(sender, receiver)
@@ -49,7 +49,7 @@ class Loopback:
 
 
 def move(sender: tessera.Batch, receiver: tessera.Batch) -> int:
-    """One version, from one batch into the other; the errors of both sides come as they are, the receiver's first."""
+    """Transfers one version from one batch into the other; raises errors of either side, the receiver's first."""
     with ThreadPoolExecutor(1) as threads:
         sent = threads.submit(sender.send, timeout=LIMIT)
         try:

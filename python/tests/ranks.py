@@ -1,4 +1,4 @@
-"""Ranks of jobs as threads of one process: what a transfer does, without launching anything."""
+"""Ranks of jobs as threads of one process: tests of transfers without launching anything."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(jobs: Mapping[str, list[Callable[[tessera.Bus], Any]]], **options: Any) 
     with concurrent.futures.ThreadPoolExecutor(sum(map(len, jobs.values()))) as pool:
         futures = {job: [pool.submit(work, job, rank) for rank in range(len(ranks))] for job, ranks in jobs.items()}
         ended, _ = concurrent.futures.wait([each for of_job in futures.values() for each in of_job], LIMIT)
-        # A rank that failed makes others wait in vain, or lose it: what they say says less.
+        # A rank that failed lets others wait for nothing, or lose it: their errors say less.
         consequences = (tessera.DeadlineExceededError, tessera.PeerLostError)
         errors = [error for each in ended if (error := each.exception()) is not None]
         for error in sorted(errors, key=lambda each: isinstance(each, consequences)):

@@ -20,7 +20,7 @@ PAD_VOCABULARY_TO = 64
 
 
 class EngineRank:
-    """The parameters of one rank: made empty (zeros), then loaded."""
+    """The parameters of one rank: created with zeros, then loaded."""
 
     def __init__(self, config: Any, tp_rank: int, tp_size: int, expert_parallel: bool = False) -> None:
         self.config = config
@@ -40,7 +40,7 @@ class EngineRank:
         self.params: dict[str, torch.Tensor] = {}
 
     def build(self, checkpoint: dict[str, torch.Tensor]) -> EngineRank:
-        """Makes the parameters that a checkpoint's names ask for."""
+        """Creates the parameters for a checkpoint's names."""
         tp, moe = self.tp_size, getattr(self.config, "moe_intermediate_size", 0)
         experts = getattr(self.config, "num_experts", 0)
         for name, weight in checkpoint.items():

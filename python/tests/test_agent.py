@@ -1,4 +1,4 @@
-"""Batches that the agent daemons of their ranks move."""
+"""Batches that agent daemons transfer for their ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy arrays, and arrays of any library with DLPack: how they may lie in memory, and what is refused by name."""
+"""NumPy arrays, and arrays of any library with DLPack: their memory layouts, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def counted(shape: tuple[int, ...] = (3, 4), dtype: Any = numpy.float32) -> nump
 
 
 class Exporter:
-    """An array of a library that speaks DLPack 1.0 and nothing else."""
+    """An array of a library that only supports DLPack 1.0."""
 
     def __init__(self, array: numpy.ndarray[Any, Any]) -> None:
         self.array = array
@@ -31,7 +31,7 @@ class Exporter:
 
 
 class OldExporter(Exporter):
-    """One that speaks DLPack 0.8, in which nothing can be said to be writable."""
+    """A library with DLPack 0.8, which cannot say that memory is writable."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
         return self.array.__dlpack__(stream=stream)
@@ -48,7 +48,7 @@ class Broken(Exporter):
 
 
 class Silent:
-    """Has DLPack by half."""
+    """Only half of the DLPack interface."""
 
     def __dlpack__(self, **_: Any) -> Any:
         raise AssertionError("not asked")

@@ -1,4 +1,4 @@
-"""Transfers that an event loop waits for: nothing blocks the loop, and what is cancelled or dropped is over."""
+"""Transfers awaited on an event loop: nothing blocks the loop, and cancelled or dropped transfers end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TICKS = 25  # of a loop that is not blocked
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Polled: what is waited for says nothing."""
+    """Polls, since nothing signals the condition."""
     waited = threading.Event()
     for _ in range(int(LIMIT * 1000)):
         if condition():
@@ -73,7 +73,7 @@ def tensors(value: float) -> dict[str, Any]:
     return {"w": np.full(SIZE, value, np.float32)}
 
 
-# --- nothing blocks the loop
+# --- no call blocks
 
 
 @pytest.mark.parametrize("what", ["recv", "stage"])
@@ -179,7 +179,7 @@ def test_a_client_blocks_no_loop_either(loopback: Loopback) -> None:
     assert (into == 4).all()
 
 
-# --- what is cancelled is over
+# --- cancelling
 
 
 def test_an_await_that_is_cancelled_while_it_registers_is_over(loopback: Loopback, pool: ThreadPoolExecutor) -> None:
@@ -305,7 +305,7 @@ def test_a_cancel_that_waits_for_an_agent_blocks_no_loop(loopback: Loopback, poo
         assert with_heart(work) == 2
 
 
-# --- what is dropped is over
+# --- dropping
 
 
 def test_a_dropped_handle_cancels_and_warns(loopback: Loopback) -> None:

@@ -1,4 +1,4 @@
-"""tessera.connect, register, send and recv, as two jobs of this process use them."""
+"""tessera.connect, register, send and recv between two jobs of this process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rows_of_two_ranks_become_columns_of_one_in_another_dtype() -> None:
     target = torch.zeros(7, 5, dtype=torch.bfloat16)
 
     def send(rank: int) -> Any:
-        # What is registered is the local tensor: 7 rows in chunks of 4 and 3. Nobody says the global shape.
+        # The local tensor is registered: 7 rows in chunks of 4 and 3. Nobody gives the global shape.
         rows = full[4 * rank : 4 * rank + 4].clone()
         return lambda bus: bus.register({"w": (rows, "2:S0")}).send().version
 
@@ -334,7 +334,7 @@ def test_tied_receivers_need_one_of_their_names() -> None:
 
 @pytest.mark.parametrize("one_object", [True, False])
 def test_a_tied_receiver_may_hold_nothing(one_object: bool) -> None:
-    """Rank 0 sees one memory under two names; what rank 1 holds of it is empty."""
+    """Rank 0 has one memory under two names; rank 1 holds nothing of it."""
 
     def recv(bus: tessera.Bus) -> tuple[str, ...]:
         held = torch.zeros(1 - bus.rank, 3)

@@ -1,4 +1,4 @@
-"""What has changed since the version before, instead of the whole: delta= of register(), on both sides."""
+"""Transfers of only what has changed since the last version: delta= of register(), on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One exception class a kind of failure of the core."""
+"""One exception class for each kind of failure of the core."""
 
 from __future__ import annotations
 

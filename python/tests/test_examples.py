@@ -1,4 +1,4 @@
-"""The examples, run as users run them, with few steps: what they check themselves, and that they end as they should."""
+"""Runs the examples as users do, with few steps: their own checks pass, and they end properly."""
 
 import contextlib
 import http.client

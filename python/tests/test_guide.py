@@ -1,4 +1,4 @@
-"""The snippets of the user guide do what it says: all programs of a page are started together, as two jobs are."""
+"""The snippets of the user guide do what it says: all programs of a page are started together, as two jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 300.0
 
 
 def programs(page: Path) -> dict[str, str]:
-    """By the name in their first line."""
+    """Programs by the name in their first line."""
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     named = [(re.match(r"# (\w+\.py)\n", block), block) for block in blocks]
     assert all(name for name, _ in named), f"{page.name}: a snippet does not begin with the name of its program"

@@ -1,4 +1,4 @@
-"""What a batch keeps of what it is given, and what becomes of a tensor that is replaced: hold= of register()."""
+"""What a batch keeps alive, and what happens when a tensor is replaced: hold= of register()."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Received:
 
 
 def layouts(value: Any) -> list[Any]:
-    """What a dict may have for it."""
+    """Kinds of layouts in a dict."""
     return [value, (value, "1:R"), (value, tessera.Layout("1:R"), (SIZE,))]
 
 

@@ -1,4 +1,4 @@
-"""What users may give to calls by mistake: each is refused by an error of ours that names the argument."""
+"""Mistaken arguments: each is refused with an error of ours that names the argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SURROGATE = "\udc80"
 LAYOUT = tessera.Layout("2:S0")
 PLAN = tessera.plan((4,), "f32", "1:R", "1:R")
 
-# By what an argument is to be: what it is not.
+# Wrong values by the expected type of the argument.
 TEXT = [5, 2.5, b"x", ["x"], SURROGATE, object()]
 NAMES = ["", "(", "two words", "a/b", "a\0b", "n" * 65]
 WHOLE = [2.5, "x", 2**70, -(2**70), math.inf, math.nan, [], "", SURROGATE, np.float64(2), float]
@@ -41,7 +41,7 @@ Call = Callable[[Any, "Sides"], Any]
 
 
 class Sides:
-    """What calls are made on."""
+    """The objects that calls are made on."""
 
     def __init__(self, loopback: Loopback) -> None:
         self.bus = loopback.trainer
@@ -103,7 +103,7 @@ def quantizing(name: str) -> Call:
     return lambda bad, sides: tessera.quantize(np.ones((16, 16), np.float32), "nvfp4", **{name: bad})
 
 
-# What is called, what its argument is to be, and the words of the error that name it.
+# The call, the expected type of its argument, and the words of the error that name it.
 CALLS: dict[str, tuple[Call, list[Any], str]] = {
     # connect()
     **{f"connect {name}": (connecting(name), TEXT, f"{name} ") for name in ("pair", "role")},

@@ -1,4 +1,4 @@
-"""What modules of the package import: no circle anywhere, and torch in one place."""
+"""Imports between modules of the package: no cycles, and torch in only one place."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def room(name: str) -> str:
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:
-    """One of them, if there is any."""
+    """A cycle, if there is one."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:

@@ -1,4 +1,4 @@
-"""A local tensor has the shape that its layout and global shape give its rank: the core sees only an address."""
+"""A local tensor must have the shape that its layout and global shape give its rank: the core sees only an address."""
 
 from __future__ import annotations
 

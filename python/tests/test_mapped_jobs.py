@@ -120,7 +120,7 @@ def test_two_replicas_of_an_engine_in_one_job(experts: Model) -> None:
 
 
 def untied(model: Model) -> tuple[EngineRank, dict[str, torch.Tensor]]:
-    """An engine that holds embedding and head apart, and what it should hold in the end."""
+    """An engine with separate embedding and head, and its expected contents."""
     checkpoint = model.checkpoint | {HEAD: model.checkpoint[EMBEDDING]}
     expected = EngineRank(model.config, 0, 1).build(checkpoint).load(checkpoint)
     return EngineRank(model.config, 0, 1).build(checkpoint), expected.params

@@ -1,4 +1,4 @@
-"""What a map may say, where the parts of a tensor lie, and what is refused."""
+"""What a map may contain, where the parts of a tensor are, and what is refused."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_dtensor_brings_layout_and_shape() -> None:
 
 
 def mesh_layout(mesh: Any) -> Any:
-    """As torch says a layout."""
+    """A layout as torch prints it."""
     from torch.distributed.tensor import Shard
 
     return mesh, (Shard(0),)

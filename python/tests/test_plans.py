@@ -1,4 +1,4 @@
-"""plan(): what it takes and refuses, and what a Plan says of itself."""
+"""plan(): its arguments and errors, and the properties of a Plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a process of its own shows: Ctrl-C, forks, its exit, its environment."""
+"""Tests that need a separate process: Ctrl-C, forks, exit, environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 LIMIT = 200.0
 
-# Threads cannot be interrupted in Python, so the main thread is the one that waits; another one plays the other job.
+# Python cannot interrupt threads, so the main thread waits, and another thread plays the other job.
 PEERS = """
 import os, signal, sys, threading
 import numpy as np
@@ -276,7 +276,7 @@ def test_torchs_process_group_is_asked_last(
 
 
 def test_signals_are_delivered_while_a_wait_is_short(runtime_dir: Path) -> None:
-    """A handler that does not raise leaves the wait alone."""
+    """A handler that does not raise does not end the wait."""
     said = run(
         """
         heard = []

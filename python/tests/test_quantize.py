@@ -1,4 +1,4 @@
-"""tessera.quantize() against formulas of another structure: codes, scales and values of every format, bit by bit."""
+"""tessera.quantize() compared with independent formulas: codes, scales and values of every format, bit by bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_formats_are_here() -> None:
 
 
 def random_matrix(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0, spread: float = 3) -> Any:
-    """Of magnitudes that differ from one place to the next, with some zeros."""
+    """Magnitudes that differ from place to place, with some zeros."""
     draw = np.random.default_rng(seed + sum(shape))
     x = draw.standard_normal(shape) * np.exp2(draw.uniform(-spread, spread, shape)) * (draw.random(shape) < 0.97)
     return x.astype(np.float32).astype(DTYPES[dtype])
@@ -48,7 +48,7 @@ def as_f32(values: Any) -> Any:
 
 
 def planes_of(format: str, shape: tuple[int, int]) -> list[str]:
-    """Those that it can have: nvfp4 packs pairs."""
+    """The possible planes: nvfp4 packs pairs."""
     rows, columns = shape
     return [name for name, size in (("row", columns), ("column", rows)) if format != "nvfp4" or size % 2 == 0]
 

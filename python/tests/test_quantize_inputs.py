@@ -1,4 +1,4 @@
-"""What tessera.quantize() and tessera.amax() take: strides, stacks, amaxes, histories, seeds; and what they refuse."""
+"""Inputs of tessera.quantize() and tessera.amax(): strides, stacks, amaxes, histories, seeds; and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unaligned(array: Any) -> Any:
     return made
 
 
-# --- where elements lie
+# --- memory layouts
 
 LAID_OUT: dict[str, Callable[[Any], Any]] = {
     "packed": np.ascontiguousarray,
@@ -231,7 +231,7 @@ def test_a_history_keeps_to_what_it_had_if_a_tensor_is_refused() -> None:
     assert history.values == [3]
 
 
-# --- what comes out
+# --- results
 
 
 def test_an_empty_one_is_filled_with_codes_from_elsewhere() -> None:

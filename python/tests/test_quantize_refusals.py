@@ -1,4 +1,4 @@
-"""What tessera.quantize(), tessera.amax() and the like refuse, and how they say so."""
+"""What tessera.quantize(), tessera.amax() and similar calls refuse, and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that ranks register with meshes of their own are compared before the first is sent."""
+"""Replicas that ranks register with separate meshes are compared before the first send."""
 
 from __future__ import annotations
 

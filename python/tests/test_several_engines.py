@@ -1,4 +1,4 @@
-"""One trainer that feeds several engines: each at its own pace, with its own world, layout and failures."""
+"""One trainer that feeds several engines: each with its own pace, world, layout and failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def registered(bus: Any, rank: int, world: int, **options: Any) -> tuple[Any, np
 
 
 def train(rank: Rank, mode: str, engines: list[str], versions: int) -> dict[str, Any]:
-    """Sends so many versions whenever it hears which engines are to take them, until it hears None."""
+    """Sends a number of versions each time it is told which engines will take them, until it is told None."""
     with rank.connect("weights", peer=engines, timeout=LIMIT) as bus:
         batch, local, part = registered(bus, rank.rank, rank.world, mode=mode, grace=LIMIT)
         version = 0
@@ -129,7 +129,7 @@ def test_one_in_trouble_delays_nobody_and_is_served_when_it_is_back(jobs: Jobs, 
 
 
 def receive_from_two(rank: Rank) -> list[float]:
-    """One process, one place on the bus, two senders; in two threads."""
+    """One process with one place on the bus, and two senders, in two threads."""
     found: dict[str, float] = {}
 
     def take(trainer: str) -> None:
@@ -159,7 +159,7 @@ def test_one_process_receives_from_two_trainers(jobs: Jobs) -> None:
 
 
 def send_by_two(rank: Rank) -> None:
-    """Two connect() of one process, to two jobs, under one name; the batches have one name, too."""
+    """Two connect() calls of one process, to two jobs, under one pair name; the batches have the same name, too."""
     with (
         rank.connect("weights", peer="engine0", timeout=LIMIT) as first,
         rank.connect("weights", peer="engine1", timeout=LIMIT) as second,
@@ -185,7 +185,7 @@ def test_several_connects_of_one_process_share_its_place(jobs: Jobs) -> None:
 
 
 def share(rank: Rank) -> list[str]:
-    """What a second connect() of a process refuses, and that the last one gives the rank back."""
+    """What a second connect() of a process refuses, and that the last one releases the rank."""
     import multiprocessing
 
     errors = []
@@ -198,7 +198,7 @@ def share(rank: Rank) -> list[str]:
     two = rank.connect("b", peer=["engine"], timeout=LIMIT)
     one.close()
     two.register({"w": np.zeros(4, np.float32)}, mode="staged").send()  # it goes on
-    # A forked child is another process: it may not have its parent's rank, and does not wait for its parent's locks.
+    # A forked child is another process: it may not take its parent's rank, and does not wait for its parent's locks.
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe()
     child = context.Process(target=_connect_in_child, args=(rank.job, writer))

@@ -1,4 +1,4 @@
-"""simulate(): what it takes, and that a plan moves what its layouts mean."""
+"""simulate(): its arguments and errors, and that a plan moves what its layouts mean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tessera import InvalidArgumentError, Layout, Mesh, Partial, plan, simulate
 
 
 def noise(name: str, count: int) -> bytes:
-    """`count` elements of whatever bits the type may hold."""
+    """`count` elements with random bits that the type may hold."""
     bits = numpy.random.default_rng(7).integers(0, 256, tessera._core.bits_of(name) * count // 8, dtype=numpy.uint8)
     return bytes((bits & 1 if name == "bool" else bits).tobytes())
 
@@ -231,7 +231,7 @@ def plans(draw: st.DrawFn) -> tessera.Plan:
 
 
 def sliced(whole: Any, layout: Layout, rank: int) -> Any:
-    """What `rank` owns of `whole`, only by the layout's intervals."""
+    """The part of `whole` that `rank` owns, computed from the layout's intervals only."""
     owned = layout.owned(whole.shape, rank)
     if owned is None:
         return numpy.zeros(layout.local_shape(whole.shape, rank), whole.dtype)

@@ -20,7 +20,7 @@ def cut_at(layout: tessera.Layout, shape: tuple[int, ...], index: Any, rank: int
 
 
 def local_of(layout: tessera.Layout, whole: np.ndarray, rank: int) -> np.ndarray | None:
-    """What `rank` holds of an array; None of a rank that is not in the mesh."""
+    """The part of an array that `rank` holds; None for a rank outside the mesh."""
     if rank not in layout.mesh:
         return None
     owned = layout.bind(whole.shape).owned(whole.shape, rank)

@@ -1,4 +1,4 @@
-"""What a receiver takes of a sender's tensor: one tensor twice, or slices of it, wherever either side is sharded."""
+"""A receiver takes one tensor twice, or slices of a sender's tensor, with any sharding of either side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = {"q": slice(0, 12), "k": slice(12, 17), "v": slice(17, 22)}
 
 
 def pieces(whole: np.ndarray, layout: str, world: int) -> list[tuple[np.ndarray, tessera.Layout, tuple[int, ...]]]:
-    """What each rank of a job registers of `whole`."""
+    """The piece of `whole` that each rank of a job registers."""
     bound = tessera.Layout(layout).bind(whole.shape)
     found = []
     for rank in range(world):

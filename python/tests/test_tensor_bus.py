@@ -1,4 +1,4 @@
-"""TensorBusClient: the same bus in its other spelling."""
+"""TensorBusClient: the same bus with another interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 
 def run(namespace: str, *works: Callable[[TensorBusClient], Any], ranks: tuple[int, ...]) -> list[Any]:
-    """One thread a rank."""
+    """One thread for each rank."""
 
     def work(number: int) -> Any:
         with TensorBusClient(agent_rank=ranks[number], namespace=namespace) as client:

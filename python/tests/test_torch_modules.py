@@ -27,7 +27,7 @@ def names(model: nn.Module) -> list[str]:
 
 
 class Net(nn.Module):
-    """What ordinary modules have."""
+    """The contents of ordinary modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class AllAlike(nn.Linear):
 
 
 class InDisguise(nn.Module):
-    """One that shows its modules by other names."""
+    """A module that shows its modules under other names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ def test_modules_that_were_deleted_are_noticed(change: Any, why: str, loopback: 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
-    """Of one rank: this process."""
+    """A mesh of one rank: this process."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Tensors that lie elsewhere than where they were registered: what the next transfer makes of them."""
+"""Tensors that have moved since they were registered, and what the next transfer does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def value(version: int) -> torch.Tensor:
 
 
 class Model(nn.Module):
-    """What one rank of `world` has of a matrix whose rows are sharded."""
+    """One rank's part of a matrix whose rows are sharded over `world` ranks."""
 
     def __init__(self, rank: int, world: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""FSDP2, tensor parallelism, HSDP and their combinations, as torch makes them: the layouts that they really have."""
+"""FSDP2, tensor parallelism, HSDP and their combinations, made by torch: the layouts that they really have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Results = list[dict[str, dict[str, dict[str, Held]]]]  # by rank, way, stage and
 
 
 class Block(nn.Module):
-    """Sizes that divide by nothing, ties, and a norm that no plan mentions."""
+    """Sizes with no common divisors, ties, and a norm that no plan mentions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,12 +96,12 @@ def held(model: nn.Module, wholes: Mapping[str, torch.Tensor] | None) -> dict[st
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """torch's own word on what the whole tensor is."""
+    """The whole tensor, according to torch."""
     whole: torch.Tensor = tensor.full_tensor()
     return whole.detach()
 
 
-# --- the ways to parallelise it
+# --- ways to parallelise it
 
 
 def fsdp(model: nn.Module) -> nn.Module:

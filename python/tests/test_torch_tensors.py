@@ -1,4 +1,4 @@
-"""torch's tensors as they are: what is taken, where it lies, what is refused and how the error helps."""
+"""torch's tensors: what is accepted, where its memory is, what is refused and how the error helps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Plain(torch.Tensor):
 
 
 class Dispatching(torch.Tensor):
-    """One that sees every operation, and may mean anything by it."""
+    """A subclass that intercepts every operation, and may give it any meaning."""
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
@@ -31,7 +31,7 @@ class Dispatching(torch.Tensor):
 
 
 class Wrapping(Dispatching):
-    """One whose elements are elsewhere."""
+    """A subclass whose elements are elsewhere."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapping:
@@ -39,7 +39,7 @@ class Wrapping(Dispatching):
 
 
 class Attributed(torch.nn.Parameter):
-    """As engines have them: a parameter that knows how it is loaded."""
+    """Like an engine's parameters, which know how they are loaded."""
 
     def __new__(cls, data: torch.Tensor, loader: Any = None) -> Attributed:
         return super().__new__(cls, data, requires_grad=False)
@@ -70,7 +70,7 @@ HandingOn.__module__, HandingOn.__qualname__ = "vllm.model_executor.parameter", 
 
 
 class Quantised(torch.nn.Parameter):
-    """One that has packed elements, and means others."""
+    """A subclass with packed elements that stand for others."""
 
     scale = 0.5
 
@@ -81,7 +81,7 @@ class Quantised(torch.nn.Parameter):
 
 
 class Derived(Quantised):
-    """Of one of those."""
+    """Derived from one of those."""
 
 
 def inference() -> torch.Tensor:

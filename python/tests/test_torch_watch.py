@@ -1,4 +1,4 @@
-"""What a Watch sees without locating anything, and what it leaves to locate()."""
+"""What a Watch notices without locating anything, and what it leaves to locate()."""
 
 from __future__ import annotations
 

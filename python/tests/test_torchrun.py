@@ -1,4 +1,4 @@
-"""Jobs as torchrun starts them, and starts them again; data loaders that fork beside a bus."""
+"""Jobs started and restarted by torchrun; data loaders that fork beside a bus."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ with tessera.connect("weights", role="trainer", peer="inference", rank=0, world=
 
 
 def outputs(folder: Path, *commands: list[str]) -> list[str]:
-    """What each command wrote, once all have ended well; the first that fails ends the others."""
+    """The output of each command, once all have ended well; the first that fails ends the others."""
     environment = {**os.environ, "TESSERA_NAMESPACE": folder.name, "OMP_NUM_THREADS": "1"}
     logs = [folder / f"{number}.log" for number in range(len(commands))]
     deadline = time.monotonic() + LIMIT

@@ -34,7 +34,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def registered(loopback: Loopback, value: Any, into: Any, **options: Any) -> tuple[tessera.Batch, tessera.Batch]:
-    """Both sides, which have moved a version already."""
+    """Both sides of a batch that has already transferred a version."""
     sender, receiver = loopback.batches(value, into, **options)
     move(sender, receiver)
     return sender, receiver
@@ -357,7 +357,7 @@ def test_a_client_that_nobody_closes_keeps_no_process_from_ending(end: str, runt
 
 
 def test_a_batch_that_goes_while_the_interpreter_ends_starts_no_thread(runtime_dir: Path) -> None:
-    """Threads do not start any more by then: waiting for one hangs."""
+    """No more threads can be started by then: waiting for one would hang."""
     script = """
         import sys
         from tessera._bus.batch import Batch

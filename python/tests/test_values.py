@@ -1,4 +1,5 @@
-"""Mesh, placements and Layout are values: compared, hashed, printed, copied, pickled; errors say what and where."""
+"""Mesh, placements and Layout are values: compared, hashed, printed, copied, pickled; errors say what is wrong and
+where."""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ def test_a_value_that_makes_no_sense_says_why(make: Any, why: str) -> None:
 
 
 class Grid:
-    """No mesh of anybody's."""
+    """An object that is not a mesh of any library."""
 
 
 @pytest.mark.parametrize(

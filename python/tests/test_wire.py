@@ -1,4 +1,4 @@
-"""What tensors are quantised to on their way: wire= of register(), on either side."""
+"""Formats in which tensors travel: wire= of register(), on either side."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_bad_rules_are_named(loopback: Loopback, wire: Any, text: str) -> None:
 
 
 def errors(loopback: Loopback, name: str, sent: Any, received: Any) -> list[BaseException | None]:
-    """What becomes of registering one matrix, at the sender and at the receiver."""
+    """The errors of registering one matrix, at the sender and at the receiver."""
 
     def register(bus: tessera.Bus, direction: Any, wire: Any) -> BaseException | None:
         try:

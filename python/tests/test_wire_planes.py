@@ -1,4 +1,4 @@
-"""Tensors that are received quantised: a QuantizedTensor that a receiver registers."""
+"""Tensors that are received quantised: a receiver registers a QuantizedTensor."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def whole(version: int) -> numpy.ndarray[Any, Any]:
 
 
 def train(rank: Rank) -> list[str]:
-    """Two ranks with half of the rows each, and a bias that both have."""
+    """Two ranks with half of the rows each, and a bias that both hold."""
     rows = numpy.zeros((3, 4), numpy.float32)
     state = {"w": (rows, "dp=2:S0", (6, 4)), "bias": numpy.ones(4), "step": 3}
     with rank.connect("weights", peer="inference") as bus, bus.register(state) as batch:

@@ -58,13 +58,13 @@ class Model:
         return {name: torch.zeros_like(tensor) for name, tensor in self.checkpoint.items()}
 
     def engines(self, tp: int, load: bool, expert_parallel: bool = False) -> list[EngineRank]:
-        """The ranks of an engine, with its own slices of the checkpoint, or with zeros."""
+        """The ranks of an engine, with their slices of the checkpoint, or with zeros."""
         ranks = [EngineRank(self.config, rank, tp, expert_parallel).build(self.checkpoint) for rank in range(tp)]
         return [rank.load(self.checkpoint) for rank in ranks] if load else ranks
 
     @property
     def padding(self) -> int:
-        """Bytes behind the vocabulary that an engine's ranks hold."""
+        """The bytes after the vocabulary in the memory of an engine's ranks."""
         tables = sum(name in self.checkpoint for name in ("model.embed_tokens.weight", "lm_head.weight"))
         return tables * (-self.config.vocab_size % 64) * self.config.hidden_size * 2
 
@@ -98,7 +98,7 @@ def assert_engines_same(found: list[EngineRank], expected: list[EngineRank]) -> 
 
 
 def assert_no_byte_twice(figures: list[list[tessera.BatchStats]], received: int) -> None:
-    """`received`: bytes that the receivers have to get, all ranks."""
+    """`received`: bytes that the receivers have to get, over all ranks."""
     for side in figures:
         for one in side:
             assert one.bytes_moved == one.bytes_lower_bound == received

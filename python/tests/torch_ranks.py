@@ -26,7 +26,7 @@ TIMEOUT = 400  # seconds: six processes that import torch, on a machine that is 
 
 @dataclass
 class Held:
-    """What one rank holds of a tensor, as Tessera sees it."""
+    """One rank's part of a tensor, as Tessera sees it."""
 
     rank: int | None
     layout: str
@@ -34,7 +34,7 @@ class Held:
     shape: tuple[int, ...]  # global
     dtype: str
     elements: numpy.ndarray[Any, Any]  # unsigned integers, read where the Location points
-    whole: numpy.ndarray[Any, Any]  # likewise: what the whole tensor is
+    whole: numpy.ndarray[Any, Any]  # likewise, for the whole tensor
 
 
 def launch(function: Callable[[int], Any], world: int) -> list[Any]:
@@ -75,7 +75,7 @@ def _held(source: Source, tensor: Any, whole: torch.Tensor) -> Held:
 
 
 def _read(at: Location) -> numpy.ndarray[Any, Any]:
-    """A copy of the elements, out of memory: what the core would see."""
+    """A copy of the elements from memory, as the core would see them."""
     size = tessera._core.bits_of(at.dtype) // 8
     if not at.address:
         return numpy.empty(at.shape, f"u{size}")

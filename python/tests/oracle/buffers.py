@@ -1,4 +1,4 @@
-"""Memory for local tensors that is not contiguous, and shows what was written beside them."""
+"""Non-contiguous memory for local tensors, which shows writes outside of them."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Side:
-    """Placements are written as Tessera's text form has them: R, S0, S-1, S0*2, Psum."""
+    """Placements are written as in Tessera's text form: R, S0, S-1, S0*2, Psum."""
 
     grid: Grid
     placements: tuple[str, ...]
@@ -107,11 +107,11 @@ class Side:
 
     @property
     def reduce_op(self) -> str | None:
-        """Of a Partial layout."""
+        """The reduction of a Partial layout."""
         return next((each[1:] for each in self.placements if each.startswith("P")), None)
 
     def layout(self) -> tessera.Layout:
-        """Over the numbers of the processes."""
+        """The layout over the numbers of the processes."""
         return tessera.Layout(self.text)
 
     def coordinate(self, process: int) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ class Side:
         return tuple(reversed(coordinate))
 
     def cuts(self, dim: int, ndim: int) -> int:
-        """Into how many pieces `dim` is cut at most."""
+        """The most pieces into which `dim` is cut."""
         pieces = 1
         for size, placement in zip(self.grid.shape, self.placements, strict=True):
             if sharded_dim(placement, ndim) == dim:
@@ -131,22 +131,22 @@ class Side:
         return pieces
 
     def pieces_right_of(self, axis: int, ndim: int) -> int:
-        """Into how many the axes right of it cut the dim that it shards."""
+        """The number of pieces into which the axes to its right cut the dim that it shards."""
         dims = [sharded_dim(each, ndim) for each in self.placements]
         right = range(axis + 1, len(dims))
         return math.prod(self.grid.shape[other] for other in right if dims[other] == dims[axis])
 
-    # --- of a Partial side
+    # --- for a Partial side
 
     @property
     def terms(self) -> int:
-        """Of which an element is made."""
+        """The number of terms of an element."""
         return math.prod(
             size for size, each in zip(self.grid.shape, self.placements, strict=True) if each.startswith("P")
         )
 
     def term_of(self, process: int) -> int:
-        """Which of the terms that process holds: its row-major place along the Partial axes."""
+        """The term that the process holds: its row-major position along the Partial axes."""
         term = 0
         for at, size, placement in zip(self.coordinate(process), self.grid.shape, self.placements, strict=True):
             if placement.startswith("P"):
@@ -175,7 +175,7 @@ def split_factor(placement: str) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """One tensor. `shape` is torch's: of f4 its last dim counts pairs."""
+    """One tensor. `shape` is torch's: for f4 its last dim counts pairs."""
 
     seed: int  # of the run
     launch: str
@@ -196,7 +196,7 @@ class Case:
 
     @property
     def elements_shape(self) -> tuple[int, ...]:
-        """The shape that Tessera knows."""
+        """The shape in Tessera's terms."""
         return (*self.shape[:-1], 2 * self.shape[-1]) if self.dtype == "f4" else self.shape
 
     @property

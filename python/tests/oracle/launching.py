@@ -1,4 +1,4 @@
-"""Starts the processes of a launch, and collects what they saw."""
+"""Starts the processes of a launch, and collects their records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE = 700  # seconds, of a launch
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of every case, what every process saw."""
+    """The records of every process for every case."""
 
     launch: Launch
     cases: list[Case]
@@ -31,7 +31,7 @@ class Outcome:
 
 
 def launch_cases(launch: Launch, cases: list[Case], sabotage: Sabotage | None = None) -> Outcome:
-    """Raises RuntimeError with what a process failed with."""
+    """Raises RuntimeError with a process's error."""
     began = time.monotonic()
     context = fork_server.context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -57,7 +57,7 @@ def launch_cases(launch: Launch, cases: list[Case], sabotage: Sabotage | None = 
 
 
 def _wait_for(processes: list[multiprocessing.process.BaseProcess], deadline: float) -> None:
-    """Until all have ended or one has failed."""
+    """Waits until all have ended or one has failed."""
     running = list(processes)
     while running and all(process.exitcode in (None, 0) for process in processes):
         left = deadline - time.monotonic()

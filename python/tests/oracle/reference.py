@@ -56,7 +56,7 @@ CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def as_carrier(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers of the same size: torch can do with them what it cannot with every dtype."""
+    """The same memory as integers of the same size, with which torch can do more than with some dtypes."""
     return tensor.view(CARRIERS[tensor.dtype.itemsize])
 
 
@@ -79,11 +79,11 @@ def from_byte_view(view: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return view.contiguous().reshape(-1).view(dtype).reshape(view.shape[:-1])
 
 
-# --- what a case holds
+# --- the contents of a case
 
 
 def whole(case: Case, term: int = 0) -> torch.Tensor:
-    """The global tensor; of a Partial source one of its terms."""
+    """The global tensor; for a Partial source, one of its terms."""
     dtype = DTYPES[case.dtype]
     count = math.prod(case.shape)
     generator = torch.Generator().manual_seed(case.data_seed + term)
@@ -172,7 +172,7 @@ def cast(tensor: torch.Tensor, target: str) -> torch.Tensor:
     return torch.where(made.isnan(), nan, carrier).view(dtype)
 
 
-# --- torch's answers
+# --- torch's results
 
 
 def torch_placement(text: str, ndim: int) -> Placement:
@@ -186,14 +186,14 @@ def torch_placement(text: str, ndim: int) -> Placement:
 
 
 def scatters(side: Side, shape: Sequence[int]) -> bool:
-    """Whether torch can distribute it out of one process."""
+    """Whether torch can distribute it from one process."""
     strided = {sharded_dim(each, len(shape)) for each in side.placements if "*" in each}
     even = all(shape[dim] % side.cuts(dim, len(shape)) == 0 for dim in strided if dim is not None)
     return even and side.grid.ascending
 
 
 def gathers(side: Side, shape: Sequence[int]) -> bool:
-    """Whether torch can do so, and get it back with full_tensor."""
+    """Whether torch can do that, and get it back with full_tensor."""
     dims = [sharded_dim(each, len(shape)) for each in side.placements]
     shared = [dim for dim in dims if dims.count(dim) > 1]
     return scatters(side, shape) and not any(dims[axis] in shared for axis in _odd_factors(side, len(shape)))
@@ -268,7 +268,7 @@ class Torch:
         return from_byte_view(full, DTYPES[case.dtype]) if case.dtype in REFUSED else full
 
     def redistributed(self, case: Case, source: DTensor) -> torch.Tensor:
-        """The destination's local tensor, where both sides have one mesh."""
+        """The destination's local tensor, if both sides have the same mesh."""
         moved = source.redistribute(self.mesh(case.dst.grid), self.placements(case.dst, case.shape))
         return self.local(moved, case.dtype)
 
@@ -287,7 +287,7 @@ def asks_for_redistribute(case: Case) -> bool:
 
 
 def broadcast(tensor: torch.Tensor, process: int) -> torch.Tensor:
-    """What `process` has, on all."""
+    """Broadcasts what `process` has to all."""
     data = byte_view(tensor).contiguous()
     dist.broadcast(data, process)
     return from_byte_view(data, tensor.dtype)

@@ -11,7 +11,7 @@ from .worker import Local, Record
 
 
 def bus_failures(outcome: Outcome) -> list[str]:
-    """What the bus delivered otherwise than torch says."""
+    """Differences between what the bus delivered and torch's results."""
     return [
         f"{case}\n  bus, process {process}: {difference}"
         for case in outcome.cases
@@ -22,7 +22,7 @@ def bus_failures(outcome: Outcome) -> list[str]:
 
 
 def torch_failures(outcome: Outcome) -> list[str]:
-    """Where torch does not agree with itself or with the rank-order sum, or memory was harmed."""
+    """Contradictions between torch's own results, or with the rank-order sum, and harmed memory."""
     return [
         f"{case}\n  process {process}: {problem}"
         for case in outcome.cases
@@ -32,7 +32,7 @@ def torch_failures(outcome: Outcome) -> list[str]:
 
 
 def simulate_failures(outcome: Outcome) -> list[str]:
-    """What simulate() gives otherwise than torch says, out of torch's own local tensors."""
+    """Differences between simulate() and torch, given torch's own local tensors."""
     return [failure for case in outcome.cases for failure in _simulated(case, outcome.records[case.index])]
 
 

@@ -1,4 +1,4 @@
-"""One process of a launch: lets torch produce its part of every case, moves it over the bus, and writes down both."""
+"""One process of a launch: has torch produce its part of every case, transfers it over the bus, and records both."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Local:
 
 @dataclass
 class Record:
-    """What one process saw of one case."""
+    """The results of one process for one case."""
 
     source: Local | None = None
     expected: Local | None = None
@@ -59,7 +59,7 @@ class Record:
     problems: list[str] = field(default_factory=list)  # that torch does not agree with itself, or memory is harmed
 
 
-# Changes the destination's layout that Tessera is given: to see that the comparison notices.
+# Changes the destination's layout that Tessera gets, to check that the comparison notices.
 Sabotage = Callable[[tessera.Layout], tessera.Layout]
 
 
@@ -119,7 +119,7 @@ class _Process:
     # --- torch
 
     def _prepare(self, case: Case) -> None:
-        """Both sides of a case, as torch has them."""
+        """Both sides of a case, from torch."""
         record = self._records[case.index]
         full, redistributed = torch.empty_like(whole(case)), None
         if self._process in case.src.grid.processes:
@@ -166,7 +166,7 @@ class _Process:
     # --- Tessera
 
     def _transfer(self) -> None:
-        """Of a process that is a rank of both jobs, each has a bus and a thread of its own."""
+        """A process that is a rank of both jobs has a bus and a thread for each."""
         work: list[Callable[[], tessera.Bus]] = []
         if self._process in self._launch.trainers:
             work.append(self._send)
@@ -213,7 +213,7 @@ class _Process:
         )
 
     def _registered(self, case: Case, side: Side, buffer: Buffer, job: tuple[int, ...]) -> Any:
-        """What the bus is given: torch's mesh and placements, whose ranks are shifted into the job's."""
+        """Arguments for the bus: torch's mesh and placements, whose ranks are shifted into the job's."""
         mesh = self._torch.mesh(side.grid)
         placements = self._torch.placements(side, case.shape)
         if case.dtensors and job[0] == 0 and self._sabotage is None:
@@ -231,7 +231,7 @@ class _Process:
         return buffer.tensor, layout, case.elements_shape
 
     def _look(self, case: Case) -> None:
-        """What came."""
+        """The result."""
         record = self._records[case.index]
         if case.index in self._destinations:
             buffer = self._destinations[case.index]
