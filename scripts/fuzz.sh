@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Fuzzes every reader of untrusted bytes (fuzz/), beginning with the committed corpora.
-#   scripts/fuzz.sh                        every target for 20 s, as many at a time as there are CPUs
+#   scripts/fuzz.sh                        every target for 20 s, one per CPU at a time
 #   scripts/fuzz.sh --seconds 600 bus      these targets, that long
 #   scripts/fuzz.sh --seeds                write the seeds again, after a change of format
-#   scripts/fuzz.sh --minimize [TARGET...] keep in the corpora only found-* that reach something of their own
-# A failure leaves its input in build/fuzz/found/ and prints how to run it. Once mended, it goes to fuzz/corpus/TARGET/
-# under a name that says what it was: fuzz_test reads it from then on.
+#   scripts/fuzz.sh --minimize [TARGET...] keep only those found-* in the corpora that reach something new
+# A failure leaves its input in build/fuzz/found/ and prints how to run it. After the fix, put it into fuzz/corpus/TARGET/
+# under a name that says what it was: fuzz_test replays it from then on.
 . "$(dirname "$0")/lib.sh"
 seconds=20
 mode=run
@@ -38,7 +38,7 @@ export ASAN_OPTIONS="detect_leaks=1:allow_addr2line=1"
 export UBSAN_OPTIONS="print_stacktrace=1:allow_addr2line=1"
 found=$root/build/fuzz/found
 mkdir -p "$found"
-# No single allocation, and no input, may take more than these: what a reader allocates follows what it was sent.
+# Limits of a single allocation and of an input: what a reader allocates must be in proportion to its input.
 limits=(-malloc_limit_mb=64 -rss_limit_mb=1024 -timeout=10 -max_len=32768)
 
 # fuzz TARGET

@@ -2,7 +2,7 @@
 # Format, layers, sizes, documents, words and clang-tidy: for people and for CI alike.
 #   scripts/lint.sh          check everything
 #   scripts/lint.sh --fix    format in place, then check
-#   scripts/lint.sh --quick  all but clang-tidy
+#   scripts/lint.sh --quick  everything except clang-tidy
 . "$(dirname "$0")/lib.sh"
 mode=${1:-}
 case $mode in

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets a fresh Debian or Ubuntu machine up, cross-compiles the codec layer for 64-bit Arm, and runs its tests under
+# Sets up a fresh Debian or Ubuntu machine, cross-compiles the codec layer for 64-bit Arm, and runs its tests under
 # qemu-user, so that the NEON kernels give the reference's bytes, too.
 #   scripts/neon.sh              codec_test and quantize_test
 #   scripts/neon.sh -- ARGS      further arguments for ctest, e.g. -- -R NEON
@@ -30,7 +30,7 @@ with_libraries() {
 # Into $apt/debs. Of the lists, only those that the packages are in need be there.
 download() {
   mkdir -p "$apt/debs"
-  if grep -qx ID=ubuntu /etc/os-release; then  # Arm has mirrors of its own
+  if grep -qx ID=ubuntu /etc/os-release; then  # Arm has other mirrors
     local codename
     codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
     printf 'deb [signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://ports.ubuntu.com/ubuntu-ports %s main universe\n' \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets a fresh Debian or Ubuntu machine up, builds, and runs every test but the slow ones.
+# Sets up a fresh Debian or Ubuntu machine, builds, and runs every test except the slow ones.
 #   scripts/test.sh                  unit, property, multi-process, command and install tests
 #   scripts/test.sh --slow           the slow lane as well
 #   scripts/test.sh --preset asan    under a sanitizer (asan, tsan)

@@ -1,4 +1,4 @@
-"""What the tests of the `tessera` command start from: real processes in a folder of their own, and checkpoints.
+"""The basis of tests of the `tessera` command: real processes in a temporary folder, and checkpoints.
 
 Uses only the standard library; checkpoints are written and read by hand.
 """

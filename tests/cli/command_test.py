@@ -65,7 +65,7 @@ class Commands(CommandTest):
         for variable in LAUNCHERS:
             self.environment.pop(variable, None)
         self.assertEqual(self.doctor()["launch"], {"rank": "not set", "world": "not set"})
-        self.environment.update(SLURM_PROCID="5", SLURM_NTASKS="9", WORLD_SIZE="4")  # torchrun says half of it
+        self.environment.update(SLURM_PROCID="5", SLURM_NTASKS="9", WORLD_SIZE="4")  # torchrun sets only one of the two
         self.assertEqual(self.doctor()["launch"],
                          {"rank": "5, from SLURM_PROCID (Slurm)", "world": "9, from SLURM_NTASKS (Slurm)"})
         self.environment.update(RANK="1", TESSERA_WORLD_SIZE="3")

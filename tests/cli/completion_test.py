@@ -28,11 +28,11 @@ class Completion(CommandTest):
         return re.findall(r"^  (\w+) ", listed, re.MULTILINE)
 
     def options(self, command):
-        """Those that --help declares."""
+        """The options that --help declares."""
         return set(re.findall(r"^ +(?:-\w,)?(--[\w-]+)", self.help_of(command), re.MULTILINE))
 
     def offered(self, *words):
-        """What bash offers for the last of these words."""
+        """bash's candidates for the last of these words."""
         (self.path / "completion").write_text(self.script("bash"))
         program = ('source "$1"; shift; COMP_WORDS=(tessera "$@"); COMP_CWORD=$#; _tessera; '
                    'printf "%s\\n" "${COMPREPLY[@]}"')

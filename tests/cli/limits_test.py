@@ -15,7 +15,7 @@ from command_case import HANG, CommandTest, floats, main, write_safetensors
 
 class Terms(CommandTest):
     def test_every_rank_refuses_terms_that_cannot_be_reduced(self):
-        """Each would wait for the others until the deadline, were it not to see it for itself."""
+        """Each would wait for the others until the deadline if it did not detect this itself."""
         write_safetensors(self.model, {"scale": ("F8_E8M0", [4], b"\x7f" * 4)})
         for rank in range(3):
             with self.subTest(rank=rank):

@@ -1,4 +1,4 @@
-"""What users get wrong, and the one line that the command says then.
+"""Mistakes of users, and the command's one-line answers.
 
     mistake_test.py PATH_OF_TESSERA [unittest arguments]
 """

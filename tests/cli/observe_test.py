@@ -1,4 +1,4 @@
-"""What a command tells of itself: metrics over HTTP, a trace for Perfetto, log lines that machines read.
+"""What a command reports: metrics over HTTP, a trace for Perfetto, log lines for machines.
 
     observe_test.py PATH_OF_TESSERA [unittest arguments]
 """
@@ -13,7 +13,7 @@ from command_case import HANG, CommandTest, main
 
 
 def check_trace(test, path):
-    """The events of a trace, after what the Trace Event Format demands of each. Spans of one thread nest."""
+    """The events of a trace, after checks of what the Trace Event Format requires. Spans of one thread nest."""
     with open(path) as file:
         events = json.load(file)["traceEvents"]
     open_spans, open_tracks = {}, {}

@@ -1,4 +1,4 @@
-"""`tessera store` and what it leaves: its token, its folder on disk, and what `tessera doctor` says about both.
+"""`tessera store` and its files: its token, its folder on disk, and what `tessera doctor` says about both.
 
     store_test.py PATH_OF_TESSERA [unittest arguments]
 """

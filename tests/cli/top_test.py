@@ -22,7 +22,7 @@ class Top(CommandTest):
         return json.loads(output)
 
     def look_until(self, condition):
-        """The first look that `condition` finds what it wants in, and that."""
+        """The first look that satisfies `condition`, and the condition's result."""
         deadline = time.monotonic() + HANG
         while True:
             look = self.look()
@@ -125,7 +125,7 @@ class Top(CommandTest):
         self.assertFalse((self.path / "run" / "store.sock").exists())
 
     def first_look(self, top, waits_for):
-        """What `top` shows first, after it has said what it waits for and a store has come."""
+        """The first output of `top`, after it has said what it waits for and a store has come."""
         line = top.stderr.readline()
         self.assertTrue(line.startswith("tessera: waiting for a store: "), line)
         self.assertIn(waits_for, line)

@@ -111,7 +111,8 @@ class Transfers(CommandTest):
         self.assert_one_line(self.finish(self.receiver(0, 1, ".*=1:R", "--verify", other)), 1, "w")
 
     def kill_in_mid_stream(self, victim, survivor, out):
-        """Kills `victim` once a version has arrived; `survivor` stands still meanwhile, so that others are to come."""
+        """Kills `victim` once a version has arrived; `survivor` is stopped meanwhile, so that more versions are to
+        come."""
         self.wait_for(out, "*.safetensors")
         survivor.send_signal(signal.SIGSTOP)
         victim.kill()
@@ -125,7 +126,7 @@ class Transfers(CommandTest):
 
     def assert_ended_by_death(self, result, name, out):
         self.assert_one_line(result, 4, name)
-        self.assertNotIn("closed the batch", result[2])  # which is what a process says that ends well
+        self.assertNotIn("closed the batch", result[2])  # which a process reports that ends normally
         self.assertEqual([p.name for p in out.iterdir()], ["rank-00000.safetensors"])
         self.assertEqual(read_safetensors(out / "rank-00000.safetensors")[1], read_safetensors(self.model)[1])
 
@@ -175,7 +176,7 @@ class Transfers(CommandTest):
             self.assertEqual(status, 0, errors)
 
     def transfer_layers(self, model, wire):
-        """What two senders of rows and two receivers of columns say of it; the receivers verify."""
+        """The output of two senders of rows and two receivers of columns; the receivers verify."""
         senders = [self.sender(rank, 2, "norm.*=2:R", [model], "--layout", ".*=2:S0", "--wire", wire)
                    for rank in range(2)]
         receivers = [self.receiver(rank, 2, "norm.*=2:R", "--layout", "(embed|q)=2:S1", "--layout", ".*=2:S2",
@@ -186,7 +187,7 @@ class Transfers(CommandTest):
         return [json.loads(output) for _, output, _ in results]
 
     def test_quantised_tensors_take_their_share_of_bf16_and_pass_verification(self):
-        # A layer of a small model, whose values reach over many powers of two; its norms travel as they are.
+        # A layer of a small model, with values over many powers of two; its norms are not quantised.
         chosen = random.Random(5)
         def values(count):
             return struct.pack(f"<{count}f", *(chosen.gauss(0, 1) * 2.0 ** chosen.randint(-20, 6) for _ in range(count)))
@@ -242,7 +243,7 @@ class Transfers(CommandTest):
         for sent in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(signal=sent):
                 receiver = self.receiver()
-                self.wait_for(run, "p-*/agent")  # its socket: what is left to do is to wait
+                self.wait_for(run, "p-*/agent")  # its socket: now it only has to wait
                 receiver.send_signal(sent)
                 self.assert_one_line(self.finish(receiver), 130, "interrupted")
                 self.assertEqual(list(run.iterdir()), [])

@@ -21,18 +21,18 @@ SYSTEM = {"libc", "libm", "libdl", "librt", "libpthread", "libgcc_s", "ld-linux-
 
 
 def libraries() -> set[str]:
-    """The shared libraries of this process."""
+    """The shared libraries that this process has loaded."""
     names = (line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines())
     return {name for name in names if ".so" in name}
 
 
 def stem(library: str) -> str:
-    """libc of /lib/libc.so.6, and of the /lib/libc-2.31.so that older systems have."""
+    """The library's name: libc for /lib/libc.so.6, and for /lib/libc-2.31.so of older systems."""
     return re.sub(r"(-2\.\d+)?\.so.*", "", library.rpartition("/")[2])
 
 
 def trainer(store: str, wanted: str) -> None:
-    """Sends twelve rows of numbers, as a tensor of torch where there is one."""
+    """Sends twelve rows of numbers, as a torch tensor if there is torch."""
     import numpy
     import tessera
 
@@ -43,7 +43,7 @@ def trainer(store: str, wanted: str) -> None:
 
 
 def inference(store: str, wanted: str) -> None:
-    """Takes them as halves, and looks at each."""
+    """Receives them in f16, and checks each."""
     import numpy
     import tessera
 
@@ -56,7 +56,7 @@ def inference(store: str, wanted: str) -> None:
 
 
 def import_it(folder: str, wanted: str) -> None:
-    """The import: from where, which version, with which libraries, and without torch."""
+    """Checks the import: its place, version and libraries, and that it does not import torch."""
     import asyncio  # noqa: F401  brings Python's own OpenSSL
     import numpy  # noqa: F401  likewise its libraries
 
@@ -78,7 +78,7 @@ def import_it(folder: str, wanted: str) -> None:
 
 
 def move(store: str, wanted: str) -> None:
-    """Between two processes that meet at `store`."""
+    """Transfers tensors between two processes through `store`."""
     ends = [subprocess.Popen([sys.executable, __file__, name, store, wanted]) for name in ("trainer", "inference")]
     try:
         assert [end.wait(2 * LIMIT) for end in ends] == [0, 0]
@@ -94,7 +94,7 @@ def main(folder: str, wanted: str = "") -> None:
     with tempfile.TemporaryDirectory() as work:
         os.environ["TESSERA_RUNTIME_DIR"] = f"{work}/run"
         move("auto", wanted)
-        # A store of its own process has proofs, of OpenSSL, and a file, of SQLite.
+        # `tessera store` uses OpenSSL (for proofs) and SQLite (for its file).
         serving = [*command, "store", "--listen", "127.0.0.1:0", "--json", "--data", f"{work}/state"]
         os.mkdir(f"{work}/state")
         with subprocess.Popen(serving, stdout=subprocess.PIPE, text=True) as store:

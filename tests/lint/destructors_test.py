@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether the clang-tidy lane finds a destructor that throws: in one source, and by what another source throws.
+"""Whether the clang-tidy lane finds a destructor that throws: within one source, and across sources.
 
     tests/lint/destructors_test.py        # exit status 77: there is no clang-tidy here
 """

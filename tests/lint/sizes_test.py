@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What scripts/check_sizes.py says of sources that are too long, of those that are not, and of those that say why."""
+"""scripts/check_sizes.py on sources that are too long, that are short enough, and that give a reason."""
 
 import pathlib
 import subprocess
@@ -10,7 +10,7 @@ CHECK = pathlib.Path(__file__).resolve().parents[2] / "scripts/check_sizes.py"
 
 
 def function(name, lines, before=""):
-    """A function of so many lines, with braces where they do not count."""
+    """A function of so many lines, with braces in literals and comments."""
     body = ['  const char* text = "}{";  // }'] + ["  f({1, 2}, [] { return '{'; });"] * (lines - 3)
     return f"{before}int {name}(int a = {{}}) {{\n" + "\n".join(body) + "\n}\n"
 

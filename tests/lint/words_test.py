@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What scripts/check_words.py says of files with words that we do not write, and of those that only look so."""
+"""scripts/check_words.py on files with words that we do not write, and with words that only look like them."""
 
 import pathlib
 import subprocess
