@@ -94,6 +94,13 @@ HWY_INLINE void end_block(Totals& totals) {
   totals.of_block = no_sums();
 }
 
+// Byte `image` is the next one.
+HWY_INLINE void begin_block(uint64_t image, Totals& totals) {
+  if (image / kBlockBytes == totals.block) return;
+  end_block(totals);
+  totals.block = image / kBlockBytes;
+}
+
 // A row, whose first byte is byte `image` of the image.
 struct ImageRow {
   const std::byte* data;
@@ -145,56 +152,74 @@ HWY_INLINE void add_piece(const ImageRow& row, size_t from, size_t to, const Pre
 HWY_INLINE void add_bytes(const ImageRow& row, size_t from, size_t to, const Prefetcher& ahead, Totals& totals) {
   while (from < to) {
     const uint64_t image = row.image + from;
-    if (image / kBlockBytes != totals.block) {
-      end_block(totals);
-      totals.block = image / kBlockBytes;
-    }
+    begin_block(image, totals);
     const size_t end = std::min<size_t>(to, from + kBlockBytes - image % kBlockBytes);
     add_piece(row, from, end, ahead, totals.of_block);
     from = end;
   }
 }
 
-// One line of words, streamed to an aligned destination.
-HWY_INLINE void copy_line(const std::byte* HWY_RESTRICT src, std::byte* HWY_RESTRICT dst, size_t word, Sums& sums) {
+// Shifts a sequence of vectors to where vectors of the destination begin. Loads that straddle two lines would take
+// twice the places to wait.
+class Shift {
+ public:
+  // Up by `bytes`, whole words and less than a vector.
+  explicit Shift(size_t bytes) {
+    const D32 d;
+    const size_t words = bytes / sizeof(uint32_t);
+    const auto rotated = hn::Iota(d, static_cast<uint32_t>(hn::Lanes(d) - words));
+    lanes_ = hn::IndicesFromVec(d, hn::And(rotated, hn::Set(d, static_cast<uint32_t>(hn::Lanes(d) - 1))));
+    low_ = hn::FirstN(d, words);
+  }
+
+  V32 rotate(V32 words) const { return hn::TableLookupLanes(words, lanes_); }
+  // Of two vectors that follow each other, rotated: what the destination has where the second one would be.
+  V32 join(V32 before, V32 now) const { return hn::IfThenElse(low_, before, now); }
+
+ private:
+  decltype(hn::IndicesFromVec(D32(), hn::Zero(D32()))) lanes_;
+  hn::Mask<D32> low_;
+};
+
+// One line of words, streamed to where vectors begin in the destination. `before` is the last vector, rotated.
+HWY_INLINE void copy_line(const std::byte* HWY_RESTRICT src, std::byte* HWY_RESTRICT dst, size_t word,
+                          const Shift& shift, V32& before, Sums& sums) {
   const size_t lanes = hn::Lanes(D32());
   for (size_t i = 0; i < kLine; i += lanes * sizeof(uint32_t), word += lanes) {
     const V32 words = load_words(src + i);
-    hn::Stream(words, D32(), reinterpret_cast<uint32_t*>(dst + i));
+    const V32 rotated = shift.rotate(words);
+    hn::Stream(shift.join(before, rotated), D32(), reinterpret_cast<uint32_t*>(dst + i));
+    before = rotated;
     add_words(words, word, sums);
   }
 }
 
-// Whole lines of dst, whichever blocks they are of: a line that is written in two pieces is slow.
+// Reads whole lines of the image, which are whole words of one block, and writes whole vectors of dst.
 HWY_INLINE void copy_row(const ImageRow& row, std::byte* HWY_RESTRICT dst, const Prefetcher& ahead, Totals& totals) {
-  const size_t head = to_line(dst);
-  const bool words_fit = (row.image + head) % sizeof(uint32_t) == 0;  // lines of dst begin where words do
-  if (head + kLine > row.bytes || !words_fit) {
+  const size_t step = hn::Lanes(D32()) * sizeof(uint32_t);
+  size_t at = static_cast<size_t>((0 - row.image) % kLine) + kLine;
+  const size_t behind =
+      reinterpret_cast<uintptr_t>(dst + at) % step;  // of dst, when the row has been read up to a line
+  if (row.bytes < at + kLine || behind % sizeof(uint32_t) != 0) {
     add_bytes(row, 0, row.bytes, ahead, totals);
     return stream_bytes(dst, row.data, row.bytes);
   }
-  if (head != 0) {
-    add_bytes(row, 0, head, ahead, totals);
-    stream_part(dst, row.data, head);
-  }
-  size_t at = head;
+  add_bytes(row, 0, at, ahead, totals);
+  stream_bytes(dst, row.data, at - behind);
+  const Shift shift(behind);
+  V32 before = shift.rotate(load_words(row.data + at - step));
   while (at + kLine <= row.bytes) {
+    begin_block(row.image + at, totals);
     const size_t offset = (row.image + at) % kBlockBytes;
     const size_t end = std::min(row.bytes, at + kBlockBytes - offset);
-    if (at + kLine > end || (row.image + at) / kBlockBytes != totals.block) {
-      add_bytes(row, at, at + kLine, ahead, totals);
-      stream_line(dst + at, row.data + at);
-      at += kLine;
-      continue;
-    }
     for (size_t word = offset / sizeof(uint32_t); at + kLine <= end; at += kLine, word += kLine / sizeof(uint32_t)) {
       ahead.step(at);
-      copy_line(row.data + at, dst + at, word, totals.of_block);
+      copy_line(row.data + at, dst + at - behind, word, shift, before, totals.of_block);
     }
   }
-  if (at == row.bytes) return;
   add_bytes(row, at, row.bytes, ahead, totals);
-  stream_part(dst + at, row.data + at, row.bytes - at);
+  at -= behind;
+  stream_bytes(dst + at, row.data + at, row.bytes - at);
 }
 
 template <bool kCopies>
