@@ -53,7 +53,7 @@ std::string label_of(const RankBoxes& boxes, size_t box) {
   return ranks_text(boxes.ranks(box), 2);
 }
 
-// The number of boxes for which there is room for one label.
+// There is room for a label at every n-th box: returns n.
 size_t label_step(double needed, double box) {
   return static_cast<size_t>(std::max(1.0, std::ceil(needed / box)));
 }
