@@ -11,7 +11,7 @@
 
 namespace tessera::fuzz {
 
-// Calls `take` with every frame of `stream`; `streams`: frames of any stream are accepted. Throws like
+// Calls `take` with every frame of `stream`; `streams`: frames of any stream are accepted, with any check. Throws like
 // FrameReader.
 template <typename Take>
 void read_frames(Input stream, uint32_t magic, FrameLimits limits, Take take, bool streams = false) {
@@ -19,6 +19,7 @@ void read_frames(Input stream, uint32_t magic, FrameLimits limits, Take take, bo
   const auto [ours, theirs] = socket_pair();
   const auto limits_of = [limits](uint32_t) { return limits; };
   FrameReader reader(magic, limits, streams ? FrameReader::LimitsOf(limits_of) : nullptr);
+  if (streams) reader.take_checks();
   Frame frame;
   size_t piece = std::min(stream.size(), size_t{1} + stream.size() % 61);  // frames are cut at arbitrary places
   bool open = true;

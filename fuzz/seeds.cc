@@ -164,6 +164,8 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Broken{gone});
   seeds.add_bus(Closed{});
   seeds.add_bus(Goodbye{});
+  seeds.add_bus(Ping{.number = 7});
+  seeds.add_bus(Pong{.number = 7});
   seeds.add("bus", "second-stream", frame(kBusMagic, kProtocolMax, kCode<Closed>, message_bytes(Closed{}), 3));
   const Region rows({IntervalSet({0, 4}), IntervalSet({2, 8})});
   const LentPlace tensor{.kind = LentPlace::Kind::kTensor, .tensor = 3, .memory = {}, .array = {}};

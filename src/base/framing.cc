@@ -27,9 +27,21 @@ struct Header {
   uint32_t stream;
   uint32_t length;
   uint16_t fds;
-  uint16_t zero;
+  uint16_t check;
 };
 static_assert(sizeof(Header) == kFrameHeaderBytes);
+
+// Whether it is one of the protocol's at all.
+void require_head(const Header& header, uint32_t magic, bool streams, bool checked) {
+  if (header.magic != magic)
+    fail(ErrorCode::kInvalidArgument,
+         "a frame begins with {:#010x}, not {:#010x}: the peer speaks something else"_message, header.magic, magic);
+  if (!streams && header.stream != 0)
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} on stream {}, where there is none but 0"_message, header.type,
+         header.stream);
+  if (header.check != 0 && !checked)
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} has a check, where none has one"_message, header.type);
+}
 
 }  // namespace
 
@@ -78,17 +90,12 @@ bool FrameReader::next(Frame& frame) {
   }
   Header header;
   std::memcpy(&header, unread.data(), sizeof(header));
-  if (header.magic != magic_)
-    fail(ErrorCode::kInvalidArgument,
-         "a frame begins with {:#010x}, not {:#010x}: the peer speaks something else"_message, header.magic, magic_);
-  if (!limits_of_ && header.stream != 0)
-    fail(ErrorCode::kInvalidArgument, "a frame of type {} on stream {}, where there is none but 0"_message, header.type,
-         header.stream);
+  require_head(header, magic_, limits_of_ != nullptr, checked_);
   const FrameLimits limits = limits_of_ ? limits_of_(header.stream) : limits_;
   if (header.length > limits.payload_bytes)
     fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} bytes, at most {} are allowed"_message,
          header.type, header.length, limits.payload_bytes);
-  if (header.fds > limits.fds || header.zero != 0)
+  if (header.fds > limits.fds)
     fail(ErrorCode::kInvalidArgument, "a frame of type {} announces {} descriptors, at most {} are allowed"_message,
          header.type, header.fds, limits.fds);
   if (header.fds > fds_.size())  // they come with the header's first byte
@@ -105,6 +112,7 @@ bool FrameReader::next(Frame& frame) {
   frame.version = header.version;
   frame.type = header.type;
   frame.stream = header.stream;
+  frame.check = header.check;
   frame.fds.clear();
   const auto payload = unread.subspan(kFrameHeaderBytes, header.length);
   if (frame.payload.capacity() > kFillBytes) frame.payload = {};  // as below
@@ -124,7 +132,8 @@ bool FrameReader::next(Frame& frame) {
   return true;
 }
 
-void FrameWriter::push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream) {
+void FrameWriter::push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream,
+                       uint16_t check) {
   if (fds.size() > kMaxFdsPerMessage)
     fail(ErrorCode::kInvalidArgument, "a frame with {} descriptors, {} at most"_message, fds.size(), kMaxFdsPerMessage);
   if (payload.size() > UINT32_MAX) fail(ErrorCode::kInvalidArgument, "a frame of {} bytes"_message, payload.size());
@@ -135,11 +144,11 @@ void FrameWriter::push(uint16_t type, std::span<const std::byte> payload, std::v
       fail(ErrorCode::kResourceExhausted, "{} bytes wait for a peer that does not read, {} at most may"_message,
            waiting, max_queued_bytes_);
   }
-  queue(type, payload, std::move(fds), stream);
+  queue(type, payload, std::move(fds), stream, check);
 }
 
-void FrameWriter::push_last(uint16_t type, std::span<const std::byte> payload, uint32_t stream) {
-  queue(type, payload, {}, stream);
+void FrameWriter::push_last(uint16_t type, std::span<const std::byte> payload, uint32_t stream, uint16_t check) {
+  queue(type, payload, {}, stream, check);
 }
 
 size_t FrameWriter::queued_bytes_of(uint32_t stream) const {
@@ -150,7 +159,8 @@ size_t FrameWriter::queued_bytes_of(uint32_t stream) const {
   return begun ? bytes - sent_ : bytes;
 }
 
-void FrameWriter::queue(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream) {
+void FrameWriter::queue(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream,
+                        uint16_t check) {
   const size_t bytes = kFrameHeaderBytes + payload.size();
   const Header header{.magic = magic_,
                       .version = version_,
@@ -158,7 +168,7 @@ void FrameWriter::queue(uint16_t type, std::span<const std::byte> payload, std::
                       .stream = stream,
                       .length = static_cast<uint32_t>(payload.size()),
                       .fds = static_cast<uint16_t>(fds.size()),
-                      .zero = 0};
+                      .check = check};
   const auto* head = reinterpret_cast<const std::byte*>(&header);
   // Small frames share one system call.
   const bool joins = !queue_.empty() && fds.empty() && queue_.back().stream == stream &&

@@ -1,10 +1,11 @@
 // Messages over a stream socket. A frame is a header of 20 bytes, little-endian,
 //
-//   u32 magic | u16 protocol version | u16 type | u32 stream | u32 payload length | u16 descriptors | u16 zero
+//   u32 magic | u16 protocol version | u16 type | u32 stream | u32 payload length | u16 descriptors | u16 check
 //
-// then the payload. A connection may carry several streams of frames; where there is one, it is 0. Descriptors travel
-// as SCM_RIGHTS with the header's first byte. Reader and writer never block, keep no descriptor of their own to the
-// socket and are thread-compatible: one thread, usually an EventLoop's, drives them.
+// then the payload. A connection may carry several streams of frames; where there is one, it is 0. What a check covers
+// is up to the protocol; one without checks has 0 there. Descriptors travel as SCM_RIGHTS with the header's first byte.
+// Reader and writer never block, keep no descriptor of their own to the socket and are thread-compatible: one thread,
+// usually an EventLoop's, drives them.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +28,7 @@ struct Frame {
   uint16_t version = 0;
   uint16_t type = 0;
   uint32_t stream = 0;
+  uint16_t check = 0;
   std::vector<std::byte> payload;
   std::vector<UniqueFd> fds;
 };
@@ -64,12 +66,15 @@ class FrameReader {
   std::optional<Frame> next();
   // For a protocol that needs larger frames after its hello. Applies to frames not yet taken.
   void set_limits(FrameLimits limits) { limits_ = limits; }
+  // Frames may have a check, which the caller compares. Without this, a frame that has one is malformed.
+  void take_checks() { checked_ = true; }
   size_t memory() const { return buffer_.capacity(); }
 
  private:
   uint32_t magic_;
   FrameLimits limits_;
   LimitsOf limits_of_;
+  bool checked_ = false;
   std::vector<std::byte> buffer_;
   size_t begin_ = 0;  // buffer_[begin_, end) is unread
   size_t end_ = 0;
@@ -88,9 +93,10 @@ class FrameWriter {
   void set_version(uint16_t version) { version_ = version; }
   // Queues one frame. Throws kResourceExhausted, queueing nothing, if its stream's bound would be passed, unless
   // nothing of that stream waits: one frame always fits.
-  void push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds = {}, uint32_t stream = 0);
+  void push(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds = {}, uint32_t stream = 0,
+            uint16_t check = 0);
   // Queues a frame that ends its stream, whatever waits.
-  void push_last(uint16_t type, std::span<const std::byte> payload, uint32_t stream);
+  void push_last(uint16_t type, std::span<const std::byte> payload, uint32_t stream, uint16_t check = 0);
   // Sends what goes without blocking. True once nothing is left; else call again when fd is writable (EPOLLOUT).
   bool flush(int fd);
   // Sends everything, blocking; throws kDeadlineExceeded. For set-up and tests.
@@ -106,7 +112,8 @@ class FrameWriter {
     std::vector<UniqueFd> fds;
   };
   size_t queued_bytes_of(uint32_t stream) const;
-  void queue(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream);
+  void queue(uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, uint32_t stream,
+             uint16_t check);
 
   uint32_t magic_;
   uint16_t version_;

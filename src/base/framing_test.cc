@@ -26,7 +26,7 @@ std::vector<std::byte> payload_of(size_t size, uint8_t seed = 1) {
   return payload;
 }
 
-std::vector<std::byte> header(uint32_t magic, uint32_t length, uint16_t fds = 0, uint16_t zero = 0,
+std::vector<std::byte> header(uint32_t magic, uint32_t length, uint16_t fds = 0, uint16_t check = 0,
                               uint32_t stream = 0) {
   ByteWriter out;
   out.put(magic);
@@ -35,7 +35,7 @@ std::vector<std::byte> header(uint32_t magic, uint32_t length, uint16_t fds = 0,
   out.put(stream);
   out.put(length);
   out.put(fds);
-  out.put(zero);
+  out.put(check);
   return out.take();
 }
 
@@ -174,7 +174,7 @@ TEST(FramingTest, EveryMalformedHeaderIsAnErrorThatSaysWhy) {
   const std::vector<Case> cases = {
       {header(0x31323334, 0), "speaks something else"}, {header(kMagic, 101), "announces 101 bytes, at most 100"},
       {header(kMagic, 0xffffffff), "at most 100"},      {header(kMagic, 0, 1), "descriptors"},
-      {header(kMagic, 0, 0, 1), "descriptors"},         {header(kMagic, 0, 0, 0, 7), "on stream 7"},
+      {header(kMagic, 0, 0, 1), "has a check"},         {header(kMagic, 0, 0, 0, 7), "on stream 7"},
   };
   for (const Case& bad : cases) {
     const SocketPair pair = socket_pair();
@@ -182,6 +182,16 @@ TEST(FramingTest, EveryMalformedHeaderIsAnErrorThatSaysWhy) {
     FrameReader reader(kMagic, {.payload_bytes = 100});
     EXPECT_THAT(error_of([&] { wait_frame(pair.second.get(), reader, soon()); }), HasSubstr(bad.complaint));
   }
+}
+
+TEST(FramingTest, ACheckIsHandedOverWhereItIsTaken) {
+  const SocketPair pair = socket_pair();
+  FrameWriter writer(kMagic, 1, 1 << 20);
+  writer.push(10, payload_of(5), {}, 0, 0x1234);
+  EXPECT_TRUE(writer.flush(pair.first.get()));
+  FrameReader reader(kMagic, {});
+  reader.take_checks();
+  EXPECT_EQ(wait_frame(pair.second.get(), reader, soon()).check, 0x1234);
 }
 
 TEST(FramingTest, APeerThatSaysLittleTakesLittleMemory) {

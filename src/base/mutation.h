@@ -1,5 +1,6 @@
 // Mistakes that a build with tests can be told to make, one at a time, so that a test can show that it would find them.
-// Each is made at one place. Other builds have no way to ask for one, and no branch for it.
+// Each is made at one place. Other builds have no way to ask for one, and no branch for it. A fault of a
+// frame is made by the first process that sends such a frame.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,37 @@ enum class Mutation : uint8_t {
   kStaleBase,       // a delta is taken on top of whatever a receiver holds
 };
 
+// What happens to a frame between two ranks.
+enum class FrameFault : uint8_t {
+  kNone,
+  kUnsaid,   // its sender leaves it out: a peer that does not answer
+  kLost,     // it was sent and does not arrive
+  kDoubled,  // it arrives twice
+  kDelayed,  // it arrives after the next one
+  kChanged,  // one byte of it differs
+};
+
 #ifdef TESSERA_MUTATIONS
+// In memory that the processes of a test share. One fault, of the frame of that type after `skip` others.
+struct FrameFaults {
+  std::atomic<FrameFault> fault{FrameFault::kNone};  // set last
+  std::atomic<uint16_t> type{0};
+  std::atomic<int> skip{0};
+  std::atomic<uint32_t> place{0};  // of the byte, modulo the payload's size
+  FrameFault take(uint16_t sent) {
+    if (fault.load() == FrameFault::kNone || type.load() != sent || skip.fetch_sub(1) > 0) return FrameFault::kNone;
+    return fault.exchange(FrameFault::kNone);
+  }
+};
+inline std::atomic<FrameFaults*>& frame_faults() {
+  static std::atomic<FrameFaults*> asked{nullptr};
+  return asked;
+}
+inline FrameFault frame_fault(uint16_t type) {
+  FrameFaults* const faults = frame_faults().load(std::memory_order_relaxed);
+  return faults == nullptr ? FrameFault::kNone : faults->take(type);
+}
+
 inline std::atomic<Mutation>& mutation() {
   static std::atomic<Mutation> asked{Mutation::kNone};
   return asked;
@@ -26,6 +57,9 @@ inline bool mutated(Mutation which) {
   return mutation().load(std::memory_order_relaxed) == which;
 }
 #else
+constexpr FrameFault frame_fault(uint16_t) {
+  return FrameFault::kNone;
+}
 constexpr bool mutated(Mutation) {
   return false;
 }

@@ -139,7 +139,10 @@ void ConnectionPool::handle_frame(uint64_t id, Frame& frame) {
   PeerConnection& connection = *peer.connection;
   if (peer.dialed && !connection.agreed()) return handle_welcome(peer, frame);
   const bool greets = !peer.dialed && !connection.agreed();
-  if (greets && frame.type == kCode<Hello>) return handle_hello(peer, parse<Hello>(frame.payload));
+  if (greets && frame.type == kCode<Hello>) {
+    require_unchanged_hello(frame.version, frame.payload);
+    return handle_hello(peer, parse<Hello>(frame.payload));
+  }
   if (greets && frame.type == kCode<Inspect>) {
     (void)parse<Inspect>(frame.payload);
     return connection.send(events_.report());  // the asker closes

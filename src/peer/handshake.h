@@ -4,8 +4,12 @@
 // passes on that a third rank was lost. The dialer says Goodbye where it has no link left.
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/message.h"
 #include "base/process.h"
@@ -29,6 +33,8 @@ enum class HandshakeMessage : uint16_t {
   kBroken = 19,
   kClosed = 41,
   kGoodbye = 42,
+  kPing = 44,
+  kPong = 45,
 };
 
 // Who is calling, and which protocol versions it speaks. The range and the release stay where they are in every
@@ -56,6 +62,21 @@ struct Hello {
     f.end_of_this_version();
   }
 };
+
+// The payload of a Hello's frame: the message, then a check, which readers of protocol 4 ignore.
+std::vector<std::byte> hello_payload(const Hello& hello);
+// `version` is that of the frame, the highest that the sender speaks. Throws kUnavailable if the Hello was changed on
+// its way.
+void require_unchanged_hello(uint16_t version, std::span<const std::byte> payload);
+
+// The payload of a message's frame.
+template <typename Message>
+std::vector<std::byte> payload_of(const Message& message) {
+  if constexpr (std::same_as<Message, Hello>)
+    return hello_payload(message);
+  else
+    return message_bytes(message);
+}
 
 struct Welcome {
   static constexpr auto kType = HandshakeMessage::kWelcome;
@@ -135,6 +156,17 @@ struct Goodbye {
   static void fields(auto&, auto&) {}
 };
 
-using HandshakeMessages = MessageList<Hello, Welcome, Reject, Attach, Detach, Broken, Closed, Goodbye>;
+// On stream 0, from either side some time after it has sent something. The other side answers each Ping with a Pong of
+// the same number. Its answer to anything that was sent before a Ping comes before the Pong.
+template <HandshakeMessage type>
+struct Beat {
+  static constexpr auto kType = type;
+  uint32_t number = 0;  // of this side's Pings, from 1 on
+  static void fields(auto& f, auto& self) { f("number", self.number); }
+};
+using Ping = Beat<HandshakeMessage::kPing>;
+using Pong = Beat<HandshakeMessage::kPong>;
+
+using HandshakeMessages = MessageList<Hello, Welcome, Reject, Attach, Detach, Broken, Closed, Goodbye, Ping, Pong>;
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "peer/link.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.h"
@@ -70,6 +71,7 @@ void Link::handle(Frame& frame) {
     told_ = true;
     return end(failed(ErrorCode::kPeerLost, "{} has closed its connection"_message, name_));
   }
+  if (asked_ && std::ranges::count(asked_->answers, frame.type) != 0) asked_.reset();
   const auto handlers = handlers_;
   if (!handlers) return;
   if (frame.type == kCode<Detach>) {
@@ -96,22 +98,38 @@ void Link::fail_with(const Status& status) {
 void Link::reject(const Status& reason) {
   if (!open()) return;
   if (stream_ && !std::exchange(told_, true))
-    connection_->send_last(*stream_, kCode<Reject>,
-                           message_bytes(Reject{.code = reason.code(), .text = reason.message()}));
+    connection_->say_last(*stream_, kCode<Reject>,
+                          message_bytes(Reject{.code = reason.code(), .text = reason.message()}));
   close();
 }
 
 void Link::reject_and_end(const Status& reason, const Status& status) {
   const std::shared_ptr<const Handlers> handlers = handlers_;
   reject(reason);
-  if (handlers) handlers->on_end(status);
+  if (handlers) handlers->on_end(as_end(status));
+}
+
+Status Link::as_end(const Status& status) const {
+  const bool lost = in_use_ && status.code() == ErrorCode::kUnavailable;
+  return lost ? Status(ErrorCode::kPeerLost, status.message()) : status;
+}
+
+void Link::end_unanswered(Duration limit) {
+  if (!open() || !asked_) return;
+  const Asked asked = *asked_;
+  const Status status = failed(ErrorCode::kUnavailable, "{} has not answered {} within {} s"_message, name_, asked.what,
+                               to_seconds(limit));
+  log_event(LogLevel::warn, "connection.closed", {{"peer", name_}}, "{}", status.message());
+  reject_and_end(
+      failed(ErrorCode::kUnavailable, "{} was not answered within {} s"_message, asked.what, to_seconds(limit)),
+      status);
 }
 
 void Link::end(const Status& status) {
   if (!open()) return;
   const std::shared_ptr<const Handlers> handlers = handlers_;
   close();
-  if (handlers) handlers->on_end(status);
+  if (handlers) handlers->on_end(as_end(status));
 }
 
 void Link::close() {

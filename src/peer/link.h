@@ -2,11 +2,13 @@
 // may share a connection (peer_connection.h).
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -18,6 +20,11 @@
 #include "peer/stop_detector.h"
 
 namespace tessera {
+
+// For a message that the peer answers without a user and without moving data. A peer that has answered a Ping sent so
+// much later, but not the message, never will. One that is slow or stopped answers neither, and is waited for.
+inline constexpr Duration kAnswerTime = seconds(2);
+inline constexpr Duration kSilentTime = seconds(30);  // with neither answer
 
 class PeerConnection;
 
@@ -51,12 +58,22 @@ class Link : public std::enable_shared_from_this<Link> {
   void poll();
   void set_limits(FrameLimits limits);
 
+  // From now on kUnavailable, after which both sides could try again, is reported as the loss of the peer (kPeerLost):
+  // what is under way over the link cannot wait for that.
+  void set_in_use() { in_use_ = true; }
+
   // Nothing is sent before the link is attached: a caller waits for the answer.
   template <typename Message>
   void send(const Message& message, std::vector<UniqueFd> fds = {}) {
     outgoing_.clear(kKeptBytes);
     write_fields(message, outgoing_);
     send_bytes(kCode<Message>, outgoing_.view(), std::move(fds));
+  }
+  // The same for a message that one of these must answer: otherwise the link ends with kUnavailable, see kAnswerTime.
+  template <typename... Answers, typename Message>
+  void ask(const Message& message, std::vector<UniqueFd> fds = {}) {
+    asked_ = Asked{.what = kNameOf<Message::kType>, .answers = {kCode<Answers>...}, .since = Clock::steady().now()};
+    send(message, std::move(fds));
   }
   // Tells the peer why and closes. No handler runs afterwards.
   void reject(const Status& reason);
@@ -76,6 +93,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void end(const Status& status);
   void fail_with(const Status& status);  // of what the peer has sent
   void reject_and_end(const Status& reason, const Status& status);
+  Status as_end(const Status& status) const;
+  void end_unanswered(Duration limit);
   // No frame comes, and none goes, any more. The connection has forgotten it.
   void release();
 
@@ -85,7 +104,14 @@ class Link : public std::enable_shared_from_this<Link> {
   std::optional<Incarnation> worker_;
   StopDetector stop_detector_;
   TimePoint heard_ = Clock::steady().now();
+  struct Asked {
+    std::string_view what;
+    std::array<uint16_t, 2> answers{};
+    TimePoint since;
+  };
+  std::optional<Asked> asked_;  // until it is answered
   std::string name_;
+  bool in_use_ = false;
   bool told_ = false;    // one end has said Detach or Reject, or the other Closed
   ByteWriter outgoing_;  // the message that is sent
   // Shared, so that a handler that closes its own link is not destroyed while it runs.

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/metrics.h"
+#include "base/mutation.h"
 #include "base/socket.h"
 
 namespace tessera {
@@ -15,6 +16,7 @@ namespace {
 // Attaching may queue a large table; steady state, a few messages.
 constexpr size_t kMaxQueuedBytes = size_t{512} << 20;  // of a link
 constexpr Duration kDying = seconds(0.02);
+constexpr Duration kPingAfter = seconds(0.25);       // what was said
 constexpr uint32_t kMaxStreams = uint32_t{1} << 30;  // opened by one side of a connection
 // A caller that waits for its session may still say Detach or Broken, with a text.
 constexpr FrameLimits kEarlyLimits{.payload_bytes = 66 << 10, .fds = 0};
@@ -52,7 +54,9 @@ PeerConnection::PeerConnection(EventLoop& loop, UniqueFd socket, Role role, std:
       socket_(std::move(socket)),
       name_(std::move(peer_name)),
       reader_(kBusMagic, widest_, [this](uint32_t stream) { return limits_of(stream); }),
-      writer_(kBusMagic, kProtocolMax, kMaxQueuedBytes) {}
+      writer_(kBusMagic, kProtocolMax, kMaxQueuedBytes) {
+  if (role_ != Role::kSole) reader_.take_checks();
+}
 
 PeerConnection::~PeerConnection() {
   close_socket();
@@ -126,7 +130,7 @@ void PeerConnection::send_from(Link& link, uint16_t type, std::span<const std::b
                                std::vector<UniqueFd> fds) {
   if (!open() || ending_ != 0) return;
   try {
-    writer_.push(type, payload, std::move(fds), *link.stream_);
+    push(*link.stream_, type, payload, std::move(fds), false);
   } catch (const Error& error) {
     // Told from the loop, not from within the caller's own change of state.
     loop_.post([connection = shared_from_this(), to = link.shared_from_this(),
@@ -140,15 +144,32 @@ void PeerConnection::send_from(Link& link, uint16_t type, std::span<const std::b
   flush();
 }
 
-void PeerConnection::send_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload) {
+void PeerConnection::say_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload) {
   if (!open() || ending_ != 0) return;
-  writer_.push_last(type, payload, stream);
+  push(stream, type, payload, {}, true);
   flush();
 }
 
 // Where the link was the only one the socket's end says it.
 void PeerConnection::say_closed(uint32_t stream) {
-  if (role_ != Role::kSole) send_last(stream, kCode<Closed>, message_bytes(Closed{}));
+  if (role_ != Role::kSole) say_last(stream, kCode<Closed>, message_bytes(Closed{}));
+}
+
+void PeerConnection::push(uint32_t stream, uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds,
+                          bool last) {
+  const FrameFault fault = role_ == Role::kSole ? FrameFault::kNone : frame_fault(type);
+  if (fault == FrameFault::kUnsaid) return;
+  if (type != kCode<Ping> && type != kCode<Pong>) follow_up();
+  FrameCheck sum = pulse_.sent;
+  const uint16_t check = agreed() ? sum.next(type, stream, payload) : uint16_t{0};
+  const SpoiltFrames::Sent sent{type, stream, check, payload};
+  const bool spoilt = pulse_.spoilt.spoil(fault, sent, writer_);
+  if (!spoilt && last)
+    writer_.push_last(type, payload, stream, check);
+  else if (!spoilt)
+    writer_.push(type, payload, std::move(fds), stream, check);
+  pulse_.sent = sum;  // what did not fit was not sent
+  pulse_.spoilt.follow(fault, sent, writer_);
 }
 
 void PeerConnection::flush() {
@@ -166,6 +187,50 @@ void PeerConnection::flush() {
       self->end(status);
     });
   }
+}
+
+// --- pings ---------------------------------------------------------------------------------------
+
+void PeerConnection::follow_up() {
+  if (role_ == Role::kSole) return;
+  pulse_.said = true;
+  if (pulse_.timer == 0) pulse_.timer = loop_.add_timer_after(kPingAfter, [this] { ping(); });
+}
+
+// None follows one that is not answered yet: a stopped or slow peer has enough to read. What is sent meanwhile is
+// followed up after the answer.
+void PeerConnection::ping() {
+  pulse_.timer = 0;
+  if (!open() || ending_ != 0 || !agreed()) return;
+  const TimePoint now = Clock::steady().now();
+  if (pulse_.asked == pulse_.answered) {
+    pulse_.said = false;
+    pulse_.asked_at = now;
+    return send(Ping{.number = ++pulse_.asked});
+  }
+  end_unanswered(now, kSilentTime);
+  if (open() && awaits_answer()) follow_up();
+}
+
+bool PeerConnection::awaits_answer() const {
+  return std::ranges::any_of(links_, [](const auto& entry) { return entry.second->asked_.has_value(); });
+}
+
+void PeerConnection::end_unanswered(TimePoint asked_until, Duration limit) {
+  const std::shared_ptr<PeerConnection> self = shared_from_this();
+  std::vector<std::shared_ptr<Link>> silent;
+  for (const auto& [stream, link] : links_)
+    if (link->asked_ && asked_until - link->asked_->since >= limit) silent.push_back(link->shared_from_this());
+  for (const auto& link : silent) link->end_unanswered(limit);
+}
+
+// The answer to anything that was asked before the Ping has come before the Pong.
+void PeerConnection::handle_pong(uint32_t number) {
+  if (number != pulse_.asked || number == pulse_.answered)
+    fail(ErrorCode::kMismatch, "Pong {} where {} was asked"_message, number, pulse_.asked);
+  pulse_.answered = number;
+  end_unanswered(pulse_.asked_at, kAnswerTime);
+  if (open() && (pulse_.said || awaits_answer())) follow_up();
 }
 
 // --- the socket ----------------------------------------------------------------------------------
@@ -250,7 +315,17 @@ bool PeerConnection::read_some() {
   }
 }
 
+// Frames have checks from the Welcome on: before it, the peer may be of a release that knows of none.
+void PeerConnection::require_next(const Frame& frame) {
+  const bool checked = agreed() || (dials() && frame.type == kCode<Welcome>);
+  if (frame.check != (checked ? pulse_.read.next(frame.type, frame.stream, frame.payload) : 0))
+    fail(ErrorCode::kUnavailable,
+         "message {} is not the one that was sent next: one was lost, doubled or changed on its way"_message,
+         frame.type);
+}
+
 void PeerConnection::dispatch(Frame& frame) {
+  if (role_ != Role::kSole) require_next(frame);
   if (agreed_ != 0 && frame.version != agreed_)
     fail(ErrorCode::kMismatch, "a frame of protocol {} where {} was agreed on"_message, frame.version, agreed_);
   if (frame.type == kCode<Attach> && role_ != Role::kSole && frame.stream != 0) return handle_attach(frame);
@@ -259,6 +334,8 @@ void PeerConnection::dispatch(Frame& frame) {
     if (was_opened(frame.stream)) return;  // it was sent before the peer knew that the link is closed
     fail(ErrorCode::kMismatch, "message {} on stream {}, which nobody has opened"_message, frame.type, frame.stream);
   }
+  if (frame.type == kCode<Ping> && agreed()) return send(Pong{.number = parse<Ping>(frame.payload).number});
+  if (frame.type == kCode<Pong> && agreed()) return handle_pong(parse<Pong>(frame.payload).number);
   if (frame.type == kCode<Reject>) {
     const Reject reject = parse<Reject>(frame.payload);
     return end(failed(reject.code, "{} refuses the connection: {}"_message, name_, reject.text));
@@ -291,7 +368,7 @@ void PeerConnection::reject(const Status& reason) {
 
 void PeerConnection::reject_and_end(const Status& reason, const Status& status) {
   if (!open()) return;
-  writer_.push_last(kCode<Reject>, message_bytes(Reject{.code = reason.code(), .text = reason.message()}), 0);
+  push(0, kCode<Reject>, message_bytes(Reject{.code = reason.code(), .text = reason.message()}), {}, true);
   end(status);
 }
 
@@ -325,6 +402,7 @@ void PeerConnection::close_socket() {
     // The peer has gone: nobody is left to tell.
   }
   loop_.cancel_timer(ending_);
+  loop_.cancel_timer(pulse_.timer);
   loop_.remove_fd(socket_.get());
   if (pidfd_) loop_.remove_fd(pidfd_.get());
   pidfd_.reset();

@@ -1,5 +1,6 @@
 // A socket between two processes, and the links whose frames it carries, each on a stream of its own. Stream 0 is the
-// connection's: who the two are, and when it is done with.
+// connection's: who the two are, and when it is done with. A frame that is missing, or is not what was sent, ends the
+// connection. A Ping follows what was sent, so that this is noticed even if nothing else comes.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,11 @@
 
 #include "base/event_loop.h"
 #include "base/framing.h"
+#include "peer/frame_check.h"
 #include "peer/handshake.h"
 #include "peer/link.h"
 #include "peer/message.h"
+#include "peer/spoilt_frames.h"
 
 namespace tessera {
 
@@ -55,7 +58,7 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   // On stream 0.
   template <typename Message>
   void send(const Message& message) {
-    send_last(0, kCode<Message>, message_bytes(message));
+    say_last(0, kCode<Message>, payload_of(message));
   }
   // Tells the peer why and closes; the links end with that reason, too.
   void reject(const Status& reason);
@@ -74,7 +77,7 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   void poll();
   void widen_limits(FrameLimits limits);
   void send_from(Link& link, uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds);
-  void send_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload);
+  void say_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload);
   void say_closed(uint32_t stream);
   void forget(const Link& link);
 
@@ -83,10 +86,19 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   bool was_opened(uint32_t stream) const;
   FrameLimits limits_of(uint32_t stream) const;
   void give_stream(Link& link, const Attach& attach);
+  // Puts it on the writer's queue; with `last` however much waits there.
+  void push(uint32_t stream, uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, bool last);
   void flush();
+  // --- pings ---
+  void follow_up();  // has a Ping sent soon
+  void ping();
+  void handle_pong(uint32_t number);
+  bool awaits_answer() const;  // some link does
+  void end_unanswered(TimePoint asked_until, Duration limit);
   void handle_events(uint32_t events);
   void handle_death();
   void handle_end();
+  void require_next(const Frame& frame);
   void dispatch(Frame& frame);
   void handle_attach(Frame& frame);
   bool read_some();  // false once the peer has ended the stream
@@ -109,6 +121,16 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   FrameWriter writer_;
   Frame incoming_;        // the frame that a handler sees
   bool writing_ = false;  // EPOLLOUT is asked for
+  struct Pulse {
+    FrameCheck sent, read;
+    bool said = false;  // something since the last Ping
+    uint32_t asked = 0;
+    uint32_t answered = 0;
+    TimePoint asked_at{};
+    EventLoop::TimerId timer = 0;
+    SpoiltFrames spoilt;
+  };
+  Pulse pulse_;
   uint32_t streams_ = 0;  // opened by this side
   uint32_t peer_streams_ = 0;
   std::map<uint32_t, Link*> links_;  // by stream

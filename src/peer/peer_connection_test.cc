@@ -13,6 +13,7 @@
 namespace tessera {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 const Broken kWord{Status(ErrorCode::kPeerLost, "hello")};
@@ -175,6 +176,78 @@ TEST_F(ADialer, AnotherIncarnationIsNotCalledOverIt) {
   const Callee other{.address = "/none", .name = "inference/0", .incarnation = Incarnation::next()};
   EXPECT_THAT(error_of([&] { agent_.agent().call(other, attach_to("two"), soon(), [](std::shared_ptr<Link>) {}); }),
               HasSubstr("/none"));
+}
+
+TEST_F(ADialer, AMessageThatIsLostEndsTheConnectionWithTheNextOne) {
+  attach(3, "two");
+  peer_.lose(1, kWord);
+  peer_.say(3, kWord);
+  for (const char* session : {"one", "two"})
+    EXPECT_THAT(agent_.at(session).end(), AllOf(HasSubstr("inference/0: message 19"), HasSubstr("lost, doubled")));
+  EXPECT_EQ(peer_.next<Reject>(0).code, ErrorCode::kUnavailable);
+  EXPECT_EQ(agent_.at("two").frames(), 0U) << "nothing is done out of turn";
+}
+
+TEST_F(ADialer, AHelloThatWasChangedIsRefusedForBothToTryAgain) {
+  Hello hello = hello_of(self_);
+  std::vector<std::byte> payload = payload_of(hello);
+  for (const size_t place : {size_t{0}, size_t{2}, size_t{4}, payload.size() / 2, payload.size() - 1}) {
+    RawPeer other(connect_unix(agent_.agent().address(), soon()));
+    payload[place] ^= std::byte{0x5A};
+    other.say_bytes(0, kCode<Hello>, payload);
+    EXPECT_EQ(other.next<Reject>(0).code, ErrorCode::kUnavailable) << "byte " << place;
+    payload[place] ^= std::byte{0x5A};
+  }
+}
+
+// It knows of no checks, and reads a Hello only up to its own fields.
+TEST_F(ADialer, ThePeerOfARelease010IsToldThatThereIsNoCommonProtocol) {
+  Hello hello = hello_of(self_);
+  hello.protocol_min = hello.protocol_max = 4;
+  hello.release = "0.1.0";
+  RawPeer other(connect_unix(agent_.agent().address(), soon()), 4);
+  other.say_bytes(0, kCode<Hello>, message_bytes(hello));
+  const Frame answer = other.frame();
+  EXPECT_EQ(answer.type, kCode<Reject>);
+  EXPECT_EQ(answer.check, 0);
+  EXPECT_THAT(parse<Reject>(answer.payload).text, HasSubstr("no common protocol: "));
+}
+
+TEST_F(ADialer, WhatItHasSaidIsFollowedByAPingThatIsAnswered) {
+  peer_.say(0, Ping{.number = 1});
+  EXPECT_EQ(peer_.next<Pong>(0).number, 1U);
+  agent_.send("one");
+  (void)peer_.next<Broken>(1);
+  const uint32_t first = peer_.ping();
+  agent_.send("one");
+  EXPECT_EQ(peer_.ping(), first + 1);
+  EXPECT_EQ(agent_.at("one").ends(), 0U);
+}
+
+TEST_F(ADialer, APongThatWasNotAskedForEndsTheConnection) {
+  peer_.say(0, Pong{.number = 7});
+  EXPECT_THAT(agent_.at("one").end(), HasSubstr("Pong 7"));
+}
+
+TEST_F(ADialer, WhoAnswersPingsAndNotWhatItWasAskedIsCutOff) {
+  agent_.with("one", [](Link& link) { link.ask<Prepare>(Attached{}); });
+  (void)peer_.next<Attached>(1);
+  const Reject reject = peer_.next<Reject>(1);
+  EXPECT_EQ(reject.code, ErrorCode::kUnavailable);
+  EXPECT_EQ(reject.text, "Attached was not answered within 2 s");
+  EXPECT_EQ(agent_.at("one").end(), "inference/0 has not answered Attached within 2 s");
+  EXPECT_EQ(connections(), before_ + 1) << "the connection is there for others";
+}
+
+TEST_F(ADialer, WhoAnswersInTimeIsNotCutOff) {
+  agent_.with("one", [](Link& link) { link.ask<Broken>(Attached{}); });
+  (void)peer_.next<Attached>(1);
+  peer_.say(1, kWord);
+  agent_.at("one").wait_frames(1);
+  agent_.send("one");
+  (void)peer_.next<Broken>(1);
+  (void)peer_.ping();
+  EXPECT_EQ(agent_.at("one").ends(), 0U);
 }
 
 TEST_F(ADialer, ItsEndEndsAllLinksOnce) {

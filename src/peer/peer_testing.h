@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <concepts>
 #include <map>
 #include <memory>
 #include <span>
@@ -23,6 +24,7 @@
 #include "base/socket.h"
 #include "base/testing.h"
 #include "peer/agent.h"
+#include "peer/frame_check.h"
 #include "peer/peer_watch.h"
 #include "tessera/version.h"
 
@@ -195,20 +197,51 @@ inline void expect_connections(int64_t count) {
 // A peer by hand.
 class RawPeer {
  public:
-  explicit RawPeer(UniqueFd socket) : socket_(std::move(socket)) {}
+  explicit RawPeer(UniqueFd socket, uint16_t version = kProtocolMax)
+      : socket_(std::move(socket)), writer_(kBusMagic, version, size_t{1} << 20) {
+    reader_.take_checks();
+  }
 
   template <typename Message>
   void say(uint32_t stream, const Message& message, std::vector<UniqueFd> fds = {}) {
-    writer_.push(kCode<Message>, message_bytes(message), std::move(fds), stream);
+    welcomed_ = welcomed_ || std::same_as<Message, Welcome>;
+    say_bytes(stream, kCode<Message>, payload_of(message), std::move(fds));
+  }
+  void say_bytes(uint32_t stream, uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds = {}) {
+    const uint16_t check = welcomed_ ? check_.next(type, stream, payload) : uint16_t{0};
+    writer_.push(type, payload, std::move(fds), stream, check);
     writer_.flush(socket_.get(), soon());
   }
-  Frame frame() { return wait_frame(socket_.get(), reader_, soon()); }
+  // The peer has sent that, and it does not arrive.
+  template <typename Message>
+  void lose(uint32_t stream, const Message& message) {
+    (void)check_.next(kCode<Message>, stream, message_bytes(message));
+  }
+  // The next one, besides Pings, which are answered.
+  Frame frame() {
+    for (;;) {
+      Frame frame = wait_frame(socket_.get(), reader_, soon());
+      welcomed_ = welcomed_ || frame.type == kCode<Welcome>;
+      if (frame.type != kCode<Ping>) return frame;
+      say(0, Pong{.number = parse<Ping>(frame.payload).number});
+    }
+  }
   template <typename Message>
   Message next(uint32_t stream) {
     const Frame frame = this->frame();
     EXPECT_EQ(frame.stream, stream);
     EXPECT_EQ(frame.type, kCode<Message>) << kNameOf<Message::kType>;
     return parse<Message>(frame.payload);
+  }
+  // Answers the next Ping, whatever comes before; its number.
+  uint32_t ping() {
+    for (;;) {
+      const Frame frame = wait_frame(socket_.get(), reader_, soon());
+      if (frame.type != kCode<Ping>) continue;
+      const uint32_t number = parse<Ping>(frame.payload).number;
+      say(0, Pong{.number = number});
+      return number;
+    }
   }
   bool closed() {
     try {
@@ -223,8 +256,10 @@ class RawPeer {
   static constexpr FrameLimits kLimits{.payload_bytes = kMaxMessageBytes, .fds = 4};
 
   UniqueFd socket_;
+  FrameCheck check_;
+  bool welcomed_ = false;
   FrameReader reader_{kBusMagic, kLimits, [](uint32_t) { return kLimits; }};
-  FrameWriter writer_{kBusMagic, kProtocolMax, size_t{1} << 20};
+  FrameWriter writer_;
 };
 
 }  // namespace tessera

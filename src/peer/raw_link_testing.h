@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -12,6 +13,8 @@
 #include "base/framing.h"
 #include "base/socket.h"
 #include "base/testing.h"
+#include "peer/frame_check.h"
+#include "peer/handshake.h"
 #include "peer/message.h"
 
 namespace tessera {
@@ -20,21 +23,28 @@ namespace tessera {
 class RawLink {
  public:
   explicit RawLink(UniqueFd socket, FrameLimits limits = {.payload_bytes = 1 << 20, .fds = 0})
-      : socket_(std::move(socket)), reader_(kBusMagic, limits, [limits](uint32_t) { return limits; }) {}
+      : socket_(std::move(socket)), reader_(kBusMagic, limits, [limits](uint32_t) { return limits; }) {
+    reader_.take_checks();
+  }
 
   // What is sent from now on is of that stream; what comes may be of any.
   void set_stream(uint32_t stream) { stream_ = stream; }
   template <typename Message>
   void send(const Message& message) {
-    send(kCode<Message>, message_bytes(message));
+    send(kCode<Message>, payload_of(message));
   }
-  void send(uint16_t type, std::span<const std::byte> payload) {
-    writer_.push(type, payload, {}, stream_);
-    writer_.flush(socket_.get(), soon());
-  }
+  void send(uint16_t type, std::span<const std::byte> payload) { send_on(stream_, type, payload); }
   void send_raw(std::span<const std::byte> bytes) { send_some(socket_.get(), bytes); }
 
-  Frame next_frame() { return wait_frame(socket_.get(), reader_, soon()); }
+  // Answers the Pings before it.
+  Frame next_frame() {
+    for (;;) {
+      Frame frame = wait_frame(socket_.get(), reader_, soon());
+      if (frame.type == kCode<Welcome>) check_.emplace();
+      if (frame.type != kCode<Ping>) return frame;
+      send_on(0, kCode<Pong>, frame.payload);
+    }
+  }
   // The next message, which is to be of that type.
   template <typename Message>
   Message next() {
@@ -54,8 +64,14 @@ class RawLink {
   void close() { socket_.reset(); }
 
  private:
+  void send_on(uint32_t stream, uint16_t type, std::span<const std::byte> payload) {
+    writer_.push(type, payload, {}, stream, check_ ? check_->next(type, stream, payload) : uint16_t{0});
+    writer_.flush(socket_.get(), soon());
+  }
+
   UniqueFd socket_;
   uint32_t stream_ = 0;
+  std::optional<FrameCheck> check_;  // from the Welcome on
   FrameWriter writer_{kBusMagic, kProtocolMax, size_t{1} << 20};
   FrameReader reader_;
 };

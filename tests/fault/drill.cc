@@ -16,7 +16,6 @@
 namespace tessera::test {
 namespace {
 
-constexpr Timeout kPatience = std::chrono::seconds(3);
 constexpr Index kRows = 1024;
 constexpr Index kColumns = 1024;
 constexpr auto kUntouched = std::byte{0xA5};
@@ -87,7 +86,8 @@ class Tensors {
                        .dtype = sends_ ? a.src_dtype : a.dst_dtype,
                        .shape = a.shape,
                        .layout = sends_ ? a.src : a.dst,
-                       .strides = data_[i].strides});
+                       .strides = data_[i].strides,
+                       .wire = a.wire});
     }
     return specs;
   }
@@ -134,18 +134,24 @@ class Member {
                 .store = store,
                 .agent = (sends ? plan.sender_agents : plan.receiver_agents) ? "daemon" : "embedded",
                 .threads = 1,
-                .timeout = kPatience};
+                .timeout = plan.patience};
   }
   Batch& batch() {
     if (!bus_) bus_.emplace(options_);
     if (!batch_) {
       pair_.reset();
-      pair_.emplace(bus_->pair({.name = "weights", .peer = sends_ ? "inference" : "trainer", .timeout = kPatience}));
+      pair_.emplace(
+          bus_->pair({.name = "weights", .peer = sends_ ? "inference" : "trainer", .timeout = plan_.patience}));
       const std::vector<TensorSpec> specs = tensors.specs();
-      batch_.emplace(sends_ ? pair_->offer("policy", specs, kPatience, plan_.sender)
-                            : pair_->accept("policy", specs, kPatience, plan_.receiver));
+      batch_.emplace(sends_ ? pair_->offer("policy", specs, plan_.patience, plan_.sender)
+                            : pair_->accept("policy", specs, plan_.patience, plan_.receiver));
     }
     return *batch_;
+  }
+  // Closes the batch; the next one is another registration.
+  void leave() {
+    batch_.reset();
+    renewed_ = true;
   }
   // Whether its agent was lost: everything is made again then, and what the tensors hold is no longer known.
   bool lost_agent() {
@@ -247,10 +253,10 @@ void check_after_loss(const Batch& batch, Tensors& tensors, RankBoard& mine) {
 }
 
 int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors, bool renewed) {
-  if (!plan.stages || batch.undecided()) return batch.recv({}, kPatience).wait();
+  if (!plan.stages || batch.undecided()) return batch.recv({}, plan.patience).wait();
   const int64_t before = batch.version();
   try {
-    batch.stage({}, kPatience).wait();
+    batch.stage({}, plan.patience).wait();
   } catch (const Error& error) {  // one that was undecided has been settled meanwhile
     if (error.code() != ErrorCode::kInvalidArgument) throw;
   }
@@ -259,9 +265,9 @@ int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors, bool renewed
   return batch.commit();
 }
 
-void send(Batch& batch, int64_t version) {
+void send(const DrillPlan& plan, Batch& batch, int64_t version) {
   try {
-    batch.send(version, kPatience).wait();
+    batch.send(version, plan.patience).wait();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalidArgument || batch.version() < version) throw;
     fail(ErrorCode::kPeerLost, "the others had sent version {} without this rank"_message, version);
@@ -284,7 +290,7 @@ int run_sender(const DrillPlan& plan, Board& board, const std::string& store, Ra
       const int64_t step = next_step(board, mine);
       if (step == 0) break;
       member.tensors.fill(step);
-      if (went_well(board, mine, [&] { send(*batch, step); }))
+      if (went_well(board, mine, [&] { send(plan, *batch, step); }))
         succeed(board, mine, step);
       else
         member.lost_agent();
@@ -300,7 +306,8 @@ int run_receiver(const DrillPlan& plan, Board& board, const std::string& store, 
   return without_leaks(board, [&] {
     ::setenv("TESSERA_FORCE_PULL", plan.pull.c_str(), 1);
     Member member(plan, store, false, rank);
-    while (board.senders_gone < plan.senders) {
+    for (uint32_t renewals = 0; board.senders_gone < plan.senders;) {
+      if (std::exchange(renewals, board.renewals.load()) != board.renewals) member.leave();
       Batch* batch = nullptr;
       if (!went_well(board, mine, [&] { batch = &member.batch(); })) {
         member.lost_agent();

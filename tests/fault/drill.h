@@ -31,6 +31,7 @@ struct DrillPlan {
   std::string bulk_src = {}, bulk_dst = {};
   bool bulk_src_shared = false, bulk_dst_shared = false;
   std::vector<RandomCase> cases = {};
+  Timeout patience = std::chrono::seconds(3);  // of each call
 
   static DrillPlan random(uint64_t seed);
   std::string to_string() const;
@@ -57,6 +58,7 @@ struct Board {
   std::atomic<uint32_t> changes;     // a futex
   std::atomic<uint64_t> operations;  // begun, by anyone
   std::atomic<int64_t> step;         // what the senders send now
+  std::atomic<uint32_t> renewals;    // receivers close their batch, and register again, each time this grows
   std::atomic<bool> stop;
   std::atomic<int> senders_gone;  // since then
   std::atomic<bool> failed;       // a process has ended otherwise than it should

@@ -86,7 +86,7 @@ void AmaxExchange::accept(Caller caller) {
   Follower& follower = followers_[rank];
   follower.name = caller.link->name();
   follower.link = std::move(caller.link);
-  follower.link->send(Prepared{});
+  follower.link->ask<Joins>(Prepared{});
 }
 
 void AmaxExchange::handle_follower(Rank rank, Frame& frame) {

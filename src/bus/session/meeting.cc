@@ -54,11 +54,15 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
   const Status renewed =
       failed(ErrorCode::kUnavailable, "newer registrations are there"_message);  // the peers try again as well
   exchange_.begin();
+  Status broken;  // why the session before was given up
   while (true) {
     Agreement agreed;
-    {
+    try {
       const TraceSpan span("exchange", {.subject = subject_});
       agreed = exchange_.exchange(view_, owner_.own_offer(), limits);
+    } catch (const Error& error) {
+      if (broken.ok() || error.code() != ErrorCode::kDeadlineExceeded) throw;
+      throw Error(error.code(), fmt::format("{}; before that: {}"_message, error.what(), broken.message()));
     }
     std::shared_ptr<Session> session = owner_.make_session(view_, std::move(agreed));
     const Agreement& agreement = session->setup().agreement;
@@ -89,6 +93,7 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
       throw;
     }
     agent_.run_on_loop([&] {
+      broken = session->broken_status();
       session->close(renewed);
       session.reset();
     });

@@ -110,7 +110,7 @@ void PullLink::withdraw_offer(int64_t version) {
 
 void PullLink::hold(int64_t version, uint32_t epoch) {
   hold_ = {.state = HoldState::kAsked, .version = version, .epoch = epoch};
-  link_->send(Hold{.version = version, .epoch = epoch});
+  link_->ask<Held, Refuse>(Hold{.version = version, .epoch = epoch});
 }
 
 void PullLink::handle_held(const Held& held) {
@@ -134,7 +134,7 @@ void PullLink::take(int64_t version, uint32_t epoch) {
   abort_status_ = {};
   hold_ = {};
   Trace::begin("take", track_, {.subject = name(), .version = version});
-  link_->send(Take{.version = version, .epoch = epoch, .held = deltas_.held()});
+  link_->ask<Grant, Refuse>(Take{.version = version, .epoch = epoch, .held = deltas_.held()});
 }
 
 void PullLink::handle_grant(Grant grant) {

@@ -219,6 +219,7 @@ void Session::fail_attach(const Status& status) {
 
 void Session::adopted() {
   adopted_ = true;
+  for (Link* link : links()) link->set_in_use();
   Metrics::process().sessions.add(1);
 }
 

@@ -28,7 +28,7 @@ void PullEnd::handle_attached(Link& link, Frame& frame) {
   Prepare prepare{.stream = streams(), .skipped = {}};
   for (uint32_t i = 0; i < routes_.size(); ++i)
     if (routes_[i].skipped) prepare.skipped.push_back(i);
-  link.send(prepare);
+  link.ask<Prepared>(prepare);
 }
 
 const Attached::Place& PullEnd::check_place(const Attached& attached, size_t place, size_t route) const {

@@ -14,7 +14,10 @@ ByteExtent extent_of_source(const SourceRoute& route) {
 
 void send_attached(Link& link, Attached message) {
   std::vector<UniqueFd> fds = detach_fds(message.keys);
-  link.send(message, std::move(fds));
+  if (message.more_keys)
+    link.send(message, std::move(fds));
+  else
+    link.ask<Prepare>(message, std::move(fds));
 }
 
 }  // namespace
