@@ -266,3 +266,27 @@ def test_a_send_that_nobody_takes_says_who_is_missing(runtime_dir: pathlib.Path)
             inplace.send(timeout=0.2)
         with pytest.raises(tessera.DeadlineExceededError, match="missing: job engine0; job engine1"):
             inplace.wait_peers(timeout=0.2)
+
+
+def change_places(rank: Rank, other: str) -> None:
+    """Transfers once as its job, and once as the other one. It keeps everything that it has closed."""
+    kept = []
+    for role, peer in ((rank.job, other), (other, rank.job)):
+        with tessera.connect("weights", role=role, peer=peer, rank=0, world=1, timeout=LIMIT) as bus:
+            batch = bus.register({"w": np.zeros(4, np.float32)})
+            start = batch.send if role == "trainer" else batch.recv
+            handle: Any = start(blocking=False, timeout=LIMIT)
+            handle.wait()
+            kept.append((bus, batch, handle))
+        rank.tell()
+        rank.hear()
+
+
+def test_a_rank_is_free_once_its_bus_is_closed_although_batches_and_handles_are_kept(jobs: Jobs) -> None:
+    ranks = jobs.start("trainer", change_places, "engine") + jobs.start("engine", change_places, "trainer")
+    for _ in range(2):
+        for each in ranks:
+            each.hear()
+        for each in ranks:
+            each.tell()
+    jobs.results()

@@ -25,7 +25,7 @@ class Transfer:
         self.core = core
         self._held = held
         self._writes = writes
-        self._torn = torn
+        self._torn: Callable[[], bool] | None = torn
 
     def begun(self) -> None:
         """The caller goes on while it is in progress."""
@@ -37,15 +37,16 @@ class Transfer:
         """Bumps the counters of what it has written, and releases it. Idempotent. REQUIRES: it has ended; `well`, if
         the caller knows whether it succeeded."""
         held, self._held = self._held, ()
-        if held and self._writes and (well or self._has_written()):
+        torn, self._torn = self._torn, None  # it holds the core's batch, and with it this rank's place on the bus
+        if held and self._writes and (well or self._has_written(torn)):
             for each in held:
                 each.written()
 
-    def _has_written(self) -> bool:
+    def _has_written(self, torn: Callable[[], bool] | None) -> bool:
         try:
             self.core.wait(None)
         except Error:
-            return self._torn()
+            return torn is None or torn()
         return True
 
 
