@@ -40,7 +40,12 @@ void JobOptions::declare(CLI::App& command) {
                      "Seconds to wait for the other job, and for each transfer (default: 300 and 30)");
   command.add_option("--threads", threads,
                      "Number of copy threads (default: usable CPUs divided by the ranks on this machine)");
-  command.add_flag("--no-digest", no_digest, "Do not check digests of what arrives; either side can turn them off");
+  auto* mode = command
+                   .add_option("--digest", digest,
+                               "What to check of what arrives: full, sampled (one block in sixteen, others in each "
+                               "version) or off; the weaker choice of the two jobs holds")
+                   ->capture_default_str();
+  command.add_flag("--no-digest", no_digest, "The same as --digest off")->excludes(mode);
   command.add_flag("--pinned", pinned,
                    "Refuse the other job if it comes back with another world size or other layouts");
   command.add_flag("--delta", delta,
@@ -59,7 +64,7 @@ BusOptions JobOptions::bus() const {
   options.agent = agent;
   options.name_space = name_space;
   options.threads = threads;
-  options.digest = !no_digest;
+  options.digest = no_digest ? DigestMode(DigestMode::kOff) : DigestMode::parse(digest);
   return options;
 }
 

@@ -28,6 +28,7 @@ struct JobOptions {
   std::optional<int> world;
   std::optional<double> timeout_s;
   int threads = 0;
+  std::string digest = "full";
   bool no_digest = false;
   bool pinned = false;
   bool delta = false;

@@ -38,6 +38,29 @@ inline constexpr Timeout kPeerGrace = std::chrono::seconds(1);
 inline constexpr size_t kMaxGathered = size_t{4} << 20;
 inline constexpr uint32_t kMaxPeers = 64;  // jobs that a pair names
 
+// How what arrives is checked (docs/formats/digest.md); true means kFull, false kOff.
+class DigestMode {
+ public:
+  enum Value : uint8_t {
+    kOff,
+    kFull,
+    // One block of 16 KiB in sixteen, others in each version and tensor. Tensors that travel quantised and batches with
+    // deltas are checked in full.
+    kSampled,
+  };
+  // NOLINTBEGIN(google-explicit-constructor): options are written with either
+  constexpr DigestMode(Value value = kFull) : value_(value) {}
+  constexpr DigestMode(bool digests) : value_(digests ? kFull : kOff) {}
+  // NOLINTEND(google-explicit-constructor)
+  constexpr Value value() const { return value_; }
+  constexpr bool operator==(const DigestMode&) const = default;
+  // "full", "sampled" or "off". Throws Error(kInvalidArgument).
+  static DigestMode parse(std::string_view text);
+
+ private:
+  Value value_;
+};
+
 struct BusOptions {
   std::string job = {};  // name of this job, which the peer uses too
   Rank rank = 0;         // in this job, 0 .. world-1
@@ -48,7 +71,7 @@ struct BusOptions {
   // rank) on this machine; the call waits for it until `timeout`. Empty: TESSERA_AGENT, else "embedded".
   std::string agent = {};
   int threads = 0;                       // copy threads; 0: usable CPUs / ranks on this host, at least 1
-  bool digest = true;                    // check every route's digest; either side can turn it off for both
+  DigestMode digest = {};                // of every route; the weaker choice of the two sides holds for both
   Timeout timeout = kRendezvousTimeout;  // until the store answers and (job, rank) is this process'
   Timeout stall = kTransferTimeout;      // a transfer fails after so long without progress
   // Once a stop is requested, from any thread, all waits for other ranks end with kCancelled, now and from then on:
@@ -315,7 +338,7 @@ class Batch {
   bool undecided() const;
   BatchStats stats() const;
   // Digests of the last transfer in the present session, of this rank's cells only. The sum over ranks (a replicated
-  // cell once) is the tensor's digest.
+  // cell once) is the tensor's digest; with sampled digests, that of the blocks the version has chosen.
   std::vector<TensorDigest> digests() const;
   // Detaches: frees what both sides keep for this batch. Later calls of the peer fail with kPeerLost, "closed the
   // batch". Idempotent; waits for a transfer that reads or writes the registered memory.

@@ -9,6 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 #include <sys/eventfd.h>
 
@@ -37,11 +38,18 @@ Mode mode_from(const std::string& name) {
   fail(ErrorCode::kInvalidArgument, "mode {:?}: 'inplace' and 'staged' are possible"_message, name);
 }
 
+using Digests = std::variant<bool, std::string>;
+
+DigestMode digest_from(const Digests& digest) {
+  const auto* text = std::get_if<std::string>(&digest);
+  return text != nullptr ? DigestMode::parse(*text) : DigestMode(std::get<bool>(digest));
+}
+
 // An interrupt ends the bus's current waits for other ranks (Bus::interrupt()), or its opening.
 class PyBus {
  public:
   PyBus(std::string job, Rank rank, int world, std::string store, std::string name_space, std::string agent,
-        int threads, bool digest, std::optional<double> timeout, std::optional<double> stall)
+        int threads, const Digests& digest, std::optional<double> timeout, std::optional<double> stall)
       : world_(world) {
     const BusOptions options{.job = std::move(job),
                              .rank = rank,
@@ -50,7 +58,7 @@ class PyBus {
                              .name_space = std::move(name_space),
                              .agent = std::move(agent),
                              .threads = threads,
-                             .digest = digest,
+                             .digest = digest_from(digest),
                              .timeout = timeout_from("timeout", timeout, kRendezvousTimeout),
                              .stall = timeout_from("stall", stall, kTransferTimeout),
                              .stop = stop_.get_token()};
@@ -340,7 +348,7 @@ void bind_bus(nb::module_& module) {
   module.def("check_name", check_name, nb::arg("what"), nb::arg("name"),
              "Raises InvalidArgumentError unless it may be the name of a job, pair, batch or namespace.");
   nb::class_<PyBus>(module, "Bus")
-      .def(nb::init<std::string, Rank, int, std::string, std::string, std::string, int, bool, std::optional<double>,
+      .def(nb::init<std::string, Rank, int, std::string, std::string, std::string, int, Digests, std::optional<double>,
                     std::optional<double>>(),
            nb::kw_only(), nb::arg("job"), nb::arg("rank"), nb::arg("world"), nb::arg("store") = "",
            nb::arg("namespace") = "", nb::arg("agent") = "", nb::arg("threads") = 0, nb::arg("digest") = true,

@@ -698,7 +698,7 @@ def check_name(what: str, name: str) -> None:
     """
 
 class Bus:
-    def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool = True, timeout: float | None = None, stall: float | None = None) -> None: ...
+    def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool | str = True, timeout: float | None = None, stall: float | None = None) -> None: ...
 
     def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False, delta: bool = False, stop: StopSource | None = None, grace: float | None = None) -> Batch:
         """Of [(pair, tensors)]. Blocks until the other job has registered it."""

@@ -10,6 +10,13 @@
 #include "bus/registration/records.h"
 
 namespace tessera {
+
+DigestMode DigestMode::parse(std::string_view text) {
+  if (text == "full") return kFull;
+  if (text == "sampled") return kSampled;
+  if (text == "off") return kOff;
+  fail(ErrorCode::kInvalidArgument, "digest {:?}: full, sampled and off are possible"_message, text);
+}
 namespace bus {
 
 BusOptions complete(BusOptions options) {

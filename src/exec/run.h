@@ -5,6 +5,7 @@
 #include <span>
 
 #include "codec/simd/digest.h"
+#include "codec/simd/digest_sample.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -18,8 +19,8 @@ class Run {
   Run& operator=(const Run&) = delete;
 
   // Starts it. `epoch` (above 0) numbers the transfers of a batch: both sides of a stream must use the same number, and
-  // a new one each time.
-  virtual void start(uint32_t epoch) = 0;
+  // a new one each time. `sample`: the seed of a version whose digests are sampled, except those of quantised routes.
+  virtual void start(uint32_t epoch, const SampleSeed& sample = {}) = 0;
   // Ends it soon with `status`, unless it has ended: the peer died, or the user cancelled. The first failure is kept.
   virtual void abort(const Status& status) = 0;
   // Bytes transferred since start(), counted in the source's dtype; any thread.

@@ -15,6 +15,7 @@
 #include "base/mutex.h"
 #include "codec/simd/cast.h"
 #include "codec/simd/digest.h"
+#include "codec/simd/digest_sample.h"
 #include "exec/pull/compiler.h"
 #include "exec/pull/source.h"
 #include "exec/walk/route.h"
@@ -196,7 +197,7 @@ class PlainOffsets {
 };
 
 // The expected contents of `dst` after a pull, and the digest that both sides should find.
-inline Digest plain_pull(const RandomRoute& route, const std::byte* src, std::byte* dst) {
+inline Digest plain_pull(const RandomRoute& route, const std::byte* src, std::byte* dst, const SampleSeed& seed = {}) {
   const Index per_atom = elements_per_atom(route.what.dtype);
   const int64_t bytes = atom_bytes(route.what.dtype);
   int64_t image_bytes = bytes;
@@ -220,6 +221,8 @@ inline Digest plain_pull(const RandomRoute& route, const std::byte* src, std::by
     }
     digest.elements += static_cast<uint64_t>(per_atom);
   });
+  for (size_t i = 0; seed && i < image.size(); ++i)
+    if (i / 16384 != DigestSample(*seed, route.what.tensor).block(i / (16 * 16384))) image[i] = {};
   digest_bytes(digest, 0, image.data(), image.size());
   return digest;
 }

@@ -16,8 +16,9 @@ TransferRun::~TransferRun() {
   TESSERA_CHECK(!running());
 }
 
-void TransferRun::start(uint32_t epoch) {
+void TransferRun::start(uint32_t epoch, const SampleSeed& sample) {
   TESSERA_CHECK(!running());
+  sample_ = sample;
   std::fill(digests_.begin(), digests_.end(), Digest{});
   bytes_done_.store(0, std::memory_order_relaxed);
   next_unit_.store(0, std::memory_order_relaxed);

@@ -4,12 +4,14 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "codec/simd/digest.h"
+#include "codec/simd/digest_sample.h"
 #include "exec/run.h"
 #include "exec/worker_pool.h"
 #include "tessera/error.h"
@@ -27,7 +29,7 @@ class TransferRun : public Run {
 
   ~TransferRun() override;  // REQUIRES: it is not running
 
-  void start(uint32_t epoch) final;
+  void start(uint32_t epoch, const SampleSeed& sample = {}) final;
   void abort(const Status& status) final;  // any thread
 
   bool running() const { return running_.load(std::memory_order_acquire); }
@@ -53,6 +55,11 @@ class TransferRun : public Run {
   // The complete digest of a route, from the only worker that has it: avoids the locked instructions of add_digest(),
   // each of which waits for the streaming stores before it.
   void put_digest(size_t route, const Digest& digest) { digests_[route] = digest; }
+  const SampleSeed& sample() const { return sample_; }  // as start() was told
+  // Which blocks of a tensor are digested; none: all of them.
+  std::optional<DigestSample> sample_of(uint32_t tensor) const {
+    return sample_ ? std::optional(DigestSample(*sample_, tensor)) : std::nullopt;
+  }
 
  private:
   class Lane final : public Job {
@@ -66,6 +73,7 @@ class TransferRun : public Run {
   Done done_;
   std::vector<Lane> lanes_;
   std::vector<Digest> digests_;
+  SampleSeed sample_;
   std::atomic<size_t> next_unit_{0};
   std::atomic<int> lanes_left_{0};
   std::atomic<int64_t> bytes_done_{0};

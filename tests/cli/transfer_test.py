@@ -75,6 +75,30 @@ class Transfers(CommandTest):
         self.assertEqual(tensors["w"][0], "BF16")
         self.assertEqual(tensors["steps"][2], struct.pack("<q", 8))
 
+    def test_the_weaker_choice_of_digests_holds(self):
+        block = 16384
+        write_safetensors(self.model, {"w": ("F32", [16, block // 4], floats(4 * block))})
+        found = {}
+        for sent, received in (("full", "full"), ("sampled", "full"), ("full", "sampled"), ("sampled", "off")):
+            processes = (self.sender(0, 1, ".*=1:R", None, "--digest", sent),
+                         self.receiver(0, 1, ".*=1:R", "--digest", received, "--verify", self.model))
+            digests = []
+            for process in processes:
+                code, output, errors = self.finish(process)
+                self.assertEqual(code, 0, errors)
+                digests.append(json.loads(output)["digests"])
+            self.assertEqual(*digests)
+            found[sent, received] = digests[0]
+        whole = found["full", "full"]
+        self.assertEqual([each["elements"] for each in found["sampled", "off"]], [0])  # none was made
+        for sampled in (found["sampled", "full"], found["full", "sampled"]):
+            self.assertEqual([each["name"] for each in sampled], ["w"])
+            self.assertNotIn(sampled[0]["digest"], (whole[0]["digest"], 32 * "0"))
+
+    def test_digests_of_another_kind_are_refused(self):
+        self.assert_one_line(self.run_command("send", "--job", "a", "--peer", "b", "--layout", ".*=1:R", "--checkpoint",
+                                              self.model, "--digest", "half"), 2, "full, sampled and off are possible")
+
     def test_only_what_has_changed_is_sent_where_both_sides_ask(self):
         second = self.path / "second.safetensors"
         values = [float(i) for i in range(4096)]

@@ -47,7 +47,7 @@ struct Side {
   bool sends = false;
   Timeout rendezvous = std::chrono::seconds(8);
   std::string name_space = {};
-  bool digest = true;
+  DigestMode digest = {};
   BatchOptions options = {};
   std::string agent = {};
   std::optional<Format> wire = {};

@@ -24,6 +24,7 @@ constexpr std::array kChanges{
 };
 constexpr std::array<Index, 2> kWidths{8192, 1024};
 constexpr std::array kMemories{Memory::kShared, Memory::kPrivate};
+constexpr std::array<DigestMode, 3> kDigests{DigestMode::kOff, DigestMode::kSampled, DigestMode::kFull};
 
 // Of small tensors: how many, and the seconds in which they are to be registered, which grow as their number does.
 struct Many {
@@ -33,33 +34,46 @@ struct Many {
 constexpr Many kMany{10'000, 0.3}, kTenTimesAsMany{100'000, 3};
 constexpr Index kSmallRows = 32, kSmallColumns = 64;  // 4 KiB of bf16
 constexpr double kSmallTarget = 0.3;
+constexpr double kSampledTarget = 1 / 1.1;  // of the rate without
+constexpr double kModelTarget = 0.35;
+constexpr char kModel[] = "MiniLM/shared/f32-bf16";
 
 // Pieces are whole blocks of rows, or at a width of 8,192 8 KiB (4 KiB from columns) and at 1,024 1 KiB (512 B). With
-// the digest both sides read everything once more; private memory has targets without it only.
-std::optional<double> target_of(const Change& change, Index width, Memory memory, bool digest) {
+// the digest both sides read everything once more; private memory has targets without it only. Sampled digests are
+// compared with none.
+std::optional<double> target_of(const Change& change, Index width, Memory memory, DigestMode digest) {
+  if (digest == DigestMode::kSampled) return kSampledTarget;
+  const bool full = digest == DigestMode::kFull;
   const bool wide = width == kWidths[0];
-  if (memory == Memory::kShared) return digest ? (wide ? 0.45 : 0.35) : (wide ? 0.8 : 0.6);
-  if (digest) return std::nullopt;
+  if (memory == Memory::kShared) return full ? (wide ? 0.45 : 0.35) : (wide ? 0.8 : 0.6);
+  if (full) return std::nullopt;
   return change.contiguous ? 0.85 : wide ? 0.5 : 0.4;
 }
 
-std::string name_of(std::string_view what, Memory memory, bool digest) {
-  return fmt::format("{}/{}{}", what, to_string(memory), digest ? "/digest" : "");
+const char* suffix_of(DigestMode digest) {
+  if (digest == DigestMode::kSampled) return "/sampled";
+  return digest == DigestMode::kFull ? "/digest" : "";
 }
 
-std::string large_name(const Change& change, Index width, Memory memory, bool digest) {
+std::string name_of(std::string_view what, Memory memory, DigestMode digest) {
+  return fmt::format("{}/{}{}", what, to_string(memory), suffix_of(digest));
+}
+
+std::string large_name(const Change& change, Index width, Memory memory, DigestMode digest) {
   return name_of(fmt::format("{}/{}", change.name, width), memory, digest);
 }
 
-Case large_case(const Change& change, Index width, int64_t bytes, Memory memory, bool digest) {
+Case large_case(const Change& change, Index width, int64_t bytes, Memory memory, DigestMode digest) {
   return {.name = large_name(change, width, memory, digest),
           .groups = {{.src = std::string(change.src),
                       .dst = std::string(change.dst),
                       .shape = {bytes / (2 * width), width}}},
           .memory = memory,
           .digest = digest,
+          .baseline = digest == DigestMode::kSampled ? large_name(change, width, memory, DigestMode::kOff) : "",
           .target = target_of(change, width, memory, digest),
-          .quick = change.name == "rows-to-rows" ? width == kWidths[0] : change.name == "rows-to-columns" && !digest};
+          .quick = change.name == "rows-to-rows" ? width == kWidths[0]
+                                                 : change.name == "rows-to-columns" && digest == DigestMode::kOff};
 }
 
 struct Cast {
@@ -69,7 +83,7 @@ struct Cast {
 constexpr std::array kCasts{Cast{DType::kF32, DType::kBF16}, Cast{DType::kBF16, DType::kF32}};
 
 Case cast_case(const Change& change, Index width, int64_t bytes, Memory memory, const Cast& cast) {
-  Case c = large_case(change, width, bytes, memory, false);
+  Case c = large_case(change, width, bytes, memory, DigestMode::kOff);
   c.name += fmt::format("/{}-{}", to_string(cast.from), to_string(cast.to));
   TensorGroup& group = c.groups.front();
   group.shape[0] = bytes * 8 / (bits_of(cast.from) * width);
@@ -80,27 +94,29 @@ Case cast_case(const Change& change, Index width, int64_t bytes, Memory memory, 
   return c;
 }
 
-Case small_case(const Many& many, Memory memory, bool digest) {
+Case small_case(const Many& many, Memory memory, DigestMode digest) {
   const Change& rows = kChanges[0];
-  return {.name = name_of(fmt::format("{}x4KiB", many.tensors), memory, digest),
+  const std::string what = fmt::format("{}x4KiB", many.tensors);
+  const bool sampled = digest == DigestMode::kSampled;
+  return {.name = name_of(what, memory, digest),
           .groups = {{.src = std::string(rows.src),
                       .dst = std::string(rows.dst),
                       .shape = {kSmallRows, kSmallColumns},
                       .tensors = many.tensors}},
           .memory = memory,
           .digest = digest,
-          .baseline = large_name(rows, kWidths[0], memory, digest),
-          .target = kSmallTarget,
+          .baseline = sampled ? name_of(what, memory, DigestMode::kOff) : large_name(rows, kWidths[0], memory, digest),
+          .target = sampled ? kSampledTarget : kSmallTarget,
           .register_target_s = many.register_seconds,
-          .quick = !digest && many.tensors == kMany.tensors};
+          .quick = digest == DigestMode::kOff && many.tensors == kMany.tensors};
 }
 
 // all-MiniLM-L6-v2 as scripts/demo.sh moves it: 104 tensors, 90 MB of f32 and one vector of i64, from dp=2,fsdp=2 to
 // tp=2 in bf16.
-Case model_case() {
+Case model_case(DigestMode digest) {
+  const bool sampled = digest == DigestMode::kSampled;
   constexpr Index kHidden = 384, kInner = 1536, kWords = 30522, kPlaces = 512;
   constexpr int kLayers = 6;
-  constexpr double kTarget = 0.35;
   const auto group = [](int tensors, Shape shape, const char* dst) {
     return TensorGroup{.src = "2,2:R,S0",
                        .dst = dst,
@@ -112,7 +128,7 @@ Case model_case() {
   TensorGroup positions = group(1, {1, kPlaces}, "2:R");
   positions.src_dtype = positions.dst_dtype = DType::kI64;
   return {
-      .name = "MiniLM/shared/f32-bf16/digest",
+      .name = std::string(kModel) + suffix_of(digest),
       .groups = {positions, group(1, {kWords, kHidden}, "2:S0"), group(1, {kPlaces, kHidden}, "2:R"),
                  group(1, {2, kHidden}, "2:R"), group(3 * kLayers, {kHidden, kHidden}, "2:S0"),  // query, key, value
                  group(3 * kLayers, {kHidden}, "2:S0"),
@@ -121,9 +137,10 @@ Case model_case() {
                  group(kLayers, {kHidden, kInner}, "2:S1"), group(1, {kHidden, kHidden}, "2:R"),  // the pooler
                  group(6 * kLayers + 3, {kHidden}, "2:R")},                                       // norms and biases
       .memory = Memory::kShared,
-      .digest = true,
-      .target = kTarget,
-      .quick = true};
+      .digest = digest,
+      .baseline = sampled ? kModel : "",
+      .target = sampled ? kSampledTarget : kModelTarget,
+      .quick = digest == DigestMode::kFull};
 }
 
 }  // namespace
@@ -139,17 +156,17 @@ std::string_view to_string(Victim victim) {
 std::vector<Case> all_cases(int64_t bytes) {
   std::vector<Case> cases;
   for (const Memory memory : kMemories) {
-    for (const bool digest : {false, true})
-      for (const Index width : kWidths)
-        for (const Change& change : kChanges) cases.push_back(large_case(change, width, bytes, memory, digest));
+    for (const Index width : kWidths)
+      for (const Change& change : kChanges)
+        for (const DigestMode digest : kDigests) cases.push_back(large_case(change, width, bytes, memory, digest));
     for (const Cast& cast : kCasts)
       for (const Index width : kWidths)
         for (const Change& change : {kChanges[0], kChanges[1]})
           cases.push_back(cast_case(change, width, bytes, memory, cast));
-    for (const bool digest : {false, true}) cases.push_back(small_case(kMany, memory, digest));
+    for (const DigestMode digest : kDigests) cases.push_back(small_case(kMany, memory, digest));
   }
-  cases.push_back(small_case(kTenTimesAsMany, Memory::kShared, false));
-  cases.push_back(model_case());
+  cases.push_back(small_case(kTenTimesAsMany, Memory::kShared, DigestMode::kOff));
+  for (const DigestMode digest : kDigests) cases.push_back(model_case(digest));
   return cases;
 }
 

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/bus.h"
 #include "tessera/dtype.h"
 #include "tessera/layout.h"
 
@@ -43,7 +44,7 @@ struct Case {
   std::string name{};  // "rows-to-columns/8192/shared/digest"
   std::vector<TensorGroup> groups{};
   Memory memory = Memory::kShared;  // of the sources; destinations always write private memory
-  bool digest = false;
+  DigestMode digest = DigestMode::kOff;
   // What its rate is compared with: that case's rate; empty: the ceiling, streaming copies for shared memory and
   // process_vm_readv for private memory.
   std::string baseline{};

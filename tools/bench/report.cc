@@ -162,12 +162,17 @@ Json json_of(const TensorGroup& group) {
           {"dst_dtype", to_string(group.dst_dtype)}};
 }
 
+const char* text_of(DigestMode digest) {
+  if (digest == DigestMode::kSampled) return "sampled";
+  return digest == DigestMode::kFull ? "full" : "off";
+}
+
 Json json_of(const Report& report, const CaseResult& result) {
   const Case& what = result.what;
   Json json{{"name", what.name},
             {"groups", Json::array()},
             {"memory", to_string(what.memory)},
-            {"digest", what.digest},
+            {"digest", text_of(what.digest)},
             {"only_baseline", what.only_baseline}};
   for (const TensorGroup& group : what.groups) json["groups"].push_back(json_of(group));
   if (what.target) json["target"] = *what.target;

@@ -32,7 +32,7 @@ struct Member {
   Bus bus;
   Pair pair;
 
-  Member(const Meeting& meeting, const char* job, const char* peer, Rank rank, int world, bool digest)
+  Member(const Meeting& meeting, const char* job, const char* peer, Rank rank, int world, DigestMode digest)
       : bus({.job = job,
              .rank = rank,
              .world = world,
@@ -43,11 +43,11 @@ struct Member {
         pair(bus.pair({.name = kPair, .peer = peer, .timeout = kMeetTimeout})) {}
 };
 
-Member join_sources(const Meeting& meeting, Rank rank, bool digest) {
+Member join_sources(const Meeting& meeting, Rank rank, DigestMode digest) {
   return {meeting, kSourceJob, kDestinationJob, rank, kSources, digest};
 }
 
-Member join_destinations(const Meeting& meeting, Rank rank, bool digest) {
+Member join_destinations(const Meeting& meeting, Rank rank, DigestMode digest) {
   return {meeting, kDestinationJob, kSourceJob, rank, kDestinations, digest};
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from .. import _core
 from .._arguments import choice, elements, flag, optional_text, pattern, seconds, text, whole
@@ -22,6 +22,8 @@ from .wire import Wire
 
 # Names of tensors: regular expressions, one of which must match the whole name, or a predicate.
 Names: TypeAlias = str | Iterable[str] | Callable[[str], bool]
+
+DigestName = Literal["full", "sampled", "off"]
 
 _SHOWN = 4  # names in a message
 MAX_THREADS = 1024
@@ -40,7 +42,7 @@ def connect(
     layout: LayoutLike | None = None,
     agent: str | None = None,
     threads: int = 0,
-    digest: bool = True,
+    digest: bool | DigestName = True,
 ) -> Bus:
     """Joins job `role` with job `peer` under the name `pair`; blocks until all ranks of both are there.
 
@@ -63,7 +65,8 @@ def connect(
         layout: Layout of plain tensors, which carry none. None: each rank that registers one holds all of it.
         agent: Who moves the data: "embedded", or "daemon", the `tessera agent` of this rank. None: TESSERA_AGENT.
         threads: Number of copy threads. 0: usable CPUs divided by the ranks of this job.
-        digest: Whether to check what arrives; either side can turn it off for both.
+        digest: How to check what arrives: True or "full"; "sampled", which checks one block of 16 KiB in sixteen, others
+            in each version; False or "off". The weaker choice of the two sides holds for both.
 
     Raises:
         DeadlineExceededError: It names the ranks that are missing.
@@ -84,7 +87,7 @@ def connect(
         namespace=optional_text("namespace", namespace),
         agent=optional_text("agent", agent),
         threads=whole("threads", threads, 0, MAX_THREADS),
-        digest=flag("digest", digest),
+        digest=choice("digest", digest, get_args(DigestName)) if isinstance(digest, str) else flag("digest", digest),
         timeout=timeout,
     )
     try:

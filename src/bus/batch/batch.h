@@ -36,7 +36,7 @@ struct BatchSetup {
   Store* store = nullptr;
   Interruption* interruption = nullptr;  // the bus's
   Timeout stall = kTransferTimeout;
-  bool digest = true;
+  DigestMode digest = {};
   std::string pair;
   std::vector<std::string> named;  // the other jobs, as the pair names them
   bool several = false;            // they are PairOptions::peers, and nobody waits for them

@@ -13,6 +13,7 @@
 #include "base/fields.h"
 #include "base/message.h"
 #include "base/process.h"
+#include "bus/registration/digest_choice.h"
 #include "bus/registration/manifest.h"
 #include "peer/handshake.h"
 #include "peer/identity.h"
@@ -106,7 +107,7 @@ struct OpenSession {
       f("store", options.store, 4096);
       f("name_space", options.name_space, kMaxNameBytes);
       f("threads", options.threads);
-      f("digest", options.digest);
+      digest_field(f, options.digest);
       timeout_field(f, "timeout", options.timeout);
       timeout_field(f, "stall", options.stall);
     }

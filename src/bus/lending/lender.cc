@@ -67,7 +67,7 @@ void Lender::end(const Status& status) {
 
 void Lender::abort(Entry& entry, const Status& status) {
   if (const auto next = std::exchange(entry.next, std::nullopt))
-    link_->send(RunEnded{.run = entry.make.run, .epoch = *next, .bytes = 0, .status = status, .digests = {}});
+    link_->send(RunEnded{.run = entry.make.run, .epoch = next->epoch, .bytes = 0, .status = status, .digests = {}});
   if (!entry.running) return;
   entry.ending = true;
   entry.run->abort(status);
@@ -91,8 +91,7 @@ void Lender::handle(Frame& frame) {
       return build(number, entry, {.transport = std::move(given.transport), .fds = std::move(frame.fds)});
     }
     case kCode<StartRun>: {
-      const auto message = parse<StartRun>(frame.payload);
-      return start(message.run, message.epoch);
+      return start(parse<StartRun>(frame.payload));
     }
     case kCode<AbortRun>: {
       const auto message = parse<AbortRun>(frame.payload);
@@ -287,14 +286,16 @@ std::unique_ptr<TransferRun> Lender::pull_run(Entry& entry, std::unique_ptr<Byte
 
 // --- running them --------------------------------------------------------------------------------
 
-void Lender::start(uint32_t number, uint32_t epoch) {
+void Lender::start(const StartRun& message) {
+  const uint32_t number = message.run;
   Entry& entry = this->entry(number);
   if (!entry.failed.ok())
-    return link_->send(RunEnded{.run = number, .epoch = epoch, .bytes = 0, .status = entry.failed, .digests = {}});
+    return link_->send(
+        RunEnded{.run = number, .epoch = message.epoch, .bytes = 0, .status = entry.failed, .digests = {}});
   if (!entry.run) fail(ErrorCode::kMismatch, "lent memory: run {} is started before it is made"_message, number);
   if (entry.next || (entry.running && !entry.ending))
     fail(ErrorCode::kMismatch, "lent memory: run {} is started twice"_message, number);
-  entry.next = epoch;
+  entry.next = message;
   begin_deferred();
 }
 
@@ -305,14 +306,14 @@ void Lender::begin_deferred() {
     if (const auto next = std::exchange(entry.next, std::nullopt)) begin(entry, *next);
 }
 
-void Lender::begin(Entry& entry, uint32_t epoch) {
+void Lender::begin(Entry& entry, const StartRun& message) {
   entry.running = true;
-  entry.epoch = epoch;
+  entry.epoch = message.epoch;
   {
     const MutexLock lock(mutex_);
     ++running_;
   }
-  entry.run->start(epoch);
+  entry.run->start(message.epoch, message.sample);
   if (report_timer_ == 0) report_timer_ = loop_.add_timer_after(kReportPeriod, [this] { report(); });
 }
 

@@ -67,7 +67,7 @@ class Lender {
     bool running = false;  // until the loop has heard of the end
     bool ending = false;   // it was aborted, and may still read and write for a moment
     uint32_t epoch = 0;
-    std::optional<uint32_t> next;  // an epoch to begin once nothing is ending any more
+    std::optional<StartRun> next;  // to begin once nothing is ending any more
     bool dropped = false;          // to be forgotten then
   };
 
@@ -80,8 +80,8 @@ class Lender {
   std::unique_ptr<TransferRun> source_run(Entry& entry, std::unique_ptr<ByteStream> stream);
   std::shared_ptr<const Connection> connect_to_peer(Entry& entry) const;
   std::unique_ptr<TransferRun> pull_run(Entry& entry, std::unique_ptr<ByteStream> stream);
-  void start(uint32_t number, uint32_t epoch);
-  void begin(Entry& entry, uint32_t epoch);
+  void start(const StartRun& message);
+  void begin(Entry& entry, const StartRun& message);
   void abort(Entry& entry, const Status& status);
   void begin_deferred();
   void drop(uint32_t number);

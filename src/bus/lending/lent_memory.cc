@@ -287,7 +287,7 @@ void LentRun::give_stream(StreamEnd end) {
   memory_->link_->send(GiveStream{.run = number_, .transport = std::move(end.transport)}, std::move(end.fds));
 }
 
-void LentRun::start(uint32_t epoch) {
+void LentRun::start(uint32_t epoch, const SampleSeed& sample) {
   TESSERA_CHECK(!running_);
   status_ = {};
   bytes_done_ = 0;
@@ -301,7 +301,7 @@ void LentRun::start(uint32_t epoch) {
     lost = memory_->lost_;
   }
   if (!lost.ok()) return end(lost);
-  memory_->link_->send(StartRun{.run = number_, .epoch = epoch});
+  memory_->link_->send(StartRun{.run = number_, .epoch = epoch, .sample = sample});
 }
 
 void LentRun::abort(const Status& status) {

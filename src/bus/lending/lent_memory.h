@@ -124,7 +124,7 @@ class LentRun final : public Run {
 
   // REQUIRES: the run was made with a stream, and has not been given one yet.
   void give_stream(StreamEnd end);
-  void start(uint32_t epoch) override;
+  void start(uint32_t epoch, const SampleSeed& sample = {}) override;
   void abort(const Status& status) override;
   bool running() const { return running_; }
   int64_t bytes_done() const override { return bytes_done_.load(std::memory_order_relaxed); }

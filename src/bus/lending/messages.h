@@ -22,6 +22,7 @@
 #include "base/message.h"
 #include "base/process.h"
 #include "codec/simd/digest.h"
+#include "codec/simd/digest_sample.h"
 #include "exec/walk/route.h"
 #include "peer/exchange/messages.h"
 #include "peer/message.h"
@@ -168,9 +169,11 @@ struct StartRun {
   static constexpr auto kType = LendingMessage::kStartRun;
   uint32_t run = 0;
   uint32_t epoch = 0;
+  SampleSeed sample = {};
   static void fields(auto& f, auto& self) {
     f("run", self.run);
     f("epoch", self.epoch);
+    f("sample", self.sample);
     f.require(self.epoch != 0, "StartRun: epoch 0"_message);
   }
 };

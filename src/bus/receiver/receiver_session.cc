@@ -34,11 +34,11 @@ void ReceiverSession::connect() {
     links_.push_back(std::make_unique<PullLink>(
         *setup_.agent, *setup_.runs, *this, setup_.view.peer_job, rank, record, wanted_routes(setup_, rank, ties),
         PullLinkOptions{.digest = setup_.agreement.digest,
+                        .sample = setup_.agreement.sample,
                         .tensor_name = [this](uint32_t tensor) { return tensor_name(tensor); },
                         .delta = setup_.agreement.delta}));
-    PullLink* link = links_.back().get();
-    calls_.push_back({link->name(), record, Attach::Purpose::kPull,
-                      [link](std::shared_ptr<Link> made) { link->adopt(std::move(made)); }});
+    calls_.push_back({links_.back()->name(), record, Attach::Purpose::kPull,
+                      [link = links_.back().get()](std::shared_ptr<Link> made) { link->adopt(std::move(made)); }});
   }
   if (!leads())
     calls_.push_back({rank_name(identity().job, 0), setup_.view.own[0], Attach::Purpose::kControl,

@@ -8,6 +8,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "bus/registration/digest_choice.h"
 
 namespace tessera::bus {
 namespace {
@@ -203,7 +204,7 @@ BatchExchange::Side BatchExchange::judge_side(const Awaited& awaited, bool sends
     BatchRecord record = read_record<BatchRecord>(key, items.at(key).value);
     if (record.sends != sends)
       fail_direction(rank_name(job, static_cast<Rank>(rank)), job == identity().job, record.sends);
-    side.digest = side.digest && record.digest;
+    side.digest = weaker(side.digest, record.digest);
     side.delta = side.delta && record.delta;
     side.versions.push_back(record.version);
     side.newest = std::max(side.newest, record.newest);
@@ -346,16 +347,17 @@ Agreement BatchExchange::agree(bool sends, const Side& mine, const Side& theirs)
   const Side& sender = sends ? mine : theirs;
   const Side& receiver = sends ? theirs : mine;
   const std::string& own_job = identity().job;
+  const DigestMode digest = weaker(mine.digest, theirs.digest);
   Agreement agreement{
       .match = match(*sender.manifest, sends ? own_job : peer_job_, *receiver.manifest, sends ? peer_job_ : own_job),
       .session = session_of(pair_, batch_, sender.hash, receiver.hash, sender.members, receiver.members),
-      .digest = mine.digest && theirs.digest,
+      .digest = digest != DigestMode::kOff,
       .delta = mine.delta && theirs.delta,
       .sent_version = std::ranges::max(sender.versions),
       .newest_version = sender.newest,
-      .floor = 0,
       .members = mine.members,
   };
+  agreement.sample = session_sample(digest, agreement.delta, agreement.session);
   agreement.members.insert(agreement.members.end(), theirs.members.begin(), theirs.members.end());
   // If all senders have started again, their versions are not compared with those from before.
   if (agreement.sent_version > 0) agreement.floor = std::ranges::min(receiver.versions);

@@ -15,6 +15,7 @@
 #include "bus/registration/match.h"
 #include "bus/registration/records.h"
 #include "bus/registration/rendezvous.h"
+#include "codec/simd/digest_sample.h"
 #include "peer/call_limits.h"
 #include "peer/peer_watch.h"
 #include "tessera/store.h"
@@ -24,7 +25,7 @@ namespace tessera::bus {
 // What a rank registers.
 struct BatchOffer {
   bool sends = false;
-  bool digest = true;
+  DigestMode digest = {};
   bool delta = false;
   int64_t version = 0;  // sent last, or held now
   int64_t newest = 0;   // the newest that was offered, at least `version`
@@ -36,6 +37,7 @@ struct Agreement {
   Match match;
   std::string session;         // equal on all ranks of both sides that read the same registrations
   bool digest = true;          // unless somebody switched it off
+  SampleSeed sample = {};      // set if somebody asked for sampled digests, and there are no deltas
   bool delta = false;          // if all asked for it
   int64_t sent_version = 0;    // the last that any sending rank knows of
   int64_t newest_version = 0;  // the newest that one has offered, sent or not
@@ -127,7 +129,7 @@ class BatchExchange {
   struct Side {
     std::shared_ptr<const Manifest> manifest;
     std::string hash;  // Manifest::hash()
-    bool digest = true;
+    DigestMode digest = {};
     bool delta = true;
     std::vector<int64_t> versions;      // by rank
     int64_t newest = 0;                 // of all ranks

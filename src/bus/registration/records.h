@@ -27,6 +27,7 @@
 #include "base/fields.h"
 #include "base/message.h"
 #include "base/process.h"
+#include "bus/registration/digest_choice.h"
 #include "bus/registration/manifest.h"
 #include "peer/identity.h"
 #include "tessera/bus.h"
@@ -87,7 +88,7 @@ struct ManifestRecord {
 struct BatchRecord {
   Registration of;
   bool sends = false;  // otherwise it receives
-  bool digest = true;
+  DigestMode digest = {};
   bool delta = false;
   int64_t version = 0;  // that this rank sent last, or holds; 0: none
   int64_t newest = 0;   // that it has offered at all: numbering goes on from there
@@ -97,7 +98,7 @@ struct BatchRecord {
   static void fields(auto& f, auto& self) {
     f("of", self.of);
     f("sends", self.sends);
-    f("digest", self.digest);
+    digest_field(f, self.digest);
     f("delta", self.delta);
     f("version", self.version);
     f("newest", self.newest);

@@ -34,7 +34,7 @@ void OfferDigests::build(const ReceiverLinks& receivers, const SourceOf& source_
   }
 }
 
-bool OfferDigests::begin(uint32_t index, bool compared) {
+bool OfferDigests::begin(uint32_t index, int64_t version, bool compared) {
   Slot& slot = slots_[index];
   slot.ready = false;
   slot.compared = compared;
@@ -45,7 +45,7 @@ bool OfferDigests::begin(uint32_t index, bool compared) {
     return true;
   }
   slot.running = true;
-  slot.run->start(++runs_);
+  slot.run->start(++runs_, seed_of_version(setup_.agreement.sample, version));
   return false;
 }
 

@@ -34,7 +34,7 @@ class OfferDigests {
 
   // A version is on offer in the slot: its run begins, unless its digests are there. `compared`: by the preparation.
   // Whether they are there.
-  bool begin(uint32_t slot, bool compared);
+  bool begin(uint32_t slot, int64_t version, bool compared);
   void abort(uint32_t slot, const Status& status);  // done() follows, if it runs
   bool running(uint32_t slot) const { return slots_[slot].running; }
   bool any_running() const;

@@ -89,9 +89,10 @@ void SenderSession::accept(Caller caller) {
          identity().name());
   caller.link->watch_worker(ranks[static_cast<size_t>(rank)].worker);
   std::vector<ServedRoute> served = served_to(setup_, preparation_, caller);
-  links.emplace(rank,
-                std::make_unique<SourceLink>(*setup_.agent, *setup_.runs, *this, std::move(caller), std::move(served),
-                                             reduces ? 1 : setup_.slots, setup_.agreement.digest && !reduces));
+  links.emplace(
+      rank, std::make_unique<SourceLink>(
+                *setup_.agent, *setup_.runs, *this, std::move(caller), std::move(served), reduces ? 1 : setup_.slots,
+                SourceLinkDigest{.on = setup_.agreement.digest && !reduces, .sample = setup_.agreement.sample}));
 }
 
 bool SenderSession::is_receiver(const SourceLink& link) const {
@@ -165,7 +166,7 @@ void SenderSession::show(int64_t version, uint32_t slot) {
   on_offer_[slot] = version;
   for (const auto& [rank, link] : receivers_)
     if (link->open()) link->offer(version, slot);
-  const bool ready = digests_.begin(slot, preparation_.compared(version, slot));
+  const bool ready = digests_.begin(slot, version, preparation_.compared(version, slot));
   if (ready && staged() && (preparation_.quantizer() || preparation_.deltas())) owner_.on_digested(*this, version);
 }
 

@@ -153,7 +153,7 @@ void PullLink::handle_grant(Grant grant) {
   owner_.on_granted(*this);
   if (!options_.runs) return;
   if (program()->routes() == 0) return handle_run_done();
-  run_->start(epoch_);
+  run_->start(epoch_, seed_of_version(options_.sample, taking_));
   if (deltas().routes > 0) fail_point("delta: applying");
 }
 
@@ -236,7 +236,7 @@ void PullLink::pull_rest() {
   }
   exchange_.travel(slot_, deltas_.travel(), deltas_.bytes_of_deltas());
   state_ = State::kPulling;
-  run_->start(epoch);
+  run_->start(epoch, seed_of_version(options_.sample, taking_));
 }
 
 // The destination was written since the last transfer, or the delta while it was read: pulls it again, in full.

@@ -13,6 +13,7 @@
 #include "bus/session/pull_deltas.h"
 #include "bus/session/pull_digests.h"
 #include "bus/session/versions.h"
+#include "codec/simd/digest_sample.h"
 #include "exec/run_factory.h"
 #include "peer/agent.h"
 #include "peer/exchange/pull_end.h"
@@ -42,6 +43,7 @@ class PullLinkOwner {
 
 struct PullLinkOptions {
   bool digest = true;
+  SampleSeed sample = {};                            // of the session, if digests are sampled
   std::function<std::string(uint32_t)> tensor_name;  // for messages
   bool runs = true;                                  // false: the batch makes its own run of the program (reductions)
   bool delta = false;                                // routes that are not quantised may travel as deltas

@@ -8,13 +8,14 @@
 namespace tessera::bus {
 
 SourceLink::SourceLink(Agent& agent, RunFactory& factory, SourceLinkOwner& owner, Caller caller,
-                       std::vector<ServedRoute> routes, uint32_t slots, bool digest)
+                       std::vector<ServedRoute> routes, uint32_t slots, const SourceLinkDigest& digest)
     : owner_(owner),
       link_(std::move(caller.link)),
       rank_(caller.hello.rank),
+      sample_(digest.sample),
       run_done_(agent.loop(), [this] { handle_run_done(); }),
       exchange_(factory, {.process = caller.hello.incarnation, .name = link_->name()}, std::move(routes), slots,
-                digest && slots == 1, [this] { run_done_.raise(); }) {
+                digest.on && slots == 1, [this] { run_done_.raise(); }) {
   std::vector<SecondDigest> seconds;
   for (const ServedRoute& served : exchange_.routes())
     seconds.push_back(served.quantised      ? SecondDigest::kRest
@@ -103,7 +104,7 @@ void SourceLink::handle_done(const Done& done) {
 
 void SourceLink::start_fill(uint32_t epoch) {
   fill_.running = true;
-  fill_.run->start(epoch);
+  fill_.run->start(epoch, seed_of_version(sample_, taking_));
 }
 
 // A receiver does not hold what it claimed: its deltas are of no use.

@@ -11,6 +11,7 @@
 #include "bus/registration/batch_routes.h"
 #include "bus/registration/local_tensors.h"
 #include "bus/session/versions.h"
+#include "codec/simd/digest_sample.h"
 #include "exec/digests.h"
 #include "peer/agent.h"
 #include "peer/exchange/source_end.h"
@@ -41,10 +42,16 @@ class SourceLinkOwner {
   virtual void on_source_broken(SourceLink& link, const Status& status) = 0;
 };
 
+// Of what is read through it.
+struct SourceLinkDigest {
+  bool on = true;
+  SampleSeed sample = {};  // of the session, if they are sampled
+};
+
 class SourceLink {
  public:
   SourceLink(Agent& agent, RunFactory& factory, SourceLinkOwner& owner, Caller caller, std::vector<ServedRoute> routes,
-             uint32_t slots, bool digest);
+             uint32_t slots, const SourceLinkDigest& digest);
   ~SourceLink();
 
   Rank rank() const { return rank_; }
@@ -117,6 +124,7 @@ class SourceLink {
   SourceLinkOwner& owner_;
   std::shared_ptr<Link> link_;
   const Rank rank_;
+  const SampleSeed sample_;
   LoopSignal run_done_;
   SourceEnd exchange_;
   SentDigests digests_;

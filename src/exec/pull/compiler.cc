@@ -110,6 +110,7 @@ class Compiler {
     if (place.walk.atoms() == 0) return;
     PullPart part{
         .route = static_cast<uint32_t>(r),
+        .tensor = route.what.tensor,
         .elements_per_atom = elements_per_atom(route.what.dtype),
         .kernel = BlockKernel(route.what.dtype, route.dst_dtype, route.combine, route.op, BlockKernel::Store::kStream),
         .data = route.data};

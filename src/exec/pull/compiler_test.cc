@@ -54,15 +54,17 @@ class Batch {
     Completion done;
     PullRun pull_run(program, pulls, done.callback(), std::move(drained));
     SourceRun source_run(source, sources, done.callback(), "inference/0", std::move(filled));
-    for (uint32_t epoch = 1; epoch <= 2; ++epoch) {  // a run is reusable
+    for (uint32_t epoch = 1; epoch <= 3; ++epoch) {  // a run is reusable, and its digests full or sampled
       for (size_t r = 0; r < dst_.size(); ++r) dst_[r] = before_[r];
-      pull_run.start(epoch);
-      source_run.start(epoch);
+      const SampleSeed sample = epoch == 2 ? SampleSeed(kSeed) : std::nullopt;
+      pull_run.start(epoch, sample);
+      source_run.start(epoch, sample);
       ASSERT_TRUE(done.wait(2));
       EXPECT_EQ(pull_run.status(), Status());
       EXPECT_EQ(source_run.status(), Status());
       EXPECT_EQ(pull_run.bytes_done(), program->bytes());
-      check(pull_run, source_run, digest);
+      if (digest) check_digests(pull_run, source_run, sample ? sampled_ : digests_);
+      check_elements();
     }
   }
 
@@ -81,7 +83,9 @@ class Batch {
     fill_random(random, dst.data(), dst.size());
     before_.push_back(dst);
     expected_.push_back(dst);
+    route.what.tensor = static_cast<uint32_t>(random());
     digests_.push_back(plain_pull(route, src, expected_.back().data()));
+    sampled_.push_back(plain_pull(route, src, std::vector<std::byte>(route.dst.size).data(), kSeed));
     dst_.push_back(std::move(dst));
     source_routes_.push_back({.what = route.what, .src = route.src.array, .data = src + route.src.first});
     pull_routes_.push_back({.what = route.what,
@@ -93,13 +97,17 @@ class Batch {
                             .data = dst_.back().data() + route.dst.first});
   }
 
-  void check(const PullRun& pull_run, const SourceRun& source_run, bool digest) {
+  void check_elements() {
     for (size_t r = 0; r < dst_.size(); ++r) {
       const RouteRegion& what = pull_routes_[r].what;
       ASSERT_EQ(dst_[r], expected_[r]) << to_string_shape(what.shape) << " " << what.region.to_string();
-      if (!digest) continue;
-      ASSERT_EQ(pull_run.digests()[r], digests_[r]) << to_string_shape(what.shape) << " " << what.region.to_string();
-      ASSERT_EQ(source_run.digests()[r], digests_[r]);
+    }
+  }
+  void check_digests(const PullRun& pull_run, const SourceRun& source_run, const std::vector<Digest>& expected) {
+    for (size_t r = 0; r < dst_.size(); ++r) {
+      const RouteRegion& what = pull_routes_[r].what;
+      ASSERT_EQ(pull_run.digests()[r], expected[r]) << to_string_shape(what.shape) << " " << what.region.to_string();
+      ASSERT_EQ(source_run.digests()[r], expected[r]);
     }
   }
 
@@ -110,7 +118,8 @@ class Batch {
   std::vector<SharedBuffer> shared_;
   std::vector<std::unique_ptr<std::byte[]>> private_;
   std::vector<std::vector<std::byte>> dst_, before_, expected_;
-  std::vector<Digest> digests_;
+  static constexpr uint64_t kSeed = 3;  // of what is sampled; tensors differ
+  std::vector<Digest> digests_, sampled_;
   std::vector<SourceRoute> source_routes_;
   std::vector<PullRoute> pull_routes_;
 };
@@ -164,6 +173,16 @@ struct LargeMatrix {
     const PullRoute pull = route();
     return {.what = pull.what, .src = pull.src, .data = reinterpret_cast<const std::byte*>(src.data())};
   }
+  // Of the blocks that are chosen.
+  Digest sampled(uint64_t seed) const {
+    std::vector<float> image(src.size());
+    const DigestSample sample(seed, 0);
+    for (size_t i = 0; i < src.size(); ++i)
+      if (static_cast<Index>(i) % kColumns >= kColumns / 2 && i / 4096 == sample.block(i / 65536)) image[i] = src[i];
+    Digest digest{.elements = dst.size()};
+    digest_bytes(digest, 0, reinterpret_cast<const std::byte*>(image.data()), image.size() * sizeof(float));
+    return digest;
+  }
   bool arrived() const {
     for (Index r = 0; r < kRows; ++r)
       for (Index c = 0; c < kColumns / 2; ++c)
@@ -201,6 +220,13 @@ TEST(PullRun, SpreadsLargeTensorsOverManyUnitsOnEveryPath) {
     EXPECT_TRUE(matrix.arrived()) << to_string(path);
     EXPECT_EQ(pull_run.digests()[0], source_run.digests()[0]) << to_string(path);
     EXPECT_EQ(pull_run.digests()[0].elements, matrix.dst.size());
+    const Digest full = pull_run.digests()[0];
+    pull_run.start(8, 5);
+    source_run.start(8, 5);
+    ASSERT_TRUE(done.wait(2));
+    EXPECT_EQ(pull_run.digests()[0], source_run.digests()[0]) << to_string(path);
+    EXPECT_EQ(pull_run.digests()[0], matrix.sampled(5));
+    EXPECT_NE(pull_run.digests()[0], full);
   }
 }
 

@@ -2,11 +2,12 @@
 
 namespace tessera {
 
-void unpack(const PullPart& part, int64_t first, int64_t last, const std::byte* packed, Digest* digest) {
+void unpack(const PullPart& part, int64_t first, int64_t last, const std::byte* packed, Digest* digest,
+            const DigestSample* sample) {
   const int64_t skipped = first * part.kernel.source_bytes();
   part.walk.visit(first, last, [&](Block block) {
     block.offset[kSource] -= skipped;
-    part.kernel.run(block, packed, part.data, digest);
+    part.kernel.run(block, packed, part.data, digest, sample);
   });
 }
 
@@ -58,13 +59,15 @@ Digest GetBatch::settle(const Entry& entry) const {
   const PullPart& part = *entry.part;
   Digest digest;
   Digest* const wanted = program_.digest ? &digest : nullptr;
+  const DigestSample sample(sample_.value_or(0), part.tensor);
+  const DigestSample* const chosen = sample_ ? &sample : nullptr;
   if (!part.direct) {
-    unpack(part, entry.first, entry.last, staging_.data() + entry.staged_at, wanted);
+    unpack(part, entry.first, entry.last, staging_.data() + entry.staged_at, wanted, chosen);
   } else if (program_.digest) {
-    part.walk.visit(entry.first, entry.last, [&](const Block& block) {
-      digest_rows(digest, static_cast<uint64_t>(block.offset[kImage]), static_cast<uint64_t>(block.row_step[kImage]),
-                  part.data + block.offset[kDestination], block.row_step[kDestination],
-                  static_cast<size_t>(block.row_atoms * part.kernel.source_bytes()), static_cast<size_t>(block.rows));
+    part.walk.visit(entry.first, entry.last, [&](Block block) {
+      block.offset[kSource] = block.offset[kDestination];  // what has arrived
+      block.row_step[kSource] = block.row_step[kDestination];
+      digest_block(digest, block, part.data, part.kernel.source_bytes(), chosen);
     });
   }
   return digest;

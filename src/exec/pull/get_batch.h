@@ -12,12 +12,14 @@
 namespace tessera {
 
 // Copies what lies packed at `packed`, atoms [first, last) of `part`, to its destination. Shared with streams.
-void unpack(const PullPart& part, int64_t first, int64_t last, const std::byte* packed, Digest* digest);
+void unpack(const PullPart& part, int64_t first, int64_t last, const std::byte* packed, Digest* digest,
+            const DigestSample* sample);
 
 class GetBatch {
  public:
-  // `staging` holds what is not written straight to its destination.
-  GetBatch(const PullProgram::Impl& program, std::span<std::byte> staging) : program_(program), staging_(staging) {}
+  // `staging` holds what is not written straight to its destination. `sample`: see Run::start().
+  GetBatch(const PullProgram::Impl& program, std::span<std::byte> staging, const SampleSeed& sample)
+      : program_(program), staging_(staging), sample_(sample) {}
 
   // Queues atoms [first, last) of a part. Calls finished(part, first, last, Digest*) for what has reached its
   // destination.
@@ -47,6 +49,7 @@ class GetBatch {
 
   const PullProgram::Impl& program_;
   std::span<std::byte> staging_;
+  const SampleSeed sample_;
   size_t staged_ = 0;
   int64_t direct_bytes_ = 0;
   size_t entry_count_ = 0;

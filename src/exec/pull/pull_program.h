@@ -22,6 +22,7 @@ namespace tessera {
 //   stream               `walk` goes from the packed frame to the destination
 struct PullPart {
   uint32_t route = 0;
+  uint32_t tensor = 0;
   int64_t elements_per_atom = 1;
   BlockKernel kernel;
   Walk walk{};

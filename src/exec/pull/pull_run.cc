@@ -89,8 +89,9 @@ void PullRun::run_mapped(const Unit& unit) {
     const PullPart& part = program.mapped[p];
     if (!in_full(part.route)) return;
     Digest digest{.elements = static_cast<uint64_t>((last - first) * part.elements_per_atom)};
+    const std::optional<DigestSample> sample = sample_of(part.tensor);
     part.walk.visit(first, last, [&](const Block& block) {
-      part.kernel.run(block, part.mapped, part.data, program.digest ? &digest : nullptr);
+      part.kernel.run(block, part.mapped, part.data, program.digest ? &digest : nullptr, sample ? &*sample : nullptr);
     });
     bytes += (last - first) * part.kernel.source_bytes();
     if (!program.digest) return;
@@ -183,7 +184,7 @@ void PullRun::run_get(const Unit& unit, std::span<std::byte> scratch) {
   const auto on_finished = [&](const PullPart& part, int64_t atoms, const Digest& digest) {
     finished(part, atoms, digest);
   };
-  GetBatch batch(program, scratch);
+  GetBatch batch(program, scratch, sample());
   Status status;
   const auto atoms_of = [&](uint32_t p) { return program.get[p].walk.atoms(); };
   for_each_part(unit, atoms_of, [&](uint32_t p, int64_t first, int64_t last) {

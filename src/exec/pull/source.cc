@@ -17,6 +17,7 @@ namespace {
 // One route. With a stream, `walk` goes from the source array into the packed frame.
 struct SourcePart {
   uint32_t route = 0;
+  uint32_t tensor = 0;
   int64_t elements_per_atom = 1;
   BlockKernel kernel;
   Walk walk;
@@ -27,6 +28,7 @@ struct SourcePart {
 };
 
 constexpr int64_t kDigestUnitBytes = 128 << 10;
+constexpr int64_t kSampledUnitBytes = int64_t{DigestSample::kOneIn} << 20;  // a megabyte is read
 
 const std::byte* first_byte(const SourcePart& part, int64_t atom) {
   const std::byte* byte = nullptr;
@@ -34,15 +36,15 @@ const std::byte* first_byte(const SourcePart& part, int64_t atom) {
   return byte;
 }
 
-// Small units in the order of memory: where two receivers take halves of the same rows, the second half is digested
-// while it still is in the cache, to which the processor's prefetchers have brought it along with the first.
-std::vector<Unit> cut_by_address(const std::vector<SourcePart>& parts) {
+// Units in the order of memory. If they are small and two receivers take halves of the same rows, the second half is
+// digested while it still is in the cache, to which the processor's prefetchers have brought it along with the first.
+std::vector<Unit> cut_by_address(const std::vector<SourcePart>& parts, int64_t unit_bytes) {
   std::vector<PartSize> sizes;
   sizes.reserve(parts.size());
   for (const SourcePart& part : parts)
     sizes.push_back({part.walk.atoms(), part.kernel.source_bytes(), part.walk.row_atoms()});
   std::vector<std::pair<const std::byte*, Unit>> placed;
-  for (const Unit& unit : cut_into_units(sizes, kDigestUnitBytes))
+  for (const Unit& unit : cut_into_units(sizes, unit_bytes))
     placed.emplace_back(first_byte(parts[unit.first_part], unit.first_atom), unit);
   std::ranges::stable_sort(placed, std::less<>{}, &std::pair<const std::byte*, Unit>::first);
   std::vector<Unit> units;
@@ -58,8 +60,10 @@ struct SourceProgram::Impl {
   size_t routes = 0;
   int64_t bytes = 0;
   std::vector<SourcePart> digested, streamed;
-  std::vector<Unit> units;  // of `digested`
+  std::vector<Unit> units, sampled_units;  // of `digested`
   StreamLayout stream;
+
+  const std::vector<Unit>& units_of(const SampleSeed& sample) const { return sample ? sampled_units : units; }
 };
 
 SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOptions& options) {
@@ -71,6 +75,7 @@ SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOp
     const DType dtype = route.what.dtype;
     const WalkArrays arrays{.src = &route.src, .dst_dtype = dtype, .image = options.digest};
     SourcePart part{.route = static_cast<uint32_t>(r),
+                    .tensor = route.what.tensor,
                     .elements_per_atom = elements_per_atom(dtype),
                     .kernel = BlockKernel(dtype, dtype, Combine::kCopy, ReduceOp::kSum, BlockKernel::Store::kCache),
                     .walk = make_walk(route.what, arrays, Walk::Order::kRowMajor),
@@ -92,7 +97,8 @@ SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOp
       impl->digested.push_back(std::move(part));
     }
   }
-  impl->units = cut_by_address(impl->digested);
+  impl->units = cut_by_address(impl->digested, kDigestUnitBytes);
+  impl->sampled_units = cut_by_address(impl->digested, kSampledUnitBytes);
   impl_ = std::move(impl);
 }
 
@@ -125,7 +131,7 @@ int64_t SourceRun::bytes() const {
 }
 
 size_t SourceRun::units() const {
-  return (stream_ ? 1 : 0) + program_->impl().units.size();
+  return (stream_ ? 1 : 0) + program_->impl().units_of(sample()).size();
 }
 
 void SourceRun::prepare(uint32_t epoch) {
@@ -144,11 +150,14 @@ void SourceRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
   }
   const auto atoms_of = [&](uint32_t p) { return program.digested[p].walk.atoms(); };
   int64_t done = 0;
-  for_each_part(program.units[index], atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
+  for_each_part(program.units_of(sample())[index], atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
     const SourcePart& part = program.digested[p];
     const int64_t bytes = part.kernel.source_bytes();
     Digest digest{.elements = static_cast<uint64_t>((last - first) * part.elements_per_atom)};
-    part.walk.visit(first, last, [&](const Block& block) { digest_block(digest, block, part.data, bytes); });
+    const std::optional<DigestSample> sample = sample_of(part.tensor);
+    part.walk.visit(first, last, [&](const Block& block) {
+      digest_block(digest, block, part.data, bytes, sample ? &*sample : nullptr);
+    });
     if (last - first == part.walk.atoms()) {
       put_digest(part.route, digest);
     } else {
@@ -205,9 +214,10 @@ bool SourceRun::fill(size_t index, int64_t first, std::span<std::byte> out) {
   }
   const int64_t bytes = part.kernel.source_bytes();
   Digest digest{.elements = static_cast<uint64_t>((last - first) / bytes * part.elements_per_atom)};
+  const std::optional<DigestSample> sample = sample_of(part.tensor);
   part.walk.visit(first / bytes, last / bytes, [&](Block block) {
     block.offset[kDestination] -= first;
-    part.kernel.run(block, part.data, out.data(), part.digested ? &digest : nullptr);
+    part.kernel.run(block, part.data, out.data(), part.digested ? &digest : nullptr, sample ? &*sample : nullptr);
   });
   if (part.digested) add_digest(part.route, digest);
   add_bytes(last - first);

@@ -12,6 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kL1Bytes = 16 << 10;    // read twice: the second time from L1
+constexpr int64_t kL2Bytes = 256 << 10;   // likewise, from L2
 constexpr int64_t kStreamRow = 256;       // rows of at least this size are worth streaming
 constexpr int64_t kAtomsAtOnce = 256;     // gathered and scattered together
 constexpr int64_t kPrefetchBytes = 2048;  // prefetch distance of a plain copy
@@ -80,10 +81,16 @@ void split_block(const Block& block, const Offsets& atom_bytes, int64_t bytes, V
 
 }  // namespace
 
-void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes) {
-  digest_rows(digest, static_cast<uint64_t>(block.offset[kImage]), static_cast<uint64_t>(block.row_step[kImage]),
-              src + block.offset[kSource], block.row_step[kSource], static_cast<size_t>(block.row_atoms * atom_bytes),
-              static_cast<size_t>(block.rows));
+void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes,
+                  const DigestSample* sample) {
+  const auto offset = static_cast<uint64_t>(block.offset[kImage]), step = static_cast<uint64_t>(block.row_step[kImage]);
+  const std::byte* const from = src + block.offset[kSource];
+  const auto row_bytes = static_cast<size_t>(block.row_atoms * atom_bytes);
+  const auto rows = static_cast<size_t>(block.rows);
+  if (sample != nullptr)
+    digest_sampled_rows(digest, *sample, offset, step, from, block.row_step[kSource], row_bytes, rows);
+  else
+    digest_rows(digest, offset, step, from, block.row_step[kSource], row_bytes, rows);
 }
 
 BlockKernel::BlockKernel(DType from, DType to, Combine combine, ReduceOp op, Store store)
@@ -103,15 +110,17 @@ BlockKernel::BlockKernel(DType from, DType to, Combine combine, ReduceOp op, Sto
   }
 }
 
-void BlockKernel::run(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const {
+void BlockKernel::run(const Block& block, const std::byte* src, std::byte* dst, Digest* digest,
+                      const DigestSample* sample) const {
   if (kind_ == Kind::kCopy) {
-    copy(block, src, dst, digest);
+    copy(block, src, dst, digest, sample);
   } else {
-    convert(block, src, dst, digest);
+    convert(block, src, dst, digest, sample);
   }
 }
 
-void BlockKernel::copy(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const {
+void BlockKernel::copy(const Block& block, const std::byte* src, std::byte* dst, Digest* digest,
+                       const DigestSample* sample) const {
   const int64_t row_bytes = block.row_atoms * src_bytes_;
   const auto bytes = static_cast<size_t>(row_bytes);
   const auto rows = static_cast<size_t>(block.rows);
@@ -120,30 +129,38 @@ void BlockKernel::copy(const Block& block, const std::byte* src, std::byte* dst,
   const int64_t src_step = block.row_step[kSource];
   const int64_t dst_step = block.row_step[kDestination];
   if (block.row_atoms == 1) {
-    if (digest != nullptr) digest_block(*digest, block, src, src_bytes_);
+    if (digest != nullptr) digest_block(*digest, block, src, src_bytes_, sample);
     move_atoms(src_bytes_, from, src_step, to, dst_step, block.rows);
   } else if (store_ == Store::kCache) {
     split_block(block, {src_bytes_, src_bytes_, src_bytes_}, kL1Bytes, [&](const Block& part) {
       const int64_t part_bytes = part.row_atoms * src_bytes_;
-      if (digest != nullptr) digest_block(*digest, part, src, src_bytes_);
+      if (digest != nullptr) digest_block(*digest, part, src, src_bytes_, sample);
       copy_rows(src + part.offset[kSource], src_step, dst + part.offset[kDestination], dst_step, part_bytes, part.rows);
     });
-  } else if (digest != nullptr) {
+  } else if (digest != nullptr && sample == nullptr) {
     digest_copy_rows(*digest, static_cast<uint64_t>(block.offset[kImage]),
                      static_cast<uint64_t>(block.row_step[kImage]), to, dst_step, from, src_step, bytes, rows);
+  } else if (digest != nullptr) {
+    // Behind the copy, what is in the sample comes from the cache.
+    split_block(block, {src_bytes_, src_bytes_, src_bytes_}, kL2Bytes, [&](const Block& part) {
+      copy_stream_rows(dst + part.offset[kDestination], dst_step, src + part.offset[kSource], src_step,
+                       static_cast<size_t>(part.row_atoms * src_bytes_), static_cast<size_t>(part.rows));
+      digest_block(*digest, part, src, src_bytes_, sample);
+    });
   } else {
     copy_stream_rows(to, dst_step, from, src_step, bytes, rows);
   }
 }
 
-void BlockKernel::convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const {
+void BlockKernel::convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest,
+                          const DigestSample* sample) const {
   split_block(block, {src_bytes_, dst_bytes_, src_bytes_}, kL1Bytes, [&](const Block& part) {
-    if (digest != nullptr) digest_block(*digest, part, src, src_bytes_);
+    if (digest != nullptr) digest_block(*digest, part, src, src_bytes_, sample);
     if (part.row_atoms == 1) return convert_atoms(part, src, dst);
     // What is digested is in the cache by now, so the memory bus is free for the next part.
     const bool rows_on = part.row_atoms == block.row_atoms;
     const int64_t next_part = rows_on ? part.rows * part.row_step[kSource] : part.row_atoms * src_bytes_;
-    convert_rows(part, src, dst, digest != nullptr ? next_part : 0);
+    convert_rows(part, src, dst, digest != nullptr && sample == nullptr ? next_part : 0);
   });
 }
 

@@ -6,14 +6,17 @@
 
 #include "codec/simd/cast.h"
 #include "codec/simd/digest.h"
+#include "codec/simd/digest_sample.h"
 #include "codec/simd/reduce.h"
 #include "exec/walk/route.h"
 #include "exec/walk/walk.h"
 
 namespace tessera {
 
-// Digests the source's rows of a block in place. (The caller sets Digest::elements.)
-void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes);
+// Digests the source's rows of a block in place: all of them, or the blocks of `sample`. (The caller sets
+// Digest::elements.)
+void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes,
+                  const DigestSample* sample = nullptr);
 
 // Chosen once for each route. Immutable, hence thread-safe.
 class BlockKernel {
@@ -26,9 +29,10 @@ class BlockKernel {
   // Throws Error(kInvalidArgument) for a cast or reduction that does not exist.
   BlockKernel(DType from, DType to, Combine combine, ReduceOp op, Store store);
 
-  // Offsets count from `src`, `dst` and the image's start. If `digest` is null, nothing is digested. (The caller sets
-  // Digest::elements.)
-  void run(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
+  // Offsets count from `src`, `dst` and the image's start. If `digest` is null, nothing is digested; if `sample` is
+  // not, only its blocks are. (The caller sets Digest::elements.)
+  void run(const Block& block, const std::byte* src, std::byte* dst, Digest* digest,
+           const DigestSample* sample = nullptr) const;
 
   int64_t source_bytes() const { return src_bytes_; }   // of an atom
   bool copies() const { return kind_ == Kind::kCopy; }  // bits are copied unchanged
@@ -36,8 +40,9 @@ class BlockKernel {
  private:
   enum class Kind : uint8_t { kCopy, kCast, kAccumulate };
 
-  void copy(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
-  void convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest) const;
+  void copy(const Block& block, const std::byte* src, std::byte* dst, Digest* digest, const DigestSample* sample) const;
+  void convert(const Block& block, const std::byte* src, std::byte* dst, Digest* digest,
+               const DigestSample* sample) const;
   // Prefetches `ahead` bytes beyond the current position in each row; 0: the next row.
   void convert_rows(const Block& block, const std::byte* src, std::byte* dst, int64_t ahead) const;
   void convert_atoms(const Block& block, const std::byte* src, std::byte* dst) const;
