@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 #include "tessera/version.h"
 
@@ -121,10 +122,16 @@ std::string Metrics::exposition() const {
     out.add(registrations_[outcome].value(), label("outcome", kOutcomes[outcome]));
   out.family("tessera_registration_seconds", "histogram", "From the call to the end of a registration that succeeded");
   out.add(registration_seconds);
-  out.family("tessera_batch_version", "gauge", "Version last sent, or held; for at most 64 batches");
+  out.family("tessera_batch_version", "gauge",
+             "Version last sent, or held; the newest of batches of one name; for at most 64 batches");
   {
     const MutexLock lock(mutex_);
-    for (const Batch* batch : batches_) out.add(batch->version_.value(), batch->labels_);
+    std::map<std::string_view, int64_t> versions;
+    for (const Batch* batch : batches_) {
+      int64_t& newest = versions.try_emplace(batch->labels_, 0).first->second;
+      newest = std::max<int64_t>(newest, batch->version_.value());
+    }
+    for (const auto& [labels, version] : versions) out.add(version, labels);
   }
   out.counter("tessera_versions_offered_total", "Versions offered to receivers", versions_offered);
   out.counter("tessera_versions_withdrawn_total", "Versions withdrawn before a rank began to take them",

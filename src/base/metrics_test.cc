@@ -90,6 +90,20 @@ TEST(MetricsTest, ABatchHasASeriesWhileItLivesAndThereIsRoom) {
   EXPECT_TRUE(parse(metrics.exposition()).at("tessera_batch_version").series.empty());
 }
 
+// One connect() for each engine: their batches differ in nothing but the peer.
+TEST(MetricsTest, BatchesOfOneNameShareASeries) {
+  Metrics metrics;
+  std::list<Metrics::Batch> batches;
+  for (const int64_t version : {3, 8, 5})
+    batches.emplace_back(metrics, "weights", "policy", TransferSide::kSend).set_version(version);
+  const std::string text = metrics.exposition();
+  const std::string series = R"(tessera_batch_version{pair="weights",batch="policy",side="send"} )";
+  const size_t first = text.find(series);
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(text.substr(first + series.size(), 2), "8\n");
+  EXPECT_EQ(text.find(series, first + 1), std::string::npos);
+}
+
 TEST(MetricsTest, LabelsAreEscaped) {
   Metrics metrics;
   const Metrics::Batch batch(metrics, "a\"b", "c\\d\ne", TransferSide::kReceive);
