@@ -27,19 +27,24 @@ struct Comparison {
   std::optional<double> share;  // of its rate, which may not be known
 };
 
-Comparison compare(const Report& report, const CaseResult& result) {
+// In units of the copy that ran beside it, where that is known: machines that others share change their pace.
+double paced_rate(const Report& report, const CaseResult& result, bool paced) {
   const double rate = rate_of(result.times.bytes_moved, result.times.seconds).median;
+  return paced ? rate / rate_of(report.bytes, result.ceiling).median : rate;
+}
+
+Comparison compare(const Report& report, const CaseResult& result) {
   if (!result.what.baseline.empty()) {
-    for (const CaseResult& other : report.cases)
-      if (other.what.name == result.what.baseline && other.status.ok())
-        return {other.what.name, rate / rate_of(other.times.bytes_moved, other.times.seconds).median};
+    for (const CaseResult& other : report.cases) {
+      if (other.what.name != result.what.baseline || !other.status.ok()) continue;
+      const bool paced = other.what.memory == result.what.memory && !other.ceiling.empty() && !result.ceiling.empty();
+      return {other.what.name, paced_rate(report, result, paced) / paced_rate(report, other, paced)};
+    }
     return {result.what.baseline, {}};
   }
-  const bool shared = result.what.memory == Memory::kShared;
-  const std::vector<double>& ceiling = shared ? report.streaming_copy : report.process_vm_readv;
-  const std::string name = shared ? "streaming_copy" : "process_vm_readv";
-  if (ceiling.empty()) return {name, {}};
-  return {name, rate / rate_of(report.bytes, ceiling).median};
+  const std::string name = result.what.memory == Memory::kShared ? "streaming_copy" : "process_vm_readv";
+  if (result.ceiling.empty()) return {name, {}};
+  return {name, paced_rate(report, result, true)};
 }
 
 double median(std::vector<double> values) {
@@ -92,8 +97,8 @@ std::string transfer_table(const Report& report) {
                       "regist. s", "share", "target");
   for (const CaseResult& result : report.cases) text += case_row(report, result);
   return text +
-         "share: shared memory of the streaming copy, private memory of process_vm_readv, small tensors of the large "
-         "rows-to-rows\n";
+         "share: shared memory of the streaming copy, private memory of process_vm_readv, both just before and after; "
+         "small tensors of the large rows-to-rows\n";
 }
 
 std::string death_row(const DeathResult& death) {
@@ -146,6 +151,8 @@ void add_measured(const Report& report, const CaseResult& result, Json& json) {
   json["first_seconds"] = times.first_seconds;
   json["seconds"] = times.seconds;
   json["gigabytes_per_second"] = json_of(rate_of(times.bytes_moved, times.seconds));
+  json["ceiling_gigabytes_per_second"] =
+      result.ceiling.empty() ? Json() : json_of(rate_of(report.bytes, result.ceiling));
   const auto [with, share] = compare(report, result);
   json["share_of"] = with;
   json["share"] = share ? Json(*share) : Json();

@@ -35,6 +35,8 @@ struct CaseResult {
   Case what;
   Status status;  // why there are no times
   TransferTimes times;
+  // Seconds of its memory's ceiling for Report::bytes, just before it and just after; empty if it cannot be measured.
+  std::vector<double> ceiling{};
 };
 
 struct DeathResult {
@@ -54,7 +56,7 @@ struct Report {
   std::vector<int> cpus;  // that everything ran on
   int64_t bytes = 0;      // of a large case
   int repeat = 0;
-  // Seconds for `bytes`, measured before and after the cases; empty if it cannot be measured, or was not asked for.
+  // Seconds for `bytes`, before and after each case; empty if it cannot be measured, or no case has such memory.
   std::vector<double> streaming_copy;
   std::vector<double> process_vm_readv;
   std::vector<CaseResult> cases;

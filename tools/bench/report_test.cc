@@ -27,7 +27,10 @@ Report report_of(std::vector<CaseResult> cases) {
 }
 
 CaseResult result_of(const Case& what, double seconds) {
-  return {.what = what, .status = {}, .times = {.bytes_moved = kGigabyte, .seconds = {seconds}}};
+  return {.what = what,
+          .status = {},
+          .times = {.bytes_moved = kGigabyte, .seconds = {seconds}},
+          .ceiling = what.memory == Memory::kShared ? std::vector{0.1} : std::vector<double>{}};
 }
 
 const Case kShared{.name = "shared", .memory = Memory::kShared, .target = 0.5};
@@ -61,6 +64,16 @@ TEST(BenchReport, SmallTensorsAreComparedWithTheirBaseline) {
   EXPECT_EQ(case_json(report, 1).at("share_of"), "shared");
   EXPECT_THAT(case_json(report, 1).at("share").get<double>(), DoubleNear(0.4, 1e-9));
   EXPECT_EQ(case_json(report, 1).at("register_met"), true);
+}
+
+TEST(BenchReport, ACaseIsHeldAgainstThePaceOfItsOwnTime) {
+  CaseResult slow = result_of(kShared, 0.25), small = result_of(kSmall, 0.25);
+  slow.ceiling = {0.3, 0.2, 0.1};  // the machine is half as fast
+  small.ceiling = {0.1};
+  const Report report = report_of({slow, small});
+  EXPECT_THAT(case_json(report, 0).at("share").get<double>(), DoubleNear(0.8, 1e-9));
+  EXPECT_THAT(case_json(report, 0).at("ceiling_gigabytes_per_second").at("median").get<double>(), DoubleNear(5, 1e-9));
+  EXPECT_THAT(case_json(report, 1).at("share").get<double>(), DoubleNear(0.5, 1e-9));
 }
 
 TEST(BenchReport, AVerdictThatCannotBeGivenIsSaidToBeUnknown) {

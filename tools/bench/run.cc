@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <optional>
 
 #include "base/fail.h"
 #include "tessera/store.h"
@@ -17,15 +18,12 @@ namespace tessera::bench {
 namespace {
 
 constexpr Duration kStoreTimeout = std::chrono::seconds(10);
+constexpr int kCeilingRepeat = 5;  // before a case and after it
 
 struct Selection {
   std::vector<Case> cases;
   std::vector<Crowd> crowds;
   std::vector<Victim> victims;
-
-  bool uses(Memory memory) const {
-    return std::ranges::any_of(cases, [memory](const Case& c) { return c.memory == memory; });
-  }
 };
 
 Selection select(const RunOptions& options) {
@@ -90,45 +88,45 @@ class Runner {
                 .cpus = pin_to_first_cpus(kCpus),
                 .bytes = options.bytes,
                 .repeat = options.repeat} {
-    const int ceilings = (selection_.uses(Memory::kShared) ? 2 : 0) + (selection_.uses(Memory::kPrivate) ? 2 : 0);
-    steps_ =
-        ceilings + static_cast<int>(selection_.cases.size() + selection_.crowds.size() + selection_.victims.size());
+    steps_ = static_cast<int>(selection_.cases.size() + selection_.crowds.size() + selection_.victims.size());
   }
 
   Report run() {
-    measure_ceilings();
     for (const Case& c : selection_.cases) measure(c);
     for (const Crowd& crowd : selection_.crowds) measure(crowd);
     for (const Victim victim : selection_.victims) measure(victim);
-    measure_ceilings();  // again: the machine may have changed its pace
     return std::move(report_);
   }
 
  private:
   void begin_step(const std::string& name) { on_step_(++step_, steps_, name); }
 
-  void measure_ceilings() {
-    if (selection_.uses(Memory::kShared)) {
-      begin_step("streaming copy");
-      append(report_.streaming_copy, time_streaming_copy(report_.bytes, report_.repeat));
-    }
-    if (!selection_.uses(Memory::kPrivate)) return;
-    begin_step("process_vm_readv");
+  // Seconds that copies of the same bytes take now; none where the kernel refuses them.
+  std::vector<double> measure_ceiling(Memory memory) {
+    const int repeat = std::min(report_.repeat, kCeilingRepeat);
+    if (memory == Memory::kShared) return append(report_.streaming_copy, time_streaming_copy(report_.bytes, repeat));
     try {
-      append(report_.process_vm_readv, time_process_vm_readv(report_.bytes, report_.repeat));
+      return append(report_.process_vm_readv, time_process_vm_readv(report_.bytes, repeat));
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kPermissionDenied) throw;  // then there is no such ceiling here
+      if (error.code() != ErrorCode::kPermissionDenied) throw;
+      return {};
     }
   }
 
+  // Between two ceilings, since a machine that others share changes its pace. The second is the next case's first.
   void measure(const Case& c) {
     begin_step(c.name);
     CaseResult result{.what = c};
+    if (ceiling_of_ != c.memory) ceiling_ = measure_ceiling(c.memory);
+    result.ceiling = ceiling_;
     try {
       result.times = run_transfer(c, report_.repeat, store_.new_meeting());
     } catch (const Error& error) {
       result.status = Status(error.code(), error.what());
     }
+    ceiling_ = measure_ceiling(c.memory);
+    ceiling_of_ = c.memory;
+    append(result.ceiling, ceiling_);
     report_.cases.push_back(std::move(result));
   }
 
@@ -154,14 +152,17 @@ class Runner {
     report_.deaths.push_back(std::move(result));
   }
 
-  static void append(std::vector<double>& to, const std::vector<double>& from) {
+  static std::vector<double> append(std::vector<double>& to, std::vector<double> from) {
     to.insert(to.end(), from.begin(), from.end());
+    return from;
   }
 
   const Selection selection_;
   const OnStep& on_step_;
   Report report_;
   StoreProcess store_;
+  std::vector<double> ceiling_;  // the last one measured
+  std::optional<Memory> ceiling_of_;
   int step_ = 0;
   int steps_ = 0;
 };
