@@ -23,7 +23,7 @@
 namespace tessera::bus {
 
 inline constexpr uint32_t kAgentMagic = 0x41535354;  // "TSSA"
-inline constexpr uint16_t kAgentProtocol = 4;
+inline constexpr uint16_t kAgentProtocol = 5;
 inline constexpr uint32_t kMaxAgentFrame = 512u << 20;
 
 enum class AgentMessage : uint16_t {

@@ -14,7 +14,7 @@
 namespace tessera::bus {
 namespace {
 
-constexpr uint16_t kRecordVersion = 4;
+constexpr uint16_t kRecordVersion = 5;
 }  // namespace
 
 void begin_record(ByteWriter& out) {
