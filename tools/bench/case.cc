@@ -37,6 +37,7 @@ constexpr double kSmallTarget = 0.3;
 constexpr double kSampledTarget = 1 / 1.1;  // of the rate without
 constexpr double kModelTarget = 0.35;
 constexpr char kModel[] = "MiniLM/shared/f32-bf16";
+constexpr double kStagedTarget = 0.45;
 
 // Pieces are whole blocks of rows, or at a width of 8,192 8 KiB (4 KiB from columns) and at 1,024 1 KiB (512 B). With
 // the digest both sides read everything once more; private memory has targets without it only. Sampled digests are
@@ -111,6 +112,15 @@ Case small_case(const Many& many, Memory memory, DigestMode digest) {
           .quick = digest == DigestMode::kOff && many.tensors == kMany.tensors};
 }
 
+// Through a copy at each side: rows to rows, out of shared memory.
+Case staged_case(Index width, int64_t bytes, DigestMode digest) {
+  Case c = large_case(kChanges[0], width, bytes, Memory::kShared, digest);
+  c.name += "/staged";
+  c.staged = true;
+  c.target = kStagedTarget;
+  return c;
+}
+
 // all-MiniLM-L6-v2 as scripts/demo.sh moves it: 104 tensors, 90 MB of f32 and one vector of i64, from dp=2,fsdp=2 to
 // tp=2 in bf16.
 Case model_case(DigestMode digest) {
@@ -165,6 +175,7 @@ std::vector<Case> all_cases(int64_t bytes) {
           cases.push_back(cast_case(change, width, bytes, memory, cast));
     for (const DigestMode digest : kDigests) cases.push_back(small_case(kMany, memory, digest));
   }
+  for (const DigestMode digest : kDigests) cases.push_back(staged_case(kWidths[0], bytes, digest));
   cases.push_back(small_case(kTenTimesAsMany, Memory::kShared, DigestMode::kOff));
   for (const DigestMode digest : kDigests) cases.push_back(model_case(digest));
   return cases;

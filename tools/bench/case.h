@@ -45,6 +45,7 @@ struct Case {
   std::vector<TensorGroup> groups{};
   Memory memory = Memory::kShared;  // of the sources; destinations always write private memory
   DigestMode digest = DigestMode::kOff;
+  bool staged = false;  // on both sides: through a copy at each
   // What its rate is compared with: that case's rate; empty: the ceiling, streaming copies for shared memory and
   // process_vm_readv for private memory.
   std::string baseline{};

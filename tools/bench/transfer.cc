@@ -51,29 +51,35 @@ Member join_destinations(const Meeting& meeting, Rank rank, DigestMode digest) {
   return {meeting, kDestinationJob, kSourceJob, rank, kDestinations, digest};
 }
 
+BatchOptions options_of(const Case& c) {
+  return {.mode = c.staged ? Mode::kStaged : Mode::kInPlace};
+}
+
 void be_source(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
   const RankTensors tensors = RankTensors::of_source(c, rank);
   Member member = join_sources(meeting, rank, c.digest);
-  Batch batch = member.pair.offer(kBatch, tensors.specs(), kMeetTimeout);
+  Batch batch = member.pair.offer(kBatch, tensors.specs(), kMeetTimeout, options_of(c));
   std::vector<int64_t> begins;
   for (int version = 1; version <= transfers; ++version) {
     barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
     begins.push_back(now_ns());
     batch.send(version).wait();
   }
+  barrier.arrive_and_wait(Deadline::after(kCaseTimeout));  // copies end with their batch
   say(nlohmann::json{{"register_seconds", batch.stats().register_seconds}, {"begins", begins}}.dump());
 }
 
 void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
   const RankTensors tensors = RankTensors::of_destination(c, rank);
   Member member = join_destinations(meeting, rank, c.digest);
-  Batch batch = member.pair.accept(kBatch, tensors.specs(), kMeetTimeout);
+  Batch batch = member.pair.accept(kBatch, tensors.specs(), kMeetTimeout, options_of(c));
   std::vector<int64_t> ends;
   for (int version = 1; version <= transfers; ++version) {
     barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
     batch.recv(version).wait();
     ends.push_back(now_ns());
   }
+  barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
   tensors.check();
   const BatchStats stats = batch.stats();
   say(nlohmann::json{{"register_seconds", stats.register_seconds},
