@@ -145,7 +145,7 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Prepared{.transport = "shm"});
   seeds.add_bus(Offer{.version = 5});
   seeds.add_bus(Withdraw{.version = 5});
-  seeds.add_bus(Take{.version = 5, .epoch = 2, .held = 4});
+  seeds.add_bus(Take{.version = 5, .epoch = 2, .held = 4, .lease = true});
   seeds.add_bus(Hold{.version = 5, .epoch = 2});
   seeds.add_bus(Held{.version = 5, .epoch = 2});
   seeds.add_bus(Release{.version = 5, .epoch = 2});

@@ -77,6 +77,7 @@ class LocalPulls : public PullRuns {
   void travel(size_t slot, std::span<const Travel> routes, std::span<const int64_t> delta_bytes) override {
     runs_[slot]->travel(routes, delta_bytes);
   }
+  void pass(size_t slot, Pass pass) override { runs_[slot]->pass(pass); }
 
  protected:
   // `private_access`: see PullOptions.

@@ -48,6 +48,8 @@ class PullRuns {
   virtual Run& run(size_t slot) = 0;  // REQUIRES: make_runs(); so do the next
   // Before run(slot).start(): see PullRun::travel().
   virtual void travel(size_t slot, std::span<const Travel> routes, std::span<const int64_t> delta_bytes) = 0;
+  // Before run(slot).start(): see PullRun::pass(). REQUIRES: its program only_maps()
+  virtual void pass(size_t slot, Pass pass) = 0;
 };
 
 // All runs that fill one stream: one for each slot. Not thread-safe.

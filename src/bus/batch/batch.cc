@@ -453,7 +453,7 @@ void BatchImpl::part(const Status& why) {
   setup_.agent->run_on_loop([&] {
     close_sessions();  // one that a meeting has made in the meantime
     setup_.agent->remove_inspected(this);
-    snapshots_.reset();
+    drop_snapshots();
   });
   on_closed();
   series_.reset();

@@ -113,6 +113,8 @@ class BatchImpl : public BatchClient,
   virtual void on_copied() = 0;    // called by the snapshots
   // On the thread of close(), before the sessions close: returns once nobody reads Tessera's own memory.
   virtual void await_readers() {}
+  // Nothing of this rank uses the snapshots any more. On the loop's thread.
+  virtual void drop_snapshots() { snapshots_.reset(); }
   // On the thread of close(), once everything is over.
   virtual void on_closed() {}
   virtual void on_meetings_stopped() {}

@@ -44,6 +44,10 @@ class LendingPulls final : public LocalPulls {
     TESSERA_CHECK(runs_.empty());  // no delta is applied to memory that only the worker may read
     LocalPulls::travel(slot, routes, delta_bytes);
   }
+  void pass(size_t slot, Pass pass) override {
+    TESSERA_CHECK(runs_.empty());  // what is lent is copied by its worker, out of the agent's memory
+    LocalPulls::pass(slot, pass);
+  }
 
  private:
   LentMemory& lent_;

@@ -189,6 +189,7 @@ void ReceiverBatch::on_chosen(int64_t version) {
   operation_->set_version(version);
   enter("pull");
   present_.data_start = Clock::steady().now();
+  commits_ = false;
   set_deadline(Deadline::after(setup_.stall));
 }
 
@@ -207,10 +208,11 @@ void ReceiverBatch::on_recv_over(const Status& status) {
       const MutexLock lock(mutex_);
       newest_ = session_->complete_version();
     }
-    if (staged()) {
+    if (staged() && !commits_) {
       staged_version_ = operation_->version();
       return only_stages_ ? end_operation({}) : begin_commit();
     }
+    if (commits_) fail_point("staged: copied");
     version_ = operation_->version();
     torn_ = false;
   }
@@ -236,6 +238,12 @@ void ReceiverBatch::observe_decision(const Status& status) {
     metrics_.versions_aborted.add();
     log_event(LogLevel::debug, "version.aborted", {{"version", version}}, "{}", status.message());
   }
+}
+
+void ReceiverBatch::on_committing() {
+  enter(kCommitName);
+  torn_ = true;
+  commits_ = true;
 }
 
 void ReceiverBatch::begin_commit() {

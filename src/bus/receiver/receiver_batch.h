@@ -38,6 +38,8 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   void on_flow() override;
   void on_voting() override { enter("decide"); }
   void on_recv_over(const Status& status) override;
+  bool commits_at_once() const override { return !only_stages_ && !outdated(*session_); }
+  void on_committing() override;
   void on_all_got(int64_t version, uint32_t epoch) override;
   void on_ask_store(int64_t version, uint32_t epoch) override;
   void on_unavailable(const Status& why) override;
@@ -80,6 +82,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   // Staged.
   bool only_stages_ = false;                        // the operation under way
   bool waits_then_ = false;                         // it commits an earlier version first
+  bool commits_ = false;                            // the session does, what it takes now
   std::string last_decision_;                       // rank 0: to be forgotten with the next one
   mutable std::atomic<int64_t> staged_version_{0};  // decided on, not yet committed
 

@@ -69,6 +69,7 @@ std::vector<Link*> ReceiverSession::links() const {
 std::vector<Link*> ReceiverSession::awaited_links() const {
   const bool pulls = phase_ == Phase::kPulling || phase_ == Phase::kFailing;
   std::vector<Link*> links;
+  if (phase_ == Phase::kCopying) return links;
   if (phase_ != Phase::kVoting)
     for (const auto& link : links_)
       if (!pulls || link->busy()) links.push_back(link->connection());
@@ -222,6 +223,7 @@ void ReceiverSession::begin(const Chosen& chosen) {
   for (size_t i = 0; i < links_.size(); ++i)
     to_take_.push_back(links_[(i + static_cast<size_t>(identity().rank)) % links_.size()].get());
   streams_busy_ = 0;
+  leases_ = can_lease();
   if (progress_timer_ == 0)  // else the last transfer's is still to come: it serves this one as well
     progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
   take_more();
@@ -251,7 +253,7 @@ void ReceiverSession::take_more() {
     PullLink* link = *next;
     to_take_.erase(next);
     if (link->streams()) ++streams_busy_;
-    link->take(taking_, election_.epoch());
+    link->take(taking_, election_.epoch(), leases_);
   }
 }
 
@@ -272,7 +274,7 @@ void ReceiverSession::on_pulled(PullLink& link, const Status& status) {
 
 void ReceiverSession::check_ended() {
   if (phase_ == Phase::kIdle || phase_ == Phase::kWaiting) return;
-  if (phase_ == Phase::kVoting) return;
+  if (phase_ == Phase::kVoting || phase_ == Phase::kCopying) return;
   const auto busy = [](const auto& link) { return link->busy(); };
   if (std::ranges::any_of(links_, busy)) return;
   if (phase_ == Phase::kPulling &&
@@ -292,42 +294,6 @@ void ReceiverSession::tell_got(const Status& status) {
     election_.tell_got(taking_, status);
   else if (setup_.staged && !status.ok())
     own_ranks_.tell_followers(Decided{.version = taking_, .epoch = election_.epoch(), .reason = status});
-}
-
-// --- deciding ------------------------------------------------------------------------------------
-
-void ReceiverSession::vote() {
-  fail_point("staged: pulled");
-  phase_ = Phase::kVoting;
-  owner_.on_voting();
-  decision_.vote(taking_);
-}
-
-void ReceiverSession::give_up_deciding(const Status& why) {
-  if (phase_ == Phase::kVoting) decision_.give_up(why);
-}
-
-void ReceiverSession::handle_decided(const Decided& decided) {
-  if (!setup_.staged) return;
-  const bool aborts = decided.verdict == Decided::Verdict::kAbort;
-  if (election_.chosen() && election_.chosen()->epoch == decided.epoch && aborts)
-    return election_.pass_up(decided.reason);  // others have failed before this rank began
-  if (decided.epoch != election_.epoch()) return;
-  if (phase_ == Phase::kPulling && aborts) return fail_recv(decided.reason);
-  if (phase_ == Phase::kVoting) decision_.hear(decided);
-}
-
-void ReceiverSession::decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason) {
-  if (phase_ == Phase::kVoting && epoch == election_.epoch()) decision_.decided(verdict, reason);
-}
-
-void ReceiverSession::end_vote(Decided::Verdict verdict, const Status& reason) {
-  if (verdict == Decided::Verdict::kCommit) {
-    election_.took(taking_);
-    return end_recv({});
-  }
-  end_recv(Status(reason.code(), fmt::format("{}: version {} is not taken by {}: {}"_message, describe(), taking_,
-                                             identity().name(), reason.message())));
 }
 
 void ReceiverSession::end_recv(const Status& status) {
@@ -350,7 +316,8 @@ void ReceiverSession::sum_digests(std::vector<Digest>& sums) const {
 }
 
 void ReceiverSession::fail_recv(const Status& status) {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing || phase_ == Phase::kVoting) return;
+  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing) return;
+  if (phase_ == Phase::kVoting || phase_ == Phase::kCopying) return;
   const bool waiting = phase_ == Phase::kWaiting;
   failure_ = Status(status.code(),
                     fmt::format("{}: {} while {} {}"_message, describe(), status.message(), identity().name(),
@@ -362,6 +329,7 @@ void ReceiverSession::fail_recv(const Status& status) {
   phase_ = Phase::kFailing;
   to_take_.clear();
   for (const auto& link : links_) {
+    link->end_lease(status);
     if (link->busy())
       link->abort(status);
     else if (!link->pulled(taking_))
@@ -391,19 +359,6 @@ void ReceiverSession::watch_progress() {
   }
   if (setup_.staged && std::exchange(flowed_, false)) tell_flow();
   progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
-}
-
-// Staged, those that have it wait for those that have not, as long as these come nearer. Rank 0 passes it on.
-void ReceiverSession::tell_flow() {
-  const ProgressReport report{.version = taking_, .bytes = progress_seen_};
-  own_ranks_.tell_leader(report);
-  own_ranks_.tell_followers(report);
-}
-
-void ReceiverSession::handle_flow(const ProgressReport& report) {
-  if (!setup_.staged || report.version != taking_) return;
-  if (leads()) flowed_ = true;
-  if (phase_ == Phase::kVoting) owner_.on_flow();
 }
 
 Status ReceiverSession::stalled() const {
@@ -463,7 +418,7 @@ void ReceiverSession::on_broken(const Status& latest) {
 // A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
 // rank is done with it, and an own rank that has it may close.
 bool ReceiverSession::may_go_on() const {
-  if (phase_ == Phase::kVoting) return true;
+  if (phase_ == Phase::kVoting || phase_ == Phase::kCopying) return true;
   const bool takes = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && election_.chosen());
   if (!takes || needs_lost_sender()) return false;
   // Staged, no rank is without the others.

@@ -1,7 +1,7 @@
 // The receiving side of a session.
 //
 //   idle --recv()--> waiting --chosen--> pulling --all pulled--> idle, version held
-//                       |                    |     \--staged--> voting --decided--> idle
+//                       |                    |     \--staged--> voting --decided--> idle, or copying and then idle
 //                    failure              failure: runs are aborted, the tensors stay torn
 //
 // Which version is chosen: election.h. What becomes of a staged one: decision.h.
@@ -31,6 +31,9 @@ class ReceiverSessionOwner {
   virtual void on_voting() = 0;                 // staged: this rank has got it, and waits for what all decide
   // What recv() began is over, and nothing writes for it any more.
   virtual void on_recv_over(const Status& status) = 0;
+  // Staged: whether the version that is taken now is committed at once, into tensors that lie where this session knows.
+  virtual bool commits_at_once() const = 0;
+  virtual void on_committing() = 0;  // staged: the registered tensors are written from now until on_recv_over()
   // Staged: all ranks have got it. The owner writes the decision down and calls decided(); soon, but not at once.
   virtual void on_all_got(int64_t version, uint32_t epoch) = 0;
   // Staged: the deciding rank was lost, or does not know. The owner asks the store and calls decided(); not at once.
@@ -73,7 +76,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   Progress sample() const;  // any thread
 
  private:
-  enum class Phase { kIdle, kWaiting, kPulling, kVoting, kFailing };
+  enum class Phase { kIdle, kWaiting, kPulling, kVoting, kCopying, kFailing };
 
   void connect() override;
   std::vector<Linked> linked() const override;
@@ -90,6 +93,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void on_held(PullLink& link, bool held) override;
   void on_pulled(PullLink& link, const Status& status) override;
   void on_granted(PullLink& link) override;
+  void on_copied(PullLink& link) override;
   void on_pull_detached(PullLink& link, const Status& reason) override;
   void on_pull_lost(PullLink& link, const Status& status) override;
   void on_pull_broken(PullLink& link, const Status& status) override;
@@ -103,6 +107,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   void tell_got(const Status& status);
   void vote();
   void end_vote(Decided::Verdict verdict, const Status& reason);
+  bool can_lease() const;
   void begin(const Chosen& chosen);
   void refuse(const Status& why);
   void take_more();
@@ -127,6 +132,7 @@ class ReceiverSession final : public Session, public PullLinkOwner {
   int64_t taking_ = 0;
   std::vector<PullLink*> to_take_;  // in the order in which they will be asked
   size_t streams_busy_ = 0;
+  bool leases_ = false;  // the version being taken is copied straight out of the senders' snapshots, once decided
   Status failure_;
   bool broken_told_ = false;
   bool sender_lost_ = false;  // what broke it: then the other senders must be told, who have no links to it

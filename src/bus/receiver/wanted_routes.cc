@@ -22,6 +22,10 @@ std::vector<WantedRoute> wanted_routes(const SessionSetup& setup, Rank rank, std
     one.route.data = local.data;
     one.per_route = matched.src.has_partial() || setup.agreement.delta;
     one.skipped = ties[route.tensor] != route.tensor;
+    if (setup.staged && !setup.agreement.delta && !matched.wire) {
+      const LocalTensor& registered = setup.staged_terms[route.tensor];
+      if (setup.runs->reaches(registered.data)) one.registered = {.dst = registered.array, .data = registered.data};
+    }
     if (matched.wire) {
       one.route.wire = std::make_shared<WirePiece>(wire_region(matched, route.region));
       one.route.what = piece_region(route.tensor, *one.route.wire);

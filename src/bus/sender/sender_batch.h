@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bus/batch/batch.h"
+#include "bus/sender/leases.h"
 #include "bus/sender/sender_session.h"
 
 namespace tessera::bus {
@@ -37,6 +38,8 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void on_prepared(SenderSession& session, const Status& status) override;
   void on_taken(SenderSession& session, int64_t version) override;
   void on_digested(SenderSession& session, int64_t version) override;
+  void on_lease_cut(uint32_t slot, const Incarnation& process) override;
+  void on_receiver(const Incarnation& process) override;
   void on_unpinned(SenderSession& session) override;
   void on_sender_retired(SenderSession& session) override;
 
@@ -53,6 +56,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void on_copied() override;
   bool withdraw(int64_t version) override;
   void await_readers() override;
+  void drop_snapshots() override;
 
   void watch_jobs();
   void watch_jobs_again();
@@ -72,6 +76,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   bool any_offering() const;
   // Staged.
   void begin_snapshot();
+  void begin_waiting_snapshot();
   void check_snapshot();
   bool pinned(uint32_t slot) const;
   std::optional<uint32_t> free_slot() const;
@@ -111,6 +116,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   };
   std::vector<Snapshot> slots_;
   uint32_t newest_slot_ = 0;
+  std::unique_ptr<Leases> leases_;  // from the first one on
   // The version on its way into a slot.
   struct Copying {
     std::optional<uint32_t> target;  // the slot; none while it waits for one

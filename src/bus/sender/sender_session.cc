@@ -8,7 +8,6 @@
 #include "bus/sender/served_routes.h"
 
 namespace tessera::bus {
-
 namespace {
 
 constexpr Duration kRevokeGrace = seconds(5);  // for receivers to stop reading
@@ -89,6 +88,7 @@ void SenderSession::accept(Caller caller) {
          identity().name());
   caller.link->watch_worker(ranks[static_cast<size_t>(rank)].worker);
   std::vector<ServedRoute> served = served_to(setup_, preparation_, caller);
+  if (!reduces) owner_.on_receiver(caller.hello.incarnation);
   links.emplace(
       rank, std::make_unique<SourceLink>(
                 *setup_.agent, *setup_.runs, *this, std::move(caller), std::move(served), reduces ? 1 : setup_.slots,
@@ -207,7 +207,8 @@ void SenderSession::on_released(SourceLink& link) {
 }
 
 void SenderSession::on_take(SourceLink& link, const Take& take) {
-  const auto [version, epoch, held] = take;
+  const int64_t version = take.version;
+  const uint32_t epoch = take.epoch;
   const bool reduces = !is_receiver(link);
   const std::optional<uint32_t> slot = slot_of(version);
   const bool on_offer = reduces ? version == offering_ && (phase_ == Phase::kPreparing || phase_ == Phase::kOffered)
@@ -411,6 +412,7 @@ void SenderSession::stop_waiting_for_readers() {
       log_event(LogLevel::warn, "connection.closed", {{"peer", link->name()}},
                 "{}: {} does not stop reading; its connection is closed"_message, describe(), link->name());
       const Status reason = failed(ErrorCode::kPeerLost, "{} did not answer"_message, link->name());
+      cut(*link);
       link->detach(reason);
       break_session(reason);
     }
@@ -454,6 +456,7 @@ void SenderSession::on_source_detached(SourceLink& link, const Status& reason) {
 }
 
 void SenderSession::on_source_lost(SourceLink& link, const Status& status) {
+  cut(link);
   link.abort_run(status);
   break_session(status);
 }

@@ -43,7 +43,10 @@ class SenderSessionOwner {
   virtual void on_prepared(SenderSession& session, const Status& status) = 0;
   virtual void on_taken(SenderSession& session, int64_t version) = 0;     // by all receiving ranks
   virtual void on_digested(SenderSession& session, int64_t version) = 0;  // staged: sum_digests() has those of it
-  virtual void on_unpinned(SenderSession& session) = 0;                   // a slot, or what withdraw() waited for
+  // Staged: a receiver that has the lease of that slot was lost, or cut off. Its process may still read.
+  virtual void on_lease_cut(uint32_t slot, const Incarnation& process) = 0;
+  virtual void on_receiver(const Incarnation& process) = 0;    // attaches: whatever it read before, it is done with
+  virtual void on_unpinned(SenderSession& session) = 0;        // a slot, or what withdraw() waited for
   virtual void on_sender_retired(SenderSession& session) = 0;  // broken and idle: close and drop it, not at once
 };
 
@@ -129,6 +132,9 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void end(const Status& status);
   void check_taken();  // by all, so that nobody pins it
   void stop_waiting_for_readers();
+  void cut(const SourceLink& link) {
+    if (staged() && link.leased()) owner_.on_lease_cut(link.slot(), link.process());
+  }
 
   SenderSessionOwner& owner_;
   ReceiverLinks receivers_;

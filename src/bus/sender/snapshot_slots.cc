@@ -9,6 +9,7 @@
 namespace tessera::bus {
 
 bool SenderBatch::pinned(uint32_t slot) const {
+  if (leases_ && leases_->hold(slot)) return true;
   return std::ranges::any_of(sessions_, [&](const auto& entry) { return entry.second->pinned(slot); });
 }
 
@@ -96,7 +97,30 @@ void SenderBatch::on_digested(SenderSession& session, int64_t version) {
 void SenderBatch::on_unpinned(SenderSession&) {
   count_decision();
   leave_newcomers();
+  begin_waiting_snapshot();
+}
+
+void SenderBatch::begin_waiting_snapshot() {
   if (staged() && offering_ != 0 && !copying_.target && !ending_) begin_snapshot();
+}
+
+// --- leases --------------------------------------------------------------------------------------
+
+void SenderBatch::on_lease_cut(uint32_t slot, const Incarnation& process) {
+  if (!leases_) leases_ = std::make_unique<Leases>(loop(), [this] { begin_waiting_snapshot(); });
+  leases_->add(slot, process);
+}
+
+void SenderBatch::on_receiver(const Incarnation& process) {
+  if (!leases_) return;
+  leases_->end(process);
+  begin_waiting_snapshot();
+}
+
+void SenderBatch::drop_snapshots() {
+  if (leases_) leases_->keep(snapshots_->memory());
+  leases_.reset();
+  BatchImpl::drop_snapshots();
 }
 
 }  // namespace tessera::bus

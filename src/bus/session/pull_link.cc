@@ -125,8 +125,10 @@ void PullLink::release() {
   link_->send(Release{.version = held.version, .epoch = held.epoch});
 }
 
-void PullLink::take(int64_t version, uint32_t epoch) {
-  TESSERA_CHECK(state_ == State::kIdle);
+void PullLink::take(int64_t version, uint32_t epoch, bool lease) {
+  TESSERA_CHECK(state_ == State::kIdle && !lease_.lasts);
+  TESSERA_CHECK(!lease || direct());
+  lease_ = {.asked = lease};
   state_ = State::kAsked;
   taking_ = version;
   epoch_ = epoch;
@@ -134,7 +136,7 @@ void PullLink::take(int64_t version, uint32_t epoch) {
   abort_status_ = {};
   hold_ = {};
   Trace::begin("take", track_, {.subject = name(), .version = version});
-  link_->ask<Grant, Refuse>(Take{.version = version, .epoch = epoch, .held = deltas_.held()});
+  link_->ask<Grant, Refuse>(Take{.version = version, .epoch = epoch, .held = deltas_.held(), .lease = lease});
 }
 
 void PullLink::handle_grant(Grant grant) {
@@ -145,14 +147,14 @@ void PullLink::handle_grant(Grant grant) {
     const auto offered = std::ranges::find(offers_, taking_, &Offered::version);
     if (offered == offers_.end()) fail(ErrorCode::kMismatch, "Grant of version {} in no slot"_message, taking_);
     slot_ = offered->slot;
-    run_ = &exchange_.run(slot_);
+    run_ = lease_.asked ? &exchange_.direct_run(slot_, Pass::kDigest) : &exchange_.run(slot_);
   }
   deltas_.begin(std::move(grant));
   if (options_.delta) exchange_.travel(slot_, deltas_.travel(), deltas_.bytes_of_deltas());
   state_ = State::kPulling;
   owner_.on_granted(*this);
   if (!options_.runs) return;
-  if (program()->routes() == 0) return handle_run_done();
+  if (program()->routes() == 0 || (lease_.asked && !options_.digest)) return handle_run_done();
   run_->start(epoch_, seed_of_version(options_.sample, taking_));
   if (deltas().routes > 0) fail_point("delta: applying");
 }
@@ -184,10 +186,11 @@ void PullLink::handle_detach(const Detach& detach) {
 }
 
 void PullLink::handle_run_done() {
+  if (state_ == State::kCopying) return end_copy();
   if (state_ != State::kPulling) return;
-  const Status status = program()->routes() == 0 ? Status() : run_->status();
-  if (!status.ok()) return end_pull(status);
-  if (program()->routes() == 0) return end_pull({});
+  const bool ran = program()->routes() != 0 && (!lease_.asked || options_.digest);
+  const Status status = ran ? run_->status() : Status();
+  if (!ran || !status.ok()) return end_pull(status);
   if (!options_.digest) {
     // No digest covers what was read after the source gave up waiting for this rank, which may have been stopped.
     link_->poll();
@@ -260,8 +263,38 @@ void PullLink::end_pull(const Status& status) {
     if (exchange_.slots() == 1)
       std::erase_if(offers_, [&](const Offered& offered) { return offered.version == version; });
   }
-  send_done(version, status);
+  lease_.lasts = lease_.asked && status.ok();
+  if (!lease_.lasts) send_done(version, status);
   owner_.on_pulled(*this, status);
+}
+
+void PullLink::copy(Target target) {
+  TESSERA_CHECK(lease_.lasts);
+  state_ = State::kCopying;
+  lease_.copied = true;
+  if (program()->routes() == 0) return end_copy();
+  run_ = target == Target::kRegistered ? &exchange_.direct_run(slot_, Pass::kCopy) : &exchange_.run(slot_);
+  run_->start(epoch_);
+}
+
+// It cannot fail: what is mapped stays, whatever becomes of the source.
+void PullLink::end_copy() {
+  state_ = State::kIdle;
+  end_lease({});
+  owner_.on_copied(*this);
+}
+
+void PullLink::end_lease(const Status& status) {
+  if (std::exchange(lease_.lasts, false)) send_done(pulled_, status);
+}
+
+// Of a lease, first what is digested counts, then what is copied: half each, if there are digests.
+int64_t PullLink::bytes_done() const {
+  if (run_ == nullptr || state_ == State::kAsked) return 0;
+  const int64_t done = run_->bytes_done();
+  if (!lease_.asked) return done;
+  if (!options_.digest) return lease_.copied ? done : 0;
+  return ((lease_.copied ? bytes() : 0) + done) / 2;
 }
 
 void PullLink::finish(const Status& status) {
@@ -280,6 +313,7 @@ void PullLink::send_progress() {
 void PullLink::abort(const Status& status) {
   switch (state_) {
     case State::kIdle:
+    case State::kCopying:
       return;
     case State::kAsked:
       // A Grant may be on its way: the source assumes that we read until it gets Done.

@@ -36,6 +36,7 @@ class PullLinkOwner {
   virtual void on_pulled(PullLink& link, const Status& status) = 0;
   // For an owner that makes its own run: it must stop reading, and call finish() once it has.
   virtual void on_aborted(PullLink&, const Status&) {}
+  virtual void on_copied(PullLink&) {}  // what copy() began has ended
   virtual void on_pull_detached(PullLink& link, const Status& reason) = 0;
   virtual void on_pull_lost(PullLink& link, const Status& status) = 0;
   virtual void on_pull_broken(PullLink& link, const Status& status) = 0;
@@ -75,7 +76,7 @@ class PullLink {
   // What the last Grant lets travel as deltas, and the size that it stands for.
   const DeltaBytes& deltas() const { return deltas_.read(); }
   int64_t granted_bytes() const { return bytes() - deltas().full + deltas().read; }
-  int64_t bytes_done() const { return run_ != nullptr && state_ != State::kAsked ? run_->bytes_done() : 0; }
+  int64_t bytes_done() const;
 
   // From take() to on_pulled(): the destination may be written.
   bool busy() const { return state_ != State::kIdle; }
@@ -88,7 +89,15 @@ class PullLink {
   void hold(int64_t version, uint32_t epoch);
   void release();
   bool holds() const { return hold_.state == HoldState::kHeld; }
-  void take(int64_t version, uint32_t epoch);
+  // With a `lease` nothing is written: on_pulled() tells whether the digests of what lies at the source agree. If they
+  // do, it lies there, whole, until copy() has ended or until end_lease(), even if the source is lost meanwhile.
+  // REQUIRES: with a lease, direct()
+  void take(int64_t version, uint32_t epoch, bool lease = false);
+  bool direct() const { return exchange_.ready() && exchange_.direct(); }  // see PullEnd
+  enum class Target { kRegistered, kStaged };
+  void copy(Target target);              // on_copied() follows, at once where there is nothing to copy
+  void end_lease(const Status& status);  // it is not copied. No-op without a lease
+  bool leased() const { return lease_.lasts; }
   // For an owner that makes its own run: nothing reads any more. REQUIRES: busy(). on_pulled() follows.
   void finish(const Status& status);
   void send_done(int64_t version, const Status& status);
@@ -107,6 +116,7 @@ class PullLink {
     kAsked,     // Take is sent
     kPulling,   // the run is under way
     kChecking,  // the run is over; waits for the source's digests
+    kCopying,   // copy()
   };
   void handle(Frame& frame);
   void handle_prepared(Frame& frame);
@@ -125,6 +135,7 @@ class PullLink {
   void handle_run_done();
   void check_digests();
   void end_pull(const Status& status);
+  void end_copy();
   void lose(const Status& status);
 
   PullLinkOwner& owner_;
@@ -147,7 +158,13 @@ class PullLink {
     uint32_t epoch = 0;
   };
   Holding hold_;
+  struct Lease {
+    bool asked = false;   // of the present pull, or the last
+    bool lasts = false;   // its digests agree, and it is not over
+    bool copied = false;  // it was copied, or is
+  };
   State state_ = State::kIdle;
+  Lease lease_;
   int64_t taking_ = 0;
   uint32_t epoch_ = 0;
   int64_t pulled_ = 0;

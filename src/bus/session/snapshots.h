@@ -37,6 +37,7 @@ class Snapshots {
   std::span<const TensorSpec> specs() const { return specs_; }
   uint32_t slots() const { return static_cast<uint32_t>(runs_.size()); }
   uint64_t slot_bytes() const { return slot_bytes_; }
+  const std::shared_ptr<std::byte>& memory() const { return memory_; }  // of all slots
 
   // The registered tensors have moved. Throws kInvalidArgument if ties have changed. REQUIRES: !busy()
   void relocate(const Manifest& manifest, std::span<const TensorSpec> tensors);

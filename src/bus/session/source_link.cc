@@ -78,6 +78,7 @@ void SourceLink::handle_take(const Take& take) {
       (take.version == done_version_ && (fill_.running || !keeps())))
     fail(ErrorCode::kMismatch, "Take of version {} in epoch {} out of turn"_message, take.version, take.epoch);
   epoch_ = take.epoch;
+  leased_ = take.lease;
   if (fill_.running) {  // the puller has drained the stream; the thread that filled it has yet to say so
     waiting_take_ = take;
     return;
@@ -168,9 +169,9 @@ void SourceLink::grant(int64_t version, uint32_t epoch, Stamp stamp, std::span<c
   link_->send(grant_);
   digests_.sent = false;
   fill_.second = false;
-  if (!streams()) return;
   const auto slot = std::ranges::find(fill_.versions, version);
   fill_.slot = slot == fill_.versions.end() ? 0 : static_cast<uint32_t>(slot - fill_.versions.begin());
+  if (!streams()) return;
   fill_.run = &exchange_.run(fill_.slot);
   travel(deltas);
   start_fill(epoch);

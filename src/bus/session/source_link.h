@@ -69,6 +69,10 @@ class SourceLink {
   const DeltaBytes& deltas() const { return deltas_; }
   int64_t granted_bytes() const { return bytes() - deltas_.full + deltas_.read; }
 
+  // It may still read what it was granted last once this link has ended: see Take.
+  bool leased() const { return leased_ && taking_ != 0; }
+  uint32_t slot() const { return fill_.slot; }  // of that
+  const Incarnation& process() const { return exchange_.peer().process; }
   int64_t taking() const { return taking_; }  // the version that was granted and is not done yet; 0 if none
   int64_t done_version() const { return done_version_; }
   int64_t ended_version() const { return ended_version_; }  // that is done, with or without success
@@ -113,8 +117,8 @@ class SourceLink {
   };
   // The run that fills the stream, if the link has one.
   struct Fill {
-    uint32_t slot = 0;              // of the current run, or the last one
-    Run* run = nullptr;             // the same run
+    uint32_t slot = 0;              // of what was granted last
+    Run* run = nullptr;             // of that slot
     std::vector<int64_t> versions;  // by slot
     std::vector<int64_t> travel;    // SourceRun::travel()
     bool second = false;            // everything is to be packed again, in full, when the run has ended
@@ -132,7 +136,8 @@ class SourceLink {
   DeltaBytes deltas_;
   bool left_ = false;
   int64_t taking_ = 0;
-  uint32_t epoch_ = 0;  // of the last Take
+  bool leased_ = false;  // as the last Take asked
+  uint32_t epoch_ = 0;   // of the last Take
   int64_t done_version_ = 0;
   int64_t ended_version_ = 0;
   std::atomic<int64_t> progress_{0};

@@ -102,12 +102,16 @@ struct Take {
   int64_t version = 0;
   uint32_t epoch = 0;
   Stamp held = 0;  // of the last Grant, if the puller's tensors still hold that
+  // The puller reads until it has said Done, whatever becomes of this link: until then, or until its process has ended
+  // or has attached again, the source writes nothing there.
+  bool lease = false;
   // A second Take of an epoch asks the source to pack everything that a stream carries again, in full; the stream's
   // epoch then has this bit.
   static constexpr uint32_t kSecondFill = uint32_t{1} << 31;
   static void fields(auto& f, auto& self) {
     version_fields<kType>(f, self);
     f("held", self.held);
+    f("lease", self.lease);
   }
 };
 

@@ -34,6 +34,7 @@ TEST(Versions, DeltasOfAGrantAreWholeAndNotNegative) {
     EXPECT_THROW(parse<Grant>(std::span(bytes).first(size)), Error) << "cut at " << size;
   EXPECT_THROW(parse<Grant>(message_bytes(Grant{.version = 3, .deltas = {-2}})), Error);
   EXPECT_EQ(parse<Take>(message_bytes(Take{.version = 3, .epoch = 2, .held = 9})).held, 9U);
+  EXPECT_TRUE(parse<Take>(message_bytes(Take{.version = 3, .epoch = 2, .lease = true})).lease);
   EXPECT_THROW(parse<Take>(message_bytes(Offer{.version = 3, .slot = 2})), Error);
 }
 

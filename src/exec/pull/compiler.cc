@@ -295,6 +295,10 @@ const Connection& PullProgram::peer() const {
   return *impl_->peer;
 }
 
+bool PullProgram::only_maps() const {
+  return impl_->get.empty() && impl_->streamed.empty() && impl_->wire.empty() && impl_->delta.empty();
+}
+
 size_t PullProgram::memory_bytes() const {
   return sizeof(Impl) + memory_of_parts(impl_->mapped) + memory_of_parts(impl_->get) +
          memory_of_parts(impl_->streamed) + impl_->wire.capacity() * sizeof(WirePart) +

@@ -42,6 +42,13 @@ enum class Travel : uint8_t {
   kNot,    // the destination has it already
 };
 
+// What a run does with its routes.
+enum class Pass : uint8_t {
+  kPull,    // copies them, and digests them if the program does
+  kDigest,  // digests them, and writes nothing
+  kCopy,    // copies them, and digests nothing
+};
+
 struct PullOptions {
   bool digest = true;
   std::optional<Access> private_access{};  // kGet or kStream; else TESSERA_FORCE_PULL, else by cost
@@ -66,6 +73,8 @@ class PullProgram {
   int64_t bytes_of(size_t route) const;  // in full
   const Connection& peer() const;
   size_t memory_bytes() const;  // that the program itself takes, about
+  // Whether everything is copied straight out of mapped memory, in full: nothing of it needs the peer to live.
+  bool only_maps() const;
 
   struct Impl;
   const Impl& impl() const { return *impl_; }
@@ -97,6 +106,8 @@ class PullRun final : public TransferRun {
   // carries the source must be told likewise (SourceRun::travel). REQUIRES: one a route, deltas only of routes that
   // have them, and kNot of none that streams.
   void travel(std::span<const Travel> routes, std::span<const int64_t> delta_bytes = {});
+  // Before start(), what it does from now on; until then kPull. REQUIRES: only_maps(), unless it is kPull
+  void pass(Pass pass);
 
   int64_t bytes() const override;  // as if all travelled in full, and so do bytes_done() count
   const PullProgram& program() const { return *program_; }
@@ -127,6 +138,7 @@ class PullRun final : public TransferRun {
   const std::shared_ptr<ByteStream> stream_;
   const RunOptions options_;
   uint32_t epoch_ = 0;
+  Pass pass_ = Pass::kPull;
   std::vector<Travel> travel_;  // by route
   bool any_delta_ = false;
   const std::unique_ptr<PullStaging> staging_;  // of what is streamed or fetched

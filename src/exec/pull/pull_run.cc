@@ -35,6 +35,12 @@ void PullRun::travel(std::span<const Travel> routes, std::span<const int64_t> de
   for (const StreamPart& part : program_->impl().stream_parts) staging_->layout.add(streamed_bytes(part));
 }
 
+void PullRun::pass(Pass pass) {
+  TESSERA_CHECK(!running());
+  TESSERA_CHECK(pass == Pass::kPull || program_->only_maps());
+  pass_ = pass;
+}
+
 int64_t PullRun::bytes() const {
   return program_->bytes();
 }
@@ -83,6 +89,7 @@ void PullRun::finished(const PullPart& part, int64_t atoms, Digest digest) {
 
 void PullRun::run_mapped(const Unit& unit) {
   const PullProgram::Impl& program = program_->impl();
+  const bool digests = program.digest && pass_ != Pass::kCopy;
   const auto atoms_of = [&](uint32_t p) { return program.mapped[p].walk.atoms(); };
   int64_t bytes = 0;
   for_each_part(unit, atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
@@ -91,10 +98,14 @@ void PullRun::run_mapped(const Unit& unit) {
     Digest digest{.elements = static_cast<uint64_t>((last - first) * part.elements_per_atom)};
     const std::optional<DigestSample> sample = sample_of(part.tensor);
     part.walk.visit(first, last, [&](const Block& block) {
-      part.kernel.run(block, part.mapped, part.data, program.digest ? &digest : nullptr, sample ? &*sample : nullptr);
+      const DigestSample* const chosen = sample ? &*sample : nullptr;
+      if (pass_ == Pass::kDigest)
+        digest_block(digest, block, part.mapped, part.kernel.source_bytes(), chosen);
+      else
+        part.kernel.run(block, part.mapped, part.data, digests ? &digest : nullptr, chosen);
     });
     bytes += (last - first) * part.kernel.source_bytes();
-    if (!program.digest) return;
+    if (!digests) return;
     if (last - first == part.walk.atoms()) {
       put_digest(part.route, digest);
     } else {

@@ -69,18 +69,35 @@ std::vector<PullRoute> PullEnd::place_routes(const Attached& attached, std::vect
   return routes;
 }
 
-void PullEnd::build(const Attached& attached) {
-  std::unique_ptr<PullRuns> runs = factory_.make_pull(peer_, std::exchange(keys_, {}), options_.digest);
-  std::vector<SlotBytes> slot_bytes;
-  std::vector<PullRoute> routes = place_routes(attached, slot_bytes);
-  for (uint32_t slot = 0; slot < attached.slots; ++slot) {
+void PullEnd::add_slots(PullRuns& runs, std::span<const PullRoute> first, std::span<const SlotBytes> slot_bytes) const {
+  std::vector<PullRoute> routes(first.begin(), first.end());
+  for (size_t slot = 0; slot < slots_; ++slot) {
     for (size_t i = 0; slot > 0 && i < routes.size(); ++i)
       if (__builtin_add_overflow(routes[i].memory.offset, slot_bytes[i].memory, &routes[i].memory.offset) ||
           (routes[i].delta &&
            __builtin_add_overflow(routes[i].delta->offset, slot_bytes[i].delta, &routes[i].delta->offset)))
         fail(ErrorCode::kMismatch, "slots of {} and {} bytes"_message, slot_bytes[i].memory, slot_bytes[i].delta);
-    runs->add_slot(routes);
+    runs.add_slot(routes);
   }
+}
+
+void PullEnd::build(const Attached& attached) {
+  std::unique_ptr<PullRuns> runs = factory_.make_pull(peer_, std::exchange(keys_, {}), options_.digest);
+  slots_ = attached.slots;
+  std::vector<SlotBytes> slot_bytes;
+  std::vector<PullRoute> routes = place_routes(attached, slot_bytes);
+  add_slots(*runs, routes, slot_bytes);
+  const Incarnation self = Incarnation::self();
+  const bool seen = peer_.process.same_host(self) && peer_.process.pid_namespace == self.pid_namespace;
+  const auto registered = [&](uint32_t i) { return routes_[i].registered.has_value(); };
+  direct_ =
+      options_.runs && slots_ > 1 && seen && runs->program(0)->only_maps() && std::ranges::all_of(pulled_, registered);
+  for (size_t i = 0; direct_ && i < routes.size(); ++i) {
+    const WantedRoute::Registered& tensor = *routes_[pulled_[i]].registered;
+    routes[i].dst = tensor.dst;
+    routes[i].data = tensor.data;
+  }
+  if (direct_) add_slots(*runs, routes, slot_bytes);
   runs_ = std::move(runs);
 }
 

@@ -44,10 +44,18 @@ class PullEnd {
   bool streams() const { return program() && program()->wants_stream(); }
   int64_t bytes() const { return program() ? program()->bytes() : 0; }
   // REQUIRES: ready(), as what follows
-  size_t slots() const { return runs_->slots(); }
+  size_t slots() const { return slots_; }
   std::shared_ptr<ByteStream> stream() const { return stream_; }  // without Options::runs; null: none is wanted
   // REQUIRES: Options::runs
   Run& run(size_t slot) const { return runs_->run(slot); }
+  // Whether all that is pulled could go straight to the registered tensors, at any time until the source writes over
+  // it: it has several slots, everything in them is mapped, and its process is seen to live.
+  bool direct() const { return direct_; }
+  // The run that does. REQUIRES: direct(), and Options::runs
+  Run& direct_run(size_t slot, Pass pass) const {
+    runs_->pass(slots_ + slot, pass);
+    return runs_->run(slots_ + slot);
+  }
   void travel(size_t slot, std::span<const Travel> routes, std::span<const int64_t> delta_bytes) const {
     runs_->travel(slot, routes, delta_bytes);
   }
@@ -61,6 +69,7 @@ class PullEnd {
   const Attached::Place& check_place(const Attached& attached, size_t place, size_t route) const;
   std::vector<PullRoute> place_routes(const Attached& attached, std::vector<SlotBytes>& slot_bytes) const;
   void build(const Attached& attached);
+  void add_slots(PullRuns& runs, std::span<const PullRoute> first, std::span<const SlotBytes> slot_bytes) const;
 
   RunFactory& factory_;
   const Endpoint peer_;
@@ -71,6 +80,8 @@ class PullEnd {
   std::vector<RemoteKey> keys_;  // until the last of them has come
   std::unique_ptr<PullRuns> runs_;
   std::shared_ptr<ByteStream> stream_;
+  size_t slots_ = 0;
+  bool direct_ = false;
   bool ready_ = false;
 };
 

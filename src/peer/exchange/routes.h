@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "exec/walk/route.h"
 
@@ -13,6 +14,12 @@ struct WantedRoute {
   PullRoute route;         // all but memory, origin, the source's strides and the delta piece
   bool per_route = false;  // see ServedRoute
   bool skipped = false;    // another route writes the same destination from the same source tensor
+  // What `route` writes is a copy of this tensor. Unset where that one cannot be written in place of the copy.
+  struct Registered {
+    LocalArray dst{};
+    std::byte* data = nullptr;
+  };
+  std::optional<Registered> registered = std::nullopt;
 };
 
 // What a route's source looks like in the memory of the end that serves it, in the first slot.

@@ -28,6 +28,7 @@ class SourceEnd {
   // routes, and what RunFactory throws.
   void handle_prepare(Link& link, const Frame& frame);
 
+  const Endpoint& peer() const { return peer_; }
   bool ready() const { return ready_; }  // Prepared is sent
   bool streams() const { return runs_ != nullptr; }
   uint32_t slots() const { return slots_; }
