@@ -131,19 +131,22 @@ class Top(CommandTest):
         self.assertIn(waits_for, line)
         return lambda: json.loads(top.stdout.readline())
 
+    def until_shown(self, host, look):
+        """A host is there before its rank has joined."""
+        deadline = time.monotonic() + HANG
+        while host.pid not in [rank["pid"] for rank in look()["ranks"]]:
+            self.assertLess(time.monotonic(), deadline)
+
     def test_started_first_it_waits_for_a_host_and_shows_it(self):
         self.environment["TESSERA_STORE"] = "auto"
         top = self.start("top", "--json", "--interval", "0.1")
         look = self.first_look(top, "nobody hosts it")
         host = self.host()
-        self.assertEqual([rank["pid"] for rank in look()["ranks"]], [host.pid])
+        self.until_shown(host, look)
         host.kill()  # the next store is waited for, too
         host.wait(timeout=HANG)
         self.assertIn("waiting for a store", top.stderr.readline())
-        again = self.host()
-        deadline = time.monotonic() + HANG
-        while again.pid not in [rank["pid"] for rank in look()["ranks"]]:
-            self.assertLess(time.monotonic(), deadline)
+        self.until_shown(self.host(), look)
         top.send_signal(signal.SIGINT)
         self.assertEqual(self.finish(top)[0], 130)
 
