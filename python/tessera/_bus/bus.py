@@ -65,8 +65,8 @@ def connect(
         layout: Layout of plain tensors, which carry none. None: each rank that registers one holds all of it.
         agent: Who moves the data: "embedded", or "daemon", the `tessera agent` of this rank. None: TESSERA_AGENT.
         threads: Number of copy threads. 0: usable CPUs divided by the ranks of this job.
-        digest: How to check what arrives: True or "full"; "sampled", which checks one block of 16 KiB in sixteen, others
-            in each version; False or "off". The weaker choice of the two sides holds for both.
+        digest: How to check what arrives: True or "full"; "sampled", which checks one block of 16 KiB in sixteen,
+            others in each version; False or "off". The weaker choice of the two sides holds for both.
 
     Raises:
         DeadlineExceededError: It names the ranks that are missing.
