@@ -130,7 +130,8 @@ void PeerConnection::send_from(Link& link, uint16_t type, std::span<const std::b
                                std::vector<UniqueFd> fds) {
   if (!open() || ending_ != 0) return;
   try {
-    push(*link.stream_, type, payload, std::move(fds), false);
+    queue({type, *link.stream_, 0, payload},
+          [&](uint16_t check) { writer_.push(type, payload, std::move(fds), *link.stream_, check); });
   } catch (const Error& error) {
     // Told from the loop, not from within the caller's own change of state.
     loop_.post([connection = shared_from_this(), to = link.shared_from_this(),
@@ -146,7 +147,7 @@ void PeerConnection::send_from(Link& link, uint16_t type, std::span<const std::b
 
 void PeerConnection::say_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload) {
   if (!open() || ending_ != 0) return;
-  push(stream, type, payload, {}, true);
+  queue_last(stream, type, payload);
   flush();
 }
 
@@ -155,21 +156,20 @@ void PeerConnection::say_closed(uint32_t stream) {
   if (role_ != Role::kSole) say_last(stream, kCode<Closed>, message_bytes(Closed{}));
 }
 
-void PeerConnection::push(uint32_t stream, uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds,
-                          bool last) {
-  const FrameFault fault = role_ == Role::kSole ? FrameFault::kNone : frame_fault(type);
+template <typename Push>
+void PeerConnection::queue(SpoiltFrames::Sent sent, Push push) {
+  const FrameFault fault = role_ == Role::kSole ? FrameFault::kNone : frame_fault(sent.type);
   if (fault == FrameFault::kUnsaid) return;
-  if (type != kCode<Ping> && type != kCode<Pong>) follow_up();
+  if (sent.type != kCode<Ping> && sent.type != kCode<Pong>) follow_up();
   FrameCheck sum = pulse_.sent;
-  const uint16_t check = agreed() ? sum.next(type, stream, payload) : uint16_t{0};
-  const SpoiltFrames::Sent sent{type, stream, check, payload};
-  const bool spoilt = pulse_.spoilt.spoil(fault, sent, writer_);
-  if (!spoilt && last)
-    writer_.push_last(type, payload, stream, check);
-  else if (!spoilt)
-    writer_.push(type, payload, std::move(fds), stream, check);
+  sent.check = agreed() ? sum.next(sent.type, sent.stream, sent.payload) : uint16_t{0};
+  if (!pulse_.spoilt.spoil(fault, sent, writer_)) push(sent.check);
   pulse_.sent = sum;  // what did not fit was not sent
   pulse_.spoilt.follow(fault, sent, writer_);
+}
+
+void PeerConnection::queue_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload) {
+  queue({type, stream, 0, payload}, [&](uint16_t check) { writer_.push_last(type, payload, stream, check); });
 }
 
 void PeerConnection::flush() {
@@ -368,7 +368,7 @@ void PeerConnection::reject(const Status& reason) {
 
 void PeerConnection::reject_and_end(const Status& reason, const Status& status) {
   if (!open()) return;
-  push(0, kCode<Reject>, message_bytes(Reject{.code = reason.code(), .text = reason.message()}), {}, true);
+  queue_last(0, kCode<Reject>, message_bytes(Reject{.code = reason.code(), .text = reason.message()}));
   end(status);
 }
 

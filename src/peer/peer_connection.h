@@ -86,8 +86,10 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   bool was_opened(uint32_t stream) const;
   FrameLimits limits_of(uint32_t stream) const;
   void give_stream(Link& link, const Attach& attach);
-  // Puts it on the writer's queue; with `last` however much waits there.
-  void push(uint32_t stream, uint16_t type, std::span<const std::byte> payload, std::vector<UniqueFd> fds, bool last);
+  // Counts the frame among those sent and has `push` put it on the writer's queue with its check.
+  template <typename Push>
+  void queue(SpoiltFrames::Sent sent, Push push);
+  void queue_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload);  // however much waits there
   void flush();
   // --- pings ---
   void follow_up();  // has a Ping sent soon

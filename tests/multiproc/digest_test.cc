@@ -126,6 +126,7 @@ class ChangedSampled : public JobsTest {
       std::iota(tensor.begin(), tensor.end(), static_cast<float>(version));
       Handle handle = batch.send();
       first_has_it_.wait();
+      REQUIRE_HERE(!handle.cancel());  // too late; and its digests are made by now
       tensor[kChanged] = -1;
       changed_.raise();
       noticed += error_of([&] { handle.wait(); }).find("digest of tensor weight") != std::string::npos;
