@@ -88,7 +88,7 @@ class TensorBusClient(Closing):
             MismatchError: Ranks of one job disagree.
         """
         pair_name, local_name = text("pair_name", pair_name), text("local_name", local_name)
-        remote_name = text("remote_name", remote_name)
+        peers = peer_names("remote_name", remote_name)
         expected_world_size = whole("expected_world_size", expected_world_size, 1, MAX_RANKS)
         timeout = seconds("timeout", timeout)
         if (device_mesh is None) != (placements is None):
@@ -97,7 +97,6 @@ class TensorBusClient(Closing):
         with self._lock:
             if pair_name in self._pairs:
                 raise AlreadyExistsError(f"pair {pair_name}: it has been initialised already")
-            peers = peer_names(remote_name)
             known = self._buses.get((local_name, expected_world_size))
             bus = known
             if bus is None:

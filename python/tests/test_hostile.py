@@ -21,6 +21,7 @@ PLAN = tessera.plan((4,), "f32", "1:R", "1:R")
 
 # Wrong values by the expected type of the argument.
 TEXT = [5, 2.5, b"x", ["x"], SURROGATE, object()]
+PEERS = [*(bad for bad in TEXT if bad != ["x"]), [], [5], [SURROGATE]]
 NAMES = ["", "(", "two words", "a/b", "a\0b", "n" * 65]
 WHOLE = [2.5, "x", 2**70, -(2**70), math.inf, math.nan, [], "", SURROGATE, np.float64(2), float]
 SECONDS = [-1, -0.001, math.inf, -math.inf, math.nan, 2**70, "x", "", [], True, SURROGATE, 30 * 24 * 3600 + 1]
@@ -107,7 +108,7 @@ def quantizing(name: str) -> Call:
 CALLS: dict[str, tuple[Call, list[Any], str]] = {
     # connect()
     **{f"connect {name}": (connecting(name), TEXT, f"{name} ") for name in ("pair", "role")},
-    "connect peer": (connecting("peer"), [*(bad for bad in TEXT if bad != ["x"]), [], [5], [SURROGATE]], "peer"),
+    "connect peer": (connecting("peer"), PEERS, "peer"),
     **{f"connect {name}": (connecting(name), TEXT, f"{name} ") for name in ("store", "namespace", "agent")},
     "connect rank": (connecting("rank"), WHOLE, "rank "),
     "connect world": (connecting("world"), WHOLE, "world "),
@@ -162,11 +163,9 @@ CALLS: dict[str, tuple[Call, list[Any], str]] = {
     # the client
     "agent_rank": (lambda bad, sides: TensorBusClient(bad), [*WHOLE, -1, None], "agent_rank "),
     "client store": (lambda bad, sides: TensorBusClient(0, store=bad), TEXT, "store "),
-    **{
-        f"init {name}": (pairing(name), [*TEXT, None], f"{name} ")
-        for name in ("pair_name", "local_name", "remote_name")
-    },
+    **{f"init {name}": (pairing(name), [*TEXT, None], f"{name} ") for name in ("pair_name", "local_name")},
     "expected_world_size": (pairing("expected_world_size"), [*WHOLE, 0, -1, None], "expected_world_size "),
+    "init remote_name": (pairing("remote_name"), [*PEERS, None], "remote_name"),
     "init timeout": (pairing("timeout"), SECONDS, "timeout "),
     "client tensors": (lambda bad, sides: sides.client.register_tensors("b", bad), [5, "x", None, 2.5], "tensors "),
     "client pairs": (

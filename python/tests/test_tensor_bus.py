@@ -220,3 +220,26 @@ def test_what_they_are_shows_itself() -> None:
     assert taken == "BatchHandler(Batch(weights/policy: 2 tensors, inplace, receives, version 1))"
     client = TensorBusClient(agent_rank=3)
     assert repr(client) == "TensorBusClient(agent_rank=3, pairs [], batches [])"
+
+
+def test_one_client_sends_to_several_jobs() -> None:
+    value = torch.arange(6.0)
+
+    def train(client: TensorBusClient) -> dict[str, Any]:
+        client.init_pair("weights", "trainer", ["engine0", "engine1"], 1)
+        handler = client.register_tensors("policy", [(value, "weights")], timeout=LIMIT)
+        handler.batch.wait_peers(2, timeout=LIMIT)
+        return {name: peer.version for name, peer in handler.transfer("send").peers.items()}
+
+    def infer(name: str) -> Callable[[TensorBusClient], Any]:
+        def work(client: TensorBusClient) -> Any:
+            client.init_pair("weights", name, "trainer", 1, timeout=LIMIT)
+            local = torch.zeros(6)
+            client.register_tensors("policy", [(local, "weights")], timeout=LIMIT).transfer("recv", timeout=LIMIT)
+            return local
+
+        return work
+
+    versions, *taken = run("several", train, infer("engine0"), infer("engine1"), ranks=(0, 0, 0))
+    assert versions == {"engine0": 1, "engine1": 1}
+    assert all(torch.equal(each, value) for each in taken)

@@ -75,7 +75,7 @@ def connect(
         UnavailableError: No store answers.
         KeyboardInterrupt: Ctrl-C ends the wait.
     """
-    pair, role, peer = text("pair", pair), text("role", role), peer_names(peer)
+    pair, role, peer = text("pair", pair), text("role", role), peer_names("peer", peer)
     timeout = seconds("timeout", timeout)
     own_rank, own_world = launch(rank, world)
     default = None if layout is None else as_layout(layout)
@@ -322,13 +322,13 @@ class Bus(Closing):
         return f"Bus({self.pair!r}: {own}, peer {peer}, {state})"
 
 
-def peer_names(peer: str | Sequence[str]) -> str | list[str]:
+def peer_names(what: str, peer: str | Sequence[str]) -> str | list[str]:
     """The name of a job, or a list of names; raises InvalidArgumentError for anything else."""
     if not isinstance(peer, list | tuple):
-        return text("peer", peer)
+        return text(what, peer)
     if not peer:
-        raise InvalidArgumentError(f"peer={peer!r}: give the name of a job, or a list of names")
-    return [text("peer", name) for name in peer]
+        raise InvalidArgumentError(f"{what}={peer!r}: give the name of a job, or a list of names")
+    return [text(what, name) for name in peer]
 
 
 def join(core: _core.Bus, pair: str, peer: str | list[str], timeout: float, layout: _core.Layout | None) -> _core.Pair:
