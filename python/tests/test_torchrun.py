@@ -111,7 +111,8 @@ with tessera.connect("weights", role="trainer", peer="inference", rank=0, world=
     for version in (1, 2, 10):
         held.fill_(version)
         batch.send(version=version, timeout=60)
-        opened = descriptors() - before
+        # Pipes are of the loader before, whose threads may still be closing them; the bus opens none.
+        opened = {(fd, what) for fd, what in descriptors() - before if not what.startswith("pipe:")}
         assert any("memfd" in what or "socket" in what for _, what in opened), opened
         seen = sorted(int(each) for each in DataLoader(Watching(), num_workers=2, multiprocessing_context="fork"))
         assert seen == list(range(8))
