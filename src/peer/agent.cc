@@ -58,7 +58,7 @@ Status Agent::run_and_wait(const std::function<void()>& task) {
     } catch (...) {
       status = status_of_current_exception();
     }
-    const MutexLock lock(outcome.mutex);  // held to the end: the waiter may not go before it is released
+    const MutexLock lock(outcome.mutex);  // held to the end, so that the waiter cannot destroy it before
     outcome.status = status;
     outcome.done = true;
     outcome.done_changed.notify_all();

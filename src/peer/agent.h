@@ -1,5 +1,5 @@
-// The event loop, the listening socket and the worker threads with which one rank takes part in transfers: in the
-// user's process, or in a daemon (daemon.h).
+// The event loop, the listening socket and the worker threads through which one rank takes part in transfers. It runs
+// in the user's process, or in a daemon (daemon.h).
 #pragma once
 
 #include <atomic>
@@ -29,14 +29,14 @@
 
 namespace tessera {
 
-// What a batch says when somebody asks its agent. Called on the loop's thread.
+// A batch that contributes to the agent's report. Called on the loop's thread.
 class Inspected {
  public:
   virtual ~Inspected() = default;
   virtual BatchReport report() const = 0;
 };
 
-// call(), claim_batch(), run_on_loop() and the getters may be used from any thread; the rest happens on the loop.
+// call(), claim_batch(), run_on_loop() and the getters may be used from any thread; the rest only on the loop's thread.
 class Agent {
  public:
   Agent(Identity identity, int threads);
@@ -50,36 +50,36 @@ class Agent {
   WorkerPool& pull_pool() { return pull_pool_; }
   WorkerPool& source_pool() { return source_pool_; }
   int threads() const { return pull_pool_.threads(); }
-  // Batches planned by this agent so far; a transfer that plans would show here.
+  // Batches that this agent has planned so far. It shows whether a transfer plans, which none should.
   void count_plan() { plans_.fetch_add(1); }
   int64_t plans() const { return plans_.load(); }
 
-  // From now on this rank has that batch with these jobs. Throws kAlreadyExists if it has it with one of them already.
-  // Where a job has only come to another batch of that name, that one is told to let go of it, and has when this
-  // returns.
+  // From now on this rank has the batch with these jobs. Throws kAlreadyExists if another batch of that name has named
+  // one of them already. If another one only took a job that joined (claim_batch_of()), its `let_go` has been called
+  // when this returns.
   void claim_batch(const std::string& pair, const std::string& batch, std::span<const std::string> jobs);
-  // Likewise with a job that has come. False if the rank has the batch with it already. `let_go` is called on the
-  // thread of the claim that wants it.
+  // The same for a job that has joined and was not named. False if the rank has the batch with it already. `let_go` is
+  // called by a later claim_batch() that names the job, on the thread of that call.
   bool claim_batch_of(const std::string& pair, const std::string& batch, const std::string& job,
                       const std::function<void()>& let_go);
   void release_batch(const std::string& pair, const std::string& batch, const std::string& job);
-  // From now on callers that attach to `session` are given to `acceptor`; those that came early, at once. On the loop.
+  // From now on `acceptor` gets the callers that attach to `session`; those that came early, at once. On the loop.
   void open_session(const std::string& session, Acceptor* acceptor) { sessions_.open(session, acceptor); }
   void close_session(const std::string& session, const Acceptor* acceptor) { sessions_.close(session, acceptor); }
 
-  // Whose report goes into the agent's. On the loop.
+  // The batches whose reports the agent's report contains. On the loop.
   void add_inspected(const Inspected* batch) { inspected_.push_back(batch); }
   void remove_inspected(const Inspected* batch) { std::erase(inspected_, batch); }
   WaitList& waits() { return waits_; }
-  // What report() says of the worker's command queue; without one, nothing. On the loop.
+  // Gives the state of the worker's command queue for report(), if there is one. On the loop.
   void set_command_queue(std::function<CommandQueueReport()> queue) { command_queue_ = std::move(queue); }
 
-  // Opens a link to another agent, over the connection with it if there is one; else connects, which blocks, and says
-  // Hello. Not on the loop's thread. The link's handlers are the caller's to set, on the loop's thread: `on_link` runs
-  // there. They see what comes once the link is attached, and its end: kMismatch where another peer than `callee`
-  // answers, or in a protocol that this release does not speak.
+  // Opens a link to another agent, over the connection with it if there is one. Otherwise it connects, which blocks,
+  // and sends Hello. Not on the loop's thread. `on_link` runs on the loop's thread, and must set the link's handlers.
+  // They get what arrives once the link is attached, and its end: kMismatch if a peer other than `callee` answers, or
+  // one that answers in a protocol that this release does not speak.
   void call(const Callee& callee, const Attach& attach, Deadline deadline, const ConnectionPool::OnLink& on_link);
-  // What this agent says first on a new connection.
+  // The first message of this agent on a new connection.
   Hello hello() const { return connections_.hello(); }
 
   // Runs `task` on the loop's thread and waits until it has run; rethrows what it throws.
@@ -87,10 +87,10 @@ class Agent {
   void run_on_loop(Task&& task) {
     try_on_loop(task).throw_if_error();
   }
-  // The same for destructors, which throw nothing.
+  // The same for destructors, which must not throw.
   template <typename Task>
   Status try_on_loop(Task&& task) {
-    return run_and_wait(std::ref(task));  // a reference is what std::function holds without a block of its own
+    return run_and_wait(std::ref(task));  // a reference fits into std::function without an allocation
   }
 
  private:
@@ -115,7 +115,7 @@ class Agent {
   ConnectionPool connections_;
   DialTurns dial_turns_;
   Mutex mutex_;
-  // By pair, batch and the other job: how to have it let go; null where the job was named.
+  // By pair, batch and the other job: `let_go` of claim_batch_of(), or null if the job was named.
   std::map<std::tuple<std::string, std::string, std::string>, std::function<void()>> batches_ GUARDED_BY(mutex_);
 };
 

@@ -18,7 +18,7 @@ class TwoAgents : public testing::Test {
   LinkedAgent two_{"trainer", 1};
 };
 
-// That the link of that session is attached at both ends.
+// Checks that the link of that session is attached at both ends.
 void expect_linked(LinkedAgent& one, LinkedAgent& two, const std::string& session) {
   const size_t heard = two.at(session).frames();
   (void)two.at(session).link();
@@ -58,7 +58,7 @@ TEST_F(TwoAgents, ThreadsThatCallAtOnceShareOne) {
   EXPECT_EQ(connections(), before_ + 2);
 }
 
-// Each may have dialed before the other's call came, or not.
+// In some rounds both dial before the other's call arrives, in others not.
 TEST_F(TwoAgents, MayCallEachOtherAtOnce) {
   for (int round = 0; round < 20; ++round) {
     const std::string there = fmt::format("there{}", round);

@@ -1,4 +1,4 @@
-// Wakes a thread from a wait that takes a stop token, again and again.
+// Wakes a thread from waits that take a stop token, as often as needed.
 #pragma once
 
 #include <stop_token>
@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// Thread-safe. Who waits arms it, looks at what may have changed, and waits: what rings since is not missed.
+// Thread-safe. A thread arms it, checks what may have changed, and then waits: it misses no ring after arm().
 class Alarm {
  public:
-  // Forgets what has rung so far; the token is stopped by the next ring.
+  // Forgets earlier rings. The next ring stops the token.
   std::stop_token arm() {
     const MutexLock lock(mutex_);
     if (next_.stop_requested()) next_ = std::stop_source();
@@ -23,7 +23,7 @@ class Alarm {
       const MutexLock lock(mutex_);
       armed = next_;
     }
-    armed.request_stop();  // not under the lock: it calls whoever waits
+    armed.request_stop();  // not under the lock: it runs the callbacks of the waiting threads
   }
 
  private:

@@ -1,4 +1,4 @@
-// How long a conversation with the store may take, and how it is held.
+// How long a conversation with the store may take, and what may end it.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,21 +12,21 @@
 
 namespace tessera {
 
-// How long a conversation may take, and what may end it before.
+// Limits of a conversation: its deadline, and what may end it earlier.
 struct CallLimits {
   Deadline deadline;
   std::stop_token stop;
-  // For processes to come back, however long that takes: an absent one is logged once, and awaited even if it
-  // has left.
+  // It waits for processes to come back, however long that takes. An absent process is logged once, and awaited even
+  // if it has left.
   bool background = false;
-  // Not for a peer job that has left the pair altogether: rejoin() throws kNotFound.
+  // It does not wait for a peer job that has left the pair altogether: rejoin() throws kNotFound.
   bool parts = false;
 };
 
 inline constexpr Duration kStoreTimeout = seconds(10);
-inline constexpr Duration kStorePiece = seconds(1);  // of waiting for an answer of the store's
+inline constexpr Duration kStorePiece = seconds(1);  // of a wait for the store's answer
 
-// One request of a conversation with the store, in pieces: between them it is seen whether the conversation is to end.
+// Sends one request to the store and waits in pieces: between them it checks whether the conversation must end.
 template <typename Request>
 auto ask(const CallLimits& limits, Request&& request) {
   const TimePoint start = Clock::steady().now();

@@ -10,8 +10,8 @@ namespace tessera {
 namespace {
 
 constexpr Duration kHelloTimeout = seconds(3);     // from a caller's connection to its first link
-constexpr Duration kWelcomeTimeout = seconds(10);  // of a dialed peer: it may be slow
-constexpr size_t kMaxUnknown = 256;                // callers that have not said Hello
+constexpr Duration kWelcomeTimeout = seconds(10);  // for a dialed peer, which may be slow
+constexpr size_t kMaxUnknown = 256;                // callers that have not sent Hello
 
 FrameLimits limits_for(Attach::Purpose purpose) {
   const bool pulls = purpose == Attach::Purpose::kPull || purpose == Attach::Purpose::kReduce;
@@ -81,7 +81,7 @@ void ConnectionPool::accept(UniqueFd socket) {
   end_after(id, kHelloTimeout, "Hello");
 }
 
-// An honest caller says Hello at once: of too many that have not, the oldest goes.
+// An honest caller sends Hello at once. If too many callers have not sent it, the oldest of them is refused.
 void ConnectionPool::make_room() {
   const auto unfinished = [](const auto& entry) { return !entry.second.dialed && entry.second.timer != 0; };
   const auto unknown = [&](const auto& entry) { return unfinished(entry) && !entry.second.connection->agreed(); };
@@ -92,7 +92,7 @@ void ConnectionPool::make_room() {
            failed(ErrorCode::kResourceExhausted, "{} others have not said Hello either"_message, kMaxUnknown));
 }
 
-// Unless the timer is cancelled before. What is late may have been lost: kUnavailable has the peer try again.
+// Unless the timer is cancelled before. A late message may have been lost: kUnavailable lets the peer try again.
 void ConnectionPool::end_after(uint64_t id, Duration limit, const char* awaited) {
   peers_.at(id).timer = loop_.add_timer_after(limit, [this, id, limit, awaited] {
     Peer& late = peers_.at(id);
@@ -102,8 +102,8 @@ void ConnectionPool::end_after(uint64_t id, Duration limit, const char* awaited)
   });
 }
 
-// Of one that was accepted only once a link of the other side has shown that it knows of the agreement: until then it
-// may close the socket.
+// An accepted connection is usable only once the other side has attached a link, which shows that it has got the
+// Welcome: until then it may close the socket.
 bool ConnectionPool::usable(const Peer& peer, const Callee& callee) const {
   if (!peer.connection->may_attach() || peer.left || peer.hello.incarnation != callee.incarnation) return false;
   const bool named = peer.dialed && !peer.connection->agreed();
@@ -145,13 +145,13 @@ void ConnectionPool::handle_frame(uint64_t id, Frame& frame) {
   }
   if (greets && frame.type == kCode<Inspect>) {
     (void)parse<Inspect>(frame.payload);
-    return connection.send(events_.report());  // the asker closes
+    return connection.send(events_.report());  // the other side closes the connection
   }
   if (greets) fail(ErrorCode::kMismatch, "message {} where Hello and then Attach were due"_message, frame.type);
   if (peer.dialed || frame.type != kCode<Goodbye>)
     fail(ErrorCode::kMismatch, "unexpected message {}"_message, frame.type);
   (void)parse<Goodbye>(frame.payload);
-  if (connection.idle()) connection.close();  // else an Attach of this side is on its way, and Goodbye comes again
+  if (connection.idle()) connection.close();  // otherwise our Attach is on its way, and another Goodbye will follow
 }
 
 void ConnectionPool::handle_hello(Peer& peer, const Hello& hello) {
@@ -209,7 +209,7 @@ void ConnectionPool::handle_attach(uint64_t id, std::shared_ptr<Link> link, Atta
 
 // --- the end -------------------------------------------------------------------------------------
 
-// The side that has dialed ends it, so that no link that is being opened is lost.
+// Only the side that has dialed ends the connection, so that no link that is being opened is lost.
 void ConnectionPool::handle_idle(uint64_t id) {
   Peer& peer = peers_.at(id);
   if (!peer.dialed) return;

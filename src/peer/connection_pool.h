@@ -1,5 +1,5 @@
-// The connections of an agent with others: it greets callers, dials those it calls, and carries all links between two
-// agents over one connection, whichever side has dialed it.
+// The connections of an agent with other agents. It greets callers and dials the agents that it calls. All links
+// between two agents share one connection, whichever side has dialed it.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@
 
 namespace tessera {
 
-// Whom a rank calls, as its record says. Address and incarnation are an agent's identity: a process may have several.
+// The agent that a rank calls, from its record. Address and incarnation identify it, since a process may have several.
 struct Callee {
   std::string address;  // of its Unix socket
   std::string name;     // "trainer/3"
   Incarnation incarnation;
 };
 
-// So that threads which call one agent at once share a connection: one of them at a time looks for it, or dials.
+// Lets threads that call the same agent at once share a connection: one at a time looks for it, or dials.
 class DialTurns {
  public:
   using Key = std::pair<std::string, uint64_t>;  // address, and the incarnation's nonce
@@ -58,7 +58,7 @@ class ConnectionPool {
   using OnLink = std::function<void(std::shared_ptr<Link>)>;
   struct Events {
     std::function<void(Caller)> on_caller;  // an exception ends the link, and is sent to the caller
-    std::function<Report()> report;         // for Inspect
+    std::function<Report()> report;         // the answer to Inspect
   };
 
   ConnectionPool(EventLoop& loop, const Identity& identity, const Incarnation& incarnation, Events events);
@@ -68,22 +68,22 @@ class ConnectionPool {
 
   // Greets a caller that has connected to this agent. Throws kPermissionDenied for another user, kResourceExhausted.
   void accept(UniqueFd socket);
-  // A link over a connection that there is; false if there is none. `on_link` runs before anything can come over it.
+  // Opens a link over an existing connection; false if there is none. `on_link` runs before any frame arrives over it.
   bool attach(const Callee& callee, const Attach& attach, const OnLink& on_link);
-  // The same over a new connection, whose socket has been connected to the callee's address.
+  // The same over a new connection. `socket` is connected to the callee's address.
   void dial(UniqueFd socket, const Callee& callee, const Attach& attach, const OnLink& on_link);
-  // What this agent says first on a new connection.
+  // The first message of this agent on a new connection.
   Hello hello() const;
-  void close();  // all, without telling anybody here
+  void close();  // closes all connections; no handler in this process is called
 
  private:
   struct Peer {
     std::shared_ptr<PeerConnection> connection;
     bool dialed = false;
-    bool left = false;    // dialed: Goodbye was said
+    bool left = false;    // dialed: Goodbye was sent
     bool proven = false;  // accepted: it is the process that its Hello names
-    std::string callee;   // dialed: by name
-    Hello hello;          // its identity; of a dialed peer without an answer yet, the expected one
+    std::string callee;   // dialed: its name
+    Hello hello;          // its identity; until a dialed peer has answered, the expected identity
     EventLoop::TimerId timer = 0;
     pid_t pid = 0;
   };

@@ -1,5 +1,5 @@
-// Tells whether the frames of a connection arrive as they were sent: each once, in order and unchanged. Two peers that
-// have read the same frames cannot wait for each other because one was lost, and never act on one that nobody sent.
+// Checks that the frames of a connection arrive as they were sent: each once, in order and unchanged. So two peers
+// never wait for each other because a frame was lost, and neither acts on a frame that the other has not sent.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// The frames of one direction. Each end has one for what it sends and one for what it reads.
+// One direction of a connection. Each end has one for the frames that it sends and one for those that it reads.
 class FrameCheck {
  public:
   // The check in the head of the next frame (docs/formats/bus-protocol.md). It covers that frame and all before it.

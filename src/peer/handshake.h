@@ -1,7 +1,7 @@
 // How a connection between two agents begins and ends, and the links over it (docs/formats/bus-protocol.md). The side
-// that dials says Hello, and is answered Welcome (or Reject). Then either opens links, each on a stream of its own,
-// with Attach: which batch of which pair, and what for. Either side ends a link with Detach, Reject or Closed; Broken
-// passes on that a third rank was lost. The dialer says Goodbye where it has no link left.
+// that dials sends Hello; the answer is Welcome or Reject. Then either side opens links, each on a separate stream,
+// with Attach, which names the batch, its pair and the purpose. Either side ends a link with Detach, Reject or Closed.
+// Broken passes on that a third rank was lost. The dialer sends Goodbye when it has no link left.
 #pragma once
 
 #include <concepts>
@@ -37,8 +37,8 @@ enum class HandshakeMessage : uint16_t {
   kPong = 45,
 };
 
-// Who is calling, and which protocol versions it speaks. The range and the release stay where they are in every
-// version; without a common one nothing else is read.
+// Who is calling, and which protocol versions it speaks. The range and the release have the same place in every
+// version. The rest is read only if there is a common version.
 struct Hello {
   static constexpr auto kType = HandshakeMessage::kHello;
   uint16_t protocol_min = 0;
@@ -53,7 +53,7 @@ struct Hello {
     f("protocol_min", self.protocol_min);
     f("protocol_max", self.protocol_max);
     f("release", self.release, kMaxReleaseBytes);
-    if (self.speaks_ours()) {  // else the rest may look otherwise
+    if (self.speaks_ours()) {  // otherwise the rest may have another format
       f("name_space", self.name_space, kMaxNameSpaceBytes);
       f("job", self.job, kMaxJobBytes);
       f("rank", self.rank);
@@ -65,8 +65,8 @@ struct Hello {
 
 // The payload of a Hello's frame: the message, then a check, which readers of protocol 4 ignore.
 std::vector<std::byte> hello_payload(const Hello& hello);
-// `version` is that of the frame, the highest that the sender speaks. Throws kUnavailable if the Hello was changed on
-// its way.
+// `version` is the frame's, which is the highest that the sender speaks. Throws kUnavailable if the Hello was changed
+// on its way.
 void require_unchanged_hello(uint16_t version, std::span<const std::byte> payload);
 
 // The payload of a message's frame.
@@ -80,7 +80,7 @@ std::vector<std::byte> payload_of(const Message& message) {
 
 struct Welcome {
   static constexpr auto kType = HandshakeMessage::kWelcome;
-  uint16_t protocol = 0;  // the highest both speak
+  uint16_t protocol = 0;  // the highest that both speak
   std::string release;
   std::string job;
   Rank rank = 0;
@@ -94,8 +94,8 @@ struct Welcome {
   }
 };
 
-// Ends a link, or on stream 0 the connection, with a reason that the other end reports. Longer texts are cut: it fits
-// wherever a Hello does.
+// Ends a link, or on stream 0 the connection, with a reason that the other end reports. Longer texts are cut, so that
+// it fits wherever a Hello does.
 struct Reject {
   static constexpr auto kType = HandshakeMessage::kReject;
   ErrorCode code = ErrorCode::kInternal;
@@ -118,7 +118,7 @@ struct Attach {
   std::string pair;
   std::string batch;
   Purpose purpose = Purpose::kPull;
-  std::string session;  // which registrations the caller has read: both must have planned the same
+  std::string session;  // says which registrations the caller has read: both sides must have planned the same
   static void fields(auto& f, auto& self) {
     f("pair", self.pair, 64);
     f("batch", self.batch, 64);
@@ -129,8 +129,8 @@ struct Attach {
 
 struct Detach {
   static constexpr auto kType = HandshakeMessage::kDetach;
-  Status status;  // why, if it is not simply over
-  // The error that its receiver reports: `name` is the rank that detached.
+  Status status;  // why it ends; ok if the batch was closed normally
+  // The error that its receiver reports. `name` is the rank that detached.
   Status reason(const std::string& name) const;
   static void fields(auto& f, auto& self) { heard_status_field(f, self.status); }
 };
@@ -144,24 +144,24 @@ struct Broken {
   }
 };
 
-// A link is closed without another word.
+// A link is closed without a reason.
 struct Closed {
   static constexpr auto kType = HandshakeMessage::kClosed;
   static void fields(auto&, auto&) {}
 };
 
-// The side that has dialed has no link left, and opens no further one. The other side closes the socket unless it has.
+// The dialer has no link left, and opens no further one. The other side then closes the socket, unless it has a link.
 struct Goodbye {
   static constexpr auto kType = HandshakeMessage::kGoodbye;
   static void fields(auto&, auto&) {}
 };
 
-// On stream 0, from either side some time after it has sent something. The other side answers each Ping with a Pong of
-// the same number. Its answer to anything that was sent before a Ping comes before the Pong.
+// On stream 0. Either side sends a Ping some time after it has sent something. The other side answers each Ping with a
+// Pong of the same number. Its answer to anything that was sent before a Ping comes before the Pong.
 template <HandshakeMessage type>
 struct Beat {
   static constexpr auto kType = type;
-  uint32_t number = 0;  // of this side's Pings, from 1 on
+  uint32_t number = 0;  // each side counts its Pings from 1
   static void fields(auto& f, auto& self) { f("number", self.number); }
 };
 using Ping = Beat<HandshakeMessage::kPing>;

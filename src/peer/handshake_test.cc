@@ -16,8 +16,8 @@ TEST(Handshake, ComeBackAsTheyWereWrittenAndNothingElseDoes) {
   expect_exact(Broken{Status(ErrorCode::kPeerLost, "gone")});
 }
 
-// What later releases say first: the range and the release stay where they are, the rest of a version that is spoken
-// here too is only added to.
+// A later release's Hello has the range and the release in the same place. If it also speaks a version of this release,
+// it only adds fields to the rest.
 TEST(Handshake, AHelloOfALaterReleaseIsUnderstood) {
   const Hello hello{kProtocolMin, kProtocolMax + 3, "9.1.0", "default", "trainer", 3, Incarnation::self()};
   std::vector<std::byte> bytes = message_bytes(hello);
@@ -31,7 +31,7 @@ TEST(Handshake, AHelloOfALaterReleaseIsUnderstood) {
   out.put(uint16_t{kProtocolMax + 1});
   out.put(uint16_t{kProtocolMax + 2});
   out.put_string("9.1.0");
-  out.put(uint64_t{0});  // whatever it says then
+  out.put(uint64_t{0});  // a field that this release does not know
   const auto stranger = parse<Hello>(out.view());
   EXPECT_FALSE(stranger.speaks_ours());
   EXPECT_EQ(stranger.release, "9.1.0");

@@ -1,4 +1,4 @@
-// Asks an agent of this machine for its report; blocking, without an agent of its own.
+// Asks an agent of this machine for its report. It blocks, and the caller needs no agent.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@
 
 namespace tessera {
 
-// One question. Asking many at once and reading the answers afterwards costs one round, and one deadline where some
-// are stopped. Move-only.
+// One question. To ask many agents, ask all of them and then read the answers: that takes one round trip, and one
+// deadline if some of them are stopped. Move-only.
 class Inspection {
  public:
-  // Asks the agent whose socket that is. Throws Error: kUnavailable where nobody listens, kPermissionDenied where
-  // another user does.
+  // Asks the agent whose socket has that address. Throws Error: kUnavailable if nobody listens there, kPermissionDenied
+  // if another user does.
   Inspection(const std::string& address, Deadline deadline);
-  // Once. Throws kDeadlineExceeded (a stopped process), kPeerLost, and what the agent refuses with.
+  // To be called once. Throws kDeadlineExceeded (a stopped process), kPeerLost, and the agent's error if it refuses.
   Report answer(Deadline deadline);
 
  private:

@@ -1,4 +1,4 @@
-// What ends the waits of a bus for other ranks: those under way (Bus::interrupt()), or all of them for good
+// Ends waits of a bus for other ranks: those in progress (Bus::interrupt()), or those and all later ones
 // (BusOptions::stop).
 #pragma once
 
@@ -12,18 +12,18 @@ namespace tessera {
 // Thread-safe.
 class Interruption {
  public:
-  // Once `stop` is requested all tokens are stopped, also those that are taken later.
+  // Once `stop` is requested, all tokens are stopped, also those that are taken later.
   explicit Interruption(const std::stop_token& stop) : stop_(stop), on_stop_(stop, [this] { interrupt(); }) {}
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
 
-  // A call takes one as it begins, and ends once that is stopped.
+  // A call takes a token as it begins, and ends once that is stopped.
   std::stop_token token() const {
     const MutexLock lock(mutex_);
     return present_.get_token();
   }
 
-  // Stops the tokens that have been taken.
+  // Stops the tokens that were taken so far.
   void interrupt() {
     std::stop_source taken(std::nostopstate);
     {
@@ -31,7 +31,7 @@ class Interruption {
       taken = present_;
       if (!stop_.stop_requested()) present_ = std::stop_source();
     }
-    taken.request_stop();  // not under the lock: it calls whoever waits
+    taken.request_stop();  // not under the lock: it runs the callbacks of the waiting threads
   }
 
  private:
@@ -41,7 +41,7 @@ class Interruption {
   const std::stop_callback<std::function<void()>> on_stop_;
 };
 
-// Requested once one of two is. Thread-safe.
+// A stop token that is stopped once one of two others is. Thread-safe.
 class EitherStop {
  public:
   EitherStop(const std::stop_token& one, const std::stop_token& other) : on_one_(one, stop_), on_other_(other, stop_) {}

@@ -90,7 +90,7 @@ void Link::fail_with(const Status& status) {
   log_event(LogLevel::warn, "connection.closed", {{"peer", name_}}, "{}", status.message());
   if (status.code() != ErrorCode::kPeerLost) Metrics::process().messages_malformed.add();
   if (!open()) return;
-  // What does not parse is the peer's mistake, not an argument of the user's.
+  // If a message does not parse, that is the peer's mistake, not an invalid argument of the user.
   const ErrorCode code = status.code() == ErrorCode::kInvalidArgument ? ErrorCode::kMismatch : status.code();
   reject_and_end(Status(code, status.message()), Status(code, fmt::format("{}: {}", name_, status.message())));
 }

@@ -29,7 +29,7 @@ void LoopSignal::raise() {
   State& state = *state_;
   if (state.raised.exchange(true, std::memory_order_acq_rel)) return;
   state.queued = state_;
-  // One pointer is what std::function holds without a block of its own.
+  // A lambda with one pointer fits into std::function without an allocation.
   if (!state.loop.post([&state] { state.serve(); })) state.queued.reset();
 }
 

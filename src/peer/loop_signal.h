@@ -1,4 +1,4 @@
-// How worker threads tell the event loop that something has happened.
+// Lets worker threads tell the event loop that something has happened.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// A callback on the loop's thread that any thread can ask for. Made and destroyed by its owner; once it is destroyed,
-// on the loop's thread or after it has ended, the callback does not run any more, asked for or not.
+// A callback on the loop's thread that any thread can request. Its owner makes and destroys it, the latter on the
+// loop's thread or after that has ended. The callback does not run afterwards, even if it was requested.
 class LoopSignal {
  public:
   LoopSignal(EventLoop& loop, std::function<void()> callback);
@@ -18,7 +18,7 @@ class LoopSignal {
   LoopSignal(const LoopSignal&) = delete;
   LoopSignal& operator=(const LoopSignal&) = delete;
 
-  // Asks for one call; asking again before it has begun changes nothing. Allocates nothing itself.
+  // Requests one call. Further requests before the call begins have no effect. Allocates nothing itself.
   void raise();
 
  private:

@@ -11,7 +11,7 @@ namespace {
 class LoopSignalTest : public testing::Test {
  protected:
   LoopSignalTest() { loop_.start(); }
-  // Returns once the loop has seen all that was posted so far.
+  // Returns once the loop has handled everything that was posted so far.
   void settle() {
     std::promise<void> seen;
     loop_.post([&] { seen.set_value(); });
@@ -19,7 +19,7 @@ class LoopSignalTest : public testing::Test {
   }
 
   EventLoop loop_{"signal-test"};
-  int calls_ = 0;  // the loop's
+  int calls_ = 0;  // on the loop's thread
   std::optional<LoopSignal> signal_{std::in_place, loop_, [this] { ++calls_; }};
 };
 

@@ -1,10 +1,10 @@
-// What all messages between agents have in common. A message is a struct with fields() (base/fields.h) whose kType
-// is of its conversation's enum; frames carry that number, of which no two conversations have the same.
+// What all messages between agents have in common. A message is a struct with fields() (base/fields.h). Its kType is a
+// value of its conversation's enum; frames carry that number, and no two conversations use the same one.
 //
-// A link is opened by the side that pulls: a receiver to each sender, the owner of a reduction to each of its peers, a
-// receiver to its own rank 0, a sender that quantises to its own. All links between two agents share a connection
-// (peer_connection.h). Conversations: peer/handshake.h, then peer/exchange/messages.h, then one of
-// bus/session/versions.h and bus/prepare/amax_messages.h. Others have sockets of their own: peer/report.h,
+// The side that pulls opens a link: a receiver to each sender, the owner of a reduction to each of its peers, and both
+// a receiver and a sender that quantises to rank 0 of their own job. All links between two agents share a connection
+// (peer_connection.h). The conversations are peer/handshake.h, then peer/exchange/messages.h, then one of
+// bus/session/versions.h and bus/prepare/amax_messages.h. Two others have separate sockets: peer/report.h and
 // bus/lending/messages.h.
 #pragma once
 
@@ -24,7 +24,7 @@ inline constexpr uint16_t kProtocolMin = 5;
 inline constexpr uint16_t kProtocolMax = 5;
 inline constexpr uint32_t kMaxMessageBytes = 256u << 20;
 
-// What a frame with that message says its type is.
+// The type in the head of a frame that carries the message.
 template <typename Message>
 inline constexpr uint16_t kCode = static_cast<uint16_t>(Message::kType);
 
@@ -43,8 +43,8 @@ struct MessageList {
   }
 };
 
-// What another rank says of a transfer. That it was cancelled is that rank's affair: to this one it is lost
-// (kPeerLost).
+// The status of a transfer as another rank reports it. If that rank has cancelled the transfer, this rank sees it as
+// lost (kPeerLost).
 template <typename Fields, typename State>
 void heard_status_field(Fields& f, State& status) {
   status_field(f, status);
@@ -52,7 +52,7 @@ void heard_status_field(Fields& f, State& status) {
     if (status.code() == ErrorCode::kCancelled) status = Status(ErrorCode::kPeerLost, status.message());
 }
 
-// A whole message out of a frame's payload; throws if anything is left over. `into` may bring memory for it.
+// Reads a whole message from a frame's payload. Throws if anything is left over. `into` may bring memory for it.
 template <typename Message>
 Message parse(std::span<const std::byte> payload, Message into = {}) {
   read_message(payload, kNameOf<Message::kType>, into);

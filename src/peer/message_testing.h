@@ -1,4 +1,4 @@
-// What holds for every message of a conversation.
+// Checks that every message of a conversation must pass.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ template <typename Messages>
 void expect_conversation_holds() {
   Messages::each([]<typename Message>() {
     SCOPED_TRACE(kNameOf<Message::kType>);
-    expect_fields_hold<Message>(std::same_as<Message, Hello>);  // of a later version there may be more
+    expect_fields_hold<Message>(std::same_as<Message, Hello>);  // a later version may have more fields
   });
 }
 

@@ -13,12 +13,12 @@
 namespace tessera {
 namespace {
 
-// Attaching may queue a large table; steady state, a few messages.
+// A large table may be queued at attach; afterwards only a few messages are.
 constexpr size_t kMaxQueuedBytes = size_t{512} << 20;  // of a link
 constexpr Duration kDying = seconds(0.02);
-constexpr Duration kPingAfter = seconds(0.25);       // what was said
+constexpr Duration kPingAfter = seconds(0.25);       // from a message to the Ping that follows it
 constexpr uint32_t kMaxStreams = uint32_t{1} << 30;  // opened by one side of a connection
-// A caller that waits for its session may still say Detach or Broken, with a text.
+// A caller that waits for its session may still send Detach or Broken, with a text.
 constexpr FrameLimits kEarlyLimits{.payload_bytes = 66 << 10, .fds = 0};
 
 }  // namespace
@@ -76,14 +76,14 @@ bool PeerConnection::was_opened(uint32_t stream) const {
   return stream != 0 && role_ != Role::kSole && stream / 2 + stream % 2 <= (ours(stream) ? streams_ : peer_streams_);
 }
 
-// Of a stream that this side has closed, frames may still be on their way.
+// Frames of a stream that this side has closed may still be on their way.
 FrameLimits PeerConnection::limits_of(uint32_t stream) const {
   if (const auto it = links_.find(stream); it != links_.end()) return it->second->limits_;
   if (was_opened(stream)) return ours(stream) ? widest_ : FrameLimits{.payload_bytes = kMaxMessageBytes, .fds = 0};
   return {.payload_bytes = kMaxHelloBytes, .fds = 0};
 }
 
-// Descriptors that come too late are taken off the socket, too, and closed.
+// The limits stay wide, so that descriptors that arrive too late are read from the socket, too, and closed.
 void PeerConnection::widen_limits(FrameLimits limits) {
   widest_ = {.payload_bytes = std::max(widest_.payload_bytes, limits.payload_bytes),
              .fds = std::max(widest_.fds, limits.fds)};
@@ -100,7 +100,7 @@ std::shared_ptr<Link> PeerConnection::attach(std::string name, const Attach& att
   return link;
 }
 
-// Odd streams are the dialer's, even ones the other side's; each opens its own in ascending order.
+// The dialer opens odd streams, the other side even ones, each in ascending order.
 void PeerConnection::give_stream(Link& link, const Attach& attach) {
   ++streams_;
   link.stream_ = dials() ? 2 * streams_ - 1 : 2 * streams_;
@@ -133,10 +133,10 @@ void PeerConnection::send_from(Link& link, uint16_t type, std::span<const std::b
     queue({type, *link.stream_, 0, payload},
           [&](uint16_t check) { writer_.push(type, payload, std::move(fds), *link.stream_, check); });
   } catch (const Error& error) {
-    // Told from the loop, not from within the caller's own change of state.
+    // Reported from the loop, since the caller may be in the middle of a change of state.
     loop_.post([connection = shared_from_this(), to = link.shared_from_this(),
                 status = Status(error.code(), fmt::format("{}: {}", link.name_, error.what()))] {
-      connection->read_all();  // what it said before still counts
+      connection->read_all();  // what the peer sent before still counts
       to->end(status);
     });
     return;
@@ -151,7 +151,7 @@ void PeerConnection::say_last(uint32_t stream, uint16_t type, std::span<const st
   flush();
 }
 
-// Where the link was the only one the socket's end says it.
+// If the link is the only one, the end of the socket says so.
 void PeerConnection::say_closed(uint32_t stream) {
   if (role_ != Role::kSole) say_last(stream, kCode<Closed>, message_bytes(Closed{}));
 }
@@ -164,7 +164,7 @@ void PeerConnection::queue(SpoiltFrames::Sent sent, Push push) {
   FrameCheck sum = pulse_.sent;
   sent.check = agreed() ? sum.next(sent.type, sent.stream, sent.payload) : uint16_t{0};
   if (!pulse_.spoilt.spoil(fault, sent, writer_)) push(sent.check);
-  pulse_.sent = sum;  // what did not fit was not sent
+  pulse_.sent = sum;  // not reached if push() throws: then the frame was not sent
   pulse_.spoilt.follow(fault, sent, writer_);
 }
 
@@ -180,10 +180,10 @@ void PeerConnection::flush() {
       loop_.set_events(socket_.get(), writing_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
     }
   } catch (const Error& error) {
-    const auto self = weak_from_this().lock();  // none while it is destroyed
+    const auto self = weak_from_this().lock();  // null in the destructor
     if (!self) return;
     loop_.post([self, status = Status(error.code(), fmt::format("{}: {}", name_, error.what()))] {
-      self->read_all();  // what it said before it went still counts
+      self->read_all();  // what the peer sent before it went still counts
       self->end(status);
     });
   }
@@ -197,8 +197,8 @@ void PeerConnection::follow_up() {
   if (pulse_.timer == 0) pulse_.timer = loop_.add_timer_after(kPingAfter, [this] { ping(); });
 }
 
-// None follows one that is not answered yet: a stopped or slow peer has enough to read. What is sent meanwhile is
-// followed up after the answer.
+// Sends no Ping while one is unanswered: a stopped or slow peer has enough to read. A Ping for what is sent in the
+// meantime follows after the answer.
 void PeerConnection::ping() {
   pulse_.timer = 0;
   if (!open() || ending_ != 0 || !agreed()) return;
@@ -224,7 +224,7 @@ void PeerConnection::end_unanswered(TimePoint asked_until, Duration limit) {
   for (const auto& link : silent) link->end_unanswered(limit);
 }
 
-// The answer to anything that was asked before the Ping has come before the Pong.
+// Answers to messages that were sent before the Ping have arrived before the Pong.
 void PeerConnection::handle_pong(uint32_t number) {
   if (number != pulse_.asked || number == pulse_.answered)
     fail(ErrorCode::kMismatch, "Pong {} where {} was asked"_message, number, pulse_.asked);
@@ -242,7 +242,7 @@ void PeerConnection::watch_process(const Incarnation& incarnation) {
   if (!pidfd_) {
     if (liveness_of(incarnation) == Liveness::kDead)
       end(failed(ErrorCode::kPeerLost, "{} ({}) has died"_message, name_, incarnation.to_string()));
-    return;  // another pid namespace: the socket's end must do
+    return;  // another pid namespace: only the end of the socket will tell
   }
   const std::weak_ptr<PeerConnection> weak = weak_from_this();
   loop_.add_fd(pidfd_.get(), EPOLLIN, [weak](uint32_t) {
@@ -255,7 +255,7 @@ void PeerConnection::handle_events(uint32_t events) {
   if ((events & EPOLLOUT) != 0 && open()) flush();
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0 || !open() || read_some() || !open()) return;
   if (!pidfd_) return handle_end();
-  // The kernel closes a dying process's sockets a moment before it says that it has died.
+  // The kernel closes a dying process's sockets a moment before it reports the death.
   loop_.remove_fd(socket_.get());
   const std::weak_ptr<PeerConnection> weak = weak_from_this();
   ending_ = loop_.add_timer_after(kDying, [weak] {
@@ -275,11 +275,11 @@ void PeerConnection::handle_end() {
 void PeerConnection::handle_death() {
   const std::shared_ptr<PeerConnection> self = shared_from_this();
   loop_.remove_fd(pidfd_.get());
-  read_all();  // what it said before it died still counts
+  read_all();  // what the peer sent before it died still counts
   end(failed(ErrorCode::kPeerLost, "{} has died"_message, name_));
 }
 
-// One read ends after a message with descriptors, and where others are to have their turn.
+// A single read_some() stops after a message with descriptors, and when others should have their turn.
 bool PeerConnection::read_all() {
   for (int unread = 1; open() && unread > 0;) {
     if (!read_some()) return false;
@@ -302,20 +302,20 @@ bool PeerConnection::read_some() {
   } catch (const std::exception&) {
     const Status status = status_of_current_exception();
     if (status.code() == ErrorCode::kPeerLost && idle()) {
-      end(status);  // of no link's interest
+      end(status);  // there is no link that it concerns
       return true;
     }
     log_event(LogLevel::warn, "connection.closed", {{"peer", name_}}, "{}", status.message());
     if (status.code() != ErrorCode::kPeerLost) Metrics::process().messages_malformed.add();
     if (!open()) return true;
-    // What does not parse is the peer's mistake, not an argument of the user's.
+    // If a message does not parse, that is the peer's mistake, not an invalid argument of the user.
     const ErrorCode code = status.code() == ErrorCode::kInvalidArgument ? ErrorCode::kMismatch : status.code();
     reject_and_end(Status(code, status.message()), Status(code, fmt::format("{}: {}", name_, status.message())));
     return true;
   }
 }
 
-// Frames have checks from the Welcome on: before it, the peer may be of a release that knows of none.
+// Frames have checks from the Welcome on. Before it, the peer may be of a release that has no checks.
 void PeerConnection::require_next(const Frame& frame) {
   const bool checked = agreed() || (dials() && frame.type == kCode<Welcome>);
   if (frame.check != (checked ? pulse_.read.next(frame.type, frame.stream, frame.payload) : 0))
@@ -399,7 +399,7 @@ void PeerConnection::close_socket() {
   try {
     writer_.flush(socket_.get());
   } catch (const Error&) {
-    // The peer has gone: nobody is left to tell.
+    // The peer has gone: there is nobody to tell.
   }
   loop_.cancel_timer(ending_);
   loop_.cancel_timer(pulse_.timer);
@@ -408,7 +408,7 @@ void PeerConnection::close_socket() {
   pidfd_.reset();
   socket_.reset();
   Metrics::process().connections.add(-1);
-  // Descriptors that have come, or were to go, are closed.
+  // Closes descriptors that were received, or were still to be sent.
   reader_ = FrameReader(kBusMagic, {});
   writer_ = FrameWriter(kBusMagic, kProtocolMax, kMaxQueuedBytes);
   events_.reset();

@@ -1,6 +1,6 @@
-// A socket between two processes, and the links whose frames it carries, each on a stream of its own. Stream 0 is the
-// connection's: who the two are, and when it is done with. A frame that is missing, or is not what was sent, ends the
-// connection. A Ping follows what was sent, so that this is noticed even if nothing else comes.
+// A socket between two processes, and the links whose frames it carries, each on a separate stream. Stream 0 belongs to
+// the connection: there both sides say who they are, and when they are done. If a frame is missing, or is not the one
+// that was sent, the connection ends. A Ping follows what was sent, so that this is noticed even if nothing else comes.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,13 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
  public:
   enum class Side { kDialed, kAccepted };
   struct Events {
-    // A frame on stream 0, except Reject. An exception out of it, or out of on_attach, ends the connection; the peer
-    // is told by a Reject.
+    // A frame on stream 0, except Reject. An exception thrown by the handler ends the connection, and the peer gets it
+    // in a Reject.
     std::function<void(Frame&)> on_frame;
-    // The peer has opened a link. An exception ends that one.
+    // The peer has opened a link. An exception ends only that link.
     std::function<void(std::shared_ptr<Link>, Attach)> on_attach;
     std::function<void()> on_idle;  // the last link has gone
-    std::function<void()> on_end;   // the socket is closed, the links have been told
+    std::function<void()> on_end;   // the socket is closed, and the links have been told
   };
 
   static std::shared_ptr<PeerConnection> adopt(EventLoop& loop, UniqueFd socket, Side side, std::string peer_name);
@@ -48,11 +48,11 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   bool idle() const { return links_.empty() && pending_.empty(); }
   bool agreed() const { return agreed_ != 0; }
   bool peer_has_attached() const { return peer_streams_ > 0; }
-  // Whether another link may be opened: it is open, and streams are left.
+  // Whether another link may be opened: the connection is open, and there are unused streams.
   bool may_attach() const;
-  // The protocol version of all frames from now on: another one ends the connection. Links that wait are attached.
+  // Sets the version of all frames from now on; a frame of another one ends the connection. Attaches waiting links.
   void agree_on(uint16_t version);
-  // A link to the peer; Attach is sent once a version is agreed on. REQUIRES: may_attach()
+  // Opens a link to the peer. Attach is sent once a version is agreed on. REQUIRES: may_attach()
   std::shared_ptr<Link> attach(std::string name, const Attach& attach, FrameLimits limits);
 
   // On stream 0.
@@ -60,9 +60,9 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   void send(const Message& message) {
     say_last(0, kCode<Message>, payload_of(message));
   }
-  // Tells the peer why and closes; the links end with that reason, too.
+  // Tells the peer the reason and closes. The links end with it, too.
   void reject(const Status& reason);
-  void close();  // only on_end reports it here
+  void close();  // links are not told, only on_end is called
 
  private:
   friend class Link;
@@ -86,16 +86,16 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   bool was_opened(uint32_t stream) const;
   FrameLimits limits_of(uint32_t stream) const;
   void give_stream(Link& link, const Attach& attach);
-  // Counts the frame among those sent and has `push` put it on the writer's queue with its check.
+  // Counts the frame as sent, and calls `push` to put it on the writer's queue with its check.
   template <typename Push>
   void queue(SpoiltFrames::Sent sent, Push push);
-  void queue_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload);  // however much waits there
+  void queue_last(uint32_t stream, uint16_t type, std::span<const std::byte> payload);  // even if the queue is full
   void flush();
   // --- pings ---
-  void follow_up();  // has a Ping sent soon
+  void follow_up();  // a Ping is sent soon
   void ping();
   void handle_pong(uint32_t number);
-  bool awaits_answer() const;  // some link does
+  bool awaits_answer() const;  // whether any link does
   void end_unanswered(TimePoint asked_until, Duration limit);
   void handle_events(uint32_t events);
   void handle_death();
@@ -117,15 +117,15 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   Incarnation process_;
   std::string name_;
   uint16_t agreed_ = 0;            // 0: nothing yet
-  EventLoop::TimerId ending_ = 0;  // the peer has ended the stream; has it died?
+  EventLoop::TimerId ending_ = 0;  // the peer has closed the socket: waits to see whether it has died
   FrameLimits widest_{.payload_bytes = kMaxHelloBytes, .fds = 0};
   FrameReader reader_;
   FrameWriter writer_;
-  Frame incoming_;        // the frame that a handler sees
-  bool writing_ = false;  // EPOLLOUT is asked for
+  Frame incoming_;        // the frame that a handler gets
+  bool writing_ = false;  // EPOLLOUT is requested
   struct Pulse {
     FrameCheck sent, read;
-    bool said = false;  // something since the last Ping
+    bool said = false;  // something was sent after the last Ping
     uint32_t asked = 0;
     uint32_t answered = 0;
     TimePoint asked_at{};

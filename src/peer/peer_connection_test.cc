@@ -1,4 +1,4 @@
-// Links of an agent over one connection, with a peer that says what a test tells it to.
+// Links of an agent over one connection, with a peer that sends what a test tells it to.
 #include "peer/peer_connection.h"
 
 #include <gmock/gmock.h>
@@ -42,7 +42,7 @@ class ADialer : public testing::Test {
     peer_.say(stream, attach_to(session));
     (void)agent_.at(session).link();
   }
-  // That the agent calls: over the connection that there is.
+  // Checks that the agent calls over the existing connection.
   void be_called(uint32_t stream, const std::string& session) {
     agent_.agent().call({.address = "none", .name = "inference/0", .incarnation = self_}, attach_to(session), soon(),
                         [&](std::shared_ptr<Link> link) { agent_.at(session).adopt(std::move(link)); });
@@ -98,7 +98,7 @@ TEST_F(ADialer, ALinkThatIsClosedSaysSo) {
 }
 
 TEST_F(ADialer, LateFramesOfAClosedLinkAreDroppedWithTheirDescriptors) {
-  be_called(2, "two");  // which may have descriptors
+  be_called(2, "two");  // its frames may have descriptors
   agent_.close("two");
   (void)peer_.next<Closed>(2);
   std::vector<UniqueFd> fds;
@@ -200,7 +200,7 @@ TEST_F(ADialer, AHelloThatWasChangedIsRefusedForBothToTryAgain) {
   }
 }
 
-// It knows of no checks, and reads a Hello only up to its own fields.
+// That release has no checks, and reads a Hello only up to the fields that it knows.
 TEST_F(ADialer, ThePeerOfARelease010IsToldThatThereIsNoCommonProtocol) {
   Hello hello = hello_of(self_);
   hello.protocol_min = hello.protocol_max = 4;

@@ -1,4 +1,4 @@
-// For tests of links between agents: sessions that take callers, and a peer that speaks by hand.
+// For tests of links between agents: sessions that take callers, and a peer whose messages the test writes.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@
 
 namespace tessera {
 
-// A process that does nothing, until it is killed.
+// A process that does nothing until it is killed.
 class IdleProcess {
  public:
   IdleProcess() {
@@ -76,7 +76,7 @@ inline Callee callee(const Agent& agent) {
   return {.address = agent.address(), .name = agent.identity().name(), .incarnation = agent.incarnation()};
 }
 
-// One end of a link: what has come over it, and why it has ended.
+// One end of a link. It records what has arrived over it, and why it has ended.
 class LinkProbe {
  public:
   void adopt(std::shared_ptr<Link> link) {
@@ -101,7 +101,7 @@ class LinkProbe {
         });
     changed_.notify_all();
   }
-  // Once it is there. To be used on the loop's thread.
+  // Waits until there is a link. Use it only on the loop's thread.
   std::shared_ptr<Link> link() {
     const MutexLock lock(mutex_);
     EXPECT_TRUE(changed_.wait_until(mutex_, soon(), [&]() REQUIRES(mutex_) { return link_ != nullptr; }));
@@ -137,7 +137,7 @@ class LinkProbe {
   std::vector<std::string> ends_ GUARDED_BY(mutex_);
 };
 
-// An agent, and the ends of its links by session. A session is open once open() has been called.
+// An agent, and the ends of its links, by session. A session is open once open() has been called.
 class LinkedAgent final : public Acceptor {
  public:
   LinkedAgent(const std::string& job, Rank rank) : agent_({"default", job, rank, 2}, 1) {}
@@ -165,7 +165,7 @@ class LinkedAgent final : public Acceptor {
     const MutexLock lock(mutex_);
     return ends_[session];
   }
-  // Of that session's link, on the loop.
+  // Calls `call` with that session's link, on the loop.
   template <typename Call>
   void with(const std::string& session, Call call) {
     const std::shared_ptr<Link> link = at(session).link();
@@ -188,13 +188,13 @@ class LinkedAgent final : public Acceptor {
 inline int64_t connections() {
   return Metrics::process().connections.value();
 }
-// Waits until both ends have come to that.
+// Waits until the process has `count` connections, counted at both ends.
 inline void expect_connections(int64_t count) {
   for (const Deadline deadline = soon(); connections() != count && !deadline.passed();) ::usleep(100);
   EXPECT_EQ(connections(), count);
 }
 
-// A peer by hand.
+// A peer whose messages the test writes.
 class RawPeer {
  public:
   explicit RawPeer(UniqueFd socket, uint16_t version = kProtocolMax)
@@ -212,12 +212,12 @@ class RawPeer {
     writer_.push(type, payload, std::move(fds), stream, check);
     writer_.flush(socket_.get(), soon());
   }
-  // The peer has sent that, and it does not arrive.
+  // As if the peer had sent the message and it had not arrived.
   template <typename Message>
   void lose(uint32_t stream, const Message& message) {
     (void)check_.next(kCode<Message>, stream, message_bytes(message));
   }
-  // The next one, besides Pings, which are answered.
+  // The next frame that is not a Ping. Answers the Pings before it.
   Frame frame() {
     for (;;) {
       Frame frame = wait_frame(socket_.get(), reader_, soon());
@@ -233,7 +233,7 @@ class RawPeer {
     EXPECT_EQ(frame.type, kCode<Message>) << kNameOf<Message::kType>;
     return parse<Message>(frame.payload);
   }
-  // Answers the next Ping, whatever comes before; its number.
+  // Answers the next Ping, ignoring what comes before it. Returns its number.
   uint32_t ping() {
     for (;;) {
       const Frame frame = wait_frame(socket_.get(), reader_, soon());

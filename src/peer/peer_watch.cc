@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// The loop's, while it watches, and the owner's.
+// Shared by the loop, while it watches, and the owner.
 struct PeerWatch::State : std::enable_shared_from_this<State> {
   State(EventLoop& on, std::vector<Peer> watched, std::function<void()> told)
       : loop(on), peers(std::move(watched)), detectors(peers.size()), changed(std::move(told)), stopped(peers.size()) {}

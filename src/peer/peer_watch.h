@@ -1,5 +1,5 @@
-// What becomes of the processes that a call waits for, while it has no connection with them. Of this host, where the
-// kernel tells of an end, and a look of a stop; of another host nothing is known yet.
+// Watches the processes that a call waits for while it has no connection with them. On this host the kernel reports
+// that one has ended, and its state is polled to see whether it is stopped. For other hosts nothing is known yet.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// Thread-safe, as long as the loop is there; not to be destroyed on its thread.
+// Thread-safe while the loop exists. Must not be destroyed on the loop's thread.
 class PeerWatch {
  public:
   struct Peer {
@@ -23,14 +23,14 @@ class PeerWatch {
     std::optional<Incarnation> worker;  // whose agent it is
   };
 
-  // Calls `changed` once a peer's process has ended, also if it had before, and each time one is found to be stopped;
-  // on the loop's thread. It must not block, and is not called any more once this is destroyed.
+  // Calls `changed` on the loop's thread once a peer's process has ended, also if it had ended before, and each time
+  // one is found to be stopped. `changed` must not block. It is not called after this is destroyed.
   PeerWatch(EventLoop& loop, std::vector<Peer> peers, std::function<void()> changed);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
-  // kPeerLost if it, or its worker, is stopped. liveness_of() tells whether it has ended.
+  // kPeerLost if the peer's process or its worker is stopped. liveness_of() tells whether it has ended.
   Status stopped(size_t peer) const;
 
  private:

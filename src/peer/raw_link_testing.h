@@ -1,4 +1,4 @@
-// The other end of a connection between agents, of which a test says and hears every message itself.
+// The other end of a connection between agents: a test writes and reads every message itself.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-// Waits for what it is asked for, at most until soon(); then it throws kDeadlineExceeded.
+// Each call that reads waits until soon() at most; then it throws kDeadlineExceeded.
 class RawLink {
  public:
   explicit RawLink(UniqueFd socket, FrameLimits limits = {.payload_bytes = 1 << 20, .fds = 0})
@@ -27,7 +27,7 @@ class RawLink {
     reader_.take_checks();
   }
 
-  // What is sent from now on is of that stream; what comes may be of any.
+  // Messages that are sent from now on go to that stream. Received ones may be of any stream.
   void set_stream(uint32_t stream) { stream_ = stream; }
   template <typename Message>
   void send(const Message& message) {
@@ -36,7 +36,7 @@ class RawLink {
   void send(uint16_t type, std::span<const std::byte> payload) { send_on(stream_, type, payload); }
   void send_raw(std::span<const std::byte> bytes) { send_some(socket_.get(), bytes); }
 
-  // Answers the Pings before it.
+  // The next frame that is not a Ping. Answers the Pings before it.
   Frame next_frame() {
     for (;;) {
       Frame frame = wait_frame(socket_.get(), reader_, soon());
@@ -45,18 +45,18 @@ class RawLink {
       send_on(0, kCode<Pong>, frame.payload);
     }
   }
-  // The next message, which is to be of that type.
+  // The next message, which must be of that type.
   template <typename Message>
   Message next() {
     const Frame frame = next_frame();
     EXPECT_EQ(frame.type, kCode<Message>) << kNameOf<Message::kType>;
     return parse<Message>(frame.payload);
   }
-  // Up to one of that type, whatever comes before.
+  // Reads frames up to one of that type.
   void await(uint16_t type) {
     while (next_frame().type != type) continue;
   }
-  // Whether nothing has come.
+  // Whether nothing has arrived.
   bool silent() const {
     char byte = 0;
     return ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;

@@ -1,4 +1,4 @@
-// An agent's report to `tessera top` and other processes of the user (docs/formats/bus-protocol.md). Inspect comes
+// An agent's report to `tessera top` and other processes of the user (docs/formats/bus-protocol.md). They send Inspect
 // instead of Hello; the answer is a Report.
 #pragma once
 
@@ -28,11 +28,11 @@ enum class ReportMessage : uint16_t {
 
 struct Inspect {
   static constexpr auto kType = ReportMessage::kInspect;
-  uint16_t newest = kReportVersion;  // version of a Report that the asker reads
+  uint16_t newest = kReportVersion;  // newest version of a Report that the sender of this reads
   static void fields(auto& f, auto& self) { f("newest", self.newest); }
 };
 
-// "inference/1 to take version 7", and since when.
+// "inference/1 to take version 7", and for how long it has lasted.
 struct Wait {
   std::string text{};
   int64_t microseconds = 0;
@@ -59,14 +59,14 @@ struct BatchReport {
   bool staged = false;
   bool torn = false;
   bool undecided = false;
-  int64_t version = 0;    // sent last, or held
-  int64_t newest = 0;     // on offer
-  int64_t transfers = 0;  // that were done
-  int64_t bytes = 0;      // moved to or from this rank in all
+  int64_t version = 0;    // the last one sent, or the one that is held
+  int64_t newest = 0;     // the newest on offer
+  int64_t transfers = 0;  // finished ones
+  int64_t bytes = 0;      // total moved to or from this rank
   std::vector<Peer> peers{};
 
-  std::string operation{};  // under way: "send", "recv", "stage", "commit"; empty: none
-  std::string phase{};      // the present step
+  std::string operation{};  // in progress: "send", "recv", "stage", "commit"; empty: none
+  std::string phase{};      // the current step
   int64_t operation_version = 0;
   int64_t operation_microseconds = 0;
   int64_t bytes_done = 0;
@@ -95,7 +95,7 @@ struct BatchReport {
   }
 };
 
-// Of the worker's command queue, where the agent is a daemon.
+// The worker's command queue, if the agent is a daemon.
 struct CommandQueueReport {
   uint32_t queued = 0;    // commands that the agent has not taken yet
   uint32_t capacity = 0;  // 0: there is no queue
@@ -106,7 +106,7 @@ struct CommandQueueReport {
   }
 };
 
-// More than the limits allow is left out, texts that are too long are cut. Reading throws kMismatch for another
+// Entries beyond the limits are left out, and texts that are too long are cut. Reading throws kMismatch for another
 // version.
 struct Report {
   static constexpr auto kType = ReportMessage::kReport;
@@ -117,7 +117,7 @@ struct Report {
   int32_t world = 0;
   Incarnation incarnation{};
   CommandQueueReport commands{};
-  std::vector<Wait> waits{};  // that concern no batch, or one that is not registered yet
+  std::vector<Wait> waits{};  // those outside of batches, or for a batch that is not registered yet
   std::vector<BatchReport> batches{};
   static void fields(auto& f, auto& self) {
     uint16_t version = kReportVersion;

@@ -85,7 +85,7 @@ void SessionTable::drop(uint64_t id) {
   const auto it = waiting_.find(id);
   if (it == waiting_.end()) return;
   loop_.cancel_timer(it->second.timer);
-  const std::shared_ptr<Link> link = std::move(it->second.caller.link);  // which closes, if nobody has taken it
+  const std::shared_ptr<Link> link = std::move(it->second.caller.link);  // closes, unless somebody has taken it
   waiting_.erase(it);
 }
 

@@ -1,4 +1,4 @@
-// Which sessions of an agent take callers, and the callers that have come before their session is there.
+// The sessions of an agent that take callers, and the callers that came before their session was open.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ struct Caller {
 class Acceptor {
  public:
   virtual ~Acceptor() = default;
-  // Takes over the link, or throws Error, which the caller gets before the link is closed.
+  // Takes over the link. If it throws Error, the caller gets the error before the link is closed.
   virtual void accept(Caller caller) = 0;
 };
 
-// What is logged and counted of a caller that is turned away.
+// Logs and counts a caller that is refused.
 void log_refusal(const std::string& caller, const Status& why);
 
 // On the loop's thread.
@@ -43,9 +43,9 @@ class SessionTable {
 
   void open(const std::string& session, Acceptor* acceptor);
   void close(const std::string& session, const Acceptor* acceptor);
-  // To its session; if there is none yet, it waits for that, but not for ever.
+  // Gives the caller to its session. If that is not open yet, the caller waits for it, but not for ever.
   void take(Caller caller);
-  void clear();  // silently turns away all that wait: their connections are closed
+  void clear();  // closes the links of all waiting callers, without a reason
 
  private:
   struct Early {

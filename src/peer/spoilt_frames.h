@@ -1,4 +1,4 @@
-// Makes the faults of base/mutation.h on the frames that a connection sends; none in builds without tests.
+// Applies the faults of base/mutation.h to the frames that a connection sends. Does nothing in builds without tests.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class SpoiltFrames {
     std::span<const std::byte> payload;
   };
 #ifdef TESSERA_MUTATIONS
-  // Whether it has dealt with the frame: the caller must not queue it.
+  // Returns whether it has handled the frame, which the caller then must not queue.
   bool spoil(FrameFault fault, const Sent& sent, FrameWriter& writer) {
     switch (fault) {
       case FrameFault::kNone:
@@ -47,7 +47,7 @@ class SpoiltFrames {
     }
     return false;
   }
-  // Queues what comes behind it.
+  // Queues the frames that a fault puts after this one.
   void follow(FrameFault fault, const Sent& sent, FrameWriter& writer) {
     if (fault == FrameFault::kDoubled) queue(sent, writer);
     if (!delayed_ || fault == FrameFault::kDelayed) return;

@@ -1,5 +1,5 @@
-// Peers that are stopped, by a signal or a debugger: a call that waits for one says so, while one that is merely slow
-// is waited for.
+// Detects peers that are stopped, by a signal or a debugger. A call that waits for a stopped peer fails and says so;
+// one that waits for a slow peer goes on waiting.
 #pragma once
 
 #include <optional>
@@ -12,18 +12,18 @@
 
 namespace tessera {
 
-inline constexpr Duration kSilence = seconds(0.3);      // of a peer, before its state is looked at
-inline constexpr Duration kStopPeriod = seconds(0.15);  // from one look to the next, while something waits
+inline constexpr Duration kSilence = seconds(0.3);      // how long a peer is silent before its state is checked
+inline constexpr Duration kStopPeriod = seconds(0.15);  // between two checks, while something waits
 
-// What is known of one peer's process.
+// For one peer's process.
 class StopDetector {
  public:
-  // kPeerLost if it is stopped, and was so at the last look; else ok. A job is continued one process after the other,
-  // and a tracer stops a process for a moment at every system call: one look would not do.
+  // kPeerLost if it is stopped and was stopped at the last check, too; else ok. One check is not enough: the processes
+  // of a job are continued one after another, and a tracer stops a process briefly at every system call.
   Status look(const std::string& name, const Incarnation& process) {
     return judge(name, process.pid, is_stopped(process));
   }
-  // Likewise of an agent and the worker whose agent it is: without either nothing comes from that rank.
+  // The same for an agent and its worker: if either is stopped, nothing comes from that rank.
   Status look(const std::string& name, const Incarnation& agent, const std::optional<Incarnation>& worker) {
     return worker && is_stopped(*worker) ? judge("the worker of " + name, worker->pid, true) : look(name, agent);
   }

@@ -1,4 +1,4 @@
-// What threads of a process wait for outside of a batch's operations: ranks that are to join, to register or to attach.
+// The waits of a process's threads outside of a batch's operations: for ranks to join, to register or to attach.
 #pragma once
 
 #include <list>
@@ -19,7 +19,7 @@ class WaitList {
   };
 
  public:
-  // One wait, while it lives.
+  // One wait. It lasts as long as this object.
   class Entry {
    public:
     explicit Entry(WaitList& list);
@@ -33,14 +33,14 @@ class WaitList {
     std::list<Item>::iterator item_;
   };
 
-  std::vector<Wait> now() const;  // in the order in which they began
+  std::vector<Wait> now() const;  // the current waits, in the order in which they began
 
  private:
   mutable Mutex mutex_;
   std::list<Item> items_ GUARDED_BY(mutex_);
 };
 
-// How long it has lasted, as a Report says it.
+// The time since `then`, for Wait::microseconds.
 int64_t microseconds_since(TimePoint then);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Both ends of the exchange against each other over a socket pair, and each against nonsense.
+// Both ends of the exchange, with each other over a socket pair, and each with invalid messages.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ constexpr Index kColumns = 16;
 constexpr size_t kTensorBytes = kRows * kColumns * sizeof(float);
 const Shape kExchangedShape{kRows, kColumns};
 
-// What it moves lies in memory that is packed into streams, where `packed` holds it.
+// Data at the addresses in `packed` lies in memory that is packed into streams.
 class SomePacked final : public LocalRuns {
  public:
   using LocalRuns::LocalRuns;
@@ -101,7 +101,7 @@ class LinkEnd {
   LinkEnd& operator=(const LinkEnd&) = delete;
 
   Link& link() { return *link_; }
-  // Why it ended, once all that has come is handled.
+  // Why the link ended, once everything that has arrived is handled.
   Status ended() {
     if (ended_.ok()) link_->poll();
     return ended_;
@@ -112,12 +112,12 @@ class LinkEnd {
   Status ended_;
 };
 
-// What one end needs: threads, and the socket that leads to the other.
+// Two ends, with their threads and the sockets between them.
 class ExchangeTest : public testing::Test {
  protected:
   ExchangeTest() : sockets_(socket_pair()) {}
 
-  // All that has been said is heard, by whichever ends there are.
+  // Has the ends that exist handle everything that was sent.
   void settle() {
     for (int i = 0; i < 3; ++i) {
       if (source_link_) source_status_ = source_link_->ended();
@@ -137,7 +137,7 @@ class ExchangeTest : public testing::Test {
       frame.type == kCode<Attached> ? pull_->handle_attached(link, frame) : pull_->handle_prepared(frame);
     });
   }
-  // Instead of an end: what it would have said.
+  // A link that sends in place of an end.
   Link& say_as_source() {
     if (!by_hand_) by_hand_.emplace(loop_, std::move(sockets_.first), "inference/0", [](Link&, Frame&) {});
     return by_hand_->link();
@@ -146,13 +146,13 @@ class ExchangeTest : public testing::Test {
     if (!by_hand_) by_hand_.emplace(loop_, std::move(sockets_.second), "trainer/0", [](Link&, Frame&) {});
     return by_hand_->link();
   }
-  // With the descriptors that its keys have, if not all of those that they say.
+  // With the descriptors that its keys have, even if these are fewer than the keys announce.
   void send(Link& link, Attached attached) {
     std::vector<UniqueFd> fds = detach_fds(attached.keys);
     std::erase_if(fds, [](const UniqueFd& fd) { return !fd; });
     link.send(attached, std::move(fds));
   }
-  // What a source of this process says of these tensors.
+  // What a source in this process would send for these tensors.
   Attached attached_of(Tensors& tensors) {
     Exporter exporter(TransportRegistry::builtin(), exec_testing::own_endpoint(), exec_testing::own_endpoint());
     Attached attached;
@@ -162,7 +162,7 @@ class ExchangeTest : public testing::Test {
     attached.keys = exporter.take_keys();
     return attached;
   }
-  // How a puller of two tensors ends that hears this.
+  // The message with which a puller of two tensors ends when it gets this Attached.
   std::string refusal_of(const std::function<void(Attached&)>& spoil, const PullEnd::Options& options = {}) {
     sockets_ = socket_pair();
     by_hand_.reset();
@@ -174,7 +174,7 @@ class ExchangeTest : public testing::Test {
     settle();
     return pull_status_.message();
   }
-  // How a source of two tensors ends that hears all of these.
+  // The message with which a source of two tensors ends when it gets all of these.
   std::string refusal_of(const std::vector<Prepare>& prepares) {
     sockets_ = socket_pair();
     by_hand_.reset();
@@ -197,7 +197,7 @@ class ExchangeTest : public testing::Test {
     EXPECT_EQ(pull_->run(slot).status(), Status());
   }
 
-  EventLoop loop_{"exchange-test"};  // not started: this thread is its
+  EventLoop loop_{"exchange-test"};  // not started: the test's thread takes its place
   SocketPair sockets_;
   WorkerPool pull_pool_{1, "test-pull"};
   WorkerPool source_pool_{1, "test-src"};
@@ -240,7 +240,7 @@ TEST_F(ExchangeTest, WhatIsSkippedIsNotMovedAndBothKnow) {
   EXPECT_EQ(pull_->bytes(), source_->bytes());
   transfer(0, 1);
   EXPECT_EQ(to.values()[0].front(), 1.0f);
-  EXPECT_EQ(to.values()[0].back(), Tensors(2).values()[0].back());  // as it was
+  EXPECT_EQ(to.values()[0].back(), Tensors(2).values()[0].back());  // unchanged
 }
 
 TEST_F(ExchangeTest, PackedMemoryGoesThroughAStreamSlotBySlot) {
@@ -356,7 +356,7 @@ TEST_F(ExchangeTest, APullerRefusesKeysThatDoNotFit) {
                 attached.more_keys = true;
                 while (attached.keys.size() < kMaxKeys) attached.keys.push_back(attached.keys[0].duplicate());
               }),
-              "");  // so many may be
+              "");  // this many are allowed
   Attached one_more{.more_keys = true};
   one_more.keys.resize(1);
   send(say_as_source(), std::move(one_more));

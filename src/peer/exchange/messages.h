@@ -1,13 +1,13 @@
-// How two ends of a connection tell each other where memory lies (docs/formats/bus-protocol.md). The side that pulls
-// has said Attach (handshake.h):
+// How two ends of a connection tell each other where memory lies (docs/formats/bus-protocol.md). It follows the Attach
+// (handshake.h) of the side that pulls:
 //
 //   puller                              source
 //   ------                              ------
 //                              Attached  keys (with descriptors) and where each tensor lies
-//   Prepare                              stream wanted? routes that ties make superfluous
-//                              Prepared  with an end of the stream, if wanted
+//   Prepare                              whether it wants a stream; routes that tied tensors make superfluous
+//                              Prepared  with one end of the stream, if it wants one
 //
-// A connection that moves no data is answered Prepared at once.
+// On a connection that moves no data the answer to Attach is Prepared.
 #pragma once
 
 #include <algorithm>
@@ -35,16 +35,16 @@ enum class ExchangeMessage : uint16_t {
   kPrepared = 7,
 };
 
-// Where the source's data lies, in the order of the routes between the two ranks: one entry a tensor, or one a route
-// where the tensor is reduced first (docs/formats/bus-protocol.md).
+// Where the source's data lies, in the order of the routes between the two ranks: one entry for each tensor, or for
+// each route of a tensor that is reduced first (docs/formats/bus-protocol.md).
 struct Attached {
   static constexpr auto kType = ExchangeMessage::kAttached;
   struct Place {
     RemoteRange memory{};
     uint64_t origin = 0;           // of the first element, from the start of `memory`
     std::vector<Index> strides{};  // bytes
-    uint64_t slot_bytes = 0;       // slot s lies s times as far behind
-    // Where the route's delta piece lies, if it may travel as one; slot s likewise.
+    uint64_t slot_bytes = 0;       // slot s begins s * slot_bytes after slot 0
+    // Where the route's delta piece lies, if it may travel as one; slots as above, with delta_slot_bytes.
     std::optional<RemoteRange> delta = {};
     uint64_t delta_slot_bytes = 0;
     static void fields(auto& f, auto& self) {
@@ -58,8 +58,8 @@ struct Attached {
       if (self.delta) f("delta_slot_bytes", self.delta_slot_bytes);
     }
   };
-  uint32_t slots = 1;             // copies of everything, one behind the other
-  std::vector<RemoteKey> keys{};  // numbered on from those that came before; their descriptors come with this frame
+  uint32_t slots = 1;             // copies of everything, one after another
+  std::vector<RemoteKey> keys{};  // numbered after earlier messages' keys; the descriptors come with this frame
   bool more_keys = false;         // another Attached follows; only the last one has places
   std::vector<Place> places{};
   static void fields(auto& f, auto& self) {
@@ -86,7 +86,7 @@ struct Prepare {
 
 struct Prepared {
   static constexpr auto kType = ExchangeMessage::kPrepared;
-  std::string transport{};  // of the stream, one end of which comes with this frame; empty: none was wanted
+  std::string transport{};  // of the stream; this frame carries one end of it. Empty: none was wanted
   static void fields(auto& f, auto& self) { f("transport", self.transport, RemoteKey::kMaxNameBytes); }
 };
 

@@ -44,7 +44,7 @@ const Attached::Place& PullEnd::check_place(const Attached& attached, size_t pla
   return found;
 }
 
-// Those that are pulled, as they lie in the first slot at the source.
+// The routes that are pulled, as they lie in the source's first slot.
 std::vector<PullRoute> PullEnd::place_routes(const Attached& attached, std::vector<SlotBytes>& slot_bytes) const {
   std::vector<PullRoute> routes;
   size_t places = 0;
@@ -60,7 +60,7 @@ std::vector<PullRoute> PullEnd::place_routes(const Attached& attached, std::vect
     route.origin = place.origin;
     route.src.strides = place.strides;
     route.delta = place.delta;
-    // With one slot it is the copy of what was sent last that is read.
+    // With one slot, the pull reads the copy of what was sent last.
     if (route.delta && attached.slots == 1) route.src.owned = route.what.region;
     slot_bytes.push_back({place.slot_bytes, place.delta_slot_bytes});
   }

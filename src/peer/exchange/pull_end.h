@@ -1,5 +1,5 @@
-// The end of a connection that pulls: hears where the source's memory lies, and has what is pulled from there made
-// ready. It is told of the frames of the exchange (messages.h) in the order in which they come.
+// The end of a connection that pulls. It learns where the source's memory lies, and has the runs that pull from there
+// made ready. Its owner passes it the frames of the exchange (messages.h) in the order in which they arrive.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ class PullEnd {
   struct Options {
     bool digest = true;
     bool deltas = false;  // routes that are not quantised may travel as deltas: their places name a piece
-    bool runs = true;     // false: the owner makes a run of its own of program(), which drains stream()
+    bool runs = true;     // false: the owner makes its own run of program(), which drains stream()
   };
-  // `done` is that of the runs. `factory` must outlive this.
+  // `done` is passed to the runs. `factory` must outlive this.
   PullEnd(RunFactory& factory, Endpoint peer, std::vector<WantedRoute> routes, const Options& options, RunDone done);
 
-  // Once the last Attached has come it is answered with Prepare. Both throw Error(kMismatch) for what is out of turn or
-  // does not fit the routes, and what RunFactory and PullRuns throw.
+  // Answers the last Attached with Prepare. Both throw Error(kMismatch) for a message that is out of turn or does not
+  // fit the routes, and whatever RunFactory and PullRuns throw.
   void handle_attached(Link& link, Frame& frame);
   void handle_prepared(Frame& frame);
 
@@ -36,22 +36,22 @@ class PullEnd {
   std::span<const WantedRoute> routes() const { return routes_; }
   bool deltas() const { return options_.deltas; }
   bool has_delta(size_t route) const { return options_.deltas && !routes_[route].route.wire; }
-  // Those that are not skipped, by position in routes(): so they lie in a program.
+  // The routes that are not skipped, as positions in routes(). A program has them in this order.
   std::span<const uint32_t> pulled() const { return pulled_; }
 
-  // Of the first slot; null before the source has said where its memory is.
+  // For the first slot; null before the source has said where its memory lies.
   const std::shared_ptr<const PullProgram>& program() const;
   bool streams() const { return program() && program()->wants_stream(); }
   int64_t bytes() const { return program() ? program()->bytes() : 0; }
-  // REQUIRES: ready(), as what follows
+  // REQUIRES: ready(); so do the functions below
   size_t slots() const { return slots_; }
   std::shared_ptr<ByteStream> stream() const { return stream_; }  // without Options::runs; null: none is wanted
   // REQUIRES: Options::runs
   Run& run(size_t slot) const { return runs_->run(slot); }
-  // Whether all that is pulled could go straight to the registered tensors, at any time until the source writes over
-  // it: it has several slots, everything in them is mapped, and its process is seen to live.
+  // Whether everything that is pulled could go straight to the registered tensors, at any time until the source
+  // overwrites it: the source has several slots, all of them are mapped, and this process sees whether it is alive.
   bool direct() const { return direct_; }
-  // The run that does. REQUIRES: direct(), and Options::runs
+  // The run that does so. REQUIRES: direct(), and Options::runs
   Run& direct_run(size_t slot, Pass pass) const {
     runs_->pass(slots_ + slot, pass);
     return runs_->run(slots_ + slot);
@@ -61,7 +61,7 @@ class PullEnd {
   }
 
  private:
-  // From one slot to the next, of a route.
+  // The distance from one slot to the next, for a route.
   struct SlotBytes {
     uint64_t memory = 0;
     uint64_t delta = 0;
@@ -77,7 +77,7 @@ class PullEnd {
   std::vector<uint32_t> pulled_;
   const Options options_;
   const RunDone done_;
-  std::vector<RemoteKey> keys_;  // until the last of them has come
+  std::vector<RemoteKey> keys_;  // collected until the last ones have arrived
   std::unique_ptr<PullRuns> runs_;
   std::shared_ptr<ByteStream> stream_;
   size_t slots_ = 0;

@@ -48,7 +48,7 @@ Exporter::Exported SourceEnd::exported_delta(const ServedRoute& served) const {
   return exporter_->add({.data = served.delta, .bytes = served.delta_bytes});
 }
 
-// What one tensor (or reduced region) takes around its first element, and how it is laid out there.
+// The memory of one tensor (or reduced region), where its first element lies in it, and its strides.
 Attached::Place SourceEnd::place_of(const ServedRoute& served) const {
   Attached::Place place{.memory = exported(served).range,
                         .origin = static_cast<uint64_t>(-extent_of_source(served.route).begin),
@@ -59,7 +59,7 @@ Attached::Place SourceEnd::place_of(const ServedRoute& served) const {
   return place;
 }
 
-// A message carries a bounded number of descriptors: more keys take more messages, the last has the places.
+// A message carries a bounded number of descriptors, so many keys take several messages. The last one has the places.
 void SourceEnd::attach(Link& link) {
   Attached last{.slots = slots_};
   for (size_t i = 0; i < routes_.size(); ++i) {
@@ -92,7 +92,7 @@ void SourceEnd::handle_prepare(Link& link, const Frame& frame) {
   link.send(Prepared{.transport = std::move(end.transport)}, std::move(end.fds));
 }
 
-// Those that a run packs or digests, as they lie in a slot.
+// The routes that a run packs or digests, as they lie in a slot.
 std::vector<SourceRoute> SourceEnd::routes_in(uint32_t slot) const {
   std::vector<SourceRoute> routes;
   for (const uint32_t i : in_runs_) {
@@ -107,7 +107,7 @@ std::vector<SourceRoute> SourceEnd::routes_in(uint32_t slot) const {
   return routes;
 }
 
-// One a slot. Returns the end of their stream that is the other end's.
+// Makes one run for each slot. Returns the end of their stream that the other end uses.
 StreamEnd SourceEnd::make_runs() {
   for (uint32_t i = 0; i < routes_.size(); ++i)
     if (!skips(i)) in_runs_.push_back(i);

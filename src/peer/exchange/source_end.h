@@ -1,5 +1,5 @@
-// The end of a connection that is pulled from: tells where its memory lies, and makes ready what fills a stream, if the
-// other end wants one.
+// The end of a connection that is pulled from. It tells where its memory lies, and makes the runs that fill a stream,
+// if the other end wants one.
 #pragma once
 
 #include <cstdint>
@@ -18,25 +18,25 @@ namespace tessera {
 // On the loop's thread.
 class SourceEnd {
  public:
-  // `digest`: the runs digest what they pack. `done` is that of the runs. `factory` must outlive this.
+  // `digest`: the runs digest what they pack. `done` is passed to the runs. `factory` must outlive this.
   SourceEnd(RunFactory& factory, const Endpoint& peer, std::vector<ServedRoute> routes, uint32_t slots, bool digest,
             RunDone done);
 
-  // First: sends Attached, in as many messages as it takes. Throws what Exporter::add() does.
+  // To be called first. Sends Attached, in as many messages as needed. Throws what Exporter::add() does.
   void attach(Link& link);
-  // Prepare, which is answered with Prepared. Throws Error(kMismatch) for one that is out of turn or does not fit the
+  // Answers Prepare with Prepared. Throws Error(kMismatch) for a Prepare that is out of turn or does not fit the
   // routes, and what RunFactory throws.
   void handle_prepare(Link& link, const Frame& frame);
 
   const Endpoint& peer() const { return peer_; }
-  bool ready() const { return ready_; }  // Prepared is sent
+  bool ready() const { return ready_; }  // Prepared was sent
   bool streams() const { return runs_ != nullptr; }
   uint32_t slots() const { return slots_; }
   std::span<const ServedRoute> routes() const { return routes_; }
-  bool skips(size_t route) const;                            // the other end does
-  int64_t bytes() const { return bytes_; }                   // of those that it does not skip
+  bool skips(size_t route) const;                            // whether the other end skips it
+  int64_t bytes() const { return bytes_; }                   // of the routes that the other end does not skip
   static int64_t bytes_of_route(const ServedRoute& served);  // in full
-  // Those that the runs have, by position in routes().
+  // The routes of the runs, as positions in routes().
   std::span<const uint32_t> in_runs() const { return in_runs_; }
 
   // REQUIRES: streams()
@@ -60,7 +60,7 @@ class SourceEnd {
   std::vector<uint32_t> skipped_;  // ascending
   int64_t bytes_ = 0;
   std::vector<uint32_t> in_runs_;
-  std::unique_ptr<SourceRuns> runs_;  // null: no stream is wanted
+  std::unique_ptr<SourceRuns> runs_;  // null: the other end wants no stream
   bool ready_ = false;
 };
 
