@@ -36,7 +36,7 @@ enum class ExchangeMessage : uint16_t {
 };
 
 // Where the source's data lies, in the order of the routes between the two ranks: one entry for each tensor, or for
-// each route of a tensor that is reduced first (docs/formats/bus-protocol.md).
+// each route if it is reduced, quantised or may travel as a delta (docs/formats/bus-protocol.md).
 struct Attached {
   static constexpr auto kType = ExchangeMessage::kAttached;
   struct Place {

@@ -25,7 +25,7 @@ struct WantedRoute {
 // One route in the memory of the end that serves it, in the first slot.
 struct ServedRoute {
   SourceRoute route;        // without streamed, digested and delta
-  bool per_route = false;   // it has its own place (reduced), not the tensor's
+  bool per_route = false;   // it has its own place, not the tensor's: reduced, quantised or with deltas
   bool quantised = false;   // it is a wire piece: the owner provides its digests
   uint64_t slot_bytes = 0;  // slot s begins s * slot_bytes after slot 0
   // If it may travel as a delta: its delta piece, in shared memory.

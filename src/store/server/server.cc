@@ -11,9 +11,9 @@
 namespace tessera::store {
 namespace {
 
-// A client that has more than this of answers to read is not served until it has read them.
+// A client with more unread answers than this is not served until it has read them.
 constexpr size_t kMaxQueuedAnswers = size_t{1} << 20;
-// (Events are bounded by ServerOptions.)
+// (ServerOptions limits the events.)
 
 }  // namespace
 
@@ -105,7 +105,7 @@ void Server::on_ready(uint64_t id, uint32_t events) {
   }
 }
 
-// Sends what goes and serves what waited for that. The session may be gone afterwards.
+// Sends as much as the socket takes, and serves requests that waited for that. The session may be gone afterwards.
 void Server::advance(Session& session) {
   if (session.writer.flush(session.fd.get()) && session.ended) return drop(session.id, {});
   pump(session);
@@ -198,7 +198,7 @@ void Server::refuse(Session& session, const Status& why) {
 
 void Server::welcome(Session& session, const StoreHello& hello, std::optional<Proof> proof) {
   const bool returns = hello.last_instance != 0 && hello.last_instance != instance_;
-  if (returns && !gathering_ && state_.revision() == 0) begin_gathering();  // a restarted server: others will be back
+  if (returns && !gathering_ && state_.revision() == 0) begin_gathering();  // after a restart: others will return
   continue_from(hello.last_revision);
   session.hello = hello;
   session.greeting.reset();
@@ -267,7 +267,7 @@ void Server::publish(std::span<const Event> events) {
                                   "{} bytes of events wait for a peer that does not read, {} at most may"_message,
                                   session->queued_events(), options_.max_queued_bytes);
         session->watches.clear();
-        loop_.post([this, slow = id, why] { drop(slow, why); });  // we may be inside its own request
+        loop_.post([this, slow = id, why] { drop(slow, why); });  // not here: its own request may be in progress
         break;
       }
     }

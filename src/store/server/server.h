@@ -1,10 +1,10 @@
 // The store's server: one thread, an EventLoop, for all connections. Protocol: docs/formats/store-protocol.md.
 //
-// A connection that sends anything malformed, or does not read what its watches bring, is closed with a warning in the
-// log; no other notices. One that has not said hello, and proved that it knows the token if there is one, may send
-// nothing else, has a short time and counts among a bounded number: of too many, the oldest goes. What a client asks
-// for waits until it has read most of what it asked for before. A server that follows another one (see `awaited`) first
-// gathers what clients publish again: until then it accepts connections and holds their requests.
+// If a connection sends anything malformed, or does not read the events of its watches, the server closes it and logs a
+// warning; other clients do not notice. A new connection must first say hello, and prove that it knows the token if
+// there is one. It has a short time for that, and if too many have not done so, the oldest is closed. A request waits
+// until its client has read most of its earlier answers. A server that follows another one (see `awaited`) first
+// gathers what clients publish again. Until that is over it accepts connections and holds their requests.
 #pragma once
 
 #include <algorithm>
@@ -43,15 +43,15 @@ struct Member {
 struct ServerOptions {
   const Clock* clock = &Clock::steady();
   State::Limits limits{};
-  size_t max_queued_bytes = size_t{64} << 20;  // of events, a connection; a slower reader is disconnected
+  size_t max_queued_bytes = size_t{64} << 20;  // events for a connection; a slower reader is disconnected
   Duration republication = std::chrono::seconds(1);
-  std::string data_dir{};         // keeps the state there; empty: nowhere
-  int64_t revision_floor = 0;     // revisions start above it
-  std::vector<Member> awaited{};  // clients of the server before this one: gather until all are back, or dead
-  bool same_user_only = false;    // for Unix sockets
-  std::optional<Token> token{};   // what clients must prove to know; for TCP
+  std::string data_dir{};                       // the state is kept there; empty: nowhere
+  int64_t revision_floor = 0;                   // revisions start above it
+  std::vector<Member> awaited{};                // clients of the previous server: it gathers until all are back or dead
+  bool same_user_only = false;                  // for Unix sockets
+  std::optional<Token> token{};                 // for TCP: clients must prove that they know it
   Duration greeting = std::chrono::seconds(5);  // a new connection's time to say hello
-  size_t max_greeting = 256;                    // connections that have not
+  size_t max_greeting = 256;                    // connections that have not said it yet
   // Called on the server's thread when a client has come or gone, with all present and awaited ones. Must not throw.
   std::function<void(const std::vector<Member>&)> on_members{};
 };
@@ -63,12 +63,12 @@ class Server final : public StoreServer {
   ~Server() override;
 
   std::string address() const override { return address_; }
-  // Ends the thread; connections stay open, unserved, until the object ends. Idempotent.
+  // Ends the thread. Connections stay open, but are not served, until the object ends. Idempotent.
   void stop() { loop_.stop(); }
-  // After stop(): the clients that are still there, even where it had no time to notice, and those awaited.
+  // After stop(): the awaited clients, and those that are connected now, even if some left after the last event.
   std::vector<Member> connected_members() const;
-  bool gathering() const { return !awaited_.empty(); }  // some of them have not come back yet; the same
-  // For tests: what moves a FakeClock must run on this loop.
+  bool gathering() const { return !awaited_.empty(); }  // after stop(): whether awaited clients have not come back
+  // For tests: a FakeClock must be moved on this loop.
   EventLoop& loop() { return loop_; }
 
  private:
@@ -84,14 +84,14 @@ class Server final : public StoreServer {
     UniqueFd fd;
     FrameReader reader;
     FrameWriter writer;
-    std::optional<StoreHello> hello;   // once it has said so, and proved that it may
-    std::optional<Greeting> greeting;  // until then: its hello, and what it must prove
+    std::optional<StoreHello> hello;   // set once it has said hello, and proved that it knows the token
+    std::optional<Greeting> greeting;  // until then: its hello, and the challenge
     EventLoop::TimerId greeting_timer = 0;
     std::map<uint64_t, std::string> watches;  // prefix by id
-    std::optional<Frame> held;                // waits for the end of gathering; meanwhile nothing more is read
+    std::optional<Frame> held;                // waits for the end of gathering; nothing more is read until then
     bool flush_due = false;
-    bool ended = false;       // refused: close once everything is sent
-    size_t answer_bytes = 0;  // at most so many of the queued bytes are answers, the others events
+    bool ended = false;       // refused: closed once everything is sent
+    size_t answer_bytes = 0;  // at most this many of the queued bytes are answers, the others are events
     size_t queued_answers() const { return std::min(answer_bytes, writer.queued_bytes()); }
     size_t queued_events() const { return writer.queued_bytes() - queued_answers(); }
     bool takes_requests() const;
@@ -100,7 +100,7 @@ class Server final : public StoreServer {
 
   struct Awaited {
     Member member;
-    UniqueFd pidfd;  // empty: its death cannot be seen from here
+    UniqueFd pidfd;  // empty: this process cannot see its death
   };
 
   void refuse(const Error& why);
@@ -152,7 +152,7 @@ class Server final : public StoreServer {
   EventLoop::TimerId gather_timer_ = 0;
   EventLoop::TimerId expiry_timer_ = 0;
   TimePoint expiry_due_{};
-  EventLoop loop_;  // last: ends before what its callbacks use
+  EventLoop loop_;  // last: ends before the members that its callbacks use
 };
 
 }  // namespace tessera::store

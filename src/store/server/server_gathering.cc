@@ -1,4 +1,4 @@
-// The part of Server that continues a server before it: whom it waits for, and what they publish again.
+// The part of Server that continues from a previous server: it waits for its clients and takes what they publish again.
 #include <poll.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ void Server::stop_awaiting(uint64_t client) {
   if (found == awaited_.end()) return;
   if (found->second.pidfd) loop_.remove_fd(found->second.pidfd.get());
   awaited_.erase(found);
-  if (awaited_.empty()) loop_.post([this] { end_gathering(); });  // not amid a session's frames
+  if (awaited_.empty()) loop_.post([this] { end_gathering(); });  // not while a session's frames are handled
 }
 
 void Server::begin_gathering() {

@@ -1,4 +1,4 @@
-// A live server among peers that misbehave.
+// A running server with misbehaving peers.
 #include "store/server/server.h"
 
 #include <random>
@@ -133,7 +133,7 @@ TEST(ServerTest, AWatcherThatDoesNotReadIsDisconnectedAndNobodyElse) {
   RawPeer sleeper(*server);
   sleeper.greet();
   sleeper.send(raw(StoreMessage::kWatch), message_bytes(WatchStart{.watch = 1, .prefix = "big/", .from = 1}));
-  // Its answer proves that the watch stands.
+  // Its answer proves that the watch is set up.
   sleeper.send(raw(StoreMessage::kRequest), message_bytes(Request{.id = 1, .op = Op::kRange, .key = "big/"}));
   EXPECT_EQ(sleeper.receive().type, raw(StoreMessage::kReply));
 
@@ -155,7 +155,7 @@ TEST(ServerTest, AnswersThatAreReadLateCostNobodyTheConnection) {
   late.greet();
   const WatchStart watch{.watch = 1, .prefix = "small/", .from = client->put("small/key", "before") + 1};
   late.send(raw(StoreMessage::kWatch), message_bytes(watch));
-  constexpr uint64_t kRequests = 6;  // more than sockets keep
+  constexpr uint64_t kRequests = 6;  // more than the sockets' buffers hold
   for (uint64_t id = 1; id <= kRequests; ++id)
     late.send(raw(StoreMessage::kRequest),
               message_bytes(Request{.id = id, .op = Op::kRange, .key = "big/", .prefix = true}));
@@ -212,7 +212,7 @@ TEST(ServerTest, ALostReplyIsRepeatedAndNotDoneTwice) {
 }
 
 TEST(ServerTest, AServerThatFollowsAnotherHoldsRequestsUntilAllAreBack) {
-  FakeClock clock;  // stands still: the time for republication never runs out
+  FakeClock clock;  // it does not advance: the time for republication never runs out
   ServerOptions options;
   options.clock = &clock;
   options.awaited = {{.client = 1001, .incarnation = Incarnation::self()},
