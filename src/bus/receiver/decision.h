@@ -1,5 +1,5 @@
-// What becomes of a staged version that this rank has got: it counts once all ranks of the job have. Rank 0 has that
-// written down in the store, and tells the others; one that loses rank 0 meanwhile asks the store.
+// Decides about a staged version that this rank has got: it is taken once all ranks of the job have got it. Rank 0 has
+// the decision written to the store, and then tells the others. A rank that loses rank 0 before that asks the store.
 #pragma once
 
 #include <cstdint>
@@ -11,28 +11,28 @@
 
 namespace tessera::bus {
 
-// On the loop's thread. From vote() to Events::over, and called only then.
+// On the loop's thread. A decision lasts from vote() to Events::over, and only then are the other functions called.
 class Decision {
  public:
   struct Events {
-    // Rank 0: all ranks have got it. decided() is called; soon, but not at once.
+    // Rank 0: all ranks have got it. The owner writes the decision to the store and calls decided() soon, not at once.
     std::function<void(int64_t version, uint32_t epoch)> all_got;
-    // The deciding rank was lost, or does not know. The store is asked, and decided() is called; not at once.
+    // The deciding rank was lost, or does not know. The owner asks the store and calls decided() later, not at once.
     std::function<void(int64_t version, uint32_t epoch)> ask_store;
     std::function<void(Decided::Verdict verdict, const Status& reason)> over;
   };
-  // `broken` says why a follower was lost. REQUIRES: that all of it outlives it
+  // `broken` says why a follower was lost. REQUIRES: all references outlive this
   Decision(const Election& election, const OwnRanks& own_ranks, const Status& broken, Events events);
 
-  // This rank has got the version of the election's epoch, and waits for what all decide.
+  // This rank has got the version of the election's epoch, and waits for the decision.
   void vote(int64_t version);
   // A rank has got it or not, or was lost.
   void check_votes();
   void leader_lost() { ask_store(); }
-  bool asked() const { return asked_; }  // the store is asked, or told
-  void give_up(const Status& why);       // as far as it can
-  void hear(const Decided& decided);     // by rank 0
-  // `reason` of an abort, or why the store does not say: kAskStore ends it then.
+  bool asked() const { return asked_; }  // the store was asked, or told
+  void give_up(const Status& why);       // no effect once the store was asked or told
+  void hear(const Decided& decided);     // from rank 0
+  // `reason` is that of an abort. kAskStore means that the store gave no answer, for `reason`; that ends it, too.
   void decided(Decided::Verdict verdict, const Status& reason);
 
  private:

@@ -15,7 +15,7 @@ Election::Election(const Identity& self, const SenderLinks& senders, const OwnRa
 
 int64_t Election::complete_version() const {
   for (int64_t version = senders_.front()->offered(); version != 0;) {
-    int64_t lower = version;  // the newest that the one which lacks it offers instead
+    int64_t lower = version;  // the newest that a sender without this version offers instead
     for (const auto& link : senders_) {
       if (!link->open()) return 0;
       if (!link->offers(version)) lower = std::min(lower, link->newest_below(version));
@@ -45,7 +45,7 @@ void Election::hear(const Chosen& chosen) {
 
 void Election::begin(const Chosen& chosen) {
   epoch_ = chosen.epoch;
-  chosen_.reset();  // it may be that one
+  chosen_.reset();  // `chosen` may refer to it
 }
 
 void Election::pass_up(const Status& why) {
@@ -91,7 +91,7 @@ void Election::note_got(Rank rank, const Got& got, bool staged) {
   if (got.reason.ok()) return;
   if (refusal_.ok())
     refusal_ = Status(got.reason.code(), fmt::format("{}: {}", rank_name(self_.job, rank), got.reason.message()));
-  // In place, this rank may have it and that one not: it may be sent again, and is taken again by all.
+  // In place, this rank may have the version although `rank` has not. It may be sent again, and all take it again.
   if (!staged) floor_ = std::min(floor_, floor_before_);
 }
 

@@ -1,6 +1,6 @@
-// Which version a receiving job takes next. Rank 0 chooses: the newest that every sender offers. It asks each sender to
-// hold it, and once they all do it tells the others (epoch, version). They tell it when they have got it; before that
-// it chooses no other.
+// Which version a receiving job takes next. Rank 0 chooses the newest that every sender offers. It asks each sender to
+// hold that version, and once they all do, it sends (epoch, version) to the other ranks. They report when they have got
+// it; before that, rank 0 chooses no other.
 #pragma once
 
 #include <algorithm>
@@ -17,49 +17,49 @@
 
 namespace tessera::bus {
 
-using SenderLinks = std::vector<std::unique_ptr<PullLink>>;  // by rank; those that this rank is connected with
+using SenderLinks = std::vector<std::unique_ptr<PullLink>>;  // of this rank, in the order of the senders' ranks
 
 // On the loop's thread.
 class Election {
  public:
-  // Versions up to `floor` are not taken (again). REQUIRES: that the others outlive it
+  // Versions up to `floor` are not taken (again). REQUIRES: all references outlive this
   Election(const Identity& self, const SenderLinks& senders, const OwnRanks& own_ranks, int64_t floor);
 
   bool leads() const { return self_.rank == 0; }
   uint32_t epoch() const { return epoch_; }  // of the last transfer
 
   // --- what this rank takes ---
-  void want(int64_t min_version);  // as recv() says
+  void want(int64_t min_version);  // the argument of recv()
   int64_t wanted() const { return wanted_; }
-  int64_t min_version() const { return min_version_; }                // that is wanted and new
-  void held(int64_t version) { floor_ = std::max(floor_, version); }  // this rank has that one, by whatever way
+  int64_t min_version() const { return min_version_; }                // the lowest that is wanted and new
+  void held(int64_t version) { floor_ = std::max(floor_, version); }  // this rank has that version from elsewhere
   void took(int64_t version) { floor_ = version; }
   const std::optional<Chosen>& chosen() const { return chosen_; }  // announced, not yet taken
-  // By rank 0. Throws kMismatch for one that is out of turn.
+  // From rank 0. Throws kMismatch for one that is out of turn.
   void hear(const Chosen& chosen);
-  void begin(const Chosen& chosen);  // it is taken from now on
-  // It is not taken, for that reason: rank 0 chooses no other version before it knows. REQUIRES: chosen()
+  void begin(const Chosen& chosen);  // this rank takes it from now on
+  // This rank does not take it, and tells rank 0, which chooses no other version before it knows. REQUIRES: chosen()
   void pass_up(const Status& why);
-  // Of the version that was begun last, to rank 0.
+  // Tells rank 0 how the version that was begun last has ended here.
   void tell_got(int64_t version, const Status& status) const;
 
   // --- rank 0 ---
-  int64_t complete_version() const;  // that all senders offer; 0 if none
-  // Asks all senders to hold the newest version, if there is one to be taken and the last one is over everywhere.
+  int64_t complete_version() const;  // the newest that all senders offer; 0: none
+  // Asks all senders to hold the newest version, if there is one to take and all ranks are done with the last one.
   void choose();
   bool holding() const { return holding_ != 0; }
   void stop_holding();
   // Once all senders hold the version: announces it to the others.
   std::optional<Chosen> announce();
-  // Throws kMismatch for one that is out of turn. Staged, what one has not got nobody takes; in place that rank takes
-  // it again, with all the others.
+  // Throws kMismatch for a Got that is out of turn. If a rank has not got the version: staged, no rank takes it; in
+  // place, that rank takes it again, with all the others.
   void note_got(Rank rank, const Got& got, bool staged);
-  void lower_min_version();  // after such a one
+  void lower_min_version();  // afterwards, so that it is chosen again
   bool has_got(Rank rank, uint32_t epoch) const { return got_[static_cast<size_t>(rank)] >= epoch; }
   bool all_have(uint32_t epoch) const;
   bool all_have_announced() const { return all_have(announced_); }
   bool awaits(Rank rank) const { return !has_got(rank, announced_); }
-  const Status& refusal() const { return refusal_; }  // of the first that has not got the present version
+  const Status& refusal() const { return refusal_; }  // of the first rank that has not got the present version
   std::string missing() const;                        // the ranks awaited
 
  private:
@@ -72,10 +72,10 @@ class Election {
   uint32_t epoch_ = 0;
   int64_t floor_ = 0;
   // Rank 0.
-  int64_t holding_ = 0;        // the version that it would choose, if all senders hold it
-  uint32_t announced_ = 0;     // the epoch that it chose last
-  std::vector<uint32_t> got_;  // by rank, the last epoch that it is done with
-  int64_t floor_before_ = 0;   // what it was before the version chosen last
+  int64_t holding_ = 0;        // the version that it will choose once all senders hold it
+  uint32_t announced_ = 0;     // the epoch that it announced last
+  std::vector<uint32_t> got_;  // by rank: the last epoch that the rank is done with
+  int64_t floor_before_ = 0;   // floor_ before the version that was chosen last
   Status refusal_;
 };
 

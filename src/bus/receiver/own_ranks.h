@@ -1,4 +1,4 @@
-// The connections of a receiving job's ranks with each other: those of rank 0 with all the others.
+// The connections between a receiving job's ranks: rank 0 has one with each of the others.
 #pragma once
 
 #include <map>
@@ -11,11 +11,11 @@ namespace tessera::bus {
 
 // On the loop's thread.
 struct OwnRanks {
-  std::map<Rank, std::shared_ptr<Link>> followers;  // rank 0: the others
-  std::shared_ptr<Link> leader;                     // the others: rank 0
+  std::map<Rank, std::shared_ptr<Link>> followers;  // at rank 0: to the others
+  std::shared_ptr<Link> leader;                     // at the others: to rank 0
   bool leader_ready = false;
 
-  // To those that are still there.
+  // Both send only to ranks that are still connected.
   template <typename Message>
   void tell_leader(const Message& message) const {
     if (leader && leader->open()) leader->send(message);

@@ -46,7 +46,7 @@ void ReceiverBatch::on_not_met(const std::string&, const Status& why) {
 
 void ReceiverBatch::on_receiver_retired() {
   if (!session_->renewed()) absent_ = session_->broken_status();
-  // Later: it is one of its own functions that calls.
+  // Later, because one of the session's functions is the caller.
   loop().post([self = shared_from_this(), this, over = session_] {
     if (session_ == over) session_ = nullptr;
     retire(over);
@@ -123,7 +123,7 @@ int64_t ReceiverBatch::await_version(int64_t version, Timeout timeout, const std
     if (!stop.stop_requested() && !deadline.passed()) {
       period = kStopPeriod;
       const MutexUnlock unlocked(mutex_);
-      setup_.agent->run_on_loop([this] { check_peers(); });  // its loop ends after its batches
+      setup_.agent->run_on_loop([this] { check_peers(); });  // the loop outlives the batches
       continue;
     }
     forget();
@@ -285,7 +285,7 @@ bool ReceiverBatch::undecided() const {
   return undecided_.has_value();
 }
 
-// By whoever needs it first: a call, or the meeting, so that nobody registers what it may not hold.
+// Called by the first that needs it: a call, or the meeting, so that no rank registers a version that it may not have.
 void ReceiverBatch::settle(Duration timeout) const {
   std::optional<Undecided> open;
   {
@@ -306,7 +306,7 @@ void ReceiverBatch::settle(Duration timeout) const {
     undecided_.reset();
     if (commit) staged_version_ = open->version;
   }
-  setup_.agent->run_on_loop([&] {  // it may be on offer still
+  setup_.agent->run_on_loop([&] {  // the version may still be on offer
     if (const auto session = open->session.lock(); commit && session) session->hold(open->version);
   });
   const LogScope scope = log_scope();

@@ -1,4 +1,4 @@
-// A batch that is accepted: what recv() and wait_version() wait for, whichever session brings it.
+// A batch that is received. recv() and wait_version() wait for a version across sessions: any session may bring it.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   bool cancel_operation() override;
   Progress sample_sessions() const override;
   void close_sessions() override;
-  void renew_sessions() override {}  // none of them knows the registered tensors: they are staged
+  void renew_sessions() override {}  // not needed: the batch is staged, so no session has the registered tensors
   std::vector<const Session*> sessions() const override;
   std::vector<std::string> waits_for() const override;
   void check_peers() override;
@@ -58,7 +58,7 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   void on_closed() override;
   BatchOffer own_offer() const override;
 
-  // A staged version on which this rank does not know what was decided.
+  // A staged version about which this rank does not know the decision.
   struct Undecided {
     int64_t version = 0;
     std::string key;  // of the decision
@@ -80,19 +80,19 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   Status absent_;  // why there is no session
 
   // Staged.
-  bool only_stages_ = false;                        // the operation under way
-  bool waits_then_ = false;                         // it commits an earlier version first
-  bool commits_ = false;                            // the session does, what it takes now
-  std::string last_decision_;                       // rank 0: to be forgotten with the next one
-  mutable std::atomic<int64_t> staged_version_{0};  // decided on, not yet committed
+  bool only_stages_ = false;                        // the current operation is stage()
+  bool waits_then_ = false;                         // the operation commits an earlier version, then waits for one
+  bool commits_ = false;                            // the session itself commits the version that it takes now
+  std::string last_decision_;                       // rank 0: its key is removed with the next decision
+  mutable std::atomic<int64_t> staged_version_{0};  // decided, not yet committed
 
   std::atomic<int64_t> newest_{0};
   std::atomic<bool> torn_{false};
   mutable std::optional<Undecided> undecided_ GUARDED_BY(mutex_);
   // For wait_version().
   uint64_t losses_ GUARDED_BY(mutex_) = 0;
-  Status lost_ GUARDED_BY(mutex_);              // the last one
-  bool unreported_ GUARDED_BY(mutex_) = false;  // no call has ended with it: the next one does, unless the job is back
+  Status lost_ GUARDED_BY(mutex_);              // why the last loss happened
+  bool unreported_ GUARDED_BY(mutex_) = false;  // no call has failed with lost_: the next will, unless the job is back
   const Session* lost_session_ GUARDED_BY(mutex_) = nullptr;
   // Threads in wait_version().
   struct VersionWait {

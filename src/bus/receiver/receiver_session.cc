@@ -116,14 +116,14 @@ void ReceiverSession::adopt_leader(std::shared_ptr<Link> link) {
       [this](Frame& frame) { handle_leader(frame); }, [this](const Status& status) { break_session(status); },
       [this](const Detach& detach) { leave_with(detach, leader()); },
       [this](const Status& status) {
-        sender_lost_ = true;  // perhaps: it tells of own ranks, too, whom the senders see themselves
+        sender_lost_ = true;  // possibly: it also reports own ranks, whose loss the senders see themselves
         break_session(status);
       });
   own_ranks_.leader->watch_process(setup_.view.own[0].incarnation);
   own_ranks_.leader->watch_worker(setup_.view.own[0].worker);
 }
 
-// An own rank has closed the batch.
+// A rank of this job has closed the batch.
 void ReceiverSession::leave_with(const Detach& detach, const std::string& name) {
   if (!broken()) left_ = detach.status.ok();
   break_session(detach.reason(name));
@@ -187,7 +187,7 @@ void ReceiverSession::recv(int64_t min_version) {
 
 void ReceiverSession::on_held(PullLink&, bool held) {
   if (!election_.holding()) return;
-  if (!held) {  // one has given it up since: another one will come
+  if (!held) {  // the sender has given the version up since: another one will follow
     election_.stop_holding();
     if (phase_ == Phase::kWaiting) election_.choose();
     return;
@@ -210,7 +210,7 @@ void ReceiverSession::begin(const Chosen& chosen) {
   taking_ = chosen.version;
   election_.begin(chosen);
   failure_ = {};
-  for (const auto& link : links_) link->forget_pulled();  // it may be one that was taken before, sent again
+  for (const auto& link : links_) link->forget_pulled();  // the version may have been taken before and sent again
   if (taking_ < election_.wanted())
     return refuse(failed(ErrorCode::kMismatch,
                          "{}: {} chose version {}, {} wants at least {}: recv is collective"_message, describe(),
@@ -218,20 +218,20 @@ void ReceiverSession::begin(const Chosen& chosen) {
   phase_ = Phase::kPulling;
   owner_.on_chosen(taking_);
   progress_seen_ = 0;
-  // Each rank begins with another source, so that they do not all read from one.
+  // Each rank begins with a different source, so that they do not all read from the same one.
   to_take_.clear();
   for (size_t i = 0; i < links_.size(); ++i)
     to_take_.push_back(links_[(i + static_cast<size_t>(identity().rank)) % links_.size()].get());
   streams_busy_ = 0;
   leases_ = can_lease();
-  if (progress_timer_ == 0)  // else the last transfer's is still to come: it serves this one as well
+  if (progress_timer_ == 0)  // otherwise the last transfer's timer is still armed, and serves this one, too
     progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
   take_more();
   if (!broken_.ok() && needs_lost_sender()) fail_recv(broken_);
-  if (links_.empty()) check_ended();  // it holds nothing of what moves
+  if (links_.empty()) check_ended();  // this rank holds nothing that moves
 }
 
-// Of a version that is not begun: the senders and rank 0 would wait for this rank.
+// Tells that this rank does not begin the version: otherwise the senders and rank 0 would wait for it.
 void ReceiverSession::refuse(const Status& why) {
   phase_ = Phase::kFailing;
   failure_ = why;
@@ -241,8 +241,8 @@ void ReceiverSession::refuse(const Status& why) {
 
 // --- pulling -------------------------------------------------------------------------------------
 
-// Mapped and one-sided sources are asked all at once. A stream occupies a thread here and one there while it is
-// drained, so no more are asked than can be drained: otherwise two ranks could wait for each other's sources for ever.
+// Mapped and one-sided sources are all asked at once. A stream occupies a thread on each side while it is drained, so
+// no more are asked than can be drained: otherwise two ranks could wait for each other's sources for ever.
 void ReceiverSession::take_more() {
   const auto may_take = [&](const PullLink* link) {
     return !link->streams() || streams_busy_ < static_cast<size_t>(setup_.agent->threads());
@@ -281,14 +281,14 @@ void ReceiverSession::check_ended() {
       !std::ranges::all_of(links_, [&](const auto& link) { return link->pulled(taking_); }))
     return;
   if (phase_ == Phase::kPulling && setup_.staged) return vote();
-  // Unless an own rank has not got it: then all take it again.
+  // If a rank of this job has not got it, all take it again.
   if (phase_ == Phase::kPulling && election_.refusal().ok()) election_.took(taking_);
   const Status status = phase_ == Phase::kPulling ? Status() : failure_;
   tell_got(status);
   end_recv(status);
 }
 
-// To rank 0, or from it to all where it is the one that has not got it.
+// To rank 0. If rank 0 itself has not got it, to all other ranks.
 void ReceiverSession::tell_got(const Status& status) {
   if (!leads())
     election_.tell_got(taking_, status);
@@ -333,7 +333,7 @@ void ReceiverSession::fail_recv(const Status& status) {
     if (link->busy())
       link->abort(status);
     else if (!link->pulled(taking_))
-      link->send_done(taking_, status);  // it would wait for this rank otherwise
+      link->send_done(taking_, status);  // otherwise the sender would wait for this rank
   }
   check_ended();
 }
@@ -415,13 +415,13 @@ void ReceiverSession::on_broken(const Status& latest) {
   if (retires()) owner_.on_receiver_retired();
 }
 
-// A version that was chosen can be taken as long as all that it still needs is there: a sender may well go once this
-// rank is done with it, and an own rank that has it may close.
+// A version that was chosen can be taken as long as everything that it still needs is there: a sender may go once this
+// rank is done with it, and a rank of this job that has the version may close.
 bool ReceiverSession::may_go_on() const {
   if (phase_ == Phase::kVoting || phase_ == Phase::kCopying) return true;
   const bool takes = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && election_.chosen());
   if (!takes || needs_lost_sender()) return false;
-  // Staged, no rank is without the others.
+  // Staged, all ranks of the job are needed.
   const auto lost = [](const auto& follower) { return !follower.second->open(); };
   return !setup_.staged || (leads() ? std::ranges::none_of(own_ranks_.followers, lost) : own_ranks_.leader->open());
 }

@@ -1,5 +1,5 @@
-// What becomes of a staged version once this rank has it, or may copy it: voting, then the copy into what is
-// registered.
+// What happens to a staged version once this rank has it, or may copy it: first the vote, then the copy into the
+// registered tensors.
 #include <algorithm>
 
 #include "base/fail.h"
@@ -8,8 +8,8 @@
 
 namespace tessera::bus {
 
-// Nothing that ends after the decision may keep this rank from the version, so all of it must lie where no sender's
-// death reaches. What is only staged may be committed long after the senders have gone.
+// After the decision nothing may prevent this rank from taking the version, so all of it must lie in memory that
+// outlives the senders. A version that is only staged may be committed long after the senders have gone.
 bool ReceiverSession::can_lease() const {
   const auto direct = [](const auto& link) { return link->direct(); };
   return setup_.staged && !links_.empty() && std::ranges::all_of(links_, direct) && owner_.commits_at_once();
@@ -30,7 +30,7 @@ void ReceiverSession::handle_decided(const Decided& decided) {
   if (!setup_.staged) return;
   const bool aborts = decided.verdict == Decided::Verdict::kAbort;
   if (election_.chosen() && election_.chosen()->epoch == decided.epoch && aborts)
-    return election_.pass_up(decided.reason);  // others have failed before this rank began
+    return election_.pass_up(decided.reason);  // another rank failed before this one began
   if (decided.epoch != election_.epoch()) return;
   if (phase_ == Phase::kPulling && aborts) return fail_recv(decided.reason);
   if (phase_ == Phase::kVoting) decision_.hear(decided);
@@ -52,7 +52,7 @@ void ReceiverSession::end_vote(Decided::Verdict verdict, const Status& reason) {
   phase_ = Phase::kCopying;
   if (commits) owner_.on_committing();
   fail_point("staged: copying");
-  // Undecided, it is kept until the store answers, which may be after the senders have gone.
+  // If it is undecided, a copy is kept until the store answers, which may be after the senders have gone.
   for (const auto& link : links_) link->copy(commits ? PullLink::Target::kRegistered : PullLink::Target::kStaged);
 }
 
@@ -60,7 +60,7 @@ void ReceiverSession::on_copied(PullLink&) {
   if (std::ranges::none_of(links_, [](const auto& link) { return link->leased(); })) end_recv(failure_);
 }
 
-// Staged, those that have it wait for those that have not, as long as these come nearer. Rank 0 passes it on.
+// Staged, ranks that have it wait for the others as long as these make progress. Rank 0 passes the reports on.
 void ReceiverSession::tell_flow() {
   const ProgressReport report{.version = taking_, .bytes = progress_seen_};
   own_ranks_.tell_leader(report);

@@ -1,4 +1,4 @@
-// What a receiver wants of one sender, and where it goes.
+// What a receiver wants from one sender, and where it goes.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::bus {
 
-// From `rank` of the sending job, in the order of the routes. `ties`: find_ties() of the tensors.
+// From `rank` of the sending job, in the order of the routes. `ties` is the result of find_ties() for the tensors.
 std::vector<WantedRoute> wanted_routes(const SessionSetup& setup, Rank rank, std::span<const uint32_t> ties);
 
 }  // namespace tessera::bus
