@@ -1,4 +1,4 @@
-// The reference casts: codec/float/float_bits.h, one element after the other.
+// The reference casts: codec/float/float_bits.h, one element after another.
 #include <type_traits>
 
 #include "codec/float/float_types.h"

@@ -16,9 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 #if TESSERA_SIMD_TARGET
 
-// The part that differs between pairs: `steps` times kVectors vectors.
+// The part that differs between pairs casts `steps` times kVectors vectors.
 inline constexpr size_t kVectors = 2;
-inline constexpr size_t kPrefetch = 2048;  // bytes ahead, on which the processor needs a hint
+inline constexpr size_t kPrefetch = 2048;  // bytes ahead: the processor needs a hint for them
 using Steps = void (*)(const std::byte* HWY_RESTRICT in, std::byte* HWY_RESTRICT out, size_t steps);
 
 template <typename From, typename To>
@@ -56,7 +56,7 @@ HWY_NOINLINE void cast_elements(const CastPair& pair, const std::byte* in, std::
   std::memcpy(out + whole * pair.to, last_out, (n - whole) * pair.to);
 }
 
-// Casts into a buffer in the first-level cache and streams from there, in pieces that end where lines of `out` end.
+// Casts into a buffer in the first-level cache and streams from there, in pieces that end at ends of lines of `out`.
 HWY_NOINLINE void cast_elements_stream(const CastPair& pair, const std::byte* in, std::byte* out, size_t n) {
   alignas(kLine) std::byte buffer[4096];
   size_t piece = (sizeof(buffer) - kLine + to_line(out)) / pair.to;

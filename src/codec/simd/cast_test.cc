@@ -22,7 +22,7 @@ size_t bytes(DType dtype) {
   return static_cast<size_t>(bits_of(dtype)) / 8;
 }
 
-// Only through values: what element `i` of a row means, and what a value becomes.
+// The oracle works only with values: what element `i` of a row means, and what a value becomes.
 double value_of(DType dtype, const void* row, size_t i) {
   using codec::load_at;
   switch (dtype) {
@@ -65,7 +65,7 @@ uint64_t code_at(const std::byte* row, size_t i, size_t size) {
   return code;
 }
 
-// f32 bit patterns at which rounding decides: about every code of every smaller format, and the half-way points.
+// f32 bit patterns at which rounding decides: those around every code of every smaller format, and the half-way points.
 std::vector<uint32_t> edge_patterns() {
   std::vector<uint32_t> patterns{0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x00000001, 0x00800000, 0x7F7FFFFF};
   for (const FloatOracle* oracle : {&e4m3_oracle(), &e5m2_oracle(), &f16_oracle()}) {
@@ -82,7 +82,7 @@ std::vector<uint32_t> edge_patterns() {
   return patterns;
 }
 
-// A row of a type: every code where there are at most 2^16, else edges of both signs and random bits.
+// A row of a type: every code if there are at most 2^16, otherwise edges of both signs and random bits.
 std::vector<std::byte> inputs_of(DType dtype) {
   std::vector<std::byte> row;
   const auto append = [&row](auto value) {
@@ -101,7 +101,7 @@ std::vector<std::byte> inputs_of(DType dtype) {
         append(x);
         continue;
       }
-      // Just beside an f32: rounding to it first must not be skipped.
+      // f64 values next to an f32: the cast must not skip rounding to f32 first.
       const auto code = std::bit_cast<uint64_t>(static_cast<double>(x));
       for (const uint64_t d : {uint64_t{0}, uint64_t{1}, ~uint64_t{0}}) append(code + d);
     }
@@ -141,7 +141,7 @@ TEST_P(CastTest, EveryPairGivesTheNearestValue) {
   }
 }
 
-// The widest vectors have 16 lanes, and two go in one step.
+// The widest vectors have 16 lanes, and one step takes two of them.
 TEST_P(CastTest, EveryTailAtEveryAlignmentTouchesItsBytesAlone) {
   const auto random = random_bytes(1 << 14, 5);
   std::vector<size_t> lengths(2 * 2 * 16 + 4);

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// Calls use(std::integral_constant) with the size of an atom.
+// Calls use() with the size of an atom as a std::integral_constant.
 template <typename Use>
 auto with_size(size_t atom_bytes, const Use& use) {
   switch (atom_bytes) {

@@ -1,4 +1,4 @@
-// The reference of comparisons.
+// The reference comparisons.
 #include <cstring>
 
 #include "codec/simd/changes.h"

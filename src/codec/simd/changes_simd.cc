@@ -16,7 +16,7 @@ namespace tessera::codec::HWY_NAMESPACE {
 #if TESSERA_SIMD_TARGET
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Of at most as many lanes as a word has bits, so that a word is one or more vectors.
+// At most as many lanes as a word has bits, so that a word is one or more vectors.
 template <typename T>
 using D = hn::CappedTag<T, kAtomsPerWord>;
 

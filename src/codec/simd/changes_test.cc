@@ -12,7 +12,7 @@ namespace {
 
 class ChangesTest : public EveryKernelTest {};
 
-// Atoms of `now` that differ from those of `before` in one bit, each with a chance of one in `every`.
+// Flips one bit in some atoms of `now`, each with a probability of 1 / `every`. Returns which atoms.
 std::vector<size_t> change_some(std::mt19937_64& random, size_t atom_bytes, size_t every, GuardedBytes& now, size_t n) {
   std::vector<size_t> places;
   for (size_t i = 0; i < n; ++i) {
@@ -81,7 +81,7 @@ TEST_P(ChangesTest, AtomsGoToTheirPlacesBackwardsToo) {
   for (size_t i = 0; i < 300; ++i) ASSERT_EQ(std::memcmp(reversed.data() + (299 - i) * 4, now.data() + i * 4, 4), 0);
 }
 
-// Equal as numbers, or unequal to themselves: only bits count.
+// Only bits count, even if two values are equal as numbers, or one is unequal to itself.
 TEST_P(ChangesTest, BitsCountAndNotValues) {
   const float now[] = {-0.0F, std::bit_cast<float>(0x7FC00001U), std::bit_cast<float>(0x7FC00000U), 1.0F};
   const float before[] = {0.0F, std::bit_cast<float>(0x7FC00000U), std::bit_cast<float>(0x7FC00000U), 1.0F};

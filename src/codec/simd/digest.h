@@ -25,17 +25,17 @@ struct Digest {
   std::string to_string() const;  // 32 hex digits, d[0] first
 };
 
-// Adds `n` bytes that stand at byte `image_offset` of the image.
+// Adds `n` bytes that begin at byte `image_offset` of the image.
 void digest_bytes(Digest& digest, uint64_t image_offset, const std::byte* data, size_t n);
 
-// Adds `rows` runs of `row_bytes` each: row r stands at byte image_offset + r * image_stride of the image and at
-// data + r * data_stride in memory. Meant for short rows: 512 B and less cost little more a byte than long ones.
+// Adds `rows` rows of `row_bytes` each: row r begins at byte image_offset + r * image_stride of the image and at data +
+// r * data_stride in memory. Made for short rows: a byte in rows of 512 B or less costs little more than in long ones.
 void digest_rows(Digest& digest, uint64_t image_offset, uint64_t image_stride, const std::byte* data,
                  ptrdiff_t data_stride, size_t row_bytes, size_t rows);
 
-// digest_rows() of the source and copy_stream_rows() to `dst` in one pass over memory: what a receiver should call that
-// reads mapped memory without a cast. stream_fence() is the caller's. (With a cast: digest_rows() and cast_row_stream()
-// in turn over pieces that fit the first-level cache.)
+// digest_rows() of the source and copy_stream_rows() to `dst` in one pass over memory. A receiver that reads mapped
+// memory without a cast should use it. The caller must call stream_fence(). (With a cast, use digest_rows() and
+// cast_row_stream() in turn on pieces that fit the first-level cache.)
 void digest_copy_rows(Digest& digest, uint64_t image_offset, uint64_t image_stride, std::byte* dst,
                       ptrdiff_t dst_stride, const std::byte* src, ptrdiff_t src_stride, size_t row_bytes, size_t rows);
 

@@ -7,7 +7,7 @@
 namespace tessera::codec {
 namespace {
 
-// Bytes within one block.
+// Adds bytes within one block.
 void add_piece(const std::byte* data, size_t offset, size_t n, uint64_t sums[2]) {
   while (n > 0) {
     const size_t skipped = offset % sizeof(uint32_t);

@@ -23,7 +23,7 @@ using D64 = hn::RepartitionToWide<D32>;
 using V32 = hn::Vec<D32>;
 using V64 = hn::Vec<D64>;
 
-// Sums of products for each k. (Members, not arrays over k: GCC keeps arrays of vectors in memory.)
+// Sums of products for k = 0 and 1. (They are members since GCC keeps arrays of vectors in memory.)
 struct Sums {
   V64 of_0;
   V64 of_1;
@@ -37,8 +37,8 @@ HWY_INLINE V32 odd_to_even(V32 v) {
   return hn::BitCast(D32(), hn::ShiftRight<32>(hn::BitCast(D64(), v)));
 }
 
-// Keeps the compiler from loading a vector again for each of its uses: while the line is on its way from memory every
-// such load waits for it, and there are not enough places to wait.
+// Keeps the compiler from loading a vector again for each of its uses. While the line is on its way from memory, every
+// such load occupies a slot of the processor's load buffer, which has too few of them.
 HWY_INLINE void keep_loaded([[maybe_unused]] V32& v) {
 #if HWY_ARCH_X86 && !HWY_COMPILER_MSVC
   asm("" : "+v"(v.raw));
@@ -63,7 +63,7 @@ HWY_INLINE V32 load_words(const std::byte* data) {
   return words;
 }
 
-// Lane by lane, mod 2^64.
+// Multiplies each lane, mod 2^64.
 HWY_INLINE V64 multiply(V64 lanes, uint64_t factor) {
   const V32 low = hn::BitCast(D32(), lanes);
   const V32 factor_low = hn::Set(D32(), static_cast<uint32_t>(factor));
@@ -72,7 +72,7 @@ HWY_INLINE V64 multiply(V64 lanes, uint64_t factor) {
   return hn::Add(hn::MulEven(low, factor_low), hn::ShiftLeft<32>(cross));
 }
 
-// Not SumOfLanes(): g++ 12's for AVX-512 adds signed numbers, which must not overflow.
+// Replaces SumOfLanes(), which adds signed numbers with g++ 12 for AVX-512; these must not overflow.
 HWY_INLINE uint64_t sum_of_lanes(V64 vector) {
   HWY_ALIGN uint64_t lanes[hn::MaxLanes(D64())];
   hn::Store(vector, D64(), lanes);
@@ -81,7 +81,7 @@ HWY_INLINE uint64_t sum_of_lanes(V64 vector) {
   return sum;
 }
 
-// The sums of whole blocks stay in vectors, too.
+// The sums over whole blocks stay in vectors, too.
 struct Totals {
   Sums all;
   Sums of_block;
@@ -94,23 +94,23 @@ HWY_INLINE void end_block(Totals& totals) {
   totals.of_block = no_sums();
 }
 
-// Byte `image` is the next one.
+// Begins the block of byte `image`, which comes next, unless that has begun.
 HWY_INLINE void begin_block(uint64_t image, Totals& totals) {
   if (image / kBlockBytes == totals.block) return;
   end_block(totals);
   totals.block = image / kBlockBytes;
 }
 
-// A row, whose first byte is byte `image` of the image.
+// A row. Its first byte is byte `image` of the image.
 struct ImageRow {
   const std::byte* data;
   size_t bytes;
   uint64_t image;
 };
 
-// Bytes [from, to) of a row, less than a vector, of one block. What a vector of the row holds beside them is zeroed:
-// zeros do not count, so neither do their multipliers. Rather what is before them: blocks begin where pages do, and
-// loads across two are slow.
+// Adds bytes [from, to) of a row, less than a vector, within one block. It loads a vector of the row and zeroes the
+// other words in it, whose multipliers then do not matter. It prefers a vector that ends with these bytes: blocks often
+// begin at pages, and loads across two pages are slow.
 HWY_INLINE void add_part(const ImageRow& row, size_t from, size_t to, Sums& sums) {
   const size_t offset = (row.image + from) % kBlockBytes;
   const size_t word = offset / sizeof(uint32_t);
@@ -130,7 +130,7 @@ HWY_INLINE void add_part(const ImageRow& row, size_t from, size_t to, Sums& sums
   add_words(load_words(bytes), word, sums);
 }
 
-// Bytes [from, to) of a row, of one block.
+// Adds bytes [from, to) of a row, within one block.
 HWY_INLINE void add_piece(const ImageRow& row, size_t from, size_t to, const Prefetcher& ahead, Sums& sums) {
   const size_t head = std::min(to - from, static_cast<size_t>((0 - row.image - from) % sizeof(uint32_t)));
   if (head != 0) add_part(row, from, from + head, sums);
@@ -148,7 +148,7 @@ HWY_INLINE void add_piece(const ImageRow& row, size_t from, size_t to, const Pre
   if (at < to) add_part(row, at, to, sums);
 }
 
-// Bytes [from, to) of a row.
+// Adds bytes [from, to) of a row.
 HWY_INLINE void add_bytes(const ImageRow& row, size_t from, size_t to, const Prefetcher& ahead, Totals& totals) {
   while (from < to) {
     const uint64_t image = row.image + from;
@@ -159,11 +159,11 @@ HWY_INLINE void add_bytes(const ImageRow& row, size_t from, size_t to, const Pre
   }
 }
 
-// Shifts a sequence of vectors to where vectors of the destination begin. Loads that straddle two lines would take
-// twice the places to wait.
+// Shifts a sequence of vectors to the places where vectors of the destination begin. Loads across two lines would
+// occupy twice as many slots of the load buffer.
 class Shift {
  public:
-  // Up by `bytes`, whole words and less than a vector.
+  // Shifts up by `bytes`, which are whole words and less than a vector.
   explicit Shift(size_t bytes) {
     const D32 d;
     const size_t words = bytes / sizeof(uint32_t);
@@ -173,7 +173,7 @@ class Shift {
   }
 
   V32 rotate(V32 words) const { return hn::TableLookupLanes(words, lanes_); }
-  // Of two vectors that follow each other, rotated: what the destination has where the second one would be.
+  // From two consecutive vectors, both rotated: the destination's vector at the place of the second one.
   V32 join(V32 before, V32 now) const { return hn::IfThenElse(low_, before, now); }
 
  private:
@@ -181,7 +181,7 @@ class Shift {
   hn::Mask<D32> low_;
 };
 
-// One line of words, streamed to where vectors begin in the destination. `before` is the last vector, rotated.
+// Streams one line of words to where vectors begin in the destination. `before` is the previous vector, rotated.
 HWY_INLINE void copy_line(const std::byte* HWY_RESTRICT src, std::byte* HWY_RESTRICT dst, size_t word,
                           const Shift& shift, V32& before, Sums& sums) {
   const size_t lanes = hn::Lanes(D32());
@@ -199,7 +199,7 @@ HWY_INLINE void copy_row(const ImageRow& row, std::byte* HWY_RESTRICT dst, const
   const size_t step = hn::Lanes(D32()) * sizeof(uint32_t);
   size_t at = static_cast<size_t>((0 - row.image) % kLine) + kLine;
   const size_t behind =
-      reinterpret_cast<uintptr_t>(dst + at) % step;  // of dst, when the row has been read up to a line
+      reinterpret_cast<uintptr_t>(dst + at) % step;  // how far dst lags when the row is read up to a line
   if (row.bytes < at + kLine || behind % sizeof(uint32_t) != 0) {
     add_bytes(row, 0, row.bytes, ahead, totals);
     return stream_bytes(dst, row.data, row.bytes);

@@ -10,7 +10,7 @@ namespace tessera::codec {
 inline constexpr size_t kBlockWords = 1024;
 inline constexpr size_t kBlockBytes = kBlockWords * sizeof(uint32_t);
 
-// Output `index` of splitmix64 (Steele, Lea and Flood, OOPSLA 2014) started at `seed`.
+// Output `index` of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), started with `seed`.
 constexpr uint64_t splitmix64(uint64_t seed, uint64_t index) {
   uint64_t z = seed + (index + 1) * 0x9E3779B97F4A7C15;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
@@ -22,7 +22,7 @@ constexpr uint64_t splitmix64(uint64_t seed, uint64_t index) {
 inline constexpr uint64_t kWordSeed[2] = {0x5445535345524130, 0x5445535345524131};
 inline constexpr uint64_t kBlockSeed[2] = {0x5445535345524132, 0x5445535345524133};
 
-// T_k, and behind it zeros that a vector may read past the end.
+// T_k, followed by zeros, since a vector may read past its end.
 using WordMultipliers = std::array<uint32_t, kBlockWords + 64>;
 constexpr WordMultipliers word_multipliers(int k) {
   WordMultipliers table{};

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// The definition of docs/formats/digest.md, byte by byte, with a generator that has a state.
+// The definition of docs/formats/digest.md, byte by byte, with a stateful generator.
 class SplitMix {
  public:
   explicit SplitMix(uint64_t seed) : state_(seed) {}
@@ -94,7 +94,7 @@ TEST_P(DigestTest, AnyCutAddsUpEvenInsideAWord) {
   }
 }
 
-// Columns of a matrix, from a matrix or from contiguous copies of theirs: each adds up to the same.
+// Columns of a matrix, read from the matrix or from contiguous copies: both add up to the same digest.
 TEST_P(DigestTest, DoesNotDependOnTheLayout) {
   struct Case {
     size_t rows;
@@ -131,7 +131,7 @@ TEST_P(DigestTest, DoesNotDependOnTheLayout) {
   }
 }
 
-// Destinations at any place in a line and in a block, rows that continue one another there and rows that do not.
+// Destinations at any place in a line and in a block. The rows there are contiguous, or have gaps between them.
 TEST_P(DigestTest, CopiesRowsToAnyAlignment) {
   struct Case {
     size_t rows;
@@ -186,7 +186,7 @@ TEST_P(DigestTest, EverySingleBitAndEverySwapOfElementsShows) {
     ASSERT_NE(digest_of(0, image.data(), image.size()), before) << "bit " << bit;
     image[bit / 8] ^= std::byte{1} << bit % 8;
   }
-  for (size_t at = 0; at + 4098 <= image.size(); at += 34) {  // half-words, within a word and a block apart
+  for (size_t at = 0; at + 4098 <= image.size(); at += 34) {  // swaps half-words that are a block apart
     std::swap_ranges(image.begin() + static_cast<ptrdiff_t>(at), image.begin() + static_cast<ptrdiff_t>(at) + 2,
                      image.begin() + static_cast<ptrdiff_t>(at) + 4096);
     ASSERT_NE(digest_of(0, image.data(), image.size()), before) << "byte " << at;

@@ -17,7 +17,7 @@ namespace {
 
 std::vector<KernelSet> make_sets() {
   std::vector<KernelSet> sets;
-  // A target's bit is the lower the better it is.
+  // The better a target, the lower its bit.
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
     if (target == HWY_SCALAR || target == HWY_EMU128) continue;
     sets.push_back({.target = hwy::TargetName(target),
@@ -56,7 +56,7 @@ const KernelSet& find_set(std::string_view name, std::string_view who) {
        name, fmt::join(available_kernels(), ", "));
 }
 
-// The one place that says which variant is active.
+// The only place that knows which variant is active.
 std::atomic<const KernelSet*>& active_set() {
   static std::atomic<const KernelSet*> active = [] {
     const std::string& forced = Config::get().force_kernel;

@@ -1,4 +1,4 @@
-// The kernels of one variant, as tables of functions. To add a family: its struct here, a scalar_<family>() in
+// The kernels of one variant, as tables of functions. To add a family, add its struct here, a scalar_<family>() in
 // <family>_scalar.cc, a simd_<family>() in <family>_simd.cc, and a member of KernelSet.
 #pragma once
 
@@ -17,7 +17,7 @@ inline constexpr size_t kFloatTypes = 6;
 static_assert(static_cast<size_t>(DType::kF8E5M2) + 1 == kFloatTypes);
 
 struct CastKernels {
-  std::string_view target;  // the variant for which it was compiled; every family has one, so that tests can tell
+  std::string_view target;  // the variant for which it was compiled; every family has it, so that tests can check it
   CastRow row[kFloatTypes][kFloatTypes];         // [from][to]; null on the diagonal
   CastRow stream_row[kFloatTypes][kFloatTypes];  // with non-temporal stores
 };
@@ -28,7 +28,7 @@ struct StreamKernels {
                     size_t rows);
 };
 
-// Rows of the image: row r starts at byte `offset + r * image_stride`.
+// Rows of the image: row r begins at byte `offset + r * image_stride`.
 struct DigestRows {
   const std::byte* data;
   ptrdiff_t data_stride;
@@ -41,11 +41,11 @@ struct DigestRows {
 struct DigestKernels {
   std::string_view target;
   void (*rows)(const DigestRows& rows, uint64_t sums[2]);
-  // Streams the rows to `dst` on the way.
+  // Also streams the rows to `dst`.
   void (*copy_rows)(const DigestRows& rows, std::byte* dst, ptrdiff_t dst_stride, uint64_t sums[2]);
 };
 
-// Of the floats that have SIMD variants: f64, f32, f16, bf16, as DType numbers them.
+// Columns: the floats that have SIMD variants: f64, f32, f16, bf16, as DType numbers them.
 inline constexpr size_t kReducedFloats = 4;
 inline constexpr size_t kReduceOps = 5;
 struct ReduceKernels {
@@ -56,16 +56,16 @@ struct ReduceKernels {
   FinishRow finish_average[kReducedFloats];  // divides, then rounds
 };
 
-// Of what is quantised: f32, f16, bf16, as DType numbers them; to E4M3, E5M2 and packed E2M1.
+// Quantisation is from f32, f16 and bf16, as DType numbers them, to E4M3, E5M2 and packed E2M1.
 inline constexpr size_t kQuantizedTypes = 3;
 inline constexpr size_t kCodeTypes = 3;
 static_assert(static_cast<size_t>(DType::kF32) == 1 && static_cast<size_t>(DType::kBF16) == kQuantizedTypes);
 
-// How many elements of a row share a scale: 16, 32 or 128, or
+// `block` below is the number of elements of a row that share a scale: 16, 32, 128 or one of these values.
 inline constexpr size_t kEach = 1;
 inline constexpr size_t kWholeRow = static_cast<size_t>(-1);
 
-// Where stochastic rounding draws for the elements of a row.
+// Determines the random numbers with which the elements of a row are rounded.
 struct Draw {
   uint64_t seed;
   uint32_t plane;
@@ -74,18 +74,18 @@ struct Draw {
 
 struct AmaxKernels {
   std::string_view target;
-  // The largest magnitude of each `block` elements of a row; the last block may be short. NaN is none. Here and below:
-  // true if there was a NaN or an infinity.
+  // The largest magnitude in each block of `block` elements of a row; the last block may be short. NaNs do not count.
+  // All three return true if there was a NaN or an infinity.
   bool (*blocks[kQuantizedTypes])(const void* src, size_t n, size_t block, float* amax);
-  // Of the row and of `amax`.
+  // Raises `amax` to the largest magnitude of a row.
   bool (*row[kQuantizedTypes])(const void* src, size_t n, float& amax);
-  // Of each column of some rows, `stride` bytes apart, and of its `magnitudes`; in src's type.
+  // Raises each of `n` magnitudes, in src's type, to the largest in its column of `rows` rows, `stride` bytes apart.
   bool (*fold[kQuantizedTypes])(const std::byte* src, size_t stride, size_t rows, size_t n, void* magnitudes);
 };
 
 struct ScaleKernels {
   std::string_view target;
-  // Of n blocks: codec/quant/quantize_formulas.h, one after the other.
+  // For n blocks, by codec/quant/quantize_formulas.h.
   void (*nv)(const float* amax, size_t n, const NvConstants& constants, uint8_t* scales, float* multipliers);
   void (*mx)(const float* amax, size_t n, float reciprocal, uint8_t* scales, float* multipliers);
 };
@@ -96,33 +96,33 @@ using EncodeColumns = void (*)(const std::byte* src, size_t stride, size_t rows,
 
 struct QuantizeKernels {
   std::string_view target;
-  // Multiplied in f32, rounded, saturated. One multiplier for every `block` elements. E2M1: n is even.
+  // Multiplies in f32, rounds and saturates. One multiplier for each `block` elements. E2M1: n is even.
   EncodeRow encode[kQuantizedTypes][kCodeTypes];
-  EncodeRow encode_by_powers[kQuantizedTypes][kCodeTypes];  // the same where multipliers are powers of two
-  // Some rows, with a power of two for each column.
+  EncodeRow encode_by_powers[kQuantizedTypes][kCodeTypes];  // the same if the multipliers are powers of two
+  // Encodes `rows` rows with one multiplier, a power of two, for each column.
   EncodeColumns encode_columns[kQuantizedTypes][kCodeTypes];
   void (*encode_stochastic[kQuantizedTypes])(const void* src, size_t n, size_t block, const float* multipliers,
                                              const Draw& draw, std::byte* codes);
-  // Multiplied in f32, rounded once.
+  // Multiplies in f32 and rounds once.
   void (*decode[kCodeTypes][kQuantizedTypes])(const std::byte* codes, size_t n, size_t block, const float* scales,
                                               void* dst);
 };
 
 struct TransposeKernels {
   std::string_view target;
-  // Rows of `src` to columns of `dst`; strides in bytes. Elements of 1, 2 and 4 bytes.
+  // Turns rows of `src` into columns of `dst`. Strides in bytes. Elements of 1, 2 and 4 bytes.
   void (*elements[3])(const std::byte* src, size_t src_stride, size_t rows, size_t columns, std::byte* dst,
                       size_t dst_stride);
-  // Of half a byte, two of a row (of a column, in `dst`) a byte. Rows and columns are even.
+  // For elements of half a byte: a byte holds two of a row (in `dst`, of a column). Rows and columns are even.
   void (*nibbles)(const std::byte* src, size_t src_stride, size_t rows, size_t columns, std::byte* dst,
                   size_t dst_stride);
-  // 16 rows of bf16 by the 16 x 16 matrix of the random Hadamard transform, column by column.
+  // Multiplies 16 rows of bf16 by the 16 x 16 matrix of the random Hadamard transform, column by column.
   void (*hadamard)(const std::byte* src, size_t src_stride, size_t columns, std::byte* dst, size_t dst_stride);
 };
 
 struct ChangeKernels {
   std::string_view target;
-  // Of atoms of 1, 2, 4 and 8 bytes: codec/simd/changes.h.
+  // For atoms of 1, 2, 4 and 8 bytes: see codec/simd/changes.h.
   void (*find[4])(const std::byte* now, const std::byte* before, size_t n, uint64_t* changed);
 };
 
@@ -135,7 +135,7 @@ const ScaleKernels& scalar_scale();
 const QuantizeKernels& scalar_quantize();
 const TransposeKernels& scalar_transpose();
 const ChangeKernels& scalar_changes();
-// `target`: one of Highway's HWY_* bits, supported by this CPU and other than HWY_SCALAR and HWY_EMU128.
+// `target` is one of Highway's HWY_* bits that this CPU supports, except HWY_SCALAR and HWY_EMU128.
 const CastKernels& simd_cast(int64_t target);
 const StreamKernels& simd_stream(int64_t target);
 const DigestKernels& simd_digest(int64_t target);

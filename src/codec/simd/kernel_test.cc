@@ -81,7 +81,7 @@ TEST(KernelTest, AnUnknownVariantIsAnErrorThatListsThoseThereAre) {
   }
 }
 
-// The environment is read once a process, so these run in processes of their own.
+// Each process reads the environment once, so these tests run in separate processes.
 class KernelEnvironmentDeathTest : public testing::Test {
  protected:
   void SetUp() override { testing::FLAGS_gtest_death_test_style = "threadsafe"; }

@@ -7,7 +7,7 @@
 
 namespace tessera::codec {
 
-// Arithmetic that wraps, also where small integers would be promoted to int.
+// A type whose arithmetic wraps, even for small integers, which would be promoted to int.
 template <typename T>
 using Wrapping = std::common_type_t<std::make_unsigned_t<T>, uint32_t>;
 

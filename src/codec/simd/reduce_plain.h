@@ -1,4 +1,4 @@
-// Reductions of integers and complex numbers: rare, hence of one variant only.
+// Reductions of integers and complex numbers. They are rare, so there is only one variant.
 #pragma once
 
 #include "codec/simd/reduce.h"

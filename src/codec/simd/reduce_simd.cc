@@ -14,7 +14,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 #if TESSERA_SIMD_TARGET
 
-// How elements of a type get into an accumulator and out of it.
+// Loads elements of a type into the accumulator's type and stores them from it.
 template <typename T>
 struct Wide {
   using DAcc = DF;
@@ -65,7 +65,7 @@ struct VectorMaximum {
   }
 };
 
-// The parts that differ between types: `steps` vectors.
+// The parts that differ between types. They process `steps` vectors.
 template <typename T, typename Op>
 HWY_NOINLINE void accumulate_steps(const std::byte* src, std::byte* acc, size_t steps) {
   using W = Wide<T>;

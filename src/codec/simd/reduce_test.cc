@@ -27,7 +27,7 @@ Row row_of(const std::vector<T>& values) {
   return Row(p, p + values.size() * sizeof(T));
 }
 
-// Sources in order; any alignment of source and accumulator.
+// Reduces the sources in order, with any alignment of source and accumulator.
 Row reduce(ReduceOp op, DType dtype, const std::vector<Row>& sources, size_t n, size_t misalignment = 0) {
   GuardedBytes acc(static_cast<size_t>(bytes_of(accumulator_of(dtype), static_cast<int64_t>(n))), misalignment);
   for (size_t s = 0; s < sources.size(); ++s) {
@@ -61,7 +61,7 @@ A naive_step(ReduceOp op, A acc, A x) {
   return replaces ? x : acc;
 }
 
-// Every float dtype, by value, in the accumulator's type.
+// For every float dtype: computes with values, in the accumulator's type.
 template <typename A>
 A naive(ReduceOp op, const std::vector<A>& terms) {
   A acc = terms[0];

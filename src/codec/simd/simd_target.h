@@ -1,15 +1,15 @@
-// For the *_simd.cc files, which Highway compiles once a target: which targets get kernels, and how to reach them.
+// For the *_simd.cc files, which Highway compiles once per target: which targets get kernels, and how to call them.
 #pragma once
 
 #include <hwy/highway.h>
 
 #include <cstdint>
 
-// HWY_SCALAR and HWY_EMU128 are in Highway's tables where the compiler's baseline is no better. The *_scalar.cc files
-// take their place. (Expanded once a target, like HWY_TARGET.)
+// Highway's tables contain HWY_SCALAR or HWY_EMU128 if the compiler's baseline is no better. The *_scalar.cc files
+// replace these two. (Expanded once for each target, like HWY_TARGET.)
 #define TESSERA_SIMD_TARGET (HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128)
 
-// Whether f16 <-> f32 are instructions. On x86 the better target has the lower bit.
+// Whether there are instructions for f16 <-> f32. On x86 the better target has the lower bit.
 #if HWY_ARCH_X86 && !defined(HWY_DISABLE_F16C)
 #define TESSERA_F16_INSTRUCTIONS (HWY_TARGET <= HWY_AVX2)
 #else

@@ -1,4 +1,4 @@
-// Non-temporal copies of one Highway target, for the kernels that end in one.
+// Non-temporal copies for one Highway target, for kernels that end with one.
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
@@ -23,7 +23,7 @@ HWY_INLINE size_t to_line(const std::byte* p) {
   return (0 - reinterpret_cast<uintptr_t>(p)) % kLine;
 }
 
-// One line, to an aligned destination.
+// Copies one line to an aligned destination.
 HWY_INLINE void stream_line(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src) {
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::CappedTag<uint8_t, kLine> d;
@@ -32,8 +32,8 @@ HWY_INLINE void stream_line(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RE
   for (size_t i = 0; i < kLine; i += hn::Lanes(d)) hn::Stream(hn::LoadU(d, in + i), d, out + i);
 }
 
-// Part of a line. Streamed where it can be: what continues it then joins it on the way to memory, while a line that is
-// written through the cache is read first.
+// Copies part of a line. It is streamed if possible: the rest of the line then joins it on the way to memory, while a
+// line that is written through the cache is read first.
 HWY_INLINE void stream_part(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t n) {
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::CappedTag<uint8_t, 16> d;
@@ -45,7 +45,7 @@ HWY_INLINE void stream_part(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RE
     hn::Stream(hn::LoadU(d, reinterpret_cast<const uint8_t*>(src + i)), d, reinterpret_cast<uint8_t*>(dst + i));
 }
 
-// From memory that is in the cache already.
+// The source must already be in the cache.
 HWY_INLINE void stream_bytes(std::byte* HWY_RESTRICT dst, const std::byte* HWY_RESTRICT src, size_t n) {
   const size_t head = to_line(dst);
   if (n < head + kLine) return stream_part(dst, src, n);

@@ -1,4 +1,4 @@
-// Transposing codes of quantised matrices.
+// Transposes codes of quantised matrices.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace tessera::codec {
 
-// Rows of `from` to columns of `to`; strides in bytes from one row to the next. `codes`: an 8-bit type, or f4, of which
-// rows and columns are even and lie in whole bytes. Allocates nothing; thread-safe.
+// Turns rows of `from` into columns of `to`. Strides are in bytes from one row to the next. `codes` is an 8-bit type,
+// or f4, whose rows and columns are even and lie in whole bytes. Allocates nothing; thread-safe.
 void transpose_codes(DType codes, const std::byte* from, int64_t from_stride, int64_t rows, int64_t columns,
                      std::byte* to, int64_t to_stride) noexcept;
 

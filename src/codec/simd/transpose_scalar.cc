@@ -1,4 +1,4 @@
-// The reference of transposes and the Hadamard transform.
+// The reference transposes and Hadamard transform.
 #include <bit>
 #include <cstring>
 

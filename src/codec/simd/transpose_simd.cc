@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 #if TESSERA_SIMD_TARGET
 
-// Vectors of 16 bytes, of which every target has enough registers; wider ones gain little where shuffles are few.
+// Vectors of 16 bytes. Every target has enough registers for them, and wider ones gain little with so few shuffles.
 inline constexpr size_t kBytes = 16;
 template <typename T>
 using D128 = hn::FixedTag<T, kBytes / sizeof(T)>;
@@ -25,8 +25,8 @@ using V128 = hn::Vec<D128<T>>;
 template <typename T>
 inline constexpr size_t kSquare = kBytes / sizeof(T);
 
-// A square of rows becomes the square of columns. Each round shuffles the first half of the rows with the second, like
-// cards; after log2(kSquare) of them every element has come to its place. Unrolled, so that all stay in registers.
+// Transposes a square. Each round interleaves the first half of the rows with the second half; after log2(kSquare)
+// rounds every element is in its place. The loop is unrolled, so that all rows stay in registers.
 template <typename T>
 struct Square {
   V128<T> row[kSquare<T>];
@@ -50,7 +50,7 @@ HWY_INLINE Square<T> load_square(const std::byte* src, size_t stride, std::index
   return square;
 }
 
-// Transposed.
+// Loads the square and transposes it.
 template <typename T>
 HWY_INLINE Square<T> load_square(const std::byte* src, size_t stride) {
   return load_square<T>(src, stride, std::make_index_sequence<kSquare<T>>());
@@ -80,7 +80,7 @@ void transpose_elements(const std::byte* src, size_t src_stride, size_t rows, si
             dst_stride);
 }
 
-// Bytes of 16 rows, each with two columns: to the pairs of one of them, in eight bytes.
+// `column` has a byte from each of 16 rows, with two columns in each byte. Stores one of the two in eight bytes.
 template <int kShift>
 HWY_INLINE void store_pairs(V128<uint8_t> column, std::byte* p) {
   const D128<uint16_t> d;
@@ -118,7 +118,7 @@ void transpose_nibbles(const std::byte* src, size_t src_stride, size_t rows, siz
             dst_stride);
 }
 
-// Of as many columns as there are lanes. The products are exact, so that fusing them with the sums changes nothing.
+// Transforms as many columns as there are lanes. The products are exact, so fusing them with the sums changes nothing.
 HWY_INLINE void hadamard_columns(const std::byte* src, size_t src_stride, std::byte* dst, size_t dst_stride) {
   hn::Vec<DF> x[kHadamard];
   for (size_t i = 0; i < kHadamard; ++i) x[i] = hn::BitCast(DF(), Lane<BF16>::load(src + i * src_stride));
