@@ -1,4 +1,4 @@
-// A batch that is closed while a peer is at it: the peer is told, and neither side reads what is gone.
+// A batch is closed while a peer reads from it: the peer is told, and neither side reads memory that is gone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// A snapshot is Tessera's memory, which goes with the batch.
+// A snapshot is Tessera's own memory, which is freed with the batch.
 TEST(Close, OfAStagedSenderWaitsForThoseWhoReadItsSnapshot) {
   constexpr int kTimes = 10;
   constexpr Index kElements = Index{4} << 20;  // a digest of it takes longer than the receiver takes to begin

@@ -22,7 +22,7 @@ constexpr auto kUntouched = std::byte{0xA5};
 
 // --- what is transferred -------------------------------------------------------------------------
 
-// What rank `rank` holds of the tensor that takes a while: 32 bits an element, of its version and its place.
+// A rank's part of a tensor that takes a while. Each element has 32 bits, computed from its version and its place.
 class Bulk {
  public:
   Bulk(const std::string& layout, Rank rank, bool shared)
@@ -67,7 +67,7 @@ class Bulk {
   LocalData data_;
 };
 
-// All that a rank registers.
+// Everything that a rank registers.
 class Tensors {
  public:
   Tensors(const DrillPlan& plan, bool sends, Rank rank)
@@ -95,7 +95,7 @@ class Tensors {
     bulk_.fill(version);
     for (size_t i = 0; i < data_.size(); ++i) fill_source(plan_.cases[i], rank_, version, data_[i]);
   }
-  // Empty if all of it is that version's, 0 being what was there before the first; else what is not.
+  // Empty if everything is of that version; 0 means the contents before the first one. Otherwise says what differs.
   std::string differs(int64_t version) {
     if (!bulk_.holds(version)) return "bulk";
     for (size_t i = 0; i < data_.size(); ++i) {
@@ -123,7 +123,7 @@ bool is_loss(ErrorCode code) {
   return code == ErrorCode::kPeerLost || code == ErrorCode::kDeadlineExceeded || code == ErrorCode::kUnavailable;
 }
 
-// A rank's bus, pair and batch, made again as long as it has no batch: from then on it keeps it, whoever is lost.
+// A rank's bus, pair and batch. They are made again until there is a batch, which the rank keeps, whoever is lost.
 class Member {
  public:
   Member(const DrillPlan& plan, const std::string& store, bool sends, Rank rank)
@@ -148,12 +148,12 @@ class Member {
     }
     return *batch_;
   }
-  // Closes the batch; the next one is another registration.
+  // Closes the batch. The next call of batch() registers again.
   void leave() {
     batch_.reset();
     renewed_ = true;
   }
-  // Whether its agent was lost: everything is made again then, and what the tensors hold is no longer known.
+  // Whether its agent was lost. Then everything is made again, and what the tensors hold is no longer known.
   bool lost_agent() {
     if (!bus_ || bus_->alive()) return false;
     batch_.reset();
@@ -162,7 +162,7 @@ class Member {
     renewed_ = true;
     return true;
   }
-  // Whether the batch cannot know what the tensors hold.
+  // Whether the batch is new, so that it cannot know what the tensors hold.
   bool renewed() const { return renewed_; }
   void took() { renewed_ = false; }
 
@@ -172,7 +172,7 @@ class Member {
   BusOptions options_;
 
  public:
-  Tensors tensors;  // outlive the batch
+  Tensors tensors;  // they outlive the batch
 
  private:
   std::optional<Bus> bus_;
@@ -205,18 +205,18 @@ void succeed(Board& board, RankBoard& mine, int64_t version) {
   board.changed();
 }
 
-// What a process had before `body`, it has after it.
+// Runs `body` and checks that the process uses no more descriptors, threads and mappings afterwards than before.
 int without_leaks(Board& board, const std::function<void()>& body) {
   const auto fails = [&] {
     board.failed = true;
     board.changed();
   };
   try {
-    SharedHeap::process().allocate(1);  // which keeps an arena, empty or not
+    SharedHeap::process().allocate(1);  // the heap keeps an arena from now on, even an empty one
     const Footprint before = Footprint::now();
     body();
     Footprint after = Footprint::now();
-    // A thread that was joined is to be seen in /proc for a moment more.
+    // A thread that was joined stays visible in /proc for a moment.
     for (const Deadline soon = Deadline::after(hang_limit()); after != before && !soon.passed();) {
       std::this_thread::yield();
       after = Footprint::now();
@@ -231,7 +231,7 @@ int without_leaks(Board& board, const std::function<void()>& body) {
   return 5;
 }
 
-// The senders go from step to step together, as a training job does; one that has come back joins the next.
+// The senders go from step to step together, as a training job does. One that has come back joins at the next step.
 int64_t next_step(const Board& board, const RankBoard& mine) {
   board.await([&] { return board.stop || board.step > mine.reported; }, Deadline::after(std::chrono::hours(1)));
   return board.stop ? 0 : board.step.load();
@@ -244,7 +244,7 @@ void report(const DrillPlan& plan, Board& board, RankBoard& mine, int64_t step) 
   board.changed();
 }
 
-// What `batch` says of the tensors after an operation that was lost.
+// Checks what `batch` says about the tensors after an operation that ended with a loss.
 void check_after_loss(const Batch& batch, Tensors& tensors, RankBoard& mine) {
   const std::string wrong = tensors.differs(batch.version());
   if (wrong.empty()) return;
@@ -257,7 +257,7 @@ int64_t take(const DrillPlan& plan, Batch& batch, Tensors& tensors, bool renewed
   const int64_t before = batch.version();
   try {
     batch.stage({}, plan.patience).wait();
-  } catch (const Error& error) {  // one that was undecided has been settled meanwhile
+  } catch (const Error& error) {  // an undecided version has been settled in the meantime
     if (error.code() != ErrorCode::kInvalidArgument) throw;
   }
   if (const std::string wrong = renewed ? "" : tensors.differs(before); !wrong.empty())

@@ -1,5 +1,5 @@
-// Two jobs that transfer one version after the other while a test kills and stops their processes: what is transferred,
-// what each rank does, and what is known of them, in memory that they all share.
+// Two jobs that transfer one version after another while a test kills and stops their processes: what they transfer,
+// what each rank does, and what all know of each other, in shared memory.
 #pragma once
 
 #include <array>
@@ -17,17 +17,17 @@ namespace tessera::test {
 
 inline constexpr int kMostRanks = 3;  // of a job
 
-// What a drill transfers, and how: a function of its seed.
+// What a drill transfers, and how. It depends only on the seed.
 struct DrillPlan {
   uint64_t seed = 0;
   int senders = 1;
   int receivers = 1;
   bool auto_store = false;
   BatchOptions sender, receiver;
-  bool stages = false;                                  // a staged receiver: stage() and commit(), one after the other
+  bool stages = false;                                  // a staged receiver calls stage() and then commit()
   std::string pull = {};                                // TESSERA_FORCE_PULL
   bool sender_agents = false, receiver_agents = false;  // daemons
-  // A tensor that takes a while, and random ones.
+  // A tensor whose transfer takes a while, and random ones.
   std::string bulk_src = {}, bulk_dst = {};
   bool bulk_src_shared = false, bulk_dst_shared = false;
   std::vector<RandomCase> cases = {};
@@ -37,14 +37,14 @@ struct DrillPlan {
   std::string to_string() const;
 };
 
-// What all processes of a drill know of a rank.
+// What all processes of a drill know about a rank.
 struct RankBoard {
   std::atomic<int64_t> reported;                 // sender: the last step that it is done with
-  std::atomic<int64_t> good;                     // the last version that went well
+  std::atomic<int64_t> good;                     // the last version whose transfer succeeded
   std::atomic<uint32_t> losses;                  // operations that ended with a loss
-  std::atomic<uint32_t> torn;                    // receiver: after how many of them what it holds was mixed
-  std::atomic<uint32_t> fds, threads, mappings;  // its Footprint after the last good one
-  // Receiver: the versions that it took, one after the other; kKilled where its process was.
+  std::atomic<uint32_t> torn;                    // receiver: after how many of them its tensors were mixed
+  std::atomic<uint32_t> fds, threads, mappings;  // its Footprint after the last success
+  // Receiver: the versions that it took, in order; kKilled where its process was killed.
   static constexpr int64_t kKilled = -1;
   static constexpr size_t kMostTaken = 1 << 15;
   std::atomic<uint32_t> taken_count;
@@ -56,12 +56,12 @@ struct RankBoard {
 
 struct Board {
   std::atomic<uint32_t> changes;     // a futex
-  std::atomic<uint64_t> operations;  // begun, by anyone
-  std::atomic<int64_t> step;         // what the senders send now
-  std::atomic<uint32_t> renewals;    // receivers close their batch, and register again, each time this grows
+  std::atomic<uint64_t> operations;  // that any rank has begun
+  std::atomic<int64_t> step;         // the version that the senders send now
+  std::atomic<uint32_t> renewals;    // each time this grows, receivers close their batch and register again
   std::atomic<bool> stop;
-  std::atomic<int> senders_gone;  // since then
-  std::atomic<bool> failed;       // a process has ended otherwise than it should
+  std::atomic<int> senders_gone;  // after `stop`
+  std::atomic<bool> failed;       // a process has failed
   std::array<RankBoard, kMostRanks> senders, receivers;
 
   void changed();
@@ -77,7 +77,7 @@ struct Board {
   void wait_for_change(uint32_t seen, const Deadline& deadline) const;
 };
 
-// A rank's part, in a process of its own, until the drill is stopped. What it checks, it throws as kInternal.
+// A rank's part, in a separate process, until the drill is stopped. If a check fails it throws kInternal.
 int run_sender(const DrillPlan& plan, Board& board, const std::string& store, Rank rank);
 int run_receiver(const DrillPlan& plan, Board& board, const std::string& store, Rank rank);
 

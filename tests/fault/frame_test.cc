@@ -1,5 +1,5 @@
-// One message between two ranks is left out, lost, doubled, late or changed: any message, from any rank. The peers
-// notice it, register again and go on with whole versions.
+// One message between two ranks is left out, lost, doubled, delayed or changed. It can be any message, from any rank.
+// The peers notice it, register again and go on with whole versions.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,12 +26,12 @@ namespace {
 
 #ifdef TESSERA_SLOW_LANE
 constexpr uint64_t kSeeds = 20;
-constexpr size_t kEachInTurn = 1;  // messages of which one is tried with a fault
+constexpr size_t kEachInTurn = 1;  // tests one of so many messages with each fault
 #else
 constexpr uint64_t kSeeds = 1;
 constexpr size_t kEachInTurn = 4;
 #endif
-constexpr int kSteps = 3;        // of all ranks, after which a fault has shown
+constexpr int kSteps = 3;        // a fault shows within so many steps of all ranks
 constexpr int kLongestWait = 4;  // the fault may hit a later message of the type
 
 struct Message {
@@ -40,7 +40,7 @@ struct Message {
   auto operator<=>(const Message&) const = default;
 };
 
-// All messages between two ranks, also those that are added to a conversation later.
+// All messages between two ranks, including any that are added to a conversation later.
 std::vector<Message> all_messages() {
   std::vector<Message> all;
   const auto add = [&]<typename Said>() { all.push_back({kCode<Said>, std::string(kNameOf<Said::kType>)}); };
@@ -51,7 +51,7 @@ std::vector<Message> all_messages() {
   return all;
 }
 
-// Sent only by ranks that refuse, give up or take long, which none does here.
+// Only ranks that refuse, give up or take long send these, which need not happen here.
 const std::set<std::string> kRarelySaid{"Reject", "Closed", "Broken",  "Withdraw",
                                         "Refuse", "Revoke", "Release", "Progress"};
 
@@ -59,7 +59,7 @@ constexpr std::array kFaults{FrameFault::kUnsaid, FrameFault::kLost, FrameFault:
                              FrameFault::kChanged};
 constexpr const char* kNames[] = {"None", "LeftOut", "Lost", "Doubled", "Delayed", "Changed"};
 
-// What a peer answers by itself, and after which it says nothing that would be out of turn.
+// Answers that a peer sends on its own, and after which it sends nothing that would be out of turn.
 const std::set<uint16_t> kAnswers{kCode<Prepare>, kCode<bus::Held>, kCode<bus::Grant>};
 
 DrillPlan plan_of(Mode mode) {
@@ -78,7 +78,7 @@ DrillPlan plan_of(Mode mode) {
 class FrameDrill {
  public:
   explicit FrameDrill(Mode mode) : plan_(plan_of(mode)) {
-    std::thread([] {}).join();  // as kill_test.cc says
+    std::thread([] {}).join();  // see kill_test.cc
     board_->step = 1;
     const std::string store = group_.start_store();
     for (Rank rank = 0; rank < 2; ++rank)
@@ -90,7 +90,7 @@ class FrameDrill {
     advance("the beginning");
   }
 
-  // At that message, or a later one of its type; whoever says it first. Whether anybody has.
+  // Makes the fault on that message, or a later one of its type, whoever sends it first. Returns whether a rank has.
   bool make(const Message& message, FrameFault fault, uint64_t seed) {
     std::mt19937_64 random(seed);
     faults_->type = message.type;
@@ -99,10 +99,10 @@ class FrameDrill {
     const std::string what = fmt::format("{} {}, seed {}", message.name, kNames[static_cast<size_t>(fault)], seed);
     faults_->fault = fault;
     advance(what);
-    const bool beats = message.type == kCode<Ping> || message.type == kCode<Pong>;  // of a connection that lasts
+    const bool beats = message.type == kCode<Ping> || message.type == kCode<Pong>;  // needs a connection that lasts
     const int tries = kRarelySaid.contains(message.name) ? kLongestWait : beats ? 2000 : 30 * kLongestWait;
     for (int i = 0; i < tries && faults_->fault != FrameFault::kNone && !testing::Test::HasFailure(); ++i) {
-      if (i % kLongestWait == 0 && !beats) ++board_->renewals;  // for what is sent as ranks register
+      if (i % kLongestWait == 0 && !beats) ++board_->renewals;  // for messages that ranks send as they register
       advance(what);
     }
     return faults_->fault.exchange(FrameFault::kNone) == FrameFault::kNone;
@@ -119,7 +119,7 @@ class FrameDrill {
   }
 
  private:
-  // All ranks do some further steps whole.
+  // Waits until all ranks have completed some more steps.
   void advance(const std::string& what) {
     const TimePoint start = Clock::steady().now();
     const int64_t until = board_->step + kSteps;

@@ -1,4 +1,4 @@
-// What the tests of one fault at a time have in common.
+// Shared by the tests of one fault at a time.
 #pragma once
 
 #include <functional>
@@ -13,10 +13,10 @@ namespace tessera::test {
 inline constexpr int64_t kVersion = 7;
 inline constexpr Timeout kShort = std::chrono::seconds(2);
 
-// Takes and sends whole versions, staged on both sides: a sender keeps its snapshot on offer.
+// Sends and takes whole versions, staged on both sides, so that a sender's snapshot stays on offer.
 class Hazard : public JobsTest {
  protected:
-  // Offers kVersion until it is told that all is over, to one receiver after the other.
+  // Offers kVersion to one receiver after another until `over` is raised.
   void start_trainer(const Signal& over) {
     const Side side = staged(trainer(0, 1));
     start(side, [=, &over](Batch& batch, std::vector<float>& tensor) {
@@ -48,7 +48,7 @@ class Hazard : public JobsTest {
   void take_whole(Timeout timeout, const std::string& agent = "") const {
     if (take(store_, timeout, agent) != 0) throw std::logic_error("another version, or a torn one");
   }
-  // What a sender sends once all is well again is taken by whom an earlier one has failed.
+  // Starts a sender after an earlier one has failed a receiver, which then takes this one's version.
   void start_trainer_after(const Signal& failed) {
     failed.wait();
     start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
@@ -57,7 +57,7 @@ class Hazard : public JobsTest {
       return 0;
     });
   }
-  // A process takes what is on offer before `faulty` runs, and another one afterwards.
+  // One process takes what is on offer before `faulty` runs, and another one afterwards.
   void expect_taken_after(const std::string& faulty, const std::function<int()>& body) {
     const Signal over;
     start_trainer(over);

@@ -1,5 +1,5 @@
-// A peer that is not what it should be: it shrinks its memory, talks nonsense, is another user's, or has left its
-// sockets to a fork. No call hangs, no staged version is mixed, nothing is left, and the next transfer completes.
+// A peer misbehaves: it shrinks its memory, sends garbage, belongs to another user, or has left its sockets to a fork.
+// No call hangs, no staged version is mixed, nothing is left behind, and the next transfer completes.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// A fork without fork handlers keeps what its parent had open: its sockets, and the lock of its runtime folder.
+// A fork without fork handlers keeps everything open that its parent had: sockets, and the lock of the runtime folder.
 TEST_F(Hazard, ASenderDiesThoughAForkHoldsItsSockets) {
   const Shared<std::atomic<pid_t>> orphan;
   const Signal died;
@@ -55,7 +55,7 @@ TEST_F(Hazard, ASenderDiesThoughAForkHoldsItsSockets) {
   EXPECT_EQ(left_folders(), 0);
 }
 
-// To whom has come to read: an arena, which is not sealed, with the tensor in it. Returns once it is mapped.
+// Lends the caller an arena that is not sealed, with the tensor in it. Returns once the caller has mapped it.
 UniqueFd lend_arena(RawRank& raw) {
   constexpr size_t kBytes = 64 * 48 * sizeof(float);
   UniqueFd arena(::memfd_create("lent", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -77,7 +77,7 @@ UniqueFd lend_arena(RawRank& raw) {
   return arena;
 }
 
-// While it is read.
+// It does so while it is read.
 TEST_F(Hazard, ASenderShrinksItsMemory) {
   const Signal failed;
   const pid_t liar = start(trainer(0, 1), [&](RawRank& raw) {
@@ -113,7 +113,7 @@ TEST_F(Hazard, ASenderShrinksItsMemory) {
   expect_all_well();
 }
 
-// A puller by hand, which can say anything at any step.
+// A puller whose messages the test writes: it can send anything at any step.
 class Puller {
  public:
   static constexpr int kSteps = 5;
@@ -130,7 +130,7 @@ class Puller {
     if (step > 4) ask(bus::Take{.version = kVersion, .epoch = 1}, kCode<bus::Grant>);
   }
   RawLink& link() { return link_; }
-  // Of the link, or of the connection.
+  // Waits for the end of the link, or of the connection.
   void await_end() {
     try {
       while (link_.next_frame().type != kCode<Reject>) continue;
@@ -179,7 +179,7 @@ TEST_F(Hazard, AReceiverSendsGarbageAtEveryStep) {
   });
 }
 
-// Bytes that are no message of that type.
+// Bytes that are not a message of that type.
 template <auto type>
 struct Nonsense {
   static constexpr auto kType = type;
@@ -189,7 +189,7 @@ struct Nonsense {
   }
 };
 
-// Does what a sender has to do up to that step.
+// Does what a sender must do up to that step.
 void serve_up_to(int step, RawRank& raw) {
   raw.serve(true);
   raw.await_caller();
@@ -218,7 +218,7 @@ TEST_F(Hazard, ASenderSendsGarbageAtEveryStep) {
       [&](RawRank& raw) { raw.send(Nonsense<Attached::kType>{noise}); },
       [&](RawRank& raw) { raw.send(Nonsense<bus::Offer::kType>{std::span(noise).first(3)}); },
       [&](RawRank& raw) { raw.send(Nonsense<bus::Digests::kType>{noise}); },
-      [&](RawRank& raw) { raw.send(bus::Offer{.version = 1, .slot = 77}); },  // in a slot that there is not
+      [&](RawRank& raw) { raw.send(bus::Offer{.version = 1, .slot = 77}); },  // in a slot that does not exist
   };
   const size_t kCases = kSteps * garbage.size();
   const Signal failed;
@@ -261,7 +261,7 @@ TEST_F(Hazard, ASenderSendsGarbageAtEveryStep) {
   expect_all_well();
 }
 
-// Root may open the other's socket, and is told by whom it is answered; the other may not open root's.
+// Root may open the other user's socket, and then learns who answers. The other user may not open root's.
 class OtherUser : public Hazard, public testing::WithParamInterface<const char*> {};
 
 TEST_P(OtherUser, IsRefused) {

@@ -1,5 +1,5 @@
 // One fault at a time: the clock jumps, the store is restarted, memory or descriptors are refused. No call hangs, no
-// staged version is mixed, nothing is left, and once the fault is over the transfer completes.
+// staged version is mixed, nothing is left behind, and once the fault is over the transfer completes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -21,7 +21,7 @@
 namespace tessera::test {
 namespace {
 
-// By days, to and fro, for all processes and the store: no deadline, lease or order of versions goes by it.
+// Jumps by days, back and forth, for all processes and the store: deadlines, leases and versions do not depend on it.
 using WallClockJumps = JobsTest;
 
 TEST_F(WallClockJumps, AndTheTransfersGoOn) {
@@ -142,7 +142,7 @@ TEST_F(Hazard, AStoreThatStandsStillKeepsNobodyFromStopping) {
 
 TEST_F(Hazard, MemoryThatIsRefusedEndsTheRegistrationWithALine) {
   expect_taken_after("inference/0 without memory", [this] {
-    REQUIRE_HERE(forbid_system_call(SYS_fallocate, ENOSPC));  // as a full machine does
+    REQUIRE_HERE(forbid_system_call(SYS_fallocate, ENOSPC));  // as on a machine without memory
     const std::string error = error_of([&] { take(store_); });
     std::fprintf(stderr, "%s\n", error.c_str());
     REQUIRE_HERE(error.starts_with("resource-exhausted: ") && error.find("bytes") != std::string::npos);
@@ -150,13 +150,13 @@ TEST_F(Hazard, MemoryThatIsRefusedEndsTheRegistrationWithALine) {
   });
 }
 
-// Runs `call` with no more descriptors than `pid` has and, at each try, one more, until there are enough for all. What
-// it fails with must say what the matter is, or be one of `others`.
+// Runs `call` with as many descriptors as `pid` has, and with one more in each further try, until there are enough. Its
+// error must say that descriptors are missing, or contain one of `others`.
 int with_few_descriptors(pid_t pid, const std::function<void()>& call, const std::vector<std::string>& others) {
   rlimit limit{};
   ::prlimit(pid, RLIMIT_NOFILE, nullptr, &limit);
   const auto open_files = [=] { return Footprint::of(pid).fds; };
-  const size_t before = open_files();  // or a few more than it keeps, if it is still ending something
+  const size_t before = open_files();  // may be a few too many if the process is still closing something
   for (rlim_t more = 0; more < 60; ++more) {
     const rlimit few{.rlim_cur = before + more, .rlim_max = limit.rlim_max};
     ::prlimit(pid, RLIMIT_NOFILE, &few, nullptr);
@@ -189,12 +189,12 @@ constexpr const char* kNeedsDescriptors = nullptr;
 TEST_F(Hazard, DescriptorsThatRunOutAtAReceiverEndTheCallWithALine) {
   if (kNeedsDescriptors) GTEST_SKIP() << kNeedsDescriptors;
   expect_taken_after("inference/0 with few descriptors", [this] {
-    SharedHeap::process().allocate(1);  // which keeps an arena
+    SharedHeap::process().allocate(1);  // the heap keeps an arena from now on
     return with_few_descriptors(::getpid(), [this] { take_whole(kShort); }, {"waited"});
   });
 }
 
-// A caller that it cannot accept waits for it, and it for the caller.
+// If the sender cannot accept a caller, each waits for the other.
 TEST_F(Hazard, DescriptorsThatRunOutAtASenderEndTheCallWithALine) {
   if (kNeedsDescriptors) GTEST_SKIP() << kNeedsDescriptors;
   const Shared<std::atomic<bool>> sent;
@@ -206,7 +206,7 @@ TEST_F(Hazard, DescriptorsThatRunOutAtASenderEndTheCallWithALine) {
   });
   start("inference/0", [&] {
     bool taken = false;
-    while (!*sent) {  // also after it has taken one whose sender has failed with it
+    while (!*sent) {  // goes on after it has taken a version that its sender has not completed
       try {
         taken = take(store_, kShort) == 0 || taken;
       } catch (const Error& error) {
@@ -231,7 +231,7 @@ TEST_F(Hazard, DescriptorsThatRunOutAtAnAgentEndTheCallWithALine) {
     return 0;
   });
   const pid_t worker = start("the worker of inference/0", [&] {
-    take_whole(kPatience, "daemon");  // the agent keeps what it has made once
+    take_whole(kPatience, "daemon");  // the agent keeps what it makes for the first transfer
     return with_few_descriptors(agent, [&] { take_whole(kShort, "daemon"); }, {"the agent", "trainer/0", "waited"});
   });
   EXPECT_EQ(of(worker, 12 * hang_limit()).status, 0) << of(worker).output;

@@ -1,6 +1,6 @@
-// Two jobs and their store, of which one process after the other is killed or stopped at random points of registration
-// and transfer, and comes back. Nobody hangs, nobody holds a mixed version that counts as whole, nothing is left, and
-// the transfers go on.
+// The processes of two jobs and their store are killed or stopped, one after another, at random points of registration
+// and transfer, and come back. Nobody hangs, no mixed version counts as whole, nothing is left behind, and the
+// transfers go on.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ constexpr uint64_t kFirstSeed = 1000;
 constexpr int kRounds = 20 / kSanitizers;
 constexpr uint64_t kFirstSeed = 1;
 #endif
-constexpr int kRoundsOfDrill = 4;  // processes live through so many
+constexpr int kRoundsOfDrill = 4;  // rounds with the same processes
 
 // A process that can be lost, and comes back.
 enum class Role { kSender, kReceiver, kSenderAgent, kReceiverAgent, kStore };
@@ -82,7 +82,7 @@ class Drill {
       if (round > 0 || flip()) await_operation();
       pause_up_to(round == 0 ? 60 : 4);
       strike(victim, static_cast<Fault>(random_() % 3));
-      while (random_() % 3 == 0) {  // as it registers
+      while (random_() % 3 == 0) {  // while the victim registers
         pause_up_to(40);
         strike(victim, Fault::kKill);
       }
@@ -96,7 +96,7 @@ class Drill {
     return (actor.role == Role::kSender ? board_->senders : board_->receivers)[static_cast<size_t>(actor.rank)];
   }
   bool flip() { return random_() % 2 == 0; }
-  // A random moment: nothing depends on how long it is.
+  // Waits until a random moment. Nothing depends on how long it is.
   void pause_up_to(int milliseconds) {
     std::this_thread::sleep_for(std::chrono::microseconds(random_() % static_cast<uint64_t>(1000 * milliseconds)));
   }
@@ -141,7 +141,7 @@ class Drill {
     start(actor);
   }
 
-  // Every rank does a transfer that began later than now, and holds no more of the machine than it did the last time.
+  // Waits until every rank has done a transfer that began after now, and uses no more resources than the last time.
   void await_recovery() {
     const int64_t step = board_->step;
     const auto recovered = [&](const Actor& actor) {
@@ -158,11 +158,11 @@ class Drill {
       return;
     }
     for (const Actor& actor : actors_) {
-      if (!actor.transfers() || plan_.auto_store) continue;  // whoever hosts holds more
+      if (!actor.transfers() || plan_.auto_store) continue;  // the host of the store uses more
       Footprint bound = footprint_of(actor);
-      ++bound.threads;           // one that registers again, from the first loss on
-      ++bound.fds;               // the way to the store, should it have been away just then
-      if (plan_.pull.empty()) {  // a peer that comes back measures again, and may have a stream filled this time
+      ++bound.threads;           // from the first loss on there is a thread that registers again
+      ++bound.fds;               // the connection to the store, if that was away at this moment
+      if (plan_.pull.empty()) {  // a peer that comes back measures its costs again, and may now use a stream
         const auto streams = static_cast<uint32_t>(actor.role == Role::kSender ? plan_.receivers : plan_.senders);
         bound.fds += streams;
         bound.threads += streams;
@@ -221,7 +221,7 @@ class Drill {
         << outcome.output;
   }
 
-  // A version that one rank took, every other took too, unless it was killed about then.
+  // If one rank took a version, every other rank took it, too, unless it was killed about then.
   void expect_equal_histories() const {
     for (Rank a = 0; a < plan_.receivers; ++a)
       for (Rank b = 0; b < plan_.receivers; ++b)
@@ -232,7 +232,7 @@ class Drill {
           return;
         }
   }
-  // Whether `version` is in `taken`, or it was killed between the version before and the one after.
+  // Whether `version` is in `taken`, or the rank was killed between the versions before and after it.
   static bool excused(const std::vector<int64_t>& taken, int64_t version) {
     bool killed = false;
     for (const int64_t one : taken) {
@@ -253,17 +253,17 @@ class Drill {
   std::string store_ = "auto";
   std::vector<Actor> actors_;
   std::map<Actor, pid_t> pids_;
-  std::map<Actor, Footprint> bounds_;  // of the processes that have recovered once
+  std::map<Actor, Footprint> bounds_;  // for the processes that have recovered once
   std::string history_;
 };
 
 void drill(uint64_t seed, int rounds) {
-  std::thread([] {}).join();  // ThreadSanitizer starts one of its own with a process' first: not in the midst of it all
+  std::thread([] {}).join();  // with a process's first thread ThreadSanitizer starts one, too: it should do so now
   SCOPED_TRACE(DrillPlan::random(seed).to_string());
   Drill(seed).run(rounds);
 }
 
-// TESSERA_FAULT_SEED=1017 repeats only that seed's drill.
+// TESSERA_FAULT_SEED=1017 runs only that seed's drill.
 TEST(Kill, AnyProcessAtAnyMomentAndTheTransfersGoOn) {
   if (const char* seed = std::getenv("TESSERA_FAULT_SEED")) return drill(std::stoull(seed), kRoundsOfDrill);
   for (int round = 0; round < kRounds && !HasFailure(); round += kRoundsOfDrill)

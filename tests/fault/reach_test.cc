@@ -1,5 +1,5 @@
-// Peers that have registered and cannot be connected to: the receiver says which condition of one host fails, and its
-// way out. The sender's records are forged.
+// Peers that have registered but cannot be connected to. The receiver says why the two are not on one host, and what to
+// do. The tests forge the sender's records.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 class Reach : public JobsTest {
  protected:
-  // A sender that registers `record` for itself and does nothing else; returns what the receiver fails with.
+  // Starts a sender that registers a forged record and does nothing else. Returns how the receiver ends.
   Outcome receive_from(const std::function<void(bus::RankRecord&)>& forge) {
     const Signal over;
     start("trainer/0", [&] {
@@ -70,7 +70,7 @@ TEST_F(Reach, ALivingPeerWhoseRuntimeFolderIsNotHereNamesTheVariable) {
                                     HasSubstr("elsewhere"), HasSubstr("TESSERA_RUNTIME_DIR")));
 }
 
-// The same path, in another container.
+// The folder has the same path, but in another container.
 TEST_F(Reach, APeerOfAnotherPidNamespaceNamesTheVariableToo) {
   const Outcome outcome = receive_from([this](bus::RankRecord& record) {
     record.incarnation.pid_namespace += 1;
@@ -80,7 +80,7 @@ TEST_F(Reach, APeerOfAnotherPidNamespaceNamesTheVariableToo) {
   EXPECT_THAT(outcome.output, AllOf(HasSubstr("its socket does not open"), HasSubstr("TESSERA_RUNTIME_DIR")));
 }
 
-// As one does that has closed its bus meanwhile.
+// A peer does so that has closed its bus in the meantime.
 TEST_F(Reach, APeerThatHasTakenItsFolderAwayIsLost) {
   const Outcome outcome = receive_from(
       [this](bus::RankRecord& record) { record.address = group_.folder() + "/run/p-0123456789abcdef/agent"; });

@@ -1,4 +1,4 @@
-// Who waits for others says so, and for whom.
+// A rank that waits for others says so, and names them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Thousands of transfers between processes that live through all of them: what each holds of the machine at the end is
-// no more than what it held after a warm-up.
+// Thousands of transfers between the same processes. At the end each of them uses no more resources than after a
+// warm-up.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -21,7 +21,7 @@ namespace tessera::test {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // what a sanitizer remembers grows, and its few transfers warm nothing up
+constexpr bool kSanitized = true;  // a sanitizer's memory grows, and the few transfers are not enough to warm up
 constexpr int kSanitizers = 10;
 #else
 constexpr bool kSanitized = false;
@@ -34,7 +34,7 @@ constexpr int kTransfers = 500 / kSanitizers;
 #endif
 constexpr int kPhases = 5;  // the first is the warm-up
 constexpr int kBatches = 3;
-constexpr int kRounds = (kTransfers + kPhases * kBatches - 1) / (kPhases * kBatches);  // of a phase
+constexpr int kRounds = (kTransfers + kPhases * kBatches - 1) / (kPhases * kBatches);  // in each phase
 constexpr uint64_t kRssSlack = uint64_t{2} << 20;
 constexpr uint64_t kSeed = 1;
 
@@ -56,10 +56,10 @@ uint64_t resident_bytes(pid_t pid) {
   return pages * static_cast<uint64_t>(::getpagesize());
 }
 
-// Where all processes of the soak wait for each other between the phases.
+// All processes of the soak wait here for each other between the phases.
 struct Phases {
-  std::atomic<uint32_t> word;  // a futex: how often one has come
-  std::atomic<bool> over;      // what the visitor does in this phase
+  std::atomic<uint32_t> word;  // a futex: the number of arrivals
+  std::atomic<bool> over;      // the visitor may end this phase
 
   void meet(uint32_t parties) {
     const uint32_t turn = word.fetch_add(1) / parties;
@@ -96,12 +96,12 @@ struct Member {
   Pair pair;
 };
 
-// A process that is to hold no more of the machine at the end than after its warm-up.
+// A process that must not use more resources at the end than after its warm-up.
 class Subject {
  public:
   explicit Subject(pid_t pid) : pid_(pid) {}
   void look(int phase) {
-    // The last to leave a batch is heard of a little later, and nothing tells when.
+    // The process hears a little later that the last peer has left a batch, and nothing tells when it has.
     const Deadline deadline = Deadline::after(hang_limit());
     Footprint print = Footprint::of(pid_);
     while (!kSanitized && phase > 0 && !print.within(bound_) && !deadline.passed()) {
@@ -113,7 +113,7 @@ class Subject {
                  static_cast<unsigned long>(bytes >> 10));
     if (phase == 0) {
       bound_ = print;
-      bound_.threads += kBatches;  // a batch that has lost a job registers again with it, from then on
+      bound_.threads += kBatches;  // once a batch has lost a job, it keeps a thread that registers again
       warm_bytes_ = bytes;
     } else if (!kSanitized && (!print.within(bound_) || bytes > warm_bytes_ + kRssSlack)) {
       fail_internal("at most {} and {} bytes were to be had after the warm-up, {} and {} bytes in phase {}",
@@ -127,7 +127,7 @@ class Subject {
   uint64_t warm_bytes_ = 0;
 };
 
-// Runs the phases of one process, and looks at it and its agent.
+// Runs the phases of one process, and checks it and its agent.
 void soak(Phases& phases, pid_t agent, const std::function<void()>& phase) {
   std::vector<Subject> subjects{Subject(::getpid())};
   if (agent > 0) subjects.emplace_back(agent);
@@ -188,14 +188,14 @@ int receive_all(Phases& phases, const Side& side, const std::string& store, pid_
   return 0;
 }
 
-// Another job: registers, takes what is there, and leaves, again and again.
+// Another job, which again and again registers, takes what is on offer, and leaves.
 int visit(Phases& phases, const std::string& store, pid_t agent) {
   Member member(kVisitor, store, agent);
   std::vector<float> tensor = local_tensor(kVisitor);
   std::mt19937_64 random(kSeed);
   int visits = 0;
   soak(phases, agent, [&] {
-    // Every kind in both modes at first, so that the warm-up has seen them.
+    // First visits every kind in both modes, so that the warm-up includes them.
     for (uint64_t visit = 0; visit < 2 * kBatches || !phases.over; ++visit) {
       const uint64_t choice = visit < 2 * kBatches ? visit : random();
       const Kind& kind = kKinds[choice / 2 % kBatches];

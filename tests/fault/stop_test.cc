@@ -1,5 +1,5 @@
-// Peers that are stopped (SIGSTOP, a debugger): whoever waits for one is told at once, and the transfers go on when it
-// does. Peers that are merely slow are waited for.
+// Peers that are stopped (SIGSTOP, a debugger). A rank that waits for one is told at once, and the transfers go on when
+// the peer does. Ranks wait for peers that are only slow.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -21,7 +21,7 @@ using testing::HasSubstr;
 class Stop : public JobsTest {
  protected:
   void start(const Side& side, const Body& body) { pids_[side.who()] = JobsTest::start(side, body); }
-  // Once all others have ended.
+  // Waits until all others have ended, with an error that names the stopped rank.
   void expect_stopped_is_named(const std::string& stopped, std::initializer_list<const char*> others) {
     for (const char* name : others) {
       const Outcome outcome = of(name);
@@ -30,14 +30,14 @@ class Stop : public JobsTest {
     }
     ::kill(pids_.at(stopped), SIGCONT);
     const Outcome outcome = of(stopped);
-    EXPECT_EQ(outcome.status, kPeerLost) << outcome.output;  // it was given up
+    EXPECT_EQ(outcome.status, kPeerLost) << outcome.output;  // the others have given it up
     EXPECT_EQ(left_folders(), 0);
   }
 
   std::map<std::string, pid_t> pids_;
 };
 
-// One that takes a version only if its own ranks do.
+// A body that stops its own process before it runs `body`.
 Body stopping_first(const Body& body) {
   return [=](Batch& batch, std::vector<float>& tensor) {
     ::raise(SIGSTOP);
@@ -80,7 +80,7 @@ TEST_F(Stop, OfARankThatHasYetToRegisterEndsTheRegistration) {
   expect_stopped_is_named("trainer/1", {"trainer/0", "inference/0", "inference/1"});
 }
 
-// By the same processes and batches.
+// The same processes and batches go on.
 TEST_F(Stop, IsOverWhenThePeerGoesOn) {
   struct Board {
     std::atomic<int> lost;
@@ -108,8 +108,8 @@ TEST_F(Stop, IsOverWhenThePeerGoesOn) {
   expect_all_well();
 }
 
-// One that is stopped as it reads is cut off, and the memory is the sender's again: what it reads then is no version,
-// and no digest says so.
+// A receiver that is stopped while it reads is given up, and the sender may overwrite the memory. What the receiver
+// reads then is not a version, and without a digest it must still report that.
 TEST_F(Stop, OfAReaderLeavesNoMixedVersionThatCountsAsWhole) {
   const auto large = [](Side side) {
     side.shape = {4096, 4096};
@@ -120,7 +120,7 @@ TEST_F(Stop, OfAReaderLeavesNoMixedVersionThatCountsAsWhole) {
   const Signal overwritten;
   start(large(trainer(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
     std::ranges::fill(tensor, 1.0F);
-    (void)went_well([&] { batch.send(1, kPatience).wait(); });  // it goes well where the reader is quick
+    (void)went_well([&] { batch.send(1, kPatience).wait(); });  // it succeeds if the reader is quick
     std::ranges::fill(tensor, 2.0F);
     overwritten.raise();
     return 0;
@@ -143,7 +143,7 @@ TEST_F(Stop, OfAReaderLeavesNoMixedVersionThatCountsAsWhole) {
   expect_all_well();
 }
 
-// For longer than a stop takes to be noticed: the sender's process runs, and says nothing.
+// The sender's process runs, but sends nothing for longer than it takes to notice a stop.
 TEST_F(Stop, IsNotSeenInAPeerThatIsSlow) {
   start(trainer(0, 1), [](Batch& batch, std::vector<float>&) {
     std::this_thread::sleep_for(5 * kSilence);
@@ -181,7 +181,7 @@ TEST(StopDetector, BelievesWhatItSeesTwice) {
   signal_and_await(SIGSTOP, true);
   EXPECT_TRUE(watch.look("child", child).ok());
   EXPECT_THAT(watch.look("child", child).message(), AllOf(HasSubstr("is stopped"), HasSubstr("kill -CONT")));
-  child.start_time += 1;  // another process that has its pid now
+  child.start_time += 1;  // as if another process had its pid now
   EXPECT_TRUE(watch.look("child", child).ok());
 }
 

@@ -22,7 +22,7 @@ WallClock::~WallClock() {
 
 }  // namespace tessera::test
 
-// Found before the C library's, by every shared library, too.
+// These replace the C library's functions, for every shared library, too.
 extern "C" {
 
 int clock_gettime(clockid_t id, timespec* now) noexcept {

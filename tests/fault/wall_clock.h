@@ -1,4 +1,4 @@
-// The wall clock of this process and of those that it forks, set back and forth by a test.
+// A test's wall clock, which it can set back and forth, for this process and those that it forks.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@
 
 namespace tessera::test {
 
-// While one lives, whoever reads CLOCK_REALTIME (std::chrono::system_clock, time(), gettimeofday()) in this program
-// sees it. One at a time.
+// While one exists, everything in this program that reads CLOCK_REALTIME (std::chrono::system_clock, time(),
+// gettimeofday()) gets its time. Only one may exist at a time.
 class WallClock {
  public:
   WallClock();
