@@ -13,7 +13,7 @@ struct Change {
   std::string_view name;
   std::string_view src;
   std::string_view dst;
-  bool contiguous;  // whole rows go over
+  bool contiguous;  // whole rows are transferred
 };
 constexpr std::array kChanges{
     Change{"rows-to-rows", "4:S0", "2:S0", true},
@@ -26,7 +26,7 @@ constexpr std::array<Index, 2> kWidths{8192, 1024};
 constexpr std::array kMemories{Memory::kShared, Memory::kPrivate};
 constexpr std::array<DigestMode, 3> kDigests{DigestMode::kOff, DigestMode::kSampled, DigestMode::kFull};
 
-// Of small tensors: how many, and the seconds in which they are to be registered, which grow as their number does.
+// Many small tensors: how many, and the seconds in which they should be registered, which are proportional to that.
 struct Many {
   int tensors;
   double register_seconds;
@@ -34,14 +34,14 @@ struct Many {
 constexpr Many kMany{10'000, 0.3}, kTenTimesAsMany{100'000, 3};
 constexpr Index kSmallRows = 32, kSmallColumns = 64;  // 4 KiB of bf16
 constexpr double kSmallTarget = 0.3;
-constexpr double kSampledTarget = 1 / 1.1;  // of the rate without
+constexpr double kSampledTarget = 1 / 1.1;  // of the rate without a digest
 constexpr double kModelTarget = 0.35;
 constexpr char kModel[] = "MiniLM/shared/f32-bf16";
 constexpr double kStagedTarget = 0.45;
 
-// Pieces are whole blocks of rows, or at a width of 8,192 8 KiB (4 KiB from columns) and at 1,024 1 KiB (512 B). With
-// the digest both sides read everything once more; private memory has targets without it only. Sampled digests are
-// compared with none.
+// Pieces are whole blocks of rows; otherwise they have 8 KiB (4 KiB from columns) at a width of 8,192, and 1 KiB (512
+// B) at 1,024. With the digest the source reads everything once more; private memory has targets only without it. A
+// case with sampled digests is compared with the case without digests.
 std::optional<double> target_of(const Change& change, Index width, Memory memory, DigestMode digest) {
   if (digest == DigestMode::kSampled) return kSampledTarget;
   const bool full = digest == DigestMode::kFull;
@@ -112,7 +112,7 @@ Case small_case(const Many& many, Memory memory, DigestMode digest) {
           .quick = digest == DigestMode::kOff && many.tensors == kMany.tensors};
 }
 
-// Through a copy at each side: rows to rows, out of shared memory.
+// Staged on both sides, so with a copy on each: rows to rows, from shared memory.
 Case staged_case(Index width, int64_t bytes, DigestMode digest) {
   Case c = large_case(kChanges[0], width, bytes, Memory::kShared, digest);
   c.name += "/staged";
@@ -121,8 +121,8 @@ Case staged_case(Index width, int64_t bytes, DigestMode digest) {
   return c;
 }
 
-// all-MiniLM-L6-v2 as scripts/demo.sh moves it: 104 tensors, 90 MB of f32 and one vector of i64, from dp=2,fsdp=2 to
-// tp=2 in bf16.
+// all-MiniLM-L6-v2 as scripts/demo.sh moves it: 104 tensors, namely 90 MB of f32 and one vector of i64, from
+// dp=2,fsdp=2 to tp=2 in bf16.
 Case model_case(DigestMode digest) {
   const bool sampled = digest == DigestMode::kSampled;
   constexpr Index kHidden = 384, kInner = 1536, kWords = 30522, kPlaces = 512;

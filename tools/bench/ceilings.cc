@@ -87,7 +87,7 @@ int read_all(std::byte* dst, pid_t pid, const std::byte* src, size_t bytes) {
   return 0;
 }
 
-// Holds `bytes` of private memory until it is killed; tells where.
+// Starts a process that holds `bytes` of private memory until it is killed. It sends their address.
 Process start_owner(int number, size_t bytes) {
   return Process::start(fmt::format("memory owner {}", number), [bytes](const Process::Say& say) {
     ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // fails without Yama, where it is not needed
@@ -97,7 +97,7 @@ Process start_owner(int number, size_t bytes) {
   });
 }
 
-// Runs `measure` in a process of its own, so that its memory goes with it.
+// Runs `measure` in a separate process, so that its memory is freed when that ends.
 std::vector<double> measured_apart(const std::string& name, const std::function<std::vector<double>()>& measure) {
   Process process = Process::start(name, [&](const Process::Say& say) { say(nlohmann::json(measure()).dump()); });
   return nlohmann::json::parse(process.hear(Deadline::after(kPatience))).get<std::vector<double>>();

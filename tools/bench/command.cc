@@ -59,8 +59,8 @@ void show_step(int step, int steps, const std::string& name) {
   std::fflush(stderr);
 }
 
-// The benchmark in a process of its own. Every rank is forked from there, and a process that forks ranks must have one
-// thread, but a command has its Interrupt's thread too. So this begins before the command runs, with the parsing.
+// The benchmark in a separate process, which forks every rank. Such a process must have only one thread, but a running
+// command has its Interrupt's thread, too. So this process is started before that, when the options are parsed.
 class Benchmark {
  public:
   explicit Benchmark(const Options& options)

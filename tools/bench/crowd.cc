@@ -57,7 +57,7 @@ void be_rank(const char* job, const char* peer, Rank rank, int world, const Meet
   say(nlohmann::json{{"cpu_seconds", cpu_seconds_of_this_process()},
                      {"end", Clock::steady().now().time_since_epoch().count()}}
           .dump());
-  barrier.arrive_and_wait(Deadline::after(kTimeout));  // nobody goes while others are at it
+  barrier.arrive_and_wait(Deadline::after(kTimeout));  // no rank leaves while others are still registering
 }
 
 }  // namespace

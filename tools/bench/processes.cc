@@ -24,7 +24,7 @@
 namespace tessera::bench {
 namespace {
 
-// Both ends are one program, so that a message needs no checks beyond its length.
+// Both ends are the same program, so a message needs no checks except of its length.
 struct MessageHeader {
   uint32_t bytes = 0;
   ErrorCode code = ErrorCode::kOk;  // otherwise the message is an error's text
@@ -47,7 +47,7 @@ void write_message(int fd, ErrorCode code, std::string_view text) {
 
 [[noreturn]] void run_child(pid_t parent, int pipe, const std::function<void(const Process::Say&)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);  // it went before the line above
+  if (::getppid() != parent) ::_exit(1);  // the parent ended before the line above
   int status = 0;
   try {
     body([pipe](std::string_view message) { write_message(pipe, ErrorCode::kOk, message); });
@@ -56,7 +56,7 @@ void write_message(int fd, ErrorCode code, std::string_view text) {
     status = 1;
     try {
       write_message(pipe, failure.code(), failure.message());
-    } catch (const Error&) {  // nobody listens any more
+    } catch (const Error&) {  // the parent no longer listens
     }
   }
   std::fflush(stdout);
@@ -129,7 +129,7 @@ std::string Process::hear(Deadline deadline) {
 
 std::vector<std::string> hear_all(std::span<Process> processes, Deadline deadline) {
   std::vector<std::string> messages(processes.size());
-  std::vector<size_t> silent(processes.size());  // those whose message has not come, by index
+  std::vector<size_t> silent(processes.size());  // indices of processes whose message has not come
   std::iota(silent.begin(), silent.end(), size_t{0});
   const auto take_what_came = [&] {
     std::erase_if(silent, [&](size_t i) {
@@ -162,7 +162,7 @@ Barrier::~Barrier() {
   ::munmap(arrivals_, sizeof *arrivals_);
 }
 
-// By futex: std::atomic's own wait() is for the threads of one process.
+// Uses a futex, since std::atomic's wait() is only for the threads of one process.
 void Barrier::arrive_and_wait(Deadline deadline) {
   uint32_t arrived = arrivals_->fetch_add(1) + 1;
   const uint32_t all = (arrived + processes_ - 1) / processes_ * processes_;

@@ -24,10 +24,10 @@ constexpr double kDeathTarget = 1;  // seconds
 // What a case's rate is compared with.
 struct Comparison {
   std::string with;             // "streaming_copy"
-  std::optional<double> share;  // of its rate, which may not be known
+  std::optional<double> share;  // of its rate; unset if that is not known
 };
 
-// In units of the copy that ran beside it, where that is known: machines that others share change their pace.
+// The case's rate; if `paced`, as a multiple of the copy's rate around that time, since shared machines change speed.
 double paced_rate(const Report& report, const CaseResult& result, bool paced) {
   const double rate = rate_of(result.times.bytes_moved, result.times.seconds).median;
   return paced ? rate / rate_of(report.bytes, result.ceiling).median : rate;
@@ -108,7 +108,7 @@ std::string death_row(const DeathResult& death) {
                      *std::ranges::min_element(death.seconds), worst, kDeathTarget, verdict(worst < kDeathTarget));
 }
 
-// Times what a process of the first crowd spends; none for that one, or where it is not known.
+// As a multiple of what a process of the first crowd spends. Unset for the first crowd, and if that is not known.
 std::optional<double> share_of_first(const Report& report, const CrowdResult& result) {
   const CrowdResult& first = report.crowds.front();
   if (&result == &first || !first.status.ok() || first.crowd.name != all_crowds().front().name) return std::nullopt;

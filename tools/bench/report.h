@@ -1,4 +1,4 @@
-// What `tessera bench` found, as a table and as JSON.
+// The results of `tessera bench`, as a table and as JSON.
 #pragma once
 
 #include <optional>
@@ -14,15 +14,15 @@ namespace tessera::bench {
 
 struct Machine {
   std::string cpu;     // its model
-  int cpus = 0;        // that this process may use
+  int cpus = 0;        // number that this process may use
   std::string kernel;  // "Linux 6.1.0"
   int64_t memory_bytes = 0;
-  double load = 0;                  // average of the last minute, before the benchmark
+  double load = 0;                  // average of the last minute before the benchmark
   std::vector<std::string> forced;  // "TESSERA_FORCE_PULL=stream"
 };
 Machine this_machine();
 
-// Repetitions of one thing, as rates in GB (10^9 bytes) of payload a second.
+// Repetitions of one measurement, as rates in GB (10^9 bytes) of payload a second.
 struct Rate {
   double median = 0;
   double least = 0;
@@ -35,14 +35,14 @@ struct CaseResult {
   Case what;
   Status status;  // why there are no times
   TransferTimes times;
-  // Seconds of its memory's ceiling for Report::bytes, just before it and just after; empty if it cannot be measured.
+  // Seconds of its memory's ceiling for Report::bytes, just before and just after it; empty if it cannot be measured.
   std::vector<double> ceiling{};
 };
 
 struct DeathResult {
   Victim victim = Victim::kSource;
   Status status;
-  std::vector<double> seconds;  // until the other side had its error
+  std::vector<double> seconds;  // until the other side has its error
 };
 
 struct CrowdResult {
@@ -53,7 +53,7 @@ struct CrowdResult {
 
 struct Report {
   Machine machine;
-  std::vector<int> cpus;  // that everything ran on
+  std::vector<int> cpus;  // on which everything ran
   int64_t bytes = 0;      // of a large case
   int repeat = 0;
   // Seconds for `bytes`, before and after each case; empty if it cannot be measured, or no case has such memory.
@@ -63,7 +63,7 @@ struct Report {
   std::vector<CrowdResult> crowds;
   std::vector<DeathResult> deaths;
 
-  // The first failure of all.
+  // The first failure; ok if there is none.
   Status status() const;
 };
 

@@ -13,7 +13,7 @@ using testing::Not;
 
 constexpr int64_t kGigabyte = 1'000'000'000;
 
-// The streaming copy does 10 GB/s.
+// In this report the streaming copy runs at 10 GB/s.
 Report report_of(std::vector<CaseResult> cases) {
   return {.machine = {},
           .cpus = {2, 5},
@@ -68,7 +68,7 @@ TEST(BenchReport, SmallTensorsAreComparedWithTheirBaseline) {
 
 TEST(BenchReport, ACaseIsHeldAgainstThePaceOfItsOwnTime) {
   CaseResult slow = result_of(kShared, 0.25), small = result_of(kSmall, 0.25);
-  slow.ceiling = {0.3, 0.2, 0.1};  // the machine is half as fast
+  slow.ceiling = {0.3, 0.2, 0.1};  // the machine runs at half speed
   small.ceiling = {0.1};
   const Report report = report_of({slow, small});
   EXPECT_THAT(case_json(report, 0).at("share").get<double>(), DoubleNear(0.8, 1e-9));

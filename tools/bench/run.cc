@@ -18,7 +18,7 @@ namespace tessera::bench {
 namespace {
 
 constexpr Duration kStoreTimeout = std::chrono::seconds(10);
-constexpr int kCeilingRepeat = 5;  // before a case and after it
+constexpr int kCeilingRepeat = 5;  // before and after each case
 
 struct Selection {
   std::vector<Case> cases;
@@ -42,8 +42,8 @@ Selection select(const RunOptions& options) {
   return selection;
 }
 
-// Keeps this process, and whatever it will fork, on the first `count` CPUs that it may use, or on all if there are no
-// more; returns their numbers.
+// Pins this process, and all that it will fork, to the first `count` CPUs that it may use, or to all if there are
+// fewer. Returns their numbers.
 std::vector<int> pin_to_first_cpus(int count) {
   cpu_set_t usable, chosen;
   if (::sched_getaffinity(0, sizeof usable, &usable) != 0) fail_errno("sched_getaffinity");
@@ -58,7 +58,7 @@ std::vector<int> pin_to_first_cpus(int count) {
   return cpus;
 }
 
-// A store in a process of its own.
+// A store in a separate process.
 class StoreProcess {
  public:
   StoreProcess()
@@ -70,7 +70,7 @@ class StoreProcess {
                                 })),
         url_(process_.hear(Deadline::after(kStoreTimeout))) {}
 
-  // Each call gives another name space.
+  // Each call returns another namespace.
   Meeting new_meeting() { return {url_, fmt::format("bench-{}", ++meetings_)}; }
 
  private:
@@ -101,7 +101,7 @@ class Runner {
  private:
   void begin_step(const std::string& name) { on_step_(++step_, steps_, name); }
 
-  // Seconds that copies of the same bytes take now; none where the kernel refuses them.
+  // Seconds that copies of the same bytes take now; empty if the kernel refuses them.
   std::vector<double> measure_ceiling(Memory memory) {
     const int repeat = std::min(report_.repeat, kCeilingRepeat);
     if (memory == Memory::kShared) return append(report_.streaming_copy, time_streaming_copy(report_.bytes, repeat));
@@ -113,7 +113,7 @@ class Runner {
     }
   }
 
-  // Between two ceilings, since a machine that others share changes its pace. The second is the next case's first.
+  // Measures a case between two ceilings, since a shared machine changes speed. The second is the next case's first.
   void measure(const Case& c) {
     begin_step(c.name);
     CaseResult result{.what = c};

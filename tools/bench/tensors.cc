@@ -8,7 +8,7 @@
 namespace tessera::bench {
 namespace {
 
-// The bits of a bf16 element: a normal number, another one a row or a column further.
+// The bits of a bf16 element: a normal number, which differs between neighbouring rows and columns.
 uint16_t value_at(Index tensor, Index row, Index column) {
   return static_cast<uint16_t>(0x1000 + ((tensor * 131 + row * 31 + column * 7) & 0x1fff));
 }
@@ -17,7 +17,7 @@ size_t element_bytes(DType dtype) {
   return static_cast<size_t>(bits_of(dtype)) / 8;
 }
 
-// The same value in `dtype`: bf16, f32, whose upper half a bf16 is, or the bits as an integer.
+// Writes the same value in `dtype`: bf16; f32, whose upper half is the bf16; or the bits as an integer.
 void put(std::byte* element, DType dtype, uint16_t bf16) {
   const uint64_t bits = dtype == DType::kF32 ? uint64_t{bf16} << 16 : bf16;  // little-endian
   std::memcpy(element, &bits, element_bytes(dtype));
@@ -34,7 +34,7 @@ const Interval& interval_of(const Region& region, int dim) {
   return region.dim(dim).intervals().front();
 }
 
-// Of a vector, each element is a row.
+// In a vector, each element is a row.
 struct Box {
   Interval rows{};
   Interval columns{0, 1};
@@ -105,7 +105,7 @@ std::vector<TensorSpec> RankTensors::specs() const {
 }
 
 void RankTensors::check() const {
-  constexpr Index kStride = 65'521;  // prime: every place in a row and a page comes up
+  constexpr Index kStride = 65'521;  // prime, so that every place in a row and in a page is checked
   Index first_tensor = 0;
   for (const Part& part : parts_) {
     const auto [rows, columns] = box_of(part.owned);

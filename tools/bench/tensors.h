@@ -1,4 +1,4 @@
-// The tensors that one rank of a benchmark holds: memory of the kind wanted, contents that tell every element's place.
+// The tensors of one rank of a benchmark. A case says in which memory they lie. Values depend on an element's place.
 #pragma once
 
 #include <cstddef>
@@ -14,22 +14,22 @@ namespace tessera::bench {
 // Move-only; thread-compatible.
 class RankTensors {
  public:
-  // `rank`'s part of the case's tensors, at the source or at the destination. One block of memory, touched.
+  // `rank`'s part of the case's tensors, at the source or at the destination, in one block of memory, which is touched.
   static RankTensors of_source(const Case& c, Rank rank);
   static RankTensors of_destination(const Case& c, Rank rank);
 
-  // What to register; points into this object.
+  // The tensors to register; they point into this object.
   std::vector<TensorSpec> specs() const;
-  // At a destination: looks at some thousands of elements all over the memory. Throws kDataLoss that names the first
-  // one that is not what the sources hold.
+  // At a destination: checks some thousands of elements all over the memory. Throws kDataLoss that names the first one
+  // that differs from what the sources hold.
   void check() const;
 
  private:
-  // Tensors of a group, as this rank holds them.
+  // This rank's part of the tensors of a group.
   struct Part {
     Shape shape;
     Layout layout;
-    Region owned;  // one interval a dim, unless it is empty
+    Region owned;  // one interval for each dim, unless it is empty
     DType dtype;
     int tensors;
     size_t offset;  // of the first one, from data_

@@ -22,12 +22,12 @@ constexpr Timeout kMeetTimeout = std::chrono::seconds(60);
 constexpr Duration kCaseTimeout = std::chrono::seconds(120);
 constexpr char kSourceJob[] = "source", kDestinationJob[] = "destination", kPair[] = "bench", kBatch[] = "tensors";
 
-// CLOCK_MONOTONIC is one clock for all processes of a machine.
+// CLOCK_MONOTONIC is the same clock in all processes of a machine.
 int64_t now_ns() {
   return Clock::steady().now().time_since_epoch().count();
 }
 
-// The tensors come first, so that the registration of no rank waits for another's memory: pair() returns together.
+// To be made after the tensors, so that no registration waits for another rank's memory: pair() waits for all ranks.
 struct Member {
   Bus bus;
   Pair pair;
@@ -65,7 +65,7 @@ void be_source(const Case& c, Rank rank, int transfers, const Meeting& meeting, 
     begins.push_back(now_ns());
     batch.send(version).wait();
   }
-  barrier.arrive_and_wait(Deadline::after(kCaseTimeout));  // copies end with their batch
+  barrier.arrive_and_wait(Deadline::after(kCaseTimeout));  // the batch must outlive the copies
   say(nlohmann::json{{"register_seconds", batch.stats().register_seconds}, {"begins", begins}}.dump());
 }
 
@@ -89,7 +89,7 @@ void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meet
           .dump());
 }
 
-// Sources 0 .. kSources-1, then the destinations.
+// The sources by rank, then the destinations.
 template <typename Source, typename Destination>
 std::vector<Process> start_ranks(const Source& source, const Destination& destination) {
   std::vector<Process> ranks;
@@ -102,7 +102,7 @@ std::vector<Process> start_ranks(const Source& source, const Destination& destin
   return ranks;
 }
 
-// `pick` of what two ranks say of each transfer; `a` is empty at first.
+// Combines what two ranks report for each transfer by `pick`. `a` is empty at first.
 template <typename Pick>
 std::vector<int64_t> pairwise(std::vector<int64_t> a, std::vector<int64_t> b, const Pick& pick) {
   if (a.empty()) return b;
@@ -110,7 +110,7 @@ std::vector<int64_t> pairwise(std::vector<int64_t> a, std::vector<int64_t> b, co
   return a;
 }
 
-// Says "waiting" once `handle` has begun, then when its peer's death reached it.
+// Sends "waiting" once `handle` has begun, and later the time at which it ended because of its peer's death.
 void await_death(Handle handle, const Say& say) {
   say("waiting");
   try {
@@ -130,7 +130,7 @@ Case tiny_case() {
 }  // namespace
 
 TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting) {
-  const int transfers = 2 + repeat;  // the first, a warm-up, those that count
+  const int transfers = 2 + repeat;  // the first one, a warm-up, and those that count
   Barrier barrier(kSources + kDestinations);
   std::vector<Process> ranks =
       start_ranks([&](Rank r, const Say& say) { be_source(c, r, transfers, meeting, barrier, say); },
@@ -158,7 +158,7 @@ TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting) {
 double time_death(Victim victim, const Meeting& meeting) {
   const Case c = tiny_case();
   const bool source_dies = victim == Victim::kSource;
-  // The victim's side registers and stays idle; the other side waits for it. Everyone says "waiting" first.
+  // The victim's side registers and stays idle; the other side waits for it. Every rank first sends "waiting".
   const auto source = [&](Rank rank, const Say& say) {
     const RankTensors tensors = RankTensors::of_source(c, rank);
     Member member = join_sources(meeting, rank, c.digest);
