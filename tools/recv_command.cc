@@ -93,7 +93,7 @@ void check_no_partial(const std::vector<TensorInfo>& tensors, const std::vector<
     if (layouts[i].has_partial())
       fail(
           ErrorCode::kInvalidArgument,
-          "tensor {}: layout {}: a receiver cannot be Partial, the terms of a sum cannot be chosen for another job"_message,
+          "tensor {}: layout {}: a receiver cannot be Partial: a transfer cannot choose how to split a value into terms"_message,
           checkpoint::shown(tensors[i].name), layouts[i].to_string());
 }
 

@@ -252,7 +252,7 @@ def test_experts_that_fsdp_shards_get_into_an_engine_and_back(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "tp", "why"),
     [
-        ({"model_type": "gpt2"}, 1, r"model type 'gpt2': its names are not known, those of llama"),
+        ({"model_type": "gpt2"}, 1, r"model type 'gpt2': its names are not known, only those of llama"),
         ({"num_attention_heads": 6}, 4, r"6 heads and 2 kv heads cannot be shared out to 4 ranks"),
         ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, r"12 heads and 3 kv heads"),
         ({"vocab_size": None}, 1, r"config: it has no vocab_size"),

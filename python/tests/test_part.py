@@ -266,7 +266,7 @@ def test_empty_parts_of_one_tensor_are_not_tied() -> None:
 def test_a_slice_of_a_source_is_not_one_to_send() -> None:
     registration = collect({"w": FUSED}, {"w": Part("x", source=slice(0, 6))})
     assert registration.names == ("x[0:6]",)
-    with pytest.raises(tessera.InvalidArgumentError, match=r"part x of tensor w: source= says what a receiver takes"):
+    with pytest.raises(tessera.InvalidArgumentError, match=r"part x of tensor w: source= says which part a"):
         registration.offer()
 
 

@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "rounding": (lambda: tessera.quantize(X, "nvfp4", rounding="up"), "rounding 'up': 'nearest' and 'stochastic'"),
     "no seed": (lambda: tessera.quantize(X, "nvfp4", rounding="stochastic"), "stochastic rounding: give a seed="),
-    "a seed": (lambda: tessera.quantize(X, "nvfp4", seed=3), "seed=3 is stochastic rounding's: say rounding="),
+    "a seed": (lambda: tessera.quantize(X, "nvfp4", seed=3), "seed=3 is only for stochastic rounding: set rounding="),
     "a large seed": (lambda: tessera.quantize(X, "nvfp4", rounding="stochastic", seed=2**64), "seed=.*: give a whole"),
     "half a seed": (lambda: tessera.quantize(X, "nvfp4", rounding="stochastic", seed=0.5), "seed=0.5: give a whole"),  # type: ignore[arg-type]
     "stochastic fp8": (

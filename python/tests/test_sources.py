@@ -155,7 +155,7 @@ def test_a_slice_of_another_shape_is_refused() -> None:
 
 
 def test_a_slice_that_no_layout_describes_is_refused_with_the_way_out() -> None:
-    why = r"w \[0:4, 0:3\] of sender cannot be taken: .*2:S0\*3 shards, not contiguously.*a tensor of its own"
+    why = r"w \[0:4, 0:3\] of sender cannot be taken: .*2:S0\*3 shards, not contiguously.*a separate tensor"
     refused(tessera.MismatchError, why, "2:S0*3", slice(0, 4), 2)
 
 

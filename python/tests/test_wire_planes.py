@@ -111,7 +111,7 @@ def test_a_shards_edge_inside_a_block_is_named(loopback: Loopback) -> None:
         (
             lambda: tessera.quantize(random_matrix(16, 32), "mxfp8"),
             {},
-            "its planes were made by quantize(), apart: register one of QuantizedTensor.empty()",
+            "quantize() made its planes as separate arrays: register a QuantizedTensor.empty()",
         ),
         (
             lambda: tessera.QuantizedTensor.empty((16, 32), "nvfp4", scaling="1x16"),

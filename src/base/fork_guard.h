@@ -17,7 +17,7 @@ class ForkGuard {
   // Throws kInvalidArgument in a forked child.
   void require(std::string_view who) const {
     if (!here())
-      fail(ErrorCode::kInvalidArgument, "{}: this is a forked child of pid {}; make a Bus of its own here"_message, who,
+      fail(ErrorCode::kInvalidArgument, "{}: this is a forked child of pid {}; create a separate Bus here"_message, who,
            pid_);
   }
 

@@ -40,7 +40,7 @@ void require_head(const Header& header, uint32_t magic, bool streams, bool check
     fail(ErrorCode::kInvalidArgument, "a frame of type {} on stream {}, where there is none but 0"_message, header.type,
          header.stream);
   if (header.check != 0 && !checked)
-    fail(ErrorCode::kInvalidArgument, "a frame of type {} has a check, where none has one"_message, header.type);
+    fail(ErrorCode::kInvalidArgument, "a frame of type {} has a check, but should have none"_message, header.type);
 }
 
 }  // namespace

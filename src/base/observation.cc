@@ -56,7 +56,7 @@ void Observation::serve(const std::string& address) {
   log_event(LogLevel::info, "metrics.served", {{"url", url}});
   if (metrics_->on_all_interfaces())
     log().warn(
-        "{}: metrics are served on all interfaces of this host, to whoever can reach one: give an address of this host instead, 127.0.0.1:PORT for processes on it"_message,
+        "{}: metrics are served on all interfaces of this host, to everyone who can reach it: give one of its addresses instead, such as 127.0.0.1:PORT"_message,
         url);
 }
 

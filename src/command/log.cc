@@ -63,7 +63,7 @@ bool CommandLog::begin(uint64_t id, const std::shared_ptr<ReplySink>& sink) {
     } else {
       outcome.status = failed(
           ErrorCode::kNotFound,
-          "command {} may have come before, and too many later ones since: its outcome is forgotten"_message, id);
+          "command {} may have come before, but too many others came since: its outcome is forgotten"_message, id);
     }
   }
   sink->reply(id, outcome);

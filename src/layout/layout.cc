@@ -97,7 +97,7 @@ class Binder {
 
 Layout::Layout(Mesh mesh, std::vector<Placement> placements) : mesh_(std::move(mesh)) {
   if (placements.size() != static_cast<size_t>(mesh_.ndim())) {
-    fail(ErrorCode::kInvalidArgument, "{} placement{} for a mesh of {} axes: it takes one an axis"_message,
+    fail(ErrorCode::kInvalidArgument, "{} placement{} for a mesh of {} axes: it takes one for each axis"_message,
          placements.size(), placements.size() == 1 ? "" : "s", mesh_.ndim());
   }
   if (!placements.empty()) placements_ = std::make_shared<const std::vector<Placement>>(std::move(placements));

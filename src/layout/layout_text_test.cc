@@ -113,7 +113,7 @@ TEST(LayoutTextTest, ErrorsSayWhereAndWhatWasExpected) {
       {"2@3,3:R", ": rank 3 is twice in the mesh"},
       {"a=2,a=2:R,R", ": two mesh axes are named \"a\""},
       {"1024,1024,2:R,R,R", ": a mesh of more than 1048576 ranks"},
-      {"2,4:R", ": 1 placement for a mesh of 2 axes: it takes one an axis"},
+      {"2,4:R", ": 1 placement for a mesh of 2 axes: it takes one for each axis"},
   };
   for (const auto& [text, message] : cases) {
     const std::string shown = text == "2:R\n" ? "2:R\\x0a" : text;

@@ -23,14 +23,14 @@ BoundLayouts bind(const TensorMeta& meta, const Layout& src, const Layout& dst) 
   BoundLayouts bound{bind_side("source", src, meta.shape), bind_side("destination", dst, meta.shape)};
   if (dst.has_partial())
     fail(ErrorCode::kInvalidArgument,
-         "destination: layout \"{}\" is Partial, and how a value falls into terms is not for a transfer to choose: "
+         "destination: layout \"{}\" is Partial, but a transfer cannot choose how to split a value into terms: "
          "take R, "
          "or a Shard"_message,
          dst.to_string());
   if (const auto op = src.partial_op(); op && !reducible(*op, meta.dtype))
     fail(ErrorCode::kInvalidArgument,
-         "source: layout \"{}\": {} cannot be reduced by {}: floats from 16 bits up take every op, integers all but "
-         "avg, "
+         "source: layout \"{}\": {} cannot be reduced by {}: floats of 16 bits and more take every op, integers "
+         "all except avg, "
          "c64 sum, avg and product"_message,
          src.to_string(), to_string(meta.dtype), to_string(*op));
   const Index elements = element_count(meta.shape);

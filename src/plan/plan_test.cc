@@ -147,7 +147,7 @@ TEST(Plan, WhatCannotBePlannedIsRefusedInOneLineThatSaysWhy) {
   const Refusal refusals[] = {
       {"4", "f32", "2:S1", "2:R", "source"},
       {"4", "f32", "2:R", "2:S1", "destination"},
-      {"4", "f32", "2:R", "2:Psum", "is not for a transfer to choose"},
+      {"4", "f32", "2:R", "2:Psum", "a transfer cannot choose how"},
       {"4", "i32", "2:Pavg", "2:R", "i32 cannot be reduced by avg"},
       {"4", "bool", "2:Psum", "2:R", "bool cannot be reduced"},
       {"4", "f8_e4m3", "2:Pmax", "2:R", "f8_e4m3 cannot be reduced"},

@@ -85,7 +85,7 @@ void write_members(const std::string& root, const MembersFile& file) {
   const UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd || ::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) ||
       ::rename(fresh.c_str(), path.c_str()) != 0)
-    log().warn("{} cannot be written ({}): a host after this one waits for its full time"_message, path,
+    log().warn("{} cannot be written ({}): the next host will wait for the full time"_message, path,
                std::strerror(errno));
 }
 
@@ -97,7 +97,7 @@ class Leaving {
     try {
       lock_ = lock_file(path_, Deadline::after(kLeavingTime));
     } catch (const Error& error) {
-      log().warn("the store at {} is left without waiting for others that leave: {}"_message, root, error.what());
+      log().warn("left the store at {} without waiting for others that leave: {}"_message, root, error.what());
     }
   }
   ~Leaving() {

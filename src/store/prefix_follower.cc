@@ -84,7 +84,7 @@ void PrefixFollower::wait(const Store::Predicate& predicate, Store::Timeout time
         if (stop.stop_requested())
           fail(ErrorCode::kCancelled, "store {}: the wait for '{}*' was interrupted"_message, store_.url(), prefix_);
         fail(ErrorCode::kDeadlineExceeded,
-             "store {}: what was awaited under '{}*' did not come within {:.3g} s; {} keys are there"_message,
+             "store {}: the awaited keys under '{}*' did not appear within {:.3g} s; {} keys are there"_message,
              store_.url(), prefix_, to_seconds(timeout), range_.items.size());
       }
       events.swap(feed_->events);

@@ -219,7 +219,7 @@ TEST_F(LentMemory, NoSliceIsTakenOfIt) {
     EXPECT_EQ(outcome.status, status_of(ErrorCode::kUnimplemented)) << outcome.name << ": " << outcome.output;
     EXPECT_THAT(outcome.output,
                 HasSubstr("batch policy of pair weights: tensor half is to be filled with a slice of weight, which is "
-                          "not done where tensors lie in private memory behind an agent: let them lie in shared "
+                          "not supported for tensors in private memory behind an agent: move them into shared "
                           "memory, or do without the agent or the slice"))
         << outcome.name;
   }

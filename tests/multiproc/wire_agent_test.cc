@@ -91,8 +91,8 @@ TEST_P(WireRefusal, NamesTheTensorAndTheWayOut) {
     EXPECT_EQ(outcome.status, status_of(ErrorCode::kUnimplemented)) << outcome.name << ": " << outcome.output;
     EXPECT_THAT(
         outcome.output,
-        AllOf(HasSubstr("batch policy of pair weights: tensor w is to be quantised to mxfp8, which is not done"),
-              HasSubstr("let them lie in shared memory, or do without the agent or the wire format")))
+        AllOf(HasSubstr("batch policy of pair weights: tensor w is to be quantised to mxfp8, which is not supported"),
+              HasSubstr("move them into shared memory, or do without the agent or the wire format")))
         << outcome.name;
     if (!refuses) {
       EXPECT_THAT(outcome.output, HasSubstr(" gave up: ")) << outcome.name;

@@ -165,8 +165,8 @@ class Registration:
         for piece in self._pieces.values():
             if piece.sliced is not None:
                 raise InvalidArgumentError(
-                    f"part {piece.source} of tensor {piece.tensor}: source= says what a receiver takes of a tensor; "
-                    "what a sender offers of one, local= or whole= says"
+                    f"part {piece.source} of tensor {piece.tensor}: source= says which part a receiver takes; "
+                    "a sender says with local= or whole= which part it offers"
                 )
             other = offered.get(piece.source)
             if other is None or not self._holds(other):

@@ -52,7 +52,7 @@ def compare(told: Sequence[Digests]) -> None:
     more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
     raise MismatchError(
         f"replicas of {len(differing)} tensors differ: {', '.join(shown)}{more}. Each of these ranks registers them as "
-        "a whole of its own, and receivers would take parts from each: make them equal before the first send, or leave "
+        "a whole tensor, and receivers would take parts from each: make them equal before the first send, or leave "
         "them out (ignore=)"
     )
 

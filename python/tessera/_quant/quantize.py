@@ -117,7 +117,9 @@ def amax(x: Any) -> Any:
 def _seed(seed: Any, rounding: str) -> int:
     if rounding != "stochastic":
         if seed is not None:
-            raise InvalidArgumentError(f"seed={seed!r} is stochastic rounding's: say rounding='stochastic', or no seed")
+            raise InvalidArgumentError(
+                f"seed={seed!r} is only for stochastic rounding: set rounding='stochastic', or leave it out"
+            )
         return 0
     if seed is None:
         raise InvalidArgumentError("stochastic rounding: give a seed=, another one at every step")

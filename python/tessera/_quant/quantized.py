@@ -251,7 +251,7 @@ class Received:
         block = tensor._block
         if block is None:
             raise refusal(
-                self._name, "its planes were made by quantize(), apart: register one of QuantizedTensor.empty()"
+                self._name, "quantize() made its planes as separate arrays: register a QuantizedTensor.empty()"
             )
         if tensor._spec.scaling != "16x16":
             raise refusal(self._name, f"its blocks are {tensor._spec.scaling}: on the bus nvfp4 has blocks of 16x16")

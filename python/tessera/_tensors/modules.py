@@ -176,7 +176,7 @@ def refuse_script(module: torch.nn.Module, prefix: str) -> None:
     if jit is not None and isinstance(module, jit.ScriptModule):
         raise InvalidArgumentError(
             f"module {prefix or '(the model)'}: a ScriptModule keeps its parameters where they cannot be looked up: "
-            "register its state_dict(), or the module that it was made of"
+            "register its state_dict(), or the module from which it was made"
         )
 
 

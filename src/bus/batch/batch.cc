@@ -203,8 +203,8 @@ void BatchImpl::require_movable(const Match& match, std::span<const LocalTensor>
     if (!quantised && !(sends() && tensor.of)) continue;
     fail(
         ErrorCode::kUnimplemented,
-        "{}: tensor {} is to be {} {}, which is not done where tensors lie in private memory behind an agent: let them "
-        "lie in shared memory, or do without the agent or the {}"_message,
+        "{}: tensor {} is to be {} {}, which is not supported for tensors in private memory behind an agent: move them "
+        "into shared memory, or do without the agent or the {}"_message,
         describe(), tensor.name, quantised ? "quantised to" : "filled with a slice of",
         quantised ? to_string(*tensor.wire) : std::string_view(tensor.source), quantised ? "wire format" : "slice");
   }

@@ -161,7 +161,7 @@ Frame AgentSession::wait_answer(int socket, FrameReader& reader, AgentMessage ex
   if (frame.type == static_cast<uint16_t>(AgentMessage::kFailed))
     read_message<CallFailed>(frame.payload, agent_name_).status.throw_if_error();
   if (frame.type != static_cast<uint16_t>(expected))
-    fail(ErrorCode::kMismatch, "{}: message {} where {} was to come"_message, agent_name_, frame.type,
+    fail(ErrorCode::kMismatch, "{}: message {} where {} was expected"_message, agent_name_, frame.type,
          static_cast<int>(expected));
   return frame;
 }

@@ -138,7 +138,7 @@ class Daemon::Impl {
     const auto it = connections_.find(connection->socket.get());
     if (it == connections_.end() || it->second != connection) return;
     log_event(LogLevel::warn, "connection.closed", {},
-              "agent of {}: a connection is closed: nothing whole has come over it for {} s"_message, name_,
+              "agent of {}: a connection is closed: no complete request has come over it for {} s"_message, name_,
               to_seconds(kRequestTimeout));
     drop(connection->socket.get());
   }
@@ -150,7 +150,7 @@ class Daemon::Impl {
     };
     const auto oldest = std::ranges::min_element(connections_, {}, order);
     log_event(LogLevel::warn, "connection.closed", {},
-              "agent of {}: a connection is closed: more than {} say nothing whole"_message, name_, kMaxConnections);
+              "agent of {}: a connection is closed: more than {} sent no request"_message, name_, kMaxConnections);
     drop(oldest->first);
   }
 

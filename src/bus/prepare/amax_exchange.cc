@@ -357,7 +357,7 @@ Status AmaxExchange::status_of(const NonfiniteFinding& finding) const {
     rest /= tensor.shape[dim];
   }
   const char* value = std::isnan(finding.value) ? "nan" : finding.value < 0 ? "-inf" : "inf";
-  return failed(ErrorCode::kInvalidArgument, "tensor {}: {} at [{}] (rank {}): {} refuses what is not finite"_message,
+  return failed(ErrorCode::kInvalidArgument, "tensor {}: {} at [{}] (rank {}): {} takes only finite values"_message,
                 tensor.name, value, fmt::join(place, ", "), rank_name(agent_.identity().job, finding.rank),
                 to_string(*tensor.wire));
 }

@@ -39,8 +39,8 @@ TEST_F(RankZero, TheFirstValueThatNoFormatTakesFailsAll) {
   say(1, {.version = 7, .epoch = 1, .finding = {.tensor = 0, .index = 19, .rank = 1, .value = kNan}});
   say(2, {.version = 7, .epoch = 1, .finding = {.tensor = 0, .index = 19, .rank = 2, .value = kNan}});
   EXPECT_THAT(zero_.over(),
-              ElementsAre("invalid-argument: tensor w: nan at [2, 3] (rank trainer/1): nvfp4 refuses what "
-                          "is not finite"));
+              ElementsAre("invalid-argument: tensor w: nan at [2, 3] (rank trainer/1): nvfp4 takes only finite "
+                          "values"));
   for (const Rank rank : {1, 2}) {
     const auto agreed = member(rank).next<Agreed>();
     EXPECT_TRUE(agreed.status.ok());

@@ -123,8 +123,8 @@ void DeltaEncoder::count_fruitless(const Slot& slot) {
     }
   if (++fruitless_ != kFruitless) return;
   log_event(LogLevel::warn, "delta.fruitless", {{"with", setup_.view.peer_job}},
-            "batch {} of pair {}: in {} versions no delta was smaller than what it stands for: without deltas they "
-            "would come sooner, and take less memory"_message,
+            "batch {} of pair {}: in {} versions no delta was smaller than the data itself: without deltas they would "
+            "come sooner, and take less memory"_message,
             setup_.batch, setup_.view.name, kFruitless);
 }
 

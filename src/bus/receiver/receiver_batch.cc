@@ -147,7 +147,7 @@ std::shared_ptr<OperationClient> ReceiverBatch::recv(std::optional<int64_t> min_
 
 std::shared_ptr<OperationClient> ReceiverBatch::stage(std::optional<int64_t> min_version, Timeout timeout) {
   if (!staged())
-    fail(ErrorCode::kInvalidArgument, "{}: {} accepts it in place: stage() wants Mode::kStaged"_message, describe(),
+    fail(ErrorCode::kInvalidArgument, "{}: {} accepts it in place: stage() needs Mode::kStaged"_message, describe(),
          identity().name());
   return begin("stage", min_version, timeout);
 }

@@ -80,8 +80,8 @@ void require_disjoint(std::span<const LocalTensor* const> tensors) {
   for (const Footprint& one : cluster) {
     if (one.runs() > kMaxRuns - std::min(kMaxRuns, runs.size()))
       fail(ErrorCode::kInvalidArgument,
-           "tensor {}: it lies in more than {} pieces among others' or its own: give it strides that nest"_message,
-           one.tensor->name, kMaxRuns);
+           "tensor {}: it lies in more than {} pieces in memory: give it strides that nest"_message, one.tensor->name,
+           kMaxRuns);
     one.for_each_run([&](const Extent& run) { runs.emplace_back(run, one.tensor); });
   }
   std::ranges::sort(runs, {}, [](const auto& run) { return run.first; });
@@ -94,7 +94,7 @@ void require_disjoint(std::span<const LocalTensor* const> tensors) {
            "tensor {}: its strides make elements share memory, which a destination must not"_message, a.name);
     fail(
         ErrorCode::kInvalidArgument,
-        "tensors {} and {} overlap in memory at {}: destinations must be apart, or the same tensor to the last stride"_message,
+        "tensors {} and {} overlap in memory at {}: destinations must not overlap, unless they are the same tensor with the same strides"_message,
         a.name, b.name, fmt::ptr(runs[i].first.first));
   }
 }

@@ -182,7 +182,7 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
   try {
     tensor = source_tensor(offered, taken);
   } catch (const Error& error) {
-    return findings.add("tensor {}: {} of {} cannot be taken: {}; it may offer that as a tensor of its own", taken.name,
+    return findings.add("tensor {}: {} of {} cannot be taken: {}; it may offer that as a separate tensor", taken.name,
                         to_string(taken), sender_job, error.what());
   }
   const std::string from = taken.source == TensorSource{} ? "" : fmt::format("{} of ", to_string(taken));

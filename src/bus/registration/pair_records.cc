@@ -98,7 +98,7 @@ bool PairRecords::complete(const std::string& job) const {
     // One of them may yet join the further jobs that the other one names.
     if (record.peers != first.peers && !std::ranges::includes(record.peers, first.peers) &&
         !std::ranges::includes(first.peers, record.peers))
-      fail(ErrorCode::kMismatch, "peer: {} wants to be joined with job {}, {} with {}"_message, rank_name(job, rank),
+      fail(ErrorCode::kMismatch, "peer: {} joins a pair with job {}, but {} with {}"_message, rank_name(job, rank),
            fmt::join(record.peers, " and "), rank_name(job, first_rank), fmt::join(first.peers, " and "));
   }
   return it->second.size() == static_cast<size_t>(first.rank.world);

@@ -44,7 +44,7 @@ class Participants {
         if (changed_.wait_until(mutex_, options.stop, deadline, [&]() REQUIRES(mutex_) { return changes_ != seen; }))
           continue;
         const ErrorCode code = options.stop.stop_requested() ? ErrorCode::kCancelled : ErrorCode::kDeadlineExceeded;
-        fail(code, "{}: another thread of this process joins the bus as that rank, or leaves it, for {:.1f} s"_message,
+        fail(code, "{}: another thread of this process has been joining or leaving the bus for {:.1f} s"_message,
              rank_name(options.job, options.rank), to_seconds(options.timeout));
       }
     }

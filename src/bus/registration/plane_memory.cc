@@ -57,7 +57,7 @@ DType require_planes(const TensorSpec& spec, const Layout& layout) {
          to_string_shape(spec.shape), to_string(*spec.wire));
   if (!spec.fused.name.empty())
     fail(ErrorCode::kUnimplemented,
-         "it is a part of {}, and parts are received dequantised: register planes of a tensor of its own"_message,
+         "it is a part of {}, and parts are received dequantised: register planes of a separate tensor"_message,
          spec.fused.name);
   if (!spec.strides.empty())
     fail(ErrorCode::kInvalidArgument,

@@ -40,7 +40,7 @@ void SenderBatch::watch_jobs_again() {
   } catch (const Error& error) {
     const LogScope scope = log_scope();
     log_event(LogLevel::warn, "jobs.unwatched", {},
-              "jobs that come to receive are not seen until the store answers: {}"_message, error.what());
+              "new receiving jobs are not noticed until the store answers: {}"_message, error.what());
     setup_.agent->run_on_loop([&] {
       loop().add_timer_after(kPauseOfWatching, [weak = weak_from_this()] {
         if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->meet_also({});

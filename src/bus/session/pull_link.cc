@@ -247,7 +247,7 @@ void PullLink::give_up_delta(size_t position) {
   deltas_.give_up(position);
   const PullRoute& route = route_at(position);
   log_event(LogLevel::warn, "delta.mismatch", {{"peer", name()}, {"version", taking_}},
-            "tensor {} {} is taken in full: with what had changed it is not what was sent; it was written since the "
+            "tensor {} {} is taken in full: with the delta it was not what was sent, because it was written since the "
             "last transfer"_message,
             options_.tensor_name(route.what.tensor), route.what.region.to_string());
 }

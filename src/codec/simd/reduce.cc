@@ -20,8 +20,8 @@ size_t index_of(ReduceOp op) {
 void check_reducible(ReduceOp op, DType dtype) {
   if (!reducible(op, dtype))
     fail(ErrorCode::kInvalidArgument,
-         "cannot reduce {} by {}: floats of 16 bits and more take every op, c64 sum, avg and product, integers all but "
-         "avg"_message,
+         "cannot reduce {} by {}: floats of 16 bits and more take every op, c64 sum, avg and product, integers all "
+         "except avg"_message,
          to_string(dtype), to_string(op));
 }
 

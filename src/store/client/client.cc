@@ -266,7 +266,7 @@ void Client::count_request() {
 
 void Client::check_caller(std::string_view what) const {
   if (owner_ != ::getpid())
-    fail(ErrorCode::kInvalidArgument, "store {}: {}: a forked child must open a client of its own"_message, url_, what);
+    fail(ErrorCode::kInvalidArgument, "store {}: {}: a forked child must open its own client"_message, url_, what);
   if (loop_->on_thread())
     fail(ErrorCode::kInvalidArgument, "store {}: {}: called from a watch's callback, which must not wait"_message, url_,
          what);

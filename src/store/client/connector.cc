@@ -28,7 +28,7 @@ class TcpConnector final : public Connector {
     const std::string address = peer_url(fd);
     if (std::optional<Token> published = published_token(root_, address)) return published;
     fail(ErrorCode::kPermissionDenied,
-         "it demands a token; none is set here, and in {} none is left by a store at {}: set TESSERA_TOKEN (or "
+         "it requires a token, but none is set here, and {} has none from a store at {}: set TESSERA_TOKEN (or "
          "TESSERA_TOKEN_FILE) to the one that the store was given, or run as the store's user with its "
          "TESSERA_RUNTIME_DIR"_message,
          root_, address);

@@ -255,7 +255,7 @@ StateFile::StateFile(const std::string& folder) : path_(folder + "/store.db") {
   if (!made && errno != EEXIST) fail_errno(fmt::format("make the store's folder {}", folder));
   lock_ = try_lock_file(folder + "/lock");
   if (!lock_)
-    fail(ErrorCode::kAlreadyExists, "another store keeps its state in {}: give each a folder of its own"_message,
+    fail(ErrorCode::kAlreadyExists, "another store keeps its state in {}: give each store its own folder"_message,
          folder);
   try {
     database_ = std::make_unique<Database>(path_);

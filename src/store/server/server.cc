@@ -79,7 +79,7 @@ void Server::add_session(UniqueFd fd) {
                     to_seconds(options_.greeting)));
   });
   greeting_.insert(id);
-  if (greeting_.size() > options_.max_greeting) drop_greeting("too many others say nothing either");
+  if (greeting_.size() > options_.max_greeting) drop_greeting("too many others have not said hello either");
 }
 
 void Server::drop_greeting(std::string_view why) {
