@@ -92,7 +92,7 @@ Check huge_pages() {
   const bool good = shared == "advise" || shared == "always" || shared == "within_size" || shared == "force";
   return {"memory", "huge pages", good ? State::kGood : State::kLimited,
           fmt::format("shared memory: {}, private memory: {}", shared, chosen_in(folder + "enabled")),
-          good ? "" : "echo advise > " + folder + "shmem_enabled (as root) spares page faults of large tensors"};
+          good ? "" : "echo advise > " + folder + "shmem_enabled (as root) avoids page faults in large tensors"};
 }
 
 Check descriptors() {
@@ -107,7 +107,7 @@ Check descriptors() {
 Check death_notice() {
   const bool good = static_cast<bool>(open_pidfd(Incarnation::self()));
   return {"processes", "pidfd", good ? State::kGood : State::kLimited,
-          good ? "a peer's death is noticed at once" : "not there: a peer's death is noticed when its socket closes",
+          good ? "a peer's death is noticed at once" : "missing: a peer's death is noticed when its socket closes",
           good ? "" : "needs Linux 5.3 and a visible /proc"};
 }
 
@@ -150,8 +150,8 @@ Check private_memory() {
     check.state = State::kLimited;
     check.detail = fmt::format("bounce ring between unrelated processes: Yama's ptrace_scope is {}", yama);
     check.fix = fmt::format("{}sysctl kernel.yama.ptrace_scope=0, or hold tensors in Tessera's shared memory",
-                            yama == "1" ? "TESSERA_ALLOW_PTRACE=any where memory is to be read lets every process of "
-                                          "the user read it by process_vm_readv; or "
+                            yama == "1" ? "TESSERA_ALLOW_PTRACE=any in a process lets every process of the user read "
+                                          "its memory by process_vm_readv; or "
                                         : "");
   } else {
     check.detail = private_memory_text(peer->cost(Access::kGet), peer->cost(Access::kStream));
@@ -206,7 +206,7 @@ std::string private_memory_text(const PathCost& readv, const PathCost& ring) {
 
 std::vector<Check> examine_runtime_folder(const std::string& root) {
   std::vector<Check> checks{{"processes", "runtime directory", State::kGood, root, ""}};
-  const std::string fix = "goes when the next process of a bus starts here, or now by `tessera doctor --clean`";
+  const std::string fix = "removed when the next process joins a bus here, or now by `tessera doctor --clean`";
   try {
     size_t living = 0;
     for (const ProcessFolder& folder : RuntimeDir::folders(root)) {
@@ -222,7 +222,7 @@ std::vector<Check> examine_runtime_folder(const std::string& root) {
                         fmt::format("{} of a host of the store auto that was killed", fmt::join(names, ", ")), fix});
   } catch (const Error& error) {
     checks = {{"processes", "runtime directory", State::kMissing, error.what(),
-               "set TESSERA_RUNTIME_DIR to a folder of yours, mode 0700, with a short name"}};
+               "set TESSERA_RUNTIME_DIR to a folder of your own, mode 0700, with a short name"}};
   }
   return checks;
 }

@@ -162,14 +162,14 @@ void add_recv_command(CLI::App& app, Run& run) {
   command.add_option("--dtype", options->dtype, "Cast f64, f32, f16 and bf16 tensors to this dtype")
       ->check(not_empty());
   add_list(command, "--skip", options->skip, "REGEX of whole tensor names to leave out; repeatable");
-  command.add_option("--count", options->count, "Number of versions to take, one after the other (default: 1)")
+  command.add_option("--count", options->count, "Number of versions to take, one after another (default: 1)")
       ->check(whole_number("a count", std::numeric_limits<int>::max()));
   command.add_flag("--staged", options->staged,
                    "Take a version on all ranks of this job or on none (needs the memory twice)");
   command.add_option("--out", options->out, "Folder for rank-NNNNN.safetensors with this rank's local tensors")
       ->check(not_empty());
   add_list(command, "--verify", options->verify,
-           "Checkpoint to compare every element with, as it is once quantised where it was; repeated: one a version");
+           "Checkpoint to compare every element with, quantised where the transfer was; repeated: one for each version");
   command.callback(
       [options, &run] { run = [options](Interrupt& interrupt) { return run_recv(*options, interrupt); }; });
 }

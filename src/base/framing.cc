@@ -141,7 +141,7 @@ void FrameWriter::push(uint16_t type, std::span<const std::byte> payload, std::v
   if (queued_bytes_ + bytes > max_queued_bytes_) {
     const size_t waiting = queued_bytes_of(stream);
     if (waiting > 0 && waiting + bytes > max_queued_bytes_)
-      fail(ErrorCode::kResourceExhausted, "{} bytes wait for a peer that does not read, {} at most may"_message,
+      fail(ErrorCode::kResourceExhausted, "{} bytes wait for a peer that does not read; at most {} may"_message,
            waiting, max_queued_bytes_);
   }
   queue(type, payload, std::move(fds), stream, check);

@@ -192,7 +192,7 @@ std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout t
 std::vector<std::string> Pair::all_gather(const std::string& batch_id, const std::string& value, Timeout timeout,
                                           std::stop_token stop) {
   if (value.size() > kMaxGathered)
-    fail(ErrorCode::kInvalidArgument, "batch {}: {} bytes are to be gathered from a rank, and {} is the limit"_message,
+    fail(ErrorCode::kInvalidArgument, "batch {}: {} bytes would be gathered from a rank, but the limit is {}"_message,
          batch_id, value.size(), kMaxGathered);
   return impl_->all_gather(batch_id, value, timeout, std::move(stop));
 }

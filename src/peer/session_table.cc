@@ -62,7 +62,7 @@ void SessionTable::keep(Caller caller) {
     const Caller late = std::move(waiting_.at(id).caller);
     drop(id);
     const Status why =
-        failed(ErrorCode::kDeadlineExceeded, "{} has read no such registrations of batch {} of pair {}"_message,
+        failed(ErrorCode::kDeadlineExceeded, "{} has not read these registrations of batch {} of pair {}"_message,
                identity_.name(), late.attach.batch, late.attach.pair);
     log_refusal(late.link->name(), why);
     late.link->reject(why);

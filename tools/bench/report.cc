@@ -85,7 +85,7 @@ std::string case_row(const Report& report, const CaseResult& result) {
   if (what.register_target_s)
     row += fmt::format("; registered in {:g} s: {}", *what.register_target_s,
                        verdict(result.times.register_seconds < *what.register_target_s));
-  if (what.only_baseline) row += "; only since another case is compared with it";
+  if (what.only_baseline) row += "; only because another case is compared with it";
   return row + "\n";
 }
 
@@ -97,8 +97,8 @@ std::string transfer_table(const Report& report) {
                       "regist. s", "share", "target");
   for (const CaseResult& result : report.cases) text += case_row(report, result);
   return text +
-         "share: shared memory of the streaming copy, private memory of process_vm_readv, both just before and after; "
-         "small tensors of the large rows-to-rows\n";
+         "share: of the streaming copy for shared memory, of process_vm_readv for private memory, both measured just "
+         "before and after; for small tensors, of the large rows-to-rows case\n";
 }
 
 std::string death_row(const DeathResult& death) {

@@ -108,7 +108,7 @@ TEST(BenchReport, SaysOnWhichCpusAndWhichCasesNobodyAskedFor) {
   baseline.only_baseline = true;
   const Report report = report_of({result_of(baseline, 0.1)});
   EXPECT_THAT(to_table(report), HasSubstr("on CPUs 2 and 5;"));
-  EXPECT_THAT(to_table(report), HasSubstr("met; only since another case is compared with it\n"));
+  EXPECT_THAT(to_table(report), HasSubstr("met; only because another case is compared with it\n"));
   EXPECT_EQ(nlohmann::json::parse(to_json(report)).at("pinned_to_cpus"), (std::vector{2, 5}));
   EXPECT_EQ(case_json(report, 0).at("only_baseline"), true);
 }

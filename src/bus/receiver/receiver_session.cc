@@ -213,7 +213,7 @@ void ReceiverSession::begin(const Chosen& chosen) {
   for (const auto& link : links_) link->forget_pulled();  // the version may have been taken before and sent again
   if (taking_ < election_.wanted())
     return refuse(failed(ErrorCode::kMismatch,
-                         "{}: {} chose version {}, {} wants at least {}: recv is collective"_message, describe(),
+                         "{}: {} chose version {}, {} needs at least {}: recv is collective"_message, describe(),
                          rank_name(identity().job, 0), taking_, identity().name(), election_.wanted()));
   phase_ = Phase::kPulling;
   owner_.on_chosen(taking_);

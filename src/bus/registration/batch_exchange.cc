@@ -437,7 +437,7 @@ Status BatchExchange::given_up(const PairView& view, const Agreement& agreement)
     for (const auto& [key, item] : store_.range(records_, kStorePiece).items)
       look(members, key, item, [](const std::string&) {}, hear);
   } catch (const Error& error) {
-    log().info("{}: nobody can say why a rank has gone: {}", describe(), error.what());
+    log().info("{}: it is unknown why a rank has gone: {}", describe(), error.what());
   }
   return why;
 }

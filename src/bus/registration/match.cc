@@ -369,7 +369,7 @@ Match match(const Manifest& sender, const std::string& sender_job, const Manifes
   std::vector<bool> filled(receiver.entries.size());
   for (const ManifestEntry& offered : sender.entries) {
     if (offered.source != TensorSource{})
-      findings.add("tensor {}: {} offers it and says that {} fills it; a source is for who receives it", offered.name,
+      findings.add("tensor {}: {} offers it and says that {} fills it; only a receiver may name a source", offered.name,
                    sender_job, to_string(offered));
     const bool taken = takers.of(offered.name, [&](uint32_t entry) {
       filled[entry] = true;

@@ -264,7 +264,7 @@ void Server::publish(std::span<const Event> events) {
         send_events(id, watch, std::move(seen));
       } else {
         const Status why = failed(ErrorCode::kResourceExhausted,
-                                  "{} bytes of events wait for a peer that does not read, {} at most may"_message,
+                                  "{} bytes of events wait for a peer that does not read; at most {} may"_message,
                                   session->queued_events(), options_.max_queued_bytes);
         session->watches.clear();
         loop_.post([this, slow = id, why] { drop(slow, why); });  // not here: its own request may be in progress
