@@ -169,7 +169,7 @@ void add_recv_command(CLI::App& app, Run& run) {
   command.add_option("--out", options->out, "Folder for rank-NNNNN.safetensors with this rank's local tensors")
       ->check(not_empty());
   add_list(command, "--verify", options->verify,
-           "Checkpoint to compare every element with, quantised where the transfer was; repeated: one for each version");
+           "Checkpoint to compare every element with, quantised as the transfer was; repeat it for each version");
   command.callback(
       [options, &run] { run = [options](Interrupt& interrupt) { return run_recv(*options, interrupt); }; });
 }
