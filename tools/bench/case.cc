@@ -71,7 +71,7 @@ Case large_case(const Change& change, Index width, int64_t bytes, Memory memory,
                       .shape = {bytes / (2 * width), width}}},
           .memory = memory,
           .digest = digest,
-          .baseline = digest == DigestMode::kSampled ? large_name(change, width, memory, DigestMode::kOff) : "",
+          .beside_plain = digest == DigestMode::kSampled,
           .target = target_of(change, width, memory, digest),
           .quick = change.name == "rows-to-rows" ? width == kWidths[0]
                                                  : change.name == "rows-to-columns" && digest == DigestMode::kOff};
@@ -106,7 +106,8 @@ Case small_case(const Many& many, Memory memory, DigestMode digest) {
                       .tensors = many.tensors}},
           .memory = memory,
           .digest = digest,
-          .baseline = sampled ? name_of(what, memory, DigestMode::kOff) : large_name(rows, kWidths[0], memory, digest),
+          .baseline = sampled ? "" : large_name(rows, kWidths[0], memory, digest),
+          .beside_plain = sampled,
           .target = sampled ? kSampledTarget : kSmallTarget,
           .register_target_s = many.register_seconds,
           .quick = digest == DigestMode::kOff && many.tensors == kMany.tensors};
@@ -117,6 +118,7 @@ Case staged_case(Index width, int64_t bytes, DigestMode digest) {
   Case c = large_case(kChanges[0], width, bytes, Memory::kShared, digest);
   c.name += "/staged";
   c.staged = true;
+  c.beside_plain = false;
   c.target = kStagedTarget;
   return c;
 }
@@ -148,7 +150,7 @@ Case model_case(DigestMode digest) {
                  group(6 * kLayers + 3, {kHidden}, "2:R")},                                       // norms and biases
       .memory = Memory::kShared,
       .digest = digest,
-      .baseline = sampled ? kModel : "",
+      .beside_plain = sampled,
       .target = sampled ? kSampledTarget : kModelTarget,
       .quick = digest == DigestMode::kFull};
 }

@@ -49,6 +49,8 @@ struct Case {
   // The case with whose rate its rate is compared. Empty: it is compared with the ceiling, which is streaming copies
   // for shared memory and process_vm_readv for private memory.
   std::string baseline{};
+  // Each transfer is followed by the same one without digests, and compared with that instead.
+  bool beside_plain = false;
   std::optional<double> target{};             // share of that rate to reach
   std::optional<double> register_target_s{};  // seconds in which all tensors should be registered
   bool quick = false;                         // also in the short selection

@@ -21,6 +21,12 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kDeathTarget = 1;  // seconds
 
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
 // What a case's rate is compared with.
 struct Comparison {
   std::string with;             // "streaming_copy"
@@ -34,6 +40,8 @@ double paced_rate(const Report& report, const CaseResult& result, bool paced) {
 }
 
 Comparison compare(const Report& report, const CaseResult& result) {
+  if (result.what.beside_plain)
+    return {"the same without digests", median(result.times.plain_seconds) / median(result.times.seconds)};
   if (!result.what.baseline.empty()) {
     for (const CaseResult& other : report.cases) {
       if (other.what.name != result.what.baseline || !other.status.ok()) continue;
@@ -45,12 +53,6 @@ Comparison compare(const Report& report, const CaseResult& result) {
   const std::string name = result.what.memory == Memory::kShared ? "streaming_copy" : "process_vm_readv";
   if (result.ceiling.empty()) return {name, {}};
   return {name, paced_rate(report, result, true)};
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
 std::string verdict(bool met) {
@@ -98,7 +100,8 @@ std::string transfer_table(const Report& report) {
   for (const CaseResult& result : report.cases) text += case_row(report, result);
   return text +
          "share: of the streaming copy for shared memory, of process_vm_readv for private memory, both measured just "
-         "before and after; for small tensors, of the large rows-to-rows case\n";
+         "before and after; for small tensors, of the large rows-to-rows case; for "
+         "sampled digests, of the same transfer without them, in turn\n";
 }
 
 std::string death_row(const DeathResult& death) {
@@ -150,6 +153,7 @@ void add_measured(const Report& report, const CaseResult& result, Json& json) {
   json["register_seconds"] = times.register_seconds;
   json["first_seconds"] = times.first_seconds;
   json["seconds"] = times.seconds;
+  if (result.what.beside_plain) json["plain_seconds"] = times.plain_seconds;
   json["gigabytes_per_second"] = json_of(rate_of(times.bytes_moved, times.seconds));
   json["ceiling_gigabytes_per_second"] =
       result.ceiling.empty() ? Json() : json_of(rate_of(report.bytes, result.ceiling));

@@ -66,6 +66,16 @@ TEST(BenchReport, SmallTensorsAreComparedWithTheirBaseline) {
   EXPECT_EQ(case_json(report, 1).at("register_met"), true);
 }
 
+TEST(BenchReport, ASampledCaseIsComparedWithTheTransfersBetweenItsOwn) {
+  CaseResult sampled = result_of({.name = "sampled", .beside_plain = true, .target = 0.9}, 0.25);
+  sampled.times.plain_seconds = {0.1, 0.2, 0.3};
+  const Report report = report_of({sampled});
+  EXPECT_EQ(case_json(report, 0).at("share_of"), "the same without digests");
+  EXPECT_THAT(case_json(report, 0).at("share").get<double>(), DoubleNear(0.8, 1e-9));
+  EXPECT_EQ(case_json(report, 0).at("plain_seconds").size(), 3);
+  EXPECT_EQ(case_json(report, 0).at("met"), false);
+}
+
 TEST(BenchReport, ACaseIsHeldAgainstThePaceOfItsOwnTime) {
   CaseResult slow = result_of(kShared, 0.25), small = result_of(kSmall, 0.25);
   slow.ceiling = {0.3, 0.2, 0.1};  // the machine runs at half speed

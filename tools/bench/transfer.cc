@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -32,8 +34,8 @@ struct Member {
   Bus bus;
   Pair pair;
 
-  Member(const Meeting& meeting, const char* job, const char* peer, Rank rank, int world, DigestMode digest)
-      : bus({.job = job,
+  Member(const Meeting& meeting, std::string job, const std::string& peer, Rank rank, int world, DigestMode digest)
+      : bus({.job = std::move(job),
              .rank = rank,
              .world = world,
              .store = meeting.store,
@@ -43,13 +45,26 @@ struct Member {
         pair(bus.pair({.name = kPair, .peer = peer, .timeout = kMeetTimeout})) {}
 };
 
+// Turns are between jobs of their own.
+std::string job_of(const char* side, DigestMode digest) {
+  return digest == DigestMode::kOff ? fmt::format("{}-plain", side) : side;
+}
+
 Member join_sources(const Meeting& meeting, Rank rank, DigestMode digest) {
-  return {meeting, kSourceJob, kDestinationJob, rank, kSources, digest};
+  return {meeting, job_of(kSourceJob, digest), job_of(kDestinationJob, digest), rank, kSources, digest};
 }
 
 Member join_destinations(const Meeting& meeting, Rank rank, DigestMode digest) {
-  return {meeting, kDestinationJob, kSourceJob, rank, kDestinations, digest};
+  return {meeting, job_of(kDestinationJob, digest), job_of(kSourceJob, digest), rank, kDestinations, digest};
 }
+
+// The digests of the transfers that take turns.
+std::vector<DigestMode> turns_of(const Case& c) {
+  if (c.beside_plain) return {c.digest, DigestMode::kOff};
+  return {c.digest};
+}
+
+using Moments = std::vector<int64_t>;  // of transfers, in nanoseconds
 
 BatchOptions options_of(const Case& c) {
   return {.mode = c.staged ? Mode::kStaged : Mode::kInPlace};
@@ -57,31 +72,43 @@ BatchOptions options_of(const Case& c) {
 
 void be_source(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
   const RankTensors tensors = RankTensors::of_source(c, rank);
-  Member member = join_sources(meeting, rank, c.digest);
-  Batch batch = member.pair.offer(kBatch, tensors.specs(), kMeetTimeout, options_of(c));
-  std::vector<int64_t> begins;
-  for (int version = 1; version <= transfers; ++version) {
-    barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
-    begins.push_back(now_ns());
-    batch.send(version).wait();
+  std::deque<Member> members;
+  std::vector<Batch> batches;
+  for (const DigestMode digest : turns_of(c)) {
+    Member& member = members.emplace_back(join_sources(meeting, rank, digest));
+    batches.push_back(member.pair.offer(kBatch, tensors.specs(), kMeetTimeout, options_of(c)));
   }
-  barrier.arrive_and_wait(Deadline::after(kCaseTimeout));  // the batch must outlive the copies
-  say(nlohmann::json{{"register_seconds", batch.stats().register_seconds}, {"begins", begins}}.dump());
+  std::vector<Moments> begins(batches.size());
+  for (int version = 1; version <= transfers; ++version) {
+    for (size_t turn = 0; turn < batches.size(); ++turn) {
+      barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
+      begins[turn].push_back(now_ns());
+      batches[turn].send(version).wait();
+    }
+  }
+  barrier.arrive_and_wait(Deadline::after(kCaseTimeout));  // the batches must outlive the copies
+  say(nlohmann::json{{"register_seconds", batches.front().stats().register_seconds}, {"begins", begins}}.dump());
 }
 
 void be_destination(const Case& c, Rank rank, int transfers, const Meeting& meeting, Barrier& barrier, const Say& say) {
   const RankTensors tensors = RankTensors::of_destination(c, rank);
-  Member member = join_destinations(meeting, rank, c.digest);
-  Batch batch = member.pair.accept(kBatch, tensors.specs(), kMeetTimeout, options_of(c));
-  std::vector<int64_t> ends;
+  std::deque<Member> members;
+  std::vector<Batch> batches;
+  for (const DigestMode digest : turns_of(c)) {
+    Member& member = members.emplace_back(join_destinations(meeting, rank, digest));
+    batches.push_back(member.pair.accept(kBatch, tensors.specs(), kMeetTimeout, options_of(c)));
+  }
+  std::vector<Moments> ends(batches.size());
   for (int version = 1; version <= transfers; ++version) {
-    barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
-    batch.recv(version).wait();
-    ends.push_back(now_ns());
+    for (size_t turn = 0; turn < batches.size(); ++turn) {
+      barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
+      batches[turn].recv(version).wait();
+      ends[turn].push_back(now_ns());
+    }
   }
   barrier.arrive_and_wait(Deadline::after(kCaseTimeout));
   tensors.check();
-  const BatchStats stats = batch.stats();
+  const BatchStats stats = batches.front().stats();
   say(nlohmann::json{{"register_seconds", stats.register_seconds},
                      {"bytes_moved", stats.bytes_moved},
                      {"bytes_lower_bound", stats.bytes_lower_bound},
@@ -102,12 +129,19 @@ std::vector<Process> start_ranks(const Source& source, const Destination& destin
   return ranks;
 }
 
-// Combines what two ranks report for each transfer by `pick`. `a` is empty at first.
+// Combines what two ranks report for each turn's transfers by `pick`. `a` is empty at first.
 template <typename Pick>
-std::vector<int64_t> pairwise(std::vector<int64_t> a, std::vector<int64_t> b, const Pick& pick) {
+std::vector<Moments> pairwise(std::vector<Moments> a, std::vector<Moments> b, const Pick& pick) {
   if (a.empty()) return b;
-  std::ranges::transform(a, b, a.begin(), pick);
+  for (size_t turn = 0; turn < a.size(); ++turn) std::ranges::transform(a[turn], b[turn], a[turn].begin(), pick);
   return a;
+}
+
+std::vector<double> seconds_between(const Moments& begins, const Moments& ends) {
+  std::vector<double> seconds;
+  std::ranges::transform(ends, begins, std::back_inserter(seconds),
+                         [](int64_t end, int64_t begin) { return to_seconds(Duration(end - begin)); });
+  return seconds;
 }
 
 // Sends "waiting" once `handle` has begun, and later the time at which it ended because of its peer's death.
@@ -136,7 +170,7 @@ TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting) {
       start_ranks([&](Rank r, const Say& say) { be_source(c, r, transfers, meeting, barrier, say); },
                   [&](Rank r, const Say& say) { be_destination(c, r, transfers, meeting, barrier, say); });
   TransferTimes times;
-  std::vector<int64_t> begins, ends;  // of each transfer
+  std::vector<Moments> begins, ends;  // of each turn's transfers
   for (const std::string& said : hear_all(ranks, Deadline::after(kCaseTimeout))) {
     const nlohmann::json json = nlohmann::json::parse(said);
     times.register_seconds = std::max(times.register_seconds, json.at("register_seconds").get<double>());
@@ -148,10 +182,12 @@ TransferTimes run_transfer(const Case& c, int repeat, const Meeting& meeting) {
     times.bytes_moved = json.at("bytes_moved");
     times.bytes_lower_bound = json.at("bytes_lower_bound");
   }
-  std::ranges::transform(ends, begins, std::back_inserter(times.seconds),
-                         [](int64_t end, int64_t begin) { return to_seconds(Duration(end - begin)); });
+  times.seconds = seconds_between(begins.front(), ends.front());
   times.first_seconds = times.seconds.front();
   times.seconds.erase(times.seconds.begin(), times.seconds.begin() + 2);
+  if (!c.beside_plain) return times;
+  times.plain_seconds = seconds_between(begins.back(), ends.back());
+  times.plain_seconds.erase(times.plain_seconds.begin(), times.plain_seconds.begin() + 2);
   return times;
 }
 

@@ -16,6 +16,8 @@ struct TransferTimes {
   double register_seconds = 0;  // by the slowest rank
   double first_seconds = 0;
   std::vector<double> seconds;  // of each repetition, after the first transfer and one warm-up
+  // Of Case::beside_plain: those of the transfers without digests.
+  std::vector<double> plain_seconds{};
 };
 
 // The place where the ranks of one case join.
