@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -56,10 +55,6 @@ class TransferRun : public Run {
   // each of which waits for the streaming stores before it.
   void put_digest(size_t route, const Digest& digest) { digests_[route] = digest; }
   const SampleSeed& sample() const { return sample_; }  // as start() was told
-  // Which blocks of a tensor are digested; none: all of them.
-  std::optional<DigestSample> sample_of(uint32_t tensor) const {
-    return sample_ ? std::optional(DigestSample(*sample_, tensor)) : std::nullopt;
-  }
 
  private:
   class Lane final : public Job {

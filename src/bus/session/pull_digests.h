@@ -8,6 +8,7 @@
 
 #include "bus/session/versions.h"
 #include "exec/digests.h"
+#include "exec/sampled_routes.h"
 #include "peer/exchange/pull_end.h"
 
 namespace tessera::bus {
@@ -21,14 +22,17 @@ class PullDigests {
   bool have() const { return have_; }
   // Memory for the next message.
   Digests room() { return {.digests = std::move(spare_)}; }
-  // Throws Error(kMismatch) if they do not fit what the source must send.
-  void receive(Digests digests);
+  // `version`: the seed of its sample, if digests are sampled. Throws Error(kMismatch) if they do not fit what the
+  // source must send.
+  void receive(Digests digests, const SampleSeed& version);
 
   // Indices into a run's digests and into the source's.
   struct Place {
     size_t own = 0;
     size_t sent = 0;
   };
+  // Whether the route at `position` of the program has digests to compare. REQUIRES: have()
+  bool compares(size_t position) const { return sampled_.holds(exchange_.pulled()[position]); }
   // A digest that differs between what was sent and `own`, what a run has computed, for the route at `position` of the
   // program; none: they agree. `as_delta`: whether it travelled so. REQUIRES: have()
   std::optional<Place> differing(size_t position, bool as_delta, std::span<const Digest> own) const;
@@ -40,6 +44,7 @@ class PullDigests {
   const PullEnd& exchange_;
   DigestTable sent_table_;  // of all routes
   DigestTable own_table_;   // of the routes that are pulled
+  SampledRoutes sampled_;   // of all routes
   std::vector<Digest> sent_;
   std::vector<Digest> spare_;
   bool have_ = false;

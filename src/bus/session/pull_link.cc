@@ -174,7 +174,7 @@ void PullLink::handle_revoke(const Revoke& revoke) {
 
 void PullLink::handle_digests(Digests digests) {
   if (taking_ == 0 || digests.version != taking_) return;  // of a pull that has failed here in the meantime
-  digests_.receive(std::move(digests));
+  digests_.receive(std::move(digests), seed_of_version(options_.sample, taking_));
   if (state_ == State::kChecking) check_digests();
 }
 
@@ -205,7 +205,7 @@ void PullLink::check_digests() {
   bool incomplete = false;
   for (size_t i = 0; i < exchange_.pulled().size(); ++i) {
     const Travel travel = deltas_.travel_of(i);
-    if (travel == Travel::kNot) continue;  // it agreed before
+    if (travel == Travel::kNot || !digests_.compares(i)) continue;  // it agreed before, or is not in the sample
     const auto place = digests_.differing(i, travel == Travel::kDelta, run_->digests());
     if (!place) {
       deltas_.arrived(i);

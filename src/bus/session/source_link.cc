@@ -17,12 +17,15 @@ SourceLink::SourceLink(Agent& agent, RunFactory& factory, SourceLinkOwner& owner
       exchange_(factory, {.process = caller.hello.incarnation, .name = link_->name()}, std::move(routes), slots,
                 digest.on && slots == 1, [this] { run_done_.raise(); }) {
   std::vector<SecondDigest> seconds;
-  for (const ServedRoute& served : exchange_.routes())
+  for (const ServedRoute& served : exchange_.routes()) {
     seconds.push_back(served.quantised      ? SecondDigest::kRest
                       : served.delta_digest ? SecondDigest::kPiece
                                             : SecondDigest::kNone);
+    digests_.sampled.add(served.route.what, served.quantised);
+  }
   digests_.table = DigestTable(seconds);
-  digests_.message.digests.resize(digests_.table.size());
+  digests_.all.resize(digests_.table.size());
+  digests_.message.digests.reserve(digests_.table.size());
   fill_.versions.resize(slots);
   link_->set_handlers([this](Frame& frame) { handle(frame); },
                       [this](const Status& status) { owner_.on_source_lost(*this, status); },
@@ -197,6 +200,10 @@ void SourceLink::travel(std::span<const int64_t> deltas) {
 void SourceLink::send_digests(int64_t version) {
   if (std::exchange(digests_.sent, true)) return;
   digests_.message.version = version;
+  digests_.message.digests.clear();
+  digests_.sampled.draw(seed_of_version(sample_, version));
+  for (size_t i = 0; i < digests_.all.size(); ++i)
+    if (i >= digests_.sampled.size() || digests_.sampled.holds(i)) digests_.message.digests.push_back(digests_.all[i]);
   link_->send(digests_.message);
 }
 

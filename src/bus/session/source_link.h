@@ -13,6 +13,7 @@
 #include "bus/session/versions.h"
 #include "codec/simd/digest_sample.h"
 #include "exec/digests.h"
+#include "exec/sampled_routes.h"
 #include "peer/agent.h"
 #include "peer/exchange/source_end.h"
 #include "peer/loop_signal.h"
@@ -80,7 +81,7 @@ class SourceLink {
   bool running() const { return fill_.running; }            // its stream is being filled
   Run* run() const { return fill_.run; }
   // The digests for send_digests(), at the indices of table().
-  std::span<Digest> digests() { return digests_.message.digests; }
+  std::span<Digest> digests() { return digests_.all; }
   const DigestTable& table() const { return digests_.table; }
   // Sets them to those of the stream's last run, zero where the receiver skips a route, and returns those of the
   // routes; empty without digests. Those of quantised routes stay as they are.
@@ -112,7 +113,9 @@ class SourceLink {
   // The digests that the peer is sent; kept, so that a transfer allocates nothing.
   struct SentDigests {
     DigestTable table;
-    Digests message;
+    std::vector<Digest> all;  // at the table's indices
+    SampledRoutes sampled;
+    Digests message;    // those that are in the sample
     bool sent = false;  // since grant()
   };
   // The run that fills the stream, if the link has one.

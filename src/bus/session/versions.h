@@ -181,8 +181,8 @@ struct Newest {
 struct Digests {
   static constexpr auto kType = VersionMessage::kDigests;
   int64_t version = 0;
-  // One for each route of this connection, then the remainder of each quantised route, then the piece of each route
-  // that may travel as a delta and is cast (none for the others).
+  // One for each route of this connection that has bytes in the sample, then the remainder of each quantised route,
+  // then the piece of each route that may travel as a delta and is cast (none for the others).
   std::vector<Digest> digests;
   static void fields(auto& f, auto& self) {
     f("version", self.version);

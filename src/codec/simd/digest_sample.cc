@@ -69,6 +69,16 @@ uint64_t DigestSample::block(uint64_t group) const {
   return kOneIn * group + codec::splitmix64(seed_, group) % kOneIn;
 }
 
+bool DigestSample::touches(uint64_t begin, uint64_t end) const {
+  if (end <= begin) return false;
+  if (end - begin >= 2 * kGroupBytes) return true;  // a whole group lies in between
+  for (uint64_t group = begin / kGroupBytes; group * kGroupBytes < end; ++group) {
+    const uint64_t chosen = block(group) * kSampledBytes;
+    if (chosen < end && begin < chosen + kSampledBytes) return true;
+  }
+  return false;
+}
+
 void digest_sampled_rows(Digest& digest, const DigestSample& sample, uint64_t image_offset, uint64_t image_stride,
                          const std::byte* data, ptrdiff_t data_stride, size_t row_bytes, size_t rows) {
   if (rows == 0 || row_bytes == 0) return;

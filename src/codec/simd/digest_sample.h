@@ -23,6 +23,8 @@ class DigestSample {
 
   // The number of the block that is chosen of kOneIn * group and the following ones.
   uint64_t block(uint64_t group) const;
+  // Whether a chosen block has any of the bytes [begin, end) of the image.
+  bool touches(uint64_t begin, uint64_t end) const;
 
  private:
   uint64_t seed_;

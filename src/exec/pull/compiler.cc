@@ -113,6 +113,7 @@ class Compiler {
         .tensor = route.what.tensor,
         .elements_per_atom = elements_per_atom(route.what.dtype),
         .kernel = BlockKernel(route.what.dtype, route.dst_dtype, route.combine, route.op, BlockKernel::Store::kStream),
+        .image = image_range(route.what),
         .data = route.data};
     WalkArrays arrays{.dst = &route.dst, .dst_dtype = route.dst_dtype, .image = options_.digest};
     switch (place.access) {

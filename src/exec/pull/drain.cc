@@ -61,9 +61,8 @@ Status PullRun::take_bytes(size_t index, int64_t first, std::span<const std::byt
   const PullPart& plain = program.streamed[part.plain];
   const int64_t atom = plain.kernel.source_bytes();
   Digest digest;
-  const std::optional<DigestSample> sample = sample_of(plain.tensor);
-  unpack(plain, first / atom, last / atom, bytes.data(), program.digest ? &digest : nullptr,
-         sample ? &*sample : nullptr);
+  const PartDigest how = program.digest ? PartDigest(sample(), plain.tensor, plain.image) : PartDigest();
+  unpack(plain, first / atom, last / atom, bytes.data(), how.into(digest), how.sample());
   finished(plain, (last - first) / atom, digest);
   return {};
 }

@@ -58,16 +58,14 @@ Status GetBatch::fetch() {
 Digest GetBatch::settle(const Entry& entry) const {
   const PullPart& part = *entry.part;
   Digest digest;
-  Digest* const wanted = program_.digest ? &digest : nullptr;
-  const DigestSample sample(sample_.value_or(0), part.tensor);
-  const DigestSample* const chosen = sample_ ? &sample : nullptr;
+  const PartDigest how = program_.digest ? PartDigest(sample_, part.tensor, part.image) : PartDigest();
   if (!part.direct) {
-    unpack(part, entry.first, entry.last, staging_.data() + entry.staged_at, wanted, chosen);
-  } else if (program_.digest) {
+    unpack(part, entry.first, entry.last, staging_.data() + entry.staged_at, how.into(digest), how.sample());
+  } else if (how.any()) {
     part.walk.visit(entry.first, entry.last, [&](Block block) {
       block.offset[kSource] = block.offset[kDestination];  // what has arrived
       block.row_step[kSource] = block.row_step[kDestination];
-      digest_block(digest, block, part.data, part.kernel.source_bytes(), chosen);
+      digest_block(digest, block, part.data, part.kernel.source_bytes(), how.sample());
     });
   }
   return digest;

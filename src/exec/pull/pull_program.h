@@ -27,6 +27,7 @@ struct PullPart {
   BlockKernel kernel;
   Walk walk{};
   Walk remote{};
+  ImageRange image{};
   const std::byte* mapped = nullptr;  // mapped: first element of the source
   uint32_t key = 0;                   // get: RemoteRegion::key
   int64_t origin = 0;                 // get: of the first element, in that region

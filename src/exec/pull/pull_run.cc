@@ -96,14 +96,15 @@ void PullRun::run_mapped(const Unit& unit) {
     const PullPart& part = program.mapped[p];
     if (!in_full(part.route)) return;
     Digest digest{.elements = static_cast<uint64_t>((last - first) * part.elements_per_atom)};
-    const std::optional<DigestSample> sample = sample_of(part.tensor);
-    part.walk.visit(first, last, [&](const Block& block) {
-      const DigestSample* const chosen = sample ? &*sample : nullptr;
-      if (pass_ == Pass::kDigest)
-        digest_block(digest, block, part.mapped, part.kernel.source_bytes(), chosen);
-      else
-        part.kernel.run(block, part.mapped, part.data, digests ? &digest : nullptr, chosen);
-    });
+    const PartDigest how = digests ? PartDigest(sample(), part.tensor, part.image) : PartDigest();
+    if (pass_ != Pass::kDigest)
+      part.walk.visit(first, last, [&](const Block& block) {
+        part.kernel.run(block, part.mapped, part.data, how.into(digest), how.sample());
+      });
+    else if (how.any())
+      part.walk.visit(first, last, [&](const Block& block) {
+        digest_block(digest, block, part.mapped, part.kernel.source_bytes(), how.sample());
+      });
     bytes += (last - first) * part.kernel.source_bytes();
     if (!digests) return;
     if (last - first == part.walk.atoms()) {

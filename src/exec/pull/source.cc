@@ -14,11 +14,19 @@
 namespace tessera {
 namespace {
 
-// One route. With a stream, `walk` goes from the source array into the packed frame.
-struct SourcePart {
+// What a route covers of its tensor: all that is read of a route that has no bytes in a sample.
+struct Cover {
   uint32_t route = 0;
   uint32_t tensor = 0;
+  int64_t atoms = 0;
+  int64_t atom_bytes = 1;
   int64_t elements_per_atom = 1;
+  ImageRange image{};
+};
+
+// One route. With a stream, `walk` goes from the source array into the packed frame.
+struct SourcePart {
+  Cover cover;
   BlockKernel kernel;
   Walk walk;
   const std::byte* data = nullptr;  // first element of the source
@@ -42,7 +50,7 @@ std::vector<Unit> cut_by_address(const std::vector<SourcePart>& parts, int64_t u
   std::vector<PartSize> sizes;
   sizes.reserve(parts.size());
   for (const SourcePart& part : parts)
-    sizes.push_back({part.walk.atoms(), part.kernel.source_bytes(), part.walk.row_atoms()});
+    sizes.push_back({part.cover.atoms, part.cover.atom_bytes, part.walk.row_atoms()});
   std::vector<std::pair<const std::byte*, Unit>> placed;
   for (const Unit& unit : cut_into_units(sizes, unit_bytes))
     placed.emplace_back(first_byte(parts[unit.first_part], unit.first_atom), unit);
@@ -60,6 +68,7 @@ struct SourceProgram::Impl {
   size_t routes = 0;
   int64_t bytes = 0;
   std::vector<SourcePart> digested, streamed;
+  std::vector<Cover> covers;               // of `digested`
   std::vector<Unit> units, sampled_units;  // of `digested`
   StreamLayout stream;
 
@@ -74,14 +83,17 @@ SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOp
     const SourceRoute& route = routes[r];
     const DType dtype = route.what.dtype;
     const WalkArrays arrays{.src = &route.src, .dst_dtype = dtype, .image = options.digest};
-    SourcePart part{.route = static_cast<uint32_t>(r),
-                    .tensor = route.what.tensor,
-                    .elements_per_atom = elements_per_atom(dtype),
+    SourcePart part{.cover = {.route = static_cast<uint32_t>(r),
+                              .tensor = route.what.tensor,
+                              .atom_bytes = atom_bytes(dtype),
+                              .elements_per_atom = elements_per_atom(dtype),
+                              .image = image_range(route.what)},
                     .kernel = BlockKernel(dtype, dtype, Combine::kCopy, ReduceOp::kSum, BlockKernel::Store::kCache),
                     .walk = make_walk(route.what, arrays, Walk::Order::kRowMajor),
                     .data = route.data,
                     .digested = options.digest && route.digested};
-    const int64_t bytes = part.walk.atoms() * part.kernel.source_bytes();
+    part.cover.atoms = part.walk.atoms();
+    const int64_t bytes = part.cover.atoms * part.cover.atom_bytes;
     if (bytes == 0) continue;
     const bool streamed = route.streamed;
     if (!streamed && !part.digested) continue;
@@ -94,6 +106,7 @@ SourceProgram::SourceProgram(std::span<const SourceRoute> routes, const SourceOp
       impl->stream.add(bytes);
       impl->streamed.push_back(std::move(part));
     } else {
+      impl->covers.push_back(part.cover);
       impl->digested.push_back(std::move(part));
     }
   }
@@ -148,22 +161,24 @@ void SourceRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
     if (index == 0) return fill_stream();
     --index;
   }
-  const auto atoms_of = [&](uint32_t p) { return program.digested[p].walk.atoms(); };
+  const auto atoms_of = [&](uint32_t p) { return program.covers[p].atoms; };
   int64_t done = 0;
   for_each_part(program.units_of(sample())[index], atoms_of, [&](uint32_t p, int64_t first, int64_t last) {
-    const SourcePart& part = program.digested[p];
-    const int64_t bytes = part.kernel.source_bytes();
-    Digest digest{.elements = static_cast<uint64_t>((last - first) * part.elements_per_atom)};
-    const std::optional<DigestSample> sample = sample_of(part.tensor);
-    part.walk.visit(first, last, [&](const Block& block) {
-      digest_block(digest, block, part.data, bytes, sample ? &*sample : nullptr);
-    });
-    if (last - first == part.walk.atoms()) {
-      put_digest(part.route, digest);
-    } else {
-      add_digest(part.route, digest);
+    const Cover& cover = program.covers[p];
+    Digest digest{.elements = static_cast<uint64_t>((last - first) * cover.elements_per_atom)};
+    const PartDigest how(sample(), cover.tensor, cover.image);
+    if (how.any()) {
+      const SourcePart& part = program.digested[p];
+      part.walk.visit(first, last, [&](const Block& block) {
+        digest_block(digest, block, part.data, cover.atom_bytes, how.sample());
+      });
     }
-    done += (last - first) * bytes;
+    if (last - first == cover.atoms) {
+      put_digest(cover.route, digest);
+    } else {
+      add_digest(cover.route, digest);
+    }
+    done += (last - first) * cover.atom_bytes;
   });
   add_bytes(done);
 }
@@ -175,8 +190,9 @@ void SourceRun::travel(std::span<const int64_t> deltas) {
   deltas_.assign(deltas.begin(), any ? deltas.end() : deltas.begin());
   layout_.clear();
   for (const SourcePart& part : program.streamed) {
-    const int64_t full = part.walk.atoms() * part.kernel.source_bytes();
-    if (any) layout_.add(!is_delta(part.route) ? full : part.delta != nullptr ? deltas_[part.route] : 0);
+    const int64_t full = part.cover.atoms * part.cover.atom_bytes;
+    const uint32_t route = part.cover.route;
+    if (any) layout_.add(!is_delta(route) ? full : part.delta != nullptr ? deltas_[route] : 0);
   }
 }
 
@@ -208,18 +224,18 @@ void SourceRun::fill_stream() {
 bool SourceRun::fill(size_t index, int64_t first, std::span<std::byte> out) {
   const SourcePart& part = program_->impl().streamed[index];
   const auto last = first + static_cast<int64_t>(out.size());
-  if (is_delta(part.route)) {
+  if (is_delta(part.cover.route)) {
     if (first == 0) packer_.emplace(*part.piece, part.delta);
     return packer_->take(out);
   }
-  const int64_t bytes = part.kernel.source_bytes();
-  Digest digest{.elements = static_cast<uint64_t>((last - first) / bytes * part.elements_per_atom)};
-  const std::optional<DigestSample> sample = sample_of(part.tensor);
+  const int64_t bytes = part.cover.atom_bytes;
+  Digest digest{.elements = static_cast<uint64_t>((last - first) / bytes * part.cover.elements_per_atom)};
+  const PartDigest how = part.digested ? PartDigest(sample(), part.cover.tensor, part.cover.image) : PartDigest();
   part.walk.visit(first / bytes, last / bytes, [&](Block block) {
     block.offset[kDestination] -= first;
-    part.kernel.run(block, part.data, out.data(), part.digested ? &digest : nullptr, sample ? &*sample : nullptr);
+    part.kernel.run(block, part.data, out.data(), how.into(digest), how.sample());
   });
-  if (part.digested) add_digest(part.route, digest);
+  if (part.digested) add_digest(part.cover.route, digest);
   add_bytes(last - first);
   return true;
 }

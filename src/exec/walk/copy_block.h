@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "codec/simd/cast.h"
 #include "codec/simd/digest.h"
@@ -17,6 +18,25 @@ namespace tessera {
 // Digest::elements.)
 void digest_block(Digest& digest, const Block& block, const std::byte* src, int64_t atom_bytes,
                   const DigestSample* sample = nullptr);
+
+// How a part of a route is digested on the way: all of it, the blocks of a sample, or nothing. A value.
+class PartDigest {
+ public:
+  PartDigest() = default;  // nothing
+  // `seed`: of the version's sample; without one, everything is digested. `image`: of the route.
+  PartDigest(const SampleSeed& seed, uint32_t tensor, const ImageRange& image)
+      : sample_(seed ? std::optional(DigestSample(*seed, tensor)) : std::nullopt),
+        any_(!sample_ || sample_->touches(image.begin, image.end)) {}
+
+  bool any() const { return any_; }
+  // The arguments of digest_block() and BlockKernel::run(). The sample lives as long as this object.
+  Digest* into(Digest& digest) const { return any_ ? &digest : nullptr; }
+  const DigestSample* sample() const { return sample_ ? &*sample_ : nullptr; }
+
+ private:
+  std::optional<DigestSample> sample_;
+  bool any_ = false;
+};
 
 // Chosen once for each route. Immutable, hence thread-safe.
 class BlockKernel {

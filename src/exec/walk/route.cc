@@ -85,6 +85,20 @@ int64_t elements_per_atom(DType dtype) {
   return dtype == DType::kF4 ? 2 : 1;
 }
 
+ImageRange image_range(const RouteRegion& what) {
+  if (what.region.empty()) return {};
+  uint64_t first = 0, last = 0;  // elements
+  for (size_t d = 0; d < what.shape.size(); ++d) {
+    const std::span<const Interval> intervals = what.region.dim(static_cast<int>(d)).intervals();
+    const auto extent = static_cast<uint64_t>(what.shape[d]);
+    first = first * extent + static_cast<uint64_t>(intervals.front().begin);
+    last = last * extent + static_cast<uint64_t>(intervals.back().end - 1);
+  }
+  const auto per_atom = static_cast<uint64_t>(elements_per_atom(what.dtype));
+  const auto bytes = static_cast<uint64_t>(atom_bytes(what.dtype));
+  return {.begin = first / per_atom * bytes, .end = (last / per_atom + 1) * bytes};
+}
+
 std::vector<Index> byte_strides(DType dtype, std::span<const Index> extents, std::span<const Index> strides) {
   const Index per_atom = elements_per_atom(dtype);
   const Index bytes = atom_bytes(dtype);

@@ -63,6 +63,14 @@ struct RouteRegion {
   Region region{};            // owned by both sides
 };
 
+// The bytes of the tensor's image (docs/formats/digest.md) from the first to the last element of a region:
+// [begin, end). Both 0 if it is empty.
+struct ImageRange {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+ImageRange image_range(const RouteRegion& what);
+
 // The sender's half.
 struct SourceRoute {
   RouteRegion what{};
