@@ -69,11 +69,11 @@ std::vector<float> matrix_amaxes(const MatrixStack& stack, bool hadamard) {
 void bind_history(nb::module_& module) {
   nb::class_<AmaxHistory>(
       module, "AmaxHistory",
-      "The last amaxes of a tensor, for *delayed* scaling: the scale of a step comes of earlier steps, so that no pass "
-      "over the tensor comes before it. Give one to every quantize() of that tensor.\n\n"
+      "The last amaxes of a tensor, for *delayed* scaling: the scale of a step comes from the amaxes of earlier steps, "
+      "so that no extra pass over the tensor is needed. Pass the same history to every quantize() of the tensor.\n\n"
       "Args:\n"
-      "    length: How many are kept; TransformerEngine's default is 1024.\n"
-      "    algorithm: Scales are made of the largest of them (\"max\") or of the newest (\"most_recent\").\n"
+      "    length: The number of amaxes to keep; TransformerEngine's default is 1024.\n"
+      "    algorithm: The scale is computed from the largest of them (\"max\") or from the newest (\"most_recent\").\n"
       "    margin: Scales are 2^margin smaller than they could be; -64 to 64.")
       .def(
           "__init__",
@@ -93,8 +93,9 @@ void bind_history(nb::module_& module) {
           "push",
           [](AmaxHistory& self, Given<double> amax) { self.push(static_cast<float>(amax.as("amax", "a number"))); },
           nb::arg("amax").none(), nb::sig("def push(self, amax: float) -> None"),
-          "As the newest; the oldest is dropped.")
-      .def_prop_ro("amax", &AmaxHistory::amax, "What the next scale is made of; 0, a scale of 1, while there is none.")
+          "Adds the newest amax; drops the oldest if the history is full.")
+      .def_prop_ro("amax", &AmaxHistory::amax,
+                   "The amax for the next scale; 0, which gives a scale of 1, while the history is empty.")
       .def_prop_ro("values", &AmaxHistory::values, "Newest first.")
       .def_prop_ro("length", &AmaxHistory::length, "How many are kept.")
       .def_prop_ro(
@@ -122,7 +123,7 @@ void bind_history(nb::module_& module) {
 void bind_amax(nb::module_& module) {
   module.def("tensor_amaxes", tensor_amaxes, nb::arg("tensors"), "The largest magnitude of each tensor.");
   module.def("matrix_amaxes", matrix_amaxes, nb::arg("stack"), nb::arg("hadamard") = false,
-             "That of each matrix, or of what the Hadamard transform makes of it.");
+             "The largest magnitude of each matrix, after the Hadamard transform if `hadamard`.");
   bind_history(module);
 }
 

@@ -257,7 +257,7 @@ void bind_handle(nb::module_& module) {
            })
       .def("progress", [](PyHandle& self) { return released([&] { return self.get().progress(); }); })
       .def("version", [](PyHandle& self) { return released([&] { return self.get().version(); }); });
-  nb::class_<PyWaiter>(module, "Waiter", "Whose descriptor becomes readable once a handle has ended.")
+  nb::class_<PyWaiter>(module, "Waiter", "Has a descriptor that becomes readable once a handle has ended.")
       .def(nb::init<PyHandle&>(), nb::arg("handle"), nb::keep_alive<1, 2>())
       .def("fileno", &PyWaiter::fileno)
       .def("close", &PyWaiter::close);
@@ -346,7 +346,7 @@ void bind_bus(nb::module_& module) {
       .def(nb::init<>())
       .def("request_stop", [](std::stop_source& self) { released([&] { self.request_stop(); }); });
   module.def("check_name", check_name, nb::arg("what"), nb::arg("name"),
-             "Raises InvalidArgumentError unless it may be the name of a job, pair, batch or namespace.");
+             "Raises InvalidArgumentError unless the text may name a job, pair, batch or namespace.");
   nb::class_<PyBus>(module, "Bus")
       .def(nb::init<std::string, Rank, int, std::string, std::string, std::string, int, Digests, std::optional<double>,
                     std::optional<double>>(),
@@ -366,12 +366,12 @@ void bind_bus(nb::module_& module) {
                     std::vector<std::string>>(),
            nb::arg("bus"), nb::arg("name"), nb::arg("peer"), nb::arg("timeout") = nb::none(),
            nb::arg("layout") = nb::none(), nb::arg("peers") = std::vector<std::string>(),
-           "With one job, or with `peers` instead, which it does not wait for.")
+           "Pairs this job with `peer`, or with several `peers`, which it does not wait for.")
       .def("close", &PyPair::close, "Leaves once its batches have gone. Idempotent.")
       .def("peer_world", [](PyPair& self) { return self.get().peer_world(); })
       .def(
           "membership", [](PyPair& self) { return self.get().membership(); },
-          "Which processes hold the ranks of this job, as this rank has joined them: a number that all have in common.")
+          "A number for the processes that hold this job's ranks, the same on all of them.")
       .def("all_gather", &PyPair::all_gather, nb::arg("batch"), nb::arg("value"), nb::arg("timeout") = nb::none(),
            nb::arg("stop") = nb::none())
       .def("manifest", &PyPair::manifest, nb::arg("batch"), nb::arg("timeout") = nb::none(),

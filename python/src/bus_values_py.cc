@@ -69,13 +69,12 @@ void bind_tensor_spec(nb::module_& module) {
           nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("layout") = nb::none(),
           nb::arg("strides") = nb::none(), nb::arg("source") = "", nb::arg("slices") = std::vector<SliceTuple>(),
           nb::arg("wire") = nb::none(), nb::arg("planes") = std::vector<std::string>(), nb::arg("fused") = nb::none(),
-          "`shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address "
-          "0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, "
-          "end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way. "
-          "`planes` of it "
-          "are taken as they are, into one block of memory at `address`. `fused` is the name of the tensor that it is "
-          "a "
-          "part of, and where it begins there: (row, column), or None.")
+          "`shape` is the global shape; `strides` are those of the local tensor, in elements. The address is 0 on a "
+          "rank outside the mesh. A receiver may read `source` instead of the sender's tensor of the same name, or "
+          "`slices` of it: (begin, end, step, whether the dim is dropped) for each dim. `wire` is the format on the "
+          "wire. `planes` of that format are received without dequantising, into one block of memory at `address`. "
+          "`fused` is the name of the tensor that this one is a part of, and (row, column) of its first element "
+          "there, or None.")
       .def_ro("name", &TensorSpec::name)
       .def_prop_ro("address", [](const TensorSpec& self) { return reinterpret_cast<uintptr_t>(self.data); })
       .def_prop_ro("dtype", [](const TensorSpec& self) { return std::string(to_string(self.dtype)); })
@@ -93,7 +92,7 @@ void bind_tensor_spec(nb::module_& module) {
       .def("__repr__", describe);
   module.def(
       "wire_format", [](const std::string& name) { return std::string(to_string(parse_format(name))); },
-      nb::arg("name"), "The format of that name, in any case; the error lists those there are.");
+      nb::arg("name"), "The name of a format, whatever its upper and lower case; an error lists all formats.");
 }
 
 void bind_values(nb::module_& module) {
@@ -103,52 +102,57 @@ void bind_values(nb::module_& module) {
       .def_prop_ro("shape", [](const ManifestEntry& self) { return int_tuple(self.shape); })
       .def_ro("layout", &ManifestEntry::layout)
       .def_prop_ro(
-          "wire", [](const ManifestEntry& self) { return name_of(self.wire); }, "The format that it asks for.")
+          "wire", [](const ManifestEntry& self) { return name_of(self.wire); },
+          "The wire format that the sender registered, or None.")
       .def("__repr__", [](const ManifestEntry& self) {
         return fmt::format("ManifestEntry({:?}, {} {} {})", self.name, to_string(self.dtype),
                            to_string_shape(self.shape), self.layout.to_string());
       });
-  nb::class_<Progress>(module, "Progress", "What a transfer has done so far, or did.")
-      .def(nb::init<>(), "Of one that has not begun.")
+  nb::class_<Progress>(module, "Progress", "What a transfer has done so far.")
+      .def(nb::init<>(), "The progress of a transfer that has not begun.")
       .def_ro("bytes_done", &Progress::bytes_done)
       .def_ro("bytes_total", &Progress::bytes_total)
-      .def_ro("seconds", &Progress::seconds, "Since the data began to flow.")
+      .def_ro("seconds", &Progress::seconds, "Seconds since the data began to flow.")
       .def_prop_ro("gigabytes_per_second", &Progress::gigabytes_per_second)
       .def("__repr__", [](const Progress& self) {
         return fmt::format("Progress({} of {} bytes, {:.3f} s, {:.2f} GB/s)", self.bytes_done, self.bytes_total,
                            self.seconds, self.gigabytes_per_second());
       });
-  nb::class_<BatchStats>(module, "BatchStats", "What a batch is, and what its transfers have cost.")
+  nb::class_<BatchStats>(module, "BatchStats", "Facts about a batch, and what its transfers have cost.")
       .def_ro("tensors", &BatchStats::tensors)
-      .def_ro("skipped", &BatchStats::skipped, "Names that only the sender has.")
+      .def_ro("skipped", &BatchStats::skipped, "Tensors that only the sender has.")
       .def_ro("routes", &BatchStats::routes)
-      .def_ro("bytes_moved", &BatchStats::bytes_moved, "Whole batch, all ranks, one transfer.")
+      .def_ro("bytes_moved", &BatchStats::bytes_moved, "Bytes that all ranks move in one transfer.")
       .def_ro("bytes_lower_bound", &BatchStats::bytes_lower_bound)
-      .def_ro("rank_bytes", &BatchStats::rank_bytes, "This rank's share.")
-      .def_ro("transfers", &BatchStats::transfers, "Completed.")
+      .def_ro("rank_bytes", &BatchStats::rank_bytes, "Bytes of one transfer that this rank sends or receives.")
+      .def_ro("transfers", &BatchStats::transfers, "Transfers that were completed.")
       .def_ro("sessions", &BatchStats::sessions, "Times that the batch was matched with another job.")
       .def_ro("snapshot_bytes", &BatchStats::snapshot_bytes,
-              "Of a staged batch: memory of its copies, however many jobs take them.")
+              "Bytes of a staged batch's copies. Their number does not depend on how many jobs take them.")
       .def_ro("register_seconds", &BatchStats::register_seconds)
-      .def_ro("store_requests", &BatchStats::store_requests, "Since registration, as the next two.")
+      .def_ro("store_requests", &BatchStats::store_requests, "Requests to the store since registration.")
       .def_ro("plans", &BatchStats::plans)
       .def_ro("allocations", &BatchStats::allocations)
       .def_ro("delta_routes", &BatchStats::delta_routes,
-              "Regions that travelled as deltas from or to this rank, in all transfers.")
-      .def_ro("delta_bytes", &BatchStats::delta_bytes, "Of those deltas.")
-      .def_ro("delta_full_bytes", &BatchStats::delta_full_bytes, "What those regions take in full.")
+              "Regions that travelled as deltas from or to this rank, over all transfers.")
+      .def_ro("delta_bytes", &BatchStats::delta_bytes, "Bytes of those deltas.")
+      .def_ro("delta_full_bytes", &BatchStats::delta_full_bytes, "Bytes that those regions would have taken in full.")
       .def_ro("quantized_elements", &BatchStats::quantized_elements,
-              "That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.")
-      .def_ro("quantized_bytes", &BatchStats::quantized_bytes, "They with their scales and amaxes, as they travel.")
-      .def_ro("quantized_source_bytes", &BatchStats::quantized_source_bytes, "They in the sender's dtypes.")
+              "Elements that this rank quantises (sender) or receives quantised (receiver) in one transfer.")
+      .def_ro("quantized_bytes", &BatchStats::quantized_bytes,
+              "Bytes of those elements as they travel, with scales and amaxes.")
+      .def_ro("quantized_source_bytes", &BatchStats::quantized_source_bytes,
+              "Bytes of those elements in the sender's dtypes.")
       .def_ro("quantized_elements_moved", &BatchStats::quantized_elements_moved,
-              "Whole batch, all ranks, one transfer.")
-      .def_ro("quantized_bytes_moved", &BatchStats::quantized_bytes_moved, "What of bytes_moved that is, as planned.")
-      .def_ro("amax_exchanges", &BatchStats::amax_exchanges, "That all ranks of a sending job have agreed in.")
+              "Quantised elements that all ranks move in one transfer.")
+      .def_ro("quantized_bytes_moved", &BatchStats::quantized_bytes_moved,
+              "The planned bytes of those elements; a part of bytes_moved.")
+      .def_ro("amax_exchanges", &BatchStats::amax_exchanges,
+              "Exchanges in which all ranks of a sending job agreed on the amaxes.")
       .def_prop_ro("quantized_ratio", &BatchStats::quantized_ratio,
-                   "quantized_bytes to the same elements in bf16; 0 if there are none.")
+                   "quantized_bytes over the bytes of the same elements in bf16; 0 if nothing is quantised.")
       .def_prop_ro("batch_ratio", &BatchStats::batch_ratio,
-                   "bytes_moved to what they were if bf16 were sent instead of what is quantised.")
+                   "bytes_moved over the bytes that would move if bf16 were sent instead of the quantised formats.")
       .def("__repr__", [](const BatchStats& self) {
         return fmt::format("BatchStats({} tensors, {} skipped, {} routes, {} bytes moved, {} transfers)", self.tensors,
                            self.skipped, self.routes, self.bytes_moved, self.transfers);
@@ -159,7 +163,7 @@ void bind_peer(nb::module_& module) {
   nb::class_<BatchPeer>(module, "BatchPeer", "Another job of a batch, as this rank knows it.")
       .def_ro("job", &BatchPeer::job)
       .def_ro("attached", &BatchPeer::attached, "Whether all its ranks are there and have registered the batch.")
-      .def_ro("world", &BatchPeer::world, "Its ranks; 0 before it was attached first.")
+      .def_ro("world", &BatchPeer::world, "The number of its ranks; 0 until it has been attached once.")
       .def_ro("version", &BatchPeer::version,
               "The newest version that all its ranks have taken, as far as they read from this one; of a receiver's "
               "peer, the newest that it has offered.")

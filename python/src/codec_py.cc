@@ -49,12 +49,12 @@ void bind_codec(nb::module_& module) {
       nb::arg("dtype"), "What torch, NumPy and ml_dtypes call an element type: float32 for f32.");
   module.def(
       "dtype", [](nb::handle object) { return std::string(to_string(dtype_from(object))); }, nb::arg("object"),
-      "Tessera's name of an element type: of its own names, of NumPy's, torch's or ml_dtypes' types.");
+      "Tessera's name of an element type, given as such a name or as a type of NumPy, torch or ml_dtypes.");
   module.def(
       "bits_of", [](nb::handle object) { return bits_of(dtype_from(object)); }, nb::arg("dtype"),
-      "Bits an element: 4 for f4, else a multiple of 8.");
+      "Bits per element: 4 for f4, a multiple of 8 for the others.");
   module.def("local_digest", &local_digest, nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("strides"),
-             "Of the elements of a local tensor, in row-major order (docs/formats/digest.md).");
+             "The digest of a local tensor's elements in row-major order (docs/formats/digest.md).");
 }
 
 }  // namespace tessera::python

@@ -105,13 +105,13 @@ ReduceOp reduce_op_from(const std::string& name) {
 }
 
 void bind_placements(nb::module_& module) {
-  nb::class_<Replicate> replicate(module, "Replicate", "Every rank along the axis holds the same.");
+  nb::class_<Replicate> replicate(module, "Replicate", "Every rank along the axis holds the same elements.");
   replicate.def(nb::init<>());
   make_printed_value(replicate, [](const Replicate&) { return nb::make_tuple(); });
 
-  nb::class_<Shard> shard(
-      module, "Shard",
-      "Split along tensor dim `dim` like torch.chunk: ceil(n/k) a rank, the last ones short or empty.");
+  nb::class_<Shard> shard(module, "Shard",
+                          "Split along tensor dim `dim` like torch.chunk: ceil(n/k) elements per rank; the last ranks "
+                          "may have fewer or none.");
   shard
       .def(
           "__init__", [](Shard* self, Given<int> dim) { new (self) Shard{.dim = dim.as("Shard: dim", kWhole)}; },
@@ -175,9 +175,10 @@ void bind_partial(nb::module_& module) {
 }
 
 void bind_mesh(nb::module_& module) {
-  nb::class_<Mesh> mesh(module, "Mesh",
-                        "An n-d array of distinct ranks, row-major, with optional axis names. A value.\n\n"
-                        "Mesh((2, 4), names=('dp', 'tp')) numbers the ranks from 0; `ranks` lists them otherwise.");
+  nb::class_<Mesh> mesh(
+      module, "Mesh",
+      "An n-d array of distinct ranks, row-major, with optional axis names. A value.\n\n"
+      "Mesh((2, 4), names=('dp', 'tp')) numbers the ranks from 0; `ranks` gives other ranks, row-major.");
   mesh.def(
           "__init__",
           [](Mesh* self, Given<std::vector<int>> shape, Given<std::optional<std::vector<std::string>>> names,
@@ -206,7 +207,7 @@ void bind_mesh(nb::module_& module) {
             return int_tuple(self.coordinate(*position));
           },
           nb::arg("rank").none(), nb::sig("def coordinate(self, rank: int) -> tuple[int, ...] | None"),
-          "Where `rank` is along every axis; None if it is not in the mesh.")
+          "The coordinate of `rank` on each axis; None if it is not in the mesh.")
       .def(
           "__contains__",
           [](const Mesh& self, nb::handle object) {
@@ -235,7 +236,7 @@ void bind_shapes(nb::class_<Layout>& layout) {
           },
           nb::arg("shape").none(), nb::arg("rank").none(),
           nb::sig("def local_shape(self, shape: collections.abc.Sequence[int], rank: int) -> tuple[int, ...]"),
-          "Shape of the local tensor of `rank`, of a tensor of global `shape`; of a rank outside the mesh, zeros.")
+          "Shape of the local tensor on `rank` of a tensor of global `shape`; zeros for a rank outside the mesh.")
       .def(
           "owned",
           [](const Layout& self, Given<Shape> given, Given<Rank> rank) -> std::optional<nb::list> {
@@ -249,7 +250,7 @@ void bind_shapes(nb::class_<Layout>& layout) {
           nb::arg("shape").none(), nb::arg("rank").none(),
           nb::sig("def owned(self, shape: collections.abc.Sequence[int], rank: int) -> "
                   "list[tuple[tuple[int, int], ...]] | None"),
-          "What `rank` owns: for each dim its intervals (begin, end), ascending. None if it owns nothing.");
+          "The intervals (begin, end) of each dim that `rank` holds, ascending. None if it holds nothing.");
 }
 
 void bind_layouts(nb::module_& module) {
@@ -286,7 +287,7 @@ void bind_layouts(nb::module_& module) {
       .def(
           "shifted", [](const Layout& self, Given<Rank> offset) { return self.shifted(offset.as("offset", kWhole)); },
           nb::arg("offset").none(), nb::sig("def shifted(self, offset: int) -> Layout"),
-          "The same over ranks that are `offset` higher.")
+          "The same layout over ranks that are `offset` higher.")
       .def(
           "with_ranks",
           [](const Layout& self, Given<std::vector<Rank>> ranks) {
@@ -350,14 +351,15 @@ void bind_slices(nb::module_& module) {
         return sliced_layout(layout, shape, slices_from(slices));
       },
       nb::arg("layout"), nb::arg("shape"), nb::arg("slices"),
-      "The layout of a slice as a tensor of its own. Of each dim: (begin, end, step, whether it is dropped).");
+      "The layout of a slice as a tensor of its own. `slices` has (begin, end, step, whether the dim is dropped) for "
+      "each dim.");
   module.def(
       "local_slices",
       [](const Layout& layout, const Shape& shape, const std::vector<SliceTuple>& slices, Rank rank) {
         return tuples_of(local_slices(layout.bind(shape), shape, slices_from(slices), rank));
       },
       nb::arg("layout"), nb::arg("shape"), nb::arg("slices"), nb::arg("rank"),
-      "What that is of the local tensor of a rank of the slice's mesh.");
+      "The part of that slice that is in the local tensor of `rank`, as slices of the local tensor.");
 }
 
 void bind_layout(nb::module_& module) {

@@ -22,7 +22,7 @@ void bind_memory(nb::module_& module) {
         return nb::ndarray<nb::array_api, uint8_t, nb::ndim<1>, nb::device::cpu>(data, {bytes}, owner);
       },
       nb::arg("bytes"),
-      "A block of shared memory, zeroed, which goes back once nobody refers to it. Raises ResourceExhaustedError.");
+      "A zeroed block of shared memory, freed once nothing refers to it. Raises ResourceExhaustedError.");
   module.def(
       "in_shared_memory",
       [](uintptr_t address, size_t bytes) {

@@ -6,7 +6,7 @@ NB_MODULE(_core, module) {
   // A module's globals may hold values until the interpreter ends, which is not a leak; only tests enable the warnings.
   nanobind::set_leak_warnings(false);
   module.def("report_leaks", &nanobind::set_leak_warnings, nanobind::arg("on"),
-             "Whether values that are alive as the interpreter ends are reported.");
+             "Whether nanobind reports values that are still alive when the interpreter ends.");
   module.doc() = "The C++ core of Tessera. Use it through the package `tessera`.";
   module.attr("version") = tessera::kVersion;
   tessera::python::bind_errors(module);

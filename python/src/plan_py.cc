@@ -92,11 +92,11 @@ nb::dict simulate_bytes(const Plan& plan, const nb::dict& sources, std::optional
 
 void bind_plan(nb::module_& module) {
   nb::class_<RouteView>(module, "Route", "One region that one source rank provides.")
-      .def_ro("src", &RouteView::src, "The rank that provides it.")
-      .def_ro("dsts", &RouteView::dsts, "The ranks that take it, ascending.")
+      .def_ro("src", &RouteView::src, "The rank that sends the region.")
+      .def_ro("dsts", &RouteView::dsts, "The ranks that receive it, ascending.")
       .def_ro("kind", &RouteView::kind, "'local', 'p2p' or 'multicast'.")
       .def_ro("region", &RouteView::region, "In global coordinates: '[0:4,8:12][0:16]'.")
-      .def_ro("bytes", &RouteView::bytes, "Of the region, counted once whatever the number of destinations.")
+      .def_ro("bytes", &RouteView::bytes, "Bytes of the region, counted once whatever the number of destinations.")
       .def("__repr__", [](const RouteView& self) {
         return fmt::format("Route({} -> {}: {}, {} bytes)", self.src, fmt::join(self.dsts, ","), self.region,
                            self.bytes);
@@ -110,13 +110,13 @@ void bind_plan(nb::module_& module) {
       .def_ro("dst", &Plan::dst)
       .def_prop_ro("routes", routes_of)
       .def_prop_ro("stats", stats_of, nb::sig("def stats(self) -> dict[str, int]"),
-                   "Byte figures; a multicast counts once at its source.")
+                   "Byte totals of the plan. A multicast counts once at its source.")
       .def("egress", &Plan::egress, "(rank, bytes that it sends), ascending by rank.")
-      .def("dump", &Plan::dump, "Stable text, one route a line.")
+      .def("dump", &Plan::dump, "A stable text form, one route per line.")
       .def(
-          "explain", [](const Plan& self) { return explain(self); }, "What it does, in words and a table.")
-      .def("to_json", &Plan::to_json, "As docs/formats/plan-json.md describes it.")
-      .def("to_svg", &Plan::to_svg, "A picture for people.")
+          "explain", [](const Plan& self) { return explain(self); }, "Describes the plan in words and a table.")
+      .def("to_json", &Plan::to_json, "The JSON form of docs/formats/plan-json.md.")
+      .def("to_svg", &Plan::to_svg, "A picture of the plan, as an SVG document.")
       .def("_repr_html_", &Plan::to_svg)
       .def("__repr__", summary);
   module.def(

@@ -56,7 +56,8 @@ std::pair<int64_t, std::map<std::string, std::tuple<int64_t, int64_t, int64_t>>>
 }
 
 void bind_spec(nb::module_& module) {
-  nb::class_<QuantSpec>(module, "QuantSpec", "What to quantise to. Raises InvalidArgumentError unless it all fits.")
+  nb::class_<QuantSpec>(module, "QuantSpec",
+                        "A quantised format and its options. Raises InvalidArgumentError if they do not go together.")
       .def(
           "__init__",
           [](QuantSpec* self, const std::string& format, const std::string& scaling, bool hadamard,
@@ -84,7 +85,8 @@ void bind_spec(nb::module_& module) {
       .def("plane_arrays", plane_arrays, nb::arg("plane"), nb::arg("rows"), nb::arg("columns"),
            "(dtype, rows, columns) of the codes, the scales and gemm_scales() of a matrix.")
       .def("places", places_of, nb::arg("planes"), nb::arg("matrices"), nb::arg("rows"), nb::arg("columns"),
-           "How many bytes planes of a stack take in one block of memory; where codes, scales and amaxes of each lie.")
+           "The bytes that `planes` of a stack take in one block of memory, and the offsets of each plane's codes, "
+           "scales and amaxes.")
       .def(
           "__reduce__",
           [](nb::handle self) { return nb::make_tuple(self.type(), arguments_of(nb::cast<const QuantSpec&>(self))); },
@@ -203,15 +205,17 @@ void gemm_scales_of_stack(const QuantSpec& spec, const std::string& plane, size_
 
 void bind_planes(nb::module_& module) {
   nb::class_<PlaneAddresses>(module, "PlaneAddresses",
-                             "Where the codes and scales of a stack's plane lie, packed; and the amax of each matrix, "
-                             "if the format has one.")
+                             "The addresses of a plane's packed codes and scales, and the amax of each matrix if the "
+                             "format has one.")
       .def(nb::init<uintptr_t, uintptr_t, std::vector<float>>(), nb::arg("codes"), nb::arg("scales"), nb::arg("amax"));
   module.def("quantize", quantize_stack, nb::arg("stack"), nb::arg("spec"), nb::arg("row").none(),
-             nb::arg("column").none(), "To one plane or both.");
+             nb::arg("column").none(), "Quantises to one plane or both.");
   module.def("dequantize", dequantize_stack, nb::arg("spec"), nb::arg("plane"), nb::arg("n"), nb::arg("rows"),
-             nb::arg("columns"), nb::arg("addresses"), nb::arg("to"), nb::arg("dtype"), "Of n matrices, packed.");
+             nb::arg("columns"), nb::arg("addresses"), nb::arg("to"), nb::arg("dtype"),
+             "Dequantises n packed matrices to the address `to`.");
   module.def("gemm_scales", gemm_scales_of_stack, nb::arg("spec"), nb::arg("plane"), nb::arg("n"), nb::arg("rows"),
-             nb::arg("columns"), nb::arg("addresses"), nb::arg("to"), "Of n matrices, packed.");
+             nb::arg("columns"), nb::arg("addresses"), nb::arg("to"),
+             "Writes the scales of n packed matrices to `to`, in the order that GEMM kernels read.");
 }
 
 }  // namespace
@@ -223,7 +227,7 @@ void bind_quantize(nb::module_& module) {
           [](MatrixStack* self, uintptr_t address, const std::string& dtype, Shape shape, std::vector<Index> strides,
              nb::handle) { new (self) MatrixStack(address, dtype, std::move(shape), std::move(strides)); },
           nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("strides"), nb::arg("memory"),
-          nb::keep_alive<1, 6>(), "`memory` is kept as long as this is.");
+          nb::keep_alive<1, 6>(), "`memory` is kept alive as long as the stack.");
   bind_spec(module);
   bind_planes(module);
 }

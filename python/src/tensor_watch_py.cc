@@ -108,16 +108,16 @@ class TensorWatch {
 
 void bind_tensor_watch(nb::module_& module) {
   nb::class_<TensorWatch>(module, "TensorWatch",
-                          "Whether tensors of a library with DLPack's C exchange API have moved.")
+                          "Detects whether tensors of a library with DLPack's C exchange API have moved.")
       .def(nb::init<const nb::object&, nb::object, const nb::list&, const nb::list&>(), nb::arg("api"),
            nb::arg("storage_of"), nb::arg("sources"), nb::arg("tensors"),
            nb::sig("def __init__(self, api: object, storage_of: collections.abc.Callable[[object], object], sources: "
                    "list[collections.abc.Callable[[], object]], tensors: list[object]) -> None"))
       .def("hold", &TensorWatch::hold, nb::sig("def hold(self) -> tuple[list[object], list[object]] | None"),
-           "(storages, tensors whose counters count) of what the sources give, if all of them lie where they did, with "
-           "the same shapes and strides; else None.")
+           "(storages, tensors whose version counters count) of the tensors that the sources return, if their "
+           "addresses, shapes and strides are unchanged; otherwise None.")
       .def_static("usable", &TensorWatch::usable, nb::arg("api"), nb::sig("def usable(api: object) -> bool"),
-                  "Whether such an API (Tensor.__dlpack_c_exchange_api__) is of a version that it knows.");
+                  "Whether this version of the API (Tensor.__dlpack_c_exchange_api__) is known here.");
 }
 
 }  // namespace tessera::python
