@@ -7,12 +7,14 @@ import tessera._errors
 
 
 def report_leaks(on: bool) -> None:
-    """Whether values that are alive as the interpreter ends are reported."""
+    """
+    Whether nanobind reports values that are still alive when the interpreter ends.
+    """
 
 version: str = '0.1.0'
 
 class Replicate:
-    """Every rank along the axis holds the same."""
+    """Every rank along the axis holds the same elements."""
 
     def __init__(self) -> None: ...
 
@@ -26,7 +28,7 @@ class Replicate:
 
 class Shard:
     """
-    Split along tensor dim `dim` like torch.chunk: ceil(n/k) a rank, the last ones short or empty.
+    Split along tensor dim `dim` like torch.chunk: ceil(n/k) elements per rank; the last ranks may have fewer or none.
     """
 
     def __init__(self, dim: int) -> None: ...
@@ -106,7 +108,7 @@ class Mesh:
     """
     An n-d array of distinct ranks, row-major, with optional axis names. A value.
 
-    Mesh((2, 4), names=('dp', 'tp')) numbers the ranks from 0; `ranks` lists them otherwise.
+    Mesh((2, 4), names=('dp', 'tp')) numbers the ranks from 0; `ranks` gives other ranks, row-major.
     """
 
     def __init__(self, shape: Sequence[int], names: Sequence[str] | None = None, ranks: Sequence[int] | None = None) -> None: ...
@@ -127,7 +129,7 @@ class Mesh:
     def size(self) -> int: ...
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """Where `rank` is along every axis; None if it is not in the mesh."""
+        """The coordinate of `rank` on each axis; None if it is not in the mesh."""
 
     def __contains__(self, rank: object, /) -> bool: ...
 
@@ -161,7 +163,7 @@ class Layout:
     def placements(self) -> tuple[Replicate | Shard | StridedShard | RaggedShard | Partial, ...]: ...
 
     def shifted(self, offset: int) -> Layout:
-        """The same over ranks that are `offset` higher."""
+        """The same layout over ranks that are `offset` higher."""
 
     def with_ranks(self, ranks: Sequence[int]) -> Layout:
         """The same placements; position i of the mesh becomes ranks[i]."""
@@ -175,12 +177,12 @@ class Layout:
 
     def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
         """
-        Shape of the local tensor of `rank`, of a tensor of global `shape`; of a rank outside the mesh, zeros.
+        Shape of the local tensor on `rank` of a tensor of global `shape`; zeros for a rank outside the mesh.
         """
 
     def owned(self, shape: Sequence[int], rank: int) -> list[tuple[tuple[int, int], ...]] | None:
         """
-        What `rank` owns: for each dim its intervals (begin, end), ascending. None if it owns nothing.
+        The intervals (begin, end) of each dim that `rank` holds, ascending. None if it holds nothing.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -193,22 +195,24 @@ class Layout:
 
 def sliced_layout(layout: Layout, shape: Sequence[int], slices: Sequence[tuple[int, int, int, bool]]) -> Layout:
     """
-    The layout of a slice as a tensor of its own. Of each dim: (begin, end, step, whether it is dropped).
+    The layout of a slice as a tensor of its own. `slices` has (begin, end, step, whether the dim is dropped) for each dim.
     """
 
 def local_slices(layout: Layout, shape: Sequence[int], slices: Sequence[tuple[int, int, int, bool]], rank: int) -> list[tuple[int, int, int, bool]]:
-    """What that is of the local tensor of a rank of the slice's mesh."""
+    """
+    The part of that slice that is in the local tensor of `rank`, as slices of the local tensor.
+    """
 
 class Route:
     """One region that one source rank provides."""
 
     @property
     def src(self) -> int:
-        """The rank that provides it."""
+        """The rank that sends the region."""
 
     @property
     def dsts(self) -> list[int]:
-        """The ranks that take it, ascending."""
+        """The ranks that receive it, ascending."""
 
     @property
     def kind(self) -> str:
@@ -220,7 +224,7 @@ class Route:
 
     @property
     def bytes(self) -> int:
-        """Of the region, counted once whatever the number of destinations."""
+        """Bytes of the region, counted once whatever the number of destinations."""
 
     def __repr__(self) -> str: ...
 
@@ -246,22 +250,22 @@ class Plan:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Byte figures; a multicast counts once at its source."""
+        """Byte totals of the plan. A multicast counts once at its source."""
 
     def egress(self) -> list[tuple[int, int]]:
         """(rank, bytes that it sends), ascending by rank."""
 
     def dump(self) -> str:
-        """Stable text, one route a line."""
+        """A stable text form, one route per line."""
 
     def explain(self) -> str:
-        """What it does, in words and a table."""
+        """Describes the plan in words and a table."""
 
     def to_json(self) -> str:
-        """As docs/formats/plan-json.md describes it."""
+        """The JSON form of docs/formats/plan-json.md."""
 
     def to_svg(self) -> str:
-        """A picture for people."""
+        """A picture of the plan, as an SVG document."""
 
     def __repr__(self) -> str: ...
 
@@ -277,20 +281,20 @@ def torch_name(dtype: str) -> str:
 
 def dtype(object: object) -> str:
     """
-    Tessera's name of an element type: of its own names, of NumPy's, torch's or ml_dtypes' types.
+    Tessera's name of an element type, given as such a name or as a type of NumPy, torch or ml_dtypes.
     """
 
 def bits_of(dtype: object) -> int:
-    """Bits an element: 4 for f4, else a multiple of 8."""
+    """Bits per element: 4 for f4, a multiple of 8 for the others."""
 
 def local_digest(address: int, dtype: object, shape: Sequence[int], strides: Sequence[int]) -> str:
     """
-    Of the elements of a local tensor, in row-major order (docs/formats/digest.md).
+    The digest of a local tensor's elements in row-major order (docs/formats/digest.md).
     """
 
 def shared_bytes(bytes: int) -> Annotated[Any, dict(dtype='uint8', shape=(None,), device='cpu')]:
     """
-    A block of shared memory, zeroed, which goes back once nobody refers to it. Raises ResourceExhaustedError.
+    A zeroed block of shared memory, freed once nothing refers to it. Raises ResourceExhaustedError.
     """
 
 def in_shared_memory(address: int, bytes: int) -> bool:
@@ -300,10 +304,12 @@ class MatrixStack:
     """Matrices [..., M, K] in memory, dense along the last dim."""
 
     def __init__(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], memory: object) -> None:
-        """`memory` is kept as long as this is."""
+        """`memory` is kept alive as long as the stack."""
 
 class QuantSpec:
-    """What to quantise to. Raises InvalidArgumentError unless it all fits."""
+    """
+    A quantised format and its options. Raises InvalidArgumentError if they do not go together.
+    """
 
     def __init__(self, format: str, scaling: str = '16x16', hadamard: bool = False, rounding: str = 'nearest', seed: int = 0, eps: float = 0.0, power_of_two: bool | None = None, margin: int = 0, nonfinite: str = 'error') -> None: ...
 
@@ -326,7 +332,7 @@ class QuantSpec:
 
     def places(self, planes: Sequence[str], matrices: int, rows: int, columns: int) -> tuple[int, dict[str, tuple[int, int, int]]]:
         """
-        How many bytes planes of a stack take in one block of memory; where codes, scales and amaxes of each lie.
+        The bytes that `planes` of a stack take in one block of memory, and the offsets of each plane's codes, scales and amaxes.
         """
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]: ...
@@ -336,44 +342,50 @@ def formats() -> list[str]:
 
 class PlaneAddresses:
     """
-    Where the codes and scales of a stack's plane lie, packed; and the amax of each matrix, if the format has one.
+    The addresses of a plane's packed codes and scales, and the amax of each matrix if the format has one.
     """
 
     def __init__(self, codes: int, scales: int, amax: Sequence[float]) -> None: ...
 
 def quantize(stack: MatrixStack, spec: QuantSpec, row: PlaneAddresses | None, column: PlaneAddresses | None) -> None:
-    """To one plane or both."""
+    """Quantises to one plane or both."""
 
 def dequantize(spec: QuantSpec, plane: str, n: int, rows: int, columns: int, addresses: PlaneAddresses, to: int, dtype: str) -> None:
-    """Of n matrices, packed."""
+    """Dequantises n packed matrices to the address `to`."""
 
 def gemm_scales(spec: QuantSpec, plane: str, n: int, rows: int, columns: int, addresses: PlaneAddresses, to: int) -> None:
-    """Of n matrices, packed."""
+    """
+    Writes the scales of n packed matrices to `to`, in the order that GEMM kernels read.
+    """
 
 def tensor_amaxes(tensors: Sequence[MatrixStack]) -> list[float]:
     """The largest magnitude of each tensor."""
 
 def matrix_amaxes(stack: MatrixStack, hadamard: bool = False) -> list[float]:
-    """That of each matrix, or of what the Hadamard transform makes of it."""
+    """
+    The largest magnitude of each matrix, after the Hadamard transform if `hadamard`.
+    """
 
 class AmaxHistory:
     """
-    The last amaxes of a tensor, for *delayed* scaling: the scale of a step comes of earlier steps, so that no pass over the tensor comes before it. Give one to every quantize() of that tensor.
+    The last amaxes of a tensor, for *delayed* scaling: the scale of a step comes from the amaxes of earlier steps, so that no extra pass over the tensor is needed. Pass the same history to every quantize() of the tensor.
 
     Args:
-        length: How many are kept; TransformerEngine's default is 1024.
-        algorithm: Scales are made of the largest of them ("max") or of the newest ("most_recent").
+        length: The number of amaxes to keep; TransformerEngine's default is 1024.
+        algorithm: The scale is computed from the largest of them ("max") or from the newest ("most_recent").
         margin: Scales are 2^margin smaller than they could be; -64 to 64.
     """
 
     def __init__(self, length: int = 1024, algorithm: str = 'max', margin: int = 0) -> None: ...
 
     def push(self, amax: float) -> None:
-        """As the newest; the oldest is dropped."""
+        """Adds the newest amax; drops the oldest if the history is full."""
 
     @property
     def amax(self) -> float:
-        """What the next scale is made of; 0, a scale of 1, while there is none."""
+        """
+        The amax for the next scale; 0, which gives a scale of 1, while the history is empty.
+        """
 
     @property
     def values(self) -> list[float]:
@@ -398,19 +410,21 @@ class AmaxHistory:
     def __repr__(self) -> str: ...
 
 class TensorWatch:
-    """Whether tensors of a library with DLPack's C exchange API have moved."""
+    """
+    Detects whether tensors of a library with DLPack's C exchange API have moved.
+    """
 
     def __init__(self, api: object, storage_of: Callable[[object], object], sources: list[Callable[[], object]], tensors: list[object]) -> None: ...
 
     def hold(self) -> tuple[list[object], list[object]] | None:
         """
-        (storages, tensors whose counters count) of what the sources give, if all of them lie where they did, with the same shapes and strides; else None.
+        (storages, tensors whose version counters count) of the tensors that the sources return, if their addresses, shapes and strides are unchanged; otherwise None.
         """
 
     @staticmethod
     def usable(api: object) -> bool:
         """
-        Whether such an API (Tensor.__dlpack_c_exchange_api__) is of a version that it knows.
+        Whether this version of the API (Tensor.__dlpack_c_exchange_api__) is known here.
         """
 
 class TensorSpec:
@@ -418,7 +432,7 @@ class TensorSpec:
 
     def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = [], wire: str | None = None, planes: Sequence[str] = [], fused: tuple[str, tuple[int, int] | None] | None = None) -> None:
         """
-        `shape` is the global one; `strides`, of the local tensor, in elements. A rank outside the mesh has address 0. A receiver may take `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) of each dim. `wire` is the format that is asked for on its way. `planes` of it are taken as they are, into one block of memory at `address`. `fused` is the name of the tensor that it is a part of, and where it begins there: (row, column), or None.
+        `shape` is the global shape; `strides` are those of the local tensor, in elements. The address is 0 on a rank outside the mesh. A receiver may read `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) for each dim. `wire` is the format on the wire. `planes` of that format are received without dequantising, into one block of memory at `address`. `fused` is the name of the tensor that this one is a part of, and (row, column) of its first element there, or None.
         """
 
     @property
@@ -457,7 +471,9 @@ class TensorSpec:
     def __repr__(self) -> str: ...
 
 def wire_format(name: str) -> str:
-    """The format of that name, in any case; the error lists those there are."""
+    """
+    The name of a format, whatever its upper and lower case; an error lists all formats.
+    """
 
 class ManifestEntry:
     """One tensor that the sending side offers."""
@@ -476,15 +492,15 @@ class ManifestEntry:
 
     @property
     def wire(self) -> str | None:
-        """The format that it asks for."""
+        """The wire format that the sender registered, or None."""
 
     def __repr__(self) -> str: ...
 
 class Progress:
-    """What a transfer has done so far, or did."""
+    """What a transfer has done so far."""
 
     def __init__(self) -> None:
-        """Of one that has not begun."""
+        """The progress of a transfer that has not begun."""
 
     @property
     def bytes_done(self) -> int: ...
@@ -494,7 +510,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the data began to flow."""
+        """Seconds since the data began to flow."""
 
     @property
     def gigabytes_per_second(self) -> float: ...
@@ -502,32 +518,32 @@ class Progress:
     def __repr__(self) -> str: ...
 
 class BatchStats:
-    """What a batch is, and what its transfers have cost."""
+    """Facts about a batch, and what its transfers have cost."""
 
     @property
     def tensors(self) -> int: ...
 
     @property
     def skipped(self) -> int:
-        """Names that only the sender has."""
+        """Tensors that only the sender has."""
 
     @property
     def routes(self) -> int: ...
 
     @property
     def bytes_moved(self) -> int:
-        """Whole batch, all ranks, one transfer."""
+        """Bytes that all ranks move in one transfer."""
 
     @property
     def bytes_lower_bound(self) -> int: ...
 
     @property
     def rank_bytes(self) -> int:
-        """This rank's share."""
+        """Bytes of one transfer that this rank sends or receives."""
 
     @property
     def transfers(self) -> int:
-        """Completed."""
+        """Transfers that were completed."""
 
     @property
     def sessions(self) -> int:
@@ -535,14 +551,16 @@ class BatchStats:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of a staged batch: memory of its copies, however many jobs take them."""
+        """
+        Bytes of a staged batch's copies. Their number does not depend on how many jobs take them.
+        """
 
     @property
     def register_seconds(self) -> float: ...
 
     @property
     def store_requests(self) -> int:
-        """Since registration, as the next two."""
+        """Requests to the store since registration."""
 
     @property
     def plans(self) -> int: ...
@@ -553,51 +571,53 @@ class BatchStats:
     @property
     def delta_routes(self) -> int:
         """
-        Regions that travelled as deltas from or to this rank, in all transfers.
+        Regions that travelled as deltas from or to this rank, over all transfers.
         """
 
     @property
     def delta_bytes(self) -> int:
-        """Of those deltas."""
+        """Bytes of those deltas."""
 
     @property
     def delta_full_bytes(self) -> int:
-        """What those regions take in full."""
+        """Bytes that those regions would have taken in full."""
 
     @property
     def quantized_elements(self) -> int:
         """
-        That this rank quantises (sender) or takes quantised (receiver); one transfer, as the next two.
+        Elements that this rank quantises (sender) or receives quantised (receiver) in one transfer.
         """
 
     @property
     def quantized_bytes(self) -> int:
-        """They with their scales and amaxes, as they travel."""
+        """Bytes of those elements as they travel, with scales and amaxes."""
 
     @property
     def quantized_source_bytes(self) -> int:
-        """They in the sender's dtypes."""
+        """Bytes of those elements in the sender's dtypes."""
 
     @property
     def quantized_elements_moved(self) -> int:
-        """Whole batch, all ranks, one transfer."""
+        """Quantised elements that all ranks move in one transfer."""
 
     @property
     def quantized_bytes_moved(self) -> int:
-        """What of bytes_moved that is, as planned."""
+        """The planned bytes of those elements; a part of bytes_moved."""
 
     @property
     def amax_exchanges(self) -> int:
-        """That all ranks of a sending job have agreed in."""
+        """Exchanges in which all ranks of a sending job agreed on the amaxes."""
 
     @property
     def quantized_ratio(self) -> float:
-        """quantized_bytes to the same elements in bf16; 0 if there are none."""
+        """
+        quantized_bytes over the bytes of the same elements in bf16; 0 if nothing is quantised.
+        """
 
     @property
     def batch_ratio(self) -> float:
         """
-        bytes_moved to what they were if bf16 were sent instead of what is quantised.
+        bytes_moved over the bytes that would move if bf16 were sent instead of the quantised formats.
         """
 
     def __repr__(self) -> str: ...
@@ -614,7 +634,7 @@ class BatchPeer:
 
     @property
     def world(self) -> int:
-        """Its ranks; 0 before it was attached first."""
+        """The number of its ranks; 0 until it has been attached once."""
 
     @property
     def version(self) -> int:
@@ -646,7 +666,7 @@ class Handle:
     def version(self) -> int: ...
 
 class Waiter:
-    """Whose descriptor becomes readable once a handle has ended."""
+    """Has a descriptor that becomes readable once a handle has ended."""
 
     def __init__(self, handle: Handle) -> None: ...
 
@@ -694,7 +714,7 @@ class StopSource:
 
 def check_name(what: str, name: str) -> None:
     """
-    Raises InvalidArgumentError unless it may be the name of a job, pair, batch or namespace.
+    Raises InvalidArgumentError unless the text may name a job, pair, batch or namespace.
     """
 
 class Bus:
@@ -717,7 +737,9 @@ class Bus:
 
 class Pair:
     def __init__(self, bus: Bus, name: str, peer: str, timeout: float | None = None, layout: Layout | None = None, peers: Sequence[str] = []) -> None:
-        """With one job, or with `peers` instead, which it does not wait for."""
+        """
+        Pairs this job with `peer`, or with several `peers`, which it does not wait for.
+        """
 
     def close(self) -> None:
         """Leaves once its batches have gone. Idempotent."""
@@ -726,7 +748,7 @@ class Pair:
 
     def membership(self) -> int:
         """
-        Which processes hold the ranks of this job, as this rank has joined them: a number that all have in common.
+        A number for the processes that hold this job's ranks, the same on all of them.
         """
 
     def all_gather(self, batch: str, value: str, timeout: float | None = None, stop: StopSource | None = None) -> list[str]: ...
