@@ -213,7 +213,7 @@ struct BatchStats {
   int64_t plans = 0;
   int64_t allocations = 0;  // of staging, scratch and streams
   // Of all transfers: regions that travelled as deltas from or to this rank, the bytes read for them, and their bytes
-  // in full.
+  // in full. A staged sender counts a version once its receivers have read it, which may be after send().
   int64_t delta_routes = 0;
   int64_t delta_bytes = 0;
   int64_t delta_full_bytes = 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,14 @@ import tessera
 
 LIMIT = 60.0  # seconds after which a test hangs
 _runs = itertools.count()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Polls, since nothing signals the condition."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, "the condition has not become true"
+        time.sleep(0.001)
 
 
 def connect(role: str, peer: str, namespace: str, rank: int = 0, world: int = 1, **options: Any) -> tessera.Bus:

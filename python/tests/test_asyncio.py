@@ -14,20 +14,10 @@ import numpy as np
 import pytest
 import tessera
 from loopback import Loopback, move
-from ranks import LIMIT, run
+from ranks import LIMIT, run, until
 
 SIZE = 1 << 12
 TICKS = 25  # of a loop that is not blocked
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Polls, since nothing signals the condition."""
-    waited = threading.Event()
-    for _ in range(int(LIMIT * 1000)):
-        if condition():
-            return
-        waited.wait(0.001)
-    raise AssertionError("waited in vain")
 
 
 class Heart:

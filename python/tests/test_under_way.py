@@ -17,20 +17,13 @@ from typing import Any
 import pytest
 import tessera
 from loopback import Loopback, move
-from ranks import LIMIT, run
+from ranks import LIMIT, run, until
 
 torch = pytest.importorskip("torch")
 
 
 W = {"w": torch.zeros(3)}
 ONES = torch.ones(3)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def registered(loopback: Loopback, value: Any, into: Any, **options: Any) -> tuple[tessera.Batch, tessera.Batch]:
