@@ -15,6 +15,10 @@ function(tessera_compile_options target)
   if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # what a source keeps to itself is in an included file then
     target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # at -O3, GCC 12 warns of code inside std::string and std::vector
+    target_compile_options(${target} PRIVATE
+      "$<$<CONFIG:Release>:-Wno-array-bounds;-Wno-maybe-uninitialized;-Wno-restrict;-Wno-stringop-overflow>")
+  endif()
   if(TESSERA_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer
                                              -fno-sanitize-recover=all)
