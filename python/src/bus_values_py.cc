@@ -118,6 +118,9 @@ void bind_values(nb::module_& module) {
         return fmt::format("Progress({} of {} bytes, {:.3f} s, {:.2f} GB/s)", self.bytes_done, self.bytes_total,
                            self.seconds, self.gigabytes_per_second());
       });
+}
+
+void bind_stats(nb::module_& module) {
   nb::class_<BatchStats>(module, "BatchStats", "Facts about a batch, and what its transfers have cost.")
       .def_ro("tensors", &BatchStats::tensors)
       .def_ro("skipped", &BatchStats::skipped, "Tensors that only the sender has.")
@@ -183,6 +186,7 @@ void bind_peer(nb::module_& module) {
 void bind_bus_values(nb::module_& module) {
   bind_tensor_spec(module);
   bind_values(module);
+  bind_stats(module);
   bind_peer(module);
 }
 
