@@ -225,8 +225,7 @@ def _require_known(config: Any) -> None:
     kind = _get(config, "model_type", None)
     if kind is not None and kind not in MODEL_TYPES:
         raise UnimplementedError(
-            f"model type {kind!r}: its names are not known, only those of {', '.join(MODEL_TYPES)}; give your own "
-            "map"
+            f"model type {kind!r}: its names are not known, only those of {', '.join(MODEL_TYPES)}; give your own map"
         )
 
 
