@@ -134,8 +134,9 @@ void bind_stats(nb::module_& module) {
               "Bytes of a staged batch's copies. Their number does not depend on how many jobs take them.")
       .def_ro("register_seconds", &BatchStats::register_seconds)
       .def_ro("store_requests", &BatchStats::store_requests, "Requests to the store since registration.")
-      .def_ro("plans", &BatchStats::plans)
-      .def_ro("allocations", &BatchStats::allocations)
+      .def_ro("plans", &BatchStats::plans, "Batches planned since registration.")
+      .def_ro("allocations", &BatchStats::allocations,
+              "Allocations of staging, scratch and streams since registration.")
       .def_ro("delta_routes", &BatchStats::delta_routes,
               "Regions that travelled as deltas from or to this rank, over all transfers.")
       .def_ro("delta_bytes", &BatchStats::delta_bytes, "Bytes of those deltas.")

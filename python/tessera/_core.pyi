@@ -563,10 +563,12 @@ class BatchStats:
         """Requests to the store since registration."""
 
     @property
-    def plans(self) -> int: ...
+    def plans(self) -> int:
+        """Batches planned since registration."""
 
     @property
-    def allocations(self) -> int: ...
+    def allocations(self) -> int:
+        """Allocations of staging, scratch and streams since registration."""
 
     @property
     def delta_routes(self) -> int:
