@@ -151,6 +151,7 @@ void add_bus_messages(Seeds& seeds) {
   seeds.add_bus(Release{.version = 5, .epoch = 2});
   seeds.add_bus(Got{.version = 5, .epoch = 2, .reason = Status(ErrorCode::kDataLoss, "a digest differs")});
   seeds.add_bus(Newest{7});
+  seeds.add_bus(Ahead{.version = 7});
   seeds.add_bus(Decided{5, 2, Decided::Verdict::kCommit, Status()});
   seeds.add_bus(Grant{.version = 5, .epoch = 2, .stamp = 1});
   seeds.add_bus(Grant{.version = 5, .epoch = 2, .stamp = 5, .deltas = {Grant::kInFull, 0, 4096}}, "-deltas");

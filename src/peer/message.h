@@ -20,8 +20,8 @@ namespace tessera {
 
 inline constexpr uint32_t kBusMagic = 0x42535354;  // "TSSB"
 // Protocol versions that this release speaks: two jobs may run different releases.
-inline constexpr uint16_t kProtocolMin = 5;
-inline constexpr uint16_t kProtocolMax = 5;
+inline constexpr uint16_t kProtocolMin = 6;
+inline constexpr uint16_t kProtocolMax = 6;
 inline constexpr uint32_t kMaxMessageBytes = 256u << 20;
 
 // The type in the head of a frame that carries the message.

@@ -263,50 +263,6 @@ TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
   expect_all_well();
 }
 
-// Default version numbers: a rank that comes back continues from its own rank's last version, whatever has happened to
-// sends in the meantime.
-TEST_F(Collective, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
-  Barrier over;
-  const auto send_until = [](Batch& batch, int64_t last) {
-    int64_t sent = 0;
-    for (int i = 0; i < 20 && sent < last; ++i) went_well([&] { sent = batch.send({}, kPatience).wait(); });
-    return sent >= last;
-  };
-  start(trainer(0), [&](Batch& batch, std::vector<float>&) {
-    batch.send({}, kPatience).wait();
-    went_well([&] { batch.send({}, kPatience).wait(); });  // its own rank dies
-    went_well([&] { batch.send({}, kShort).wait(); });     // it is not back, or not in time
-    REQUIRE_HERE(send_until(batch, 5));
-    over.pass();
-    return 0;
-  });
-  const pid_t dying = start(trainer(1), [&](Batch& batch, std::vector<float>&) {
-    batch.send({}, kPatience).wait();
-    std::this_thread::sleep_for(milliseconds(200));
-    ::kill(::getpid(), SIGKILL);
-    return 0;
-  });
-  start("trainer/1, again", [&, dying] {
-    await_end(dying);
-    std::this_thread::sleep_for(milliseconds(300));
-    return with_batch(trainer(1), store_, [&](Batch& batch, std::vector<float>&) {
-      REQUIRE_HERE(send_until(batch, 5));
-      over.pass();
-      return 0;
-    });
-  });
-  for (const Rank rank : {0, 1})
-    start(inference(rank), [&](Batch& batch, std::vector<float>&) {
-      for (int i = 0; i < 40 && batch.version() < 5; ++i) went_well([&] { batch.recv({}, kPatience).wait(); });
-      REQUIRE_HERE(batch.version() >= 5);
-      over.pass();
-      return 0;
-    });
-  over.open();
-  EXPECT_EQ(of(dying).status, -SIGKILL);
-  expect_all_well(3 * hang_limit());
-}
-
 // Jobs that come to receive once, each under a different name.
 TEST_F(Collective, JobsThatHaveLeftCostNoThreads) {
   constexpr int kJobs = 8;

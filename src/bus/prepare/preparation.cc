@@ -14,7 +14,8 @@ Preparation::Preparation(const SessionSetup& setup, const SourceOf& source_of, E
         std::make_unique<Reducer>(*setup_.agent, setup_,
                                   Reducer::Events{.ready_changed = events_.ready_changed,
                                                   .lost = events_.lost,
-                                                  .reduced = [this](const Status& status) { end(kReduce, status); }});
+                                                  .reduced = [this](const Status& status) { end(kReduce, status); },
+                                                  .ahead = events_.ahead});
     setup_.on_allocation();
   }
   if (setup_.agreement.delta) {

@@ -30,6 +30,7 @@ class Preparation {
     std::function<void()> prepared;           // the version of start() is ready; perhaps called before start() returns
     std::function<void(const Status&)> failed;  // one of its steps has failed; call abort()
     std::function<void()> stopped;              // a step that was aborted has ended
+    std::function<void(int64_t)> ahead;         // a rank of this job prepares that version, newer than that of start()
   };
   // The elements of a sent route in a slot: in its tensor, or in the result of a reduction.
   using SourceOf = std::function<SourceRoute(const SentRoute& route, uint32_t slot)>;

@@ -144,10 +144,21 @@ void Reducer::start(int64_t version, uint32_t slot) {
   round_.version = version;
   round_.slot = slot;
   ask();
+  compare();
 }
 
 void Reducer::on_offer(PullLink&) {
   if (busy() && !round_.asked) ask();
+  compare();
+}
+
+// Ranks that have been asked are at the same version; one that has ended it may have gone on.
+void Reducer::compare() {
+  if (round_.asked) return;
+  int64_t newest = round_.version;
+  for (const auto& link : links_) newest = std::max(newest, link->offered());
+  for (const auto& link : links_) link->tell_ahead(newest, false);
+  if (busy() && newest > round_.version) events_.ahead(newest);
 }
 
 // A peer whose stream is read is asked when its step begins, since the stream is filled from then on.
@@ -216,6 +227,7 @@ void Reducer::finish(const Status& status) {
     else if (!status.ok())
       link->send_done(version, status);  // otherwise it would wait for this rank
   }
+  compare();
   events_.reduced(status);
 }
 

@@ -26,6 +26,8 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
     std::function<void()> ready_changed;
     std::function<void(const Status&)> lost;     // a peer was lost, or reports that another was
     std::function<void(const Status&)> reduced;  // the run that start() began has ended
+    // A rank of this job offers the terms of a newer version than that of start(), perhaps before start() returns.
+    std::function<void(int64_t version)> ahead;
   };
   // Allocates scratch memory. Everything else happens on the loop's thread.
   Reducer(Agent& agent, const SessionSetup& setup, Events events);
@@ -60,6 +62,7 @@ class Reducer final : public PullLinkOwner, public PreparationStep {
 
   PullRoute route_into(size_t reduction, Rank peer) const;
   void build_run();
+  void compare();    // tells who is behind, itself or a peer
   void ask();        // asks the peers for their memory, once all offer the version
   void start_run();  // once they have granted it
   void begin_own();

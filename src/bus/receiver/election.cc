@@ -71,6 +71,15 @@ void Election::choose() {
 void Election::stop_holding() {
   if (std::exchange(holding_, 0) == 0) return;
   for (const auto& link : senders_) link->release();
+  tell_those_behind();
+}
+
+// In place that is whoever has an older version on offer; its others have given that up. Staged, ranks need not keep
+// pace; only before the first version is chosen, one may have come back and count from an earlier one.
+void Election::tell_those_behind() const {
+  int64_t newest = 0;
+  for (const auto& link : senders_) newest = std::max(newest, link->offered());
+  for (const auto& link : senders_) link->tell_ahead(newest, epoch_ == 0);
 }
 
 std::optional<Chosen> Election::announce() {

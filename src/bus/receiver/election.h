@@ -49,6 +49,8 @@ class Election {
   void choose();
   bool holding() const { return holding_ != 0; }
   void stop_holding();
+  // Tells senders that others of their job offer a newer version, where that may keep them from ever offering the same.
+  void tell_those_behind() const;
   // Once all senders hold the version: announces it to the others.
   std::optional<Chosen> announce();
   // Throws kMismatch for a Got that is out of turn. If a rank has not got the version: staged, no rank takes it; in

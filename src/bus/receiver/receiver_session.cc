@@ -155,6 +155,7 @@ void ReceiverSession::handle_leader(Frame& frame) {
 void ReceiverSession::on_pull_ready(PullLink& link) {
   share_ += link.share();
   if (link.streams()) setup_.on_allocation();
+  if (leads()) election_.tell_those_behind();
   readiness_changed();
 }
 
@@ -172,6 +173,7 @@ void ReceiverSession::on_offer(PullLink&) {
       own_ranks_.tell_followers(Newest{.version = newest});
     owner_.on_newest(newest_);
     if (phase_ == Phase::kWaiting) election_.choose();
+    election_.tell_those_behind();
   }
   if (retires()) owner_.on_receiver_retired();
 }

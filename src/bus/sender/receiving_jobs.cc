@@ -115,7 +115,7 @@ void SenderBatch::leave_newcomers() {
   const auto at_it = [&](const auto& entry) {
     return entry.second->offering() && !newcomers_.contains(entry.second.get());
   };
-  if (offering_ == 0 || ending_ || !outcome_.taken || std::ranges::any_of(sessions_, at_it)) return;
+  if (offering_ == 0 || !ending_.ok() || !outcome_.taken || std::ranges::any_of(sessions_, at_it)) return;
   for (const auto& [job, session] : sessions_)
     if (session->offering() && !session->undecided(offering_))
       session->fail_offer(

@@ -109,19 +109,14 @@ std::shared_ptr<Session> SenderBatch::make_session(const PairView& view, Agreeme
 // Not what is being sent: an own rank that comes back now is yet to send that, too.
 BatchOffer SenderBatch::own_offer() const {
   BatchOffer offer = BatchImpl::own_offer();
-  offer.newest = std::max(offer.version, tried_.load());
+  offer.newest = std::max(offer.version, numbers_.tried());
   return offer;
 }
 
 void SenderBatch::on_met(std::shared_ptr<Session> session) {
   const std::string& job = session->peer_job();
-  // A rank that comes back goes on where its own ranks are. Later they may have sent what is this rank's to be sent
-  // next.
   const Agreement& agreement = session->setup().agreement;
-  if (!std::exchange(counts_, true)) {
-    version_ = std::max(version_.load(), agreement.sent_version);
-    tried_ = newest_ = std::max(newest_, agreement.newest_version);
-  }
+  if (numbers_.meet(agreement.newest_version)) version_ = std::max(version_.load(), agreement.sent_version);
   if (!staged() && outdated(*session)) session->renew();
   if (closed_ || session->broken()) {
     note_absence(static_cast<const SenderSession&>(*session));
@@ -141,7 +136,7 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   if (staged()) {
     const int64_t newest = slots_[newest_slot_].version;
     if (newest != 0 && !made->must_prepare()) made->offer_slot(newest, newest_slot_);
-  } else if (offering_ != 0 && !ending_) {
+  } else if (offering_ != 0 && ending_.ok() && joining_ == 0) {
     made->offer(offering_);
   }
   count_decision();
@@ -176,7 +171,7 @@ std::vector<const Session*> SenderBatch::sessions() const {
 
 BatchReport SenderBatch::report() const {
   BatchReport report = BatchImpl::report();
-  report.newest = newest_;
+  report.newest = numbers_.newest();
   return report;
 }
 
@@ -201,7 +196,7 @@ void SenderBatch::check_peers() {
 std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> version, Timeout timeout) {
   std::shared_ptr<Operation> operation;
   setup_.agent->run_on_loop([&] {
-    const int64_t next = version.value_or(newest_ + 1);
+    const int64_t next = numbers_.of(version);
     require_version(next);
     if (next <= version_.load())
       fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already"_message,
@@ -212,8 +207,9 @@ std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> versio
     operation = begin_operation("send", timeout);
     operation->set_version(next);
     offering_ = next;
-    newest_ = std::max(newest_, next);
-    ending_ = false;
+    numbers_.begin(next, version.has_value());
+    joining_ = 0;
+    ending_ = {};
     begun_ = false;
     outcome_ = {};
     if (staged()) return begin_snapshot();
@@ -234,6 +230,7 @@ void SenderBatch::count_decision() {
 }
 
 void SenderBatch::on_begun(int64_t version) {
+  numbers_.begun();
   if (version == offering_) begun_ = true;
   for (Snapshot& slot : slots_)
     if (slot.version == version) slot.begun = true;
@@ -259,6 +256,8 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
     if (!std::exchange(outcome_.taken, true) && several() && any_offering()) begin_grace();
   } else if (session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) {
     // It is offered again once they have met.
+  } else if (joining_ != 0 && !session.broken()) {
+    // It is offered again under that number.
   } else if (newcomers_.contains(&session)) {
     observe_late(session, status);
   } else if (status.code() == ErrorCode::kPeerLost) {
@@ -267,7 +266,7 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
   } else if (outcome_.failure.ok()) {
     outcome_.failure = status;
   }
-  if (!status.ok() && !session.renewed())
+  if (!status.ok() && !session.renewed() && joining_ == 0)
     known_[session.peer_job()].missed =
         newcomers_.contains(&session) ? Status(ErrorCode::kDeadlineExceeded, status.message()) : status;
   check_ended();
@@ -283,23 +282,72 @@ void SenderBatch::check_ended() {
   leave_newcomers();
   if (offering_ == 0 || any_offering()) return;
   const bool well = outcome_.taken && (several() || outcome_.failure.ok());
-  const Status outcome = well ? Status() : !outcome_.failure.ok() ? outcome_.failure : outcome_.lost;
+  const Status& why = !outcome_.failure.ok() ? outcome_.failure : !outcome_.lost.ok() ? outcome_.lost : ending_;
+  if (joining_ != 0 && why.ok()) return offer_joined();
+  const Status outcome = well ? Status() : why;
   if (outcome.ok() && !outcome_.taken) return;  // nobody is attached: somebody may come
   loop().cancel_timer(std::exchange(outcome_.grace, 0));
-  tried_ = newest_;
+  numbers_.end();
   offering_ = 0;
   if (outcome.ok()) version_ = operation_->version();  // else it may be sent again
   end_operation(outcome);
 }
 
 void SenderBatch::fail_operation(const Status& status) {
-  if (offering_ == 0 || std::exchange(ending_, true)) return;
+  if (offering_ == 0 || !ending_.ok()) return;
+  ending_ = status;
   if (!any_offering()) outcome_.failure = status;
   for (const auto& [job, session] : sessions_) session->fail_offer(status);
   if (staged())
     check_snapshot();
   else
     check_ended();
+}
+
+// --- in step with the other ranks of the job -------------------------------------------------------
+
+void SenderBatch::on_ahead(int64_t version, bool over) {
+  numbers_.hear(version, false);
+  if (!over) return;
+  // Later: whoever tells may be in the middle of an offer.
+  loop().post([weak = weak_from_this(), version] {
+    if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->fall_behind(version);
+  });
+}
+
+// The memory may hold what belongs to an earlier call than the other ranks' is, unless this rank has just come. So it
+// is not offered as theirs: the send fails, as it would in the end.
+void SenderBatch::fall_behind(int64_t version) {
+  if (closed_ || offering_ == 0 || version <= std::max(offering_, joining_) || numbers_.given() || !ending_.ok())
+    return;
+  const auto held = [&](const auto& entry) { return entry.second->held(offering_); };
+  if (outcome_.taken || begun(offering_) || std::ranges::any_of(sessions_, held) || !any_offering()) return;
+  const Status why =
+      failed(ErrorCode::kDeadlineExceeded, "it came too late: other ranks of job {} offer version {} by now"_message,
+             identity().job, version);
+  if (numbers_.follows() && !staged()) return join(version, why);
+  numbers_.hear(version, true);
+  fail_operation(why);
+}
+
+void SenderBatch::join(int64_t version, const Status& why) {
+  if (std::exchange(joining_, version) != 0) return;
+  observe_withdrawal(offering_);
+  std::vector<SenderSession*> offering;
+  for (const auto& [job, session] : sessions_)
+    if (session->offering()) offering.push_back(session.get());
+  for (SenderSession* session : offering) session->fail_offer(why);
+}
+
+void SenderBatch::offer_joined() {
+  offering_ = std::exchange(joining_, 0);
+  numbers_.begin(offering_, false);
+  operation_->set_version(offering_);
+  present_.data_start = {};
+  observe_offer(offering_);
+  enter("wait for receivers");
+  for (const auto& [job, session] : sessions_)
+    if (!session->broken()) session->offer(offering_);
 }
 
 // --- taking back ---------------------------------------------------------------------------------
@@ -393,15 +441,15 @@ void SenderBatch::on_deadline() {
       until = std::min(until, session->last_activity() + setup_.stall);
       continue;
     }
-    ending_ = true;
-    session->fail_offer(failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}"_message,
-                               to_seconds(now - present_.start), session->who_has_not_taken()));
+    ending_ = failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}"_message, to_seconds(now - present_.start),
+                     session->who_has_not_taken());
+    session->fail_offer(ending_);
   }
   if (offering_ != 0 && until != TimePoint::max()) set_deadline(Deadline::at(until));
 }
 
 bool SenderBatch::cancel_operation() {
-  if (offering_ == 0 || ending_ || outcome_.taken) return false;
+  if (offering_ == 0 || !ending_.ok() || outcome_.taken) return false;
   if (staged() && copying_.target) return false;
   const auto begun = [&](const auto& entry) { return entry.second->begun(offering_); };
   if (std::ranges::any_of(sessions_, begun)) return false;

@@ -11,6 +11,7 @@
 
 #include "bus/batch/batch.h"
 #include "bus/sender/leases.h"
+#include "bus/sender/numbering.h"
 #include "bus/sender/sender_session.h"
 
 namespace tessera::bus {
@@ -40,6 +41,7 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void on_digested(SenderSession& session, int64_t version) override;
   void on_lease_cut(uint32_t slot, const Incarnation& process) override;
   void on_receiver(const Incarnation& process) override;
+  void on_ahead(int64_t version, bool over) override;
   void on_unpinned(SenderSession& session) override;
   void on_sender_retired(SenderSession& session) override;
 
@@ -64,6 +66,9 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   void let_go(const std::string& job);  // another batch of this rank takes it. Not on the loop's thread
   void stop_parted();
   bool begun(int64_t version) const;
+  void fall_behind(int64_t version);
+  void join(int64_t version, const Status& why);
+  void offer_joined();
   void count_decision();
   void observe_offer(int64_t version);
   void observe_withdrawal(int64_t version);
@@ -104,11 +109,10 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
   std::unique_ptr<Watch> jobs_watch_;
   std::vector<std::unique_ptr<Meeting>> parted_;  // with jobs that have left, to be stopped
   int64_t offering_ = 0;                          // 0: nothing
-  int64_t newest_ = 0;                            // that was ever offered, sent or not
-  std::atomic<int64_t> tried_{0};                 // the same of sends that are over
-  bool counts_ = false;                           // versions for itself: it knows what its job had sent before it came
-  bool ending_ = false;                           // it is failing: nobody is offered it any more
-  bool begun_ = false;                            // a receiver has begun to take it, and may have left since
+  Numbering numbers_;
+  int64_t joining_ = 0;  // in place: offered instead, once nobody is offered the other any more. 0: nothing
+  Status ending_;        // why it is failing: nobody is offered it any more
+  bool begun_ = false;   // a receiver has begun to take it, and may have left since
   // Staged: what lies in each slot; which one is newest.
   struct Snapshot {
     int64_t version = 0;  // 0: none

@@ -25,7 +25,8 @@ SenderSession::SenderSession(SessionSetup setup, SenderSessionOwner& owner)
                     .lost = [this](const Status& status) { break_session(status); },
                     .prepared = [this] { on_prepared(); },
                     .failed = [this](const Status& status) { fail_offer(status); },
-                    .stopped = [this] { check_ended(); }}),
+                    .stopped = [this] { check_ended(); },
+                    .ahead = [this](int64_t version) { owner_.on_ahead(version, true); }}),
       digests_(setup_, preparation_, [this](uint32_t slot) { on_digests(slot); }),
       on_offer_(setup_.slots, 0) {}
 
@@ -125,14 +126,6 @@ std::optional<uint32_t> SenderSession::slot_of(int64_t version) const {
   const auto it = std::ranges::find(on_offer_, version);
   if (it == on_offer_.end() || version == 0) return std::nullopt;
   return static_cast<uint32_t>(it - on_offer_.begin());
-}
-
-void SenderSession::offer(int64_t version) {
-  prepare_offer(version, 0);
-}
-
-void SenderSession::prepare(int64_t version, uint32_t slot) {
-  prepare_offer(version, slot);
 }
 
 void SenderSession::prepare_offer(int64_t version, uint32_t slot) {
@@ -263,6 +256,13 @@ void SenderSession::on_source_run_done(SourceLink& link) {
 
 void SenderSession::on_progress(SourceLink&) {
   last_activity_ = Clock::steady().now();
+}
+
+// Staged, receivers take what there is; only where this rank's terms are wanted does another one wait for it.
+void SenderSession::on_ahead(SourceLink& link, int64_t version) {
+  if (is_receiver(link) && link.rank() != 0)
+    fail(ErrorCode::kMismatch, "Ahead of version {}: rank 0 of the receivers chooses"_message, version);
+  owner_.on_ahead(version, !staged() || !is_receiver(link));
 }
 
 void SenderSession::on_done(SourceLink& link, const Done& done) {

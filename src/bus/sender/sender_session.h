@@ -45,7 +45,10 @@ class SenderSessionOwner {
   virtual void on_digested(SenderSession& session, int64_t version) = 0;  // staged: sum_digests() has those of it
   // Staged: a receiver that has the lease of that slot was lost, or cut off. Its process may still read.
   virtual void on_lease_cut(uint32_t slot, const Incarnation& process) = 0;
-  virtual void on_receiver(const Incarnation& process) = 0;    // attaches: whatever it read before, it is done with
+  virtual void on_receiver(const Incarnation& process) = 0;  // attaches: whatever it read before, it is done with
+  // Another rank of this job offers `version`, which is newer than what this one offers; if it is `over`, nobody will
+  // take an older one that is on offer here, unless they are at it already.
+  virtual void on_ahead(int64_t version, bool over) = 0;
   virtual void on_unpinned(SenderSession& session) = 0;        // a slot, or what withdraw() waited for
   virtual void on_sender_retired(SenderSession& session) = 0;  // broken and idle: close and drop it, not at once
 };
@@ -60,15 +63,16 @@ class SenderSession final : public Session, public SourceLinkOwner {
   RankShare share() const override;
 
   // In place. REQUIRES: idle(), adopted, not broken
-  void offer(int64_t version);
+  void offer(int64_t version) { prepare_offer(version, 0); }
   // Ends the offer with `status` once nobody reads any more.
   void fail_offer(const Status& status);
   bool offering() const { return phase_ != Phase::kIdle; }
 
   // Staged.
   bool pinned(uint32_t slot) const;
-  void clear(uint32_t slot);                        // nobody is offered it any more. REQUIRES: not pinned
-  void prepare(int64_t version, uint32_t slot);     // on_prepared() follows, at once where nothing is to be prepared
+  void clear(uint32_t slot);  // nobody is offered it any more. REQUIRES: not pinned
+  // on_prepared() follows, at once where nothing is to be prepared.
+  void prepare(int64_t version, uint32_t slot) { prepare_offer(version, slot); }
   void offer_slot(int64_t version, uint32_t slot);  // prepared, if prepares()
   // What prepare() began waits for the slot's copy, too, where it is quantised or compared.
   void copied(const Status& status);
@@ -84,6 +88,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
 
   bool left() const { return left_; }  // it is broken because a rank has closed the batch, as it should
   bool begun(int64_t version) const;   // a receiver reads it, or has read it
+  bool held(int64_t version) const { return held_ == version; }  // likewise, or rank 0 of the receivers may choose it
   // Nobody can say yet whether it will be read: rank 0 of the receivers holds it, or (in place) it is being reduced.
   bool undecided(int64_t version) const;
   // In place: whether all receivers are at it and one was heard of since then.
@@ -112,6 +117,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   void on_take(SourceLink& link, const Take& take) override;
   void on_done(SourceLink& link, const Done& done) override;
   void on_progress(SourceLink& link) override;
+  void on_ahead(SourceLink& link, int64_t version) override;
   void on_source_run_done(SourceLink& link) override;
   void on_source_detached(SourceLink& link, const Status& reason) override;
   void on_source_lost(SourceLink& link, const Status& status) override;

@@ -47,7 +47,7 @@ void SenderBatch::on_prepared(SenderSession& session, const Status& status) {
     copying_.prepared.insert(&session);
   } else if (!session.broken() && status.code() == ErrorCode::kPeerLost) {
     observe_late(session, status);
-  } else if (several() && (!ending_ || status.code() == ErrorCode::kDeadlineExceeded)) {
+  } else if (several() && (ending_.ok() || status.code() == ErrorCode::kDeadlineExceeded)) {
     known_[session.peer_job()].missed = status;
   } else if (!session.broken() && outcome_.failure.ok()) {
     outcome_.failure = status;
@@ -73,7 +73,7 @@ void SenderBatch::on_copied() {
 void SenderBatch::check_snapshot() {
   if (offering_ == 0 || !copying_.preparing.empty() || (copying_.target && !copying_.copied)) return;
   const int64_t version = std::exchange(offering_, 0);
-  tried_ = newest_;
+  numbers_.end();
   if (outcome_.failure.ok() && copying_.target) {
     observe_offer(version);
     slots_[*copying_.target] = {.version = version};
@@ -101,7 +101,7 @@ void SenderBatch::on_unpinned(SenderSession&) {
 }
 
 void SenderBatch::begin_waiting_snapshot() {
-  if (staged() && offering_ != 0 && !copying_.target && !ending_) begin_snapshot();
+  if (staged() && offering_ != 0 && !copying_.target && ending_.ok()) begin_snapshot();
 }
 
 // --- leases --------------------------------------------------------------------------------------

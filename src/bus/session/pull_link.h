@@ -102,6 +102,9 @@ class PullLink {
   void finish(const Status& status);
   void send_done(int64_t version, const Status& status);
   void send_progress();
+  // Tells a source that is behind that another rank of its job offers `version`: one that offers an older version in
+  // its only slot and is not being read, or may yet be; or, if `first`, any. The same is told once.
+  void tell_ahead(int64_t version, bool first);
   void abort(const Status& status);  // on_pulled() follows
   void send_broken(const Status& status);
   void detach(const Status& why);
@@ -152,6 +155,12 @@ class PullLink {
     uint32_t slot = 0;
   };
   std::vector<Offered> offers_;  // ascending versions; at most one for each slot
+  struct Told {
+    int64_t offered = 0;
+    int64_t ahead = 0;
+    bool operator==(const Told&) const = default;
+  };
+  Told told_;  // by tell_ahead()
   struct Holding {
     HoldState state = HoldState::kNone;
     int64_t version = 0;

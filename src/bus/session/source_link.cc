@@ -64,6 +64,8 @@ void SourceLink::handle(Frame& frame) {
       progress_ = std::min(report.bytes, bytes());
       return owner_.on_progress(*this);
     }
+    case kCode<Ahead>:
+      return owner_.on_ahead(*this, parse<Ahead>(frame.payload).version);
     case kCode<Done>:
       return handle_done(parse<Done>(frame.payload));
     default:

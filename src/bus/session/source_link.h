@@ -37,6 +37,8 @@ class SourceLinkOwner {
   virtual void on_done(SourceLink& link, const Done& done) = 0;
   // The run that fills the stream has ended (with or without success).
   virtual void on_source_run_done(SourceLink& link) = 0;
+  // Another rank of this job offers `version`, which is newer than what this one offers to the peer.
+  virtual void on_ahead(SourceLink& link, int64_t version) = 0;
   // The peer closed the batch, was lost, or reports that another was. The link is closed unless `broken`.
   virtual void on_source_detached(SourceLink& link, const Status& reason) = 0;
   virtual void on_source_lost(SourceLink& link, const Status& status) = 0;

@@ -11,6 +11,8 @@
 //   Progress                             now and then
 //   Done                                 I have it, or why not
 //
+//   Ahead                                others of your job offer a newer version
+//
 // And between ranks of a receiving job: Newest, which version all senders offer, and Chosen (epoch, version), from rank
 // 0 to the others; Got, from them, once they have pulled it; Decided, to them, whether a staged version is committed.
 // Revoke asks a puller to stop reading.
@@ -49,6 +51,7 @@ enum class VersionMessage : uint16_t {
   kGot,
   kDecided,
   kNewest = 43,
+  kAhead = 46,
 };
 
 // Digests travel as they are in memory: u64 d0, u64 d1, u64 elements.
@@ -178,6 +181,17 @@ struct Newest {
   }
 };
 
+// From a puller that hears from several ranks of the source's job: rank 0 of the receivers, or the owner of a
+// reduction.
+struct Ahead {
+  static constexpr auto kType = VersionMessage::kAhead;
+  int64_t version = 0;  // that another rank of that job offers, while the source offers an older one, or none yet
+  static void fields(auto& f, auto& self) {
+    f("version", self.version);
+    require_version(f, kNameOf<kType>, self.version);
+  }
+};
+
 struct Digests {
   static constexpr auto kType = VersionMessage::kDigests;
   int64_t version = 0;
@@ -213,6 +227,6 @@ struct Done {
 };
 
 using VersionMessages = MessageList<Offer, Withdraw, Take, Grant, Refuse, Revoke, Digests, ProgressReport, Done, Chosen,
-                                    Hold, Held, Release, Got, Decided, Newest>;
+                                    Hold, Held, Release, Got, Decided, Newest, Ahead>;
 
 }  // namespace tessera::bus

@@ -44,6 +44,8 @@ TEST(Versions, BeyondTheLargestAreMalformed) {
   EXPECT_THROW(parse<Chosen>(message_bytes(Chosen{.version = kMaxVersion + 1})), Error);
   EXPECT_THROW(parse<Take>(message_bytes(Take{.version = kMaxVersion + 1})), Error);
   EXPECT_THROW(parse<Newest>(message_bytes(Newest{.version = kMaxVersion + 1})), Error);
+  EXPECT_THROW(parse<Ahead>(message_bytes(Ahead{.version = kMaxVersion + 1})), Error);
+  EXPECT_THROW(parse<Ahead>(message_bytes(Ahead{.version = 0})), Error);
 }
 
 TEST(Versions, ComeBackAsTheyAreDrawn) {
