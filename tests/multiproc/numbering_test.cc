@@ -127,9 +127,10 @@ TEST_F(Numbering, ASendingRankWithTermsComesBackAmongSendsThatFailAndIsLate) {
 // good, and what they keep would never be whole.
 TEST_F(Numbering, AStagedRankComesBackWhileTheOthersSend) {
   constexpr int kMore = 5;  // more than there are snapshots
-  const Signal waits, back, ahead;
+  const Signal attached, waits, back, ahead;
   Barrier over;
   start(staged(trainer(0)), [&](Batch& batch, std::vector<float>& tensor) {
+    attached.raise();
     batch.send({}, kPatience).wait();
     waits.raise();
     back.wait();
@@ -141,9 +142,11 @@ TEST_F(Numbering, AStagedRankComesBackWhileTheOthersSend) {
   });
   const pid_t dying = start(staged(trainer(1)), [&](Batch& batch, std::vector<float>&) {
     batch.send({}, kPatience).wait();
+    for (int others = 2; others > 0; --others) attached.wait();
     return die();
   });
   start(inference(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
+    attached.raise();
     while (batch.version() < 2) went_well([&] { batch.recv(2, kPatience).wait(); });
     REQUIRE_HERE(holds(inference(0, 1), tensor, 9));
     over.pass();
