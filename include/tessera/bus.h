@@ -276,7 +276,8 @@ class Handle {
   // it waits for them, at most 10 s. If all ranks of the side call it, all get the same answer.
   bool withdraw();
   Progress progress() const;
-  int64_t version() const;  // 0 until a recv has chosen one
+  // 0 until a recv has chosen one. That of a send by default may still grow until a receiver begins to take it.
+  int64_t version() const;
 
  private:
   friend class Batch;
@@ -291,16 +292,17 @@ class Batch {
   Batch& operator=(Batch&&) noexcept;
   ~Batch();  // close()
 
-  // Sender. Offers the registered memory as `version` (default: the newest one + 1; it must grow, unless that send
-  // failed; at most kMaxVersion). In place, it ends when every attached receiving rank has taken what it reads from
-  // this rank; until then the memory must not change. Staged, it ends when the memory is copied. Collective over the
-  // side.
-  // With PairOptions::peers, in place, it succeeds once one job has the version and no other job reads it or is waited
-  // for: one that is attached, is not lost, and begins within BatchOptions::grace. peers() tells who has it, and why
-  // another job has not. If no job has taken it, it fails with the first job's error, or with kDeadlineExceeded if none
-  // was attached. Staged, there is one copy for all jobs; the send ends when it is made, even if no job is there, and
-  // a job that comes takes the newest. (Quantised tensors and Partial terms are prepared for each job that is attached;
-  // a job that comes later gets the next version.)
+  // Sender. Offers the registered memory as `version`; it must grow, unless that send failed; at most kMaxVersion. The
+  // default is the newest one + 1, so all ranks of the side must make the same calls. A rank that has come back goes on
+  // from what the others offer. If others have given up the call that a rank makes by default and offer a newer
+  // version, it fails at once with kDeadlineExceeded, and the next call gets that number. In place, it ends when every
+  // attached receiving rank has taken what it reads from this rank; until then the memory must not change. Staged, it
+  // ends when the memory is copied. Collective over the side. With PairOptions::peers, in place, it succeeds once one
+  // job has the version and no other job reads it or is waited for: one that is attached, is not lost, and begins
+  // within BatchOptions::grace. peers() tells who has it, and why another job has not. If no job has taken it, it fails
+  // with the first job's error, or with kDeadlineExceeded if none was attached. Staged, there is one copy for all jobs;
+  // the send ends when it is made, even if no job is there, and a job that comes takes the newest. (Quantised tensors
+  // and Partial terms are prepared for each job that is attached; a job that comes later gets the next version.)
   Handle send(std::optional<int64_t> version = {}, Timeout timeout = kTransferTimeout);
   // Receiver. Takes the newest complete version that is newer than the held one and at least `min_version`, into the
   // registered memory. Collective over the side: all ranks take the same one. The timeout covers the wait for a

@@ -61,6 +61,7 @@ void TransferRun::run_lane(std::span<std::byte> scratch) {
   while (!aborted()) {
     const size_t unit = next_unit_.fetch_add(1, std::memory_order_relaxed);
     if (unit >= count) break;
+    fail_point("transfer: unit");
     run_unit(unit, scratch);
   }
   if (lanes_left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

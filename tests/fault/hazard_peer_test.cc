@@ -105,7 +105,7 @@ TEST_F(Hazard, ASenderShrinksItsMemory) {
     REQUIRE_HERE(batch.version() == 0 && !batch.torn());
     REQUIRE_HERE(std::ranges::count(tensor, 0.0f) == std::ssize(tensor));
     failed.raise();
-    while (!went_well([&] { batch.recv({}, kPatience).wait(); })) continue;
+    while (!went_well([&] { batch.recv({}, kAttempt).wait(); })) continue;
     return holds(inference(0, 1), tensor, kVersion) ? 0 : 5;
   });
   EXPECT_EQ(of(liar).status, 0) << of(liar).output;

@@ -152,7 +152,7 @@ TEST_F(Agent, WhoseWorkerIsStoppedNamesIt) {
   const pid_t worker = start(side, [&](Batch& batch, std::vector<float>& tensor) {
     sends.wait();
     fill(side, tensor, 1);
-    while (!went_well([&] { batch.send(1, kPatience).wait(); })) continue;
+    while (!went_well([&] { batch.send(1, kAttempt).wait(); })) continue;
     return 0;
   });
   start(inference(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
@@ -163,7 +163,7 @@ TEST_F(Agent, WhoseWorkerIsStoppedNamesIt) {
     REQUIRE_HERE(fails_with([&] { handle.wait(); }, ErrorCode::kPeerLost, stopped) && !soon.passed());
     told.raise();
     sends.raise();
-    while (!went_well([&] { batch.recv({}, kPatience).wait(); })) continue;
+    while (!went_well([&] { batch.recv({}, kAttempt).wait(); })) continue;
     return holds(inference(0, 1), tensor, 1) ? 0 : 5;
   });
   waiting.wait();

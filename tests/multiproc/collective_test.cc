@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <string>
@@ -153,7 +154,7 @@ TEST_F(Collective, AVersionThatIsStagedOutlastsItsSender) {
   start(staged(inference(0, 1)), [&](Batch& batch, std::vector<float>& tensor) {
     batch.stage({}, kPatience).wait();
     is_staged.raise();
-    while (!went_well([&] { batch.wait_version(2, kPatience); })) continue;
+    while (!went_well([&] { batch.wait_version(2, kAttempt); })) continue;
     batch.commit();
     REQUIRE_HERE(batch.version() == 1 && holds(inference(0, 1), tensor, 1));
     batch.recv({}, kPatience).wait();
@@ -209,7 +210,7 @@ TEST_F(Collective, AVersionThatWasUndecidedIsNotTakenAgain) {
         }
         if (rank == 0) ::kill(store, SIGCONT);
         const int64_t sessions = batch.stats().sessions;
-        while (batch.version() < 2) went_well([&] { batch.recv({}, kPatience).wait(); });
+        while (batch.version() < 2) went_well([&] { batch.recv({}, kAttempt).wait(); });
         settled.pass();
         while (batch.version() < 3) batch.recv({}, kPatience).wait();
         REQUIRE_HERE(holds(side, tensor, 3) && batch.stats().sessions == sessions);
@@ -222,19 +223,29 @@ TEST_F(Collective, AVersionThatWasUndecidedIsNotTakenAgain) {
   expect_all_well();
 }
 
-// A rank that has its part waits for one that has much to take, as long as that makes progress.
+// A rank that has its part waits for one that has much to take, as long as that makes progress: it takes longer than the
+// ranks wait for one that makes none.
 TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
-  constexpr Index kBig = Index{1} << 26;  // elements: a quarter of a GiB
+  constexpr Index kBig = Index{1} << 22;
+  constexpr auto kStall = std::chrono::seconds(2);
+  constexpr int kSlowUnits = 6;
+  constexpr auto kUnitTakes = milliseconds(500);
+  static_assert(kSlowUnits * kUnitTakes > kStall);
   Barrier over;
   const auto run = [&](const std::string& job, Rank rank, int world) {
     const bool sends = job == "trainer";
+    static std::atomic<int> units{0};
+    if (!sends && rank == 0)
+      fail_point_hook() = [](std::string_view place) {
+        if (place == "transfer: unit" && units++ < kSlowUnits) std::this_thread::sleep_for(kUnitTakes);
+      };
     Bus bus({.job = job,
              .rank = rank,
              .world = world,
              .store = store_,
              .threads = 1,
              .digest = false,
-             .stall = milliseconds(60)});  // the copy takes longer
+             .stall = kStall});
     Pair pair = bus.pair({.name = "weights", .peer = sends ? "inference" : "trainer"});
     const bool has_big = sends || rank == 0;
     std::vector<float> big(has_big ? kBig : 0), small(4);
@@ -246,15 +257,10 @@ TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
         {.name = "small", .data = small.data(), .shape = {4}, .layout = Layout::parse(sends ? "1:R" : "2:R")}};
     Batch batch =
         sends ? pair.offer("policy", specs) : pair.accept("policy", specs, kRendezvousTimeout, {.mode = Mode::kStaged});
-    // On a busy machine the copy itself may stall for as long: then try again.
-    bool taken = false;
-    for (int i = 0; i < 8 && !taken; ++i)
-      went_well([&] {
-        (sends ? batch.send({}, kPatience) : batch.recv({}, kPatience)).wait();
-        taken = true;
-      });
+    (sends ? batch.send({}, kPatience) : batch.recv({}, kPatience)).wait();
+    if (!sends && rank == 0) REQUIRE_HERE(units >= kSlowUnits);
     over.pass();
-    return taken ? 0 : 7;
+    return 0;
   };
   start("trainer/0", [&] { return run("trainer", 0, 1); });
   for (const Rank rank : {0, 1})

@@ -221,7 +221,7 @@ TEST_F(Deltas, AReceiverThatComesBackTakesAllOfItOnce) {
     REQUIRE_HERE(member.stats().delta_routes == 0 && member.holds(version));
     REQUIRE_HERE(deltas_of(member, version + 1) == 1);
     REQUIRE_HERE(member.holds(version + 1));
-    for (int64_t next = version + 2; went_well([&] { member.batch().recv(next, kPatience).wait(); }); ++next)
+    for (int64_t next = version + 2; went_well([&] { member.batch().recv(next, kAttempt).wait(); }); ++next)
       REQUIRE_HERE(member.holds(next));
     return 0;
   });

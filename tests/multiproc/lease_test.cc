@@ -175,12 +175,12 @@ TEST_P(SenderDeath, LeavesAllRanksWithOneWholeVersion) {
       if (rank == GetParam().rank) on_second_visit(GetParam().place, kill_other);
       REQUIRE_HERE(batch.recv({}, kPatience).wait() == 1);
       go.raise();
-      const bool well = went_well([&] { batch.recv(2, kPatience).wait(); });
+      const bool well = went_well([&] { batch.recv(2, kAttempt).wait(); });
       (*held)[rank] = batch.version();
       REQUIRE_HERE(batch.version() == (well ? 2 : 1));
       REQUIRE_HERE(!batch.torn() && !batch.undecided() && holds(inference(rank), tensor, batch.version()));
       const Deadline deadline = Deadline::after(hang_limit());
-      while (batch.version() != 5 && !deadline.passed()) went_well([&] { batch.recv(5, kPatience).wait(); });
+      while (batch.version() != 5 && !deadline.passed()) went_well([&] { batch.recv(5, kAttempt).wait(); });
       REQUIRE_HERE(holds(inference(rank), tensor, 5));
       over.pass();
       return 0;
@@ -277,7 +277,7 @@ TEST_F(Leases, AStoppedReceiverReadsItsVersionWhileTheSenderGoesOn) {
   const auto to_the_end = [&](const Side& receiver, Batch& batch, std::vector<float>& tensor) {
     const Deadline deadline = Deadline::after(hang_limit());
     while (batch.version() != kLast && !deadline.passed()) {
-      went_well([&] { batch.recv({}, kPatience).wait(); });
+      went_well([&] { batch.recv({}, kAttempt).wait(); });
       REQUIRE_HERE(!batch.torn() && (batch.version() == 0 || holds(receiver, tensor, batch.version())));
     }
     REQUIRE_HERE(batch.version() == kLast);
@@ -293,7 +293,7 @@ TEST_F(Leases, AStoppedReceiverReadsItsVersionWhileTheSenderGoesOn) {
   });
   const pid_t second = start(staged(inference(1)), [&](Batch& batch, std::vector<float>&) {
     REQUIRE_HERE(batch.recv(1, kPatience).wait() == 1);
-    went_well([&] { batch.recv(2, kPatience).wait(); });
+    went_well([&] { batch.recv(2, kAttempt).wait(); });
     ::pause();
     return 0;
   });

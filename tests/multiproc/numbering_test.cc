@@ -21,7 +21,7 @@ int die() {
   return ::kill(::getpid(), SIGKILL);
 }
 
-// A send that fails on this rank alone: it is counted here.
+// A send that fails only on this rank, which has counted it.
 bool is_given_up(Handle& sent) {
   if (!sent.cancel()) return false;
   return fails_with([&] { sent.wait(); }, ErrorCode::kCancelled, "");
@@ -47,7 +47,7 @@ void Numbering::come_back_one_behind(const std::function<Side(Rank rank)>& sende
     fill(sender(0), tensor, 1);
     batch.send({}, kPatience).wait();
     sent_first.raise();
-    went_well([&] { batch.send({}, kPatience).wait(); });  // its own rank dies
+    went_well([&] { batch.send({}, kAttempt).wait(); });  // its own rank dies
     {
       Handle sent = batch.send({}, kPatience);
       waits.raise();
@@ -70,7 +70,7 @@ void Numbering::come_back_one_behind(const std::function<Side(Rank rank)>& sende
     return die();
   });
   start(receiver, [&](Batch& batch, std::vector<float>& tensor) {
-    while (batch.version() < 2) went_well([&] { batch.recv({}, kPatience).wait(); });
+    while (batch.version() < 2) went_well([&] { batch.recv({}, kAttempt).wait(); });
     for (float& element : tensor) element /= terms;
     REQUIRE_HERE(holds(receiver, tensor, 9));
     over.pass();
@@ -147,7 +147,7 @@ TEST_F(Numbering, AStagedRankComesBackWhileTheOthersSend) {
   });
   start(inference(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
     attached.raise();
-    while (batch.version() < 2) went_well([&] { batch.recv(2, kPatience).wait(); });
+    while (batch.version() < 2) went_well([&] { batch.recv(2, kAttempt).wait(); });
     REQUIRE_HERE(holds(inference(0, 1), tensor, 9));
     over.pass();
     return 0;
@@ -204,7 +204,7 @@ TEST_F(Numbering, ASendThatOthersHaveGivenUpFailsAtOnce) {
     return 0;
   });
   start(inference(0, 1), [&](Batch& batch, std::vector<float>& tensor) {
-    while (batch.version() < 3) went_well([&] { batch.recv({}, kPatience).wait(); });
+    while (batch.version() < 3) went_well([&] { batch.recv({}, kAttempt).wait(); });
     REQUIRE_HERE(holds(inference(0, 1), tensor, 3));
     over.pass();
     return 0;
@@ -257,12 +257,12 @@ TEST_F(Numbering, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
   Barrier over;
   const auto send_until = [](Batch& batch, int64_t last) {
     int64_t sent = 0;
-    for (int i = 0; i < 20 && sent < last; ++i) went_well([&] { sent = batch.send({}, kPatience).wait(); });
+    for (int i = 0; i < 20 && sent < last; ++i) went_well([&] { sent = batch.send({}, kAttempt).wait(); });
     return sent >= last;
   };
   start(trainer(0), [&](Batch& batch, std::vector<float>&) {
     batch.send({}, kPatience).wait();
-    went_well([&] { batch.send({}, kPatience).wait(); });          // its own rank dies
+    went_well([&] { batch.send({}, kAttempt).wait(); });          // its own rank dies
     went_well([&] { batch.send({}, milliseconds(700)).wait(); });  // it is not back, or not in time
     REQUIRE_HERE(send_until(batch, 5));
     over.pass();
@@ -285,7 +285,7 @@ TEST_F(Numbering, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
   });
   for (const Rank rank : {0, 1})
     start(inference(rank), [&](Batch& batch, std::vector<float>&) {
-      for (int i = 0; i < 40 && batch.version() < 5; ++i) went_well([&] { batch.recv({}, kPatience).wait(); });
+      for (int i = 0; i < 40 && batch.version() < 5; ++i) went_well([&] { batch.recv({}, kAttempt).wait(); });
       REQUIRE_HERE(batch.version() >= 5);
       over.pass();
       return 0;

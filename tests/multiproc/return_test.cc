@@ -19,7 +19,7 @@ class Return : public JobsTest {
     start(side, [=](Batch& batch, std::vector<float>& tensor) {
       for (int64_t step = first_step; step < kSteps; ++step) {
         fill(side, tensor, step);
-        if (!went_well([&] { batch.send(step, kPatience).wait(); }))
+        if (!went_well([&] { batch.send(step, kAttempt).wait(); }))
           step = step / kTurn * kTurn + kTurn - 1;  // the ranks go on with the same one
         else if (batch.stats().sessions >= sessions)
           return 0;
@@ -31,7 +31,7 @@ class Return : public JobsTest {
   void infer(const Side& side, int64_t sessions) {
     start(side, [=](Batch& batch, std::vector<float>& tensor) {
       for (int64_t step = 1; step < kSteps; ++step) {
-        if (!went_well([&] { batch.recv({}, kPatience).wait(); })) continue;
+        if (!went_well([&] { batch.recv({}, kAttempt).wait(); })) continue;
         REQUIRE_HERE(!batch.torn() && holds(side, tensor, batch.version()));
         if (batch.stats().sessions >= sessions) return 0;
       }

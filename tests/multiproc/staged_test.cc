@@ -341,7 +341,7 @@ TEST_P(StagedDeath, LeavesTheOthersWithOneVersion) {
   start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
     for (int64_t version = 1; version < 100; ++version) {
       fill(trainer(0, 1), tensor, version);
-      if (went_well([&] { batch.send(version, kPatience).wait(); }) && batch.stats().sessions == 2) return 0;
+      if (went_well([&] { batch.send(version, kAttempt).wait(); }) && batch.stats().sessions == 2) return 0;
     }
     return 6;
   });
@@ -349,7 +349,7 @@ TEST_P(StagedDeath, LeavesTheOthersWithOneVersion) {
     const Side side = staged(inference(rank, kRanks));
     return [=](Batch& batch, std::vector<float>& tensor) {
       for (int call = 1; call < 100; ++call) {
-        const bool well = went_well([&] { batch.recv({}, kPatience).wait(); });
+        const bool well = went_well([&] { batch.recv({}, kAttempt).wait(); });
         REQUIRE_HERE(!batch.torn() && (batch.version() == 0 || holds(side, tensor, batch.version())));
         if (sessions == 2 && call == 2) held[rank] = batch.version();
         if (well && batch.stats().sessions == sessions) return 0;

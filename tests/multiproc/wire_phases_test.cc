@@ -248,7 +248,7 @@ TEST_P(WireStops, AreNamedByTheOthersAndOverWhenTheRankGoesOn) {
   }
   for (Rank rank = 0; rank < 2; ++rank)
     start(wire_receiver(rank), [&](Batch& batch, std::vector<float>& tensor) {
-      while (!went_well([&] { batch.recv({}, kPatience).wait(); })) {
+      while (!went_well([&] { batch.recv({}, kAttempt).wait(); })) {
       }
       REQUIRE_HERE(batch.version() == 7 && !batch.torn() && holds_quantised(wire_receiver(rank), tensor, 7));
       return 0;

@@ -170,7 +170,7 @@ TEST_P(WireComeback, OfAReceivingRankWhileASendIsUnderWay) {
       if (rank == 0) under_way.raise();
       bool sent = went_well([&] { handle.wait(); });
       REQUIRE_HERE(rank != 0 || sent == (GetParam() == Mode::kStaged));
-      while (!sent) sent = went_well([&] { batch.send(2, kPatience).wait(); });
+      while (!sent) sent = went_well([&] { batch.send(2, kAttempt).wait(); });
       await_return();
       fill(wire_sender(rank), tensor, 3);
       REQUIRE_HERE(batch.send(3, kPatience).wait() == 3);
@@ -180,7 +180,7 @@ TEST_P(WireComeback, OfAReceivingRankWhileASendIsUnderWay) {
   const auto receive = [&](Rank rank) {
     return [&, rank](Batch& batch, std::vector<float>& tensor) {
       while (batch.version() < 3) {
-        if (!went_well([&] { batch.recv({}, kPatience).wait(); })) continue;
+        if (!went_well([&] { batch.recv({}, kAttempt).wait(); })) continue;
         REQUIRE_HERE(!batch.torn() && holds_quantised(wire_receiver(rank), tensor, batch.version()));
       }
       over.pass();

@@ -68,7 +68,7 @@ std::string Footprint::to_string() const {
 }
 
 std::chrono::seconds hang_limit() {
-  return std::chrono::seconds(kSanitized ? 60 : 10);
+  return std::chrono::seconds(60);
 }
 
 TemporaryFolder::TemporaryFolder() {

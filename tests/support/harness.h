@@ -16,7 +16,7 @@
 
 namespace tessera::test {
 
-// How long a test waits for processes that should have ended: ten seconds, more under sanitizers.
+// How long a test waits for processes that should have ended: a minute, as other work may keep the machine busy.
 std::chrono::seconds hang_limit();
 
 // A temporary folder, removed with its contents in the end.

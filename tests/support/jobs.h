@@ -45,7 +45,7 @@ struct Side {
   DType dtype = DType::kF32;
   std::string name = "weight";
   bool sends = false;
-  Timeout rendezvous = std::chrono::seconds(8);
+  Timeout rendezvous = std::chrono::seconds(60);
   std::string name_space = {};
   DigestMode digest = {};
   BatchOptions options = {};
@@ -70,7 +70,8 @@ Batch register_tensor(Pair& pair, const Side& side, float* tensor);
 // Likewise, once the side's ranks have told each other what they say; throws kInternal if they differ.
 Batch gather_and_register(Pair& pair, const Side& side, float* tensor);
 
-inline constexpr Timeout kPatience = std::chrono::seconds(5);
+inline constexpr Timeout kPatience = std::chrono::seconds(60);  // for what must come, on a machine with other work
+inline constexpr Timeout kAttempt = std::chrono::seconds(5);    // for what is tried again if it does not come
 
 // The contents of a version: every element encodes the version and its own index.
 void fill(const Side& side, std::span<float> tensor, int64_t version);

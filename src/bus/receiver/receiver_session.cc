@@ -155,7 +155,6 @@ void ReceiverSession::handle_leader(Frame& frame) {
 void ReceiverSession::on_pull_ready(PullLink& link) {
   share_ += link.share();
   if (link.streams()) setup_.on_allocation();
-  if (leads()) election_.tell_those_behind();
   readiness_changed();
 }
 

@@ -13,13 +13,12 @@ void Numbering::begin(int64_t version, bool given) {
 bool Numbering::meet(int64_t newest) {
   if (std::exchange(met_, true) && !follows_) return false;
   follows_ = follows_ || newest > newest_;
-  newest_ = std::max({newest_, newest, follows_ ? heard_ - 1 : 0});
+  newest_ = std::max(newest_, newest);
   tried_ = std::max(tried_.load(), newest);
   return true;
 }
 
 void Numbering::hear(int64_t version, bool must) {
-  heard_ = std::max(heard_, version);
   if (follows_ || must) newest_ = std::max(newest_, version - 1);
 }
 

@@ -38,7 +38,6 @@ class Numbering {
 
  private:
   int64_t newest_ = 0;
-  int64_t heard_ = 0;
   std::atomic<int64_t> tried_{0};
   bool given_ = false;
   bool met_ = false;

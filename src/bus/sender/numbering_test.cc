@@ -50,16 +50,6 @@ TEST(NumberingTest, ARankThatComesBackFollowsUntilAVersionIsTaken) {
   EXPECT_EQ(send(numbers), 11);
 }
 
-// The message may be here before the session is.
-TEST(NumberingTest, WhatWasHeardBeforeTheRanksMetCounts) {
-  Numbering back, fresh;
-  for (Numbering* numbers : {&back, &fresh}) numbers->hear(6, false);
-  back.meet(4);
-  fresh.meet(0);
-  EXPECT_EQ(send(back), 6);
-  EXPECT_EQ(send(fresh), 1) << "the others are faster, and all began together";
-}
-
 TEST(NumberingTest, ARankThatWasThereCountsByItselfUnlessItMust) {
   Numbering numbers;
   EXPECT_TRUE(numbers.meet(0));

@@ -310,12 +310,11 @@ void PullLink::send_progress() {
   if (open() && taking_ != 0) link_->send(ProgressReport{.version = taking_, .bytes = bytes_done()});
 }
 
-void PullLink::tell_ahead(int64_t version, bool first) {
-  if (!open() || !ready() || version <= offered()) return;
+void PullLink::tell_ahead(int64_t version, bool keeps_pace) {
+  if (!open() || offers_.empty() || version <= offered()) return;
   if (busy() || lease_.lasts || hold_.state != HoldState::kNone) return;
-  if (!first && (offers_.empty() || exchange_.slots() > 1)) return;
-  const Told told{.offered = offered(), .ahead = version};
-  if (std::exchange(told_, told) != told) link_->send(Ahead{.version = version});
+  if (exchange_.slots() > 1 && !keeps_pace) return;
+  if (std::exchange(offers_.back().ahead, version) != version) link_->send(Ahead{.version = version});
 }
 
 void PullLink::abort(const Status& status) {

@@ -102,9 +102,9 @@ class PullLink {
   void finish(const Status& status);
   void send_done(int64_t version, const Status& status);
   void send_progress();
-  // Tells a source that is behind that another rank of its job offers `version`: one that offers an older version in
-  // its only slot and is not being read, or may yet be; or, if `first`, any. The same is told once.
-  void tell_ahead(int64_t version, bool first);
+  // Tells the source that another rank of its job offers `version`, if what it offers is older, and is neither being
+  // read nor held. With several slots only if `keeps_pace`: otherwise it need not offer the same. Once for each pair.
+  void tell_ahead(int64_t version, bool keeps_pace);
   void abort(const Status& status);  // on_pulled() follows
   void send_broken(const Status& status);
   void detach(const Status& why);
@@ -153,14 +153,9 @@ class PullLink {
   struct Offered {
     int64_t version = 0;
     uint32_t slot = 0;
+    int64_t ahead = 0;  // as the source was told, while this was its newest
   };
   std::vector<Offered> offers_;  // ascending versions; at most one for each slot
-  struct Told {
-    int64_t offered = 0;
-    int64_t ahead = 0;
-    bool operator==(const Told&) const = default;
-  };
-  Told told_;  // by tell_ahead()
   struct Holding {
     HoldState state = HoldState::kNone;
     int64_t version = 0;

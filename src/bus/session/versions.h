@@ -185,7 +185,7 @@ struct Newest {
 // reduction.
 struct Ahead {
   static constexpr auto kType = VersionMessage::kAhead;
-  int64_t version = 0;  // that another rank of that job offers, while the source offers an older one, or none yet
+  int64_t version = 0;  // that another rank of that job offers, while the source offers an older one
   static void fields(auto& f, auto& self) {
     f("version", self.version);
     require_version(f, kNameOf<kType>, self.version);
