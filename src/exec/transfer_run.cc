@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/fail_point.h"
 
 namespace tessera {
 

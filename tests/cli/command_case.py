@@ -6,6 +6,7 @@ Uses only the standard library; checkpoints are written and read by hand.
 import json
 import os
 import pathlib
+import signal
 import struct
 import subprocess
 import sys
@@ -80,11 +81,20 @@ class CommandTest(unittest.TestCase):
     def sender(self, rank=0, world=1, layout=".*=1:R", checkpoints=None, *more):
         files = [part for path in (checkpoints or [self.model]) for part in ("--checkpoint", path)]
         return self.start("send", "--job", "trainer", "--peer", "inference", "--rank", rank, "--world", world,
-                          "--layout", layout, "--timeout", 20, "--json", *files, *more)
+                          "--layout", layout, "--timeout", HANG, "--json", *files, *more)
 
     def receiver(self, rank=0, world=1, layout=".*=1:R", *more):
         return self.start("recv", "--job", "inference", "--peer", "trainer", "--rank", rank, "--world", world,
-                          "--layout", layout, "--timeout", 20, "--json", *more)
+                          "--layout", layout, "--timeout", HANG, "--json", *more)
+
+    def stop(self, process):
+        """Stops a process; returns once all its threads stand still."""
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + HANG
+        while not all(stat.read_text().rpartition(") ")[2].startswith("T")
+                      for stat in pathlib.Path(f"/proc/{process.pid}/task").glob("*/stat")):
+            self.assertLess(time.monotonic(), deadline, f"process {process.pid} goes on")
+            time.sleep(0.01)
 
     def wait_for(self, folder, pattern):
         deadline = time.monotonic() + HANG

@@ -91,7 +91,7 @@ class Top(CommandTest):
     def test_a_stopped_rank_is_called_stopped(self):
         rank = self.sender(0, 2, ".*=2:R")
         self.look_until(lambda look: look["ranks"])
-        rank.send_signal(signal.SIGSTOP)
+        self.stop(rank)
         look, [shown] = self.look_until(lambda look: [one for one in look["ranks"] if one["state"] == "stopped"])
         self.assertIn(f"kill -CONT {rank.pid}", shown["why"])
         _, output, _ = self.run_command("top", "--once")
@@ -176,21 +176,17 @@ class Top(CommandTest):
         self.look_until(lambda look: look["ranks"])
         return host
 
-    def test_a_stopped_host_of_the_store_is_named_at_once(self):
+    def test_a_stopped_host_of_the_store_is_named(self):
         host = self.host()
-        host.send_signal(signal.SIGSTOP)
-        begin = time.monotonic()
+        self.stop(host)
         self.assert_one_line(self.run_command("top", "--once"), 2, f"its host (pid {host.pid}) is stopped")
-        self.assertLess(time.monotonic() - begin, 4)
 
     def test_after_a_host_was_killed_nobody_hosts(self):
         host = self.host()
         host.kill()
         host.wait(timeout=HANG)
         self.assertTrue((self.path / "run" / "store.sock").exists())
-        begin = time.monotonic()
         self.assert_one_line(self.run_command("top", "--once"), 2, "nobody hosts it")
-        self.assertLess(time.monotonic() - begin, 4)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ class TopStore {
         store_ = open_store(url, {.connect_timeout = kConnectTimeout, .stop = interrupt_.stop_token()});
       } catch (const Error& error) {
         interrupt_.check();
+        if (auto_) (void)auto_->url();  // throws if the host was stopped in the meantime: that is the cause
         if (!is_waited_for(error)) throw;
         say_waiting(error.what());
       }

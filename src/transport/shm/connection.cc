@@ -13,10 +13,13 @@ namespace tessera {
 
 ShmConnection::ShmConnection(const Incarnation& process, std::string name)
     : process_(process), name_(std::move(name)), pidfd_(open_pidfd(process)) {
-  // Without a pidfd, the pid could come to mean another process.
-  get_refused_ = pidfd_
-                     ? probe_remote_read(process_.pid)
-                     : failed(ErrorCode::kPermissionDenied, "{}: no pidfd of {}"_message, name_, process_.to_string());
+  if (pidfd_)
+    get_refused_ = probe_remote_read(process_.pid);
+  else if (liveness_of(process_) == Liveness::kDead)
+    get_refused_ = failed(ErrorCode::kPeerLost, "{}: {} cannot be asked for its memory: it has ended"_message, name_,
+                          process_.to_string());
+  else  // the pid could come to mean another process
+    get_refused_ = failed(ErrorCode::kPermissionDenied, "{}: no pidfd of {}"_message, name_, process_.to_string());
 }
 
 Caps ShmConnection::caps() const {

@@ -1,5 +1,6 @@
 #include "transport/shm/connection.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -18,6 +19,7 @@
 #include "base/socket.h"
 #include "memory/host/shared_arena.h"
 #include "tessera/memory.h"
+#include "transport/shm/remote_read.h"
 #include "transport/testing.h"
 #include "transport/transport.h"
 
@@ -132,6 +134,17 @@ TEST(ShmConnection, SaysThatThePeerDied) {
   const Status status = get(*peer, memory, std::span(&piece, 1), std::span(&out, 1));
   EXPECT_EQ(status.code(), ErrorCode::kPeerLost);
   EXPECT_NE(status.message().find("trainer/1"), std::string::npos) << status.message();
+}
+
+TEST(ShmConnection, IsNotMadeWithMemoryOfAProcessThatHasEnded) {
+  Child child([] { return 0; });
+  Incarnation ended = Incarnation::self();
+  ended.pid = child.pid();
+  child.wait();
+  EXPECT_FALSE(ShmConnection(ended, "trainer/1").caps().has(Access::kGet));
+  const Status refused = probe_remote_read(ended.pid);
+  EXPECT_EQ(refused.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(refused.message(), fmt::format("pid {} cannot be asked for its memory: it has ended", ended.pid));
 }
 
 TEST(ShmConnection, SaysThatTheMemoryIsGone) {

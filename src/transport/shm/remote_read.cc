@@ -11,10 +11,12 @@ namespace tessera {
 namespace {
 
 Status read_failed(pid_t pid, int error) {
-  const ErrorCode code = error == EPERM || error == EACCES   ? ErrorCode::kPermissionDenied
-                         : error == ESRCH || error == EFAULT ? ErrorCode::kPeerLost
-                         : error == ENOSYS                   ? ErrorCode::kUnimplemented
-                                                             : code_of_errno(error);
+  const ErrorCode code = error == EPERM || error == EACCES ? ErrorCode::kPermissionDenied
+                         : error == EFAULT                 ? ErrorCode::kPeerLost
+                         : error == ENOSYS                 ? ErrorCode::kUnimplemented
+                                                           : code_of_errno(error);
+  if (error == ESRCH)
+    return failed(ErrorCode::kPeerLost, "pid {} cannot be asked for its memory: it has ended"_message, pid);
   const char* hint = error == EPERM ? " (Yama's ptrace_scope or a seccomp filter forbids it: use Tessera's allocator)"
                      : error == EFAULT ? " (the memory registered there is gone)"
                                        : "";
