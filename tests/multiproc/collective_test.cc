@@ -223,13 +223,13 @@ TEST_F(Collective, AVersionThatWasUndecidedIsNotTakenAgain) {
   expect_all_well();
 }
 
-// A rank that has its part waits for one that has much to take, as long as that makes progress: it takes longer than the
-// ranks wait for one that makes none.
+// A rank that has its part waits for one that has much to take, as long as that makes progress: it takes longer than
+// the ranks wait for one that makes none.
 TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
   constexpr Index kBig = Index{1} << 22;
   constexpr auto kStall = std::chrono::seconds(2);
-  constexpr int kSlowUnits = 6;
-  constexpr auto kUnitTakes = milliseconds(500);
+  static constexpr int kSlowUnits = 6;
+  static constexpr auto kUnitTakes = milliseconds(500);
   static_assert(kSlowUnits * kUnitTakes > kStall);
   Barrier over;
   const auto run = [&](const std::string& job, Rank rank, int world) {
@@ -239,13 +239,8 @@ TEST_F(Collective, ARankThatIsDoneWaitsForOneThatMakesProgress) {
       fail_point_hook() = [](std::string_view place) {
         if (place == "transfer: unit" && units++ < kSlowUnits) std::this_thread::sleep_for(kUnitTakes);
       };
-    Bus bus({.job = job,
-             .rank = rank,
-             .world = world,
-             .store = store_,
-             .threads = 1,
-             .digest = false,
-             .stall = kStall});
+    Bus bus(
+        {.job = job, .rank = rank, .world = world, .store = store_, .threads = 1, .digest = false, .stall = kStall});
     Pair pair = bus.pair({.name = "weights", .peer = sends ? "inference" : "trainer"});
     const bool has_big = sends || rank == 0;
     std::vector<float> big(has_big ? kBig : 0), small(4);

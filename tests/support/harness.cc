@@ -26,12 +26,6 @@
 namespace tessera::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 constexpr useconds_t kPollMicroseconds = 2000;  // waitpid has no deadline of its own
 
 // The stores and clients of these tests share a token, whatever runtime folder they have; it is in the environment
