@@ -47,6 +47,18 @@ HWY_INLINE hn::Mask<D> is_nan(V value) {
   return hn::Gt(magnitude_of(value), bits(kInfF32));
 }
 
+using D16 = hn::ScalableTag<uint16_t>;
+using V16 = hn::Vec<D16>;
+using D16S = hn::RebindToSigned<D16>;
+using Mask16 = hn::Mask<D16S>;
+
+HWY_INLINE V16 words(uint32_t value) {
+  return hn::Set(D16(), static_cast<uint16_t>(value));
+}
+HWY_INLINE Mask16 greater(V16 a, V16 b) {  // as signed numbers
+  return hn::Gt(hn::BitCast(D16S(), a), hn::BitCast(D16S(), b));
+}
+
 // value >> kBits, rounded to nearest even. REQUIRES: the sum does not exceed 2^31.
 template <int kBits>
 HWY_INLINE V shift_right_rne(V value) {
@@ -135,7 +147,7 @@ template <typename Code>
 inline constexpr bool kPackedPairs = std::is_same_v<Code, E2M1>;
 template <typename Code>
 constexpr size_t code_bytes(size_t n) {
-  return kPackedPairs<Code> ? n / 2 : n;
+  return kPackedPairs<Code> ? (n + 1) / 2 : n;
 }
 
 #if TESSERA_F16_INSTRUCTIONS

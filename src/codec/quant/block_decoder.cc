@@ -18,7 +18,7 @@ class BlockDecoder::Job {
         format_(decoder.format_),
         box_(box),
         writer_(box),
-        decode_(active_kernels().quantize->decode[decoder.code_][index_of(quantized_input(box.dtype))]),
+        decode_(active_kernels().decode->row[decoder.code_][index_of(quantized_input(box.dtype))]),
         bytes_(bytes_of(quantized_input(box.dtype), 1)) {}
 
   // Decodes columns [column, column + n) of rows in one block row; `scales` begins with the first column's block.

@@ -59,12 +59,22 @@ void BlockScaler::scale(const float* amaxes, size_t n, std::byte* scales, float*
   }
 }
 
+namespace {
+
+std::array<float, 256> values_of(float (*decode)(uint8_t)) {
+  std::array<float, 256> values;
+  for (size_t code = 0; code < values.size(); ++code) values[code] = decode(static_cast<uint8_t>(code));
+  return values;
+}
+
+}  // namespace
+
 std::array<float, 256> scale_table(Format format, float amax) {
+  static const auto e8m0 = values_of(f32_from_e8m0);
+  static const auto e4m3 = values_of(f32_from_e4m3);
+  if (format != Format::kNvfp4) return e8m0;
   std::array<float, 256> table;
-  for (size_t code = 0; code < table.size(); ++code) {
-    const auto byte = static_cast<uint8_t>(code);
-    table[code] = format == Format::kNvfp4 ? nv_dequantizer(byte, amax) : f32_from_e8m0(byte);
-  }
+  for (size_t code = 0; code < table.size(); ++code) table[code] = nv_dequantizer(e4m3[code], amax);
   return table;
 }
 

@@ -24,18 +24,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 
-using D16 = hn::ScalableTag<uint16_t>;
-using V16 = hn::Vec<D16>;
-using D16S = hn::RebindToSigned<D16>;
-using Mask16 = hn::Mask<D16S>;
-
-HWY_INLINE V16 words(uint32_t value) {
-  return hn::Set(D16(), static_cast<uint16_t>(value));
-}
-HWY_INLINE Mask16 greater(V16 a, V16 b) {  // as signed numbers
-  return hn::Gt(hn::BitCast(D16S(), a), hn::BitCast(D16S(), b));
-}
-
 template <typename Code>
 struct PowerCodes {
   static constexpr MiniFloat kF = Code::kFormat;

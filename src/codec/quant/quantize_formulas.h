@@ -46,8 +46,8 @@ inline Scale<uint8_t> nv_scale(float block_amax, const NvConstants& constants) {
   return {stored, std::min(1.0F / (f32_from_e4m3(stored) * constants.decode), kLargestF32)};
 }
 
-inline float nv_dequantizer(uint8_t scale, float amax) {
-  return (f32_from_e4m3(scale) * amax) * (1.0F / kNvLargest);
+inline float nv_dequantizer(float scale, float amax) {
+  return (scale * amax) * (1.0F / kNvLargest);
 }
 
 // MXFP8. OCP Microscaling 1.0 rounds down; hardware and TransformerEngine round up, so that nothing saturates.

@@ -40,12 +40,6 @@ void store_code(std::byte* codes, size_t i, uint8_t code) {
   }
 }
 
-template <typename Code>
-float code_at(const std::byte* codes, size_t i) {
-  if constexpr (!kPacked<Code>) return Code::decode(static_cast<uint8_t>(codes[i]));
-  return Code::decode(static_cast<uint8_t>(codes[i / 2] >> (i % 2 * 4) & std::byte{15}));
-}
-
 template <typename From>
 float value_at(const void* src, size_t i) {
   return From::decode(load_at<typename From::Bits>(src, i));
@@ -73,17 +67,11 @@ void encode_stochastic(const void* src, size_t n, size_t block, const float* mul
   }
 }
 
-template <typename Code, typename To>
-void decode_row(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
-  for (size_t i = 0; i < n; ++i) store_at(dst, i, To::encode(code_at<Code>(codes, i) * scales[i / block]));
-}
-
 template <typename Code, typename... T>
 void set_code(QuantizeKernels& kernels, size_t code, TypeList<T...>) {
   size_t type = 0;
   ((kernels.encode[type][code] = kernels.encode_by_powers[type][code] = encode_row<T, Code>,
-    kernels.encode_columns[type][code] = encode_columns<T, Code>, kernels.decode[code][type] = decode_row<Code, T>,
-    ++type),
+    kernels.encode_columns[type][code] = encode_columns<T, Code>, ++type),
    ...);
 }
 
@@ -93,8 +81,7 @@ QuantizeKernels make_quantize_kernels(TypeList<Code...>, TypeList<T...> types) {
                           .encode = {},
                           .encode_by_powers = {},
                           .encode_columns = {},
-                          .encode_stochastic = {encode_stochastic<T>...},
-                          .decode = {}};
+                          .encode_stochastic = {encode_stochastic<T>...}};
   size_t code = 0;
   (set_code<Code>(kernels, code++, types), ...);
   return kernels;

@@ -12,37 +12,18 @@
 
 #include "codec/float/float_vec-inl.h"
 #include "codec/quant/power_codes-inl.h"
+#include "codec/quant/scaled_runs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 #if TESSERA_SIMD_TARGET
-
-using VF = hn::Vec<DF>;
-using DPairs = hn::RepartitionToWide<hn::RebindToUnsigned<D>>;
-
-template <typename Code>
-HWY_INLINE V load_values(const std::byte* p) {
-  if constexpr (kPackedPairs<Code>) {
-    const hn::Rebind<uint8_t, DPairs> bytes;
-    const hn::Rebind<uint32_t, DPairs> words;
-    const auto pairs = hn::PromoteTo(DPairs(), hn::PromoteTo(words, hn::LoadU(bytes, at<uint8_t>(p))));
-    const V spread = hn::BitCast(D(), hn::Or(pairs, hn::ShiftLeft<28>(pairs)));
-    const V magnitude = hn::And(spread, bits(7));
-    const V sign = hn::ShiftLeft<28>(hn::And(spread, bits(8)));
-    const V normal = hn::ShiftLeft<22>(hn::Add(magnitude, bits(126 << 1)));
-    const V half = where(hn::Eq(magnitude, bits(1)), bits(0x3F000000), hn::Zero(D()));
-    return hn::Or(sign, where(hn::Lt(magnitude, bits(2)), half, normal));
-  } else {
-    return Lane<Code>::load(p);
-  }
-}
 
 template <typename From>
 HWY_INLINE VF load_floats(const std::byte* p) {
   return hn::BitCast(DF(), Lane<From>::load(p));
 }
 
-// The operations on two vectors of elements, to codes and back. `kExact`: products have no more than eight bits.
+// The operation on two vectors of elements. `kExact`: products have no more than eight bits.
 template <typename From, typename Code, bool kExact>
 struct Encode {
   static constexpr size_t in_bytes(size_t n) { return n * sizeof(typename From::Bits); }
@@ -53,104 +34,6 @@ struct Encode {
     store_two<Code, kExact>(hn::BitCast(D(), low), hn::BitCast(D(), high), out);
   }
 };
-
-template <typename Code, typename To>
-struct Decode {
-  static constexpr size_t in_bytes(size_t n) { return code_bytes<Code>(n); }
-  static constexpr size_t out_bytes(size_t n) { return n * sizeof(typename To::Bits); }
-  static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
-    const size_t lanes = hn::Lanes(D());
-    const VF low = hn::Mul(hn::BitCast(DF(), load_values<Code>(in)), first);
-    const VF high = hn::Mul(hn::BitCast(DF(), load_values<Code>(in + in_bytes(lanes))), second);
-    Lane<To>::store(hn::BitCast(D(), low), out);
-    Lane<To>::store(hn::BitCast(D(), high), out + out_bytes(lanes));
-  }
-};
-
-// The number of elements in a step.
-HWY_INLINE size_t step_lanes() {
-  return 2 * hn::Lanes(D());
-}
-
-// For fewer elements than a step.
-template <typename Op>
-HWY_INLINE void run_tail(const std::byte* in, size_t n, VF first, VF second, std::byte* out) {
-  HWY_ALIGN std::byte last_in[2 * hn::MaxLanes(D()) * sizeof(float)] = {};
-  HWY_ALIGN std::byte last_out[2 * hn::MaxLanes(D()) * sizeof(float)];
-  std::memcpy(last_in, in, Op::in_bytes(n));
-  Op::step(last_in, first, second, last_out);
-  std::memcpy(out, last_out, Op::out_bytes(n));
-}
-
-template <typename Op>
-HWY_NOINLINE void run_shared(const std::byte* in, size_t n, float multiplier, std::byte* out) {
-  const VF shared = hn::Set(DF(), multiplier);
-  size_t i = 0;
-  for (; i + step_lanes() <= n; i += step_lanes())
-    Op::step(in + Op::in_bytes(i), shared, shared, out + Op::out_bytes(i));
-  if (i < n) run_tail<Op>(in + Op::in_bytes(i), n - i, shared, shared, out + Op::out_bytes(i));
-}
-
-template <typename Op>
-HWY_INLINE void run_each(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
-  const size_t lanes = hn::Lanes(D());
-  size_t i = 0;
-  for (; i + step_lanes() <= n; i += step_lanes()) {
-    const float* m = multipliers + i;
-    Op::step(in + Op::in_bytes(i), hn::LoadU(DF(), m), hn::LoadU(DF(), m + lanes), out + Op::out_bytes(i));
-  }
-  if (i == n) return;
-  HWY_ALIGN float last[2 * hn::MaxLanes(D())] = {};
-  std::memcpy(last, multipliers + i, (n - i) * sizeof(float));
-  run_tail<Op>(in + Op::in_bytes(i), n - i, hn::LoadU(DF(), last), hn::LoadU(DF(), last + lanes),
-               out + Op::out_bytes(i));
-}
-
-// For steps with two blocks.
-template <typename Op, size_t kBlock>
-HWY_INLINE void run_pairs_of_blocks(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
-  size_t i = 0;
-  for (; i + 2 * kBlock <= n; i += 2 * kBlock, multipliers += 2)
-    Op::step(in + Op::in_bytes(i), hn::Set(DF(), multipliers[0]), hn::Set(DF(), multipliers[1]),
-             out + Op::out_bytes(i));
-  if (i == n) return;
-  const float second = n - i > kBlock ? multipliers[1] : multipliers[0];
-  run_tail<Op>(in + Op::in_bytes(i), n - i, hn::Set(DF(), multipliers[0]), hn::Set(DF(), second),
-               out + Op::out_bytes(i));
-}
-
-template <typename Op, size_t kBlock>
-HWY_INLINE void run_blocks(const std::byte* in, size_t n, const float* multipliers, std::byte* out) {
-  if constexpr (kBlock == hn::MaxLanes(D())) {  // which is the number of lanes on existing targets
-    return run_pairs_of_blocks<Op, kBlock>(in, n, multipliers, out);
-  }
-  const size_t whole = n - n % kBlock;
-  for (size_t i = 0; i < whole; i += kBlock) {
-    const VF shared = hn::Set(DF(), *multipliers++);
-    for (size_t j = i; j < i + kBlock; j += step_lanes())
-      Op::step(in + Op::in_bytes(j), shared, shared, out + Op::out_bytes(j));
-  }
-  if (whole < n) run_shared<Op>(in + Op::in_bytes(whole), n - whole, *multipliers, out + Op::out_bytes(whole));
-}
-
-template <typename Op>
-void run(const void* src, size_t n, size_t block, const float* multipliers, void* dst) {
-  const auto* in = static_cast<const std::byte*>(src);
-  auto* out = static_cast<std::byte*>(dst);
-  switch (block) {
-    case kEach:
-      return run_each<Op>(in, n, multipliers, out);
-    case 16:
-      return run_blocks<Op, 16>(in, n, multipliers, out);
-    case 32:
-      return run_blocks<Op, 32>(in, n, multipliers, out);
-    case kWholeRow:
-      return run_shared<Op>(in, n, *multipliers, out);
-    default:
-      for (size_t i = 0; i < n; i += block)
-        run_shared<Op>(in + Op::in_bytes(i), std::min(block, n - i), *multipliers++, out + Op::out_bytes(i));
-  }
-}
 
 template <typename From, typename Code, bool kExact>
 void encode_row(const void* src, size_t n, size_t block, const float* multipliers, std::byte* codes) {
@@ -266,11 +149,6 @@ constexpr EncodeRow encode_row_by_powers() {
   }
 }
 
-template <typename Code, typename To>
-void decode_row(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
-  run<Decode<Code, To>>(codes, n, block, scales, dst);
-}
-
 // Random bytes of whole groups of 16 elements.
 inline constexpr size_t kDrawn = 16;
 using D64U = hn::ScalableTag<uint64_t>;
@@ -369,8 +247,7 @@ void set_code(QuantizeKernels& kernels, size_t code, TypeList<T...>) {
   size_t type = 0;
   ((kernels.encode[type][code] = encode_row<T, Code, false>,
     kernels.encode_by_powers[type][code] = encode_row_by_powers<T, Code>(),
-    kernels.encode_columns[type][code] = encode_columns_by_powers_of<T, Code>(),
-    kernels.decode[code][type] = decode_row<Code, T>, ++type),
+    kernels.encode_columns[type][code] = encode_columns_by_powers_of<T, Code>(), ++type),
    ...);
 }
 
@@ -380,8 +257,7 @@ QuantizeKernels make_kernels(TypeList<Code...>, TypeList<T...> types) {
                           .encode = {},
                           .encode_by_powers = {},
                           .encode_columns = {},
-                          .encode_stochastic = {encode_stochastic<T>...},
-                          .decode = {}};
+                          .encode_stochastic = {encode_stochastic<T>...}};
   size_t code = 0;
   (set_code<Code>(kernels, code++, types), ...);
   return kernels;

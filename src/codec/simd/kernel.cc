@@ -28,6 +28,7 @@ std::vector<KernelSet> make_sets() {
                     .amax = &simd_amax(target),
                     .scale = &simd_scale(target),
                     .quantize = &simd_quantize(target),
+                    .decode = &simd_decode(target),
                     .transpose = &simd_transpose(target),
                     .changes = &simd_changes(target)});
   }
@@ -39,6 +40,7 @@ std::vector<KernelSet> make_sets() {
                   .amax = &scalar_amax(),
                   .scale = &scalar_scale(),
                   .quantize = &scalar_quantize(),
+                  .decode = &scalar_decode(),
                   .transpose = &scalar_transpose(),
                   .changes = &scalar_changes()});
   return sets;

@@ -103,9 +103,16 @@ struct QuantizeKernels {
   EncodeColumns encode_columns[kQuantizedTypes][kCodeTypes];
   void (*encode_stochastic[kQuantizedTypes])(const void* src, size_t n, size_t block, const float* multipliers,
                                              const Draw& draw, std::byte* codes);
-  // Multiplies in f32 and rounds once.
-  void (*decode[kCodeTypes][kQuantizedTypes])(const std::byte* codes, size_t n, size_t block, const float* scales,
-                                              void* dst);
+};
+
+using DecodeRow = void (*)(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst);
+
+struct DecodeKernels {
+  std::string_view target;
+  // Multiplies in f32 and rounds once. One scale for each `block` elements; scales may be any floats. E2M1: if n is
+  // odd, the last high nibble does not count.
+  DecodeRow row[kCodeTypes][kQuantizedTypes];
+  DecodeRow stream_row[kCodeTypes][kQuantizedTypes];  // with non-temporal stores
 };
 
 struct TransposeKernels {
@@ -133,6 +140,7 @@ const ReduceKernels& scalar_reduce();
 const AmaxKernels& scalar_amax();
 const ScaleKernels& scalar_scale();
 const QuantizeKernels& scalar_quantize();
+const DecodeKernels& scalar_decode();
 const TransposeKernels& scalar_transpose();
 const ChangeKernels& scalar_changes();
 // `target` is one of Highway's HWY_* bits that this CPU supports, except HWY_SCALAR and HWY_EMU128.
@@ -143,6 +151,7 @@ const ReduceKernels& simd_reduce(int64_t target);
 const AmaxKernels& simd_amax(int64_t target);
 const ScaleKernels& simd_scale(int64_t target);
 const QuantizeKernels& simd_quantize(int64_t target);
+const DecodeKernels& simd_decode(int64_t target);
 const TransposeKernels& simd_transpose(int64_t target);
 const ChangeKernels& simd_changes(int64_t target);
 
@@ -155,6 +164,7 @@ struct KernelSet {
   const AmaxKernels* amax;
   const ScaleKernels* scale;
   const QuantizeKernels* quantize;
+  const DecodeKernels* decode;
   const TransposeKernels* transpose;
   const ChangeKernels* changes;
 };

@@ -38,6 +38,7 @@ TEST(KernelTest, EveryFamilyOfAForcedVariantWasCompiledForIt) {
     EXPECT_EQ(kernels.amax->target, name);
     EXPECT_EQ(kernels.scale->target, name);
     EXPECT_EQ(kernels.quantize->target, name);
+    EXPECT_EQ(kernels.decode->target, name);
     EXPECT_EQ(kernels.transpose->target, name);
     EXPECT_EQ(kernels.changes->target, name);
   }

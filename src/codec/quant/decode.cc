@@ -1,0 +1,180 @@
+#include "codec/quant/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/fail.h"
+#include "codec/quant/block_scaler.h"
+#include "codec/quant/matrix.h"
+#include "codec/simd/kernel_set.h"
+#include "codec/simd/transpose.h"
+
+namespace tessera::codec {
+namespace {
+
+constexpr int64_t kScales = 1024;              // multipliers at a time
+constexpr int64_t kMostColumns = 4096;        // of a row, at most kScales of them with a scale each
+constexpr int64_t kTileColumns = 256;          // of a transposed plane
+constexpr int64_t kTileBytes = 64;             // of its lines: one of the cache
+constexpr int64_t kTileRows = 2 * kTileBytes;  // at most
+
+int64_t up_to_multiple(int64_t position, int64_t of) {
+  return of - position % of;
+}
+
+}  // namespace
+
+PlaneDecoder::PlaneDecoder(const QuantSpec& spec, Plane plane, int64_t columns, DType to)
+    : format_(spec.format), to_(to), block_(block_shape(spec, plane)), columns_(columns) {
+  check_matrix({.data = nullptr, .dtype = to, .rows = 0, .columns = columns, .row_stride = columns});
+  if (spec.hadamard && plane == Plane::kColumn)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "the column plane holds the Hadamard transform of the matrix, not the matrix: dequantize the row plane"_message);
+  const PlaneShape shape = plane_shape(spec, plane, 0, columns);
+  code_dtype_ = shape.code_dtype;
+  scale_dtype_ = shape.scale_dtype;
+  transposed_ = plane == Plane::kColumn && scale_dtype_ != DType::kF8E8M0;
+  repeated_ = format_ == Format::kNvfp4;
+}
+
+// One call of box().
+class PlaneDecoder::Job {
+ public:
+  Job(const PlaneDecoder& decoder, const ConstPlaneMemory& from, float amax, const MatrixMemory& to, bool stream)
+      : decoder_(decoder),
+        from_(from),
+        to_(to),
+        element_(bytes_of(to.dtype, 1)),
+        packed_(decoder.code_dtype_ == DType::kF4),
+        one_scale_(decoder.block_.columns == 0) {
+    const DecodeKernels& kernels = *active_kernels().decode;
+    decode_ = (stream ? kernels.stream_row : kernels.row)[code_index(decoder.code_dtype_)][index_of(to.dtype)];
+    if (decoder.scale_dtype_ != DType::kF32) table_ = scale_table(decoder.format_, amax);
+    const BlockShape& block = decoder.block_;
+    if (one_scale_) {
+      std::memcpy(multipliers_.data(), from.scales, sizeof(float));
+      share_ = kWholeRow;
+    } else {
+      share_ = static_cast<size_t>(decoder.transposed_ && decoder.repeated_ ? 1 : block.columns);
+      high_ = !decoder.transposed_ && decoder.repeated_ ? 1 : block.rows;
+    }
+  }
+
+  void run(const DecodeBox& box) {
+    box_ = box;
+    decoder_.transposed_ ? run_transposed() : run_upright();
+  }
+
+ private:
+  void run_upright() {
+    const int64_t step = one_scale_ ? box_.columns : std::min(kMostColumns, kScales * static_cast<int64_t>(share_));
+    for (int64_t r = box_.first_row; r < end_row();) {
+      const int64_t rows = rows_of_block(r, end_row());
+      for (int64_t c = box_.first_column; c < end_column(); c += step) {
+        const std::byte* codes = from_.codes + r * from_.code_stride + bytes_of(decoder_.code_dtype_, c);
+        decode_rows(codes, from_.code_stride, r, rows, c, std::min(step, end_column() - c));
+      }
+      r += rows;
+    }
+  }
+
+  void run_transposed() {
+    const int64_t high = packed_ ? 2 * kTileBytes : kTileBytes;
+    for (int64_t r = box_.first_row; r < end_row();) {
+      const int64_t rows = std::min(up_to_multiple(r, high), end_row() - r);
+      for (int64_t c = box_.first_column; c < end_column(); c += kTileColumns)
+        decode_tile(r, rows, c, std::min(kTileColumns, end_column() - c));
+      r += rows;
+    }
+  }
+
+  void decode_tile(int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    const int64_t stride = bytes_of(decoder_.code_dtype_, kTileColumns);
+    const int64_t whole_rows = packed_ ? rows + rows % 2 : rows;
+    const int64_t whole_columns = packed_ ? columns - columns % 2 : columns;
+    const std::byte* codes = from_.codes + column * from_.code_stride + bytes_of(decoder_.code_dtype_, row);
+    transpose_codes(decoder_.code_dtype_, codes, from_.code_stride, whole_columns, whole_rows, tile_.data(), stride);
+    if (whole_columns < columns)  // the last line twice
+      transpose_codes(decoder_.code_dtype_, codes + whole_columns * from_.code_stride, 0, 2, whole_rows,
+                      tile_.data() + whole_columns / 2, stride);
+    for (int64_t r = 0; r < rows;) {
+      const int64_t n = rows_of_block(row + r, row + rows);
+      decode_rows(tile_.data() + r * stride, stride, row + r, n, column, columns);
+      r += n;
+    }
+  }
+
+  // Decodes rows that share their scales.
+  void decode_rows(const std::byte* codes, int64_t code_stride, int64_t row, int64_t rows, int64_t column,
+                   int64_t columns) {
+    if (!one_scale_) load_scales(row, column, columns);
+    const int64_t stride = to_.row_stride * element_;
+    std::byte* out =
+        static_cast<std::byte*>(to_.data) + (row - box_.first_row) * stride + (column - box_.first_column) * element_;
+    for (int64_t r = 0; r < rows; ++r, codes += code_stride, out += stride)
+      decode_(codes, static_cast<size_t>(columns), share_, multipliers_.data(), out);
+  }
+
+  void load_scales(int64_t row, int64_t column, int64_t columns) {
+    const BlockShape& block = decoder_.block_;
+    const bool transposed = decoder_.transposed_;
+    const int64_t bytes = bytes_of(decoder_.scale_dtype_, 1);
+    // Position in the plane's scales: its line and the place in it.
+    int64_t line = transposed ? column : row;
+    if (!decoder_.repeated_) line /= transposed ? block.columns : block.rows;
+    const int64_t place = transposed ? row / block.rows : column / block.columns;
+    const std::byte* scales = from_.scales + line * from_.scale_stride + place * bytes;
+    const int64_t step = transposed ? from_.scale_stride : bytes;
+    const auto share = static_cast<int64_t>(share_);
+    const int64_t n = (columns + share - 1) / share;
+    if (decoder_.scale_dtype_ == DType::kF32) {
+      for (int64_t i = 0; i < n; ++i)
+        std::memcpy(&multipliers_[static_cast<size_t>(i)], scales + i * step, sizeof(float));
+    } else {
+      for (int64_t i = 0; i < n; ++i)
+        multipliers_[static_cast<size_t>(i)] = table_[static_cast<uint8_t>(scales[i * step])];
+    }
+  }
+
+  int64_t rows_of_block(int64_t row, int64_t end) const {
+    return one_scale_ ? end - row : std::min(up_to_multiple(row, high_), end - row);
+  }
+  int64_t end_row() const { return box_.first_row + box_.rows; }
+  int64_t end_column() const { return box_.first_column + box_.columns; }
+
+  const PlaneDecoder& decoder_;
+  const ConstPlaneMemory& from_;
+  const MatrixMemory& to_;
+  const int64_t element_;  // bytes
+  const bool packed_;
+  const bool one_scale_;
+  DecodeRow decode_;
+  size_t share_;      // elements of a row that share a scale
+  int64_t high_ = 0;  // rows that share their scales, unless there is only one
+  DecodeBox box_;
+  std::array<float, 256> table_;  // multipliers by scale byte
+  alignas(64) std::array<float, kScales> multipliers_;
+  alignas(64) std::array<std::byte, kTileBytes * kTileColumns> tile_;  // codes, transposed
+};
+
+void PlaneDecoder::box(const ConstPlaneMemory& from, int64_t plane_rows, const DecodeBox& box, float amax,
+                       const MatrixMemory& to, bool stream) const {
+  constexpr int64_t kFirstColumns = 128;  // whole blocks of every format
+  TESSERA_CHECK(box.first_row >= 0 && box.rows >= 0 && box.first_row + box.rows <= plane_rows);
+  TESSERA_CHECK(box.first_column >= 0 && box.columns >= 0 && box.first_column + box.columns <= columns_);
+  TESSERA_CHECK_EQ(box.first_column % kFirstColumns, 0);
+  TESSERA_CHECK(to.dtype == to_ && to.rows == box.rows && to.columns == box.columns);
+  if (transposed_ && code_dtype_ == DType::kF4) TESSERA_CHECK(box.first_row % 2 == 0 && plane_rows % 2 == 0);
+  if (box.rows == 0 || box.columns == 0) return;
+  Job(*this, from, amax, to, stream).run(box);
+}
+
+void PlaneDecoder::rows(const ConstPlaneMemory& from, int64_t plane_rows, int64_t first_row, int64_t rows, float amax,
+                        const MatrixMemory& to, bool stream) const {
+  box(from, plane_rows, {.first_row = first_row, .rows = rows, .first_column = 0, .columns = columns_}, amax, to,
+      stream);
+}
+
+}  // namespace tessera::codec

@@ -1,0 +1,234 @@
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "codec/simd/kernel_set.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "codec/quant/decode_simd.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "codec/float/float_vec-inl.h"
+#include "codec/quant/scaled_runs-inl.h"
+#include "codec/simd/stream-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::codec::HWY_NAMESPACE {
+#if TESSERA_SIMD_TARGET
+
+struct Pair {
+  VF low;
+  VF high;
+};
+
+// `replacement` where value > limit, as signed numbers.
+HWY_INLINE V16 replaced_above(V16 value, uint32_t limit, uint32_t replacement, V16 otherwise) {
+  const D16S d;
+  return hn::BitCast(D16(), hn::IfThenElse(greater(value, words(limit)), hn::BitCast(d, words(replacement)),
+                                           hn::BitCast(d, otherwise)));
+}
+
+#if TESSERA_F16_INSTRUCTIONS
+// Two vectors of codes as f16, which are their values times Code's kF16Scale. The instructions that widen f16 treat
+// subnormal numbers like others.
+template <typename Code>
+struct AsF16 {  // E5M2 is an f16 without its last bits
+  static constexpr float kF16Scale = 1;
+  static HWY_INLINE V16 load(const std::byte* p) {
+    const hn::Rebind<uint8_t, D16> bytes;
+    return hn::ShiftLeft<8>(hn::PromoteTo(D16(), hn::LoadU(bytes, at<uint8_t>(p))));
+  }
+};
+template <>
+struct AsF16<E4M3> {  // with the exponent bits of an f16 below its bias
+  static constexpr float kF16Scale = power_of_two(kE4M3Format.bias() - kF16Format.bias());
+  static HWY_INLINE V16 load(const std::byte* p) {
+    constexpr int kShift = kF16Format.mantissa_bits - kE4M3Format.mantissa_bits;
+    constexpr uint32_t kNaN = kE4M3Format.nan << kShift;
+    const D16S d;
+    const hn::Rebind<int8_t, D16S> bytes;
+    const auto extended = hn::PromoteTo(d, hn::LoadU(bytes, at<int8_t>(p)));  // the sign is also in the bits above it
+    const V16 value = hn::And(hn::BitCast(D16(), hn::ShiftLeft<kShift>(extended)), words(0x8000 | kNaN));
+    return replaced_above(hn::And(value, words(kNaN)), kNaN - 1, kNaNF16, value);
+  }
+};
+template <>
+struct AsF16<E2M1> {
+  static constexpr float kF16Scale = 1;
+  static HWY_INLINE V16 load(const std::byte* p) {
+    using DPairs = hn::RebindToUnsigned<D>;
+    const hn::Rebind<uint8_t, DPairs> bytes;
+    const hn::Repartition<uint8_t, D> table;
+    // The high bytes of the f16; the low ones are 0.
+    alignas(16) static constexpr uint8_t kHighBytes[16] = {0x00, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46,
+                                                           0x80, 0xB8, 0xBC, 0xBE, 0xC0, 0xC2, 0xC4, 0xC6};
+    const auto pairs = hn::PromoteTo(DPairs(), hn::LoadU(bytes, at<uint8_t>(p)));
+    const auto spread =
+        hn::And(hn::Or(hn::ShiftLeft<8>(pairs), hn::ShiftLeft<20>(pairs)), hn::Set(DPairs(), 0x0F000F00));
+    return hn::BitCast(D16(), hn::TableLookupBytes(hn::LoadDup128(table, kHighBytes), hn::BitCast(table, spread)));
+  }
+};
+
+template <typename Code>
+HWY_INLINE Pair load_pair(const std::byte* p) {
+  const hn::Repartition<hwy::float16_t, D> d;
+  const hn::Half<decltype(d)> half;
+  const auto both = hn::BitCast(d, AsF16<Code>::load(p));
+  Pair pair{hn::PromoteTo(DF(), hn::LowerHalf(half, both)), hn::PromoteTo(DF(), hn::UpperHalf(half, both))};
+  if constexpr (AsF16<Code>::kF16Scale != 1) {
+    const VF inverse = hn::Set(DF(), 1 / AsF16<Code>::kF16Scale);
+    pair = {hn::Mul(pair.low, inverse), hn::Mul(pair.high, inverse)};
+  }
+  return pair;
+}
+#else
+template <typename Code>
+HWY_INLINE V load_codes(const std::byte* p) {
+  if constexpr (kPackedPairs<Code>) {
+    using DPairs = hn::RepartitionToWide<hn::RebindToUnsigned<D>>;
+    const hn::Rebind<uint8_t, DPairs> bytes;
+    const hn::Rebind<uint32_t, DPairs> wide;
+    const auto pairs = hn::PromoteTo(DPairs(), hn::PromoteTo(wide, hn::LoadU(bytes, at<uint8_t>(p))));
+    const V spread = hn::BitCast(D(), hn::Or(pairs, hn::ShiftLeft<28>(pairs)));
+    const V magnitude = hn::And(spread, bits(7));
+    const V sign = hn::ShiftLeft<28>(hn::And(spread, bits(8)));
+    const V normal = hn::ShiftLeft<22>(hn::Add(magnitude, bits(126 << 1)));
+    const V half = where(hn::Eq(magnitude, bits(1)), bits(0x3F000000), hn::Zero(D()));
+    return hn::Or(sign, where(hn::Lt(magnitude, bits(2)), half, normal));
+  } else {
+    return Lane<Code>::load(p);
+  }
+}
+
+template <typename Code>
+HWY_INLINE Pair load_pair(const std::byte* p) {
+  return {hn::BitCast(DF(), load_codes<Code>(p)),
+          hn::BitCast(DF(), load_codes<Code>(p + code_bytes<Code>(hn::Lanes(D()))))};
+}
+#endif
+
+// Stores products: their NaNs are quiet, as those of all arithmetic.
+template <typename To>
+HWY_INLINE void store_products(const Pair& pair, std::byte* p) {
+  if constexpr (std::is_same_v<To, F32>) {
+    const auto store = [](VF value, std::byte* to) HWY_ATTR {
+      const VF nan = hn::BitCast(DF(), bits(kNaNF32));
+      hn::StoreU(hn::IfThenElse(hn::IsNaN(value), nan, value), DF(), at<float>(to));
+    };
+    store(pair.low, p);
+    store(pair.high, p + hn::Lanes(D()) * sizeof(float));
+  } else if constexpr (std::is_same_v<To, BF16>) {
+    const V16 low = hn::BitCast(D16(), pair.low);
+    const V16 high = hn::BitCast(D16(), pair.high);
+    const V16 kept = hn::ConcatOdd(D16(), high, low);
+    const V16 dropped = hn::ConcatEven(D16(), high, low);
+    // Up if what is dropped is more than half, or half and what is kept is odd.
+    const V16 excess = hn::SaturatedSub(hn::SaturatedAdd(dropped, hn::And(kept, words(1))), words(0x8000));
+    const V16 rounded = hn::Add(kept, hn::Min(excess, words(1)));
+    const V16 magnitude = hn::And(kept, words(0x7FFF));
+    hn::StoreU(replaced_above(magnitude, kInfF32 >> 16, kNaNBF16, rounded), D16(), at<uint16_t>(p));
+  } else {
+#if TESSERA_F16_INSTRUCTIONS
+    const hn::Rebind<hwy::float16_t, D> half;
+    const hn::Half<D16> half_words;
+    const V16 both = hn::Combine(D16(), hn::BitCast(half_words, hn::DemoteTo(half, pair.high)),
+                                 hn::BitCast(half_words, hn::DemoteTo(half, pair.low)));
+    const V16 magnitude = hn::And(both, words(0x7FFF));
+    hn::StoreU(replaced_above(magnitude, kF16Format.infinity(), kNaNF16, both), D16(), at<uint16_t>(p));
+#else
+    Lane<F16>::store(hn::BitCast(D(), pair.low), p);
+    Lane<F16>::store(hn::BitCast(D(), pair.high), p + hn::Lanes(D()) * sizeof(uint16_t));
+#endif
+  }
+}
+
+template <typename Code, typename To>
+struct Decode {
+  static constexpr size_t in_bytes(size_t n) { return code_bytes<Code>(n); }
+  static constexpr size_t out_bytes(size_t n) { return n * sizeof(typename To::Bits); }
+  static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
+    const Pair values = load_pair<Code>(in);
+    store_products<To>({hn::Mul(values.low, first), hn::Mul(values.high, second)}, out);
+  }
+};
+
+template <typename Code, typename To>
+void decode_row(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
+  run<Decode<Code, To>>(codes, n, block, scales, dst);
+}
+
+struct RowKind {
+  DecodeRow row;
+  size_t codes;     // bytes of kPiece codes
+  size_t elements;  // bytes of kPiece elements
+};
+inline constexpr size_t kPiece = 1024;  // whole blocks
+
+// Decodes into a buffer in the first-level cache and streams whole lines from there. What is left of a line waits in
+// front of the next piece.
+HWY_NOINLINE void decode_pieces(const RowKind& kind, const std::byte* codes, size_t n, size_t block,
+                                const float* scales, std::byte* out) {
+  alignas(kLine) std::byte buffer[kLine + kPiece * sizeof(float)];
+  std::byte* const decoded = buffer + kLine;
+  const size_t blocks = block == kWholeRow ? 0 : kPiece / block;
+  size_t waiting = 0;
+  for (size_t i = 0; i < n; i += kPiece, codes += kind.codes, scales += blocks) {
+    const size_t count = std::min(kPiece, n - i);
+    kind.row(codes, count, block, scales, decoded);
+    const size_t bytes = waiting + count * (kind.elements / kPiece);
+    const std::byte* first = decoded - waiting;
+    const size_t past = reinterpret_cast<uintptr_t>(out + bytes) % kLine;
+    waiting = i + count == n ? 0 : past;
+    stream_bytes(out, first, bytes - waiting);
+    out += bytes - waiting;
+    std::memcpy(decoded - waiting, first + bytes - waiting, waiting);
+  }
+}
+
+template <typename Code, typename To>
+void decode_row_stream(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
+  using Op = Decode<Code, To>;
+  static constexpr RowKind kKind{decode_row<Code, To>, Op::in_bytes(kPiece), Op::out_bytes(kPiece)};
+  decode_pieces(kKind, codes, n, block, scales, static_cast<std::byte*>(dst));
+}
+
+template <typename Code, typename... To>
+void set_code(DecodeKernels& kernels, size_t code, TypeList<To...>) {
+  size_t type = 0;
+  ((kernels.row[code][type] = decode_row<Code, To>, kernels.stream_row[code][type] = decode_row_stream<Code, To>,
+    ++type),
+   ...);
+}
+
+template <typename... Code>
+DecodeKernels make_kernels(TypeList<Code...>) {
+  DecodeKernels kernels{.target = hwy::TargetName(HWY_TARGET), .row = {}, .stream_row = {}};
+  size_t code = 0;
+  (set_code<Code>(kernels, code++, QuantizedTypes{}), ...);
+  return kernels;
+}
+
+const DecodeKernels& decode_kernels() {
+  static const DecodeKernels kernels = make_kernels(CodeTypes{});
+  return kernels;
+}
+
+#else
+const DecodeKernels& decode_kernels() {
+  return scalar_decode();
+}
+#endif
+}  // namespace tessera::codec::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::codec {
+
+HWY_EXPORT(decode_kernels);
+const DecodeKernels& simd_decode(int64_t target) {
+  return TESSERA_CALL_TARGET(decode_kernels, target);
+}
+
+}  // namespace tessera::codec
+#endif
