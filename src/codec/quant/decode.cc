@@ -13,11 +13,20 @@
 namespace tessera::codec {
 namespace {
 
-constexpr int64_t kScales = 1024;              // multipliers at a time
-constexpr int64_t kMostColumns = 4096;        // of a row, at most kScales of them with a scale each
-constexpr int64_t kTileColumns = 256;          // of a transposed plane
-constexpr int64_t kTileBytes = 64;             // of its lines: one of the cache
-constexpr int64_t kTileRows = 2 * kTileBytes;  // at most
+constexpr int64_t kPiece = 1024;  // of a row, decoded at a time; whole blocks
+constexpr int64_t kAhead = 2048;  // bytes by which a row's codes are prefetched
+#ifndef TILE_C
+#define TILE_C 256
+#define TILE_B 64
+#define PF 1
+#endif
+constexpr int64_t kTileColumns = TILE_C;
+constexpr int64_t kTileBytes = TILE_B;
+constexpr int64_t kLine = 64;
+
+void prefetch(const std::byte* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(p + i);
+}
 
 int64_t up_to_multiple(int64_t position, int64_t of) {
   return of - position % of;
@@ -58,7 +67,7 @@ class PlaneDecoder::Job {
       share_ = kWholeRow;
     } else {
       share_ = static_cast<size_t>(decoder.transposed_ && decoder.repeated_ ? 1 : block.columns);
-      high_ = !decoder.transposed_ && decoder.repeated_ ? 1 : block.rows;
+      high_ = decoder.transposed_ || share_ == 1 ? block.rows : 1;
     }
   }
 
@@ -69,52 +78,80 @@ class PlaneDecoder::Job {
 
  private:
   void run_upright() {
-    const int64_t step = one_scale_ ? box_.columns : std::min(kMostColumns, kScales * static_cast<int64_t>(share_));
     for (int64_t r = box_.first_row; r < end_row();) {
-      const int64_t rows = rows_of_block(r, end_row());
-      for (int64_t c = box_.first_column; c < end_column(); c += step) {
+      const int64_t rows = one_scale_ ? 1 : rows_of_block(r, end_row());
+      for (int64_t c = box_.first_column; c < end_column(); c += kPiece) {
         const std::byte* codes = from_.codes + r * from_.code_stride + bytes_of(decoder_.code_dtype_, c);
-        decode_rows(codes, from_.code_stride, r, rows, c, std::min(step, end_column() - c));
+        decode_rows(codes, from_.code_stride, r, rows, c, std::min(kPiece, end_column() - c), [&](int64_t i) {
+          if (rows == 1)
+            prefetch(codes + kAhead, bytes_of(decoder_.code_dtype_, kPiece));
+          else
+            prefetch(codes + (i + 2) * from_.code_stride, bytes_of(decoder_.code_dtype_, kPiece));
+        });
       }
       r += rows;
     }
   }
 
+  // Down first: a line of codes is read from one of its cache lines to the next.
   void run_transposed() {
-    const int64_t high = packed_ ? 2 * kTileBytes : kTileBytes;
-    for (int64_t r = box_.first_row; r < end_row();) {
-      const int64_t rows = std::min(up_to_multiple(r, high), end_row() - r);
-      for (int64_t c = box_.first_column; c < end_column(); c += kTileColumns)
-        decode_tile(r, rows, c, std::min(kTileColumns, end_column() - c));
-      r += rows;
+    DecodeBox tile = tile_at(box_.first_row, box_.first_column);
+    while (tile.columns > 0) {
+      DecodeBox next = tile_at(tile.first_row + tile.rows, tile.first_column);
+      if (next.rows == 0) next = tile_at(box_.first_row, tile.first_column + tile.columns);
+      decode_tile(tile, next);
+      tile = next;
     }
   }
 
-  void decode_tile(int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  DecodeBox tile_at(int64_t row, int64_t column) const {
+    const int64_t high = packed_ ? 2 * kTileBytes : kTileBytes;
+    return {.first_row = row,
+            .rows = std::min(up_to_multiple(row, high), end_row() - row),
+            .first_column = column,
+            .columns = std::min(kTileColumns, end_column() - column)};
+  }
+
+  const std::byte* codes_of(const DecodeBox& tile) const {
+    return from_.codes + tile.first_column * from_.code_stride + bytes_of(decoder_.code_dtype_, tile.first_row);
+  }
+
+  void decode_tile(const DecodeBox& tile, const DecodeBox& next) {
+    const int64_t rows = tile.rows;
     const int64_t stride = bytes_of(decoder_.code_dtype_, kTileColumns);
     const int64_t whole_rows = packed_ ? rows + rows % 2 : rows;
-    const int64_t whole_columns = packed_ ? columns - columns % 2 : columns;
-    const std::byte* codes = from_.codes + column * from_.code_stride + bytes_of(decoder_.code_dtype_, row);
+    const int64_t whole_columns = packed_ ? tile.columns - tile.columns % 2 : tile.columns;
+    const std::byte* codes = codes_of(tile);
     transpose_codes(decoder_.code_dtype_, codes, from_.code_stride, whole_columns, whole_rows, tile_.data(), stride);
-    if (whole_columns < columns)  // the last line twice
+    if (whole_columns < tile.columns)  // the last line twice
       transpose_codes(decoder_.code_dtype_, codes + whole_columns * from_.code_stride, 0, 2, whole_rows,
                       tile_.data() + whole_columns / 2, stride);
+    int64_t left = next.columns;
+    const int64_t step = (left + rows - 1) / rows;
+    const std::byte* ahead = codes_of(next);
     for (int64_t r = 0; r < rows;) {
-      const int64_t n = rows_of_block(row + r, row + rows);
-      decode_rows(tile_.data() + r * stride, stride, row + r, n, column, columns);
+      const int64_t n = rows_of_block(tile.first_row + r, tile.first_row + rows);
+      decode_rows(tile_.data() + r * stride, stride, tile.first_row + r, n, tile.first_column, tile.columns,
+                  [&](int64_t) {
+                    for (int64_t i = 0; i < step && left > 0; ++i, --left, ahead += from_.code_stride)
+                      prefetch(ahead, bytes_of(decoder_.code_dtype_, next.rows));
+                  });
       r += n;
     }
   }
 
   // Decodes rows that share their scales.
+  template <typename Ahead>
   void decode_rows(const std::byte* codes, int64_t code_stride, int64_t row, int64_t rows, int64_t column,
-                   int64_t columns) {
+                   int64_t columns, const Ahead& ahead) {
     if (!one_scale_) load_scales(row, column, columns);
     const int64_t stride = to_.row_stride * element_;
     std::byte* out =
         static_cast<std::byte*>(to_.data) + (row - box_.first_row) * stride + (column - box_.first_column) * element_;
-    for (int64_t r = 0; r < rows; ++r, codes += code_stride, out += stride)
+    for (int64_t r = 0; r < rows; ++r, codes += code_stride, out += stride) {
+      ahead(r);
       decode_(codes, static_cast<size_t>(columns), share_, multipliers_.data(), out);
+    }
   }
 
   void load_scales(int64_t row, int64_t column, int64_t columns) {
@@ -155,7 +192,7 @@ class PlaneDecoder::Job {
   int64_t high_ = 0;  // rows that share their scales, unless there is only one
   DecodeBox box_;
   std::array<float, 256> table_;  // multipliers by scale byte
-  alignas(64) std::array<float, kScales> multipliers_;
+  alignas(64) std::array<float, kPiece> multipliers_;
   alignas(64) std::array<std::byte, kTileBytes * kTileColumns> tile_;  // codes, transposed
 };
 

@@ -108,13 +108,23 @@ HWY_INLINE Pair load_pair(const std::byte* p) {
 }
 #endif
 
+// `kStream`: past the caches, to an aligned address.
+template <bool kStream, class Tag, typename T>
+HWY_INLINE void store_vector(Tag d, hn::Vec<Tag> value, T* p) {
+  if constexpr (kStream) {
+    hn::Stream(value, d, p);
+  } else {
+    hn::StoreU(value, d, p);
+  }
+}
+
 // Stores products: their NaNs are quiet, as those of all arithmetic.
-template <typename To>
+template <typename To, bool kStream>
 HWY_INLINE void store_products(const Pair& pair, std::byte* p) {
   if constexpr (std::is_same_v<To, F32>) {
     const auto store = [](VF value, std::byte* to) HWY_ATTR {
       const VF nan = hn::BitCast(DF(), bits(kNaNF32));
-      hn::StoreU(hn::IfThenElse(hn::IsNaN(value), nan, value), DF(), at<float>(to));
+      store_vector<kStream>(DF(), hn::IfThenElse(hn::IsNaN(value), nan, value), at<float>(to));
     };
     store(pair.low, p);
     store(pair.high, p + hn::Lanes(D()) * sizeof(float));
@@ -127,7 +137,7 @@ HWY_INLINE void store_products(const Pair& pair, std::byte* p) {
     const V16 excess = hn::SaturatedSub(hn::SaturatedAdd(dropped, hn::And(kept, words(1))), words(0x8000));
     const V16 rounded = hn::Add(kept, hn::Min(excess, words(1)));
     const V16 magnitude = hn::And(kept, words(0x7FFF));
-    hn::StoreU(replaced_above(magnitude, kInfF32 >> 16, kNaNBF16, rounded), D16(), at<uint16_t>(p));
+    store_vector<kStream>(D16(), replaced_above(magnitude, kInfF32 >> 16, kNaNBF16, rounded), at<uint16_t>(p));
   } else {
 #if TESSERA_F16_INSTRUCTIONS
     const hn::Rebind<hwy::float16_t, D> half;
@@ -135,7 +145,7 @@ HWY_INLINE void store_products(const Pair& pair, std::byte* p) {
     const V16 both = hn::Combine(D16(), hn::BitCast(half_words, hn::DemoteTo(half, pair.high)),
                                  hn::BitCast(half_words, hn::DemoteTo(half, pair.low)));
     const V16 magnitude = hn::And(both, words(0x7FFF));
-    hn::StoreU(replaced_above(magnitude, kF16Format.infinity(), kNaNF16, both), D16(), at<uint16_t>(p));
+    store_vector<kStream>(D16(), replaced_above(magnitude, kF16Format.infinity(), kNaNF16, both), at<uint16_t>(p));
 #else
     Lane<F16>::store(hn::BitCast(D(), pair.low), p);
     Lane<F16>::store(hn::BitCast(D(), pair.high), p + hn::Lanes(D()) * sizeof(uint16_t));
@@ -143,54 +153,59 @@ HWY_INLINE void store_products(const Pair& pair, std::byte* p) {
   }
 }
 
-template <typename Code, typename To>
+template <typename Code, typename To, bool kStream>
 struct Decode {
   static constexpr size_t in_bytes(size_t n) { return code_bytes<Code>(n); }
   static constexpr size_t out_bytes(size_t n) { return n * sizeof(typename To::Bits); }
   static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
     const Pair values = load_pair<Code>(in);
-    store_products<To>({hn::Mul(values.low, first), hn::Mul(values.high, second)}, out);
+    store_products<To, kStream>({hn::Mul(values.low, first), hn::Mul(values.high, second)}, out);
   }
 };
 
 template <typename Code, typename To>
 void decode_row(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
-  run<Decode<Code, To>>(codes, n, block, scales, dst);
+  run<Decode<Code, To, false>>(codes, n, block, scales, dst);
 }
 
 struct RowKind {
   DecodeRow row;
-  size_t codes;     // bytes of kPiece codes
-  size_t elements;  // bytes of kPiece elements
+  DecodeRow stream_row;  // of whole steps, to an aligned address
+  size_t codes;          // bytes of kPiece codes
+  size_t elements;       // bytes of kPiece elements
 };
-inline constexpr size_t kPiece = 1024;  // whole blocks
+inline constexpr size_t kPiece = 1024;  // whole blocks and steps
 
-// Decodes into a buffer in the first-level cache and streams whole lines from there. What is left of a line waits in
-// front of the next piece.
-HWY_NOINLINE void decode_pieces(const RowKind& kind, const std::byte* codes, size_t n, size_t block,
-                                const float* scales, std::byte* out) {
-  alignas(kLine) std::byte buffer[kLine + kPiece * sizeof(float)];
-  std::byte* const decoded = buffer + kLine;
-  const size_t blocks = block == kWholeRow ? 0 : kPiece / block;
-  size_t waiting = 0;
-  for (size_t i = 0; i < n; i += kPiece, codes += kind.codes, scales += blocks) {
+// Steps are streamed from registers. Rows at unaligned addresses are decoded into a buffer in the first-level cache and
+// streamed from there.
+HWY_NOINLINE void decode_row_stream(const RowKind& kind, const std::byte* codes, size_t n, size_t block,
+                                    const float* scales, std::byte* out) {
+  const auto scales_at = [&](size_t i) { return block == kWholeRow ? scales : scales + i / block; };
+  if (to_line(out) == 0) {
+    const size_t whole = n - n % step_lanes();
+    kind.stream_row(codes, whole, block, scales, out);
+    if (whole < n)
+      kind.row(codes + whole * kind.codes / kPiece, n - whole, block, scales_at(whole),
+               out + whole * kind.elements / kPiece);
+    return;
+  }
+  alignas(kLine) std::byte buffer[kPiece * sizeof(float)];
+  for (size_t i = 0; i < n; i += kPiece, codes += kind.codes, out += kind.elements) {
     const size_t count = std::min(kPiece, n - i);
-    kind.row(codes, count, block, scales, decoded);
-    const size_t bytes = waiting + count * (kind.elements / kPiece);
-    const std::byte* first = decoded - waiting;
-    const size_t past = reinterpret_cast<uintptr_t>(out + bytes) % kLine;
-    waiting = i + count == n ? 0 : past;
-    stream_bytes(out, first, bytes - waiting);
-    out += bytes - waiting;
-    std::memcpy(decoded - waiting, first + bytes - waiting, waiting);
+    kind.row(codes, count, block, scales_at(i), buffer);
+    stream_bytes(out, buffer, count * kind.elements / kPiece);
   }
 }
 
 template <typename Code, typename To>
 void decode_row_stream(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
-  using Op = Decode<Code, To>;
-  static constexpr RowKind kKind{decode_row<Code, To>, Op::in_bytes(kPiece), Op::out_bytes(kPiece)};
-  decode_pieces(kKind, codes, n, block, scales, static_cast<std::byte*>(dst));
+  using Op = Decode<Code, To, true>;
+  static constexpr RowKind kKind{.row = decode_row<Code, To>,
+                                 .stream_row = [](const std::byte* from, size_t count, size_t of, const float* by,
+                                                  void* to) { run<Op>(from, count, of, by, to); },
+                                 .codes = Op::in_bytes(kPiece),
+                                 .elements = Op::out_bytes(kPiece)};
+  decode_row_stream(kKind, codes, n, block, scales, static_cast<std::byte*>(dst));
 }
 
 template <typename Code, typename... To>
