@@ -27,10 +27,7 @@ namespace {
 
 constexpr int64_t kRows = 8192;
 constexpr int64_t kColumns = 8192;
-#ifndef BAND
-#define BAND 128
-#endif
-constexpr int64_t kBand = BAND;
+constexpr int64_t kBand = 128;
 constexpr auto kElements = static_cast<size_t>(kRows * kColumns);
 constexpr int kRepeats = 5;
 constexpr int kCachedRepeats = 50;

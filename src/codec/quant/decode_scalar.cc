@@ -22,12 +22,16 @@ void decode_row(const std::byte* codes, size_t n, size_t block, const float* sca
 template <typename Code, typename... To>
 void set_code(DecodeKernels& kernels, size_t code, TypeList<To...>) {
   size_t type = 0;
-  ((kernels.row[code][type] = kernels.stream_row[code][type] = decode_row<Code, To>, ++type), ...);
+  ((kernels.row[code][type] = kernels.stream_row[code][type] = kernels.row_by_powers[code][type] =
+        kernels.stream_row_by_powers[code][type] = decode_row<Code, To>,
+    ++type),
+   ...);
 }
 
 template <typename... Code>
 DecodeKernels make_kernels(TypeList<Code...>) {
-  DecodeKernels kernels{.target = "scalar", .row = {}, .stream_row = {}};
+  DecodeKernels kernels{
+      .target = "scalar", .row = {}, .stream_row = {}, .row_by_powers = {}, .stream_row_by_powers = {}};
   size_t code = 0;
   (set_code<Code>(kernels, code++, QuantizedTypes{}), ...);
   return kernels;

@@ -30,11 +30,13 @@ HWY_INLINE V16 replaced_above(V16 value, uint32_t limit, uint32_t replacement, V
 }
 
 #if TESSERA_F16_INSTRUCTIONS
-// Two vectors of codes as f16, which are their values times Code's kF16Scale. The instructions that widen f16 treat
-// subnormal numbers like others.
+// Two vectors of codes as f16, which are their values times kF16Scale; NaNs are not. The instructions that widen f16
+// treat subnormal numbers like others.
 template <typename Code>
 struct AsF16 {  // E5M2 is an f16 without its last bits
   static constexpr float kF16Scale = 1;
+  static constexpr uint32_t kMagnitude = 0x7FFF;
+  static constexpr uint32_t kLargest = kF16Format.infinity();  // larger magnitudes are NaNs
   static HWY_INLINE V16 load(const std::byte* p) {
     const hn::Rebind<uint8_t, D16> bytes;
     return hn::ShiftLeft<8>(hn::PromoteTo(D16(), hn::LoadU(bytes, at<uint8_t>(p))));
@@ -42,15 +44,15 @@ struct AsF16 {  // E5M2 is an f16 without its last bits
 };
 template <>
 struct AsF16<E4M3> {  // with the exponent bits of an f16 below its bias
+  static constexpr int kShift = kF16Format.mantissa_bits - kE4M3Format.mantissa_bits;
   static constexpr float kF16Scale = power_of_two(kE4M3Format.bias() - kF16Format.bias());
+  static constexpr uint32_t kMagnitude = kE4M3Format.nan << kShift;
+  static constexpr uint32_t kLargest = kMagnitude - 1;
   static HWY_INLINE V16 load(const std::byte* p) {
-    constexpr int kShift = kF16Format.mantissa_bits - kE4M3Format.mantissa_bits;
-    constexpr uint32_t kNaN = kE4M3Format.nan << kShift;
     const D16S d;
     const hn::Rebind<int8_t, D16S> bytes;
     const auto extended = hn::PromoteTo(d, hn::LoadU(bytes, at<int8_t>(p)));  // the sign is also in the bits above it
-    const V16 value = hn::And(hn::BitCast(D16(), hn::ShiftLeft<kShift>(extended)), words(0x8000 | kNaN));
-    return replaced_above(hn::And(value, words(kNaN)), kNaN - 1, kNaNF16, value);
+    return hn::And(hn::BitCast(D16(), hn::ShiftLeft<kShift>(extended)), words(0x8000 | kMagnitude));
   }
 };
 template <>
@@ -70,17 +72,30 @@ struct AsF16<E2M1> {
   }
 };
 
+// `nan` where a code is NaN.
 template <typename Code>
-HWY_INLINE Pair load_pair(const std::byte* p) {
+HWY_INLINE V16 with_nans(V16 f16, uint32_t nan, V16 otherwise) {
+  return replaced_above(hn::And(f16, words(AsF16<Code>::kMagnitude)), AsF16<Code>::kLargest, nan, otherwise);
+}
+
+HWY_INLINE Pair widened(V16 f16) {
   const hn::Repartition<hwy::float16_t, D> d;
   const hn::Half<decltype(d)> half;
-  const auto both = hn::BitCast(d, AsF16<Code>::load(p));
-  Pair pair{hn::PromoteTo(DF(), hn::LowerHalf(half, both)), hn::PromoteTo(DF(), hn::UpperHalf(half, both))};
-  if constexpr (AsF16<Code>::kF16Scale != 1) {
+  const auto both = hn::BitCast(d, f16);
+  return {hn::PromoteTo(DF(), hn::LowerHalf(half, both)), hn::PromoteTo(DF(), hn::UpperHalf(half, both))};
+}
+
+template <typename Code>
+HWY_INLINE Pair load_pair(const std::byte* p) {
+  V16 f16 = AsF16<Code>::load(p);
+  if constexpr (std::is_same_v<Code, E4M3>) f16 = with_nans<Code>(f16, kNaNF16, f16);
+  const Pair pair = widened(f16);
+  if constexpr (AsF16<Code>::kF16Scale == 1) {
+    return pair;
+  } else {
     const VF inverse = hn::Set(DF(), 1 / AsF16<Code>::kF16Scale);
-    pair = {hn::Mul(pair.low, inverse), hn::Mul(pair.high, inverse)};
+    return {hn::Mul(pair.low, inverse), hn::Mul(pair.high, inverse)};
   }
-  return pair;
 }
 #else
 template <typename Code>
@@ -163,9 +178,33 @@ struct Decode {
   }
 };
 
+#if TESSERA_F16_INSTRUCTIONS
+// To bf16 by powers of two: the products are exact, so nothing has to be rounded.
+template <typename Code, bool kStream>
+struct DecodeByPowers {
+  static constexpr size_t in_bytes(size_t n) { return code_bytes<Code>(n); }
+  static constexpr size_t out_bytes(size_t n) { return n * sizeof(BF16::Bits); }
+  static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
+    const VF inverse = hn::Set(DF(), 1 / AsF16<Code>::kF16Scale);
+    const V16 f16 = AsF16<Code>::load(in);
+    const Pair values = widened(f16);
+    const V16 low = hn::BitCast(D16(), hn::Mul(values.low, hn::Mul(first, inverse)));
+    const V16 high = hn::BitCast(D16(), hn::Mul(values.high, hn::Mul(second, inverse)));
+    store_vector<kStream>(D16(), with_nans<Code>(f16, kNaNBF16, hn::ConcatOdd(D16(), high, low)), at<uint16_t>(out));
+  }
+};
 template <typename Code, typename To>
+inline constexpr bool kByPowers = std::is_same_v<To, BF16> && !kPackedPairs<Code>;
+template <typename Code, typename To, bool kStream>
+using OpByPowers = std::conditional_t<kByPowers<Code, To>, DecodeByPowers<Code, kStream>, Decode<Code, To, kStream>>;
+#else
+template <typename Code, typename To, bool kStream>
+using OpByPowers = Decode<Code, To, kStream>;
+#endif
+
+template <typename Op>
 void decode_row(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
-  run<Decode<Code, To, false>>(codes, n, block, scales, dst);
+  run<Op>(codes, n, block, scales, dst);
 }
 
 struct RowKind {
@@ -197,28 +236,36 @@ HWY_NOINLINE void decode_row_stream(const RowKind& kind, const std::byte* codes,
   }
 }
 
-template <typename Code, typename To>
+template <typename Op, typename StreamOp>
 void decode_row_stream(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst) {
-  using Op = Decode<Code, To, true>;
-  static constexpr RowKind kKind{.row = decode_row<Code, To>,
-                                 .stream_row = [](const std::byte* from, size_t count, size_t of, const float* by,
-                                                  void* to) { run<Op>(from, count, of, by, to); },
+  static constexpr RowKind kKind{.row = decode_row<Op>,
+                                 .stream_row = decode_row<StreamOp>,
                                  .codes = Op::in_bytes(kPiece),
                                  .elements = Op::out_bytes(kPiece)};
   decode_row_stream(kKind, codes, n, block, scales, static_cast<std::byte*>(dst));
 }
 
+template <typename Code, typename To>
+void set_pair(DecodeKernels& kernels, size_t code, size_t to) {
+  kernels.row[code][to] = decode_row<Decode<Code, To, false>>;
+  kernels.stream_row[code][to] = decode_row_stream<Decode<Code, To, false>, Decode<Code, To, true>>;
+  kernels.row_by_powers[code][to] = decode_row<OpByPowers<Code, To, false>>;
+  kernels.stream_row_by_powers[code][to] = decode_row_stream<OpByPowers<Code, To, false>, OpByPowers<Code, To, true>>;
+}
+
 template <typename Code, typename... To>
 void set_code(DecodeKernels& kernels, size_t code, TypeList<To...>) {
-  size_t type = 0;
-  ((kernels.row[code][type] = decode_row<Code, To>, kernels.stream_row[code][type] = decode_row_stream<Code, To>,
-    ++type),
-   ...);
+  size_t to = 0;
+  (set_pair<Code, To>(kernels, code, to++), ...);
 }
 
 template <typename... Code>
 DecodeKernels make_kernels(TypeList<Code...>) {
-  DecodeKernels kernels{.target = hwy::TargetName(HWY_TARGET), .row = {}, .stream_row = {}};
+  DecodeKernels kernels{.target = hwy::TargetName(HWY_TARGET),
+                        .row = {},
+                        .stream_row = {},
+                        .row_by_powers = {},
+                        .stream_row_by_powers = {}};
   size_t code = 0;
   (set_code<Code>(kernels, code++, QuantizedTypes{}), ...);
   return kernels;

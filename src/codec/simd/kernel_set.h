@@ -107,12 +107,19 @@ struct QuantizeKernels {
 
 using DecodeRow = void (*)(const std::byte* codes, size_t n, size_t block, const float* scales, void* dst);
 
+// Powers of two by which no finite code becomes subnormal or infinite, in f32 and bf16: 2^kLeastPower to 2^kMostPower.
+inline constexpr int kLeastPower = -110;
+inline constexpr int kMostPower = 112;
+
 struct DecodeKernels {
   std::string_view target;
-  // Multiplies in f32 and rounds once. One scale for each `block` elements; scales may be any floats. E2M1: if n is
-  // odd, the last high nibble does not count.
+  // Multiplies in f32 and rounds once. One scale, any float, for each `block` elements. E2M1: if n is odd, the last
+  // byte's high nibble does not count.
   DecodeRow row[kCodeTypes][kQuantizedTypes];
   DecodeRow stream_row[kCodeTypes][kQuantizedTypes];  // with non-temporal stores
+  // The same if the scales are such powers of two.
+  DecodeRow row_by_powers[kCodeTypes][kQuantizedTypes];
+  DecodeRow stream_row_by_powers[kCodeTypes][kQuantizedTypes];
 };
 
 struct TransposeKernels {
