@@ -51,13 +51,13 @@ class PlaneDecoder {
   class Job;
 
   Format format_;
-  DType code_dtype_;
-  DType scale_dtype_;
+  DType code_dtype_ = DType::kF8E4M3;
+  DType scale_dtype_ = DType::kF32;
   DType to_;
   BlockShape block_;  // in the matrix's own directions
   int64_t columns_;
-  bool transposed_;
-  bool repeated_;  // the scale of a block stands in each line of codes
+  bool transposed_ = false;
+  bool repeated_ = false;  // the scale of a block stands in each line of codes
 };
 
 }  // namespace tessera::codec

@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 #if TESSERA_SIMD_TARGET
 
-struct Pair {
+struct TwoVectors {
   VF low;
   VF high;
 };
@@ -78,7 +78,7 @@ HWY_INLINE V16 with_nans(V16 f16, uint32_t nan, V16 otherwise) {
   return replaced_above(hn::And(f16, words(AsF16<Code>::kMagnitude)), AsF16<Code>::kLargest, nan, otherwise);
 }
 
-HWY_INLINE Pair widened(V16 f16) {
+HWY_INLINE TwoVectors widened(V16 f16) {
   const hn::Repartition<hwy::float16_t, D> d;
   const hn::Half<decltype(d)> half;
   const auto both = hn::BitCast(d, f16);
@@ -86,15 +86,15 @@ HWY_INLINE Pair widened(V16 f16) {
 }
 
 template <typename Code>
-HWY_INLINE Pair load_pair(const std::byte* p) {
+HWY_INLINE TwoVectors load_pair(const std::byte* p) {
   V16 f16 = AsF16<Code>::load(p);
   if constexpr (std::is_same_v<Code, E4M3>) f16 = with_nans<Code>(f16, kNaNF16, f16);
-  const Pair pair = widened(f16);
+  const TwoVectors two = widened(f16);
   if constexpr (AsF16<Code>::kF16Scale == 1) {
-    return pair;
+    return two;
   } else {
     const VF inverse = hn::Set(DF(), 1 / AsF16<Code>::kF16Scale);
-    return {hn::Mul(pair.low, inverse), hn::Mul(pair.high, inverse)};
+    return {hn::Mul(two.low, inverse), hn::Mul(two.high, inverse)};
   }
 }
 #else
@@ -117,7 +117,7 @@ HWY_INLINE V load_codes(const std::byte* p) {
 }
 
 template <typename Code>
-HWY_INLINE Pair load_pair(const std::byte* p) {
+HWY_INLINE TwoVectors load_pair(const std::byte* p) {
   return {hn::BitCast(DF(), load_codes<Code>(p)),
           hn::BitCast(DF(), load_codes<Code>(p + code_bytes<Code>(hn::Lanes(D()))))};
 }
@@ -135,17 +135,17 @@ HWY_INLINE void store_vector(Tag d, hn::Vec<Tag> value, T* p) {
 
 // Stores products: their NaNs are quiet, as those of all arithmetic.
 template <typename To, bool kStream>
-HWY_INLINE void store_products(const Pair& pair, std::byte* p) {
+HWY_INLINE void store_products(const TwoVectors& two, std::byte* p) {
   if constexpr (std::is_same_v<To, F32>) {
     const auto store = [](VF value, std::byte* to) HWY_ATTR {
       const VF nan = hn::BitCast(DF(), bits(kNaNF32));
       store_vector<kStream>(DF(), hn::IfThenElse(hn::IsNaN(value), nan, value), at<float>(to));
     };
-    store(pair.low, p);
-    store(pair.high, p + hn::Lanes(D()) * sizeof(float));
+    store(two.low, p);
+    store(two.high, p + hn::Lanes(D()) * sizeof(float));
   } else if constexpr (std::is_same_v<To, BF16>) {
-    const V16 low = hn::BitCast(D16(), pair.low);
-    const V16 high = hn::BitCast(D16(), pair.high);
+    const V16 low = hn::BitCast(D16(), two.low);
+    const V16 high = hn::BitCast(D16(), two.high);
     const V16 kept = hn::ConcatOdd(D16(), high, low);
     const V16 dropped = hn::ConcatEven(D16(), high, low);
     // Up if what is dropped is more than half, or half and what is kept is odd.
@@ -157,13 +157,13 @@ HWY_INLINE void store_products(const Pair& pair, std::byte* p) {
 #if TESSERA_F16_INSTRUCTIONS
     const hn::Rebind<hwy::float16_t, D> half;
     const hn::Half<D16> half_words;
-    const V16 both = hn::Combine(D16(), hn::BitCast(half_words, hn::DemoteTo(half, pair.high)),
-                                 hn::BitCast(half_words, hn::DemoteTo(half, pair.low)));
+    const V16 both = hn::Combine(D16(), hn::BitCast(half_words, hn::DemoteTo(half, two.high)),
+                                 hn::BitCast(half_words, hn::DemoteTo(half, two.low)));
     const V16 magnitude = hn::And(both, words(0x7FFF));
     store_vector<kStream>(D16(), replaced_above(magnitude, kF16Format.infinity(), kNaNF16, both), at<uint16_t>(p));
 #else
-    Lane<F16>::store(hn::BitCast(D(), pair.low), p);
-    Lane<F16>::store(hn::BitCast(D(), pair.high), p + hn::Lanes(D()) * sizeof(uint16_t));
+    Lane<F16>::store(hn::BitCast(D(), two.low), p);
+    Lane<F16>::store(hn::BitCast(D(), two.high), p + hn::Lanes(D()) * sizeof(uint16_t));
 #endif
   }
 }
@@ -173,7 +173,7 @@ struct Decode {
   static constexpr size_t in_bytes(size_t n) { return code_bytes<Code>(n); }
   static constexpr size_t out_bytes(size_t n) { return n * sizeof(typename To::Bits); }
   static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
-    const Pair values = load_pair<Code>(in);
+    const TwoVectors values = load_pair<Code>(in);
     store_products<To, kStream>({hn::Mul(values.low, first), hn::Mul(values.high, second)}, out);
   }
 };
@@ -187,7 +187,7 @@ struct DecodeByPowers {
   static HWY_INLINE void step(const std::byte* in, VF first, VF second, std::byte* out) {
     const VF inverse = hn::Set(DF(), 1 / AsF16<Code>::kF16Scale);
     const V16 f16 = AsF16<Code>::load(in);
-    const Pair values = widened(f16);
+    const TwoVectors values = widened(f16);
     const V16 low = hn::BitCast(D16(), hn::Mul(values.low, hn::Mul(first, inverse)));
     const V16 high = hn::BitCast(D16(), hn::Mul(values.high, hn::Mul(second, inverse)));
     store_vector<kStream>(D16(), with_nans<Code>(f16, kNaNBF16, hn::ConcatOdd(D16(), high, low)), at<uint16_t>(out));
