@@ -14,7 +14,7 @@ Rules (ARCHITECTURE.md):
   * nothing reads the wall clock, which may jump, in C++ or in the Python package: time is base/clock.h's;
   * public headers include only the standard library and other public headers;
   * an option of CMake that a message or comment names (-DTESSERA_X) exists in CMakeLists.txt;
-  * no two classes of src/ and include/ have one name.
+  * no two classes of a namespace have one name, in src/ and include/.
 """
 import argparse
 import collections
@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 
-LAYERS = ["base", "layout", "codec", "memory", "plan", "transport", "exec", "checkpoint", "store", "command", "peer", "bus"]
+LAYERS = ["base", "layout", "codec", "memory", "device", "plan", "transport", "exec", "checkpoint", "store", "command", "peer", "bus"]
 # Rooms of bus/, lowest first. embedded.{h,cc} are at its root and below the daemon, which opens one.
 ROOMS = ["registration", "session", "prepare", "batch", "sender", "receiver", "embedded", "lending", "daemon", ""]
 PUBLIC = {
@@ -51,6 +51,7 @@ CLASS = re.compile(
     r"^(?:class|struct|enum class|union)\s+(?:alignas\([^)]*\)\s+|\[\[\w+\]\]\s+|[A-Z_]+(?:\(\"\w+\"\))?\s+)?"
     r"(\w+)\b(?!\s*(?:;|<|::))[^;()]*(?:\{|$)"
 )
+NAMESPACE = re.compile(r"^namespace ([\w:]+) \{")
 CPP = {".h", ".cc", ".cu", ".cuh"}
 FOLDERS = ("include", "src", "tools", "tests", "bench", "examples", "fuzz", "python")
 
@@ -149,8 +150,10 @@ class Checker:
             if layer is None:
                 return self.say(relative, "a public header that scripts/check_layers.py does not know; add it to PUBLIC")
         ours = parts[0] in {"src", "include"} or parts[:2] == ("python", "src")
+        namespace = ""
         for number, line in enumerate(path.read_text().splitlines(), 1):
             where = f"{relative}:{number}"
+            namespace = (NAMESPACE.match(line) or [None, namespace])[1]
             if ours and WALL_CLOCK.search(line):
                 self.say(where, "reads the wall clock, which may jump: use base/clock.h")
             for option in OPTION.findall(line):
@@ -161,7 +164,7 @@ class Checker:
                 self.include(relative, where, found[1], layer)
             found = CLASS.match(line)
             if found and parts[0] in {"src", "include"} and not is_test(relative):
-                self.classes[found[1]].add(where)
+                self.classes[f"{namespace}::{found[1]}"].add(where)
 
     def python(self, path):
         for number, line in enumerate(path.read_text().splitlines(), 1):

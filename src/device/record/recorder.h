@@ -1,0 +1,118 @@
+// Records what the host and the streams of a rank do, for the checker of schedules and for traces.
+//
+// Off, a call costs one branch. On, it copies its arguments into a block that was allocated before; a full block goes
+// to the sink.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mutex.h"
+#include "device/access.h"
+#include "device/record/record.h"
+
+namespace tessera::device {
+
+// Takes a full block and returns one to go on with: the same, after it was read, or none, then another is allocated.
+// Called with the recorder locked, so it must not call the recorder. What it throws ends the recording:
+// Recorder::stop() throws it.
+using RecordSink = std::function<std::unique_ptr<RecordBlock>(std::unique_ptr<RecordBlock>)>;
+
+// Thread-safe. The calls of a rank's host come in the order in which they take effect.
+class Recorder {
+ public:
+  explicit Recorder(int rank = 0) : rank_(rank) {}
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  int rank() const { return rank_; }
+  // The rank that records and edges name: that of the group all of whose logs are checked together. Before start().
+  void set_rank(int rank);
+
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+  // From now on until stop(). What has been added before is recorded first. Throws Error(kAlreadyExists) if it is on.
+  void start(RecordSink sink);
+  // Gives the sink what is left, even if that is an empty block, and forgets it. Throws what the sink threw. Does
+  // nothing if it is off.
+  void stop();
+
+  // A number for a stream, which is not used again.
+  uint32_t add_actor(std::string_view name);
+  // A number for an event.
+  uint64_t next_event() { return events_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+  // [local, local + bytes) of this process is the beginning of region `id`. Regions must not overlap in this process;
+  // the same region may be added at several addresses. Known until dropped by its address, whether recording or not.
+  void add_region(const void* local, size_t bytes, RegionId id, std::string_view label);
+  void drop_region(const void* local);
+
+  void operation(uint32_t actor, uint64_t number, std::string_view name, std::string_view subject,
+                 std::span<const Access> accesses, std::span<const WordEdge> writes) {
+    if (on())
+      put({.kind = RecordKind::kOperation,
+           .actor = actor,
+           .operation = number,
+           .name = name,
+           .subject = subject,
+           .words = writes},
+          accesses);
+  }
+  void host_access(std::string_view name, std::string_view subject, std::span<const Access> accesses) {
+    if (on()) put({.kind = RecordKind::kHostAccess, .name = name, .subject = subject}, accesses);
+  }
+  void event_record(uint32_t actor, uint64_t event) {
+    if (on()) put({.kind = RecordKind::kEventRecord, .actor = actor, .event = event}, {});
+  }
+  // Actor 0: the host waits.
+  void event_wait(uint32_t actor, uint64_t event) {
+    if (on()) put({.kind = RecordKind::kEventWait, .actor = actor, .event = event}, {});
+  }
+  void word_write(std::span<const WordEdge> words, std::string_view subject = {}) {
+    if (on()) put({.kind = RecordKind::kWordWrite, .subject = subject, .words = words}, {});
+  }
+  // Operation 0: the host itself has waited. Else in front of that operation of the actor.
+  void word_wait(uint32_t actor, uint64_t operation, std::span<const WordEdge> words, std::string_view subject = {}) {
+    if (on())
+      put({.kind = RecordKind::kWordWait, .actor = actor, .operation = operation, .subject = subject, .words = words},
+          {});
+  }
+  void collective(std::string_view group, uint32_t ranks, uint64_t number, std::string_view what) {
+    if (on())
+      put({.kind = RecordKind::kCollective, .number = number, .ranks = ranks, .name = what, .subject = group}, {});
+  }
+
+ private:
+  struct LocalRegion {
+    uintptr_t begin;
+    size_t bytes;
+    RegionId id;
+    std::string label;
+  };
+
+  void put(const Record& record, std::span<const Access> accesses);
+  void put_locked(const Record& record, std::span<const Access> accesses) REQUIRES(mutex_);
+  void put_region(const LocalRegion& region) REQUIRES(mutex_);
+  void pass_on() REQUIRES(mutex_);
+  RecordedAccess in_region(const Access& access) const REQUIRES(mutex_);
+
+  std::atomic<bool> on_{false};
+  std::atomic<uint64_t> events_{0};
+  mutable Mutex mutex_;
+  int rank_;  // changed only while nothing is recorded
+  RecordSink sink_ GUARDED_BY(mutex_);
+  std::unique_ptr<RecordBlock> block_ GUARDED_BY(mutex_);
+  std::exception_ptr failure_ GUARDED_BY(mutex_);
+  uint64_t sequence_ GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> actors_ GUARDED_BY(mutex_);   // actor n is actors_[n - 1]
+  std::vector<LocalRegion> regions_ GUARDED_BY(mutex_);  // by address
+};
+
+}  // namespace tessera::device
