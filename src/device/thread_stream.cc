@@ -1,0 +1,166 @@
+#include "device/thread_stream.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "base/fail.h"
+#include "base/thread.h"
+#include "base/trace.h"
+#include "device/device.h"
+#include "device/link.h"
+
+namespace tessera::device {
+namespace {
+
+std::atomic<uint64_t> fork_count{0};
+
+// How many forks lie between the program's start and this process.
+uint64_t forks() {
+  static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
+  static_cast<void>(registered);
+  return fork_count.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+ThreadStream::ThreadStream(const StreamOptions& options, Device& device)
+    : Stream(options.name, device, device.recorder().add_actor(options.name)),
+      link_(options.link),
+      timeout_(options.timeout),
+      forks_(forks()),
+      progress_(std::make_shared<Progress>(options.name)),
+      thread_(start_thread("tessera-s-" + options.name, [this] { work(); })) {}
+
+ThreadStream::~ThreadStream() {
+  if (forks() != forks_) {  // a forked child does not have the thread
+    thread_.detach();
+    return;
+  }
+  close(Deadline::at(TimePoint::max()));
+}
+
+void ThreadStream::close(const Deadline& deadline) {
+  require_here();
+  uint64_t given = 0;
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+    given = given_;
+  }
+  wake_.notify_one();
+  if (!thread_.joinable()) return;
+  if (!progress_->wait(given, deadline)) {
+    {
+      const MutexLock lock(mutex_);
+      dropping_.store(true, std::memory_order_relaxed);
+    }
+    wake_.notify_one();
+  }
+  thread_.join();
+}
+
+void ThreadStream::require_here() const {
+  if (forks() != forks_)
+    fail(ErrorCode::kInvalidArgument,
+         "stream {}: this is a forked child, which does not have the stream's thread; "
+         "make a stream in the child"_message,
+         name());
+}
+
+void ThreadStream::push(Item item) {
+  require_here();
+  {
+    const MutexLock lock(mutex_);
+    if (stopping_) fail(ErrorCode::kInvalidArgument, "stream {} is closed"_message, name());
+    item.ticket = ++given_;
+    queue_.push_back(std::move(item));
+  }
+  wake_.notify_one();
+}
+
+void ThreadStream::give(Operation&& operation, uint64_t number) {
+  push({.number = number, .operation = std::make_shared<const Operation>(std::move(operation))});
+}
+
+void ThreadStream::give(std::shared_ptr<const Operation> operation, uint64_t number) {
+  push({.number = number, .operation = std::move(operation)});
+}
+
+void ThreadStream::give_wait(const Event& event) {
+  push({.event = event});
+}
+
+Event ThreadStream::mark(uint64_t event) {
+  require_here();
+  const MutexLock lock(mutex_);
+  return {progress_, given_, event};
+}
+
+Status ThreadStream::take_error() {
+  uint64_t last = 0;
+  {
+    const MutexLock lock(mutex_);
+    last = given_;
+  }
+  if (!progress_->poisoned()) return {};
+  Status status = progress_->forget(last);
+  push({});  // later events have a later ticket than the poison's last
+  return status;
+}
+
+void ThreadStream::work() {
+  std::vector<Item> batch;
+  for (;;) {
+    {
+      const MutexLock lock(mutex_);
+      wake_.wait(mutex_, [this]() REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      batch.swap(queue_);
+    }
+    for (Item& item : batch) {
+      run(item);
+      item.operation.reset();  // what it holds is released before anybody sees its end
+      item.event = {};
+      progress_->end(item.ticket);
+    }
+    batch.clear();
+  }
+}
+
+void ThreadStream::run(const Item& item) {
+  if (progress_->skips(item.ticket)) return;
+  if (dropping_.load(std::memory_order_relaxed)) {
+    if (item.operation != nullptr || !item.event.done())
+      progress_->fail(item.ticket,
+                      failed(ErrorCode::kCancelled, "stream {} was closed before this ran"_message, name()));
+    return;
+  }
+  if (item.operation != nullptr) return run(*item.operation, item);
+  item.event.wait(Deadline::at(TimePoint::max()));  // it comes: every operation ends
+  if (Status status = item.event.status(); !status.ok()) progress_->fail(item.ticket, std::move(status));
+}
+
+void ThreadStream::run(const Operation& operation, const Item& item) {
+  try {
+    for (const auto& condition : operation.after) {
+      await(*condition, Deadline::after(timeout_));
+      if (device().recorder().on())
+        device().recorder().word_wait(actor(), item.number, condition->edges(), condition->to_string());
+    }
+    const TraceSpan span(operation.name, {.subject = operation.subject, .bytes = operation.bytes});
+    const TimePoint passed = link_ == nullptr ? TimePoint() : link_->take(operation.bytes);
+    if (operation.body) operation.body();
+    if (link_ != nullptr) sleep_until(passed);
+  } catch (...) {
+    progress_->fail(item.ticket, failure_of(operation));
+  }
+}
+
+void ThreadStream::sleep_until(TimePoint when) {
+  const MutexLock lock(mutex_);
+  wake_.wait_until(mutex_, Deadline::at(when), [this] { return dropping_.load(std::memory_order_relaxed); });
+}
+
+}  // namespace tessera::device

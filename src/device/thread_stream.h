@@ -1,0 +1,58 @@
+// A stream with a thread, which sleeps while there is nothing to do.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+#include "device/progress.h"
+#include "device/stream.h"
+
+namespace tessera::device {
+
+class ThreadStream final : public Stream {
+ public:
+  ThreadStream(const StreamOptions& options, Device& device);
+  ~ThreadStream() override;
+
+  Status status() const override { return progress_->status(); }
+  Status take_error() override;
+  void close(const Deadline& deadline) override;
+
+ private:
+  // An operation, or an event to wait for; neither: nothing.
+  struct Item {
+    uint64_t ticket = 0;
+    uint64_t number = 0;
+    std::shared_ptr<const Operation> operation{};
+    Event event{};
+  };
+
+  void give(Operation&& operation, uint64_t number) override;
+  void give(std::shared_ptr<const Operation> operation, uint64_t number) override;
+  Event mark(uint64_t event) override;
+  void give_wait(const Event& event) override;
+
+  void require_here() const;
+  void push(Item item);
+  void work();
+  void run(const Item& item);
+  void run(const Operation& operation, const Item& item);
+  void sleep_until(TimePoint when);
+
+  const std::shared_ptr<Link> link_;
+  const Duration timeout_;
+  const uint64_t forks_;  // of the process that has the thread
+  const std::shared_ptr<Progress> progress_;
+  Mutex mutex_;
+  CondVar wake_;
+  std::vector<Item> queue_ GUARDED_BY(mutex_);
+  uint64_t given_ GUARDED_BY(mutex_) = 0;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> dropping_{false};
+  std::thread thread_;
+};
+
+}  // namespace tessera::device
