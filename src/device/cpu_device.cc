@@ -1,72 +1,18 @@
 #include "device/cpu_device.h"
 
-#include <cstring>
-#include <new>
-#include <utility>
-
-#include "base/fail.h"
-#include "base/log.h"
 #include "device/inline_stream.h"
 #include "device/thread_stream.h"
-#include "tessera/memory.h"
 
 namespace tessera::device {
-namespace {
-
-constexpr std::align_val_t kAlignment{64};
-constexpr int kPoison = 0xff;
-
-// A block of the process or of the shared heap, and its part of the device's account.
-class HostMemory final : public Buffer::Memory {
- public:
-  HostMemory(BufferKind kind, size_t bytes, bool poison, std::shared_ptr<std::atomic<size_t>> allocated)
-      : bytes_(bytes), poison_(poison), allocated_(std::move(allocated)) {
-    if (kind == BufferKind::kShared)
-      shared_ = SharedHeap::process().allocate(bytes);
-    else
-      private_ = static_cast<std::byte*>(::operator new(bytes, kAlignment));
-    allocated_->fetch_add(bytes_, std::memory_order_relaxed);
-  }
-  ~HostMemory() override {
-    if (poison_) std::memset(data(), kPoison, bytes_);
-    allocated_->fetch_sub(bytes_, std::memory_order_relaxed);
-    ::operator delete(private_, kAlignment);
-  }
-  HostMemory(const HostMemory&) = delete;
-  HostMemory& operator=(const HostMemory&) = delete;
-
-  std::byte* data() const { return private_ != nullptr ? private_ : shared_.data(); }
-
- private:
-  const size_t bytes_;
-  const bool poison_;
-  const std::shared_ptr<std::atomic<size_t>> allocated_;
-  std::byte* private_ = nullptr;
-  SharedBuffer shared_;
-};
-
-}  // namespace
 
 CpuDevice::CpuDevice(const DeviceOptions& options)
     : Device(options.rank),
-      poison_(options.poison),
+      buffers_(options.poison),
       caller_(std::make_shared<InlineStream>(StreamOptions{.name = "caller"}, *this)) {}
 
 std::shared_ptr<Stream> CpuDevice::make_stream(const StreamOptions& options) {
   if (options.runs_inline) return std::make_shared<InlineStream>(options, *this);
   return std::make_shared<ThreadStream>(options, *this);
-}
-
-Buffer CpuDevice::allocate(BufferKind kind, size_t bytes, std::string_view owner) {
-  if (bytes == 0) return {};
-  log().debug("device: {} bytes of {} memory for {}", bytes, kind == BufferKind::kShared ? "shared" : "private", owner);
-  try {
-    auto memory = std::make_unique<HostMemory>(kind, bytes, poison_, allocated_);
-    std::byte* const data = memory->data();
-    return {data, bytes, kind, std::move(memory)};
-  } catch (const std::bad_alloc&) {
-    fail(ErrorCode::kResourceExhausted, "{}: {} bytes of memory cannot be had"_message, owner, bytes);
-  }
 }
 
 void CpuDevice::block_on(const Condition& condition, const Deadline& deadline) {

@@ -1,14 +1,15 @@
 // The CPU: streams are threads, memory is the process' own or the shared heap's.
 #pragma once
 
-#include <atomic>
 #include <memory>
+#include <string>
 
 #include "device/device.h"
+#include "device/host_buffer.h"
 
 namespace tessera::device {
 
-class CpuDevice : public Device {
+class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& options = {});
 
@@ -16,16 +17,16 @@ class CpuDevice : public Device {
   bool concurrent() const override { return true; }
   std::shared_ptr<Stream> make_stream(const StreamOptions& options) override;
   std::shared_ptr<Stream> caller() override { return caller_; }
-  Buffer allocate(BufferKind kind, size_t bytes, std::string_view owner) final;
-  size_t allocated() const final { return allocated_->load(std::memory_order_relaxed); }
+  Buffer allocate(BufferKind kind, size_t bytes, std::string_view owner) override {
+    return buffers_.allocate(kind, bytes, owner);
+  }
+  size_t allocated() const override { return buffers_.allocated(); }
 
- protected:
+ private:
   void block_on(const Condition& condition, const Deadline& deadline) override;
   bool block_on(const Event& event, const Deadline& deadline) override;
 
- private:
-  const bool poison_;
-  const std::shared_ptr<std::atomic<size_t>> allocated_ = std::make_shared<std::atomic<size_t>>(0);
+  const HostBuffers buffers_;
   const std::shared_ptr<Stream> caller_;
 };
 

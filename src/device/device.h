@@ -46,6 +46,7 @@ class Device {
   void wait_host(const Event& event, const Deadline& deadline);
 
   Recorder& recorder() { return recorder_; }
+  const Recorder& recorder() const { return recorder_; }
 
  protected:
   explicit Device(int rank) : recorder_(rank) {}

@@ -30,7 +30,8 @@ class EventSource {
   virtual std::string to_string() const = 0;
 };
 
-// A handle; copies are the same event. It keeps nothing from running or ending. Thread-safe, as a value is.
+// A handle; copies are the same event. It keeps nothing from running or ending. An event of a capture (capture.h) is
+// that of the last replay; before the first one all but copying it throws Error(kInvalidArgument).
 class Event {
  public:
   Event() = default;  // of nothing: done

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "base/futex.h"
 #include "base/thread.h"
 #include "base/trace.h"
 #include "device/device.h"
@@ -47,16 +48,14 @@ void ThreadStream::close(const Deadline& deadline) {
   {
     const MutexLock lock(mutex_);
     stopping_ = true;
+    if (deadline.passed()) dropping_.store(true);
     given = given_;
   }
-  wake_.notify_one();
+  ring();
   if (!thread_.joinable()) return;
   if (!progress_->wait(given, deadline)) {
-    {
-      const MutexLock lock(mutex_);
-      dropping_.store(true, std::memory_order_relaxed);
-    }
-    wake_.notify_one();
+    dropping_.store(true);
+    ring();
   }
   thread_.join();
 }
@@ -71,13 +70,33 @@ void ThreadStream::require_here() const {
 
 void ThreadStream::push(Item item) {
   require_here();
+  bool wakes = false;
   {
     const MutexLock lock(mutex_);
     if (stopping_) fail(ErrorCode::kInvalidArgument, "stream {} is closed"_message, name());
     item.ticket = ++given_;
     queue_.push_back(std::move(item));
+    wakes = std::exchange(asleep_, false);
   }
-  wake_.notify_one();
+  if (wakes) ring();
+}
+
+void ThreadStream::ring() {
+  bell_.fetch_add(1);
+  futex_wake(bell_);
+}
+
+void ThreadStream::take(std::vector<Item>& batch) {
+  for (;;) {
+    const uint32_t rung = bell_.load();
+    {
+      const MutexLock lock(mutex_);
+      batch.swap(queue_);
+      if (!batch.empty() || stopping_) return;
+      asleep_ = true;
+    }
+    futex_wait(bell_, rung, Deadline::at(TimePoint::max()));
+  }
 }
 
 void ThreadStream::give(Operation&& operation, uint64_t number) {
@@ -112,13 +131,7 @@ Status ThreadStream::take_error() {
 
 void ThreadStream::work() {
   std::vector<Item> batch;
-  for (;;) {
-    {
-      const MutexLock lock(mutex_);
-      wake_.wait(mutex_, [this]() REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      batch.swap(queue_);
-    }
+  for (take(batch); !batch.empty(); take(batch)) {
     for (Item& item : batch) {
       run(item);
       item.operation.reset();  // what it holds is released before anybody sees its end
@@ -131,7 +144,7 @@ void ThreadStream::work() {
 
 void ThreadStream::run(const Item& item) {
   if (progress_->skips(item.ticket)) return;
-  if (dropping_.load(std::memory_order_relaxed)) {
+  if (dropping_.load()) {
     if (item.operation != nullptr || !item.event.done())
       progress_->fail(item.ticket,
                       failed(ErrorCode::kCancelled, "stream {} was closed before this ran"_message, name()));
@@ -159,8 +172,12 @@ void ThreadStream::run(const Operation& operation, const Item& item) {
 }
 
 void ThreadStream::sleep_until(TimePoint when) {
-  const MutexLock lock(mutex_);
-  wake_.wait_until(mutex_, Deadline::at(when), [this] { return dropping_.load(std::memory_order_relaxed); });
+  const Deadline end = Deadline::at(when);
+  while (!end.passed()) {
+    const uint32_t rung = bell_.load();
+    if (dropping_.load()) return;
+    futex_wait(bell_, rung, end);
+  }
 }
 
 }  // namespace tessera::device

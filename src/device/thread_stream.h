@@ -37,6 +37,9 @@ class ThreadStream final : public Stream {
 
   void require_here() const;
   void push(Item item);
+  // What comes next; nothing if the stream ends.
+  void take(std::vector<Item>& batch);
+  void ring();
   void work();
   void run(const Item& item);
   void run(const Operation& operation, const Item& item);
@@ -47,10 +50,11 @@ class ThreadStream final : public Stream {
   const uint64_t forks_;  // of the process that has the thread
   const std::shared_ptr<Progress> progress_;
   Mutex mutex_;
-  CondVar wake_;
   std::vector<Item> queue_ GUARDED_BY(mutex_);
   uint64_t given_ GUARDED_BY(mutex_) = 0;
   bool stopping_ GUARDED_BY(mutex_) = false;
+  bool asleep_ GUARDED_BY(mutex_) = false;
+  std::atomic<uint32_t> bell_{0};  // not a condition variable: a forked child could not destroy one that is waited for
   std::atomic<bool> dropping_{false};
   std::thread thread_;
 };

@@ -1,0 +1,217 @@
+#include "device/record/recorder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "device/cpu_device.h"
+#include "device/testing.h"
+
+namespace tessera::device {
+namespace {
+
+using testing::ElementsAre;
+
+// Keeps all blocks.
+struct Kept {
+  RecordLog log;
+  RecordSink sink() {
+    return [this](std::unique_ptr<RecordBlock> block) {
+      log.push_back(std::move(*block));
+      return nullptr;
+    };
+  }
+  std::vector<Record> records() const {
+    std::vector<Record> all;
+    for (const RecordBlock& block : log) all.insert(all.end(), block.records().begin(), block.records().end());
+    return all;
+  }
+  std::vector<std::string> texts() const {
+    std::vector<std::string> all;
+    for (const Record& record : records()) all.push_back(to_string(record));
+    return all;
+  }
+};
+
+TEST(RecordBlock, KeepsWhatARecordPointsTo) {
+  RecordBlock block;
+  {
+    const std::string name = "gather", subject = "wte.weight";
+    const std::vector<RecordedAccess> accesses{{.region = {.owner = 1, .number = 2}, .offset = 64, .bytes = 32}};
+    const std::vector<WordEdge> words{{.rank = 1, .word = 5, .value = 7}, {.rank = 2, .word = 5, .value = 7}};
+    EXPECT_TRUE(block.append({.kind = RecordKind::kOperation,
+                              .rank = 3,
+                              .actor = 4,
+                              .sequence = 9,
+                              .operation = 8,
+                              .name = name,
+                              .subject = subject,
+                              .accesses = accesses,
+                              .words = words}));
+  }
+  const RecordBlock moved = std::move(block);
+  ASSERT_EQ(moved.records().size(), 1u);
+  const Record& record = moved.records()[0];
+  EXPECT_EQ(to_string(record), "rank 3, stream 4: operation 8 gather wte.weight");
+  EXPECT_THAT(record.accesses,
+              ElementsAre(RecordedAccess{.region = {.owner = 1, .number = 2}, .offset = 64, .bytes = 32}));
+  EXPECT_THAT(record.words, ElementsAre(WordEdge{1, 5, 7}, WordEdge{2, 5, 7}));
+  EXPECT_EQ(record.sequence, 9u);
+}
+
+TEST(RecordBlock, IsFullWhenAnyOfItsRoomIs) {
+  const std::vector<RecordedAccess> accesses(RecordBlock::kAccesses / 2 + 1);
+  const std::vector<WordEdge> words(RecordBlock::kWords / 2 + 1);
+  const std::string text(RecordBlock::kTextBytes / 2 + 1, 'x');
+  for (const Record& record : {Record{.accesses = accesses}, Record{.words = words}, Record{.name = text}}) {
+    RecordBlock block;
+    EXPECT_TRUE(block.append(record));
+    EXPECT_FALSE(block.append(record));
+    EXPECT_EQ(block.records().size(), 1u);
+    EXPECT_TRUE(block.append({.name = "small"}));
+    block.clear();
+    EXPECT_TRUE(block.append(record));
+  }
+  RecordBlock block;
+  for (size_t i = 0; i < RecordBlock::kRecords; ++i) EXPECT_TRUE(block.append({}));
+  EXPECT_FALSE(block.append({}));
+  EXPECT_FALSE(RecordBlock::fits({.name = text, .subject = text}));
+  EXPECT_FALSE(RecordBlock().append({.name = text, .subject = text}));
+}
+
+TEST(Recorder, RecordsAStepOfARank) {
+  CpuDevice device({.rank = 2});
+  Recorder& recorder = device.recorder();
+  const auto stream = device.make_stream({.name = "gather"});
+  std::vector<std::byte> arena(1024), own(64);
+  recorder.add_region(arena.data(), arena.size(), {.owner = 1, .number = 3}, "arena 3 of rank 1");
+  Kept kept;
+  recorder.start(kept.sink());
+  TestWord word;
+  word.set(7);
+  stream->enqueue({.name = "gather",
+                   .subject = "w",
+                   .accesses = {read_of(arena.data() + 128, 64, 7), write_of(own.data(), 64)},
+                   .after = {word.reaches(7, "rank 1 to publish version 7", {.rank = 1, .word = 4, .value = 7})},
+                   .body = [] {},
+                   .writes = {{.rank = 2, .word = 9, .value = 1}}});
+  const Event event = stream->record();
+  device.wait_host(event, soon());
+  device.caller()->enqueue({.name = "gemm", .accesses = {read_of(own.data(), 64)}});
+  recorder.word_write(std::vector<WordEdge>{{.rank = 2, .word = 10, .value = 3}}, "retire");
+  recorder.collective("etp", 4, 12, "max");
+  recorder.stop();
+
+  std::vector<Record> records = kept.records();
+  EXPECT_EQ(records.size(), 9u);
+  // The stream records the end of its wait when it likes.
+  const auto waited = std::ranges::find(records, RecordKind::kWordWait, &Record::kind);
+  ASSERT_NE(waited, records.end());
+  EXPECT_EQ(waited->operation, 1u);
+  EXPECT_EQ(waited->actor, stream->actor());
+  EXPECT_THAT(waited->words, ElementsAre(WordEdge{.rank = 1, .word = 4, .value = 7}));
+  records.erase(waited);
+  std::vector<std::string> texts;
+  for (const Record& record : records) texts.push_back(to_string(record));
+  EXPECT_THAT(texts, ElementsAre("rank 2, stream 1: actor gather", "rank 2, host: region arena 3 of rank 1",
+                                 "rank 2, stream 1: operation 1 gather w", "rank 2, stream 1: event record 1",
+                                 "rank 2, host: event wait 1", "rank 2, host: operation gemm",
+                                 "rank 2, host: word write retire", "rank 2, host: collective 12 max etp"));
+  const RegionId region{.owner = 1, .number = 3};
+  EXPECT_THAT(
+      records[2].accesses,
+      ElementsAre(
+          RecordedAccess{.region = region, .offset = 128, .bytes = 64, .version = 7},
+          RecordedAccess{
+              .region = {.owner = 2}, .offset = reinterpret_cast<uintptr_t>(own.data()), .bytes = 64, .write = true}));
+  EXPECT_THAT(records[2].words, ElementsAre(WordEdge{.rank = 2, .word = 9, .value = 1}));
+  EXPECT_EQ(records[7].ranks, 4u);
+}
+
+TEST(Recorder, OffItKeepsOnlyStreamsAndRegions) {
+  Recorder recorder(1);
+  EXPECT_EQ(recorder.add_actor("before"), 1u);
+  const int here = 0, there = 0;
+  recorder.add_region(&here, sizeof here, {.owner = 1, .number = 1}, "here");
+  recorder.add_region(&there, sizeof there, {.owner = 1, .number = 2}, "there");
+  recorder.drop_region(&there);
+  recorder.host_access("lost", "", {});
+  Kept kept;
+  recorder.start(kept.sink());
+  EXPECT_EQ(error_of([&] { recorder.start(kept.sink()); }),
+            "already-exists: rank 1 records its schedule already: stop that first");
+  recorder.host_access("kept", "", {});
+  EXPECT_EQ(recorder.add_actor("later"), 2u);
+  recorder.drop_region(&here);
+  recorder.stop();
+  recorder.stop();
+  recorder.host_access("lost", "", {});
+  EXPECT_THAT(kept.texts(), ElementsAre("rank 1, stream 1: actor before", "rank 1, host: region here",
+                                        "rank 1, host: host access kept", "rank 1, stream 2: actor later",
+                                        "rank 1, host: region end"));
+}
+
+TEST(Recorder, NumbersRecordsOverManyBlocksAndThreads) {
+  constexpr uint64_t kThreads = 4, kEach = 3000;
+  Recorder recorder;
+  uint64_t next = 1, blocks = 0;
+  std::unique_ptr<RecordBlock> spare;
+  recorder.start([&](std::unique_ptr<RecordBlock> block) {
+    ++blocks;
+    for (const Record& record : block->records()) EXPECT_EQ(record.sequence, next++);
+    return block;  // used again
+  });
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < kThreads; ++t)
+    threads.emplace_back([&recorder, t] {
+      const WordEdge edge{.rank = static_cast<int>(t), .word = t, .value = t};
+      for (uint64_t i = 1; i <= kEach; ++i) recorder.word_wait(1, i, {&edge, 1});
+    });
+  for (std::thread& thread : threads) thread.join();
+  recorder.stop();
+  EXPECT_EQ(next, kThreads * kEach + 1);
+  EXPECT_GT(blocks, kThreads * kEach / RecordBlock::kRecords);
+}
+
+TEST(Recorder, AccessesKnowTheirRegion) {
+  Recorder recorder(5);
+  alignas(64) static std::byte memory[300];
+  recorder.add_region(memory + 200, 100, {.owner = 1, .number = 2}, "second");
+  recorder.add_region(memory, 100, {.owner = 0, .number = 1}, "first");
+  EXPECT_THAT(error_of([&] { recorder.add_region(memory + 99, 2, {}, "over the end"); }),
+              testing::StartsWith("internal: "));
+  EXPECT_THAT(error_of([&] { recorder.add_region(memory + 150, 60, {}, "into the next"); }),
+              testing::StartsWith("internal: "));
+  Kept kept;
+  recorder.start(kept.sink());
+  const std::vector<Access> accesses{read_of(memory, 1), read_of(memory + 99, 1), read_of(memory + 100, 1),
+                                     read_of(memory + 200, 1), read_of(memory + 299, 1)};
+  recorder.host_access("all", "", accesses);
+  recorder.stop();
+  std::vector<std::pair<RegionId, uint64_t>> places;
+  const auto records = kept.records();
+  for (const RecordedAccess& access : records.back().accesses) places.emplace_back(access.region, access.offset);
+  const RegionId first{.owner = 0, .number = 1}, second{.owner = 1, .number = 2}, own{.owner = 5};
+  EXPECT_THAT(places, ElementsAre(std::pair(first, 0u), std::pair(first, 99u),
+                                  std::pair(own, reinterpret_cast<uintptr_t>(memory + 100)), std::pair(second, 0u),
+                                  std::pair(second, 99u)));
+}
+
+TEST(Recorder, StopTellsWhyTheSinkFailed) {
+  Recorder recorder;
+  recorder.start([](std::unique_ptr<RecordBlock>) -> std::unique_ptr<RecordBlock> {
+    throw Error(ErrorCode::kResourceExhausted, "the disk is full");
+  });
+  for (size_t i = 0; i <= RecordBlock::kRecords; ++i) recorder.host_access("x", "", {});
+  EXPECT_FALSE(recorder.on());
+  EXPECT_EQ(error_of([&] { recorder.stop(); }), "resource-exhausted: the disk is full");
+  Kept kept;
+  recorder.start(kept.sink());
+  recorder.host_access("again", "", {});
+  recorder.stop();
+  EXPECT_THAT(kept.texts(), ElementsAre("rank 0, host: host access again"));
+}
+
+}  // namespace
+}  // namespace tessera::device
