@@ -76,8 +76,11 @@ void InlineStream::run(const Operation& operation, uint64_t) {
     device().recorder().operation(0, 0, operation.name, operation.subject, operation.accesses, operation.writes);
     const TraceSpan span(operation.name, {.subject = operation.subject, .bytes = operation.bytes});
     const TimePoint passed = link_ == nullptr ? TimePoint() : link_->take(operation.bytes);
+    const bool recorded = device().recorder().on();
+    const TimePoint begin = recorded ? Clock::steady().now() : TimePoint();
     if (operation.body) operation.body();
     if (link_ != nullptr) sleep_until(passed);
+    if (recorded) device().recorder().ran(0, 0, begin, Clock::steady().now());
   } catch (...) {
     poison(failure_of(operation));
   }

@@ -32,7 +32,7 @@ uint64_t Stream::note(const Operation& operation) {
   const uint64_t number = operations_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (actor_ != 0)
     device_.recorder().operation(actor_, number, operation.name, operation.subject, operation.accesses,
-                                 operation.writes);
+                                 operation.writes, operation.after.size());
   return number;
 }
 

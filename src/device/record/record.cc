@@ -29,6 +29,8 @@ std::string_view to_string(RecordKind kind) {
       return "word wait";
     case RecordKind::kCollective:
       return "collective";
+    case RecordKind::kRan:
+      return "ran";
   }
   return "unknown";
 }

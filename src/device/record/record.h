@@ -32,6 +32,7 @@ enum class RecordKind : uint8_t {
   kWordWait,     // `operation` of `actor`, or, if that is 0, the host, saw `words`: each has that value or more
   kCollective,   // the host takes part in collective `number` (called `name`) of group `subject`, which has `ranks`
                  // ranks
+  kRan,          // `operation` of `actor` ran from `begin` to `end`; orders nothing. Of the host: its last operation
 };
 std::string_view to_string(RecordKind kind);
 
@@ -62,10 +63,13 @@ struct Record {
   uint64_t sequence = 0;   // in the log of its rank: 1, 2, 3, ...
   uint64_t operation = 0;  // in its actor: 1, 2, 3, ...
   uint64_t event = 0;      // in its rank: 1, 2, 3, ...; every record() of an event has a number of its own
+  uint32_t waits = 0;      // of kOperation: how many kWordWait records name it once it runs
   uint64_t number = 0;     // of a collective, in its group
   uint32_t ranks = 0;      // of a collective's group
   RegionId region{};       // of kRegion and kRegionEnd
   uint64_t bytes = 0;      // of kRegion
+  int64_t begin = 0;       // of kRan: nanoseconds of CLOCK_MONOTONIC
+  int64_t end = 0;
   std::string_view name{};
   std::string_view subject{};
   std::span<const RecordedAccess> accesses{};

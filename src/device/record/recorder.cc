@@ -113,11 +113,14 @@ void Recorder::put_locked(const Record& record, std::span<const Access> accesses
   kept.actor = record.actor;
   kept.sequence = ++sequence_;
   kept.operation = record.operation;
+  kept.waits = record.waits;
   kept.event = record.event;
   kept.number = record.number;
   kept.ranks = record.ranks;
   kept.region = record.region;
   kept.bytes = record.bytes;
+  kept.begin = record.begin;
+  kept.end = record.end;
   std::ranges::transform(accesses, space.accesses,
                          [this](const Access& access) REQUIRES(mutex_) { return in_region(access); });
   std::ranges::copy(record.words, space.words);

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "device/access.h"
 #include "device/record/record.h"
@@ -54,16 +55,28 @@ class Recorder {
   void add_region(const void* local, size_t bytes, RegionId id, std::string_view label);
   void drop_region(const void* local);
 
+  // `waits`: how often word_wait() will name it.
   void operation(uint32_t actor, uint64_t number, std::string_view name, std::string_view subject,
-                 std::span<const Access> accesses, std::span<const WordEdge> writes) {
+                 std::span<const Access> accesses, std::span<const WordEdge> writes, size_t waits = 0) {
     if (on())
       put({.kind = RecordKind::kOperation,
            .actor = actor,
            .operation = number,
+           .waits = static_cast<uint32_t>(waits),
            .name = name,
            .subject = subject,
            .words = writes},
           accesses);
+  }
+  // Actor 0: the host's last operation.
+  void ran(uint32_t actor, uint64_t operation, TimePoint begin, TimePoint end) {
+    if (on())
+      put({.kind = RecordKind::kRan,
+           .actor = actor,
+           .operation = operation,
+           .begin = begin.time_since_epoch().count(),
+           .end = end.time_since_epoch().count()},
+          {});
   }
   void host_access(std::string_view name, std::string_view subject, std::span<const Access> accesses) {
     if (on()) put({.kind = RecordKind::kHostAccess, .name = name, .subject = subject}, accesses);
