@@ -52,6 +52,8 @@ Buffer HostBuffers::allocate(BufferKind kind, size_t bytes, std::string_view own
     auto memory = std::make_unique<HostMemory>(kind, bytes, poison_, allocated_);
     std::byte* const data = memory->data();
     return {data, bytes, kind, std::move(memory)};
+  } catch (const Error& error) {  // of the shared heap
+    throw Error(error.code(), fmt::format("{}: {}", owner, error.what()));
   } catch (const std::bad_alloc&) {
     fail(ErrorCode::kResourceExhausted, "{}: {} bytes of memory cannot be had"_message, owner, bytes);
   }
