@@ -32,7 +32,7 @@ CODES = (
 )
 # Has a row for each log event and, in its last paragraph, each span of a trace.
 OBSERVED = "docs/metrics.md"
-MOST_LINES = {"ARCHITECTURE.md": 180}
+MOST_LINES = {"ARCHITECTURE.md": 200}
 # Folders that the map of rooms covers, including all in them.
 MAPPED = ("src", "tools", "python/src", "python/tessera", "tests")
 ROOM = re.compile(r"^\| `((?:src|tools|python|tests)/[\w/]*)` \|", re.M)

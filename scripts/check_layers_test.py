@@ -79,6 +79,8 @@ class Rules(unittest.TestCase):
     def test_a_name_is_one_class(self):
         self.refused({"src/plan/a.h": "class Walk {\n};\n", "src/exec/b.h": "class Walk final : public A {\n"}, "Walk")
         self.refused({"src/plan/a.h": "enum class Type : int {\n", "src/store/b.cc": "struct Type {\n"}, "Type")
+        self.accepted({"src/plan/a.h": "namespace a {\nclass Walk {\n", "src/exec/b.h": "namespace b {\nclass Walk {\n"})
+        self.refused({"src/plan/a.h": "namespace a {\nclass Walk {\n", "src/exec/b.h": "namespace a {\nclass Walk {\n"}, "Walk")
         self.accepted({"src/plan/a.h": "class Walk;\nstruct Walk::Inner {\n", "src/exec/b.h": "class Walk {\n"})
         self.accepted({"src/plan/a.h": "struct A {\n  struct Walk {\n", "src/exec/b.h": "struct Walk {\n"})
 

@@ -38,8 +38,8 @@ void await(const Condition& condition, const Deadline& deadline) {
     WaitHook::woken();
     if (!deadline.passed()) continue;
     const std::string why = condition.explain();
-    fail(ErrorCode::kDeadlineExceeded, "waited {:.3g} s for {}{}{}"_message, to_seconds(Clock::steady().now() - begin),
-         condition.to_string(), why.empty() ? "" : ": ", why);
+    fail(ErrorCode::kDeadlineExceeded, "waited {:.3g} s for {}"_message, to_seconds(Clock::steady().now() - begin),
+         condition.to_string() + (why.empty() ? "" : ": " + why));
   }
 }
 

@@ -16,18 +16,18 @@ class Condition {
 
   // Never blocks. Once true it stays true. Throws Error if it can never become true: a peer is lost, the group failed.
   virtual bool met() const = 0;
-  // Blocks until it may be met; at the latest at the deadline. May return early, and does so at a signal.
+  // Blocks until met() may be true; at the latest at the deadline. May return early, and does so at a signal.
   virtual void sleep(const Deadline& deadline) const = 0;
   // For messages: "rank 2 to publish version 7 of wte.weight".
   virtual std::string to_string() const = 0;
-  // What is known about why it is not met, for the message of a wait that ended at its deadline: "rank 2 (pid 71) is
+  // What is known about why met() is false, for the message of a wait that ended at its deadline: "rank 2 (pid 71) is
   // stopped". May be empty.
   virtual std::string explain() const { return {}; }
   // The words that made it true; asked after met(), by the recorder only.
   virtual std::vector<WordEdge> edges() const { return {}; }
 };
 
-// Blocks until the condition is met. Throws what met() throws, Error(kDeadlineExceeded) that says what was waited for,
+// Blocks until met(). Throws what met() throws, Error(kDeadlineExceeded) that says what was waited for,
 // or what the thread's WaitHook throws.
 void await(const Condition& condition, const Deadline& deadline);
 

@@ -13,8 +13,8 @@
 
 namespace tessera::device {
 
-// A value. It runs once what the stream was given before has ended and all of `after` are met. `body` may throw: then
-// the stream is poisoned (stream.h). It must not touch the stream that it runs on.
+// A value. It runs once what the stream was given before has ended and all conditions in `after` are true. `body` may
+// throw: then the stream is poisoned (stream.h). It must not touch the stream that it runs on.
 struct Operation {
   const char* name = "";  // a literal: the trace's span, the record
   std::string subject{};  // of the span and the record: "wte.weight"

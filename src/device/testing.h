@@ -62,7 +62,7 @@ inline Operation call(std::function<void()> body) {
   return {.name = "run", .body = std::move(body)};
 }
 
-// One that can never be met, as when a peer is lost.
+// One that can never become true, as when a peer is lost.
 class LostCondition final : public Condition {
  public:
   bool met() const override { throw Error(ErrorCode::kPeerLost, "rank 2 is gone"); }

@@ -54,18 +54,30 @@ uint32_t Recorder::add_actor(std::string_view name) {
 void Recorder::add_region(const void* local, size_t bytes, RegionId id, std::string_view label) {
   const MutexLock lock(mutex_);
   const auto begin = reinterpret_cast<uintptr_t>(local);
+  const auto overlaps = [&](const LocalRegion& other) {
+    return other.begin < begin + bytes && begin < other.begin + other.bytes;
+  };
+  const auto is_same = [&](const LocalRegion& other) {
+    return other.begin == begin && other.bytes == bytes && other.id == id;
+  };
+  for (auto found = std::ranges::find_if(regions_, overlaps); found != regions_.end();
+       found = std::ranges::find_if(regions_, overlaps)) {
+    if (is_same(*found)) return;
+    drop_region_locked(found->begin);
+  }
   const auto next = std::ranges::upper_bound(regions_, begin, {}, &LocalRegion::begin);
-  if ((next != regions_.end() && next->begin - begin < bytes) ||
-      (next != regions_.begin() && begin - std::prev(next)->begin < std::prev(next)->bytes))
-    fail_internal("region {} overlaps another at this rank", label);
   const auto added = regions_.insert(next, {.begin = begin, .bytes = bytes, .id = id, .label = std::string(label)});
   if (on()) put_region(*added);
 }
 
 void Recorder::drop_region(const void* local) {
   const MutexLock lock(mutex_);
-  const auto found = std::ranges::lower_bound(regions_, reinterpret_cast<uintptr_t>(local), {}, &LocalRegion::begin);
-  if (found == regions_.end() || found->begin != reinterpret_cast<uintptr_t>(local)) return;
+  drop_region_locked(reinterpret_cast<uintptr_t>(local));
+}
+
+void Recorder::drop_region_locked(uintptr_t begin) {
+  const auto found = std::ranges::lower_bound(regions_, begin, {}, &LocalRegion::begin);
+  if (found == regions_.end() || found->begin != begin) return;
   const RegionId id = found->id;
   regions_.erase(found);
   if (on() && std::ranges::find(regions_, id, &LocalRegion::id) == regions_.end())

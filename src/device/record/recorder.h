@@ -50,8 +50,9 @@ class Recorder {
   // A number for an event.
   uint64_t next_event() { return events_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-  // [local, local + bytes) of this process is the beginning of region `id`. Regions must not overlap in this process;
-  // the same region may be added at several addresses. Known until dropped by its address, whether recording or not.
+  // [local, local + bytes) of this process is the beginning of region `id`. Other regions that it overlaps are dropped:
+  // their memory is gone. The same region may be added again, and at several addresses. Known until dropped by its
+  // address, whether recording or not.
   void add_region(const void* local, size_t bytes, RegionId id, std::string_view label);
   void drop_region(const void* local);
 
@@ -113,6 +114,7 @@ class Recorder {
   void put(const Record& record, std::span<const Access> accesses);
   void put_locked(const Record& record, std::span<const Access> accesses) REQUIRES(mutex_);
   void put_region(const LocalRegion& region) REQUIRES(mutex_);
+  void drop_region_locked(uintptr_t begin) REQUIRES(mutex_);
   void pass_on() REQUIRES(mutex_);
   RecordedAccess in_region(const Access& access) const REQUIRES(mutex_);
 

@@ -84,7 +84,11 @@ void VirtualScheduler::block(const Wait& wait) {
     host.given = next();
     host.fiber->yield();
   }
-  if (cancelling_) fail(ErrorCode::kCancelled, "the run of the virtual ranks has ended in a deadlock"_message);
+  if (cancelling_) cancelled().throw_if_error();
+}
+
+Status VirtualScheduler::cancelled() {
+  return failed(ErrorCode::kCancelled, "the run of the virtual ranks has ended in a deadlock"_message);
 }
 
 void VirtualScheduler::perhaps_yield() {

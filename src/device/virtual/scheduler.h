@@ -33,8 +33,8 @@ class VirtualScheduler {
   void block(const Wait& wait);
   // A place where others may run, as the order has it. Does not throw.
   void perhaps_yield();
-  // Whether the hosts are being unwound because nothing could go on.
-  bool cancelling() const { return cancelling_; }
+  // What ends that which is blocked in a deadlock.
+  static Status cancelled();
 
   void add(VirtualStream& stream) { streams_.push_back(&stream); }
   void remove(VirtualStream& stream) { std::erase(streams_, &stream); }

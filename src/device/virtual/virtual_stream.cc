@@ -66,7 +66,7 @@ bool VirtualStream::ready() const {
   if (head.operation == nullptr) return head.event.done();
   try {
     return std::ranges::all_of(head.operation->after, [](const auto& condition) { return condition->met(); });
-  } catch (...) {  // it can never be met: the operation fails when it is run
+  } catch (...) {  // it can never become true: the operation fails when it is run
     return true;
   }
 }
@@ -101,8 +101,7 @@ void VirtualStream::drop() {
   while (!queue_.empty()) {
     const Item item = std::move(queue_.front());
     queue_.pop_front();
-    progress_->fail(item.ticket,
-                    failed(ErrorCode::kCancelled, "the run of the virtual ranks has ended in a deadlock"_message));
+    progress_->fail(item.ticket, VirtualScheduler::cancelled());
     progress_->end(item.ticket);
   }
 }
