@@ -69,10 +69,15 @@ void InlineStream::give_wait(const Event& event) {
   }
 }
 
+void InlineStream::await_all(const Operation& operation) {
+  const Deadline deadline = Deadline::after(operation.timeout.value_or(timeout_));
+  for (const auto& condition : operation.after) device().wait_host(*condition, deadline);
+}
+
 void InlineStream::run(const Operation& operation, uint64_t) {
   if (poisoned_.load(std::memory_order_relaxed)) return;
   try {
-    for (const auto& condition : operation.after) device().wait_host(*condition, Deadline::after(timeout_));
+    if (!operation.after.empty()) await_all(operation);
     device().recorder().operation(0, 0, operation.name, operation.subject, operation.accesses, operation.writes);
     const TraceSpan span(operation.name, {.subject = operation.subject, .bytes = operation.bytes});
     const TimePoint passed = link_ == nullptr ? TimePoint() : link_->take(operation.bytes);

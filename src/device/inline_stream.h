@@ -23,6 +23,7 @@ class InlineStream final : public Stream {
   Event mark(uint64_t event) override;
   void give_wait(const Event& event) override;
 
+  void await_all(const Operation& operation);
   void run(const Operation& operation, uint64_t number);
   void poison(Status status);
 

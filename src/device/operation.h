@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "device/access.h"
 #include "device/condition.h"
 #include "tessera/error.h"
@@ -20,9 +22,10 @@ struct Operation {
   std::string subject{};  // of the span and the record: "wte.weight"
   std::vector<Access> accesses{};
   std::vector<std::shared_ptr<const Condition>> after{};
-  std::function<void()> body{};    // may be empty: a wait
-  std::vector<WordEdge> writes{};  // words of this rank that the body sets last; for the recorder
-  int64_t bytes = 0;               // what a paced stream paces by
+  std::function<void()> body{};       // may be empty: a wait
+  std::vector<WordEdge> writes{};     // words of this rank that the body sets last; for the recorder
+  int64_t bytes = 0;                  // what a paced stream paces by
+  std::optional<Duration> timeout{};  // of the wait for `after`; without it, the stream's
 };
 
 // A copy within a process. The ranges must not overlap, and live until it has ended.

@@ -20,7 +20,7 @@ class Link;
 struct StreamOptions {
   std::string name;              // of the recorder's actor; its thread is called "tessera-s-NAME", cut to 15 letters
   std::shared_ptr<Link> link{};  // paces the stream: see link.h
-  Duration timeout = std::chrono::seconds(60);  // of what an operation waits for
+  Duration timeout = std::chrono::seconds(60);  // of an operation that has none, for what it waits for
   bool runs_inline = false;                     // no thread: on the thread that enqueues
 };
 

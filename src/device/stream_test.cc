@@ -201,8 +201,14 @@ TEST(Stream, WaitsOfOperationsEndAtTheirTimeout) {
     const auto stream =
         device.make_stream({.name = "slow", .timeout = std::chrono::milliseconds(20), .runs_inline = inline_stream});
     stream->enqueue({.name = "gather", .after = {gate.reaches(1, "rank 1 to publish version 3 of w")}});
-    EXPECT_THAT(error_of([&] { stream->synchronize(soon()); }),
-                testing::MatchesRegex("deadline-exceeded: gather: waited .* s for rank 1 to publish version 3 of w"));
+    const auto timed_out =
+        testing::MatchesRegex("deadline-exceeded: gather: waited .* s for rank 1 to publish version 3 of w");
+    EXPECT_THAT(error_of([&] { stream->synchronize(soon()); }), timed_out);
+    const auto patient = device.make_stream({.name = "patient", .runs_inline = inline_stream});
+    patient->enqueue({.name = "gather",
+                      .after = {gate.reaches(1, "rank 1 to publish version 3 of w")},
+                      .timeout = std::chrono::milliseconds(20)});
+    EXPECT_THAT(error_of([&] { patient->synchronize(soon()); }), timed_out);
   }
 }
 

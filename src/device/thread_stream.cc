@@ -155,13 +155,18 @@ void ThreadStream::run(const Item& item) {
   if (Status status = item.event.status(); !status.ok()) progress_->fail(item.ticket, std::move(status));
 }
 
+void ThreadStream::await_all(const Operation& operation, uint64_t number) {
+  const Deadline deadline = Deadline::after(operation.timeout.value_or(timeout_));
+  for (const auto& condition : operation.after) {
+    await(*condition, deadline);
+    if (device().recorder().on())
+      device().recorder().word_wait(actor(), number, condition->edges(), condition->to_string());
+  }
+}
+
 void ThreadStream::run(const Operation& operation, const Item& item) {
   try {
-    for (const auto& condition : operation.after) {
-      await(*condition, Deadline::after(timeout_));
-      if (device().recorder().on())
-        device().recorder().word_wait(actor(), item.number, condition->edges(), condition->to_string());
-    }
+    if (!operation.after.empty()) await_all(operation, item.number);
     const TraceSpan span(operation.name, {.subject = operation.subject, .bytes = operation.bytes});
     const TimePoint passed = link_ == nullptr ? TimePoint() : link_->take(operation.bytes);
     const bool recorded = device().recorder().on();

@@ -42,6 +42,7 @@ class ThreadStream final : public Stream {
   void ring();
   void work();
   void run(const Item& item);
+  void await_all(const Operation& operation, uint64_t number);
   void run(const Operation& operation, const Item& item);
   void sleep_until(TimePoint when);
 
