@@ -16,6 +16,7 @@
 #include "bus/session/versions.h"
 #include "checkpoint/safetensors_header.h"
 #include "command/ring.h"
+#include "fuzz/schedule_logs.h"
 #include "peer/exchange/messages.h"
 #include "peer/handshake.h"
 #include "peer/report.h"
@@ -431,6 +432,7 @@ std::vector<Seed> seeds() {
   add_commands(all);
   add_agent_messages(all);
   add_texts(all);
+  for (const ScheduleSeed& seed : schedule_seeds()) all.add("schedule", seed.name, seed.input);
   return all.take();
 }
 

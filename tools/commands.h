@@ -24,6 +24,7 @@ void add_send_command(CLI::App& app, Run& run);
 void add_recv_command(CLI::App& app, Run& run);
 void add_top_command(CLI::App& app, Run& run);
 void add_plan_command(CLI::App& app, Run& run);
+void add_etp_command(CLI::App& app, Run& run);
 void add_bench_command(CLI::App& app, Run& run);
 void add_doctor_command(CLI::App& app, Run& run);
 void add_completion_command(CLI::App& app, Run& run);  // for all that `app` has once it is parsed

@@ -42,6 +42,7 @@ void declare(CLI::App& app, Run& run, ObserveOptions& observe) {
   add_recv_command(app, run);
   add_top_command(app, run);
   add_plan_command(app, run);
+  add_etp_command(app, run);
   add_bench_command(app, run);
   add_doctor_command(app, run);
   add_completion_command(app, run);
