@@ -31,7 +31,7 @@ struct StreamOptions {
 // synchronize(), Device::wait_host() and status() tell it.
 //
 // A stream that is destroyed first runs what it was given. That takes bounded time: waits of operations end at their
-// timeout. close() bounds it further.
+// timeout. close() bounds it further. One of its own operations must not destroy it.
 class Stream {
  public:
   virtual ~Stream() = default;
