@@ -66,8 +66,8 @@ class ScheduleCheck {
   void visit(const Record& record, const RecordedAccess& access, OrderPoint point, VectorClock clock) {
     if (access.bytes == 0) return;
     if (access.bytes > UINT64_MAX - access.offset)
-      return add_fault(fmt::format("rank {}: record {} accesses {} B from byte {} on, which are no range"_message,
-                                   record.rank, record.sequence, access.bytes, access.offset));
+      return add_fault(fmt::format("rank {}: record {} accesses {} B from byte {} on: no range"_message, record.rank,
+                                   record.sequence, access.bytes, access.offset));
     if (access.region.number != RegionId::kPrivate) {
       const auto region = regions_.find(access.region);
       if (region == regions_.end() || access.offset + access.bytes > region->second.bytes)

@@ -186,7 +186,7 @@ const FaultCase kFaults[] = {
      "rank 0: record 2 accesses bytes 0 to 64 of region 4 of rank 0, which has 0"},
     {"BytesThatAreNoRange", 1,
      [](HandLogs& logs) { logs.access(0, "x", {{.region = {}, .offset = UINT64_MAX, .bytes = 2}}); },
-     "rank 0: record 2 accesses 2 B from byte 18446744073709551615 on, which are no range"},
+     "rank 0: record 2 accesses 2 B from byte 18446744073709551615 on: no range"},
 };
 
 class Faults : public testing::TestWithParam<FaultCase> {};

@@ -65,7 +65,7 @@ class RandomSchedule {
  private:
   struct Actor {
     HandLogs::Actor actor;
-    uint64_t word;  // that it alone sets
+    uint64_t word;  // that only it sets
     std::optional<size_t> last{};
   };
   struct Event {

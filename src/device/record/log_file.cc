@@ -60,7 +60,7 @@ struct AccessFields {
     f("bytes", access.bytes);
     f("version", access.version);
     f("write", access.write);
-    f.require(access.bytes <= UINT64_MAX - access.offset, "{}: {} B from byte {} on are no range"_message, f.what(),
+    f.require(access.bytes <= UINT64_MAX - access.offset, "{}: {} B from byte {} on: no range"_message, f.what(),
               access.bytes, access.offset);
   }
 };

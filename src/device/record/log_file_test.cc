@@ -353,7 +353,7 @@ TEST(HostileLogs, WithBlocksThatNoReleaseWrites) {
   for (const uint32_t number : {0, 0, 1, 0}) range.put(number);  // no texts, one access, its owner
   for (const uint64_t number : {uint64_t{1}, UINT64_MAX, uint64_t{2}, uint64_t{0}}) range.put(number);
   range.put(uint8_t{0});
-  EXPECT_EQ(error_of_block(range), "log: 2 B from byte 18446744073709551615 on are no range");
+  EXPECT_EQ(error_of_block(range), "log: 2 B from byte 18446744073709551615 on: no range");
   ByteWriter count;
   count.put(RecordKind::kHostAccess);
   for (const uint32_t number : {0u, 0u, 1000u}) count.put(number);
