@@ -44,9 +44,10 @@ AccessHistory::Pieces::iterator AccessHistory::cut(Pieces& pieces, uint64_t at) 
   return pieces.emplace_hint(next, at, std::move(rest));
 }
 
+// The pieces of [from, end) leave no gaps.
 void AccessHistory::join_alike(Pieces& pieces, Pieces::iterator from, uint64_t end) {
   for (auto next = std::next(from); next != pieces.end() && next->first < end;) {
-    if (next->first == from->second.end && next->second.last == from->second.last) {
+    if (next->second.last == from->second.last) {
       from->second.end = next->second.end;
       next = pieces.erase(next);
     } else {
