@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -81,7 +82,7 @@ struct SumPart {
 // Thread-safe, except that form() and close() are called once. Methods throw the group's error once it has failed.
 // Collectives of one rank are carried out one at a time; a second thread waits for its turn. A forked child must not
 // use its parent's group.
-class Group {
+class Group : public std::enable_shared_from_this<Group> {
  public:
   // All ranks call it with the same size, name and slots. Returns when every rank has mapped every page. Errors name
   // the rank that died, stopped, is on another host, belongs to another user or disagrees, and are then errors of all
@@ -130,9 +131,12 @@ class Group {
   std::shared_ptr<const device::Condition> all_at_least(Word word, uint32_t slot, uint64_t value,
                                                         std::string what) const;
 
-  // What wait() of a condition on words does: sleeps on this rank's bell until condition.met(). At the deadline throws
-  // kDeadlineExceeded, which says what was waited for and which of `ranks` are stopped. Does not fail the group.
-  void await(const device::Condition& condition, std::span<const int> ranks, const Deadline& deadline) const;
+  // For conditions on words, their sleep() and explain(): sleeps on this rank's bell until `ready`, or the deadline; says
+  // which of `ranks` are stopped, have died or have left.
+  void sleep_until(const std::function<bool()>& ready, const Deadline& deadline) const;
+  std::string explain(std::span<const int> ranks) const;
+  // Throws if the group has failed, or if `rank` has left and so will change no word any more.
+  void require_present(int rank) const;
 
   // Shows where the gradient of a round lies, before kProduced says that it is there. The round that it replaces,
   // kShownRounds earlier, must have been folded by all owners.

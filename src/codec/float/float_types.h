@@ -66,5 +66,6 @@ inline constexpr size_t kIndexOf = std::is_same_v<T, F32>   ? 0
                                    : std::is_same_v<T, F16> ? 1
                                                             : 2;
 using ReducedTypes = TypeList<F64, F32, F16, BF16>;
+using FoldedTypes = TypeList<F32, F16, BF16>;  // gradients, in the order of DType
 
 }  // namespace tessera::codec

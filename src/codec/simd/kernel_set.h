@@ -8,6 +8,7 @@
 
 #include "codec/quant/quantize_formulas.h"
 #include "codec/simd/cast.h"
+#include "codec/simd/fold.h"
 #include "codec/simd/reduce.h"
 
 namespace tessera::codec {
@@ -54,6 +55,14 @@ struct ReduceKernels {
   AccumulateRow next[kReduceOps][kReducedFloats];
   FinishRow finish[kReducedFloats];          // rounds
   FinishRow finish_average[kReducedFloats];  // divides, then rounds
+};
+
+// Columns: f32, f16, bf16, as DType numbers them.
+inline constexpr size_t kFoldedTypes = 3;
+struct FoldKernels {
+  std::string_view target;
+  FoldRow first[kFoldedTypes];
+  FoldRow next[kFoldedTypes];
 };
 
 // Quantisation is from f32, f16 and bf16, as DType numbers them, to E4M3, E5M2 and packed E2M1.
@@ -144,6 +153,7 @@ const CastKernels& scalar_cast();
 const StreamKernels& scalar_stream();
 const DigestKernels& scalar_digest();
 const ReduceKernels& scalar_reduce();
+const FoldKernels& scalar_fold();
 const AmaxKernels& scalar_amax();
 const ScaleKernels& scalar_scale();
 const QuantizeKernels& scalar_quantize();
@@ -155,6 +165,7 @@ const CastKernels& simd_cast(int64_t target);
 const StreamKernels& simd_stream(int64_t target);
 const DigestKernels& simd_digest(int64_t target);
 const ReduceKernels& simd_reduce(int64_t target);
+const FoldKernels& simd_fold(int64_t target);
 const AmaxKernels& simd_amax(int64_t target);
 const ScaleKernels& simd_scale(int64_t target);
 const QuantizeKernels& simd_quantize(int64_t target);
@@ -168,6 +179,7 @@ struct KernelSet {
   const StreamKernels* stream;
   const DigestKernels* digest;
   const ReduceKernels* reduce;
+  const FoldKernels* fold;
   const AmaxKernels* amax;
   const ScaleKernels* scale;
   const QuantizeKernels* quantize;

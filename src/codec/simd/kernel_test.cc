@@ -35,6 +35,7 @@ TEST(KernelTest, EveryFamilyOfAForcedVariantWasCompiledForIt) {
     EXPECT_EQ(kernels.stream->target, name);
     EXPECT_EQ(kernels.digest->target, name);
     EXPECT_EQ(kernels.reduce->target, name);
+    EXPECT_EQ(kernels.fold->target, name);
     EXPECT_EQ(kernels.amax->target, name);
     EXPECT_EQ(kernels.scale->target, name);
     EXPECT_EQ(kernels.quantize->target, name);
