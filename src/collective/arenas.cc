@@ -2,10 +2,10 @@
 
 namespace tessera::collective {
 
-void Arenas::show(const std::shared_ptr<SharedArena>& arena) {
+bool Arenas::show(const std::shared_ptr<SharedArena>& arena) {
   const MutexLock lock(mutex_);
   std::erase_if(shown_, [](const auto& entry) { return entry.second.expired(); });
-  shown_[arena->id()] = arena;
+  return shown_.emplace(arena->id(), arena).second;
 }
 
 std::shared_ptr<SharedArena> Arenas::shown(uint32_t arena) const {

@@ -20,7 +20,8 @@ namespace tessera::collective {
 class Arenas {
  public:
   // Of this rank, for peers, as long as some block of it lives.
-  void show(const std::shared_ptr<SharedArena>& arena);
+  // True if it was not shown yet.
+  bool show(const std::shared_ptr<SharedArena>& arena);
   std::shared_ptr<SharedArena> shown(uint32_t arena) const;  // null if there is none (any more)
 
   // Of a peer. `take` takes one only after `want`, once: false otherwise.

@@ -34,11 +34,11 @@ void Bells::ring_own() {
 
 bool Bells::wait(const std::function<bool()>& ready, const Deadline& deadline) {
   struct Announcement {
-    explicit Announcement(Bell& own) : own(own) { own.sleepers.fetch_add(1, std::memory_order_seq_cst); }
-    ~Announcement() { own.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
+    explicit Announcement(Bell& of) : bell(of) { bell.sleepers.fetch_add(1, std::memory_order_seq_cst); }
+    ~Announcement() { bell.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
     Announcement(const Announcement&) = delete;
     Announcement& operator=(const Announcement&) = delete;
-    Bell& own;
+    Bell& bell;
   };
   if (ready()) return true;
   Bell& own = bell(rank_);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -44,5 +45,8 @@ struct FoldPart {
 // where they have one slot. If no rank has a gradient, `accumulated` stays untouched. Errors of the operation, which
 // poison the stream: a gradient of another size or dtype (kMismatch), the group failed.
 void fold(Group& group, device::Stream& stream, std::span<const FoldPart> parts);
+
+// The same operation, to be enqueued many times. There must be a part.
+std::shared_ptr<const device::Operation> fold_operation(Group& group, std::span<const FoldPart> parts);
 
 }  // namespace tessera::collective

@@ -53,4 +53,8 @@ struct GatherPart {
 // published (kMismatch), the group failed. Plain rows are cast where the dtypes differ.
 void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts);
 
+// The same operations, to be enqueued many times, each time in this order.
+std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group,
+                                                                        std::span<const GatherPart> parts);
+
 }  // namespace tessera::collective

@@ -121,7 +121,8 @@ class Group : public std::enable_shared_from_this<Group> {
   void set(Word word, uint32_t slot, uint64_t value);
   void store(Word word, uint32_t slot, uint64_t value);
   void store(Word word, std::span<const uint32_t> slots, std::span<const uint64_t> values);  // wakes once
-  device::WordEdge edge(Word word, uint32_t slot, uint64_t value) const;                     // of this rank's word
+  // For the recorder: a word in terms that all groups and ranks share.
+  device::WordEdge edge(int rank, Word word, uint32_t slot, uint64_t value) const;
   // Loads with acquire order. A value that goes back or is beyond kMaxWordValue fails the group.
   uint64_t get(int rank, Word word, uint32_t slot) const;
   // Met once rank's word is at least `value`. `what` ends a sentence: "version 7 of wte.weight".
@@ -131,8 +132,8 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<const device::Condition> all_at_least(Word word, uint32_t slot, uint64_t value,
                                                         std::string what) const;
 
-  // For conditions on words, their sleep() and explain(): sleeps on this rank's bell until `ready`, or the deadline; says
-  // which of `ranks` are stopped, have died or have left.
+  // For conditions on words, their sleep() and explain(): sleeps on this rank's bell until `ready`, or the deadline;
+  // says which of `ranks` are stopped, have died or have left.
   void sleep_until(const std::function<bool()>& ready, const Deadline& deadline) const;
   std::string explain(std::span<const int> ranks) const;
   // Throws if the group has failed, or if `rank` has left and so will change no word any more.

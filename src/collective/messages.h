@@ -27,6 +27,7 @@ struct Bootstrap {
   std::string host{};  // for messages
   bool in_process = false;
   Incarnation process{};
+  int32_t recorder = 0;  // the rank that its recorder names
   uint64_t key = 0;      // drawn for this rank of this group; in process, its pages are found by it
   std::string socket{};  // path; empty in process
 
@@ -43,10 +44,11 @@ struct Bootstrap {
     f("host", self.host, kMaxNameBytes);
     f("in_process", self.in_process);
     f("process", self.process);
+    f("recorder", self.recorder);
     f("key", self.key);
     f("socket", self.socket, uint32_t{SocketAddress::kMaxPathBytes});
-    f.require(self.size >= 1 && self.size <= kMaxRanks && self.rank < self.size,
-              "{}: rank {} of {}"_message, f.what(), self.rank, self.size);
+    f.require(self.size >= 1 && self.size <= kMaxRanks && self.rank < self.size, "{}: rank {} of {}"_message, f.what(),
+              self.rank, self.size);
     f.require(self.slots >= 1 && self.slots <= kMaxSlots, "{}: {} slots"_message, f.what(), self.slots);
   }
   bool operator==(const Bootstrap&) const = default;

@@ -119,8 +119,8 @@ void Page::set_failure(const Status& status) const {
 
 Status Page::failure() const {
   const uint32_t code = header().failure_code.load(std::memory_order_relaxed);
-  const size_t bytes = std::min<size_t>(header().failure_bytes.load(std::memory_order_relaxed),
-                                        PageHeader::kFailureBytes);
+  const size_t bytes =
+      std::min<size_t>(header().failure_bytes.load(std::memory_order_relaxed), PageHeader::kFailureBytes);
   std::string text(header().failure, bytes);
   const bool known = code > 0 && code <= kLastErrorCode;
   return {known ? static_cast<ErrorCode>(code) : ErrorCode::kPeerLost, printable(text)};

@@ -61,7 +61,7 @@ struct PageHeader {
   uint32_t rank;
   uint32_t size;
   uint32_t slots;
-  alignas(64) std::atomic<uint64_t> state;  // RankState
+  alignas(64) std::atomic<uint64_t> state;     // RankState
   alignas(64) std::atomic<uint64_t> words[3];  // of the whole rank
   alignas(64) std::atomic<uint64_t> step;      // of numbered calls: mails so far
   alignas(64) std::atomic<uint32_t> failure_code;

@@ -81,12 +81,14 @@ void Service::watch(int rank) {
 // Its socket has been there since before the bootstrap, so that it is only busy, or gone: what the pidfd tells.
 void Service::connect(int rank) {
   try {
-    auto link = std::make_shared<Link>(start_connect(SocketAddress::unix_path(ranks_[static_cast<size_t>(rank)].socket)));
-    require_same_user(link->fd.get());
+    auto link =
+        std::make_shared<Link>(start_connect(SocketAddress::unix_path(ranks_[static_cast<size_t>(rank)].socket)));
+    link->called = rank;
     hello(*link, rank);
     add_link(link);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnavailable && error.code() != ErrorCode::kPeerLost) return fail({error.code(), error.what()});
+    if (error.code() != ErrorCode::kUnavailable && error.code() != ErrorCode::kPeerLost)
+      return fail({error.code(), error.what()});
     loop_.add_timer_after(kRetry, [this, rank] { connect(rank); });
   }
 }
@@ -125,7 +127,7 @@ void Service::on_events(const std::shared_ptr<Link>& link, uint32_t events) {
     receive(link);
     if (link->fd) loop_.set_events(link->fd.get(), link->writer.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
   } catch (const Error& error) {
-    const int rank = link->rank;
+    const int rank = std::max(link->rank, link->called);
     drop(link);
     if (rank < 0) return;  // a stranger
     if (error.code() == ErrorCode::kPeerLost) return ended(rank);
@@ -137,7 +139,7 @@ void Service::receive(const std::shared_ptr<Link>& link) {
   const bool open = link->reader.fill(link->fd.get());
   while (auto frame = link->reader.next()) take(*link, std::move(*frame));
   if (open) return;
-  const int rank = link->rank;
+  const int rank = std::max(link->rank, link->called);
   drop(link);
   if (rank >= 0) ended(rank);
 }
@@ -169,8 +171,7 @@ void Service::take_hello(Link& link, Frame frame) {
     tessera::fail(ErrorCode::kInvalidArgument, "frame type {} out of turn"_message, frame.type);
   const auto hello = message_of<GroupHello>(frame, "hello of a rank");
   const bool known = hello.rank < ranks_.size() && static_cast<int>(hello.rank) != rank_ &&
-                     hello.key == ranks_[hello.rank].key &&
-                     hello.callee == ranks_[static_cast<size_t>(rank_)].key;
+                     hello.key == ranks_[hello.rank].key && hello.callee == ranks_[static_cast<size_t>(rank_)].key;
   if (!known || peers_[hello.rank].link != nullptr || frame.fds.size() != (hello.rank == 0 ? 2U : 1U))
     tessera::fail(ErrorCode::kMismatch, "a hello that no rank of this group sends"_message);
   link.rank = static_cast<int>(hello.rank);
@@ -273,7 +274,8 @@ void Service::fail(const Status& status) {
 void Service::check_connected() {
   {
     const MutexLock lock(mutex_);
-    connected_ = pages_.bells != nullptr && std::ranges::all_of(pages_.pages, [](const auto& page) { return page != nullptr; });
+    connected_ =
+        pages_.bells != nullptr && std::ranges::all_of(pages_.pages, [](const auto& page) { return page != nullptr; });
     if (!connected_) return;
   }
   listener_->stop();

@@ -19,6 +19,7 @@
 #include "base/mutex.h"
 #include "base/runtime_dir.h"
 #include "collective/arenas.h"
+#include "collective/bells.h"
 #include "collective/messages.h"
 #include "collective/page.h"
 #include "collective/shared_pages.h"
@@ -49,19 +50,20 @@ class Service {
   // Asks a peer for an arena; what arrives is in `arenas`.
   void ask(int rank, uint32_t arena);
 
-  bool connected() const;           // to all
-  RankPages pages() const;          // once connected
-  std::string explain() const;      // why it is not: "rank 2 (pid 71) has not connected"
+  bool connected() const;       // to all
+  RankPages pages() const;      // once connected
+  std::string explain() const;  // why it is not: "rank 2 (pid 71) has not connected"
   // Sleeps until something has arrived or failed, and `ready`, or until the deadline.
   void sleep_until(const std::function<bool()>& ready, const Deadline& deadline) const;
   void wake();  // whoever sleeps there
 
  private:
-  // One connection. A peer's rank is known once it has said hello.
+  // One connection. The peer's rank is known once it has said hello.
   struct Link {
     explicit Link(UniqueFd socket);
     UniqueFd fd;
     int rank = -1;
+    int called = -1;  // whose hello is expected, if this rank has connected
     FrameReader reader;
     FrameWriter writer;
   };

@@ -13,7 +13,7 @@
 namespace tessera::collective {
 namespace {
 
-std::byte* map(int fd, size_t bytes, int protection) {
+std::byte* map_pages(int fd, size_t bytes, int protection) {
   const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* const data = ::mmap(nullptr, bytes, protection, flags, fd, 0);
   if (data == MAP_FAILED) fail_errno(fmt::format("pages: mmap of {} bytes", bytes));
@@ -38,7 +38,7 @@ std::shared_ptr<SharedPages> SharedPages::create(size_t bytes, Writers writers) 
   if (!fd) fail_errno("pages: memfd_create");
   if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
     fail_errno(fmt::format("pages: fallocate of {} bytes", bytes));
-  std::byte* const data = map(fd.get(), bytes, PROT_READ | PROT_WRITE);
+  std::byte* const data = map_pages(fd.get(), bytes, PROT_READ | PROT_WRITE);
   std::shared_ptr<SharedPages> pages(new SharedPages(std::move(fd), data, bytes));
   const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (writers == Writers::kMaker ? F_SEAL_FUTURE_WRITE : 0);
   if (::fcntl(pages->fd(), F_ADD_SEALS, seals) != 0) fail_errno("pages: sealing");
@@ -55,12 +55,12 @@ std::shared_ptr<SharedPages> SharedPages::open(UniqueFd fd, size_t bytes, Writer
   if (static_cast<uint64_t>(file.st_size) < bytes)
     fail(ErrorCode::kInvalidArgument, "pages of {}: {} bytes instead of {}"_message, owner, file.st_size, bytes);
   const int protection = writers == Writers::kAll ? PROT_READ | PROT_WRITE : PROT_READ;
-  std::byte* const data = map(fd.get(), bytes, protection);
+  std::byte* const data = map_pages(fd.get(), bytes, protection);
   return std::shared_ptr<SharedPages>(new SharedPages({}, data, bytes));
 }
 
 std::shared_ptr<SharedPages> SharedPages::create_in_process(size_t bytes, uint64_t key) {
-  std::shared_ptr<SharedPages> pages(new SharedPages({}, map(-1, bytes, PROT_READ | PROT_WRITE), bytes));
+  std::shared_ptr<SharedPages> pages(new SharedPages({}, map_pages(-1, bytes, PROT_READ | PROT_WRITE), bytes));
   Registry& all = registry();
   const MutexLock lock(all.mutex);
   std::erase_if(all.pages, [](const auto& entry) { return entry.second.expired(); });

@@ -45,9 +45,4 @@ constexpr uint64_t rounds_of(uint64_t word) {
 // The gradients of a slot that a rank can show at the same time: those of rounds j, j + 1, ... j + kShownRounds - 1.
 inline constexpr uint64_t kShownRounds = 4;
 
-// The name of a word in the recorder's logs: unique on its rank.
-constexpr uint64_t word_id(Word word, uint32_t slot) {
-  return static_cast<uint64_t>(word) << 32 | slot;
-}
-
 }  // namespace tessera::collective

@@ -1,0 +1,98 @@
+#include "collective/calls.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/escape.h"
+#include "base/fail.h"
+
+namespace tessera::collective {
+
+class Calls::Turn {
+ public:
+  Turn(Calls& calls, const Deadline& deadline) : calls_(calls) {
+    const MutexLock lock(calls_.mutex_);
+    while (calls_.busy_)
+      if (!calls_.free_.wait_until(calls_.mutex_, deadline) && calls_.busy_)
+        fail(ErrorCode::kDeadlineExceeded, "another thread's call of this group has not ended"_message);
+    calls_.busy_ = true;
+  }
+  ~Turn() {
+    const MutexLock lock(calls_.mutex_);
+    calls_.busy_ = false;
+    calls_.free_.notify_one();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Calls& calls_;
+};
+
+uint64_t Calls::run(const Call& call, const TakeMail& take, const Deadline& turn) {
+  const Turn own_turn(*this, turn);
+  const uint64_t number = ++number_;
+  MailHeader header{.number = number, .kind = call.kind, .bytes = call.bytes.size()};
+  header.what_bytes = static_cast<uint32_t>(std::min(call.what.size(), MailHeader::kWhatBytes));
+  std::copy_n(call.what.begin(), header.what_bytes, header.what.begin());
+  mail(header, call.bytes.first(std::min(call.bytes.size(), kMailBytes)));
+  room_.await(step_, text(header));
+  std::vector<uint64_t> sizes;
+  for (size_t rank = 0; rank < room_.pages.size(); ++rank)
+    sizes.push_back(header_of(static_cast<int>(rank), header, call).bytes);
+  take_step(0, sizes, take);
+  const uint64_t longest = std::ranges::max(sizes);
+  for (uint64_t offset = kMailBytes; offset < longest; offset += kMailBytes) {
+    const uint64_t left = call.bytes.size() > offset ? call.bytes.size() - offset : 0;
+    mail(header,
+         left == 0 ? std::span<const std::byte>() : call.bytes.subspan(offset, std::min(left, uint64_t{kMailBytes})));
+    room_.await(step_, text(header));
+    take_step(offset, sizes, take);
+  }
+  return number;
+}
+
+void Calls::mail(const MailHeader& header, std::span<const std::byte> bytes) {
+  const Page& own = room_.pages[static_cast<size_t>(room_.rank)];
+  Mail& mail = own.mail(step_ + 1);
+  mail.header = header;
+  if (!bytes.empty()) std::memcpy(mail.bytes.data(), bytes.data(), bytes.size());
+  own.step().store(++step_, std::memory_order_seq_cst);
+  room_.ring();
+}
+
+// A copy: its sender may change it while it is checked.
+MailHeader Calls::header_of(int rank, const MailHeader& own, const Call& call) {
+  MailHeader header = room_.pages[static_cast<size_t>(rank)].mail(step_).header;
+  header.what_bytes = std::min(header.what_bytes, static_cast<uint32_t>(MailHeader::kWhatBytes));
+  const bool same = header.number == own.number && header.kind == own.kind && header.what_bytes == own.what_bytes &&
+                    header.what == own.what && (!call.equal_sizes || header.bytes == own.bytes);
+  if (same && header.bytes <= call.most_bytes) return header;
+  const Status status =
+      same ? failed(ErrorCode::kMismatch, "{}: {} sends {} bytes to {}, at most {} are taken"_message, text(own),
+                    room_.describe(rank), header.bytes, text(own), call.most_bytes)
+           : failed(ErrorCode::kMismatch,
+                    "{} calls {}, {} calls {}: all ranks must make the same calls in the same order"_message,
+                    room_.describe(std::min(rank, room_.rank)), text(rank < room_.rank ? header : own),
+                    room_.describe(std::max(rank, room_.rank)), text(rank < room_.rank ? own : header));
+  room_.fail(status);
+  throw Error(status.code(), status.message());
+}
+
+void Calls::take_step(uint64_t offset, const std::vector<uint64_t>& sizes, const TakeMail& take) {
+  for (size_t rank = 0; rank < sizes.size(); ++rank) {
+    if (sizes[rank] <= offset && offset > 0) continue;
+    const Mail& mail = room_.pages[rank].mail(step_);
+    take(static_cast<int>(rank), offset,
+         std::span(mail.bytes).first(std::min(sizes[rank] - offset, uint64_t{kMailBytes})));
+  }
+}
+
+std::string Calls::text(const MailHeader& header) const {
+  const std::string what = printable({header.what.data(), header.what_bytes});
+  const bool known = header.kind <= kLastCallKind;
+  return fmt::format("{} '{}' of {} bytes (number {})", known ? to_string(header.kind) : "an unknown call", what,
+                     header.bytes, header.number);
+}
+
+}  // namespace tessera::collective

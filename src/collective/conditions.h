@@ -1,0 +1,71 @@
+// Conditions on the words of a group: they sleep on its bell.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/group.h"
+#include "device/condition.h"
+
+namespace tessera::collective {
+
+// The common part. Keeps the group alive.
+class WordsCondition : public device::Condition {
+ public:
+  explicit WordsCondition(std::shared_ptr<const Group> group) : group_(std::move(group)) {}
+  void sleep(const Deadline& deadline) const final {
+    group_->sleep_until([this] { return met(); }, deadline);
+  }
+  std::string explain() const final { return group_->explain(awaited()); }
+
+ protected:
+  // Ranks whose words are not yet what they are to be.
+  virtual std::vector<int> awaited() const = 0;
+  const Group& group() const { return *group_; }
+
+ private:
+  std::shared_ptr<const Group> group_;
+};
+
+// Each of some ranks has reached a value.
+class ReachedCondition final : public WordsCondition {
+ public:
+  ReachedCondition(std::shared_ptr<const Group> group, std::vector<int> ranks, Word word, uint32_t slot, uint64_t value,
+                   std::string what);
+
+  bool met() const override;
+  std::string to_string() const override;
+  std::vector<device::WordEdge> edges() const override;
+
+ private:
+  std::vector<int> awaited() const override;
+
+  const std::vector<int> ranks_;
+  const Word word_;
+  const uint32_t slot_;
+  const uint64_t value_;
+  const std::string what_;
+};
+
+// Something of the group's own, for waits within a call of it: it does not outlive the group.
+class OwnCondition final : public device::Condition {
+ public:
+  using Sleep = std::function<void(const std::function<bool()>& ready, const Deadline& deadline)>;
+  OwnCondition(std::string what, std::function<bool()> met, Sleep sleep, std::function<std::string()> explain)
+      : what_(std::move(what)), met_(std::move(met)), sleep_(std::move(sleep)), explain_(std::move(explain)) {}
+
+  bool met() const override { return met_(); }
+  void sleep(const Deadline& deadline) const override { sleep_(met_, deadline); }
+  std::string to_string() const override { return what_; }
+  std::string explain() const override { return explain_(); }
+
+ private:
+  const std::string what_;
+  const std::function<bool()> met_;
+  const Sleep sleep_;
+  const std::function<std::string()> explain_;
+};
+
+}  // namespace tessera::collective

@@ -1,0 +1,167 @@
+#include "collective/gather.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "codec/simd/cast.h"
+#include "codec/simd/stream.h"
+#include "collective/conditions.h"
+#include "collective/copy_rows.h"
+
+namespace tessera::collective {
+namespace {
+
+using GatherParts = std::shared_ptr<const std::vector<GatherPart>>;
+
+uint64_t version_of(const GatherPart& part) {
+  return part.version_now == nullptr ? part.version : *part.version_now;
+}
+
+bool has_rows(const GatherPart& part, int owner) {
+  return part.from->owners[static_cast<size_t>(owner)].count > 0;
+}
+
+// One owner has published exactly the versions wanted of the parts that it has rows of.
+class PublishedCondition final : public WordsCondition {
+ public:
+  PublishedCondition(std::shared_ptr<const Group> of, int owner, GatherParts parts)
+      : WordsCondition(std::move(of)), owner_(owner), parts_(std::move(parts)) {}
+
+  bool met() const override {
+    for (const GatherPart& part : *parts_) {
+      if (!has_rows(part, owner_)) continue;
+      const uint64_t published = group().get(owner_, Word::kPublished, part.slot);
+      const uint64_t wanted = version_of(part);
+      if (published == wanted) continue;
+      if (published > wanted)
+        fail(ErrorCode::kMismatch,
+             "{} has published version {} of {}, and rank {} still reads version {}: it wrote a new one before all "
+             "ranks retired the old one"_message,
+             group().describe(owner_), published, part.weight, group().rank(), wanted);
+      group().require_present(owner_);
+      return false;
+    }
+    return true;
+  }
+  std::string to_string() const override {
+    for (const GatherPart& part : *parts_)
+      if (has_rows(part, owner_) && group().get(owner_, Word::kPublished, part.slot) < version_of(part))
+        return fmt::format("rank {} to publish version {} of {}", owner_, version_of(part), part.weight);
+    return fmt::format("rank {} to publish {}", owner_, parts_->front().weight);
+  }
+  std::vector<device::WordEdge> edges() const override {
+    std::vector<device::WordEdge> edges;
+    for (const GatherPart& part : *parts_)
+      if (has_rows(part, owner_)) edges.push_back(group().edge(owner_, Word::kPublished, part.slot, version_of(part)));
+    return edges;
+  }
+
+ private:
+  std::vector<int> awaited() const override { return {owner_}; }
+
+  const int owner_;
+  const GatherParts parts_;
+};
+
+void note_reads(const GatherPart& part, const PublishedRows& rows, std::vector<device::Access>& accesses) {
+  const PublishedWeight& weight = *part.from;
+  if (!weight.spec) {
+    const auto bytes = static_cast<size_t>(bytes_of(weight.dtype, rows.count * weight.columns));
+    accesses.push_back(device::read_of(rows.data, bytes, part.version));
+    return;
+  }
+  const PlaneShape shape = plane_shape(*weight.spec, weight.plane, rows.count, weight.columns);
+  const auto extent = [](int64_t lines, int64_t stride, int64_t bytes) {
+    return static_cast<size_t>(lines == 0 ? 0 : (lines - 1) * stride + bytes);
+  };
+  accesses.push_back(device::read_of(
+      rows.plane.codes, extent(shape.code_rows, rows.plane.code_stride, shape.code_row_bytes()), part.version));
+  accesses.push_back(device::read_of(
+      rows.plane.scales, extent(shape.scale_rows, rows.plane.scale_stride, shape.scale_row_bytes()), part.version));
+}
+
+void note_writes(const GatherPart& part, const PublishedRows& rows, std::vector<device::Access>& accesses) {
+  auto* const out = static_cast<std::byte*>(part.to.data) + bytes_of(part.to.dtype, rows.begin * part.to.row_stride);
+  const int64_t elements = (rows.count - 1) * part.to.row_stride + part.to.columns;
+  accesses.push_back(device::write_of(out, static_cast<size_t>(bytes_of(part.to.dtype, elements)), part.version));
+}
+
+std::string subject_of(std::span<const GatherPart> parts) {
+  const std::string first(parts.front().weight);
+  return parts.size() == 1 ? first : fmt::format("{} +{}", first, parts.size() - 1);
+}
+
+void check_gather(const GatherPart& part, const Group& group) {
+  if (part.from == nullptr || part.from->owners.size() != static_cast<size_t>(group.size()))
+    fail(ErrorCode::kInvalidArgument, "gather of {}: it is published by {} ranks, the group has {}"_message,
+         part.weight, part.from == nullptr ? 0 : part.from->owners.size(), group.size());
+  const PublishedWeight& from = *part.from;
+  const MatrixMemory& to = part.to;
+  if (to.rows != from.rows || to.columns != from.columns || to.row_stride < to.columns)
+    fail(ErrorCode::kInvalidArgument, "gather of {}: [{}, {}] to [{}, {}] with rows {} apart"_message, part.weight,
+         from.rows, from.columns, to.rows, to.columns, to.row_stride);
+  if (!from.spec && !castable(from.dtype, to.dtype))
+    fail(ErrorCode::kInvalidArgument, "gather of {}: {} cannot be cast to {}"_message, part.weight,
+         to_string(from.dtype), to_string(to.dtype));
+}
+
+// Null if the owner has no rows of any part.
+std::shared_ptr<const device::Operation> operation_of(Group& group, int owner, const GatherParts& parts) {
+  auto operation = std::make_shared<device::Operation>();
+  for (const GatherPart& part : *parts) {
+    if (!has_rows(part, owner)) continue;
+    const PublishedRows& rows = part.from->owners[static_cast<size_t>(owner)];
+    note_reads(part, rows, operation->accesses);
+    note_writes(part, rows, operation->accesses);
+    operation->bytes += static_cast<int64_t>(operation->accesses.back().bytes);
+  }
+  if (operation->accesses.empty()) return nullptr;
+  operation->name = "gather";
+  operation->subject = subject_of(*parts);
+  operation->after = {std::make_shared<PublishedCondition>(group.shared_from_this(), owner, parts)};
+  operation->body = [owner, parts] {
+    for (const GatherPart& part : *parts) copy_rows(*part.from, part.from->owners[static_cast<size_t>(owner)], part.to);
+    stream_fence();
+  };
+  return operation;
+}
+
+}  // namespace
+
+void check_published(const PublishedWeight& published, int ranks, std::string_view weight) {
+  int64_t next = 0;
+  for (const PublishedRows& rows : published.owners) {
+    const bool in_place = rows.begin == next || rows.count == 0;
+    const bool has_memory =
+        rows.count == 0 ||
+        (published.spec ? rows.plane.codes != nullptr && rows.plane.scales != nullptr : rows.data != nullptr);
+    if (rows.count < 0 || !in_place || !has_memory)
+      fail(ErrorCode::kInvalidArgument, "{}: rows [{}, +{}) of an owner do not follow row {}, or lie nowhere"_message,
+           weight, rows.begin, rows.count, next);
+    next += rows.count;
+    if (published.spec && rows.count > 0) plane_shape(*published.spec, published.plane, rows.count, published.columns);
+  }
+  if (next != published.rows || published.columns < 0 || published.owners.size() != static_cast<size_t>(ranks))
+    fail(ErrorCode::kInvalidArgument, "{}: {} owners have {} rows, {} ranks should have {}"_message, weight,
+         published.owners.size(), next, ranks, published.rows);
+  if (published.spec && needs_amax(published.spec->format) && published.amax == nullptr)
+    fail(ErrorCode::kInvalidArgument, "{}: {} needs an amax"_message, weight, to_string(published.spec->format));
+}
+
+std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group,
+                                                                        std::span<const GatherPart> parts) {
+  std::vector<std::shared_ptr<const device::Operation>> operations;
+  if (parts.empty()) return operations;
+  for (const GatherPart& part : parts) check_gather(part, group);
+  const auto shared = std::make_shared<const std::vector<GatherPart>>(parts.begin(), parts.end());
+  for (int turn = 0; turn < group.size(); ++turn)
+    if (auto operation = operation_of(group, (group.rank() + turn) % group.size(), shared))
+      operations.push_back(std::move(operation));
+  return operations;
+}
+
+void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts) {
+  for (auto& operation : gather_operations(group, parts)) stream.enqueue(std::move(operation));
+}
+
+}  // namespace tessera::collective

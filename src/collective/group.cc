@@ -1,0 +1,310 @@
+#include "collective/group.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/fail.h"
+#include "collective/conditions.h"
+#include "collective/group_impl.h"
+#include "tessera/memory.h"
+
+namespace tessera::collective {
+
+Group::Group(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Group::~Group() {
+  if (!impl_->process.here()) std::ignore = impl_.release();  // a forked child has neither the thread nor the pages
+}
+
+Group::Impl::~Impl() {
+  if (!closed) abandon();
+  if (service != nullptr) service->stop();
+}
+
+void Group::Impl::abandon() {
+  if (!own_page) return;
+  if (failure.set(failed(ErrorCode::kPeerLost, "rank {} (pid {}) has dropped group '{}' without close()"_message,
+                         options.rank, ::getpid(), options.name)))
+    own_page->set_failure(failure.status());
+  if (memory.bells != nullptr) Bells(memory.bells, options.rank, options.size).ring_sleepers();
+}
+
+// Failure ------------------------------------------------------------------------------------------------------------
+
+std::string Group::Impl::describe(int rank) const {
+  return fmt::format("rank {} (pid {})", rank, ranks[static_cast<size_t>(rank)].process.pid);
+}
+
+std::string Group::Impl::describe_state(int rank) const {
+  const Bootstrap& who = ranks[static_cast<size_t>(rank)];
+  const RankState state = page(rank).state();
+  std::string text = describe(rank);
+  if (state == RankState::kFailed) return text + " has failed";
+  if (state == RankState::kLeft) return text + " has left";
+  if (options.in_process) return text + " has not come so far";
+  return text + (is_stopped(who.process) ? " is stopped" : " is running");
+}
+
+void Group::Impl::fail(const Status& status) {
+  if (!failure.set(status)) return;
+  own_page->set_failure(status);
+  if (opened.load(std::memory_order_acquire)) {
+    bells->ring_sleepers();
+    bells->ring_own();
+  }
+  if (service != nullptr) service->wake();
+}
+
+void Group::Impl::fail_for(int rank, const Status& status) {
+  fail(Status(status.code(), fmt::format("{}: {}", describe(rank), status.message())));
+  failure.require_none();
+  fail_internal("a group has failed without a failure");
+}
+
+void Group::Impl::look() {
+  if (failure.failed()) return;
+  for (int rank = 0; rank < options.size; ++rank)
+    if (page(rank).state() == RankState::kFailed) fail(page(rank).failure());
+}
+
+void Group::Impl::require_usable() const {
+  failure.require_none();
+  if (closed)
+    tessera::fail(ErrorCode::kCancelled, "group '{}': rank {} has closed it"_message, options.name, options.rank);
+  process.require("group");
+}
+
+void Group::Impl::check_rank(int rank) const {
+  if (rank < 0 || rank >= options.size)
+    tessera::fail(ErrorCode::kInvalidArgument, "group '{}': rank {} of {}"_message, options.name, rank, options.size);
+}
+
+void Group::Impl::ring() {
+  bells->ring_sleepers();
+}
+
+void Group::fail(const Status& status) {
+  impl_->fail(status);
+}
+
+Status Group::status() const {
+  impl_->look();
+  return impl_->failure.status();
+}
+
+void Group::require_present(int rank) const {
+  impl_->look();
+  impl_->require_usable();
+  if (rank != impl_->options.rank && impl_->page(rank).state() == RankState::kLeft)
+    tessera::fail(ErrorCode::kPeerLost, "group '{}': {} has left it"_message, name(), describe(rank));
+}
+
+void Group::close(const Deadline& deadline) {
+  if (impl_->closed) return;
+  impl_->look();
+  const bool failed = impl_->failure.failed();
+  try {
+    if (!failed) impl_->await_all(RankState::kLeft, deadline);
+  } catch (...) {
+    impl_->closed = true;
+    if (impl_->service != nullptr) impl_->service->stop();
+    throw;
+  }
+  impl_->closed = true;
+  if (impl_->service != nullptr) impl_->service->stop();
+}
+
+// Facts --------------------------------------------------------------------------------------------------------------
+
+int Group::rank() const {
+  return impl_->options.rank;
+}
+int Group::size() const {
+  return impl_->options.size;
+}
+const std::string& Group::name() const {
+  return impl_->options.name;
+}
+Duration Group::timeout() const {
+  return impl_->options.timeout;
+}
+uint32_t Group::slots() const {
+  return impl_->options.slots;
+}
+device::Device& Group::device() const {
+  return *impl_->options.device;
+}
+BackendTraits Group::backend() const {
+  return traits_of(impl_->options.backend);
+}
+std::string Group::describe(int rank) const {
+  impl_->check_rank(rank);
+  return impl_->describe(rank);
+}
+
+std::string Group::explain(std::span<const int> ranks) const {
+  std::vector<std::string> states;
+  for (const int rank : ranks)
+    if (rank != impl_->options.rank) states.push_back(impl_->describe_state(rank));
+  return fmt::format("{}", fmt::join(states, ", "));
+}
+
+void Group::sleep_until(const std::function<bool()>& ready, const Deadline& deadline) const {
+  impl_->bells->wait(ready, deadline);
+}
+
+// Words --------------------------------------------------------------------------------------------------------------
+
+void Group::set(Word word, uint32_t slot, uint64_t value) {
+  store(word, slot, value);
+  if (device().recorder().on()) {
+    const device::WordEdge written[] = {edge(rank(), word, slot, value)};
+    device().recorder().word_write(written);
+  }
+}
+
+void Group::store(Word word, uint32_t slot, uint64_t value) {
+  store(word, {&slot, 1}, {&value, 1});
+}
+
+void Group::store(Word word, std::span<const uint32_t> slots, std::span<const uint64_t> values) {
+  impl_->require_usable();
+  TESSERA_CHECK_EQ(slots.size(), values.size());
+  const Page& own = *impl_->own_page;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (!own.has(word, slots[i]))
+      tessera::fail(ErrorCode::kInvalidArgument, "group '{}': no word '{}' of slot {}: it has {} slots"_message, name(),
+                    to_string(word), slots[i], own.slots());
+    std::atomic<uint64_t>& place = own.word(word, slots[i]);
+    TESSERA_CHECK_LE(place.load(std::memory_order_relaxed), values[i]);
+    TESSERA_CHECK_LE(values[i], kMaxWordValue);
+    place.store(values[i], std::memory_order_seq_cst);
+  }
+  impl_->ring();
+}
+
+device::WordEdge Group::edge(int rank, Word word, uint32_t slot, uint64_t value) const {
+  impl_->check_rank(rank);
+  constexpr int kWordBits = 35;  // of a group's words; what is left tells groups from each other
+  const uint64_t of_group = static_cast<uint64_t>(word) << 32 | slot;
+  return {.rank = impl_->ranks[static_cast<size_t>(rank)].recorder,
+          .word = impl_->ranks.front().key << kWordBits | of_group,
+          .value = value};
+}
+
+uint64_t Group::get(int rank, Word word, uint32_t slot) const {
+  impl_->require_usable();
+  impl_->check_rank(rank);
+  const Page& page = impl_->page(rank);
+  if (!page.has(word, slot))
+    tessera::fail(ErrorCode::kInvalidArgument, "group '{}': no word '{}' of slot {}: it has {} slots"_message, name(),
+                  to_string(word), slot, page.slots());
+  // In this order: what another thread has seen by now is seen here, too.
+  std::atomic<uint64_t>& seen = impl_->seen[static_cast<size_t>(rank)]->of(word, slot);
+  uint64_t before = seen.load(std::memory_order_acquire);
+  const uint64_t value = page.word(word, slot).load(std::memory_order_seq_cst);
+  if (value == before) return value;
+  if (value < before || value > kMaxWordValue)
+    impl_->fail_for(rank, failed(ErrorCode::kDataLoss, "its word '{}' of slot {} says {} after {}"_message,
+                                 to_string(word), slot, value, before));
+  while (before < value && !seen.compare_exchange_weak(before, value, std::memory_order_acq_rel)) {
+  }
+  return value;
+}
+
+std::shared_ptr<const device::Condition> Group::at_least(int rank, Word word, uint32_t slot, uint64_t value,
+                                                         std::string what) const {
+  return std::make_shared<ReachedCondition>(shared_from_this(), std::vector{rank}, word, slot, value, std::move(what));
+}
+
+std::shared_ptr<const device::Condition> Group::all_at_least(Word word, uint32_t slot, uint64_t value,
+                                                             std::string what) const {
+  std::vector<int> others;
+  for (int other = 0; other < size(); ++other)
+    if (other != rank()) others.push_back(other);
+  return std::make_shared<ReachedCondition>(shared_from_this(), std::move(others), word, slot, value, std::move(what));
+}
+
+// Calls --------------------------------------------------------------------------------------------------------------
+
+void Group::Impl::await_step(uint64_t step, const std::string& what) {
+  const auto late = [this, step] {
+    std::vector<int> missing;
+    for (int rank = 0; rank < options.size; ++rank)
+      if (page(rank).step().load(std::memory_order_seq_cst) < step) missing.push_back(rank);
+    return missing;
+  };
+  const OwnCondition mailed(
+      fmt::format("all ranks of group '{}' to call {}", options.name, what),
+      [&] {
+        require_usable();
+        for (int rank = 0; rank < options.size; ++rank) {
+          const uint64_t reached = page(rank).step().load(std::memory_order_seq_cst);
+          if (reached > step + 1)
+            fail_for(rank, failed(ErrorCode::kDataLoss, "its mail says step {} after {}"_message, reached, step));
+          if (reached >= step) continue;
+          look();
+          require_usable();
+          if (page(rank).state() == RankState::kLeft)
+            tessera::fail(ErrorCode::kPeerLost, "group '{}': {} has left it, and was wanted for {}"_message,
+                          options.name, describe(rank), what);
+          return false;
+        }
+        return true;
+      },
+      [this](const auto& ready, const Deadline& until) { bells->wait(ready, until); },
+      [&] {
+        std::vector<std::string> states;
+        for (const int rank : late()) states.push_back(describe_state(rank));
+        return fmt::format("{}", fmt::join(states, ", "));
+      });
+  try {
+    options.device->wait_host(mailed, Deadline::after(options.timeout));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kDeadlineExceeded || error.code() == ErrorCode::kPeerLost)
+      fail({error.code(), error.what()});
+    throw;
+  }
+}
+
+uint64_t Group::Impl::call(const Call& call, const TakeMail& take) {
+  require_usable();
+  const uint64_t number = calls->run(call, take, Deadline::after(options.timeout));
+  options.device->recorder().collective(options.name, static_cast<uint32_t>(options.size), number,
+                                        to_string(call.kind));
+  return number;
+}
+
+std::vector<std::string> Group::exchange(std::string_view what, std::string blob) {
+  if (blob.size() > kMaxBlobBytes)
+    tessera::fail(ErrorCode::kInvalidArgument, "exchange '{}': {} bytes, at most {} are taken"_message, what,
+                  blob.size(), kMaxBlobBytes);
+  std::vector<std::string> blobs(static_cast<size_t>(size()));
+  const Call call{
+      .kind = CallKind::kExchange, .what = what, .bytes = std::as_bytes(std::span(blob)), .most_bytes = kMaxBlobBytes};
+  impl_->call(call, [&](int from, uint64_t, std::span<const std::byte> bytes) {
+    blobs[static_cast<size_t>(from)].append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  });
+  return blobs;
+}
+
+void Group::max_exchange(std::span<float> values) {
+  const auto bytes = std::as_writable_bytes(values);
+  const Call call{.kind = CallKind::kMax, .bytes = bytes, .equal_sizes = true, .most_bytes = bytes.size()};
+  impl_->call(call, [&](int from, uint64_t offset, std::span<const std::byte> theirs) {
+    float* const out = values.data() + offset / sizeof(float);
+    for (size_t i = 0; i < theirs.size() / sizeof(float); ++i) {
+      float value = 0;
+      std::memcpy(&value, theirs.data() + i * sizeof(float), sizeof(value));
+      if (from == 0 || value > out[i] || (std::isnan(value) && !std::isnan(out[i]))) out[i] = value;
+    }
+  });
+}
+
+void Group::barrier(std::string_view what) {
+  impl_->call({.kind = CallKind::kBarrier, .what = what, .equal_sizes = true}, [](int, uint64_t, auto) {});
+}
+
+}  // namespace tessera::collective

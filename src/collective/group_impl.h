@@ -1,0 +1,85 @@
+// The parts of a Group.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fork_guard.h"
+#include "collective/arenas.h"
+#include "collective/bells.h"
+#include "collective/calls.h"
+#include "collective/failure.h"
+#include "collective/group.h"
+#include "collective/messages.h"
+#include "collective/page.h"
+#include "collective/service.h"
+
+namespace tessera::collective {
+
+// The values that were read of a rank's words: a word must not go back behind them.
+class SeenWords {
+ public:
+  explicit SeenWords(uint32_t slots)
+      : slots_(slots), values_((static_cast<size_t>(kLastSlotWord) + 1) * slots + static_cast<size_t>(kLastWord)) {}
+  std::atomic<uint64_t>& of(Word word, uint32_t slot) {
+    const auto index = static_cast<size_t>(word);
+    const auto kinds = static_cast<size_t>(kLastSlotWord) + 1;
+    return values_[word <= kLastSlotWord ? index * slots_ + slot : kinds * slots_ + index - kinds];
+  }
+
+ private:
+  uint32_t slots_;
+  std::vector<std::atomic<uint64_t>> values_;
+};
+
+struct Group::Impl {
+  explicit Impl(const GroupOptions& chosen) : options(chosen) {}
+  ~Impl();
+
+  // Formation, in this order.
+  Bootstrap prepare();
+  void meet(const std::vector<std::string>& blobs);
+  void find_pages();
+  void connect();
+  void open_pages();
+  void await_all(RankState state, const Deadline& deadline);
+
+  bool alone_in_process() const { return options.in_process || options.size == 1; }
+  std::string describe(int rank) const;
+  std::string describe_state(int rank) const;
+  const Page& page(int rank) const { return pages[static_cast<size_t>(rank)]; }
+  void check_rank(int rank) const;
+  void require_usable() const;
+  // Adopts a peer's failure, if one has failed.
+  void look();
+  void fail(const Status& status);
+  [[noreturn]] void fail_for(int rank, const Status& status);
+  void ring();
+  void abandon();
+  // Collectives end with the group's failure if they end at their deadline.
+  void await_step(uint64_t step, const std::string& what);
+  uint64_t call(const Call& call, const TakeMail& take);
+  void note_arena(int owner, uint32_t arena, const std::byte* data, uint64_t bytes);
+  const std::byte* map_arena(int rank, const MemoryRef& ref);
+
+  const GroupOptions options;
+  ForkGuard process;
+  Failure failure;
+  uint64_t key = 0;
+  RankPages memory;
+  std::vector<Bootstrap> ranks;
+  std::optional<Page> own_page;
+  std::vector<Page> pages;
+  std::vector<std::unique_ptr<SeenWords>> seen;
+  std::unique_ptr<Bells> bells;
+  std::unique_ptr<Calls> calls;
+  Arenas arenas;
+  std::unique_ptr<Service> service;  // none within a process; before what it uses
+  std::atomic<bool> opened{false};   // pages and bells are there
+  std::atomic<bool> closed{false};
+};
+
+}  // namespace tessera::collective
