@@ -97,8 +97,10 @@ Status Group::status() const {
 void Group::require_present(int rank) const {
   impl_->look();
   impl_->require_usable();
-  if (rank != impl_->options.rank && impl_->page(rank).state() == RankState::kLeft)
-    tessera::fail(ErrorCode::kPeerLost, "group '{}': {} has left it"_message, name(), describe(rank));
+  if (rank == impl_->options.rank || impl_->page(rank).state() != RankState::kLeft) return;
+  impl_->fail(failed(ErrorCode::kPeerLost, "group '{}': {} has left it, and {} waits for it"_message, name(),
+                     describe(rank), describe(this->rank())));
+  impl_->failure.require_none();
 }
 
 void Group::close(const Deadline& deadline) {
@@ -178,8 +180,10 @@ void Group::store(Word word, std::span<const uint32_t> slots, std::span<const ui
       tessera::fail(ErrorCode::kInvalidArgument, "group '{}': no word '{}' of slot {}: it has {} slots"_message, name(),
                     to_string(word), slots[i], own.slots());
     std::atomic<uint64_t>& place = own.word(word, slots[i]);
-    TESSERA_CHECK_LE(place.load(std::memory_order_relaxed), values[i]);
-    TESSERA_CHECK_LE(values[i], kMaxWordValue);
+    const uint64_t before = place.load(std::memory_order_relaxed);
+    if (values[i] < before || values[i] > kMaxWordValue)
+      tessera::fail(ErrorCode::kInvalidArgument, "group '{}': word '{}' of slot {} cannot go from {} to {}"_message,
+                    name(), to_string(word), slots[i], before, values[i]);
     place.store(values[i], std::memory_order_seq_cst);
   }
   impl_->ring();

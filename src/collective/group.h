@@ -136,7 +136,7 @@ class Group : public std::enable_shared_from_this<Group> {
   // says which of `ranks` are stopped, have died or have left.
   void sleep_until(const std::function<bool()>& ready, const Deadline& deadline) const;
   std::string explain(std::span<const int> ranks) const;
-  // Throws if the group has failed, or if `rank` has left and so will change no word any more.
+  // Throws if the group has failed, and fails it if `rank` has left and so will change no word any more.
   void require_present(int rank) const;
 
   // Shows where the gradient of a round lies, before kProduced says that it is there. The round that it replaces,
