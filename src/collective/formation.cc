@@ -155,10 +155,10 @@ void Group::Impl::await_all(RankState state, const Deadline& deadline) {
   page(options.rank).set_state(state);
   ring();
   const auto late = [this, state] {
-    std::vector<std::string> names;
+    std::vector<int> ranks_behind;
     for (int rank = 0; rank < options.size; ++rank)
-      if (page(rank).state() < state) names.push_back(describe_state(rank));
-    return names;
+      if (page(rank).state() < state) ranks_behind.push_back(rank);
+    return ranks_behind;
   };
   const OwnCondition reached(
       fmt::format("all ranks of group '{}' to {} it", options.name, state == RankState::kLeft ? "leave" : "form"),
@@ -167,8 +167,7 @@ void Group::Impl::await_all(RankState state, const Deadline& deadline) {
         failure.require_none();
         return late().empty();
       },
-      [this](const auto& ready, const Deadline& until) { bells->wait(ready, until); },
-      [&] { return fmt::format("{}", fmt::join(late(), ", ")); });
+      [this](const auto& ready, const Deadline& until) { bells->wait(ready, until); }, [&] { return explain(late()); });
   options.device->wait_host(reached, deadline);
 }
 

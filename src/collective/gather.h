@@ -30,8 +30,8 @@ struct PublishedRows {
 struct PublishedWeight {
   int64_t rows = 0;  // of the whole matrix; those of `owners` cover them once, in rank order
   int64_t columns = 0;
-  DType dtype = DType::kF32;      // plain rows: f32, f16 or bf16; any dtype if it is also the destination's
-  std::optional<QuantSpec> spec;  // set: quantised
+  DType dtype = DType::kF32;        // plain rows: f32, f16 or bf16; any dtype if it is also the destination's
+  std::optional<QuantSpec> spec{};  // set: quantised
   Plane plane = Plane::kRow;
   const float* amax = nullptr;        // of formats that need one: read when the operation runs
   std::vector<PublishedRows> owners;  // one for each rank of the group

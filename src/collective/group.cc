@@ -38,13 +38,16 @@ std::string Group::Impl::describe(int rank) const {
 }
 
 std::string Group::Impl::describe_state(int rank) const {
-  const Bootstrap& who = ranks[static_cast<size_t>(rank)];
   const RankState state = page(rank).state();
   std::string text = describe(rank);
   if (state == RankState::kFailed) return text + " has failed";
   if (state == RankState::kLeft) return text + " has left";
   if (options.in_process) return text + " has not come so far";
-  return text + (is_stopped(who.process) ? " is stopped" : " is running");
+  return text + (stopped(rank) ? " is stopped" : " is running");
+}
+
+bool Group::Impl::stopped(int rank) const {
+  return !options.in_process && rank != options.rank && is_stopped(ranks[static_cast<size_t>(rank)].process);
 }
 
 void Group::Impl::fail(const Status& status) {
@@ -147,9 +150,16 @@ std::string Group::describe(int rank) const {
 }
 
 std::string Group::explain(std::span<const int> ranks) const {
+  return impl_->explain(ranks);
+}
+
+std::string Group::Impl::explain(std::span<const int> late) const {
   std::vector<std::string> states;
-  for (const int rank : ranks)
-    if (rank != impl_->options.rank) states.push_back(impl_->describe_state(rank));
+  for (const int rank : late)
+    if (rank != options.rank) states.push_back(describe_state(rank));
+  // A rank may be late because it waits for one that is stopped.
+  for (int rank = 0; rank < options.size; ++rank)
+    if (std::ranges::find(late, rank) == late.end() && stopped(rank)) states.push_back(describe_state(rank));
   return fmt::format("{}", fmt::join(states, ", "));
 }
 
@@ -258,12 +268,7 @@ void Group::Impl::await_step(uint64_t step, const std::string& what) {
         }
         return true;
       },
-      [this](const auto& ready, const Deadline& until) { bells->wait(ready, until); },
-      [&] {
-        std::vector<std::string> states;
-        for (const int rank : late()) states.push_back(describe_state(rank));
-        return fmt::format("{}", fmt::join(states, ", "));
-      });
+      [this](const auto& ready, const Deadline& until) { bells->wait(ready, until); }, [&] { return explain(late()); });
   try {
     options.device->wait_host(mailed, Deadline::after(options.timeout));
   } catch (const Error& error) {

@@ -50,6 +50,8 @@ struct Group::Impl {
   bool alone_in_process() const { return options.in_process || options.size == 1; }
   std::string describe(int rank) const;
   std::string describe_state(int rank) const;
+  bool stopped(int rank) const;
+  std::string explain(std::span<const int> late) const;
   const Page& page(int rank) const { return pages[static_cast<size_t>(rank)]; }
   void check_rank(int rank) const;
   void require_usable() const;

@@ -3,14 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <random>
 
 #include "base/fields_testing.h"
 #include "collective/group_testing.h"
 #include "collective/messages.h"
+#include "collective/page.h"
 #include "tessera/memory.h"
 #include "tessera/store.h"
 
@@ -54,8 +55,7 @@ TEST_P(Groups, TakesTheMaximumOfAll) {
   run_ranks_well(ranks(), [](Group& group) {
     std::vector<float> values(kValues);
     const auto value_of = [](int rank, size_t i) {
-      std::mt19937 random(static_cast<uint32_t>(i * 8) + static_cast<uint32_t>(rank));
-      return static_cast<float>(random() % 1000) - 500;
+      return static_cast<float>((i + 1) * 7919 * static_cast<size_t>(rank + 3) % 1000) - 500;
     };
     for (size_t i = 0; i < kValues; ++i) values[i] = value_of(group.rank(), i);
     if (group.rank() == group.size() - 1) values[7] = std::numeric_limits<float>::quiet_NaN();
@@ -112,7 +112,7 @@ TEST_P(Groups, ReadsMemoryOfPeers) {
       ASSERT_TRUE(shown.has_value());
       EXPECT_EQ(shown->dtype, DType::kBF16);
       const std::byte* const theirs = group.map(rank, shown->memory);
-      EXPECT_THAT(std::span(theirs, kBytes - 64), Each(static_cast<std::byte>(rank + 1)));
+      EXPECT_EQ(std::count(theirs, theirs + kBytes - 64, static_cast<std::byte>(rank + 1)), kBytes - 64);
     }
     group.barrier("read");
   });
@@ -194,6 +194,32 @@ TEST_P(Groups, AWordMustNotGoBack) {
     EXPECT_THAT(error_of([&] { group.set(Word::kPublished, group.slots(), 3); }), HasSubstr("it has 64 slots"));
     EXPECT_THAT(error_of([&] { group.get(group.size(), Word::kPublished, 0); }), HasSubstr("rank"));
   });
+}
+
+TEST(VirtualGroups, DoAllThatOthersDo) {
+  for (uint64_t seed = 0; seed < 30; ++seed)
+    run_virtual_ranks(3, seed, [](Group& group) {
+      const auto blobs = group.exchange("ranks", std::to_string(group.rank()));
+      EXPECT_EQ(blobs, (std::vector<std::string>{"0", "1", "2"}));
+      std::vector<float> values{static_cast<float>(group.rank())};
+      group.max_exchange(values);
+      EXPECT_EQ(values[0], 2);
+      const auto stream = group.device().make_stream({.name = "words"});
+      const int next = (group.rank() + 1) % 3;
+      stream->enqueue({.name = "wait", .after = {group.at_least(next, Word::kPublished, 1, 9, "version 9")}});
+      group.set(Word::kPublished, 1, 9);
+      stream->synchronize(group.deadline());
+    });
+}
+
+TEST(VirtualGroups, ADeadlockSaysWhatIsMissing) {
+  EXPECT_THAT(error_of([] {
+                run_virtual_ranks(2, 1, [](Group& group) {
+                  group.device().wait_host(*group.at_least(1 - group.rank(), Word::kPublished, 0, 1, "version 1 of w"),
+                                           group.deadline());
+                });
+              }),
+              AllOf(HasSubstr("rank 1: published version 1 of w"), HasSubstr("rank 0: published version 1 of w")));
 }
 
 TEST(Formation, RefusesRanksThatDisagree) {

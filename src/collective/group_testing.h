@@ -11,10 +11,12 @@
 #include <thread>
 #include <vector>
 
+#include "base/fail.h"
 #include "base/testing.h"
 #include "base/thread.h"
 #include "collective/group.h"
 #include "device/cpu_device.h"
+#include "device/virtual/virtual_world.h"
 
 namespace tessera::collective {
 
@@ -90,6 +92,22 @@ inline void run_ranks_well(const TestRanks& ranks, const std::function<void(Grou
   const std::vector<Status> statuses = run_ranks(ranks, body);
   for (size_t rank = 0; rank < statuses.size(); ++rank)
     EXPECT_TRUE(statuses[rank].ok()) << "rank " << rank << ": " << statuses[rank].message();
+}
+
+// The same on simulated ranks, in an order that the seed chooses. Throws what they throw.
+inline void run_virtual_ranks(int size, uint64_t seed, const std::function<void(Group&)>& body) {
+  constexpr device::Order kOrders[] = {device::Order::kRandom, device::Order::kLatestFirst,
+                                       device::Order::kEarliestFirst};
+  device::VirtualWorld world(seed, kOrders[seed % std::size(kOrders)]);
+  InProcessExchange exchange(size);
+  world.run(size, [&](int rank) {
+    device::Device& device = world.device(rank);
+    const auto group = Group::form(
+        exchange.of_rank(rank, device, std::chrono::seconds(60)),
+        {.rank = rank, .size = size, .name = "virtual", .device = &device, .slots = 16, .in_process = true});
+    body(*group);
+    group->close(soon());
+  });
 }
 
 }  // namespace tessera::collective
