@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <random>
 #include <thread>
 
@@ -27,20 +28,66 @@ constexpr int kTimes = 20;
 constexpr int kLost = 10 + static_cast<int>(ErrorCode::kPeerLost);
 constexpr int kLate = 10 + static_cast<int>(ErrorCode::kDeadlineExceeded);
 
-class GroupProcesses : public testing::Test {
- protected:
+class GroupProcesses {
+ public:
   void start(int size, Duration timeout) {
     for (int rank = 0; rank < size; ++rank)
       pids_.push_back(processes_.start(std::to_string(rank), [=, this] {
         return train({.rank = rank, .size = size, .timeout = timeout}, *board_);
       }));
   }
-  // Waits until the rank has given its blob, or has done so many steps.
-  void await_blob(int rank) {
-    while (board_->blobs[rank].bytes.load() == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  // A moment of the rank's life: while the group forms, or in some step.
+  void await_moment(int rank, std::mt19937& random) {
+    if (random() % 3 == 0) {
+      await([&] { return board_->blobs[rank].bytes.load() > 0; });
+    } else {
+      const uint64_t steps = random() % 6;
+      await([&] { return board_->steps[rank].load() >= steps && board_->blobs[rank].bytes.load() > 0; });
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 4000));
   }
-  void await_steps(int rank, uint64_t steps) {
-    while (board_->steps[rank].load() < steps) std::this_thread::sleep_for(std::chrono::microseconds(100));
+
+  void stop_after(uint64_t steps) {
+    for (size_t rank = 0; rank < pids_.size(); ++rank) await([&] { return board_->steps[rank].load() >= steps; });
+    board_->stop = true;
+    for (const Outcome& outcome : processes_.wait(hang_limit())) EXPECT_EQ(outcome.status, 0) << outcome.output;
+    expect_nothing_left();
+  }
+  // All others must end well before their deadlines.
+  void kill(int victim) {
+    processes_.kill(pid(victim), SIGKILL);
+    const auto outcomes = processes_.wait(hang_limit());
+    const double death = seconds_of_death(outcomes);
+    for (int rank = 0; rank < static_cast<int>(outcomes.size()); ++rank) {
+      const Outcome& outcome = outcomes[static_cast<size_t>(rank)];
+      EXPECT_EQ(outcome.status, rank == victim ? -SIGKILL : kLost) << "rank " << rank << ": " << outcome.output;
+      if (rank == victim) continue;
+      EXPECT_THAT(outcome.output, HasSubstr(name(victim) + " has died"));
+      longest_ = std::max(longest_, outcome.seconds - death);
+    }
+    expect_nothing_left();
+  }
+  // Seconds from the death to the end of the last process.
+  double longest() const { return longest_; }
+  void stop_and_continue(int victim) {
+    processes_.kill(pid(victim), SIGSTOP);
+    std::vector<pid_t> others = pids_;
+    others.erase(others.begin() + victim);
+    for (const Outcome& outcome : processes_.wait(others, hang_limit())) {
+      EXPECT_THAT(outcome.status, AnyOf(kLate, kLost)) << outcome.output;
+      EXPECT_THAT(outcome.output, HasSubstr(name(victim) + " is stopped"));
+    }
+    // Once it goes on, it learns why the group has failed.
+    processes_.kill(pid(victim), SIGCONT);
+    const Outcome outcome = processes_.wait_for(pid(victim), hang_limit());
+    EXPECT_THAT(outcome.status, AnyOf(kLate, kLost)) << outcome.output;
+    expect_nothing_left();
+  }
+
+ private:
+  static void await(const std::function<bool()>& come) {
+    const auto limit = Deadline::after(hang_limit());
+    while (!come() && !limit.passed()) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
   std::string name(int rank) const {
@@ -53,80 +100,44 @@ class GroupProcesses : public testing::Test {
     EXPECT_THAT(processes_.left_over(), IsEmpty());
   }
 
+  double longest_ = 0;
   Shared<GroupBoard> board_;
   ProcessGroup processes_;
   std::vector<pid_t> pids_;
 };
 
-TEST_F(GroupProcesses, TrainAndLeaveInGoodOrder) {
-  start(4, std::chrono::seconds(60));
-  for (int rank = 0; rank < 4; ++rank) await_steps(rank, 20);
-  board_->stop = true;
-  for (const Outcome& outcome : processes_.wait(hang_limit())) EXPECT_EQ(outcome.status, 0) << outcome.output;
-  expect_nothing_left();
-}
-
-// A moment of a group's life, as a seed chooses it: while it forms, or in some step.
-void await_moment(std::mt19937& random, const std::function<void()>& blob, const std::function<void(uint64_t)>& steps) {
-  random() % 3 == 0 ? blob() : steps(random() % 6);
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 4000));
+TEST(GroupFaults, RanksTrainAndLeaveInGoodOrder) {
+  GroupProcesses group;
+  group.start(4, std::chrono::seconds(60));
+  group.stop_after(20);
 }
 
 TEST(GroupFaults, AKilledRankIsNamedByAllOthers) {
-  for (int time = 0; time < kTimes; ++time) {
-    class Run final : public GroupProcesses {
-     public:
-      void TestBody() override {}
-      void run(int time) {
-        std::mt19937 random(static_cast<uint32_t>(time));
-        const int size = 2 + time % 3;
-        const int victim = static_cast<int>(random() % static_cast<uint32_t>(size));
-        start(size, std::chrono::seconds(60));
-        await_moment(random, [&] { await_blob(victim); }, [&](uint64_t steps) { await_steps(victim, steps); });
-        processes_.kill(pid(victim), SIGKILL);
-        const auto outcomes = processes_.wait(hang_limit());
-        for (int rank = 0; rank < size; ++rank) {
-          const Outcome& outcome = outcomes[static_cast<size_t>(rank)];
-          EXPECT_EQ(outcome.status, rank == victim ? -SIGKILL : kLost) << "rank " << rank << ": " << outcome.output;
-          if (rank != victim) EXPECT_THAT(outcome.output, HasSubstr(name(victim) + " has died"));
-        }
-        expect_nothing_left();
-      }
-    };
+  double longest = 0;
+  for (uint32_t time = 0; time < kTimes && !testing::Test::HasFailure(); ++time) {
     SCOPED_TRACE(time);
-    Run().run(time);
-    if (testing::Test::HasFailure()) return;
+    std::mt19937 random(time);
+    const int size = 2 + static_cast<int>(time % 3);
+    const int victim = static_cast<int>(random() % static_cast<uint32_t>(size));
+    GroupProcesses group;
+    group.start(size, std::chrono::seconds(60));
+    group.await_moment(victim, random);
+    group.kill(victim);
+    longest = std::max(longest, group.longest());
   }
+  testing::Test::RecordProperty("seconds_from_death_to_the_last_end", std::to_string(longest));
 }
 
 TEST(GroupFaults, AStoppedRankIsNamedAtTheDeadline) {
-  for (int time = 0; time < kTimes; ++time) {
-    class Run final : public GroupProcesses {
-     public:
-      void TestBody() override {}
-      void run(int time) {
-        std::mt19937 random(static_cast<uint32_t>(time));
-        const int size = 2 + time % 3;
-        const int victim = static_cast<int>(random() % static_cast<uint32_t>(size));
-        start(size, std::chrono::seconds(2));
-        await_moment(random, [&] { await_blob(victim); }, [&](uint64_t steps) { await_steps(victim, steps); });
-        processes_.kill(pid(victim), SIGSTOP);
-        std::vector<pid_t> others = pids_;
-        others.erase(others.begin() + victim);
-        for (const Outcome& outcome : processes_.wait(others, hang_limit())) {
-          EXPECT_THAT(outcome.status, AnyOf(kLate, kLost)) << outcome.output;
-          EXPECT_THAT(outcome.output, HasSubstr(name(victim) + " is stopped"));
-        }
-        // Once it goes on, it learns why the group has failed.
-        processes_.kill(pid(victim), SIGCONT);
-        const Outcome outcome = processes_.wait_for(pid(victim), hang_limit());
-        EXPECT_THAT(outcome.status, AnyOf(kLate, kLost)) << outcome.output;
-        expect_nothing_left();
-      }
-    };
+  for (uint32_t time = 0; time < kTimes && !testing::Test::HasFailure(); ++time) {
     SCOPED_TRACE(time);
-    Run().run(time);
-    if (testing::Test::HasFailure()) return;
+    std::mt19937 random(time);
+    const int size = 2 + static_cast<int>(time % 3);
+    const int victim = static_cast<int>(random() % static_cast<uint32_t>(size));
+    GroupProcesses group;
+    group.start(size, std::chrono::seconds(1));
+    group.await_moment(victim, random);
+    group.stop_and_continue(victim);
   }
 }
 

@@ -75,6 +75,19 @@ class Trainer {
       TESSERA_CHECK_EQ(shard()[i], weight_value(options_.rank, version_, i));
   }
 
+  // An error of one rank is all ranks'.
+  void run() {
+    try {
+      while (step()) {
+      }
+    } catch (const Error& error) {
+      group_->fail({error.code(), error.what()});
+      throw;
+    }
+    group_->close(group_->deadline());
+  }
+
+ private:
   bool step() {
     update();
     gather_weight();
@@ -84,10 +97,10 @@ class Trainer {
     ++board_.steps[options_.rank];
     return stop[0] == 0;
   }
-  void close() { group_->close(group_->deadline()); }
-
- private:
   float* shard() const { return reinterpret_cast<float*>(shard_.data()); }
+
+  // Longer than its operations wait: they know for whom.
+  void await(device::Stream& stream) { device_.wait_host(stream.record(), Deadline::after(2 * options_.timeout)); }
 
   // All tell where their rows lie.
   void meet() {
@@ -123,7 +136,7 @@ class Trainer {
         .to = {.data = gathered_.data(), .rows = options_.size * kRows, .columns = kColumns, .row_stride = kColumns},
         .weight = "w"};
     gather(*group_, *gathers_, {&part, 1});
-    device_.wait_host(gathers_->record(), group_->deadline());
+    await(*gathers_);
     for (int rank = 0; rank < options_.size; ++rank)
       for (int64_t i = 0; i < kRows * kColumns; ++i)
         TESSERA_CHECK_EQ(gathered_[static_cast<size_t>(rank * kRows * kColumns + i)], weight_value(rank, version_, i));
@@ -148,7 +161,7 @@ class Trainer {
     fold(*group_, *folds_, {&part, 1});
     group_->set_gradient(kSlot, interval, 0, {.memory = group_->refer(gradient_.data(), gradient_.size())});
     group_->set(Word::kProduced, kSlot, round_word(interval, 1));
-    device_.wait_host(folds_->record(), group_->deadline());
+    await(*folds_);
     for (int64_t i = 0; i < kRows * kColumns; ++i) {
       float sum = 0;
       for (int rank = 0; rank < options_.size; ++rank)
@@ -187,9 +200,7 @@ int train(const GroupRank& options, GroupBoard& board) {
   std::optional<Error> error;
   try {
     Trainer trainer(options, board);
-    while (trainer.step()) {
-    }
-    trainer.close();
+    trainer.run();
   } catch (const Error& failure) {
     error = failure;
   }
