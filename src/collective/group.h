@@ -1,6 +1,6 @@
 // A group of ranks of one host that read each other's memory: who is in it, what each shows, and what all do together.
 //
-// Every rank has a *page* of words that it alone writes and its peers map read-only, and all share one *bell page*,
+// Every rank has a *page* of words that only it writes and its peers map read-only, and all share one *bell page*,
 // writable by all, that carries wake-ups only (docs/formats/etp-pages.md). A gather or a fold is a one-sided read of
 // memory that a peer's words say may be read, so that ranks may do them in different orders (gather.h, fold.h).
 // Numbered collectives are for what all ranks do together.

@@ -64,6 +64,7 @@ struct Group::Impl {
   // Collectives end with the group's failure if they end at their deadline.
   void await_step(uint64_t step, const std::string& what);
   uint64_t call(const Call& call, const TakeMail& take);
+  void await_or_fail(const device::Condition& condition);
   void note_arena(int owner, uint32_t arena, const std::byte* data, uint64_t bytes);
   const std::byte* map_arena(int rank, const MemoryRef& ref);
 

@@ -48,6 +48,16 @@ void Group::Impl::note_arena(int owner, uint32_t arena, const std::byte* data, u
                                         fmt::format("arena {} of rank {}", arena, owner));
 }
 
+// Within an operation, too: its own thread waits.
+void Group::Impl::await_or_fail(const device::Condition& condition) {
+  try {
+    device::await(condition, Deadline::after(options.timeout));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kDeadlineExceeded) fail({error.code(), error.what()});
+    throw;
+  }
+}
+
 const std::byte* Group::Impl::map_arena(int rank, const MemoryRef& ref) {
   const MappedArena* arena = arenas.find(rank, ref.arena);
   if (arena == nullptr) {
@@ -61,7 +71,7 @@ const std::byte* Group::Impl::map_arena(int rank, const MemoryRef& ref) {
         },
         [this](const auto& ready, const Deadline& until) { service->sleep_until(ready, until); },
         [&] { return describe_state(rank); });
-    device::await(answered, Deadline::after(options.timeout));
+    await_or_fail(answered);
     arena = arenas.find(rank, ref.arena);
     if (arena == nullptr)
       fail_for(rank,

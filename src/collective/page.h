@@ -1,4 +1,4 @@
-// A rank's page: what it shows to its peers (docs/formats/etp-pages.md). The rank alone writes it; peers map it
+// A rank's page: what it shows to its peers (docs/formats/etp-pages.md). Only the rank writes it; peers map it
 // read-only and believe nothing in it. And the bell page of a group, which all write.
 #pragma once
 
