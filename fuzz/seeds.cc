@@ -15,6 +15,8 @@
 #include "bus/registration/records.h"
 #include "bus/session/versions.h"
 #include "checkpoint/safetensors_header.h"
+#include "collective/messages.h"
+#include "collective/page.h"
 #include "command/ring.h"
 #include "fuzz/schedule_logs.h"
 #include "peer/exchange/messages.h"
@@ -408,6 +410,46 @@ void add_agent_messages(Seeds& seeds) {
                   .stats = {.tensors = 3, .quantized_elements = 256, .quantized_bytes = 136, .amax_exchanges = 1}}));
 }
 
+template <typename Message>
+void put_group_frame(const Message& message, ByteWriter& out) {
+  out.put(static_cast<uint8_t>(Message::kType));
+  out.put_bytes(message_bytes(message));
+}
+
+void add_groups(Seeds& seeds) {
+  using namespace collective;
+  const Bootstrap bootstrap{.rank = 1,
+                            .size = 2,
+                            .slots = 4,
+                            .name = "etp",
+                            .host = "node-1",
+                            .process = kSelf,
+                            .recorder = 1,
+                            .key = 2,
+                            .socket = "/run/tessera/p-1/group"};
+  seeds.add("group", "bootstrap", 'b' + to_text(message_bytes(bootstrap)));
+  ByteWriter frames;
+  frames.put('f');
+  put_group_frame(GroupHello{.rank = 1, .key = 2, .callee = 4}, frames);
+  put_group_frame(AskArena{.arena = 7}, frames);
+  put_group_frame(ArenaAnswer{.arena = 7, .bytes = 1 << 26}, frames);
+  seeds.add("group", "frames", to_text(frames.view()));
+  // A peer that takes part in a maximum of 100 values: its first mail, then its step.
+  constexpr uint32_t kMail = 4096 + sizeof(Mail);
+  constexpr uint32_t kStep = 192;
+  const std::pair<uint32_t, uint64_t> words[] = {
+      {kMail, 1}, {kMail + 8, static_cast<uint64_t>(CallKind::kMax)}, {kMail + 80, 400}, {kStep, 1}};
+  ByteWriter page;
+  page.put('p');
+  page.put(static_cast<uint8_t>(std::size(words)));
+  for (const auto& [offset, value] : words) {
+    page.put(offset);
+    page.put(value);
+  }
+  page.put(uint8_t{1});
+  seeds.add("group", "page", to_text(page.view()));
+}
+
 void add_texts(Seeds& seeds) {
   seeds.add("text", "rule", R"(rmodel\.layers\.[0-9]+\..*=tp=2:S0)");
   seeds.add("text", "wire", R"(wmodel\.layers\.[0-9]+\..*=nvfp4)");
@@ -431,6 +473,7 @@ std::vector<Seed> seeds() {
   add_memory(all);
   add_commands(all);
   add_agent_messages(all);
+  add_groups(all);
   add_texts(all);
   for (const ScheduleSeed& seed : schedule_seeds()) all.add("schedule", seed.name, seed.input);
   return all.take();

@@ -1,0 +1,134 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/framing.h"
+#include "base/message.h"
+#include "collective/gather.h"
+#include "collective/group.h"
+#include "collective/messages.h"
+#include "collective/page.h"
+#include "collective/shared_pages.h"
+#include "device/cpu_device.h"
+#include "fuzz/targets.h"
+
+namespace tessera::fuzz {
+namespace {
+
+using namespace collective;
+
+template <typename Message>
+void read_again(std::span<const std::byte> bytes) {
+  expect_round_trip(
+      read_message<Message>(bytes, "group"),
+      [](const std::vector<std::byte>& again) { return read_message<Message>(again, "again"); },
+      [](const Message& message) { return message_bytes(message); });
+}
+
+void read_frame(const Frame& frame) {
+  switch (static_cast<ServiceType>(frame.type)) {
+    case ServiceType::kHello:
+      return read_again<GroupHello>(frame.payload);
+    case ServiceType::kAskArena:
+      return read_again<AskArena>(frame.payload);
+    case ServiceType::kArena:
+      return read_again<ArenaAnswer>(frame.payload);
+  }
+  fail(ErrorCode::kInvalidArgument, "no such frame"_message);
+}
+
+// One frame after another: type, length, payload. The framing itself is the bus's.
+void read_frames(ByteReader& in) {
+  while (in.left() > 0) {
+    Frame frame;
+    frame.type = in.get<uint8_t>();
+    const auto payload = in.get_bytes(kMaxServiceBytes);
+    frame.payload.assign(payload.begin(), payload.end());
+    read_frame(frame);
+  }
+}
+
+constexpr uint32_t kSlots = 4;
+
+// A group of two, whose other rank is this function: it owns a page and writes anything to it.
+class HostilePeer {
+ public:
+  HostilePeer() : pages_(SharedPages::create_in_process(Page::bytes_for(kSlots), kKey)) {
+    const Page page = Page::create(pages_->data(), 1, 2, kSlots);
+    page.set_state(RankState::kHere);
+    const Exchange exchange = [](const std::string& own) {
+      auto other = read_message<Bootstrap>(std::as_bytes(std::span(own)), "own");
+      other.rank = 1;
+      other.key = kKey;
+      const auto bytes = message_bytes(other);
+      return std::vector<std::string>{own, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
+    };
+    group_ = Group::form(exchange, {.rank = 0,
+                                    .size = 2,
+                                    .name = "fuzz",
+                                    .timeout = Duration::zero(),  // whatever is not there fails at once
+                                    .device = &device_,
+                                    .slots = kSlots,
+                                    .in_process = true});
+  }
+
+  void write(size_t offset, uint64_t value) {
+    std::memcpy(pages_->data() + offset % (pages_->bytes() - sizeof(value)), &value, sizeof(value));
+  }
+
+  // Reads everything that a rank can say.
+  void look(uint8_t call) const {
+    for (const Word word : {Word::kPublished, Word::kProduced, Word::kFolded})
+      for (uint32_t slot = 0; slot < kSlots; ++slot) TESSERA_CHECK_LE(group_->get(1, word, slot), kMaxWordValue);
+    for (const Word word : {Word::kRetired, Word::kClosed, Word::kLeftPlan})
+      TESSERA_CHECK_LE(group_->get(1, word, kWholeRank), kMaxWordValue);
+    const auto shown = group_->gradient(1, 1, 0, 2);
+    TESSERA_CHECK(!shown || shown->dtype <= kLastDType);
+    std::vector<float> values(100);
+    if (call % 4 == 1) group_->max_exchange(values);
+    if (call % 4 == 2) TESSERA_CHECK_EQ(group_->exchange("fuzz", "blob").size(), 2U);
+    if (call % 4 == 3) group_->barrier("fuzz");
+    const Status status = group_->status();
+    TESSERA_CHECK_LE(status.message().size(), 16U << 10);
+    status.throw_if_error();
+  }
+
+ private:
+  static constexpr uint64_t kKey = 2;
+
+  device::CpuDevice device_{device::DeviceOptions{}};
+  std::shared_ptr<SharedPages> pages_;
+  std::shared_ptr<Group> group_;
+};
+
+void read_page(ByteReader& in) {
+  HostilePeer peer;
+  while (in.left() > 0) {
+    const auto writes = in.get<uint8_t>();
+    for (int i = 0; i < writes % 16; ++i) {
+      const auto offset = in.get<uint32_t>();
+      peer.write(offset, in.get<uint64_t>());
+    }
+    peer.look(in.get<uint8_t>());
+  }
+}
+
+}  // namespace
+
+bool group(Input input) {
+  return accepts([&] {
+    ByteReader in(input, "input");
+    switch (in.get<char>()) {
+      case 'b':
+        return read_again<Bootstrap>(in.rest());
+      case 'f':
+        return read_frames(in);
+      case 'p':
+        return read_page(in);
+      default:
+        fail(ErrorCode::kInvalidArgument, "no such kind"_message);
+    }
+  });
+}
+
+}  // namespace tessera::fuzz
