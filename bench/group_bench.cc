@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <stdlib.h>
 
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <memory>

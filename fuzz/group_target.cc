@@ -48,13 +48,13 @@ void read_frames(ByteReader& in) {
   }
 }
 
-constexpr uint32_t kSlots = 4;
+constexpr uint32_t kGroupSlots = 4;
 
 // A group of two, whose other rank is this function: it owns a page and writes anything to it.
 class HostilePeer {
  public:
-  HostilePeer() : pages_(SharedPages::create_in_process(Page::bytes_for(kSlots), kKey)) {
-    const Page page = Page::create(pages_->data(), 1, 2, kSlots);
+  HostilePeer() : pages_(SharedPages::create_in_process(Page::bytes_for(kGroupSlots), kKey)) {
+    const Page page = Page::create(pages_->data(), 1, 2, kGroupSlots);
     page.set_state(RankState::kHere);
     const Exchange exchange = [](const std::string& own) {
       auto other = read_message<Bootstrap>(std::as_bytes(std::span(own)), "own");
@@ -68,7 +68,7 @@ class HostilePeer {
                                     .name = "fuzz",
                                     .timeout = Duration::zero(),  // whatever is not there fails at once
                                     .device = &device_,
-                                    .slots = kSlots,
+                                    .slots = kGroupSlots,
                                     .in_process = true});
   }
 
@@ -79,7 +79,7 @@ class HostilePeer {
   // Reads everything that a rank can say.
   void look(uint8_t call) const {
     for (const Word word : {Word::kPublished, Word::kProduced, Word::kFolded})
-      for (uint32_t slot = 0; slot < kSlots; ++slot) TESSERA_CHECK_LE(group_->get(1, word, slot), kMaxWordValue);
+      for (uint32_t slot = 0; slot < kGroupSlots; ++slot) TESSERA_CHECK_LE(group_->get(1, word, slot), kMaxWordValue);
     for (const Word word : {Word::kRetired, Word::kClosed, Word::kLeftPlan})
       TESSERA_CHECK_LE(group_->get(1, word, kWholeRank), kMaxWordValue);
     const auto shown = group_->gradient(1, 1, 0, 2);

@@ -128,13 +128,13 @@ TEST(HostilePlaces, FailTheGroup) {
       group.barrier("read");
     });
   };
-  const auto message = [](const auto& text) { return Property(&Status::message, AllOf(HasSubstr("rank 1"), text)); };
+  const auto says = [](const auto& text) { return Property(&Status::message, AllOf(HasSubstr("rank 1"), text)); };
   EXPECT_THAT(statuses_of([](MemoryRef& place) { place.arena = 9999; }),
-              Each(message(HasSubstr("its arena 9999, and has none of that number"))));
+              Each(says(HasSubstr("its arena 9999, and has none of that number"))));
   EXPECT_THAT(statuses_of([](MemoryRef& place) { place.offset = UINT64_MAX - 100; }),
-              Each(message(HasSubstr("it names 4096 bytes at 18446744073709551515 of its arena"))));
+              Each(says(HasSubstr("it names 4096 bytes at 18446744073709551515 of its arena"))));
   EXPECT_THAT(statuses_of([](MemoryRef& place) { place.bytes = uint64_t{1} << 40; }),
-              Each(message(HasSubstr("it names 1099511627776 bytes"))));
+              Each(says(HasSubstr("it names 1099511627776 bytes"))));
 }
 
 // Processes that are not in the group connect to its sockets while it forms.
