@@ -105,17 +105,18 @@ void check_gather(const GatherPart& part, const Group& group) {
          to_string(from.dtype), to_string(to.dtype));
 }
 
-// Null if the owner has no rows of any part.
-std::shared_ptr<const device::Operation> operation_of(Group& group, int owner, const GatherParts& parts) {
+// Null if the owner has no rows of any part. `noted`: with its accesses, for the recorder.
+std::shared_ptr<const device::Operation> operation_of(Group& group, int owner, const GatherParts& parts, bool noted) {
   auto operation = std::make_shared<device::Operation>();
   for (const GatherPart& part : *parts) {
     if (!has_rows(part, owner)) continue;
     const PublishedRows& rows = part.from->owners[static_cast<size_t>(owner)];
+    operation->bytes += bytes_of(part.to.dtype, rows.count * part.to.columns);
+    if (!noted) continue;
     note_reads(part, rows, operation->accesses);
     note_writes(part, rows, operation->accesses);
-    operation->bytes += static_cast<int64_t>(operation->accesses.back().bytes);
   }
-  if (operation->accesses.empty()) return nullptr;
+  if (operation->bytes == 0) return nullptr;
   operation->name = "gather";
   operation->subject = subject_of(*parts);
   operation->after = {std::make_shared<PublishedCondition>(group.shared_from_this(), owner, parts)};
@@ -148,20 +149,30 @@ void check_published(const PublishedWeight& published, int ranks, std::string_vi
     fail(ErrorCode::kInvalidArgument, "{}: {} needs an amax"_message, weight, to_string(published.spec->format));
 }
 
-std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group,
-                                                                        std::span<const GatherPart> parts) {
+namespace {
+
+std::vector<std::shared_ptr<const device::Operation>> operations_of(Group& group, std::span<const GatherPart> parts,
+                                                                    bool noted) {
   std::vector<std::shared_ptr<const device::Operation>> operations;
   if (parts.empty()) return operations;
   for (const GatherPart& part : parts) check_gather(part, group);
   const auto shared = std::make_shared<const std::vector<GatherPart>>(parts.begin(), parts.end());
   for (int turn = 0; turn < group.size(); ++turn)
-    if (auto operation = operation_of(group, (group.rank() + turn) % group.size(), shared))
+    if (auto operation = operation_of(group, (group.rank() + turn) % group.size(), shared, noted))
       operations.push_back(std::move(operation));
   return operations;
 }
 
+}  // namespace
+
+std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group,
+                                                                        std::span<const GatherPart> parts) {
+  return operations_of(group, parts, true);
+}
+
 void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts) {
-  for (auto& operation : gather_operations(group, parts)) stream.enqueue(std::move(operation));
+  for (auto& operation : operations_of(group, parts, group.device().recorder().on()))
+    stream.enqueue(std::move(operation));
 }
 
 }  // namespace tessera::collective

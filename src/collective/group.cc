@@ -72,10 +72,14 @@ void Group::Impl::look() {
     if (page(rank).state() == RankState::kFailed) fail(page(rank).failure());
 }
 
-void Group::Impl::require_usable() const {
+void Group::Impl::require_open() const {
   failure.require_none();
   if (closed)
     tessera::fail(ErrorCode::kCancelled, "group '{}': rank {} has closed it"_message, options.name, options.rank);
+}
+
+void Group::Impl::require_usable() const {
+  require_open();
   process.require("group");
 }
 
@@ -99,7 +103,7 @@ Status Group::status() const {
 
 void Group::require_present(int rank) const {
   impl_->look();
-  impl_->require_usable();
+  impl_->require_open();
   if (rank == impl_->options.rank || impl_->page(rank).state() != RankState::kLeft) return;
   impl_->fail(failed(ErrorCode::kPeerLost, "group '{}': {} has left it, and {} waits for it"_message, name(),
                      describe(rank), describe(this->rank())));
@@ -182,7 +186,7 @@ void Group::store(Word word, uint32_t slot, uint64_t value) {
 }
 
 void Group::store(Word word, std::span<const uint32_t> slots, std::span<const uint64_t> values) {
-  impl_->require_usable();
+  impl_->require_open();
   TESSERA_CHECK_EQ(slots.size(), values.size());
   const Page& own = *impl_->own_page;
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -209,7 +213,7 @@ device::WordEdge Group::edge(int rank, Word word, uint32_t slot, uint64_t value)
 }
 
 uint64_t Group::get(int rank, Word word, uint32_t slot) const {
-  impl_->require_usable();
+  impl_->require_open();
   impl_->check_rank(rank);
   const Page& page = impl_->page(rank);
   if (!page.has(word, slot))

@@ -54,7 +54,8 @@ struct Group::Impl {
   std::string explain(std::span<const int> late) const;
   const Page& page(int rank) const { return pages[static_cast<size_t>(rank)]; }
   void check_rank(int rank) const;
-  void require_usable() const;
+  void require_open() const;    // not failed, not closed
+  void require_usable() const;  // and not a forked child: a system call
   // Adopts a peer's failure, if one has failed.
   void look();
   void fail(const Status& status);

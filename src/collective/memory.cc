@@ -99,7 +99,7 @@ void Group::set_gradient(uint32_t slot, uint64_t interval, uint64_t round, const
 }
 
 std::optional<ShownGradient> Group::gradient(int rank, uint32_t slot, uint64_t interval, uint64_t round) const {
-  impl_->require_usable();
+  impl_->require_open();
   impl_->check_rank(rank);
   const Page& page = impl_->page(rank);
   if (slot >= page.slots() || round >= kMaxRounds) return {};
