@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 
-LAYERS = ["base", "layout", "codec", "memory", "device", "plan", "transport", "exec", "checkpoint", "store", "command", "peer", "collective", "bus"]
+LAYERS = ["base", "layout", "codec", "memory", "plan", "transport", "exec", "checkpoint", "store", "command", "peer", "bus", "etp"]
 # Rooms of bus/, lowest first. embedded.{h,cc} are at its root and below the daemon, which opens one.
 ROOMS = ["registration", "session", "prepare", "batch", "sender", "receiver", "embedded", "lending", "daemon", ""]
 PUBLIC = {

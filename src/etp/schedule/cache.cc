@@ -1,0 +1,201 @@
+#include "etp/schedule/cache.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "layout/text_reader.h"
+
+namespace tessera::etp {
+
+BufferCache::BufferCache(BufferMemory memory) : memory_(std::move(memory)) {}
+
+BufferCache::~BufferCache() {
+  for (const Pool& pool : pools_)
+    for (const uint32_t index : pool.all) {
+      const Buffer& buffer = buffers_[index];
+      memory_of(buffer).free(buffer.memory, pool.bytes, buffer.last);
+    }
+}
+
+BufferTicket BufferCache::reserve(const BufferKey& key, std::string_view weight) {
+  if (key.rows < 1 || key.columns < 1)
+    fail(ErrorCode::kInvalidArgument, "a buffer without elements for weight {}: {}"_message, quoted(weight),
+         to_string(key));
+  const int64_t bytes = key.bytes();
+  const auto [pool, new_pool] = pool_of_.try_emplace(key, static_cast<uint32_t>(pools_.size()));
+  if (new_pool) pools_.push_back({.key = key, .bytes = bytes});
+  const auto [name, new_name] = weight_of_.try_emplace(std::string(weight), static_cast<uint32_t>(weights_.size()));
+  if (new_name) weights_.push_back({.name = name->first});
+  tickets_.push_back({.pool = pool->second, .weight = name->second});
+  return {tickets_.size()};
+}
+
+LentBuffer BufferCache::get(BufferTicket number) {
+  Ticket& ticket = find(number);
+  Pool& pool = pools_[ticket.pool];
+  if (!holds(ticket, number.number)) {
+    ticket.buffer = choose(pool, ticket);
+    buffers_[ticket.buffer].holder = number.number;
+    buffers_[ticket.buffer].used = true;
+    hold(pool, ticket, 1);
+    pool.most_held = std::max(pool.most_held, static_cast<int64_t>(pool.all.size() - pool.free.size()));
+  }
+  const Buffer& buffer = buffers_[ticket.buffer];
+  return {buffer.memory, pool.bytes, buffer.last};
+}
+
+void BufferCache::release(BufferTicket number, LastReader last) {
+  const Ticket& ticket = find(number);
+  Pool& pool = pools_[ticket.pool];
+  if (!holds(ticket, number.number))
+    fail(ErrorCode::kInvalidArgument, "ticket {} of weight {} holds no buffer to release"_message, number.number,
+         quoted(weights_[ticket.weight].name));
+  Buffer& buffer = buffers_[ticket.buffer];
+  buffer.holder = 0;
+  buffer.last = std::move(last);
+  pool.free.push_back(ticket.buffer);
+  hold(pool, ticket, -1);
+  if (buffer.cleared) free_buffer(pool, ticket.buffer);
+}
+
+bool BufferCache::holds(BufferTicket ticket) const {
+  return holds(find(ticket), ticket.number);
+}
+
+int64_t BufferCache::end_step() {
+  const int64_t before = sums_.bytes;
+  for (Pool& pool : pools_) {
+    for (const uint32_t index : std::vector(pool.free))
+      if (!buffers_[index].used && !buffers_[index].in_capture_pool) free_buffer(pool, index);
+    for (const uint32_t index : pool.all) buffers_[index].used = buffers_[index].holder != 0;
+  }
+  return before - sums_.bytes;
+}
+
+void BufferCache::clear() {
+  for (Pool& pool : pools_) {
+    for (const uint32_t index : std::vector(pool.free)) free_buffer(pool, index);
+    for (const uint32_t index : pool.all) buffers_[index].cleared = true;
+  }
+}
+
+void BufferCache::reallocate(BufferMemory pool_memory) {
+  for (const Pool& pool : pools_) {
+    if (pool.key.chain != Chain::kGraphed) continue;
+    for (const uint32_t index : pool.all)
+      if (const uint64_t holder = buffers_[index].holder; holder != 0)
+        fail(ErrorCode::kInvalidArgument,
+             "weight {} holds a graphed buffer ({}): buffers move to a capture pool only between steps"_message,
+             quoted(weights_[tickets_[holder - 1].weight].name), to_string(pool.key));
+  }
+  std::vector<std::pair<uint32_t, size_t>> counts;  // pool, buffers
+  for (uint32_t i = 0; i < pools_.size(); ++i) {
+    Pool& pool = pools_[i];
+    if (pool.key.chain != Chain::kGraphed) continue;
+    counts.emplace_back(i, pool.all.size());
+    for (const uint32_t index : std::vector(pool.free)) free_buffer(pool, index);
+  }
+  capture_ = std::move(pool_memory);
+  for (const auto& [i, count] : counts)
+    for (size_t n = 0; n < count; ++n) pools_[i].free.push_back(allocate(pools_[i]));
+}
+
+CacheReport BufferCache::report() const {
+  CacheReport report = sums_;
+  for (const Pool& pool : pools_) {
+    if (!pool.had_any) continue;
+    const auto buffers = static_cast<int64_t>(pool.all.size());
+    report.pools.push_back({.key = pool.key,
+                            .buffers = buffers,
+                            .held = buffers - static_cast<int64_t>(pool.free.size()),
+                            .most_held = pool.most_held,
+                            .bytes = buffers * pool.bytes});
+  }
+  for (const CacheReport::Weight& weight : weights_)
+    if (weight.most_held_bytes > 0) report.weights.push_back(weight);
+  return report;
+}
+
+const BufferCache::Ticket& BufferCache::find(BufferTicket ticket) const {
+  if (ticket.number == 0 || ticket.number > tickets_.size())
+    fail(ErrorCode::kInvalidArgument, "ticket {} is unknown: this cache has given out 1 to {}"_message, ticket.number,
+         tickets_.size());
+  return tickets_[ticket.number - 1];
+}
+
+BufferCache::Ticket& BufferCache::find(BufferTicket ticket) {
+  return const_cast<Ticket&>(std::as_const(*this).find(ticket));
+}
+
+bool BufferCache::holds(const Ticket& ticket, uint64_t number) const {
+  return ticket.buffer != kNone && buffers_[ticket.buffer].holder == number;
+}
+
+// A buffer of this pool that nobody holds; it is taken out of the free ones.
+uint32_t BufferCache::choose(Pool& pool, const Ticket& ticket) {
+  if (pool.free.empty()) return allocate(pool);
+  if (pool.key.chain == Chain::kGraphed) {
+    const auto had = std::ranges::find(pool.free, ticket.buffer);
+    if (had != pool.free.end()) {
+      pool.free.erase(had);
+      return ticket.buffer;
+    }
+  }
+  const uint32_t latest = pool.free.back();
+  pool.free.pop_back();
+  return latest;
+}
+
+uint32_t BufferCache::allocate(Pool& pool) {
+  const bool capture = pool.key.chain == Chain::kGraphed && capture_.allocate != nullptr;
+  Buffer buffer{.in_capture_pool = capture};
+  pool.all.reserve(pool.all.size() + 1);
+  pool.free.reserve(pool.all.capacity());
+  if (vacant_.empty()) {
+    buffers_.emplace_back();
+    vacant_.push_back(static_cast<uint32_t>(buffers_.size() - 1));
+    vacant_.reserve(buffers_.size());
+  }
+  buffer.memory = memory_of(buffer).allocate(pool.bytes);
+  TESSERA_CHECK_EQ(reinterpret_cast<uintptr_t>(buffer.memory) % kBufferAlignment, 0U);
+  const uint32_t index = vacant_.back();
+  vacant_.pop_back();
+  buffers_[index] = std::move(buffer);
+  pool.all.push_back(index);
+  pool.had_any = true;
+  ++sums_.allocations;
+  sums_.bytes += pool.bytes;
+  sums_.most_bytes = std::max(sums_.most_bytes, sums_.bytes);
+  sums_.chain_bytes.at(static_cast<size_t>(pool.key.chain)) += pool.bytes;
+  log_event(spdlog::level::debug, "etp.buffer", {{"bytes", pool.bytes}}, "{}, buffer {} of its pool",
+            to_string(pool.key), pool.all.size());
+  return index;
+}
+
+void BufferCache::free_buffer(Pool& pool, uint32_t index) {
+  Buffer& buffer = buffers_[index];
+  memory_of(buffer).free(buffer.memory, pool.bytes, buffer.last);
+  buffer = {};
+  std::erase(pool.free, index);
+  std::erase(pool.all, index);
+  vacant_.push_back(index);
+  ++sums_.frees;
+  sums_.bytes -= pool.bytes;
+  sums_.chain_bytes.at(static_cast<size_t>(pool.key.chain)) -= pool.bytes;
+}
+
+const BufferMemory& BufferCache::memory_of(const Buffer& buffer) const {
+  return buffer.in_capture_pool ? capture_ : memory_;
+}
+
+void BufferCache::hold(const Pool& pool, const Ticket& ticket, int by) {
+  CacheReport::Weight& weight = weights_[ticket.weight];
+  weight.held_bytes += by * pool.bytes;
+  weight.most_held_bytes = std::max(weight.most_held_bytes, weight.held_bytes);
+  sums_.held_bytes += by * pool.bytes;
+}
+
+}  // namespace tessera::etp

@@ -1,0 +1,148 @@
+// Buffers for gathered weights and gradients, lent by ticket.
+//
+// reserve() makes a ticket for a key, without memory. get() lends it a buffer of that key, the same until release().
+// Then others may get the buffer, each with the token of its last reader: who writes to it waits for that first. Two
+// tickets never hold one buffer at a time. In the graphed chain a ticket gets the address that it had before, if that
+// is free: a replayed graph still uses it. Elsewhere it gets what was released last, so that a pool can shrink.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "etp/schedule/buffer_key.h"
+
+namespace tessera::etp {
+
+// What ends the use of a buffer, such as an event of the stream that read it last; the cache only passes it on. Null:
+// there is nothing to wait for.
+using LastReader = std::shared_ptr<void>;
+
+inline constexpr size_t kBufferAlignment = 64;
+
+// Where buffers come from. allocate() returns memory at a multiple of kBufferAlignment, or throws. free() gets memory
+// that it has allocated and may be read until `last` ends.
+struct BufferMemory {
+  std::function<std::byte*(int64_t bytes)> allocate;
+  std::function<void(std::byte* memory, int64_t bytes, const LastReader& last)> free;
+};
+
+struct BufferTicket {
+  uint64_t number = 0;  // from 1; 0: none
+
+  friend bool operator==(const BufferTicket&, const BufferTicket&) = default;
+};
+
+// A buffer that a ticket holds.
+struct LentBuffer {
+  std::byte* memory = nullptr;
+  int64_t bytes = 0;
+  LastReader wait_for{};  // before the first write
+};
+
+struct CacheReport {
+  struct Pool {
+    BufferKey key;
+    int64_t buffers = 0;
+    int64_t held = 0;       // of them, by tickets
+    int64_t most_held = 0;  // at once, since the pool was made
+    int64_t bytes = 0;      // of all its buffers
+  };
+  struct Weight {
+    std::string name;
+    int64_t held_bytes = 0;
+    int64_t most_held_bytes = 0;
+  };
+
+  std::vector<Pool> pools;      // that have had a buffer, in the order of their first reserve()
+  std::vector<Weight> weights;  // that have held one, likewise
+  std::array<int64_t, kChains> chain_bytes{};
+  int64_t bytes = 0;  // of all buffers
+  int64_t most_bytes = 0;
+  int64_t held_bytes = 0;
+  int64_t allocations = 0;
+  int64_t frees = 0;
+};
+
+// Not thread-safe. Logs each allocation at debug level. Frees its memory when it is destroyed; no buffer may be in use
+// then. Throws Error(kInvalidArgument) for a ticket that it does not know.
+class BufferCache {
+ public:
+  explicit BufferCache(BufferMemory memory);
+  ~BufferCache();
+  BufferCache(const BufferCache&) = delete;
+  BufferCache& operator=(const BufferCache&) = delete;
+
+  // A new ticket at each call; `weight` is the name that its bytes are counted for. Throws Error(kInvalidArgument) for
+  // a key without elements.
+  BufferTicket reserve(const BufferKey& key, std::string_view weight);
+
+  // The ticket's buffer; allocates if no buffer of its key is free. While the ticket holds it, the same again.
+  LentBuffer get(BufferTicket ticket);
+  // Others may get the buffer, and wait for `last`. Throws Error(kInvalidArgument) if the ticket holds none.
+  void release(BufferTicket ticket, LastReader last);
+  bool holds(BufferTicket ticket) const;
+
+  // The end of a step, when nothing is in flight: frees what no ticket has held since the last call. Not in a capture
+  // pool, whose addresses graphs have captured. Returns the bytes that it has freed.
+  int64_t end_step();
+  // Frees all buffers, those that are held once they are released. Tickets stay valid.
+  void clear();
+  // From now on graphed buffers come out of `pool`; each that there is, is allocated there again and freed here. Throws
+  // Error(kInvalidArgument) that names the weight if a ticket holds one.
+  void reallocate(BufferMemory pool);
+
+  CacheReport report() const;
+
+ private:
+  struct Buffer {
+    std::byte* memory = nullptr;
+    LastReader last{};
+    uint64_t holder = 0;   // a ticket's number
+    bool used = false;     // since end_step()
+    bool cleared = false;  // freed as soon as it is released
+    bool in_capture_pool = false;
+  };
+  struct Pool {
+    BufferKey key;
+    int64_t bytes = 0;             // of one buffer
+    std::vector<uint32_t> all{};   // indices of buffers_
+    std::vector<uint32_t> free{};  // released last at the end
+    int64_t most_held = 0;
+    bool had_any = false;
+  };
+  struct Ticket {
+    uint32_t pool = 0;
+    uint32_t weight = 0;
+    uint32_t buffer = kNone;  // the one it holds, or held last
+  };
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  Ticket& find(BufferTicket ticket);
+  const Ticket& find(BufferTicket ticket) const;
+  bool holds(const Ticket& ticket, uint64_t number) const;
+  uint32_t allocate(Pool& pool);
+  uint32_t choose(Pool& pool, const Ticket& ticket);
+  void free_buffer(Pool& pool, uint32_t index);
+  const BufferMemory& memory_of(const Buffer& buffer) const;
+  void hold(const Pool& pool, const Ticket& ticket, int by);
+
+  BufferMemory memory_;
+  BufferMemory capture_;  // null functions: no capture pool yet
+  std::vector<Pool> pools_{};
+  std::unordered_map<BufferKey, uint32_t> pool_of_{};
+  std::vector<Ticket> tickets_{};
+  std::vector<Buffer> buffers_{};
+  std::vector<uint32_t> vacant_{};  // indices of buffers_ without memory
+  std::vector<CacheReport::Weight> weights_{};
+  std::unordered_map<std::string, uint32_t> weight_of_{};
+  CacheReport sums_{};  // its numbers; the lists stay empty
+};
+
+}  // namespace tessera::etp

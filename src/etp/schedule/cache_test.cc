@@ -1,0 +1,357 @@
+#include "etp/schedule/cache.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <new>
+#include <random>
+#include <set>
+
+#include "base/testing.h"
+#include "tessera/error.h"
+
+namespace tessera::etp {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Memory that remembers what is allocated.
+class Arena {
+ public:
+  BufferMemory memory() {
+    return {.allocate =
+                [this](int64_t bytes) {
+                  auto* memory = static_cast<std::byte*>(
+                      ::operator new(static_cast<size_t>(bytes), std::align_val_t(kBufferAlignment)));
+                  live_.emplace(memory, bytes);
+                  return memory;
+                },
+            .free =
+                [this](std::byte* memory, int64_t bytes, const LastReader& last) {
+                  EXPECT_EQ(live_.at(memory), bytes);
+                  live_.erase(memory);
+                  freed_after.push_back(last);
+                  freed.push_back(memory);
+                  ::operator delete(memory, std::align_val_t(kBufferAlignment));
+                }};
+  }
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const auto& [memory, size] : live_) sum += size;
+    return sum;
+  }
+  bool owns(const std::byte* memory) const { return live_.contains(memory); }
+  size_t buffers() const { return live_.size(); }
+
+  std::vector<LastReader> freed_after;
+  std::vector<std::byte*> freed;
+
+ private:
+  std::map<const std::byte*, int64_t> live_;
+};
+
+BufferKey key_of(int64_t rows, Chain chain = Chain::kUngraphed) {
+  return {.rows = rows, .columns = 8, .format = WeightFormat(DType::kF32), .chain = chain};
+}
+
+TEST(Keys, AreEqualForBuffersThatAreInterchangeable) {
+  const WeightFormat bf16(DType::kBF16);
+  const WeightFormat nvfp4(Format::kNvfp4);
+  const WeightFormat mxfp8(Format::kMxfp8);
+  EXPECT_EQ(gather_key(64, 32, bf16, Plane::kRow, {}), gather_key(64, 32, bf16, Plane::kColumn, DType::kBF16));
+  EXPECT_EQ(gather_key(64, 32, nvfp4, Plane::kRow, {}), gather_key(64, 32, nvfp4, Plane::kColumn, {}));
+  EXPECT_NE(gather_key(64, 32, mxfp8, Plane::kRow, {}), gather_key(64, 32, mxfp8, Plane::kColumn, {}));
+  EXPECT_EQ(gather_key(64, 32, nvfp4, Plane::kRow, DType::kBF16).bytes(), 64 * 32 * 2);
+  EXPECT_EQ(gather_key(64, 32, bf16, Plane::kRow, {}).bytes(), 64 * 32 * 2);
+  EXPECT_EQ(gather_key(64, 32, mxfp8, Plane::kColumn, {}).bytes(), 64 * 32 + 2 * 32);
+  BufferKey expert = gather_key(64, 32, nvfp4, Plane::kRow, DType::kBF16);
+  expert.expert = 3;
+  EXPECT_EQ(to_string(expert), "gather 64x32 nvfp4 row as bf16, expert 3, UNGRAPHED, group 0");
+
+  // Each member counts.
+  std::vector<BufferKey> keys(10, gather_key(64, 32, mxfp8, Plane::kRow, DType::kBF16));
+  keys[1].rows = 32;
+  keys[2].columns = 64;
+  keys[3].format = nvfp4;
+  keys[4].plane = Plane::kColumn;
+  keys[5].decoded = DType::kF32;
+  keys[6].use = BufferUse::kReduce;
+  keys[7].expert = 0;
+  keys[8].chain = Chain::kGraphed;
+  keys[9].group = 1;
+  std::set<size_t> hashes;
+  std::set<std::string> texts;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(keys[i], keys[j]);
+    hashes.insert(std::hash<BufferKey>()(keys[i]));
+    texts.insert(to_string(keys[i]));
+  }
+  EXPECT_EQ(hashes.size(), keys.size());
+  EXPECT_EQ(texts.size(), keys.size());
+}
+
+TEST(Cache, ReservingTakesNoMemoryAndGettingTwiceIsOneBuffer) {
+  Arena arena;
+  BufferCache cache(arena.memory());
+  const BufferTicket a = cache.reserve(key_of(16), "a");
+  const BufferTicket b = cache.reserve(key_of(16), "b");
+  EXPECT_EQ(arena.buffers(), 0U);
+  EXPECT_FALSE(cache.holds(a));
+  const LentBuffer lent = cache.get(a);
+  EXPECT_EQ(lent.bytes, 16 * 8 * 4);
+  EXPECT_EQ(lent.wait_for, nullptr);
+  EXPECT_EQ(cache.get(a).memory, lent.memory);
+  EXPECT_NE(cache.get(b).memory, lent.memory);
+  EXPECT_TRUE(cache.holds(a));
+  EXPECT_EQ(arena.buffers(), 2U);
+}
+
+TEST(Cache, WhoGetsAReleasedBufferIsToldItsLastReader) {
+  Arena arena;
+  BufferCache cache(arena.memory());
+  const BufferTicket a = cache.reserve(key_of(16), "a");
+  const BufferTicket b = cache.reserve(key_of(16), "b");
+  std::byte* const memory = cache.get(a).memory;
+  const LastReader event = std::make_shared<int>(7);
+  cache.release(a, event);
+  const LentBuffer lent = cache.get(b);
+  EXPECT_EQ(lent.memory, memory);
+  EXPECT_EQ(lent.wait_for, event);
+  EXPECT_NE(cache.get(a).memory, memory);  // b holds it
+  cache.release(b, event);
+  cache.clear();
+  EXPECT_EQ(arena.freed_after, std::vector{event});
+}
+
+TEST(Cache, UnknownTicketsAndDoubleReleasesAreErrors) {
+  Arena arena;
+  BufferCache cache(arena.memory());
+  EXPECT_THAT(error_of([&] { cache.get({}); }), HasSubstr("ticket 0 is unknown"));
+  const BufferTicket a = cache.reserve(key_of(16), "layers.0.weight");
+  EXPECT_THAT(error_of([&] { cache.get({2}); }), AllOf(HasSubstr("ticket 2"), HasSubstr("1 to 1")));
+  EXPECT_THAT(error_of([&] { cache.holds({9}); }), HasSubstr("ticket 9"));
+  EXPECT_THAT(error_of([&] { cache.release(a, {}); }), AllOf(HasSubstr("ticket 1"), HasSubstr("layers.0.weight")));
+  cache.get(a);
+  cache.release(a, {});
+  EXPECT_THAT(error_of([&] { cache.release(a, {}); }), HasSubstr("no buffer"));
+  EXPECT_THAT(error_of([&] { cache.reserve(key_of(0), "w"); }), HasSubstr("without elements"));
+}
+
+TEST(Cache, ClearFreesWhatIsFreeAtOnceAndTheRestWhenItIsReleased) {
+  Arena arena;
+  BufferCache cache(arena.memory());
+  const BufferTicket a = cache.reserve(key_of(16), "a");
+  const BufferTicket b = cache.reserve(key_of(16), "b");
+  std::byte* const held = cache.get(a).memory;
+  cache.get(b);
+  cache.release(b, {});
+  cache.clear();
+  EXPECT_EQ(arena.buffers(), 1U);
+  EXPECT_EQ(cache.get(a).memory, held);
+  cache.release(a, {});
+  EXPECT_EQ(arena.buffers(), 0U);
+  EXPECT_NE(cache.get(a).memory, nullptr);  // tickets stay valid
+  EXPECT_NE(cache.get(b).memory, nullptr);
+}
+
+TEST(Cache, APoolShrinksByWhatAWholeStepDidNotUse) {
+  Arena arena;
+  BufferCache cache(arena.memory());
+  std::vector<BufferTicket> tickets;
+  for (int i = 0; i < 6; ++i) tickets.push_back(cache.reserve(key_of(16), "w"));
+  for (const BufferTicket ticket : tickets) cache.get(ticket);  // an unusual step
+  for (const BufferTicket ticket : tickets) cache.release(ticket, {});
+  EXPECT_EQ(cache.end_step(), 0);
+  EXPECT_EQ(arena.buffers(), 6U);
+  const auto ordinary_step = [&] {
+    for (const BufferTicket ticket : tickets) {
+      cache.get(ticket);
+      cache.release(ticket, {});
+    }
+  };
+  ordinary_step();
+  EXPECT_EQ(cache.end_step(), 5 * 16 * 8 * 4);
+  EXPECT_EQ(arena.buffers(), 1U);
+  const int64_t allocations = cache.report().allocations;
+  for (int i = 0; i < 10; ++i) {
+    ordinary_step();
+    EXPECT_EQ(cache.end_step(), 0);
+  }
+  EXPECT_EQ(cache.report().allocations, allocations);
+  cache.get(tickets[0]);  // held over a step
+  EXPECT_EQ(cache.end_step() + cache.end_step(), 0);
+  cache.release(tickets[0], {});
+  EXPECT_EQ(cache.end_step(), 0);  // the step that it was released in used it
+  EXPECT_EQ(cache.end_step(), 16 * 8 * 4);
+}
+
+TEST(Cache, GraphedBuffersMoveToACapturePoolAndKeepTheirAddresses) {
+  Arena arena;
+  Arena capture;
+  BufferCache cache(arena.memory());
+  const BufferTicket outside = cache.reserve(key_of(16), "outside");
+  std::vector<BufferTicket> graphed;
+  for (int i = 0; i < 3; ++i)
+    graphed.push_back(cache.reserve(key_of(16, Chain::kGraphed), "layers." + std::to_string(i)));
+  cache.get(outside);
+  for (const BufferTicket ticket : graphed) cache.get(ticket);
+  EXPECT_THAT(error_of([&] { cache.reallocate(capture.memory()); }), HasSubstr("layers.0"));
+  for (const BufferTicket ticket : graphed) cache.release(ticket, {});
+  cache.reallocate(capture.memory());
+  EXPECT_EQ(arena.buffers(), 1U);
+  EXPECT_EQ(capture.buffers(), 3U);
+
+  std::vector<std::byte*> captured;
+  for (const BufferTicket ticket : graphed) captured.push_back(cache.get(ticket).memory);
+  EXPECT_EQ(capture.buffers(), 3U);
+  EXPECT_EQ(std::set(captured.begin(), captured.end()).size(), 3U);
+  for (const BufferTicket ticket : graphed) cache.release(ticket, {});
+  EXPECT_EQ(cache.end_step() + cache.end_step(), 0);  // a replay gets nothing, but uses them
+  for (const size_t i : {2U, 0U, 1U}) EXPECT_EQ(cache.get(graphed[i]).memory, captured[i]);
+  for (const BufferTicket ticket : graphed) cache.release(ticket, {});
+
+  Arena other;
+  cache.reallocate(other.memory());
+  EXPECT_EQ(capture.buffers(), 0U);
+  EXPECT_EQ(other.buffers(), 3U);
+  cache.clear();
+  EXPECT_EQ(other.buffers(), 0U);
+  EXPECT_TRUE(other.freed_after.size() == 3 && cache.holds(outside));
+}
+
+TEST(Cache, AccountsForAllBytes) {
+  Arena arena;
+  BufferCache cache(arena.memory());
+  const BufferTicket a = cache.reserve(key_of(16), "a");
+  const BufferTicket a2 = cache.reserve(key_of(32, Chain::kGraphed), "a");
+  cache.reserve(key_of(48), "never");
+  cache.get(a);
+  cache.get(a2);
+  cache.release(a, {});
+  const CacheReport report = cache.report();
+  EXPECT_EQ(report.bytes, (16 + 32) * 32);
+  EXPECT_EQ(report.held_bytes, 32 * 32);
+  EXPECT_EQ(report.chain_bytes[static_cast<size_t>(Chain::kGraphed)], 32 * 32);
+  EXPECT_EQ(report.chain_bytes[static_cast<size_t>(Chain::kUngraphed)], 16 * 32);
+  ASSERT_EQ(report.pools.size(), 2U);
+  EXPECT_EQ(report.pools[0].key, key_of(16));
+  EXPECT_EQ(report.pools[0].held, 0);
+  EXPECT_EQ(report.pools[0].most_held, 1);
+  ASSERT_EQ(report.weights.size(), 1U);
+  EXPECT_EQ(report.weights[0].name, "a");
+  EXPECT_EQ(report.weights[0].held_bytes, 32 * 32);
+  EXPECT_EQ(report.weights[0].most_held_bytes, (16 + 32) * 32);
+}
+
+// A cache beside a model that knows who holds what.
+class RandomUse {
+ public:
+  explicit RandomUse(unsigned seed) : random_(seed), cache_(arena_.memory()) {}
+
+  void run(int calls) {
+    for (int i = 0; i < calls && !testing::Test::HasFatalFailure(); ++i) {
+      call();
+      check();
+    }
+  }
+
+ private:
+  struct User {
+    BufferTicket ticket;
+    BufferKey key;
+    std::byte* memory = nullptr;  // while it holds one
+  };
+
+  size_t below(size_t n) { return random_() % n; }
+
+  void call() {
+    const size_t what = below(20);
+    if (users_.empty() || what < 2) {
+      const BufferKey key = key_of(16 * static_cast<int64_t>(1 + below(3)), static_cast<Chain>(below(2)));
+      users_.push_back({cache_.reserve(key, "w" + std::to_string(below(4))), key});
+    } else if (what < 10) {
+      User& user = users_[below(users_.size())];
+      const LentBuffer lent = cache_.get(user.ticket);
+      ASSERT_EQ(lent.bytes, user.key.bytes());
+      if (user.memory != nullptr) {
+        ASSERT_EQ(lent.memory, user.memory);
+      } else {
+        ASSERT_EQ(lent.wait_for, last_[lent.memory]);
+        user.memory = lent.memory;
+      }
+    } else if (what < 17) {
+      User& user = users_[below(users_.size())];
+      ASSERT_EQ(cache_.holds(user.ticket), user.memory != nullptr);
+      if (user.memory == nullptr) return;
+      last_[user.memory] = std::make_shared<int>(0);
+      cache_.release(user.ticket, last_[user.memory]);
+      user.memory = nullptr;
+    } else if (what < 19) {
+      cache_.end_step();
+    } else {
+      below(2) == 0 ? cache_.clear() : move_graphed();
+    }
+    forget_freed();
+  }
+
+  void move_graphed() {
+    const bool held = std::ranges::any_of(
+        users_, [](const User& u) { return u.memory != nullptr && u.key.chain == Chain::kGraphed; });
+    if (held)
+      EXPECT_THROW(cache_.reallocate(arena_.memory()), Error);
+    else
+      cache_.reallocate(arena_.memory());
+  }
+  // Addresses may come again, as new memory.
+  void forget_freed() {
+    for (std::byte* const memory : arena_.freed) last_.erase(memory);
+    arena_.freed.clear();
+  }
+
+  void check() {
+    std::map<std::byte*, int64_t> held;
+    int64_t held_bytes = 0;
+    for (const User& user : users_) {
+      if (user.memory == nullptr) continue;
+      ASSERT_TRUE(arena_.owns(user.memory));
+      ASSERT_TRUE(held.emplace(user.memory, user.key.bytes()).second) << "two users share a buffer";
+      held_bytes += user.key.bytes();
+    }
+    const std::byte* end = nullptr;
+    for (const auto& [memory, bytes] : held) {
+      ASSERT_LE(end, memory);
+      ASSERT_EQ(reinterpret_cast<uintptr_t>(memory) % 64, 0U);
+      end = memory + bytes;
+    }
+    const CacheReport report = cache_.report();
+    ASSERT_EQ(report.held_bytes, held_bytes);
+    ASSERT_EQ(report.bytes, arena_.bytes());
+    ASSERT_EQ(report.chain_bytes[0] + report.chain_bytes[1], report.bytes);
+    ASSERT_EQ(report.allocations - report.frees, static_cast<int64_t>(arena_.buffers()));
+    int64_t of_weights = 0;
+    for (const CacheReport::Weight& weight : report.weights) of_weights += weight.held_bytes;
+    int64_t of_pools = 0;
+    for (const CacheReport::Pool& pool : report.pools) of_pools += pool.bytes;
+    ASSERT_EQ(of_weights, held_bytes);
+    ASSERT_EQ(of_pools, report.bytes);
+  }
+
+  std::mt19937 random_;
+  Arena arena_;
+  BufferCache cache_;
+  std::vector<User> users_;
+  std::map<std::byte*, LastReader> last_;
+};
+
+TEST(Cache, NoTwoUsersShareBytesWhateverHappens) {
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomUse(seed).run(400);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::etp
