@@ -21,11 +21,21 @@ struct Command {
   std::string name{};
   std::string help{};
   std::vector<Option> options{};
-  std::vector<std::string> words{};  // candidates for its first argument
+  std::vector<Command> below{};  // candidates for its first argument
 
   std::vector<std::string> option_names() const {
     std::vector<std::string> all;
     for (const Option& option : options) all.insert(all.end(), option.names.begin(), option.names.end());
+    return all;
+  }
+  // Options of the commands below, each once.
+  std::vector<Option> options_below() const {
+    std::vector<Option> all;
+    for (const Command& command : below)
+      for (const Option& option : command.options)
+        if (std::ranges::find(all, option.names, &Option::names) == all.end() &&
+            std::ranges::find(options, option.names, &Option::names) == options.end())
+          all.push_back(option);
     return all;
   }
 };
@@ -48,7 +58,7 @@ std::vector<Command> commands_of(const CLI::App& app) {
     command.name = declared->get_name();
     command.help = declared->get_description();
     command.options = options_of(*declared);
-    for (const CLI::App* word : declared->get_subcommands({})) command.words.push_back(word->get_name());
+    command.below = commands_of(*declared);
   }
   return commands;
 }
@@ -89,14 +99,19 @@ std::string without_dashes(std::string_view name) {
 
 std::string bash_completion(const CLI::App& app) {
   const std::vector<Command> commands = commands_of(app);
-  std::string cases, valued;
+  std::string cases, cases_below, valued;
   for (const Command& command : commands) {
-    std::vector<std::string> words = command.option_names();
-    words.insert(words.end(), command.words.begin(), command.words.end());
+    std::vector<std::string> words = names_of(command.below);
+    const std::vector<std::string> own = command.option_names();
+    words.insert(words.begin(), own.begin(), own.end());
     cases += fmt::format("    {}) words='{}' ;;\n", command.name, fmt::join(words, " "));
-    for (const Option& option : command.options)
-      if (option.takes_value)
-        valued += fmt::format("|{}/{}", command.name, fmt::join(option.names, "|" + command.name + "/"));
+    for (const Command& below : command.below)
+      cases_below +=
+          fmt::format("    {}/{}) words='{}' ;;\n", command.name, below.name, fmt::join(below.option_names(), " "));
+    for (const std::vector<Option>& options : {command.options, command.options_below()})
+      for (const Option& option : options)
+        if (option.takes_value)
+          valued += fmt::format("|{}/{}", command.name, fmt::join(option.names, "|" + command.name + "/"));
   }
   return fmt::format(R"(# bash completion of `tessera`: source <(tessera completion bash)
 _tessera() {{
@@ -113,13 +128,15 @@ _tessera() {{
   esac
   case $command in
 {}  esac
+  ((COMP_CWORD == 2)) || case $command/${{COMP_WORDS[2]}} in
+{}  esac
   COMPREPLY=($(compgen -W "$words" -- "$word"))
 }}
 complete -o filenames -F _tessera tessera
 )",
                      fmt::join(names_of(commands), " "),
                      fmt::join(Command{.options = options_of(app)}.option_names(), " "),
-                     valued.empty() ? "''" : valued.substr(1), cases);
+                     valued.empty() ? "''" : valued.substr(1), cases, cases_below);
 }
 
 std::string zsh_completion(const CLI::App& app) {
@@ -128,12 +145,14 @@ std::string zsh_completion(const CLI::App& app) {
   for (const Command& command : commands) {
     listed += fmt::format("    {}\n", quoted_for_shell(described_for_zsh(command.name) + ":" + command.help));
     cases += fmt::format("    {})\n      _arguments", command.name);
-    for (const Option& option : command.options)
-      for (const std::string& name : option.names)
-        cases += fmt::format(" \\\n        {}",
-                             quoted_for_shell(fmt::format("*{}[{}]{}", name, described_for_zsh(option.help),
-                                                          option.takes_value ? ":value:_files" : "")));
-    if (!command.words.empty()) cases += fmt::format(" \\\n        '1:argument:({})'", fmt::join(command.words, " "));
+    for (const std::vector<Option>& options : {command.options, command.options_below()})
+      for (const Option& option : options)
+        for (const std::string& name : option.names)
+          cases += fmt::format(" \\\n        {}",
+                               quoted_for_shell(fmt::format("*{}[{}]{}", name, described_for_zsh(option.help),
+                                                            option.takes_value ? ":value:_files" : "")));
+    if (!command.below.empty())
+      cases += fmt::format(" \\\n        '1:argument:({})'", fmt::join(names_of(command.below), " "));
     cases += "\n      ;;\n";
   }
   return fmt::format(R"(#compdef tessera
@@ -164,15 +183,27 @@ std::string fish_completion(const CLI::App& app) {
   for (const Command& command : commands)
     out += fmt::format("complete -c tessera -f -n __fish_use_subcommand -a {} -d {}\n", command.name,
                        quoted(command.help));
-  for (const Command& command : commands) {
-    const std::string seen = fmt::format("complete -c tessera -n '__fish_seen_subcommand_from {}'", command.name);
+  const auto add_options = [&](const std::string& seen, const Command& command) {
     for (const Option& option : command.options) {
       out += seen;
       for (const std::string& name : option.names)
         out += fmt::format(" -{} {}", name.starts_with("--") ? "l" : "s", without_dashes(name));
       out += fmt::format("{} -d {}\n", option.takes_value ? " -r" : "", quoted(option.help));
     }
-    if (!command.words.empty()) out += fmt::format("{} -f -a '{}'\n", seen, fmt::join(command.words, " "));
+  };
+  for (const Command& command : commands) {
+    // A command's name may also be that of one below another: `tessera plan`, `tessera etp plan`.
+    std::string condition = "__fish_seen_subcommand_from " + command.name;
+    for (const Command& other : commands)
+      if (std::ranges::find(other.below, command.name, &Command::name) != other.below.end())
+        condition += "; and not __fish_seen_subcommand_from " + other.name;
+    const std::string seen = fmt::format("complete -c tessera -n '{}'", condition);
+    add_options(seen, command);
+    if (command.below.empty()) continue;
+    out += fmt::format("{} -f -a '{}'\n", seen, fmt::join(names_of(command.below), " "));
+    for (const Command& below : command.below)
+      add_options(fmt::format("complete -c tessera -n '{}; and __fish_seen_subcommand_from {}'", condition, below.name),
+                  below);
   }
   return out;
 }

@@ -7,8 +7,8 @@
 namespace tessera::tools {
 namespace {
 
-constexpr std::array<std::string_view, 6> kListFlags{"--layout", "--skip", "--checkpoint",
-                                                     "--verify", "--src",  "--dst"};
+constexpr std::array<std::string_view, 7> kListFlags{"--layout", "--skip", "--checkpoint", "--verify",
+                                                     "--src",    "--dst",  "--format"};
 
 }  // namespace
 

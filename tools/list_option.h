@@ -17,7 +17,7 @@ inline CLI::Option* add_list(CLI::App& app, const std::string& flag, std::vector
 }
 
 // Repeats the flag before each further value of the list options (--layout, --skip, --checkpoint, --verify, --src,
-// --dst): {"--layout", "A", "B"} becomes {"--layout", "A", "--layout", "B"}.
+// --dst, --format): {"--layout", "A", "B"} becomes {"--layout", "A", "--layout", "B"}.
 std::vector<std::string> expand_lists(const std::vector<std::string>& args);
 
 }  // namespace tessera::tools

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/escape.h"
@@ -28,6 +29,7 @@ constexpr char kExamples[] = R"(Examples:
   tessera recv --job inference --peer trainer --rank 0 --world 1 --layout '.*=1:R' --out received/
   tessera top
   tessera plan --shape 4096x4096 --dtype bf16 --src 'fsdp=4@0-3:S0' --dst 'tp=2@4-5:S1'
+  tessera etp plan --model model.safetensors --group 8
   tessera doctor
 
 )";
@@ -78,12 +80,22 @@ void check_command(const CLI::App& app, const std::vector<std::string>& args) {
                         CLI::ExitCodes::ExtrasError);
 }
 
+// The command that was given, which may be one below another, and its name: "etp plan ".
+std::pair<const CLI::App*, std::string> given_command(const CLI::App& app) {
+  const CLI::App* command = &app;
+  std::string name;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    name += command->get_name() + " ";
+  }
+  return {command, name};
+}
+
 // The message for a command line that cannot be parsed. Unknown options come first, since they may be the reason why
 // something else is missing.
 std::string complaint_of(const CLI::App& app, const CLI::ParseError& error) {
-  const std::vector<CLI::App*> given = app.get_subcommands();
   std::vector<std::string> options;
-  for (const CLI::Option* option : (given.empty() ? app : *given.front()).get_options())
+  for (const CLI::Option* option : given_command(app).first->get_options())
     for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
   const std::vector<std::string_view> known(options.begin(), options.end());
   for (const std::string& extra : app.remaining(true)) {
@@ -109,10 +121,9 @@ ExitStatus tessera_main(const std::vector<std::string>& args) {
       app.exit(error);
       return ExitStatus::kOk;
     }
-    const std::vector<CLI::App*> given = app.get_subcommands();
-    const std::string command = given.empty() ? "" : given.front()->get_name() + " ";
-    return complain(fmt::format("{}; see tessera {}--help"_message, complaint_of(app, error), command),
-                    ExitStatus::kBadInput);
+    return complain(
+        fmt::format("{}; see tessera {}--help"_message, complaint_of(app, error), given_command(app).second),
+        ExitStatus::kBadInput);
   }
   Interrupt interrupt;
   return execute(run, observe, interrupt);

@@ -23,13 +23,13 @@ class Completion(CommandTest):
         self.assertEqual(code, 0, errors)
         return output
 
-    def commands(self):
-        listed = self.help_of().split("ubcommands:")[1].split("\n\n")[0]
+    def commands(self, *above):
+        listed = self.help_of(*above).split("ubcommands:")[1].split("\n\n")[0]
         return re.findall(r"^  (\w+) ", listed, re.MULTILINE)
 
-    def options(self, command):
+    def options(self, *command):
         """The options that --help declares."""
-        return set(re.findall(r"^ +(?:-\w,)?(--[\w-]+)", self.help_of(command), re.MULTILINE))
+        return set(re.findall(r"^ +(?:-\w,)?(--[\w-]+)", self.help_of(*command), re.MULTILINE))
 
     def offered(self, *words):
         """bash's candidates for the last of these words."""
@@ -50,6 +50,21 @@ class Completion(CommandTest):
             offered = {word for word in self.offered(command, "-") if word.startswith("--")}
             self.assertEqual(offered, self.options(command), command)
         self.assertEqual(self.offered("completion", ""), {"bash", "zsh", "fish", "--help", "-h"})
+
+    def test_commands_below_others_have_options_of_their_own(self):
+        below = self.commands("etp")
+        self.assertIn("plan", below)
+        self.assertEqual(self.offered("etp", "") - {"--help", "-h"}, set(below))
+        for word in below:
+            options = self.options("etp", word)
+            offered = {offer for offer in self.offered("etp", word, "-") if offer.startswith("--")}
+            self.assertEqual(offered, options, word)
+            for shell, spelled in (("zsh", "*{}["), ("fish", " -l {} ")):
+                for option in options:
+                    name = option if shell == "zsh" else option.removeprefix("--")
+                    self.assertIn(spelled.format(name), self.script(shell), f"{word} for {shell}")
+        self.assertIn("model.safetensors", self.offered("etp", "plan", "--model", "mod"))
+        self.assertEqual(self.offered("plan", "--sv"), {"--svg"})
 
     def test_bash_offers_files_where_a_value_is_due(self):
         self.assertIn("model.safetensors", self.offered("send", "--checkpoint", "mod"))

@@ -22,7 +22,7 @@ BufferCache::~BufferCache() {
 
 BufferTicket BufferCache::reserve(const BufferKey& key, std::string_view weight) {
   if (key.rows < 1 || key.columns < 1)
-    fail(ErrorCode::kInvalidArgument, "a buffer without elements for weight {}: {}"_message, quoted(weight),
+    fail(ErrorCode::kInvalidArgument, "a buffer without elements for weight {}: {}"_message, tessera::quoted(weight),
          to_string(key));
   const int64_t bytes = key.bytes();
   const auto [pool, new_pool] = pool_of_.try_emplace(key, static_cast<uint32_t>(pools_.size()));
@@ -52,7 +52,7 @@ void BufferCache::release(BufferTicket number, LastReader last) {
   Pool& pool = pools_[ticket.pool];
   if (!holds(ticket, number.number))
     fail(ErrorCode::kInvalidArgument, "ticket {} of weight {} holds no buffer to release"_message, number.number,
-         quoted(weights_[ticket.weight].name));
+         tessera::quoted(weights_[ticket.weight].name));
   Buffer& buffer = buffers_[ticket.buffer];
   buffer.holder = 0;
   buffer.last = std::move(last);
@@ -89,7 +89,7 @@ void BufferCache::reallocate(BufferMemory pool_memory) {
       if (const uint64_t holder = buffers_[index].holder; holder != 0)
         fail(ErrorCode::kInvalidArgument,
              "weight {} holds a graphed buffer ({}): buffers move to a capture pool only between steps"_message,
-             quoted(weights_[tickets_[holder - 1].weight].name), to_string(pool.key));
+             tessera::quoted(weights_[tickets_[holder - 1].weight].name), to_string(pool.key));
   }
   std::vector<std::pair<uint32_t, size_t>> counts;  // pool, buffers
   for (uint32_t i = 0; i < pools_.size(); ++i) {

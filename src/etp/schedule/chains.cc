@@ -42,7 +42,7 @@ GraphScope GraphScope::of(std::span<const std::string> names, bool shared_expert
   for (const std::string& name : names) {
     const auto found = std::ranges::find(known, std::string_view(name));
     if (found == known.end())
-      fail(ErrorCode::kInvalidArgument, "unknown CUDA graph scope {}: there are {}{}"_message, quoted(name),
+      fail(ErrorCode::kInvalidArgument, "unknown CUDA graph scope {}: there are {}{}"_message, tessera::quoted(name),
            fmt::join(known, ", "), did_you_mean(name, known));
     scope.*kScopes.at(static_cast<size_t>(found - known.begin())).second = true;
   }
@@ -61,10 +61,10 @@ std::vector<Chain> classify_chains(std::span<const std::string> names, const Gra
   for (size_t i = 0; i < names.size(); ++i) {
     chains.push_back(chain_of(names[i], scope));
     if (!planned[i] || *planned[i] == chains.back() || conflicts.size() > kShownConflicts) continue;
-    conflicts.push_back(
-        conflicts.size() == kShownConflicts
-            ? "..."
-            : fmt::format("{} from {} to {}", quoted(names[i]), to_string(*planned[i]), to_string(chains.back())));
+    conflicts.push_back(conflicts.size() == kShownConflicts
+                            ? "..."
+                            : fmt::format("{} from {} to {}", tessera::quoted(names[i]), to_string(*planned[i]),
+                                          to_string(chains.back())));
   }
   if (!conflicts.empty())
     fail(ErrorCode::kInvalidArgument,

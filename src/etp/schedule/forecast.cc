@@ -22,7 +22,7 @@ RankBytes forecast_rank(const ForecastInput& input) {
     if (rows > 0) bytes.publication += weight.format.publication_bytes(weight.parameter, rows, weight.columns);
     if (!weight.trained) continue;
     bytes.gradients += bytes_of(input.gradient, rows * weight.columns);
-    largest = std::max(largest, bytes_of(input.wgrad, weight.sharding.rows * weight.columns));
+    largest = std::max(largest, bytes_of(weight.wgrad, weight.sharding.rows * weight.columns));
   }
   bytes.gradients_in_flight = std::min(input.rounds_in_flight, kMaxRoundsInFlight) * largest;
   return bytes;

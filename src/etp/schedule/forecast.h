@@ -37,7 +37,8 @@ struct ForecastWeight {
   int64_t columns = 0;
   DType parameter = DType::kBF16;
   WeightFormat format{};
-  bool trained = true;  // has a gradient
+  DType wgrad = DType::kF32;  // of what a backward produces, for all rows
+  bool trained = true;        // has a gradient
 };
 
 // Parameters that every rank has whole: norms, biases.
@@ -52,7 +53,6 @@ struct ForecastInput {
   std::span<const ForecastWeight> weights;
   int rank = 0;
   DType gradient = DType::kF32;  // of a rank's rows
-  DType wgrad = DType::kF32;     // of what a backward produces
   int rounds_in_flight = 2;      // gradients that are produced and not folded yet
   ReplicatedParameters replicated{};
   int64_t gathered_bytes = 0;  // PrefetchPlan::pool_bytes()

@@ -11,12 +11,14 @@ TEST(Forecast, AddsUpWhatARankHolds) {
       {.sharding = shard_rows(31, 2, 16),
        .columns = 64,
        .parameter = DType::kBF16,
-       .format = WeightFormat(DType::kBF16)},
+       .format = WeightFormat(DType::kBF16),
+       .wgrad = DType::kBF16},
       // fp32 shards, nvfp4 on the wire: 16 rows of 64 codes in 32 B, 4 scales, and an amax, at multiples of 64.
       {.sharding = shard_rows(32, 2, 16),
        .columns = 64,
        .parameter = DType::kF32,
-       .format = WeightFormat(Format::kNvfp4)},
+       .format = WeightFormat(Format::kNvfp4),
+       .wgrad = DType::kBF16},
       // Frozen, and rank 1 has none of it.
       {.sharding = shard_rows(5, 2, 16),
        .columns = 1000,
@@ -26,7 +28,6 @@ TEST(Forecast, AddsUpWhatARankHolds) {
   };
   ForecastInput input{.weights = weights,
                       .rank = 1,
-                      .wgrad = DType::kBF16,
                       .rounds_in_flight = 7,
                       .replicated = {.bytes = 100, .copies = 4},
                       .gathered_bytes = 12345};

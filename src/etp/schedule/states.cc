@@ -44,7 +44,7 @@ void StateMachine::apply(StateStep step, std::string_view weight, std::string_vi
     state_ = transition.to;
     return;
   }
-  fail_internal("weight {}: {} in state {} of its {}: the step {} is not possible there", quoted(weight), call,
+  fail_internal("weight {}: {} in state {} of its {}: the step {} is not possible there", tessera::quoted(weight), call,
                 to_string(state_), to_string(movement_), to_string(step));
 }
 

@@ -55,7 +55,8 @@ WeightFormat WeightFormat::parse(std::string_view name) {
   try {
     return WeightFormat(parse_dtype(name));
   } catch (const Error&) {
-    fail(ErrorCode::kInvalidArgument, "unknown weight format {}: use one of {}"_message, quoted(name), names());
+    fail(ErrorCode::kInvalidArgument, "unknown weight format {}: use one of {}"_message, tessera::quoted(name),
+         names());
   }
 }
 
