@@ -49,7 +49,7 @@ struct EtpModel {
   std::vector<std::string> names{};  // of sharded weights, in order of use
   std::vector<etp::GatherCost> costs{};
   std::vector<etp::ForecastWeight> weights{};  // an expert stack is several
-  etp::KeyTable keys{};
+  etp::BufferKeys keys{};
   int64_t replicated = 0;  // tensors
   int64_t replicated_bytes = 0;
 };

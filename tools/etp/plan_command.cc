@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "etp/schedule/plan.h"
+#include "layout/text_reader.h"
 #include "plan/text.h"
 #include "tools/etp/commands.h"
 #include "tools/etp/model.h"

@@ -1,5 +1,6 @@
 #include "etp/schedule/chains.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/fail.h"

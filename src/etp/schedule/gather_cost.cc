@@ -4,13 +4,13 @@
 
 namespace tessera::etp {
 
-uint32_t KeyTable::index_of(const BufferKey& key) {
+uint32_t BufferKeys::index_of(const BufferKey& key) {
   const auto [found, is_new] = index_of_.try_emplace(key, static_cast<uint32_t>(keys_.size()));
   if (is_new) keys_.push_back(key);
   return found->second;
 }
 
-GatherCost gather_cost(const GatheredWeight& weight, KeyTable& keys) {
+GatherCost gather_cost(const GatheredWeight& weight, BufferKeys& keys) {
   GatherCost cost{.chain = weight.chain, .experts = weight.experts > 0};
   for (const Plane plane : {Plane::kRow, Plane::kColumn}) {
     if (plane == Plane::kColumn && weight.format.one_plane()) continue;

@@ -12,7 +12,7 @@
 namespace tessera::etp {
 
 // Numbers the keys of buffers, from 0. Not thread-safe.
-class KeyTable {
+class BufferKeys {
  public:
   uint32_t index_of(const BufferKey& key);  // a new one for a new key
   const BufferKey& key(uint32_t index) const { return keys_[index]; }
@@ -35,6 +35,6 @@ struct GatheredWeight {
 };
 
 // A column plane of its own costs buffers of its own, also where both decode to one dtype.
-GatherCost gather_cost(const GatheredWeight& weight, KeyTable& keys);
+GatherCost gather_cost(const GatheredWeight& weight, BufferKeys& keys);
 
 }  // namespace tessera::etp

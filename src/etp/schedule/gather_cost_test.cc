@@ -10,7 +10,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 
 TEST(GatherCosts, WeightsOfOneShapeShareAPool) {
-  KeyTable keys;
+  BufferKeys keys;
   const GatheredWeight weight{.padded_rows = 64, .columns = 32, .format = WeightFormat(DType::kBF16)};
   const GatherCost cost = gather_cost(weight, keys);
   EXPECT_THAT(cost.row, ElementsAre(GatherBuffer{0, 4096}));
@@ -25,7 +25,7 @@ TEST(GatherCosts, WeightsOfOneShapeShareAPool) {
 }
 
 TEST(GatherCosts, TwoPlanesAndExpertsHaveBuffersOfTheirOwn) {
-  KeyTable keys;
+  BufferKeys keys;
   const GatherCost cost = gather_cost({.padded_rows = 64,
                                        .columns = 32,
                                        .format = WeightFormat(Format::kMxfp8),

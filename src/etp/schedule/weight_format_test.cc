@@ -23,8 +23,8 @@ TEST(WeightFormats, OthersAreRefusedWithTheList) {
     EXPECT_THAT(error_of([&] { WeightFormat::parse(name); }),
                 HasSubstr("use one of f32, bf16, f16, fp8_e4m3, mxfp8, fp8_block_128x128, nvfp4"))
         << name;
-  EXPECT_THAT(error_of([] { WeightFormat(Format::kFp8E5M2); }), HasSubstr("fp8_e5m2"));
-  EXPECT_THAT(error_of([] { WeightFormat(DType::kF64); }), HasSubstr("f64"));
+  EXPECT_THAT(error_of([] { WeightFormat{Format::kFp8E5M2}; }), HasSubstr("fp8_e5m2"));
+  EXPECT_THAT(error_of([] { WeightFormat{DType::kF64}; }), HasSubstr("f64"));
 }
 
 struct Expected {
