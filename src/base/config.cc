@@ -50,6 +50,13 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TESSERA_ALLOW_PTRACE", "",
                         "any: where Yama asks for consent, let every process of this user read (and trace) this one "
                         "while a bus is open, so that private memory needs no stream; default no"},
+    EnvironmentVariable{"TESSERA_ETP_CHECK", "",
+                        "1: sharded weights are checked for writes outside of updates, and released buffers are "
+                        "filled with NaN; default no"},
+    EnvironmentVariable{
+        "TESSERA_ETP_LOG", "",
+        "file that the schedule of sharded weights is recorded in, for tessera etp check and trace; {rank} "
+        "and {group} in it are replaced; default none"},
 };
 
 std::string value_of(std::string_view name) {
@@ -86,6 +93,8 @@ Config read_environment() {
       .force_pull = value_of("TESSERA_FORCE_PULL"),
       .force_transport = value_of("TESSERA_FORCE_TRANSPORT"),
       .allow_ptrace = value_of("TESSERA_ALLOW_PTRACE"),
+      .etp_check = value_of("TESSERA_ETP_CHECK"),
+      .etp_log = value_of("TESSERA_ETP_LOG"),
   };
 }
 

@@ -34,6 +34,8 @@ struct Config {
   std::string force_pull;       // TESSERA_FORCE_PULL
   std::string force_transport;  // TESSERA_FORCE_TRANSPORT
   std::string allow_ptrace;     // TESSERA_ALLOW_PTRACE
+  std::string etp_check;        // TESSERA_ETP_CHECK
+  std::string etp_log;          // TESSERA_ETP_LOG
 
   static const Config& get();
   // For tests: the next get() reads the environment again. REQUIRES: no result of get() is in use

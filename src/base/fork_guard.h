@@ -2,18 +2,22 @@
 // them for ever.
 #pragma once
 
-#include <sys/types.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "base/fail.h"
 
 namespace tessera {
 
+// How many forks lie between this process and the one in which this was first called. Costs no system call. Forks that
+// bypass the C library are not counted.
+uint64_t fork_count();
+
 class ForkGuard {
  public:
-  bool here() const { return ::getpid() == pid_; }
+  bool here() const { return fork_count() == forks_; }
   // Throws kInvalidArgument in a forked child.
   void require(std::string_view who) const {
     if (!here())
@@ -22,6 +26,7 @@ class ForkGuard {
   }
 
  private:
+  uint64_t forks_ = fork_count();
   pid_t pid_ = ::getpid();
 };
 

@@ -16,6 +16,22 @@ enum class Mutation : uint8_t {
   kSpoiledScale,    // of a scale,
   kSpoiledAmax,     // or of an amax
   kStaleBase,       // a delta is taken on top of whatever a receiver holds
+  // Of Extended Tensor Parallelism; kLocalAmax there, too.
+  kNoWriteAfterRead,       // a recycled buffer is written without waiting for its last reader
+  kNeighboursShareBuffer,  // two uses in a row get one buffer
+  kSkippedWait,            // a prefetched weight is used without waiting for its gather
+  kHookBeforeAdd,          // a round is reported before its fold has ended
+  kLastReductionDropped,   // sums that are left when an interval ends are dropped
+  kStampNotCompared,       // a buffer is used for whatever is wanted
+  kFoldFromZero,           // a fold ignores what is accumulated
+  kFoldsOutOfOrder,        // rounds of one weight are folded in another order
+  kRetireNotAwaited,       // an update begins while peers may read
+  kGradientReturnedEarly,  // a gradient's buffer is free once this rank has folded it
+  kWordBeforeData,         // a word says that data is there before it is
+  kDrainForgetsHead,       // gradients of a weight for which this rank had none are not folded
+  kUnorderedIteration,     // a list is gone through in an order that differs between ranks
+  kPaddingInLogicalRows,   // rows of padding count as a weight's
+  kCapturedAddressReused,  // a gather that was prepared for one buffer serves for another
 };
 
 // What happens to a frame between two ranks.

@@ -254,10 +254,9 @@ void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
     session.sum_digests(figures_.sums());
     if (!outcome_.taken) figures_.keep_sums();
     if (!std::exchange(outcome_.taken, true) && several() && any_offering()) begin_grace();
-  } else if (session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) {
-    // It is offered again once they have met.
-  } else if (joining_ != 0 && !session.broken()) {
-    // It is offered again under that number.
+  } else if ((session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) ||
+             (joining_ != 0 && !session.broken())) {
+    // It is offered again: once they have met, or under the number that is joined.
   } else if (newcomers_.contains(&session)) {
     observe_late(session, status);
   } else if (status.code() == ErrorCode::kPeerLost) {
