@@ -29,7 +29,7 @@ void set_code(DecodeKernels& kernels, size_t code, TypeList<To...>) {
 }
 
 template <typename... Code>
-DecodeKernels make_kernels(TypeList<Code...>) {
+DecodeKernels make_decode_kernels(TypeList<Code...>) {
   DecodeKernels kernels{
       .target = "scalar", .row = {}, .stream_row = {}, .row_by_powers = {}, .stream_row_by_powers = {}};
   size_t code = 0;
@@ -40,7 +40,7 @@ DecodeKernels make_kernels(TypeList<Code...>) {
 }  // namespace
 
 const DecodeKernels& scalar_decode() {
-  static const DecodeKernels kernels = make_kernels(CodeTypes{});
+  static const DecodeKernels kernels = make_decode_kernels(CodeTypes{});
   return kernels;
 }
 

@@ -6,17 +6,26 @@
 namespace tessera::codec {
 namespace {
 
-template <typename T, bool kFirst>
-void fold(const void* src, float scale, void* acc, size_t n) {
+template <typename T, typename A, bool kFirst>
+void fold(const std::byte* const* terms, size_t count, float scale, void* accumulated, size_t n) {
   for (size_t i = 0; i < n; ++i) {
-    const float term = T::decode(load_at<typename T::Bits>(src, i)) * scale;
-    store_at(acc, i, kFirst ? term : load_at<float>(acc, i) + term);
+    const auto term = [&](size_t t) { return T::decode(load_at<typename T::Bits>(terms[t], i)) * scale; };
+    float acc = kFirst ? term(0) : A::decode(load_at<typename A::Bits>(accumulated, i));
+    for (size_t t = kFirst ? 1 : 0; t < count; ++t) acc = acc + term(t);
+    store_at(accumulated, i, A::encode(acc));
   }
 }
 
+template <bool kFirst, typename T, typename... A>
+FoldTable::value_type fold_kernels_of(TypeList<A...>) {
+  return {fold<T, A, kFirst>...};
+}
+
 template <typename... T>
-FoldKernels make_fold_kernels(TypeList<T...>) {
-  return {.target = "scalar", .first = {fold<T, true>...}, .next = {fold<T, false>...}};
+FoldKernels make_fold_kernels(TypeList<T...> accumulated) {
+  return {.target = "scalar",
+          .first = {fold_kernels_of<true, T>(accumulated)...},
+          .next = {fold_kernels_of<false, T>(accumulated)...}};
 }
 
 }  // namespace

@@ -14,42 +14,87 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::codec::HWY_NAMESPACE {
 #if TESSERA_SIMD_TARGET
 
-template <typename T, bool kFirst>
-HWY_NOINLINE void fold_steps(const std::byte* src, float scale, std::byte* acc, size_t steps) {
-  const DF d;
-  const auto factor = hn::Set(d, scale);
-  for (; steps > 0; --steps, src += hn::Lanes(d) * sizeof(typename T::Bits), acc += hn::Lanes(d) * sizeof(float)) {
-    auto* out = at<float>(acc);
-    const auto term = hn::Mul(hn::BitCast(d, Lane<T>::load(src)), factor);
-    if constexpr (kFirst) {
-      hn::StoreU(term, d, out);
-    } else {
-      hn::StoreU(hn::Add(hn::LoadU(d, out), term), d, out);
-    }
-  }
+using VF = hn::Vec<DF>;
+
+template <typename T>
+HWY_INLINE VF widened(const std::byte* p) {
+  return hn::BitCast(DF(), Lane<T>::load(p));
 }
 
-template <typename T, bool kFirst>
-void fold(const void* src, float scale, void* acc, size_t n) {
-  constexpr size_t kFrom = sizeof(typename T::Bits);
-  constexpr size_t kVectorBytes = hn::MaxLanes(D()) * sizeof(float);
+// What the CPU's own prefetchers miss: the beginnings of pages, of several memories at once.
+HWY_INLINE void prefetch_ahead(const std::byte* p, size_t bytes) {
+  constexpr size_t kAhead = 2048;
+  constexpr size_t kLine = 64;
+  for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(p + kAhead + i);
+}
+
+// The elements from `at` on: so many vectors, each of which goes its own way, so that they fill the adders.
+template <typename T, typename A, bool kFirst, size_t kVectors>
+HWY_INLINE void fold_step(const std::byte* const* terms, size_t count, VF factor, std::byte* accumulated, size_t at) {
   const size_t lanes = hn::Lanes(DF());
-  const size_t whole = n - n % lanes;
-  const auto* in = static_cast<const std::byte*>(src);
-  auto* out = static_cast<std::byte*>(acc);
-  fold_steps<T, kFirst>(in, scale, out, n / lanes);
-  if (whole == n) return;
-  HWY_ALIGN std::byte last_in[kVectorBytes] = {};
-  HWY_ALIGN std::byte last_out[kVectorBytes] = {};
-  std::memcpy(last_in, in + whole * kFrom, (n - whole) * kFrom);
-  if (!kFirst) std::memcpy(last_out, out + whole * sizeof(float), (n - whole) * sizeof(float));
-  fold_steps<T, kFirst>(last_in, scale, last_out, 1);
-  std::memcpy(out + whole * sizeof(float), last_out, (n - whole) * sizeof(float));
+  constexpr size_t kTermBytes = sizeof(typename T::Bits);
+  constexpr size_t kAccBytes = sizeof(typename A::Bits);
+  std::byte* const out = accumulated + at * kAccBytes;
+  VF acc[kVectors];
+  size_t t = 0;
+  if constexpr (kFirst) {
+    const std::byte* const in = terms[t++] + at * kTermBytes;
+    prefetch_ahead(in, kVectors * lanes * kTermBytes);
+    for (size_t v = 0; v < kVectors; ++v) acc[v] = hn::Mul(widened<T>(in + v * lanes * kTermBytes), factor);
+  } else {
+    prefetch_ahead(out, kVectors * lanes * kAccBytes);
+    for (size_t v = 0; v < kVectors; ++v) acc[v] = widened<A>(out + v * lanes * kAccBytes);
+  }
+  for (; t < count; ++t) {
+    const std::byte* const in = terms[t] + at * kTermBytes;
+    prefetch_ahead(in, kVectors * lanes * kTermBytes);
+    for (size_t v = 0; v < kVectors; ++v)
+      acc[v] = hn::Add(acc[v], hn::Mul(widened<T>(in + v * lanes * kTermBytes), factor));
+  }
+  for (size_t v = 0; v < kVectors; ++v) Lane<A>::store(hn::BitCast(D(), acc[v]), out + v * lanes * kAccBytes);
+}
+
+// The last elements, fewer than a vector.
+template <typename T, typename A, bool kFirst>
+void fold_rest(const std::byte* const* terms, size_t count, VF factor, std::byte* accumulated, size_t at, size_t n) {
+  constexpr size_t kVectorBytes = hn::MaxLanes(D()) * sizeof(float);
+  HWY_ALIGN std::byte term[kVectorBytes] = {};
+  HWY_ALIGN std::byte out[kVectorBytes] = {};
+  std::byte* const end = accumulated + at * sizeof(typename A::Bits);
+  if (!kFirst) std::memcpy(out, end, n * sizeof(typename A::Bits));
+  VF acc = widened<A>(out);
+  for (size_t t = 0; t < count; ++t) {
+    std::memcpy(term, terms[t] + at * sizeof(typename T::Bits), n * sizeof(typename T::Bits));
+    const VF product = hn::Mul(widened<T>(term), factor);
+    acc = kFirst && t == 0 ? product : hn::Add(acc, product);
+  }
+  Lane<A>::store(hn::BitCast(D(), acc), out);
+  std::memcpy(end, out, n * sizeof(typename A::Bits));
+}
+
+template <typename T, typename A, bool kFirst>
+void fold(const std::byte* const* terms, size_t count, float scale, void* accumulated, size_t n) {
+  constexpr size_t kVectors = 4;
+  const size_t lanes = hn::Lanes(DF());
+  const VF factor = hn::Set(DF(), scale);
+  auto* const out = static_cast<std::byte*>(accumulated);
+  size_t i = 0;
+  for (; i + kVectors * lanes <= n; i += kVectors * lanes)
+    fold_step<T, A, kFirst, kVectors>(terms, count, factor, out, i);
+  for (; i + lanes <= n; i += lanes) fold_step<T, A, kFirst, 1>(terms, count, factor, out, i);
+  if (i < n) fold_rest<T, A, kFirst>(terms, count, factor, out, i, n - i);
+}
+
+template <bool kFirst, typename T, typename... A>
+FoldTable::value_type kernels_of(TypeList<A...>) {
+  return {fold<T, A, kFirst>...};
 }
 
 template <typename... T>
-FoldKernels make_kernels(TypeList<T...>) {
-  return {.target = hwy::TargetName(HWY_TARGET), .first = {fold<T, true>...}, .next = {fold<T, false>...}};
+FoldKernels make_kernels(TypeList<T...> accumulated) {
+  return {.target = hwy::TargetName(HWY_TARGET),
+          .first = {kernels_of<true, T>(accumulated)...},
+          .next = {kernels_of<false, T>(accumulated)...}};
 }
 
 const FoldKernels& fold_kernels() {

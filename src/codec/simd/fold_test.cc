@@ -11,7 +11,9 @@
 #include "base/testing.h"
 #include "codec/codec_testing.h"
 #include "codec/float/float_oracle.h"
+#include "codec/float/float_types.h"
 #include "codec/float/unaligned.h"
+#include "codec/simd/reduce.h"
 
 namespace tessera {
 namespace {
@@ -51,27 +53,46 @@ class FoldKernel : public testing::TestWithParam<std::string_view> {};
 INSTANTIATE_TEST_SUITE_P(All, FoldKernel, testing::ValuesIn(available_kernels()),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_P(FoldKernel, AddsTheRoundedProduct) {
-  const ForcedKernel forced(GetParam());
-  for (const size_t n : {0U, 1U, 3U, 7U, 8U, 9U, 31U, 64U, 1000U}) {
-    for (const float scale : {1.0F, 0.5F, 0.25F, 1.0F / 3, 1e-20F}) {
-      const std::vector<float> src = values_of_all_classes(n, 7 + n);
-      std::vector<float> acc = values_of_all_classes(n, 99 + n);
-      GuardedBytes in(n * sizeof(float), n % 5);
-      GuardedBytes out(n * sizeof(float), n % 3);
-      std::memcpy(in.data(), src.data(), n * sizeof(float));
-      std::memcpy(out.data(), acc.data(), n * sizeof(float));
-      fold_row(DType::kF32, false)(in.data(), scale, out.data(), n);
-      for (size_t i = 0; i < n; ++i) {
-        const volatile float product = src[i] * scale;  // volatile: never fused
-        const float expected = acc[i] + product;
-        ASSERT_TRUE(same(codec::load_at<float>(out.data(), i), expected)) << i << " of " << n << " by " << scale;
-      }
-      fold_row(DType::kF32, true)(in.data(), scale, out.data(), n);
-      for (size_t i = 0; i < n; ++i) ASSERT_TRUE(same(codec::load_at<float>(out.data(), i), src[i] * scale));
-      EXPECT_TRUE(in.intact() && out.intact());
+// Term t of a fold of n elements.
+std::vector<float> term_of(size_t n, size_t t) {
+  return values_of_all_classes(n, 7 + n + 1000 * t);
+}
+
+// The terms one by one, long-hand.
+std::vector<float> folded_by_hand(std::vector<float> acc, size_t terms, float scale, bool first) {
+  for (size_t t = 0; t < terms; ++t) {
+    const std::vector<float> term = term_of(acc.size(), t);
+    for (size_t i = 0; i < acc.size(); ++i) {
+      const volatile float product = term[i] * scale;  // volatile: never fused
+      acc[i] = first && t == 0 ? product : acc[i] + product;
     }
   }
+  return acc;
+}
+
+TEST_P(FoldKernel, AddsTheRoundedProductsInOrder) {
+  const ForcedKernel forced(GetParam());
+  for (const size_t n : {0U, 1U, 3U, 7U, 8U, 9U, 31U, 64U, 65U, 127U, 1000U})
+    for (const size_t count : {1U, 2U, 3U, 8U})
+      for (const float scale : {1.0F, 0.5F, 1.0F / 3, 1e-20F})
+        for (const bool first : {false, true}) {
+          const std::vector<float> acc = values_of_all_classes(n, 99 + n);
+          std::vector<GuardedBytes> in;
+          std::vector<const std::byte*> terms;
+          for (size_t t = 0; t < count; ++t) {
+            in.emplace_back(n * sizeof(float), (n + t) % 5);
+            std::memcpy(in.back().data(), term_of(n, t).data(), n * sizeof(float));
+          }
+          for (GuardedBytes& term : in) terms.push_back(term.data());
+          GuardedBytes out(n * sizeof(float), n % 3);
+          std::memcpy(out.data(), acc.data(), n * sizeof(float));
+          fold_row(DType::kF32, DType::kF32, first)(terms.data(), count, scale, out.data(), n);
+          const std::vector<float> expected = folded_by_hand(acc, count, scale, first);
+          for (size_t i = 0; i < n; ++i)
+            ASSERT_EQ(codec::load_at<uint32_t>(out.data(), i), codec::F32::encode(expected[i]))
+                << i << " of " << n << ", " << count << " terms by " << scale;
+          EXPECT_TRUE(out.intact());
+        }
 }
 
 TEST_P(FoldKernel, WidensHalvesExactly) {
@@ -79,9 +100,10 @@ TEST_P(FoldKernel, WidensHalvesExactly) {
   constexpr size_t kCodes = 1 << 16;
   std::vector<uint16_t> codes(kCodes);
   for (size_t i = 0; i < kCodes; ++i) codes[i] = static_cast<uint16_t>(i);
+  const auto* const term = reinterpret_cast<const std::byte*>(codes.data());
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
     std::vector<float> acc(kCodes, 3.0F);
-    fold_row(dtype, false)(codes.data(), 0.5F, acc.data(), kCodes);
+    fold_row(dtype, DType::kF32, false)(&term, 1, 0.5F, acc.data(), kCodes);
     for (size_t i = 0; i < kCodes; ++i) {
       const auto value =
           static_cast<float>((dtype == DType::kF16 ? f16_oracle() : bf16_oracle()).decode(static_cast<uint32_t>(i)));
@@ -90,9 +112,27 @@ TEST_P(FoldKernel, WidensHalvesExactly) {
   }
 }
 
+TEST_P(FoldKernel, RoundsOnce) {
+  const ForcedKernel forced(GetParam());
+  constexpr size_t kElements = 1003;
+  std::vector<std::vector<float>> values;
+  std::vector<const std::byte*> terms;
+  for (size_t t = 0; t < 3; ++t) values.push_back(term_of(kElements, t));
+  for (const auto& term : values) terms.push_back(reinterpret_cast<const std::byte*>(term.data()));
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    std::vector<uint16_t> acc(kElements), expected(kElements);
+    std::vector<float> wide(kElements);
+    for (size_t i = 0; i < kElements; ++i) acc[i] = static_cast<uint16_t>(i * 61);
+    accumulate_row(ReduceOp::kSum, dtype, true)(acc.data(), wide.data(), kElements);
+    finish_row(ReduceOp::kSum, dtype)(folded_by_hand(wide, 3, 0.25F, false).data(), expected.data(), kElements, 1);
+    fold_row(DType::kF32, dtype, false)(terms.data(), 3, 0.25F, acc.data(), kElements);
+    EXPECT_EQ(acc, expected) << to_string(dtype);
+  }
+}
+
 TEST(Fold, TakesOnlyGradients) {
   EXPECT_FALSE(foldable(DType::kF64));
-  EXPECT_THAT(error_of([] { fold_row(DType::kI32, false); }), HasSubstr("cannot fold gradients of i32"));
+  EXPECT_THAT(error_of([] { fold_row(DType::kI32, DType::kF32, false); }), HasSubstr("cannot fold gradients of i32"));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // <family>_scalar.cc, a simd_<family>() in <family>_simd.cc, and a member of KernelSet.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -57,12 +58,13 @@ struct ReduceKernels {
   FinishRow finish_average[kReducedFloats];  // divides, then rounds
 };
 
-// Columns: f32, f16, bf16, as DType numbers them.
+// [term][accumulated]: f32, f16, bf16, as DType numbers them.
 inline constexpr size_t kFoldedTypes = 3;
+using FoldTable = std::array<std::array<FoldRow, kFoldedTypes>, kFoldedTypes>;
 struct FoldKernels {
   std::string_view target;
-  FoldRow first[kFoldedTypes];
-  FoldRow next[kFoldedTypes];
+  FoldTable first;
+  FoldTable next;
 };
 
 // Quantisation is from f32, f16 and bf16, as DType numbers them, to E4M3, E5M2 and packed E2M1.
