@@ -25,17 +25,17 @@ bool store(Input input);        // a stream of frames between a store's client a
 bool records(Input input);      // a letter for the kind, then the value of one of the bus's keys in the store
 bool memory(Input input);       // 'a', keys of shm and ranges; 'r', what a hostile peer writes into a bounce ring
 bool command(Input input);      // 'o', the memory of a command queue; 'r', what a hostile peer writes into its rings
-bool group(
-    Input input);  // 'b', a bootstrap's blob; 'f', frames of a group; 'p', what a hostile peer writes into its page
-bool text(Input input);  // a letter for the kind, then what a user writes on the command line or sends over HTTP
+bool schedule(Input input);  // 'f', the log of a rank's schedule; 'b', the blocks of several ranks' logs, a string each
+bool group(Input input);     // 'b', a bootstrap's blob; 'f', frames of a group; 'p', a hostile peer's page
+bool text(Input input);      // a letter for the kind, then what a user writes on the command line or sends over HTTP
 
 struct Target {
   std::string_view name;  // also the name of the folder in fuzz/corpus/
   bool (*run)(Input input);
 };
 inline constexpr Target kTargets[] = {
-    {"layout", layout}, {"safetensors", safetensors}, {"bus", bus},     {"store", store}, {"records", records},
-    {"memory", memory}, {"command", command},         {"group", group}, {"text", text},
+    {"layout", layout}, {"safetensors", safetensors}, {"bus", bus},           {"store", store}, {"records", records},
+    {"memory", memory}, {"command", command},         {"schedule", schedule}, {"group", group}, {"text", text},
 };
 
 // Calls `read`; false if it throws an Error. The message must have a limited length, since it goes to logs and to the

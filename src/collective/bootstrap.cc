@@ -26,29 +26,29 @@ Exchange store_exchange(Store& store, std::string prefix, int rank, int size, Du
     uint64_t number = 0;
     LeaseId lease = kNoLease;
   };
-  return
-      [&store, prefix = std::move(prefix), rank, size, timeout, calls = std::make_shared<Calls>()](std::string blob) {
-        constexpr Duration kLease = std::chrono::seconds(30);
-        if (calls->lease == kNoLease) calls->lease = store.grant_lease(kLease, timeout);
-        const std::string folder = fmt::format("{}/{}/", prefix, calls->number++);
-        const auto key = [&folder](int of) { return folder + std::to_string(of); };
-        store.put(key(rank), blob, {.lease = calls->lease}, timeout);
-        StoreView view;
-        const auto all_there = [&](const StoreView& keys) {
-          view = keys;
-          return missing(size, [&](int of) { return keys.contains(key(of)); }).empty();
-        };
-        try {
-          view = store.wait_for(folder, all_there, timeout);
-        } catch (const Error& error) {
-          if (error.code() != ErrorCode::kDeadlineExceeded) throw;
-          fail(ErrorCode::kDeadlineExceeded, "bootstrap over {}: no blob of rank(s) {} under '{}' in {:.3g} s"_message,
-               store.url(), missing(size, [&](int of) { return view.contains(key(of)); }), folder, to_seconds(timeout));
-        }
-        std::vector<std::string> blobs;
-        for (int of = 0; of < size; ++of) blobs.push_back(view.at(key(of)).value);
-        return blobs;
-      };
+  return [&store, prefix = std::move(prefix), rank, size, timeout,
+          calls = std::make_shared<Calls>()](const std::string& blob) {
+    constexpr Duration kLease = std::chrono::seconds(30);
+    if (calls->lease == kNoLease) calls->lease = store.grant_lease(kLease, timeout);
+    const std::string folder = fmt::format("{}/{}/", prefix, calls->number++);
+    const auto key = [&folder](int of) { return folder + std::to_string(of); };
+    store.put(key(rank), blob, {.lease = calls->lease}, timeout);
+    StoreView view;
+    const auto all_there = [&](const StoreView& keys) {
+      view = keys;
+      return missing(size, [&](int of) { return keys.contains(key(of)); }).empty();
+    };
+    try {
+      view = store.wait_for(folder, all_there, timeout);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kDeadlineExceeded) throw;
+      fail(ErrorCode::kDeadlineExceeded, "bootstrap over {}: no blob of rank(s) {} under '{}' in {:.3g} s"_message,
+           store.url(), missing(size, [&](int of) { return view.contains(key(of)); }), folder, to_seconds(timeout));
+    }
+    std::vector<std::string> blobs;
+    for (int of = 0; of < size; ++of) blobs.push_back(view.at(key(of)).value);
+    return blobs;
+  };
 }
 
 // Rounds: a rank may be in the next one while others still read the last.

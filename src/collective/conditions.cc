@@ -18,8 +18,12 @@ ReachedCondition::ReachedCondition(std::shared_ptr<const Group> group, std::vect
 
 bool ReachedCondition::met() const {
   for (const int rank : ranks_) {
+    const bool left = group().has_left(rank);
     if (group().get(rank, word_, slot_) >= value_) continue;
-    group().require_present(rank);
+    if (left)
+      group().require_present(rank);
+    else
+      group().status().throw_if_error();
     return false;
   }
   return true;

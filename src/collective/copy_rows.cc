@@ -2,22 +2,14 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 
+#include "codec/quant/decode.h"
 #include "codec/simd/cast.h"
 #include "codec/simd/stream.h"
 
 namespace tessera::collective {
 namespace {
-
-int64_t second_cache_bytes() {
-  static const int64_t bytes = [] {
-    const long found = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-    return found > 0 ? int64_t{found} : int64_t{1} << 20;
-  }();
-  return bytes;
-}
 
 // Rows of the matrix that begin at `row`.
 MatrixMemory rows_of(const MatrixMemory& whole, int64_t row, int64_t rows) {
@@ -47,44 +39,26 @@ void copy_plain(const PublishedWeight& weight, const PublishedRows& from, const 
     cast(from.data + bytes_of(weight.dtype, line * elements), out + line * to_stride, static_cast<size_t>(elements));
 }
 
-// The plane of rows [first, ...) of the owner's; `first` begins a block.
-ConstPlaneMemory plane_from(const PublishedWeight& weight, const ConstPlaneMemory& plane, const PlaneShape& shape,
-                            int64_t first) {
-  const int64_t high = std::max<int64_t>(block_shape(*weight.spec, weight.plane).rows, 1);
-  const bool one_scale = block_shape(*weight.spec, weight.plane).rows == 0;
-  const bool transposed = weight.plane == Plane::kColumn && shape.scale_dtype != DType::kF8E8M0;
-  ConstPlaneMemory band = plane;
-  if (transposed) {
-    band.codes += bytes_of(shape.code_dtype, first);
-    if (!one_scale) band.scales += bytes_of(shape.scale_dtype, first / high);
-    return band;
-  }
-  const int64_t scale_row = one_scale ? 0 : shape.scale_rows == shape.code_rows ? first : first / high;
-  band.codes += first * plane.code_stride;
-  band.scales += scale_row * plane.scale_stride;
-  return band;
-}
-
-// Band by band, so that what is decoded stays cached until all of it is written. Blocks are at most 128 rows high.
-void decode(const PublishedWeight& weight, const PublishedRows& from, const MatrixMemory& to) {
-  constexpr int64_t kBlockRows = 128;
-  constexpr int64_t kBandBytes = int64_t{256} << 10;
-  const PlaneShape shape = plane_shape(*weight.spec, weight.plane, from.count, weight.columns);
-  const int64_t row_bytes = std::max<int64_t>(bytes_of(to.dtype, weight.columns), 1);
-  const int64_t step = std::max(kBandBytes / row_bytes / kBlockRows, int64_t{1}) * kBlockRows;
+void decode(const PublishedWeight& weight, const PublishedRows& from, const MatrixMemory& to, bool past_caches) {
   const float amax = weight.amax == nullptr ? 0 : *weight.amax;
-  for (int64_t first = 0; first < from.count; first += step)
-    dequantize(*weight.spec, weight.plane, plane_from(weight, from.plane, shape, first), amax,
-               rows_of(to, first, std::min(step, from.count - first)));
+  codec::PlaneDecoder(*weight.spec, weight.plane, weight.columns, to.dtype)
+      .rows(from.plane, from.count, 0, from.count, amax, to, past_caches);
 }
 
 }  // namespace
 
-void copy_rows(const PublishedWeight& weight, const PublishedRows& from, const MatrixMemory& to) {
+bool goes_past_caches(int64_t bytes) {
+  static const int64_t cache_bytes = [] {
+    const long found = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return found > 0 ? int64_t{found} : int64_t{1} << 20;
+  }();
+  return bytes > cache_bytes;
+}
+
+void copy_rows(const PublishedWeight& weight, const PublishedRows& from, const MatrixMemory& to, bool past_caches) {
   if (from.count == 0 || weight.columns == 0) return;
   const MatrixMemory rows = rows_of(to, from.begin, from.count);
-  if (weight.spec) return decode(weight, from, rows);
-  copy_plain(weight, from, rows, bytes_of(to.dtype, weight.rows * weight.columns) > second_cache_bytes());
+  weight.spec ? decode(weight, from, rows, past_caches) : copy_plain(weight, from, rows, past_caches);
 }
 
 }  // namespace tessera::collective

@@ -36,11 +36,32 @@ Share share_of(const Group& group, int rank, const FoldPart& part) {
   return closed ? Share::kNone : Share::kOpen;
 }
 
+// The rows of each gradient of the round, in rank order.
+std::vector<const std::byte*> terms_of(Group& group, const FoldPart& part) {
+  std::vector<const std::byte*> terms;
+  const auto bytes = static_cast<uint64_t>(bytes_of(part.gradient_dtype, part.total_rows * part.columns));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (share_of(group, rank, part) != Share::kGradient) continue;
+    const auto shown = group.gradient(rank, part.slot, interval_of(part), round_of(part));
+    if (!shown)
+      fail(ErrorCode::kMismatch,
+           "{} does not show gradient {} of {} any more: it was replaced before it was folded"_message,
+           group.describe(rank), round_of(part), part.weight);
+    if (shown->memory.bytes == 0 && bytes > 0) continue;  // a round without a gradient
+    if (shown->dtype != part.gradient_dtype || shown->memory.bytes != bytes)
+      fail(ErrorCode::kMismatch, "{} shows {} bytes of {} as gradient of {}, rank {} expects {} of {}"_message,
+           group.describe(rank), shown->memory.bytes, to_string(shown->dtype), part.weight, group.rank(), bytes,
+           to_string(part.gradient_dtype));
+    terms.push_back(group.map(rank, shown->memory) + bytes_of(part.gradient_dtype, part.begin_row * part.columns));
+  }
+  return terms;
+}
+
 // Every rank has produced the rounds, or will not.
 class ProducedCondition final : public WordsCondition {
  public:
-  ProducedCondition(std::shared_ptr<const Group> of, FoldParts parts)
-      : WordsCondition(std::move(of)), parts_(std::move(parts)) {}
+  ProducedCondition(const std::shared_ptr<Group>& of, FoldParts parts)
+      : WordsCondition(of), group_(*of), parts_(std::move(parts)) {}
 
   bool met() const override {
     for (const FoldPart& part : *parts_) {
@@ -73,6 +94,15 @@ class ProducedCondition final : public WordsCondition {
     }
     return edges;
   }
+  std::vector<device::Access> accesses() const override {
+    std::vector<device::Access> read;
+    for (const FoldPart& part : *parts_) {
+      if (part.rows == 0) continue;
+      const auto bytes = static_cast<size_t>(bytes_of(part.gradient_dtype, part.rows * part.columns));
+      for (const std::byte* term : terms_of(group_, part)) read.push_back(device::read_of(term, bytes));
+    }
+    return read;
+  }
 
  private:
   std::vector<int> open_ranks(const FoldPart& part) const {
@@ -89,28 +119,9 @@ class ProducedCondition final : public WordsCondition {
     return all;
   }
 
+  Group& group_;  // kept by the common part
   const FoldParts parts_;
 };
-
-// The rows of each gradient of the round, in rank order.
-std::vector<const std::byte*> terms_of(Group& group, const FoldPart& part) {
-  std::vector<const std::byte*> terms;
-  const auto bytes = static_cast<uint64_t>(bytes_of(part.gradient_dtype, part.total_rows * part.columns));
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (share_of(group, rank, part) != Share::kGradient) continue;
-    const auto shown = group.gradient(rank, part.slot, interval_of(part), round_of(part));
-    if (!shown)
-      fail(ErrorCode::kMismatch,
-           "{} does not show gradient {} of {} any more: it was replaced before it was folded"_message,
-           group.describe(rank), round_of(part), part.weight);
-    if (shown->dtype != part.gradient_dtype || shown->memory.bytes != bytes)
-      fail(ErrorCode::kMismatch, "{} shows {} bytes of {} as gradient of {}, rank {} expects {} of {}"_message,
-           group.describe(rank), shown->memory.bytes, to_string(shown->dtype), part.weight, group.rank(), bytes,
-           to_string(part.gradient_dtype));
-    terms.push_back(group.map(rank, shown->memory) + bytes_of(part.gradient_dtype, part.begin_row * part.columns));
-  }
-  return terms;
-}
 
 void run_part(Group& group, const FoldPart& part) {
   if (part.rows > 0) {
@@ -148,6 +159,8 @@ std::shared_ptr<const device::Operation> fold_operation(Group& group, std::span<
       operation->accesses.push_back(device::read_of(part.accumulated, static_cast<size_t>(bytes)));
       operation->accesses.push_back(device::write_of(part.accumulated, static_cast<size_t>(bytes)));
     }
+    if (part.rows > 0 && part.contributors != nullptr)
+      operation->accesses.push_back(device::write_of(part.contributors, sizeof(*part.contributors)));
     operation->writes.push_back(
         group.edge(group.rank(), Word::kFolded, part.slot, round_word(interval_of(part), round_of(part) + 1)));
     operation->bytes += bytes_of(part.gradient_dtype, part.rows * part.columns) * group.size();

@@ -2,7 +2,7 @@
 //
 //   acc = f32(accumulated); for q = 0..N-1: acc = acc + f32(g_q[rows]) * scale; accumulated = round(acc)
 //
-// in that order, in f32, without fused operations, in one pass over the memory: cache block by cache block. A rank that
+// in that order, in f32, without fused operations, in one pass over the memory. A rank that
 // closed the interval with fewer rounds contributes nothing. A NaN result is the canonical one
 // (codec/float/float_bits.h); subnormals are kept.
 #pragma once

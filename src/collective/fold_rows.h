@@ -19,8 +19,8 @@ struct FoldRows {
   int64_t elements = 0;
 };
 
-// acc = f32(accumulated); for each term g: acc = acc + f32(g) * scale; accumulated = round(acc), cache block by cache
-// block. Without terms nothing is written. Dtypes are foldable (codec/simd/fold.h).
+// acc = f32(accumulated); for each term g: acc = acc + f32(g) * scale; accumulated = round(acc), in one pass. Without
+// terms nothing is written. Dtypes are foldable (codec/simd/fold.h).
 void fold_rows(const FoldRows& rows, std::span<const std::byte* const> terms);
 
 }  // namespace tessera::collective

@@ -25,7 +25,10 @@ bool has_rows(const GatherPart& part, int owner) {
 class PublishedCondition final : public WordsCondition {
  public:
   PublishedCondition(std::shared_ptr<const Group> of, int owner, GatherParts parts)
-      : WordsCondition(std::move(of)), owner_(owner), parts_(std::move(parts)) {}
+      : WordsCondition(std::move(of)),
+        owner_(owner),
+        parts_(std::move(parts)),
+        met_text_(fmt::format("rank {} to publish {}", owner_, parts_->front().weight)) {}
 
   bool met() const override {
     for (const GatherPart& part : *parts_) {
@@ -47,7 +50,7 @@ class PublishedCondition final : public WordsCondition {
     for (const GatherPart& part : *parts_)
       if (has_rows(part, owner_) && group().get(owner_, Word::kPublished, part.slot) < version_of(part))
         return fmt::format("rank {} to publish version {} of {}", owner_, version_of(part), part.weight);
-    return fmt::format("rank {} to publish {}", owner_, parts_->front().weight);
+    return met_text_;
   }
   std::vector<device::WordEdge> edges() const override {
     std::vector<device::WordEdge> edges;
@@ -61,6 +64,7 @@ class PublishedCondition final : public WordsCondition {
 
   const int owner_;
   const GatherParts parts_;
+  const std::string met_text_;  // made once: a recorder asks for it at each gather
 };
 
 void note_reads(const GatherPart& part, const PublishedRows& rows, std::vector<device::Access>& accesses) {
@@ -106,7 +110,8 @@ void check_gather(const GatherPart& part, const Group& group) {
 }
 
 // Null if the owner has no rows of any part. `noted`: with its accesses, for the recorder.
-std::shared_ptr<const device::Operation> operation_of(Group& group, int owner, const GatherParts& parts, bool noted) {
+std::shared_ptr<const device::Operation> operation_of(Group& group, int owner, const GatherParts& parts, bool noted,
+                                                      bool past_caches) {
   auto operation = std::make_shared<device::Operation>();
   for (const GatherPart& part : *parts) {
     if (!has_rows(part, owner)) continue;
@@ -120,9 +125,10 @@ std::shared_ptr<const device::Operation> operation_of(Group& group, int owner, c
   operation->name = "gather";
   operation->subject = subject_of(*parts);
   operation->after = {std::make_shared<PublishedCondition>(group.shared_from_this(), owner, parts)};
-  operation->body = [owner, parts] {
-    for (const GatherPart& part : *parts) copy_rows(*part.from, part.from->owners[static_cast<size_t>(owner)], part.to);
-    stream_fence();
+  operation->body = [owner, parts, past_caches] {
+    for (const GatherPart& part : *parts)
+      copy_rows(*part.from, part.from->owners[static_cast<size_t>(owner)], part.to, past_caches);
+    if (past_caches) stream_fence();
   };
   return operation;
 }
@@ -155,10 +161,15 @@ std::vector<std::shared_ptr<const device::Operation>> operations_of(Group& group
                                                                     bool noted) {
   std::vector<std::shared_ptr<const device::Operation>> operations;
   if (parts.empty()) return operations;
-  for (const GatherPart& part : parts) check_gather(part, group);
+  int64_t bytes = 0;
+  for (const GatherPart& part : parts) {
+    check_gather(part, group);
+    bytes += bytes_of(part.to.dtype, part.to.rows * part.to.columns);
+  }
+  const bool past_caches = goes_past_caches(bytes);
   const auto shared = std::make_shared<const std::vector<GatherPart>>(parts.begin(), parts.end());
   for (int turn = 0; turn < group.size(); ++turn)
-    if (auto operation = operation_of(group, (group.rank() + turn) % group.size(), shared, noted))
+    if (auto operation = operation_of(group, (group.rank() + turn) % group.size(), shared, noted, past_caches))
       operations.push_back(std::move(operation));
   return operations;
 }

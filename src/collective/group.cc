@@ -101,6 +101,10 @@ Status Group::status() const {
   return impl_->failure.status();
 }
 
+bool Group::has_left(int rank) const {
+  return rank != impl_->options.rank && impl_->page(rank).state() == RankState::kLeft;
+}
+
 void Group::require_present(int rank) const {
   impl_->look();
   impl_->require_open();
@@ -212,6 +216,25 @@ device::WordEdge Group::edge(int rank, Word word, uint32_t slot, uint64_t value)
           .value = value};
 }
 
+void Group::note_words() const {
+  constexpr size_t kAtATime = 1024;
+  const Page& own = *impl_->own_page;
+  std::vector<device::WordEdge> words;
+  const auto note = [&](Word word, uint32_t slot) {
+    const uint64_t value = own.word(word, slot).load(std::memory_order_relaxed);
+    if (value > 0) words.push_back(edge(rank(), word, slot, value));
+  };
+  for (uint32_t slot = 0; slot < slots(); ++slot)
+    for (const Word word : {Word::kPublished, Word::kProduced, Word::kFolded}) note(word, slot);
+  for (const Word word : {Word::kRetired, Word::kClosed, Word::kLeftPlan}) note(word, kWholeRank);
+  for (size_t done = 0; done < words.size(); done += kAtATime)
+    device().recorder().word_write(std::span(words).subspan(done, std::min(kAtATime, words.size() - done)), name());
+}
+
+uint64_t Group::key() const {
+  return impl_->ranks.front().key;
+}
+
 uint64_t Group::get(int rank, Word word, uint32_t slot) const {
   impl_->require_open();
   impl_->check_rank(rank);
@@ -259,13 +282,15 @@ void Group::Impl::await_step(uint64_t step, const std::string& what) {
       [&] {
         require_usable();
         for (int rank = 0; rank < options.size; ++rank) {
+          // Read first: a rank that has left may have made this call before.
+          const bool left = page(rank).state() == RankState::kLeft;
           const uint64_t reached = page(rank).step().load(std::memory_order_seq_cst);
           if (reached > step + 1)
             fail_for(rank, failed(ErrorCode::kDataLoss, "its mail says step {} after {}"_message, reached, step));
           if (reached >= step) continue;
           look();
           require_usable();
-          if (page(rank).state() == RankState::kLeft)
+          if (left)
             tessera::fail(ErrorCode::kPeerLost, "group '{}': {} has left it, and was wanted for {}"_message,
                           options.name, describe(rank), what);
           return false;

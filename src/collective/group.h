@@ -123,6 +123,10 @@ class Group : public std::enable_shared_from_this<Group> {
   void store(Word word, std::span<const uint32_t> slots, std::span<const uint64_t> values);  // wakes once
   // For the recorder: a word in terms that all groups and ranks share.
   device::WordEdge edge(int rank, Word word, uint32_t slot, uint64_t value) const;
+  // The recorder's device begins to record: writes this rank's words as they are.
+  void note_words() const;
+  // The same on all ranks, and no other group's.
+  uint64_t key() const;
   // Loads with acquire order. A value that goes back or is beyond kMaxWordValue fails the group.
   uint64_t get(int rank, Word word, uint32_t slot) const;
   // Met once rank's word is at least `value`. `what` ends a sentence: "version 7 of wte.weight".
@@ -138,8 +142,11 @@ class Group : public std::enable_shared_from_this<Group> {
   std::string explain(std::span<const int> ranks) const;
   // Throws if the group has failed, and fails it if `rank` has left and so will change no word any more.
   void require_present(int rank) const;
+  // To be asked before its words are read, where it counts: what a rank has written before it left is there.
+  bool has_left(int rank) const;
 
-  // Shows where the gradient of a round lies, before kProduced says that it is there. The round that it replaces,
+  // Shows where the gradient of a round lies, before kProduced says that it is there. Of 0 bytes: this rank has none in
+  // that round, and contributes nothing. The round that it replaces,
   // kShownRounds earlier, must have been folded by all owners.
   void set_gradient(uint32_t slot, uint64_t interval, uint64_t round, const ShownGradient& gradient);
   // Empty if the rank does not show that round (any more).

@@ -66,6 +66,7 @@ struct Group::Impl {
   void await_step(uint64_t step, const std::string& what);
   uint64_t call(const Call& call, const TakeMail& take);
   void await_or_fail(const device::Condition& condition);
+  void note_shared(const std::byte* data, size_t bytes);  // of any rank of this process
   void note_arena(int owner, uint32_t arena, const std::byte* data, uint64_t bytes);
   const std::byte* map_arena(int rank, const MemoryRef& ref);
 

@@ -108,8 +108,8 @@ TEST_F(Hostile, TheStateIsNone) {
 }
 
 TEST_F(Hostile, TheDeadlineOfACallFailsTheGroup) {
-  expect_failure([&] { group_->barrier("first"); },
-                 AllOf(HasSubstr("deadline-exceeded"), HasSubstr("to call barrier 'first'"), HasSubstr("rank 1")));
+  expect_failure([&] { group_->barrier("end"); },
+                 AllOf(HasSubstr("deadline-exceeded"), HasSubstr("to call barrier 'end'"), HasSubstr("rank 1")));
 }
 
 // A rank shows places that it does not have: through descriptors, as between processes.

@@ -33,7 +33,11 @@ MemoryRef Group::refer(const void* data, size_t bytes) const {
 const std::byte* Group::map(int rank, const MemoryRef& ref) {
   impl_->require_usable();
   impl_->check_rank(rank);
-  if (impl_->alone_in_process()) return reinterpret_cast<const std::byte*>(static_cast<uintptr_t>(ref.offset));
+  if (impl_->alone_in_process()) {
+    const auto* const data = reinterpret_cast<const std::byte*>(static_cast<uintptr_t>(ref.offset));
+    if (device().recorder().on()) impl_->note_shared(data, ref.bytes);
+    return data;
+  }
   if (rank != impl_->options.rank) return impl_->map_arena(rank, ref);
   const auto arena = impl_->arenas.shown(ref.arena);
   if (arena == nullptr || ref.offset > arena->bytes() || ref.bytes > arena->bytes() - ref.offset)
@@ -46,6 +50,11 @@ const std::byte* Group::map(int rank, const MemoryRef& ref) {
 void Group::Impl::note_arena(int owner, uint32_t arena, const std::byte* data, uint64_t bytes) {
   options.device->recorder().add_region(data, bytes, {ranks[static_cast<size_t>(owner)].recorder, arena},
                                         fmt::format("arena {} of rank {}", arena, owner));
+}
+
+void Group::Impl::note_shared(const std::byte* data, size_t bytes) {
+  if (const auto place = SharedHeap::process().locate(data, bytes))
+    note_arena(0, place->arena->id(), place->arena->data(), place->arena->bytes());
 }
 
 // Within an operation, too: its own thread waits.

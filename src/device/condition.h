@@ -25,6 +25,9 @@ class Condition {
   virtual std::string explain() const { return {}; }
   // The words that made it true; asked after met(), by the recorder only.
   virtual std::vector<WordEdge> edges() const { return {}; }
+  // What the operation that waits for it accesses and could not declare, as it depends on what others have shown;
+  // likewise.
+  virtual std::vector<Access> accesses() const { return {}; }
 };
 
 // Blocks until met(). Throws what met() throws, Error(kDeadlineExceeded) that says what was waited for,

@@ -74,11 +74,20 @@ void InlineStream::await_all(const Operation& operation) {
   for (const auto& condition : operation.after) device().wait_host(*condition, deadline);
 }
 
+void InlineStream::note_run(const Operation& operation) const {
+  std::vector<Access> accesses = operation.accesses;
+  for (const auto& condition : operation.after) {
+    const std::vector<Access> more = condition->accesses();
+    accesses.insert(accesses.end(), more.begin(), more.end());
+  }
+  device().recorder().operation(0, 0, operation.name, operation.subject, accesses, operation.writes);
+}
+
 void InlineStream::run(const Operation& operation, uint64_t) {
   if (poisoned_.load(std::memory_order_relaxed)) return;
   try {
     if (!operation.after.empty()) await_all(operation);
-    device().recorder().operation(0, 0, operation.name, operation.subject, operation.accesses, operation.writes);
+    if (device().recorder().on()) note_run(operation);
     const TraceSpan span(operation.name, {.subject = operation.subject, .bytes = operation.bytes});
     const TimePoint passed = link_ == nullptr ? TimePoint() : link_->take(operation.bytes);
     const bool recorded = device().recorder().on();

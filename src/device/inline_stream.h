@@ -24,6 +24,7 @@ class InlineStream final : public Stream {
   void give_wait(const Event& event) override;
 
   void await_all(const Operation& operation);
+  void note_run(const Operation& operation) const;
   void run(const Operation& operation, uint64_t number);
   void poison(Status status);
 

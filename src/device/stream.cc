@@ -36,6 +36,13 @@ uint64_t Stream::note(const Operation& operation) {
   return number;
 }
 
+void Stream::note_wait(const Operation& operation, uint64_t number, const Condition& condition) const {
+  Recorder& recorder = device_.recorder();
+  if (!recorder.on()) return;
+  recorder.operation_access(actor_, number, operation.name, operation.subject, condition.accesses());
+  recorder.word_wait(actor_, number, condition.edges(), condition.to_string());
+}
+
 void Stream::enqueue(Operation operation) {
   if (Capture* const capture = capture_.load(std::memory_order_relaxed))
     return capture->add(*this, std::make_shared<const Operation>(std::move(operation)));

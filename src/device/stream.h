@@ -73,6 +73,8 @@ class Stream {
   // An event of what was given so far, with its number in the recorder's log.
   virtual Event mark(uint64_t event) = 0;
   virtual void give_wait(const Event& event) = 0;
+  // For the recorder: a condition of an operation has come true.
+  void note_wait(const Operation& operation, uint64_t number, const Condition& condition) const;
 
  private:
   friend class Capture;

@@ -1,10 +1,9 @@
 #include "device/thread_stream.h"
 
-#include <pthread.h>
-
 #include <utility>
 
 #include "base/fail.h"
+#include "base/fork_guard.h"
 #include "base/futex.h"
 #include "base/thread.h"
 #include "base/trace.h"
@@ -12,34 +11,26 @@
 #include "device/link.h"
 
 namespace tessera::device {
-namespace {
-
-std::atomic<uint64_t> fork_count{0};
-
-// How many forks lie between the program's start and this process.
-uint64_t forks() {
-  static const int registered =
-      ::pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
-  static_cast<void>(registered);
-  return fork_count.load(std::memory_order_relaxed);
-}
-
-}  // namespace
-
 ThreadStream::ThreadStream(const StreamOptions& options, Device& device)
     : Stream(options.name, device, device.recorder().add_actor(options.name)),
       link_(options.link),
       timeout_(options.timeout),
-      forks_(forks()),
+      forks_(fork_count()),
       progress_(std::make_shared<Progress>(options.name)),
       thread_(start_thread("tessera-s-" + options.name, [this] { work(); })) {}
 
 ThreadStream::~ThreadStream() {
-  if (forks() != forks_) {  // a forked child does not have the thread
+  if (fork_count() != forks_) {  // a forked child does not have the thread
     thread_.detach();
     return;
   }
-  close(Deadline::at(TimePoint::max()));
+  try {
+    close(Deadline::at(TimePoint::max()));
+  } catch (...) {  // a hook ends the wait: what has not begun is dropped
+    dropping_.store(true);
+    ring();
+    if (thread_.joinable()) thread_.join();
+  }
 }
 
 void ThreadStream::close(const Deadline& deadline) {
@@ -61,7 +52,7 @@ void ThreadStream::close(const Deadline& deadline) {
 }
 
 void ThreadStream::require_here() const {
-  if (forks() != forks_)
+  if (fork_count() != forks_)
     fail(ErrorCode::kInvalidArgument,
          "stream {}: this is a forked child, which does not have the stream's thread; "
          "make a stream in the child"_message,
@@ -159,8 +150,7 @@ void ThreadStream::await_all(const Operation& operation, uint64_t number) {
   const Deadline deadline = Deadline::after(operation.timeout.value_or(timeout_));
   for (const auto& condition : operation.after) {
     await(*condition, deadline);
-    if (device().recorder().on())
-      device().recorder().word_wait(actor(), number, condition->edges(), condition->to_string());
+    note_wait(operation, number, *condition);
   }
 }
 

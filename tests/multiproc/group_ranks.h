@@ -30,8 +30,8 @@ struct GroupRank {
   bool checks_footprint = true;  // that nothing of the group is left in the process
 };
 
-// The body of a process. Returns 0 if all ranks have stopped as they were told; throws the group's error. Aborts if a value
-// is wrong, if the rank's own rows have changed, or if something is left over.
+// The body of a process. Returns 0 if all ranks have stopped as they were told; throws the group's error. Aborts if a
+// value is wrong, if the rank's own rows have changed, or if something is left over.
 int train(const GroupRank& options, GroupBoard& board);
 
 }  // namespace tessera::test

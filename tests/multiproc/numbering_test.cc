@@ -262,7 +262,7 @@ TEST_F(Numbering, ASendingRankThatComesBackCountsOnWithItsOwnRank) {
   };
   start(trainer(0), [&](Batch& batch, std::vector<float>&) {
     batch.send({}, kPatience).wait();
-    went_well([&] { batch.send({}, kAttempt).wait(); });          // its own rank dies
+    went_well([&] { batch.send({}, kAttempt).wait(); });           // its own rank dies
     went_well([&] { batch.send({}, milliseconds(700)).wait(); });  // it is not back, or not in time
     REQUIRE_HERE(send_until(batch, 5));
     over.pass();

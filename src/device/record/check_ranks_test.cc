@@ -52,6 +52,32 @@ const Answer kSeveralRanks[] = {
        logs.operation(gather, "gather", {reads(0, 0, 64)}, {{0, 5, 1}});
      },
      {"publish / gather"}},
+    {"WhatAnOperationTurnsOutToReadIsOrderedByTheWordThatSaysSo",
+     2,
+     [](HandLogs& logs) {
+       const auto reduce = logs.stream(1, "reduce");
+       logs.access(0, "wgrad", {writes(0, 0, 64)});
+       logs.set(0, 5, 1);
+       const uint64_t fold = logs.enqueue(reduce, "fold", {writes(1, 0, 64)}, 1, {{1, 6, 1}});
+       logs.access(1, "meanwhile", {writes(1, 64, 128)});
+       logs.accesses(reduce, fold, "fold", {reads(0, 0, 64)});
+       logs.begins(reduce, fold, {{0, 5, 1}});
+       logs.see(0, {1, 6, 1});
+       logs.access(0, "wgrad again", {writes(0, 0, 64)});
+     },
+     {}},
+    {"WhatAnOperationTurnsOutToReadIsWrittenTooEarly",
+     2,
+     [](HandLogs& logs) {
+       const auto reduce = logs.stream(1, "reduce");
+       logs.access(0, "wgrad", {writes(0, 0, 64)});
+       logs.set(0, 5, 1);
+       const uint64_t fold = logs.enqueue(reduce, "fold", {writes(1, 0, 64)}, 1, {{1, 6, 1}});
+       logs.accesses(reduce, fold, "fold", {reads(0, 0, 64, 1)});
+       logs.begins(reduce, fold, {{0, 5, 1}});
+       logs.access(0, "wgrad again", {writes(0, 0, 64, 2)});
+     },
+     {"fold / wgrad again"}},
     {"AWordOfAnotherSlot",
      2,
      [](HandLogs& logs) {

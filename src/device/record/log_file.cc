@@ -105,7 +105,7 @@ struct Room {
 template <typename Way, typename AnyRecord>
 void record_fields(Way& way, AnyRecord& record, Room& room) {
   auto& f = way.fields();
-  f("kind", record.kind, RecordKind::kRan);
+  f("kind", record.kind, RecordKind::kOperationAccess);
   switch (record.kind) {
     case RecordKind::kActor:
       f("actor", record.actor);
@@ -150,6 +150,12 @@ void record_fields(Way& way, AnyRecord& record, Room& room) {
       f("operation", record.operation);
       f("begin", record.begin);
       return f("end", record.end);
+    case RecordKind::kOperationAccess:
+      f("actor", record.actor);
+      f("operation", record.operation);
+      way.text(record.name);
+      way.text(record.subject);
+      return way.template list<AccessFields>(record.accesses, room.accesses);
   }
 }
 

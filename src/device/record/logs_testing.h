@@ -73,6 +73,13 @@ class HandLogs {
   void begins(Actor actor, uint64_t operation, Words seen) {
     add(actor, {.kind = RecordKind::kWordWait, .operation = operation, .words = {seen.begin(), seen.size()}});
   }
+  // What it turns out to access.
+  void accesses(Actor actor, uint64_t operation, std::string_view name, Accesses more) {
+    add(actor, {.kind = RecordKind::kOperationAccess,
+                .operation = operation,
+                .name = name,
+                .accesses = {more.begin(), more.size()}});
+  }
   void access(int rank, std::string_view name, Accesses accesses) {
     add({rank, 0}, {.kind = RecordKind::kHostAccess, .name = name, .accesses = {accesses.begin(), accesses.size()}});
   }

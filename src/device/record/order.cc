@@ -67,12 +67,18 @@ void ScheduleOrder::find_streams(const RankLog& log) {
 void ScheduleOrder::find_waits(const RankLog& log) {
   for (Position position = 0; position < log.records().size(); ++position) {
     const Record& record = log.records()[position];
-    if (record.kind != RecordKind::kWordWait || record.operation == 0) continue;
+    const bool waits = record.kind == RecordKind::kWordWait;
+    if ((!waits && record.kind != RecordKind::kOperationAccess) || record.operation == 0) continue;
     const uint32_t actor = actor_of(record);
-    if (actor != kNone) states_[actor].waits.emplace_back(record.operation, position);
+    if (actor == kNone) continue;
+    State& state = states_[actor];
+    (waits ? state.waits : state.accesses).emplace_back(record.operation, position);
   }
-  for (const uint32_t actor : streams_[static_cast<size_t>(log.head().rank)])
-    if (actor != kNone) std::ranges::sort(states_[actor].waits);
+  for (const uint32_t actor : streams_[static_cast<size_t>(log.head().rank)]) {
+    if (actor == kNone) continue;
+    std::ranges::sort(states_[actor].waits);
+    std::ranges::sort(states_[actor].accesses);
+  }
 }
 
 uint32_t ScheduleOrder::actor_of(const Record& record) {
@@ -159,6 +165,7 @@ void ScheduleOrder::read_on(uint32_t host) {
       case RecordKind::kRegion:
       case RecordKind::kRegionEnd:
       case RecordKind::kRan:
+      case RecordKind::kOperationAccess:
         continue;
       case RecordKind::kWordWait:
         if (record.operation != 0) continue;  // it is in front of its operation
@@ -244,9 +251,20 @@ bool ScheduleOrder::happen_operation(uint32_t actor, const Record& record) {
   state.words_seen = 0;
   state.last_operation = record.operation;
   tick(actor);
-  if (!record.accesses.empty()) (*visit_)(record, {actor, state.clock[actor]}, state.clock);
+  visit_accesses(actor, record);
   write_words(actor, record);
   return true;
+}
+
+void ScheduleOrder::visit_accesses(uint32_t actor, const Record& operation) {
+  State& state = states_[actor];
+  const OrderPoint point{actor, state.clock[actor]};
+  if (!operation.accesses.empty()) (*visit_)(operation, point, state.clock);
+  for (; state.next_access < state.accesses.size(); ++state.next_access) {
+    const auto& [number, position] = state.accesses[state.next_access];
+    if (number > operation.operation) return;
+    if (number == operation.operation) (*visit_)(at(actor, position), point, state.clock);
+  }
 }
 
 void ScheduleOrder::record_event(uint32_t actor, const Record& record) {

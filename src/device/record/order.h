@@ -104,6 +104,8 @@ class ScheduleOrder {
     std::deque<Pending> queue;                         // of a stream
     std::vector<std::pair<uint64_t, Position>> waits;  // of its operations, by operation
     size_t next_wait = 0;
+    std::vector<std::pair<uint64_t, Position>> accesses;  // of its operations that are not in their records
+    size_t next_access = 0;
     uint64_t last_operation = 0;
     size_t words_seen = 0;  // of the operation in front
     std::vector<Signal> events, words;
@@ -138,6 +140,7 @@ class ScheduleOrder {
 
   void add_log(const RankLog& log, const LogHead& first);
   void find_streams(const RankLog& log);
+  // What belongs to operations and stands behind them.
   void find_waits(const RankLog& log);
   // The actor of a record; kNone, with a fault, if the log does not name it.
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -160,6 +163,7 @@ class ScheduleOrder {
   void record_event(uint32_t actor, const Record& record);
   // How many waits of an operation the log has.
   size_t waits_of(State& state, const Record& record);
+  void visit_accesses(uint32_t actor, const Record& operation);
 
   void tick(uint32_t actor) { ++states_[actor].clock[actor]; }
   Stamp stamp(uint32_t actor);

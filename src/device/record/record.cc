@@ -31,6 +31,8 @@ std::string_view to_string(RecordKind kind) {
       return "collective";
     case RecordKind::kRan:
       return "ran";
+    case RecordKind::kOperationAccess:
+      return "operation access";
   }
   return "unknown";
 }

@@ -33,6 +33,8 @@ enum class RecordKind : uint8_t {
   kCollective,   // the host takes part in collective `number` (called `name`) of group `subject`, which has `ranks`
                  // ranks
   kRan,          // `operation` of `actor` ran from `begin` to `end`; orders nothing. Of the host: its last operation
+  kOperationAccess,  // `operation` of `actor`, called `name` and `subject`, makes `accesses`, too, as was known only
+                     // once it could begin; recorded before its waits
 };
 std::string_view to_string(RecordKind kind);
 

@@ -98,6 +98,17 @@ class Recorder {
       put({.kind = RecordKind::kWordWait, .actor = actor, .operation = operation, .subject = subject, .words = words},
           {});
   }
+  // Before the waits of that operation.
+  void operation_access(uint32_t actor, uint64_t operation, std::string_view name, std::string_view subject,
+                        std::span<const Access> accesses) {
+    if (on() && !accesses.empty())
+      put({.kind = RecordKind::kOperationAccess,
+           .actor = actor,
+           .operation = operation,
+           .name = name,
+           .subject = subject},
+          accesses);
+  }
   void collective(std::string_view group, uint32_t ranks, uint64_t number, std::string_view what) {
     if (on())
       put({.kind = RecordKind::kCollective, .number = number, .ranks = ranks, .name = what, .subject = group}, {});

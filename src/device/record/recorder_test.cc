@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <thread>
 
 #include "device/cpu_device.h"
@@ -22,9 +24,18 @@ struct Kept {
       return nullptr;
     };
   }
+  // Without times, whose place in the log is a matter of time.
   std::vector<Record> records() const {
     std::vector<Record> all;
-    for (const RecordBlock& block : log) all.insert(all.end(), block.records().begin(), block.records().end());
+    for (const RecordBlock& block : log)
+      std::ranges::remove_copy(block.records(), std::back_inserter(all), RecordKind::kRan, &Record::kind);
+    return all;
+  }
+  std::vector<Record> times() const {
+    std::vector<Record> all;
+    for (const RecordBlock& block : log)
+      std::ranges::copy_if(block.records(), std::back_inserter(all),
+                           [](const Record& record) { return record.kind == RecordKind::kRan; });
     return all;
   }
   std::vector<std::string> texts() const {
@@ -126,7 +137,14 @@ TEST(Recorder, RecordsAStepOfARank) {
           RecordedAccess{
               .region = {.owner = 2}, .offset = reinterpret_cast<uintptr_t>(own.data()), .bytes = 64, .write = true}));
   EXPECT_THAT(records[2].words, ElementsAre(WordEdge{.rank = 2, .word = 9, .value = 1}));
+  EXPECT_EQ(records[2].waits, 1u);
   EXPECT_EQ(records[7].ranks, 4u);
+  const std::vector<Record> times = kept.times();
+  ASSERT_EQ(times.size(), 2u);
+  EXPECT_EQ(to_string(times[0]), "rank 2, stream 1: ran 1");
+  EXPECT_EQ(to_string(times[1]), "rank 2, host: ran");
+  for (const Record& ran : times) EXPECT_LE(ran.begin, ran.end);
+  EXPECT_LE(times[0].end, times[1].begin);
 }
 
 TEST(Recorder, OffItKeepsOnlyStreamsAndRegions) {

@@ -111,9 +111,9 @@ void Fiber::enter(unsigned high, unsigned low) {
 // __cxa_get_globals() is per thread; its two members are those of the Itanium C++ ABI.
 void Fiber::exchange(Exceptions& own, Exceptions& other) {
   auto* const globals = reinterpret_cast<char*>(abi::__cxa_get_globals());
-  std::memcpy(&own.caught, globals, sizeof own.caught);
+  std::memcpy(static_cast<void*>(&own.caught), globals, sizeof own.caught);
   std::memcpy(&own.uncaught, globals + sizeof own.caught, sizeof own.uncaught);
-  std::memcpy(globals, &other.caught, sizeof other.caught);
+  std::memcpy(globals, static_cast<const void*>(&other.caught), sizeof other.caught);
   std::memcpy(globals + sizeof other.caught, &other.uncaught, sizeof other.uncaught);
 }
 

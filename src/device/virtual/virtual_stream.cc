@@ -19,18 +19,18 @@ VirtualStream::VirtualStream(const StreamOptions& options, Device& device, Virtu
 }
 
 VirtualStream::~VirtualStream() {
-  try {
-    close(Deadline::at(TimePoint::max()));
-  } catch (...) {  // stuck: the run reports it, with this stream's operations
-    drop();
-  }
+  close(Deadline::at(TimePoint::max()));
   scheduler_.remove(*this);
 }
 
 void VirtualStream::close(const Deadline&) {
   if (queue_.empty()) return;
-  scheduler_.block({.ready = [this] { return queue_.empty(); },
-                    .what = [this] { return fmt::format("the end of stream {}", name()); }});
+  try {
+    scheduler_.block({.ready = [this] { return queue_.empty(); },
+                      .what = [this] { return fmt::format("the end of stream {}", name()); }});
+  } catch (...) {  // stuck: the run reports it, with this stream's operations
+    drop();
+  }
 }
 
 Status VirtualStream::take_error() {
@@ -88,8 +88,7 @@ void VirtualStream::run(const Item& item) {
   try {
     for (const auto& condition : operation.after) {
       if (!condition->met()) fail_internal("{} is no longer met", condition->to_string());
-      if (device().recorder().on())
-        device().recorder().word_wait(actor(), item.number, condition->edges(), condition->to_string());
+      note_wait(operation, item.number, *condition);
     }
     if (operation.body) operation.body();
   } catch (...) {
